@@ -1,0 +1,97 @@
+// Package field reads what people write: it decodes JSON strictly and reports every mistake with the path of the
+// field, the value found there and what is allowed instead.
+package field
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Error is one mistake in one field.
+type Error struct {
+	Field   string // path from the top of the document, such as pod.ports[0].port
+	Value   any    // what was found; nil when the field is missing
+	Allowed string // what would have been accepted, as a phrase
+}
+
+// unknownField is the value of an Error about a field that the document should not have.
+type unknownField struct{}
+
+// Error renders the mistake on one line: field, value, what is allowed.
+func (e *Error) Error() string {
+	if _, ok := e.Value.(unknownField); ok {
+		return fmt.Sprintf("%s: unknown field; allowed: %s", e.Field, e.Allowed)
+	}
+	if e.Value == nil {
+		return fmt.Sprintf("%s: missing; allowed: %s", e.Field, e.Allowed)
+	}
+	return fmt.Sprintf("%s: %s is not valid; allowed: %s", e.Field, show(e.Value), e.Allowed)
+}
+
+// maxShown bounds how many bytes of a bad value an error repeats.
+const maxShown = 80
+
+func show(v any) string {
+	s := fmt.Sprintf("%v", v)
+	if str, ok := v.(string); ok {
+		s = fmt.Sprintf("%q", str)
+	}
+	if len(s) <= maxShown {
+		return s
+	}
+	cut := maxShown
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "..."
+}
+
+// Errors collects mistakes, so that one run reports all of them.
+type Errors []*Error
+
+// Add records that the field holds a value that is not allowed.
+func (es *Errors) Add(field string, value any, allowed string) {
+	*es = append(*es, &Error{Field: field, Value: value, Allowed: allowed})
+}
+
+// Missing records that a required field is absent or empty.
+func (es *Errors) Missing(field, allowed string) {
+	*es = append(*es, &Error{Field: field, Allowed: allowed})
+}
+
+// Nest records the mistakes of a part of the document below the given path.
+func (es *Errors) Nest(path string, inner Errors) {
+	for _, e := range inner {
+		*es = append(*es, &Error{Field: Join(path, e.Field), Value: e.Value, Allowed: e.Allowed})
+	}
+}
+
+// Err returns the collection as an error, nil when it is empty.
+func (es Errors) Err() error {
+	if len(es) == 0 {
+		return nil
+	}
+	return es
+}
+
+// Error renders one mistake per line.
+func (es Errors) Error() string {
+	lines := make([]string, len(es))
+	for i, e := range es {
+		lines[i] = e.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Join puts a field name below a path.
+func Join(path, name string) string {
+	switch {
+	case path == "":
+		return name
+	case name == "" || strings.HasPrefix(name, "["):
+		return path + name
+	default:
+		return path + "." + name
+	}
+}

@@ -1,0 +1,120 @@
+// Package node holds the records of a machine: what its preparer says about it, what operators say about it, and
+// what is reserved on it.
+package node
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Node is what the preparer says, at nodes/<s>/<node>. The key is locked by the preparer's session while it lives.
+type Node struct {
+	Name        string            `json:"name"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Capacity    Capacity          `json:"capacity"`
+	PortRange   PortRange         `json:"port_range,omitzero"`
+	Address     string            `json:"address"`     // given to pods as NODE_ADDRESS
+	ConsulNode  string            `json:"consul_node"` // the node name of its Consul agent
+	Version     string            `json:"version"`     // of the preparer
+	Incarnation string            `json:"incarnation"` // of the preparer process
+	Nonce       string            `json:"nonce"`       // cluster nonce that it has seen (R1)
+	Orphans     []pod.Orphan      `json:"orphans,omitempty"`
+	// OrphansLeftOut counts orphans that did not fit; their realities are complete.
+	OrphansLeftOut int `json:"orphans_left_out,omitempty"`
+}
+
+// Capacity is what a node offers to pods. A zero CPU or Memory means that it is not limited.
+type Capacity struct {
+	Slots  int   `json:"slots"`
+	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
+	Memory int64 `json:"memory,omitempty"` // bytes
+}
+
+// PortRange is the range for dynamic ports, both ends included.
+type PortRange struct {
+	Min int `json:"min"`
+	Max int `json:"max"`
+}
+
+// Ops is what operators say, at nodeops/<s>/<node>.
+type Ops struct {
+	Name          string            `json:"name"`
+	Labels        map[string]string `json:"labels,omitempty"` // override the node's own
+	Unschedulable bool              `json:"unschedulable,omitempty"`
+	Drain         *Drain            `json:"drain,omitempty"`
+}
+
+// Drain asks owners to move every pod off the node.
+type Drain struct {
+	Since    time.Time  `json:"since"`
+	Deadline *time.Time `json:"deadline,omitempty"`
+	Force    bool       `json:"force,omitempty"`
+}
+
+// View is everything known about a node at one moment.
+type View struct {
+	Node
+	Ops   Ops
+	Alive bool // its preparer holds the lock on the record
+}
+
+// AllLabels returns the node's labels with the operators' on top.
+func (v *View) AllLabels() map[string]string {
+	all := maps.Clone(v.Labels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, v.Ops.Labels)
+	return all
+}
+
+// Open reports whether new pods may be placed on the node as far as its operators are concerned.
+func (v *View) Open() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }
+
+// Reservation is what is taken on a node, at reservations/<node>. Every placing transaction changes it by CAS, so
+// two farms cannot hand out the same port or the last slot twice (P3).
+type Reservation struct {
+	Closed  bool              `json:"closed,omitempty"` // drained: nothing may be added
+	Holders map[string]Holder `json:"holders"`          // by pod.Identity.String()
+}
+
+// Holder is the share of one identity.
+type Holder struct {
+	Ports  []int `json:"ports,omitempty"`
+	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
+	Memory int64 `json:"memory,omitempty"` // bytes
+}
+
+// NewHolder returns the share that a pod with these ports and resources takes.
+func NewHolder(ports map[string]int, cpu, memory int64) Holder {
+	return Holder{Ports: slices.Sorted(maps.Values(ports)), CPU: cpu, Memory: memory}
+}
+
+// Clone returns a copy that can be changed without touching the original.
+func (r Reservation) Clone() Reservation {
+	r.Holders = maps.Clone(r.Holders)
+	if r.Holders == nil {
+		r.Holders = map[string]Holder{}
+	}
+	return r
+}
+
+// ParseCapacity reads the slots, CPU and memory flags of a preparer.
+func ParseCapacity(slots int, cpu, memory int64) (Capacity, error) {
+	var errs field.Errors
+	if slots < 1 {
+		errs.Add("slots", strconv.Itoa(slots), "how many pods the node takes, 1 or more")
+	}
+	if cpu < 0 {
+		errs.Add("cpu", cpu, "thousandths of a core, zero (not limited) or more")
+	}
+	if memory < 0 {
+		errs.Add("memory", memory, "bytes, zero (not limited) or more")
+	}
+	return Capacity{Slots: slots, CPU: cpu, Memory: memory}, errs.Err()
+}

@@ -1,0 +1,162 @@
+// Package pod holds the records of one replica: where it is placed, what its node is told, what its node did.
+package pod
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+)
+
+// Labels that every pod carries besides those of its manifest and its replication controller.
+const (
+	RCIDLabel  = "replication_controller_id"
+	PodIDLabel = "pod_id"
+)
+
+// Identity names one replica for as long as its replication controller exists.
+type Identity struct {
+	RCID  string `json:"rc_id"`
+	Role  string `json:"role"`
+	Index int    `json:"index"`
+}
+
+// String is for people and for keys; nothing parses it.
+func (id Identity) String() string { return fmt.Sprintf("%s/%s.%d", id.RCID, id.Role, id.Index) }
+
+// Compare orders identities by controller, role and index.
+func (id Identity) Compare(other Identity) int {
+	return cmp.Or(cmp.Compare(id.RCID, other.RCID), cmp.Compare(id.Role, other.Role), cmp.Compare(id.Index, other.Index))
+}
+
+// RunState is what an intent asks for.
+type RunState string
+
+// The run states. There is no third: a key that is missing asks for nothing at all.
+const (
+	Running RunState = "running"
+	Stopped RunState = "stopped"
+)
+
+// Valid reports whether the state is one that this build knows.
+func (s RunState) Valid() bool { return s == Running || s == Stopped }
+
+// Placement is the owner farm's decision for one identity, at pods/<rc-id>/<role>.<index>.
+type Placement struct {
+	Identity
+	Node     string            `json:"node"`
+	PodID    string            `json:"pod_id"`
+	Labels   map[string]string `json:"labels"`
+	Digest   string            `json:"digest"` // of the manifest
+	Ports    map[string]int    `json:"ports,omitempty"`
+	RunState RunState          `json:"run_state"`
+	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
+
+	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
+	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
+	LostSince           *time.Time `json:"lost_since,omitempty"`
+	UnmanagedSince      *time.Time `json:"unmanaged_since,omitempty"`
+	AdoptedAtGeneration int64      `json:"adopted_at_generation,omitempty"` // runs as found until the RC moves past this (R2)
+	ChangedAt           time.Time  `json:"changed_at"`                      // when this revision was decided
+}
+
+// Ghost is a copy of the pod on a node that it has left, until its stop is confirmed.
+type Ghost struct {
+	Node     string    `json:"node"`
+	Revision int64     `json:"revision"` // of the stop that the node must confirm
+	Since    time.Time `json:"since"`
+}
+
+// Intent is what one node must do about one identity, at intent/<node>/<rc-id>/<role>.<index>.
+type Intent struct {
+	Identity
+	PodID    string            `json:"pod_id"`
+	Digest   string            `json:"digest"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Ports    map[string]int    `json:"ports,omitempty"`
+	State    RunState          `json:"state"`
+	Revision int64             `json:"revision"`
+}
+
+// Intent returns the intent that belongs to the placement.
+func (p *Placement) Intent() Intent {
+	return Intent{
+		Identity: p.Identity, PodID: p.PodID, Digest: p.Digest, Labels: p.Labels, Ports: p.Ports,
+		State: p.RunState, Revision: p.Revision,
+	}
+}
+
+// GhostIntent returns the stop that a ghost's node must carry out.
+func (p *Placement) GhostIntent(g Ghost) Intent {
+	in := p.Intent()
+	in.State, in.Revision = Stopped, g.Revision
+	return in
+}
+
+// State is where a pod is in its life on a node.
+type State string
+
+// The states of a pod on its node, in the order a pod usually passes them.
+const (
+	StatePending    State = "pending"
+	StateFetching   State = "fetching"
+	StateInstalling State = "installing"
+	StateStarting   State = "starting"
+	StateRunning    State = "running"   // processes run, health not known yet
+	StateReady      State = "ready"     // available
+	StateUnhealthy  State = "unhealthy" // processes run, health check does not pass
+	StateStopping   State = "stopping"
+	StateStopped    State = "stopped"
+	StateFailed     State = "failed"
+	StateOrphaned   State = "orphaned" // runs without an intent
+)
+
+// Reality is what one node did about one identity, at reality/<node>/<rc-id>/<role>.<index>.
+type Reality struct {
+	Identity
+	Node      string    `json:"node"`
+	Digest    string    `json:"digest"`
+	Revision  int64     `json:"revision"` // highest that the node has applied
+	State     State     `json:"state"`
+	Available bool      `json:"available"`
+	Restarts  int       `json:"restarts"`
+	LastExit  *Exit     `json:"last_exit,omitempty"`
+	Message   string    `json:"message,omitempty"` // why, in one sentence; what to do where something can be done
+	Since     time.Time `json:"since"`             // in this state, by the node's clock
+}
+
+// Exit is how a process ended.
+type Exit struct {
+	Launchable string    `json:"launchable"`
+	Code       int       `json:"code"`             // exit status; -1 when a signal ended it or it is unknown
+	Signal     string    `json:"signal,omitempty"` // such as SIGKILL
+	Unknown    bool      `json:"unknown,omitempty"`
+	At         time.Time `json:"at"`
+}
+
+// Orphan is a pod that runs on a node without a matching intent, as its node record lists it.
+type Orphan struct {
+	Identity
+	PodID    string         `json:"pod_id"`
+	Digest   string         `json:"digest"`
+	Revision int64          `json:"revision"`
+	Ports    map[string]int `json:"ports,omitempty"`
+	CPU      int64          `json:"cpu,omitempty"`    // thousandths of a core
+	Memory   int64          `json:"memory,omitempty"` // bytes
+	Reason   string         `json:"reason"`           // ReasonOrphaned or ReasonRegressed
+}
+
+// Why a pod runs without a matching intent.
+const (
+	ReasonOrphaned  = "orphaned"  // there is no intent
+	ReasonRegressed = "regressed" // the intent's revision is lower than what was applied
+)
+
+// NextRevision returns the revision for a new decision about an identity: at least now in unix milliseconds, and
+// higher than every revision seen anywhere for it (R3).
+func NextRevision(now time.Time, seen ...int64) int64 {
+	next := now.UnixMilli()
+	for _, rev := range seen {
+		next = max(next, rev+1)
+	}
+	return next
+}

@@ -1,0 +1,143 @@
+// Package rc holds the replication controller: the record that says how many replicas of which manifest run on which
+// nodes, the document that users write, and the status that the owner farm reports.
+package rc
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Strategy says what happens to a pod whose node stops matching the selector.
+type Strategy string
+
+// The allocation strategies.
+const (
+	Dynamic Strategy = "dynamic" // it may be moved
+	Static  Strategy = "static"  // it stays where it is
+)
+
+// DefaultRole is the role of a controller's replicas when its document gives only a count.
+const DefaultRole = "main"
+
+// Defaults for fields that a document leaves out.
+const (
+	DefaultNodeLossAfter  = 30 * time.Second
+	DefaultUnmanagedAfter = 10 * time.Minute
+	DefaultMaxSurge       = 1
+)
+
+// RC is the record at rcs/<rc-id>.
+type RC struct {
+	ID             string            `json:"id"`
+	Name           string            `json:"name"`
+	Labels         map[string]string `json:"labels,omitempty"`
+	ManifestDigest string            `json:"manifest"`
+	NodeSelector   string            `json:"node_selector"` // Kubernetes label selector; empty selects every node
+	PodLabels      map[string]string `json:"pod_labels,omitempty"`
+	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`
+	MaxPerNode     int               `json:"max_per_node,omitempty"`  // zero: no limit
+	MinAvailable   *int              `json:"min_available,omitempty"` // nil: MinimumAvailable
+	MaxSurge       *int              `json:"max_surge,omitempty"`     // nil: DefaultMaxSurge
+	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`
+	Strategy       Strategy          `json:"strategy"`
+	Disabled       bool              `json:"disabled,omitempty"`
+	DeletedAt      *time.Time        `json:"deleted_at,omitempty"` // deletion mark
+	Generation     int64             `json:"generation"`           // grows with every change of the record
+	ChangedBy      string            `json:"changed_by"`
+	AllowMassStop  int64             `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
+	Mutator        string            `json:"mutator,omitempty"`         // rollout in charge
+}
+
+// ReplicaGroup is how many replicas of one role there are.
+type ReplicaGroup struct {
+	Role  string `json:"role"`
+	Count *int   `json:"count"` // required; a record without it is not readable as "none"
+}
+
+// NodeLoss says when the pods of a lost node are replaced.
+type NodeLoss struct {
+	Action         string          `json:"action,omitempty"`          // replace (default) or keep
+	After          *field.Duration `json:"after,omitempty"`           // node gone
+	UnmanagedAfter *field.Duration `json:"unmanaged_after,omitempty"` // preparer gone, agent alive
+}
+
+// Desired returns how many replicas the controller asks for in all.
+func (r *RC) Desired() int {
+	n := 0
+	for _, g := range r.ReplicaGroups {
+		if g.Count != nil {
+			n += *g.Count
+		}
+	}
+	return n
+}
+
+// MinimumAvailable returns how many available pods the farm's own actions must leave (P6).
+func (r *RC) MinimumAvailable() int {
+	if r.MinAvailable != nil {
+		return *r.MinAvailable
+	}
+	return max(0, r.Desired()-1)
+}
+
+// Surge returns how many pods above the desired number may exist while pods are moved.
+func (r *RC) Surge() int {
+	if r.MaxSurge != nil {
+		return *r.MaxSurge
+	}
+	return DefaultMaxSurge
+}
+
+// Selector parses the node selector.
+func (r *RC) Selector() (labels.Selector, error) { return ParseSelector(r.NodeSelector) }
+
+// ParseSelector parses a Kubernetes label selector; empty text selects everything.
+func ParseSelector(text string) (labels.Selector, error) {
+	sel, err := labels.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("parse selector %q: %w", text, err)
+	}
+	return sel, nil
+}
+
+// PodLabelSet returns the labels of the controller's pods: the user's, then those that every pod carries.
+func (r *RC) PodLabelSet(podID string, manifestLabels map[string]string) map[string]string {
+	set := make(map[string]string, len(manifestLabels)+len(r.PodLabels)+2)
+	maps.Copy(set, manifestLabels)
+	maps.Copy(set, r.PodLabels)
+	set[pod.RCIDLabel], set[pod.PodIDLabel] = r.ID, podID
+	return set
+}
+
+// Check reports why a stored record cannot be acted on. Unknown fields are fine: a newer version may have written it.
+func (r *RC) Check() error {
+	switch {
+	case r.ID == "":
+		return errors.New("the record has no id")
+	case r.ManifestDigest == "":
+		return errors.New("the record names no manifest")
+	case len(r.ReplicaGroups) == 0:
+		return errors.New("the record has no replica group")
+	}
+	seen := map[string]bool{}
+	for _, g := range r.ReplicaGroups {
+		switch {
+		case g.Role == "" || seen[g.Role]:
+			return fmt.Errorf("the record has an empty or repeated role %q", g.Role)
+		case g.Count == nil:
+			return fmt.Errorf("the record has no count for role %q", g.Role)
+		case *g.Count < 0:
+			return fmt.Errorf("the record has the count %d for role %q", *g.Count, g.Role)
+		}
+		seen[g.Role] = true
+	}
+	_, err := r.Selector()
+	return err
+}

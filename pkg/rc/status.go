@@ -1,0 +1,65 @@
+package rc
+
+import (
+	"slices"
+	"time"
+)
+
+// Status is what the owner farm reports, at status/<rc-id>.
+type Status struct {
+	RCID               string      `json:"rc_id"`
+	ObservedGeneration int64       `json:"observed_generation"`
+	Desired            int         `json:"desired"`
+	Placed             int         `json:"placed"` // placements that are meant to run
+	Available          int         `json:"available"`
+	Stopping           int         `json:"stopping"` // asked to stop, not confirmed
+	Lost               int         `json:"lost"`
+	Unmanaged          int         `json:"unmanaged"` // on nodes whose preparer is away
+	Conditions         []Condition `json:"conditions"`
+	Owner              string      `json:"owner"` // farm id
+	LastError          string      `json:"last_error,omitempty"`
+}
+
+// ConditionType names one thing that may be true of a controller.
+type ConditionType string
+
+// The conditions.
+const (
+	Converged         ConditionType = "Converged"
+	InsufficientNodes ConditionType = "InsufficientNodes"
+	Blocked           ConditionType = "Blocked"   // a new manifest does not become available
+	Regressed         ConditionType = "Regressed" // adopted pods run as they were found (R2)
+	Holding           ConditionType = "Holding"   // the world changed; nothing is added until the nodes have spoken (R1)
+	BreakerTripped    ConditionType = "BreakerTripped"
+	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
+)
+
+// Condition is one thing that is true or not, why, and since when.
+type Condition struct {
+	Type   ConditionType `json:"type"`
+	True   bool          `json:"true"`
+	Reason string        `json:"reason,omitempty"` // a sentence
+	Since  time.Time     `json:"since"`            // of the last change of True
+}
+
+// SetCondition returns the conditions with one replaced; Since is kept while True does not change. A condition that was
+// never true is not listed as false, except Converged.
+func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string, now time.Time) []Condition {
+	i := slices.IndexFunc(conds, func(c Condition) bool { return c.Type == t })
+	switch {
+	case i < 0 && !isTrue && t != Converged:
+		return conds
+	case i < 0:
+		return append(conds, Condition{Type: t, True: isTrue, Reason: reason, Since: now})
+	}
+	if conds[i].True != isTrue {
+		conds[i].Since = now
+	}
+	conds[i].True, conds[i].Reason = isTrue, reason
+	return conds
+}
+
+// Is reports whether a condition is true.
+func (s *Status) Is(t ConditionType) bool {
+	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Type == t && c.True })
+}

@@ -1,0 +1,68 @@
+// Package runtime is the seam between the preparer and whatever keeps processes running on its node. A runtime
+// outlives the preparer: processes keep their pids when the preparer restarts.
+package runtime
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Runtime supervises processes. All methods are safe for concurrent use. An error means that the runtime could not be
+// reached or refused; it never means that a process stopped.
+type Runtime interface {
+	// Start makes the process run and keep running. It is idempotent: the same Spec again changes nothing. The same
+	// ID with a different Spec is refused with ErrExists.
+	Start(ctx context.Context, spec Spec) error
+	// Stop asks the process and its whole group to end with SIGTERM, kills the group after spec.StopGrace, and
+	// returns when nothing of it runs any more. It is idempotent; an unknown ID counts as stopped.
+	Stop(ctx context.Context, id string) error
+	// Remove forgets a stopped process. It refuses one that still runs; an unknown ID is fine.
+	Remove(ctx context.Context, id string) error
+	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
+	// or when the context ends. The cursor that comes back goes into the next call.
+	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
+}
+
+// ErrExists is returned by Start for an ID that is in use with another Spec.
+var ErrExists = errors.New("a process with this id and another specification exists")
+
+// Spec is one process to supervise.
+type Spec struct {
+	ID        string        `json:"id"`         // unique on the node; letters, digits, '-', '_' and '.' only
+	Pod       pod.Identity  `json:"pod"`        // what it belongs to; given back in Status
+	Revision  int64         `json:"revision"`   // of the intent; given back in Status
+	Name      string        `json:"name"`       // of the launchable
+	Command   []string      `json:"command"`    // absolute path of the program, then its arguments
+	Env       []string      `json:"env"`        // KEY=value; nothing else is inherited
+	Dir       string        `json:"dir"`        // working directory
+	LogPath   string        `json:"log_path"`   // stdout and stderr are appended here
+	LogBytes  int64         `json:"log_bytes"`  // the file is rotated when it is larger than this
+	LogKeep   int           `json:"log_keep"`   // rotated files kept
+	StopGrace time.Duration `json:"stop_grace"` // between SIGTERM and SIGKILL
+}
+
+// Phase is where a process is in its life.
+type Phase string
+
+// The phases of a supervised process.
+const (
+	Starting Phase = "starting"
+	Running  Phase = "running"
+	Backoff  Phase = "backoff" // ended, waits for its next start
+	Stopping Phase = "stopping"
+	Stopped  Phase = "stopped" // asked to stop, and nothing of it runs
+)
+
+// Status is what a runtime knows about one process.
+type Status struct {
+	Spec      Spec      `json:"spec"`
+	Phase     Phase     `json:"phase"`
+	PID       int       `json:"pid,omitempty"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	Restarts  int       `json:"restarts"`
+	LastExit  *pod.Exit `json:"last_exit,omitempty"`
+	Message   string    `json:"message,omitempty"` // why it does not run, such as an exec error
+}
