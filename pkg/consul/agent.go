@@ -1,0 +1,123 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// AgentNode returns the node name of the local agent. (The API's Self takes no context, and a paused agent answers
+// never.)
+func (c *Client) AgentNode(ctx context.Context) (string, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	var self struct{ Config struct{ NodeName string } }
+	if _, err := c.api.Raw().Query("/v1/agent/self", &self, Default.options(ctx)); err != nil {
+		return "", fmt.Errorf("ask the local Consul agent who it is: %w", err)
+	}
+	return self.Config.NodeName, nil
+}
+
+// Service is a pod as the local agent knows it, with the check that the agent runs.
+type Service struct {
+	ID      string
+	Name    string
+	Address string
+	Port    int
+	Tags    []string
+	Meta    map[string]string
+	Check   *Check
+}
+
+// Check is one native check. Exactly one of HTTP and TCP is set.
+type Check struct {
+	HTTP     string // URL for a GET that must answer 2xx
+	TCP      string // host:port that must accept a connection
+	Interval time.Duration
+	Timeout  time.Duration
+}
+
+// RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
+// starts critical.
+func (c *Client) RegisterService(ctx context.Context, s Service) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	reg := &api.AgentServiceRegistration{
+		ID: s.ID, Name: s.Name, Address: s.Address, Port: s.Port, Tags: s.Tags, Meta: s.Meta,
+	}
+	if s.Check != nil {
+		reg.Check = &api.AgentServiceCheck{
+			CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name,
+			HTTP: s.Check.HTTP, TCP: s.Check.TCP,
+			Interval: s.Check.Interval.String(), Timeout: s.Check.Timeout.String(),
+			Status: api.HealthCritical,
+		}
+	}
+	if err := c.api.Agent().ServiceRegisterOpts(reg, api.ServiceRegisterOpts{}.WithContext(ctx)); err != nil {
+		return fmt.Errorf("register service %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+// ServiceCheckID returns the id of the check that RegisterService makes for a service.
+func ServiceCheckID(serviceID string) string { return serviceID + "-health" }
+
+// DeregisterService removes a service from the local agent. One that is not there is fine.
+func (c *Client) DeregisterService(ctx context.Context, id string) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	err := c.api.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
+	var status api.StatusError
+	if err != nil && (!errors.As(err, &status) || status.Code != 404) {
+		return fmt.Errorf("deregister service %s: %w", id, err)
+	}
+	return nil
+}
+
+// LocalServices returns the ids of the services at the local agent whose meta has the value under the key, and for each
+// whether its check passes. A service without a check passes.
+func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	opts := Default.options(ctx)
+	services, err := c.api.Agent().ServicesWithFilterOpts(
+		fmt.Sprintf("Meta[%s] == %s", strconv.Quote(metaKey), strconv.Quote(metaValue)), opts)
+	if err != nil {
+		return nil, fmt.Errorf("read services of the local agent: %w", err)
+	}
+	passing := make(map[string]bool, len(services))
+	if len(services) == 0 {
+		return passing, nil
+	}
+	checks, err := c.api.Agent().ChecksWithFilterOpts("", opts)
+	if err != nil {
+		return nil, fmt.Errorf("read checks of the local agent: %w", err)
+	}
+	for id := range services {
+		check, has := checks[ServiceCheckID(id)]
+		passing[id] = !has || check.Status == api.HealthPassing
+	}
+	return passing, nil
+}
+
+// PassingMeta returns the value of a meta key of every passing instance of a service in the servers' catalog.
+func (c *Client) PassingMeta(ctx context.Context, service, metaKey string) ([]string, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	entries, meta, err := c.api.Health().Service(service, "", true, Default.options(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("read passing instances of %s: %w", service, err)
+	}
+	if meta.ResultsFilteredByACLs {
+		return nil, fmt.Errorf("read passing instances of %s: %w", service, ErrFiltered)
+	}
+	values := make([]string, 0, len(entries))
+	for _, e := range entries {
+		values = append(values, e.Service.Meta[metaKey])
+	}
+	return values, nil
+}

@@ -1,0 +1,164 @@
+// Package consul is everything that rcfarm asks of Consul: reads, watches, transactions with three outcomes,
+// incarnations, sessions and fenced locks. It is the only package that imports Consul's API client.
+//
+// Each fact about Consul that the code relies on has a test against a real server in facts_test.go.
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// Sentinels that callers test for with errors.Is.
+var (
+	ErrNotFound = errors.New("not found")
+	// ErrFiltered means that the token may not read what was asked for. It is never an empty answer.
+	ErrFiltered = errors.New("the token may not read all of it (results filtered by ACLs)")
+	// ErrRefused means that a transaction was definitely not carried out.
+	ErrRefused = errors.New("transaction refused")
+	// ErrUnknown means that a transaction may have been carried out, or may still be.
+	ErrUnknown = errors.New("transaction outcome unknown")
+	// ErrLost means that a session or a lock is not ours any more, or cannot be proved to be.
+	ErrLost = errors.New("session lost")
+	// ErrTooLarge means that a transaction exceeds what Consul takes; it was not sent.
+	ErrTooLarge = errors.New("transaction too large")
+)
+
+// Defaults of Config.
+const (
+	DefaultMaxConns    = 60
+	DefaultCallTimeout = 5 * time.Second
+)
+
+// Config says how to reach Consul. Empty fields follow Consul's own environment variables and defaults.
+type Config struct {
+	Address     string        // host:port, URL or unix socket
+	Token       string        // ACL token
+	MaxConns    int           // TCP connections to the agent (P8); DefaultMaxConns when zero
+	CallTimeout time.Duration // of one call that does not block; DefaultCallTimeout when zero
+}
+
+// Client talks to the local Consul agent. It is safe for concurrent use.
+type Client struct {
+	api     *api.Client
+	timeout time.Duration
+	conns   *http.Transport
+}
+
+// New returns a client. It does not connect yet.
+func New(cfg Config) (*Client, error) {
+	conf := api.DefaultConfig()
+	if cfg.Address != "" {
+		conf.Address = cfg.Address
+	}
+	if cfg.Token != "" {
+		conf.Token = cfg.Token
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = DefaultMaxConns
+	}
+	if cfg.CallTimeout == 0 {
+		cfg.CallTimeout = DefaultCallTimeout
+	}
+	conf.Transport.MaxConnsPerHost = cfg.MaxConns
+	conf.Transport.MaxIdleConnsPerHost = cfg.MaxConns
+	conf.Transport.MaxIdleConns = cfg.MaxConns
+	client, err := api.NewClient(conf)
+	if err != nil {
+		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
+	}
+	return &Client{api: client, timeout: cfg.CallTimeout, conns: conf.Transport}, nil
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.conns.CloseIdleConnections() }
+
+// Pair is one key as read.
+type Pair struct {
+	Key         string
+	Value       []byte
+	ModifyIndex uint64
+	Session     string // that holds the key as a lock; empty when none
+	Flags       uint64
+}
+
+func pairOf(p *api.KVPair) Pair {
+	return Pair{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, Session: p.Session, Flags: p.Flags}
+}
+
+// Consistency chooses what a read may miss.
+type Consistency int
+
+const (
+	// Default is answered by the leader; for a moment around an election it may be behind.
+	Default Consistency = iota
+	// Consistent makes the leader prove its leadership first. The first read after a claim uses it.
+	Consistent
+)
+
+func (c Consistency) options(ctx context.Context) *api.QueryOptions {
+	opts := &api.QueryOptions{RequireConsistent: c == Consistent}
+	return opts.WithContext(ctx)
+}
+
+// call bounds one call that does not block.
+func (c *Client) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.timeout)
+}
+
+// Get reads one key. It returns ErrNotFound when the key is missing.
+func (c *Client) Get(ctx context.Context, key string, consistency Consistency) (Pair, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	pair, _, err := c.api.KV().Get(key, consistency.options(ctx))
+	if err != nil {
+		return Pair{}, fmt.Errorf("read key %s: %w", key, err)
+	}
+	if pair == nil {
+		return Pair{}, fmt.Errorf("read key %s: %w", key, ErrNotFound)
+	}
+	return pairOf(pair), nil
+}
+
+// List reads every key below a prefix. A prefix without keys is an empty answer; ErrFiltered says that the token hides
+// something.
+func (c *Client) List(ctx context.Context, prefix string, consistency Consistency) ([]Pair, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	pairs, _, err := c.list(prefix, consistency.options(ctx))
+	return pairs, err
+}
+
+func (c *Client) list(prefix string, opts *api.QueryOptions) ([]Pair, uint64, error) {
+	found, meta, err := c.api.KV().List(prefix, opts)
+	if err != nil {
+		return nil, 0, fmt.Errorf("list %s: %w", prefix, err)
+	}
+	if meta.ResultsFilteredByACLs {
+		return nil, 0, fmt.Errorf("list %s: %w", prefix, ErrFiltered)
+	}
+	pairs := make([]Pair, len(found))
+	for i, p := range found {
+		pairs[i] = pairOf(p)
+	}
+	return pairs, meta.LastIndex, nil
+}
+
+// Keys lists the names of the keys below a prefix, without their values.
+func (c *Client) Keys(ctx context.Context, prefix string) ([]string, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	keys, meta, err := c.api.KV().Keys(prefix, "", Default.options(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("list keys of %s: %w", prefix, err)
+	}
+	if meta.ResultsFilteredByACLs {
+		return nil, fmt.Errorf("list keys of %s: %w", prefix, ErrFiltered)
+	}
+	return keys, nil
+}

@@ -1,0 +1,119 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// Fence proves, inside a transaction, that a lock is held in the very tenure in which it was taken (P1).
+type Fence struct {
+	Key     string // of the lock
+	Session string // that holds it
+	Index   uint64 // of the key since the acquisition, or since the last Bump
+}
+
+// Ops returns the two operations that make Consul refuse the transaction of a paused, deposed or twice-elected owner.
+func (f Fence) Ops() []Op {
+	return []Op{CheckSession(f.Key, f.Session), CheckIndex(f.Key, f.Index)}
+}
+
+// HeldError says that somebody else holds a lock.
+type HeldError struct {
+	Key     string
+	Session string // of the holder
+	Value   []byte // that the holder wrote
+}
+
+// Error names the lock and its holder.
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("lock %s is held by session %s", e.Key, e.Session)
+}
+
+// bumpBackoff paces repeated attempts whose outcome stays unknown.
+func bumpBackoff() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = 50*time.Millisecond, 2*time.Second
+	return b
+}
+
+// Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
+// index moves and an earlier tenure of the same session is fenced off. It returns *HeldError when another session holds
+// the lock, ErrLost when the session is dead, or the context's error; an unknown outcome is tried again until the
+// answer is definite (R9).
+func (c *Client) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
+	pace := bumpBackoff()
+	for {
+		written, err := c.Commit(ctx, []Op{Lock(key, value(), session)})
+		if err == nil {
+			return Fence{Key: key, Session: session, Index: written[key]}, nil
+		}
+		if ctx.Err() != nil {
+			return Fence{}, context.Cause(ctx)
+		}
+		switch {
+		case errors.Is(err, ErrRefused):
+			if err := c.whyRefused(ctx, key, session); err != nil {
+				return Fence{}, err
+			}
+		case !errors.Is(err, ErrUnknown):
+			return Fence{}, err
+		}
+		if err := pause(ctx, pace.NextBackOff()); err != nil {
+			return Fence{}, err
+		}
+	}
+}
+
+// Bump moves the index of a lock that is held, after which no transaction with the old fence can land any more. Its
+// errors are those of Acquire, with ErrLost where somebody else holds the lock.
+func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {
+	next, err := c.Acquire(ctx, f.Key, f.Session, value)
+	var held *HeldError
+	if errors.As(err, &held) {
+		return Fence{}, fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return next, err
+}
+
+// whyRefused tells a lock that is held from a session that is dead. It returns nil when neither is so, as within the
+// lock delay: then trying again is right.
+func (c *Client) whyRefused(ctx context.Context, key, session string) error {
+	pair, err := c.Get(ctx, key, Consistent)
+	switch {
+	case err != nil && !errors.Is(err, ErrNotFound):
+		return fmt.Errorf("read holder of %s: %w", key, err)
+	case err == nil && pair.Session != "" && pair.Session != session:
+		return &HeldError{Key: key, Session: pair.Session, Value: pair.Value}
+	}
+	alive, err := c.sessionExists(ctx, session)
+	switch {
+	case err != nil:
+		return err
+	case !alive:
+		return fmt.Errorf("%w: session %s does not exist", ErrLost, session)
+	default:
+		return nil
+	}
+}
+
+// Release gives a lock up and leaves the value behind. It returns ErrRefused when the session did not hold the lock.
+func (c *Client) Release(ctx context.Context, f Fence, value []byte) error {
+	_, err := c.Commit(ctx, []Op{Unlock(f.Key, value, f.Session)})
+	return err
+}
+
+// pause waits, or returns the cause of the context's end.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

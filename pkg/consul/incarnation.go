@@ -1,0 +1,152 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/consul/api"
+)
+
+func serviceID(cfg SessionConfig, incarnation string) string {
+	return fmt.Sprintf("rcfarm-%s-%s-%s", cfg.Kind, cfg.Name, incarnation)
+}
+
+// ServiceName returns the Consul service under which daemons of a kind are registered.
+func ServiceName(kind string) string { return "rcfarm-" + kind }
+
+func checkID(cfg SessionConfig, incarnation string) string {
+	return serviceID(cfg, incarnation) + "-ttl"
+}
+
+func sessionName(cfg SessionConfig) string { return fmt.Sprintf("rcfarm/%s/%s", cfg.Kind, cfg.Name) }
+
+// openSession registers the incarnation and takes both sessions. The agent passes a new check on to the servers in its
+// own time, so that the first tries may find it missing.
+func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session) error {
+	callCtx, cancel := c.call(ctx)
+	defer cancel()
+	node, err := c.AgentNode(callCtx)
+	if err != nil {
+		return err
+	}
+	s.ConsulNode = node
+	reg := &api.AgentServiceRegistration{
+		ID: serviceID(cfg, s.Incarnation), Name: ServiceName(cfg.Kind), Meta: cfg.Meta,
+		Check: &api.AgentServiceCheck{
+			CheckID: checkID(cfg, s.Incarnation), Name: "liveness of " + cfg.Kind + " " + cfg.Name,
+			TTL: cfg.TTL.String(), Status: api.HealthPassing,
+			DeregisterCriticalServiceAfter: "1m",
+		},
+	}
+	opts := api.ServiceRegisterOpts{}.WithContext(callCtx)
+	if err := c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {
+		return fmt.Errorf("register %s: %w", reg.ID, err)
+	}
+	if s.Releasing, err = c.createSession(callCtx, cfg, s, api.SessionBehaviorRelease); err != nil {
+		return err
+	}
+	s.Deleting, err = c.createSession(callCtx, cfg, s, api.SessionBehaviorDelete)
+	return err
+}
+
+func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = 5*time.Millisecond, 200*time.Millisecond
+	for {
+		sent := time.Now()
+		id, _, err := c.api.Session().Create(&api.SessionEntry{
+			Name: sessionName(cfg), Node: s.ConsulNode, Behavior: behavior, LockDelay: lockDelay,
+			NodeChecks:    []string{"serfHealth"},
+			ServiceChecks: []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}},
+		}, new(api.WriteOptions).WithContext(ctx))
+		if err == nil {
+			s.Confirm(sent)
+			return id, nil
+		}
+		if pause(ctx, pace.NextBackOff()) != nil {
+			return "", fmt.Errorf("create session %s: %w", sessionName(cfg), err)
+		}
+	}
+}
+
+// retire ends an incarnation: sessions first, so that locks are free at once, then the service. It works when ctx has
+// ended, for a bounded time; what is left over is retired by the next start from the journal.
+func (c *Client) retire(ctx context.Context, cfg SessionConfig, s *Session) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.timeout, cfg.TTL))
+	defer cancel()
+	opts := new(api.WriteOptions).WithContext(ctx)
+	for _, id := range []string{s.Releasing, s.Deleting} {
+		if id == "" {
+			continue
+		}
+		if _, err := c.api.Session().Destroy(id, opts); err != nil {
+			cfg.OnEvent("destroy session failed", s, err)
+		}
+	}
+	if err := c.deregister(ctx, cfg, s.Incarnation); err != nil {
+		cfg.OnEvent("deregister incarnation failed", s, err)
+	}
+}
+
+// retireIncarnations deregisters what earlier runs of this daemon left behind. Their sessions die with their checks, so
+// a daemon that was killed and restarted within the TTL gets its locks back at once.
+func (c *Client) retireIncarnations(ctx context.Context, cfg SessionConfig) error {
+	earlier, err := cfg.Journal.Incarnations()
+	if err != nil {
+		return &journalError{err}
+	}
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	for _, incarnation := range earlier {
+		if err := c.deregister(ctx, cfg, incarnation); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation string) error {
+	id := serviceID(cfg, incarnation)
+	err := c.api.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
+	var status api.StatusError
+	if err != nil && (!errors.As(err, &status) || status.Code != 404) {
+		return fmt.Errorf("deregister %s: %w", id, err)
+	}
+	if err := cfg.Journal.Remove(incarnation); err != nil {
+		return &journalError{err}
+	}
+	return nil
+}
+
+// destroyNamed destroys every session that bears the daemon's name, whichever incarnation made it.
+func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	sessions, _, err := c.api.Session().List(Consistent.options(ctx))
+	if err != nil {
+		return fmt.Errorf("list sessions: %w", err)
+	}
+	for _, entry := range sessions {
+		if entry.Name != sessionName(cfg) {
+			continue
+		}
+		if _, err := c.api.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
+			return fmt.Errorf("destroy session %s: %w", entry.ID, err)
+		}
+	}
+	return nil
+}
+
+// sessionExists asks the servers, consistently.
+func (c *Client) sessionExists(ctx context.Context, id string) (bool, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	entry, _, err := c.api.Session().Info(id, Consistent.options(ctx))
+	if err != nil {
+		return false, fmt.Errorf("read session %s: %w", id, err)
+	}
+	return entry != nil, nil
+}

@@ -1,0 +1,212 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/consul/api"
+	"github.com/oklog/ulid/v2"
+	"golang.org/x/sync/errgroup"
+)
+
+// DefaultTTL is how long a daemon may be silent before its sessions end.
+const DefaultTTL = 2 * time.Second
+
+// lockDelay is the shortest that the API can say; zero would mean 15 s. The fence makes it safe.
+const lockDelay = time.Millisecond
+
+// SessionConfig describes one daemon's liveness.
+type SessionConfig struct {
+	Kind string            // "farm" or "preparer"; the Consul service is rcfarm-<kind>
+	Name string            // stable name of the farm or node
+	TTL  time.Duration     // of the check; DefaultTTL when zero, at least 1 s
+	Meta map[string]string // of the service
+	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11).
+	Journal Journal
+	// OnEvent is told about sessions taken and lost, and about errors. It may be nil.
+	OnEvent func(event string, s *Session, err error)
+}
+
+// Journal keeps incarnation ids on the daemon's own disk.
+type Journal interface {
+	// Incarnations returns those that may still be registered.
+	Incarnations() ([]string, error)
+	// Add durably records one before it is registered.
+	Add(incarnation string) error
+	// Remove forgets one that is deregistered.
+	Remove(incarnation string) error
+}
+
+// Session is one tenure of a daemon: two Consul sessions on one check of its own incarnation and on the health of its
+// machine. Releasing frees the locks that it holds when it ends; Deleting deletes the keys that it holds.
+type Session struct {
+	Incarnation string
+	Releasing   string
+	Deleting    string
+	ConsulNode  string // name of the agent that vouches for it
+
+	mu        sync.Mutex
+	confirmed time.Time // before the last request that the servers answered
+}
+
+// Confirm records that the servers answered, for this session, a request that was sent at the given time: a committed
+// fenced transaction is such an answer.
+func (s *Session) Confirm(sent time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sent.After(s.confirmed) {
+		s.confirmed = sent
+	}
+}
+
+func (s *Session) lastConfirmed() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.confirmed
+}
+
+// ErrRegressed is what a role returns when it saw the store go back in time: sessions of the past may have come back,
+// so RunSession destroys every session that bears the daemon's name before it takes a new one (R5).
+var ErrRegressed = errors.New("the store went back in time")
+
+// RunSession holds a session and runs the role under it, again and again, until ctx ends. The role's context ends with
+// cause ErrLost as soon as the servers do not confirm the session any more; the role must return then, and whatever it
+// started must have stopped. When the role returns, the sessions are destroyed, which releases every lock at once.
+// RunSession returns the cause of ctx's end, or an error that another try cannot mend (the journal's).
+func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(context.Context, *Session) error) error {
+	if cfg.TTL == 0 {
+		cfg.TTL = DefaultTTL
+	}
+	if cfg.OnEvent == nil {
+		cfg.OnEvent = func(string, *Session, error) {}
+	}
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = 100*time.Millisecond, 5*time.Second
+	purge := false
+	for ctx.Err() == nil {
+		started := time.Now()
+		err := c.oneSession(ctx, cfg, purge, role)
+		if ctx.Err() != nil {
+			break
+		}
+		var journal *journalError
+		if errors.As(err, &journal) {
+			return err
+		}
+		purge = errors.Is(err, ErrRegressed)
+		cfg.OnEvent("session ended", nil, err)
+		if time.Since(started) > 10*pace.MaxInterval || errors.Is(err, ErrLost) || purge {
+			pace.Reset()
+		}
+		if err := pause(ctx, pace.NextBackOff()); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+type journalError struct{ err error }
+
+func (e *journalError) Error() string { return "incarnation journal: " + e.err.Error() }
+func (e *journalError) Unwrap() error { return e.err }
+
+func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, purge bool, role func(context.Context, *Session) error) error {
+	if err := c.retireIncarnations(ctx, cfg); err != nil {
+		return err
+	}
+	if purge {
+		if err := c.destroyNamed(ctx, cfg); err != nil {
+			return err
+		}
+	}
+	s := &Session{Incarnation: strings.ToLower(ulid.Make().String())}
+	if err := cfg.Journal.Add(s.Incarnation); err != nil {
+		return &journalError{err}
+	}
+	defer c.retire(ctx, cfg, s)
+	if err := c.openSession(ctx, cfg, s); err != nil {
+		return err
+	}
+	cfg.OnEvent("session taken", s, nil)
+
+	// The heartbeat outlives the role: its locks must hold until its workers have stopped.
+	beatCtx, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
+	leaseCtx, endLease := context.WithCancelCause(ctx)
+	var side errgroup.Group
+	side.Go(func() error { c.heartbeat(beatCtx, cfg, s); return nil })
+	side.Go(func() error {
+		if err := c.confirm(leaseCtx, cfg, s); err != nil {
+			endLease(err)
+		}
+		return nil
+	})
+	err := role(leaseCtx, s)
+	if cause := context.Cause(leaseCtx); errors.Is(cause, ErrLost) && !errors.Is(err, ErrRegressed) {
+		err = cause
+	}
+	endLease(nil)
+	stopBeat()
+	_ = side.Wait() // both always return nil
+	return err
+}
+
+// heartbeat keeps the check passing at the local agent. It proves nothing: see confirm.
+func (c *Client) heartbeat(ctx context.Context, cfg SessionConfig, s *Session) {
+	ticker := time.NewTicker(cfg.TTL / 4)
+	defer ticker.Stop()
+	for {
+		callCtx, cancel := context.WithTimeout(ctx, cfg.TTL)
+		err := c.api.Agent().UpdateTTLOpts(checkID(cfg, s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			cfg.OnEvent("heartbeat failed", s, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// lossAfter is how long after the last confirmation a session counts as lost. The confirming query takes TTL/2.
+func lossAfter(ttl time.Duration) time.Duration { return ttl + ttl/2 }
+
+// confirm asks the servers for the session in a standing query. It returns nil when ctx ends, and ErrLost when the
+// session is gone or nobody confirmed it in time.
+func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) error {
+	var index uint64
+	for {
+		deadline := s.lastConfirmed().Add(lossAfter(cfg.TTL))
+		queryCtx, cancel := context.WithDeadline(ctx, deadline)
+		opts := &api.QueryOptions{WaitIndex: index, WaitTime: cfg.TTL / 2}
+		sent := time.Now()
+		entry, meta, err := c.api.Session().Info(s.Releasing, opts.WithContext(queryCtx))
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil && entry == nil:
+			return fmt.Errorf("%w: the servers do not know session %s any more", ErrLost, s.Releasing)
+		case err == nil:
+			s.Confirm(sent)
+			index = meta.LastIndex
+			if meta.LastIndex < opts.WaitIndex {
+				index = 0
+			}
+			continue
+		}
+		if silent := time.Since(s.lastConfirmed()); silent >= lossAfter(cfg.TTL) {
+			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing, silent.Round(time.Millisecond), err)
+		}
+		index = 0
+		if pause(ctx, cfg.TTL/20) != nil {
+			return nil
+		}
+	}
+}

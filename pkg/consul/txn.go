@@ -1,0 +1,192 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// Limits of one transaction, measured on Consul 1.20.1 and held by tests: the number of operations, and the bytes of
+// the HTTP body after values are base64-encoded.
+const (
+	MaxTxnOps   = 128
+	MaxTxnBytes = 512 * 1024
+	// opOverhead is more than the JSON around one operation's key and value.
+	opOverhead = 160
+)
+
+// Op is one operation of a transaction.
+type Op struct{ kv api.KVTxnOp }
+
+// Key returns the key that the operation is about.
+func (o Op) Key() string { return o.kv.Key }
+
+// Bytes returns an upper bound of what the operation adds to the body of its transaction.
+func (o Op) Bytes() int { return (len(o.kv.Value)+2)/3*4 + len(o.kv.Key) + opOverhead }
+
+// Set writes a key unconditionally.
+func Set(key string, value []byte) Op { return op(api.KVSet, key, value, 0, "") }
+
+// SetFlags writes a key and its flags unconditionally.
+func SetFlags(key string, value []byte, flags uint64) Op {
+	o := Set(key, value)
+	o.kv.Flags = flags
+	return o
+}
+
+// CAS writes a key if its index is the given one; zero means that the key must not exist.
+func CAS(key string, value []byte, index uint64) Op { return op(api.KVCAS, key, value, index, "") }
+
+// Delete removes a key unconditionally.
+func Delete(key string) Op { return op(api.KVDelete, key, nil, 0, "") }
+
+// DeleteCAS removes a key if its index is the given one. Consul also accepts it when the key is missing.
+func DeleteCAS(key string, index uint64) Op { return op(api.KVDeleteCAS, key, nil, index, "") }
+
+// CheckIndex demands that a key exists with the given index.
+func CheckIndex(key string, index uint64) Op { return op(api.KVCheckIndex, key, nil, index, "") }
+
+// CheckSession demands that the session holds the key. The session must not be empty: Consul would accept that on an
+// unlocked key.
+func CheckSession(key, session string) Op { return op(api.KVCheckSession, key, nil, 0, session) }
+
+// CheckMissing demands that a key does not exist.
+func CheckMissing(key string) Op { return op(api.KVCheckNotExists, key, nil, 0, "") }
+
+// Lock acquires a key for a session and writes the value. It succeeds again for the session that holds it, and then
+// moves the key's index only if the value differs.
+func Lock(key string, value []byte, session string) Op {
+	return op(api.KVLock, key, value, 0, session)
+}
+
+// Unlock releases a key that the session holds and writes the value.
+func Unlock(key string, value []byte, session string) Op {
+	return op(api.KVUnlock, key, value, 0, session)
+}
+
+func op(verb api.KVOp, key string, value []byte, index uint64, session string) Op {
+	return Op{kv: api.KVTxnOp{Verb: verb, Key: key, Value: value, Index: index, Session: session}}
+}
+
+// RefusedError says which operations made Consul refuse a transaction. It matches ErrRefused.
+type RefusedError struct{ Failures []Failure }
+
+// Failure is one operation that Consul refused.
+type Failure struct {
+	Op   int // position in the transaction
+	Key  string
+	What string // Consul's words
+}
+
+// Error names the first refused operation.
+func (e *RefusedError) Error() string {
+	f := e.Failures[0]
+	return fmt.Sprintf("transaction refused: operation %d on %s: %s", f.Op, f.Key, f.What)
+}
+
+// Is matches ErrRefused.
+func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
+
+// RefusedOn reports whether err is a refusal in which an operation on the key took part.
+func RefusedOn(err error, key string) bool {
+	var refused *RefusedError
+	if !errors.As(err, &refused) {
+		return false
+	}
+	for _, f := range refused.Failures {
+		if f.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// Commit carries out a transaction: all of it or nothing. It has three outcomes: nil with the new index of every written
+// key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
+// it before reading on). ErrTooLarge says that it was not sent.
+func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
+	if len(ops) > MaxTxnOps {
+		return nil, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
+	}
+	size := 0
+	txn := make(api.TxnOps, len(ops))
+	for i := range ops {
+		if ops[i].kv.Verb == api.KVCheckSession && ops[i].kv.Session == "" {
+			return nil, fmt.Errorf("%w: a fence without a session on %s", ErrLost, ops[i].kv.Key)
+		}
+		size += ops[i].Bytes()
+		kv := ops[i].kv
+		txn[i] = &api.TxnOp{KV: &kv}
+	}
+	if size > MaxTxnBytes {
+		return nil, fmt.Errorf("%w: about %d bytes, allowed %d", ErrTooLarge, size, MaxTxnBytes)
+	}
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	ok, resp, _, err := c.api.Txn().Txn(txn, Default.options(ctx))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
+	case ok:
+		return indices(resp), nil
+	case resp == nil || len(resp.Errors) == 0:
+		return nil, fmt.Errorf("%w: Consul refused without saying which operation", ErrUnknown)
+	}
+	refused := &RefusedError{}
+	for _, e := range resp.Errors {
+		f := Failure{Op: e.OpIndex, What: e.What}
+		if e.OpIndex >= 0 && e.OpIndex < len(ops) {
+			f.Key = ops[e.OpIndex].Key()
+		}
+		refused.Failures = append(refused.Failures, f)
+	}
+	return nil, refused
+}
+
+func indices(resp *api.TxnResponse) map[string]uint64 {
+	written := make(map[string]uint64, len(resp.Results))
+	for _, r := range resp.Results {
+		if r.KV != nil {
+			written[r.KV.Key] = r.KV.ModifyIndex
+		}
+	}
+	return written
+}
+
+// GetMany reads keys by name, in as few read transactions as Consul's limit allows. The answer has one entry per key;
+// a missing key is absent from it. ErrFiltered says that the token may not read one of them.
+func (c *Client) GetMany(ctx context.Context, keys []string, consistency Consistency) (map[string]Pair, error) {
+	found := make(map[string]Pair, len(keys))
+	for start := 0; start < len(keys); start += MaxTxnOps {
+		if err := c.getSome(ctx, keys[start:min(start+MaxTxnOps, len(keys))], consistency, found); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+func (c *Client) getSome(ctx context.Context, keys []string, consistency Consistency, found map[string]Pair) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	txn := make(api.TxnOps, len(keys))
+	for i, key := range keys {
+		txn[i] = &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: key}}
+	}
+	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
+	switch {
+	case err != nil:
+		return fmt.Errorf("read %d keys from %s: %w", len(keys), keys[0], err)
+	case !ok:
+		return fmt.Errorf("read %d keys from %s: %w: %s", len(keys), keys[0], ErrFiltered, resp.Errors[0].What)
+	case len(resp.Results) != len(keys):
+		return fmt.Errorf("read %d keys from %s: %w", len(keys), keys[0], ErrFiltered)
+	}
+	for _, r := range resp.Results {
+		if r.KV.ModifyIndex != 0 {
+			found[r.KV.Key] = pairOf(r.KV)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,194 @@
+package consul
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// WatchOptions tune one standing query. Zero values mean the defaults.
+type WatchOptions struct {
+	Wait    time.Duration   // longest time the server keeps the query open; DefaultWait
+	OnError func(err error) // told about each failed poll, before the retry; ErrFiltered among them
+}
+
+// DefaultWait is how long a server keeps a standing query open.
+const DefaultWait = 5 * time.Minute
+
+// The pause between two polls of one watch. It grows while changes come without end, so that a storm is read in few
+// large snapshots; a lone change waits for nothing.
+const (
+	minGap = 20 * time.Millisecond
+	maxGap = 100 * time.Millisecond
+	// quietAfter is how long nothing may have come for the next change to count as a lone one.
+	quietAfter = time.Second
+)
+
+// Snapshot is everything below a prefix at one index.
+type Snapshot struct {
+	Pairs []Pair
+	Index uint64
+	// Regressed means that the store went back in time since the last snapshot, as after restoring an older one.
+	Regressed bool
+}
+
+// WatchPrefix delivers the keys below a prefix: at once, and again after each change. Deliveries are whole and in order;
+// a slow receiver gets the newest. It returns the context's cause, or the error that deliver returned. The rules for
+// Consul's index live here and nowhere else:
+//   - a reply whose index did not advance makes the next query start from zero, because after a restore a waiting
+//     query answers with the old index and the next wait would block on it;
+//   - a store that went back in time is confirmed by a consistent read, because a new leader may be behind, and
+//     reported in the snapshot;
+//   - an answer that ACLs filtered is an error, never an empty world.
+func (c *Client) WatchPrefix(ctx context.Context, prefix string, o WatchOptions, deliver func(Snapshot) error) error {
+	return c.watch(ctx, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
+		return c.list(prefix, opts)
+	}, deliver)
+}
+
+// WatchKey is WatchPrefix for one key; the snapshot holds one pair, or none when the key is missing.
+func (c *Client) WatchKey(ctx context.Context, key string, o WatchOptions, deliver func(Snapshot) error) error {
+	return c.watch(ctx, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
+		pair, meta, err := c.api.KV().Get(key, opts)
+		switch {
+		case err != nil:
+			return nil, 0, fmt.Errorf("read key %s: %w", key, err)
+		case meta.ResultsFilteredByACLs:
+			return nil, 0, fmt.Errorf("read key %s: %w", key, ErrFiltered)
+		case pair == nil:
+			return nil, meta.LastIndex, nil
+		default:
+			return []Pair{pairOf(pair)}, meta.LastIndex, nil
+		}
+	}, deliver)
+}
+
+type poll func(opts *api.QueryOptions) ([]Pair, uint64, error)
+
+func (c *Client) watch(ctx context.Context, o WatchOptions, read poll, deliver func(Snapshot) error) error {
+	if o.Wait == 0 {
+		o.Wait = DefaultWait
+	}
+	var (
+		seen  history
+		index uint64 // to wait on; zero answers at once
+		fails int
+		gap   gapper
+	)
+	for ctx.Err() == nil {
+		pairs, next, err := c.pollOnce(ctx, read, index, o.Wait, Default)
+		if err == nil && seen.wentBack(pairs, next) {
+			pairs, next, err = c.pollOnce(ctx, read, 0, o.Wait, Consistent)
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			if o.OnError != nil {
+				o.OnError(err)
+			}
+			index = 0
+			fails++
+			if err := pause(ctx, retryPause(fails)); err != nil {
+				return err
+			}
+			continue
+		}
+		idle := minGap
+		// After failures the world may be another one: deliver even what looks the same.
+		if !seen.valid || next != seen.index || fails > 0 {
+			snap := Snapshot{Pairs: pairs, Index: next, Regressed: seen.wentBack(pairs, next)}
+			seen = remember(pairs, next)
+			if err := deliver(snap); err != nil {
+				return err
+			}
+			idle = gap.next()
+		}
+		fails = 0
+		if next > index {
+			index = next
+		} else {
+			index = 0
+		}
+		if err := pause(ctx, idle); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// pollOnce runs one query. The client gives up a while after the server should have answered.
+func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait time.Duration, level Consistency) ([]Pair, uint64, error) {
+	// Consul adds up to a sixteenth of the wait as jitter: https://developer.hashicorp.com/consul/api-docs/features/blocking
+	limit := c.timeout
+	if index > 0 {
+		limit += wait + wait/16
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	opts := level.options(ctx)
+	opts.WaitIndex, opts.WaitTime = index, wait
+	return read(opts)
+}
+
+// history is what the last delivered snapshot looked like.
+type history struct {
+	valid bool
+	index uint64
+	keys  map[string]uint64 // modify index by key
+}
+
+func remember(pairs []Pair, index uint64) history {
+	h := history{valid: true, index: index, keys: make(map[string]uint64, len(pairs))}
+	for _, p := range pairs {
+		h.keys[p.Key] = p.ModifyIndex
+	}
+	return h
+}
+
+// wentBack reports whether the snapshot is of an earlier time than the one remembered. The index alone cannot tell:
+// it also goes back when Consul forgets a deletion (tombstones live 15 minutes), and after a restore the next write
+// carries it ahead again. What cannot happen in one history is a key with an older version, a key that appears with an
+// index that was already past, or a change together with a lower index.
+func (h history) wentBack(pairs []Pair, index uint64) bool {
+	if !h.valid {
+		return false
+	}
+	for _, p := range pairs {
+		before, known := h.keys[p.Key]
+		if known && p.ModifyIndex < before || !known && p.ModifyIndex <= h.index {
+			return true
+		}
+		if index < h.index && p.ModifyIndex != before {
+			return true
+		}
+	}
+	return index < h.index && len(pairs) != len(h.keys)
+}
+
+// gapper paces deliveries.
+type gapper struct {
+	gap  time.Duration
+	last time.Time
+}
+
+// next returns how long to wait after a delivery.
+func (g *gapper) next() time.Duration {
+	now := time.Now()
+	if now.Sub(g.last) > quietAfter {
+		g.gap = minGap
+	} else {
+		g.gap = min(2*g.gap, maxGap)
+	}
+	g.last = now
+	return g.gap
+}
+
+// retryPause grows to about five seconds and is spread by half, so that many watches do not come back together.
+func retryPause(fails int) time.Duration {
+	base := min(100*time.Millisecond<<min(fails-1, 6), 5*time.Second)
+	return base/2 + rand.N(base)
+}

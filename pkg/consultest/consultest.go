@@ -1,0 +1,171 @@
+// Package consultest gives tests a real Consul: one server per test package, a random prefix per test. A Consul that
+// cannot be started fails the tests; it never skips them.
+package consultest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
+)
+
+// Server is a running Consul.
+type Server struct {
+	Addr string // host:port of its HTTP API
+	Proc *os.Process
+	dir  string
+	done chan struct{}
+}
+
+const startTries = 3
+
+// Start runs a Consul in dev mode. extra is more configuration as a JSON object. Stop ends it; it also ends when this
+// process does, however that happens.
+func Start(extra string) (*Server, error) {
+	bin, err := devserver.Find(filepath.Join(repoRoot(), "bin"))
+	if err != nil {
+		return nil, err
+	}
+	for try := 1; ; try++ {
+		s, err := start(bin, extra)
+		if err == nil || try == startTries {
+			return s, err
+		}
+	}
+}
+
+func start(bin, extra string) (*Server, error) {
+	dir, err := os.MkdirTemp("", "consultest-")
+	if err != nil {
+		return nil, err
+	}
+	addr, args, err := devserver.Args(devserver.Config{Bin: bin, Dir: dir, ExtraJSON: extra})
+	if err != nil {
+		return nil, err
+	}
+	log, err := os.Create(filepath.Join(dir, "consul.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(bin, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	s := &Server{Addr: addr, dir: dir, done: make(chan struct{})}
+	if err := StartTied(cmd, func(error) { close(s.done) }); err != nil {
+		return nil, fmt.Errorf("start %s: %w", bin, err)
+	}
+	s.Proc = cmd.Process
+	ctx, cancel := context.WithTimeoutCause(context.Background(), 30*time.Second, errors.New("not ready after 30 s"))
+	defer cancel()
+	if err := devserver.WaitReady(ctx, addr); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		s.Stop()
+		return nil, fmt.Errorf("%w\n%s", err, text)
+	}
+	return s, nil
+}
+
+// StartTied starts a command that gets SIGKILL when this process ends, even by SIGKILL. exited is called once, after the
+// command was waited for. The kernel ties a child to the thread that started it, so that thread waits here.
+func StartTied(cmd *exec.Cmd, exited func(error)) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			exited(cmd.Wait())
+		}
+	}()
+	return <-started
+}
+
+// Stop kills the server and removes its files.
+func (s *Server) Stop() {
+	_ = s.Proc.Kill() // it may have ended already
+	<-s.done
+	_ = os.RemoveAll(s.dir)
+}
+
+// repoRoot is the folder that holds go.mod, found from this source file.
+func repoRoot() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+}
+
+// shared is the server of one test package.
+type shared struct {
+	once   sync.Once
+	server *Server
+	err    error
+}
+
+var perPackage shared
+
+// Main runs a package's tests and stops the shared server afterwards. Call it as os.Exit(consultest.Main(m)).
+func Main(m *testing.M) int {
+	code := m.Run()
+	if perPackage.server != nil {
+		perPackage.server.Stop()
+	}
+	return code
+}
+
+// Shared returns the package's server, started on first use. The package's TestMain must call Main.
+func Shared(t testing.TB) *Server {
+	t.Helper()
+	perPackage.once.Do(func() { perPackage.server, perPackage.err = Start("") })
+	if perPackage.err != nil {
+		t.Fatalf("these tests need a real Consul: %v", perPackage.err)
+	}
+	return perPackage.server
+}
+
+// Client returns a client of the package's server and a key prefix that no other test uses.
+func Client(t testing.TB) (client *consul.Client, prefix string) {
+	t.Helper()
+	client, err := consul.New(consul.Config{Address: Shared(t).Addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return client, "test-" + strings.ToLower(ulid.Make().String()) + "/"
+}
+
+// Eventually waits until the condition holds, asking every 10 ms, and fails the test when it does not within the limit.
+// The condition returns nil, or what is still missing.
+func Eventually(t testing.TB, limit time.Duration, condition func() error) {
+	t.Helper()
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		select {
+		case <-deadline.C:
+			t.Fatalf("not within %s: %v", limit, err)
+		case <-ticker.C:
+		}
+	}
+}
