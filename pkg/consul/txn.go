@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/hashicorp/consul/api"
 )
@@ -189,4 +190,14 @@ func (c *Client) getSome(ctx context.Context, keys []string, consistency Consist
 		}
 	}
 	return nil
+}
+
+// Denied reports whether Consul refused because the token lacks a permission.
+func (e *RefusedError) Denied() bool {
+	for _, f := range e.Failures {
+		if strings.Contains(f.What, "Permission denied") {
+			return true
+		}
+	}
+	return false
 }

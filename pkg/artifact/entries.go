@@ -1,0 +1,176 @@
+package artifact
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+func (u *unpacker) addDir(name string, hdr *tar.Header) error {
+	// The unpacker itself needs to enter and list every directory.
+	mode := fs.FileMode(hdr.Mode)&0o555 | 0o500
+	old, ok := u.nodes[name]
+	switch {
+	case !ok:
+		if err := u.root.Mkdir(name, 0o700); err != nil {
+			return fmt.Errorf("entry %q: %w", hdr.Name, err)
+		}
+	case old.kind != tar.TypeDir:
+		return refuse(hdr.Name, fmt.Sprintf("is a directory here and a %s earlier in the archive", typeName(old.kind)), "one type for each path")
+	}
+	u.nodes[name] = node{kind: tar.TypeDir, mode: mode}
+	return nil
+}
+
+func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err error) {
+	if strings.HasSuffix(hdr.Name, "/") {
+		return refuse(hdr.Name, "is a regular file with a slash at its end", "names of files without it")
+	}
+	// Size is what the file occupies unpacked, the holes of a sparse file included.
+	if hdr.Size > u.limits.bytes-u.bytes {
+		return &EntryError{
+			Entry: hdr.Name, Problem: fmt.Sprintf("with its %d bytes the archive unpacks to more than the limit", hdr.Size),
+			Allowed: fmt.Sprintf("at most %d bytes unpacked", u.limits.bytes), kind: ErrTooLarge,
+		}
+	}
+	u.bytes += hdr.Size
+	if err := u.clear(name, hdr.Name, tar.TypeReg); err != nil {
+		return err
+	}
+	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+	}
+	u.nodes[name] = node{kind: tar.TypeReg}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := io.CopyN(f, content, hdr.Size); err != nil {
+		return readError(fmt.Sprintf("entry %q", hdr.Name), err, "a complete gzip-compressed tar archive")
+	}
+	if err := f.Chmod(fs.FileMode(hdr.Mode)&0o555 | 0o400); err != nil {
+		return fmt.Errorf("entry %q: make read-only: %w", hdr.Name, err)
+	}
+	return nil
+}
+
+func (u *unpacker) addSymlink(name string, hdr *tar.Header) error {
+	const allowed = "links with a relative target inside the archive"
+	target := hdr.Linkname
+	switch {
+	case target == "":
+		return refuse(hdr.Name, "is a symbolic link without a target", allowed)
+	case len(target) > maxPathBytes:
+		return refuse(hdr.Name, fmt.Sprintf("symbolic link with a target of %d bytes", len(target)), fmt.Sprintf("at most %d bytes", maxPathBytes))
+	case path.IsAbs(target):
+		return refuse(hdr.Name, fmt.Sprintf("symbolic link to the absolute path %q", target), allowed)
+	case leaves(path.Join(path.Dir(name), target)):
+		return refuse(hdr.Name, fmt.Sprintf("symbolic link to %q, outside of the archive", target), allowed)
+	}
+	if err := u.clear(name, hdr.Name, tar.TypeSymlink); err != nil {
+		return err
+	}
+	if err := u.root.Symlink(target, name); err != nil {
+		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+	}
+	u.nodes[name] = node{kind: tar.TypeSymlink}
+	return nil
+}
+
+// addLink makes a hard link. Its target must have come before it as a regular file: a link to a symbolic link would
+// be one, and a target that is not in the map is not in the tree.
+func (u *unpacker) addLink(name string, hdr *tar.Header) error {
+	target := path.Clean(hdr.Linkname)
+	if path.IsAbs(target) || leaves(target) || u.nodes[target].kind != tar.TypeReg {
+		return refuse(hdr.Name, fmt.Sprintf("hard link to %q", hdr.Linkname), "links to regular files that come earlier in the archive")
+	}
+	if target == name {
+		return refuse(hdr.Name, "hard link to itself", "links to regular files that come earlier in the archive")
+	}
+	if err := u.clear(name, hdr.Name, tar.TypeReg); err != nil {
+		return err
+	}
+	if err := u.root.Link(target, name); err != nil {
+		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+	}
+	u.nodes[name] = node{kind: tar.TypeReg}
+	return nil
+}
+
+// leaves reports whether a clean relative path points above where it starts.
+func leaves(clean string) bool { return clean == ".." || strings.HasPrefix(clean, "../") }
+
+// checkLinks resolves every symbolic link in the finished tree. The check of the text alone is not enough: "a/.." is
+// somewhere else when a is itself a link. A link to nothing is harmless, because the tree never changes.
+func (u *unpacker) checkLinks() error {
+	for _, name := range slices.Sorted(maps.Keys(u.nodes)) {
+		if u.nodes[name].kind != tar.TypeSymlink {
+			continue
+		}
+		if _, err := u.root.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return refuse(name, fmt.Sprintf("symbolic link that does not resolve inside the archive (%v)", err),
+				"links with a relative target inside the archive")
+		}
+	}
+	return nil
+}
+
+func (u *unpacker) checkLaunch() error {
+	const allowed = "a regular file with execute permission"
+	n, ok := u.nodes[LaunchPath]
+	switch {
+	case !ok:
+		return refuse(LaunchPath, "is missing", allowed)
+	case n.kind != tar.TypeReg:
+		return refuse(LaunchPath, "is a "+typeName(n.kind), allowed)
+	}
+	info, err := u.root.Lstat(LaunchPath)
+	if err != nil {
+		return fmt.Errorf("check %s: %w", LaunchPath, err)
+	}
+	if info.Mode()&0o111 == 0 {
+		return refuse(LaunchPath, fmt.Sprintf("has mode %04o", info.Mode().Perm()), allowed)
+	}
+	return nil
+}
+
+// boundedReader refuses to give more than its limit, so that a small file cannot keep a node unpacking for hours.
+type boundedReader struct {
+	r           io.Reader
+	left, limit int64 // bytes
+}
+
+func (b *boundedReader) Read(p []byte) (int, error) {
+	if int64(len(p)) > b.left+1 {
+		p = p[:b.left+1]
+	}
+	n, err := b.r.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("tar stream of more than %d bytes: %w; allowed: at most %d bytes", b.limit, ErrTooLarge, b.limit)
+	}
+	return n, err
+}
+
+// firstNonZero reads to the end and reports whether anything but zero bytes came.
+func firstNonZero(r io.Reader) (bool, error) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(buf)
+		for _, b := range buf[:n] {
+			if b != 0 {
+				return true, nil
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}

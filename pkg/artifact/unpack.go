@@ -1,0 +1,268 @@
+package artifact
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// LaunchPath is the file that every artifact must hold: what its launchable executes.
+const LaunchPath = "bin/launch"
+
+// Bounds on names, so that no path below the store's directory exceeds the kernel's 4096 bytes.
+const (
+	maxPathBytes = 1024
+	maxNameBytes = 255 // NAME_MAX of the usual file systems
+)
+
+// limits bounds what one archive may become.
+type limits struct {
+	bytes   int64
+	entries int
+}
+
+// EntryError says which entry of an archive is refused. It matches ErrArchive or, for sizes, ErrTooLarge.
+type EntryError struct {
+	Entry   string // name as written in the archive
+	Problem string
+	Allowed string
+	kind    error
+}
+
+// Error renders the refusal on one line.
+func (e *EntryError) Error() string {
+	return fmt.Sprintf("entry %q: %s; allowed: %s", e.Entry, e.Problem, e.Allowed)
+}
+
+// Unwrap returns ErrArchive or ErrTooLarge.
+func (e *EntryError) Unwrap() error { return e.kind }
+
+func refuse(entry, problem, allowed string) error {
+	return &EntryError{Entry: entry, Problem: problem, Allowed: allowed, kind: ErrArchive}
+}
+
+// node is what the tree holds at a path. The map of nodes is the authority on where an entry may be written: the
+// tree starts empty and nobody else writes into it.
+type node struct {
+	kind byte        // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
+	mode fs.FileMode // final permissions, for directories
+}
+
+// unpacker writes one archive into one empty directory.
+type unpacker struct {
+	root    *os.Root // second line of defence: the kernel walk cannot leave the tree either
+	limits  limits
+	entries int
+	bytes   int64
+	nodes   map[string]node
+}
+
+// unpack writes the gzip-compressed tar archive into the empty directory and makes everything in it read-only.
+func unpack(ctx context.Context, archive io.Reader, dir string, limits limits) (err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("open the tree to unpack into: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	u := &unpacker{root: root, limits: limits, nodes: map[string]node{".": {kind: tar.TypeDir, mode: 0o555}}}
+	if err := u.readAll(contextReader{ctx, archive}); err != nil {
+		return err
+	}
+	if err := u.checkLaunch(); err != nil {
+		return err
+	}
+	if err := u.checkLinks(); err != nil {
+		return err
+	}
+	return u.seal()
+}
+
+// readAll consumes the archive to its last byte: only then have the checksum of the compression and the absence of
+// anything behind the end been seen.
+func (u *unpacker) readAll(archive io.Reader) error {
+	const allowed = "a complete gzip-compressed tar archive"
+	zr, err := gzip.NewReader(archive)
+	if err != nil {
+		return fmt.Errorf("%w: read gzip header: %w; allowed: %s", ErrArchive, err, allowed)
+	}
+	stream := &boundedReader{r: zr, left: u.limits.bytes, limit: u.limits.bytes}
+	tr := tar.NewReader(stream)
+	for {
+		hdr, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return readError("read the next entry", err, allowed)
+		}
+		if err := u.add(hdr, tr); err != nil {
+			return err
+		}
+	}
+	rest, err := firstNonZero(stream)
+	if err != nil {
+		return readError("read the archive's end", err, allowed)
+	}
+	if rest {
+		return fmt.Errorf("%w: data after the end of the tar archive; allowed: %s", ErrArchive, allowed)
+	}
+	return nil
+}
+
+// readError sorts what went wrong while reading: a size, the node's own trouble, or a broken archive.
+func readError(what string, err error, allowed string) error {
+	var pathError *fs.PathError
+	switch {
+	case errors.Is(err, ErrTooLarge), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.As(err, &pathError):
+		return fmt.Errorf("%s: %w", what, err)
+	default:
+		return fmt.Errorf("%w: %s: %w; allowed: %s", ErrArchive, what, err, allowed)
+	}
+}
+
+func (u *unpacker) add(hdr *tar.Header, content io.Reader) error {
+	if u.entries++; u.entries > u.limits.entries {
+		return u.tooMany(hdr.Name)
+	}
+	name, err := u.place(hdr)
+	if err != nil {
+		return err
+	}
+	if special := hdr.Mode & 0o7000; special != 0 {
+		return refuse(hdr.Name, fmt.Sprintf("mode %04o has setuid, setgid or sticky bits", hdr.Mode&0o7777), "modes up to 0777")
+	}
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		return u.addDir(name, hdr)
+	case tar.TypeReg, tar.TypeGNUSparse:
+		return u.addFile(name, hdr, content)
+	case tar.TypeSymlink:
+		return u.addSymlink(name, hdr)
+	case tar.TypeLink:
+		return u.addLink(name, hdr)
+	case tar.TypeXGlobalHeader: // what git archive writes; nothing to unpack
+		return nil
+	default:
+		return refuse(hdr.Name, "is a "+typeName(hdr.Typeflag), "regular files, directories, symbolic and hard links")
+	}
+}
+
+// place checks the entry's name and returns it in clean form, with all directories above it made.
+func (u *unpacker) place(hdr *tar.Header) (string, error) {
+	if hdr.Typeflag == tar.TypeXGlobalHeader {
+		return "", nil
+	}
+	const inside = "relative paths inside it"
+	raw := hdr.Name
+	switch {
+	case raw == "":
+		return "", refuse(raw, "has no name", inside)
+	case strings.ContainsRune(raw, 0):
+		return "", refuse(raw, "has a zero byte in its name", inside)
+	case path.IsAbs(raw):
+		return "", refuse(raw, "is an absolute path", inside)
+	case slices.Contains(strings.Split(raw, "/"), ".."):
+		return "", refuse(raw, "leaves the archive", inside)
+	}
+	name := path.Clean(raw)
+	if len(name) > maxPathBytes {
+		return "", refuse(raw, fmt.Sprintf("path of %d bytes", len(name)), fmt.Sprintf("at most %d bytes", maxPathBytes))
+	}
+	parts := strings.Split(name, "/")
+	for _, part := range parts {
+		if len(part) > maxNameBytes {
+			return "", refuse(raw, fmt.Sprintf("file name of %d bytes", len(part)), fmt.Sprintf("at most %d bytes", maxNameBytes))
+		}
+	}
+	for i := 1; i < len(parts); i++ {
+		if err := u.parent(raw, strings.Join(parts[:i], "/")); err != nil {
+			return "", err
+		}
+	}
+	return name, nil
+}
+
+// parent makes the directory unless it is there. Anything else at that path, a symbolic link above all, is refused.
+func (u *unpacker) parent(raw, dir string) error {
+	n, ok := u.nodes[dir]
+	if ok && n.kind == tar.TypeDir {
+		return nil
+	}
+	if ok {
+		return refuse(raw, fmt.Sprintf("lies below %q, which is a %s", dir, typeName(n.kind)), "paths below directories of the archive")
+	}
+	if u.entries++; u.entries > u.limits.entries {
+		return u.tooMany(raw)
+	}
+	u.nodes[dir] = node{kind: tar.TypeDir, mode: 0o555}
+	if err := u.root.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("entry %q: make directory: %w", raw, err)
+	}
+	return nil
+}
+
+func (u *unpacker) tooMany(raw string) error {
+	return &EntryError{
+		Entry: raw, Problem: fmt.Sprintf("is number %d", u.entries),
+		Allowed: fmt.Sprintf("at most %d files, directories and links", u.limits.entries), kind: ErrTooLarge,
+	}
+}
+
+// clear makes the path free for an entry of the given kind: a later entry replaces an earlier one of its kind.
+func (u *unpacker) clear(name, raw string, kind byte) error {
+	old, ok := u.nodes[name]
+	if !ok {
+		return nil
+	}
+	if old.kind != kind {
+		return refuse(raw, fmt.Sprintf("is a %s here and a %s earlier in the archive", typeName(kind), typeName(old.kind)), "one type for each path")
+	}
+	// Removed, not overwritten: an open for writing would go through a symbolic link or change a hard link's peers.
+	if err := u.root.Remove(name); err != nil {
+		return fmt.Errorf("entry %q: replace: %w", raw, err)
+	}
+	return nil
+}
+
+// seal takes away all write permission. Files have theirs already; directories had to stay writable until now.
+func (u *unpacker) seal() error {
+	for _, name := range slices.Sorted(maps.Keys(u.nodes)) {
+		if n := u.nodes[name]; n.kind == tar.TypeDir {
+			if err := u.root.Chmod(name, n.mode); err != nil {
+				return fmt.Errorf("make directory %q read-only: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// typeName says in words what a tar type flag means.
+func typeName(flag byte) string {
+	switch flag {
+	case tar.TypeReg:
+		return "regular file"
+	case tar.TypeLink:
+		return "hard link"
+	case tar.TypeSymlink:
+		return "symbolic link"
+	case tar.TypeDir:
+		return "directory"
+	case tar.TypeChar:
+		return "character device"
+	case tar.TypeBlock:
+		return "block device"
+	case tar.TypeFifo:
+		return "named pipe"
+	default:
+		return fmt.Sprintf("entry of type %q", flag)
+	}
+}

@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// storedManifest is the record at manifests/<sha256>: the digest covers the bytes of Manifest alone.
+type storedManifest struct {
+	Manifest  json.RawMessage `json:"manifest"`
+	Signature string          `json:"signature,omitempty"`
+}
+
+// Manifest reads a manifest by its digest and proves that it is the one asked for. A record that is not comes back as a
+// *CorruptError.
+func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
+	key := s.keys.Manifest(digest)
+	rec, err := get[storedManifest](ctx, s, key, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	if got := manifest.Digest(rec.Value.Manifest); got != digest {
+		return nil, &CorruptError{Key: key, Err: fmt.Errorf("its content has digest %s", got)}
+	}
+	var m manifest.Manifest
+	if err := json.Unmarshal(rec.Value.Manifest, &m); err != nil {
+		return nil, &CorruptError{Key: key, Err: err}
+	}
+	return &m, nil
+}
+
+// RC reads one controller. The first read after a claim is consistent.
+func (s *Store) RC(ctx context.Context, id string, consistent bool) (Rec[rc.RC], error) {
+	level := consul.Default
+	if consistent {
+		level = consul.Consistent
+	}
+	return get[rc.RC](ctx, s, s.keys.RC(id), level)
+}
+
+// RCIDByName returns the id of the controller with a name, or ErrNotFound.
+func (s *Store) RCIDByName(ctx context.Context, name string) (string, error) {
+	pair, err := s.c.Get(ctx, s.keys.Name(name), consul.Consistent)
+	return string(pair.Value), err
+}
+
+// ListRCs reads every controller, and one *CorruptError for each that cannot be read.
+func (s *Store) ListRCs(ctx context.Context) ([]Rec[rc.RC], []error, error) {
+	return list[rc.RC](ctx, s, s.keys.RCs(), consul.Default)
+}
+
+// ListRCIDs returns the ids of all controllers, readable or not.
+func (s *Store) ListRCIDs(ctx context.Context) ([]string, error) { return s.ids(ctx, s.keys.RCs()) }
+
+func (s *Store) ids(ctx context.Context, prefix string) ([]string, error) {
+	keys, err := s.c.Keys(ctx, prefix)
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, 0, len(keys))
+	for _, key := range keys {
+		if key != prefix {
+			ids = append(ids, path.Base(key))
+		}
+	}
+	return ids, nil
+}
+
+// RCChange is one operator act on one controller.
+type RCChange struct {
+	RC       rc.RC  // as it shall be; its Generation must be one more than before
+	Index    uint64 // of the record that it was computed from; zero creates the controller and its name
+	Manifest []byte // canonical JSON to store under RC.ManifestDigest; nil when the manifest does not change
+	Audit    Audit
+}
+
+// ChangeRC writes a change with its manifest, bell and audit record in one transaction. It returns ErrConflict when the
+// record, or on creation the name, was changed by somebody else. An unknown outcome is settled before it returns: the
+// audit record tells whether the change landed, and the index check keeps a second landing out.
+func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
+	ops := []consul.Op{consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index)}
+	if c.Index == 0 {
+		ops = append(ops, consul.CAS(s.keys.Name(c.RC.Name), []byte(c.RC.ID), 0))
+	}
+	if c.Manifest != nil {
+		stored := encode(storedManifest{Manifest: c.Manifest})
+		// A new flag value moves the record's index, so that whoever collects unused manifests loses the race.
+		ops = append(ops, consul.SetFlags(s.keys.Manifest(c.RC.ManifestDigest), stored, rand.Uint64()))
+	}
+	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
+	for {
+		_, err := s.c.Commit(ctx, ops)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("change of %s: %w: it may have been written; look before trying again", c.RC.Name, err)
+		case !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown):
+			return err
+		}
+		landed, readErr := s.exists(ctx, s.keys.Audit(c.Audit.ID))
+		switch {
+		case readErr == nil && landed:
+			return nil
+		case errors.Is(err, ErrRefused):
+			if readErr != nil {
+				return readErr
+			}
+			if consulDenied(err) {
+				return err
+			}
+			return fmt.Errorf("rc %s: %w: %w", c.RC.Name, ErrConflict, err)
+		}
+	}
+}
+
+// consulDenied reports whether a refusal is about permission, which no other try mends.
+func consulDenied(err error) bool {
+	var refused *consul.RefusedError
+	return errors.As(err, &refused) && refused.Denied()
+}
+
+func (s *Store) exists(ctx context.Context, key string) (bool, error) {
+	_, err := s.c.Get(ctx, key, consul.Consistent)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Placements reads the placements of one controller.
+func (s *Store) Placements(ctx context.Context, rcID string, consistent bool) ([]Rec[pod.Placement], []error, error) {
+	level := consul.Default
+	if consistent {
+		level = consul.Consistent
+	}
+	return list[pod.Placement](ctx, s, s.keys.Pods(rcID), level)
+}
+
+// AllPlacements reads the placements of all controllers.
+func (s *Store) AllPlacements(ctx context.Context) ([]Rec[pod.Placement], []error, error) {
+	return list[pod.Placement](ctx, s, s.keys.AllPods(), consul.Default)
+}
+
+// AllRealities reads what all nodes did.
+func (s *Store) AllRealities(ctx context.Context) ([]Rec[pod.Reality], []error, error) {
+	return list[pod.Reality](ctx, s, s.keys.AllRealities(), consul.Default)
+}
+
+// ListNodes reads all node records. A record's Session is empty while no preparer holds it.
+func (s *Store) ListNodes(ctx context.Context) ([]Rec[node.Node], []error, error) {
+	return list[node.Node](ctx, s, s.keys.AllNodes(), consul.Default)
+}
+
+// ListNodeOps reads the operators' side of all nodes.
+func (s *Store) ListNodeOps(ctx context.Context) ([]Rec[node.Ops], []error, error) {
+	return list[node.Ops](ctx, s, s.keys.AllNodeOps(), consul.Default)
+}
+
+// ListStatus reads the statuses of all controllers.
+func (s *Store) ListStatus(ctx context.Context) ([]Rec[rc.Status], []error, error) {
+	return list[rc.Status](ctx, s, s.keys.AllStatus(), consul.Default)
+}
+
+// Status reads the status of one controller, or ErrNotFound.
+func (s *Store) Status(ctx context.Context, rcID string) (Rec[rc.Status], error) {
+	return get[rc.Status](ctx, s, s.keys.Status(rcID), consul.Default)
+}

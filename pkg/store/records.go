@@ -1,0 +1,163 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+)
+
+// Sentinels that callers test for with errors.Is.
+var (
+	ErrNotFound = consul.ErrNotFound
+	// ErrConflict means that a record changed since it was read: read again, compute again.
+	ErrConflict = errors.New("changed meanwhile")
+	// ErrRefused means that Consul refused a transaction; nothing of it was written.
+	ErrRefused = consul.ErrRefused
+	// ErrUnknown means that a transaction may have landed, or may yet: bump the fence before reading on.
+	ErrUnknown = consul.ErrUnknown
+	// ErrLost means that the session or the lock is not ours any more.
+	ErrLost = consul.ErrLost
+	// ErrRegressed means that the store went back in time.
+	ErrRegressed = consul.ErrRegressed
+	// ErrFiltered means that the token may not read what was asked for.
+	ErrFiltered = consul.ErrFiltered
+)
+
+// Store reads and writes typed records. It is safe for concurrent use.
+type Store struct {
+	c    *consul.Client
+	keys Keys
+}
+
+// New returns a store for the records below the keys' prefix.
+func New(c *consul.Client, keys Keys) *Store { return &Store{c: c, keys: keys} }
+
+// Keys returns the key schema.
+func (s *Store) Keys() Keys { return s.keys }
+
+// Rec is a record as read, with what a later write needs to be refused if the record changed.
+type Rec[T any] struct {
+	Value   T
+	Index   uint64 // Consul's modify index; zero when the record does not exist
+	Session string // that holds the key as a lock
+}
+
+// CorruptError is a record that exists and cannot be read.
+type CorruptError struct {
+	Key string
+	Err error
+}
+
+// Error names the key.
+func (e *CorruptError) Error() string { return fmt.Sprintf("unreadable record %s: %v", e.Key, e.Err) }
+
+// Unwrap returns what is wrong with it.
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+// checker is a record that can tell whether it may be acted on.
+type checker interface{ Check() error }
+
+func decode[T any](p consul.Pair) (Rec[T], error) {
+	rec := Rec[T]{Index: p.ModifyIndex, Session: p.Session}
+	err := json.Unmarshal(p.Value, &rec.Value)
+	if c, ok := any(&rec.Value).(checker); ok && err == nil {
+		err = c.Check()
+	}
+	if err != nil {
+		return rec, &CorruptError{Key: p.Key, Err: err}
+	}
+	return rec, nil
+}
+
+// decodeAll decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
+func decodeAll[T any](pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
+	for _, p := range pairs {
+		if strings.HasSuffix(p.Key, "/") {
+			continue
+		}
+		rec, err := decode[T](p)
+		if err != nil {
+			corrupt = append(corrupt, err)
+			continue
+		}
+		recs = append(recs, rec)
+	}
+	return recs, corrupt
+}
+
+func get[T any](ctx context.Context, s *Store, key string, level consul.Consistency) (Rec[T], error) {
+	pair, err := s.c.Get(ctx, key, level)
+	if err != nil {
+		return Rec[T]{}, err
+	}
+	return decode[T](pair)
+}
+
+func list[T any](ctx context.Context, s *Store, prefix string, level consul.Consistency) ([]Rec[T], []error, error) {
+	pairs, err := s.c.List(ctx, prefix, level)
+	if err != nil {
+		return nil, nil, err
+	}
+	recs, corrupt := decodeAll[T](pairs)
+	return recs, corrupt, nil
+}
+
+// encode is for records made of plain fields, whose encoding cannot fail.
+func encode(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("encode %T: %v", v, err))
+	}
+	return data
+}
+
+// NewID returns a fresh random id: a ULID in lower case, which sorts by the time of its making.
+func NewID() string { return strings.ToLower(ulid.Make().String()) }
+
+// ring is the operation that rings a controller's bell. The value differs every time, because writing an identical value
+// wakes nobody.
+func (s *Store) ring(rcID string) consul.Op { return consul.Set(s.keys.Bell(rcID), []byte(NewID())) }
+
+// Audit says who changed what, at audit/<ulid>.
+type Audit struct {
+	ID      string    `json:"id"`
+	At      time.Time `json:"at"`
+	Who     string    `json:"who"`  // operator or farm id
+	What    string    `json:"what"` // the act, such as "scale" or "reconcile"
+	RCID    string    `json:"rc_id,omitempty"`
+	Changes []string  `json:"changes"` // the difference, one line each
+}
+
+// MaxAuditChanges bounds the lines of one audit record; a last line says how many were left out.
+const MaxAuditChanges = 50
+
+// NewAudit returns an audit record of now.
+func NewAudit(who, what, rcID string, changes []string) Audit {
+	if len(changes) > MaxAuditChanges {
+		left := len(changes) - MaxAuditChanges
+		changes = append(changes[:MaxAuditChanges:MaxAuditChanges], fmt.Sprintf("and %d more", left))
+	}
+	return Audit{ID: NewID(), At: time.Now().UTC(), Who: who, What: what, RCID: rcID, Changes: changes}
+}
+
+func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audit(a.ID), encode(a)) }
+
+// ListAudit returns the audit records, oldest first.
+func (s *Store) ListAudit(ctx context.Context) ([]Audit, error) {
+	recs, _, err := list[Audit](ctx, s, s.keys.AllAudit(), consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Audit, len(recs))
+	for i := range recs {
+		out[i] = recs[i].Value
+	}
+	return out, nil
+}

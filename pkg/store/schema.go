@@ -1,0 +1,105 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+)
+
+// FormatVersion is the only record format that this build reads and writes.
+const FormatVersion = 1
+
+// Schema is the record at schema.
+type Schema struct {
+	FormatVersion int       `json:"format_version"`
+	Nonce         string    `json:"nonce"`      // ULID; replaced when the store went back in time (R1)
+	CreatedAt     time.Time `json:"created_at"` // of the nonce
+}
+
+// Check refuses a format that this build does not know.
+func (s *Schema) Check() error {
+	if s.FormatVersion != FormatVersion || s.Nonce == "" {
+		return fmt.Errorf("format version %d and nonce %q; this build knows version %d", s.FormatVersion, s.Nonce, FormatVersion)
+	}
+	return nil
+}
+
+// Breaker is the record at breaker.
+type Breaker struct {
+	Tripped bool      `json:"tripped"`
+	Reason  string    `json:"reason,omitempty"`
+	By      string    `json:"by,omitempty"` // farm id or operator
+	Since   time.Time `json:"since,omitzero"`
+}
+
+func newSchema() Schema {
+	return Schema{FormatVersion: FormatVersion, Nonce: NewID(), CreatedAt: time.Now().UTC()}
+}
+
+// EnsureSchema returns the schema record. When it is missing it is created, together with the breaker and the shared
+// marker keys that are missing, so that two first writers cannot both succeed.
+func (s *Store) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
+	for {
+		rec, err := get[Schema](ctx, s, s.keys.Schema(), consul.Consistent)
+		if !errors.Is(err, ErrNotFound) {
+			return rec, err
+		}
+		if err := s.createSchema(ctx); err != nil && !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) {
+			return Rec[Schema]{}, err
+		}
+		if ctx.Err() != nil {
+			return Rec[Schema]{}, context.Cause(ctx)
+		}
+	}
+}
+
+func (s *Store) createSchema(ctx context.Context) error {
+	optional := append(s.keys.markers(), s.keys.Breaker())
+	found, err := s.c.GetMany(ctx, optional, consul.Consistent)
+	if err != nil {
+		return err
+	}
+	ops := []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema()), 0)}
+	for _, key := range optional {
+		if _, exists := found[key]; exists {
+			continue
+		}
+		var value []byte
+		if key == s.keys.Breaker() {
+			value = encode(Breaker{})
+		}
+		ops = append(ops, consul.CAS(key, value, 0))
+	}
+	_, err = s.c.Commit(ctx, ops)
+	return err
+}
+
+// RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
+// before; a newer one in the store means that somebody else was first, and is left alone.
+func (s *Store) RenewNonce(ctx context.Context, known string) error {
+	for {
+		rec, err := s.EnsureSchema(ctx)
+		if err != nil {
+			return err
+		}
+		if rec.Value.Nonce > known {
+			return nil
+		}
+		_, err = s.c.Commit(ctx, []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema()), rec.Index)})
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// restoreMarker creates a marker key that vanished.
+func (s *Store) restoreMarker(ctx context.Context, key string) error {
+	_, err := s.c.Commit(ctx, []consul.Op{consul.CAS(key, nil, 0)})
+	if errors.Is(err, ErrRefused) {
+		return nil // somebody else was first
+	}
+	return err
+}

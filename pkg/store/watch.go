@@ -1,0 +1,107 @@
+package store
+
+import (
+	"context"
+	"path"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Seen is one delivery of a watch: every record below the watched prefix that can be read.
+type Seen[T any] struct {
+	Recs    []Rec[T]
+	Corrupt []error // a *CorruptError for each record that cannot be read
+	// Regressed says that the store went back in time since the last delivery.
+	Regressed bool
+	// MarkerMissing says that the prefix had lost its marker key, as after a wipe. It has been recreated.
+	MarkerMissing bool
+}
+
+func watch[T any](ctx context.Context, s *Store, prefix string, onError func(error), deliver func(Seen[T]) error) error {
+	return s.c.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+		seen := Seen[T]{Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix)}
+		if seen.MarkerMissing {
+			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
+				onError(err)
+			}
+		}
+		seen.Recs, seen.Corrupt = decodeAll[T](snap.Pairs)
+		return deliver(seen)
+	})
+}
+
+func hasMarker(pairs []consul.Pair, prefix string) bool {
+	return len(pairs) > 0 && pairs[0].Key == prefix // keys come sorted
+}
+
+// Bells is one delivery of a bell watch: the index of each bell by controller id.
+type Bells struct {
+	Index         map[string]uint64
+	Regressed     bool
+	MarkerMissing bool
+}
+
+// WatchBells delivers the bells of one shard at once and whenever one changes. It returns the context's cause or the
+// error of deliver.
+func (s *Store) WatchBells(ctx context.Context, shard int, onError func(error), deliver func(Bells) error) error {
+	prefix := s.keys.Bells(shard)
+	return s.c.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+		bells := Bells{Index: make(map[string]uint64, len(snap.Pairs)), Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix)}
+		if bells.MarkerMissing {
+			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
+				onError(err)
+			}
+		}
+		for _, p := range snap.Pairs {
+			if p.Key != prefix {
+				bells.Index[path.Base(p.Key)] = p.ModifyIndex
+			}
+		}
+		return deliver(bells)
+	})
+}
+
+// WatchNodes delivers the node records of one shard. A record's Session is empty while no preparer holds it.
+func (s *Store) WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(Seen[node.Node]) error) error {
+	return watch(ctx, s, s.keys.Nodes(shard), onError, deliver)
+}
+
+// WatchNodeOps delivers the operators' side of all nodes.
+func (s *Store) WatchNodeOps(ctx context.Context, onError func(error), deliver func(Seen[node.Ops]) error) error {
+	return watch(ctx, s, s.keys.AllNodeOps(), onError, deliver)
+}
+
+// WatchFarms delivers the member records.
+func (s *Store) WatchFarms(ctx context.Context, onError func(error), deliver func(Seen[Member]) error) error {
+	return watch(ctx, s, s.keys.Farms(), onError, deliver)
+}
+
+// WatchIntents delivers what one node must do.
+func (s *Store) WatchIntents(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[pod.Intent]) error) error {
+	return watch(ctx, s, s.keys.Intents(nodeName), onError, deliver)
+}
+
+// WatchSchema delivers the schema record; Recs is empty while it is missing.
+func (s *Store) WatchSchema(ctx context.Context, onError func(error), deliver func(Seen[Schema]) error) error {
+	return watchKey(ctx, s, s.keys.Schema(), onError, deliver)
+}
+
+// WatchBreaker delivers the breaker record; Recs is empty while it is missing.
+func (s *Store) WatchBreaker(ctx context.Context, onError func(error), deliver func(Seen[Breaker]) error) error {
+	return watchKey(ctx, s, s.keys.Breaker(), onError, deliver)
+}
+
+// WatchNode delivers one node's own record; Recs is empty while it is missing.
+func (s *Store) WatchNode(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[node.Node]) error) error {
+	return watchKey(ctx, s, s.keys.Node(nodeName), onError, deliver)
+}
+
+func watchKey[T any](ctx context.Context, s *Store, key string, onError func(error), deliver func(Seen[T]) error) error {
+	return s.c.WatchKey(ctx, key, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+		seen := Seen[T]{Regressed: snap.Regressed}
+		seen.Recs, seen.Corrupt = decodeAll[T](snap.Pairs)
+		return deliver(seen)
+	})
+}
