@@ -1,0 +1,170 @@
+// Package placement decides which nodes get pods. Everything here is a pure function of node records and reservations.
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Reason is why a node does not take a pod.
+type Reason string
+
+// The reasons. Their texts appear in statuses and metrics.
+const (
+	Selector   Reason = "selector"     // its labels do not match
+	NotAlive   Reason = "not alive"    // no preparer holds its record
+	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
+	Drained    Reason = "drained"      // operators closed it
+	Resources  Reason = "resources"    // slots, CPU or memory
+	Ports      Reason = "ports"        // a static port is taken
+	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
+)
+
+// Reasons counts nodes by why they take no pod.
+type Reasons map[Reason]int
+
+// String lists the reasons with their counts, in a stable order.
+func (r Reasons) String() string {
+	parts := make([]string, 0, len(r))
+	for _, reason := range slices.Sorted(maps.Keys(r)) {
+		parts = append(parts, fmt.Sprintf("%d nodes %s", r[reason], reason))
+	}
+	if len(parts) == 0 {
+		return "there are no nodes"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Eligible returns the names of the nodes that may take pods of a controller with this selector, in the order in which a
+// farm with this seed should try them, and counts the others. Different seeds give different orders, so that farms that
+// place at the same time do not all start with the same node.
+func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string, seed uint64) ([]string, Reasons) {
+	excluded := Reasons{}
+	var names []string
+	for name, v := range nodes {
+		switch {
+		case !sel.Matches(labels.Set(v.AllLabels())):
+			excluded[Selector]++
+		case !v.Alive:
+			excluded[NotAlive]++
+		case v.Nonce != nonce:
+			excluded[NotSettled]++
+		case !v.Open():
+			excluded[Drained]++
+		default:
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(mix(seed, a), mix(seed, b)), strings.Compare(a, b))
+	})
+	return names, excluded
+}
+
+func mix(seed uint64, name string) uint64 {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%x/%s", seed, name) // writing to a hash cannot fail
+	return finish(h.Sum64())
+}
+
+// Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
+// the identity holds already does not count against it; orphans without a share do (R13).
+func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) Reason {
+	if res.Closed {
+		return Drained
+	}
+	slots, cpu, memory := 1, want.CPU, want.Memory
+	taken := map[int]bool{}
+	count := func(h node.Holder) {
+		slots++
+		cpu += h.CPU
+		memory += h.Memory
+		for _, port := range h.Ports {
+			taken[port] = true
+		}
+	}
+	for key, h := range res.Holders {
+		if key != id.String() {
+			count(h)
+		}
+	}
+	for i := range v.Orphans {
+		o := &v.Orphans[i]
+		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != id {
+			count(node.NewHolder(o.Ports, o.CPU, o.Memory))
+		}
+	}
+	for _, port := range want.Ports {
+		if taken[port] {
+			return Ports
+		}
+	}
+	limit := v.Capacity
+	if slots > limit.Slots || limit.CPU > 0 && cpu > limit.CPU || limit.Memory > 0 && memory > limit.Memory {
+		return Resources
+	}
+	return ""
+}
+
+// Request asks for nodes for new pods of one controller. All pods want the same share.
+type Request struct {
+	Pods         []pod.Identity
+	Want         node.Holder
+	MaxPerNode   int            // zero: no limit
+	PerNode      map[string]int // pods of this controller by node, before
+	Order        []string       // candidates in order of preference
+	Nodes        map[string]*node.View
+	Reservations map[string]node.Reservation // of the candidates; none: nothing is taken there
+}
+
+// Assignment gives a pod to a node.
+type Assignment struct {
+	Pod  pod.Identity
+	Node string
+}
+
+// Assign spreads the pods over the candidates: always to a node with the fewest pods of the controller, then with the fewest
+// pods at all, then in order of preference. It returns what it could place and, for what it could not, why each candidate
+// refused. It changes none of its inputs.
+func Assign(r Request) ([]Assignment, Reasons) {
+	candidates := make([]*candidate, len(r.Order))
+	for i, name := range r.Order {
+		res := r.Reservations[name].Clone()
+		candidates[i] = &candidate{name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i}
+	}
+	var out []Assignment
+	refused := Reasons{}
+	queue := newQueue(candidates)
+	for _, id := range r.Pods {
+		placed := false
+		for !placed {
+			c := queue.pop()
+			if c == nil {
+				return out, refused
+			}
+			reason := Fits(c.view, c.res, id, r.Want)
+			if r.MaxPerNode > 0 && c.mine >= r.MaxPerNode {
+				reason = MaxPerNode
+			}
+			if reason != "" {
+				refused[reason]++ // it will not fit later either: all pods want the same
+				continue
+			}
+			c.res.Holders[id.String()] = r.Want
+			c.mine++
+			out = append(out, Assignment{Pod: id, Node: c.name})
+			queue.push(c)
+			placed = true
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,261 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// ProgressDeadline is how long an upgraded pod may take to become available before the rest of the upgrade is halted.
+const ProgressDeadline = 2 * time.Minute
+
+// Compute decides everything about one controller. Each identity changes at most once per plan; what one change makes
+// possible comes with the next look.
+func Compute(s *Snapshot) Plan {
+	c := &computation{s: s, touched: map[pod.Identity]bool{}}
+	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
+	c.confirmStops()
+	c.adopt()
+	c.repair()
+	switch {
+	case s.RC.DeletedAt != nil:
+		c.stopAll()
+		c.plan.Finish = len(s.Pods) == 0 && len(c.plan.Changes) == 0
+	case !s.RC.Disabled:
+		c.scale()
+		c.upgrade()
+	}
+	c.report()
+	return c.plan
+}
+
+type computation struct {
+	s       *Snapshot
+	plan    Plan
+	touched map[pod.Identity]bool
+	blocked string // why the upgrade is halted
+	held    int    // pods that are not stopped because of the breaker
+}
+
+func (c *computation) add(ch Change) {
+	c.touched[ch.Identity] = true
+	c.plan.Changes = append(c.plan.Changes, ch)
+}
+
+// confirmStops forgets pods and ghosts whose stop the node has confirmed, or that the node never ran at all.
+func (c *computation) confirmStops() {
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		ch := Change{Action: Remove, Identity: p.Identity, Index: p.Index, Reason: "the node confirmed the stop"}
+		next := p.Placement
+		next.Ghosts = nil
+		for _, g := range p.Placement.Ghosts {
+			if !confirmed(p.Ghosts[g.Node], g.Revision) {
+				next.Ghosts = append(next.Ghosts, g)
+				continue
+			}
+			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node})
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: g.Node})
+		}
+		gone := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) && len(next.Ghosts) == 0
+		if gone {
+			ch.Intents = append(ch.Intents, IntentChange{Node: p.Node})
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: p.Node})
+		} else {
+			ch.Placement = &next
+		}
+		if len(ch.Intents) > 0 {
+			c.add(ch)
+		}
+	}
+}
+
+// adopt takes over what runs without a matching intent. The higher revision wins (R2).
+func (c *computation) adopt() {
+	orphans := slices.Clone(c.s.Orphans)
+	slices.SortFunc(orphans, func(a, b Orphan) int {
+		return cmp.Or(a.Identity.Compare(b.Identity), cmp.Compare(b.Revision, a.Revision), cmp.Compare(a.Node, b.Node))
+	})
+	for i := range orphans {
+		o := &orphans[i]
+		if c.touched[o.Identity] {
+			continue
+		}
+		p := c.find(o.Identity)
+		switch {
+		case p == nil:
+			c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
+		case p.Node == o.Node:
+			if o.Revision > p.Revision {
+				c.adoptAs(o, p, "runs at a higher revision than its placement")
+			} // else its intent is missing or not seen yet: repair looks at it
+		case o.Revision > p.Revision:
+			c.adoptAs(o, p, "runs here at a higher revision than on "+p.Node)
+		default:
+			c.expel(o, p)
+		}
+	}
+}
+
+func (c *computation) find(id pod.Identity) *Pod {
+	i, ok := slices.BinarySearchFunc(c.s.Pods, id, func(p Pod, id pod.Identity) int { return p.Identity.Compare(id) })
+	if !ok {
+		return nil
+	}
+	return &c.s.Pods[i]
+}
+
+func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
+	next := p.Placement
+	moved := p.Index != 0 && p.Node != o.Node
+	revision := p.nextRevision(c.s.Now, o.Revision)
+	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node })
+	next.Node, next.PodID, next.Digest, next.Ports = o.Node, o.PodID, o.Digest, o.Ports
+	next.Labels = c.s.RC.PodLabelSet(o.PodID, nil)
+	if c.s.Manifest != nil {
+		next.Labels = c.s.RC.PodLabelSet(o.PodID, c.s.Manifest.Labels)
+	}
+	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
+	next.StoppingSince, next.LostSince, next.UnmanagedSince = nil, nil, nil
+	next.AdoptedAtGeneration = c.s.RC.Generation
+	in, holder := next.Intent(), node.NewHolder(o.Ports, o.CPU, o.Memory)
+	ch := Change{
+		Action: Adopt, Identity: o.Identity, Index: p.Index, Placement: &next, Reason: reason,
+		Intents: []IntentChange{{Node: o.Node, Intent: &in}},
+		Reserve: []ReserveChange{{Node: o.Node, Holder: &holder, Force: true}},
+	}
+	if moved {
+		ghost := pod.Ghost{Node: p.Node, Revision: revision, Since: c.s.Now}
+		next.Ghosts = append(next.Ghosts, ghost)
+		stop := next.GhostIntent(ghost)
+		ch.Intents = append(ch.Intents, IntentChange{Node: p.Node, Intent: &stop})
+		ch.NeedsBreaker = true
+		if c.s.Breaker != "" {
+			c.held++
+			return
+		}
+	}
+	c.add(ch)
+}
+
+// expel stops the losing copy of an identity, once the winning one is available.
+func (c *computation) expel(o *Orphan, p *Pod) {
+	isGhost := func(g pod.Ghost) bool { return g.Node == o.Node && g.Revision > o.Revision }
+	if !p.available() || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
+		return
+	}
+	if c.s.Breaker != "" {
+		c.held++
+		return
+	}
+	next := p.Placement
+	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now}
+	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
+	stop, holder := next.GhostIntent(ghost), node.NewHolder(o.Ports, o.CPU, o.Memory)
+	c.add(Change{
+		Action: Expel, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: true,
+		Reason:  fmt.Sprintf("a second copy runs on %s at a lower revision", o.Node),
+		Intents: []IntentChange{{Node: o.Node, Intent: &stop}},
+		Reserve: []ReserveChange{{Node: o.Node, Holder: &holder, Force: true}},
+	})
+}
+
+// repair brings placement, intent and reality back together where somebody else changed one of them, or where the store
+// is an older one.
+func (c *computation) repair() {
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if c.touched[p.Identity] {
+			continue
+		}
+		if c.repairGhosts(p) {
+			continue
+		}
+		next, reason := p.Placement, ""
+		switch {
+		case p.Reality != nil && p.Reality.Revision > p.Revision:
+			reason = "the node has applied a higher revision"
+			if p.Reality.State != pod.StateStopped {
+				// It runs: what was asked for since the store's time is what stays (R2).
+				next.RunState, next.StoppingSince, next.Digest = pod.Running, nil, p.Reality.Digest
+				next.AdoptedAtGeneration = c.s.RC.Generation
+			}
+		case p.Intents != nil && !sameIntent(p.Intents[p.Node], p.Intent()):
+			reason = "the intent was missing or different"
+		default:
+			continue
+		}
+		if next.RunState == pod.Stopped && c.s.Breaker != "" {
+			c.held++
+			continue
+		}
+		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
+		in := next.Intent()
+		c.add(Change{
+			Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
+			NeedsBreaker: next.RunState == pod.Stopped,
+			Intents:      []IntentChange{{Node: p.Node, Intent: &in}},
+		})
+	}
+}
+
+// repairGhosts writes the stop of a former node again where it vanished.
+func (c *computation) repairGhosts(p *Pod) bool {
+	if p.Intents == nil || c.s.Breaker != "" {
+		return false
+	}
+	same := p.Placement
+	ch := Change{
+		Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &same, NeedsBreaker: true,
+		Reason: "the stop of a former copy was missing",
+	}
+	for _, g := range p.Placement.Ghosts {
+		if stop := same.GhostIntent(g); !sameIntent(p.Intents[g.Node], stop) {
+			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &stop})
+		}
+	}
+	if len(ch.Intents) > 0 {
+		c.add(ch)
+	}
+	return len(ch.Intents) > 0
+}
+
+func sameIntent(got *pod.Intent, want pod.Intent) bool {
+	return got != nil && got.Digest == want.Digest && got.State == want.State && got.Revision == want.Revision
+}
+
+// stop asks for a stop, or counts the pod as held back by the breaker.
+func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
+	if c.s.Breaker != "" {
+		c.held++
+		return
+	}
+	now := c.s.Now
+	next := p.Placement
+	next.RunState, next.StoppingSince, next.ChangedAt = pod.Stopped, &now, now
+	next.Revision = p.nextRevision(now)
+	in := next.Intent()
+	c.add(Change{
+		Action: Stop, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
+		NeedsBreaker: true, NeedsBell: dependsOnOthers,
+		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
+	})
+}
+
+// stays reports whether the pod runs as it was found until somebody changes the controller (R2).
+func (c *computation) stays(p *Pod) bool {
+	return p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == c.s.RC.Generation
+}
+
+func (c *computation) stopAll() {
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.stays(p) {
+			c.stop(p, "the controller is deleted", false)
+		}
+	}
+}

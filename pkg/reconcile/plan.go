@@ -1,0 +1,114 @@
+package reconcile
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Action names what a change does, for logs and the audit trail.
+type Action string
+
+// The actions.
+const (
+	Adopt   Action = "adopt"   // take over a pod that runs without an intent
+	Repair  Action = "repair"  // write an intent again that is missing or differs
+	Place   Action = "place"   // a new pod on a node
+	Upgrade Action = "upgrade" // a new manifest, in place
+	Stop    Action = "stop"    // ask for a stop
+	Remove  Action = "remove"  // forget a pod whose stop is confirmed
+	Expel   Action = "expel"   // stop the losing copy of an identity
+)
+
+// Change is what happens to one identity. All of it lands in one transaction or none.
+type Change struct {
+	Action    Action
+	Identity  pod.Identity
+	Reason    string
+	Index     uint64          // of the placement that this replaces; zero creates it
+	Placement *pod.Placement  // nil removes it
+	Intents   []IntentChange  // one per node at the most
+	Reserve   []ReserveChange // one per node at the most
+	// NeedsBreaker: a `stopped` intent is written, so the breaker must not trip meanwhile.
+	NeedsBreaker bool
+	// NeedsBell: the change relies on pods being available (P6), so nothing may have been reported meanwhile.
+	NeedsBell bool
+	// NeedsSchema: a pod is placed, so the cluster nonce must not change meanwhile (R1).
+	NeedsSchema bool
+}
+
+// IntentChange writes, or with a nil Intent removes, what a node must do about the identity.
+type IntentChange struct {
+	Node   string
+	Intent *pod.Intent
+}
+
+// ReserveChange sets, or with a nil Holder releases, the identity's share of a node.
+type ReserveChange struct {
+	Node   string
+	Holder *node.Holder
+	// Force reserves without asking whether it fits: the pod is running there already.
+	Force bool
+}
+
+// String describes the change on one line for the audit trail.
+func (c *Change) String() string {
+	where := ""
+	if c.Placement != nil {
+		where = " on " + c.Placement.Node
+	} else if len(c.Intents) > 0 {
+		where = " from " + c.Intents[0].Node
+	}
+	return fmt.Sprintf("%s %s.%d%s: %s", c.Action, c.Identity.Role, c.Identity.Index, where, c.Reason)
+}
+
+// Plan is what to do next.
+type Plan struct {
+	Changes []Change
+	Adds    []pod.Identity // to be placed, in this order, where nodes can be found
+	Finish  bool           // the controller is deleted and nothing of it is left: remove its records
+	Status  rc.Status      // as the snapshot shows it, before the changes; see Plan.Short
+	Again   time.Duration  // look again after this long even if nothing rings; zero: no need
+}
+
+// Short completes the status with what could not be placed: how many replicas and why, per reason.
+func (p *Plan) Short(now time.Time, missing int, reasons string) {
+	if missing > 0 {
+		p.set(now, rc.InsufficientNodes, true, fmt.Sprintf("%d of %d replicas have no node: %s", missing, p.Status.Desired, reasons))
+		return
+	}
+	p.set(now, rc.InsufficientNodes, false, "")
+}
+
+// Block says in the status that changes could not be applied and why.
+func (p *Plan) Block(now time.Time, reason string) { p.set(now, rc.Blocked, true, reason) }
+
+func (p *Plan) set(now time.Time, t rc.ConditionType, isTrue bool, reason string) {
+	p.Status.Conditions = rc.SetCondition(p.Status.Conditions, t, isTrue, reason, now)
+}
+
+// PlaceOn returns the change that places one of the plan's adds on a node.
+func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
+	m := s.Manifest
+	p := pod.Placement{
+		Identity: id, Node: nodeName, PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: s.RC.ManifestDigest,
+		Ports: m.PortMap(), RunState: pod.Running, Revision: pod.NextRevision(s.Now), ChangedAt: s.Now,
+	}
+	in := p.Intent()
+	holder := NewHolder(s)
+	return Change{
+		Action: Place, Identity: id, Placement: &p, NeedsSchema: true,
+		Reason:  fmt.Sprintf("%d replicas desired", s.RC.Desired()),
+		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
+		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder}},
+	}
+}
+
+// NewHolder returns what a new pod of the controller reserves.
+func NewHolder(s *Snapshot) node.Holder {
+	res := s.Manifest.Resources()
+	return node.NewHolder(s.Manifest.PortMap(), res.CPU, res.Memory)
+}

@@ -1,0 +1,90 @@
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// report fills the plan's status from the snapshot.
+func (c *computation) report() {
+	s := c.s
+	st := rc.Status{RCID: s.RC.ID, ObservedGeneration: s.RC.Generation, Desired: s.RC.Desired(), Owner: s.Owner}
+	if s.Previous != nil {
+		st.Conditions = slices.Clone(s.Previous.Conditions)
+	}
+	if s.RC.DeletedAt != nil {
+		st.Desired = 0
+	}
+	var outdated, adopted int
+	var waitingFor *Pod
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if p.RunState == pod.Stopped {
+			st.Stopping++
+			continue
+		}
+		st.Placed++
+		switch {
+		case p.available():
+			st.Available++
+		case waitingFor == nil:
+			waitingFor = p
+		}
+		if !s.aliveOn(p.Node) {
+			st.Unmanaged++
+		}
+		if p.Digest != s.RC.ManifestDigest {
+			outdated++
+		}
+		if c.stays(p) && (p.Digest != s.RC.ManifestDigest || st.Placed > st.Desired) {
+			adopted++
+		}
+	}
+	st.LastError = strings.Join(s.Errors, "; ")
+	c.plan.Status = st
+	c.conditions(outdated, adopted, waitingFor)
+}
+
+func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
+	s, st := c.s, &c.plan.Status
+	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
+	set(rc.Holding, s.Hold != "" && len(s.Pods) < s.RC.Desired(), s.Hold)
+	set(rc.Blocked, c.blocked != "", c.blocked)
+	set(rc.BreakerTripped, c.held > 0, s.Breaker)
+	set(rc.Regressed, adopted > 0, fmt.Sprintf(
+		"%d pods were found running and stay as they are until the controller is changed", adopted))
+	if st.Placed >= st.Desired {
+		set(rc.InsufficientNodes, false, "")
+	}
+	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == ""
+	switch {
+	case settled && st.Placed == st.Desired && st.Available == st.Desired && st.Stopping == 0 && outdated == 0:
+		set(rc.Converged, true, fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired))
+	case s.RC.Disabled:
+		set(rc.Converged, false, "the controller is disabled: nothing is placed and nothing removed")
+	default:
+		reason := fmt.Sprintf("%d of %d replicas available, %d placed, %d stopping, %d with another manifest",
+			st.Available, st.Desired, st.Placed, st.Stopping, outdated)
+		if waitingFor != nil {
+			reason += fmt.Sprintf("; waiting for %s.%d on %s (%s)",
+				waitingFor.Role, waitingFor.Identity.Index, waitingFor.Node, describe(waitingFor.Reality))
+		}
+		set(rc.Converged, false, reason)
+	}
+}
+
+// describe says in a few words what a node reports.
+func describe(r *pod.Reality) string {
+	switch {
+	case r == nil:
+		return "nothing reported yet"
+	case r.Message != "":
+		return fmt.Sprintf("%s: %s", r.State, r.Message)
+	default:
+		return string(r.State)
+	}
+}

@@ -1,0 +1,211 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
+// placed.
+func (c *computation) scale() {
+	available, standing := 0, 0
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if p.available() && !c.touched[p.Identity] {
+			available++
+		}
+		// A stop that hangs on a node without a preparer must not keep others from being placed.
+		if p.RunState == pod.Running || c.s.aliveOn(p.Node) {
+			standing++
+		}
+	}
+	spare := available - c.s.RC.MinimumAvailable() // how many available pods may be removed now (P6)
+	room := c.s.RC.Desired() + c.s.RC.Surge() - standing
+	known := map[string]bool{}
+	for _, g := range c.s.RC.ReplicaGroups {
+		known[g.Role] = true
+		running := c.running(g.Role)
+		c.remove(running, len(running)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
+		c.place(g.Role, min(*g.Count-len(running), room), &room)
+	}
+	for i := range c.s.Pods {
+		if p := &c.s.Pods[i]; !known[p.Role] && p.RunState == pod.Running {
+			c.remove([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")
+		}
+	}
+}
+
+// running returns the pods of a role that are meant to run.
+func (c *computation) running(role string) []*Pod {
+	var pods []*Pod
+	for i := range c.s.Pods {
+		if p := &c.s.Pods[i]; p.Role == role && p.RunState == pod.Running {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
+// remove stops n of the pods: those on ineligible nodes first, then those that are not available, the newest, the highest
+// index. Pods that are available go only as far as the minimum allows.
+func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
+	if n <= 0 {
+		return
+	}
+	order := slices.Clone(pods)
+	slices.SortFunc(order, func(a, b *Pod) int {
+		return cmp.Or(
+			boolFirst(!c.s.eligible(a.Node), !c.s.eligible(b.Node)),
+			boolFirst(!a.available(), !b.available()),
+			b.ChangedAt.Compare(a.ChangedAt),
+			cmp.Compare(b.Identity.Index, a.Identity.Index),
+		)
+	})
+	for _, p := range order {
+		if n == 0 {
+			return
+		}
+		switch {
+		case c.touched[p.Identity] || c.stays(p):
+			continue
+		case p.available() && *spare <= 0:
+			continue
+		case p.available():
+			*spare--
+			c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
+		default:
+			c.stop(p, reason, false)
+		}
+		n--
+	}
+}
+
+func boolFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	default:
+		return 1
+	}
+}
+
+// place asks for n new identities of a role, the lowest free indices first. An index is free once its stop is confirmed.
+func (c *computation) place(role string, n int, room *int) {
+	if n <= 0 || c.s.Hold != "" || c.s.Manifest == nil {
+		return
+	}
+	used := map[int]bool{}
+	for i := range c.s.Pods {
+		if c.s.Pods[i].Role == role {
+			used[c.s.Pods[i].Identity.Index] = true
+		}
+	}
+	// What was adopted in this very plan takes its index too.
+	for id := range c.touched {
+		if id.Role == role {
+			used[id.Index] = true
+		}
+	}
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		if ch.Identity.Role != role || ch.Placement == nil || ch.Placement.RunState != pod.Running {
+			continue
+		}
+		if was := c.find(ch.Identity); was == nil || was.RunState != pod.Running {
+			n--
+			*room--
+		}
+	}
+	for index := 0; n > 0; index++ {
+		if used[index] {
+			continue
+		}
+		c.plan.Adds = append(c.plan.Adds, pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index})
+		n--
+		*room--
+	}
+}
+
+// upgrade gives pods a new manifest in place, one at a time: next only when the last is available; the first failure halts
+// the rest (R6). A pod that is not available anyway goes first.
+func (c *computation) upgrade() {
+	if c.s.Manifest == nil || c.s.RC.Mutator != "" {
+		return
+	}
+	var outdated []*Pod
+	available, waiting := 0, false
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if p.RunState != pod.Running {
+			continue
+		}
+		if p.available() {
+			available++
+		}
+		switch {
+		case c.touched[p.Identity]:
+			waiting = true
+		case p.Digest != c.s.RC.ManifestDigest:
+			if !c.stays(p) && c.s.aliveOn(p.Node) {
+				outdated = append(outdated, p)
+			}
+		case !p.available() && c.s.aliveOn(p.Node):
+			waiting = true
+			c.judge(p)
+		}
+	}
+	if len(outdated) == 0 {
+		c.blocked = "" // nothing is held up: a pod that fails is not a failed upgrade
+		return
+	}
+	if waiting {
+		return
+	}
+	p := slices.MinFunc(outdated, func(a, b *Pod) int {
+		return cmp.Or(boolFirst(!a.available(), !b.available()), a.Identity.Compare(b.Identity))
+	})
+	if p.available() && available-1 < c.s.RC.MinimumAvailable() {
+		return
+	}
+	c.upgradeOne(p)
+}
+
+// judge tells a pod that is on its way from one that failed.
+func (c *computation) judge(p *Pod) {
+	waited := c.s.Now.Sub(p.ChangedAt)
+	failed := p.Reality != nil && p.Reality.State == pod.StateFailed && p.Reality.Revision >= p.Revision
+	if failed || waited >= ProgressDeadline {
+		c.blocked = fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
+			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
+		return
+	}
+	c.lookAgain(ProgressDeadline - waited)
+}
+
+func (c *computation) lookAgain(after time.Duration) {
+	if c.plan.Again == 0 || after < c.plan.Again {
+		c.plan.Again = after
+	}
+}
+
+func (c *computation) upgradeOne(p *Pod) {
+	m := c.s.Manifest
+	next := p.Placement
+	next.Digest, next.PodID, next.Ports = c.s.RC.ManifestDigest, m.ID, m.PortMap()
+	next.Labels = c.s.RC.PodLabelSet(m.ID, m.Labels)
+	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
+	in, holder := next.Intent(), NewHolder(c.s)
+	c.add(Change{
+		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
+		NeedsBell: p.available() && c.s.RC.MinimumAvailable() > 0,
+		Reason:    fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
+		Intents:   []IntentChange{{Node: p.Node, Intent: &in}},
+		Reserve:   []ReserveChange{{Node: p.Node, Holder: &holder}},
+	})
+}
