@@ -79,10 +79,11 @@ func (r *RC) Desired() int {
 	return n
 }
 
-// MinimumAvailable returns how many available pods the farm's own actions must leave (P6).
+// MinimumAvailable returns how many available pods the farm's own actions must leave (P6). A minimum above the desired
+// number follows it down; else nothing could ever be scaled below the minimum that a document names.
 func (r *RC) MinimumAvailable() int {
 	if r.MinAvailable != nil {
-		return *r.MinAvailable
+		return min(*r.MinAvailable, r.Desired())
 	}
 	return max(0, r.Desired()-1)
 }

@@ -6,10 +6,19 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// MaxReplicas bounds one controller. It keeps a slip of the keyboard from filling a cluster.
-const MaxReplicas = 10_000
+// Limits on one controller. They keep a slip of the keyboard from filling a cluster, and the record within what one
+// transaction takes.
+const (
+	MaxReplicas      = 10_000 // of all groups together
+	MaxGroups        = 64
+	MaxSelectorBytes = 4096
+)
+
+// CountAllowed says in words what a number of replicas may be.
+var CountAllowed = fmt.Sprintf("a whole number from 0 to %d", MaxReplicas)
 
 // Spec is the document that a user applies: the controller and, inline, the manifest of its pods.
 type Spec struct {
@@ -46,19 +55,12 @@ func (s *Spec) Validate() field.Errors {
 	errs.CheckName("name", s.Name)
 	manifest.ValidateLabels(&errs, "labels", s.Labels)
 	manifest.ValidateLabels(&errs, "pod_labels", s.PodLabels)
-	if _, err := ParseSelector(s.NodeSelector); err != nil {
-		errs.Add("node_selector", s.NodeSelector, `a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`)
-	}
+	checkReserved(&errs, "pod_labels", s.PodLabels)
+	s.validateSelector(&errs)
 	s.validateGroups(&errs)
-	if s.MaxPerNode < 0 {
-		errs.Add("max_per_node", s.MaxPerNode, "zero (no limit) or more")
-	}
-	if s.MinAvailable != nil && *s.MinAvailable < 0 {
-		errs.Add("min_available", *s.MinAvailable, "zero or more")
-	}
-	if s.MaxSurge != nil && *s.MaxSurge < 0 {
-		errs.Add("max_surge", *s.MaxSurge, "zero or more")
-	}
+	checkCount(&errs, "max_per_node", &s.MaxPerNode, "; 0 means no limit")
+	checkCount(&errs, "min_available", s.MinAvailable, "")
+	checkCount(&errs, "max_surge", s.MaxSurge, "")
 	switch s.NodeLoss.Action {
 	case "", "replace", "keep":
 	default:
@@ -73,36 +75,68 @@ func (s *Spec) Validate() field.Errors {
 		errs.Missing("pod", "the pod's manifest")
 	} else {
 		errs.Nest("pod", s.Pod.Validate())
+		checkReserved(&errs, "pod.labels", s.Pod.Labels)
 	}
 	return errs
 }
 
-func (s *Spec) validateGroups(errs *field.Errors) {
-	const countAllowed = "a whole number from 0 to %d"
-	if (s.Replicas == nil) == (len(s.ReplicaGroups) == 0) {
-		errs.Add("replicas", "replicas and replica_groups", "exactly one of replicas and replica_groups")
-		return
+func (s *Spec) validateSelector(errs *field.Errors) {
+	const allowed = `a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`
+	if _, err := ParseSelector(s.NodeSelector); err != nil {
+		errs.Add("node_selector", s.NodeSelector, allowed)
+	} else if len(s.NodeSelector) > MaxSelectorBytes {
+		errs.Add("node_selector", s.NodeSelector, fmt.Sprintf("at most %d bytes", MaxSelectorBytes))
 	}
-	if s.Replicas != nil {
-		if *s.Replicas < 0 || *s.Replicas > MaxReplicas {
-			errs.Add("replicas", *s.Replicas, fmt.Sprintf(countAllowed, MaxReplicas))
+}
+
+// checkReserved records labels that every pod gets from its controller and that would be overwritten.
+func checkReserved(errs *field.Errors, path string, set map[string]string) {
+	for _, key := range []string{pod.RCIDLabel, pod.PodIDLabel} {
+		if value, taken := set[key]; taken {
+			errs.Add(path+"."+key, value, "any other key; rcfarm sets this one")
 		}
+	}
+}
+
+func checkCount(errs *field.Errors, path string, n *int, more string) {
+	if n != nil && (*n < 0 || *n > MaxReplicas) {
+		errs.Add(path, *n, CountAllowed+more)
+	}
+}
+
+func (s *Spec) validateGroups(errs *field.Errors) {
+	const oneOf = "exactly one of replicas and replica_groups"
+	switch {
+	case s.Replicas == nil && len(s.ReplicaGroups) == 0:
+		errs.Missing("replicas", oneOf)
+		return
+	case s.Replicas != nil && len(s.ReplicaGroups) > 0:
+		errs.Add("replicas", field.Text("replicas together with replica_groups"), oneOf)
+		return
+	case s.Replicas != nil:
+		checkCount(errs, "replicas", s.Replicas, "")
+		return
+	case len(s.ReplicaGroups) > MaxGroups:
+		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), fmt.Sprintf("1 to %d groups", MaxGroups))
 		return
 	}
-	seen := map[string]bool{}
+	seen, total := map[string]bool{}, 0
 	for i, g := range s.ReplicaGroups {
 		path := fmt.Sprintf("replica_groups[%d]", i)
 		errs.CheckName(path+".role", g.Role)
-		if seen[g.Role] {
+		if g.Role != "" && seen[g.Role] {
 			errs.Add(path+".role", g.Role, "a role that no other group has")
 		}
 		seen[g.Role] = true
-		switch {
-		case g.Count == nil:
-			errs.Missing(path+".count", fmt.Sprintf(countAllowed, MaxReplicas))
-		case *g.Count < 0 || *g.Count > MaxReplicas:
-			errs.Add(path+".count", *g.Count, fmt.Sprintf(countAllowed, MaxReplicas))
+		if g.Count == nil {
+			errs.Missing(path+".count", CountAllowed)
+			continue
 		}
+		checkCount(errs, path+".count", g.Count, "")
+		total += max(0, min(*g.Count, MaxReplicas)) // one that is too large has its own error
+	}
+	if total > MaxReplicas {
+		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d replicas in all", total)), fmt.Sprintf("at most %d replicas in all groups together", MaxReplicas))
 	}
 }
 

@@ -59,6 +59,21 @@ func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string
 	return conds
 }
 
+// CarrySince gives each condition that has not changed since the previous status the time from there.
+func (s *Status) CarrySince(previous *Status) {
+	if previous == nil {
+		return
+	}
+	for i := range s.Conditions {
+		c := &s.Conditions[i]
+		for _, before := range previous.Conditions {
+			if before.Type == c.Type && before.True == c.True {
+				c.Since = before.Since
+			}
+		}
+	}
+}
+
 // Is reports whether a condition is true.
 func (s *Status) Is(t ConditionType) bool {
 	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Type == t && c.True })

@@ -1,0 +1,302 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Writes are how a pass changes the world.
+type Writes interface {
+	Commit(ctx context.Context, b *store.Batch) error
+	CostOf(p store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
+	Ring(ctx context.Context, rcID string) error
+	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], a store.Audit) error
+}
+
+// candidatesPerPod is how many nodes' reservations are read for each pod to be placed.
+const candidatesPerPod = 3
+
+// minCandidates makes sure that a few full nodes do not hide a free one.
+const minCandidates = 30
+
+// assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
+func (c *ReplicationController) assign(ctx context.Context, v *view, plan *reconcile.Plan) error {
+	if len(plan.Adds) == 0 {
+		return nil
+	}
+	s := v.snapshot
+	order, others, err := c.farm.cfg.Scheduler.EligibleNodes(ctx, s)
+	if err != nil {
+		return err
+	}
+	perNode := map[string]int{}
+	for i := range s.Pods {
+		perNode[s.Pods[i].Node]++
+	}
+	// Nodes with few pods of this controller first: reading the others would be in vain.
+	slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
+	reasons := others
+	left := plan.Adds
+	for len(left) > 0 && len(order) > 0 {
+		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
+		some := order[:n]
+		order = order[n:]
+		reservations, err := c.reservations(ctx, some)
+		if err != nil {
+			return err
+		}
+		assigned, refused := placement.Assign(placement.Request{
+			Pods: left, Want: reconcile.NewHolder(s), MaxPerNode: s.RC.MaxPerNode, PerNode: perNode,
+			Order: some, Nodes: s.Nodes, Reservations: reservations,
+		})
+		for _, a := range assigned {
+			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
+			perNode[a.Node]++
+		}
+		left = left[len(assigned):]
+		if len(refused) > 0 {
+			reasons = others + ", " + refused.String()
+		}
+	}
+	plan.Short(s.Now, len(left), reasons)
+	return nil
+}
+
+func (c *ReplicationController) reservations(ctx context.Context, names []string) (map[string]node.Reservation, error) {
+	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range corrupt {
+		c.log.WithError(e).Error("nothing is placed on a node")
+	}
+	out := make(map[string]node.Reservation, len(recs))
+	for name, rec := range recs {
+		out[name] = rec.Value
+	}
+	return out, nil
+}
+
+// apply writes the plan's changes and status. It returns how many changes landed, and the error that made the pass end
+// early: ErrUnknown before anything else, because it asks for a bump.
+func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconcile.Plan) (wrote int, err error) {
+	batches, err := c.batches(ctx, v, plan)
+	if err != nil {
+		return 0, err
+	}
+	plan.Status.CarrySince(v.head.Status)
+	if statusDiffers(v.head.Status, &plan.Status) {
+		if len(batches) == 0 {
+			batches = append(batches, &batch{Batch: c.newBatch(v)})
+		}
+		batches[0].Status = &plan.Status
+	}
+	if len(batches) == 0 {
+		return 0, nil
+	}
+	// The first carries the pass's audit record and status: nothing else is written unless it lands.
+	if err := c.farm.cfg.Store.Commit(ctx, &batches[0].Batch); err != nil {
+		return 0, err
+	}
+	wrote = batches[0].changes
+	errs := make([]error, len(batches))
+	var group errgroup.Group
+	group.SetLimit(c.farm.cfg.InFlight)
+	for i, b := range batches[1:] {
+		group.Go(func() error {
+			errs[i] = c.farm.cfg.Store.Commit(ctx, &b.Batch)
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in errs
+	for i, b := range batches[1:] {
+		if errs[i] == nil {
+			wrote += b.changes
+		}
+	}
+	for _, e := range errs {
+		if errors.Is(e, store.ErrUnknown) {
+			return wrote, e
+		}
+	}
+	return wrote, errors.Join(errs...)
+}
+
+// statusDiffers compares what an operator would see.
+func statusDiffers(before, after *rc.Status) bool {
+	return before == nil || !reflect.DeepEqual(*before, *after)
+}
+
+// batch is a transaction in the making.
+type batch struct {
+	store.Batch
+	changes int
+	cost    store.Cost
+	nodes   map[string]int // node -> position in Reservations
+}
+
+func (c *ReplicationController) newBatch(v *view) store.Batch {
+	return store.Batch{Fence: c.fence, RCID: c.ID, RCIndex: v.head.RC.Index}
+}
+
+// headBytes is set aside in each batch for its conditions, audit record and status.
+const headBytes = 32 * 1024
+
+// batches groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can be
+// in flight together; a change that would need a node of an earlier, full batch waits for the next pass.
+func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reconcile.Plan) ([]*batch, error) {
+	reserved, err := c.reservationsOf(ctx, plan.Changes)
+	if err != nil || len(plan.Changes) == 0 {
+		return nil, err
+	}
+	var out []*batch
+	home := map[string]*batch{} // of each node's reservation
+	var lines []string
+	for i := range plan.Changes {
+		ch := &plan.Changes[i]
+		writes, reason := c.reserve(v, reserved, ch)
+		if reason != "" {
+			plan.Block(v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
+			continue
+		}
+		b := c.batchFor(ch, &out, home, v, writes)
+		if b == nil {
+			continue
+		}
+		c.put(b, v, ch, writes)
+		for _, w := range writes {
+			home[w.Node] = b
+			reserved[w.Node] = store.Rec[node.Reservation]{Value: w.Value, Index: w.Index}
+		}
+		lines = append(lines, ch.String())
+	}
+	if len(out) > 0 {
+		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, lines)
+		out[0].Audit = &a
+	}
+	return out, nil
+}
+
+// reservationsOf reads what is taken on every node whose reservation a change touches.
+func (c *ReplicationController) reservationsOf(ctx context.Context, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], error) {
+	var names []string
+	seen := map[string]bool{}
+	for i := range changes {
+		for _, r := range changes[i].Reserve {
+			if !seen[r.Node] {
+				seen[r.Node] = true
+				names = append(names, r.Node)
+			}
+		}
+	}
+	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	// Writing over an unreadable reservation would forget who holds what.
+	return recs, errors.Join(corrupt...)
+}
+
+// reserve returns the new reservations that a change needs, or why a node cannot take it.
+func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[node.Reservation], ch *reconcile.Change) ([]store.ReservationWrite, placement.Reason) {
+	var writes []store.ReservationWrite
+	key := ch.Identity.String()
+	for _, r := range ch.Reserve {
+		rec := reserved[r.Node]
+		next := rec.Value.Clone()
+		if r.Holder == nil {
+			delete(next.Holders, key)
+		} else {
+			if view := v.snapshot.Nodes[r.Node]; !r.Force && view != nil {
+				if reason := placement.Fits(view, next, ch.Identity, *r.Holder); reason != "" {
+					return nil, reason
+				}
+			}
+			next.Holders[key] = *r.Holder
+		}
+		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
+	}
+	return writes, ""
+}
+
+// batchFor returns the batch that a change goes into, nil when it must wait for the next pass.
+func (c *ReplicationController) batchFor(ch *reconcile.Change, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
+	var bound *batch
+	for _, w := range writes {
+		b := home[w.Node]
+		if b != nil && bound != nil && b != bound {
+			return nil
+		}
+		if b != nil {
+			bound = b
+		}
+	}
+	pod, intents := rows(ch)
+	cost := c.farm.cfg.Store.CostOf(pod, intents, writes)
+	if bound == nil && len(*out) > 0 {
+		bound = (*out)[len(*out)-1]
+		if !bound.fits(cost) {
+			bound = nil
+		}
+	} else if bound != nil && !bound.fits(cost) {
+		return nil
+	}
+	if bound == nil {
+		bound = &batch{Batch: c.newBatch(v), nodes: map[string]int{}}
+		*out = append(*out, bound)
+	}
+	bound.cost.Ops += cost.Ops
+	bound.cost.Bytes += cost.Bytes
+	return bound
+}
+
+func (b *batch) fits(more store.Cost) bool {
+	return b.cost.Ops+more.Ops+store.BatchHead <= store.MaxBatchOps && b.cost.Bytes+more.Bytes+headBytes <= store.MaxBatchBytes
+}
+
+// rows translates a change into what is written for its identity.
+func rows(ch *reconcile.Change) (store.PodWrite, []store.IntentWrite) {
+	intents := make([]store.IntentWrite, len(ch.Intents))
+	for i, in := range ch.Intents {
+		intents[i] = store.IntentWrite{Node: in.Node, Identity: ch.Identity, Intent: in.Intent}
+	}
+	return store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement}, intents
+}
+
+// put adds a change and the conditions that it depends on to a batch.
+func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, writes []store.ReservationWrite) {
+	pod, intents := rows(ch)
+	b.Pods = append(b.Pods, pod)
+	b.Intents = append(b.Intents, intents...)
+	for _, w := range writes {
+		if at, known := b.nodes[w.Node]; known {
+			b.Reservations[at].Value = w.Value
+			continue
+		}
+		b.nodes[w.Node] = len(b.Reservations)
+		b.Reservations = append(b.Reservations, w)
+	}
+	if ch.NeedsSchema {
+		b.SchemaIndex = v.schema.Index
+	}
+	if ch.NeedsBreaker {
+		b.BreakerIndex = v.breaker.Index
+	}
+	if ch.NeedsBell {
+		b.BellIndex = v.head.BellIndex
+	}
+	b.changes++
+	c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
+}

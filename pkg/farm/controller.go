@@ -1,0 +1,204 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// RCIDLabel is the label that every pod of a controller carries with the controller's id.
+const RCIDLabel = pod.RCIDLabel
+
+// ReplicationController is one controller that this farm owns. One goroutine at a time works on it.
+type ReplicationController struct {
+	ID   string
+	farm *Farm
+	log  obs.Logger
+
+	fence      store.Fence
+	consistent bool // the next read must be: it is the first of this tenure
+	deep       bool // the next pass compares intents too
+
+	mu       sync.Mutex
+	lastDeep time.Time
+	nodes    map[string]bool // where it has pods
+	hungry   bool            // more nodes would help it
+}
+
+// WatchDesires brings the pods in line with what is desired, once at the start and once for each ring, until ctx ends, the
+// rings end, or the controller is gone or lost. It is the loop of a single controller for callers without a Farm's queue;
+// errors that another look can mend are logged and looked at again with the next ring.
+func (c *ReplicationController) WatchDesires(ctx context.Context, rings <-chan struct{}) error {
+	for {
+		_, err := c.pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, errGone), errors.Is(err, store.ErrLost):
+			return err
+		case err != nil:
+			c.log.WithError(err).Warn("pass failed")
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case _, more := <-rings:
+			if !more {
+				return nil
+			}
+		}
+	}
+}
+
+// CurrentPods returns the controller's placements as Consul has them now, readable ones only.
+func (c *ReplicationController) CurrentPods(ctx context.Context) ([]pod.Placement, error) {
+	recs, _, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
+	if err != nil {
+		return nil, err
+	}
+	pods := make([]pod.Placement, len(recs))
+	for i := range recs {
+		pods[i] = recs[i].Value
+	}
+	return pods, nil
+}
+
+// pass looks at the controller once: read, decide, write. It returns when to look again even if nothing rings.
+func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, err error) {
+	started := time.Now()
+	v, err := c.read(ctx)
+	if errors.Is(err, store.ErrNotFound) {
+		return 0, c.abandon(ctx)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if v.head.BellIndex == 0 {
+		// Without a bell nobody could tell us of a change, and no write could depend on there being none.
+		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
+	}
+	plan := reconcile.Compute(v.snapshot)
+	if plan.Finish {
+		return 0, c.finish(ctx, v)
+	}
+	if err := c.assign(ctx, v, &plan); err != nil {
+		return 0, err
+	}
+	wrote, err := c.apply(ctx, v, &plan)
+	c.remember(v, &plan)
+	if len(plan.Changes) > 0 {
+		c.log.WithFields(obs.Fields{
+			obs.Action: summary(plan.Changes), obs.Desired: plan.Status.Desired, obs.Current: plan.Status.Placed,
+			obs.Took: time.Since(started).Round(time.Millisecond).String(), "written": wrote,
+		}).Info("changed pods")
+	}
+	if err != nil {
+		return 0, c.afterFailure(ctx, err)
+	}
+	if wrote > 0 {
+		return time.Millisecond, nil // what this made possible comes with the next look
+	}
+	return plan.Again, nil
+}
+
+// afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that
+// lingers somewhere can no longer land; where the fence itself was refused, bumping tells whether the lock is still ours
+// (R9).
+func (c *ReplicationController) afterFailure(ctx context.Context, failure error) error {
+	if !errors.Is(failure, store.ErrUnknown) && !store.LockRefused(failure, c.fence) {
+		return failure
+	}
+	fence, err := c.farm.cfg.Store.Bump(ctx, c.fence)
+	if err != nil {
+		return fmt.Errorf("bump the fence after %w: %w", failure, err)
+	}
+	c.fence, c.consistent = fence, true
+	c.log.WithError(failure).WithField(obs.ConsulIndex, fence.Index).Info("bumped the fence")
+	return failure
+}
+
+// abandon gives up a controller whose record is gone. Its pods, if any, run on: nothing says that they should stop (P4).
+func (c *ReplicationController) abandon(ctx context.Context) error {
+	err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence)
+	if err != nil && !errors.Is(err, store.ErrRefused) {
+		return c.afterFailure(ctx, err)
+	}
+	c.log.Warn("the controller's record is gone; its pods are left alone")
+	return errGone
+}
+
+// finish removes the last records of a deleted controller.
+func (c *ReplicationController) finish(ctx context.Context, v *view) error {
+	a := store.NewAudit(c.farm.cfg.ID, "finish", c.ID, []string{"removed " + v.head.RC.Value.Name + " after its last pod"})
+	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, a); err != nil {
+		return c.afterFailure(ctx, err)
+	}
+	c.log.WithField(obs.RCName, v.head.RC.Value.Name).Info("deleted a controller")
+	return errGone
+}
+
+// remember keeps what tells whether a changed node concerns this controller.
+func (c *ReplicationController) remember(v *view, plan *reconcile.Plan) {
+	nodes := map[string]bool{}
+	for i := range v.snapshot.Pods {
+		nodes[v.snapshot.Pods[i].Node] = true
+	}
+	for i := range plan.Changes {
+		if p := plan.Changes[i].Placement; p != nil {
+			nodes[p.Node] = true
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes = nodes
+	c.hungry = plan.Status.Placed < plan.Status.Desired
+	if v.deep {
+		c.lastDeep, c.deep = time.Now(), false
+	}
+}
+
+func (c *ReplicationController) concernedBy(changed map[string]bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hungry || c.nodes == nil {
+		return true
+	}
+	for name := range c.nodes {
+		if changed[name] {
+			return true
+		}
+	}
+	return false
+}
+
+// deepDue asks for a deep check in the next pass if the last one is older than the given time.
+func (c *ReplicationController) deepDue(before time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	due := c.lastDeep.Before(before)
+	c.deep = c.deep || due
+	return due
+}
+
+// summary counts changes by action, for the log.
+func summary(changes []reconcile.Change) string {
+	counts := map[reconcile.Action]int{}
+	var order []reconcile.Action
+	for i := range changes {
+		if counts[changes[i].Action]++; counts[changes[i].Action] == 1 {
+			order = append(order, changes[i].Action)
+		}
+	}
+	text := ""
+	for _, a := range order {
+		text += fmt.Sprintf(" %s:%d", a, counts[a])
+	}
+	return text[min(1, len(text)):]
+}

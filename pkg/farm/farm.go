@@ -1,0 +1,222 @@
+// Package farm is the loop that owns replication controllers: it claims their locks, watches what may have changed, and
+// carries out what reconcile decides. Start reading at Farm.Start.
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Config is what a farm needs. Zero durations and counts mean the defaults.
+type Config struct {
+	ID        string // stable name
+	Version   string // of the program
+	Store     Tenure
+	Scheduler Scheduler // nil: the built-in one, which selects by label
+	Log       obs.Logger
+
+	TTL        time.Duration // liveness TTL of the cluster's daemons; 2 s
+	Workers    int           // controllers worked on at once; 8
+	SweepEvery time.Duration // between two sweeps, plus jitter; 30 s
+	DeepEvery  time.Duration // between two deep checks of one controller; 10 min
+	InFlight   int           // batches of one pass in flight at once; 4
+}
+
+func (c *Config) setDefaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&c.TTL, 2*time.Second)
+	def(&c.SweepEvery, 30*time.Second)
+	def(&c.DeepEvery, 10*time.Minute)
+	if c.Workers == 0 {
+		c.Workers = 8
+	}
+	if c.InFlight == 0 {
+		c.InFlight = 4
+	}
+}
+
+// Tenure is the store under one session, as the farm uses it.
+type Tenure interface {
+	Watches
+	Ownership
+	Reads
+	Writes
+}
+
+// Ownership is how the farm becomes and stops being the owner of controllers.
+type Ownership interface {
+	Join(ctx context.Context, m store.Member) error
+	Claim(ctx context.Context, rcID string) (store.Fence, error)
+	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
+	Abandon(ctx context.Context, rcID string, f store.Fence) error
+	LockReads
+}
+
+// LockReads is how the farm finds controllers without an owner.
+type LockReads interface {
+	SweepBells(ctx context.Context) (rcIDs []string, err error)
+	Locks(ctx context.Context) (store.LockState, error)
+	LockHeld(ctx context.Context, rcID string) (bool, error)
+	RCExists(ctx context.Context, rcID string) (bool, error)
+}
+
+// Farm owns controllers for as long as one session lives.
+type Farm struct {
+	cfg   Config
+	log   obs.Logger
+	queue workqueue.TypedRateLimitingInterface[string]
+	world *world
+
+	mu      sync.Mutex
+	owned   map[string]*ReplicationController
+	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
+	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
+	nonce   settling
+
+	manifests *manifestCache
+	sweepNow  chan struct{} // capacity 1
+}
+
+// The pace of repeated tries of one controller.
+const (
+	retryMin = 50 * time.Millisecond
+	retryMax = 10 * time.Second
+)
+
+// unownedGrace is how long a controller may lack an owner before any farm may claim it, preferred or not.
+const unownedGrace = time.Second
+
+// NewFarm returns a farm. It does nothing before Start and serves one session.
+func NewFarm(cfg Config) *Farm {
+	cfg.setDefaults()
+	f := &Farm{
+		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
+		owned:     map[string]*ReplicationController{},
+		foreign:   map[string]bool{},
+		freed:     map[string]time.Time{},
+		manifests: newManifestCache(),
+		sweepNow:  make(chan struct{}, 1),
+	}
+	f.world = newWorld(f)
+	if f.cfg.Scheduler == nil {
+		f.cfg.Scheduler = &selecting{farm: f}
+	}
+	return f
+}
+
+// Start runs the farm until ctx ends, and returns why it ended: the context's cause, or store.ErrRegressed when the store
+// went back in time, after which the caller starts over with a new session. When it returns nothing of it runs any more,
+// so that the caller can give the session up.
+func (f *Farm) Start(ctx context.Context) error {
+	if err := f.cfg.Store.Join(ctx, f.member()); err != nil {
+		return fmt.Errorf("join: %w", err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	f.world.watch(ctx, group)
+	group.Go(func() error {
+		<-ctx.Done()
+		f.queue.ShutDown()
+		return context.Cause(ctx)
+	})
+	group.Go(func() error {
+		if err := f.world.waitReady(ctx); err != nil {
+			return err
+		}
+		f.log.Info("farm is ready")
+		for range f.cfg.Workers {
+			group.Go(func() error { f.work(ctx); return nil })
+		}
+		group.Go(func() error { return f.settle(ctx) })
+		return f.sweepLoop(ctx)
+	})
+	return group.Wait()
+}
+
+func (f *Farm) member() store.Member {
+	return store.Member{Version: f.cfg.Version, EmulationVersion: f.cfg.Version}
+}
+
+// work handles controllers from the queue until it is shut down. The queue never gives one id to two workers.
+func (f *Farm) work(ctx context.Context) {
+	for {
+		id, shutdown := f.queue.Get()
+		if shutdown {
+			return
+		}
+		f.handle(ctx, id)
+		f.queue.Done(id)
+	}
+}
+
+// handle looks at one controller: claims it when it should, makes one pass over it, and decides when to look again.
+func (f *Farm) handle(ctx context.Context, id string) {
+	if ctx.Err() != nil {
+		return
+	}
+	log := f.log.WithField(obs.RCID, id)
+	c, again, err := f.controller(ctx, id)
+	if err == nil && c != nil {
+		again, err = c.pass(ctx)
+	}
+	var corrupt *store.CorruptError
+	switch {
+	case err == nil:
+		f.queue.Forget(id)
+		if again > 0 {
+			f.queue.AddAfter(id, again)
+		}
+		return
+	case ctx.Err() != nil:
+		return
+	case errors.Is(err, errGone):
+		f.drop(id)
+		f.queue.Forget(id)
+		return
+	case errors.Is(err, store.ErrLost):
+		// The controller's lock is somebody else's, or the session is dead, which the session's keeper finds out.
+		f.drop(id)
+		log.WithError(err).Warn("lost a controller")
+	case errors.As(err, &corrupt):
+		log.WithError(err).Error("controller cannot be worked on")
+	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):
+		log.WithError(err).Debug("pass did not land")
+	default:
+		log.WithError(err).Warn("pass failed")
+	}
+	f.queue.AddRateLimited(id)
+}
+
+// enqueue asks for a look at a controller soon.
+func (f *Farm) enqueue(id string) { f.queue.Add(id) }
+
+func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, c := range f.owned {
+		if which(c) {
+			f.queue.Add(id)
+		}
+	}
+}
+
+func (f *Farm) requestSweep() {
+	select {
+	case f.sweepNow <- struct{}{}:
+	default: // one is asked for already
+	}
+}

@@ -1,0 +1,214 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Reads are what a pass reads.
+type Reads interface {
+	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
+	Manifest(ctx context.Context, digest string) (*manifest.Manifest, error)
+	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
+	PodReads
+}
+
+// PodReads are what a pass reads about its pods and their nodes.
+type PodReads interface {
+	Realities(ctx context.Context, at []store.At) (map[store.At]pod.Reality, []error, error)
+	Intents(ctx context.Context, at []store.At) (map[store.At]pod.Intent, []error, error)
+	Reservations(ctx context.Context, nodes []string) (map[string]store.Rec[node.Reservation], []error, error)
+	Passing(ctx context.Context) ([]string, error)
+}
+
+// view is what one pass has read, with the indices that its writes depend on.
+type view struct {
+	head     store.Head
+	schema   store.Rec[store.Schema]
+	breaker  store.Rec[store.Breaker]
+	snapshot *reconcile.Snapshot
+	deep     bool
+}
+
+// read takes the snapshot for one pass. What is read first (the bell) is the oldest: a report that comes in later moves the
+// bell and so refuses a write that depends on it. An unreadable placement fails the whole pass, because what it holds is
+// not known.
+func (c *ReplicationController) read(ctx context.Context) (*view, error) {
+	f := c.farm
+	v := &view{schema: f.world.schemaRec(), breaker: f.world.breakerRec()}
+	var err error
+	if v.head, err = f.cfg.Store.ReadHead(ctx, c.ID, c.consistent); err != nil {
+		return nil, err
+	}
+	record := v.head.RC.Value
+	s := &reconcile.Snapshot{
+		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: record, Previous: v.head.Status,
+		Nodes: f.world.nodes(), Orphans: f.world.orphansOf(c.ID),
+		Hold: f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
+	}
+	v.snapshot = s
+	if s.Manifest, err = f.manifests.get(ctx, f.cfg.Store, record.ManifestDigest); err != nil {
+		var corrupt *store.CorruptError
+		if !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
+			return nil, err
+		}
+		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s: %v; apply the controller again", record.ManifestDigest, err))
+	}
+	placements, corrupt, err := f.cfg.Store.Placements(ctx, c.ID, c.consistent)
+	if err == nil {
+		err = errors.Join(corrupt...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, rec := range placements {
+		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+	}
+	if err := c.readNodes(ctx, v); err != nil {
+		return nil, err
+	}
+	c.consistent = false
+	return v, nil
+}
+
+func breakerReason(b store.Rec[store.Breaker]) string {
+	switch {
+	case b.Index == 0:
+		return "the breaker record is missing or unreadable"
+	case b.Value.Tripped:
+		return "the mass-stop breaker has tripped: " + b.Value.Reason
+	default:
+		return ""
+	}
+}
+
+// readNodes adds what the pods' nodes report and, where it matters, what they were told.
+func (c *ReplicationController) readNodes(ctx context.Context, v *view) error {
+	s := v.snapshot
+	c.mu.Lock()
+	v.deep = c.deep
+	c.mu.Unlock()
+	orphaned := map[pod.Identity]bool{}
+	for _, o := range s.Orphans {
+		orphaned[o.Identity] = true
+	}
+	var at, told []store.At
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		for _, name := range nodesOf(p) {
+			at = append(at, store.At{Node: name, Identity: p.Identity})
+			if v.deep || orphaned[p.Identity] {
+				told = append(told, store.At{Node: name, Identity: p.Identity})
+			}
+		}
+	}
+	realities, corrupt, err := c.farm.cfg.Store.Realities(ctx, at)
+	if err != nil {
+		return err
+	}
+	intents, corruptIntents, err := c.farm.cfg.Store.Intents(ctx, told)
+	if err != nil {
+		return err
+	}
+	for _, e := range append(corrupt, corruptIntents...) {
+		s.Errors = append(s.Errors, e.Error())
+	}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		p.Ghosts = map[string]*pod.Reality{}
+		if v.deep || orphaned[p.Identity] {
+			p.Intents = map[string]*pod.Intent{}
+		}
+		for _, name := range nodesOf(p) {
+			key := store.At{Node: name, Identity: p.Identity}
+			if r, ok := realities[key]; ok && name == p.Node {
+				p.Reality = &r
+			} else if ok {
+				p.Ghosts[name] = &r
+			}
+			if in, ok := intents[key]; ok && p.Intents != nil {
+				p.Intents[name] = &in
+			}
+		}
+	}
+	return nil
+}
+
+// nodesOf returns every node that has, or may still have, a copy of the pod.
+func nodesOf(p *reconcile.Pod) []string {
+	names := []string{p.Node}
+	for _, g := range p.Placement.Ghosts {
+		if !slices.Contains(names, g.Node) {
+			names = append(names, g.Node)
+		}
+	}
+	return names
+}
+
+// Scheduler says which nodes may take pods. The built-in one selects by label among the nodes that are alive and open.
+type Scheduler interface {
+	// EligibleNodes returns node names in the order in which they should be tried, and a text that says why the other
+	// nodes are not among them.
+	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others string, err error)
+}
+
+// selecting is the built-in scheduler.
+type selecting struct{ farm *Farm }
+
+// EligibleNodes implements Scheduler from the farm's view of the nodes.
+func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, string, error) {
+	sel, err := snap.RC.Selector()
+	if err != nil {
+		return nil, "", err
+	}
+	h := fnv.New64a()
+	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
+	names, others := placement.Eligible(snap.Nodes, sel, s.farm.world.schemaRec().Value.Nonce, h.Sum64())
+	return names, others.String(), nil
+}
+
+// manifestCache keeps manifests by digest. They never change, so that nothing in it is ever stale.
+type manifestCache struct {
+	mu   sync.Mutex
+	byID map[string]*manifest.Manifest
+}
+
+const maxCachedManifests = 1000
+
+func newManifestCache() *manifestCache { return &manifestCache{byID: map[string]*manifest.Manifest{}} }
+
+func (c *manifestCache) get(ctx context.Context, from Reads, digest string) (*manifest.Manifest, error) {
+	c.mu.Lock()
+	m := c.byID[digest]
+	c.mu.Unlock()
+	if m != nil {
+		return m, nil
+	}
+	m, err := from.Manifest(ctx, digest)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.byID) >= maxCachedManifests {
+		for old := range maps.Keys(c.byID) {
+			delete(c.byID, old)
+			break
+		}
+	}
+	c.byID[digest] = m
+	return m, nil
+}

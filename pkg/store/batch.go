@@ -1,0 +1,160 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Batch is one write transaction of a controller's owner. It lands whole or not at all, and only while the fence holds and
+// the controller's record is the one that the batch was computed from.
+type Batch struct {
+	Fence   Fence
+	RCID    string
+	RCIndex uint64
+	// Indices that must not have moved; zero means that the batch does not depend on them.
+	SchemaIndex, BreakerIndex, BellIndex uint64
+	Audit                                *Audit
+	Status                               *rc.Status
+	Pods                                 []PodWrite
+	Intents                              []IntentWrite
+	Reservations                         []ReservationWrite
+}
+
+// PodWrite replaces, creates (index zero) or removes (nil) a placement.
+type PodWrite struct {
+	Identity  pod.Identity
+	Index     uint64
+	Placement *pod.Placement
+}
+
+// IntentWrite sets or removes (nil) an intent.
+type IntentWrite struct {
+	Node     string
+	Identity pod.Identity
+	Intent   *pod.Intent
+}
+
+// ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
+type ReservationWrite struct {
+	Node  string
+	Index uint64
+	Value node.Reservation
+}
+
+// ops lists the operations: conditions first, so that a refusal names the condition.
+func (t *FarmTenure) ops(b *Batch) []consul.Op {
+	ops := append(b.Fence.Ops(), consul.CheckIndex(t.keys.RC(b.RCID), b.RCIndex))
+	for _, cond := range []struct {
+		key   string
+		index uint64
+	}{{t.keys.Schema(), b.SchemaIndex}, {t.keys.Breaker(), b.BreakerIndex}, {t.keys.Bell(b.RCID), b.BellIndex}} {
+		if cond.index != 0 {
+			ops = append(ops, consul.CheckIndex(cond.key, cond.index))
+		}
+	}
+	for _, r := range b.Reservations {
+		ops = append(ops, consul.CAS(t.keys.Reservation(r.Node), encode(r.Value), r.Index))
+	}
+	for _, p := range b.Pods {
+		key := t.keys.Pod(p.Identity)
+		if p.Placement == nil {
+			ops = append(ops, consul.DeleteCAS(key, p.Index))
+			continue
+		}
+		ops = append(ops, consul.CAS(key, encode(p.Placement), p.Index))
+	}
+	for _, in := range b.Intents {
+		key := t.keys.Intent(in.Node, in.Identity)
+		if in.Intent == nil {
+			ops = append(ops, consul.Delete(key))
+			continue
+		}
+		ops = append(ops, consul.Set(key, encode(in.Intent)))
+	}
+	if b.Audit != nil {
+		ops = append(ops, t.audit(*b.Audit))
+	}
+	if b.Status != nil {
+		ops = append(ops, consul.Set(t.keys.Status(b.RCID), encode(b.Status)))
+	}
+	return ops
+}
+
+// What a transaction takes; see consul.MaxTxnOps.
+const (
+	MaxBatchOps   = consul.MaxTxnOps
+	MaxBatchBytes = consul.MaxTxnBytes
+	// BatchHead is how many operations a batch may need besides its pods, intents and reservations.
+	BatchHead = 8
+)
+
+// Cost is what a change adds to a batch.
+type Cost struct{ Ops, Bytes int }
+
+// CostOf returns an upper bound of what these writes add to a batch. Reservations are counted with room for growth.
+func (t *FarmTenure) CostOf(p PodWrite, intents []IntentWrite, reservations []ReservationWrite) Cost {
+	var cost Cost
+	for _, op := range t.ops(&Batch{Pods: []PodWrite{p}, Intents: intents, Reservations: reservations})[batchStart:] {
+		cost.Ops++
+		cost.Bytes += op.Bytes()
+	}
+	return cost
+}
+
+// batchStart is how many operations every batch starts with: the fence and the controller's index.
+const batchStart = 3
+
+// Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused and RCRefused to tell
+// why) or ErrUnknown.
+func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
+	return t.fenced(ctx, t.ops(b))
+}
+
+func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
+	sent := time.Now()
+	_, err := t.c.Commit(ctx, ops)
+	if err == nil {
+		t.sess.Confirm(sent)
+	}
+	return err
+}
+
+// LockRefused reports whether a transaction was refused because its fence does not hold.
+func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) }
+
+// Finish removes what is left of a deleted controller: record, name, bell, status and lock, in the last transaction under
+// its lock. It returns like Commit.
+func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], a Audit) error {
+	id := rec.Value.ID
+	ops := append(f.Ops(),
+		consul.DeleteCAS(t.keys.RC(id), rec.Index),
+		consul.Delete(t.keys.Status(id)),
+		consul.Delete(t.keys.Bell(id)),
+		t.audit(a),
+	)
+	// The name may have been given to another controller by hand, after a wipe for instance.
+	name, err := t.c.Get(ctx, t.keys.Name(rec.Value.Name), consul.Consistent)
+	if err == nil && string(name.Value) == id {
+		ops = append(ops, consul.DeleteCAS(name.Key, name.ModifyIndex))
+	}
+	return t.fenced(ctx, append(ops, consul.Delete(f.Key)))
+}
+
+// RestoreBreaker creates the breaker record where it is missing: without it nothing may be stopped.
+func (t *FarmTenure) RestoreBreaker(ctx context.Context) error {
+	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(Breaker{}), 0)})
+	if consul.RefusedOn(err, t.keys.Breaker()) {
+		return nil
+	}
+	return err
+}
+
+// Abandon removes the lock of a controller whose record is gone.
+func (t *FarmTenure) Abandon(ctx context.Context, rcID string, f Fence) error {
+	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RC(rcID)), consul.Delete(f.Key)))
+}

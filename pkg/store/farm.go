@@ -1,0 +1,278 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Fence proves the ownership of a controller in one tenure.
+type Fence = consul.Fence
+
+// FarmTenure is what a farm may write under one session.
+type FarmTenure struct {
+	*Store
+	sess   *consul.Session
+	farmID string
+}
+
+// FarmTenure returns the writer for one farm under one session.
+func (s *Store) FarmTenure(sess *consul.Session, farmID string) *FarmTenure {
+	return &FarmTenure{Store: s, sess: sess, farmID: farmID}
+}
+
+// Incarnation returns the id of the farm's session.
+func (t *FarmTenure) Incarnation() string { return t.sess.Incarnation }
+
+// lockValue is what a farm writes into a lock. The stamp makes every value differ, which moves the lock's index.
+type lockValue struct {
+	Farm        string `json:"farm"`
+	Incarnation string `json:"incarnation"`
+	Stamp       string `json:"stamp"`
+}
+
+func (t *FarmTenure) lockValue() []byte {
+	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Stamp: NewID()})
+}
+
+// Join writes the member record. It vanishes with the session.
+func (t *FarmTenure) Join(ctx context.Context, m Member) error {
+	m.ID, m.Incarnation = t.farmID, t.sess.Incarnation
+	_, err := t.c.Acquire(ctx, t.keys.Farm(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
+	return err
+}
+
+// Claim takes the lock of a controller. It returns *consul.HeldError (see HeldBy) when another farm holds it, ErrLost
+// when the session is dead.
+func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Fence, error) {
+	sent := time.Now()
+	f, err := t.c.Acquire(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue)
+	if err == nil {
+		t.sess.Confirm(sent)
+	}
+	return f, err
+}
+
+// Bump moves the fence, after which no transaction with the old one can land. Its errors are those of Claim; ErrLost also
+// when another farm holds the lock.
+func (t *FarmTenure) Bump(ctx context.Context, f Fence) (Fence, error) {
+	return t.c.Bump(ctx, f, t.lockValue)
+}
+
+// Release gives the lock of a controller up and rings its bell, so that others notice.
+func (t *FarmTenure) Release(ctx context.Context, rcID string, f Fence) error {
+	_, err := t.c.Commit(ctx, []consul.Op{
+		consul.CheckSession(f.Key, f.Session), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(rcID),
+	})
+	return err
+}
+
+// Ring rings the bell of a controller.
+func (s *Store) Ring(ctx context.Context, rcID string) error {
+	_, err := s.c.Commit(ctx, []consul.Op{s.ring(rcID)})
+	return err
+}
+
+// LockState is what is known of all locks: those that somebody holds, by controller id.
+type LockState map[string]bool
+
+// Locks reads which controllers are owned.
+func (t *FarmTenure) Locks(ctx context.Context) (LockState, error) {
+	pairs, err := t.c.List(ctx, t.keys.Locks(), consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	state := LockState{}
+	for _, p := range pairs {
+		if p.Session != "" {
+			state[p.Key[len(t.keys.Locks()):]] = true
+		}
+	}
+	return state, nil
+}
+
+// SweepBells makes the bells that are missing and removes those whose controller is gone (R4). It returns the ids of all
+// controllers.
+func (t *FarmTenure) SweepBells(ctx context.Context) ([]string, error) {
+	ids, err := t.ListRCIDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for shard := range Shards {
+		bells, err := t.c.List(ctx, t.keys.Bells(shard), consul.Default)
+		if err != nil {
+			return nil, err
+		}
+		if err := t.sweepShard(ctx, shard, bells, ids); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
+func (t *FarmTenure) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
+	have := map[string]uint64{}
+	for _, p := range bells {
+		have[p.Key] = p.ModifyIndex
+	}
+	var ops []consul.Op
+	for _, id := range ids {
+		key := t.keys.Bell(id)
+		if shardOf(id) != shard {
+			continue
+		}
+		if _, ok := have[key]; !ok {
+			ops = append(ops, consul.Set(key, []byte(NewID())))
+		}
+		delete(have, key)
+	}
+	delete(have, t.keys.Bells(shard)) // the marker
+	for key, index := range have {
+		ops = append(ops, consul.CheckMissing(t.keys.RC(key[len(t.keys.Bells(shard)):])), consul.DeleteCAS(key, index))
+	}
+	for chunk := range slices.Chunk(ops, consul.MaxTxnOps) {
+		// A refusal means that something changed meanwhile; the next sweep sees it.
+		if _, err := t.c.Commit(ctx, chunk); err != nil && !errors.Is(err, ErrRefused) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Head is what a pass reads first, in one transaction.
+type Head struct {
+	RC        Rec[rc.RC]
+	BellIndex uint64 // zero: there is no bell
+	Status    *rc.Status
+}
+
+// ReadHead reads a controller with its bell and status. Everything that is read later is at least as new as the bell. It
+// returns ErrNotFound when there is no such controller, and *CorruptError when its record cannot be read.
+func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
+	level := consul.Default
+	if consistent {
+		level = consul.Consistent
+	}
+	rcKey, bellKey, statusKey := t.keys.RC(rcID), t.keys.Bell(rcID), t.keys.Status(rcID)
+	found, err := t.c.GetMany(ctx, []string{bellKey, rcKey, statusKey}, level)
+	if err != nil {
+		return Head{}, err
+	}
+	pair, ok := found[rcKey]
+	if !ok {
+		return Head{}, ErrNotFound
+	}
+	h := Head{BellIndex: found[bellKey].ModifyIndex}
+	if h.RC, err = decode[rc.RC](pair); err != nil {
+		return Head{}, err
+	}
+	if pair, ok := found[statusKey]; ok {
+		// An unreadable status is written anew.
+		if st, err := decode[rc.Status](pair); err == nil {
+			h.Status = &st.Value
+		}
+	}
+	return h, nil
+}
+
+// At names one identity on one node.
+type At struct {
+	Node string
+	pod.Identity
+}
+
+// Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
+// absent too and come back as errors.
+func (t *FarmTenure) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
+	return getMany[pod.Reality](ctx, t, at, t.keys.Reality)
+}
+
+// Intents reads what nodes must do about identities, like Realities.
+func (t *FarmTenure) Intents(ctx context.Context, at []At) (map[At]pod.Intent, []error, error) {
+	return getMany[pod.Intent](ctx, t, at, t.keys.Intent)
+}
+
+func getMany[T any](ctx context.Context, t *FarmTenure, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error, error) {
+	keys := make([]string, len(at))
+	for i, a := range at {
+		keys[i] = keyOf(a.Node, a.Identity)
+	}
+	found, err := t.c.GetMany(ctx, keys, consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	out := make(map[At]T, len(found))
+	var corrupt []error
+	for i, a := range at {
+		pair, ok := found[keys[i]]
+		if !ok {
+			continue
+		}
+		rec, err := decode[T](pair)
+		if err != nil {
+			corrupt = append(corrupt, err)
+			continue
+		}
+		out[a] = rec.Value
+	}
+	return out, corrupt, nil
+}
+
+// Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
+// comes back closed, so that nothing is placed there, and as an error.
+func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], []error, error) {
+	keys := make([]string, len(nodes))
+	for i, name := range nodes {
+		keys[i] = s.keys.Reservation(name)
+	}
+	found, err := s.c.GetMany(ctx, keys, consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	out := make(map[string]Rec[node.Reservation], len(nodes))
+	var corrupt []error
+	for i, name := range nodes {
+		pair, ok := found[keys[i]]
+		if !ok {
+			out[name] = Rec[node.Reservation]{}
+			continue
+		}
+		var rec Rec[node.Reservation]
+		rec.Index = pair.ModifyIndex
+		if err := json.Unmarshal(pair.Value, &rec.Value); err != nil {
+			corrupt = append(corrupt, &CorruptError{Key: pair.Key, Err: err})
+			rec.Value = node.Reservation{Closed: true}
+		}
+		out[name] = rec
+	}
+	return out, corrupt, nil
+}
+
+// Passing returns the names of the nodes whose preparers pass in Consul's catalog, which survives a wipe of the records.
+func (s *Store) Passing(ctx context.Context) ([]string, error) {
+	return s.c.PassingMeta(ctx, consul.ServiceName("preparer"), NodeMeta)
+}
+
+// NodeMeta is the key in the meta of a preparer's service that names its node.
+const NodeMeta = "rcfarm_node"
+
+// LockHeld reports whether any farm owns a controller.
+func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
+	pair, err := t.c.Get(ctx, t.keys.Lock(rcID), consul.Default)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return pair.Session != "", err
+}
+
+// RCExists reports whether there is a record of a controller, readable or not.
+func (s *Store) RCExists(ctx context.Context, rcID string) (bool, error) {
+	return s.exists(ctx, s.keys.RC(rcID))
+}
