@@ -119,6 +119,9 @@ type shared struct {
 
 var perPackage shared
 
+// manyClients lets tests run in parallel: all of their daemons share one address, and Consul allows 200 connections for each.
+const manyClients = `{"limits": {"http_max_conns_per_client": 5000}}`
+
 // Main runs a package's tests and stops the shared server afterwards. Call it as os.Exit(consultest.Main(m)).
 func Main(m *testing.M) int {
 	code := m.Run()
@@ -131,7 +134,7 @@ func Main(m *testing.M) int {
 // Shared returns the package's server, started on first use. The package's TestMain must call Main.
 func Shared(t testing.TB) *Server {
 	t.Helper()
-	perPackage.once.Do(func() { perPackage.server, perPackage.err = Start("") })
+	perPackage.once.Do(func() { perPackage.server, perPackage.err = Start(manyClients) })
 	if perPackage.err != nil {
 		t.Fatalf("these tests need a real Consul: %v", perPackage.err)
 	}

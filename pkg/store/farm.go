@@ -257,11 +257,27 @@ func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Re
 
 // Passing returns the names of the nodes whose preparers pass in Consul's catalog, which survives a wipe of the records.
 func (s *Store) Passing(ctx context.Context) ([]string, error) {
-	return s.c.PassingMeta(ctx, consul.ServiceName("preparer"), NodeMeta)
+	metas, err := s.c.Passing(ctx, consul.ServiceName("preparer"), prefixMeta, s.keys.Prefix())
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(metas))
+	for i, meta := range metas {
+		names[i] = meta[nodeMeta]
+	}
+	return names, nil
 }
 
-// NodeMeta is the key in the meta of a preparer's service that names its node.
-const NodeMeta = "rcfarm_node"
+// Keys in the meta of a preparer's service. Clusters that share a Consul differ in the prefix.
+const (
+	nodeMeta   = "rcfarm_node"
+	prefixMeta = "rcfarm_prefix"
+)
+
+// PreparerMeta returns the meta under which a preparer's liveness must be registered.
+func (s *Store) PreparerMeta(nodeName string) map[string]string {
+	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix()}
+}
 
 // LockHeld reports whether any farm owns a controller.
 func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {

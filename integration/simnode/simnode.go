@@ -1,0 +1,232 @@
+// Package simnode is a preparer that runs nothing: it holds a node's record over a real Consul connection and confirms
+// intents as a real one would. Tests and benchmarks of the farm use it where processes would only cost time.
+package simnode
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Node is one simulated node.
+type Node struct {
+	Record node.Node
+	Client *consul.Client
+	Store  *store.Store
+	TTL    time.Duration
+	// React turns an intent into what the node reports; nil means Obey.
+	React func(pod.Intent) pod.Reality
+
+	mu   sync.Mutex
+	runs map[pod.Identity]pod.Intent // accepted, running or stopped
+}
+
+// Obey reports a running pod as ready and a stopped one as stopped, at once.
+func Obey(in pod.Intent) pod.Reality {
+	r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady, Available: true}
+	if in.State == pod.Stopped {
+		r.State, r.Available = pod.StateStopped, false
+	}
+	return r
+}
+
+// Run simulates the node until ctx ends. What it runs survives lost sessions, as processes would.
+func (n *Node) Run(ctx context.Context) error {
+	if n.React == nil {
+		n.React = Obey
+	}
+	n.runs = map[pod.Identity]pod.Intent{}
+	cfg := consul.SessionConfig{
+		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: &Journal{},
+	}
+	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+		tenure := &tenure{node: n, out: n.Store.NodeTenure(s, n.Record.Name), index: map[pod.Identity]uint64{}}
+		return tenure.run(ctx)
+	})
+}
+
+// Running returns the identities that the node runs now, with their intents.
+func (n *Node) Running() map[pod.Identity]pod.Intent {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := map[pod.Identity]pod.Intent{}
+	for id, in := range n.runs {
+		if in.State == pod.Running {
+			out[id] = in
+		}
+	}
+	return out
+}
+
+// tenure is one session of the node.
+type tenure struct {
+	node *Node
+	out  *store.NodeTenure
+
+	mu      sync.Mutex
+	nonce   string
+	intents map[pod.Identity]pod.Intent
+	index   map[pod.Identity]uint64 // of realities
+}
+
+func (t *tenure) run(ctx context.Context) error {
+	known, _, err := t.out.ListRealities(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range known {
+		t.index[r.Value.Identity] = r.Index
+	}
+	schema, err := t.out.EnsureSchema(ctx)
+	if err != nil {
+		return err
+	}
+	t.nonce = schema.Value.Nonce
+	if err := t.hold(ctx); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	ignore := func(error) {}
+	group.Go(func() error {
+		return t.out.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
+			if s.Regressed {
+				return store.ErrRegressed
+			}
+			if len(s.Recs) == 0 {
+				return nil
+			}
+			t.mu.Lock()
+			t.nonce = s.Recs[0].Value.Nonce
+			t.mu.Unlock()
+			return t.hold(ctx)
+		})
+	})
+	group.Go(func() error {
+		return t.out.WatchIntents(ctx, t.node.Record.Name, ignore, func(s store.Seen[pod.Intent]) error {
+			if s.Regressed {
+				return store.ErrRegressed
+			}
+			return t.accept(ctx, s.Recs)
+		})
+	})
+	return group.Wait()
+}
+
+// hold writes the node's record with the nonce and the orphans of now.
+func (t *tenure) hold(ctx context.Context) error {
+	record := t.node.Record
+	t.mu.Lock()
+	record.Nonce = t.nonce
+	for id, in := range t.node.Running() {
+		reason := pod.ReasonOrphaned
+		if seen, ok := t.intents[id]; ok {
+			if seen.Revision >= in.Revision {
+				continue
+			}
+			reason = pod.ReasonRegressed
+		}
+		record.Orphans = append(record.Orphans, pod.Orphan{
+			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, Reason: reason,
+		})
+	}
+	t.mu.Unlock()
+	return t.out.Hold(ctx, record)
+}
+
+func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {
+	t.mu.Lock()
+	t.intents = map[pod.Identity]pod.Intent{}
+	for _, rec := range recs {
+		t.intents[rec.Value.Identity] = rec.Value
+	}
+	t.mu.Unlock()
+	for _, rec := range recs {
+		in := rec.Value
+		t.node.mu.Lock()
+		newer := in.Revision > t.node.runs[in.Identity].Revision
+		if newer {
+			t.node.runs[in.Identity] = in
+		}
+		t.node.mu.Unlock()
+		if newer {
+			if err := t.report(ctx, in); err != nil {
+				return err
+			}
+		}
+	}
+	for id := range t.index {
+		if _, asked := t.intents[id]; asked {
+			continue
+		}
+		if _, runs := t.node.Running()[id]; !runs {
+			if err := t.out.DeleteReality(ctx, id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
+				return err
+			}
+			delete(t.index, id)
+		}
+	}
+	return t.hold(ctx)
+}
+
+func (t *tenure) report(ctx context.Context, in pod.Intent) error {
+	r := t.node.React(in)
+	r.Node, r.Since = t.node.Record.Name, time.Now().UTC()
+	for {
+		index, err := t.out.WriteReality(ctx, r, t.index[in.Identity])
+		switch {
+		case err == nil:
+			t.index[in.Identity] = index
+			return nil
+		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
+			rec, err := t.out.Reality(ctx, in.Identity)
+			if err != nil && !errors.Is(err, store.ErrNotFound) {
+				return err
+			}
+			t.index[in.Identity] = rec.Index
+		default:
+			return err
+		}
+	}
+}
+
+// Journal is a consul.Journal for processes that end together with everything that they registered.
+type Journal struct {
+	mu   sync.Mutex
+	list []string
+}
+
+// Incarnations implements consul.Journal.
+func (j *Journal) Incarnations() ([]string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return append([]string(nil), j.list...), nil
+}
+
+// Add implements consul.Journal.
+func (j *Journal) Add(incarnation string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.list = append(j.list, incarnation)
+	return nil
+}
+
+// Remove implements consul.Journal.
+func (j *Journal) Remove(incarnation string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for i, id := range j.list {
+		if id == incarnation {
+			j.list = append(j.list[:i], j.list[i+1:]...)
+			break
+		}
+	}
+	return nil
+}

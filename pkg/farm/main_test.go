@@ -1,0 +1,188 @@
+package farm_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
+
+// soon is how long anything may take that should happen at once, on a busy machine with the race detector.
+const soon = 30 * time.Second
+
+// cluster is farms and simulated nodes on a prefix of their own.
+type cluster struct {
+	t      *testing.T
+	client *consul.Client
+	store  *store.Store
+	nodes  map[string]*simnode.Node
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	client, prefix := consultest.Client(t)
+	keys, err := store.NewKeys(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{t: t, client: client, store: store.New(client, keys), nodes: map[string]*simnode.Node{}}
+}
+
+// background runs a daemon and returns what stops it; the test's end does too.
+func (c *cluster) background(run func(ctx context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := run(ctx); !errors.Is(err, context.Canceled) {
+			c.t.Errorf("daemon ended: %v", err)
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	c.t.Cleanup(stop)
+	return stop
+}
+
+const ttl = 5 * time.Second
+
+func (c *cluster) node(name string, labels map[string]string, react func(pod.Intent) pod.Reality) (stop func()) {
+	n := c.nodes[name]
+	if n == nil {
+		n = &simnode.Node{
+			Record: node.Node{Name: name, Labels: labels, Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1"},
+			TTL: ttl, React: react,
+		}
+		n.Client, n.Store = c.connect()
+		c.nodes[name] = n
+	}
+	return c.background(n.Run)
+}
+
+// connect returns a client of its own for one daemon, with the connection limit of one.
+func (c *cluster) connect() (*consul.Client, *store.Store) {
+	client, err := consul.New(consul.Config{Address: consultest.Shared(c.t).Addr})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(client.Close)
+	return client, store.New(client, c.store.Keys())
+}
+
+func (c *cluster) farm(id string) (stop func()) {
+	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	client, st := c.connect()
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	return c.background(func(ctx context.Context) error {
+		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			f := farm.NewFarm(farm.Config{
+				ID: id, Store: st.FarmTenure(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+			})
+			return f.Start(ctx)
+		})
+	})
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(p []byte) (int, error) { w.t.Logf("%s", p); return len(p), nil }
+
+func testManifest(id string, port int) *manifest.Manifest {
+	m := &manifest.Manifest{
+		Version: 1, ID: id,
+		Launchables: []manifest.Launchable{{
+			Name: "main", Artifact: manifest.Artifact{Kind: "tar", URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064d", port)},
+		}},
+	}
+	if port != 0 {
+		m.Ports = []manifest.Port{{Name: "http", Port: port}}
+	}
+	return m
+}
+
+// apply creates a controller or changes it.
+func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
+	c.t.Helper()
+	canonical, err := m.Canonical()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if _, err := c.store.EnsureSchema(c.t.Context()); err != nil {
+		c.t.Fatal(err)
+	}
+	consultest.Eventually(c.t, soon, func() error {
+		rec, err := c.store.RC(c.t.Context(), id, true)
+		if errors.Is(err, store.ErrNotFound) {
+			one := 1
+			rec.Value = rc.RC{ID: id, Name: id, Strategy: rc.Dynamic, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
+		} else if err != nil {
+			return err
+		}
+		rec.Value.Generation++
+		rec.Value.ManifestDigest = manifest.Digest(canonical)
+		change(&rec.Value)
+		return c.store.ChangeRC(c.t.Context(), store.RCChange{
+			RC: rec.Value, Index: rec.Index, Manifest: canonical, Audit: store.NewAudit("test", "apply", id, nil),
+		})
+	})
+}
+
+func replicas(n int) func(*rc.RC) {
+	return func(r *rc.RC) { r.ReplicaGroups[0].Count = &n }
+}
+
+// converged waits for the status that says so for the record's generation, and for exactly n pods running on the nodes.
+func (c *cluster) converged(id string, n int) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		rec, err := c.store.RC(c.t.Context(), id, true)
+		if err != nil {
+			return err
+		}
+		st, err := c.store.Status(c.t.Context(), id)
+		if err != nil {
+			return err
+		}
+		if st.Value.ObservedGeneration != rec.Value.Generation || !st.Value.Is(rc.Converged) || st.Value.Desired != n {
+			text, _ := json.Marshal(st.Value)
+			return fmt.Errorf("status of generation %d: %s", rec.Value.Generation, text)
+		}
+		return nil
+	})
+	if got := c.running(id); len(got) != n {
+		c.t.Fatalf("converged with %d pods running on the nodes, want %d: %v", len(got), n, got)
+	}
+}
+
+// running returns the nodes' own account of what runs: identity to nodes.
+func (c *cluster) running(rcID string) map[pod.Identity][]string {
+	out := map[pod.Identity][]string{}
+	for name, n := range c.nodes {
+		for id := range n.Running() {
+			if id.RCID == rcID {
+				out[id] = append(out[id], name)
+			}
+		}
+	}
+	return out
+}
+
+func digestOf(canonical []byte) string { return manifest.Digest(canonical) }
