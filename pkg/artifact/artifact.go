@@ -139,7 +139,7 @@ func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, er
 				return dirOr(dir, theirs.err, a.URL)
 			}
 		case <-ctx.Done():
-			return dirOr(dir, context.Cause(ctx), a.URL)
+			return dirOr(dir, ended(ctx), a.URL)
 		}
 	}
 }

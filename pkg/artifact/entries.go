@@ -143,6 +143,7 @@ func (u *unpacker) checkLaunch() error {
 type boundedReader struct {
 	r           io.Reader
 	left, limit int64 // bytes
+	ended       bool  // somebody asked for more than there was
 }
 
 func (b *boundedReader) Read(p []byte) (int, error) {
@@ -153,6 +154,10 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	if b.left -= int64(n); b.left < 0 {
 		return 0, fmt.Errorf("tar stream of more than %d bytes: %w; allowed: at most %d bytes", b.limit, ErrTooLarge, b.limit)
 	}
+	if n > 0 && errors.Is(err, io.EOF) {
+		return n, nil // the end is told by the next call, so that ended means what it says
+	}
+	b.ended = errors.Is(err, io.EOF)
 	return n, err
 }
 

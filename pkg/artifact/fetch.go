@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"syscall"
+	"time"
 
 	"github.com/hashicorp/go-retryablehttp"
 
@@ -59,6 +60,8 @@ func newClient(cfg Config) *retryablehttp.Client {
 	client.RetryWaitMin = cfg.RetryWait
 	client.RetryWaitMax = maxRetryWait
 	client.CheckRetry = checkRetry
+	client.Backoff = pause
+	client.ErrorHandler = giveUp
 	base := client.HTTPClient
 	if cfg.HTTPClient != nil {
 		base = cfg.HTTPClient
@@ -88,6 +91,21 @@ func checkRetry(ctx context.Context, resp *http.Response, err error) (bool, erro
 		return false, err
 	}
 	return retryablehttp.ErrorPropagatedRetryPolicy(ctx, resp, err)
+}
+
+// pause is the library's rule, which alone would let a server's Retry-After hold a fetch for as long as it likes.
+func pause(least, most time.Duration, attempt int, resp *http.Response) time.Duration {
+	return min(retryablehttp.DefaultBackoff(least, most, attempt, resp), most)
+}
+
+func giveUp(resp *http.Response, err error, tries int) (*http.Response, error) {
+	if resp != nil {
+		_ = resp.Body.Close()
+		if err == nil {
+			err = fmt.Errorf("server answered %s", resp.Status)
+		}
+	}
+	return nil, fmt.Errorf("gave up after %d tries: %w", tries, err)
 }
 
 // fetch writes the artifact into the file and returns an error unless its digest is the expected one.
@@ -146,8 +164,8 @@ func (s *Store) download(ctx context.Context, url string, into *os.File) (digest
 		return err
 	})
 	if _, err := s.client.Do(req); err != nil { //nolint:bodyclose // closed by the response handler
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
+		if ctx.Err() != nil {
+			err = ended(ctx)
 		}
 		return "", 0, fmt.Errorf("fetch: %w", err)
 	}
@@ -189,7 +207,16 @@ type contextReader struct {
 
 func (c contextReader) Read(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
-		return 0, context.Cause(c.ctx)
+		return 0, ended(c.ctx)
 	}
 	return c.r.Read(p)
+}
+
+// ended returns why the context ended, as an error that matches ctx.Err() whatever the cause is.
+func ended(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, ctx.Err()) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), cause)
 }

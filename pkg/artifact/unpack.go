@@ -108,6 +108,9 @@ func (u *unpacker) readAll(archive io.Reader) error {
 			return err
 		}
 	}
+	if stream.ended { // archive/tar takes the end of its input for the end of the archive
+		return fmt.Errorf("%w: no end-of-archive marker: it was cut off; allowed: %s", ErrArchive, allowed)
+	}
 	rest, err := firstNonZero(stream)
 	if err != nil {
 		return readError("read the archive's end", err, allowed)

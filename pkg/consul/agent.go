@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -57,7 +57,8 @@ func (c *Client) RegisterService(ctx context.Context, s Service) error {
 			Status: api.HealthCritical,
 		}
 	}
-	if err := c.api.Agent().ServiceRegisterOpts(reg, api.ServiceRegisterOpts{}.WithContext(ctx)); err != nil {
+	opts := api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx)
+	if err := c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {
 		return fmt.Errorf("register service %s: %w", s.ID, err)
 	}
 	return nil
@@ -83,9 +84,12 @@ func (c *Client) DeregisterService(ctx context.Context, id string) error {
 func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
+	// The filter language knows no escapes in double quotes; in backticks everything but they stands for itself.
+	if strings.ContainsAny(metaKey+metaValue, "`\r") {
+		return nil, fmt.Errorf("read services of the local agent: a filter cannot hold meta %q=%q", metaKey, metaValue)
+	}
 	opts := Default.options(ctx)
-	services, err := c.api.Agent().ServicesWithFilterOpts(
-		fmt.Sprintf("Meta[%s] == %s", strconv.Quote(metaKey), strconv.Quote(metaValue)), opts)
+	services, err := c.api.Agent().ServicesWithFilterOpts(fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue), opts)
 	if err != nil {
 		return nil, fmt.Errorf("read services of the local agent: %w", err)
 	}
@@ -110,9 +114,9 @@ func (c *Client) PassingMeta(ctx context.Context, service, metaKey string) ([]st
 	defer cancel()
 	entries, meta, err := c.api.Health().Service(service, "", true, Default.options(ctx))
 	if err != nil {
-		return nil, fmt.Errorf("read passing instances of %s: %w", service, err)
+		return nil, fmt.Errorf("read passing instances of %s: %w", service, readError(err))
 	}
-	if meta.ResultsFilteredByACLs {
+	if c.hidden(meta) {
 		return nil, fmt.Errorf("read passing instances of %s: %w", service, ErrFiltered)
 	}
 	values := make([]string, 0, len(entries))

@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -17,7 +19,9 @@ import (
 // Sentinels that callers test for with errors.Is.
 var (
 	ErrNotFound = errors.New("not found")
-	// ErrFiltered means that the token may not read what was asked for. It is never an empty answer.
+	// ErrFiltered means that the token may not read what was asked for. It is never an empty answer. Consul does not tell
+	// clients without a token that it hid something from them, so that their lists are ErrFiltered wherever the default
+	// policy is deny, also when the anonymous token or the agent's default token may read everything.
 	ErrFiltered = errors.New("the token may not read all of it (results filtered by ACLs)")
 	// ErrRefused means that a transaction was definitely not carried out.
 	ErrRefused = errors.New("transaction refused")
@@ -38,16 +42,17 @@ const (
 // Config says how to reach Consul. Empty fields follow Consul's own environment variables and defaults.
 type Config struct {
 	Address     string        // host:port, URL or unix socket
-	Token       string        // ACL token
+	Token       string        // ACL token; lists need one where Consul's default policy is deny (see ErrFiltered)
 	MaxConns    int           // TCP connections to the agent (P8); DefaultMaxConns when zero
 	CallTimeout time.Duration // of one call that does not block; DefaultCallTimeout when zero
 }
 
 // Client talks to the local Consul agent. It is safe for concurrent use.
 type Client struct {
-	api     *api.Client
-	timeout time.Duration
-	conns   *http.Transport
+	api       *api.Client
+	timeout   time.Duration
+	conns     *http.Transport
+	tokenless bool
 }
 
 // New returns a client. It does not connect yet.
@@ -68,11 +73,19 @@ func New(cfg Config) (*Client, error) {
 	conf.Transport.MaxConnsPerHost = cfg.MaxConns
 	conf.Transport.MaxIdleConnsPerHost = cfg.MaxConns
 	conf.Transport.MaxIdleConns = cfg.MaxConns
+	if socket, ok := strings.CutPrefix(conf.Address, "unix://"); ok {
+		// The API client would put its own transport in the place of ours, without the bound on connections.
+		conf.Address = "consul.sock" // only names the host in requests
+		conf.Transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}
+	}
 	client, err := api.NewClient(conf)
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
-	return &Client{api: client, timeout: cfg.CallTimeout, conns: conf.Transport}, nil
+	// NewClient has filled in the token of CONSUL_HTTP_TOKEN_FILE.
+	return &Client{api: client, timeout: cfg.CallTimeout, conns: conf.Transport, tokenless: conf.Token == ""}, nil
 }
 
 // Close drops idle connections.
@@ -111,13 +124,27 @@ func (c *Client) call(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, c.timeout)
 }
 
-// Get reads one key. It returns ErrNotFound when the key is missing.
+// hidden reports whether an answer may lack what the token may not read.
+func (c *Client) hidden(meta *api.QueryMeta) bool {
+	return meta.ResultsFilteredByACLs || c.tokenless && meta.DefaultACLPolicy == "deny"
+}
+
+// readError gives Consul's 403 the name that callers test for.
+func readError(err error) error {
+	var status api.StatusError
+	if errors.As(err, &status) && status.Code == http.StatusForbidden {
+		return fmt.Errorf("%w: %w", ErrFiltered, err)
+	}
+	return err
+}
+
+// Get reads one key. It returns ErrNotFound when the key is missing, and ErrFiltered when the token may not read it.
 func (c *Client) Get(ctx context.Context, key string, consistency Consistency) (Pair, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	pair, _, err := c.api.KV().Get(key, consistency.options(ctx))
 	if err != nil {
-		return Pair{}, fmt.Errorf("read key %s: %w", key, err)
+		return Pair{}, fmt.Errorf("read key %s: %w", key, readError(err))
 	}
 	if pair == nil {
 		return Pair{}, fmt.Errorf("read key %s: %w", key, ErrNotFound)
@@ -137,9 +164,9 @@ func (c *Client) List(ctx context.Context, prefix string, consistency Consistenc
 func (c *Client) list(prefix string, opts *api.QueryOptions) ([]Pair, uint64, error) {
 	found, meta, err := c.api.KV().List(prefix, opts)
 	if err != nil {
-		return nil, 0, fmt.Errorf("list %s: %w", prefix, err)
+		return nil, 0, fmt.Errorf("list %s: %w", prefix, readError(err))
 	}
-	if meta.ResultsFilteredByACLs {
+	if c.hidden(meta) {
 		return nil, 0, fmt.Errorf("list %s: %w", prefix, ErrFiltered)
 	}
 	pairs := make([]Pair, len(found))
@@ -155,9 +182,9 @@ func (c *Client) Keys(ctx context.Context, prefix string) ([]string, error) {
 	defer cancel()
 	keys, meta, err := c.api.KV().Keys(prefix, "", Default.options(ctx))
 	if err != nil {
-		return nil, fmt.Errorf("list keys of %s: %w", prefix, err)
+		return nil, fmt.Errorf("list keys of %s: %w", prefix, readError(err))
 	}
-	if meta.ResultsFilteredByACLs {
+	if c.hidden(meta) {
 		return nil, fmt.Errorf("list keys of %s: %w", prefix, ErrFiltered)
 	}
 	return keys, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -42,9 +43,12 @@ func bumpBackoff() *backoff.ExponentialBackOff {
 
 // Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
 // index moves and an earlier tenure of the same session is fenced off. It returns *HeldError when another session holds
-// the lock, ErrLost when the session is dead, or the context's error; an unknown outcome is tried again until the
-// answer is definite (R9).
+// the lock, ErrLost when the session is dead, ErrRefused when the token may not write it, ErrFiltered when it may not
+// read who holds it, or the context's cause; whatever else goes wrong is tried again until the answer is definite (R9).
 func (c *Client) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
+	if session == "" {
+		return Fence{}, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
+	}
 	pace := bumpBackoff()
 	for {
 		written, err := c.Commit(ctx, []Op{Lock(key, value(), session)})
@@ -56,8 +60,8 @@ func (c *Client) Acquire(ctx context.Context, key, session string, value func() 
 		}
 		switch {
 		case errors.Is(err, ErrRefused):
-			if err := c.whyRefused(ctx, key, session); err != nil {
-				return Fence{}, err
+			if why, definite := c.whyRefused(ctx, key, session, err); definite {
+				return Fence{}, why
 			}
 		case !errors.Is(err, ErrUnknown):
 			return Fence{}, err
@@ -79,24 +83,30 @@ func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence,
 	return next, err
 }
 
-// whyRefused tells a lock that is held from a session that is dead. It returns nil when neither is so, as within the
-// lock delay: then trying again is right.
-func (c *Client) whyRefused(ctx context.Context, key, session string) error {
+// whyRefused tells a lock that is held from a session that is dead, and both from a refusal for want of rights. The
+// answer is not definite when none is so, as within the lock delay, or when the servers could not be asked: then trying
+// again is right.
+func (c *Client) whyRefused(ctx context.Context, key, session string, refused error) (why error, definite bool) {
+	if strings.Contains(refused.Error(), "Permission denied") {
+		return refused, true
+	}
 	pair, err := c.Get(ctx, key, Consistent)
 	switch {
+	case errors.Is(err, ErrFiltered):
+		return err, true
 	case err != nil && !errors.Is(err, ErrNotFound):
-		return fmt.Errorf("read holder of %s: %w", key, err)
+		return err, false
 	case err == nil && pair.Session != "" && pair.Session != session:
-		return &HeldError{Key: key, Session: pair.Session, Value: pair.Value}
+		return &HeldError{Key: key, Session: pair.Session, Value: pair.Value}, true
 	}
 	alive, err := c.sessionExists(ctx, session)
 	switch {
 	case err != nil:
-		return err
+		return err, errors.Is(err, ErrFiltered)
 	case !alive:
-		return fmt.Errorf("%w: session %s does not exist", ErrLost, session)
+		return fmt.Errorf("%w: session %s does not exist", ErrLost, session), true
 	default:
-		return nil
+		return nil, false
 	}
 }
 

@@ -121,8 +121,9 @@ func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation 
 	return nil
 }
 
-// destroyNamed destroys every session that bears the daemon's name, whichever incarnation made it.
-func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig) error {
+// destroyNamed destroys every session that bears the daemon's name and was created before the index, whichever
+// incarnation made it.
+func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig, before uint64) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	sessions, _, err := c.api.Session().List(Consistent.options(ctx))
@@ -130,7 +131,7 @@ func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig) error {
 		return fmt.Errorf("list sessions: %w", err)
 	}
 	for _, entry := range sessions {
-		if entry.Name != sessionName(cfg) {
+		if entry.Name != sessionName(cfg) || entry.CreateIndex >= before {
 			continue
 		}
 		if _, err := c.api.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
@@ -144,9 +145,12 @@ func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig) error {
 func (c *Client) sessionExists(ctx context.Context, id string) (bool, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	entry, _, err := c.api.Session().Info(id, Consistent.options(ctx))
+	entry, meta, err := c.api.Session().Info(id, Consistent.options(ctx))
+	if err == nil && entry == nil && c.hidden(meta) {
+		err = ErrFiltered
+	}
 	if err != nil {
-		return false, fmt.Errorf("read session %s: %w", id, err)
+		return false, fmt.Errorf("read session %s: %w", id, readError(err))
 	}
 	return entry != nil, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -28,7 +29,8 @@ type SessionConfig struct {
 	Meta map[string]string // of the service
 	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11).
 	Journal Journal
-	// OnEvent is told about sessions taken and lost, and about errors. It may be nil.
+	// OnEvent is told about sessions taken and lost, and about errors, also from several goroutines at once. The session
+	// is nil when the event is not about one. It may be nil.
 	OnEvent func(event string, s *Session, err error)
 }
 
@@ -87,10 +89,10 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 	}
 	pace := backoff.NewExponentialBackOff()
 	pace.InitialInterval, pace.MaxInterval = 100*time.Millisecond, 5*time.Second
-	purge := false
+	var relics uint64 // sessions of this name that were created before this index are of the past
 	for ctx.Err() == nil {
 		started := time.Now()
-		err := c.oneSession(ctx, cfg, purge, role)
+		taken, err := c.oneSession(ctx, cfg, relics, role)
 		if ctx.Err() != nil {
 			break
 		}
@@ -98,10 +100,19 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		if errors.As(err, &journal) {
 			return err
 		}
-		purge = errors.Is(err, ErrRegressed)
+		if taken {
+			relics = 0
+		}
+		var vanished *vanishedError
+		switch {
+		case errors.Is(err, ErrRegressed):
+			relics = math.MaxUint64
+		case errors.As(err, &vanished):
+			relics = vanished.created
+		}
 		cfg.OnEvent("session ended", nil, err)
-		if time.Since(started) > 10*pace.MaxInterval || errors.Is(err, ErrLost) || purge {
-			pace.Reset()
+		if time.Since(started) > pace.MaxInterval {
+			pace.Reset() // a tenure that lasted was not one more failed try
 		}
 		if err := pause(ctx, pace.NextBackOff()); err != nil {
 			return err
@@ -115,22 +126,37 @@ type journalError struct{ err error }
 func (e *journalError) Error() string { return "incarnation journal: " + e.err.Error() }
 func (e *journalError) Unwrap() error { return e.err }
 
-func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, purge bool, role func(context.Context, *Session) error) error {
+// vanishedError says that the servers do not know a session any more. Restoring an older snapshot is one reason, and
+// brings sessions of the past back: they are told by having been created before this one. (Watches see a restore only
+// if it changed what they watch, and a role may end before they do.)
+type vanishedError struct {
+	session string
+	created uint64 // index
+}
+
+func (e *vanishedError) Error() string {
+	return fmt.Sprintf("%v: the servers do not know session %s any more", ErrLost, e.session)
+}
+
+func (e *vanishedError) Is(target error) bool { return target == ErrLost }
+
+// oneSession runs the role in one tenure. taken says whether it came to that.
+func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, relics uint64, role func(context.Context, *Session) error) (taken bool, err error) {
 	if err := c.retireIncarnations(ctx, cfg); err != nil {
-		return err
+		return false, err
 	}
-	if purge {
-		if err := c.destroyNamed(ctx, cfg); err != nil {
-			return err
+	if relics > 0 {
+		if err := c.destroyNamed(ctx, cfg, relics); err != nil {
+			return false, err
 		}
 	}
 	s := &Session{Incarnation: strings.ToLower(ulid.Make().String())}
 	if err := cfg.Journal.Add(s.Incarnation); err != nil {
-		return &journalError{err}
+		return false, &journalError{err}
 	}
 	defer c.retire(ctx, cfg, s)
 	if err := c.openSession(ctx, cfg, s); err != nil {
-		return err
+		return false, err
 	}
 	cfg.OnEvent("session taken", s, nil)
 
@@ -145,14 +171,14 @@ func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, purge bool, 
 		}
 		return nil
 	})
-	err := role(leaseCtx, s)
+	err = role(leaseCtx, s)
 	if cause := context.Cause(leaseCtx); errors.Is(cause, ErrLost) && !errors.Is(err, ErrRegressed) {
 		err = cause
 	}
 	endLease(nil)
 	stopBeat()
 	_ = side.Wait() // both always return nil
-	return err
+	return true, err
 }
 
 // heartbeat keeps the check passing at the local agent. It proves nothing: see confirm.
@@ -180,7 +206,7 @@ func lossAfter(ttl time.Duration) time.Duration { return ttl + ttl/2 }
 // confirm asks the servers for the session in a standing query. It returns nil when ctx ends, and ErrLost when the
 // session is gone or nobody confirmed it in time.
 func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) error {
-	var index uint64
+	var index, created uint64
 	for {
 		deadline := s.lastConfirmed().Add(lossAfter(cfg.TTL))
 		queryCtx, cancel := context.WithDeadline(ctx, deadline)
@@ -191,10 +217,13 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case err == nil && entry == nil && c.hidden(meta):
+			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
 		case err == nil && entry == nil:
-			return fmt.Errorf("%w: the servers do not know session %s any more", ErrLost, s.Releasing)
+			return &vanishedError{session: s.Releasing, created: created}
 		case err == nil:
 			s.Confirm(sent)
+			created = entry.CreateIndex
 			index = meta.LastIndex
 			if meta.LastIndex < opts.WaitIndex {
 				index = 0

@@ -14,8 +14,8 @@ import (
 const (
 	MaxTxnOps   = 128
 	MaxTxnBytes = 512 * 1024
-	// opOverhead is more than the JSON around one operation's key and value.
-	opOverhead = 160
+	// opOverhead is at least the JSON around the key and the value of any operation.
+	opOverhead = 208
 )
 
 // Op is one operation of a transaction.
@@ -25,7 +25,15 @@ type Op struct{ kv api.KVTxnOp }
 func (o Op) Key() string { return o.kv.Key }
 
 // Bytes returns an upper bound of what the operation adds to the body of its transaction.
-func (o Op) Bytes() int { return (len(o.kv.Value)+2)/3*4 + len(o.kv.Key) + opOverhead }
+func (o Op) Bytes() int {
+	size := (len(o.kv.Value)+2)/3*4 + len(o.kv.Key) + opOverhead
+	for _, b := range []byte(o.kv.Key) {
+		if b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
+			size += len(`\u0000`) - 1 // JSON may escape it
+		}
+	}
+	return size
+}
 
 // Set writes a key unconditionally.
 func Set(key string, value []byte) Op { return op(api.KVSet, key, value, 0, "") }
@@ -114,7 +122,7 @@ func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error
 	if len(ops) > MaxTxnOps {
 		return nil, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
 	}
-	size := 0
+	size := len("[]\n")
 	txn := make(api.TxnOps, len(ops))
 	for i := range ops {
 		if ops[i].kv.Verb == api.KVCheckSession && ops[i].kv.Session == "" {
@@ -182,8 +190,8 @@ func (c *Client) getSome(ctx context.Context, keys []string, consistency Consist
 	switch {
 	case err != nil:
 		return fmt.Errorf("read %d keys from %s: %w", len(keys), keys[0], err)
-	case !ok:
-		return fmt.Errorf("read %d keys from %s: %w: %s", len(keys), keys[0], ErrFiltered, resp.Errors[0].What)
+	case !ok: // such a read has no other reason to fail
+		return fmt.Errorf("read %d keys from %s: %w: %+v", len(keys), keys[0], ErrFiltered, resp.Errors)
 	case len(resp.Results) != len(keys):
 		return fmt.Errorf("read %d keys from %s: %w", len(keys), keys[0], ErrFiltered)
 	}

@@ -23,6 +23,10 @@ const DefaultWait = 5 * time.Minute
 const (
 	minGap = 20 * time.Millisecond
 	maxGap = 100 * time.Millisecond
+	// probeWait is how long the first wait after a change lasts. A store that went back in time between two polls does
+	// not wake a wait on the index from before; only its end shows. It keeps that rare case to a few seconds without
+	// making idle watches busy.
+	probeWait = 3 * time.Second
 	// quietAfter is how long nothing may have come for the next change to count as a lone one.
 	quietAfter = time.Second
 )
@@ -42,6 +46,8 @@ type Snapshot struct {
 //     query answers with the old index and the next wait would block on it;
 //   - a store that went back in time is confirmed by a consistent read, because a new leader may be behind, and
 //     reported in the snapshot;
+//   - the first wait after a change is short, because a store that goes back between two polls wakes nobody;
+//   - an index that moved over the same keys and versions is no change: an empty prefix moves with the whole store;
 //   - an answer that ACLs filtered is an error, never an empty world.
 func (c *Client) WatchPrefix(ctx context.Context, prefix string, o WatchOptions, deliver func(Snapshot) error) error {
 	return c.watch(ctx, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
@@ -55,8 +61,8 @@ func (c *Client) WatchKey(ctx context.Context, key string, o WatchOptions, deliv
 		pair, meta, err := c.api.KV().Get(key, opts)
 		switch {
 		case err != nil:
-			return nil, 0, fmt.Errorf("read key %s: %w", key, err)
-		case meta.ResultsFilteredByACLs:
+			return nil, 0, fmt.Errorf("read key %s: %w", key, readError(err))
+		case pair == nil && c.hidden(meta):
 			return nil, 0, fmt.Errorf("read key %s: %w", key, ErrFiltered)
 		case pair == nil:
 			return nil, meta.LastIndex, nil
@@ -77,9 +83,10 @@ func (c *Client) watch(ctx context.Context, o WatchOptions, read poll, deliver f
 		index uint64 // to wait on; zero answers at once
 		fails int
 		gap   gapper
+		wait  = o.Wait
 	)
 	for ctx.Err() == nil {
-		pairs, next, err := c.pollOnce(ctx, read, index, o.Wait, Default)
+		pairs, next, err := c.pollOnce(ctx, read, index, wait, Default)
 		if err == nil && seen.wentBack(pairs, next) {
 			pairs, next, err = c.pollOnce(ctx, read, 0, o.Wait, Consistent)
 		}
@@ -98,14 +105,19 @@ func (c *Client) watch(ctx context.Context, o WatchOptions, read poll, deliver f
 			continue
 		}
 		idle := minGap
-		// After failures the world may be another one: deliver even what looks the same.
-		if !seen.valid || next != seen.index || fails > 0 {
+		if moved := !seen.valid || next != seen.index; moved || fails > 0 {
 			snap := Snapshot{Pairs: pairs, Index: next, Regressed: seen.wentBack(pairs, next)}
+			// After failures the receiver's world may be another one: deliver even what looks the same.
+			changed := fails > 0 || !seen.same(pairs)
 			seen = remember(pairs, next)
-			if err := deliver(snap); err != nil {
-				return err
+			if changed {
+				if err := deliver(snap); err != nil {
+					return err
+				}
 			}
-			idle = gap.next()
+			idle, wait = gap.next(), min(o.Wait, probeWait)
+		} else if index > 0 {
+			wait = o.Wait
 		}
 		fails = 0
 		if next > index {
@@ -149,20 +161,29 @@ func remember(pairs []Pair, index uint64) history {
 	return h
 }
 
+// same reports whether the snapshot holds the keys and versions remembered.
+func (h history) same(pairs []Pair) bool {
+	if !h.valid || len(pairs) != len(h.keys) {
+		return false
+	}
+	for _, p := range pairs {
+		if h.keys[p.Key] != p.ModifyIndex {
+			return false
+		}
+	}
+	return true
+}
+
 // wentBack reports whether the snapshot is of an earlier time than the one remembered. The index alone cannot tell:
 // it also goes back when Consul forgets a deletion (tombstones live 15 minutes), and after a restore the next write
-// carries it ahead again. What cannot happen in one history is a key with an older version, a key that appears with an
-// index that was already past, or a change together with a lower index.
+// carries it ahead again. What cannot happen in one history is a version that was not there before and yet is not newer
+// than the index then, or a deletion together with a lower index.
 func (h history) wentBack(pairs []Pair, index uint64) bool {
 	if !h.valid {
 		return false
 	}
 	for _, p := range pairs {
-		before, known := h.keys[p.Key]
-		if known && p.ModifyIndex < before || !known && p.ModifyIndex <= h.index {
-			return true
-		}
-		if index < h.index && p.ModifyIndex != before {
+		if p.ModifyIndex != h.keys[p.Key] && p.ModifyIndex <= h.index {
 			return true
 		}
 	}

@@ -47,11 +47,16 @@ func Start(extra string) (*Server, error) {
 	}
 }
 
-func start(bin, extra string) (*Server, error) {
+func start(bin, extra string) (_ *Server, err error) {
 	dir, err := os.MkdirTemp("", "consultest-")
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir) // the error at hand matters more
+		}
+	}()
 	addr, args, err := devserver.Args(devserver.Config{Bin: bin, Dir: dir, ExtraJSON: extra})
 	if err != nil {
 		return nil, err
@@ -70,6 +75,15 @@ func start(bin, extra string) (*Server, error) {
 	s.Proc = cmd.Process
 	ctx, cancel := context.WithTimeoutCause(context.Background(), 30*time.Second, errors.New("not ready after 30 s"))
 	defer cancel()
+	ctx, exited := context.WithCancelCause(ctx)
+	defer exited(nil)
+	go func() {
+		select {
+		case <-s.done: // another program took one of the ports, say
+			exited(errors.New("consul ended"))
+		case <-ctx.Done():
+		}
+	}()
 	if err := devserver.WaitReady(ctx, addr); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		s.Stop()

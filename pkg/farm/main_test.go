@@ -66,7 +66,7 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 	if n == nil {
 		n = &simnode.Node{
 			Record: node.Node{Name: name, Labels: labels, Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1"},
-			TTL: ttl, React: react,
+			TTL:    ttl, React: react,
 		}
 		n.Client, n.Store = c.connect()
 		c.nodes[name] = n

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Decode reads one strict JSON document into the struct that into points to. Unknown fields, wrong types and values
-// that a field's own UnmarshalJSON refuses come back as Errors, all of them at once. Text that is no JSON at all
-// comes back as a plain error.
+// Decode reads one strict JSON document into the struct that into points to. Unknown and repeated fields, wrong types
+// and values that a field's own UnmarshalJSON refuses come back as Errors, all of them at once. Text that is no JSON at
+// all comes back as a plain error.
 func Decode(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -24,7 +24,7 @@ func Decode(data []byte, into any) error {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("parse document: something follows the first document; allowed: exactly one document")
 	}
-	var errs Errors
+	errs := repeated(data)
 	check(doc, reflect.TypeOf(into).Elem(), "", &errs)
 	if err := errs.Err(); err != nil {
 		return err
@@ -33,6 +33,43 @@ func Decode(data []byte, into any) error {
 		return fmt.Errorf("parse document: %w", err)
 	}
 	return nil
+}
+
+// repeated finds keys that occur twice in one map. encoding/json keeps the last of them without a word, so the tokens
+// are walked once more. The data must be valid JSON.
+func repeated(data []byte) Errors {
+	var errs Errors
+	walk(json.NewDecoder(bytes.NewReader(data)), "", &errs)
+	return errs
+}
+
+func walk(dec *json.Decoder, path string, errs *Errors) {
+	token, err := dec.Token()
+	if err != nil {
+		return
+	}
+	switch token {
+	case json.Delim('{'):
+		seen := map[string]bool{}
+		for dec.More() {
+			token, err := dec.Token()
+			if err != nil {
+				return
+			}
+			key, _ := token.(string)
+			if seen[key] {
+				errs.Add(Join(path, key), Text("a second time"), "each key once")
+			}
+			seen[key] = true
+			walk(dec, Join(path, key), errs)
+		}
+		_, _ = dec.Token() // the closing brace of valid JSON
+	case json.Delim('['):
+		for i := 0; dec.More(); i++ {
+			walk(dec, fmt.Sprintf("%s[%d]", path, i), errs)
+		}
+		_, _ = dec.Token()
+	}
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
@@ -47,9 +84,9 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 		var bad *Error
 		switch {
 		case errors.As(err, &bad):
-			errs.Add(Join(orTop(path), bad.Field), bad.Value, bad.Allowed)
+			errs.Add(Join(path, bad.Field), bad.Value, bad.Allowed)
 		case err != nil:
-			errs.Add(orTop(path), value, err.Error())
+			errs.Add(path, kindOf(value), err.Error())
 		}
 		return
 	}
@@ -63,7 +100,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 	case reflect.Slice:
 		list, ok := value.([]any)
 		if !ok {
-			errs.Add(orTop(path), kindOf(value), "a list")
+			errs.Add(path, kindOf(value), "a list")
 			return
 		}
 		for i, item := range list {
@@ -72,7 +109,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 	case reflect.Map:
 		m, ok := value.(map[string]any)
 		if !ok {
-			errs.Add(orTop(path), kindOf(value), "a map")
+			errs.Add(path, kindOf(value), "a map")
 			return
 		}
 		for _, key := range sortedKeys(m) {
@@ -87,7 +124,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 func checkStruct(value any, want reflect.Type, path string, errs *Errors) {
 	m, ok := value.(map[string]any)
 	if !ok {
-		errs.Add(orTop(path), kindOf(value), "a map with the fields "+strings.Join(fieldNames(want), ", "))
+		errs.Add(path, kindOf(value), "a map with the fields "+strings.Join(fieldNames(want), ", "))
 		return
 	}
 	types := fieldTypes(want)
@@ -105,21 +142,31 @@ func checkScalar(value any, want reflect.Type, path string, errs *Errors) {
 	switch want.Kind() {
 	case reflect.String:
 		if _, ok := value.(string); !ok {
-			errs.Add(orTop(path), kindOf(value), "a string")
+			errs.Add(path, kindOf(value), stringAllowed(value))
 		}
 	case reflect.Bool:
 		if _, ok := value.(bool); !ok {
-			errs.Add(orTop(path), kindOf(value), "true or false")
+			errs.Add(path, kindOf(value), "true or false")
 		}
 	default:
 		n, ok := value.(json.Number)
 		if !ok {
-			errs.Add(orTop(path), kindOf(value), "a whole number")
+			errs.Add(path, kindOf(value), "a whole number")
 			return
 		}
 		if err := json.Unmarshal([]byte(n), reflect.New(want).Interface()); err != nil {
-			errs.Add(orTop(path), n.String(), "a whole number that fits "+want.Kind().String())
+			errs.Add(path, Text(n.String()), "a whole number that fits "+want.Kind().String())
 		}
+	}
+}
+
+// stringAllowed hints at quotes where YAML took a bare word for something else.
+func stringAllowed(value any) string {
+	switch value.(type) {
+	case bool, json.Number:
+		return "a string; put it in quotes"
+	default:
+		return "a string"
 	}
 }
 
@@ -127,13 +174,13 @@ func checkScalar(value any, want reflect.Type, path string, errs *Errors) {
 func kindOf(value any) any {
 	switch v := value.(type) {
 	case nil:
-		return "null"
+		return Text("null")
 	case map[string]any:
-		return "a map"
+		return Text("a map")
 	case []any:
-		return "a list"
+		return Text("a list")
 	case json.Number:
-		return "number " + v.String()
+		return Text("the number " + v.String())
 	default:
 		return v
 	}

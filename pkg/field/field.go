@@ -4,7 +4,9 @@ package field
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -15,32 +17,53 @@ type Error struct {
 	Allowed string // what would have been accepted, as a phrase
 }
 
+// Text is the value of an Error that describes what was found instead of repeating it, such as "a list". It is shown
+// without quotes.
+type Text string
+
 // unknownField is the value of an Error about a field that the document should not have.
 type unknownField struct{}
 
 // Error renders the mistake on one line: field, value, what is allowed.
 func (e *Error) Error() string {
+	path := showPath(orTop(e.Field))
 	if _, ok := e.Value.(unknownField); ok {
-		return fmt.Sprintf("%s: unknown field; allowed: %s", e.Field, e.Allowed)
+		return fmt.Sprintf("%s: unknown field; allowed: %s", path, e.Allowed)
 	}
 	if e.Value == nil {
-		return fmt.Sprintf("%s: missing; allowed: %s", e.Field, e.Allowed)
+		return fmt.Sprintf("%s: missing; allowed: %s", path, e.Allowed)
 	}
-	return fmt.Sprintf("%s: %s is not valid; allowed: %s", e.Field, show(e.Value), e.Allowed)
+	return fmt.Sprintf("%s: %s is not valid; allowed: %s", path, show(e.Value), e.Allowed)
 }
 
-// maxShown bounds how many bytes of a bad value an error repeats.
-const maxShown = 80
+// How many bytes of a bad value, and of a path that holds keys of the user's making, an error repeats.
+const (
+	maxShown     = 80
+	maxShownPath = 200
+)
 
+// show renders a value on one line: what a user wrote in quotes, so that nothing in it can act on a terminal.
 func show(v any) string {
-	s := fmt.Sprintf("%v", v)
 	if str, ok := v.(string); ok {
-		s = fmt.Sprintf("%q", str)
+		return strconv.Quote(shorten(str, maxShown))
 	}
-	if len(s) <= maxShown {
+	return shorten(fmt.Sprint(v), maxShown)
+}
+
+// showPath renders a path on one line. Only a path with odd characters is quoted.
+func showPath(path string) string {
+	path = shorten(path, maxShownPath)
+	if strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(path)
+	}
+	return path
+}
+
+func shorten(s string, most int) string {
+	if len(s) <= most {
 		return s
 	}
-	cut := maxShown
+	cut := most
 	for cut > 0 && !utf8.RuneStart(s[cut]) {
 		cut--
 	}

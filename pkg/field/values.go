@@ -12,15 +12,15 @@ type Duration time.Duration
 
 const durationAllowed = `a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`
 
-// UnmarshalJSON reads the text form; anything else is an *Error.
+// UnmarshalJSON reads the text form; anything else, null included, is an *Error.
 func (d *Duration) UnmarshalJSON(data []byte) error {
-	var s string
-	if err := json.Unmarshal(data, &s); err != nil {
-		return &Error{Value: string(data), Allowed: durationAllowed}
+	var s *string
+	if err := json.Unmarshal(data, &s); err != nil || s == nil {
+		return &Error{Value: Text(data), Allowed: durationAllowed}
 	}
-	v, err := time.ParseDuration(s)
+	v, err := time.ParseDuration(*s)
 	if err != nil || v < 0 {
-		return &Error{Value: s, Allowed: durationAllowed}
+		return &Error{Value: *s, Allowed: durationAllowed}
 	}
 	*d = Duration(v)
 	return nil
@@ -29,7 +29,7 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 // MarshalJSON writes the text form.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
 
-// Or returns the duration, or the default when it is unset or zero.
+// Or returns the duration, or the default when it is unset. Zero is a duration.
 func (d *Duration) Or(def time.Duration) time.Duration {
 	if d == nil {
 		return def

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -19,9 +21,15 @@ const (
 	MaxPorts       = 32
 	MaxArgs        = 128
 	MaxEnv         = 128
-	MaxTextBytes   = 4096   // one argument, environment value or URL
-	MaxBytes       = 65_536 // the whole manifest in canonical JSON
+	MaxLabels      = 64        // in one set of labels
+	MaxTextBytes   = 4096      // one argument, environment value or URL
+	MaxBytes       = 65_536    // the whole manifest in canonical JSON
+	MaxCPU         = 1_000_000 // thousandths of a core, one process
+	MaxMemory      = 1 << 50   // bytes, one process
 )
+
+// MinHealthInterval is the shortest that a Consul agent takes; it would quietly use it for anything shorter.
+const MinHealthInterval = time.Second
 
 var (
 	hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -48,7 +56,7 @@ func (m *Manifest) Validate() field.Errors {
 	}
 	ValidateLabels(&errs, "labels", m.Labels)
 	if canonical, err := m.Canonical(); err == nil && len(canonical) > MaxBytes {
-		errs.Add("document", fmt.Sprintf("%d bytes", len(canonical)), fmt.Sprintf("at most %d bytes of canonical JSON", MaxBytes))
+		errs.Add("", field.Text(fmt.Sprintf("%d bytes of canonical JSON", len(canonical))), fmt.Sprintf("at most %d bytes", MaxBytes))
 	}
 	return errs
 }
@@ -83,11 +91,11 @@ func (l *Launchable) validate() field.Errors {
 		}
 		checkText(&errs, "env."+name, l.Env[name])
 	}
-	if l.Resources.CPU < 0 {
-		errs.Add("resources.cpu", l.Resources.CPU, "thousandths of a core, zero or more")
+	if l.Resources.CPU < 0 || l.Resources.CPU > MaxCPU {
+		errs.Add("resources.cpu", l.Resources.CPU, fmt.Sprintf("thousandths of a core, from 0 to %d", MaxCPU))
 	}
-	if l.Resources.Memory < 0 {
-		errs.Add("resources.memory", l.Resources.Memory, "bytes, zero or more")
+	if l.Resources.Memory < 0 || l.Resources.Memory > MaxMemory {
+		errs.Add("resources.memory", l.Resources.Memory, fmt.Sprintf("bytes, from 0 to %d", int64(MaxMemory)))
 	}
 	return errs
 }
@@ -108,8 +116,8 @@ func (a *Artifact) validate() field.Errors {
 		errs.Missing("url", urlAllowed)
 	case err != nil, len(a.URL) > MaxTextBytes:
 		errs.Add("url", a.URL, urlAllowed)
-	case u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/"):
-	case u.Scheme == "https" && u.Host != "" && u.User == nil:
+	case u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == "" && u.Fragment == "":
+	case u.Scheme == "https" && u.Hostname() != "" && u.User == nil && u.Fragment == "":
 	default:
 		errs.Add("url", a.URL, urlAllowed)
 	}
@@ -125,35 +133,54 @@ func (a *Artifact) validate() field.Errors {
 
 func (h *Health) validate(ports map[string]int) field.Errors {
 	var errs field.Errors
-	if (h.HTTP == nil) == (h.TCP == nil) {
-		errs.Add("", "http and tcp", "exactly one of http and tcp")
+	const oneOf = "exactly one of http and tcp"
+	switch {
+	case h.HTTP == nil && h.TCP == nil:
+		errs.Missing("", oneOf)
+	case h.HTTP != nil && h.TCP != nil:
+		errs.Add("", field.Text("http together with tcp"), oneOf)
 	}
 	named := func(path, port string) {
-		if _, ok := ports[port]; !ok {
-			errs.Add(path, port, "the name of one of the pod's ports: "+orNone(slices.Sorted(maps.Keys(ports))))
+		allowed := "the name of one of the pod's ports: " + orNone(slices.Sorted(maps.Keys(ports)))
+		if port == "" {
+			errs.Missing(path, allowed)
+		} else if _, ok := ports[port]; !ok {
+			errs.Add(path, port, allowed)
 		}
 	}
 	if h.HTTP != nil {
 		named("http.port", h.HTTP.Port)
-		if !strings.HasPrefix(h.HTTP.Path, "/") || len(h.HTTP.Path) > MaxTextBytes {
-			errs.Add("http.path", h.HTTP.Path, "a path that starts with '/'")
-		}
+		h.HTTP.validatePath(&errs)
 	}
 	if h.TCP != nil {
 		named("tcp.port", h.TCP.Port)
 	}
-	const positive = "a length of time greater than zero, such as \"2s\""
-	if h.Interval != nil && *h.Interval == 0 {
-		errs.Add("interval", "0s", positive)
+	if h.Interval != nil && time.Duration(*h.Interval) < MinHealthInterval {
+		errs.Add("interval", time.Duration(*h.Interval).String(), "a length of time of 1s or more, such as \"2s\"")
 	}
 	if h.Timeout != nil && *h.Timeout == 0 {
-		errs.Add("timeout", "0s", positive)
+		errs.Add("timeout", "0s", "a length of time greater than zero, such as \"2s\"")
 	}
 	return errs
 }
 
-// ValidateLabels records every label whose key or value is not in Kubernetes' label syntax.
+// validatePath accepts what can be put behind http://host:port and still asks for what was written.
+func (c *HTTPCheck) validatePath(errs *field.Errors) {
+	const allowed = "a path that starts with '/', without spaces, '#' or '..' segments"
+	path, _, _ := strings.Cut(c.Path, "?")
+	odd := func(r rune) bool { return r == '#' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
+	switch _, err := url.ParseRequestURI(c.Path); {
+	case c.Path == "":
+		errs.Missing("http.path", allowed)
+	case err != nil, !strings.HasPrefix(path, "/"), len(c.Path) > MaxTextBytes,
+		strings.ContainsFunc(c.Path, odd), slices.Contains(strings.Split(path, "/"), ".."):
+		errs.Add("http.path", c.Path, allowed)
+	}
+}
+
+// ValidateLabels records every label whose key or value is not in Kubernetes' label syntax, and too many labels.
 func ValidateLabels(errs *field.Errors, path string, set map[string]string) {
+	checkCount(errs, path, len(set), 0, MaxLabels)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		if _, err := labels.ValidatedSelectorFromSet(labels.Set{key: set[key]}); err != nil {
 			errs.Add(path+"."+key, key+"="+set[key],
@@ -163,13 +190,17 @@ func ValidateLabels(errs *field.Errors, path string, set map[string]string) {
 }
 
 func checkCount(errs *field.Errors, path string, n, least, most int) {
-	if n < least || n > most {
-		errs.Add(path, fmt.Sprintf("%d entries", n), fmt.Sprintf("%d to %d entries", least, most))
+	switch {
+	case n == 0 && least > 0:
+		errs.Missing(path, fmt.Sprintf("%d to %d entries", least, most))
+	case n > most:
+		errs.Add(path, field.Text(fmt.Sprintf("%d entries", n)), fmt.Sprintf("%d to %d entries", least, most))
 	}
 }
 
+// checkUnique records a value that was seen before. An empty one is a mistake of another kind.
 func checkUnique(errs *field.Errors, path, value string, seen map[string]bool) {
-	if seen[value] {
+	if value != "" && seen[value] {
 		errs.Add(path, value, "a value that no other entry has")
 	}
 	seen[value] = true

@@ -22,11 +22,12 @@ func (s *Store) NodeTenure(sess *consul.Session, name string) *NodeTenure {
 	return &NodeTenure{Store: s, sess: sess, name: name}
 }
 
-// Hold takes the node's lock and writes the record with it, or writes it again under the lock that is held. It returns
-// *consul.HeldError when another preparer claims the same node name, and ErrLost when the session is dead.
+// Hold takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
+// Incarnation and ConsulNode are replaced by the session's. It returns *consul.HeldError when another preparer claims the
+// same node name, and ErrLost when the session is dead.
 func (t *NodeTenure) Hold(ctx context.Context, n node.Node) error {
 	sent := time.Now()
-	n.Incarnation = t.sess.Incarnation
+	n.Incarnation, n.ConsulNode = t.sess.Incarnation, t.sess.ConsulNode
 	value := encode(n)
 	_, err := t.c.Acquire(ctx, t.keys.Node(t.name), t.sess.Releasing, func() []byte { return value })
 	if err == nil {

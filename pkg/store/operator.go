@@ -17,6 +17,12 @@ func (k Keys) AllNames() string { return k.prefix + "names/" }
 // AllReservations is the prefix of what is taken on all nodes.
 func (k Keys) AllReservations() string { return k.prefix + "reservations/" }
 
+// Schema reads the schema record, or returns ErrNotFound where rcfarm has never written. Unlike a list, which Consul
+// answers emptily to a request without a token, it fails when the key may not be read.
+func (s *Store) Schema(ctx context.Context) (Rec[Schema], error) {
+	return get[Schema](ctx, s, s.keys.Schema(), consul.Default)
+}
+
 // ListReservations reads what is taken on all nodes, by node name.
 func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservation, []error, error) {
 	pairs, err := s.c.List(ctx, s.keys.AllReservations(), consul.Default)
@@ -87,9 +93,14 @@ func (s *Store) checkUnnamed(ctx context.Context, name string) error {
 		return err
 	}
 	for i := range recs {
-		if r := recs[i].Value; r.Name == name {
-			return &UnnamedError{RCID: r.ID, Name: name, Key: s.keys.Name(name)}
+		if recs[i].Value.Name != name {
+			continue
 		}
+		// It may have been created since the name was looked up.
+		if named, err := s.exists(ctx, s.keys.Name(name)); named || err != nil {
+			return err
+		}
+		return &UnnamedError{RCID: recs[i].Value.ID, Name: name, Key: s.keys.Name(name)}
 	}
 	return nil
 }

@@ -119,7 +119,6 @@ func ready(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	// An ACL-enabled server answers an anonymous read with an empty list; that it answers at all is enough there.
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -129,7 +128,10 @@ func ready(ctx context.Context, addr string) error {
 	if err := json.NewDecoder(resp.Body).Decode(&checks); err != nil {
 		return fmt.Errorf("status %d: %w", resp.StatusCode, err)
 	}
-	if resp.StatusCode != http.StatusOK || (len(checks) == 0 && resp.Header.Get("X-Consul-Results-Filtered-By-Acls") != "true") {
+	// A server that denies by default hides the checks, and from a client without a token also that it does so; that it
+	// has a leader is enough there.
+	denies := resp.Header.Get("X-Consul-Default-Acl-Policy") == "deny" && resp.Header.Get("X-Consul-Knownleader") == "true"
+	if resp.StatusCode != http.StatusOK || (len(checks) == 0 && !denies) {
 		return fmt.Errorf("status %d, %d passing checks", resp.StatusCode, len(checks))
 	}
 	return nil

@@ -1,0 +1,54 @@
+# rcfarm. `make help` explains the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help build test race e2e demo lint fmt clean
+
+GO       ?= go
+PROGRAMS := bin/farm bin/preparer bin/rcctl
+SOURCES  := $(shell find cmd pkg -name '*.go' -not -name '*_test.go') go.mod go.sum
+LINTER   := bin/golangci-lint
+TESTTIME ?= 15m
+
+help: ## show this text
+	@echo 'rcfarm: a replication-controller farm on Consul'; echo
+	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; CONSUL_BIN=path uses that Consul.'
+
+build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
+
+bin/%: $(SOURCES)
+	$(GO) build -trimpath -o $@ ./cmd/$*
+
+bin/hello.tar.gz: integration/hello/main.go integration/hello/pack.sh
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/hello ./integration/hello
+	integration/hello/pack.sh bin/hello $@
+
+bin/consul: integration/tools/consul/go.mod ## provide Consul: $CONSUL_BIN, else one >= 1.15 on PATH, else build the pinned one
+	integration/tools/consul.sh $@
+
+test: build bin/consul ## everything that must pass: unit, real-Consul and end-to-end tests
+	$(GO) vet ./...
+	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./...
+
+race: build bin/consul ## the tests three times in a row, in another order each time
+	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
+
+e2e: build bin/consul ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
+	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
+
+demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
+	$(GO) run ./integration/demo
+
+lint: $(LINTER) ## the linters; depguard holds the import rules
+	$(LINTER) run ./...
+
+fmt: $(LINTER) ## format the code as the linters want it
+	$(LINTER) fmt ./...
+
+$(LINTER): integration/tools/lint/go.mod
+	@echo 'building golangci-lint, once; about two minutes on two cores'
+	cd integration/tools/lint && $(GO) build -mod=mod -o ../../../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+clean: ## remove what was built, except Consul and the linter
+	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz

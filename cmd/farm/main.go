@@ -1,0 +1,40 @@
+// Command farm is the daemon that owns replication controllers. Run any number of them; together they own all.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+)
+
+func main() {
+	ctx, stop := app.WithSignals(context.Background())
+	defer stop()
+	hostname, _ := os.Hostname() // the flag is checked, whatever its default
+	var cfg app.FarmConfig
+	cmd := &cli.App{
+		Name: "farm", Version: app.Version, Usage: "own replication controllers and keep their pods placed",
+		Description: "Example:\n   farm --id farm-1 --data-dir /var/lib/rcfarm/farm\n\n" +
+			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
+			"SIGTERM ends it in order: it stops working and gives its controllers up. A second one ends it at once.",
+		Flags: append(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/farm"),
+			&cli.StringFlag{Name: "id", Usage: "stable name, unique among the farms", Value: hostname, Destination: &cfg.ID},
+			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once", Value: 8, Destination: &cfg.Workers},
+		),
+		Action: func(*cli.Context) error {
+			f, err := app.NewFarm(cfg)
+			if err != nil {
+				return err
+			}
+			return f.Run(ctx)
+		},
+	}
+	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
+		fmt.Fprintln(os.Stderr, "farm:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,67 @@
+// Command preparer is the agent of one node: it makes the node's processes match what the farm wrote. It starts itself
+// again as the node's supervisor, which outlives it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == shim.StubArg {
+		shim.ExecStub()
+	}
+	ctx, stop := app.WithSignals(context.Background())
+	defer stop()
+	hostname, _ := os.Hostname() // the flag is checked, whatever its default
+	var cfg app.PreparerConfig
+	var labels cli.StringSlice
+	cmd := &cli.App{
+		Name: "preparer", Version: app.Version, Usage: "run the pods of this node",
+		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
+			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
+			"Pods run on when it ends, and keep their pids when it starts again.",
+		Flags: append(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer"),
+			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, Destination: &cfg.Node},
+			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
+			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` that selectors match; may be repeated", Destination: &labels},
+			&cli.IntFlag{Name: "slots", Usage: "how many pods the node takes", Value: 100, Destination: &cfg.Slots},
+			&cli.Int64Flag{Name: "cpu", Usage: "thousandths of a core for pods; 0: not limited", Destination: &cfg.CPU},
+			&cli.Int64Flag{Name: "memory", Usage: "bytes for pods; 0: not limited", Destination: &cfg.Memory},
+			&cli.IntFlag{Name: "port-min", Usage: "first dynamic port", Value: 20000, Destination: &cfg.PortsMin},
+			&cli.IntFlag{Name: "port-max", Usage: "last dynamic port", Value: 29999, Destination: &cfg.PortsMax},
+		),
+		Action: func(*cli.Context) error {
+			cfg.Labels = labels.Value()
+			p, err := app.NewPreparer(cfg)
+			if err != nil {
+				return err
+			}
+			return p.Run(ctx)
+		},
+		Commands: []*cli.Command{supervise(ctx)},
+	}
+	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
+		fmt.Fprintln(os.Stderr, "preparer:", err)
+		os.Exit(1)
+	}
+}
+
+// supervise is the preparer's other half; it starts it by itself.
+func supervise(ctx context.Context) *cli.Command {
+	var cfg app.SupervisorConfig
+	return &cli.Command{
+		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
+			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
+		},
+		Action: func(*cli.Context) error { return app.RunSupervisor(ctx, cfg) },
+	}
+}

@@ -1,0 +1,191 @@
+// Package cluster holds what the demo and the end-to-end scenarios share: the sample artifact and its document, small HTTP
+// and process helpers, waiting for conditions.
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+)
+
+// Root returns the directory that holds go.mod, looking upwards from the working directory.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no go.mod above the working directory")
+		}
+		dir = parent
+	}
+}
+
+// Artifact is a file and its digest.
+type Artifact struct{ URL, SHA256 string }
+
+// HelloArtifact returns the sample program's artifact, which `make build` packs.
+func HelloArtifact(root string) (Artifact, error) {
+	path := filepath.Join(root, "bin", "hello.tar.gz")
+	f, err := os.Open(path)
+	if err != nil {
+		return Artifact{}, fmt.Errorf("the sample artifact is missing; run `make build`: %w", err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return Artifact{}, err
+	}
+	return Artifact{URL: "file://" + path, SHA256: hex.EncodeToString(h.Sum(nil))}, nil
+}
+
+// Hello is a controller of the sample program.
+type Hello struct {
+	Name         string
+	Replicas     int
+	Port         int
+	Selector     string
+	Env          map[string]string
+	MinAvailable *int
+	Artifact     Artifact
+}
+
+// HelloSpec returns the document for rcctl apply.
+func HelloSpec(h Hello) string {
+	spec := fmt.Sprintf(`name: %s
+replicas: %d
+node_selector: %q
+`, h.Name, h.Replicas, h.Selector)
+	if h.MinAvailable != nil {
+		spec += fmt.Sprintf("min_available: %d\n", *h.MinAvailable)
+	}
+	spec += fmt.Sprintf(`pod:
+  version: 1
+  id: %s
+  launchables:
+  - name: web
+    artifact: {kind: tar, url: %q, sha256: %s}
+    stop_grace: 5s
+`, h.Name, h.Artifact.URL, h.Artifact.SHA256)
+	if len(h.Env) > 0 {
+		env, _ := json.Marshal(h.Env) // strings always encode
+		spec += fmt.Sprintf("    env: %s\n", env)
+	}
+	return spec + fmt.Sprintf(`  ports:
+  - {name: http, port: %d}
+  health:
+    http: {port: http, path: /health}
+    interval: 1s
+    timeout: 2s
+`, h.Port)
+}
+
+// ReadState reads what a development cluster says about itself.
+func ReadState(dir string) (app.DevState, error) {
+	var s app.DevState
+	data, err := os.ReadFile(filepath.Join(dir, "cluster.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	return s, err
+}
+
+// Until asks for a condition every 20 ms until it holds or ctx ends; the error says what was still missing.
+func Until(ctx context.Context, condition func() error) error {
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// Get fetches a page. Any status but 200 is an error.
+func Get(ctx context.Context, url string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: status %d: %s", url, resp.StatusCode, body)
+	}
+	return string(body), err
+}
+
+// Kill sends a signal to a pid given as text.
+func Kill(pid string, sig syscall.Signal) error {
+	n, err := strconv.Atoi(pid)
+	if err != nil || n <= 1 {
+		return fmt.Errorf("%q is no pid", pid)
+	}
+	return syscall.Kill(n, sig)
+}
+
+// FirstLine reads until a line starts with the prefix, sends it, and goes on reading so that the writer never blocks.
+func FirstLine(r io.Reader, prefix string, found chan<- string) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if strings.HasPrefix(lines.Text(), prefix) {
+			select {
+			case found <- lines.Text():
+			default: // only the first counts
+			}
+		}
+	}
+}
+
+// ProcessesUnder returns the processes whose command line or working directory names something below dir, as text.
+func ProcessesUnder(dir string) ([]string, error) {
+	procs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, p := range procs {
+		if filepath.Base(p) == strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		// A process that ends meanwhile has neither.
+		cmdline, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
+		text := strings.ReplaceAll(string(cmdline), "\x00", " ")
+		if strings.Contains(text, dir) || strings.HasPrefix(cwd, dir) {
+			found = append(found, filepath.Base(p)+": "+strings.TrimSpace(text))
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,156 @@
+// Package app joins the parts into daemons: one file each. Everything it makes, it also ends.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Version is what daemons and rcctl report.
+const Version = "0.1.0"
+
+// Common is what every daemon is told.
+type Common struct {
+	ConsulAddr string // empty: Consul's own environment variables
+	Token      string
+	Prefix     string
+	TTL        time.Duration // of the liveness check
+	DataDir    string        // belongs to one daemon (R11)
+	LogLevel   string
+	LogFormat  string
+	Lifeline   string // path of a socket; the daemon ends when its other end does. Development only
+}
+
+// MinTTL is the shortest liveness TTL: below it a busy machine looks dead.
+const MinTTL = time.Second
+
+func (c *Common) validate(errs *field.Errors) {
+	if c.TTL < MinTTL || c.TTL > time.Minute {
+		errs.Add("ttl", c.TTL.String(), "a length of time from 1s to 1m")
+	}
+	if c.DataDir == "" {
+		errs.Missing("data-dir", "a directory for this daemon alone")
+	}
+}
+
+// base is what the daemons have in common once they run.
+type base struct {
+	common Common
+	log    obs.Logger
+	dir    *DataDir
+	client *consul.Client
+	store  *store.Store
+	alive  <-chan struct{} // closed when the lifeline breaks; nil without one
+	undo   []func()        // last in, first out
+}
+
+// open makes the common parts. What it made before an error it unmakes.
+func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
+	b = &base{common: c}
+	defer func() {
+		if err != nil {
+			b.close()
+		}
+	}()
+	if b.log, err = obs.NewLogger(logTo, c.LogLevel, c.LogFormat); err != nil {
+		return b, err
+	}
+	keys, err := store.NewKeys(c.Prefix)
+	if err != nil {
+		return b, err
+	}
+	if b.dir, err = OpenDataDir(c.DataDir); err != nil {
+		return b, err
+	}
+	b.undo = append(b.undo, b.dir.Close)
+	if b.client, err = consul.New(consul.Config{Address: c.ConsulAddr, Token: c.Token, MaxConns: maxConns}); err != nil {
+		return b, err
+	}
+	b.undo = append(b.undo, b.client.Close)
+	b.store = store.New(b.client, keys)
+	if c.Lifeline != "" {
+		line, err := HoldLifeline(c.Lifeline)
+		if err != nil {
+			return b, err
+		}
+		b.undo = append(b.undo, line.Close)
+		b.alive = line.Broken()
+	}
+	return b, nil
+}
+
+func (b *base) close() {
+	for i := len(b.undo) - 1; i >= 0; i-- {
+		b.undo[i]()
+	}
+	b.undo = nil
+}
+
+// ErrLifeline is why a daemon of a development cluster ends when the cluster does.
+var ErrLifeline = errors.New("the development cluster has ended")
+
+// untilLifeline returns a context that also ends when the lifeline breaks.
+func (b *base) untilLifeline(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-b.alive: // nil without a lifeline: never
+			cancel(ErrLifeline)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-stopped }
+}
+
+// sessionEvents logs what happens to the daemon's sessions.
+func (b *base) sessionEvents(event string, s *consul.Session, err error) {
+	log := b.log
+	if s != nil {
+		log = log.WithField(obs.Incarnation, s.Incarnation).WithField(obs.SessionID, s.Releasing)
+	}
+	if err != nil {
+		log.WithError(err).Warn(event)
+		return
+	}
+	log.Info(event)
+}
+
+// WithSignals returns a context that ends with the first SIGINT or SIGTERM, so that the program can end in order; a second
+// one ends it at once with status 1.
+func WithSignals(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		select {
+		case s := <-signals:
+			cancel(fmt.Errorf("%w: %s", ErrSignal, s))
+		case <-ctx.Done():
+			return
+		}
+		<-signals
+		os.Exit(1)
+	}()
+	return ctx, func() { cancel(nil); signal.Stop(signals) }
+}
+
+// ErrSignal is the cause of a context that a signal ended.
+var ErrSignal = errors.New("asked to stop")
+
+// Clean reports whether a daemon's error only says that it was asked to end.
+func Clean(err error) bool {
+	return err == nil || errors.Is(err, ErrSignal) || errors.Is(err, ErrLifeline) || errors.Is(err, context.Canceled)
+}

@@ -1,0 +1,125 @@
+package app
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// DataDir is a directory that belongs to one running daemon (R11). It remembers the daemon's incarnations, so that the
+// next start deregisters exactly its own.
+type DataDir struct {
+	path string
+	lock *os.File
+
+	mu sync.Mutex
+}
+
+// OpenDataDir makes the directory if it is missing and locks it. It fails when another daemon works in it.
+func OpenDataDir(path string) (*DataDir, error) {
+	path, err := filepath.Abs(path)
+	if err == nil {
+		err = os.MkdirAll(path, 0o700)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close() // it was never written
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("data directory %s is in use by another daemon; give each its own with --data-dir", path)
+		}
+		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
+	}
+	return &DataDir{path: path, lock: lock}, nil
+}
+
+// Path returns the absolute path of a file or directory inside.
+func (d *DataDir) Path(name string) string { return filepath.Join(d.path, name) }
+
+// Close lets another daemon use the directory.
+func (d *DataDir) Close() { _ = d.lock.Close() } // closing releases the lock; the file holds nothing
+
+// Incarnations implements consul.Journal. A file that cannot be read counts as empty: what it named dies by itself within
+// the TTL.
+func (d *DataDir) Incarnations() ([]string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.read()
+}
+
+// Add implements consul.Journal.
+func (d *DataDir) Add(incarnation string) error {
+	return d.change(func(list []string) []string { return append(list, incarnation) })
+}
+
+// Remove implements consul.Journal.
+func (d *DataDir) Remove(incarnation string) error {
+	return d.change(func(list []string) []string {
+		return slices.DeleteFunc(list, func(id string) bool { return id == incarnation })
+	})
+}
+
+func (d *DataDir) change(with func([]string) []string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list, err := d.read()
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(with(list))
+	if err != nil {
+		return err
+	}
+	return writeDurably(d.Path("incarnations.json"), data)
+}
+
+func (d *DataDir) read() ([]string, error) {
+	data, err := os.ReadFile(d.Path("incarnations.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []string
+	if json.Unmarshal(data, &list) != nil {
+		return nil, nil
+	}
+	return list, nil
+}
+
+// writeDurably replaces a file so that a crash leaves either the old content or the new.
+func writeDurably(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // gone after the rename
+	_, err = tmp.Write(data)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	err = errors.Join(err, tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

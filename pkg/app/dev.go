@@ -1,0 +1,349 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// DevConfig describes a development cluster on this machine.
+type DevConfig struct {
+	Dir    string // logs, data and sockets; short, because socket paths must be
+	Bin    string // directory of the farm, preparer and rcctl programs
+	Consul string // path of the Consul program
+	Port   int    // Consul's HTTP port; zero picks a free one
+	Farms  int
+	Nodes  int
+	TTL    time.Duration
+	// Say is told what happens, one line at a time.
+	Say func(line string)
+}
+
+// Limits of a development cluster: node addresses are 127.1.0.1 to 127.1.0.250, and each daemon costs memory.
+const (
+	maxDevNodes = 250
+	maxDevFarms = 4
+	maxDevDir   = 60 // bytes; a socket path below it must stay under 108
+)
+
+// Validate reports every mistake.
+func (c *DevConfig) Validate() error {
+	var errs field.Errors
+	if c.Nodes < 1 || c.Nodes > maxDevNodes {
+		errs.Add("nodes", c.Nodes, fmt.Sprintf("a whole number from 1 to %d", maxDevNodes))
+	}
+	if c.Farms < 1 || c.Farms > maxDevFarms {
+		errs.Add("farms", c.Farms, fmt.Sprintf("a whole number from 1 to %d", maxDevFarms))
+	}
+	if len(c.Dir) > maxDevDir || !filepath.IsAbs(c.Dir) {
+		errs.Add("dir", c.Dir, fmt.Sprintf("an absolute path of at most %d bytes, because sockets live below it", maxDevDir))
+	}
+	if c.TTL < MinTTL || c.TTL > time.Minute {
+		errs.Add("ttl", c.TTL.String(), "a length of time from 1s to 1m")
+	}
+	if c.Port < 0 || c.Port > 65535 {
+		errs.Add("consul-port", c.Port, "a TCP port, or 0 for a free one")
+	}
+	return errs.Err()
+}
+
+// DevState is written to cluster.json in the cluster's directory whenever it changes.
+type DevState struct {
+	ConsulAddr string         `json:"consul_addr"`
+	PIDs       map[string]int `json:"pids"` // by process: consul, farm-1, n1, ...
+}
+
+// devCluster is a running development cluster.
+type devCluster struct {
+	cfg  DevConfig
+	line *LifelineServer
+
+	mu     sync.Mutex
+	state  DevState
+	ending bool
+}
+
+const (
+	lifelineName   = "life.sock"
+	restartAfter   = 200 * time.Millisecond // a daemon that ended is started again, as a service manager would
+	devStartLimit  = 60 * time.Second
+	devEndLimit    = 20 * time.Second
+	devNodePollGap = 50 * time.Millisecond
+)
+
+// RunDev runs a development cluster until ctx ends. When it returns, every process of it has ended: Consul, daemons,
+// supervisors and pods. They end too when this process is killed.
+func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error) {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	for _, dir := range []string{"logs", "data", "consul"} {
+		if err := os.MkdirAll(filepath.Join(cfg.Dir, dir), 0o700); err != nil {
+			return fmt.Errorf("development cluster: %w", err)
+		}
+	}
+	line, err := ListenLifeline(filepath.Join(cfg.Dir, lifelineName))
+	if err != nil {
+		return err
+	}
+	d := &devCluster{cfg: cfg, line: line, state: DevState{PIDs: map[string]int{}}}
+	group, ctx := errgroup.WithContext(ctx)
+	defer func() {
+		err = errors.Join(err, d.end(group))
+	}()
+	if err := d.startConsul(ctx, group); err != nil {
+		return err
+	}
+	for i := range cfg.Farms {
+		name := fmt.Sprintf("farm-%d", i+1)
+		group.Go(func() error { return d.keep(ctx, name, "farm", "--id", name) })
+	}
+	for i := range cfg.Nodes {
+		name := fmt.Sprintf("n%d", i+1)
+		rack := string(rune('a' + i%3))
+		address := fmt.Sprintf("127.1.0.%d", i+1)
+		group.Go(func() error {
+			return d.keep(ctx, name, "preparer", "--node", name, "--address", address, "--label", "rack="+rack)
+		})
+	}
+	if err := d.waitNodes(ctx); err != nil {
+		return err
+	}
+	ready(d.snapshot())
+	<-ctx.Done()
+	cfg.Say("stopping every process of the cluster")
+	return context.Cause(ctx)
+}
+
+// startConsul starts Consul under a guard that ends it when this process is gone, and waits until it answers.
+func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
+	addr, args, err := devserver.Args(devserver.Config{Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port})
+	if err != nil {
+		return err
+	}
+	guarded := append([]string{"dev-guard", "--lifeline", d.lifeline(), "--", d.cfg.Consul}, args...)
+	cmd, err := d.start("consul", "rcctl", guarded...)
+	if err != nil {
+		return err
+	}
+	group.Go(func() error {
+		err := cmd.Wait()
+		if d.isEnding() {
+			return nil
+		}
+		return fmt.Errorf("consul ended (%v); see %s", err, d.log("consul")) //nolint:errorlint // it may be nil
+	})
+	d.mu.Lock()
+	d.state.ConsulAddr = addr
+	d.mu.Unlock()
+	waitCtx, cancel := context.WithTimeout(ctx, devStartLimit)
+	defer cancel()
+	return devserver.WaitReady(waitCtx, addr)
+}
+
+func (d *devCluster) lifeline() string { return filepath.Join(d.cfg.Dir, lifelineName) }
+
+func (d *devCluster) log(name string) string { return filepath.Join(d.cfg.Dir, "logs", name+".log") }
+
+// start starts one process with its output in its log, in a process group of its own: Ctrl-C is for us alone.
+func (d *devCluster) start(name, program string, args ...string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(d.log(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close() // the child has its own
+	cmd := exec.Command(filepath.Join(d.cfg.Bin, program), args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.state.PIDs[name] = cmd.Process.Pid
+	return cmd, d.writeState()
+}
+
+func (d *devCluster) writeState() error {
+	data, err := json.MarshalIndent(d.state, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeDurably(filepath.Join(d.cfg.Dir, "cluster.json"), data)
+}
+
+func (d *devCluster) snapshot() DevState {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.state
+}
+
+func (d *devCluster) isEnding() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.ending
+}
+
+// keep runs a daemon and starts it again whenever it ends.
+func (d *devCluster) keep(ctx context.Context, name, program string, args ...string) error {
+	all := append([]string{
+		"--consul-addr", d.snapshot().ConsulAddr, "--data-dir", filepath.Join(d.cfg.Dir, "data", name),
+		"--lifeline", d.lifeline(), "--ttl", d.cfg.TTL.String(),
+	}, args...)
+	for {
+		cmd, err := d.start(name, program, all...)
+		if err != nil {
+			return err
+		}
+		err = cmd.Wait()
+		if d.isEnding() || ctx.Err() != nil {
+			return nil
+		}
+		d.cfg.Say(fmt.Sprintf("%s ended (%v); starting it again", name, err))
+		timer := time.NewTimer(restartAfter)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		}
+	}
+}
+
+// waitNodes returns when every node is in the store and alive.
+func (d *devCluster) waitNodes(ctx context.Context) error {
+	client, err := consul.New(consul.Config{Address: d.snapshot().ConsulAddr, MaxConns: 1})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	keys, err := store.NewKeys(store.DefaultPrefix)
+	if err != nil {
+		return err
+	}
+	limit := time.NewTimer(devStartLimit)
+	defer limit.Stop()
+	ticker := time.NewTicker(devNodePollGap)
+	defer ticker.Stop()
+	for {
+		nodes, _, err := store.New(client, keys).ListNodes(ctx)
+		alive := 0
+		for _, n := range nodes {
+			if n.Session != "" {
+				alive++
+			}
+		}
+		if err == nil && alive == d.cfg.Nodes {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-limit.C:
+			return fmt.Errorf("%d of %d nodes are alive after %s; see the logs in %s", alive, d.cfg.Nodes, devStartLimit, filepath.Join(d.cfg.Dir, "logs"))
+		case <-ticker.C:
+		}
+	}
+}
+
+// end breaks the lifeline, which every process of the cluster holds, and waits for all of them.
+func (d *devCluster) end(group *errgroup.Group) error {
+	d.mu.Lock()
+	d.ending = true
+	d.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), devEndLimit)
+	defer cancel()
+	err := d.line.End(ctx)
+	if err == nil {
+		err = d.waitGone(ctx)
+	}
+	_ = os.Remove(d.lifeline()) // closing the listener removes it already
+	if groupErr := group.Wait(); err == nil && !Clean(groupErr) {
+		err = groupErr
+	}
+	return err
+}
+
+// waitGone waits for processes that were being started while the cluster ended: they find the lifeline cut and end by
+// themselves, but were never connected to it.
+func (d *devCluster) waitGone(ctx context.Context) error {
+	ticker := time.NewTicker(devNodePollGap)
+	defer ticker.Stop()
+	for {
+		left, err := namedInCommandLine(d.lifeline())
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("processes %v have not ended: %w", left, context.Cause(ctx))
+		case <-ticker.C:
+		}
+	}
+}
+
+// namedInCommandLine returns the other processes that have text in their command lines.
+func namedInCommandLine(text string) ([]string, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	var pids []string
+	for _, file := range files {
+		pid := filepath.Base(filepath.Dir(file))
+		line, err := os.ReadFile(file) // a process that ends meanwhile has none
+		if err == nil && strings.Contains(string(line), text) && pid != strconv.Itoa(os.Getpid()) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// Guard runs a program that knows nothing of lifelines, and kills it when the lifeline breaks or ctx ends.
+func Guard(ctx context.Context, lifeline string, argv []string) error {
+	if len(argv) == 0 {
+		return errors.New("nothing to guard")
+	}
+	line, err := HoldLifeline(lifeline)
+	if err != nil {
+		return err
+	}
+	defer line.Close()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	// The kernel kills the program when this thread ends, so this must stay the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("%s (pid %d) ended: %v", filepath.Base(argv[0]), cmd.Process.Pid, err) //nolint:errorlint // it may be nil
+	case <-line.Broken():
+	case <-ctx.Done():
+	}
+	_ = cmd.Process.Kill() // it keeps nothing that a clean end would save
+	<-ended
+	return nil
+}

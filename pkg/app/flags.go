@@ -1,0 +1,22 @@
+package app
+
+import (
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// CommonFlags returns the flags that all daemons share, bound to c.
+func CommonFlags(c *Common, dataDir string) []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)", Destination: &c.ConsulAddr},
+		&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE)", Destination: &c.Token, EnvVars: []string{"RCFARM_TOKEN"}},
+		&cli.StringFlag{Name: "prefix", Usage: "key prefix of everything in Consul", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Destination: &c.Prefix},
+		&cli.DurationFlag{Name: "ttl", Usage: "how long this daemon may be silent before others act", Value: consul.DefaultTTL, Destination: &c.TTL},
+		&cli.StringFlag{Name: "data-dir", Usage: "`DIRECTORY` for this daemon alone", Value: dataDir, Destination: &c.DataDir},
+		&cli.StringFlag{Name: "log-level", Usage: "debug, info, warning or error", Value: "info", Destination: &c.LogLevel},
+		&cli.StringFlag{Name: "log-format", Usage: "text or json", Value: "text", Destination: &c.LogFormat},
+		&cli.StringFlag{Name: "lifeline", Usage: "socket of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
+	}
+}

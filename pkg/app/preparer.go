@@ -1,0 +1,155 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/oklog/run"
+
+	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+)
+
+// preparerConns is how many connections one node may take of its agent (P8).
+const preparerConns = 6
+
+// PreparerConfig is what a node's agent is told.
+type PreparerConfig struct {
+	Common
+	Node     string
+	Address  string   // given to pods as NODE_ADDRESS
+	Labels   []string // key=value
+	Slots    int
+	CPU      int64 // thousandths of a core; zero: not limited
+	Memory   int64 // bytes; zero: not limited
+	PortsMin int   // of the range for dynamic ports
+	PortsMax int
+}
+
+// record validates the configuration and turns it into the node's record.
+func (c *PreparerConfig) record() (node.Node, error) {
+	var errs field.Errors
+	errs.CheckName("node", c.Node)
+	if net.ParseIP(c.Address) == nil {
+		errs.Add("address", c.Address, "an IP address of this machine that pods can listen on")
+	}
+	labels := map[string]string{}
+	for _, l := range c.Labels {
+		key, value, ok := strings.Cut(l, "=")
+		if !ok {
+			errs.Add("label", l, "key=value")
+			continue
+		}
+		labels[key] = value
+	}
+	manifest.ValidateLabels(&errs, "label", labels)
+	if c.PortsMin < 1 || c.PortsMax > 65535 || c.PortsMin > c.PortsMax {
+		errs.Add("port-range", fmt.Sprintf("%d-%d", c.PortsMin, c.PortsMax), "two ports from 1 to 65535, the lower first")
+	}
+	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
+	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
+		errs = append(errs, inner...)
+	}
+	c.validate(&errs)
+	return node.Node{
+		Name: c.Node, Labels: labels, Capacity: capacity, Address: c.Address, Version: Version,
+		PortRange: node.PortRange{Min: c.PortsMin, Max: c.PortsMax},
+	}, errs.Err()
+}
+
+// Preparer is the agent of one node.
+type Preparer struct {
+	*base
+	cfg     PreparerConfig
+	record  node.Node
+	agent   *preparer.Preparer
+	runtime *shim.Client
+}
+
+// NewPreparer opens everything that the agent needs except Consul, which may be away for now: pods are supervised without
+// it.
+func NewPreparer(cfg PreparerConfig) (p *Preparer, err error) {
+	record, err := cfg.record()
+	if err != nil {
+		return nil, err
+	}
+	b, err := open(cfg.Common, preparerConns, os.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	p = &Preparer{base: b, cfg: cfg, record: record}
+	defer func() {
+		if err != nil {
+			b.close()
+		}
+	}()
+	artifacts, err := artifact.New(artifact.Config{Dir: b.dir.Path("artifacts")})
+	if err != nil {
+		return nil, err
+	}
+	if p.runtime, err = dialSupervisor(b.dir.Path("shim"), cfg.Lifeline); err != nil {
+		return nil, err
+	}
+	b.undo = append(b.undo, p.runtime.Close)
+	p.agent, err = preparer.New(preparer.Config{
+		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: p.runtime,
+		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node),
+	})
+	return p, err
+}
+
+// dialSupervisor returns a client of the node's supervisor, which is this program started again.
+func dialSupervisor(dir, lifeline string) (*shim.Client, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	args := []string{"supervise", "--dir", dir}
+	if lifeline != "" {
+		absolute, err := filepath.Abs(lifeline)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--lifeline", absolute)
+	}
+	return shim.Dial(shim.ClientConfig{Dir: dir, Spawn: func() error { return shim.Spawn(exe, args, dir) }})
+}
+
+// Run works until ctx ends. Pods run on without it.
+func (p *Preparer) Run(ctx context.Context) error {
+	defer p.close()
+	ctx, cancel := p.untilLifeline(ctx)
+	defer cancel()
+	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version}).Info("preparer starts")
+	var group run.Group
+	add := func(work func(context.Context) error) {
+		ctx, cancel := context.WithCancel(ctx)
+		group.Add(func() error { return work(ctx) }, func(error) { cancel() })
+	}
+	add(p.agent.Run)
+	add(p.serve)
+	err := group.Run()
+	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
+	return err
+}
+
+// serve reports to Consul and takes intents from it, in one session after the other.
+func (p *Preparer) serve(ctx context.Context) error {
+	session := consul.SessionConfig{
+		Kind: "preparer", Name: p.cfg.Node, TTL: p.cfg.TTL, Journal: p.dir, OnEvent: p.sessionEvents,
+		Meta: p.store.PreparerMeta(p.cfg.Node),
+	}
+	return p.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+		return p.agent.Serve(ctx, p.store.NodeTenure(s, p.cfg.Node))
+	})
+}

@@ -1,0 +1,190 @@
+package consul_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+)
+
+func TestAgentNode(t *testing.T) {
+	t.Parallel()
+	c, raw, _ := setup(t)
+	want, err := raw.Agent().NodeName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := must[string](t)(c.AgentNode(t.Context())); got != want || got == "" {
+		t.Fatalf("got %q, want %q", got, want)
+	}
+}
+
+// passing waits until LocalServices answers as wanted.
+func passing(t *testing.T, c *consul.Client, key, value string, want map[string]bool) {
+	t.Helper()
+	consultest.Eventually(t, patience, func() error {
+		got, err := c.LocalServices(t.Context(), key, value)
+		if err == nil && !maps.Equal(got, want) {
+			err = fmt.Errorf("got %v, want %v", got, want)
+		}
+		return err
+	})
+}
+
+func TestServicesOfTheLocalAgent(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	healthy := true
+	flip := make(chan bool, 1)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case healthy = <-flip:
+		default:
+		}
+		if !healthy {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(web.Close)
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	tcp := listener.Addr().String()
+
+	id := func(s string) string { return strings.TrimSuffix(prefix, "/") + "-" + s }
+	const fast = 50 * time.Millisecond
+	meta := map[string]string{"rcfarm-node_id": `node-1_a.b "x"\y`, "other": "1"}
+	for _, s := range []consul.Service{
+		{ID: id("http"), Name: "web", Address: "127.0.0.1", Port: 80, Tags: []string{"a"}, Meta: meta,
+			Check: &consul.Check{HTTP: web.URL, Interval: fast, Timeout: time.Second}},
+		{ID: id("tcp"), Name: "web", Meta: meta, Check: &consul.Check{TCP: tcp, Interval: fast, Timeout: time.Second}},
+		{ID: id("plain"), Name: "web", Meta: meta},
+		{ID: id("elsewhere"), Name: "web", Meta: map[string]string{"rcfarm-node_id": "node-1_a"}},
+	} {
+		if err := c.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.DeregisterService(t.Context(), s.ID) })
+	}
+	key, value := "rcfarm-node_id", meta["rcfarm-node_id"]
+	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
+	passing(t, c, key, "node-1_a", map[string]bool{id("elsewhere"): true})
+	passing(t, c, key, "nobody", map[string]bool{})
+	passing(t, c, "no-such_key", value, map[string]bool{})
+
+	flip <- false
+	passing(t, c, key, value, map[string]bool{id("http"): false, id("tcp"): true, id("plain"): true})
+	flip <- true
+	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
+	_ = listener.Close()
+	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): false, id("plain"): true})
+
+	// Registering again replaces: the check that is gone must not count any more.
+	if err := c.RegisterService(t.Context(), consul.Service{ID: id("tcp"), Name: "web", Meta: meta}); err != nil {
+		t.Fatal(err)
+	}
+	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
+
+	for range 2 { // the second time it is not there
+		if err := c.DeregisterService(t.Context(), id("plain")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true})
+}
+
+// A check starts critical, so that nothing counts as available before it was looked at.
+func TestRegisteredCheckStartsCritical(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	id := strings.TrimSuffix(prefix, "/")
+	s := consul.Service{ID: id, Name: "slow", Meta: map[string]string{"k": id},
+		Check: &consul.Check{TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}}
+	if err := c.RegisterService(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.DeregisterService(t.Context(), id) })
+	if got := must[map[string]bool](t)(c.LocalServices(t.Context(), "k", id)); !maps.Equal(got, map[string]bool{id: false}) {
+		t.Fatalf("got %v", got)
+	}
+}
+
+func TestPassingMetaAsksTheCatalog(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	name := strings.TrimSuffix(prefix, "/")
+	if got := must[[]string](t)(c.PassingMeta(t.Context(), name, "nonce")); len(got) != 0 {
+		t.Fatalf("a service that does not exist: %v", got)
+	}
+	for i, check := range []*consul.Check{nil, nil, {TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}} {
+		s := consul.Service{ID: fmt.Sprint(name, i), Name: name, Meta: map[string]string{"nonce": fmt.Sprint("n", i)}, Check: check}
+		if err := c.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.DeregisterService(t.Context(), s.ID) })
+	}
+	consultest.Eventually(t, patience, func() error {
+		got, err := c.PassingMeta(t.Context(), name, "nonce")
+		slices.Sort(got)
+		if err == nil && !slices.Equal(got, []string{"n0", "n1"}) {
+			err = fmt.Errorf("got %v", got)
+		}
+		return err
+	})
+}
+
+func TestReads(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	if _, err := c.Get(t.Context(), prefix+"missing", consul.Default); !errors.Is(err, consul.ErrNotFound) {
+		t.Errorf("Get: %v", err)
+	}
+	if pairs, err := c.List(t.Context(), prefix, consul.Consistent); err != nil || len(pairs) != 0 {
+		t.Errorf("List of nothing: %v %v", pairs, err)
+	}
+	if keys, err := c.Keys(t.Context(), prefix); err != nil || len(keys) != 0 {
+		t.Errorf("Keys of nothing: %v %v", keys, err)
+	}
+	// Any byte that a name may have survives the way.
+	odd := prefix + "a b/ü%2f?x=1&y#<z>/+"
+	put(t, c, odd, "v")
+	if got := get(t, c, odd); got.Key != odd || string(got.Value) != "v" {
+		t.Errorf("read %+v", got)
+	}
+	if keys := must[[]string](t)(c.Keys(t.Context(), prefix)); !slices.Equal(keys, []string{odd}) {
+		t.Errorf("keys %q", keys)
+	}
+	if pairs := must[[]consul.Pair](t)(c.List(t.Context(), prefix+"a b/", consul.Default)); len(pairs) != 1 || pairs[0].Key != odd {
+		t.Errorf("pairs %+v", pairs)
+	}
+}
+
+// A socket is an address, too, and keeps the bound on connections.
+func TestUnixSocket(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir() + "/consul.sock"
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"Config": {"NodeName": "socket"}}`))
+	})}}
+	server.Start()
+	t.Cleanup(server.Close)
+	c := clientOf(t, consul.Config{Address: "unix://" + path})
+	if got := must[string](t)(c.AgentNode(t.Context())); got != "socket" {
+		t.Fatalf("got %q", got)
+	}
+}

@@ -1,0 +1,205 @@
+package consul_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+)
+
+const managementToken = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+
+// guarded is a server that denies everything that no policy allows.
+type guarded struct {
+	addr string
+	raw  *api.Client // may do anything
+}
+
+func startGuarded(t *testing.T) guarded {
+	t.Helper()
+	server, err := consultest.Start(fmt.Sprintf(`{"primary_datacenter": "dc1", "acl": {"enabled": true,
+		"default_policy": "deny", "tokens": {"initial_management": %q, "agent": %q}}}`, managementToken, managementToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	g := guarded{addr: server.Addr, raw: rawAPI(t, server.Addr, managementToken)}
+	consultest.Eventually(t, patience, func() error {
+		_, err := g.raw.KV().Put(&api.KVPair{Key: "ready"}, nil)
+		return err
+	})
+	return g
+}
+
+// client returns our client with a token that has just the rules.
+func (g guarded) client(t *testing.T, rules string) *consul.Client {
+	t.Helper()
+	return clientOf(t, consul.Config{Address: g.addr, Token: g.token(t, rules)})
+}
+
+func (g guarded) token(t *testing.T, rules string) string {
+	t.Helper()
+	name := strings.ReplaceAll(t.Name(), "/", "-")
+	policy, _, err := g.raw.ACL().PolicyCreate(&api.ACLPolicy{Name: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), Rules: rules}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := g.raw.ACL().TokenCreate(&api.ACLToken{Policies: []*api.ACLLink{{ID: policy.ID}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token.SecretID
+}
+
+// TestACL shares one server among everything that needs ACLs.
+func TestACL(t *testing.T) {
+	t.Parallel()
+	g := startGuarded(t)
+	admin := clientOf(t, consul.Config{Address: g.addr, Token: managementToken})
+	for _, key := range []string{"open/a", "hidden/a", "x/node1/a", "x/node10/a", "exact", "exact/below"} {
+		put(t, admin, key, "v")
+	}
+	lock := rawSession(t, g.raw, nil)
+	t.Run("hidden", func(t *testing.T) { testHidden(t, g) })
+	t.Run("rules", func(t *testing.T) { testRuleKinds(t, g) })
+	t.Run("lock", func(t *testing.T) { testLockRights(t, g, lock) })
+	t.Run("watch", func(t *testing.T) { testWatchFiltered(t, g) })
+	t.Run("catalog", func(t *testing.T) {
+		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).PassingMeta(t.Context(), "consul", "version")
+		if !errors.Is(err, consul.ErrFiltered) {
+			t.Errorf("PassingMeta: %v, want ErrFiltered", err)
+		}
+	})
+	t.Run("session", func(t *testing.T) { testSessionRights(t, g) })
+}
+
+// What a token may not read looks empty to Consul's client, and never to ours.
+func testHidden(t *testing.T, g guarded) {
+	rules := `key_prefix "open/" { policy = "read" }`
+	c, raw := g.client(t, rules), rawAPI(t, g.addr, g.token(t, rules))
+	ctx := t.Context()
+
+	pairs, meta, err := raw.KV().List("hidden/", nil)
+	if err != nil || len(pairs) != 0 || !meta.ResultsFilteredByACLs {
+		t.Errorf("fact: a list without permission gave %v %+v %v, want an empty answer with the flag", pairs, meta, err)
+	}
+	ok, resp, err := rawTxn(t, raw, api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: "open/a"}, api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: "hidden/a"})
+	t.Logf("fact: get-or-empty without permission: ok=%v %+v %v", ok, resp, err)
+	if err == nil && ok && len(resp.Results) == 2 {
+		t.Error("fact: get-or-empty without permission gave an entry")
+	}
+
+	if _, err := c.List(ctx, "hidden/", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("List: %v", err)
+	}
+	if _, err := c.List(ctx, "", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("List of everything: %v", err)
+	}
+	if _, err := c.Keys(ctx, "hidden/"); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("Keys: %v", err)
+	}
+	if _, err := c.Get(ctx, "hidden/a", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("Get: %v", err)
+	}
+	if _, err := c.Get(ctx, "hidden/missing", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("Get of a missing key: %v", err)
+	}
+	for _, keys := range [][]string{{"hidden/a"}, {"open/a", "hidden/a"}, {"open/a", "hidden/missing"}} {
+		if _, err := c.GetMany(ctx, keys, consul.Default); !errors.Is(err, consul.ErrFiltered) {
+			t.Errorf("GetMany %v: %v", keys, err)
+		}
+	}
+	found, err := c.GetMany(ctx, []string{"open/a", "open/missing"}, consul.Default)
+	if err != nil || len(found) != 1 || string(found["open/a"].Value) != "v" {
+		t.Errorf("GetMany of what is allowed: %+v %v", found, err)
+	}
+	// A write without permission is refused, not unknown: nothing was written.
+	_, err = c.Commit(ctx, []consul.Op{consul.Set("open/b", nil)})
+	mustRefuse(t, err, 0)
+}
+
+func testRuleKinds(t *testing.T, g guarded) {
+	c := g.client(t, `key "exact" { policy = "read" } key_prefix "x/node1" { policy = "read" }`)
+	if _, err := c.Get(t.Context(), "exact", consul.Default); err != nil {
+		t.Errorf("key: %v", err)
+	}
+	if _, err := c.Get(t.Context(), "exact/below", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("key is a prefix, too: %v", err)
+	}
+	if _, err := c.Get(t.Context(), "x/node10/a", consul.Default); err != nil {
+		t.Errorf("key_prefix x/node1 hides x/node10: %v", err)
+	}
+	slash := g.client(t, `key_prefix "x/node1/" { policy = "read" }`)
+	if _, err := slash.Get(t.Context(), "x/node10/a", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("key_prefix x/node1/ shows x/node10: %v", err)
+	}
+}
+
+// Acquiring needs key:write and a session's id, no right on sessions.
+func testLockRights(t *testing.T, g guarded, session string) {
+	writer := g.client(t, `key_prefix "locks/" { policy = "write" }`)
+	f, err := writer.Acquire(t.Context(), "locks/a", session, differ("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Bump(t.Context(), f, differ("w")); err != nil {
+		t.Fatal(err)
+	}
+	// Without the right to write no further try can help: the answer is an error, not an endless loop.
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it went on trying"))
+	defer cancel()
+	reader := g.client(t, `key_prefix "locks/" { policy = "read" } session_prefix "" { policy = "read" }`)
+	if _, err := reader.Acquire(ctx, "locks/b", session, differ("v")); !errors.Is(err, consul.ErrRefused) {
+		t.Fatalf("got %v, want a refusal", err)
+	}
+}
+
+// Hidden keys are told to OnError and never delivered as an empty world; when the right comes back, so do deliveries.
+func testWatchFiltered(t *testing.T, g guarded) {
+	c := g.client(t, `key_prefix "open/" { policy = "read" }`)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := errors.New("test done")
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel(done)
+	problems := make(chan error, 100)
+	opts := consul.WatchOptions{OnError: func(err error) { problems <- err }}
+	deliver := func(s consul.Snapshot) error {
+		t.Errorf("delivered %+v", s)
+		return nil
+	}
+	all.Go(func() { _ = c.WatchPrefix(ctx, "hidden/", opts, deliver) })
+	all.Go(func() { _ = c.WatchKey(ctx, "hidden/a", opts, deliver) })
+	for range 6 {
+		select {
+		case err := <-problems:
+			if !errors.Is(err, consul.ErrFiltered) {
+				t.Fatalf("OnError got %v", err)
+			}
+		case <-time.After(patience):
+			t.Fatal("OnError was not told")
+		}
+	}
+}
+
+// A token that may not read sessions cannot tell its own from a dead one; that is an error with its own name.
+func testSessionRights(t *testing.T, g guarded) {
+	c := g.client(t, `agent_prefix "" { policy = "read" } service_prefix "" { policy = "write" } session_prefix "" { policy = "write" }`)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := errors.New("test done")
+	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: "acl", Journal: &memJournal{}}, func(ctx context.Context, s *consul.Session) error {
+		cancel(done)
+		return nil
+	})
+	if !errors.Is(err, done) {
+		t.Fatalf("RunSession: %v", err)
+	}
+}

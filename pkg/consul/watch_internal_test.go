@@ -1,0 +1,79 @@
+package consul
+
+import (
+	"testing"
+	"time"
+)
+
+func TestHistoryWentBack(t *testing.T) {
+	t.Parallel()
+	type keys = map[string]uint64
+	for name, tc := range map[string]struct {
+		first  bool // nothing was seen before
+		before keys
+		index  uint64
+		after  keys
+		next   uint64
+		want   bool
+	}{
+		"nothing seen yet":                            {first: true, after: keys{"a": 5}, next: 5},
+		"nothing happened":                            {before: keys{"a": 5}, index: 5, after: keys{"a": 5}, next: 5},
+		"a key changed":                               {before: keys{"a": 5}, index: 5, after: keys{"a": 9}, next: 9},
+		"a key was added":                             {before: keys{"a": 5}, index: 5, after: keys{"a": 5, "b": 9}, next: 9},
+		"a key was deleted":                           {before: keys{"a": 5, "b": 7}, index: 7, after: keys{"a": 5}, next: 9},
+		"the last key was deleted":                    {before: keys{"a": 5}, index: 5, after: keys{}, next: 9},
+		"deleted and made again":                      {before: keys{"a": 5}, index: 8, after: keys{"a": 9}, next: 9},
+		"an empty prefix moved with the store":        {before: keys{}, index: 5, after: keys{}, next: 50},
+		"a tombstone was reaped":                      {before: keys{"a": 5}, index: 8, after: keys{"a": 5}, next: 5},
+		"a tombstone was reaped, then a write":        {before: keys{"a": 5}, index: 5, after: keys{"a": 5, "b": 9}, next: 9},
+		"reaped and empty: index of the store":        {before: keys{}, index: 8, after: keys{}, next: 70},
+		"an unchanged world at an older index":        {before: keys{}, index: 70, after: keys{}, next: 40},
+		"an older version of a key":                   {before: keys{"a": 9}, index: 9, after: keys{"a": 5}, next: 5, want: true},
+		"an older version, then a write elsewhere":    {before: keys{"a": 9, "b": 7}, index: 9, after: keys{"a": 5, "b": 12}, next: 12, want: true},
+		"a deleted key is back":                       {before: keys{"a": 5}, index: 8, after: keys{"a": 5, "b": 7}, next: 7, want: true},
+		"a deleted key is back, then a write":         {before: keys{"a": 5}, index: 8, after: keys{"a": 12, "b": 7}, next: 12, want: true},
+		"a key that is not made yet":                  {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5}, next: 5, want: true},
+		"the only key is not made yet":                {before: keys{"a": 9}, index: 9, after: keys{}, next: 6, want: true},
+		"one for another":                             {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5, "c": 8}, next: 8, want: true},
+		"a newer version below an index that is past": {before: keys{"a": 5}, index: 9, after: keys{"a": 7}, next: 7, want: true},
+	} {
+		var h history
+		if !tc.first {
+			h = remember(pairsOf(tc.before), tc.index)
+		}
+		if got := h.wentBack(pairsOf(tc.after), tc.next); got != tc.want {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
+func pairsOf(keys map[string]uint64) []Pair {
+	var pairs []Pair
+	for key, index := range keys {
+		pairs = append(pairs, Pair{Key: key, ModifyIndex: index})
+	}
+	return pairs
+}
+
+func TestGapGrowsWhileChangesComeWithoutEnd(t *testing.T) {
+	t.Parallel()
+	var g gapper
+	for i, want := range []time.Duration{20, 40, 80, 100, 100} {
+		if got := g.next(); got != want*time.Millisecond {
+			t.Errorf("gap %d is %s, want %dms", i, got, want)
+		}
+	}
+	g.last = g.last.Add(-2 * quietAfter)
+	if got := g.next(); got != minGap {
+		t.Errorf("after a quiet time the gap is %s", got)
+	}
+}
+
+func TestRetryPauseIsBounded(t *testing.T) {
+	t.Parallel()
+	for fails := 1; fails < 100; fails++ {
+		if got := retryPause(fails); got < 50*time.Millisecond || got > 7500*time.Millisecond {
+			t.Errorf("after %d failures: %s", fails, got)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package manifest_test
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+)
+
+const full = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar","url":"https://files.example/web.tar.gz",` +
+	`"sha256":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},"args":["-v"],"env":{"A":"1","B":"2"},` +
+	`"resources":{"cpu":500,"memory":1048576},"stop_grace":"5s"}],"ports":[{"name":"http","port":8080}],` +
+	`"health":{"http":{"port":"http","path":"/health?full=1"},"interval":"1s","timeout":"500ms","min_ready":"0s"},"labels":{"app":"web"}}`
+
+// least is the smallest valid manifest.
+const least = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar","url":"file:///srv/web.tar.gz",` +
+	`"sha256":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}}]}`
+
+func decode(t *testing.T, text string) *manifest.Manifest {
+	t.Helper()
+	m, err := manifest.Decode([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// The canonical form and its digest are the address of a manifest in every store there is: a change of this test's
+// constants is a change of the record format.
+func TestCanonicalIsForEver(t *testing.T) {
+	for _, tt := range []struct{ in, digest string }{
+		{least, "d4787d558a0385cf93ab9459255e7add9f86c56e7ae2cf56040546c376ab49bf"},
+		{full, "ded7a146e1381eed38c07bc97995b2230e8d94ed835b13ac9f2bd0f4d3db4fea"},
+	} {
+		canonical, err := decode(t, tt.in).Canonical()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tt.in, string(canonical)); diff != "" {
+			t.Error(diff)
+		}
+		if got := manifest.Digest(canonical); got != tt.digest {
+			t.Errorf("digest of %s is %s", canonical, got)
+		}
+	}
+}
+
+// The order in which a user wrote fields and keys, and spaces, are not part of the address.
+func TestCanonicalForgetsOrder(t *testing.T) {
+	shuffled := `{"launchables": [{"env": {"B": "2", "A": "1"}, "stop_grace": "5000ms", "args": ["-v"],
+		"resources": {"memory": 1048576, "cpu": 500}, "name": "server",
+		"artifact": {"sha256": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "url": "https://files.example/web.tar.gz", "kind": "tar"}}],
+		"labels": {"app": "web"}, "id": "web", "ports": [{"port": 8080, "name": "http"}],
+		"health": {"min_ready": "0s", "timeout": "0.5s", "interval": "1s", "http": {"path": "/health?full=1", "port": "http"}}, "version": 1}`
+	canonical, err := decode(t, shuffled).Canonical()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(full, string(canonical)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestCanonicalIsStable(t *testing.T) {
+	text := rapid.StringN(0, 20, 40).Filter(func(s string) bool { return !strings.ContainsRune(s, 0) })
+	rapid.Check(t, func(rt *rapid.T) {
+		m := decode(t, least)
+		m.Launchables[0].Args = rapid.SliceOfN(text, 0, 3).Draw(rt, "args")
+		m.Launchables[0].Env = rapid.MapOfN(rapid.StringMatching(`[A-Z_][A-Z0-9_]{0,5}`), text, 0, 3).Draw(rt, "env")
+		grace := field.Duration(rapid.Int64Min(0).Draw(rt, "grace"))
+		m.Launchables[0].StopGrace = &grace
+		first, err := m.Canonical()
+		if err != nil {
+			rt.Fatal(err)
+		}
+		again, err := manifest.Decode(first)
+		if err != nil {
+			rt.Fatalf("%s: %v", first, err)
+		}
+		second, err := again.Canonical()
+		if err != nil || manifest.Digest(first) != manifest.Digest(second) {
+			rt.Fatalf("%s became %s, %v", first, second, err)
+		}
+	})
+}
+
+func TestUse(t *testing.T) {
+	m := decode(t, full)
+	grace := field.Duration(time.Minute)
+	m.Launchables = append(m.Launchables,
+		manifest.Launchable{Resources: manifest.Resources{CPU: 1, Memory: 2}, StopGrace: &grace}, manifest.Launchable{})
+	if got := m.Resources(); got != (manifest.Resources{CPU: 501, Memory: 1048578}) {
+		t.Errorf("resources are %+v", got)
+	}
+	if got := m.Grace(); got != time.Minute {
+		t.Errorf("grace is %s", got)
+	}
+	if got := m.PortMap(); !maps.Equal(got, map[string]int{"http": 8080}) {
+		t.Errorf("ports are %v", got)
+	}
+	if got := decode(t, least).Grace(); got != manifest.DefaultStopGrace {
+		t.Errorf("default grace is %s", got)
+	}
+}
+
+func TestDecodeReportsPathsFromTheTop(t *testing.T) {
+	_, err := manifest.Decode([]byte(strings.Replace(full, `"cpu":500`, `"cpu":"x"`, 1)))
+	want := `launchables[0].resources.cpu: "x" is not valid; allowed: a whole number`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// A zero that a user wrote stays in the canonical form; one that nobody wrote is not put there.
+func TestDefaultsAreNotWritten(t *testing.T) {
+	canonical, err := decode(t, least).Canonical()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(canonical, &fields); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"ports", "health", "labels"} {
+		if _, written := fields[name]; written {
+			t.Errorf("%s is written", name)
+		}
+	}
+	if strings.Contains(string(canonical), "stop_grace") || strings.Contains(string(canonical), "resources") {
+		t.Errorf("defaults are written: %s", canonical)
+	}
+}

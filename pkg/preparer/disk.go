@@ -1,0 +1,134 @@
+package preparer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+const (
+	recordSuffix = ".json"
+	tempSuffix   = ".tmp"
+	asideSuffix  = ".unreadable"
+)
+
+// Disk keeps one JSON file per identity. A file is replaced by rename after its content is on the disk, so that a crash
+// leaves either the old record or the new one.
+type Disk struct{ dir string }
+
+// NewDisk opens a directory of records, making it if needed. The directory belongs to one daemon (R11).
+func NewDisk(dir string) (*Disk, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of pod records: %w", err)
+	}
+	return &Disk{dir: dir}, nil
+}
+
+// Load reads all records. A file that cannot be read is set aside under another name, and reported, one error each: it
+// must not keep the others from running. The last result is about the directory itself.
+func (d *Disk) Load() ([]Record, []error, error) {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read directory of pod records: %w", err)
+	}
+	var (
+		records []Record
+		bad     []error
+	)
+	for _, entry := range entries {
+		name := filepath.Join(d.dir, entry.Name())
+		switch {
+		case strings.HasSuffix(name, tempSuffix):
+			if err := os.Remove(name); err != nil {
+				bad = append(bad, fmt.Errorf("remove leftover: %w", err))
+			}
+		case strings.HasSuffix(name, recordSuffix):
+			rec, err := d.read(name)
+			if err != nil {
+				bad = append(bad, errors.Join(err, d.setAside(name)))
+				continue
+			}
+			records = append(records, rec)
+		}
+	}
+	return records, bad, nil
+}
+
+func (d *Disk) read(name string) (Record, error) {
+	var rec Record
+	data, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(data, &rec)
+	}
+	if err == nil {
+		err = rec.Check()
+	}
+	if err == nil && d.file(rec.Intent.Identity) != name {
+		err = fmt.Errorf("it is about %s", rec.Intent.Identity)
+	}
+	if err != nil {
+		return Record{}, fmt.Errorf("unreadable pod record %s: %w", name, err)
+	}
+	return rec, nil
+}
+
+func (d *Disk) setAside(name string) error {
+	aside := name + "." + strconv.FormatInt(time.Now().UnixNano(), 10) + asideSuffix
+	if err := os.Rename(name, aside); err != nil {
+		return fmt.Errorf("set it aside: %w", err)
+	}
+	return nil
+}
+
+// Save replaces the record of one identity. When it returns nil, the record survives a power failure.
+func (d *Disk) Save(rec Record) (err error) {
+	name := d.file(rec.Intent.Identity)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("save pod record %s: %w", name, err)
+		}
+	}()
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	if err := writeDurably(name+tempSuffix, data); err != nil {
+		return err
+	}
+	if err := os.Rename(name+tempSuffix, name); err != nil {
+		return err
+	}
+	return syncDir(d.dir)
+}
+
+func (d *Disk) file(id pod.Identity) string { return filepath.Join(d.dir, fileName(id)+recordSuffix) }
+
+// fileName names an identity in one path element. RC ids and roles hold no dots, so no two are alike.
+func fileName(id pod.Identity) string { return fmt.Sprintf("%s.%s.%d", id.RCID, id.Role, id.Index) }
+
+func writeDurably(name string, data []byte) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,124 @@
+package preparer
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+func sampleRecord(index int) Record {
+	digest := strings.Repeat("ab", 32)
+	return Record{
+		Version: RecordVersion,
+		Intent: pod.Intent{
+			Identity: pod.Identity{RCID: "rc", Role: "main", Index: index}, PodID: "web", Digest: digest, State: pod.Running, Revision: 7,
+		},
+		Installed: &Installed{Digest: digest, Revision: 6, Manifest: []byte(`{"version":1,"id":"web","launchables":null}`), Ports: map[string]int{"http": 80}},
+		Service:   "s", Ready: "r",
+	}
+}
+
+func TestDiskKeepsRecords(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	disk, err := NewDisk(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Record{sampleRecord(0), sampleRecord(1).buried(time.Now())}
+	for _, rec := range want {
+		for range 2 {
+			if err := disk.Save(rec); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got, bad, err := disk.Load()
+	if err != nil || len(bad) > 0 {
+		t.Fatal(err, bad)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestDiskSetsGarbageAside(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	disk, err := NewDisk(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Save(sampleRecord(0)); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(disk.file(ident(0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"half.main.0.json":    string(good[:len(good)/2]),
+		"empty.main.0.json":   "",
+		"rc.main.9.json":      string(good), // about another pod
+		"newer.main.0.json":   strings.Replace(string(good), `"version":1`, `"version":2`, 1),
+		"rc.main.1.json.tmp":  string(good),
+		"rc.main.2.json.note": "not ours",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	records, bad, err := disk.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Record{sampleRecord(0)}, records); diff != "" {
+		t.Error(diff)
+	}
+	if len(bad) != 4 {
+		t.Errorf("%d errors, want 4: %v", len(bad), bad)
+	}
+	kept, err := filepath.Glob(filepath.Join(dir, "*"+asideSuffix))
+	if err != nil || len(kept) != 4 {
+		t.Errorf("set aside %v (%v), want 4 files", kept, err)
+	}
+	if _, bad, err = disk.Load(); err != nil || len(bad) > 0 {
+		t.Errorf("loaded again: %v, %v", bad, err)
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "*"+tempSuffix)); err != nil || slices.ContainsFunc(names, func(string) bool { return true }) {
+		t.Errorf("leftovers %v (%v)", names, err)
+	}
+}
+
+func TestCheckIntent(t *testing.T) {
+	t.Parallel()
+	good := sampleRecord(0).Intent
+	if err := CheckIntent(good); err != nil {
+		t.Errorf("a good intent: %v", err)
+	}
+	if err := CheckIntent(pod.Intent{Identity: good.Identity, State: pod.Stopped, Revision: 1}); err != nil {
+		t.Errorf("a stop needs no digest: %v", err)
+	}
+	for field, change := range map[string]func(*pod.Intent){
+		"rc_id":    func(in *pod.Intent) { in.RCID = "../../etc" },
+		"role":     func(in *pod.Intent) { in.Role = "a.b" },
+		"index":    func(in *pod.Intent) { in.Index = -1 },
+		"revision": func(in *pod.Intent) { in.Revision = 0 },
+		"state":    func(in *pod.Intent) { in.State = "paused" },
+		"pod_id":   func(in *pod.Intent) { in.PodID = "" },
+		"digest":   func(in *pod.Intent) { in.Digest = "latest" },
+	} {
+		in := good
+		change(&in)
+		if err := CheckIntent(in); err == nil || !strings.Contains(err.Error(), field+":") {
+			t.Errorf("bad %s: got %v", field, err)
+		}
+	}
+}

@@ -1,0 +1,261 @@
+package preparer_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func TestLifeOfAPod(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	n := b.awaitServing()
+	if n.ConsulNode == "" || n.Incarnation == "" || n.Labels["rack"] != "a" || len(n.Orphans) != 0 {
+		t.Errorf("node record %+v", n)
+	}
+	digest := b.upload(b.server("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	pid := b.pid(0)
+	b.checkEnvironment(digest)
+	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	if local := b.services(); len(local) != 1 || !local[id] {
+		t.Errorf("services %v, want %s passing", local, id)
+	}
+
+	b.tell(intent(0, digest, pod.Running, 20)) // nothing but a new revision
+	b.awaitReady(0, digest, 20)
+	b.mustKeepPID(0, pid)
+
+	b.tell(intent(0, digest, pod.Stopped, 20)) // not a newer revision
+	b.tell(intent(1, digest, pod.Stopped, 5))  // never seen here
+	b.awaitState(1, pod.StateStopped, 5, "")
+	b.mustKeepPID(0, pid)
+
+	b.tell(intent(0, digest, pod.Stopped, 30))
+	b.awaitState(0, pod.StateStopped, 30, "")
+	if procs, local := b.procs(0), b.services(); syscall.Kill(pid, 0) == nil || len(local) != 0 {
+		t.Errorf("reported stopped with processes %+v and services %v", procs, local)
+	}
+
+	b.tell(intent(0, digest, pod.Running, 30))
+	b.awaitState(0, pod.StateStopped, 30, "refused to run revision 30")
+	b.forget(0)
+	b.forget(1)
+	for i := range 2 {
+		b.awaitNoReality(i)
+	}
+	b.tell(intent(0, digest, pod.Running, 29)) // the tombstone outlives the reality
+	b.awaitState(0, pod.StateStopped, 30, "refused to run revision 29")
+	b.tell(intent(0, digest, pod.Running, 31))
+	b.awaitReady(0, digest, 31)
+}
+
+func (b *bench) awaitNoReality(index int) {
+	b.t.Helper()
+	b.eventually(func() error {
+		r, _, err := b.reality(index)
+		if !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("reality %+v (%v), want none", r, err)
+		}
+		return nil
+	})
+}
+
+func (b *bench) checkEnvironment(digest string) {
+	b.t.Helper()
+	req, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+net.JoinHostPort(b.cfg.Node.Address, strconv.Itoa(httpPort)), nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var env []string
+	if err := json.NewDecoder(resp.Body).Decode(&env); err != nil {
+		b.t.Fatal(err)
+	}
+	home := filepath.Join(b.cfg.Dir, "homes", "rc1.main.0")
+	for _, want := range []string{
+		"NODE_NAME=" + b.cfg.Node.Name, "NODE_ADDRESS=" + b.cfg.Node.Address, "POD_ID=web", "POD_HOME=" + home, "POD_DIGEST=" + digest,
+		"RC_ID=rc1", "POD_ROLE=main", "POD_INDEX=0", "PORT_HTTP_MAIN=18080", "VERSION=1",
+	} {
+		if !slices.Contains(env, want) {
+			b.t.Errorf("environment %q lacks %s", env, want)
+		}
+	}
+	if info, err := os.Stat(home); err != nil || !info.IsDir() {
+		b.t.Errorf("home of the pod: %v", err)
+	}
+}
+
+func TestUpgradeKeepsTheOldUntilTheNewIsThere(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	first := b.upload(b.server("1"))
+	b.tell(intent(0, first, pod.Running, 10))
+	b.awaitReady(0, first, 10)
+	pid := b.pid(0)
+
+	next := b.server("2")
+	next.Launchables[0].Artifact = b.artifacts.add(t, "# another\nexec "+testBinary()+" "+serveArg)
+	b.artifacts.setMissing(next.Launchables[0].Artifact, true)
+	second := b.upload(next)
+	b.tell(intent(0, second, pod.Running, 20))
+	r := b.awaitState(0, pod.StateFailed, 20, "no such file")
+	if r.Digest != first || !r.Available {
+		t.Errorf("reality %+v, want the first version available", r)
+	}
+	b.mustKeepPID(0, pid)
+
+	b.tell(intent(0, first, pod.Running, 30)) // back to what runs
+	b.awaitReady(0, first, 30)
+	b.mustKeepPID(0, pid)
+
+	b.artifacts.setMissing(next.Launchables[0].Artifact, false)
+	b.tell(intent(0, second, pod.Running, 40))
+	b.awaitReady(0, second, 40)
+	if now := b.pid(0); now == pid || syscall.Kill(pid, 0) == nil {
+		t.Errorf("pid %d after an upgrade from %d", now, pid)
+	}
+	b.tell(intent(0, first, pod.Running, 50)) // an earlier version again
+	b.awaitReady(0, first, 50)
+}
+
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "tcp", net.JoinHostPort(b.cfg.Node.Address, strconv.Itoa(httpPort)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	digest := b.upload(b.server("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitState(0, pod.StateFailed, 10, "something else on the node holds "+listener.Addr().String())
+	if procs, local := b.procs(0), b.services(); len(procs)+len(local) != 0 {
+		t.Errorf("processes %+v, services %v", procs, local)
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitReady(0, digest, 10)
+}
+
+func TestManifestThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest, value := encodeManifest(t, b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitState(0, pod.StateFailed, 10, "is not in Consul; apply it again")
+
+	b.commit(consul.Set(b.keys.Manifest(digest), []byte(`{"manifest":{"version":1}}`)))
+	b.awaitState(0, pod.StateFailed, 10, "its content has digest")
+
+	canonical := `{"version":1,"id":"web","launchables":[]}`
+	invalid := manifestDigest(canonical)
+	b.commit(consul.Set(b.keys.Manifest(invalid), []byte(`{"manifest":`+canonical+`}`)))
+	b.tell(intent(1, invalid, pod.Running, 10))
+	b.awaitState(1, pod.StateFailed, 10, "launchables")
+
+	whole := strings.TrimSuffix(strings.TrimPrefix(string(value), `{"manifest":`), "}")
+	newer := strings.TrimSuffix(whole, "}") + `,"sidecars":[1]}`
+	unknown := manifestDigest(newer)
+	b.commit(consul.Set(b.keys.Manifest(unknown), []byte(`{"manifest":`+newer+`}`)))
+	b.tell(intent(2, unknown, pod.Running, 10))
+	b.awaitState(2, pod.StateFailed, 10, "upgrade the preparer")
+
+	b.commit(consul.Set(b.keys.Manifest(digest), value))
+	b.awaitReady(0, digest, 10)
+}
+
+func TestCrashingPodIsReported(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest := b.upload(b.pod("exit 7", "1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReality(0, "an exit status", func(r pod.Reality) bool {
+		return !r.Available && r.Restarts > 0 && r.LastExit != nil && r.LastExit.Code == 7
+	})
+	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+}
+
+// An intent that this build does not understand is no reason to do anything.
+func TestUnreadableIntents(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10))
+	pids := []int{}
+	for i := range 2 {
+		b.awaitReady(i, digest, 10)
+		pids = append(pids, b.pid(i))
+	}
+	b.tell(intent(0, digest, "paused", 20))
+	b.commit(consul.Set(b.keys.Intent(b.cfg.Node.Name, identity(1)), []byte("{")))
+	b.awaitLog("some intents cannot be understood")
+	b.tell(intent(2, digest, pod.Running, 10))
+	b.awaitReady(2, digest, 10)
+	for i, pid := range pids {
+		b.awaitReady(i, digest, 10)
+		b.mustKeepPID(i, pid)
+	}
+	b.awaitNode("no orphans", func(n node.Node, _ string) bool { return len(n.Orphans) == 0 })
+}
+
+// Services of this node follow its pods, whatever others do to them.
+func TestServicesAreKept(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest := b.upload(b.server("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	stray := consul.Service{ID: id + "-stray", Name: "web", Meta: map[string]string{preparer.MetaNode: b.cfg.Node.Name}}
+	foreign := consul.Service{ID: "foreign-" + b.cfg.Node.Name, Name: "web", Meta: map[string]string{preparer.MetaNode: "other-" + b.cfg.Node.Name}}
+	for _, s := range []consul.Service{stray, foreign} {
+		if err := b.client.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.client.DeregisterService(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(func() error {
+		if local := b.services(); len(local) != 1 || !local[id] {
+			return fmt.Errorf("services %v", local)
+		}
+		return nil
+	})
+	b.awaitReady(0, digest, 10)
+	others, err := b.client.LocalServices(t.Context(), preparer.MetaNode, "other-"+b.cfg.Node.Name)
+	if err != nil || len(others) != 1 {
+		t.Errorf("services of another node: %v (%v)", others, err)
+	}
+}

@@ -1,0 +1,75 @@
+package preparer_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+)
+
+// patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
+const patience = 30 * time.Second
+
+// First arguments that turn the test binary into one of the programs under test.
+const (
+	superviseArg = "supervise" // then a directory: the node's supervisor; the end of stdin kills all that it runs
+	serveArg     = "serve"     // a pod that listens on its port and answers with its environment
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case shim.StubArg:
+			shim.ExecStub()
+		case superviseArg:
+			exitOn(supervise(os.Args[2]))
+		case serveArg:
+			exitOn(serve())
+		}
+	}
+	code := consultest.Main(m)
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func supervise(dir string) error {
+	ended := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // its end is all that matters
+		close(ended)
+	}()
+	return shim.Serve(context.Background(), shim.Config{Dir: dir, KillAll: ended, RestartDelay: 20 * time.Millisecond, MaxRestartDelay: 100 * time.Millisecond})
+}
+
+func serve() error {
+	listener, err := net.Listen("tcp", net.JoinHostPort(os.Getenv("NODE_ADDRESS"), os.Getenv("PORT_HTTP_MAIN")))
+	if err != nil {
+		return err
+	}
+	return http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(os.Environ()) // a reader that left is its own trouble
+	}))
+}

@@ -1,0 +1,283 @@
+package preparer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// observation is everything that a reality is derived from.
+type observation struct {
+	node      string
+	rec       Record
+	standing  standing
+	activity  activity
+	procs     []runtime.Status // of the installed version
+	missing   bool             // not all of its processes are there
+	available bool
+	unhealthy bool // the check has had its time and does not pass
+}
+
+// observe derives what is reported about a pod that has a saved record. Since is left to the caller.
+func observe(o observation) pod.Reality {
+	digest, _ := o.rec.runs()
+	r := pod.Reality{
+		Identity: o.rec.Intent.Identity, Node: o.node, Digest: digest, Revision: o.rec.Intent.Revision,
+		Available: o.available, Message: o.activity.message,
+	}
+	for _, status := range o.procs {
+		r.Restarts += status.Restarts
+		if exit := status.LastExit; exit != nil && (r.LastExit == nil || exit.At.After(r.LastExit.At)) {
+			last := *exit
+			last.At = last.At.Round(0).UTC()
+			r.LastExit = &last
+		}
+	}
+	if o.rec.Intent.State == pod.Stopped {
+		r.State, r.Available = pod.StateStopping, false
+		if o.rec.StoppedAt != nil {
+			r.State = pod.StateStopped
+		}
+	} else {
+		state, message := processState(o)
+		r.State = state
+		if o.activity.state != "" {
+			r.State = o.activity.state
+		} else if r.Message == "" {
+			r.Message = message
+		}
+	}
+	standOut(&r, o.standing)
+	return r
+}
+
+// processState derives the state from the processes alone.
+func processState(o observation) (state pod.State, message string) {
+	if o.rec.Installed == nil {
+		return pod.StatePending, ""
+	}
+	if o.missing {
+		return pod.StateStarting, ""
+	}
+	state = pod.StateRunning
+	for _, status := range o.procs {
+		switch {
+		case status.Phase == runtime.Backoff:
+			return pod.StateFailed, downMessage(status)
+		case status.Phase != runtime.Running:
+			state = pod.StateStarting
+		}
+	}
+	switch {
+	case state == pod.StateStarting:
+	case o.available:
+		state = pod.StateReady
+	case o.unhealthy:
+		return pod.StateUnhealthy, "its health check does not pass at the local Consul agent"
+	}
+	return state, ""
+}
+
+func downMessage(status runtime.Status) string {
+	name := status.Spec.Name
+	switch exit := status.LastExit; {
+	case status.Message != "":
+		return name + ": " + status.Message
+	case exit == nil:
+		return name + " does not run; it is started again"
+	case exit.Unknown:
+		return name + " ended in an unknown way; it is started again"
+	case exit.Signal != "":
+		return fmt.Sprintf("%s was ended by %s; it is started again", name, exit.Signal)
+	default:
+		return fmt.Sprintf("%s ended with exit status %d; it is started again", name, exit.Code)
+	}
+}
+
+// standOut says in the reality how the pod stands to its intent.
+func standOut(r *pod.Reality, s standing) {
+	var text string
+	switch s.verdict {
+	case Orphan:
+		text = "orphaned: it has no intent and keeps running until its owner adopts it or stops it with a higher revision"
+		if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
+			r.State = pod.StateOrphaned
+		}
+	case Regress:
+		text = fmt.Sprintf("regressed: its intent has revision %d, but revision %d was applied; it keeps running as applied", s.revision, r.Revision)
+	case Refuse:
+		text = fmt.Sprintf("refused to run revision %d: it was stopped at revision %d; use a higher one", s.revision, r.Revision)
+	default:
+		return
+	}
+	if r.Message != "" {
+		text += "; " + r.Message
+	}
+	r.Message = text
+}
+
+// readiness counts min_ready on the monotonic clock.
+type readiness struct {
+	procs   string    // fingerprint of the running processes; empty while not all run
+	changed time.Time // when they became so
+	trust   time.Time // a check that passes before may still be about earlier processes
+	passing time.Time // since when the check passes; zero while it does not
+	passed  bool      // the check has passed for these processes
+	ready   string    // fingerprint of the processes that have been available since the check last failed
+}
+
+// update takes in the present state. available is the verdict; unhealthy says that the check had its time; due is when to
+// look again although nothing happens, zero for never.
+func (r *readiness) update(now time.Time, procs string, h health, spec *manifest.Health) (available, unhealthy bool, due time.Time) {
+	var interval, timeout, minReady time.Duration
+	if spec != nil {
+		interval = spec.Interval.Or(manifest.DefaultHealthInterval)
+		timeout = spec.Timeout.Or(manifest.DefaultHealthTimeout)
+		minReady = spec.MinReady.Or(0)
+	}
+	if procs != r.procs {
+		r.procs, r.changed, r.passing, r.passed, r.trust = procs, now, time.Time{}, false, now
+		if h.passing { // it was not these processes that passed
+			r.trust = now.Add(interval + timeout)
+		}
+	}
+	if procs == "" {
+		return false, false, time.Time{}
+	}
+	if !h.passing {
+		r.passing = time.Time{}
+		if h.known {
+			r.ready = ""
+		}
+		late := r.changed.Add(2*interval + timeout) // the agent spreads a check's first run over its interval
+		return false, r.passed || !now.Before(late), late
+	}
+	if r.ready == procs {
+		r.passed = true
+		return true, false, time.Time{}
+	}
+	if now.Before(r.trust) {
+		return false, false, r.trust
+	}
+	if r.passing.IsZero() {
+		r.passing, r.passed = now, true
+	}
+	due = r.passing.Add(minReady)
+	if now.Before(due) {
+		return false, false, due
+	}
+	r.ready = procs
+	return true, false, time.Time{}
+}
+
+// instances names the running processes of a version, each with its own start; empty while not all of them run.
+func instances(procs []runtime.Status, missing bool) string {
+	if missing {
+		return ""
+	}
+	lines := make([]string, len(procs))
+	for i, status := range procs {
+		if status.Phase != runtime.Running {
+			return ""
+		}
+		lines[i] = fmt.Sprintf("%s:%d:%d", status.Spec.ID, status.PID, status.StartedAt.UnixNano())
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, " ")
+}
+
+// watchPods observes all pods whenever something about one has changed, or time alone changes it.
+func (p *Preparer) watchPods(ctx context.Context) {
+	for {
+		var timer <-chan time.Time
+		now := time.Now()
+		if due := p.observeAll(now); !due.IsZero() {
+			timer = time.After(due.Sub(now))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.seen:
+		case <-timer:
+		}
+	}
+}
+
+// observeAll returns when to look again.
+func (p *Preparer) observeAll(now time.Time) (due time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.runtimeSeen || !p.healthSeen {
+		return time.Time{}
+	}
+	for _, e := range p.pods {
+		if next := p.observeOne(e, now); next.After(now) && (due.IsZero() || next.Before(due)) {
+			due = next
+		}
+	}
+	return due
+}
+
+func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
+	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity}
+	if o.rec.Version == 0 {
+		return time.Time{} // nothing is reported that is not saved
+	}
+	if erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil; erase != e.erase {
+		e.erase = erase
+		p.publish.raise()
+	}
+	if o.rec.StoppedAt != nil && (e.erase || e.standing.verdict == "") {
+		e.reality = nil
+		return time.Time{}
+	}
+	var spec *manifest.Health
+	if m := o.rec.Installed.manifest(); m != nil {
+		wanted := specIDs(e.id, o.rec.Installed.Revision, o.rec.Installed.Digest, m)
+		for _, status := range e.procs {
+			if slices.Contains(wanted, status.Spec.ID) {
+				o.procs = append(o.procs, status)
+			}
+		}
+		o.missing = len(o.procs) != len(wanted)
+		spec = m.Health
+	} else {
+		o.procs = e.procs
+		o.missing = len(o.procs) == 0
+	}
+	ready := e.readiness.ready
+	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), e.health, spec)
+	if e.readiness.ready != ready {
+		p.enqueue(e) // a restart must know
+	}
+	p.report(e, observe(o), now)
+	return due
+}
+
+// report puts a reality in line for writing if it says anything new.
+func (p *Preparer) report(e *entry, r pod.Reality, now time.Time) {
+	r.Since = now.Round(0).UTC()
+	if last := e.reality; last != nil {
+		if last.State == r.State {
+			r.Since = last.Since
+		}
+		if sameReality(*last, r) {
+			return
+		}
+		e.since = e.since || last.State != r.State
+		if last.State != r.State || last.Available != r.Available {
+			p.logChange(e, "observe", obs.Fields{
+				obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: short(r.Digest), obs.Reason: r.Message,
+			})
+		}
+	}
+	e.reality = &r
+	p.publish.raise()
+}

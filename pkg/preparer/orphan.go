@@ -1,0 +1,47 @@
+package preparer
+
+import (
+	"encoding/json"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// orphans lists the pods that run without a matching intent, in order, as many as fit, and counts the rest. The caller
+// holds p.mu.
+func (p *Preparer) orphans() (listed []pod.Orphan, leftOut int) {
+	for _, e := range p.pods {
+		if o, is := e.orphan(); is {
+			listed = append(listed, o)
+		}
+	}
+	slices.SortFunc(listed, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })
+	size := 0
+	for i := range listed {
+		data, err := json.Marshal(listed[i])
+		if size += len(data) + 1; err != nil || size > p.cfg.OrphanBytes {
+			return listed[:i:i], len(listed) - i
+		}
+	}
+	return listed, 0
+}
+
+func (e *entry) orphan() (pod.Orphan, bool) {
+	reason := map[Verdict]string{Orphan: pod.ReasonOrphaned, Regress: pod.ReasonRegressed}[e.standing.verdict]
+	rec := e.rec
+	if e.want != nil {
+		rec = rec.accept(*e.want)
+	}
+	if reason == "" || rec.Intent.State == pod.Stopped {
+		return pod.Orphan{}, false
+	}
+	digest, ports := rec.runs()
+	o := pod.Orphan{
+		Identity: rec.Intent.Identity, PodID: rec.Intent.PodID, Digest: digest, Revision: rec.Intent.Revision, Ports: ports, Reason: reason,
+	}
+	if m := rec.Installed.manifest(); m != nil {
+		res := m.Resources()
+		o.CPU, o.Memory = res.CPU, res.Memory
+	}
+	return o, true
+}

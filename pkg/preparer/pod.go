@@ -1,0 +1,296 @@
+package preparer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// entry is everything about one identity. Preparer.mu guards it; only the identity's worker changes rec.
+type entry struct {
+	id       pod.Identity
+	rec      Record      // as last saved; its version is zero before the first save
+	unsaved  bool        // rec was rebuilt from the runtime and is not on the disk yet
+	want     *pod.Intent // accepted and not saved yet
+	standing standing
+	activity activity
+	procs    []runtime.Status // all that the runtime has of the pod
+
+	up        bool   // the installed processes were started, so the service may be registered
+	service   string // fingerprint of the service as registered; saved by the worker
+	gate      gate   // paces registrations that do not last
+	health    health
+	readiness readiness
+	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
+	registering sync.Mutex
+
+	reality *pod.Reality // as last observed; nil when there is nothing to report
+	erase   bool         // the stored reality has served its purpose
+	since   bool         // the state of reality was entered under this process, so Since is right
+
+	working bool // a worker is at it, or will be
+	again   bool // something happened since that worker began its pass
+	wake    signal
+	cancel  context.CancelFunc // of the installation under way; nil when none is
+}
+
+// standing is what the intents say about a pod besides what it accepted; the zero value means that they are not known.
+type standing struct {
+	verdict  Verdict
+	revision int64 // of the intent
+}
+
+// activity is what a worker is doing, or what keeps it from it. The zero value means that there is nothing to say.
+type activity struct {
+	state   pod.State
+	message string
+}
+
+func newEntry(rec Record) *entry {
+	return &entry{
+		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service,
+		readiness: readiness{ready: rec.Ready},
+	}
+}
+
+// local is what decisions are made from: what was accepted, saved or not.
+func (e *entry) local() Local {
+	rec := e.rec
+	if e.want != nil {
+		rec = rec.accept(*e.want)
+	}
+	return rec.local()
+}
+
+// expect replaces what was said about earlier intents: a failure that is reported under a revision must be its own.
+func (e *entry) expect() {
+	rec := e.rec.accept(*e.want)
+	e.activity = activity{}
+	if rec.Intent.State == pod.Running && !rec.upToDate() {
+		e.activity.state = pod.StatePending
+	}
+}
+
+// interrupt ends an installation under way, because what it installs may not be wanted any more.
+func (e *entry) interrupt() {
+	if e.cancel != nil {
+		e.cancel()
+	}
+	e.wake.raise()
+}
+
+// enqueue makes sure that a worker looks at the entry after now. The caller holds p.mu.
+func (p *Preparer) enqueue(e *entry) {
+	e.again = true
+	if !e.working {
+		e.working = true
+		p.queue = append(p.queue, e)
+		p.queued.raise()
+	}
+}
+
+// work settles one pod until there is nothing left to do. A pod has at most one worker, and none while all is well.
+func (p *Preparer) work(ctx context.Context, e *entry) {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = p.cfg.RetryMin, p.cfg.RetryMax
+	key := "pod " + e.id.String()
+	for {
+		p.mu.Lock()
+		e.again = false
+		p.mu.Unlock()
+		err := p.settle(ctx, e)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			p.trouble.over(key)
+			pace.Reset()
+			if p.rest(e) {
+				return
+			}
+			continue
+		}
+		if !errors.Is(err, context.Canceled) { // an interrupted installation is no trouble
+			p.trouble.report(key, "pod cannot be settled, trying again", err)
+		}
+		if woken, err := e.pauseUnlessWoken(ctx, pace.NextBackOff()); err != nil {
+			return
+		} else if woken {
+			pace.Reset()
+		}
+	}
+}
+
+// rest ends the worker's job unless something happened meanwhile.
+func (p *Preparer) rest(e *entry) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.working = e.again
+	return !e.working
+}
+
+func (e *entry) pauseUnlessWoken(ctx context.Context, d time.Duration) (woken bool, err error) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false, nil
+	case <-e.wake:
+		return true, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+// settle brings one pod closer to what its record wants. It starts from the record and from what the runtime has, never
+// from what an earlier pass was about to do, so that it may be interrupted anywhere (P7).
+func (p *Preparer) settle(ctx context.Context, e *entry) error {
+	rec, err := p.persist(e)
+	switch {
+	case err != nil:
+		p.mu.Lock()
+		e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
+		p.mu.Unlock()
+		p.seen.raise()
+		return err
+	case rec.Intent.State == pod.Stopped:
+		return p.stop(ctx, e, rec)
+	}
+	var keepErr error
+	if rec.Installed != nil {
+		rec, keepErr = p.keep(ctx, e, rec)
+	}
+	if !rec.upToDate() {
+		// What keeps the old version from running must not keep the new one out.
+		if rec, err = p.install(ctx, e, rec); err != nil {
+			return errors.Join(err, keepErr)
+		}
+		_, keepErr = p.keep(ctx, e, rec)
+	}
+	if keepErr != nil {
+		return keepErr
+	}
+	p.setActivity(e, "", "")
+	return nil
+}
+
+// persist saves what was accepted and what a restart must know. Nothing is done or reported that is not saved.
+func (p *Preparer) persist(e *entry) (Record, error) {
+	p.mu.Lock()
+	want, rec := e.want, e.rec
+	p.mu.Unlock()
+	if want != nil {
+		rec = rec.accept(*want)
+	}
+	rec, err := p.save(e, rec)
+	if err != nil {
+		return rec, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.want == want {
+		e.want = nil
+	}
+	return rec, nil
+}
+
+// save makes a record durable, together with the fingerprints that others leave in the entry, and then visible. A record
+// that is saved already costs nothing.
+func (p *Preparer) save(e *entry, rec Record) (Record, error) {
+	p.mu.Lock()
+	rec.Service, rec.Ready = e.service, e.readiness.ready
+	if rec.StoppedAt != nil {
+		rec.Service, rec.Ready = "", ""
+	}
+	same := !e.unsaved && reflect.DeepEqual(rec, e.rec)
+	p.mu.Unlock()
+	if same {
+		return rec, nil
+	}
+	if err := p.cfg.State.Save(rec); err != nil {
+		return rec, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.rec, e.unsaved = rec, false
+	p.seen.raise()
+	p.record.raise()
+	return rec, nil
+}
+
+// setActivity says what a worker does. Once a newer intent is accepted, what is said about the earlier one is dropped.
+func (p *Preparer) setActivity(e *entry, state pod.State, message string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	next := activity{state: state, message: message}
+	if e.want == nil && e.activity != next {
+		e.activity = next
+		p.seen.raise()
+	}
+}
+
+// stop carries out an accepted stop. That nothing of the pod runs is durably recorded before it is reported (P5).
+func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
+	procs, err := p.refresh(ctx, e)
+	if err != nil {
+		p.setActivity(e, pod.StateStopping, "the runtime does not answer: "+err.Error())
+		return err
+	}
+	if rec.StoppedAt == nil || len(procs) > 0 {
+		p.withdraw(ctx, e)
+		p.setActivity(e, pod.StateStopping, "")
+		if err := p.stopProcs(ctx, stopIDs(rec, procs)); err != nil {
+			p.setActivity(e, pod.StateStopping, "not stopped yet: "+err.Error())
+			return err
+		}
+	}
+	first := rec.StoppedAt == nil
+	rec, err = p.save(e, rec.buried(time.Now()))
+	if err != nil {
+		p.setActivity(e, pod.StateStopping, "stopped, but the node cannot record it: "+err.Error())
+		return err
+	}
+	if first {
+		p.podLog(e.id).WithField(fieldRevision, rec.Intent.Revision).Info("pod stopped")
+	}
+	p.setActivity(e, "", "")
+	p.mu.Lock()
+	p.decide() // an intent that is gone already means more now
+	p.mu.Unlock()
+	return p.removeProcs(ctx, procs)
+}
+
+// stopIDs returns the ids of all processes that the pod has or may have.
+func stopIDs(rec Record, procs []runtime.Status) []string {
+	var ids []string
+	for _, status := range procs {
+		ids = append(ids, status.Spec.ID)
+	}
+	if m := rec.Installed.manifest(); m != nil {
+		ids = append(ids, specIDs(rec.Intent.Identity, rec.Installed.Revision, rec.Installed.Digest, m)...)
+	}
+	return unique(ids)
+}
+
+// The names of log fields that only preparers write.
+const (
+	fieldRevision  = "revision"
+	fieldDigest    = "digest"
+	fieldService   = "service"
+	fieldAvailable = "available"
+)
+
+func (p *Preparer) logChange(e *entry, action string, fields obs.Fields) {
+	p.podLog(e.id).WithFields(fields).WithField(obs.Action, action).Info("pod changed")
+}
+
+func failedTo(what string, err error) error { return fmt.Errorf("%s: %w", what, err) }

@@ -1,0 +1,296 @@
+// Package preparer is the agent of one node: it makes the node's processes match the intents that the farm wrote.
+//
+// Run supervises the local pods for the life of the process and needs nothing of Consul's servers. Serve is what happens
+// under one session: it holds the node's lock, takes new intents and reports. Decide, in decide.go, is the only place
+// that turns an intent, or its absence, into an act; settle, in pod.go, brings one pod closer to its record, and may be
+// interrupted anywhere; observe, in observe.go, derives what is reported.
+package preparer
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Store is what a preparer reads of the cluster; *store.Store is one.
+type Store interface {
+	Manifest(ctx context.Context, digest string) (*manifest.Manifest, error)
+	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
+	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
+	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
+}
+
+// Tenure is what a preparer writes under one session; *store.NodeTenure is one.
+type Tenure interface {
+	Hold(ctx context.Context, n node.Node) error
+	WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error)
+	DeleteReality(ctx context.Context, id pod.Identity, index uint64) error
+	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
+	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
+}
+
+// Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing.
+type Artifacts interface {
+	Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error)
+}
+
+// Services is the local Consul agent; *consul.Client is one.
+type Services interface {
+	RegisterService(ctx context.Context, s consul.Service) error
+	DeregisterService(ctx context.Context, id string) error
+	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error)
+}
+
+// State is the node's own disk; *Disk is one.
+type State interface {
+	// Load returns all records, an error for each that cannot be read, and one about the place as a whole.
+	Load() ([]Record, []error, error)
+	// Save returns nil when the record survives a power failure.
+	Save(rec Record) error
+}
+
+// Defaults of Config.
+const (
+	DefaultBusyPoll    = 500 * time.Millisecond
+	DefaultIdlePoll    = 2 * time.Second
+	DefaultRelistEvery = time.Minute
+	DefaultRetryMin    = 250 * time.Millisecond
+	DefaultRetryMax    = 30 * time.Second
+	DefaultLogBytes    = 10 << 20
+	DefaultLogKeep     = 3
+	DefaultOrphanBytes = 64 << 10
+	DefaultInstalls    = 4
+)
+
+// Config is what New needs. Zero values mean the defaults above.
+type Config struct {
+	// Node says what the machine is. Name and Address are required; incarnation, Consul node, nonce and orphans are
+	// filled in.
+	Node      node.Node
+	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
+	Store     Store
+	Artifacts Artifacts
+	Runtime   runtime.Runtime
+	Services  Services
+	State     State // nil: a Disk in Dir/pods
+	Log       obs.Logger
+
+	BusyPoll    time.Duration // between two looks at the local agent while a pod is in transition
+	IdlePoll    time.Duration // between two looks when none is
+	RelistEvery time.Duration // between two looks at the stored realities, which nothing watches; spread by half
+	RetryMin    time.Duration // first pause after an act on a pod failed; it doubles from there
+	RetryMax    time.Duration // bound of that doubling
+	LogBytes    int64         // of one process before its log file is rotated
+	LogKeep     int           // rotated log files kept for each process
+	OrphanBytes int           // of the orphans in the node record; the rest is counted
+	Installs    int           // pods whose artifacts are fetched at the same time
+}
+
+func (c *Config) validate() error {
+	var errs field.Errors
+	errs.CheckName("node.name", c.Node.Name)
+	if c.Node.Address == "" {
+		errs.Missing("node.address", "an address of this machine that its pods listen on")
+	}
+	if !filepath.IsAbs(c.Dir) {
+		errs.Add("dir", c.Dir, "an absolute path")
+	}
+	for name, missing := range map[string]bool{
+		"store": c.Store == nil, "artifacts": c.Artifacts == nil, "runtime": c.Runtime == nil,
+		"services": c.Services == nil, "log": c.Log == nil,
+	} {
+		if missing {
+			errs.Missing(name, "an implementation")
+		}
+	}
+	return errs.Err()
+}
+
+func (c *Config) setDefaults() {
+	orDefault(&c.BusyPoll, DefaultBusyPoll)
+	orDefault(&c.IdlePoll, DefaultIdlePoll)
+	orDefault(&c.RelistEvery, DefaultRelistEvery)
+	orDefault(&c.RetryMin, DefaultRetryMin)
+	orDefault(&c.RetryMax, DefaultRetryMax)
+	orDefault(&c.LogBytes, DefaultLogBytes)
+	orDefault(&c.LogKeep, DefaultLogKeep)
+	orDefault(&c.OrphanBytes, DefaultOrphanBytes)
+	orDefault(&c.Installs, DefaultInstalls)
+}
+
+func orDefault[T comparable](value *T, def T) {
+	var zero T
+	if *value == zero {
+		*value = def
+	}
+}
+
+// Preparer is the agent of one node.
+type Preparer struct {
+	cfg      Config
+	log      obs.Logger
+	trouble  *trouble
+	installs chan struct{} // a slot per pod that may fetch
+	ready    chan struct{} // closed when disk and runtime have both been read
+
+	queued  signal // somebody is in queue
+	seen    signal // something that observe reads has changed
+	service signal // a pod needs its service registered
+	publish signal // a reality has changed
+	record  signal // the node record may have changed
+
+	mu          sync.Mutex // guards all below
+	pods        map[pod.Identity]*entry
+	queue       []*entry // entries that need settling
+	runtimeSeen bool     // runtime.Watch has answered
+	healthSeen  bool     // the local agent was asked at least once
+	holding     bool     // Serve holds the node's lock
+	world       World    // of the running Serve
+	nonce       string   // that belongs to world
+}
+
+// New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged.
+func New(cfg Config) (*Preparer, error) {
+	cfg.setDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if cfg.State == nil {
+		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"))
+		if err != nil {
+			return nil, err
+		}
+		cfg.State = disk
+	}
+	p := &Preparer{
+		cfg: cfg, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
+		installs: make(chan struct{}, cfg.Installs), ready: make(chan struct{}),
+		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(),
+	}
+	p.trouble = newTrouble(p.log)
+	records, bad, err := cfg.State.Load()
+	if err != nil {
+		return nil, err
+	}
+	for _, err := range bad {
+		p.log.WithField(obs.Error, err).Error("pod record unreadable and set aside; its pod keeps running if the runtime has it")
+	}
+	for _, rec := range records {
+		p.pods[rec.Intent.Identity] = newEntry(rec)
+	}
+	return p, nil
+}
+
+// Run supervises the local pods until ctx ends, and returns its cause. Pods outlive it.
+func (p *Preparer) Run(ctx context.Context) error {
+	var parts sync.WaitGroup
+	parts.Go(func() { p.watchRuntime(ctx) })
+	parts.Go(func() { p.watchServices(ctx) })
+	parts.Go(func() { p.watchPods(ctx) })
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-p.queued:
+			for _, e := range p.takeQueue() {
+				parts.Go(func() { p.work(ctx, e) })
+			}
+		}
+	}
+	parts.Wait()
+	return context.Cause(ctx)
+}
+
+func (p *Preparer) takeQueue() []*entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken := p.queue
+	p.queue = nil
+	return taken
+}
+
+// decide compares the world with the local pods and applies every verdict. The caller holds p.mu.
+func (p *Preparer) decide() {
+	if !p.holding || !p.world.Known {
+		return
+	}
+	local := make(map[pod.Identity]Local, len(p.pods))
+	for id, e := range p.pods {
+		local[id] = e.local()
+	}
+	for _, d := range Decide(p.world, local) {
+		p.apply(d)
+	}
+	p.seen.raise()
+	p.record.raise()
+}
+
+func (p *Preparer) apply(d Decision) {
+	e := p.pods[d.ID]
+	if e == nil {
+		if d.Verdict != Accept {
+			return // about a pod that is not here
+		}
+		e = newEntry(Record{})
+		e.id = d.ID
+		p.pods[d.ID] = e
+	}
+	before := e.standing
+	switch d.Verdict {
+	case Leave:
+		return
+	case Accept:
+		in := d.Intent
+		e.want = &in
+		e.expect()
+		e.interrupt()
+		p.enqueue(e)
+		e.standing = standing{verdict: Agree}
+		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: short(in.Digest)}).Info("intent accepted")
+		return
+	default:
+		e.standing = standing{verdict: d.Verdict, revision: d.Intent.Revision}
+	}
+	if e.standing != before && (d.Verdict != Agree || before.verdict != "") {
+		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
+	}
+}
+
+func (p *Preparer) podLog(id pod.Identity) obs.Logger { return p.log.WithField(obs.Pod, id.String()) }
+
+// signal wakes one waiting goroutine. Raising it again before it is seen changes nothing.
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+func (s signal) raise() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// pause waits, or returns the cause of the context's end.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// short shows enough of a digest to tell it from others.
+func short(digest string) string { return fmt.Sprintf("%.12s", digest) }

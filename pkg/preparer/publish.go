@@ -1,0 +1,220 @@
+package preparer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+const (
+	// coalesce is how long a change waits for others of the same pod, which it is then written with.
+	coalesce = 20 * time.Millisecond
+	// writeTries bounds how often one reality is written again after somebody else changed it.
+	writeTries = 3
+)
+
+// publisher writes realities one after the other: a preparer has few connections (P8), and each write takes less than a
+// millisecond of the server's time. stored is what Consul has, as last read or written.
+type publisher struct {
+	*serving
+	stored map[pod.Identity]store.Rec[pod.Reality]
+}
+
+// report is one reality that should be in Consul, or should not.
+type report struct {
+	id      pod.Identity
+	reality pod.Reality
+	erase   bool
+}
+
+// publishRealities makes the stored realities those of the local pods, until ctx ends. Nothing watches the stored ones,
+// so they are read again now and then.
+func (s *serving) publishRealities(ctx context.Context) error {
+	const key = "realities"
+	pub := &publisher{serving: s}
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = s.cfg.RetryMin, min(s.cfg.RetryMax, 5*time.Second)
+	relistAt := time.Now()
+	for {
+		var err error
+		if !time.Now().Before(relistAt) {
+			if err = pub.list(ctx); err == nil {
+				relistAt = time.Now().Add(s.cfg.RelistEvery/2 + rand.N(s.cfg.RelistEvery))
+			}
+		}
+		if err == nil {
+			err = pub.pass(ctx)
+		}
+		wait, wake := time.Until(relistAt), s.publish
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			s.trouble.report(key, "realities cannot be written", err)
+			wait, wake = pace.NextBackOff(), nil
+			if errors.Is(err, store.ErrLost) {
+				s.recheck.raise() // only taking the lock can tell whether the session or the record is gone
+			}
+		default:
+			s.trouble.over(key)
+			pace.Reset()
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-wake:
+			_ = pause(ctx, coalesce) // the loop sees the context's end
+		case <-s.relist:
+			relistAt = time.Now()
+		case <-s.renewed:
+		case <-timer.C:
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// list reads what Consul has. A record that cannot be read counts as missing; writing it finds its index.
+func (pub *publisher) list(ctx context.Context) error {
+	recs, corrupt, err := pub.tenure.ListRealities(ctx)
+	if err != nil {
+		return err
+	}
+	for _, err := range corrupt {
+		pub.log.WithField(obs.Error, err).Warn("reality unreadable; it is written anew when its pod has one")
+	}
+	pub.stored = make(map[pod.Identity]store.Rec[pod.Reality], len(recs))
+	for _, rec := range recs {
+		pub.stored[rec.Value.Identity] = rec
+	}
+	pub.Preparer.mu.Lock()
+	defer pub.Preparer.mu.Unlock()
+	for _, e := range pub.pods {
+		rec, found := pub.stored[e.id]
+		if found && e.reality != nil && !e.since && rec.Value.State == e.reality.State {
+			e.reality.Since = rec.Value.Since // it was in this state before the preparer was restarted
+		}
+	}
+	return nil
+}
+
+// pass writes everything that differs. It goes on after a failure that is about one record only.
+func (pub *publisher) pass(ctx context.Context) error {
+	var failed error
+	for _, r := range pub.due() {
+		err := pub.write(ctx, r)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, store.ErrConflict):
+			failed = err
+		default:
+			return err
+		}
+	}
+	return failed
+}
+
+// due returns what differs from what Consul has.
+func (pub *publisher) due() []report {
+	p := pub.Preparer
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var reports []report
+	for id, e := range p.pods {
+		rec, found := pub.stored[id]
+		switch {
+		case e.erase && found:
+			reports = append(reports, report{id: id, erase: true})
+		case e.reality != nil && !(found && sameReality(rec.Value, *e.reality)):
+			reports = append(reports, report{id: id, reality: *e.reality})
+		}
+	}
+	if !p.holding || !p.world.Known {
+		return reports
+	}
+	for id, rec := range pub.stored {
+		_, asked := p.world.Intents[id]
+		// The node forgot the pod along with its disk; that it was stopped concerns nobody any more.
+		if p.pods[id] == nil && !asked && !p.world.Unreadable[id] && rec.Value.State == pod.StateStopped {
+			reports = append(reports, report{id: id, erase: true})
+		}
+	}
+	return reports
+}
+
+// write carries one report out. After an outcome that is not known the record is read again: the index keeps a write that
+// lingers from landing over a later one.
+func (pub *publisher) write(ctx context.Context, r report) error {
+	var err error
+	for range writeTries {
+		rec, found := pub.stored[r.id]
+		switch {
+		case r.erase && !found, !r.erase && found && sameReality(rec.Value, r.reality):
+			return nil
+		case r.erase:
+			if err = pub.tenure.DeleteReality(ctx, r.id, rec.Index); err == nil {
+				delete(pub.stored, r.id)
+			}
+		default:
+			var index uint64
+			if index, err = pub.tenure.WriteReality(ctx, r.reality, rec.Index); err == nil {
+				pub.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
+			}
+		}
+		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
+			break
+		}
+		if readErr := pub.reread(ctx, r.id); readErr != nil {
+			return fmt.Errorf("%w; read it again: %w", err, readErr)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("reality of %s: %w", r.id, err)
+	}
+	return nil
+}
+
+func (pub *publisher) reread(ctx context.Context, id pod.Identity) error {
+	rec, err := pub.tenure.Reality(ctx, id)
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		delete(pub.stored, id)
+		return nil
+	case err != nil && !errors.As(err, &corrupt):
+		return err
+	}
+	pub.stored[id] = rec
+	return nil
+}
+
+// sameReality reports whether two realities say the same. Since is left out: it belongs to the state.
+func sameReality(a, b pod.Reality) bool {
+	if (a.LastExit == nil) != (b.LastExit == nil) {
+		return false
+	}
+	if a.LastExit != nil {
+		x, y := *a.LastExit, *b.LastExit
+		if !x.At.Equal(y.At) {
+			return false
+		}
+		if y.At = x.At; x != y {
+			return false
+		}
+	}
+	a.LastExit, b.LastExit = nil, nil
+	a.Since = b.Since
+	return a == b
+}

@@ -1,0 +1,176 @@
+package preparer
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// RecordVersion is the only format of local records that this build reads and writes.
+const RecordVersion = 1
+
+// Record is what the node keeps on its own disk about one identity: enough to run it with Consul gone, and to refuse,
+// for ever, what is older than what was done already.
+type Record struct {
+	Version int `json:"version"`
+	// Intent is the last accepted one. Its revision is the highest that was applied.
+	Intent pod.Intent `json:"intent"`
+	// Wanted is the manifest of Intent in canonical JSON, from the time it was read until it is installed.
+	Wanted json.RawMessage `json:"wanted,omitempty"`
+	// Installed is what runs, or shall run again after a reboot; nil when nothing was ever started.
+	Installed *Installed `json:"installed,omitempty"`
+	// StoppedAt makes the record a tombstone: since then nothing of the pod runs.
+	StoppedAt *time.Time `json:"stopped_at,omitempty"`
+	// Service is the fingerprint of the service as last registered, so that a restarted preparer does not register it
+	// again, which would make its check start over.
+	Service string `json:"service,omitempty"`
+	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
+	// for min_ready again.
+	Ready string `json:"ready,omitempty"`
+}
+
+// Installed is one version of a pod on the node.
+type Installed struct {
+	Digest   string          `json:"digest"`
+	Revision int64           `json:"revision"`           // of the intent that had it installed; part of its processes' ids
+	Manifest json.RawMessage `json:"manifest,omitempty"` // canonical JSON; nil when the record was rebuilt from the runtime
+	Ports    map[string]int  `json:"ports,omitempty"`
+}
+
+// accept returns the record after a newer intent was accepted.
+func (r Record) accept(in pod.Intent) Record {
+	if in.Digest != r.Intent.Digest {
+		r.Wanted = nil
+	}
+	r.Version, r.Intent = RecordVersion, in
+	if in.State == pod.Running {
+		r.StoppedAt = nil
+	}
+	return r
+}
+
+// buried returns the record as a tombstone. An earlier burial keeps its time.
+func (r Record) buried(now time.Time) Record {
+	r.Wanted, r.Installed, r.Service, r.Ready = nil, nil, "", ""
+	if r.StoppedAt == nil {
+		now = now.UTC()
+		r.StoppedAt = &now
+	}
+	return r
+}
+
+// local is the part of the record that decisions are made from.
+func (r *Record) local() Local {
+	return Local{Revision: r.Intent.Revision, Stop: r.Intent.State == pod.Stopped, Stopped: r.StoppedAt != nil}
+}
+
+// upToDate reports whether what is installed is what the accepted intent asks for.
+func (r *Record) upToDate() bool {
+	return r.Installed != nil && r.Installed.Digest == r.Intent.Digest
+}
+
+// runs returns the digest and ports of what is installed or, before anything is, of what shall be.
+func (r *Record) runs() (digest string, ports map[string]int) {
+	if r.Installed != nil {
+		return r.Installed.Digest, r.Installed.Ports
+	}
+	return r.Intent.Digest, r.Intent.Ports
+}
+
+// manifest returns the manifest of what is installed, nil when it is not known.
+func (in *Installed) manifest() *manifest.Manifest {
+	if in == nil || in.Manifest == nil {
+		return nil
+	}
+	var m manifest.Manifest
+	if json.Unmarshal(in.Manifest, &m) != nil {
+		return nil // Check has refused such a record when it was loaded
+	}
+	return &m
+}
+
+var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// CheckIntent reports why an intent cannot be acted on. Its identity becomes part of file names, so that nothing may
+// be assumed about it.
+func CheckIntent(in pod.Intent) error {
+	var errs field.Errors
+	errs.CheckName("rc_id", in.RCID)
+	errs.CheckName("role", in.Role)
+	if in.Index < 0 {
+		errs.Add("index", in.Index, "zero or more")
+	}
+	if in.Revision < 1 {
+		errs.Add("revision", in.Revision, "one or more")
+	}
+	if !in.State.Valid() {
+		errs.Add("state", string(in.State), string(pod.Running)+" or "+string(pod.Stopped))
+	}
+	if in.State == pod.Running {
+		errs.CheckName("pod_id", in.PodID)
+		if !hexDigest.MatchString(in.Digest) {
+			errs.Add("digest", in.Digest, "64 lower-case hex digits")
+		}
+	}
+	return errs.Err()
+}
+
+// Check reports why a record cannot be used.
+func (r *Record) Check() error {
+	if r.Version != RecordVersion {
+		return fmt.Errorf("format version %d; this build knows version %d", r.Version, RecordVersion)
+	}
+	if err := CheckIntent(r.Intent); err != nil {
+		return err
+	}
+	if r.Installed == nil {
+		return nil
+	}
+	if !hexDigest.MatchString(r.Installed.Digest) || r.Installed.Revision < 1 {
+		return fmt.Errorf("installed digest %q at revision %d", r.Installed.Digest, r.Installed.Revision)
+	}
+	if r.Installed.Manifest != nil && r.Installed.manifest() == nil {
+		return fmt.Errorf("the manifest of digest %s cannot be read", r.Installed.Digest)
+	}
+	return nil
+}
+
+// recovered rebuilds the record of a pod whose file was lost from the processes that the runtime has of it. The
+// newest version counts. The manifest stays unknown until it can be read from Consul; until then its processes are left
+// exactly as they are.
+func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
+	var newest *runtime.Status
+	for i := range procs {
+		if procs[i].Phase != runtime.Stopped && (newest == nil || procs[i].Spec.Revision > newest.Spec.Revision) {
+			newest = &procs[i]
+		}
+	}
+	if newest == nil {
+		return Record{}, false
+	}
+	env := parseEnv(newest.Spec.Env)
+	ports := map[string]int{}
+	for key, value := range env {
+		name, isPort := strings.CutPrefix(key, portEnvPrefix)
+		if n, err := strconv.Atoi(value); isPort && err == nil {
+			ports[strings.ReplaceAll(strings.ToLower(name), "_", "-")] = n
+		}
+	}
+	in := pod.Intent{
+		Identity: id, PodID: env[envPodID], Digest: env[envDigest], Ports: ports,
+		State: pod.Running, Revision: newest.Spec.Revision,
+	}
+	return Record{
+		Version: RecordVersion, Intent: in,
+		Installed: &Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(ports)},
+	}, CheckIntent(in) == nil
+}

@@ -1,0 +1,354 @@
+package preparer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// serving is the preparer under one session.
+type serving struct {
+	*Preparer
+	tenure Tenure
+	held   chan struct{} // closed when the node's lock was taken
+	asked  chan struct{} // closed when the intents were read, or could not be
+
+	recheck signal // the node record must be written again, whatever it says
+	relist  signal // the realities must be read again
+	renewed signal // the lock was taken or proved, so writes are worth a try
+
+	askedOnce sync.Once
+
+	mu       sync.Mutex
+	nonce    string
+	schema   signal // raised when nonce was first set
+	tried    bool   // the schema was read, or could not be
+	endEpoch context.CancelCauseFunc
+	written  []byte // the node record as last written, in the form of recordText
+}
+
+// Serve takes new intents and reports, under one session, until ctx ends or the session turns out to be useless. Run
+// must be running. It returns ErrLost when the session is gone, ErrRegressed when the store went back in time, or the
+// cause of ctx's end. No pod is touched by its end.
+func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
+	s := &serving{
+		Preparer: p, tenure: tenure, held: make(chan struct{}), asked: make(chan struct{}),
+		recheck: newSignal(), relist: newSignal(), renewed: newSignal(), schema: newSignal(),
+	}
+	p.setHolding(false)
+	defer p.setHolding(false)
+	parts, ctx := errgroup.WithContext(ctx)
+	parts.Go(func() error { return s.keepRecord(ctx) })
+	for _, part := range []func(context.Context) error{s.watchRecord, s.watchSchema, s.watchIntents} {
+		parts.Go(func() error {
+			select {
+			case <-s.held:
+				return part(ctx)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+	}
+	parts.Go(func() error {
+		select {
+		case <-s.asked:
+			return s.publishRealities(ctx)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	return parts.Wait()
+}
+
+// setHolding opens or closes the door to new intents. What was known of them is forgotten when it closes; how each pod
+// stood to them is not.
+func (p *Preparer) setHolding(holding bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !holding {
+		p.holding, p.world, p.nonce = false, World{}, ""
+		return
+	}
+	p.holding = true
+}
+
+// watchSchema follows the cluster nonce. A new nonce begins a new epoch of intents.
+func (s *serving) watchSchema(ctx context.Context) error {
+	const key = "schema"
+	onError := func(err error) {
+		s.trouble.report(key, "schema cannot be read; the node cannot say which world it has seen", err)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.tried = true // intents can do without
+		s.schema.raise()
+	}
+	return s.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
+		if seen.Regressed {
+			return store.ErrRegressed
+		}
+		if len(seen.Corrupt) > 0 {
+			onError(errors.Join(seen.Corrupt...))
+			return nil
+		}
+		s.trouble.over(key)
+		nonce := ""
+		if len(seen.Recs) > 0 {
+			nonce = seen.Recs[0].Value.Nonce
+		}
+		s.setNonce(nonce)
+		return nil
+	})
+}
+
+var errNewNonce = errors.New("the cluster has a new nonce")
+
+func (s *serving) setNonce(nonce string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.endEpoch != nil && s.nonce != nonce {
+		s.endEpoch(errNewNonce)
+	}
+	s.nonce, s.tried = nonce, true
+	s.schema.raise()
+}
+
+// beginEpoch returns a context that ends with the nonce.
+func (s *serving) beginEpoch(ctx context.Context) (context.Context, string, error) {
+	for {
+		s.mu.Lock()
+		if s.tried {
+			defer s.mu.Unlock()
+			epoch, end := context.WithCancelCause(ctx)
+			s.endEpoch = end
+			return epoch, s.nonce, nil
+		}
+		s.mu.Unlock()
+		select {
+		case <-s.schema:
+		case <-ctx.Done():
+			return nil, "", context.Cause(ctx)
+		}
+	}
+}
+
+// watchIntents follows what the node must do. A nonce is echoed only with orphans that follow from intents read after
+// the nonce was (R1), so that each new nonce makes it read them anew.
+func (s *serving) watchIntents(ctx context.Context) error {
+	select {
+	case <-s.ready: // before, a running pod may be unknown
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	const key = "intents"
+	onError := func(err error) {
+		s.trouble.report(key, "intents cannot be read; pods keep running as they are", err)
+		s.askedOnce.Do(func() { close(s.asked) })
+	}
+	for {
+		epoch, nonce, err := s.beginEpoch(ctx)
+		if err != nil {
+			return err
+		}
+		err = s.cfg.Store.WatchIntents(epoch, s.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
+			if seen.Regressed {
+				return store.ErrRegressed
+			}
+			s.trouble.over(key)
+			s.sawIntents(seen, nonce)
+			return nil
+		})
+		ended := errors.Is(context.Cause(epoch), errNewNonce)
+		s.mu.Lock()
+		s.endEpoch(nil)
+		s.mu.Unlock()
+		if !ended || ctx.Err() != nil || errors.Is(err, store.ErrRegressed) {
+			return err
+		}
+	}
+}
+
+func (s *serving) sawIntents(seen store.Seen[pod.Intent], nonce string) {
+	s.Preparer.mu.Lock()
+	world, problems := newWorld(seen, s.cfg.Node.Name, s.pods)
+	s.world, s.Preparer.nonce = world, nonce
+	s.decide()
+	s.Preparer.mu.Unlock()
+
+	const key = "unreadable intents"
+	if len(problems) > 0 {
+		s.trouble.report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
+	} else {
+		s.trouble.over(key)
+	}
+	if seen.MarkerMissing {
+		s.relist.raise() // what took the marker may have taken the realities
+	}
+	s.askedOnce.Do(func() { close(s.asked) })
+}
+
+// newWorld sorts what was read into what can be acted on and what cannot. Of two intents for one identity, the higher
+// revision counts.
+func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identity]*entry) (World, []error) {
+	w := World{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}}
+	problems := append([]error(nil), seen.Corrupt...)
+	for _, rec := range seen.Recs {
+		in := rec.Value
+		if err := CheckIntent(in); err != nil {
+			w.Unreadable[in.Identity] = true
+			problems = append(problems, fmt.Errorf("intent of %s: %w", in.Identity, err))
+			continue
+		}
+		if other, twice := w.Intents[in.Identity]; !twice || in.Revision > other.Revision {
+			w.Intents[in.Identity] = in
+		}
+	}
+	for _, err := range seen.Corrupt {
+		var corrupt *store.CorruptError
+		if !errors.As(err, &corrupt) {
+			continue
+		}
+		// Keys are not parsed; but the key of each pod that is known here is known too.
+		for id := range local {
+			if strings.HasSuffix(corrupt.Key, "/"+nodeName+"/"+id.String()) {
+				w.Unreadable[id] = true
+			}
+		}
+	}
+	return w, problems
+}
+
+// holdTimeout bounds one try to take the lock, so that what is in the way gets logged.
+const holdTimeout = 10 * time.Second
+
+var errHoldTimeout = errors.New("the node record could not be written within " + holdTimeout.String())
+
+// keepRecord holds the node's lock and keeps the record under it true. It writes only what differs.
+func (s *serving) keepRecord(ctx context.Context) error {
+	const key = "node record"
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = s.cfg.RetryMin, min(s.cfg.RetryMax, 5*time.Second)
+	must := true
+	for {
+		n := s.nodeRecord()
+		if must || !s.isWritten(n) {
+			err := s.hold(ctx, n)
+			_, foreign := store.HeldBy(err)
+			switch {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case errors.Is(err, store.ErrLost):
+				return err
+			case foreign:
+				s.setHolding(false)
+				s.trouble.report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
+			case err != nil:
+				s.trouble.report(key, "node record cannot be written", err)
+			}
+			if err != nil {
+				must = true
+				if err := pause(ctx, pace.NextBackOff()); err != nil {
+					return err
+				}
+				continue
+			}
+			s.trouble.over(key)
+			pace.Reset()
+			s.tookLock(n)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.record:
+			must = false
+		case <-s.recheck:
+			must = true
+		}
+	}
+}
+
+func (s *serving) hold(ctx context.Context, n node.Node) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+	defer cancel()
+	return s.tenure.Hold(ctx, n)
+}
+
+func (s *serving) tookLock(n node.Node) {
+	s.mu.Lock()
+	s.written = recordText(n)
+	s.mu.Unlock()
+	s.Preparer.mu.Lock()
+	again := !s.holding
+	s.holding = true
+	s.Preparer.mu.Unlock()
+	if again {
+		select {
+		case <-s.held: // taken again: the intents must be read again, because what was known of them was forgotten
+			s.mu.Lock()
+			if s.endEpoch != nil {
+				s.endEpoch(errNewNonce)
+			}
+			s.mu.Unlock()
+		default:
+			close(s.held)
+		}
+	}
+	s.renewed.raise()
+}
+
+func (s *serving) isWritten(n node.Node) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.written != nil && string(s.written) == string(recordText(n))
+}
+
+// recordText returns the record without what the tenure fills in.
+func recordText(n node.Node) []byte {
+	n.Incarnation, n.ConsulNode = "", ""
+	data, err := json.Marshal(n)
+	if err != nil {
+		return nil // cannot be: it is made of plain fields
+	}
+	return data
+}
+
+// watchRecord notices when the own record vanishes, loses its lock or is changed by somebody else.
+func (s *serving) watchRecord(ctx context.Context) error {
+	const key = "own node record"
+	onError := func(err error) {
+		s.trouble.report(key, "own node record cannot be read; its lock is held on", err)
+	}
+	return s.cfg.Store.WatchNode(ctx, s.cfg.Node.Name, onError, func(seen store.Seen[node.Node]) error {
+		if seen.Regressed {
+			return store.ErrRegressed
+		}
+		s.trouble.over(key)
+		if len(seen.Recs) == 0 || seen.Recs[0].Session == "" || !s.isWritten(seen.Recs[0].Value) {
+			s.recheck.raise()
+		}
+		return nil
+	})
+}
+
+// nodeRecord is what the node record should say now.
+func (p *Preparer) nodeRecord() node.Node {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.cfg.Node
+	n.Orphans, n.OrphansLeftOut = p.orphans()
+	n.Nonce = ""
+	if p.holding && p.world.Known {
+		n.Nonce = p.nonce
+	}
+	return n
+}

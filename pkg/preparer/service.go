@@ -1,0 +1,241 @@
+package preparer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// The meta of a pod's service. MetaNode finds the services of one preparer at an agent that several may share.
+const (
+	MetaNode   = "rcfarm_node"
+	MetaRC     = "rcfarm_rc"
+	MetaRole   = "rcfarm_role"
+	MetaIndex  = "rcfarm_index"
+	MetaDigest = "rcfarm_digest"
+)
+
+// withdrawTimeout bounds how long a stop waits for the local agent; what it misses is swept later.
+const withdrawTimeout = 2 * time.Second
+
+// ServiceID returns the id of a pod's service at the local agent.
+func ServiceID(nodeName string, id pod.Identity) string {
+	return fmt.Sprintf("rcfarm-pod-%s-%s-%s-%d", nodeName, id.RCID, id.Role, id.Index)
+}
+
+// serviceOf describes the service of an installed pod.
+func serviceOf(n *node.Node, rec *Record, m *manifest.Manifest) consul.Service {
+	id := rec.Intent.Identity
+	s := consul.Service{
+		ID: ServiceID(n.Name, id), Name: m.ID, Address: n.Address,
+		Meta: map[string]string{
+			MetaNode: n.Name, MetaRC: id.RCID, MetaRole: id.Role, MetaIndex: strconv.Itoa(id.Index), MetaDigest: rec.Installed.Digest,
+		},
+	}
+	if len(m.Ports) > 0 {
+		s.Port = rec.Installed.Ports[m.Ports[0].Name]
+	}
+	h := m.Health
+	if h == nil {
+		return s
+	}
+	s.Check = &consul.Check{
+		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
+	}
+	switch {
+	case h.HTTP != nil:
+		s.Port = rec.Installed.Ports[h.HTTP.Port]
+		s.Check.HTTP = "http://" + net.JoinHostPort(n.Address, strconv.Itoa(s.Port)) + h.HTTP.Path
+	case h.TCP != nil:
+		s.Port = rec.Installed.Ports[h.TCP.Port]
+		s.Check.TCP = net.JoinHostPort(n.Address, strconv.Itoa(s.Port))
+	}
+	return s
+}
+
+// fingerprint tells two definitions of a service apart.
+func fingerprint(s consul.Service) string {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return "" // cannot be: it is made of plain fields
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8])
+}
+
+// health is what the local agent said about a pod's service.
+type health struct {
+	known   bool // the agent has the service as it should be
+	passing bool
+}
+
+// gate paces registrations of a service that the agent does not keep, or does not show to our token.
+type gate struct {
+	next  time.Time
+	delay time.Duration
+}
+
+func (g *gate) pass(now time.Time) bool {
+	if now.Before(g.next) {
+		return false
+	}
+	g.delay = min(max(2*g.delay, time.Second), time.Minute)
+	g.next = now.Add(g.delay)
+	return true
+}
+
+// watchServices keeps the local agent's services those of the local pods, and reads their health back from it. It
+// writes only where something differs.
+func (p *Preparer) watchServices(ctx context.Context) {
+	select {
+	case <-p.ready: // before, a running pod may be unknown
+	case <-ctx.Done():
+		return
+	}
+	const key = "services of the local agent"
+	for {
+		if err := p.syncServices(ctx); err != nil && ctx.Err() == nil {
+			p.trouble.report(key, "local Consul agent does not answer; health stays as last known", err)
+		} else if err == nil {
+			p.trouble.over(key)
+		}
+		timer := time.NewTimer(p.pollInterval())
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-p.service:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// pollInterval is short while the health of some pod is awaited.
+func (p *Preparer) pollInterval() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.pods {
+		if e.up && (e.reality == nil || !e.reality.Available && e.reality.State != pod.StateUnhealthy) {
+			return p.cfg.BusyPoll
+		}
+	}
+	return p.cfg.IdlePoll
+}
+
+// serviceChange is one difference between the agent and the pods.
+type serviceChange struct {
+	entry       *entry
+	service     consul.Service
+	fingerprint string
+}
+
+func (p *Preparer) syncServices(ctx context.Context) error {
+	local, err := p.cfg.Services.LocalServices(ctx, MetaNode, p.cfg.Node.Name)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	register, strays := p.sawServices(local, err)
+	if err != nil {
+		return err
+	}
+	for _, change := range register {
+		if err := p.register(ctx, change); err != nil {
+			return err
+		}
+	}
+	for _, id := range strays {
+		if err := p.cfg.Services.DeregisterService(ctx, id); err != nil {
+			return err
+		}
+		p.log.WithField(fieldService, id).Info("service without a pod deregistered")
+	}
+	return nil
+}
+
+// sawServices takes in what the agent has and returns what it should have in addition, and what it should not.
+func (p *Preparer) sawServices(local map[string]bool, err error) (register []serviceChange, strays []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.healthSeen = true
+	p.seen.raise()
+	if err != nil {
+		return nil, nil
+	}
+	now := time.Now()
+	expected := map[string]bool{}
+	for _, e := range p.pods {
+		id := ServiceID(p.cfg.Node.Name, e.id)
+		passing, there := local[id]
+		if e.rec.StoppedAt == nil {
+			expected[id] = true // while it is not up its worker takes care of it
+		}
+		m := e.rec.Installed.manifest()
+		if !e.up || m == nil {
+			e.health = health{known: there, passing: there && passing}
+			continue
+		}
+		s := serviceOf(&p.cfg.Node, &e.rec, m)
+		change := serviceChange{entry: e, service: s, fingerprint: fingerprint(s)}
+		right := there && e.service == change.fingerprint
+		e.health = health{known: right, passing: right && passing}
+		if right {
+			e.gate = gate{}
+		} else if e.gate.pass(now) {
+			register = append(register, change)
+		}
+	}
+	for id := range local {
+		if !expected[id] {
+			strays = append(strays, id)
+		}
+	}
+	return register, strays
+}
+
+func (p *Preparer) register(ctx context.Context, c serviceChange) error {
+	c.entry.registering.Lock()
+	defer c.entry.registering.Unlock()
+	p.mu.Lock()
+	up := c.entry.up
+	p.mu.Unlock()
+	if !up {
+		return nil // withdrawn since
+	}
+	if err := p.cfg.Services.RegisterService(ctx, c.service); err != nil {
+		return err
+	}
+	p.logChange(c.entry, "register service", obs.Fields{fieldService: c.service.ID, fieldDigest: short(c.service.Meta[MetaDigest])})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.entry.service = c.fingerprint
+	p.enqueue(c.entry)
+	p.service.raise() // one without a check passes at once
+	return nil
+}
+
+// withdraw takes a pod's service away before its processes are stopped. A stop does not depend on it: what the agent
+// did not hear is swept by the next look at it.
+func (p *Preparer) withdraw(ctx context.Context, e *entry) {
+	e.registering.Lock()
+	defer e.registering.Unlock()
+	p.mu.Lock()
+	e.up, e.service, e.health, e.gate = false, "", health{}, gate{}
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
+	defer cancel()
+	if err := p.cfg.Services.DeregisterService(ctx, ServiceID(p.cfg.Node.Name, e.id)); err != nil {
+		p.podLog(e.id).WithField(obs.Error, err).Debug("service not deregistered yet")
+	}
+}

@@ -1,0 +1,107 @@
+package preparer
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// watchRuntime follows what the runtime has. A runtime that does not answer says nothing about its processes.
+func (p *Preparer) watchRuntime(ctx context.Context) {
+	const key = "runtime"
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = p.cfg.RetryMin, p.cfg.RetryMax
+	var cursor uint64
+	for ctx.Err() == nil {
+		procs, next, err := p.cfg.Runtime.Watch(ctx, cursor)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			p.trouble.report(key, "runtime does not answer; pods are taken to run on", err)
+			cursor = 0 // a supervisor that was restarted counts anew
+			if pause(ctx, pace.NextBackOff()) != nil {
+				return
+			}
+			continue
+		}
+		p.trouble.over(key)
+		pace.Reset()
+		cursor = next
+		p.sawRuntime(procs)
+	}
+}
+
+// sawRuntime hands each pod its processes. The first time it also takes in the pods whose record was lost, and starts
+// a worker for each pod, because any of them may be half way through something.
+func (p *Preparer) sawRuntime(procs []runtime.Status) {
+	byPod := map[pod.Identity][]runtime.Status{}
+	for _, status := range procs {
+		byPod[status.Spec.Pod] = append(byPod[status.Spec.Pod], status)
+	}
+	for _, found := range byPod {
+		slices.SortFunc(found, func(a, b runtime.Status) int { return strings.Compare(a.Spec.ID, b.Spec.ID) })
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first := !p.runtimeSeen
+	p.runtimeSeen = true
+	for id, found := range byPod {
+		if p.pods[id] == nil {
+			p.takeIn(id, found)
+		}
+	}
+	for id, e := range p.pods {
+		changed := !reflect.DeepEqual(e.procs, byPod[id])
+		e.procs = byPod[id]
+		tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
+		if (changed || first) && !tombstone {
+			p.enqueue(e)
+		}
+	}
+	p.seen.raise()
+	if first {
+		close(p.ready)
+	}
+}
+
+// takeIn takes in a pod that the runtime has and the disk does not know. The caller holds p.mu.
+func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
+	rec, ok := recovered(id, found)
+	if !ok {
+		p.podLog(id).WithField(obs.Process, found[0].Spec.ID).Warn("runtime has a process that no pod record explains; left alone")
+		return
+	}
+	e := newEntry(Record{})
+	e.id, e.rec, e.unsaved = id, rec, true
+	p.pods[id] = e
+	p.podLog(id).WithField(fieldRevision, rec.Intent.Revision).Warn("pod record rebuilt from its running processes")
+}
+
+// refresh asks the runtime what it has of a pod at this moment.
+func (p *Preparer) refresh(ctx context.Context, e *entry) ([]runtime.Status, error) {
+	procs, _, err := p.cfg.Runtime.Watch(ctx, 0)
+	if err != nil {
+		return nil, failedTo("read processes of the runtime", err)
+	}
+	var own []runtime.Status
+	for _, status := range procs {
+		if status.Spec.Pod == e.id {
+			own = append(own, status)
+		}
+	}
+	return own, nil
+}
+
+func (p *Preparer) procsOf(e *entry) []runtime.Status {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return e.procs
+}

@@ -1,0 +1,95 @@
+package rc_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+const podText = `"pod":{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar","url":"https://files.example/a",` +
+	`"sha256":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}}]}`
+
+func TestDecodeSpec(t *testing.T) {
+	const (
+		count = "a whole number from 0 to 10000"
+		oneOf = "exactly one of replicas and replica_groups"
+		name  = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
+	)
+	for _, tt := range []struct {
+		name, in string // the document between its braces, without the pod
+		want     string // one line per mistake; empty: valid
+	}{
+		{"replicas", `"name":"web","replicas":0`, ""},
+		{"groups", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"b","count":9999}]`, ""},
+		{"everything", `"name":"web","replicas":1,"labels":{"a":"b"},"node_selector":"a=b","pod_labels":{"x.y/z":""},"max_per_node":1,
+			"min_available":0,"max_surge":0,"node_loss":{"action":"keep","after":"1s","unmanaged_after":"1m"},"strategy":"static","disabled":true`, ""},
+		{"no name", `"replicas":1`, "name: missing; allowed: " + name},
+		{"name", `"name":"` + strings.Repeat("a", 64) + `","replicas":1`, `name: "` + strings.Repeat("a", 64) + `" is not valid; allowed: ` + name},
+		{"no count", `"name":"web"`, "replicas: missing; allowed: " + oneOf},
+		{"null count", `"name":"web","replicas":null`, "replicas: missing; allowed: " + oneOf},
+		{"both counts", `"name":"web","replicas":1,"replica_groups":[{"role":"a","count":1}]`, "replicas: replicas together with replica_groups is not valid; allowed: " + oneOf},
+		{"negative", `"name":"web","replicas":-1`, "replicas: -1 is not valid; allowed: " + count},
+		{"too many", `"name":"web","replicas":10001`, "replicas: 10001 is not valid; allowed: " + count},
+		{"group without count", `"name":"web","replica_groups":[{"role":"a"}]`, "replica_groups[0].count: missing; allowed: " + count},
+		{"group without role", `"name":"web","replica_groups":[{"count":1}]`, "replica_groups[0].role: missing; allowed: " + name},
+		{"too many in a group", `"name":"web","replica_groups":[{"role":"a","count":20000}]`, "replica_groups[0].count: 20000 is not valid; allowed: " + count},
+		{"too many in all", `"name":"web","replica_groups":[{"role":"a","count":6000},{"role":"b","count":6000}]`,
+			"replica_groups: 12000 replicas in all is not valid; allowed: at most 10000 replicas in all groups together"},
+		{"role twice", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"a","count":1}]`, `replica_groups[1].role: "a" is not valid; allowed: a role that no other group has`},
+		{"too many groups", `"name":"web","replica_groups":[` + strings.Repeat(`{"role":"a"},`, 64) + `{"role":"a"}]`, "replica_groups: 65 groups is not valid; allowed: 1 to 64 groups"},
+		{"selector", `"name":"web","replicas":1,"node_selector":"rack in ("`, `node_selector: "rack in (" is not valid; allowed: a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`},
+		{"per node", `"name":"web","replicas":1,"max_per_node":-1`, "max_per_node: -1 is not valid; allowed: " + count + "; 0 means no limit"},
+		{"minimum", `"name":"web","replicas":1,"min_available":-1`, "min_available: -1 is not valid; allowed: " + count},
+		{"surge that overflows", `"name":"web","replicas":1,"max_surge":9223372036854775807`, "max_surge: 9223372036854775807 is not valid; allowed: " + count},
+		{"action", `"name":"web","replicas":1,"node_loss":{"action":"drop"}`, `node_loss.action: "drop" is not valid; allowed: replace or keep`},
+		{"strategy", `"name":"web","replicas":1,"strategy":"best"`, `strategy: "best" is not valid; allowed: dynamic or static`},
+		{"reserved label", `"name":"web","replicas":1,"pod_labels":{"pod_id":"x"}`, `pod_labels.pod_id: "x" is not valid; allowed: any other key; rcfarm sets this one`},
+		{"two mistakes", `"name":"web","replicas":-1,"strategy":"best"`, "replicas: -1 is not valid; allowed: " + count + "\n" + `strategy: "best" is not valid; allowed: dynamic or static`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := rc.DecodeSpec([]byte("{" + tt.in + "," + podText + "}"))
+			if got := fmt.Sprint(err); err == nil && tt.want != "" || err != nil && got != tt.want {
+				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestDecodeSpecPod(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"name":"web","replicas":1}`:            "pod: missing; allowed: the pod's manifest",
+		`{"name":"web","replicas":1,"pod":null}`: "pod: missing; allowed: the pod's manifest",
+		`{"name":"web","replicas":1,"pod":[]}`:   "pod: a list is not valid; allowed: a map with the fields health, id, labels, launchables, ports, version",
+		`{"name":"web","replicas":1,` + strings.Replace(podText, `"version":1`, `"version":1,"labels":{"replication_controller_id":"x"}`, 1) + `}`: `pod.labels.replication_controller_id: "x" is not valid; allowed: any other key; rcfarm sets this one`,
+		`{"name":"web","replicas":1,` + strings.Replace(podText, `"tar"`, `"zip"`, 1) + `}`:                                                        `pod.launchables[0].artifact.kind: "zip" is not valid; allowed: tar`,
+	} {
+		if _, err := rc.DecodeSpec([]byte(in)); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+func TestApply(t *testing.T) {
+	spec, err := rc.DecodeSpec([]byte(`{"name":"web","replicas":2,"node_selector":" a=b ",` + podText + `}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := record()
+	spec.Apply(&r, "d")
+	want := rc.RC{
+		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Strategy: rc.Dynamic,
+		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: ptr(2)}},
+		// What the document does not speak of stays.
+		DeletedAt: r.DeletedAt, Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: "roll-1",
+	}
+	if diff := cmp.Diff(want, r); diff != "" {
+		t.Error(diff)
+	}
+	if err := r.Check(); err != nil {
+		t.Error(err)
+	}
+}

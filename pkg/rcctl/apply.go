@@ -1,0 +1,71 @@
+package rcctl
+
+import (
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+)
+
+func (t *tool) applyCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "apply", Usage: "create the rc that a document describes, or change it to that",
+		UsageText: "rcctl apply -f FILE [--wait [--timeout 5m]] [--allow-mass-stop]",
+		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
+before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
+place, one pod at a time.
+
+Examples:
+  rcctl apply -f rc.yaml                  change it and return
+  rcctl apply -f rc.yaml --wait           wait until as many pods are available as it asks for
+  sed s/v1/v2/ rc.yaml | rcctl apply -f - read standard input
+
+A document:
+  name: web
+  replicas: 3
+  node_selector: rack in (a,b)
+  pod:
+    version: 1
+    id: web
+    launchables:
+    - name: server
+      artifact: {kind: tar, url: "https://files.example/web.tar.gz", sha256: 64 hex digits}
+    ports:
+    - {name: http, port: 8080}
+    health:
+      http: {port: http, path: /health}`,
+		Flags:  append([]cli.Flag{fileFlag(), massStopFlag()}, waitFlags("until the rc has converged")...),
+		Action: t.apply,
+	})
+}
+
+func (t *tool) apply(c *cli.Context) error {
+	limit, err := timeout(c, "timeout")
+	if err != nil {
+		return err
+	}
+	spec, err := t.readSpec(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	done, err := s.writeApply(c.Context, spec, c.Bool("allow-mass-stop"), nil)
+	if err != nil {
+		return err
+	}
+	verb := "changed"
+	if done.what == "create" {
+		verb = "created"
+	}
+	t.printChange(done, verb)
+	if c.Bool("wait") {
+		return t.waitConverged(c.Context, s, done.rc, limit)
+	}
+	if !done.none {
+		fmt.Fprintf(t.out, "next: rcctl rc status %s\n", done.rc.Name)
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+package rcctl
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// change is what one command does to one controller. It is computed without I/O and may be computed again from a newer
+// record.
+type change struct {
+	what     string // for the audit record
+	rc       rc.RC  // as it shall be; generation included, author not
+	manifest []byte // canonical JSON to store; nil when the manifest stays
+	lines    []string
+	none     bool // the record already asks for this: nothing is written
+}
+
+// current is what a change is computed from.
+type current struct {
+	rc       *rc.RC             // nil: there is no controller of this name
+	manifest *manifest.Manifest // nil: missing or unreadable, so it must be written
+}
+
+// computeApply makes the record ask for what the document says. massStop lets the farms stop as many pods at once as this
+// change takes. It returns *refusedError.
+func computeApply(spec *rc.Spec, cur current, newID string, massStop bool) (change, error) {
+	canonical, err := spec.Pod.Canonical()
+	if err != nil {
+		return change{}, err
+	}
+	digest := manifest.Digest(canonical)
+	var after rc.RC
+	if cur.rc != nil {
+		if err := deleting(cur.rc, "apply again when it is gone: rcctl rc delete "+cur.rc.ID+" --wait"); err != nil {
+			return change{}, err
+		}
+		if cur.rc.Mutator != "" && cur.rc.ManifestDigest != digest {
+			return change{}, refusedf("rc %s: rollout %s is in charge of its manifest; finish or abort that rollout first, nothing was written", cur.rc.Name, cur.rc.Mutator)
+		}
+		after = *cur.rc
+	} else {
+		after.ID = newID
+	}
+	spec.Apply(&after, digest)
+	c := change{what: "apply", rc: after, manifest: canonical}
+	if cur.rc == nil {
+		c.what = "create"
+	}
+	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
+	switch {
+	case cur.rc != nil && same(cur.rc, &after) && cur.manifest != nil:
+		c.none, c.manifest = true, nil
+	case cur.rc != nil && cur.manifest == nil && cur.rc.ManifestDigest == digest:
+		c.lines = []string{"manifest: its record was missing or unreadable -> written again"}
+	}
+	c.next(massStop)
+	return c, nil
+}
+
+// computeScale sets the number of replicas of one role. An empty role means the only one. It returns *refusedError, or a
+// *field.Error about the role or the number.
+func computeScale(cur rc.RC, role string, count int, massStop bool) (change, error) {
+	if err := deleting(&cur, "it cannot be scaled"); err != nil {
+		return change{}, err
+	}
+	roles := make([]string, len(cur.ReplicaGroups))
+	at := -1
+	for i, g := range cur.ReplicaGroups {
+		roles[i] = g.Role
+		if g.Role == role || role == "" && len(cur.ReplicaGroups) == 1 {
+			at = i
+		}
+	}
+	switch {
+	case at < 0 && role == "":
+		return change{}, &field.Error{Field: "--role", Allowed: "one of the roles of " + cur.Name + ": " + list(roles)}
+	case at < 0:
+		return change{}, &field.Error{Field: "--role", Value: role, Allowed: "one of the roles of " + cur.Name + ": " + list(roles)}
+	}
+	after := cur
+	after.ReplicaGroups = append([]rc.ReplicaGroup(nil), cur.ReplicaGroups...)
+	after.ReplicaGroups[at].Count = &count
+	if total := after.Desired(); total > rc.MaxReplicas {
+		return change{}, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
+	}
+	c := change{what: "scale", rc: after, none: same(&cur, &after), lines: differences(&cur, nil, &after, nil)}
+	c.next(massStop)
+	return c, nil
+}
+
+// computeDelete marks the controller for deletion. It returns *refusedError while replicas are asked for, unless forced.
+func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, error) {
+	if cur.DeletedAt != nil {
+		return change{what: "delete", rc: cur, none: true}, nil
+	}
+	if n := cur.Desired(); n > 0 && !force {
+		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, replicas(n), cur.Name)
+	}
+	after := cur
+	at := now.UTC().Truncate(time.Second)
+	after.DeletedAt = &at
+	c := change{what: "delete", rc: after, lines: differences(&cur, nil, &after, nil)}
+	c.next(massStop)
+	return c, nil
+}
+
+// next gives a change that is one its generation.
+func (c *change) next(massStop bool) {
+	if c.none {
+		return
+	}
+	c.rc.Generation++
+	c.rc.AllowMassStop = 0
+	if massStop {
+		c.rc.AllowMassStop = c.rc.Generation
+		c.lines = append(c.lines, "allow_mass_stop: for this generation")
+	}
+}
+
+// deleting refuses a change of a controller that is on its way out.
+func deleting(r *rc.RC, advice string) error {
+	if r.DeletedAt == nil {
+		return nil
+	}
+	return refusedf("rc %s (%s) is marked for deletion since %s; %s", r.Name, r.ID, r.DeletedAt.Format(time.RFC3339), advice)
+}
+
+func replicas(n int) string {
+	if n == 1 {
+		return "1 replica"
+	}
+	return fmt.Sprintf("%d replicas", n)
+}

@@ -1,0 +1,173 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// maxConns is how many connections one command may open.
+const maxConns = 4
+
+// conn is the store as one command sees it.
+type conn struct {
+	*store.Store
+	consul *consul.Client
+}
+
+// connect opens the store that the flags of the program name. It does not talk to Consul yet.
+func connect(c *cli.Context) (*conn, error) {
+	keys, err := store.NewKeys(c.String("prefix"))
+	if err != nil {
+		return nil, badFlagError(c, "--prefix", err)
+	}
+	client, err := consul.New(consul.Config{Address: c.String("consul-addr"), Token: c.String("token"), MaxConns: maxConns})
+	if err != nil {
+		return nil, err
+	}
+	return &conn{Store: store.New(client, keys), consul: client}, nil
+}
+
+// badFlagError is a value of a flag that a package refused by its own name for it.
+func badFlagError(c *cli.Context, flag string, err error) error {
+	var e *field.Error
+	if errors.As(err, &e) {
+		err = &field.Error{Field: flag, Value: e.Value, Allowed: e.Allowed}
+	}
+	return &usageError{command: commandName(c), err: err}
+}
+
+// empty is asked when there is nothing to list. It tells a cluster that has nothing from a prefix where nothing was
+// ever written, which it notes, and from one that the token may not read, which is an error.
+func (s *conn) empty(ctx context.Context, stderr io.Writer) error {
+	_, err := s.Schema(ctx)
+	if errors.Is(err, store.ErrNotFound) {
+		fmt.Fprintf(stderr, "rcctl: nothing is stored below %s yet (--prefix)\n", s.Keys().Prefix())
+		return nil
+	}
+	return err
+}
+
+// close drops the connections.
+func (s *conn) close() { s.consul.Close() }
+
+// who says for the record who changes something: the owner of the ACL token, else the user of this machine.
+func (s *conn) who(ctx context.Context) (string, error) {
+	name, err := s.consul.TokenName(ctx)
+	if err != nil || name != "" {
+		return name, err
+	}
+	login := "unknown"
+	if u, err := user.Current(); err == nil {
+		login = u.Username
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return login, nil //nolint:nilerr // a machine without a name is no reason to refuse
+	}
+	return login + "@" + host, nil
+}
+
+// oneRef returns the only argument of a command, which names a controller.
+func oneRef(c *cli.Context) (string, error) {
+	if c.NArg() > 1 {
+		return "", usagef(c, "unexpected argument %q; allowed: one REF", c.Args().Get(1))
+	}
+	return checkRef(c, "REF", c.Args().First())
+}
+
+const refAllowed = "the name of an rc, its id, or a unique beginning of its id"
+
+func checkRef(c *cli.Context, name, ref string) (string, error) {
+	var errs field.Errors
+	if errs.CheckName("", ref); ref == "" || errs != nil {
+		return "", badFlag(c, name, ref, refAllowed)
+	}
+	return ref, nil
+}
+
+// idLength is how long the ids of controllers are: ULIDs.
+const idLength = 26
+
+// resolve finds the controller that REF means. It returns *notFoundError, or a *field.Error that lists the candidates.
+func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error) {
+	named, err := s.FindRC(ctx, ref)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return store.Rec[rc.RC]{}, err
+	}
+	found := err == nil
+	if found && len(ref) < idLength {
+		return named, nil
+	}
+	ids, err := s.ListRCIDs(ctx)
+	if err != nil {
+		return store.Rec[rc.RC]{}, err
+	}
+	ids = slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, ref) })
+	if found && !slices.Contains(ids, named.Value.ID) {
+		ids = append(ids, named.Value.ID)
+	}
+	switch len(ids) {
+	case 0:
+		return store.Rec[rc.RC]{}, &notFoundError{text: fmt.Sprintf("no rc has the name or id %q; rcctl rc list shows all", ref)}
+	case 1:
+		rec, err := s.RC(ctx, ids[0], true)
+		if err != nil {
+			return rec, fmt.Errorf("read rc %s: %w", ids[0], err)
+		}
+		return rec, nil
+	default:
+		return store.Rec[rc.RC]{}, s.ambiguous(ctx, ref, ids)
+	}
+}
+
+// find is resolve for a REF of the command line: a REF that is ambiguous is a usage error.
+func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
+	rec, err := s.resolve(c.Context, ref)
+	var bad *field.Error
+	if errors.As(err, &bad) {
+		return rec, &usageError{command: commandName(c), err: bad}
+	}
+	return rec, err
+}
+
+// maxCandidates bounds how many controllers an ambiguous REF lists.
+const maxCandidates = 10
+
+func (s *conn) ambiguous(ctx context.Context, ref string, ids []string) error {
+	var lines []string
+	for _, id := range ids[:min(len(ids), maxCandidates)] {
+		name := "(unreadable)"
+		if rec, err := s.RC(ctx, id, false); err == nil {
+			name = rec.Value.Name
+		}
+		lines = append(lines, "\n  "+id+"  "+name)
+	}
+	if left := len(ids) - len(lines); left > 0 {
+		lines = append(lines, fmt.Sprintf("\n  and %d more", left))
+	}
+	return &field.Error{Field: "REF", Value: ref, Allowed: "what means one rc only, this means:" + strings.Join(lines, "")}
+}
+
+// timeout reads a flag that says how long to wait.
+func timeout(c *cli.Context, name string) (time.Duration, error) {
+	text := c.String(name)
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return 0, badFlag(c, "--"+name, text, `a length of time greater than zero, such as "30s" or "5m"`)
+	}
+	return d, nil
+}

@@ -1,0 +1,67 @@
+package rcctl
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func (t *tool) deleteCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "delete", Usage: "mark an rc for deletion; its owner stops the pods and removes the records",
+		UsageText: "rcctl rc delete REF [--force] [--wait [--timeout 5m]] [--allow-mass-stop]",
+		Description: `An rc that still asks for replicas is refused (exit code 4) unless --force is given. The farm that owns the
+rc stops its pods, waits until their nodes have confirmed that, then removes every record of the rc. A pod on
+a lost node holds the deletion up, because nobody can confirm that it stopped.
+
+Examples:
+  rcctl rc scale web 0 && rcctl rc delete web --wait
+  rcctl rc delete web --force`,
+		Flags: append([]cli.Flag{
+			&cli.BoolFlag{Name: "force", Usage: "delete even though replicas are asked for"},
+			massStopFlag(),
+		}, waitFlags("until the rc is gone")...),
+		Action: t.delete,
+	})
+}
+
+func (t *tool) delete(c *cli.Context) error {
+	limit, err := timeout(c, "timeout")
+	if err != nil {
+		return err
+	}
+	ref, err := oneRef(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	found, err := s.find(c, ref)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
+		return computeDelete(cur, c.Bool("force"), c.Bool("allow-mass-stop"), now)
+	})
+	if err != nil {
+		return err
+	}
+	if done.none {
+		fmt.Fprintf(t.out, "rc %s is marked for deletion since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
+	} else {
+		fmt.Fprintf(t.out, "rc %s marked for deletion (id %s, generation %d)\n", done.rc.Name, done.rc.ID, done.rc.Generation)
+		fmt.Fprintf(t.out, "next: its farm stops the pods, waits for their nodes to confirm, then removes the records\n")
+	}
+	if c.Bool("wait") {
+		return t.waitGone(c.Context, s, done.rc, limit)
+	}
+	fmt.Fprintf(t.out, "watch: rcctl pods --rc %s\n", done.rc.ID)
+	return nil
+}

@@ -1,0 +1,96 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
+)
+
+const devHelp = `Starts Consul in dev mode, a farm, and preparers n1, n2, ... with labels rack=a, rack=b, rack=c in turn,
+each with its own loopback address 127.1.0.N. A daemon that ends is started again, as a service manager
+would. Ctrl-C ends every process, pods included; so does the end of rcctl dev for whatever reason.
+Nothing is kept: it is for trying things out.
+
+The programs farm and preparer must stand beside rcctl. Consul is $CONSUL_BIN, else consul beside rcctl,
+else consul on PATH.
+
+Examples:
+  rcctl dev
+  rcctl dev --nodes 12 --farms 3
+  rcctl dev --dir /tmp/rcfarm --consul-port 8500`
+
+// devCommand is a development cluster in one command.
+func (t *tool) devCommand() *cli.Command {
+	var cfg app.DevConfig
+	return leaf(&cli.Command{
+		Name: "dev", Usage: "run a development cluster until Ctrl-C", Description: devHelp,
+		UsageText: "rcctl dev [flags]",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "nodes", Value: 5, Usage: "how many preparers", Destination: &cfg.Nodes},
+			&cli.IntFlag{Name: "farms", Value: 1, Usage: "how many farms", Destination: &cfg.Farms},
+			&cli.StringFlag{Name: "dir", Usage: "`DIRECTORY` for logs and data (default: a new one in the temporary directory)", Destination: &cfg.Dir},
+			&cli.IntFlag{Name: "consul-port", Usage: "Consul's HTTP port; 0: a free one", Destination: &cfg.Port},
+			&cli.DurationFlag{Name: "ttl", Value: consul.DefaultTTL, Usage: "liveness TTL of the daemons", Destination: &cfg.TTL},
+		},
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return usagef(c, "dev takes no arguments, got %q", c.Args().First())
+			}
+			return t.dev(c.Context, cfg)
+		},
+	})
+}
+
+func (t *tool) dev(ctx context.Context, cfg app.DevConfig) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	cfg.Bin = filepath.Dir(exe)
+	if cfg.Consul, err = devserver.Find(); err != nil {
+		return err
+	}
+	if cfg.Dir == "" {
+		if cfg.Dir, err = os.MkdirTemp("", "rcfarm-dev-"); err != nil {
+			return err
+		}
+	}
+	started := time.Now()
+	cfg.Say = func(line string) { fmt.Fprintln(t.err, line) }
+	cfg.Say(fmt.Sprintf("starting Consul, %d farm(s) and %d preparer(s) in %s", cfg.Farms, cfg.Nodes, cfg.Dir))
+	err = app.RunDev(ctx, cfg, func(s app.DevState) {
+		fmt.Fprintf(t.out, devReady, time.Since(started).Seconds(), s.ConsulAddr, exe, exe, filepath.Join(cfg.Dir, "logs"))
+	})
+	if app.Clean(err) || errors.Is(err, ctx.Err()) {
+		return nil
+	}
+	return err
+}
+
+const devReady = `ready after %.1f s. In another terminal:
+
+  export CONSUL_HTTP_ADDR=%s
+  %s nodes
+  %s apply -f rc.yaml --wait
+
+Logs are in %s. Ctrl-C ends everything.
+`
+
+// devGuardCommand is the process between rcctl dev and Consul, which knows nothing of lifelines.
+func (t *tool) devGuardCommand() *cli.Command {
+	var lifeline string
+	return leaf(&cli.Command{
+		Name: "dev-guard", Hidden: true, Usage: "run a program of a development cluster (started by rcctl dev)",
+		Flags:  []cli.Flag{&cli.StringFlag{Name: "lifeline", Required: true, Destination: &lifeline}},
+		Action: func(c *cli.Context) error { return app.Guard(c.Context, lifeline, c.Args().Slice()) },
+	})
+}

@@ -1,0 +1,177 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Exit codes; the help text of the program lists them.
+const (
+	exitDone     = 0
+	exitError    = 1
+	exitUsage    = 2
+	exitNotFound = 3
+	exitRefused  = 4
+	exitWait     = 5
+)
+
+// usageError is a command line that makes no sense.
+type usageError struct {
+	command string // full name
+	err     error
+}
+
+func (e *usageError) Error() string { return e.command + ": " + e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(c *cli.Context, format string, args ...any) error {
+	return &usageError{command: commandName(c), err: fmt.Errorf(format, args...)}
+}
+
+// badFlag is a flag or an argument with a value that is not allowed.
+func badFlag(c *cli.Context, name, value, allowed string) error {
+	e := &field.Error{Field: name, Allowed: allowed}
+	if value != "" {
+		e.Value = value
+	}
+	return &usageError{command: commandName(c), err: e}
+}
+
+func commandName(c *cli.Context) string {
+	if c.Command == nil || c.Command.HelpName == "" {
+		return c.App.Name
+	}
+	return c.Command.HelpName
+}
+
+// inputError is a document that makes no sense. Each of its mistakes gets a line of its own.
+type inputError struct {
+	source string // file name
+	err    error
+}
+
+func (e *inputError) Error() string { return e.source + ": " + e.err.Error() }
+func (e *inputError) Unwrap() error { return e.err }
+
+// refusedError is an act that the present state forbids. Its text says what to do.
+type refusedError struct{ text string }
+
+func (e *refusedError) Error() string { return e.text }
+
+func refusedf(format string, args ...any) error {
+	return &refusedError{text: fmt.Sprintf(format, args...)}
+}
+
+// notFoundError is a REF or name that leads nowhere.
+type notFoundError struct{ text string }
+
+func (e *notFoundError) Error() string        { return e.text }
+func (e *notFoundError) Is(target error) bool { return target == store.ErrNotFound }
+
+// waitError is a wait that ended too early, after the change itself was written.
+type waitError struct{ text string }
+
+func (e *waitError) Error() string { return e.text }
+
+// maxErrorLines bounds how many mistakes of one document are listed.
+const maxErrorLines = 50
+
+// report prints an error, says what it means for the store, and returns the exit code.
+func (t *tool) report(err error) int {
+	if err == nil {
+		return exitDone
+	}
+	var (
+		usage   *usageError
+		input   *inputError
+		refused *refusedError
+		wait    *waitError
+		invalid *field.Error
+		unnamed *store.UnnamedError
+	)
+	switch {
+	case errors.As(err, &input):
+		for _, line := range inputLines(input) {
+			fmt.Fprintln(t.err, line)
+		}
+		fmt.Fprintln(t.err, "nothing was written")
+		return exitUsage
+	case errors.As(err, &usage):
+		fmt.Fprintln(t.err, err)
+		if writes(usage.command) {
+			fmt.Fprint(t.err, "nothing was written; ")
+		}
+		fmt.Fprintf(t.err, "see %s --help\n", usage.command)
+		return exitUsage
+	case errors.As(err, &invalid):
+		fmt.Fprintln(t.err, "rcctl: "+invalid.Error())
+		return exitUsage
+	case errors.As(err, &wait):
+		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		return exitWait
+	case errors.As(err, &refused), errors.As(err, &unnamed), errors.Is(err, store.ErrConflict):
+		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		return exitRefused
+	case errors.Is(err, store.ErrNotFound):
+		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		return exitNotFound
+	}
+	fmt.Fprintln(t.err, "rcctl: "+err.Error())
+	if hint := hintFor(err); hint != "" {
+		fmt.Fprintln(t.err, hint)
+	}
+	return exitError
+}
+
+func inputLines(e *inputError) []string {
+	var all field.Errors
+	if !errors.As(e.err, &all) {
+		return []string{e.Error()}
+	}
+	lines := make([]string, 0, len(all))
+	for _, one := range all {
+		lines = append(lines, e.source+": "+one.Error())
+	}
+	if len(lines) > maxErrorLines {
+		left := len(lines) - maxErrorLines
+		lines = append(lines[:maxErrorLines], fmt.Sprintf("%s: and %d more mistakes", e.source, left))
+	}
+	return lines
+}
+
+// writes reports whether a command changes anything when it succeeds.
+func writes(command string) bool {
+	words := strings.Fields(command)
+	return slices.Contains([]string{"apply", "create", "scale", "delete"}, words[len(words)-1])
+}
+
+func hintFor(err error) string {
+	var network *net.OpError
+	switch {
+	case errors.Is(err, context.Canceled):
+		return ""
+	case errors.As(err, &network):
+		return "is a Consul agent running there? --consul-addr or CONSUL_HTTP_ADDR name another"
+	case errors.Is(err, store.ErrFiltered), strings.Contains(err.Error(), "Permission denied"):
+		return "the token (--token, CONSUL_HTTP_TOKEN) needs read and write on the key prefix"
+	default:
+		return ""
+	}
+}
+
+// list renders names as "a, b or c".
+func list(names []string) string {
+	if len(names) < 2 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
+}

@@ -1,0 +1,131 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) getCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "get", Usage: "show one rc: what it asks for, its pods' manifest, its status",
+		UsageText: "rcctl rc get REF [-o table|json|yaml]",
+		Description: `Examples:
+  rcctl rc get web
+  rcctl rc get 01k3z8 -o yaml
+  rcctl rc get web -o json | jq .status.conditions`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: t.get,
+	})
+}
+
+func (t *tool) get(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	ref, err := oneRef(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	r, st, farms, err := s.look(c, ref)
+	if err != nil {
+		return err
+	}
+	view := newRCView(r, st, farms)
+	m, err := s.Manifest(c.Context, r.ManifestDigest)
+	var corrupt *store.CorruptError
+	switch {
+	case err == nil:
+		view.Manifest = m
+	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+		fmt.Fprintf(t.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
+	default:
+		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)
+	}
+	return t.print(out, view, func(w io.Writer) error {
+		return writeRC(w, view, newStatusView(r, st, farms), coloured(w), time.Now())
+	})
+}
+
+// look reads one controller, its status (nil when there is none) and the living farms.
+func (s *conn) look(c *cli.Context, ref string) (*rc.RC, *rc.Status, []store.Member, error) {
+	rec, err := s.find(c, ref)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	o, err := s.observe(c.Context, rec.Value.ID)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return &rec.Value, o.status, o.farms, nil
+}
+
+// farms reads the living farms.
+func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
+	recs, _, err := s.ListFarms(ctx)
+	if err != nil {
+		return nil, err
+	}
+	members := make([]store.Member, len(recs))
+	for i := range recs {
+		members[i] = recs[i].Value
+	}
+	return members, nil
+}
+
+func writeRC(w io.Writer, v RCView, st StatusView, colours bool, now time.Time) error {
+	groups := make([]string, len(v.ReplicaGroups))
+	for i, g := range v.ReplicaGroups {
+		groups[i] = fmt.Sprintf("%s %d", g.Role, *g.Count)
+	}
+	selector := v.NodeSelector
+	if selector == "" {
+		selector = "(every node)"
+	}
+	lines := [][2]string{
+		{"Name", v.Name},
+		{"ID", v.ID},
+		{"Generation", fmt.Sprintf("%d (changed by %s)", v.Generation, v.ChangedBy)},
+		{"Labels", labelText(v.Labels)},
+		{"Selector", selector},
+		{"Replicas", strings.Join(groups, ", ")},
+		{"Minimum", fmt.Sprintf("%d available, surge %d", v.MinAvailable, v.MaxSurge)},
+		{"Strategy", string(v.Strategy)},
+		{"Node loss", fmt.Sprintf("%s after %s (preparer gone: %s)", v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))},
+	}
+	if v.Mutator != "" {
+		lines = append(lines, [2]string{"Rollout", v.Mutator + " is in charge"})
+	}
+	if v.DeletedAt != nil {
+		lines = append(lines, [2]string{"Deleted", age(now, *v.DeletedAt) + " ago"})
+	}
+	lines = append(lines, [2]string{"Manifest", short(v.ManifestDigest)})
+	if v.Manifest != nil {
+		for _, l := range v.Manifest.Launchables {
+			lines = append(lines, [2]string{"  " + l.Name, l.Artifact.Kind + " " + l.Artifact.URL})
+		}
+	}
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, line := range lines {
+		fmt.Fprintf(tw, "%s:\t%s\n", line[0], clean(line[1]))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	return writeStatus(w, st, colours, now)
+}

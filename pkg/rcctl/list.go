@@ -1,0 +1,86 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func (t *tool) listCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "list", Aliases: []string{"ls"}, Usage: "list all rcs",
+		UsageText: "rcctl rc list [-o table|json|yaml]",
+		Description: `Examples:
+  rcctl rc list
+  rcctl rc list -o json | jq -r '.[] | select(.state != "Converged") | .name'`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: t.list,
+	})
+}
+
+func (t *tool) list(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	if c.Args().Present() {
+		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	recs, corrupt, err := s.ListRCs(c.Context)
+	if err != nil {
+		return err
+	}
+	found, corruptStatus, err := s.ListStatus(c.Context)
+	if err != nil {
+		return err
+	}
+	farms, err := s.farms(c.Context)
+	if err != nil {
+		return err
+	}
+	statuses := make(map[string]*rc.Status, len(found))
+	for i := range found {
+		statuses[found[i].Value.RCID] = &found[i].Value
+	}
+	views := make([]RCView, 0, len(recs))
+	for i := range recs {
+		r := &recs[i].Value
+		views = append(views, newRCView(r, statuses[r.ID], farms))
+	}
+	slices.SortFunc(views, func(a, b RCView) int { return strings.Compare(a.Name, b.Name) })
+	if len(views) == 0 {
+		if err := s.empty(c.Context, t.err); err != nil {
+			return err
+		}
+	}
+	if err := t.print(out, views, func(w io.Writer) error { return writeRCs(w, views, coloured(w)) }); err != nil {
+		return err
+	}
+	return t.warn(append(corrupt, corruptStatus...))
+}
+
+func writeRCs(w io.Writer, views []RCView, colours bool) error {
+	if len(views) == 0 {
+		_, err := fmt.Fprintln(w, "no rcs; create one: rcctl apply -f rc.yaml")
+		return err
+	}
+	tb := table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}
+	for _, v := range views {
+		available := "-"
+		if v.Status != nil {
+			available = fmt.Sprint(v.Status.Available)
+		}
+		tb.rows = append(tb.rows, []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), short(v.ManifestDigest)})
+	}
+	return tb.write(w, colours)
+}

@@ -1,0 +1,145 @@
+package rcctl
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// NodeView is one machine: what its preparer says, what operators say, what is reserved.
+type NodeView struct {
+	Name           string            `json:"name"`
+	Alive          bool              `json:"alive"` // its preparer lives
+	Address        string            `json:"address"`
+	ConsulNode     string            `json:"consul_node"`
+	Labels         map[string]string `json:"labels"`                    // in effect: the node's own, operators' on top
+	OperatorLabels map[string]string `json:"operator_labels,omitempty"` // those that operators set
+	Open           bool              `json:"open"`                      // takes new pods
+	Drain          *node.Drain       `json:"drain,omitempty"`
+	Capacity       Usage             `json:"capacity"`
+	Used           Usage             `json:"used"` // reserved
+	Orphans        int               `json:"orphans"`
+	Version        string            `json:"version"`
+}
+
+// Usage is an amount of what nodes have. In a capacity a zero CPU or memory means that it is not limited.
+type Usage struct {
+	Slots  int   `json:"slots"`
+	CPU    int64 `json:"cpu"`    // thousandths of a core
+	Memory int64 `json:"memory"` // bytes
+}
+
+func (t *tool) nodesCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "nodes", Usage: "list the machines: alive or not, labels, how full",
+		UsageText: "rcctl nodes [-o table|json|yaml]",
+		Description: `SLOTS is reserved/offered pods. A label that an operator has set ends with *. OPEN is no while an operator keeps
+new pods away. ORPHANS are pods that run without a placement.
+
+Examples:
+  rcctl nodes
+  rcctl nodes -o json | jq -r '.[] | select(.alive | not) | .name'`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: t.nodes,
+	})
+}
+
+func (t *tool) nodes(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	if c.Args().Present() {
+		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	recs, corrupt, err := s.ListNodes(c.Context)
+	if err != nil {
+		return err
+	}
+	ops, badOps, err := s.ListNodeOps(c.Context)
+	if err != nil {
+		return err
+	}
+	taken, badTaken, err := s.ListReservations(c.Context)
+	if err != nil {
+		return err
+	}
+	views := joinNodes(recs, values(ops), taken)
+	if len(views) == 0 {
+		if err := s.empty(c.Context, t.err); err != nil {
+			return err
+		}
+	}
+	if err := t.print(out, views, func(w io.Writer) error { return writeNodes(w, views, coloured(w)) }); err != nil {
+		return err
+	}
+	return t.warn(append(append(corrupt, badOps...), badTaken...))
+}
+
+// joinNodes joins the three records of each node. The result is sorted by name.
+func joinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]node.Reservation) []NodeView {
+	byName := make(map[string]node.Ops, len(ops))
+	for _, o := range ops {
+		byName[o.Name] = o
+	}
+	views := make([]NodeView, 0, len(recs))
+	for _, rec := range recs {
+		view := node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
+		n := NodeView{
+			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
+			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: view.Open(), Drain: view.Ops.Drain,
+			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
+			Orphans:  len(view.Orphans) + view.OrphansLeftOut, Version: view.Version,
+		}
+		for _, h := range taken[view.Name].Holders {
+			n.Used.Slots++
+			n.Used.CPU += h.CPU
+			n.Used.Memory += h.Memory
+		}
+		n.Open = n.Open && !taken[view.Name].Closed
+		views = append(views, n)
+	}
+	slices.SortFunc(views, func(a, b NodeView) int { return cmp.Compare(a.Name, b.Name) })
+	return views
+}
+
+func writeNodes(w io.Writer, views []NodeView, colours bool) error {
+	if len(views) == 0 {
+		_, err := fmt.Fprintln(w, "no nodes; start a preparer on each machine")
+		return err
+	}
+	tb := table{
+		header: []string{"NAME", "ALIVE", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "VERSION", "LABELS"},
+		paint:  1, colourOf: func(alive string) colour {
+			if alive == "yes" {
+				return green
+			}
+			return red
+		},
+	}
+	for _, v := range views {
+		labels := make(map[string]string, len(v.Labels))
+		for key, value := range v.Labels {
+			if _, set := v.OperatorLabels[key]; set {
+				value += "*"
+			}
+			labels[key] = value
+		}
+		tb.rows = append(tb.rows, []string{
+			v.Name, yesNo(v.Alive), yesNo(v.Open), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
+			fmt.Sprint(v.Orphans), v.Version, labelText(labels),
+		})
+	}
+	return tb.write(w, colours)
+}

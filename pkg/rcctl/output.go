@@ -1,0 +1,173 @@
+package rcctl
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/urfave/cli/v2"
+	"sigs.k8s.io/yaml"
+)
+
+var formats = [...]string{"table", "json", "yaml"}
+
+func outputFlag() cli.Flag {
+	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, json or yaml"}
+}
+
+// format reads -o.
+func format(c *cli.Context) (string, error) {
+	f := c.String("output")
+	if !slices.Contains(formats[:], f) {
+		return "", badFlag(c, "--output", f, list(formats[:]))
+	}
+	return f, nil
+}
+
+// print writes a view in the format asked for. table is called for the format "table" only.
+func (t *tool) print(format string, view any, table func(io.Writer) error) error {
+	if format == "table" {
+		return table(t.out)
+	}
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(view); err != nil {
+		return fmt.Errorf("encode output: %w", err)
+	}
+	out := text.Bytes()
+	if format == "yaml" {
+		var err error
+		if out, err = yaml.JSONToYAML(out); err != nil {
+			return fmt.Errorf("encode output: %w", err)
+		}
+	}
+	_, err := t.out.Write(out)
+	return err
+}
+
+// colour is an ANSI foreground colour. All are equally long, so that a column in which every cell has one stays aligned.
+type colour string
+
+const (
+	plainColour colour = "\x1b[39m"
+	green       colour = "\x1b[32m"
+	yellow      colour = "\x1b[33m"
+	red         colour = "\x1b[31m"
+)
+
+// coloured reports whether colours help on this writer: it is a terminal and NO_COLOR (https://no-color.org) is not set.
+func coloured(w io.Writer) bool {
+	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	file, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// table is rows of cells below a header. The cells of one column may have colours.
+type table struct {
+	header []string
+	rows   [][]string
+	// paint is the column whose cells colourOf colours; negative: none.
+	paint    int
+	colourOf func(cell string) colour
+}
+
+// write prints the table. Empty cells become "-".
+func (tb *table) write(w io.Writer, colours bool) error {
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for i, row := range append([][]string{tb.header}, tb.rows...) {
+		cells := make([]string, len(row))
+		for j, cell := range row {
+			cells[j] = clean(cell)
+			if colours && j == tb.paint {
+				shade := plainColour
+				if i > 0 {
+					shade = tb.colourOf(cell)
+				}
+				cells[j] = string(shade) + cells[j] + string(plainColour)
+			}
+		}
+		fmt.Fprintln(tw, strings.Join(cells, "\t"))
+	}
+	return tw.Flush()
+}
+
+// clean makes text from elsewhere harmless for a terminal and a table.
+func clean(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// rcColour is the colour of a controller's state.
+func rcColour(state string) colour {
+	switch state {
+	case "Converged":
+		return green
+	case stateDeleting, stateDisabled, statePending, stateProgressing, "Holding", "Regressed":
+		return yellow
+	default:
+		return red
+	}
+}
+
+// age renders how long ago something was, in one unit.
+func age(now, then time.Time) string {
+	d := now.Sub(then)
+	switch {
+	case then.IsZero():
+		return "-"
+	case d < time.Second:
+		return "0s"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	default:
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	}
+}
+
+// labelText renders labels as a=1,b=2.
+func labelText(set map[string]string) string {
+	pairs := make([]string, 0, len(set))
+	for key, value := range set {
+		pairs = append(pairs, key+"="+value)
+	}
+	slices.Sort(pairs)
+	return strings.Join(pairs, ",")
+}
+
+// warn prints what could not be read, next to an answer that goes without it, and returns the error that makes the exit
+// code say so.
+func (t *tool) warn(corrupt []error) error {
+	for _, err := range corrupt {
+		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+	}
+	if len(corrupt) > 0 {
+		return fmt.Errorf("the answer is incomplete: %d unreadable records", len(corrupt))
+	}
+	return nil
+}

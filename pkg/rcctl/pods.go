@@ -1,0 +1,147 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) podsCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "pods", Usage: "list pods: where they are placed, and what their nodes report",
+		UsageText: "rcctl pods [--rc REF] [--node NODE] [-o table|json|yaml]",
+		Description: `One line for each replica on each node that has to do with it. Besides what nodes report (pending, fetching,
+installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
+node has reported nothing yet) or "lost" (its node is gone).
+
+Examples:
+  rcctl pods
+  rcctl pods --rc web
+  rcctl pods --node node-1 -o json | jq '.[] | select(.available | not)'`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
+			&cli.StringFlag{Name: "node", Usage: "only pods on this `NODE`"},
+			outputFlag(),
+		},
+		Action: t.pods,
+	})
+}
+
+func (t *tool) pods(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	if c.Args().Present() {
+		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	if err := checkPodFlags(c); err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	names, rcID, corrupt, err := s.rcNames(c)
+	if err != nil {
+		return err
+	}
+	var placements []store.Rec[pod.Placement]
+	var bad []error
+	if rcID != "" {
+		placements, bad, err = s.Placements(c.Context, rcID, false)
+	} else {
+		placements, bad, err = s.AllPlacements(c.Context)
+	}
+	if err != nil {
+		return err
+	}
+	realities, badRealities, err := s.AllRealities(c.Context)
+	if err != nil {
+		return err
+	}
+	views := joinPods(values(placements), values(realities), names)
+	views = filterPods(views, rcID, c.String("node"))
+	if len(views) == 0 {
+		if err := s.empty(c.Context, t.err); err != nil {
+			return err
+		}
+	}
+	if err := t.print(out, views, func(w io.Writer) error { return writePods(w, views, coloured(w)) }); err != nil {
+		return err
+	}
+	return t.warn(append(append(corrupt, bad...), badRealities...))
+}
+
+func checkPodFlags(c *cli.Context) error {
+	if c.IsSet("rc") {
+		if _, err := checkRef(c, "--rc", c.String("rc")); err != nil {
+			return err
+		}
+	}
+	if c.IsSet("node") && c.String("node") == "" {
+		return badFlag(c, "--node", "", "the name of a node; rcctl nodes lists them")
+	}
+	return nil
+}
+
+// rcNames returns the names of controllers by id: of the one that --rc names, with its id, or of all.
+func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, corrupt []error, err error) {
+	if ref := c.String("rc"); ref != "" {
+		rec, err := s.find(c, ref)
+		if err != nil {
+			return nil, "", nil, err
+		}
+		return map[string]string{rec.Value.ID: rec.Value.Name}, rec.Value.ID, nil, nil
+	}
+	recs, corrupt, err := s.ListRCs(c.Context)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	names = make(map[string]string, len(recs))
+	for i := range recs {
+		names[recs[i].Value.ID] = recs[i].Value.Name
+	}
+	return names, "", corrupt, nil
+}
+
+func values[T any](recs []store.Rec[T]) []T {
+	out := make([]T, len(recs))
+	for i := range recs {
+		out[i] = recs[i].Value
+	}
+	return out
+}
+
+func writePods(w io.Writer, views []PodView, colours bool) error {
+	if len(views) == 0 {
+		_, err := fmt.Fprintln(w, "no pods")
+		return err
+	}
+	tb := table{
+		header: []string{"POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE"},
+		paint:  2, colourOf: podColour,
+	}
+	for _, v := range views {
+		tb.rows = append(tb.rows, []string{
+			v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message,
+		})
+	}
+	return tb.write(w, colours)
+}
+
+func podColour(state string) colour {
+	switch state {
+	case string(pod.StateReady):
+		return green
+	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateOrphaned), stateLost:
+		return red
+	default:
+		return yellow
+	}
+}

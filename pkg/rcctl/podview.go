@@ -1,0 +1,170 @@
+package rcctl
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// PodView is one replica on one node: the farm's decision joined with the node's report.
+type PodView struct {
+	Name            string         `json:"name"` // <pod id>-<role>-<index>, for display
+	RCID            string         `json:"rc_id"`
+	RCName          string         `json:"rc_name"` // empty when the rc has no readable record
+	PodID           string         `json:"pod_id"`
+	Role            string         `json:"role"`
+	Index           int            `json:"index"`
+	Node            string         `json:"node"`
+	Kind            string         `json:"kind"`  // placed, ghost (left this node, stop not confirmed) or orphan (no placement)
+	State           string         `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone
+	Available       bool           `json:"available"`
+	Restarts        int            `json:"restarts"`
+	Digest          string         `json:"digest"`           // that the farm asks for; for an orphan that the node runs
+	Revision        int64          `json:"revision"`         // that the farm asks for; zero for an orphan
+	AppliedRevision int64          `json:"applied_revision"` // that the node has carried out; zero before the first report
+	RunState        pod.RunState   `json:"run_state"`        // that the farm asks for; empty for an orphan
+	Ports           map[string]int `json:"ports,omitempty"`
+	Message         string         `json:"message"`
+	LastExit        *pod.Exit      `json:"last_exit,omitempty"`
+	Since           *time.Time     `json:"since,omitempty"` // in the reported state
+	LostSince       *time.Time     `json:"lost_since,omitempty"`
+	UnmanagedSince  *time.Time     `json:"unmanaged_since,omitempty"`
+}
+
+// The kinds of a PodView.
+const (
+	kindPlaced = "placed"
+	kindGhost  = "ghost"
+	kindOrphan = "orphan"
+)
+
+// The states of a PodView besides those that nodes report.
+const (
+	statePlaced = "placed"
+	stateLost   = "lost"
+)
+
+// onNode is one identity on one node.
+type onNode struct {
+	pod.Identity
+	node string
+}
+
+// joinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
+// run without a placement. rcNames maps ids of controllers to names. The result is sorted by rc name, role, index, node.
+func joinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[string]string) []PodView {
+	reported := make(map[onNode]*pod.Reality, len(realities))
+	for i := range realities {
+		r := &realities[i]
+		reported[onNode{r.Identity, r.Node}] = r
+	}
+	take := func(id pod.Identity, node string) *pod.Reality {
+		r := reported[onNode{id, node}]
+		delete(reported, onNode{id, node})
+		return r
+	}
+	views := []PodView{}
+	for i := range placements {
+		p := &placements[i]
+		views = append(views, placedView(p, take(p.Identity, p.Node)))
+		for _, g := range p.Ghosts {
+			views = append(views, ghostView(p, g, take(p.Identity, g.Node)))
+		}
+	}
+	for i := range realities {
+		r := &realities[i]
+		if _, left := reported[onNode{r.Identity, r.Node}]; left && r.State != pod.StateStopped {
+			views = append(views, orphanView(r))
+		}
+	}
+	for i := range views {
+		views[i].RCName = rcNames[views[i].RCID]
+	}
+	slices.SortFunc(views, func(a, b PodView) int {
+		return cmp.Or(cmp.Compare(a.RCName, b.RCName), cmp.Compare(a.RCID, b.RCID), cmp.Compare(a.Role, b.Role),
+			cmp.Compare(a.Index, b.Index), cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Node, b.Node))
+	})
+	return views
+}
+
+// placedView is a pod where the farm wants it.
+func placedView(p *pod.Placement, r *pod.Reality) PodView {
+	v := viewOf(p.Identity, p.Node, p.PodID, kindPlaced, r)
+	v.Digest, v.Revision, v.RunState, v.Ports = p.Digest, p.Revision, p.RunState, p.Ports
+	v.LostSince, v.UnmanagedSince = p.LostSince, p.UnmanagedSince
+	v.Available = p.LostSince == nil && p.RunState == pod.Running && r != nil && r.Available && r.Digest == p.Digest
+	switch {
+	case p.LostSince != nil:
+		v.State = stateLost
+		v.note("its node is gone since %s", p.LostSince.UTC().Format(time.RFC3339))
+	case p.UnmanagedSince != nil:
+		v.note("the preparer of its node is away since %s", p.UnmanagedSince.UTC().Format(time.RFC3339))
+	}
+	switch {
+	case r == nil:
+		v.note("%s has not reported yet", p.Node)
+	case p.RunState == pod.Stopped && r.State != pod.StateStopped:
+		if v.State != stateLost {
+			v.State = string(pod.StateStopping)
+		}
+		v.note("stop asked for, not confirmed by its node")
+	case r.Digest != p.Digest && r.State != pod.StateStopped:
+		v.note("still runs manifest %s", short(r.Digest))
+	}
+	return v
+}
+
+// ghostView is the copy on a node that the pod has left.
+func ghostView(p *pod.Placement, g pod.Ghost, r *pod.Reality) PodView {
+	v := viewOf(p.Identity, g.Node, p.PodID, kindGhost, r)
+	v.Digest, v.Revision, v.RunState = p.Digest, g.Revision, pod.Stopped
+	if r != nil {
+		v.Digest = r.Digest
+	}
+	v.note("moved to %s; its stop here is not confirmed", p.Node)
+	return v
+}
+
+// orphanView is a pod that a node reports and nobody has placed there.
+func orphanView(r *pod.Reality) PodView {
+	v := viewOf(r.Identity, r.Node, "", kindOrphan, r)
+	v.Digest, v.Available = r.Digest, false
+	v.note("has no placement; it runs until its rc adopts or stops it")
+	return v
+}
+
+func viewOf(id pod.Identity, node, podID, kind string, r *pod.Reality) PodView {
+	v := PodView{
+		Name: fmt.Sprintf("%s-%s-%d", podID, id.Role, id.Index), RCID: id.RCID, PodID: podID,
+		Role: id.Role, Index: id.Index, Node: node, Kind: kind, State: statePlaced,
+	}
+	if podID == "" {
+		v.Name = fmt.Sprintf("%s-%d", id.Role, id.Index)
+	}
+	if r != nil {
+		v.State, v.Restarts, v.AppliedRevision = string(r.State), r.Restarts, r.Revision
+		v.Message, v.LastExit = r.Message, r.LastExit
+		if !r.Since.IsZero() {
+			v.Since = &r.Since
+		}
+	}
+	return v
+}
+
+// note adds a sentence of rcctl's own to what the node says.
+func (v *PodView) note(format string, args ...any) {
+	if v.Message != "" {
+		v.Message += "; "
+	}
+	v.Message += fmt.Sprintf(format, args...)
+}
+
+// filterPods keeps the pods of one controller, of one node, or both; empty means all.
+func filterPods(views []PodView, rcID, node string) []PodView {
+	return slices.DeleteFunc(views, func(v PodView) bool {
+		return rcID != "" && v.RCID != rcID || node != "" && v.Node != node
+	})
+}

@@ -1,0 +1,130 @@
+// Package rcctl is the operators' command line: one file per command, one for output. What decides (change.go, diff.go,
+// view.go) is apart from what reads and writes (connect.go, write.go, wait.go).
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Main runs one command and returns the exit code of the process. Its end or that of ctx ends everything it started.
+func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	t := &tool{in: stdin, out: stdout, err: stderr}
+	app := t.app()
+	ordered, err := interspersed(app, args)
+	if err == nil {
+		err = app.RunContext(ctx, ordered)
+	}
+	return t.report(err)
+}
+
+// tool is one run of the program.
+type tool struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+const about = `rcctl changes and shows the replication controllers (RCs) that farms keep running.
+An RC is named by REF: its name, its id, or a unique beginning of its id.
+Flags may stand before or after the arguments.
+
+First steps:
+  rcctl apply -f rc.yaml --wait     create or change an RC, wait until it runs
+  rcctl rc list                     all RCs
+  rcctl pods --rc web               where its pods are, and how they are
+  rcctl nodes                       the machines
+
+Exit codes:
+  0  done (also: there was nothing to do)
+  1  error, such as Consul not answering; the message says if something was written
+  2  usage or invalid input; nothing was written
+  3  not found
+  4  refused by the present state, or changed by somebody else meanwhile
+  5  written, but --wait ended before the goal was reached (time limit or signal)
+
+Consul is found by --consul-addr and --token, or by its own environment variables:
+CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN, CONSUL_HTTP_SSL, CONSUL_CACERT and the others.
+Colours appear only on a terminal, and never with NO_COLOR set.`
+
+// app describes the whole command line.
+func (t *tool) app() *cli.App {
+	return &cli.App{
+		Name: "rcctl", Usage: "operate replication controllers on Consul", Description: about,
+		Version: version(),
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the Consul agent: host:port, URL or unix socket (default: Consul's environment, else 127.0.0.1:8500)"},
+			&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: Consul's environment)"},
+			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
+		},
+		Commands: []*cli.Command{t.applyCommand(), t.rcCommand(), t.podsCommand(), t.nodesCommand(), t.devCommand(), t.devGuardCommand()},
+		Reader:   t.in, Writer: t.out, ErrWriter: t.err,
+		HideHelpCommand: true,
+		Action:          t.group,
+		OnUsageError:    onUsageError,
+		ExitErrHandler:  func(*cli.Context, error) {}, // exit codes are decided in one place: report
+	}
+}
+
+// rcCommand groups the commands about one controller.
+func (t *tool) rcCommand() *cli.Command {
+	return &cli.Command{
+		Name: "rc", Usage: "create, show, scale and delete replication controllers",
+		UsageText:       "rcctl rc COMMAND [flags] [arguments]",
+		HideHelpCommand: true,
+		Action:          t.group,
+		OnUsageError:    onUsageError,
+		Subcommands: []*cli.Command{
+			t.createCommand(), t.getCommand(), t.listCommand(), t.scaleCommand(), t.deleteCommand(), t.statusCommand(),
+		},
+	}
+}
+
+// leaf completes a command that has no subcommands. Without HideHelpCommand an RC named "help" could not be named.
+func leaf(c *cli.Command) *cli.Command {
+	c.HideHelpCommand = true
+	c.OnUsageError = onUsageError
+	return c
+}
+
+// group is the action of a command that only has subcommands.
+func (t *tool) group(c *cli.Context) error {
+	known := make([]string, 0, len(c.Command.Subcommands))
+	for _, sub := range c.Command.Subcommands {
+		known = append(known, sub.Name)
+	}
+	slices.Sort(known)
+	if c.Args().Present() {
+		return usagef(c, "%q is no command; allowed: %s", c.Args().First(), list(known))
+	}
+	return usagef(c, "which command? allowed: %s", list(known))
+}
+
+func onUsageError(c *cli.Context, err error, _ bool) error {
+	var usage *usageError
+	if errors.As(err, &usage) {
+		return err
+	}
+	return usagef(c, "%v", err)
+}
+
+// version is that of the module as built, with the commit where the build knows it.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return fmt.Sprintf("%s (%.12s)", info.Main.Version, s.Value)
+		}
+	}
+	return info.Main.Version
+}

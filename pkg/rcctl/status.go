@@ -1,0 +1,95 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func (t *tool) statusCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "status", Usage: "show how far an rc is, and what is in its way",
+		UsageText: "rcctl rc status REF [-o table|json|yaml]",
+		Description: `Shows what the owner farm reports: counts, conditions with their reasons, the last error. The state is one of
+Converged, Progressing, Pending (the farm has not seen the newest generation), Unclaimed (no farm works on it),
+Disabled, Deleting, or the condition that is in the way: Unreadable, BreakerTripped, Blocked,
+InsufficientNodes, Holding, Regressed.
+
+Examples:
+  rcctl rc status web
+  rcctl rc status web -o json | jq .available`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: t.status,
+	})
+}
+
+func (t *tool) status(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	ref, err := oneRef(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	r, st, farms, err := s.look(c, ref)
+	if err != nil {
+		return err
+	}
+	view := newStatusView(r, st, farms)
+	return t.print(out, view, func(w io.Writer) error {
+		fmt.Fprintf(w, "rc %s (%s), generation %d\n", view.Name, view.RCID, view.Generation)
+		return writeStatus(w, view, coloured(w), time.Now())
+	})
+}
+
+// writeStatus prints the state, the counts and the conditions.
+func writeStatus(w io.Writer, v StatusView, colours bool, now time.Time) error {
+	state := v.State
+	if colours {
+		state = string(rcColour(state)) + state + string(plainColour)
+	}
+	fmt.Fprintf(w, "State: %s\n", state)
+	if v.ObservedGeneration == 0 {
+		fmt.Fprintln(w, "No farm has reported on it yet.")
+	} else {
+		fmt.Fprintf(w, "Pods: %d desired, %d placed, %d available, %d stopping, %d lost, %d unmanaged\n",
+			v.Desired, v.Placed, v.Available, v.Stopping, v.Lost, v.Unmanaged)
+		fmt.Fprintf(w, "Owner: farm %s, has seen generation %d\n", clean(v.Owner), v.ObservedGeneration)
+	}
+	if v.LastError != "" {
+		fmt.Fprintf(w, "Last error: %s\n", clean(v.LastError))
+	}
+	if len(v.Conditions) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	tb := table{header: []string{"CONDITION", "TRUE", "SINCE", "REASON"}, paint: -1}
+	for _, cond := range v.Conditions {
+		tb.rows = append(tb.rows, []string{string(cond.Type), yesNo(cond.True), sinceText(cond, now), cond.Reason})
+	}
+	return tb.write(w, colours)
+}
+
+func sinceText(c rc.Condition, now time.Time) string {
+	if c.Since.IsZero() {
+		return ""
+	}
+	return age(now, c.Since)
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}

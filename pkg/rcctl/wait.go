@@ -1,0 +1,151 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// pollEvery is how often a wait looks. It is a person's patience, not a farm's reaction time.
+const pollEvery = 250 * time.Millisecond
+
+func waitFlags(goal string) []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "wait", Usage: "wait " + goal + ", with progress on standard error"},
+		&cli.StringFlag{Name: "timeout", Value: "5m", Usage: "`TIME` after which --wait gives up (exit code 5)"},
+	}
+}
+
+// observation is what a wait sees at one moment.
+type observation struct {
+	rc     *rc.RC     // nil: gone
+	status *rc.Status // nil: none yet
+	farms  []store.Member
+}
+
+func (s *conn) observe(ctx context.Context, id string) (observation, error) {
+	var o observation
+	rec, err := s.RC(ctx, id, false)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return o, nil
+	case err != nil:
+		return o, fmt.Errorf("read rc %s: %w", id, err)
+	}
+	o.rc = &rec.Value
+	status, err := s.Status(ctx, id)
+	switch {
+	case err == nil:
+		o.status = &status.Value
+	case !errors.Is(err, store.ErrNotFound):
+		return o, fmt.Errorf("read status of rc %s: %w", id, err)
+	}
+	o.farms, err = s.farms(ctx)
+	return o, err
+}
+
+// waitConverged waits until the owner reports that this generation of the controller has converged. It returns
+// *waitError when the time is up, *refusedError when another change came first.
+func (t *tool) waitConverged(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
+	o, err := t.wait(ctx, s, want, limit, "converged", func(o observation) (bool, error) {
+		switch {
+		case o.rc == nil:
+			return false, refusedf("rc %s (%s) was deleted before generation %d converged", want.Name, want.ID, want.Generation)
+		case o.rc.Generation > want.Generation:
+			return false, refusedf("rc %s: generation %d was replaced by %d (changed by %s) before it converged",
+				want.Name, want.Generation, o.rc.Generation, o.rc.ChangedBy)
+		}
+		return o.status != nil && o.status.ObservedGeneration == want.Generation && o.status.Is(rc.Converged), nil
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(t.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.status.Available, o.status.Desired)
+	return nil
+}
+
+// waitGone waits until the record of a controller is gone. Its errors are those of waitConverged.
+func (t *tool) waitGone(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
+	_, err := t.wait(ctx, s, want, limit, "gone", func(o observation) (bool, error) { return o.rc == nil, nil })
+	if err == nil {
+		fmt.Fprintf(t.out, "rc %s is gone\n", want.Name)
+	}
+	return err
+}
+
+// wait looks until reached says so, and prints a line whenever there is something new to say. A read that fails is said
+// too and tried again: the change is written, and Consul may come back.
+func (t *tool) wait(ctx context.Context, s *conn, want rc.RC, limit time.Duration, goal string, reached func(observation) (bool, error)) (observation, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", goal, limit))
+	defer cancel()
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	last := ""
+	for {
+		o, err := s.observe(ctx, want.ID)
+		line := ""
+		if err == nil {
+			done, err := reached(o)
+			if done || err != nil {
+				return o, err
+			}
+			line = progress(want, o)
+		} else if ctx.Err() == nil {
+			line = err.Error()
+		}
+		if line != "" && line != last {
+			fmt.Fprintf(t.err, "rc %s: %s\n", want.Name, line)
+			last = line
+		}
+		select {
+		case <-ctx.Done():
+			return o, &waitError{text: gaveUp(ctx, want, last)}
+		case <-ticker.C:
+		}
+	}
+}
+
+func gaveUp(ctx context.Context, want rc.RC, last string) string {
+	why := context.Cause(ctx)
+	if errors.Is(why, context.Canceled) {
+		why = errors.New("interrupted")
+	}
+	text := fmt.Sprintf("rc %s: generation %d is written; %v", want.Name, want.Generation, why)
+	if last != "" {
+		text += "; last seen: " + last
+	}
+	return text + "; look with: rcctl rc status " + want.ID
+}
+
+// progress says on one line how far a controller is.
+func progress(want rc.RC, o observation) string {
+	st := o.status
+	switch {
+	case unclaimed(o.rc, o.farms):
+		return "waiting for a farm: " + whyUnclaimed(o.farms)
+	case st == nil:
+		return "waiting for its farm to report"
+	case st.ObservedGeneration < want.Generation:
+		return fmt.Sprintf("waiting for its farm to see generation %d, it has seen %d", want.Generation, st.ObservedGeneration)
+	}
+	alarms := ""
+	line := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
+	for _, c := range st.Conditions {
+		switch {
+		case c.Type == rc.Converged && !c.True && c.Reason != "":
+			line = c.Reason
+		case c.Type != rc.Converged && c.True:
+			alarms += fmt.Sprintf("; %s: %s", c.Type, c.Reason)
+		}
+	}
+	if st.LastError != "" {
+		alarms += "; error: " + st.LastError
+	}
+	return line + alarms
+}

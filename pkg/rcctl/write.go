@@ -1,0 +1,124 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+const (
+	// maxTries bounds how often a change is computed again because somebody else changed the record meanwhile.
+	maxTries = 5
+	// writeLimit bounds a change from its first read to its last answer, all tries together.
+	writeLimit = 30 * time.Second
+)
+
+var errWriteLimit = errors.New("no definite answer from Consul within " + writeLimit.String())
+
+// compute reads what a change depends on and computes it. index is that of the record, zero where there is none.
+type compute func(ctx context.Context) (c change, index uint64, err error)
+
+// write carries out a change: computed, written with its audit record, and computed again where the record moved. It
+// returns the change as written, or as found when there is nothing to do.
+func (s *conn) write(ctx context.Context, compute compute) (change, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
+	author, err := s.who(ctx)
+	if err != nil {
+		return change{}, err
+	}
+	if _, err := s.EnsureSchema(ctx); err != nil {
+		return change{}, fmt.Errorf("read schema: %w", err)
+	}
+	for try := 1; ; try++ {
+		c, index, err := compute(ctx)
+		if err != nil || c.none {
+			return c, err
+		}
+		c.rc.ChangedBy = author
+		err = s.ChangeRC(ctx, store.RCChange{
+			RC: c.rc, Index: index, Manifest: c.manifest,
+			Audit: store.NewAudit(author, c.what, c.rc.ID, c.lines),
+		})
+		if errors.Is(err, store.ErrConflict) && try < maxTries {
+			continue
+		}
+		if errors.Is(err, store.ErrConflict) {
+			return c, fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
+		}
+		if err != nil {
+			return c, fmt.Errorf("%s rc %s: %w", c.what, c.rc.Name, err)
+		}
+		return c, nil
+	}
+}
+
+// writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
+func (s *conn) writeApply(ctx context.Context, spec *rc.Spec, massStop bool, existing func(*rc.RC) error) (change, error) {
+	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
+	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
+		var cur current
+		rec, err := s.FindRC(ctx, spec.Name)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+		case err != nil:
+			return change{}, 0, err
+		case existing != nil:
+			return change{}, 0, existing(&rec.Value)
+		default:
+			cur.rc = &rec.Value
+			if cur.manifest, err = readable(s.Manifest(ctx, rec.Value.ManifestDigest)); err != nil {
+				return change{}, 0, err
+			}
+		}
+		c, err := computeApply(spec, cur, id, massStop)
+		return c, rec.Index, err
+	})
+}
+
+// readable turns a manifest that is missing or corrupt into nil: then it is written again.
+func readable(m *manifest.Manifest, err error) (*manifest.Manifest, error) {
+	var corrupt *store.CorruptError
+	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
+		return nil, nil
+	}
+	return m, err
+}
+
+// writeTo changes the controller with an id.
+func (s *conn) writeTo(ctx context.Context, id string, compute func(rc.RC) (change, error)) (change, error) {
+	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
+		rec, err := s.RC(ctx, id, true)
+		if err != nil {
+			return change{}, 0, fmt.Errorf("read rc %s: %w", id, err)
+		}
+		c, err := compute(rec.Value)
+		return c, rec.Index, err
+	})
+}
+
+func massStopFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "allow-mass-stop", Usage: "let this change stop more pods at once than the mass-stop breaker allows"}
+}
+
+// printChange says what was done and what was different.
+func (t *tool) printChange(c change, done string) {
+	if c.none {
+		fmt.Fprintf(t.out, "rc %s unchanged (id %s, generation %d); nothing was written\n", c.rc.Name, c.rc.ID, c.rc.Generation)
+		return
+	}
+	fmt.Fprintf(t.out, "rc %s %s (id %s, generation %d)\n", c.rc.Name, done, c.rc.ID, c.rc.Generation)
+	if c.what == "create" {
+		return
+	}
+	for _, line := range c.lines {
+		fmt.Fprintln(t.out, "  "+forTerminal(line))
+	}
+}

@@ -1,0 +1,227 @@
+// Package runtimetest is the conformance suite for runtime.Runtime. It works with real processes: small shell scripts
+// that write down what they see.
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// Target is a runtime under test with nothing in it. Whoever makes it ends whatever is left of it after the test. It
+// should restart quickly (first delay below 100 ms, bound below 1 s) and look at logs every 50 ms or so.
+type Target struct {
+	Runtime runtime.Runtime
+	// Reopen returns another client of the same runtime, as a restarted preparer would have it.
+	Reopen func(t *testing.T) runtime.Runtime
+	// StartFromDyingClient calls Start in a process of its own and kills that with SIGKILL afterwards.
+	StartFromDyingClient func(t *testing.T, spec runtime.Spec)
+	// KillSupervisor ends whatever supervises the processes with SIGKILL and returns when it is gone. The next call
+	// of a client finds or starts another one.
+	KillSupervisor func(t *testing.T)
+}
+
+// Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
+const Timeout = 30 * time.Second
+
+// Run runs the suite. factory is called once per test.
+func Run(t *testing.T, factory func(t *testing.T) *Target) {
+	t.Helper()
+	tests := []struct {
+		name string
+		run  func(t *testing.T, b *bench)
+	}{
+		{"Start", testStart},
+		{"Environment", testEnvironment},
+		{"StartIsIdempotent", testStartIsIdempotent},
+		{"StartRefusesOtherSpec", testStartRefusesOtherSpec},
+		{"StartAfterStop", testStartAfterStop},
+		{"ExitStatusAndSignal", testExitStatusAndSignal},
+		{"CrashLoop", testCrashLoop},
+		{"ExecError", testExecError},
+		{"StopWithinGrace", testStopWithinGrace},
+		{"StopKillsAfterGrace", testStopKillsAfterGrace},
+		{"StopGivesLeftoversTheGrace", testStopGivesLeftoversTheGrace},
+		{"StopEndsGrandchildren", testStopEndsGrandchildren},
+		{"StopDuringBackoff", testStopDuringBackoff},
+		{"StopUnknown", testStopUnknown},
+		{"CrashEndsGrandchildren", testCrashEndsGrandchildren},
+		{"Remove", testRemove},
+		{"Watch", testWatch},
+		{"LogRotation", testLogRotation},
+		{"SecondClient", testSecondClient},
+		{"ClientDies", testClientDies},
+		{"SupervisorDies", testSupervisorDies},
+		{"SupervisorDiesStopAdopted", testSupervisorDiesStopAdopted},
+		{"SupervisorDiesExitOfAdopted", testSupervisorDiesExitOfAdopted},
+		{"SupervisorDiesExitMissed", testSupervisorDiesExitMissed},
+		{"SupervisorDiesDuringStop", testSupervisorDiesDuringStop},
+		{"SupervisorDiesStoppedStays", testSupervisorDiesStoppedStays},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			tt.run(t, &bench{Target: factory(t), dir: t.TempDir()})
+		})
+	}
+}
+
+// Eventually calls the condition until it holds, and fails the test when that takes too long.
+func Eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(Timeout)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("not within %s: %s", Timeout, what)
+		}
+	}
+}
+
+// Alive reports whether a process runs; a zombie does not.
+func Alive(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	return rest != "" && rest[0] != 'Z' && rest[0] != 'X'
+}
+
+// bench is a target and a directory that scripts write into.
+type bench struct {
+	*Target
+	dir string
+}
+
+// path returns a file in the test's directory, which scripts see as their working directory.
+func (b *bench) path(name string) string { return filepath.Join(b.dir, name) }
+
+// script returns the spec of a shell script.
+func (b *bench) script(id, script string) runtime.Spec {
+	return runtime.Spec{
+		ID: id, Pod: pod.Identity{RCID: "rc1", Role: "web", Index: 3}, Revision: 7, Name: "main",
+		Command: []string{"/bin/sh", "-c", script},
+		Env:     []string{"PATH=/usr/local/bin:/usr/bin:/bin"},
+		Dir:     b.dir, LogPath: b.path(id + ".log"), LogBytes: 1 << 20, LogKeep: 2, StopGrace: 10 * time.Second,
+	}
+}
+
+func (b *bench) start(t *testing.T, spec runtime.Spec) {
+	t.Helper()
+	if err := b.Runtime.Start(t.Context(), spec); err != nil {
+		t.Fatalf("start %s: %v", spec.ID, err)
+	}
+}
+
+func (b *bench) stop(t *testing.T, id string) {
+	t.Helper()
+	if err := b.Runtime.Stop(t.Context(), id); err != nil {
+		t.Fatalf("stop %s: %v", id, err)
+	}
+}
+
+// startReady starts a script and waits until it has made a file named ready, and is reported as running.
+func (b *bench) startReady(t *testing.T, spec runtime.Spec) runtime.Status {
+	t.Helper()
+	b.start(t, spec)
+	Eventually(t, spec.ID+" is ready", func() bool { return b.exists("ready") })
+	return b.await(t, spec.ID, "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
+}
+
+// await watches until the process's state is as wanted.
+func (b *bench) await(t *testing.T, id, what string, ok func(runtime.Status) bool) runtime.Status {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
+	defer cancel()
+	var cursor uint64
+	var last *runtime.Status
+	for {
+		list, next, err := b.Runtime.Watch(ctx, cursor)
+		if err != nil {
+			t.Fatalf("watch %s until %s: %v; last seen: %+v", id, what, err, last)
+		}
+		cursor = next
+		for _, st := range list {
+			if st.Spec.ID != id {
+				continue
+			}
+			if ok(st) {
+				return st
+			}
+			last = &st
+		}
+	}
+}
+
+// status returns the state now; false when the runtime does not know the process.
+func (b *bench) status(t *testing.T, id string) (runtime.Status, bool) {
+	t.Helper()
+	list, _, err := b.Runtime.Watch(t.Context(), 0)
+	if err != nil {
+		t.Fatalf("watch: %v", err)
+	}
+	for _, st := range list {
+		if st.Spec.ID == id {
+			return st, true
+		}
+	}
+	return runtime.Status{}, false
+}
+
+func (b *bench) exists(name string) bool {
+	_, err := os.Stat(b.path(name))
+	return err == nil
+}
+
+func (b *bench) read(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(b.path(name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// pids reads a file that scripts appended their pids to, one per line.
+func (b *bench) pids(t *testing.T, name string) []int {
+	t.Helper()
+	var pids []int
+	for _, line := range strings.Fields(b.read(t, name)) {
+		pid, err := strconv.Atoi(line)
+		if err != nil {
+			t.Fatalf("pid in %s: %v", name, err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+func (b *bench) awaitPIDs(t *testing.T, name string, n int) []int {
+	t.Helper()
+	Eventually(t, fmt.Sprintf("%d pids in %s", n, name), func() bool { return strings.Count(b.read(t, name), "\n") >= n })
+	return b.pids(t, name)
+}
+
+func wantGone(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		if Alive(pid) {
+			t.Errorf("process %d still runs", pid)
+		}
+	}
+}

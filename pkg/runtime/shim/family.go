@@ -1,0 +1,117 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
+const orphanGap = 500 * time.Millisecond
+
+// family knows which children the supervisor started itself. Those are reaped by their keepers, at the right moment;
+// the orphans that a child subreaper inherits are reaped here. Nobody waits for "any child".
+type family struct {
+	mu  sync.Mutex
+	own map[int]struct{} // pids that are started and not reaped yet
+}
+
+// fork starts a stub with the given files as its descriptors from 0 on.
+func (f *family) fork(files []*os.File) (*child, error) {
+	fds := make([]uintptr, len(files))
+	for i, file := range files {
+		fds[i] = file.Fd()
+	}
+	pidfd := -1
+	attr := &syscall.ProcAttr{
+		Dir: "/", Env: []string{}, Files: fds,
+		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+	}
+	// Held across the fork, so that the reaper cannot see the child before it is known.
+	f.mu.Lock()
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], StubArg}, attr)
+	if err == nil {
+		f.own[pid] = struct{}{}
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("start a stub: %w", err)
+	}
+	c, err := f.identify(pid, pidfd)
+	if err != nil {
+		// Nothing is recorded and nothing was sent, so it ends by itself when its pipe closes; the reaper takes it.
+		f.forget(pid)
+		return nil, err
+	}
+	return c, nil
+}
+
+func (f *family) identify(pid, pidfd int) (*child, error) {
+	if pidfd < 0 {
+		return nil, errors.New("start a stub: this kernel has no pidfd; needs Linux 5.4")
+	}
+	st, err := readStat(pid) // there is one, at least a zombie's: only we reap it
+	if err != nil {
+		_ = unix.Close(pidfd)
+		return nil, err
+	}
+	return newChild(pid, st.start, true, pidfd)
+}
+
+// forget tells the family that the pid was reaped, or that nobody else will do it.
+func (f *family) forget(pid int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.own, pid)
+}
+
+// reapOrphans runs until the context ends.
+func (f *family) reapOrphans(ctx context.Context, sc *scanner, log func(error)) {
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	defer signal.Stop(died)
+	gap := time.NewTicker(orphanGap)
+	defer gap.Stop()
+	for {
+		select {
+		case <-died:
+			if err := f.reap(sc); err != nil {
+				log(err)
+			}
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-gap.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reap waits for each zombie child that was not started here. Such a pid is not used again before that.
+func (f *family) reap(sc *scanner) error {
+	table, err := sc.scan()
+	if err != nil {
+		return err
+	}
+	self := os.Getpid()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, st := range table {
+		if _, mine := f.own[st.pid]; mine || st.ppid != self || !st.dead() {
+			continue
+		}
+		if _, err := unix.Wait4(st.pid, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("reap process %d: %w", st.pid, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// Between two looks at whether a session is empty yet.
+const (
+	firstLook = 5 * time.Millisecond
+	lastLook  = 200 * time.Millisecond
+)
+
+// retryWatch is the pause before a process is watched again after the kernel refused.
+const retryWatch = time.Second
+
+// process is one supervised process. Clients change what is desired; one goroutine, the keeper, makes it so.
+type process struct {
+	sup *supervisor
+
+	op      sync.Mutex // one client's operation at a time
+	broken  error      // the state file cannot be read: nothing is known and nothing may be done
+	removed bool       // no longer in the supervisor's map
+	ended   chan struct{}
+	recall  context.CancelFunc // wakes the keeper to look at what is desired
+
+	write sync.Mutex // held from reading rec until its change is on disk
+
+	mu      sync.Mutex
+	rec     record
+	phase   runtime.Phase
+	message string
+	child   *child // what runs, nil between two runs
+}
+
+func (p *process) current() record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec
+}
+
+// known reports whether there is a record: a slot that was made for a refused Start has none.
+func (p *process) known() bool { return p.current().Spec.ID != "" }
+
+func (p *process) stopping() bool { return p.current().Desired == wantStop }
+
+// commit changes the record on disk and then in memory, or not at all. What clients see becomes phase and message at
+// the same moment, so that no status shows half of a step.
+func (p *process) commit(phase runtime.Phase, message string, change func(*record)) error {
+	p.write.Lock()
+	defer p.write.Unlock()
+	next := p.current()
+	change(&next)
+	if err := p.sup.records.save(next); err != nil {
+		return err
+	}
+	p.install(next, phase, message)
+	return nil
+}
+
+// note is commit for something that has happened already: it counts even if it cannot be written. A successor that
+// reads the old record finds the pid gone and comes to the same conclusion, except for how the process ended.
+func (p *process) note(phase runtime.Phase, message string, change func(*record)) {
+	p.write.Lock()
+	defer p.write.Unlock()
+	next := p.current()
+	change(&next)
+	if err := p.sup.records.save(next); err != nil {
+		p.log("state not written", map[string]any{"error": err})
+	}
+	p.install(next, phase, message)
+}
+
+func (p *process) install(next record, phase runtime.Phase, message string) {
+	p.mu.Lock()
+	p.rec, p.phase, p.message = next, phase, message
+	p.mu.Unlock()
+	p.sup.changed()
+}
+
+// enter changes what clients see where the record stays as it is.
+func (p *process) enter(phase runtime.Phase, message string) {
+	p.mu.Lock()
+	p.phase, p.message = phase, message
+	p.mu.Unlock()
+	p.sup.changed()
+}
+
+func (p *process) hold(c *child) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.child = c
+}
+
+func (p *process) log(msg string, fields map[string]any) {
+	fields["process"] = p.current().Spec.ID
+	p.sup.cfg.Log(msg, fields)
+}
+
+// status returns what clients see, false for a slot without a record.
+func (p *process) status() (runtime.Status, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := runtime.Status{
+		Spec: p.rec.Spec, Phase: p.phase, Restarts: max(p.rec.Starts-1, 0), LastExit: p.rec.LastExit, Message: p.message,
+	}
+	if p.rec.PID != 0 && p.phase != runtime.Backoff { // in backoff it is one that a successor found gone
+		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
+	}
+	if p.rec.Desired == wantStop && st.Phase != runtime.Stopped {
+		st.Phase = runtime.Stopping // whatever the keeper was at when it was asked to stop
+	}
+	return st, p.rec.Spec.ID != ""
+}
+
+// begin starts the keeper. c is what an earlier supervisor left, or nil. The caller holds op.
+func (p *process) begin(c *child) {
+	ended := make(chan struct{})
+	p.hold(c)
+	p.ended = ended
+	p.recall = p.sup.tend(func(ctx, recalled context.Context) {
+		defer close(ended)
+		p.keep(ctx, recalled, c)
+	})
+}
+
+// keep is the keeper: it returns when the process is stopped, or when ctx ends, leaving everything as it runs.
+// recalled ends with ctx, and as soon as a stop is desired.
+func (p *process) keep(ctx, recalled context.Context, c *child) {
+	for ctx.Err() == nil {
+		switch {
+		case c != nil:
+			if !p.attend(ctx, recalled, c) {
+				return
+			}
+			c = nil
+		case p.stopping():
+			p.enter(runtime.Stopped, "")
+			p.log("process stopped", map[string]any{})
+			return
+		case p.pause(recalled):
+			c = p.start()
+		}
+	}
+}
+
+// start launches the program and returns it, or nil when it could not be started.
+func (p *process) start() *child {
+	p.enter(runtime.Starting, "")
+	c, err := p.launch()
+	if err != nil {
+		p.note(runtime.Backoff, err.Error(), func(r *record) {
+			r.PID, r.Start, r.Boot = 0, 0, ""
+			r.ShortRuns++
+		})
+		p.log("process not started", map[string]any{"error": err})
+		return nil
+	}
+	p.hold(c)
+	p.enter(runtime.Running, "")
+	p.log("process started", map[string]any{"pid": c.pid})
+	return c
+}
+
+// attend stays with a running process until nothing of it is left, true, or ctx ends, false.
+func (p *process) attend(ctx, recalled context.Context, c *child) bool {
+	since := time.Now() // of an adopted process the run counts from here: the wall clock may have jumped
+	if !p.stopping() {  // a predecessor may not have finished a stop; nobody recalls for that one
+		p.await(recalled, c)
+	}
+	ran, stopping := time.Since(since), p.stopping()
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case stopping && !p.terminate(ctx, c), !stopping && !p.empty(ctx, c, unix.SIGKILL):
+		return false
+	}
+	exit := c.status(p.current().Spec.Name)
+	p.sup.family.forget(c.pid)
+	p.hold(nil)
+	c.close()
+	p.note(runtime.Backoff, describe(exit), func(r *record) {
+		r.PID, r.Start, r.Boot, r.LastExit = 0, 0, "", &exit
+		switch {
+		case ran >= p.sup.cfg.StableAfter:
+			r.ShortRuns = 1
+		case exit.Unknown:
+			r.ShortRuns = max(r.ShortRuns, 1)
+		default:
+			r.ShortRuns++
+		}
+	})
+	p.log("process ended", map[string]any{"pid": c.pid, "exit": describe(exit)})
+	return true
+}
+
+// await returns when the process has ended or recalled ends, and for no other reason.
+func (p *process) await(recalled context.Context, c *child) {
+	for {
+		err := c.wait(recalled)
+		if err == nil || recalled.Err() != nil {
+			return
+		}
+		// Not knowing is no reason to touch what may run well: look again.
+		p.log("process not watched", map[string]any{"pid": c.pid, "error": err})
+		timer := time.NewTimer(retryWatch)
+		select {
+		case <-timer.C:
+		case <-recalled.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// terminate asks the whole session to end and kills it after the grace. It returns false when ctx ended first.
+func (p *process) terminate(ctx context.Context, c *child) bool {
+	grace, cancel := context.WithTimeout(ctx, p.current().Spec.StopGrace)
+	defer cancel()
+	// SIGCONT, because a stopped process would sleep through the request and then be killed without a chance.
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGCONT} {
+		if _, err := c.signal(&p.sup.scanner, sig); err != nil {
+			p.log("signal not sent", map[string]any{"error": err})
+		}
+	}
+	if c.wait(grace) == nil && p.empty(grace, c, 0) {
+		return true
+	}
+	return p.empty(ctx, c, unix.SIGKILL)
+}
+
+// empty sends sig again and again until nothing of the session runs. It returns false when ctx ended first.
+func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
+	for look := firstLook; ctx.Err() == nil; look = min(2*look, lastLook) {
+		live, err := c.signal(&p.sup.scanner, sig)
+		if err != nil {
+			p.log("signal not sent", map[string]any{"error": err})
+		} else if live == 0 && c.exited() {
+			return true
+		}
+		timer := time.NewTimer(look)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+	return false
+}
+
+// pause waits until the next start is due. It returns false when it was interrupted.
+func (p *process) pause(recalled context.Context) bool {
+	delay := restartDelay(p.sup.cfg, p.current().ShortRuns)
+	if delay == 0 {
+		return true
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-recalled.Done():
+		return false
+	}
+}
+
+// restartDelay returns the pause before the next start after so many short runs in a row.
+func restartDelay(cfg Config, shortRuns int) time.Duration {
+	if shortRuns == 0 {
+		return 0
+	}
+	delay := cfg.RestartDelay
+	for range shortRuns - 1 {
+		if delay >= cfg.MaxRestartDelay {
+			break
+		}
+		delay *= 2
+	}
+	return min(delay, cfg.MaxRestartDelay)
+}
+
+func describe(e pod.Exit) string {
+	switch {
+	case e.Unknown:
+		return "ended while no supervisor was running; how is not known"
+	case e.Signal != "":
+		return "ended by " + e.Signal
+	default:
+		return fmt.Sprintf("ended with exit status %d", e.Code)
+	}
+}

@@ -1,0 +1,155 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// slot returns the process of an id, a new one without a record if there is none.
+func (s *supervisor) slot(id string) *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.procs[id]
+	if !ok {
+		p = &process{sup: s, phase: runtime.Starting}
+		s.procs[id] = p
+	}
+	return p
+}
+
+// find returns the process of an id, nil if there is none.
+func (s *supervisor) find(id string) *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.procs[id]
+}
+
+// start accepts a process; its keeper starts it. One that is just being stopped is started again after that.
+func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
+	if err := validate(spec); err != nil {
+		return err
+	}
+	for {
+		retry, err := s.slot(spec.ID).accept(ctx, spec)
+		if retry == nil {
+			return err
+		}
+		select {
+		case <-retry:
+		case <-ctx.Done():
+			return errLeaving
+		}
+	}
+}
+
+// accept records the spec and starts the keeper. A channel that comes back says when to try again.
+func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan struct{}, err error) {
+	p.op.Lock()
+	defer p.op.Unlock()
+	now := p.current()
+	switch {
+	case ctx.Err() != nil:
+		return nil, errLeaving
+	case p.broken != nil:
+		return nil, fmt.Errorf("%w; make sure that nothing of it runs, remove its state file and restart the supervisor", p.broken)
+	case p.removed:
+		again := make(chan struct{})
+		close(again)
+		return again, nil
+	case !p.known():
+	case !sameSpec(now.Spec, spec):
+		return nil, fmt.Errorf("start %s: %w", spec.ID, runtime.ErrExists)
+	case now.Desired == wantRun:
+		return nil, nil
+	default:
+		select {
+		case <-p.ended:
+		default:
+			return p.ended, nil
+		}
+	}
+	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, LastExit: r.LastExit} })
+	if err != nil {
+		return nil, err
+	}
+	p.begin(nil)
+	return nil, nil
+}
+
+// stop returns nil when nothing of the process runs and nothing will start it.
+func (s *supervisor) stop(ctx context.Context, id string) error {
+	p := s.find(id)
+	if p == nil {
+		return nil
+	}
+	ended, err := p.recordStop()
+	if ended == nil {
+		return err
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return errLeaving
+	}
+	// A keeper also returns, with the process running, when the supervisor leaves.
+	if ctx.Err() != nil {
+		return errLeaving
+	}
+	return nil
+}
+
+// recordStop makes the wish durable before anything is done about it. The channel that comes back is closed when the
+// keeper has returned.
+func (p *process) recordStop() (ended <-chan struct{}, err error) {
+	p.op.Lock()
+	defer p.op.Unlock()
+	switch {
+	case p.broken != nil:
+		return nil, fmt.Errorf("%w; stop it by hand and remove its state file", p.broken)
+	case p.removed, !p.known():
+		return nil, nil
+	case p.stopping():
+		return p.ended, nil
+	}
+	if err := p.commit(runtime.Stopping, "", func(r *record) { r.Desired = wantStop }); err != nil {
+		return nil, err
+	}
+	p.recall()
+	return p.ended, nil
+}
+
+// remove forgets a stopped process.
+func (s *supervisor) remove(id string) error {
+	p := s.find(id)
+	if p == nil {
+		return nil
+	}
+	p.op.Lock()
+	defer p.op.Unlock()
+	switch {
+	case p.broken != nil:
+		return fmt.Errorf("%w; stop it by hand and remove its state file", p.broken)
+	case p.removed:
+		return nil
+	case p.known():
+		if !p.stopping() {
+			return fmt.Errorf("remove %s: %w", id, ErrNotStopped)
+		}
+		select {
+		case <-p.ended:
+		default:
+			return fmt.Errorf("remove %s: %w", id, ErrNotStopped)
+		}
+		if err := s.records.remove(id); err != nil {
+			return err
+		}
+	}
+	p.removed = true
+	s.mu.Lock()
+	delete(s.procs, id)
+	s.mu.Unlock()
+	s.changed()
+	return nil
+}

@@ -1,0 +1,106 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxRotated bounds the copy of one rotation, in multiples of LogBytes. A program that wrote more than that between
+// two looks loses the oldest of it, which is what rotation is about.
+const maxRotated = 4
+
+// rotateLogs looks at all logs now and then until ctx ends.
+func (s *supervisor) rotateLogs(ctx context.Context) {
+	tick := time.NewTicker(s.cfg.LogCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		for _, p := range s.all() {
+			spec := p.current().Spec
+			if spec.LogBytes == 0 || ctx.Err() != nil {
+				continue
+			}
+			if err := rotate(spec.LogPath, spec.LogBytes, spec.LogKeep); err != nil {
+				p.log("log not rotated", map[string]any{"error": err})
+			}
+		}
+	}
+}
+
+// rotate moves the content of a log that is larger than limit into log.1, log.1 into log.2 and so on, keeping so many
+// of them. It copies and truncates, because the program holds the file open and appends to it (R12). What the
+// program writes between the last read and the truncation is lost: some microseconds' worth.
+func rotate(path string, limit int64, keep int) (err error) {
+	// Not through a symbolic link: the directory may belong to whoever wrote the program.
+	log, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	defer func() { err = errors.Join(err, log.Close()) }()
+	info, err := log.Stat()
+	if err != nil {
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() <= limit {
+		return nil
+	}
+	if keep > 0 {
+		if err := copyAside(log, path, max(0, info.Size()-maxRotated*limit)); err != nil {
+			return fmt.Errorf("rotate log: %w", err)
+		}
+		if err := shift(path, keep); err != nil {
+			return fmt.Errorf("rotate log: %w", err)
+		}
+	}
+	if err := log.Truncate(0); err != nil {
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	return nil
+}
+
+func asidePath(path string) string { return path + ".rotating" }
+
+// copyAside copies the log from the offset on into a temporary file, so that a crash leaves no half log.1.
+func copyAside(log *os.File, path string, offset int64) error {
+	aside := asidePath(path)
+	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
+	if err != nil {
+		return err
+	}
+	_, err = log.Seek(offset, io.SeekStart)
+	if err == nil {
+		_, err = io.Copy(f, log)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(aside))
+	}
+	return nil
+}
+
+// shift makes room at log.1, from the oldest on, and puts the copy there.
+func shift(path string, keep int) error {
+	numbered := func(n int) string { return fmt.Sprintf("%s.%d", path, n) }
+	for n := keep; n > 1; n-- {
+		if err := os.Rename(numbered(n-1), numbered(n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return os.Rename(asidePath(path), numbered(1))
+}

@@ -1,0 +1,172 @@
+// Package shim is the built-in runtime: one small supervisor process per node that keeps the processes of pods
+// running and outlives the preparer.
+//
+// Three kinds of process are involved, all of the same binary. The preparer holds a Client. The supervisor runs Serve.
+// For each start the supervisor makes a stub, which runs ExecStub: it waits until its pid is recorded on disk and then
+// becomes the real program. So the supervisor may be killed at any instant (R12): its successor finds every process
+// that runs, and there is none that is not recorded. Programs write straight into their log files, and nothing that
+// they need passes through the supervisor.
+//
+// A service manager that starts the preparer must not kill the supervisor along with it: under systemd the unit says
+// KillMode=process.
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors that a caller may test for, besides runtime.ErrExists.
+var (
+	// ErrRunning is returned by Serve when another supervisor works in the directory.
+	ErrRunning = errors.New("a supervisor is already running in this directory")
+	// ErrInvalid is returned by Start for a Spec that cannot be run; nothing was changed.
+	ErrInvalid = errors.New("not a valid process specification")
+	// ErrNotStopped is returned by Remove for a process that is not stopped.
+	ErrNotStopped = errors.New("the process is not stopped")
+	// ErrUnreachable is returned by a Client that could neither reach nor start a supervisor.
+	ErrUnreachable = errors.New("no supervisor answers")
+
+	errLeaving = errors.New("the supervisor is shutting down")
+)
+
+// Defaults of Config.
+const (
+	DefaultRestartDelay    = 100 * time.Millisecond
+	DefaultMaxRestartDelay = 30 * time.Second
+	DefaultStableAfter     = 10 * time.Second
+	DefaultLogCheck        = time.Second
+)
+
+// Names inside of Config.Dir.
+const (
+	lockName   = "lock"
+	socketName = "shim.sock"
+	newSocket  = "shim.new" // becomes socketName once it has its mode; not longer than it
+	stateName  = "state"
+	logName    = "supervisor.log"
+)
+
+// maxSocketPath is what fits into a unix socket's address: 108 bytes with the zero byte at the end (unix(7)).
+const maxSocketPath = 107
+
+// Config is what Serve needs. Zero values mean the defaults above.
+type Config struct {
+	Dir string // lock, socket and state; absolute, so short that Dir/shim.sock has at most 107 bytes
+
+	RestartDelay    time.Duration // between the end of a process and its first restart; doubles with each short run
+	MaxRestartDelay time.Duration // bound of that doubling
+	StableAfter     time.Duration // a run of this length makes the delay start over
+	LogCheck        time.Duration // between two looks at the sizes of all log files
+
+	// KillAll, when it closes, makes Serve kill every process at once and return. It serves development, where
+	// nothing is to outlive the terminal; records stay, so a later Serve in the same directory starts them again.
+	KillAll <-chan struct{}
+
+	Log func(msg string, fields map[string]any) // nil: nothing is logged
+}
+
+func (c Config) withDefaults() Config {
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{
+		{&c.RestartDelay, DefaultRestartDelay},
+		{&c.MaxRestartDelay, DefaultMaxRestartDelay},
+		{&c.StableAfter, DefaultStableAfter},
+		{&c.LogCheck, DefaultLogCheck},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if c.Log == nil {
+		c.Log = func(string, map[string]any) {}
+	}
+	return c
+}
+
+// Serve is the supervisor. It takes over what an earlier supervisor left running, serves clients until the context
+// ends, and returns nil with every process still running for the next supervisor to take over. It needs a process of
+// its own: it becomes a child subreaper and reaps orphans. It returns ErrRunning if the directory has a supervisor.
+func Serve(ctx context.Context, cfg Config) (err error) {
+	cfg = cfg.withDefaults()
+	if _, err := socketPath(cfg.Dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, stateName), 0o700); err != nil {
+		return fmt.Errorf("make supervisor directory: %w", err)
+	}
+	lock, err := takeLock(filepath.Join(cfg.Dir, lockName))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }() // last: the successor must find nobody at work
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become a child subreaper: %w", err)
+	}
+	s, err := newSupervisor(cfg)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	listener, err := listen(cfg.Dir)
+	if err != nil {
+		return err
+	}
+	return s.run(ctx, listener)
+}
+
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open supervisor lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock %s: %w", path, ErrRunning)
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// socketPath returns where the supervisor of the directory listens.
+func socketPath(dir string) (string, error) {
+	path := filepath.Join(dir, socketName)
+	if !filepath.IsAbs(path) {
+		return "", fmt.Errorf("supervisor directory %q: not valid; allowed: an absolute path", dir)
+	}
+	if len(path) > maxSocketPath {
+		return "", fmt.Errorf("supervisor socket %s: path of %d bytes; allowed: at most %d bytes, which the kernel limits; choose a shorter directory",
+			path, len(path), maxSocketPath)
+	}
+	return path, nil
+}
+
+// listen puts the socket in place with one rename, so that nobody sees it with a wider mode and a leftover of a
+// killed supervisor is replaced. The caller holds the lock.
+func listen(dir string) (net.Listener, error) {
+	path, fresh := filepath.Join(dir, socketName), filepath.Join(dir, newSocket)
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for clients: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // it would remove the name that the socket no longer has
+	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("put the socket in place: %w", err)
+	}
+	return l, nil
+}

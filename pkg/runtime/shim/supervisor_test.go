@@ -1,0 +1,560 @@
+package shim_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+)
+
+const idle = `echo $$ >> "$0.pids"; exec sleep 1000`
+
+// idler returns a process that appends its pid to <id>.pids and then sleeps.
+func (n *node) idler(id string) runtime.Spec {
+	spec := n.script(id, idle)
+	spec.Command = append(spec.Command, filepath.Join(n.Dir, id)) // $0
+	return spec
+}
+
+func (n *node) pids(t *testing.T, id string) []int {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.Dir, id+".pids"))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, line := range strings.Fields(string(data)) {
+		pid, err := strconv.Atoi(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// The first thing that a program can do already finds its own pid on disk (R12).
+func TestPIDIsRecordedBeforeExec(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	seen := filepath.Join(n.Dir, "seen")
+	spec := n.script("p", `cat state/p.json > seen.new; mv seen.new seen; exec sleep 1000`)
+	n.start(t, spec)
+	st := n.await(t, "p", "running", running)
+	runtimetest.Eventually(t, "the program has looked", func() bool { _, err := os.Stat(seen); return err == nil })
+	data, err := os.ReadFile(seen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s state
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatal(err)
+	}
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if s.PID != st.PID || s.Start == 0 || s.Boot != strings.TrimSpace(string(boot)) || s.Desired != "run" {
+		t.Errorf("the program read %+v, want its pid %d with start time and boot id", s, st.PID)
+	}
+}
+
+// A supervisor that is killed at any instant leaves every process running once, and recorded.
+func TestKillAtAnyInstant(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const processes = 8
+	specs := make([]runtime.Spec, processes)
+	for i := range specs {
+		specs[i] = n.idler(fmt.Sprintf("p%d", i))
+	}
+	for range 12 {
+		var wg sync.WaitGroup
+		for _, spec := range specs {
+			wg.Go(func() {
+				if err := n.Start(t.Context(), spec); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		runtimetest.Eventually(t, "there is a supervisor", func() bool { return n.supervisorPID(t) != 0 })
+		<-time.After(rand.N(25 * time.Millisecond)) // when in its work it dies is the point of this test
+		n.killSupervisor(t)
+		wg.Wait()
+		// End one of them now and then, so that restarts are interrupted too.
+		if pids := n.pids(t, "p0"); len(pids) > 0 {
+			last := pids[len(pids)-1]
+			_ = unix.Kill(last, unix.SIGKILL)
+			runtimetest.Eventually(t, "it is gone", func() bool { return !runtimetest.Alive(last) })
+		}
+	}
+	for _, spec := range specs {
+		n.start(t, spec)
+		st := n.await(t, spec.ID, "running", func(st runtime.Status) bool {
+			pids := n.pids(t, spec.ID)
+			return running(st) && len(pids) > 0 && pids[len(pids)-1] == st.PID
+		})
+		for _, pid := range n.pids(t, spec.ID) {
+			if pid != st.PID && runtimetest.Alive(pid) {
+				t.Errorf("%s: pid %d runs besides pid %d", spec.ID, pid, st.PID)
+			}
+		}
+		if !runtimetest.Alive(st.PID) {
+			t.Errorf("%s: pid %d is said to run and does not", spec.ID, st.PID)
+		}
+	}
+}
+
+// A stub that never gets its order, because the supervisor died before it recorded the pid, ends and runs nothing.
+func TestStubWithoutOrderRunsNothing(t *testing.T) {
+	t.Parallel()
+	ran := filepath.Join(t.TempDir(), "ran")
+	full := fmt.Sprintf(`{"command":["/bin/sh","-c",": > %s"],"env":[],"dir":"/"}`, ran)
+	for name, sent := range map[string]string{"nothing": "", "half an order": full[:len(full)-1], "no command": "{}"} {
+		t.Run(name, func(t *testing.T) {
+			orders, err := os.CreateTemp(t.TempDir(), "order")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = orders.Close() }()
+			if _, err := orders.WriteAt([]byte(sent), 0); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", shim.StubArg)
+			cmd.ExtraFiles = []*os.File{orders, orders}
+			var exit *exec.ExitError
+			if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+				t.Errorf("the stub ended with %v, want exit status 1", err)
+			}
+			if _, err := os.Stat(ran); err == nil {
+				t.Error("the program ran")
+			}
+		})
+	}
+}
+
+func TestOneSupervisorPerDirectory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.idler("p"))
+	if err := shim.Serve(t.Context(), shim.Config{Dir: n.Dir}); !errors.Is(err, shim.ErrRunning) {
+		t.Errorf("second supervisor: %v, want ErrRunning", err)
+	}
+	if pid := n.supervisorPID(t); pid == 0 || pid == os.Getpid() {
+		t.Errorf("the socket belongs to process %d, want the first supervisor", pid)
+	}
+}
+
+func TestSocketPathLimit(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ dir, want string }{
+		{"/tmp/" + strings.Repeat("x", 100), "path of 115 bytes; allowed: at most 107 bytes"},
+		{"relative", `"relative": not valid; allowed: an absolute path`},
+	} {
+		_, dialErr := shim.Dial(shim.ClientConfig{Dir: tt.dir})
+		serveErr := shim.Serve(t.Context(), shim.Config{Dir: tt.dir})
+		for _, err := range []error{dialErr, serveErr} {
+			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.dir) {
+				t.Errorf("got %v, want an error with %q and the path", err, tt.want)
+			}
+		}
+	}
+}
+
+func TestSocketIsPrivate(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.idler("p"))
+	for _, name := range []string{"shim.sock", "lock", "state/p.json", "supervisor.log"} {
+		info, err := os.Stat(filepath.Join(n.Dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %04o, want 0600", name, info.Mode().Perm())
+		}
+	}
+}
+
+// SIGTERM to the supervisor is how it is replaced by a newer one.
+func TestTerminatedSupervisorLeavesProcesses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.idler("p"))
+	first := n.await(t, "p", "running", running)
+	n.signalSupervisor(t, unix.SIGTERM)
+	if !runtimetest.Alive(first.PID) {
+		t.Fatal("the process ended with its supervisor")
+	}
+	if _, err := os.Stat(filepath.Join(n.Dir, "state", "p.json")); err != nil {
+		t.Error(err)
+	}
+	if st := n.await(t, "p", "taken over", running); st.PID != first.PID || st.Restarts != 0 {
+		t.Errorf("taken over as pid %d with %d restarts, want pid %d", st.PID, st.Restarts, first.PID)
+	}
+}
+
+func TestKillAll(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(s *settings) { s.KillWithStdin = true })
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", n.args()...)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir}) // one that starts no other supervisor
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	n.Client = client
+	var pids []int
+	for _, id := range []string{"a", "b", "c"} {
+		n.start(t, n.script(id, `trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & while :; do sleep 0.01; done`))
+		pids = append(pids, n.await(t, id, "running", running).PID)
+	}
+	runtimetest.Eventually(t, "they have children", func() bool { return len(session(t, pids[0])) > 1 })
+	if err := stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the supervisor ended with %v", err)
+	}
+	for _, pid := range pids {
+		if left := session(t, pid); len(left) > 0 {
+			t.Errorf("left of session %d: %v", pid, left)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", testDirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	broken := errors.New("no such binary")
+	c, err := shim.Dial(shim.ClientConfig{Dir: dir, ConnectTimeout: 50 * time.Millisecond, Spawn: func() error { return broken }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Stop(t.Context(), "p"); !errors.Is(err, shim.ErrUnreachable) || !errors.Is(err, broken) {
+		t.Errorf("got %v, want ErrUnreachable and why none was started", err)
+	}
+}
+
+func TestSpawnSaysWhyNot(t *testing.T) {
+	t.Parallel()
+	if err := shim.Spawn("/no/such/binary", nil, t.TempDir()); err == nil || !strings.Contains(err.Error(), "/no/such/binary") {
+		t.Errorf("got %v, want an error that names the binary", err)
+	}
+}
+
+// The supervisor is nobody's child that matters: its own session, and no descriptor of whoever started it.
+func TestSpawnDetaches(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	inherited, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = inherited.Close() }()
+	if _, err := unix.FcntlInt(inherited.Fd(), unix.F_SETFD, 0); err != nil { // as a careless parent would leave it
+		t.Fatal(err)
+	}
+	n.start(t, n.script("p", `for f in /proc/$$/fd/*; do readlink "$f"; done; echo end; exec sleep 1000`))
+	if _, err := unix.FcntlInt(inherited.Fd(), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	pid := n.supervisorPID(t)
+	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
+		t.Errorf("supervisor %d is in session %d, %v; want its own", pid, sid, err)
+	}
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fd); to == "/" {
+			t.Errorf("the supervisor inherited %s", fd)
+		}
+	}
+	runtimetest.Eventually(t, "the pod lists its descriptors", func() bool {
+		data, _ := os.ReadFile(filepath.Join(n.Dir, "p.log"))
+		return bytes.HasSuffix(data, []byte("end\n"))
+	})
+	if data, _ := os.ReadFile(filepath.Join(n.Dir, "p.log")); bytes.Count(data, []byte("\n")) != 4 {
+		t.Errorf("the pod's descriptors:\n%swant three", data)
+	}
+}
+
+// Orphans that left their session are reparented to the supervisor, which must not collect zombies.
+func TestOrphansAreReaped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.script("p", `for i in 1 2 3; do setsid sh -c 'sleep 0.05 & echo $! >> orphans' & done; wait; exec sleep 1000`))
+	var orphans []string
+	runtimetest.Eventually(t, "three orphans", func() bool {
+		data, _ := os.ReadFile(filepath.Join(n.Dir, "orphans"))
+		orphans = strings.Fields(string(data))
+		return len(orphans) == 3
+	})
+	for _, pid := range orphans {
+		runtimetest.Eventually(t, "orphan "+pid+" is reaped", func() bool {
+			_, err := os.Stat("/proc/" + pid)
+			return os.IsNotExist(err)
+		})
+	}
+	if st := n.await(t, "p", "running", running); st.Restarts != 0 {
+		t.Errorf("%d restarts", st.Restarts)
+	}
+}
+
+// Numbers that another process bears by now must not get it killed.
+func TestUsedAgainPIDIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*state){
+		"other start time": func(s *state) { s.Start-- },
+		"other boot":       func(s *state) { s.Boot = "another" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			innocent := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
+			innocent.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+			if err := innocent.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
+			n.start(t, n.idler("p"))
+			first := n.await(t, "p", "running", running)
+			n.killSupervisor(t)
+			if err := unix.Kill(first.PID, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			s := n.states(t)[0]
+			s.PID, s.Start = innocent.Process.Pid, startTime(t, innocent.Process.Pid)
+			spoil(&s)
+			data, err := json.Marshal(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(n.Dir, "state", "p.json"), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			st := n.await(t, "p", "started anew", func(st runtime.Status) bool { return running(st) && st.LastExit != nil })
+			if st.PID == innocent.Process.Pid || !st.LastExit.Unknown {
+				t.Errorf("pid %d, last exit %+v; want a new process after an unknown exit", st.PID, st.LastExit)
+			}
+			if !runtimetest.Alive(innocent.Process.Pid) {
+				t.Error("a process that only shares the pid was killed")
+			}
+		})
+	}
+}
+
+func startTime(t *testing.T, pid int) uint64 {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	start, err := strconv.ParseUint(strings.Fields(rest)[19], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start
+}
+
+// A state file that cannot be read says nothing about whether something runs: hands off, and say so.
+func TestUnreadableStateIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.idler("bad"))
+	n.start(t, n.idler("good"))
+	bad := n.await(t, "bad", "running", running)
+	n.killSupervisor(t)
+	file := filepath.Join(n.Dir, "state", "bad.json")
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, whole[:len(whole)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.await(t, "good", "running", running)
+	for what, err := range map[string]error{
+		"start": n.Start(t.Context(), n.idler("bad")), "stop": n.Stop(t.Context(), "bad"), "remove": n.Remove(t.Context(), "bad"),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "read state of bad") {
+			t.Errorf("%s: %v, want an error that names the state", what, err)
+		}
+	}
+	if !runtimetest.Alive(bad.PID) || len(n.pids(t, "bad")) != 1 {
+		t.Error("the process was touched")
+	}
+	n.killSupervisor(t)
+	if err := os.WriteFile(file, whole, 0o600); err != nil { // so that the cleanup finds it
+		t.Fatal(err)
+	}
+}
+
+// Restarts come fast at first and then slow down. Only lower bounds of pauses are sure on a busy machine.
+func TestRestartsSlowDown(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = 50*time.Millisecond, 200*time.Millisecond })
+	n.start(t, n.script("p", `date +%s%N >> times; exit 1`))
+	var times []time.Time
+	runtimetest.Eventually(t, "five runs", func() bool {
+		data, _ := os.ReadFile(filepath.Join(n.Dir, "times"))
+		times = times[:0]
+		for line := range strings.Lines(string(data)) {
+			ns, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
+			if err != nil {
+				return false
+			}
+			times = append(times, time.Unix(0, ns))
+		}
+		return len(times) >= 5
+	})
+	for i, least := range []time.Duration{50, 100, 200, 200} {
+		if gap := times[i+1].Sub(times[i]); gap < least*time.Millisecond {
+			t.Errorf("restart %d came after %s, want at least %dms", i+1, gap, least)
+		}
+	}
+	if gap := times[1].Sub(times[0]); gap > time.Second {
+		t.Errorf("the first restart came after %s, want at most 1s", gap)
+	}
+}
+
+// A long enough run makes the next restart a fast one again.
+func TestStableRunResetsDelay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(s *settings) {
+		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, time.Hour, 50*time.Millisecond
+	})
+	// At twice the delay each time, thirty restarts would take weeks.
+	n.start(t, n.script("p", `sleep 0.1; exit 1`))
+	n.await(t, "p", "restarted thirty times", func(st runtime.Status) bool { return st.Restarts >= 30 })
+}
+
+func TestStartRefusesBadSpecs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for want, change := range map[string]func(*runtime.Spec){
+		"id: \"../x\"":        func(s *runtime.Spec) { s.ID = "../x" },
+		"id: \"\"":            func(s *runtime.Spec) { s.ID = "" },
+		"id: \".tmp-x\"":      func(s *runtime.Spec) { s.ID = ".tmp-x" },
+		"command: \"[]\"":     func(s *runtime.Spec) { s.Command = nil },
+		"command: \"[sh]\"":   func(s *runtime.Spec) { s.Command = []string{"sh"} },
+		"dir: \"x\"":          func(s *runtime.Spec) { s.Dir = "x" },
+		"log_path: \"x\"":     func(s *runtime.Spec) { s.LogPath = "x" },
+		"log_bytes: \"-1\"":   func(s *runtime.Spec) { s.LogBytes = -1 },
+		"log_keep: \"-1\"":    func(s *runtime.Spec) { s.LogKeep = -1 },
+		"stop_grace: \"-1s\"": func(s *runtime.Spec) { s.StopGrace = -time.Second },
+		"env: \"NAME\"":       func(s *runtime.Spec) { s.Env = []string{"NAME"} },
+		"without a zero byte": func(s *runtime.Spec) { s.Env = []string{"A=\x00"} },
+	} {
+		spec := n.idler("p")
+		change(&spec)
+		err := n.Start(t.Context(), spec)
+		if !errors.Is(err, shim.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+			t.Errorf("got %v, want ErrInvalid with %q and what is allowed", err, want)
+		}
+	}
+	if states := n.states(t); len(states) != 0 {
+		t.Errorf("refused specs left state: %+v", states)
+	}
+}
+
+func TestRemoveSaysNotStopped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.idler("p"))
+	if err := n.Remove(t.Context(), "p"); !errors.Is(err, shim.ErrNotStopped) {
+		t.Errorf("got %v, want ErrNotStopped", err)
+	}
+}
+
+// Start during a stop waits for its end and then starts again.
+func TestStartDuringStop(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	spec := n.script("p", `trap '' TERM; echo $$ >> pids; : > ready; while :; do sleep 0.01; done`)
+	spec.StopGrace = 300 * time.Millisecond
+	n.start(t, spec)
+	runtimetest.Eventually(t, "it is ready", func() bool { _, err := os.Stat(filepath.Join(n.Dir, "ready")); return err == nil })
+	first := n.await(t, "p", "running", running)
+	stopped := make(chan error, 1)
+	go func() { stopped <- n.Stop(t.Context(), "p") }()
+	n.await(t, "p", "stopping", func(st runtime.Status) bool { return st.Phase == runtime.Stopping })
+	n.start(t, spec)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if runtimetest.Alive(first.PID) {
+		t.Error("two runs at a time")
+	}
+	n.await(t, "p", "running again", func(st runtime.Status) bool { return running(st) && st.PID != first.PID })
+}
+
+// What a node needs when it starts or drains: a hundred processes at once.
+func TestHundredProcesses(t *testing.T) {
+	n := newNode(t)
+	const count = 100
+	each := func(what string, do func(id string) error) time.Duration {
+		t.Helper()
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range count {
+			wg.Go(func() {
+				if err := do(fmt.Sprintf("p%d", i)); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+			})
+		}
+		wg.Wait()
+		return time.Since(began)
+	}
+	n.start(t, n.idler("first")) // so that starting the supervisor is not in the figures
+	began := time.Now()
+	each("start", func(id string) error { return n.Start(t.Context(), n.idler(id)) })
+	runtimetest.Eventually(t, "all run", func() bool {
+		list, _, err := n.Watch(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up := 0
+		for _, st := range list {
+			if running(st) {
+				up++
+			}
+		}
+		return up == count+1
+	})
+	took := time.Since(began)
+	t.Logf("start to running: %d processes in %s, %.0f/s", count, took.Round(time.Millisecond), count/took.Seconds())
+	n.killSupervisor(t)
+	began = time.Now()
+	n.await(t, "p99", "taken over", running)
+	t.Logf("new supervisor to first answer, %d processes taken over: %s", count, time.Since(began).Round(time.Millisecond))
+	took = each("stop", func(id string) error { return n.Stop(t.Context(), id) })
+	t.Logf("stop and confirm: %d processes in %s, %.0f/s", count, took.Round(time.Millisecond), count/took.Seconds())
+}
