@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,10 +45,15 @@ type Check struct {
 }
 
 // RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
-// starts critical.
+// starts critical, except where name, address, port, tags and meta are those of the service that was there: then its
+// state stays, so that a restarted preparer does not take a healthy pod out of service.
 func (c *Client) RegisterService(ctx context.Context, s Service) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
+	// Consul would hand the state of a check on to the one that replaces it, whatever that one looks at.
+	if err := c.deregisterOther(ctx, s); err != nil {
+		return err
+	}
 	reg := &api.AgentServiceRegistration{
 		ID: s.ID, Name: s.Name, Address: s.Address, Port: s.Port, Tags: s.Tags, Meta: s.Meta,
 	}
@@ -64,6 +72,22 @@ func (c *Client) RegisterService(ctx context.Context, s Service) error {
 	return nil
 }
 
+// deregisterOther removes a service that has the id and is not the same.
+func (c *Client) deregisterOther(ctx context.Context, s Service) error {
+	old, _, err := c.api.Agent().Service(s.ID, Default.options(ctx))
+	var status api.StatusError
+	switch {
+	case errors.As(err, &status) && status.Code == http.StatusNotFound:
+		return nil
+	case err != nil:
+		return fmt.Errorf("read service %s: %w", s.ID, err)
+	case old.Service == s.Name && old.Address == s.Address && old.Port == s.Port &&
+		slices.Equal(old.Tags, s.Tags) && maps.Equal(old.Meta, s.Meta):
+		return nil
+	}
+	return c.DeregisterService(ctx, s.ID)
+}
+
 // ServiceCheckID returns the id of the check that RegisterService makes for a service.
 func ServiceCheckID(serviceID string) string { return serviceID + "-health" }
 
@@ -73,7 +97,7 @@ func (c *Client) DeregisterService(ctx context.Context, id string) error {
 	defer cancel()
 	err := c.api.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
 	var status api.StatusError
-	if err != nil && (!errors.As(err, &status) || status.Code != 404) {
+	if err != nil && (!errors.As(err, &status) || status.Code != http.StatusNotFound) {
 		return fmt.Errorf("deregister service %s: %w", id, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package consul_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -75,13 +76,16 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 		if err := c.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = c.DeregisterService(t.Context(), s.ID) })
+		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
 	}
 	key, value := "rcfarm-node_id", meta["rcfarm-node_id"]
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
 	passing(t, c, key, "node-1_a", map[string]bool{id("elsewhere"): true})
 	passing(t, c, key, "nobody", map[string]bool{})
 	passing(t, c, "no-such_key", value, map[string]bool{})
+	if _, err := c.LocalServices(t.Context(), key, "`) or (ID matches `.*`"); err == nil {
+		t.Error("a value became a part of the filter")
+	}
 
 	flip <- false
 	passing(t, c, key, value, map[string]bool{id("http"): false, id("tcp"): true, id("plain"): true})
@@ -114,9 +118,39 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 	if err := c.RegisterService(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.DeregisterService(t.Context(), id) })
+	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
 	if got := must[map[string]bool](t)(c.LocalServices(t.Context(), "k", id)); !maps.Equal(got, map[string]bool{id: false}) {
 		t.Fatalf("got %v", got)
+	}
+}
+
+// What the check of another service under the same id said does not count; that of the same service does.
+func TestRegisteringAgain(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	web := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(web.Close)
+	id := strings.TrimSuffix(prefix, "/")
+	s := consul.Service{ID: id, Name: "again", Address: "127.0.0.1", Port: 1, Tags: []string{"a", "b"},
+		Meta:  map[string]string{"k": id, "digest": "1"},
+		Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: time.Second}}
+	register := func() bool {
+		t.Helper()
+		if err := c.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		return must[map[string]bool](t)(c.LocalServices(t.Context(), "k", id))[id]
+	}
+	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
+	register()
+	passing(t, c, "k", id, map[string]bool{id: true})
+	s.Check = &consul.Check{TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}
+	if !register() {
+		t.Error("registering the same service again made it critical")
+	}
+	s.Meta = map[string]string{"k": id, "digest": "2"}
+	if register() {
+		t.Error("the check of another service passes before it was looked at")
 	}
 }
 
@@ -132,7 +166,7 @@ func TestPassingMetaAsksTheCatalog(t *testing.T) {
 		if err := c.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = c.DeregisterService(t.Context(), s.ID) })
+		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
 	}
 	consultest.Eventually(t, patience, func() error {
 		got, err := c.PassingMeta(t.Context(), name, "nonce")

@@ -69,6 +69,7 @@ func TestACL(t *testing.T) {
 	}
 	lock := rawSession(t, g.raw, nil)
 	t.Run("hidden", func(t *testing.T) { testHidden(t, g) })
+	t.Run("anonymous", func(t *testing.T) { testAnonymous(t, g) })
 	t.Run("rules", func(t *testing.T) { testRuleKinds(t, g) })
 	t.Run("lock", func(t *testing.T) { testLockRights(t, g, lock) })
 	t.Run("watch", func(t *testing.T) { testWatchFiltered(t, g) })
@@ -124,6 +125,36 @@ func testHidden(t *testing.T, g guarded) {
 	// A write without permission is refused, not unknown: nothing was written.
 	_, err = c.Commit(ctx, []consul.Op{consul.Set("open/b", nil)})
 	mustRefuse(t, err, 0)
+}
+
+// Consul hides from clients without a token that it hid something. An empty answer must not be believed there.
+func testAnonymous(t *testing.T, g guarded) {
+	raw := rawAPI(t, g.addr, "")
+	pairs, meta, err := raw.KV().List("hidden/", nil)
+	if err != nil || len(pairs) != 0 || meta.ResultsFilteredByACLs || meta.DefaultACLPolicy != "deny" {
+		t.Errorf("fact: a list without a token gave %v %+v %v, want an empty answer without the flag", pairs, meta, err)
+	}
+	c := clientOf(t, consul.Config{Address: g.addr})
+	if _, err := c.List(t.Context(), "hidden/", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("List: %v", err)
+	}
+	if _, err := c.Keys(t.Context(), "hidden/"); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("Keys: %v", err)
+	}
+	if _, err := c.Get(t.Context(), "hidden/a", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("Get: %v", err)
+	}
+	if _, err := c.GetMany(t.Context(), []string{"hidden/a"}, consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("GetMany: %v", err)
+	}
+	if _, err := c.PassingMeta(t.Context(), "consul", "version"); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("PassingMeta: %v", err)
+	}
+	// A token that Consul does not know, as after its deletion, is an error everywhere.
+	unknown := clientOf(t, consul.Config{Address: g.addr, Token: "6ba7b811-9dad-11d1-80b4-00c04fd430c8"})
+	if _, err := unknown.List(t.Context(), "open/", consul.Default); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("List with an unknown token: %v", err)
+	}
 }
 
 func testRuleKinds(t *testing.T, g guarded) {

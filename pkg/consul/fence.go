@@ -110,7 +110,8 @@ func (c *Client) whyRefused(ctx context.Context, key, session string, refused er
 	}
 }
 
-// Release gives a lock up and leaves the value behind. It returns ErrRefused when the session did not hold the lock.
+// Release gives a lock up and leaves the value behind. It returns ErrRefused when the session did not hold the lock, and
+// ErrUnknown when it may or may not have worked.
 func (c *Client) Release(ctx context.Context, f Fence, value []byte) error {
 	_, err := c.Commit(ctx, []Op{Unlock(f.Key, value, f.Session)})
 	return err

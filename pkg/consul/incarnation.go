@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -112,7 +113,7 @@ func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation 
 	id := serviceID(cfg, incarnation)
 	err := c.api.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
 	var status api.StatusError
-	if err != nil && (!errors.As(err, &status) || status.Code != 404) {
+	if err != nil && (!errors.As(err, &status) || status.Code != http.StatusNotFound) {
 		return fmt.Errorf("deregister %s: %w", id, err)
 	}
 	if err := cfg.Journal.Remove(incarnation); err != nil {

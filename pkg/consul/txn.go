@@ -117,7 +117,7 @@ func RefusedOn(err error, key string) bool {
 
 // Commit carries out a transaction: all of it or nothing. It has three outcomes: nil with the new index of every written
 // key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
-// it before reading on). ErrTooLarge says that it was not sent.
+// it before reading on). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
 func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
 	if len(ops) > MaxTxnOps {
 		return nil, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)

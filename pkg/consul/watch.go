@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -104,7 +105,11 @@ func (c *Client) watch(ctx context.Context, o WatchOptions, read poll, deliver f
 			}
 			continue
 		}
-		idle := minGap
+		// The present is known and the next query waits. Nothing may pass unseen in between: see probeWait.
+		idle := time.Duration(0)
+		if index > 0 {
+			idle = minGap
+		}
 		if moved := !seen.valid || next != seen.index; moved || fails > 0 {
 			snap := Snapshot{Pairs: pairs, Index: next, Regressed: seen.wentBack(pairs, next)}
 			// After failures the receiver's world may be another one: deliver even what looks the same.
@@ -143,7 +148,12 @@ func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait tim
 	defer cancel()
 	opts := level.options(ctx)
 	opts.WaitIndex, opts.WaitTime = index, wait
-	return read(opts)
+	pairs, next, err := read(opts)
+	if err == nil && next == 0 {
+		// Nothing could be waited on. Consul's answers have one; those of something in between may not.
+		err = errors.New("the answer bears no index")
+	}
+	return pairs, next, err
 }
 
 // history is what the last delivered snapshot looked like.

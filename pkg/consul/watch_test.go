@@ -305,7 +305,7 @@ func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	var writers sync.WaitGroup
 	for n := range 4 {
 		writers.Go(func() {
-			for i := range 150 {
+			for i := range 400 {
 				ops := []consul.Op{consul.Set(fmt.Sprintf("%sw/key%d", prefix, (n+i)%6), fmt.Appendf(nil, "%d-%d", n, i))}
 				if i%3 == 0 { // now and then the prefix is empty
 					ops = nil

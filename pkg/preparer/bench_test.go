@@ -38,6 +38,7 @@ type bench struct {
 	t         *testing.T
 	client    *consul.Client
 	store     *store.Store
+	own       *consul.Client // that the preparer's session uses
 	keys      store.Keys
 	runtime   *shim.Client
 	artifacts *artifacts
@@ -58,7 +59,7 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, client: client, keys: keys, store: store.New(client, keys), log: &logBuffer{}}
+	b := &bench{t: t, client: client, own: client, keys: keys, store: store.New(client, keys), log: &logBuffer{}}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the preparer:\n%s", b.log.text())
@@ -151,8 +152,8 @@ func (b *bench) startWith(wrap func(preparer.Tenure) preparer.Tenure) *agent {
 			Kind: "preparer", Name: b.cfg.Node.Name, Journal: &b.journal,
 			OnEvent: func(event string, _ *consul.Session, err error) { fmt.Fprintln(b.log, "session event:", event, err) },
 		}
-		err := b.client.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
-			return a.Serve(ctx, wrap(b.store.NodeTenure(sess, b.cfg.Node.Name)))
+		err := b.own.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
+			return a.Serve(ctx, wrap(store.New(b.own, b.keys).NodeTenure(sess, b.cfg.Node.Name)))
 		})
 		if !errors.Is(err, context.Canceled) {
 			b.t.Errorf("session ended with %v", err)

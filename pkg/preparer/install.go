@@ -155,7 +155,7 @@ func (p *Preparer) fetch(ctx context.Context, m *manifest.Manifest) (map[string]
 		l := &m.Launchables[i]
 		dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		if err != nil {
-			return nil, failedTo("artifact of "+l.Name, err)
+			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
 		}
 		dirs[l.Name] = dir
 	}

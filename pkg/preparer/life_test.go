@@ -1,6 +1,7 @@
 package preparer_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -258,4 +260,64 @@ func TestServicesAreKept(t *testing.T) {
 	if err != nil || len(others) != 1 {
 		t.Errorf("services of another node: %v (%v)", others, err)
 	}
+}
+
+// A pod whose artifact takes for ever to come can be stopped all the same.
+func TestStopInterruptsAFetch(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	stuck := make(chan struct{}, 10)
+	b.cfg.Artifacts = stuckArtifacts(stuck)
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitState(0, pod.StateFetching, 10, "")
+	<-stuck
+	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+}
+
+type stuckArtifacts chan struct{}
+
+func (s stuckArtifacts) Ensure(ctx context.Context, _ manifest.Artifact) (string, error) {
+	s <- struct{}{}
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+// A pod of two processes is available when both run, and neither outlives the stop.
+func TestTwoProcesses(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.server("1")
+	side := b.sleeper("1").Launchables[0]
+	side.Name = "side"
+	m.Launchables = append(m.Launchables, side)
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	procs := b.procs(0)
+	if len(procs) != 2 {
+		t.Fatalf("processes %+v", procs)
+	}
+	if err := syscall.Kill(procs[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitReality(0, "one restart", func(r pod.Reality) bool {
+		return r.Available && r.Restarts == 1 && r.LastExit != nil && r.LastExit.Signal == "SIGKILL"
+	})
+	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+	for _, proc := range procs {
+		if syscall.Kill(proc.PID, 0) == nil {
+			t.Errorf("process %d still runs", proc.PID)
+		}
+	}
+	b.eventually(func() error {
+		if procs := b.procs(0); len(procs) > 0 {
+			return fmt.Errorf("the runtime still knows %+v", procs)
+		}
+		return nil
+	})
 }

@@ -23,6 +23,7 @@ type observation struct {
 	missing   bool             // not all of its processes are there
 	available bool
 	unhealthy bool // the check has had its time and does not pass
+	unlisted  bool // the local agent does not have the service
 }
 
 // observe derives what is reported about a pod that has a saved record. Since is left to the caller.
@@ -79,6 +80,8 @@ func processState(o observation) (state pod.State, message string) {
 	case state == pod.StateStarting:
 	case o.available:
 		state = pod.StateReady
+	case o.unhealthy && o.unlisted:
+		return pod.StateUnhealthy, "the local Consul agent does not have its service, or does not show it to the node's token"
 	case o.unhealthy:
 		return pod.StateUnhealthy, "its health check does not pass at the local Consul agent"
 	}
@@ -226,7 +229,7 @@ func (p *Preparer) observeAll(now time.Time) (due time.Time) {
 }
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
-	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity}
+	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !e.health.known}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved
 	}
@@ -239,7 +242,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		return time.Time{}
 	}
 	var spec *manifest.Health
-	if m := o.rec.Installed.manifest(); m != nil {
+	if m := e.manifest(); m != nil {
 		wanted := specIDs(e.id, o.rec.Installed.Revision, o.rec.Installed.Digest, m)
 		for _, status := range e.procs {
 			if slices.Contains(wanted, status.Spec.ID) {

@@ -39,7 +39,7 @@ func (e *entry) orphan() (pod.Orphan, bool) {
 	o := pod.Orphan{
 		Identity: rec.Intent.Identity, PodID: rec.Intent.PodID, Digest: digest, Revision: rec.Intent.Revision, Ports: ports, Reason: reason,
 	}
-	if m := rec.Installed.manifest(); m != nil {
+	if m := e.manifest(); m != nil {
 		res := m.Resources()
 		o.CPU, o.Memory = res.CPU, res.Memory
 	}

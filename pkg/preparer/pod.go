@@ -3,13 +3,13 @@ package preparer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
@@ -24,6 +24,8 @@ type entry struct {
 	standing standing
 	activity activity
 	procs    []runtime.Status // all that the runtime has of the pod
+	parsed   *manifest.Manifest
+	parsedOf *Installed // whose manifest is parsed
 
 	up        bool   // the installed processes were started, so the service may be registered
 	service   string // fingerprint of the service as registered; saved by the worker
@@ -60,6 +62,14 @@ func newEntry(rec Record) *entry {
 		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service,
 		readiness: readiness{ready: rec.Ready},
 	}
+}
+
+// manifest returns the manifest of what is installed, nil when it is not known. The caller holds p.mu.
+func (e *entry) manifest() *manifest.Manifest {
+	if e.parsedOf != e.rec.Installed {
+		e.parsedOf, e.parsed = e.rec.Installed, e.rec.Installed.manifest()
+	}
+	return e.parsed
 }
 
 // local is what decisions are made from: what was accepted, saved or not.
@@ -155,19 +165,16 @@ func (e *entry) pauseUnlessWoken(ctx context.Context, d time.Duration) (woken bo
 // from what an earlier pass was about to do, so that it may be interrupted anywhere (P7).
 func (p *Preparer) settle(ctx context.Context, e *entry) error {
 	rec, err := p.persist(e)
-	switch {
-	case err != nil:
-		p.mu.Lock()
-		e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
-		p.mu.Unlock()
-		p.seen.raise()
-		return err
-	case rec.Intent.State == pod.Stopped:
-		return p.stop(ctx, e, rec)
+	if rec.Intent.State == pod.Stopped {
+		return errors.Join(err, p.stop(ctx, e, rec))
 	}
 	var keepErr error
 	if rec.Installed != nil {
 		rec, keepErr = p.keep(ctx, e, rec)
+	}
+	if err != nil { // a full disk keeps new intents out, not the pod down
+		p.cannotSave(e, err)
+		return errors.Join(err, keepErr)
 	}
 	if !rec.upToDate() {
 		// What keeps the old version from running must not keep the new one out.
@@ -183,17 +190,19 @@ func (p *Preparer) settle(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// persist saves what was accepted and what a restart must know. Nothing is done or reported that is not saved.
+// persist saves what was accepted and what a restart must know. Nothing is done or reported that is not saved: when it
+// fails, the record that it returns is the one on the disk.
 func (p *Preparer) persist(e *entry) (Record, error) {
 	p.mu.Lock()
-	want, rec := e.want, e.rec
+	want, saved := e.want, e.rec
 	p.mu.Unlock()
+	rec := saved
 	if want != nil {
 		rec = rec.accept(*want)
 	}
 	rec, err := p.save(e, rec)
 	if err != nil {
-		return rec, err
+		return saved, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,6 +234,13 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.seen.raise()
 	p.record.raise()
 	return rec, nil
+}
+
+func (p *Preparer) cannotSave(e *entry, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
+	p.seen.raise()
 }
 
 // setActivity says what a worker does. Once a newer intent is accepted, what is said about the earlier one is dropped.
@@ -292,5 +308,3 @@ const (
 func (p *Preparer) logChange(e *entry, action string, fields obs.Fields) {
 	p.podLog(e.id).WithFields(fields).WithField(obs.Action, action).Info("pod changed")
 }
-
-func failedTo(what string, err error) error { return fmt.Errorf("%s: %w", what, err) }

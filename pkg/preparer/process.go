@@ -157,7 +157,7 @@ func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, m *manife
 	}
 	for _, id := range plan.remove {
 		if err := p.cfg.Runtime.Remove(ctx, id); err != nil {
-			return failedTo("remove stopped process "+id, err)
+			return fmt.Errorf("remove stopped process %s: %w", id, err)
 		}
 	}
 	if len(plan.start) == 0 {
@@ -169,7 +169,7 @@ func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, m *manife
 		}
 	}
 	if err := os.MkdirAll(p.home(e.id), 0o750); err != nil {
-		return failedTo("make home of pod", err)
+		return fmt.Errorf("make home of pod: %w", err)
 	}
 	for i := range m.Launchables {
 		spec := p.spec(e.id, rec, &m.Launchables[i], dirs)
@@ -185,11 +185,11 @@ func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, m *manife
 
 func (p *Preparer) start(ctx context.Context, e *entry, spec runtime.Spec) error {
 	if err := os.MkdirAll(filepath.Dir(spec.LogPath), 0o750); err != nil {
-		return failedTo("make log directory", err)
+		return fmt.Errorf("make log directory: %w", err)
 	}
 	err := p.cfg.Runtime.Start(ctx, spec)
 	if err != nil && !errors.Is(err, runtime.ErrExists) {
-		return failedTo("start "+spec.Name, err)
+		return fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 	p.logChange(e, "start", obs.Fields{obs.Process: spec.ID, fieldDigest: short(e.rec.Installed.Digest)})
 	return nil
@@ -245,7 +245,7 @@ func (p *Preparer) stopProcs(ctx context.Context, ids []string) error {
 	for _, id := range ids {
 		all.Go(func() error {
 			if err := p.cfg.Runtime.Stop(ctx, id); err != nil {
-				return failedTo("stop "+id, err)
+				return fmt.Errorf("stop %s: %w", id, err)
 			}
 			return nil
 		})
@@ -257,7 +257,7 @@ func (p *Preparer) stopProcs(ctx context.Context, ids []string) error {
 func (p *Preparer) removeProcs(ctx context.Context, procs []runtime.Status) error {
 	for _, status := range procs {
 		if err := p.cfg.Runtime.Remove(ctx, status.Spec.ID); err != nil {
-			return failedTo("remove stopped process "+status.Spec.ID, err)
+			return fmt.Errorf("remove stopped process %s: %w", status.Spec.ID, err)
 		}
 	}
 	return nil

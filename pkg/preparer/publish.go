@@ -28,8 +28,8 @@ type publisher struct {
 	stored map[pod.Identity]store.Rec[pod.Reality]
 }
 
-// report is one reality that should be in Consul, or should not.
-type report struct {
+// pendingWrite is one reality that should be in Consul, or should not.
+type pendingWrite struct {
 	id      pod.Identity
 	reality pod.Reality
 	erase   bool
@@ -127,36 +127,36 @@ func (pub *publisher) pass(ctx context.Context) error {
 }
 
 // due returns what differs from what Consul has.
-func (pub *publisher) due() []report {
+func (pub *publisher) due() []pendingWrite {
 	p := pub.Preparer
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var reports []report
+	var writes []pendingWrite
 	for id, e := range p.pods {
 		rec, found := pub.stored[id]
 		switch {
 		case e.erase && found:
-			reports = append(reports, report{id: id, erase: true})
+			writes = append(writes, pendingWrite{id: id, erase: true})
 		case e.reality != nil && !(found && sameReality(rec.Value, *e.reality)):
-			reports = append(reports, report{id: id, reality: *e.reality})
+			writes = append(writes, pendingWrite{id: id, reality: *e.reality})
 		}
 	}
 	if !p.holding || !p.world.Known {
-		return reports
+		return writes
 	}
 	for id, rec := range pub.stored {
 		_, asked := p.world.Intents[id]
 		// The node forgot the pod along with its disk; that it was stopped concerns nobody any more.
 		if p.pods[id] == nil && !asked && !p.world.Unreadable[id] && rec.Value.State == pod.StateStopped {
-			reports = append(reports, report{id: id, erase: true})
+			writes = append(writes, pendingWrite{id: id, erase: true})
 		}
 	}
-	return reports
+	return writes
 }
 
-// write carries one report out. After an outcome that is not known the record is read again: the index keeps a write that
+// write carries one write out. After an outcome that is not known the record is read again: the index keeps a write that
 // lingers from landing over a later one.
-func (pub *publisher) write(ctx context.Context, r report) error {
+func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 	var err error
 	for range writeTries {
 		rec, found := pub.stored[r.id]
@@ -200,7 +200,7 @@ func (pub *publisher) reread(ctx context.Context, id pod.Identity) error {
 	return nil
 }
 
-// sameReality reports whether two realities say the same. Since is left out: it belongs to the state.
+// sameReality writes whether two realities say the same. Since is left out: it belongs to the state.
 func sameReality(a, b pod.Reality) bool {
 	if (a.LastExit == nil) != (b.LastExit == nil) {
 		return false

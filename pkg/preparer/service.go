@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -103,13 +104,8 @@ func (p *Preparer) watchServices(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	const key = "services of the local agent"
 	for {
-		if err := p.syncServices(ctx); err != nil && ctx.Err() == nil {
-			p.trouble.report(key, "local Consul agent does not answer; health stays as last known", err)
-		} else if err == nil {
-			p.trouble.over(key)
-		}
+		p.syncServices(ctx)
 		timer := time.NewTimer(p.pollInterval())
 		select {
 		case <-ctx.Done():
@@ -141,27 +137,35 @@ type serviceChange struct {
 	fingerprint string
 }
 
-func (p *Preparer) syncServices(ctx context.Context) error {
+func (p *Preparer) syncServices(ctx context.Context) {
+	const reading, writing = "services of the local agent", "registration of services"
 	local, err := p.cfg.Services.LocalServices(ctx, MetaNode, p.cfg.Node.Name)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	register, strays := p.sawServices(local, err)
-	if err != nil {
-		return err
+	if p.failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
+		return
 	}
+	var errs []error
 	for _, change := range register {
-		if err := p.register(ctx, change); err != nil {
-			return err
-		}
+		errs = append(errs, p.register(ctx, change))
 	}
 	for _, id := range strays {
-		if err := p.cfg.Services.DeregisterService(ctx, id); err != nil {
-			return err
+		err := p.cfg.Services.DeregisterService(ctx, id)
+		if errs = append(errs, err); err == nil {
+			p.log.WithField(fieldService, id).Info("service without a pod deregistered")
 		}
-		p.log.WithField(fieldService, id).Info("service without a pod deregistered")
 	}
-	return nil
+	p.failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
+}
+
+// failed notes whether something works. What fails because ctx ended says nothing.
+func (p *Preparer) failed(ctx context.Context, key, message string, err error) bool {
+	switch {
+	case err == nil:
+		p.trouble.over(key)
+	case ctx.Err() == nil:
+		p.trouble.report(key, message, err)
+	}
+	return err != nil
 }
 
 // sawServices takes in what the agent has and returns what it should have in addition, and what it should not.
@@ -181,7 +185,7 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 		if e.rec.StoppedAt == nil {
 			expected[id] = true // while it is not up its worker takes care of it
 		}
-		m := e.rec.Installed.manifest()
+		m := e.manifest()
 		if !e.up || m == nil {
 			e.health = health{known: there, passing: there && passing}
 			continue

@@ -14,7 +14,7 @@ import (
 const repeatAfter = time.Minute
 
 // trouble logs what goes wrong once when it begins, once when it turns into something else, now and then while it lasts,
-// and once when it is over, however often it is tried.
+// and once when it is over, however often it is tried and however often it comes and goes.
 type trouble struct {
 	log obs.Logger
 
@@ -24,7 +24,9 @@ type trouble struct {
 
 type lastTrouble struct {
 	message string
-	at      time.Time
+	at      time.Time // when it was logged
+	lasts   bool
+	logged  bool // the trouble that lasts was logged, so its end will be
 }
 
 func newTrouble(log obs.Logger) *trouble {
@@ -40,11 +42,13 @@ func (t *trouble) report(key, message string, err error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	last, known := t.last[key]
-	if known && last.message == message && time.Since(last.at) < repeatAfter {
+	last := t.last[key]
+	if last.message == message && time.Since(last.at) < repeatAfter {
+		last.lasts = true
+		t.last[key] = last
 		return
 	}
-	t.last[key] = lastTrouble{message: message, at: time.Now()}
+	t.last[key] = lastTrouble{message: message, at: time.Now(), lasts: true, logged: true}
 	t.log.WithFields(fields).Warn(message)
 }
 
@@ -52,10 +56,15 @@ func (t *trouble) report(key, message string, err error) {
 func (t *trouble) over(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, known := t.last[key]; known {
-		delete(t.last, key)
+	last := t.last[key]
+	if !last.lasts {
+		return
+	}
+	if last.logged {
 		t.log.WithField(obs.Key, key).Info("works again")
 	}
+	last.lasts, last.logged = false, false
+	t.last[key] = last
 }
 
 // denied says in words that an error is about the token's permissions, or nothing when it is not.

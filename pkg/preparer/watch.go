@@ -2,6 +2,7 @@ package preparer
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -89,7 +90,7 @@ func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 func (p *Preparer) refresh(ctx context.Context, e *entry) ([]runtime.Status, error) {
 	procs, _, err := p.cfg.Runtime.Watch(ctx, 0)
 	if err != nil {
-		return nil, failedTo("read processes of the runtime", err)
+		return nil, fmt.Errorf("read processes of the runtime: %w", err)
 	}
 	var own []runtime.Status
 	for _, status := range procs {

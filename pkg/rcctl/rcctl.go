@@ -98,7 +98,9 @@ func leaf(c *cli.Command) *cli.Command {
 func (t *tool) group(c *cli.Context) error {
 	known := make([]string, 0, len(c.Command.Subcommands))
 	for _, sub := range c.Command.Subcommands {
-		known = append(known, sub.Name)
+		if !sub.Hidden {
+			known = append(known, sub.Name)
+		}
 	}
 	slices.Sort(known)
 	if c.Args().Present() {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,12 @@ import (
 // maxRotated bounds the copy of one rotation, in multiples of LogBytes. A program that wrote more than that between
 // two looks loses the oldest of it, which is what rotation is about.
 const maxRotated = 4
+
+// The supervisor's own log, which Spawn opens: rotated at this many bytes, with so many files kept.
+const (
+	ownLogBytes = 8 << 20
+	ownLogKeep  = 2
+)
 
 // rotateLogs looks at all logs now and then until ctx ends.
 func (s *supervisor) rotateLogs(ctx context.Context) {
@@ -25,6 +32,9 @@ func (s *supervisor) rotateLogs(ctx context.Context) {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
+		}
+		if err := rotate(filepath.Join(s.cfg.Dir, logName), ownLogBytes, ownLogKeep); err != nil {
+			s.cfg.Log("log not rotated", map[string]any{"error": err})
 		}
 		for _, p := range s.all() {
 			spec := p.current().Spec

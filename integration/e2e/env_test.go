@@ -1,0 +1,427 @@
+// Package e2e drives the built programs on a real cluster: real Consul, real processes, real signals. Each scenario runs
+// alone as `make e2e RUN=name`.
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// scenarios are the subtests of TestScenario, by the name that RUN takes.
+var scenarios = map[string]func(*env){
+	"paused-owner":    pausedOwner,
+	"old-tenure":      oldTenure,
+	"late-write":      lateWrite,
+	"fast-restart":    fastRestart,
+	"wipe":            wipe,
+	"restore":         restore,
+	"blind-token":     blindToken,
+	"change-manifest": changeManifest,
+	"two-first-farms": twoFirstFarms,
+}
+
+func TestScenario(t *testing.T) {
+	for name, run := range scenarios {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(newEnv(t))
+		})
+	}
+}
+
+// limit is how long a step may take that has no limit of its own, on a busy machine.
+const limit = 60 * time.Second
+
+// env is one scenario's cluster.
+type env struct {
+	t       *testing.T
+	root    string
+	dir     string
+	net     int // third byte of the node addresses
+	consul  *consultest.Server
+	client  *consul.Client
+	store   *store.Store
+	line    *app.LifelineServer
+	token   string // of the scenario itself and of rcctl
+	daemons []*daemon
+}
+
+// nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.
+var nets atomic.Int32
+
+func newEnv(t *testing.T) *env {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "rcf-") // short: sockets live below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &env{t: t, root: root, dir: dir, net: int(nets.Add(1))}
+	if e.line, err = app.ListenLifeline(filepath.Join(dir, "life.sock")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.cleanup)
+	return e
+}
+
+// cleanup ends every process of the scenario, supervisors and pods included, and proves it.
+func (e *env) cleanup() {
+	for _, d := range e.daemons {
+		d.signal(syscall.SIGCONT) // a stopped process would not see the end of its lifeline
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if err := e.line.End(ctx); err != nil {
+		e.t.Error(err)
+	}
+	for _, d := range e.daemons {
+		<-d.current().ended
+	}
+	if e.consul != nil {
+		e.consul.Stop()
+	}
+	if err := cluster.Until(ctx, func() error {
+		left, err := cluster.ProcessesUnder(e.dir)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("processes are left: %v", left)
+		}
+		return err
+	}); err != nil {
+		e.t.Error(err)
+	}
+	if e.t.Failed() {
+		for _, d := range e.daemons {
+			e.t.Logf("log of %s:\n%s", d.name, d.logTail(60))
+		}
+	}
+	if err := os.RemoveAll(e.dir); err != nil {
+		e.t.Error(err)
+	}
+}
+
+// startConsul starts a Consul of the scenario's own. config is more configuration as JSON.
+func (e *env) startConsul(config string) {
+	e.t.Helper()
+	var err error
+	if e.consul, err = consultest.Start(config); err != nil {
+		e.t.Fatalf("end-to-end tests need a real Consul: %v", err)
+	}
+	e.connect("")
+}
+
+func (e *env) connect(token string) {
+	e.t.Helper()
+	var err error
+	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token}); err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(e.client.Close)
+	keys, err := store.NewKeys(store.DefaultPrefix)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.store, e.token = store.New(e.client, keys), token
+}
+
+// address is where node number n (from 1) listens.
+func (e *env) address(n int) string { return fmt.Sprintf("127.2.%d.%d", e.net, n) }
+
+// daemon is one of our programs; it may be killed and started again.
+type daemon struct {
+	e    *env
+	name string
+	path string
+	args []string
+
+	mu  sync.Mutex
+	run *process
+}
+
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+func (e *env) start(name, program string, args ...string) *daemon {
+	e.t.Helper()
+	d := &daemon{e: e, name: name, path: filepath.Join(e.root, "bin", program), args: args}
+	e.daemons = append(e.daemons, d)
+	d.startAgain()
+	return d
+}
+
+// farm starts a farm that talks to Consul at addr, or directly when addr is empty.
+func (e *env) farm(id, addr string, more ...string) *daemon {
+	e.t.Helper()
+	return e.start(id, "farm", append(e.common(id, addr), append([]string{"--id", id}, more...)...)...)
+}
+
+// preparer starts the agent of node number n, which is called n<n> and has rack a, b or c.
+func (e *env) preparer(n int, more ...string) *daemon {
+	e.t.Helper()
+	name := fmt.Sprintf("n%d", n)
+	rack := "rack=" + string(rune('a'+(n-1)%3))
+	return e.start(name, "preparer", append(e.common(name, ""),
+		append([]string{"--node", name, "--address", e.address(n), "--label", rack}, more...)...)...)
+}
+
+func (e *env) common(name, addr string) []string {
+	if addr == "" {
+		addr = e.consul.Addr
+	}
+	return []string{
+		"--consul-addr", addr, "--data-dir", filepath.Join(e.dir, name), "--lifeline", filepath.Join(e.dir, "life.sock"),
+	}
+}
+
+func (d *daemon) startAgain() {
+	d.e.t.Helper()
+	log, err := os.OpenFile(d.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		d.e.t.Fatal(err)
+	}
+	defer log.Close()
+	p := &process{cmd: exec.Command(d.path, d.args...), ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
+		d.e.t.Fatalf("start %s (run `make build` first): %v", d.name, err)
+	}
+	d.mu.Lock()
+	d.run = p
+	d.mu.Unlock()
+}
+
+func (d *daemon) current() *process {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.run
+}
+
+func (d *daemon) log() string { return filepath.Join(d.e.dir, d.name+".log") }
+
+func (d *daemon) logText() string {
+	text, _ := os.ReadFile(d.log()) // it exists since the start
+	return string(text)
+}
+
+func (d *daemon) logTail(n int) string {
+	lines := strings.Split(d.logText(), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+func (d *daemon) signal(sig syscall.Signal) { _ = d.current().cmd.Process.Signal(sig) } // it may have ended
+
+// kill ends the daemon with SIGKILL and waits for it.
+func (d *daemon) kill() {
+	d.signal(syscall.SIGKILL)
+	<-d.current().ended
+}
+
+// rcctl runs the operators' tool and fails the scenario when it fails.
+func (e *env) rcctl(stdin string, args ...string) string {
+	e.t.Helper()
+	out, err := e.tryRcctl(stdin, args...)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return out
+}
+
+func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(e.root, "bin", "rcctl"),
+		append([]string{"--consul-addr", e.consul.Addr, "--token", e.token}, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("rcctl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// hello describes the scenario's sample controller.
+func (e *env) hello(replicas int, env map[string]string) cluster.Hello {
+	e.t.Helper()
+	a, err := cluster.HelloArtifact(e.root)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, Artifact: a}
+}
+
+func (e *env) apply(h cluster.Hello) {
+	e.t.Helper()
+	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-")
+}
+
+// applied applies and waits until the controller says that it has converged.
+func (e *env) applied(h cluster.Hello) {
+	e.t.Helper()
+	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--wait", "--timeout", limit.String())
+}
+
+// within waits for a condition.
+func (e *env) within(d time.Duration, condition func() error) {
+	e.t.Helper()
+	consultest.Eventually(e.t, d, condition)
+}
+
+// rcID returns the id of the controller with a name.
+func (e *env) rcID(name string) string {
+	e.t.Helper()
+	id, err := e.store.RCIDByName(e.t.Context(), name)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return id
+}
+
+// processes returns the processes of the sample program on this scenario's nodes, from /proc and not from what anybody
+// reports: pid by where it listens and who it says it is.
+func (e *env) processes() map[string]int {
+	e.t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	found := map[string]int{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		vars := map[string]string{}
+		for _, v := range strings.Split(string(data), "\x00") {
+			key, value, _ := strings.Cut(v, "=")
+			vars[key] = value
+		}
+		var pid int
+		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
+			e.t.Fatal(err)
+		}
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], fmt.Sprintf("127.2.%d.", e.net)) || isZombie(pid) || isStub(pid) {
+			continue
+		}
+		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])
+		if other, twice := found[key]; twice {
+			e.t.Fatalf("%s runs twice on one node: pids %d and %d", key, other, pid)
+		}
+		found[key] = pid
+	}
+	return found
+}
+
+func isZombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(rest, "Z")
+}
+
+// isStub reports whether the process is about to become a pod's program but has not yet.
+func isStub(pid int) bool {
+	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
+	return strings.Contains(string(cmdline), "shim-exec")
+}
+
+// sameProcesses fails unless exactly these processes run.
+func (e *env) sameProcesses(want map[string]int, when string) {
+	e.t.Helper()
+	got := e.processes()
+	gotText, _ := json.Marshal(got) // maps of strings always encode
+	wantText, _ := json.Marshal(want)
+	if string(gotText) != string(wantText) {
+		e.t.Fatalf("%s: the processes were %s, now %s", when, wantText, gotText)
+	}
+}
+
+// placements returns the controller's placements by role.index.
+func (e *env) placements(rcID string) map[string]store.Rec[pod.Placement] {
+	e.t.Helper()
+	recs, corrupt, err := e.store.Placements(e.t.Context(), rcID, true)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		e.t.Fatal(err)
+	}
+	out := map[string]store.Rec[pod.Placement]{}
+	for _, r := range recs {
+		out[fmt.Sprintf("%s.%d", r.Value.Role, r.Value.Identity.Index)] = r
+	}
+	return out
+}
+
+// nodes returns the node records by name.
+func (e *env) nodes() map[string]store.Rec[node.Node] {
+	e.t.Helper()
+	recs, corrupt, err := e.store.ListNodes(e.t.Context())
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		e.t.Fatal(err)
+	}
+	out := map[string]store.Rec[node.Node]{}
+	for _, r := range recs {
+		out[r.Value.Name] = r
+	}
+	return out
+}
+
+// oneCopyEach fails if any identity is to run on two nodes, or runs on two nodes.
+func (e *env) oneCopyEach() {
+	e.t.Helper()
+	pairs, err := e.client.List(e.t.Context(), store.DefaultPrefix+"intent/", consul.Consistent)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	told := map[pod.Identity][]string{}
+	for _, p := range pairs {
+		var in pod.Intent
+		if strings.HasSuffix(p.Key, "/") {
+			continue
+		}
+		if err := json.Unmarshal(p.Value, &in); err != nil {
+			e.t.Fatal(err)
+		}
+		if in.State == pod.Running {
+			told[in.Identity] = append(told[in.Identity], p.Key)
+		}
+	}
+	for id, keys := range told {
+		if len(keys) > 1 {
+			e.t.Errorf("%s is to run in %v", id, keys)
+		}
+	}
+	runs := map[string][]string{}
+	for key := range e.processes() {
+		id, at, _ := strings.Cut(key, "@")
+		runs[id] = append(runs[id], at)
+	}
+	for id, at := range runs {
+		if len(at) > 1 {
+			slices.Sort(at)
+			e.t.Errorf("%s runs on %v", id, at)
+		}
+	}
+}

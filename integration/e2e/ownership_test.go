@@ -1,0 +1,258 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// owner returns who holds the controller's lock, and the lock itself.
+func (e *env) owner(rcID string) (farm string, lock consul.Pair, err error) {
+	lock, err = e.client.Get(e.t.Context(), e.store.Keys().Lock(rcID), consul.Consistent)
+	if err != nil {
+		return "", lock, err
+	}
+	if lock.Session == "" {
+		return "", lock, errors.New("nobody owns it")
+	}
+	_, rest, _ := strings.Cut(string(lock.Value), `"farm":"`)
+	farm, _, _ = strings.Cut(rest, `"`)
+	return farm, lock, nil
+}
+
+// ownedBy waits until the farm owns the controller under another session than the given one.
+func (e *env) ownedBy(rcID, farm, notSession string, within time.Duration) consul.Pair {
+	e.t.Helper()
+	var lock consul.Pair
+	e.within(within, func() error {
+		owner, l, err := e.owner(rcID)
+		if err != nil {
+			return err
+		}
+		if owner != farm || l.Session == notSession {
+			return fmt.Errorf("owned by %s in session %s", owner, l.Session)
+		}
+		lock = l
+		return nil
+	})
+	return lock
+}
+
+// catch waits until the proxy has caught what it was told to hold.
+func (e *env) catch(h *held) {
+	e.t.Helper()
+	select {
+	case <-h.caught:
+	case <-time.After(limit):
+		e.t.Fatal("the transaction to be held was never sent")
+	}
+}
+
+// refused delivers a held transaction and fails unless Consul refuses it.
+func (e *env) refused(h *held) {
+	e.t.Helper()
+	close(h.deliver)
+	select {
+	case status := <-h.status:
+		if status != http.StatusConflict {
+			e.t.Fatalf("the late transaction was answered with %d, want a refusal (409)", status)
+		}
+	case <-time.After(limit):
+		e.t.Fatal("Consul never answered the late transaction")
+	}
+}
+
+// pausedOwner: a farm is stopped past its session, another takes over, the first resumes: none of its writes land.
+func pausedOwner(e *env) {
+	e.startConsul("")
+	p := newProxy(e.t, e.consul.Addr)
+	for n := range 4 {
+		e.preparer(n + 1)
+	}
+	f1 := e.farm("f1", p.addr)
+	e.applied(e.hello(1, nil))
+	id := e.rcID("hello")
+	before := e.ownedBy(id, "f1", "", limit)
+	e.farm("f2", "")
+	e.within(limit, func() error {
+		_, err := e.client.Get(e.t.Context(), e.store.Keys().Farm("f2"), consul.Consistent)
+		return err
+	})
+
+	batch := p.hold(e.store.Keys().Pods(id))
+	e.rcctl("", "rc", "scale", "hello", "3")
+	e.catch(batch)
+	f1.signal(syscall.SIGSTOP)
+	e.ownedBy(id, "f2", before.Session, limit)
+	e.within(limit, func() error { return e.converged(id, 3) })
+	processes, placed := e.processes(), e.placements(id)
+	f1.signal(syscall.SIGCONT)
+	e.refused(batch)
+
+	// The first farm finds out, comes back as a member with a new session, and leaves the controller alone.
+	e.within(limit, func() error {
+		pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farm("f1"), consul.Consistent)
+		if err == nil && pair.Session == "" {
+			err = errors.New("f1 is no member yet")
+		}
+		return err
+	})
+	for _, txn := range p.transactions() {
+		if strings.Contains(txn.body, before.Session) && strings.Contains(txn.body, `"Verb":"check-session"`) &&
+			txn.status == http.StatusOK && e.landedAfter(txn.body, placed) {
+			e.t.Errorf("a transaction of the paused owner landed:\n%s", txn.body)
+		}
+	}
+	if owner, _, err := e.owner(id); owner != "f2" {
+		e.t.Errorf("the owner is %q, %v; want f2", owner, err)
+	}
+	e.sameProcesses(processes, "after the paused owner resumed")
+	for key, rec := range e.placements(id) {
+		if rec.Index != placed[key].Index {
+			e.t.Errorf("placement %s was written after the take-over settled", key)
+		}
+	}
+	e.oneCopyEach()
+}
+
+// landedAfter reports whether a transaction body names a placement that only exists since the take-over.
+func (e *env) landedAfter(body string, placed map[string]store.Rec[podPlacement]) bool {
+	for key, rec := range placed {
+		if key != "main.0" && strings.Contains(body, e.store.Keys().Pod(rec.Value.Identity)+`"`) {
+			return true
+		}
+	}
+	return false
+}
+
+// oldTenure: the same farm loses a lock and gets it again; a delayed write of the first tenure is refused.
+func oldTenure(e *env) {
+	e.startConsul("")
+	p := newProxy(e.t, e.consul.Addr)
+	for n := range 3 {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", p.addr)
+	e.applied(e.hello(1, nil))
+	id := e.rcID("hello")
+	first := e.ownedBy(id, "f1", "", limit)
+
+	batch := p.hold(e.store.Keys().Pods(id))
+	e.rcctl("", "rc", "scale", "hello", "3")
+	e.catch(batch)
+	e.put("/v1/session/destroy/"+first.Session, nil)
+	e.ownedBy(id, "f1", first.Session, limit)
+	e.within(limit, func() error { return e.converged(id, 3) })
+	processes := e.processes()
+	e.refused(batch)
+	e.sameProcesses(processes, "after the write of the old tenure arrived")
+	e.oneCopyEach()
+}
+
+// lateWrite: a transaction whose client gave up lands late, through an agent that was paused and through a network that
+// kept it. There are never two placements of one index.
+func lateWrite(e *env) {
+	e.startConsul("")
+	p := newProxy(e.t, e.consul.Addr)
+	const ttl = "20s" // the pause must not cost the session: that is another scenario
+	for n := range 5 {
+		e.preparer(n+1, "--ttl", ttl)
+	}
+	e.farm("f1", p.addr, "--ttl", ttl)
+	e.applied(e.hello(1, nil))
+	id := e.rcID("hello")
+	first := e.ownedBy(id, "f1", "", limit)
+
+	// Kept by the network: the farm gives up, bumps its fence, places anew; then the old one arrives.
+	kept := p.hold(e.store.Keys().Pods(id))
+	e.rcctl("", "rc", "scale", "hello", "3")
+	e.catch(kept)
+	e.within(limit, func() error { return e.converged(id, 3) })
+	processes := e.processes()
+	e.refused(kept)
+	e.sameProcesses(processes, "after the kept transaction arrived")
+
+	// Kept by a paused agent: what the farm gave up on is in the agent's socket and is carried out when it goes on.
+	paused := p.hold(e.store.Keys().Pods(id))
+	e.rcctl("", "rc", "scale", "hello", "5")
+	e.catch(paused)
+	if err := e.consul.Proc.Signal(syscall.SIGSTOP); err != nil {
+		e.t.Fatal(err)
+	}
+	close(paused.deliver)
+	bumps := e.farmLogCount("f1", "bumped the fence")
+	// The farm's patience (5 s) must run out while the agent stands still.
+	e.within(limit, func() error {
+		if !strings.Contains(e.log("f1"), "heartbeat failed") {
+			return errors.New("the farm has not noticed that its agent is silent")
+		}
+		return nil
+	})
+	time.AfterFunc(consul.DefaultCallTimeout, func() { _ = e.consul.Proc.Signal(syscall.SIGCONT) }) // it lives as long as the scenario
+	status := <-paused.status
+	e.within(limit, func() error { return e.converged(id, 5) })
+	e.t.Logf("the transaction through the paused agent was answered with %d; bumps before and after: %d, %d",
+		status, bumps, e.farmLogCount("f1", "bumped the fence"))
+	if bumps == 0 || e.farmLogCount("f1", "bumped the fence") == bumps {
+		e.t.Error("the farm did not bump its fence after an unknown outcome")
+	}
+	for key, pid := range processes {
+		if now := e.processes()[key]; now != pid {
+			e.t.Errorf("%s had pid %d, now %d", key, pid, now)
+		}
+	}
+	if _, lock, err := e.owner(id); err != nil || lock.Session != first.Session {
+		e.t.Errorf("the farm lost its lock in a pause shorter than its TTL: %v", err)
+	}
+	e.oneCopyEach()
+}
+
+func (e *env) log(name string) string {
+	for _, d := range e.daemons {
+		if d.name == name {
+			return d.logText()
+		}
+	}
+	e.t.Fatalf("no daemon %s", name)
+	return ""
+}
+
+func (e *env) farmLogCount(name, text string) int { return strings.Count(e.log(name), text) }
+
+// fastRestart: farm and preparer killed -9 and started again within 300 ms have their locks back within 3 s.
+func fastRestart(e *env) {
+	e.startConsul("")
+	n1 := e.preparer(1)
+	e.preparer(2)
+	f1 := e.farm("f1", "")
+	e.applied(e.hello(2, nil))
+	id := e.rcID("hello")
+	processes := e.processes()
+
+	before := e.ownedBy(id, "f1", "", limit)
+	f1.kill()
+	started := time.Now()
+	f1.startAgain()
+	e.ownedBy(id, "f1", before.Session, 3*time.Second)
+	e.t.Logf("the farm had its lock again %s after it was started", time.Since(started).Round(time.Millisecond))
+
+	held := e.nodes()["n1"].Session
+	n1.kill()
+	started = time.Now()
+	n1.startAgain()
+	e.within(3*time.Second, func() error {
+		if now := e.nodes()["n1"].Session; now == "" || now == held {
+			return fmt.Errorf("n1 is held by session %q, before by %q", now, held)
+		}
+		return nil
+	})
+	e.t.Logf("the preparer had its lock again %s after it was started", time.Since(started).Round(time.Millisecond))
+	e.sameProcesses(processes, "after both restarts")
+	e.applied(e.hello(1, nil))
+}

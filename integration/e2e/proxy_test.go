@@ -1,0 +1,129 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// proxy stands between a daemon and its Consul agent. It can hold one transaction back, for as long as the scenario wants,
+// and deliver it later, whether its sender still waits or not.
+type proxy struct {
+	addr   string
+	target *url.URL
+	next   http.Handler
+
+	mu   sync.Mutex
+	held *held
+	seen []seen
+}
+
+// held is a transaction that waits in the proxy.
+type held struct {
+	part    string        // of its body
+	caught  chan struct{} // closed when it has arrived
+	deliver chan struct{} // close it to send it on
+	status  chan int      // Consul's answer
+}
+
+// seen is one transaction that passed.
+type seen struct {
+	body   string
+	status int
+}
+
+func newProxy(t *testing.T, consulAddr string) *proxy {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := &url.URL{Scheme: "http", Host: consulAddr}
+	transport := &http.Transport{MaxIdleConnsPerHost: 100}
+	reverse := httputil.NewSingleHostReverseProxy(target)
+	reverse.Transport = transport
+	// A daemon that gives up, or a Consul that is gone, is what scenarios are about.
+	reverse.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }
+	p := &proxy{addr: listener.Addr().String(), target: target, next: reverse}
+	server := &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(listener) }() // ends with Close
+	t.Cleanup(func() { _ = server.Close(); <-done; transport.CloseIdleConnections() })
+	return p
+}
+
+// hold makes the next transaction whose body contains the text wait.
+func (p *proxy) hold(part string) *held {
+	h := &held{part: part, caught: make(chan struct{}), deliver: make(chan struct{}), status: make(chan int, 1)}
+	p.mu.Lock()
+	p.held = h
+	p.mu.Unlock()
+	return h
+}
+
+// transactions returns what passed so far, the held one included once it is answered.
+func (p *proxy) transactions() []seen {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]seen(nil), p.seen...)
+}
+
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/v1/txn" {
+		p.next.ServeHTTP(w, r)
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
+	p.mu.Lock()
+	h := p.held
+	if h != nil && strings.Contains(string(body), h.part) {
+		p.held = nil
+	} else {
+		h = nil
+	}
+	p.mu.Unlock()
+	if h != nil {
+		close(h.caught)
+		<-h.deliver
+	}
+	// The transaction goes on whether or not its sender still waits, as bytes in a socket would.
+	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method, p.target.JoinPath(r.URL.Path).String(), bytes.NewReader(body))
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
+	req.URL.RawQuery, req.Header = r.URL.RawQuery, r.Header.Clone()
+	resp, err := p.next.(*httputil.ReverseProxy).Transport.RoundTrip(req)
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		if h != nil {
+			h.status <- 0
+		}
+		return
+	}
+	defer resp.Body.Close()
+	answer, _ := io.ReadAll(resp.Body) // a cut answer is passed on as it is
+	p.mu.Lock()
+	p.seen = append(p.seen, seen{body: string(body), status: resp.StatusCode})
+	p.mu.Unlock()
+	if h != nil {
+		h.status <- resp.StatusCode
+	}
+	for key, values := range resp.Header {
+		w.Header()[key] = values
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, _ = w.Write(answer) // the sender may have given up
+}

@@ -1,0 +1,311 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+type podPlacement = pod.Placement
+
+// converged reports whether the owner says that the newest generation has converged with n replicas.
+func (e *env) converged(rcID string, n int) error {
+	rec, err := e.store.RC(e.t.Context(), rcID, true)
+	if err != nil {
+		return err
+	}
+	st, err := e.store.Status(e.t.Context(), rcID)
+	if err != nil {
+		return err
+	}
+	if st.Value.ObservedGeneration != rec.Value.Generation || !st.Value.Is(rc.Converged) || st.Value.Available != n {
+		return fmt.Errorf("generation %d, status %+v", rec.Value.Generation, st.Value)
+	}
+	return nil
+}
+
+// put sends a request straight to Consul.
+func (e *env) put(path string, body []byte) []byte { return e.request(http.MethodPut, path, body) }
+
+func (e *env) request(method, path string, body []byte) []byte {
+	e.t.Helper()
+	req, err := http.NewRequestWithContext(e.t.Context(), method, "http://"+e.consul.Addr+path, bytes.NewReader(body))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	req.Header.Set("X-Consul-Token", e.token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		e.t.Fatalf("%s %s: status %d, %v: %s", method, path, resp.StatusCode, err, answer)
+	}
+	return answer
+}
+
+// saved are all keys below the prefix.
+func (e *env) saved() []consul.Pair {
+	e.t.Helper()
+	pairs, err := e.client.List(e.t.Context(), store.DefaultPrefix, consul.Consistent)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return pairs
+}
+
+// writeBack writes saved keys whose names start with one of the parts below the prefix.
+func (e *env) writeBack(pairs []consul.Pair, parts ...string) {
+	e.t.Helper()
+	n := 0
+	for _, p := range pairs {
+		for _, part := range parts {
+			if !strings.HasPrefix(p.Key, store.DefaultPrefix+part) || strings.HasSuffix(p.Key, "/") {
+				continue
+			}
+			if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(p.Key, p.Value)}); err != nil {
+				e.t.Fatal(err)
+			}
+			n++
+		}
+	}
+	if n == 0 {
+		e.t.Fatalf("nothing was saved below %v", parts)
+	}
+}
+
+// wipe: the whole prefix is deleted while pods run. Every pod keeps its pid. After the controllers are back, with or
+// without placements, all is adopted: no second copy, no restart.
+func wipe(e *env) {
+	e.startConsul("")
+	for n := range 3 {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", "")
+	e.applied(e.hello(3, nil))
+	id := e.rcID("hello")
+	processes, saved := e.processes(), e.saved()
+
+	for _, round := range []string{"placements never come back", "placements come back later"} {
+		if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.DeleteTree(store.DefaultPrefix)}); err != nil {
+			e.t.Fatal(err)
+		}
+		e.within(limit, func() error {
+			orphans := 0
+			for _, n := range e.nodes() {
+				orphans += len(n.Value.Orphans)
+			}
+			if orphans != 3 {
+				return fmt.Errorf("the nodes report %d orphans, want 3", orphans)
+			}
+			return nil
+		})
+		e.sameProcesses(processes, round+": after the wipe")
+		e.writeBack(saved, "rcs/", "names/", "manifests/")
+		e.within(limit, func() error { return e.adopted(id, 3) })
+		if round == "placements come back later" {
+			e.writeBack(saved, "pods/", "intent/", "bells/")
+		}
+		e.within(limit, func() error {
+			for _, n := range e.nodes() {
+				if len(n.Value.Orphans) > 0 {
+					return fmt.Errorf("%s still has orphans", n.Value.Name)
+				}
+			}
+			return e.converged(id, 3)
+		})
+		e.sameProcesses(processes, round+": after the records came back")
+		e.oneCopyEach()
+	}
+	e.applied(e.hello(2, nil)) // and it is an ordinary controller again
+}
+
+// adopted reports whether the controller has n placements, all adopted.
+func (e *env) adopted(id string, n int) error {
+	placed := e.placements(id)
+	if len(placed) != n {
+		return fmt.Errorf("%d placements, want %d", len(placed), n)
+	}
+	for key, p := range placed {
+		if p.Value.AdoptedAtGeneration == 0 {
+			return fmt.Errorf("%s is placed but not adopted", key)
+		}
+	}
+	return nil
+}
+
+// restore: an older state of Consul is restored under running pods. No pod stops, no copy doubles, and the farm sees the
+// restored state within 5 s.
+func restore(e *env) {
+	e.startConsul("")
+	for n := range 5 {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", "")
+	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "1"}))
+	id := e.rcID("hello")
+	snapshot := e.request(http.MethodGet, "/v1/snapshot", nil)
+	e.applied(e.hello(4, map[string]string{"HELLO_VERSION": "2"}))
+	processes := e.processes()
+	schema, err := e.store.EnsureSchema(e.t.Context())
+	if err != nil {
+		e.t.Fatal(err)
+	}
+
+	e.put("/v1/snapshot", snapshot)
+	restored := time.Now()
+	e.within(5*time.Second, func() error {
+		now, err := e.store.EnsureSchema(e.t.Context())
+		if err == nil && now.Value.Nonce <= schema.Value.Nonce {
+			err = errors.New("the farm has not renewed the nonce")
+		}
+		return err
+	})
+	e.t.Logf("the farm saw the restored state after %s", time.Since(restored).Round(time.Millisecond))
+	e.within(limit, func() error { return e.adopted(id, 4) })
+	e.t.Logf("all pods were adopted after %s", time.Since(restored).Round(time.Millisecond))
+	e.within(limit, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && (!st.Value.Is(rc.Regressed) || st.Value.Available != 4) {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+	e.sameProcesses(processes, "after the restore")
+	e.oneCopyEach()
+
+	// The operator says again what is wanted, and that is what happens.
+	e.applied(e.hello(3, map[string]string{"HELLO_VERSION": "3"}))
+	if n := len(e.processes()); n != 3 {
+		e.t.Errorf("%d processes, want 3", n)
+	}
+}
+
+// changeManifest (R6): a new manifest is rolled out in place, one pod at a time, never below the minimum; the first failure
+// halts the rest; a repaired manifest goes on.
+func changeManifest(e *env) {
+	e.startConsul("")
+	for n := range 3 {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", "")
+	version := func(v string) map[string]string { return map[string]string{"HELLO_VERSION": v} }
+	e.applied(e.hello(3, version("1")))
+	id := e.rcID("hello")
+	first := e.processes()
+
+	e.apply(e.hello(3, version("2")))
+	least := e.leastAvailable(id, func() error { return e.converged(id, 3) })
+	e.t.Logf("at least %d of 3 replicas were available while version 2 was rolled out", least)
+	if least < 2 {
+		e.t.Errorf("%d replicas were available at one time, the minimum is 2", least)
+	}
+	second := e.processes()
+	for key, pid := range second {
+		if first[key] == 0 || first[key] == pid {
+			e.t.Errorf("%s was not upgraded in place: pid %d, before %d", key, pid, first[key])
+		}
+	}
+
+	e.apply(e.hello(3, map[string]string{"HELLO_FAIL": "1"}))
+	least = e.leastAvailable(id, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && !st.Value.Is(rc.Blocked) {
+			err = fmt.Errorf("not blocked: %+v", st.Value)
+		}
+		return err
+	})
+	changed := 0
+	for key, pid := range second {
+		if e.processes()[key] != pid {
+			changed++
+		}
+	}
+	if least < 2 || changed != 1 {
+		e.t.Errorf("the failing manifest reached %d pods and left %d available; want 1 and 2", changed, least)
+	}
+	if out := e.rcctl("", "rc", "status", "hello"); !strings.Contains(out, "Blocked") {
+		e.t.Errorf("rcctl rc status does not say Blocked:\n%s", out)
+	}
+
+	e.apply(e.hello(3, version("4")))
+	if least := e.leastAvailable(id, func() error { return e.converged(id, 3) }); least < 2 {
+		e.t.Errorf("%d replicas were available at one time, the minimum is 2", least)
+	}
+}
+
+// leastAvailable waits for a condition and returns the smallest number of pods that their nodes reported as available
+// meanwhile.
+func (e *env) leastAvailable(rcID string, condition func() error) int {
+	e.t.Helper()
+	least := 1 << 30
+	e.within(2*limit, func() error {
+		recs, _, err := e.store.AllRealities(e.t.Context())
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, r := range recs {
+			if r.Value.RCID == rcID && r.Value.Available {
+				n++
+			}
+		}
+		least = min(least, n)
+		return condition()
+	})
+	return least
+}
+
+// twoFirstFarms: two farms start on an empty Consul at once. There is one cluster, and each controller has one owner and
+// the pods it asks for.
+func twoFirstFarms(e *env) {
+	e.startConsul("")
+	e.farm("f1", "")
+	e.farm("f2", "")
+	for n := range 3 {
+		e.preparer(n + 1)
+	}
+	const rcs = 6
+	for i := range rcs {
+		h := e.hello(2, nil)
+		h.Name, h.Port = fmt.Sprintf("hello-%d", i), 8080+i
+		e.apply(h)
+	}
+	owners := map[string]int{}
+	for i := range rcs {
+		id := e.rcID(fmt.Sprintf("hello-%d", i))
+		e.within(limit, func() error { return e.converged(id, 2) })
+		owner, _, err := e.owner(id)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		owners[owner]++
+	}
+	if n := len(e.processes()); n != 2*rcs {
+		e.t.Errorf("%d processes, want %d", n, 2*rcs)
+	}
+	if owners["f1"]+owners["f2"] != rcs {
+		e.t.Errorf("the owners are %v", owners)
+	}
+	schema, err := e.store.EnsureSchema(e.t.Context())
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for name, n := range e.nodes() {
+		if n.Value.Nonce != schema.Value.Nonce {
+			e.t.Errorf("%s has nonce %s, the cluster %s", name, n.Value.Nonce, schema.Value.Nonce)
+		}
+	}
+	e.oneCopyEach()
+}

@@ -1,0 +1,177 @@
+package consul_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+)
+
+// A write through a fence that was lost on its way must not land after the bump, however late it arrives.
+func TestBumpFencesOffALateWrite(t *testing.T) {
+	t.Parallel()
+	spoilt, direct, p, prefix := throughProxy(t)
+	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
+	value := differ("v")
+	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), prefix+"lock", session, value))
+	p.set(onTxn(holdBack))
+	_, err := spoilt.Commit(t.Context(), append(f.Ops(), consul.Set(prefix+"late", nil)))
+	if !errors.Is(err, consul.ErrUnknown) {
+		t.Fatalf("the write that is held back: %v", err)
+	}
+	next := must[consul.Fence](t)(spoilt.Bump(t.Context(), f, value))
+	p.release(t)
+	if _, err := direct.Get(t.Context(), prefix+"late", consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+		t.Fatalf("the late write landed: %v", err)
+	}
+	must[map[string]uint64](t)(spoilt.Commit(t.Context(), append(next.Ops(), consul.Set(prefix+"new", nil))))
+}
+
+func TestAcquireHeldAndFree(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
+	f := must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, func() []byte { return []byte("mine") }))
+	if got := get(t, c, key); f != (consul.Fence{Key: key, Session: mine, Index: got.ModifyIndex}) || got.Session != mine {
+		t.Fatalf("fence %+v, key %+v", f, got)
+	}
+	_, err := c.Acquire(t.Context(), key, other, differ("other"))
+	var held *consul.HeldError
+	if !errors.As(err, &held) || held.Key != key || held.Session != mine || string(held.Value) != "mine" || errors.Is(err, consul.ErrLost) {
+		t.Fatalf("got %v, want HeldError", err)
+	}
+	if err := c.Release(t.Context(), consul.Fence{Key: key, Session: other}, nil); !errors.Is(err, consul.ErrRefused) {
+		t.Fatalf("release by another: %v", err)
+	}
+	if err := c.Release(t.Context(), f, []byte("bye")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Release(t.Context(), f, nil); !errors.Is(err, consul.ErrRefused) {
+		t.Fatalf("second release: %v", err)
+	}
+	if got := get(t, c, key); string(got.Value) != "bye" || got.Session != "" {
+		t.Fatalf("after release: %+v", got)
+	}
+}
+
+func TestAcquireWithADeadSessionIsLost(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	session := rawSession(t, raw, nil)
+	f := must[consul.Fence](t)(c.Acquire(t.Context(), prefix+"lock", session, differ("v")))
+	if _, err := raw.Session().Destroy(session, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Acquire(t.Context(), prefix+"lock", session, differ("w")); !errors.Is(err, consul.ErrLost) {
+		t.Errorf("Acquire: %v", err)
+	}
+	if _, err := c.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
+		t.Errorf("Bump: %v", err)
+	}
+	for _, empty := range []string{"", "no-uuid"} {
+		if _, err := c.Acquire(t.Context(), prefix+"lock", empty, differ("w")); !errors.Is(err, consul.ErrLost) {
+			t.Errorf("session %q: %v", empty, err)
+		}
+	}
+}
+
+func TestBumpOfALockThatAnotherHoldsIsLost(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
+	f := must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, differ("v")))
+	if err := c.Release(t.Context(), f, nil); err != nil {
+		t.Fatal(err)
+	}
+	must[consul.Fence](t)(c.Acquire(t.Context(), key, other, differ("o")))
+	_, err := c.Bump(t.Context(), f, differ("w"))
+	var held *consul.HeldError
+	if !errors.Is(err, consul.ErrLost) || !errors.As(err, &held) || held.Session != other {
+		t.Fatalf("got %v, want ErrLost with the holder", err)
+	}
+}
+
+// R9: whatever happens to the tries, the answer is definite in the end, and the fence that comes out is good.
+func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
+	t.Parallel()
+	spoilt, direct, p, prefix := throughProxy(t)
+	raw := rawAPI(t, consultest.Shared(t).Addr, "")
+	mine, other := rawSession(t, raw, nil), rawSession(t, raw, nil)
+	key, value := prefix+"lock", differ("v")
+	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), key, mine, value))
+	p.set(onTxn(cutBefore, cutAfter, stall, cutAfter))
+	next := must[consul.Fence](t)(spoilt.Bump(t.Context(), f, value))
+	if got := get(t, direct, key); next.Index != got.ModifyIndex || next.Index <= f.Index {
+		t.Fatalf("fence %+v after %+v, key %+v", next, f, got)
+	}
+	// Definite also means that somebody else has it, where even the question who is fails at first.
+	if err := direct.Release(t.Context(), next, nil); err != nil {
+		t.Fatal(err)
+	}
+	must[consul.Fence](t)(direct.Acquire(t.Context(), key, other, differ("o")))
+	spoil := 3
+	p.set(func(r *http.Request) verdict {
+		if r.Method == http.MethodGet && spoil > 0 {
+			spoil--
+			return refuse
+		}
+		return forward
+	})
+	if _, err := spoilt.Bump(t.Context(), next, value); !errors.Is(err, consul.ErrLost) {
+		t.Fatalf("got %v, want ErrLost", err)
+	}
+	p.set(nil)
+	if spoil != 0 {
+		t.Fatalf("%d spoilt answers were never asked for", spoil)
+	}
+}
+
+func TestAcquireEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	spoilt, _, p, prefix := throughProxy(t)
+	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
+	p.set(always(cutBefore))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	tries := 0
+	_, err := spoilt.Acquire(ctx, prefix+"lock", session, func() []byte {
+		if tries++; tries == 3 {
+			cancel(errTestDone)
+		}
+		return fmt.Append(nil, tries)
+	})
+	if !errors.Is(err, errTestDone) {
+		t.Fatalf("got %v, want the cause", err)
+	}
+}
+
+// However many race for a lock, one has it.
+func TestAcquireRace(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	sessions := []string{rawSession(t, raw, nil), rawSession(t, raw, nil)}
+	for round := range 20 {
+		key := fmt.Sprintf("%slock%d", prefix, round)
+		fences, errs := make([]consul.Fence, len(sessions)), make([]error, len(sessions))
+		var all sync.WaitGroup
+		for i, session := range sessions {
+			all.Go(func() { fences[i], errs[i] = c.Acquire(t.Context(), key, session, differ(session)) })
+		}
+		all.Wait()
+		winner := 0
+		if errs[0] != nil {
+			winner = 1
+		}
+		var held *consul.HeldError
+		if errs[winner] != nil || !errors.As(errs[1-winner], &held) || held.Session != sessions[winner] {
+			t.Fatalf("round %d: %v", round, errs)
+		}
+		if got := get(t, c, key); got.Session != sessions[winner] || got.ModifyIndex != fences[winner].Index {
+			t.Fatalf("round %d: %+v, fence %+v", round, got, fences[winner])
+		}
+	}
+}

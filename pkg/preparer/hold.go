@@ -1,0 +1,124 @@
+package preparer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// holdTimeout bounds one try to take the lock, so that what is in the way gets logged.
+const holdTimeout = 10 * time.Second
+
+var errHoldTimeout = errors.New("the node record could not be written within " + holdTimeout.String())
+
+// keepRecord holds the node's lock and keeps the record under it true. It writes only what differs.
+func (s *serving) keepRecord(ctx context.Context) error {
+	const key = "node record"
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = s.cfg.RetryMin, min(s.cfg.RetryMax, 5*time.Second)
+	must := true
+	for {
+		n := s.nodeRecord()
+		if must || !s.isWritten(n) {
+			err := s.hold(ctx, n)
+			_, foreign := store.HeldBy(err)
+			switch {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case errors.Is(err, store.ErrLost):
+				return err
+			case foreign:
+				s.setHolding(false)
+				s.trouble.report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
+			case err != nil:
+				s.trouble.report(key, "node record cannot be written", err)
+			}
+			if err != nil {
+				must = true
+				if err := pause(ctx, pace.NextBackOff()); err != nil {
+					return err
+				}
+				continue
+			}
+			s.trouble.over(key)
+			pace.Reset()
+			s.tookLock(n)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.record:
+			must = false
+		case <-s.recheck:
+			must = true
+		}
+	}
+}
+
+func (s *serving) hold(ctx context.Context, n node.Node) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+	defer cancel()
+	return s.tenure.Hold(ctx, n)
+}
+
+func (s *serving) tookLock(n node.Node) {
+	s.mu.Lock()
+	s.written = recordText(n)
+	s.mu.Unlock()
+	s.setHolding(true)
+	s.heldOnce.Do(func() { close(s.held) })
+	s.renewed.raise()
+}
+
+func (s *serving) isWritten(n node.Node) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.written != nil && string(s.written) == string(recordText(n))
+}
+
+// recordText returns the record without what the tenure fills in.
+func recordText(n node.Node) []byte {
+	n.Incarnation, n.ConsulNode = "", ""
+	data, err := json.Marshal(n)
+	if err != nil {
+		return nil // cannot be: it is made of plain fields
+	}
+	return data
+}
+
+// watchRecord notices when the own record vanishes, loses its lock or is changed by somebody else.
+func (s *serving) watchRecord(ctx context.Context) error {
+	const key = "own node record"
+	onError := func(err error) {
+		s.trouble.report(key, "own node record cannot be read; its lock is held on", err)
+	}
+	return s.cfg.Store.WatchNode(ctx, s.cfg.Node.Name, onError, func(seen store.Seen[node.Node]) error {
+		if seen.Regressed {
+			return store.ErrRegressed
+		}
+		s.trouble.over(key)
+		if len(seen.Recs) == 0 || seen.Recs[0].Session == "" || !s.isWritten(seen.Recs[0].Value) {
+			s.recheck.raise()
+		}
+		return nil
+	})
+}
+
+// nodeRecord is what the node record should say now.
+func (p *Preparer) nodeRecord() node.Node {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.cfg.Node
+	n.Orphans, n.OrphansLeftOut = p.orphans()
+	n.Nonce = ""
+	if p.holding && p.world.Known {
+		n.Nonce = p.nonce
+	}
+	return n
+}

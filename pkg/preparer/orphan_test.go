@@ -1,0 +1,98 @@
+package preparer
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func quiet(t *testing.T) obs.Logger {
+	t.Helper()
+	log, err := obs.NewLogger(io.Discard, "error", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+func TestOrphansAreSortedAndCapped(t *testing.T) {
+	t.Parallel()
+	p := &Preparer{pods: map[pod.Identity]*entry{}, cfg: Config{OrphanBytes: 1000}}
+	const all = 20
+	for i := range all {
+		e := newEntry(sampleRecord(i))
+		e.standing.verdict = Orphan
+		if i == 5 {
+			e.standing.verdict = Regress
+		}
+		p.pods[e.id] = e
+	}
+	stopped := newEntry(sampleRecord(all).buried(time.Now()))
+	stopped.rec.Intent.State, stopped.standing.verdict = pod.Stopped, Orphan
+	p.pods[stopped.id] = stopped
+	p.pods[ident(all+1)] = newEntry(sampleRecord(all + 1)) // not an orphan
+	listed, left := p.orphans()
+	if len(listed) == 0 || left == 0 || len(listed)+left != all {
+		t.Fatalf("%d listed, %d left out", len(listed), left)
+	}
+	for i, o := range listed {
+		if o.Identity != ident(i) {
+			t.Errorf("orphan %d is %s", i, o.Identity)
+		}
+	}
+	p.cfg.OrphanBytes = 1 << 20
+	if listed, left = p.orphans(); len(listed) != all || left != 0 || listed[5].Reason != pod.ReasonRegressed {
+		t.Errorf("%d listed, %d left out, the sixth %+v", len(listed), left, listed[5])
+	}
+}
+
+func TestNewWorld(t *testing.T) {
+	t.Parallel()
+	rec := func(in pod.Intent) store.Rec[pod.Intent] { return store.Rec[pod.Intent]{Value: in} }
+	good, odd := sampleRecord(0).Intent, sampleRecord(1).Intent
+	odd.State = "paused"
+	newer := good
+	newer.Revision = 9
+	local := map[pod.Identity]*entry{ident(2): nil, ident(22): nil}
+	seen := store.Seen[pod.Intent]{
+		Recs:    []store.Rec[pod.Intent]{rec(newer), rec(good), rec(odd)},
+		Corrupt: []error{&store.CorruptError{Key: "rcfarm/intent/n1/rc/main.2"}, &store.CorruptError{Key: "rcfarm/intent/n1/rc/main.222"}},
+	}
+	w, problems := newWorld(seen, "n1", local)
+	want := World{
+		Known: true, Intents: map[pod.Identity]pod.Intent{ident(0): newer},
+		Unreadable: map[pod.Identity]bool{ident(1): true, ident(2): true},
+	}
+	if diff := cmp.Diff(want, w); diff != "" || len(problems) != 3 {
+		t.Errorf("%d problems\n%s", len(problems), diff)
+	}
+}
+
+// A failure that is reported under a revision is about what that revision asked for.
+func TestFailureOfAnEarlierIntentIsForgotten(t *testing.T) {
+	t.Parallel()
+	p := &Preparer{pods: map[pod.Identity]*entry{}, log: quiet(t), seen: newSignal(), queued: newSignal()}
+	e := newEntry(sampleRecord(0))
+	e.activity = activity{state: pod.StateFailed, message: "port taken"}
+	p.pods[e.id] = e
+	next := e.rec.Intent
+	next.Revision, next.Digest = 8, manifest.Digest([]byte("other"))
+	p.apply(Decision{ID: e.id, Verdict: Accept, Intent: next})
+	if e.activity != (activity{state: pod.StatePending}) {
+		t.Errorf("activity %+v", e.activity)
+	}
+	p.setActivity(e, pod.StateFailed, "of the worker's earlier pass")
+	if e.activity.state == pod.StateFailed {
+		t.Error("an earlier pass had the last word")
+	}
+	if len(p.queue) != 1 {
+		t.Errorf("%d entries queued, want 1", len(p.queue))
+	}
+}

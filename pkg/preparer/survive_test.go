@@ -1,0 +1,454 @@
+package preparer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// A restarted preparer finds its pods as it left them and has nothing new to say about them.
+func TestRestartKeepsPods(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	counted := &countedServices{Services: b.client}
+	b.cfg.Services = counted
+	a := b.start()
+	digest := b.upload(b.server("1"))
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Stopped, 5))
+	b.awaitReady(0, digest, 10)
+	b.awaitState(1, pod.StateStopped, 5, "")
+	pid := b.pid(0)
+	_, index, err := b.reality(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := b.awaitServing()
+	a.stop()
+	b.mustKeepPID(0, pid)
+	registered := counted.registered.Load()
+
+	b.start()
+	nonce := b.nonce()
+	b.awaitNode("the next incarnation", func(n node.Node, session string) bool {
+		return session != "" && n.Incarnation != before.Incarnation && n.Nonce == nonce && len(n.Orphans) == 0
+	})
+	b.tell(intent(2, digest, pod.Stopped, 5))
+	b.awaitState(2, pod.StateStopped, 5, "") // by now all realities have been compared
+	looks := counted.looks.Load()
+	b.eventually(func() error {
+		if counted.looks.Load() < looks+5 {
+			return errors.New("the agent was not looked at often enough")
+		}
+		return nil
+	})
+	r, after, err := b.reality(0)
+	if err != nil || after != index || !r.Available {
+		t.Errorf("the same health was written again: index %d, then %d (%v), %+v", index, after, err, r)
+	}
+	if again := counted.registered.Load() - registered; again != 0 {
+		t.Errorf("%d services were registered again", again)
+	}
+	b.mustKeepPID(0, pid)
+	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+}
+
+type countedServices struct {
+	preparer.Services
+	looks, registered atomic.Int64
+}
+
+func (c *countedServices) LocalServices(ctx context.Context, key, value string) (map[string]bool, error) {
+	defer c.looks.Add(1)
+	return c.Services.LocalServices(ctx, key, value)
+}
+
+func (c *countedServices) RegisterService(ctx context.Context, s consul.Service) error {
+	defer c.registered.Add(1)
+	return c.Services.RegisterService(ctx, s)
+}
+
+// Everything in Consul vanishes: no process notices. The orphans are told together with the new nonce, and a higher
+// revision adopts them.
+func TestWipe(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.sleeper("1")
+	m.Launchables[0].Resources = manifest.Resources{CPU: 100, Memory: 1 << 20}
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Stopped, 10))
+	b.awaitReady(0, digest, 10)
+	b.awaitReady(1, digest, 10)
+	b.awaitState(2, pod.StateStopped, 10, "")
+	pids := []int{b.pid(0), b.pid(1)}
+
+	b.wipe()
+	nonce := b.nonce() // a new one
+	n := b.awaitNode("two orphans", func(n node.Node, session string) bool {
+		if n.Nonce == nonce && len(n.Orphans) != 2 {
+			t.Errorf("the nonce was echoed with the orphans %+v", n.Orphans)
+		}
+		return session != "" && n.Nonce == nonce
+	})
+	want := pod.Orphan{Identity: identity(0), PodID: "web", Digest: digest, Revision: 10, CPU: 100, Memory: 1 << 20, Reason: pod.ReasonOrphaned}
+	if got := n.Orphans[0]; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("orphan %+v, want %+v", got, want)
+	}
+	for i := range 2 {
+		if r := b.awaitState(i, pod.StateOrphaned, 10, "orphaned"); !r.Available || r.Digest != digest {
+			t.Errorf("reality of an orphan: %+v", r)
+		}
+	}
+
+	b.tell(intent(0, digest, pod.Running, 11), intent(1, digest, pod.Running, 11))
+	for i, pid := range pids {
+		b.awaitReady(i, digest, 11)
+		b.mustKeepPID(i, pid)
+	}
+	b.awaitNode("no orphans", func(n node.Node, _ string) bool { return len(n.Orphans) == 0 })
+}
+
+func (b *bench) wipe() {
+	b.t.Helper()
+	keys, err := b.client.Keys(b.t.Context(), b.keys.Prefix())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var ops []consul.Op
+	for _, key := range keys {
+		ops = append(ops, consul.Delete(key))
+	}
+	b.commit(ops...)
+}
+
+func TestOlderIntentsStopNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	older := b.upload(b.sleeper("0"))
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	b.awaitReady(1, digest, 10)
+	pids := []int{b.pid(0), b.pid(1)}
+	b.tell(intent(0, digest, pod.Stopped, 9), intent(1, older, pod.Running, 8))
+	b.awaitNode("two regressed pods", func(n node.Node, _ string) bool {
+		return len(n.Orphans) == 2 && n.Orphans[0].Reason == pod.ReasonRegressed && n.Orphans[1].Reason == pod.ReasonRegressed
+	})
+	b.awaitState(0, pod.StateReady, 10, "regressed: its intent has revision 9")
+	b.awaitState(1, pod.StateReady, 10, "regressed: its intent has revision 8")
+	for i, pid := range pids {
+		b.mustKeepPID(i, pid)
+	}
+	b.tell(intent(0, digest, pod.Stopped, 11), intent(1, digest, pod.Running, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+	b.awaitReady(1, digest, 11)
+	b.mustKeepPID(1, pids[1])
+	b.awaitNode("no orphans", func(n node.Node, _ string) bool { return len(n.Orphans) == 0 })
+}
+
+// A pod whose record cannot be read is rebuilt from what the runtime has; the others do not notice.
+func TestGarbageRecord(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	digest := b.upload(b.server("1"))
+	sleeper := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, sleeper, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	b.awaitReady(1, sleeper, 10)
+	pids := []int{b.pid(0), b.pid(1)}
+	a.stop()
+	file := filepath.Join(b.cfg.Dir, "pods", "rc1.main.0.json")
+	if err := os.WriteFile(file, []byte(`{"version":1,`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.forget(0)
+	b.commit(consul.Delete(b.keys.Reality(b.cfg.Node.Name, identity(0))))
+
+	b.start()
+	b.awaitLog("pod record unreadable and set aside")
+	b.awaitState(0, pod.StateOrphaned, 10, "orphaned")
+	n := b.awaitNode("an orphan", func(n node.Node, _ string) bool { return len(n.Orphans) == 1 })
+	if o := n.Orphans[0]; o.Digest != digest || o.Ports["http-main"] != httpPort || o.PodID != "web" {
+		t.Errorf("orphan %+v", o)
+	}
+	b.awaitReady(1, sleeper, 10)
+	for i, pid := range pids {
+		b.mustKeepPID(i, pid)
+	}
+	b.tell(intent(0, digest, pod.Running, 20))
+	b.awaitReady(0, digest, 20)
+	b.mustKeepPID(0, pids[0])
+	if kept, err := filepath.Glob(file + ".*.unreadable"); err != nil || len(kept) != 1 {
+		t.Errorf("set aside: %v (%v)", kept, err)
+	}
+	b.tell(intent(0, digest, pod.Stopped, 21))
+	b.awaitState(0, pod.StateStopped, 21, "")
+}
+
+// After a reboot, with Consul gone, the pods of the local records start; a half finished stop is finished.
+func TestRebootWithoutConsul(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	digest := b.upload(b.server("1"))
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Stopped, 10))
+	b.awaitReady(0, digest, 10)
+	b.awaitState(1, pod.StateStopped, 10, "")
+	pid := b.pid(0)
+	a.stop()
+	if err := b.runtime.Stop(t.Context(), b.procs(0)[0].Spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	gone, err := consul.New(consul.Config{Address: "127.0.0.1:1", CallTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(gone.Close)
+	b.runtime = startSupervisor(t, filepath.Join(shortDir(t), "shim"))
+	b.cfg.Runtime, b.cfg.Services, b.cfg.Store = b.runtime, gone, store.New(gone, b.keys)
+	b.startAlone()
+	b.eventually(func() error {
+		procs := b.procs(0)
+		if len(procs) != 1 || procs[0].Phase != runtime.Running {
+			return fmt.Errorf("processes %+v", procs)
+		}
+		return nil
+	})
+	if b.pid(0) == pid || len(b.procs(1)) != 0 {
+		t.Errorf("processes %+v and %+v", b.procs(0), b.procs(1))
+	}
+}
+
+// faults lets a test make one store misbehave.
+type faults struct {
+	preparer.Store
+	regress atomic.Bool
+}
+
+func (f *faults) WatchIntents(ctx context.Context, name string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
+	return f.Store.WatchIntents(ctx, name, onError, func(seen store.Seen[pod.Intent]) error {
+		seen.Regressed = f.regress.CompareAndSwap(true, false)
+		return deliver(seen)
+	})
+}
+
+// A store that went back in time ends the session, and nothing else.
+func TestRegressedStore(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	faulty := &faults{Store: b.store}
+	b.cfg.Store = faulty
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	pid, before := b.pid(0), b.awaitServing()
+	faulty.regress.Store(true)
+	b.forget(0)
+	b.awaitLog("session ended " + store.ErrRegressed.Error())
+	nonce := b.nonce()
+	b.awaitNode("orphan under a new session", func(n node.Node, session string) bool {
+		return n.Incarnation != before.Incarnation && session != "" && n.Nonce == nonce && len(n.Orphans) == 1
+	})
+	b.mustKeepPID(0, pid)
+}
+
+// A node whose name is taken runs what it has and accepts nothing.
+func TestForeignHolder(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	other := make(chan string)
+	ctx, release := context.WithCancel(t.Context())
+	defer release()
+	var held sync.WaitGroup
+	held.Go(func() {
+		_ = b.client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "other", Journal: new(journal)},
+			func(ctx context.Context, sess *consul.Session) error {
+				if err := b.store.NodeTenure(sess, b.cfg.Node.Name).Hold(ctx, b.cfg.Node); err != nil {
+					return err
+				}
+				other <- sess.Releasing
+				<-ctx.Done()
+				return context.Cause(ctx)
+			})
+	})
+	session := <-other
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.start()
+	b.awaitLog("another preparer holds this node's name")
+	if !strings.Contains(b.log.text(), session) || len(b.procs(0)) != 0 {
+		t.Errorf("processes %+v; the log must name session %s", b.procs(0), session)
+	}
+	release()
+	held.Wait()
+	b.awaitReady(0, digest, 10)
+}
+
+// What vanishes from Consul is written again.
+func TestVanishedRecords(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cfg.RelistEvery = 100 * time.Millisecond
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	r := b.awaitReady(0, digest, 10)
+	b.awaitServing()
+	b.commit(consul.Delete(b.keys.Node(b.cfg.Node.Name)))
+	b.awaitServing()
+	b.commit(consul.Delete(b.keys.Reality(b.cfg.Node.Name, identity(0))))
+	b.awaitReady(0, digest, 10)
+	b.commit(consul.Set(b.keys.Reality(b.cfg.Node.Name, identity(0)), []byte("{")))
+	b.awaitReady(0, digest, 10)
+	b.commit(consul.Set(b.keys.Node(b.cfg.Node.Name), []byte("{"))) // takes the lock's index with it, not its session
+	b.awaitServing()
+	if again := b.awaitReady(0, digest, 10); !again.Since.Equal(r.Since) {
+		t.Errorf("since %s, want %s", again.Since, r.Since)
+	}
+}
+
+// lossyTenure loses the answer of each write once, after the write has landed.
+type lossyTenure struct {
+	preparer.Tenure
+	mu   sync.Mutex
+	lost map[pod.Reality]bool
+}
+
+func (l *lossyTenure) WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error) {
+	written, err := l.Tenure.WriteReality(ctx, r, index)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && !l.lost[r] {
+		l.lost[r] = true
+		return 0, store.ErrUnknown
+	}
+	return written, err
+}
+
+func TestUnknownOutcomesAreReadAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.startWith(func(tenure preparer.Tenure) preparer.Tenure {
+		return &lossyTenure{Tenure: tenure, lost: map[pod.Reality]bool{}}
+	})
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	pid := b.pid(0)
+	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+	if syscall.Kill(pid, 0) == nil {
+		t.Errorf("process %d still runs", pid)
+	}
+}
+
+// flaky makes every other call fail, before it is carried out or after.
+type flaky struct {
+	runtime.Runtime
+	preparer.State
+	preparer.Services
+	*artifacts
+}
+
+var errFlaky = errors.New("flaky")
+
+func (f *flaky) fail(call func() error) error {
+	switch rand.N(4) {
+	case 0:
+		return errFlaky
+	case 1:
+		return errors.Join(call(), errFlaky)
+	default:
+		return call()
+	}
+}
+
+func (f *flaky) Start(ctx context.Context, spec runtime.Spec) error {
+	return f.fail(func() error { return f.Runtime.Start(ctx, spec) })
+}
+
+func (f *flaky) Stop(ctx context.Context, id string) error {
+	return f.fail(func() error { return f.Runtime.Stop(ctx, id) })
+}
+
+func (f *flaky) Remove(ctx context.Context, id string) error {
+	return f.fail(func() error { return f.Runtime.Remove(ctx, id) })
+}
+
+func (f *flaky) Watch(ctx context.Context, cursor uint64) (procs []runtime.Status, next uint64, err error) {
+	err = f.fail(func() (err error) { procs, next, err = f.Runtime.Watch(ctx, cursor); return err })
+	return procs, next, err
+}
+
+func (f *flaky) Save(rec preparer.Record) error {
+	return f.fail(func() error { return f.State.Save(rec) })
+}
+
+func (f *flaky) Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error) {
+	err = f.fail(func() (err error) { dir, err = f.artifacts.Ensure(ctx, a); return err })
+	return dir, err
+}
+
+func (f *flaky) RegisterService(ctx context.Context, s consul.Service) error {
+	return f.fail(func() error { return f.Services.RegisterService(ctx, s) })
+}
+
+func (f *flaky) DeregisterService(ctx context.Context, id string) error {
+	return f.fail(func() error { return f.Services.DeregisterService(ctx, id) })
+}
+
+func (f *flaky) LocalServices(ctx context.Context, key, value string) (local map[string]bool, err error) {
+	err = f.fail(func() (err error) { local, err = f.Services.LocalServices(ctx, key, value); return err })
+	return local, err
+}
+
+// Whatever fails on the way, a pod gets where it is sent, in one copy, and a stop is only confirmed when it is true.
+func TestFlakyNode(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	disk, err := preparer.NewDisk(filepath.Join(b.cfg.Dir, "pods"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &flaky{Runtime: b.runtime, State: disk, Services: b.client, artifacts: b.artifacts}
+	b.cfg.Runtime, b.cfg.State, b.cfg.Services, b.cfg.Artifacts = f, f, f, f
+	b.start()
+	digests := []string{b.upload(b.sleeper("1")), b.upload(b.sleeper("2"))}
+	revision := int64(0)
+	for round := range 4 {
+		revision++
+		b.tell(intent(0, digests[round%2], pod.Running, revision))
+		b.awaitReady(0, digests[round%2], revision)
+		pid := b.pid(0)
+		if round%2 == 0 {
+			continue // an upgrade follows
+		}
+		revision++
+		b.tell(intent(0, digests[0], pod.Stopped, revision))
+		b.awaitState(0, pod.StateStopped, revision, "")
+		if syscall.Kill(pid, 0) == nil {
+			t.Errorf("stop of %d confirmed while process %d runs", revision, pid)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package rcctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// withConsul runs the tests and stops their Consul before testscript ends the process.
+type withConsul struct{ m *testing.M }
+
+func (w withConsul) Run() int { return consultest.Main(w.m) }
+
+func TestMain(m *testing.M) {
+	testscript.Main(withConsul{m}, map[string]func(){
+		"rcctl": func() { os.Exit(Main(context.Background(), os.Args, os.Stdin, os.Stdout, os.Stderr)) },
+	})
+}
+
+// TestScripts runs what a user could have typed, each script below a key prefix of its own. Besides testscript's commands
+// a script has:
+//
+//	exits CODE COMMAND...  run a command that must end with this exit code
+//	rcid VAR NAME          set a variable to the id of an rc
+//	kvput KEY VALUE        write a key below the prefix, as a farm or preparer would
+//	kvhold KEY VALUE       the same, held as a lock by a new session
+//	kvdel KEY              delete a key below the prefix
+//	kvcat KEY              print a value
+//	kvkeys                 print all keys below the prefix, without it
+//	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
+func TestScripts(t *testing.T) {
+	addr := consultest.Shared(t).Addr
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("CONSUL_HTTP_ADDR", addr)
+			env.Setenv("RCFARM_PREFIX", "script-"+store.NewID()+"/")
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "capture": capture,
+		},
+	})
+}
+
+func exits(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// raw does one request that rcctl has no reason to make.
+func raw(addr, method, path, body string) (string, error) {
+	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+addr+"/v1/"+path, strings.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s %s: %s %s", method, path, resp.Status, answer)
+	}
+	return string(answer), err
+}
+
+func kv(ts *testscript.TestScript, method, path, body string) string {
+	answer, err := raw(ts.Getenv("CONSUL_HTTP_ADDR"), method, "kv/"+ts.Getenv("RCFARM_PREFIX")+path, body)
+	ts.Check(err)
+	return answer
+}
+
+func rcid(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Setenv(args[0], kv(ts, http.MethodGet, "names/"+args[1]+"?raw", ""))
+}
+
+func kvput(ts *testscript.TestScript, _ bool, args []string) {
+	kv(ts, http.MethodPut, args[0], args[1])
+}
+
+func kvhold(ts *testscript.TestScript, _ bool, args []string) {
+	answer, err := raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodPut, "session/create", "{}")
+	ts.Check(err)
+	var session struct{ ID string }
+	ts.Check(json.Unmarshal([]byte(answer), &session))
+	kv(ts, http.MethodPut, args[0]+"?acquire="+session.ID, args[1])
+}
+
+func kvdel(ts *testscript.TestScript, _ bool, args []string) {
+	kv(ts, http.MethodDelete, args[0], "")
+}
+
+func kvcat(ts *testscript.TestScript, _ bool, args []string) {
+	fmt.Fprintln(ts.Stdout(), kv(ts, http.MethodGet, args[0]+"?raw", ""))
+}
+
+func kvkeys(ts *testscript.TestScript, _ bool, _ []string) {
+	answer, err := raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodGet, "kv/"+ts.Getenv("RCFARM_PREFIX")+"?keys", "")
+	ts.Check(err)
+	var keys []string
+	ts.Check(json.Unmarshal([]byte(answer), &keys))
+	for _, key := range keys {
+		fmt.Fprintln(ts.Stdout(), strings.TrimPrefix(key, ts.Getenv("RCFARM_PREFIX")))
+	}
+}
+
+func capture(ts *testscript.TestScript, _ bool, args []string) {
+	m := regexp.MustCompile("(?m)" + args[1]).FindStringSubmatch(ts.ReadFile("stdout"))
+	if m == nil {
+		ts.Fatalf("no match for %s", args[1])
+	}
+	ts.Setenv(args[0], m[1])
+}
+
+// run runs rcctl in this process on a prefix. Its runs must not overlap: urfave/cli shares its help flag between them.
+func run(t *testing.T, prefix, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	all := append([]string{"rcctl", "--consul-addr", consultest.Shared(t).Addr, "--prefix", prefix}, args...)
+	code = Main(t.Context(), all, strings.NewReader(stdin), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// testConn is the store as a command sees it, below a fresh prefix.
+func testConn(t *testing.T) (s *conn, prefix string) {
+	t.Helper()
+	client, prefix := consultest.Client(t)
+	keys, err := store.NewKeys(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &conn{Store: store.New(client, keys), consul: client}, prefix
+}
+
+// keysBelow lists the names of all keys.
+func keysBelow(t *testing.T, c *consul.Client, prefix string) []string {
+	t.Helper()
+	keys, err := c.Keys(t.Context(), prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}

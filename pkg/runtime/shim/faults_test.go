@@ -1,0 +1,196 @@
+package shim_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
+)
+
+// A supervisor that is killed at any instant leaves every process running once, and recorded.
+func TestKillAtAnyInstant(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const processes = 8
+	specs := make([]runtime.Spec, processes)
+	for i := range specs {
+		specs[i] = n.idler(fmt.Sprintf("p%d", i))
+	}
+	for range 12 {
+		var wg sync.WaitGroup
+		for _, spec := range specs {
+			wg.Go(func() {
+				if err := n.Start(t.Context(), spec); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		runtimetest.Eventually(t, "there is a supervisor", func() bool { return n.supervisorPID(t) != 0 })
+		<-time.After(rand.N(25 * time.Millisecond)) // when in its work it dies is the point of this test
+		n.killSupervisor(t)
+		wg.Wait()
+		// End one of them now and then, so that restarts are interrupted too.
+		if pids := n.pids(t, "p0"); len(pids) > 0 {
+			last := pids[len(pids)-1]
+			_ = unix.Kill(last, unix.SIGKILL)
+			runtimetest.Eventually(t, "it is gone", func() bool { return !runtimetest.Alive(last) })
+		}
+	}
+	for _, spec := range specs {
+		n.start(t, spec)
+		st := n.await(t, spec.ID, "running", func(st runtime.Status) bool {
+			pids := n.pids(t, spec.ID)
+			return running(st) && len(pids) > 0 && pids[len(pids)-1] == st.PID && runtimetest.Alive(st.PID)
+		})
+		for _, pid := range n.pids(t, spec.ID) {
+			if pid != st.PID && runtimetest.Alive(pid) {
+				t.Errorf("%s: pid %d runs besides pid %d", spec.ID, pid, st.PID)
+			}
+		}
+	}
+}
+
+// Numbers that another process bears by now must not get it killed.
+func TestUsedAgainPIDIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*state){
+		"other start time": func(s *state) { s.Start-- },
+		"other boot":       func(s *state) { s.Boot = "another" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			innocent := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
+			innocent.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+			if err := innocent.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
+			n.start(t, n.idler("p"))
+			first := n.await(t, "p", "running", running)
+			n.killSupervisor(t)
+			if err := unix.Kill(first.PID, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			s := n.states(t)[0]
+			s.PID, s.Start = innocent.Process.Pid, startTime(t, innocent.Process.Pid)
+			spoil(&s)
+			data, err := json.Marshal(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(n.Dir, "state", "p.json"), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			st := n.await(t, "p", "started anew", func(st runtime.Status) bool { return running(st) && st.LastExit != nil })
+			if st.PID == innocent.Process.Pid || !st.LastExit.Unknown {
+				t.Errorf("pid %d, last exit %+v; want a new process after an unknown exit", st.PID, st.LastExit)
+			}
+			if !runtimetest.Alive(innocent.Process.Pid) {
+				t.Error("a process that only shares the pid was killed")
+			}
+		})
+	}
+}
+
+func startTime(t *testing.T, pid int) uint64 {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	start, err := strconv.ParseUint(strings.Fields(rest)[19], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start
+}
+
+// A state file that cannot be read says nothing about whether something runs: hands off, and say so.
+func TestUnreadableStateIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.idler("bad"))
+	n.start(t, n.idler("good"))
+	bad := n.await(t, "bad", "running", running)
+	n.killSupervisor(t)
+	file := filepath.Join(n.Dir, "state", "bad.json")
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, whole[:len(whole)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.await(t, "good", "running", running)
+	for what, err := range map[string]error{
+		"start": n.Start(t.Context(), n.idler("bad")), "stop": n.Stop(t.Context(), "bad"), "remove": n.Remove(t.Context(), "bad"),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "read state of bad") {
+			t.Errorf("%s: %v, want an error that names the state", what, err)
+		}
+	}
+	if !runtimetest.Alive(bad.PID) || len(n.pids(t, "bad")) != 1 {
+		t.Error("the process was touched")
+	}
+	n.killSupervisor(t)
+	if err := os.WriteFile(file, whole, 0o600); err != nil { // so that the cleanup finds it
+		t.Fatal(err)
+	}
+}
+
+// What a node needs when it starts or drains: a hundred processes at once.
+func TestHundredProcesses(t *testing.T) {
+	n := newNode(t)
+	const count = 100
+	each := func(what string, do func(id string) error) time.Duration {
+		t.Helper()
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range count {
+			wg.Go(func() {
+				if err := do(fmt.Sprintf("p%d", i)); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+			})
+		}
+		wg.Wait()
+		return time.Since(began)
+	}
+	n.start(t, n.idler("first")) // so that starting the supervisor is not in the figures
+	began := time.Now()
+	each("start", func(id string) error { return n.Start(t.Context(), n.idler(id)) })
+	runtimetest.Eventually(t, "all run", func() bool {
+		list, _, err := n.Watch(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up := 0
+		for _, st := range list {
+			if running(st) {
+				up++
+			}
+		}
+		return up == count+1
+	})
+	took := time.Since(began)
+	t.Logf("start to running: %d processes in %s, %.0f/s", count, took.Round(time.Millisecond), count/took.Seconds())
+	n.killSupervisor(t)
+	began = time.Now()
+	n.await(t, "p99", "taken over", running)
+	t.Logf("new supervisor to first answer, %d processes taken over: %s", count, time.Since(began).Round(time.Millisecond))
+	took = each("stop", func(id string) error { return n.Stop(t.Context(), id) })
+	t.Logf("stop and confirm: %d processes in %s, %.0f/s", count, took.Round(time.Millisecond), count/took.Seconds())
+}
