@@ -24,6 +24,7 @@ type proxy struct {
 	mu   sync.Mutex
 	held *held
 	seen []seen
+	gone int // transactions that their sender no longer waited for when they were answered
 }
 
 // held is a transaction that waits in the proxy.
@@ -76,6 +77,13 @@ func (p *proxy) transactions() []seen {
 	return append([]seen(nil), p.seen...)
 }
 
+// abandoned returns how many senders have given up on a transaction.
+func (p *proxy) abandoned() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gone
+}
+
 func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/v1/txn" {
 		p.next.ServeHTTP(w, r)
@@ -98,6 +106,11 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		close(h.caught)
 		<-h.deliver
 	}
+	defer context.AfterFunc(r.Context(), func() { // runs when the sender hangs up before the answer
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.gone++
+	})()
 	// The transaction goes on whether or not its sender still waits, as bytes in a socket would.
 	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method, p.target.JoinPath(r.URL.Path).String(), bytes.NewReader(body))
 	if err != nil {

@@ -26,10 +26,28 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// tempDir is t.TempDir for what will hold read-only trees, which only root can remove as they are.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	t.Cleanup(func() {
+		err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return err
+			}
+			return os.Chmod(p, 0o700)
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 func newStore(t *testing.T, cfg artifact.Config) (*artifact.Store, string) {
 	t.Helper()
 	if cfg.Dir == "" {
-		cfg.Dir = filepath.Join(t.TempDir(), "artifacts")
+		cfg.Dir = filepath.Join(tempDir(t), "artifacts")
 	}
 	if cfg.RetryWait == 0 {
 		cfg.RetryWait = time.Millisecond

@@ -52,6 +52,7 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("CONSUL_HTTP_ADDR", addr)
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector would keep each command for a second
 			env.Setenv("RCFARM_PREFIX", "script-"+store.NewID()+"/")
 			return nil
 		},

@@ -270,7 +270,7 @@ func (s *Store) Passing(ctx context.Context) ([]string, error) {
 
 // Keys in the meta of a preparer's service. Clusters that share a Consul differ in the prefix.
 const (
-	nodeMeta   = "rcfarm_node"
+	nodeMeta   = "rcfarm_preparer"
 	prefixMeta = "rcfarm_prefix"
 )
 

@@ -311,11 +311,11 @@ func TestRestartsSlowDown(t *testing.T) {
 func TestStableRunResetsDelay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) {
-		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, time.Hour, 50*time.Millisecond
+		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, time.Hour, 40*time.Millisecond
 	})
-	// At twice the delay each time, thirty restarts would take weeks.
-	n.start(t, n.script("p", `sleep 0.1; exit 1`))
-	n.await(t, "p", "restarted thirty times", func(st runtime.Status) bool { return st.Restarts >= 30 })
+	// At twice the delay each time, twenty restarts would take a quarter of an hour.
+	n.start(t, n.script("p", `sleep 0.06; exit 1`))
+	n.await(t, "p", "restarted twenty times", func(st runtime.Status) bool { return st.Restarts >= 20 })
 }
 
 func TestStartRefusesBadSpecs(t *testing.T) {
