@@ -160,7 +160,7 @@ func oldTenure(e *env) {
 func lateWrite(e *env) {
 	e.startConsul("")
 	p := newProxy(e.t, e.consul.Addr)
-	const ttl = "20s" // the pause must not cost the session: that is another scenario
+	const ttl = "12s" // the pause must not cost the session: that is another scenario
 	for n := range 5 {
 		e.preparer(n+1, "--ttl", ttl)
 	}

@@ -93,7 +93,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	}
 	wrote, err := c.apply(ctx, v, &plan)
 	c.remember(v, &plan)
-	if len(plan.Changes) > 0 {
+	if wrote > 0 {
 		c.log.WithFields(obs.Fields{
 			obs.Action: summary(plan.Changes), obs.Desired: plan.Status.Desired, obs.Current: plan.Status.Placed,
 			obs.Took: time.Since(started).Round(time.Millisecond).String(), "written": wrote,

@@ -258,6 +258,8 @@ func (p *Preparer) apply(d Decision) {
 		e.standing = standing{verdict: Agree}
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: short(in.Digest)}).Info("intent accepted")
 		return
+	case Agree:
+		e.standing = standing{verdict: Agree}
 	default:
 		e.standing = standing{verdict: d.Verdict, revision: d.Intent.Revision}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -371,10 +372,9 @@ type flaky struct {
 }
 
 var errFlaky = errors.New("flaky")
-var flakyCalls atomic.Int64
 
 func (f *flaky) fail(call func() error) error {
-	switch flakyCalls.Add(1) % 4 {
+	switch rand.N(4) {
 	case 0:
 		return errFlaky
 	case 1:

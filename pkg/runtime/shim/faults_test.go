@@ -191,6 +191,13 @@ func TestHundredProcesses(t *testing.T) {
 	began = time.Now()
 	n.await(t, "p99", "taken over", running)
 	t.Logf("new supervisor to first answer, %d processes taken over: %s", count, time.Since(began).Round(time.Millisecond))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.supervisorPID(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rss, _ := strings.Cut(string(status), "VmRSS:")
+	rss, _, _ = strings.Cut(rss, "\n")
+	t.Logf("resident memory of the supervisor: %s", strings.TrimSpace(rss))
 	took = each("stop", func(id string) error { return n.Stop(t.Context(), id) })
 	t.Logf("stop and confirm: %d processes in %s, %.0f/s", count, took.Round(time.Millisecond), count/took.Seconds())
 }

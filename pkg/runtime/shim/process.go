@@ -288,7 +288,7 @@ func restartDelay(cfg Config, shortRuns int) time.Duration {
 func describe(e pod.Exit) string {
 	switch {
 	case e.Unknown:
-		return "ended while no supervisor was running; how is not known"
+		return "ended; how is not known, because an earlier supervisor had started it"
 	case e.Signal != "":
 		return "ended by " + e.Signal
 	default:

@@ -1,0 +1,184 @@
+package rcctl
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// anySpec draws valid documents that differ in what people change.
+func anySpec(t *testing.T) *rapid.Generator[*rc.Spec] {
+	t.Helper()
+	good := goodSpec(t)
+	return rapid.Custom(func(t *rapid.T) *rc.Spec {
+		spec, pod := *good, *good.Pod
+		spec.Replicas = nil
+		for _, role := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "c"}), 1, 3, rapid.ID).Draw(t, "roles") {
+			spec.ReplicaGroups = append(spec.ReplicaGroups, rc.ReplicaGroup{Role: role, Count: ptr(rapid.IntRange(0, 3).Draw(t, role))})
+		}
+		spec.NodeSelector = rapid.SampledFrom([]string{"", "a=b"}).Draw(t, "selector")
+		spec.Labels = rapid.MapOfN(rapid.SampledFrom([]string{"x", "y"}), rapid.SampledFrom([]string{"1", "2"}), 0, 2).Draw(t, "labels")
+		spec.MinAvailable = rapid.SampledFrom([]*int{nil, ptr(0), ptr(1)}).Draw(t, "minimum")
+		spec.Disabled = rapid.Bool().Draw(t, "disabled")
+		pod.Ports = append([]manifest.Port{}, pod.Ports...)
+		pod.Ports[0].Port = rapid.IntRange(1, 3).Draw(t, "port")
+		spec.Pod = &pod
+		if err := spec.Validate().Err(); err != nil {
+			t.Fatal(err)
+		}
+		return &spec
+	})
+}
+
+// Applying a document twice changes nothing the second time; applying another changes something exactly if it asks for
+// something else, and then says what.
+func TestApplyProperties(t *testing.T) {
+	specs := anySpec(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		first, second := specs.Draw(rt, "first"), specs.Draw(rt, "second")
+		made, err := computeApply(first, current{}, "id", false)
+		if err != nil || made.none || made.what != "create" || made.rc.Generation != 1 || made.manifest == nil || len(made.lines) == 0 {
+			rt.Fatalf("%+v, %v", made, err)
+		}
+		again, err := computeApply(first, current{rc: &made.rc, manifest: first.Pod}, "other", false)
+		if err != nil || !again.none || again.manifest != nil || len(again.lines) > 0 || again.rc.Generation != 1 {
+			rt.Fatalf("%+v, %v", again, err)
+		}
+		next, err := computeApply(second, current{rc: &made.rc, manifest: first.Pod}, "other", false)
+		if err != nil || next.rc.ID != "id" {
+			rt.Fatalf("%+v, %v", next, err)
+		}
+		if equal := bytes.Equal(asJSON(rt, first), asJSON(rt, second)); equal != next.none {
+			rt.Fatalf("equal is %v, none is %v: %v", equal, next.none, next.lines)
+		}
+		if next.none != (len(next.lines) == 0) || !next.none && next.rc.Generation != 2 {
+			rt.Fatalf("%+v", next)
+		}
+		if err := next.rc.Check(); err != nil {
+			rt.Fatal(err)
+		}
+		back, err := computeApply(first, current{rc: &next.rc, manifest: second.Pod}, "other", false)
+		if err != nil || !same(&back.rc, &made.rc) || back.none != next.none {
+			rt.Fatalf("back: %+v, %v", back, err)
+		}
+	})
+}
+
+func asJSON(t *rapid.T, v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestApplyRefuses(t *testing.T) {
+	spec := goodSpec(t)
+	made, err := computeApply(spec, current{}, "id", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused *refusedError
+	deleted := made.rc
+	deleted.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	if _, err := computeApply(spec, current{rc: &deleted, manifest: spec.Pod}, "", false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; apply again when it is gone") {
+		t.Error(err)
+	}
+	rolled := made.rc
+	rolled.Mutator = "roll-1"
+	if _, err := computeApply(spec, current{rc: &rolled, manifest: spec.Pod}, "", false); err != nil {
+		t.Errorf("the same manifest is refused: %v", err)
+	}
+	other := *spec.Pod
+	other.ID = "other"
+	spec.Pod = &other
+	if _, err := computeApply(spec, current{rc: &rolled}, "", false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "rollout roll-1 is in charge") {
+		t.Error(err)
+	}
+}
+
+// The permission to stop many pods is for one generation only, and alone it changes nothing.
+func TestMassStopIsForOneGeneration(t *testing.T) {
+	made, err := computeApply(goodSpec(t), current{}, "id", true)
+	if err != nil || made.rc.AllowMassStop != 1 {
+		t.Fatalf("%+v, %v", made.rc, err)
+	}
+	unchanged, err := computeScale(made.rc, "", 3, true)
+	if err != nil || !unchanged.none || unchanged.rc.AllowMassStop != 1 {
+		t.Errorf("%+v, %v", unchanged, err)
+	}
+	next, err := computeScale(made.rc, "", 1, false)
+	if err != nil || next.rc.AllowMassStop != 0 || slices.ContainsFunc(next.lines, func(l string) bool { return strings.Contains(l, "mass") }) {
+		t.Errorf("%+v, %v", next, err)
+	}
+	allowed, err := computeScale(next.rc, "", 0, true)
+	if err != nil || allowed.rc.AllowMassStop != 3 {
+		t.Errorf("%+v, %v", allowed, err)
+	}
+}
+
+func TestScaleTouchesOneRole(t *testing.T) {
+	before := rc.RC{Name: "web", Generation: 4, ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: ptr(1)}, {Role: "b", Count: ptr(2)}}}
+	c, err := computeScale(before, "b", 5, false)
+	if err != nil || c.none || *c.rc.ReplicaGroups[0].Count != 1 || *c.rc.ReplicaGroups[1].Count != 5 || c.rc.Generation != 5 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if *before.ReplicaGroups[1].Count != 2 {
+		t.Error("the record that it was computed from is changed")
+	}
+	var bad *field.Error
+	for _, role := range []string{"", "c"} {
+		if _, err := computeScale(before, role, 5, false); !errors.As(err, &bad) || bad.Field != "--role" || !strings.Contains(bad.Allowed, "a or b") {
+			t.Errorf("role %q: %v", role, err)
+		}
+	}
+}
+
+func TestDifferences(t *testing.T) {
+	group := func(role string, n int) rc.ReplicaGroup { return rc.ReplicaGroup{Role: role, Count: &n} }
+	launch := func(names ...string) *manifest.Manifest {
+		m := &manifest.Manifest{}
+		for _, name := range names {
+			m.Launchables = append(m.Launchables, manifest.Launchable{Name: name})
+		}
+		return m
+	}
+	for _, tt := range []struct {
+		name                string
+		before, after       *rc.RC
+		beforePod, afterPod *manifest.Manifest
+		want                []string
+	}{
+		{"nothing", &rc.RC{}, &rc.RC{}, nil, nil, nil},
+		{"bookkeeping", &rc.RC{Generation: 1, ChangedBy: "a"}, &rc.RC{Generation: 2, ChangedBy: "b"}, nil, nil, nil},
+		{"a role in front", &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("b", 1)}}, &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("a", 2), group("b", 1)}}, nil, nil,
+			[]string{`replica_groups[a].count: (none) -> 2`, `replica_groups[a].role: (none) -> "a"`}},
+		{"only the order", &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("b", 1), group("a", 1)}}, &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("a", 1), group("b", 1)}}, nil, nil,
+			[]string{`order of replica_groups changed`}},
+		{"a label with a dot", &rc.RC{Labels: map[string]string{"a.b/c": "1"}}, &rc.RC{}, nil, nil, []string{`labels.a.b/c: "1" -> (none)`}},
+		{"long", &rc.RC{}, &rc.RC{NodeSelector: strings.Repeat("ä", 60)}, nil, nil, []string{`node_selector: "" -> "` + strings.Repeat("ä", 39) + `...`}},
+		{"a process less", &rc.RC{}, &rc.RC{}, launch("a", "b"), launch("b"), []string{
+			`pod.launchables[a].artifact.kind: "" -> (none)`, `pod.launchables[a].artifact.sha256: "" -> (none)`,
+			`pod.launchables[a].artifact.url: "" -> (none)`, `pod.launchables[a].name: "a" -> (none)`,
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, differences(tt.before, tt.beforePod, tt.after, tt.afterPod)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
