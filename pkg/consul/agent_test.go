@@ -176,6 +176,12 @@ func TestPassingMetaAsksTheCatalog(t *testing.T) {
 		}
 		return err
 	})
+	if got, err := c.Passing(t.Context(), name, "nonce", "n1"); err != nil || len(got) != 1 || got[0]["nonce"] != "n1" {
+		t.Errorf("Passing: %v %v", got, err)
+	}
+	if got, err := c.Passing(t.Context(), name, "nonce", "n2"); err != nil || len(got) != 0 {
+		t.Errorf("Passing counts a critical instance: %v %v", got, err)
+	}
 }
 
 func TestReads(t *testing.T) {

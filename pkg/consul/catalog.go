@@ -12,9 +12,9 @@ func (c *Client) Passing(ctx context.Context, service, metaKey, metaValue string
 	defer cancel()
 	entries, meta, err := c.api.Health().Service(service, "", true, Default.options(ctx))
 	if err != nil {
-		return nil, fmt.Errorf("read passing instances of %s: %w", service, err)
+		return nil, fmt.Errorf("read passing instances of %s: %w", service, readError(err))
 	}
-	if meta.ResultsFilteredByACLs {
+	if c.hidden(meta) {
 		return nil, fmt.Errorf("read passing instances of %s: %w", service, ErrFiltered)
 	}
 	var found []map[string]string

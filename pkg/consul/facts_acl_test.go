@@ -78,6 +78,10 @@ func TestACL(t *testing.T) {
 		if !errors.Is(err, consul.ErrFiltered) {
 			t.Errorf("PassingMeta: %v, want ErrFiltered", err)
 		}
+		_, err = g.client(t, `key_prefix "open/" { policy = "read" }`).Passing(t.Context(), "consul", "version", "1")
+		if !errors.Is(err, consul.ErrFiltered) {
+			t.Errorf("Passing: %v, want ErrFiltered", err)
+		}
 	})
 	t.Run("session", func(t *testing.T) { testSessionRights(t, g) })
 }
@@ -122,6 +126,9 @@ func testHidden(t *testing.T, g guarded) {
 	if err != nil || len(found) != 1 || string(found["open/a"].Value) != "v" {
 		t.Errorf("GetMany of what is allowed: %+v %v", found, err)
 	}
+	if name, err := c.TokenName(ctx); err != nil || !strings.HasPrefix(name, "token ") {
+		t.Errorf("TokenName: %q %v", name, err)
+	}
 	// A write without permission is refused, not unknown: nothing was written.
 	_, err = c.Commit(ctx, []consul.Op{consul.Set("open/b", nil)})
 	mustRefuse(t, err, 0)
@@ -149,6 +156,12 @@ func testAnonymous(t *testing.T, g guarded) {
 	}
 	if _, err := c.PassingMeta(t.Context(), "consul", "version"); !errors.Is(err, consul.ErrFiltered) {
 		t.Errorf("PassingMeta: %v", err)
+	}
+	if _, err := c.Passing(t.Context(), "consul", "version", "1"); !errors.Is(err, consul.ErrFiltered) {
+		t.Errorf("Passing: %v", err)
+	}
+	if name, err := c.TokenName(t.Context()); err != nil || name != "" {
+		t.Errorf("TokenName without a token: %q %v", name, err)
 	}
 	// A token that Consul does not know, as after its deletion, is an error everywhere.
 	unknown := clientOf(t, consul.Config{Address: g.addr, Token: "6ba7b811-9dad-11d1-80b4-00c04fd430c8"})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -87,7 +86,8 @@ func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence,
 // answer is not definite when none is so, as within the lock delay, or when the servers could not be asked: then trying
 // again is right.
 func (c *Client) whyRefused(ctx context.Context, key, session string, refused error) (why error, definite bool) {
-	if strings.Contains(refused.Error(), "Permission denied") {
+	var denied *RefusedError
+	if errors.As(refused, &denied) && denied.Denied() {
 		return refused, true
 	}
 	pair, err := c.Get(ctx, key, Consistent)

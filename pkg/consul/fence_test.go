@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 
@@ -123,6 +124,33 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 		return forward
 	})
 	if _, err := spoilt.Bump(t.Context(), next, value); !errors.Is(err, consul.ErrLost) {
+		t.Fatalf("got %v, want ErrLost", err)
+	}
+	p.set(nil)
+	if spoil != 0 {
+		t.Fatalf("%d spoilt answers were never asked for", spoil)
+	}
+}
+
+// The same, where the question fails that tells a dead session from a refusal for no reason.
+func TestBumpOfADeadSessionIsLostInTheEnd(t *testing.T) {
+	t.Parallel()
+	spoilt, _, p, prefix := throughProxy(t)
+	raw := rawAPI(t, consultest.Shared(t).Addr, "")
+	session := rawSession(t, raw, nil)
+	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), prefix+"lock", session, differ("v")))
+	if _, err := raw.Session().Destroy(session, nil); err != nil {
+		t.Fatal(err)
+	}
+	spoil := 2
+	p.set(func(r *http.Request) verdict {
+		if strings.HasPrefix(r.URL.Path, "/v1/session/info/") && spoil > 0 {
+			spoil--
+			return refuse
+		}
+		return forward
+	})
+	if _, err := spoilt.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want ErrLost", err)
 	}
 	p.set(nil)

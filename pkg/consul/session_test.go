@@ -344,6 +344,33 @@ func TestRunSessionEndsWhenTheJournalFails(t *testing.T) {
 	}
 }
 
+// The locks are given up even where the agent does not deregister the service; the journal keeps what is left to do.
+func TestRunSessionReleasesWithoutDeregistering(t *testing.T) {
+	t.Parallel()
+	direct, _, prefix := setup(t)
+	p := startProxy(t, consultest.Shared(t).Addr)
+	d := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{TTL: time.Minute}, &memJournal{})
+	s := receive(t, d.tenures)
+	p.set(func(r *http.Request) verdict {
+		if strings.HasPrefix(r.URL.Path, "/v1/agent/service/deregister/") {
+			return refuse
+		}
+		return forward
+	})
+	d.stop()
+	if got := get(t, direct, prefix+"lock"); got.Session != "" {
+		t.Errorf("the lock is still held by %s", got.Session)
+	}
+	if left := d.journal.left(); !slices.Equal(left, []string{s.Incarnation}) {
+		t.Errorf("journal: %v", left)
+	}
+	again := startDaemon(t, direct, prefix+"lock", consul.SessionConfig{TTL: time.Minute}, d.journal)
+	second := receive(t, again.tenures)
+	if left := d.journal.left(); !slices.Equal(left, []string{second.Incarnation}) {
+		t.Errorf("journal after the next start: %v", left)
+	}
+}
+
 // ErrRegressed makes the next tenure begin with the end of every session that bears the daemon's name, and of no other.
 func TestRunSessionPurgesAfterARegression(t *testing.T) {
 	t.Parallel()

@@ -35,6 +35,7 @@ func TestHistoryWentBack(t *testing.T) {
 		"a key that is not made yet":                  {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5}, next: 5, want: true},
 		"the only key is not made yet":                {before: keys{"a": 9}, index: 9, after: keys{}, next: 6, want: true},
 		"one for another":                             {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5, "c": 8}, next: 8, want: true},
+		"another history at the same index":           {before: keys{"a": 5}, index: 5, after: keys{"a": 5, "b": 5}, next: 5, want: true},
 		"a newer version below an index that is past": {before: keys{"a": 5}, index: 9, after: keys{"a": 7}, next: 7, want: true},
 	} {
 		var h history

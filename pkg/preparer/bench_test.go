@@ -6,8 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,10 +74,8 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An address and a name of its own for each test, so that ports and services do not collide.
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, t.Name()) // cannot fail
-	sum := h.Sum32()
+	// An address and a name of its own for each run of each test, so that ports and services do not collide.
+	sum := rand.Uint32()
 	b.cfg = preparer.Config{
 		Node: node.Node{
 			Name: fmt.Sprintf("node-%x", sum), Address: fmt.Sprintf("127.%d.%d.%d", 2+sum>>16&0x7f, sum>>8&0xff, 1+sum%250),

@@ -51,6 +51,9 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 	next := rec
 	next.Installed = &Installed{Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: rec.Wanted, Ports: ports}
 	next.Wanted = nil
+	p.mu.Lock()
+	e.up = false // the service stays that of the earlier version until its processes go
+	p.mu.Unlock()
 	saved, err := p.save(e, next)
 	if err != nil {
 		return fail(err)

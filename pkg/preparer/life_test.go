@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -26,6 +27,12 @@ import (
 func TestLifeOfAPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
+	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6}) // all that P8 allows
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(few.Close)
+	b.runAs(few)
 	b.start()
 	n := b.awaitServing()
 	if n.ConsulNode == "" || n.Incarnation == "" || n.Labels["rack"] != "a" || len(n.Orphans) != 0 {

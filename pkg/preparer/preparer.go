@@ -66,7 +66,7 @@ const (
 	DefaultIdlePoll    = 2 * time.Second
 	DefaultRelistEvery = time.Minute
 	DefaultRetryMin    = 250 * time.Millisecond
-	DefaultRetryMax    = 30 * time.Second
+	DefaultRetryMax    = time.Minute
 	DefaultLogBytes    = 10 << 20
 	DefaultLogKeep     = 3
 	DefaultOrphanBytes = 64 << 10
@@ -106,12 +106,15 @@ func (c *Config) validate() error {
 	if !filepath.IsAbs(c.Dir) {
 		errs.Add("dir", c.Dir, "an absolute path")
 	}
-	for name, missing := range map[string]bool{
-		"store": c.Store == nil, "artifacts": c.Artifacts == nil, "runtime": c.Runtime == nil,
-		"services": c.Services == nil, "log": c.Log == nil,
+	for _, part := range []struct {
+		name    string
+		missing bool
+	}{
+		{"store", c.Store == nil}, {"artifacts", c.Artifacts == nil}, {"runtime", c.Runtime == nil},
+		{"services", c.Services == nil}, {"log", c.Log == nil},
 	} {
-		if missing {
-			errs.Missing(name, "an implementation")
+		if part.missing {
+			errs.Missing(part.name, "an implementation")
 		}
 	}
 	return errs.Err()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // The meta of a pod's service. MetaNode finds the services of one preparer at an agent that several may share.
@@ -182,9 +184,8 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 	for _, e := range p.pods {
 		id := ServiceID(p.cfg.Node.Name, e.id)
 		passing, there := local[id]
-		if e.rec.StoppedAt == nil {
-			expected[id] = true // while it is not up its worker takes care of it
-		}
+		// What is registered without a process would send its clients to whatever else answers there.
+		expected[id] = e.up || anyAlive(e.procs)
 		m := e.manifest()
 		if !e.up || m == nil {
 			e.health = health{known: there, passing: there && passing}
@@ -208,6 +209,10 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 	return register, strays
 }
 
+func anyAlive(procs []runtime.Status) bool {
+	return slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase != runtime.Stopped })
+}
+
 func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	c.entry.registering.Lock()
 	defer c.entry.registering.Unlock()
@@ -218,6 +223,9 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 		return nil // withdrawn since
 	}
 	if err := p.cfg.Services.RegisterService(ctx, c.service); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		c.entry.gate = gate{} // it paces what succeeds and does not last
 		return err
 	}
 	p.logChange(c.entry, "register service", obs.Fields{fieldService: c.service.ID, fieldDigest: short(c.service.Meta[MetaDigest])})

@@ -363,7 +363,7 @@ func TestUnknownOutcomesAreReadAgain(t *testing.T) {
 	}
 }
 
-// flaky makes every other call fail, before it is carried out or after.
+// flaky makes half of all calls fail, before they are carried out or after.
 type flaky struct {
 	runtime.Runtime
 	preparer.State

@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -117,16 +118,16 @@ func onUsageError(c *cli.Context, err error, _ bool) error {
 	return usagef(c, "%v", err)
 }
 
-// version is that of the module as built, with the commit where the build knows it.
+// version is that of rcfarm, with the commit where the build knows it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "unknown"
+		return app.Version
 	}
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" {
-			return fmt.Sprintf("%s (%.12s)", info.Main.Version, s.Value)
+			return fmt.Sprintf("%s (%.12s)", app.Version, s.Value)
 		}
 	}
-	return info.Main.Version
+	return app.Version
 }

@@ -170,7 +170,9 @@ func (c *computation) upgrade() {
 	p := slices.MinFunc(outdated, func(a, b *Pod) int {
 		return cmp.Or(boolFirst(!a.available(), !b.available()), a.Identity.Compare(b.Identity))
 	})
-	if p.available() && available-1 < c.s.RC.MinimumAvailable() {
+	if least := c.s.RC.MinimumAvailable(); p.available() && available-1 < least {
+		c.blocked = fmt.Sprintf("%d available replicas and a minimum of %d leave no room to upgrade in place; lower min_available or add replicas",
+			available, least)
 		return
 	}
 	c.upgradeOne(p)

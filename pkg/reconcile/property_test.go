@@ -1,0 +1,412 @@
+package reconcile_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+)
+
+// world is a model of a cluster: the records, and nodes that do what they are told when the model lets them.
+type world struct {
+	now     time.Time
+	rc      rc.RC
+	nodes   map[string]*node.View
+	pods    map[pod.Identity]pod.Placement
+	index   uint64
+	indices map[pod.Identity]uint64
+	intents map[at]pod.Intent
+	reality map[at]pod.Reality
+	copies  map[at]pod.Intent // what really runs, or is remembered as stopped
+	status  *rc.Status
+	hold    bool
+	breaker bool
+}
+
+type at struct {
+	node string
+	id   pod.Identity
+}
+
+func newWorld() *world {
+	w := &world{
+		now: time.Unix(1_700_000_000, 0), nodes: map[string]*node.View{}, pods: map[pod.Identity]pod.Placement{},
+		indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{}, copies: map[at]pod.Intent{},
+		index: 1,
+	}
+	for i := range 6 {
+		name := fmt.Sprintf("n%d", i)
+		w.nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 50}}, Alive: true}
+	}
+	zero := 0
+	w.rc = rc.RC{ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
+	return w
+}
+
+func (w *world) snapshot(deep bool) *reconcile.Snapshot {
+	s := &reconcile.Snapshot{
+		Now: w.now, Owner: "f1", RC: w.rc, Manifest: &manifest.Manifest{Version: 1, ID: "p"}, Nodes: w.nodes, Previous: w.status,
+	}
+	if w.hold {
+		s.Hold = "the records are new"
+	}
+	if w.breaker {
+		s.Breaker = "tripped"
+	}
+	for id, p := range w.pods {
+		sp := reconcile.Pod{Placement: p, Index: w.indices[id], Ghosts: map[string]*pod.Reality{}}
+		names := []string{p.Node}
+		for _, g := range p.Ghosts {
+			names = append(names, g.Node)
+		}
+		if deep {
+			sp.Intents = map[string]*pod.Intent{}
+		}
+		for _, name := range names {
+			if r, ok := w.reality[at{name, id}]; ok && name == p.Node {
+				sp.Reality = &r
+			} else if ok {
+				sp.Ghosts[name] = &r
+			}
+			if in, ok := w.intents[at{name, id}]; ok && deep {
+				sp.Intents[name] = &in
+			}
+		}
+		s.Pods = append(s.Pods, sp)
+	}
+	for where, c := range w.copies {
+		in, told := w.intents[where]
+		if c.State != pod.Running || !w.nodes[where.node].Alive || told && in.Revision >= c.Revision {
+			continue
+		}
+		s.Orphans = append(s.Orphans, reconcile.Orphan{Node: where.node, Orphan: pod.Orphan{
+			Identity: where.id, PodID: "p", Digest: c.Digest, Revision: c.Revision,
+		}})
+	}
+	return s
+}
+
+func (w *world) available() int {
+	n := 0
+	for id, p := range w.pods {
+		r, ok := w.reality[at{p.Node, id}]
+		if ok && p.RunState == pod.Running && r.Available && r.Digest == p.Digest {
+			n++
+		}
+	}
+	return n
+}
+
+// running counts the copies that really run.
+func (w *world) running() int {
+	n := 0
+	for _, c := range w.copies {
+		if c.State == pod.Running {
+			n++
+		}
+	}
+	return n
+}
+
+// pass makes one pass, checks the plan and applies it.
+func (w *world) pass(t *rapid.T, deep bool) int {
+	s := w.snapshot(deep)
+	before := w.available()
+	plan := reconcile.Compute(s)
+	w.status = &plan.Status
+	w.checkPlan(t, s, &plan, before)
+	for _, id := range plan.Adds {
+		free := slices.Sorted(maps.Keys(w.nodes))
+		plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, free[id.Index%len(free)]))
+	}
+	for i := range plan.Changes {
+		w.apply(t, &plan.Changes[i])
+	}
+	if plan.Finish && len(w.pods) != 0 {
+		t.Fatalf("finished with %d placements", len(w.pods))
+	}
+	return len(plan.Changes)
+}
+
+func (w *world) checkPlan(t *rapid.T, s *reconcile.Snapshot, plan *reconcile.Plan, available int) {
+	seen := map[pod.Identity]bool{}
+	stops := 0
+	for i := range plan.Changes {
+		ch := &plan.Changes[i]
+		if seen[ch.Identity] {
+			t.Fatalf("%s is changed twice in one plan", ch.Identity)
+		}
+		seen[ch.Identity] = true
+		writesStop := false
+		for _, in := range ch.Intents {
+			if in.Intent != nil && in.Intent.State == pod.Stopped {
+				writesStop = true
+			}
+		}
+		if writesStop && !ch.NeedsBreaker {
+			t.Fatalf("%s stops without the breaker's condition", ch)
+		}
+		if writesStop && w.breaker {
+			t.Fatalf("%s stops although the breaker has tripped", ch)
+		}
+		was, placed := w.pods[ch.Identity]
+		r := w.reality[at{was.Node, ch.Identity}]
+		if placed && (ch.Action == reconcile.Stop || ch.Action == reconcile.Upgrade) && r.Available && r.Digest == was.Digest && was.RunState == pod.Running {
+			stops++
+			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && !ch.NeedsBell {
+				t.Fatalf("%s relies on others being available without the bell's condition", ch)
+			}
+		}
+		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
+			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
+		}
+		if placed && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
+			t.Fatalf("%s stops what was adopted at this generation", ch)
+		}
+		if ch.Placement != nil && placed && ch.Placement.Revision < was.Revision {
+			t.Fatalf("%s lowers the revision", ch)
+		}
+	}
+	if w.rc.DeletedAt == nil && stops > 0 && available-stops < w.rc.MinimumAvailable() {
+		t.Fatalf("%d of %d available pods are taken away, the minimum is %d (P6)", stops, available, w.rc.MinimumAvailable())
+	}
+	if len(plan.Adds) > 0 {
+		if w.hold {
+			t.Fatal("pods are added while holding (R1)")
+		}
+		if limit := w.rc.Desired() + w.rc.Surge(); len(plan.Adds)+len(s.Pods) > limit {
+			t.Fatalf("%d pods and %d adds exceed desired + surge = %d (P6)", len(s.Pods), len(plan.Adds), limit)
+		}
+	}
+	for _, id := range plan.Adds {
+		if _, taken := w.pods[id]; taken || seen[id] {
+			t.Fatalf("%s is added although it exists", id)
+		}
+	}
+}
+
+func (w *world) apply(t *rapid.T, ch *reconcile.Change) {
+	if ch.Index != w.indices[ch.Identity] {
+		t.Fatalf("%s is computed from index %d, the record has %d", ch, ch.Index, w.indices[ch.Identity])
+	}
+	w.index++
+	if ch.Placement == nil {
+		p := w.pods[ch.Identity]
+		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running {
+			t.Fatalf("%s is forgotten while it runs (P5)", ch.Identity)
+		}
+		delete(w.pods, ch.Identity)
+		delete(w.indices, ch.Identity)
+	} else {
+		w.pods[ch.Identity] = *ch.Placement
+		w.indices[ch.Identity] = w.index
+	}
+	for _, in := range ch.Intents {
+		if in.Intent == nil {
+			delete(w.intents, at{in.Node, ch.Identity})
+			continue
+		}
+		w.intents[at{in.Node, ch.Identity}] = *in.Intent
+	}
+}
+
+// obey lets one node do what it is told about one identity.
+func (w *world) obey(where at) {
+	in, told := w.intents[where]
+	have := w.copies[where]
+	_, reported := w.reality[where]
+	if told && (in.Revision > have.Revision || in.Revision == have.Revision && !reported) {
+		w.copies[where] = in
+		w.reality[where] = pod.Reality{
+			Identity: where.id, Node: where.node, Digest: in.Digest, Revision: in.Revision,
+			State: pod.StateReady, Available: in.State == pod.Running,
+		}
+		if in.State == pod.Stopped {
+			r := w.reality[where]
+			r.State = pod.StateStopped
+			w.reality[where] = r
+		}
+	}
+	if !told && have.State == pod.Stopped {
+		delete(w.reality, where) // the tombstone stays
+	}
+}
+
+func (w *world) obeyAll() {
+	for where := range maps.Clone(w.intents) {
+		w.obey(where)
+	}
+	for where := range maps.Clone(w.copies) {
+		w.obey(where)
+	}
+}
+
+// settle runs until nothing changes, and fails if that takes too long.
+func (w *world) settle(t *rapid.T) {
+	for range 200 {
+		w.now = w.now.Add(time.Second)
+		w.obeyAll()
+		if w.pass(t, true) == 0 {
+			return
+		}
+	}
+	t.Fatal("it does not settle")
+}
+
+func (w *world) step(t *rapid.T) {
+	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
+	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy"}).Draw(t, "step") {
+	case "scale":
+		n := rapid.IntRange(0, 8).Draw(t, "replicas")
+		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n}}
+		w.rc.Generation++
+	case "manifest":
+		w.rc.ManifestDigest = rapid.SampledFrom([]string{"m1", "m2", "m3"}).Draw(t, "digest")
+		w.rc.Generation++
+	case "min":
+		n := rapid.IntRange(0, 8).Draw(t, "min")
+		w.rc.MinAvailable = &n
+		w.rc.Generation++
+	case "pass":
+		w.hold, w.breaker = rapid.IntRange(0, 9).Draw(t, "hold") == 0, rapid.IntRange(0, 9).Draw(t, "breaker") == 0
+		w.pass(t, rapid.Bool().Draw(t, "deep"))
+		w.hold, w.breaker = false, false
+	case "obey":
+		if where, ok := draw(t, w.intents); ok {
+			w.obey(where)
+		}
+	case "sick":
+		if where, ok := draw(t, w.reality); ok {
+			r := w.reality[where]
+			r.Available = r.State == pod.StateReady && !r.Available
+			w.reality[where] = r
+		}
+	case "lose intent":
+		if where, ok := draw(t, w.intents); ok {
+			delete(w.intents, where)
+		}
+	case "wipe":
+		clear(w.pods)
+		clear(w.indices)
+		clear(w.intents)
+		clear(w.reality)
+		w.rereport()
+	case "second copy":
+		// As after a restore: the identity also runs elsewhere, at another revision.
+		if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running {
+			other := at{fmt.Sprintf("n%d", rapid.IntRange(0, 5).Draw(t, "elsewhere")), where.id}
+			if _, taken := w.copies[other]; !taken {
+				c := w.copies[where]
+				c.Revision += rapid.SampledFrom([]int64{-500, 500}).Draw(t, "revision")
+				w.copies[other] = c
+				w.rereport()
+			}
+		}
+	case "old placement":
+		for _, id := range slices.SortedFunc(maps.Keys(w.pods), pod.Identity.Compare) {
+			p := w.pods[id]
+			if p.Revision > 1000 && rapid.Bool().Draw(t, "older") {
+				p.Revision -= 1000
+				w.pods[id] = p
+			}
+		}
+	}
+}
+
+// rereport lets the nodes write their realities again, as they do when they vanished.
+func (w *world) rereport() {
+	for where, c := range w.copies {
+		if c.State == pod.Running {
+			w.reality[where] = pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateReady, Available: true}
+		}
+	}
+}
+
+func draw[V any](t *rapid.T, m map[at]V) (at, bool) {
+	keys := slices.SortedFunc(maps.Keys(m), func(a, b at) int {
+		if c := a.id.Compare(b.id); c != 0 {
+			return c
+		}
+		return slices.Compare([]string{a.node}, []string{b.node})
+	})
+	if len(keys) == 0 {
+		return at{}, false
+	}
+	return rapid.SampledFrom(keys).Draw(t, "which"), true
+}
+
+// TestAnyHistoryEndsWithWhatIsDesired plays random histories of changes, failures and lost records, with the plans checked
+// on the way, and then lets the world settle.
+func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			w.step(t)
+		}
+		w.rereportSick()
+		w.settle(t)
+		w.rc.Generation++ // what was adopted is released by a change
+		w.settle(t)
+		desired := w.rc.Desired()
+		switch least := w.rc.MinimumAvailable(); {
+		case least > desired:
+			return // the minimum forbids to remove anything: P6 outranks the count
+		case least == desired && w.outdated():
+			if !w.status.Is(rc.Blocked) {
+				t.Fatalf("the minimum forbids the upgrade, and nobody says so: %+v", w.status)
+			}
+			return
+		}
+		if len(w.pods) != desired || w.running() != desired || w.available() != desired {
+			t.Fatalf("desired %d, placed %d, running %d, available %d\npods %+v\nreality %+v\ncopies %+v\nstatus %+v", desired, len(w.pods), w.running(), w.available(), w.pods, w.reality, w.copies, w.status)
+		}
+		if !w.status.Is(rc.Converged) {
+			t.Fatalf("settled but not converged: %+v", w.status)
+		}
+		for id, p := range w.pods {
+			if p.Digest != w.rc.ManifestDigest {
+				t.Fatalf("%s settled on manifest %s, desired %s", id, p.Digest, w.rc.ManifestDigest)
+			}
+		}
+		if n := w.pass(t, true); n != 0 {
+			t.Fatalf("a settled world is changed again, %d times", n)
+		}
+		now := w.now
+		w.rc.DeletedAt = &now
+		w.rc.Generation++
+		w.settle(t)
+		if len(w.pods) != 0 || w.running() != 0 {
+			t.Fatalf("deleted, but %d placements and %d copies are left", len(w.pods), w.running())
+		}
+	})
+}
+
+// outdated reports whether a pod has another manifest than the controller.
+func (w *world) outdated() bool {
+	for _, p := range w.pods {
+		if p.Digest != w.rc.ManifestDigest {
+			return true
+		}
+	}
+	return false
+}
+
+// rereportSick makes every running copy healthy again.
+func (w *world) rereportSick() {
+	for where, r := range w.reality {
+		if r.State == pod.StateReady {
+			r.Available = true
+			w.reality[where] = r
+		}
+	}
+}
