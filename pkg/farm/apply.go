@@ -47,7 +47,6 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 	}
 	// Nodes with few pods of this controller first: reading the others would be in vain.
 	slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
-	reasons := others
 	left := plan.Adds
 	for len(left) > 0 && len(order) > 0 {
 		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
@@ -66,11 +65,11 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			perNode[a.Node]++
 		}
 		left = left[len(assigned):]
-		if len(refused) > 0 {
-			reasons = others + ", " + refused.String()
+		for reason, n := range refused {
+			others[reason] += n
 		}
 	}
-	plan.Short(s.Now, len(left), reasons)
+	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
 	return nil
 }
 

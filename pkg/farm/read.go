@@ -160,24 +160,24 @@ func nodesOf(p *reconcile.Pod) []string {
 
 // Scheduler says which nodes may take pods. The built-in one selects by label among the nodes that are alive and open.
 type Scheduler interface {
-	// EligibleNodes returns node names in the order in which they should be tried, and a text that says why the other
-	// nodes are not among them.
-	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others string, err error)
+	// EligibleNodes returns node names in the order in which they should be tried, and counts the other nodes by why
+	// they are not among them.
+	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
 }
 
 // selecting is the built-in scheduler.
 type selecting struct{ farm *Farm }
 
 // EligibleNodes implements Scheduler from the farm's view of the nodes.
-func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, string, error) {
+func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
 	sel, err := snap.RC.Selector()
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
 	names, others := placement.Eligible(snap.Nodes, sel, s.farm.world.schemaRec().Value.Nonce, h.Sum64())
-	return names, others.String(), nil
+	return names, others, nil
 }
 
 // manifestCache keeps manifests by digest. They never change, so that nothing in it is ever stale.

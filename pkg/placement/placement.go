@@ -32,14 +32,11 @@ const (
 // Reasons counts nodes by why they take no pod.
 type Reasons map[Reason]int
 
-// String lists the reasons with their counts, in a stable order.
+// String lists the reasons with their counts of nodes, in a stable order. It is empty when there is none.
 func (r Reasons) String() string {
 	parts := make([]string, 0, len(r))
 	for _, reason := range slices.Sorted(maps.Keys(r)) {
-		parts = append(parts, fmt.Sprintf("%d nodes %s", r[reason], reason))
-	}
-	if len(parts) == 0 {
-		return "there are no nodes"
+		parts = append(parts, fmt.Sprintf("%s: %d", reason, r[reason]))
 	}
 	return strings.Join(parts, ", ")
 }

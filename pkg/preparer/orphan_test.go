@@ -1,11 +1,7 @@
 package preparer
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
 	"io"
-	"strings"
 	"testing"
 	"time"
 
@@ -98,26 +94,5 @@ func TestFailureOfAnEarlierIntentIsForgotten(t *testing.T) {
 	}
 	if len(p.queue) != 1 {
 		t.Errorf("%d entries queued, want 1", len(p.queue))
-	}
-}
-
-// Trouble that comes and goes fills no log.
-func TestTroubleIsLoggedOnce(t *testing.T) {
-	t.Parallel()
-	var buf bytes.Buffer
-	log, err := obs.NewLogger(&buf, "info", "text")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tr := newTrouble(log)
-	for range 5 {
-		tr.report("intents", "cannot be read", errors.New("refused"))
-		tr.report("intents", "cannot be read", errors.New("refused"))
-		tr.over("intents")
-	}
-	tr.report("intents", "cannot be read", fmt.Errorf("list: %w", store.ErrFiltered))
-	lines := strings.Split(strings.TrimSpace(buf.String()), "\n")
-	if len(lines) != 3 || !strings.Contains(lines[1], "works again") || !strings.Contains(lines[2], "the ACL token lacks a read permission") {
-		t.Errorf("log:\n%s", buf.String())
 	}
 }

@@ -74,13 +74,14 @@ type Plan struct {
 	Again   time.Duration  // look again after this long even if nothing rings; zero: no need
 }
 
-// Short completes the status with what could not be placed: how many replicas and why, per reason.
-func (p *Plan) Short(now time.Time, missing int, reasons string) {
-	if missing > 0 {
-		p.set(now, rc.InsufficientNodes, true, fmt.Sprintf("%d of %d replicas have no node: %s", missing, p.Status.Desired, reasons))
+// Short completes the status with what could not be placed: how many replicas, of how many nodes, and why those take none.
+func (p *Plan) Short(now time.Time, missing, nodes int, reasons string) {
+	if missing == 0 {
+		p.set(now, rc.InsufficientNodes, false, "")
 		return
 	}
-	p.set(now, rc.InsufficientNodes, false, "")
+	p.set(now, rc.InsufficientNodes, true,
+		fmt.Sprintf("%d of %d replicas have no node; of %d nodes, these take none: %s", missing, p.Status.Desired, nodes, reasons))
 }
 
 // Block says in the status that changes could not be applied and why.

@@ -166,6 +166,9 @@ func (w *world) checkPlan(t *rapid.T, s *reconcile.Snapshot, plan *reconcile.Pla
 				t.Fatalf("%s relies on others being available without the bell's condition", ch)
 			}
 		}
+		if ch.Action == reconcile.Expel && (!r.Available || r.Digest != was.Digest) {
+			t.Fatalf("%s: the winning copy is not available", ch)
+		}
 		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
 			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
 		}
@@ -264,7 +267,7 @@ func (w *world) settle(t *rapid.T) {
 
 func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
-	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality"}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 8).Draw(t, "replicas")
 		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n}}
@@ -300,6 +303,10 @@ func (w *world) step(t *rapid.T) {
 		clear(w.intents)
 		clear(w.reality)
 		w.rereport()
+	case "lose reality":
+		if where, ok := draw(t, w.reality); ok {
+			delete(w.reality, where)
+		}
 	case "second copy":
 		// As after a restore: the identity also runs elsewhere, at another revision.
 		if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running {
@@ -353,6 +360,7 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			w.step(t)
 		}
+		w.rereport()
 		w.rereportSick()
 		w.settle(t)
 		w.rc.Generation++ // what was adopted is released by a change

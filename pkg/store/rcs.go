@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"path"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -98,30 +100,27 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 		ops = append(ops, consul.SetFlags(s.keys.Manifest(c.RC.ManifestDigest), stored, rand.Uint64()))
 	}
 	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
-	for {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, ops)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("change of %s: %w: it may have been written; look before trying again", c.RC.Name, err)
-		case !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown):
-			return err
+		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || consulDenied(err) {
+			return struct{}{}, permanent(err)
 		}
 		landed, readErr := s.exists(ctx, s.keys.Audit(c.Audit.ID))
 		switch {
 		case readErr == nil && landed:
-			return nil
+			return struct{}{}, nil
+		case errors.Is(err, ErrRefused) && readErr != nil:
+			return struct{}{}, permanent(readErr)
 		case errors.Is(err, ErrRefused):
-			if readErr != nil {
-				return readErr
-			}
-			if consulDenied(err) {
-				return err
-			}
-			return fmt.Errorf("rc %s: %w: %w", c.RC.Name, ErrConflict, err)
+			return struct{}{}, permanent(fmt.Errorf("rc %s: %w: %w", c.RC.Name, ErrConflict, err))
+		default:
+			return struct{}{}, err
 		}
+	}, tries()...)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("change of %s: %w: it may have been written; look before trying again", c.RC.Name, err)
 	}
+	return err
 }
 
 // consulDenied reports whether a refusal is about permission, which no other try mends.

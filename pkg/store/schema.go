@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
@@ -42,18 +44,37 @@ func newSchema() Schema {
 // EnsureSchema returns the schema record. When it is missing it is created, together with the breaker and the shared
 // marker keys that are missing, so that two first writers cannot both succeed.
 func (s *Store) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
-	for {
+	return backoff.Retry(ctx, func() (Rec[Schema], error) {
 		rec, err := get[Schema](ctx, s, s.keys.Schema(), consul.Consistent)
-		if !errors.Is(err, ErrNotFound) {
-			return rec, err
+		if errors.Is(err, ErrNotFound) {
+			if err = s.createSchema(ctx); err != nil && !again(err) {
+				return rec, permanent(err)
+			}
+			return get[Schema](ctx, s, s.keys.Schema(), consul.Consistent)
 		}
-		if err := s.createSchema(ctx); err != nil && !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) {
-			return Rec[Schema]{}, err
-		}
-		if ctx.Err() != nil {
-			return Rec[Schema]{}, context.Cause(ctx)
-		}
+		return rec, permanent(err)
+	}, tries()...)
+}
+
+// again reports whether a write that failed may succeed when it is computed anew: it was refused for what others wrote
+// meanwhile, or nobody knows.
+func again(err error) bool {
+	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) && !consulDenied(err)
+}
+
+// permanent marks an error as one that another try cannot mend; nil stays nil.
+func permanent(err error) error {
+	if err == nil {
+		return nil
 	}
+	return backoff.Permanent(err)
+}
+
+// tries paces repeated attempts, until the context ends.
+func tries() []backoff.RetryOption {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = 10*time.Millisecond, time.Second
+	return []backoff.RetryOption{backoff.WithBackOff(pace), backoff.WithMaxElapsedTime(0)}
 }
 
 func (s *Store) createSchema(ctx context.Context) error {
@@ -80,19 +101,18 @@ func (s *Store) createSchema(ctx context.Context) error {
 // RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
 // before; a newer one in the store means that somebody else was first, and is left alone.
 func (s *Store) RenewNonce(ctx context.Context, known string) error {
-	for {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		rec, err := s.EnsureSchema(ctx)
-		if err != nil {
-			return err
-		}
-		if rec.Value.Nonce > known {
-			return nil
+		if err != nil || rec.Value.Nonce > known {
+			return struct{}{}, permanent(err)
 		}
 		_, err = s.c.Commit(ctx, []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema()), rec.Index)})
-		if err == nil || ctx.Err() != nil {
-			return err
+		if !again(err) {
+			err = permanent(err)
 		}
-	}
+		return struct{}{}, err
+	}, tries()...)
+	return err
 }
 
 // restoreMarker creates a marker key that vanished.

@@ -1,0 +1,46 @@
+package preparer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Trouble that comes and goes fills no log.
+func TestTroubleIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	var buf bytes.Buffer
+	log, err := obs.NewLogger(&buf, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := newTrouble(log)
+	for range 5 {
+		tr.report("intents", "cannot be read", errors.New("refused"))
+		tr.report("intents", "cannot be read", errors.New("refused"))
+		tr.over("intents")
+	}
+	tr.report("intents", "cannot be read", fmt.Errorf("list: %w", store.ErrFiltered))
+	lines := strings.Split(strings.TrimSpace(buf.String()), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[1], "works again") || !strings.Contains(lines[2], "the ACL token lacks a read permission") {
+		t.Errorf("log:\n%s", buf.String())
+	}
+}
+
+func TestNewNamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	_, err := New(Config{Dir: "relative"})
+	if err == nil {
+		t.Fatal("an empty configuration was accepted")
+	}
+	for _, field := range []string{"node.name", "node.address", "dir", "store", "artifacts", "runtime", "services", "log"} {
+		if !strings.Contains(err.Error(), field+":") {
+			t.Errorf("%q does not name %s", err, field)
+		}
+	}
+}
