@@ -26,7 +26,7 @@ func main() {
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once", Value: 8, Destination: &cfg.Workers},
 		),
 		Action: func(*cli.Context) error {
-			f, err := app.NewFarm(cfg)
+			f, err := app.NewFarm(ctx, cfg)
 			if err != nil {
 				return err
 			}

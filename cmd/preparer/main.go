@@ -39,7 +39,7 @@ func main() {
 		),
 		Action: func(*cli.Context) error {
 			cfg.Labels = labels.Value()
-			p, err := app.NewPreparer(cfg)
+			p, err := app.NewPreparer(ctx, cfg)
 			if err != nil {
 				return err
 			}

@@ -128,7 +128,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	}
 	go cluster.FirstLine(out, "ready after", ready)
 	d.ended = make(chan error, 1)
-	go func() { d.ended <- d.dev.Wait(); in.Close() }()
+	go func() { d.ended <- d.dev.Wait(); _ = in.Close() }() // closing a pipe of our own cannot fail
 	select {
 	case <-ready:
 	case err := <-d.ended:

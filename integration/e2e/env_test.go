@@ -314,7 +314,7 @@ func (e *env) processes() map[string]int {
 			continue // it has ended
 		}
 		vars := map[string]string{}
-		for _, v := range strings.Split(string(data), "\x00") {
+		for v := range strings.SplitSeq(string(data), "\x00") {
 			key, value, _ := strings.Cut(v, "=")
 			vars[key] = value
 		}

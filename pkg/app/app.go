@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -56,7 +57,7 @@ type base struct {
 }
 
 // open makes the common parts. What it made before an error it unmakes.
-func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
+func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 	b = &base{common: c}
 	defer func() {
 		if err != nil {
@@ -80,7 +81,7 @@ func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 	b.undo = append(b.undo, b.client.Close)
 	b.store = store.New(b.client, keys)
 	if c.Lifeline != "" {
-		line, err := HoldLifeline(c.Lifeline)
+		line, err := HoldLifeline(ctx, c.Lifeline)
 		if err != nil {
 			return b, err
 		}
@@ -91,8 +92,8 @@ func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 }
 
 func (b *base) close() {
-	for i := len(b.undo) - 1; i >= 0; i-- {
-		b.undo[i]()
+	for _, undo := range slices.Backward(b.undo) {
+		undo()
 	}
 	b.undo = nil
 }

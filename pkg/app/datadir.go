@@ -94,7 +94,7 @@ func (d *DataDir) read() ([]string, error) {
 	}
 	var list []string
 	if json.Unmarshal(data, &list) != nil {
-		return nil, nil
+		list = nil
 	}
 	return list, nil
 }

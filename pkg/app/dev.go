@@ -106,7 +106,7 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	d := &devCluster{cfg: cfg, line: line, state: DevState{PIDs: map[string]int{}}}
 	group, ctx := errgroup.WithContext(ctx)
 	defer func() {
-		err = errors.Join(err, d.end(group))
+		err = errors.Join(err, d.end(context.WithoutCancel(ctx), group)) // the end takes as long as it takes
 	}()
 	if err := d.startConsul(ctx, group); err != nil {
 		return err
@@ -134,7 +134,7 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 
 // startConsul starts Consul under a guard that ends it when this process is gone, and waits until it answers.
 func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
-	addr, args, err := devserver.Args(devserver.Config{Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port})
+	addr, args, err := devserver.Args(ctx, devserver.Config{Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port})
 	if err != nil {
 		return err
 	}
@@ -168,8 +168,8 @@ func (d *devCluster) start(name, program string, args ...string) (*exec.Cmd, err
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the child has its own
-	cmd := exec.Command(filepath.Join(d.cfg.Bin, program), args...)
+	defer log.Close()                                               // the child has its own
+	cmd := exec.Command(filepath.Join(d.cfg.Bin, program), args...) //nolint:noctx // the lifeline ends it
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -214,7 +214,7 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 		}
 		err = cmd.Wait()
 		if d.isEnding() || ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it ended because the cluster does
 		}
 		d.cfg.Say(fmt.Sprintf("%s ended (%v); starting it again", name, err))
 		timer := time.NewTimer(restartAfter)
@@ -264,11 +264,11 @@ func (d *devCluster) waitNodes(ctx context.Context) error {
 }
 
 // end breaks the lifeline, which every process of the cluster holds, and waits for all of them.
-func (d *devCluster) end(group *errgroup.Group) error {
+func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
 	d.mu.Lock()
 	d.ending = true
 	d.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), devEndLimit)
+	ctx, cancel := context.WithTimeout(ctx, devEndLimit)
 	defer cancel()
 	err := d.line.End(ctx)
 	if err == nil {
@@ -321,12 +321,12 @@ func Guard(ctx context.Context, lifeline string, argv []string) error {
 	if len(argv) == 0 {
 		return errors.New("nothing to guard")
 	}
-	line, err := HoldLifeline(lifeline)
+	line, err := HoldLifeline(ctx, lifeline)
 	if err != nil {
 		return err
 	}
 	defer line.Close()
-	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // killed below
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	// The kernel kills the program when this thread ends, so this must stay the thread that started it.
 	runtime.LockOSThread()

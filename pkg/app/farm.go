@@ -35,11 +35,11 @@ type Farm struct {
 }
 
 // NewFarm opens everything that the daemon needs except Consul, which may be away for now.
-func NewFarm(cfg FarmConfig) (*Farm, error) {
+func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := open(cfg.Common, consul.DefaultMaxConns, os.Stderr)
+	b, err := open(ctx, cfg.Common, consul.DefaultMaxConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}

@@ -18,8 +18,8 @@ type Lifeline struct {
 }
 
 // HoldLifeline connects to the socket at path.
-func HoldLifeline(path string) (*Lifeline, error) {
-	conn, err := new(net.Dialer).DialContext(context.Background(), "unix", path)
+func HoldLifeline(ctx context.Context, path string) (*Lifeline, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("lifeline: %w", err)
 	}

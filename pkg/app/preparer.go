@@ -78,12 +78,12 @@ type Preparer struct {
 
 // NewPreparer opens everything that the agent needs except Consul, which may be away for now: pods are supervised without
 // it.
-func NewPreparer(cfg PreparerConfig) (p *Preparer, err error) {
+func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err error) {
 	record, err := cfg.record()
 	if err != nil {
 		return nil, err
 	}
-	b, err := open(cfg.Common, preparerConns, os.Stderr)
+	b, err := open(ctx, cfg.Common, preparerConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +97,7 @@ func NewPreparer(cfg PreparerConfig) (p *Preparer, err error) {
 	if err != nil {
 		return nil, err
 	}
+	//nolint:contextcheck // the supervisor outlives every context of ours
 	if p.runtime, err = dialSupervisor(b.dir.Path("shim"), cfg.Lifeline); err != nil {
 		return nil, err
 	}

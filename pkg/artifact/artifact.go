@@ -246,7 +246,7 @@ func removeTree(path string) error {
 			return err
 		}
 		if d.IsDir() {
-			return os.Chmod(p, 0o700)
+			return os.Chmod(p, 0o700) //nolint:gosec // the tree is ours alone, and is about to go
 		}
 		return nil
 	})

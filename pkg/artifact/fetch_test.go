@@ -49,8 +49,11 @@ func TestFetchHTTPS(t *testing.T) {
 				w.(http.Flusher).Flush()
 			}
 		}, 1, artifact.ErrTooLarge, []string{"more than 65536 bytes"}},
-		{"another file", func(_ int64, w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("other")) }, 1,
-			artifact.ErrDigest, []string{"expected " + digestOf(data), "got " + digestOf([]byte("other"))}},
+		{
+			"another file", func(_ int64, w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("other")) }, 1,
+			artifact.ErrDigest,
+			[]string{"expected " + digestOf(data), "got " + digestOf([]byte("other"))},
+		},
 		{"to plain http", func(_ int64, w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.1:1/x", http.StatusFound)
 		}, 1, errAny, []string{"redirect to http://127.0.0.1:1/x", "allowed: https"}},

@@ -131,21 +131,3 @@ func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (
 	}
 	return passing, nil
 }
-
-// PassingMeta returns the value of a meta key of every passing instance of a service in the servers' catalog.
-func (c *Client) PassingMeta(ctx context.Context, service, metaKey string) ([]string, error) {
-	ctx, cancel := c.call(ctx)
-	defer cancel()
-	entries, meta, err := c.api.Health().Service(service, "", true, Default.options(ctx))
-	if err != nil {
-		return nil, fmt.Errorf("read passing instances of %s: %w", service, readError(err))
-	}
-	if c.hidden(meta) {
-		return nil, fmt.Errorf("read passing instances of %s: %w", service, ErrFiltered)
-	}
-	values := make([]string, 0, len(entries))
-	for _, e := range entries {
-		values = append(values, e.Service.Meta[metaKey])
-	}
-	return values, nil
-}

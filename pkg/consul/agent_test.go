@@ -67,8 +67,10 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	const fast = 50 * time.Millisecond
 	meta := map[string]string{"rcfarm-node_id": `node-1_a.b "x"\y`, "other": "1"}
 	for _, s := range []consul.Service{
-		{ID: id("http"), Name: "web", Address: "127.0.0.1", Port: 80, Tags: []string{"a"}, Meta: meta,
-			Check: &consul.Check{HTTP: web.URL, Interval: fast, Timeout: time.Second}},
+		{
+			ID: id("http"), Name: "web", Address: "127.0.0.1", Port: 80, Tags: []string{"a"}, Meta: meta,
+			Check: &consul.Check{HTTP: web.URL, Interval: fast, Timeout: time.Second},
+		},
 		{ID: id("tcp"), Name: "web", Meta: meta, Check: &consul.Check{TCP: tcp, Interval: fast, Timeout: time.Second}},
 		{ID: id("plain"), Name: "web", Meta: meta},
 		{ID: id("elsewhere"), Name: "web", Meta: map[string]string{"rcfarm-node_id": "node-1_a"}},
@@ -113,8 +115,10 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	id := strings.TrimSuffix(prefix, "/")
-	s := consul.Service{ID: id, Name: "slow", Meta: map[string]string{"k": id},
-		Check: &consul.Check{TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}}
+	s := consul.Service{
+		ID: id, Name: "slow", Meta: map[string]string{"k": id},
+		Check: &consul.Check{TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second},
+	}
 	if err := c.RegisterService(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -131,9 +135,11 @@ func TestRegisteringAgain(t *testing.T) {
 	web := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(web.Close)
 	id := strings.TrimSuffix(prefix, "/")
-	s := consul.Service{ID: id, Name: "again", Address: "127.0.0.1", Port: 1, Tags: []string{"a", "b"},
+	s := consul.Service{
+		ID: id, Name: "again", Address: "127.0.0.1", Port: 1, Tags: []string{"a", "b"},
 		Meta:  map[string]string{"k": id, "digest": "1"},
-		Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: time.Second}}
+		Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: time.Second},
+	}
 	register := func() bool {
 		t.Helper()
 		if err := c.RegisterService(t.Context(), s); err != nil {
@@ -154,11 +160,11 @@ func TestRegisteringAgain(t *testing.T) {
 	}
 }
 
-func TestPassingMetaAsksTheCatalog(t *testing.T) {
+func TestPassingAsksTheCatalog(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	name := strings.TrimSuffix(prefix, "/")
-	if got := must[[]string](t)(c.PassingMeta(t.Context(), name, "nonce")); len(got) != 0 {
+	if got := must[[]map[string]string](t)(c.Passing(t.Context(), name, "nonce", "n1")); len(got) != 0 {
 		t.Fatalf("a service that does not exist: %v", got)
 	}
 	for i, check := range []*consul.Check{nil, nil, {TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}} {
@@ -169,16 +175,12 @@ func TestPassingMetaAsksTheCatalog(t *testing.T) {
 		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
 	}
 	consultest.Eventually(t, patience, func() error {
-		got, err := c.PassingMeta(t.Context(), name, "nonce")
-		slices.Sort(got)
-		if err == nil && !slices.Equal(got, []string{"n0", "n1"}) {
+		got, err := c.Passing(t.Context(), name, "nonce", "n1")
+		if err == nil && (len(got) != 1 || got[0]["nonce"] != "n1") {
 			err = fmt.Errorf("got %v", got)
 		}
 		return err
 	})
-	if got, err := c.Passing(t.Context(), name, "nonce", "n1"); err != nil || len(got) != 1 || got[0]["nonce"] != "n1" {
-		t.Errorf("Passing: %v %v", got, err)
-	}
 	if got, err := c.Passing(t.Context(), name, "nonce", "n2"); err != nil || len(got) != 0 {
 		t.Errorf("Passing counts a critical instance: %v %v", got, err)
 	}

@@ -74,11 +74,7 @@ func TestACL(t *testing.T) {
 	t.Run("lock", func(t *testing.T) { testLockRights(t, g, lock) })
 	t.Run("watch", func(t *testing.T) { testWatchFiltered(t, g) })
 	t.Run("catalog", func(t *testing.T) {
-		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).PassingMeta(t.Context(), "consul", "version")
-		if !errors.Is(err, consul.ErrFiltered) {
-			t.Errorf("PassingMeta: %v, want ErrFiltered", err)
-		}
-		_, err = g.client(t, `key_prefix "open/" { policy = "read" }`).Passing(t.Context(), "consul", "version", "1")
+		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).Passing(t.Context(), "consul", "version", "1")
 		if !errors.Is(err, consul.ErrFiltered) {
 			t.Errorf("Passing: %v, want ErrFiltered", err)
 		}
@@ -153,9 +149,6 @@ func testAnonymous(t *testing.T, g guarded) {
 	}
 	if _, err := c.GetMany(t.Context(), []string{"hidden/a"}, consul.Default); !errors.Is(err, consul.ErrFiltered) {
 		t.Errorf("GetMany: %v", err)
-	}
-	if _, err := c.PassingMeta(t.Context(), "consul", "version"); !errors.Is(err, consul.ErrFiltered) {
-		t.Errorf("PassingMeta: %v", err)
 	}
 	if _, err := c.Passing(t.Context(), "consul", "version", "1"); !errors.Is(err, consul.ErrFiltered) {
 		t.Errorf("Passing: %v", err)
@@ -239,7 +232,7 @@ func testSessionRights(t *testing.T, g guarded) {
 	c := g.client(t, `agent_prefix "" { policy = "read" } service_prefix "" { policy = "write" } session_prefix "" { policy = "write" }`)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := errors.New("test done")
-	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: "acl", Journal: &memJournal{}}, func(ctx context.Context, s *consul.Session) error {
+	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: "acl", Journal: &memJournal{}}, func(context.Context, *consul.Session) error {
 		cancel(done)
 		return nil
 	})

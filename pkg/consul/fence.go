@@ -59,7 +59,7 @@ func (c *Client) Acquire(ctx context.Context, key, session string, value func() 
 		}
 		switch {
 		case errors.Is(err, ErrRefused):
-			if why, definite := c.whyRefused(ctx, key, session, err); definite {
+			if definite, why := c.whyRefused(ctx, key, session, err); definite {
 				return Fence{}, why
 			}
 		case !errors.Is(err, ErrUnknown):
@@ -85,28 +85,28 @@ func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence,
 // whyRefused tells a lock that is held from a session that is dead, and both from a refusal for want of rights. The
 // answer is not definite when none is so, as within the lock delay, or when the servers could not be asked: then trying
 // again is right.
-func (c *Client) whyRefused(ctx context.Context, key, session string, refused error) (why error, definite bool) {
+func (c *Client) whyRefused(ctx context.Context, key, session string, refused error) (definite bool, why error) {
 	var denied *RefusedError
 	if errors.As(refused, &denied) && denied.Denied() {
-		return refused, true
+		return true, refused
 	}
 	pair, err := c.Get(ctx, key, Consistent)
 	switch {
 	case errors.Is(err, ErrFiltered):
-		return err, true
+		return true, err
 	case err != nil && !errors.Is(err, ErrNotFound):
-		return err, false
+		return false, err
 	case err == nil && pair.Session != "" && pair.Session != session:
-		return &HeldError{Key: key, Session: pair.Session, Value: pair.Value}, true
+		return true, &HeldError{Key: key, Session: pair.Session, Value: pair.Value}
 	}
 	alive, err := c.sessionExists(ctx, session)
 	switch {
 	case err != nil:
-		return err, errors.Is(err, ErrFiltered)
+		return errors.Is(err, ErrFiltered), err
 	case !alive:
-		return fmt.Errorf("%w: session %s does not exist", ErrLost, session), true
+		return true, fmt.Errorf("%w: session %s does not exist", ErrLost, session)
 	default:
-		return nil, false
+		return false, nil
 	}
 }
 

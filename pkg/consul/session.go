@@ -138,6 +138,7 @@ func (e *vanishedError) Error() string {
 	return fmt.Sprintf("%v: the servers do not know session %s any more", ErrLost, e.session)
 }
 
+// Is matches ErrLost.
 func (e *vanishedError) Is(target error) bool { return target == ErrLost }
 
 // oneSession runs the role in one tenure. taken says whether it came to that.
@@ -216,7 +217,7 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 		cancel()
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the end of ctx is no loss
 		case err == nil && entry == nil && c.hidden(meta):
 			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
 		case err == nil && entry == nil:
@@ -235,7 +236,7 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 		}
 		index = 0
 		if pause(ctx, cfg.TTL/20) != nil {
-			return nil
+			return nil //nolint:nilerr // the end of ctx is no loss
 		}
 	}
 }

@@ -136,9 +136,9 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 		t.Errorf("registered %v, journal %v", ids, d.journal.left())
 	}
 	consultest.Eventually(t, patience, func() error {
-		values, err := c.PassingMeta(t.Context(), consul.ServiceName("farm"), "nonce")
-		if err == nil && !slices.Contains(values, "n1") {
-			err = fmt.Errorf("catalog has %q", values)
+		found, err := c.Passing(t.Context(), consul.ServiceName("farm"), "nonce", "n1")
+		if err == nil && len(found) == 0 {
+			err = errors.New("the catalog has no such instance")
 		}
 		return err
 	})

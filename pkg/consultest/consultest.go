@@ -57,7 +57,7 @@ func start(bin, extra string) (_ *Server, err error) {
 			_ = os.RemoveAll(dir) // the error at hand matters more
 		}
 	}()
-	addr, args, err := devserver.Args(devserver.Config{Bin: bin, Dir: dir, ExtraJSON: extra})
+	addr, args, err := devserver.Args(context.Background(), devserver.Config{Bin: bin, Dir: dir, ExtraJSON: extra})
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func start(bin, extra string) (_ *Server, err error) {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(bin, args...)
+	cmd := exec.Command(bin, args...) //nolint:noctx // StartTied ends it
 	cmd.Stdout, cmd.Stderr = log, log
 	s := &Server{Addr: addr, dir: dir, done: make(chan struct{})}
 	if err := StartTied(cmd, func(error) { close(s.done) }); err != nil {
@@ -146,30 +146,30 @@ func Main(m *testing.M) int {
 }
 
 // Shared returns the package's server, started on first use. The package's TestMain must call Main.
-func Shared(t testing.TB) *Server {
-	t.Helper()
+func Shared(tb testing.TB) *Server {
+	tb.Helper()
 	perPackage.once.Do(func() { perPackage.server, perPackage.err = Start(manyClients) })
 	if perPackage.err != nil {
-		t.Fatalf("these tests need a real Consul: %v", perPackage.err)
+		tb.Fatalf("these tests need a real Consul: %v", perPackage.err)
 	}
 	return perPackage.server
 }
 
 // Client returns a client of the package's server and a key prefix that no other test uses.
-func Client(t testing.TB) (client *consul.Client, prefix string) {
-	t.Helper()
-	client, err := consul.New(consul.Config{Address: Shared(t).Addr})
+func Client(tb testing.TB) (client *consul.Client, prefix string) {
+	tb.Helper()
+	client, err := consul.New(consul.Config{Address: Shared(tb).Addr})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(client.Close)
+	tb.Cleanup(client.Close)
 	return client, "test-" + strings.ToLower(ulid.Make().String()) + "/"
 }
 
 // Eventually waits until the condition holds, asking every 10 ms, and fails the test when it does not within the limit.
 // The condition returns nil, or what is still missing.
-func Eventually(t testing.TB, limit time.Duration, condition func() error) {
-	t.Helper()
+func Eventually(tb testing.TB, limit time.Duration, condition func() error) {
+	tb.Helper()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	ticker := time.NewTicker(10 * time.Millisecond)
@@ -181,7 +181,7 @@ func Eventually(t testing.TB, limit time.Duration, condition func() error) {
 		}
 		select {
 		case <-deadline.C:
-			t.Fatalf("not within %s: %v", limit, err)
+			tb.Fatalf("not within %s: %v", limit, err)
 		case <-ticker.C:
 		}
 	}

@@ -72,7 +72,7 @@ func TestTiedProcessDiesWithItsParent(t *testing.T) {
 		// Where nobody reaps orphans it stays as a zombie.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
 		if err != nil || strings.Contains(string(stat), ") Z ") {
-			return nil
+			return nil //nolint:nilerr // a process that is gone has no stat
 		}
 		return errors.New("the child outlived its parent")
 	})
@@ -136,7 +136,7 @@ func TestStartReportsABadConfiguration(t *testing.T) {
 
 func TestFreePortsAreDistinct(t *testing.T) {
 	t.Parallel()
-	ports, err := devserver.FreePorts(50)
+	ports, err := devserver.FreePorts(t.Context(), 50)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestFreePortsAreDistinct(t *testing.T) {
 
 func TestWaitReadyEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	ports, err := devserver.FreePorts(1)
+	ports, err := devserver.FreePorts(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

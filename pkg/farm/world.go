@@ -314,7 +314,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
 		return nil
 	}
-	rec := store.Rec[store.Schema]{}
+	var rec store.Rec[store.Schema]
 	if len(s.Recs) == 0 {
 		w.log.Warn("the cluster record is missing; creating it")
 		var err error

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"sort"
 	"strings"
@@ -201,9 +202,7 @@ func fieldTypes(t reflect.Type) map[string]reflect.Type {
 		switch {
 		case name == "-" || !f.IsExported():
 		case f.Anonymous && name == "":
-			for n, inner := range fieldTypes(f.Type) {
-				types[n] = inner
-			}
+			maps.Copy(types, fieldTypes(f.Type))
 		case name == "":
 			types[f.Name] = f.Type
 		default:

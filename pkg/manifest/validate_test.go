@@ -40,8 +40,10 @@ func TestValidate(t *testing.T) {
 				m.Launchables = append(m.Launchables, l)
 			}
 		}, "launchables: 17 entries is not valid; allowed: " + count},
-		{"launchable twice", func(m *manifest.Manifest) { m.Launchables = append(m.Launchables, m.Launchables[0]) },
-			`launchables[1].name: "server" is not valid; allowed: ` + unique},
+		{
+			"launchable twice", func(m *manifest.Manifest) { m.Launchables = append(m.Launchables, m.Launchables[0]) },
+			`launchables[1].name: "server" is not valid; allowed: ` + unique,
+		},
 		{"no kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "" }, "launchables[0].artifact.kind: missing; allowed: tar"},
 		{"kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "zip" }, `launchables[0].artifact.kind: "zip" is not valid; allowed: tar`},
 		{"no url", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "" }, "launchables[0].artifact.url: missing; allowed: " + url},
@@ -49,28 +51,38 @@ func TestValidate(t *testing.T) {
 		{"no host", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "https://:443/a" }, `launchables[0].artifact.url: "https://:443/a" is not valid; allowed: ` + url},
 		{"user", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "https://u:p@h/a" }, `launchables[0].artifact.url: "https://u:p@h/a" is not valid; allowed: ` + url},
 		{"control character in the url", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "https://h/\n" }, `launchables[0].artifact.url: "https://h/\n" is not valid; allowed: ` + url},
-		{"upper-case digest", func(m *manifest.Manifest) { m.Launchables[0].Artifact.SHA256 = strings.Repeat("A", 64) },
-			`launchables[0].artifact.sha256: "` + strings.Repeat("A", 64) + `" is not valid; allowed: ` + digest},
-		{"digest with a newline", func(m *manifest.Manifest) { m.Launchables[0].Artifact.SHA256 = strings.Repeat("a", 64) + "\n" },
-			`launchables[0].artifact.sha256: "` + strings.Repeat("a", 64) + `\n" is not valid; allowed: ` + digest},
+		{
+			"upper-case digest", func(m *manifest.Manifest) { m.Launchables[0].Artifact.SHA256 = strings.Repeat("A", 64) },
+			`launchables[0].artifact.sha256: "` + strings.Repeat("A", 64) + `" is not valid; allowed: ` + digest,
+		},
+		{
+			"digest with a newline", func(m *manifest.Manifest) { m.Launchables[0].Artifact.SHA256 = strings.Repeat("a", 64) + "\n" },
+			`launchables[0].artifact.sha256: "` + strings.Repeat("a", 64) + `\n" is not valid; allowed: ` + digest,
+		},
 		{"argument", func(m *manifest.Manifest) { m.Launchables[0].Args = []string{"ok", "a\x00b"} }, `launchables[0].args[1]: "a\x00b" is not valid; allowed: ` + text},
 		{"too many arguments", func(m *manifest.Manifest) { m.Launchables[0].Args = make([]string, 129) }, "launchables[0].args: 129 entries is not valid; allowed: 0 to 128 entries"},
 		{"environment name", func(m *manifest.Manifest) { m.Launchables[0].Env = map[string]string{"1A": "x"} }, `launchables[0].env.1A: "1A" is not valid; allowed: ` + env},
 		{"cpu", func(m *manifest.Manifest) { m.Launchables[0].Resources.CPU = -1 }, "launchables[0].resources.cpu: -1 is not valid; allowed: thousandths of a core, from 0 to 1000000"},
-		{"memory that overflows", func(m *manifest.Manifest) { m.Launchables[0].Resources.Memory = 1 << 62 },
-			"launchables[0].resources.memory: 4611686018427387904 is not valid; allowed: bytes, from 0 to 1125899906842624"},
+		{
+			"memory that overflows", func(m *manifest.Manifest) { m.Launchables[0].Resources.Memory = 1 << 62 },
+			"launchables[0].resources.memory: 4611686018427387904 is not valid; allowed: bytes, from 0 to 1125899906842624",
+		},
 		{"port", func(m *manifest.Manifest) { m.Ports[0].Port = 65536 }, "ports[0].port: 65536 is not valid; allowed: a TCP port from 1 to 65535"},
 		{"port number twice", func(m *manifest.Manifest) {
 			m.Ports = append(m.Ports, manifest.Port{Name: "other", Port: 8080})
 		}, `ports[1].port: "8080" is not valid; allowed: ` + unique},
 		{"port name twice", func(m *manifest.Manifest) { m.Ports = append(m.Ports, manifest.Port{Name: "http", Port: 1}) }, `ports[1].name: "http" is not valid; allowed: ` + unique},
-		{"two ports without a name", func(m *manifest.Manifest) { m.Ports, m.Health = []manifest.Port{{Port: 1}, {Port: 2}}, nil },
-			"ports[0].name: missing; allowed: " + name + "\nports[1].name: missing; allowed: " + name},
+		{
+			"two ports without a name", func(m *manifest.Manifest) { m.Ports, m.Health = []manifest.Port{{Port: 1}, {Port: 2}}, nil },
+			"ports[0].name: missing; allowed: " + name + "\nports[1].name: missing; allowed: " + name,
+		},
 		{"no check", func(m *manifest.Manifest) { m.Health = &manifest.Health{} }, "health: missing; allowed: exactly one of http and tcp"},
 		{"both checks", func(m *manifest.Manifest) { m.Health.TCP = &manifest.TCPCheck{Port: "http"} }, "health: http together with tcp is not valid; allowed: exactly one of http and tcp"},
 		{"unknown port", func(m *manifest.Manifest) { m.Health.HTTP.Port = "web" }, `health.http.port: "web" is not valid; allowed: the name of one of the pod's ports: http`},
-		{"port of a pod without ports", func(m *manifest.Manifest) { m.Ports, m.Health = nil, &manifest.Health{TCP: &manifest.TCPCheck{}} },
-			"health.tcp.port: missing; allowed: the name of one of the pod's ports: (the pod names no ports)"},
+		{
+			"port of a pod without ports", func(m *manifest.Manifest) { m.Ports, m.Health = nil, &manifest.Health{TCP: &manifest.TCPCheck{}} },
+			"health.tcp.port: missing; allowed: the name of one of the pod's ports: (the pod names no ports)",
+		},
 		{"no path", func(m *manifest.Manifest) { m.Health.HTTP.Path = "" }, "health.http.path: missing; allowed: " + path},
 		{"relative path", func(m *manifest.Manifest) { m.Health.HTTP.Path = "health" }, `health.http.path: "health" is not valid; allowed: ` + path},
 		{"path that climbs", func(m *manifest.Manifest) { m.Health.HTTP.Path = "/a/../../b" }, `health.http.path: "/a/../../b" is not valid; allowed: ` + path},

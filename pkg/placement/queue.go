@@ -50,8 +50,10 @@ func (h candidateHeap) Less(i, j int) bool {
 
 func (h candidateHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 
+// Push is part of heap.Interface.
 func (h *candidateHeap) Push(x any) { *h = append(*h, x.(*candidate)) }
 
+// Pop is part of heap.Interface.
 func (h *candidateHeap) Pop() any {
 	old := *h
 	last := old[len(old)-1]

@@ -76,12 +76,14 @@ func TestLifeOfAPod(t *testing.T) {
 	b.awaitReady(0, digest, 31)
 }
 
+var errStays = errors.New("it is still there")
+
 func (b *bench) awaitNoReality(index int) {
 	b.t.Helper()
 	b.eventually(func() error {
 		r, _, err := b.reality(index)
 		if !errors.Is(err, store.ErrNotFound) {
-			return fmt.Errorf("reality %+v (%v), want none", r, err)
+			return fmt.Errorf("reality %+v, want none: %w", r, errors.Join(err, errStays))
 		}
 		return nil
 	})
@@ -248,7 +250,8 @@ func TestServicesAreKept(t *testing.T) {
 	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
 	stray := consul.Service{ID: id + "-stray", Name: "web", Meta: map[string]string{preparer.MetaNode: b.cfg.Node.Name}}
 	foreign := consul.Service{ID: "foreign-" + b.cfg.Node.Name, Name: "web", Meta: map[string]string{preparer.MetaNode: "other-" + b.cfg.Node.Name}}
-	for _, s := range []consul.Service{stray, foreign} {
+	daemon := consul.Service{ID: "rcfarm-preparer-" + b.cfg.Node.Name, Name: "daemon", Meta: stray.Meta} // not a pod's
+	for _, s := range []consul.Service{stray, foreign, daemon} {
 		if err := b.client.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +260,7 @@ func TestServicesAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.eventually(func() error {
-		if local := b.services(); len(local) != 1 || !local[id] {
+		if local := b.services(); len(local) != 2 || !local[id] || !local[daemon.ID] {
 			return fmt.Errorf("services %v", local)
 		}
 		return nil

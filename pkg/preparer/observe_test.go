@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -68,44 +67,43 @@ func TestObserve(t *testing.T) {
 
 func TestReadiness(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		sec := func(n int) *field.Duration { d := field.Duration(time.Duration(n) * time.Second); return &d }
-		spec := &manifest.Health{Interval: sec(2), Timeout: sec(1), MinReady: sec(3)}
-		failing, passing := health{known: true}, health{known: true, passing: true}
-		var r readiness
-		is := func(what, procs string, h health, wantAvailable, wantUnhealthy bool) {
-			t.Helper()
-			available, unhealthy, _ := r.update(time.Now(), procs, h, spec)
-			if available != wantAvailable || unhealthy != wantUnhealthy {
-				t.Errorf("%s: available %v, unhealthy %v", what, available, unhealthy)
-			}
+	now := time.Now()
+	sec := func(n int) *field.Duration { d := field.Duration(time.Duration(n) * time.Second); return &d }
+	spec := &manifest.Health{Interval: sec(2), Timeout: sec(1), MinReady: sec(3)}
+	failing, passing := health{known: true}, health{known: true, passing: true}
+	var r readiness
+	is := func(what, procs string, h health, wantAvailable, wantUnhealthy bool) {
+		t.Helper()
+		available, unhealthy, _ := r.update(now, procs, h, spec)
+		if available != wantAvailable || unhealthy != wantUnhealthy {
+			t.Errorf("%s: available %v, unhealthy %v", what, available, unhealthy)
 		}
-		is("started", "a:1", failing, false, false)
-		time.Sleep(4 * time.Second)
-		is("check has not had its time", "a:1", failing, false, false)
-		time.Sleep(time.Second)
-		is("check had its time", "a:1", failing, false, true)
-		is("passes", "a:1", passing, false, false)
-		time.Sleep(2 * time.Second)
-		is("not for min_ready yet", "a:1", passing, false, false)
-		is("fails in between", "a:1", failing, false, true)
-		is("counts anew", "a:1", passing, false, false)
-		time.Sleep(3 * time.Second)
-		is("available", "a:1", passing, true, false)
+	}
+	is("started", "a:1", failing, false, false)
+	now = now.Add(4 * time.Second)
+	is("check has not had its time", "a:1", failing, false, false)
+	now = now.Add(time.Second)
+	is("check had its time", "a:1", failing, false, true)
+	is("passes", "a:1", passing, false, false)
+	now = now.Add(2 * time.Second)
+	is("not for min_ready yet", "a:1", passing, false, false)
+	is("fails in between", "a:1", failing, false, true)
+	is("counts anew", "a:1", passing, false, false)
+	now = now.Add(3 * time.Second)
+	is("available", "a:1", passing, true, false)
 
-		restarted := readiness{ready: r.ready}
-		if available, _, _ := restarted.update(time.Now(), "a:1", passing, spec); !available {
-			t.Error("a restarted preparer made the pod wait again")
-		}
-		is("process ended", "", passing, false, false)
-		is("new process, old check result", "a:2", passing, false, false)
-		time.Sleep(5 * time.Second)
-		is("check result is its own, min_ready begins", "a:2", passing, false, false)
-		time.Sleep(3 * time.Second)
-		is("available again", "a:2", passing, true, false)
-		is("agent lost the service", "a:2", health{}, false, true)
-		is("agent has it again", "a:2", passing, true, false)
-	})
+	restarted := readiness{ready: r.ready}
+	if available, _, _ := restarted.update(now, "a:1", passing, spec); !available {
+		t.Error("a restarted preparer made the pod wait again")
+	}
+	is("process ended", "", passing, false, false)
+	is("new process, old check result", "a:2", passing, false, false)
+	now = now.Add(5 * time.Second)
+	is("check result is its own, min_ready begins", "a:2", passing, false, false)
+	now = now.Add(3 * time.Second)
+	is("available again", "a:2", passing, true, false)
+	is("agent lost the service", "a:2", health{}, false, true)
+	is("agent has it again", "a:2", passing, true, false)
 }
 
 func TestPlanProcs(t *testing.T) {

@@ -110,8 +110,11 @@ func (c *Config) validate() error {
 		name    string
 		missing bool
 	}{
-		{"store", c.Store == nil}, {"artifacts", c.Artifacts == nil}, {"runtime", c.Runtime == nil},
-		{"services", c.Services == nil}, {"log", c.Log == nil},
+		{"store", c.Store == nil},
+		{"artifacts", c.Artifacts == nil},
+		{"runtime", c.Runtime == nil},
+		{"services", c.Services == nil},
+		{"log", c.Log == nil},
 	} {
 		if part.missing {
 			errs.Missing(part.name, "an implementation")

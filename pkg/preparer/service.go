@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -32,9 +33,12 @@ const (
 // withdrawTimeout bounds how long a stop waits for the local agent; what it misses is swept later.
 const withdrawTimeout = 2 * time.Second
 
+// servicePrefix begins the id of every pod's service, and of nothing else's.
+const servicePrefix = "rcfarm-pod-"
+
 // ServiceID returns the id of a pod's service at the local agent.
 func ServiceID(nodeName string, id pod.Identity) string {
-	return fmt.Sprintf("rcfarm-pod-%s-%s-%s-%d", nodeName, id.RCID, id.Role, id.Index)
+	return fmt.Sprintf("%s%s-%s-%s-%d", servicePrefix, nodeName, id.RCID, id.Role, id.Index)
 }
 
 // serviceOf describes the service of an installed pod.
@@ -202,7 +206,7 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 		}
 	}
 	for id := range local {
-		if !expected[id] {
+		if !expected[id] && strings.HasPrefix(id, servicePrefix) {
 			strays = append(strays, id)
 		}
 	}

@@ -37,8 +37,10 @@ func TestDecodeSpec(t *testing.T) {
 		{"group without count", `"name":"web","replica_groups":[{"role":"a"}]`, "replica_groups[0].count: missing; allowed: " + count},
 		{"group without role", `"name":"web","replica_groups":[{"count":1}]`, "replica_groups[0].role: missing; allowed: " + name},
 		{"too many in a group", `"name":"web","replica_groups":[{"role":"a","count":20000}]`, "replica_groups[0].count: 20000 is not valid; allowed: " + count},
-		{"too many in all", `"name":"web","replica_groups":[{"role":"a","count":6000},{"role":"b","count":6000}]`,
-			"replica_groups: 12000 replicas in all is not valid; allowed: at most 10000 replicas in all groups together"},
+		{
+			"too many in all", `"name":"web","replica_groups":[{"role":"a","count":6000},{"role":"b","count":6000}]`,
+			"replica_groups: 12000 replicas in all is not valid; allowed: at most 10000 replicas in all groups together",
+		},
 		{"role twice", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"a","count":1}]`, `replica_groups[1].role: "a" is not valid; allowed: a role that no other group has`},
 		{"too many groups", `"name":"web","replica_groups":[` + strings.Repeat(`{"role":"a"},`, 64) + `{"role":"a"}]`, "replica_groups: 65 groups is not valid; allowed: 1 to 64 groups"},
 		{"selector", `"name":"web","replicas":1,"node_selector":"rack in ("`, `node_selector: "rack in (" is not valid; allowed: a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`},

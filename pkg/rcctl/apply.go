@@ -39,7 +39,7 @@ A document:
 }
 
 func (t *tool) apply(c *cli.Context) error {
-	limit, err := timeout(c, "timeout")
+	limit, err := timeout(c)
 	if err != nil {
 		return err
 	}

@@ -164,10 +164,14 @@ func TestDifferences(t *testing.T) {
 	}{
 		{"nothing", &rc.RC{}, &rc.RC{}, nil, nil, nil},
 		{"bookkeeping", &rc.RC{Generation: 1, ChangedBy: "a"}, &rc.RC{Generation: 2, ChangedBy: "b"}, nil, nil, nil},
-		{"a role in front", &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("b", 1)}}, &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("a", 2), group("b", 1)}}, nil, nil,
-			[]string{`replica_groups[a].count: (none) -> 2`, `replica_groups[a].role: (none) -> "a"`}},
-		{"only the order", &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("b", 1), group("a", 1)}}, &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("a", 1), group("b", 1)}}, nil, nil,
-			[]string{`order of replica_groups changed`}},
+		{
+			"a role in front", &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("b", 1)}}, &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("a", 2), group("b", 1)}}, nil, nil,
+			[]string{`replica_groups[a].count: (none) -> 2`, `replica_groups[a].role: (none) -> "a"`},
+		},
+		{
+			"only the order", &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("b", 1), group("a", 1)}}, &rc.RC{ReplicaGroups: []rc.ReplicaGroup{group("a", 1), group("b", 1)}}, nil, nil,
+			[]string{`order of replica_groups changed`},
+		},
 		{"a label with a dot", &rc.RC{Labels: map[string]string{"a.b/c": "1"}}, &rc.RC{}, nil, nil, []string{`labels.a.b/c: "1" -> (none)`}},
 		{"long", &rc.RC{}, &rc.RC{NodeSelector: strings.Repeat("ä", 60)}, nil, nil, []string{`node_selector: "" -> "` + strings.Repeat("ä", 39) + `...`}},
 		{"a process less", &rc.RC{}, &rc.RC{}, launch("a", "b"), launch("b"), []string{

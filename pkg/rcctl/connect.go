@@ -162,12 +162,12 @@ func (s *conn) ambiguous(ctx context.Context, ref string, ids []string) error {
 	return &field.Error{Field: "REF", Value: ref, Allowed: "what means one rc only, this means:" + strings.Join(lines, "")}
 }
 
-// timeout reads a flag that says how long to wait.
-func timeout(c *cli.Context, name string) (time.Duration, error) {
-	text := c.String(name)
+// timeout reads the flag that says how long to wait.
+func timeout(c *cli.Context) (time.Duration, error) {
+	text := c.String("timeout")
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, badFlag(c, "--"+name, text, `a length of time greater than zero, such as "30s" or "5m"`)
+		return 0, badFlag(c, "--timeout", text, `a length of time greater than zero, such as "30s" or "5m"`)
 	}
 	return d, nil
 }

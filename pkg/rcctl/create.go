@@ -23,7 +23,7 @@ Examples:
 }
 
 func (t *tool) create(c *cli.Context) error {
-	limit, err := timeout(c, "timeout")
+	limit, err := timeout(c)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ Examples:
 }
 
 func (t *tool) delete(c *cli.Context) error {
-	limit, err := timeout(c, "timeout")
+	limit, err := timeout(c)
 	if err != nil {
 		return err
 	}

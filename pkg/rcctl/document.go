@@ -53,7 +53,7 @@ func (t *tool) readFile(name string) (source string, data []byte, err error) {
 	from, source := t.in, "stdin"
 	if name != "-" {
 		source = name
-		file, err := os.Open(name) //nolint:gosec // the operator names the file
+		file, err := os.Open(name)
 		if err != nil {
 			return source, nil, unwrapPath(err)
 		}

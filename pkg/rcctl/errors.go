@@ -74,7 +74,9 @@ func refusedf(format string, args ...any) error {
 // notFoundError is a REF or name that leads nowhere.
 type notFoundError struct{ text string }
 
-func (e *notFoundError) Error() string        { return e.text }
+func (e *notFoundError) Error() string { return e.text }
+
+// Is matches store.ErrNotFound.
 func (e *notFoundError) Is(target error) bool { return target == store.ErrNotFound }
 
 // waitError is a wait that ended too early, after the change itself was written.

@@ -30,7 +30,7 @@ Examples:
 }
 
 func (t *tool) scale(c *cli.Context) error {
-	limit, err := timeout(c, "timeout")
+	limit, err := timeout(c)
 	if err != nil {
 		return err
 	}

@@ -49,8 +49,8 @@ func Find(folders ...string) (string, error) {
 }
 
 // Args writes the server's configuration and returns its HTTP address and the arguments to start it with.
-func Args(cfg Config) (addr string, args []string, err error) {
-	ports, err := FreePorts(3)
+func Args(ctx context.Context, cfg Config) (addr string, args []string, err error) {
+	ports, err := FreePorts(ctx, 3)
 	if err != nil {
 		return "", nil, err
 	}
@@ -84,10 +84,10 @@ func Args(cfg Config) (addr string, args []string, err error) {
 
 // FreePorts returns distinct TCP ports on 127.0.0.1 that nothing listens on. Another program may take one before it is
 // used; who starts a server on it must be ready to try again.
-func FreePorts(n int) ([]int, error) {
+func FreePorts(ctx context.Context, n int) ([]int, error) {
 	ports := make([]int, n)
 	for i := range ports {
-		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, fmt.Errorf("find a free port: %w", err)
 		}

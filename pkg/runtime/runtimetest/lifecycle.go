@@ -18,6 +18,7 @@ import (
 const idle = `echo $$ >> pid; echo up; echo err >&2; : > ready; exec sleep 1000`
 
 func testStart(t *testing.T, b *bench) {
+	t.Helper()
 	spec := b.script("p", idle)
 	before := time.Now()
 	st := b.startReady(t, spec)
@@ -40,6 +41,7 @@ func testStart(t *testing.T, b *bench) {
 
 // The program gets its environment and directory, descriptors 0 to 2, default signal handling, and nothing else.
 func testEnvironment(t *testing.T, b *bench) {
+	t.Helper()
 	spec := b.script("env", "")
 	spec.Command = []string{"/bin/cat", "/proc/self/environ"}
 	spec.Env = []string{"B=two words", "A=1", "GODEBUG=inittrace=1"}
@@ -67,12 +69,13 @@ func testEnvironment(t *testing.T, b *bench) {
 }
 
 func testStartIsIdempotent(t *testing.T, b *bench) {
+	t.Helper()
 	spec := b.script("p", idle)
 	first := b.startReady(t, spec)
 	for range 3 {
 		b.start(t, spec)
 	}
-	st, _ := b.status(t, "p")
+	st, _ := b.status(t)
 	if st.PID != first.PID || st.Restarts != 0 || len(b.pids(t, "pid")) != 1 {
 		t.Errorf("pid %d, %d restarts, pids %v; want the first run, pid %d", st.PID, st.Restarts, b.pids(t, "pid"), first.PID)
 	}
@@ -86,7 +89,7 @@ func testStartRefusesOtherSpec(t *testing.T, b *bench) {
 	if err := b.Runtime.Start(t.Context(), other); !errors.Is(err, runtime.ErrExists) {
 		t.Errorf("another spec: %v, want ErrExists", err)
 	}
-	if st, _ := b.status(t, "p"); st.PID != first.PID || st.Spec.Revision != spec.Revision {
+	if st, _ := b.status(t); st.PID != first.PID || st.Spec.Revision != spec.Revision {
 		t.Errorf("pid %d, revision %d; want the first run untouched", st.PID, st.Spec.Revision)
 	}
 	b.stop(t, "p")
@@ -170,7 +173,7 @@ func testRemove(t *testing.T, b *bench) {
 			t.Errorf("remove: %v", err)
 		}
 	}
-	if st, ok := b.status(t, "p"); ok {
+	if st, ok := b.status(t); ok {
 		t.Errorf("a removed process is still listed: %+v", st)
 	}
 	spec.Revision++
@@ -221,7 +224,7 @@ func testLogRotation(t *testing.T, b *bench) {
 			t.Errorf("%s does not hold whole lines: %q", name, log)
 		}
 	}
-	if st, _ := b.status(t, "p"); st.Restarts != 0 {
+	if st, _ := b.status(t); st.Restarts != 0 {
 		t.Errorf("rotation cost %d restarts", st.Restarts)
 	}
 }

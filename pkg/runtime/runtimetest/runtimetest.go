@@ -168,15 +168,15 @@ func (b *bench) await(t *testing.T, id, what string, ok func(runtime.Status) boo
 	}
 }
 
-// status returns the state now; false when the runtime does not know the process.
-func (b *bench) status(t *testing.T, id string) (runtime.Status, bool) {
+// status returns the state of process "p" now; false when the runtime does not know it.
+func (b *bench) status(t *testing.T) (runtime.Status, bool) {
 	t.Helper()
 	list, _, err := b.Runtime.Watch(t.Context(), 0)
 	if err != nil {
 		t.Fatalf("watch: %v", err)
 	}
 	for _, st := range list {
-		if st.Spec.ID == id {
+		if st.Spec.ID == "p" {
 			return st, true
 		}
 	}
@@ -201,7 +201,7 @@ func (b *bench) read(t *testing.T, name string) string {
 func (b *bench) pids(t *testing.T, name string) []int {
 	t.Helper()
 	var pids []int
-	for _, line := range strings.Fields(b.read(t, name)) {
+	for line := range strings.FieldsSeq(b.read(t, name)) {
 		pid, err := strconv.Atoi(line)
 		if err != nil {
 			t.Fatalf("pid in %s: %v", name, err)

@@ -15,7 +15,7 @@ func testStopWithinGrace(t *testing.T, b *bench) {
 	if log := b.read(t, "p.log"); !strings.HasSuffix(log, "bye\n") {
 		t.Errorf("log %q, want the farewell", log)
 	}
-	got, _ := b.status(t, "p")
+	got, _ := b.status(t)
 	if got.Phase != runtime.Stopped || got.PID != 0 || got.LastExit == nil || got.LastExit.Code != 0 {
 		t.Errorf("status %+v (exit %+v), want stopped with exit status 0", got, got.LastExit)
 	}
@@ -32,7 +32,7 @@ func testStopKillsAfterGrace(t *testing.T, b *bench) {
 		t.Errorf("stopped after %s, before its grace of %s", took, spec.StopGrace)
 	}
 	wantGone(t, st.PID)
-	got, _ := b.status(t, "p")
+	got, _ := b.status(t)
 	if got.Phase != runtime.Stopped || got.LastExit == nil || got.LastExit.Signal != "SIGKILL" {
 		t.Errorf("status %+v (exit %+v), want stopped by SIGKILL", got, got.LastExit)
 	}
@@ -53,7 +53,7 @@ func testStopEndsGrandchildren(t *testing.T, b *bench) {
 	st := b.startReady(t, spec)
 	b.stop(t, "p")
 	wantGone(t, append(b.pids(t, "pids"), st.PID)...)
-	got, _ := b.status(t, "p")
+	got, _ := b.status(t)
 	if got.LastExit == nil || got.LastExit.Code != 0 {
 		t.Errorf("last exit %+v, want the leader's own", got.LastExit)
 	}
@@ -76,7 +76,7 @@ func testStopDuringBackoff(t *testing.T, b *bench) {
 	b.awaitPIDs(t, "pid", 3)
 	b.stop(t, "p")
 	runs := len(b.pids(t, "pid"))
-	if st, _ := b.status(t, "p"); st.Phase != runtime.Stopped || st.PID != 0 {
+	if st, _ := b.status(t); st.Phase != runtime.Stopped || st.PID != 0 {
 		t.Errorf("phase %s, pid %d; want stopped", st.Phase, st.PID)
 	}
 	// Another process starting shows that the runtime has been at work since.

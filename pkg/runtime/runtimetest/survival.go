@@ -12,7 +12,7 @@ import (
 func testSecondClient(t *testing.T, b *bench) {
 	first := b.startReady(t, b.script("p", idle))
 	b.Runtime = b.Reopen(t)
-	if st, _ := b.status(t, "p"); st.PID != first.PID || st.Phase != runtime.Running {
+	if st, _ := b.status(t); st.PID != first.PID || st.Phase != runtime.Running {
 		t.Errorf("second client sees phase %s, pid %d; want running, pid %d", st.Phase, st.PID, first.PID)
 	}
 	b.stop(t, "p")
@@ -65,7 +65,7 @@ func testSupervisorDiesStopAdopted(t *testing.T, b *bench) {
 	if log := b.read(t, "p.log"); !strings.HasSuffix(log, "bye\n") {
 		t.Errorf("log %q, want the farewell", log)
 	}
-	if got, _ := b.status(t, "p"); got.Phase != runtime.Stopped || got.LastExit == nil || !got.LastExit.Unknown {
+	if got, _ := b.status(t); got.Phase != runtime.Stopped || got.LastExit == nil || !got.LastExit.Unknown {
 		t.Errorf("status %+v, want stopped with an exit that nobody was told", got)
 	}
 }
@@ -125,7 +125,7 @@ func testSupervisorDiesStoppedStays(t *testing.T, b *bench) {
 	b.startReady(t, b.script("p", idle))
 	b.stop(t, "p")
 	b.KillSupervisor(t)
-	if st, ok := b.status(t, "p"); !ok || st.Phase != runtime.Stopped || st.PID != 0 {
+	if st, ok := b.status(t); !ok || st.Phase != runtime.Stopped || st.PID != 0 {
 		t.Errorf("status %+v, want stopped", st)
 	}
 	if runs := b.pids(t, "pid"); len(runs) != 1 {

@@ -159,7 +159,7 @@ func signalOne(m stat, sig unix.Signal) error {
 	defer func() { _ = unix.Close(fd) }()
 	now, err := readStat(m.pid)
 	if err != nil || now.start != m.start || now.sid != m.sid {
-		return nil //nolint:nilerr // it has ended or moved away: nothing to signal
+		return nil // it has ended or moved away: nothing to signal
 	}
 	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(sig), m.pid, err)

@@ -146,7 +146,7 @@ func (p *process) keep(ctx, recalled context.Context, c *child) {
 			p.log("process stopped", map[string]any{})
 			return
 		case p.pause(recalled):
-			c = p.start()
+			c = p.start() //nolint:contextcheck // a half-made child is done away with whatever ctx says
 		}
 	}
 }

@@ -152,7 +152,7 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	<-served
 	keepers.Wait()
 	if killAll {
-		s.killAll()
+		s.killAll() //nolint:contextcheck // the context has ended; every process must
 	}
 	return err
 }

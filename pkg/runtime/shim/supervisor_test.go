@@ -36,7 +36,7 @@ func (n *node) pids(t *testing.T, id string) []int {
 		t.Fatal(err)
 	}
 	var pids []int
-	for _, line := range strings.Fields(string(data)) {
+	for line := range strings.FieldsSeq(string(data)) {
 		pid, err := strconv.Atoi(line)
 		if err != nil {
 			t.Fatal(err)
