@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -77,14 +77,17 @@ func closeOnExec() error {
 	return nil
 }
 
+// lastSignal is the highest signal number of Linux.
+const lastSignal = 64
+
 // resetIgnored undoes what exec would otherwise hand on from whoever started the supervisor, such as nohup: a handled
-// signal is reset to its default by exec, an ignored one stays ignored (signal(7)).
+// signal is reset to its default by exec, an ignored one stays ignored (signal(7)). It reaches the two signals below
+// SIGRTMIN that os/signal leaves alone, and that a make built on posix_spawn is known to leave ignored.
 func resetIgnored() {
-	sink := make(chan os.Signal, 1)
-	for sig := syscall.Signal(1); sig <= 31; sig++ {
-		if signal.Ignored(sig) {
-			signal.Notify(sink, sig)
-		}
+	var standard [4]uint64 // the kernel's sigaction, all zero: SIG_DFL, no flags, an empty mask
+	for sig := uintptr(1); sig <= lastSignal; sig++ {
+		// SIGKILL and SIGSTOP refuse, and are never ignored.
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0) //nolint:gosec // the kernel reads it during the call
 	}
 }
 
