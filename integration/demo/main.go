@@ -174,7 +174,7 @@ func (d *demo) stop() error {
 }
 
 func (d *demo) spec(replicas int) string {
-	return cluster.HelloSpec(cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Artifact: d.artifact})
+	return cluster.HelloSpec(cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Artifact: d.artifact, Env: map[string]string{"HELLO_VERSION": "1"}})
 }
 
 func (d *demo) rcctl(ctx context.Context, stdin string, args ...string) (string, error) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 )
 
 // Lifeline ties the processes of a development cluster to the one that started them. The starter listens on a socket;
@@ -17,17 +18,32 @@ type Lifeline struct {
 	broken chan struct{}
 }
 
+// greetingLimit is how long the starter may take to accept a connection on a busy machine.
+const greetingLimit = 10 * time.Second
+
 // HoldLifeline connects to the socket at path.
 func HoldLifeline(ctx context.Context, path string) (*Lifeline, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("lifeline: %w", err)
 	}
+	// The greeting says that the starter knows of this process and will wait for its end.
+	var b [1]byte
+	err = conn.SetReadDeadline(time.Now().Add(greetingLimit))
+	if err == nil {
+		_, err = conn.Read(b[:])
+	}
+	if err == nil {
+		err = conn.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		_ = conn.Close() // nothing was buffered
+		return nil, fmt.Errorf("lifeline: no greeting: %w", err)
+	}
 	l := &Lifeline{conn: conn, broken: make(chan struct{})}
 	go func() {
 		defer close(l.broken)
-		var b [1]byte
-		_, _ = conn.Read(b[:]) // nothing is ever sent: it returns when an end is closed
+		_, _ = conn.Read(b[:]) // nothing more is sent: it returns when an end is closed
 	}()
 	return l, nil
 }
@@ -76,6 +92,7 @@ func (s *LifelineServer) accept() {
 		}
 		s.mu.Lock()
 		s.conns[conn] = true
+		_, _ = conn.Write([]byte{0}) // one that cannot be greeted has ended
 		if s.ending {
 			_ = conn.CloseWrite()
 		}

@@ -124,6 +124,9 @@ func NewFarm(cfg Config) *Farm {
 // so that the caller can give the session up.
 func (f *Farm) Start(ctx context.Context) error {
 	if err := f.cfg.Store.Join(ctx, f.member()); err != nil {
+		if _, held := store.HeldBy(err); held {
+			return fmt.Errorf("another farm is running as %q; give each farm an id of its own: %w", f.cfg.ID, err)
+		}
 		return fmt.Errorf("join: %w", err)
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -312,17 +312,16 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	}
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
-		return nil
 	}
-	var rec store.Rec[store.Schema]
-	if len(s.Recs) == 0 {
+	var rec store.Rec[store.Schema] // without a nonce nothing settles, so nothing is placed
+	if len(s.Recs) == 0 && len(s.Corrupt) == 0 {
 		w.log.Warn("the cluster record is missing; creating it")
 		var err error
 		if rec, err = w.farm.cfg.Store.EnsureSchema(ctx); err != nil {
 			return err
 		}
 		w.farm.requestSweep()
-	} else {
+	} else if len(s.Recs) > 0 {
 		rec = s.Recs[0]
 	}
 	w.mu.Lock()

@@ -67,8 +67,13 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	case s.RC.Disabled:
 		set(rc.Converged, false, "the controller is disabled: nothing is placed and nothing removed")
 	default:
-		reason := fmt.Sprintf("%d of %d replicas available, %d placed, %d stopping, %d with another manifest",
-			st.Available, st.Desired, st.Placed, st.Stopping, outdated)
+		reason := fmt.Sprintf("%d of %d replicas available, %d placed", st.Available, st.Desired, st.Placed)
+		if st.Stopping > 0 {
+			reason += fmt.Sprintf(", %d stopping", st.Stopping)
+		}
+		if outdated > 0 {
+			reason += fmt.Sprintf(", %d with another manifest", outdated)
+		}
 		if waitingFor != nil {
 			reason += fmt.Sprintf("; waiting for %s.%d on %s (%s)",
 				waitingFor.Role, waitingFor.Identity.Index, waitingFor.Node, describe(waitingFor.Reality))

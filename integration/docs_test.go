@@ -1,0 +1,110 @@
+// Package integration checks that the documentation and the programs say the same.
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func read(t *testing.T, parts ...string) string {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(append([]string{root}, parts...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func matches(pattern, text string) []string {
+	var found []string
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+		if !slices.Contains(found, m[1]) {
+			found = append(found, m[1])
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// Every flag of the daemons is in docs/operating.md, and every flag that it lists exists.
+func TestFlagsAreDocumented(t *testing.T) {
+	t.Parallel()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	real := []string{}
+	for _, program := range []string{"farm", "preparer"} {
+		out, err := exec.CommandContext(t.Context(), filepath.Join(root, "bin", program), "--help").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s --help (run `make build` first): %v\n%s", program, err, out)
+		}
+		for _, flag := range matches(`(?m)^ +--([a-z-]+)`, string(out)) {
+			if flag != "help" && flag != "version" && !slices.Contains(real, flag) {
+				real = append(real, flag)
+			}
+		}
+	}
+	slices.Sort(real)
+	documented := matches("(?m)^\\| `--([a-z-]+)`", read(t, "docs", "operating.md"))
+	if !slices.Equal(real, documented) {
+		t.Errorf("the daemons have the flags %v,\ndocs/operating.md lists %v", real, documented)
+	}
+}
+
+// Every key of the schema is in docs/consul-keys.md, and every key that it lists exists.
+func TestKeysAreDocumented(t *testing.T) {
+	t.Parallel()
+	keys, err := store.NewKeys("x/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := pod.Identity{RCID: "rc", Role: "role", Index: 1}
+	var real []string
+	for _, key := range []string{
+		keys.Manifest("d"), keys.RC("rc"), keys.Name("n"), keys.Bell("rc"), keys.Lock("rc"), keys.Pod(id), keys.Intent("n", id),
+		keys.Reality("n", id), keys.Node("n"), keys.NodeOps("n"), keys.Reservation("n"), keys.Farm("f"), keys.Status("rc"),
+		keys.Breaker(), keys.Audit("a"), keys.Schema(),
+	} {
+		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")
+		real = append(real, top)
+	}
+	slices.Sort(real)
+	if documented := matches("(?m)^\\| `([a-z]+)", read(t, "docs", "consul-keys.md")); !slices.Equal(real, documented) {
+		t.Errorf("the schema has %v,\ndocs/consul-keys.md lists %v", real, documented)
+	}
+}
+
+// Every scenario is in docs/testing.md, and every scenario that it lists exists.
+func TestScenariosAreDocumented(t *testing.T) {
+	t.Parallel()
+	real := matches(`(?m)^\t"([a-z-]+)": +[a-zA-Z]+,$`, read(t, "integration", "e2e", "env_test.go"))
+	_, table, _ := strings.Cut(read(t, "docs", "testing.md"), "| scenario |")
+	if documented := matches("(?m)^\\| `([a-z-]+)`", table); !slices.Equal(real, documented) {
+		t.Errorf("there are the scenarios %v,\ndocs/testing.md lists %v", real, documented)
+	}
+}
+
+// What the README says to type exists.
+func TestReadmeTargetsExist(t *testing.T) {
+	t.Parallel()
+	makefile := read(t, "Makefile")
+	for _, target := range matches("`?make ([a-z0-9]+)", read(t, "README.md")) {
+		if !regexp.MustCompile(`(?m)^` + target + `:`).MatchString(makefile) {
+			t.Errorf("README.md says make %s; the Makefile has no such target", target)
+		}
+	}
+}

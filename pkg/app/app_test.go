@@ -1,0 +1,132 @@
+package app_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+)
+
+func TestDataDirBelongsToOneDaemon(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "data")
+	first, err := app.OpenDataDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := app.OpenDataDir(path); err == nil || !strings.Contains(err.Error(), "--data-dir") {
+		t.Errorf("a second daemon in the same directory: %v", err)
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		if err := first.Add(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := first.Remove("b"); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	second, err := app.OpenDataDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if got, err := second.Incarnations(); err != nil || !slices.Equal(got, []string{"a", "c"}) {
+		t.Errorf("incarnations %v, %v", got, err)
+	}
+	// A journal that cannot be read names nothing; what it named dies by itself.
+	if err := os.WriteFile(second.Path("incarnations.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := second.Incarnations(); err != nil || len(got) != 0 {
+		t.Errorf("incarnations of garbage %v, %v", got, err)
+	}
+}
+
+func TestLifeline(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "life-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	server, err := app.ListenLifeline(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := app.HoldLifeline(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-line.Broken():
+		t.Fatal("broken from the start")
+	default:
+	}
+	short, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("enough"))
+	defer cancel()
+	if err := server.End(short); err == nil {
+		t.Error("End did not wait for the process that holds the line")
+	}
+	<-line.Broken()
+	line.Close()
+	if err := server.End(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := app.HoldLifeline(t.Context(), path); err == nil {
+		t.Error("a line can be held after the end")
+	}
+}
+
+func TestBadFlagsAreNamed(t *testing.T) {
+	t.Parallel()
+	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text"}
+	node := app.PreparerConfig{Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2}
+	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1}
+	for name, c := range map[string]struct {
+		start func() error
+		says  []string
+	}{
+		"ttl":     {func() error { f := farm; f.TTL = time.Millisecond; return startFarm(t, f) }, []string{"ttl", "1ms", "1s to 1m"}},
+		"id":      {func() error { f := farm; f.ID = "F_1"; return startFarm(t, f) }, []string{"id", "F_1", "lower-case"}},
+		"workers": {func() error { f := farm; f.Workers = 0; return startFarm(t, f) }, []string{"workers", "0", "1 to 256"}},
+		"prefix":  {func() error { f := farm; f.Prefix = "/x"; return startFarm(t, f) }, []string{"prefix", "/x", `"rcfarm/"`}},
+		"level":   {func() error { f := farm; f.LogLevel = "loud"; return startFarm(t, f) }, []string{"log-level", "loud", "debug"}},
+		"format":  {func() error { f := farm; f.LogFormat = "xml"; return startFarm(t, f) }, []string{"log-format", "xml", "json"}},
+		"address": {func() error { p := node; p.Address = "here"; return startNode(t, p) }, []string{"address", "here", "IP address"}},
+		"label":   {func() error { p := node; p.Labels = []string{"rack"}; return startNode(t, p) }, []string{"label", "rack", "key=value"}},
+		"value":   {func() error { p := node; p.Labels = []string{"rack=a b"}; return startNode(t, p) }, []string{"label.rack", "a b", "Kubernetes"}},
+		"slots":   {func() error { p := node; p.Slots = 0; return startNode(t, p) }, []string{"slots", "0", "1 or more"}},
+		"ports":   {func() error { p := node; p.PortsMax = 0; return startNode(t, p) }, []string{"port-range", "1-0", "65535"}},
+	} {
+		err := c.start()
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+			continue
+		}
+		for _, part := range c.says {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q does not say %q", name, err, part)
+			}
+		}
+	}
+}
+
+func startFarm(t *testing.T, c app.FarmConfig) error {
+	t.Helper()
+	_, err := app.NewFarm(t.Context(), c)
+	return err
+}
+
+func startNode(t *testing.T, c app.PreparerConfig) error {
+	t.Helper()
+	_, err := app.NewPreparer(t.Context(), c)
+	return err
+}

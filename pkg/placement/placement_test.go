@@ -1,0 +1,201 @@
+package placement_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func identity(rcID string, i int) pod.Identity {
+	return pod.Identity{RCID: rcID, Role: "main", Index: i}
+}
+
+// TestAssignNeverOverCommits draws clusters and requests, and checks every assignment against the nodes' limits.
+func TestAssignNeverOverCommits(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		nodes := map[string]*node.View{}
+		reservations := map[string]node.Reservation{}
+		var order []string
+		for i := range rapid.IntRange(0, 8).Draw(t, "nodes") {
+			name := fmt.Sprintf("n%d", i)
+			nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{
+				Slots: rapid.IntRange(1, 6).Draw(t, "slots"), CPU: rapid.Int64Range(0, 3).Draw(t, "cpu") * 500,
+			}}, Alive: true}
+			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Holders: map[string]node.Holder{}}
+			for j := range rapid.IntRange(0, 3).Draw(t, "held") {
+				res.Holders[identity("other", j).String()] = node.Holder{Ports: []int{8080 + j}, CPU: 100}
+			}
+			reservations[name] = res
+			order = append(order, name)
+		}
+		want := node.Holder{CPU: rapid.Int64Range(0, 3).Draw(t, "want") * 100}
+		if rapid.Bool().Draw(t, "port") {
+			want.Ports = []int{8080}
+		}
+		req := placement.Request{
+			Want: want, MaxPerNode: rapid.IntRange(0, 3).Draw(t, "max"), PerNode: map[string]int{},
+			Order: order, Nodes: nodes, Reservations: reservations,
+		}
+		for i := range rapid.IntRange(0, 20).Draw(t, "pods") {
+			req.Pods = append(req.Pods, identity("rc", i))
+		}
+		assigned, refused := placement.Assign(req)
+		if len(assigned) < len(req.Pods) && len(order) > 0 && len(refused) == 0 {
+			t.Fatal("pods are left over and nobody says why")
+		}
+		perNode := map[string]int{}
+		for _, a := range assigned {
+			res := reservations[a.Node].Clone()
+			if reason := placement.Fits(nodes[a.Node], res, a.Pod, want); reason != "" {
+				t.Fatalf("%s was put on %s, which cannot take it: %s", a.Pod, a.Node, reason)
+			}
+			res.Holders[a.Pod.String()] = want
+			reservations[a.Node] = res
+			perNode[a.Node]++
+			if req.MaxPerNode > 0 && perNode[a.Node] > req.MaxPerNode {
+				t.Fatalf("%d pods on %s, at most %d are allowed", perNode[a.Node], a.Node, req.MaxPerNode)
+			}
+		}
+		// What is left over fits nowhere.
+		for _, id := range req.Pods[len(assigned):] {
+			for _, name := range order {
+				full := req.MaxPerNode > 0 && perNode[name] >= req.MaxPerNode
+				if !full && placement.Fits(nodes[name], reservations[name], id, want) == "" {
+					t.Fatalf("%s was left over although %s takes it", id, name)
+				}
+			}
+		}
+	})
+}
+
+func TestAssignSpreads(t *testing.T) {
+	t.Parallel()
+	nodes := map[string]*node.View{}
+	var order []string
+	for i := range 5 {
+		name := fmt.Sprintf("n%d", i)
+		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 100}}, Alive: true}
+		order = append(order, name)
+	}
+	req := placement.Request{Order: order, Nodes: nodes, PerNode: map[string]int{"n0": 2}}
+	for i := range 13 {
+		req.Pods = append(req.Pods, identity("rc", i))
+	}
+	assigned, _ := placement.Assign(req)
+	count := map[string]int{"n0": 2}
+	for _, a := range assigned {
+		count[a.Node]++
+	}
+	for name, n := range count {
+		if n != 3 {
+			t.Errorf("%s has %d pods, want 3 everywhere: %v", name, n, count)
+		}
+	}
+}
+
+func TestFits(t *testing.T) {
+	t.Parallel()
+	id := identity("rc", 0)
+	view := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2, CPU: 1000, Memory: 1000}}}
+	orphaned := *view
+	orphaned.Orphans = []pod.Orphan{{Identity: identity("rc", 7), Ports: map[string]int{"http": 80}}}
+	held := func(h node.Holder) node.Reservation {
+		return node.Reservation{Holders: map[string]node.Holder{identity("other", 1).String(): h}}
+	}
+	mine := node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
+	for name, c := range map[string]struct {
+		view *node.View
+		res  node.Reservation
+		want node.Holder
+		says placement.Reason
+	}{
+		"empty":                 {view, node.Reservation{}, node.Holder{CPU: 1000}, ""},
+		"closed":                {view, node.Reservation{Closed: true}, node.Holder{}, placement.Drained},
+		"port taken":            {view, held(node.Holder{Ports: []int{80}}), node.Holder{Ports: []int{80}}, placement.Ports},
+		"port free":             {view, held(node.Holder{Ports: []int{81}}), node.Holder{Ports: []int{80}}, ""},
+		"cpu":                   {view, held(node.Holder{CPU: 600}), node.Holder{CPU: 500}, placement.Resources},
+		"memory":                {view, held(node.Holder{Memory: 600}), node.Holder{Memory: 500}, placement.Resources},
+		"own share is no rival": {view, mine, node.Holder{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
+		"orphan holds a port":   {&orphaned, node.Reservation{}, node.Holder{Ports: []int{80}}, placement.Ports},
+		"orphan holds a slot":   {&orphaned, held(node.Holder{}), node.Holder{}, placement.Resources},
+	} {
+		if got := placement.Fits(c.view, c.res, id, c.want); got != c.says {
+			t.Errorf("%s: %q, want %q", name, got, c.says)
+		}
+	}
+}
+
+func TestEligible(t *testing.T) {
+	t.Parallel()
+	view := func(change func(*node.View)) *node.View {
+		v := &node.View{Node: node.Node{Labels: map[string]string{"rack": "a"}, Nonce: "now"}, Alive: true}
+		change(v)
+		return v
+	}
+	nodes := map[string]*node.View{
+		"good":      view(func(*node.View) {}),
+		"overruled": view(func(v *node.View) { v.Labels["rack"] = "b"; v.Ops.Labels = map[string]string{"rack": "a"} }),
+		"other":     view(func(v *node.View) { v.Labels["rack"] = "b" }),
+		"dead":      view(func(v *node.View) { v.Alive = false }),
+		"silent":    view(func(v *node.View) { v.Nonce = "before" }),
+		"closed":    view(func(v *node.View) { v.Ops.Unschedulable = true }),
+		"drained":   view(func(v *node.View) { v.Ops.Drain = &node.Drain{} }),
+	}
+	sel, err := rc.ParseSelector("rack=a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, others := placement.Eligible(nodes, sel, "now", 1)
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"good", "overruled"}) {
+		t.Errorf("eligible: %v", names)
+	}
+	if got, want := others.String(), "drained: 2, not alive: 1, not settled: 1, selector: 1"; got != want {
+		t.Errorf("others: %s, want %s", got, want)
+	}
+	for seed := range uint64(4) {
+		again, _ := placement.Eligible(nodes, sel, "now", seed)
+		more, _ := placement.Eligible(nodes, sel, "now", seed)
+		if !slices.Equal(again, more) {
+			t.Errorf("seed %d gives %v and %v", seed, again, more)
+		}
+	}
+}
+
+// TestPreferredOwner: a farm that joins takes over its share and moves nothing else.
+func TestPreferredOwner(t *testing.T) {
+	t.Parallel()
+	before, after := []string{"f1", "f2", "f3"}, []string{"f3", "f4", "f1", "f2"}
+	share, moved := map[string]int{}, 0
+	const rcs = 3000
+	for i := range rcs {
+		id := fmt.Sprintf("01m7wnbkkxgwev108sdze%05d", i)
+		was, is := placement.PreferredOwner(id, before), placement.PreferredOwner(id, after)
+		share[is]++
+		if was != is {
+			moved++
+			if is != "f4" {
+				t.Fatalf("%s moved from %s to %s, which was there before", id, was, is)
+			}
+		}
+	}
+	for farm, n := range share {
+		if n < rcs/4*8/10 || n > rcs/4*12/10 {
+			t.Errorf("%s gets %d of %d: %v", farm, n, rcs, share)
+		}
+	}
+	if moved != share["f4"] {
+		t.Errorf("%d moved, f4 has %d", moved, share["f4"])
+	}
+	if got := placement.PreferredOwner("x", nil); got != "" {
+		t.Errorf("without farms: %q", got)
+	}
+}
