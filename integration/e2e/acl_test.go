@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
 const managementToken = "5d9b1a3e-6d0c-4b60-9a5f-3f1f6c1b0a01"
@@ -30,43 +32,57 @@ func blindToken(e *env) {
 	id := e.rcID("hello")
 	processes, placed := e.processes(), e.placements(id)
 
-	for _, who := range []struct{ daemon, policy, name string }{{"f1", farmPolicy, "farm"}, {"n1", nodePolicy, "node"}} {
-		e.aclPolicy(who.policy, who.name, blind+rest)
-		e.rcctl("", "rc", "scale", "hello", "1") // a reason to look, and to stop one
-		if who.name == "farm" {
-			e.within(limit, func() error {
-				if text := e.log(who.daemon); !strings.Contains(text, "ACL") && !strings.Contains(text, "Permission denied") {
-					return fmt.Errorf("%s does not say that its token may not read", who.daemon)
-				}
-				return nil
-			})
-			e.sameProcesses(processes, "while the farm is blind")
-			for key, rec := range e.placements(id) {
-				if rec.Index != placed[key].Index {
-					e.t.Errorf("%s was changed by a blind farm", key)
-				}
-			}
-			e.rcctl("", "rc", "scale", "hello", "2")
-		} else {
-			e.rcctl("", "rc", "scale", "hello", "2")
-			e.within(limit, func() error {
-				if text := e.log(who.daemon); !strings.Contains(text, "ACL") && !strings.Contains(text, "Permission denied") {
-					return fmt.Errorf("%s does not say that its token may not read", who.daemon)
-				}
-				return nil
-			})
-			for key, pid := range processes {
-				if strings.HasSuffix(key, "@n1") && e.processes()[key] != pid {
-					e.t.Errorf("%s was stopped by a blind preparer", key)
-				}
+	// The farm. A reason to look, and to stop one of two: it cannot see it.
+	e.aclPolicy(farmPolicy, "farm", blind+rest)
+	e.rcctl("", "rc", "scale", "hello", "1")
+	e.saysBlind("f1")
+	e.sameProcesses(processes, "while the farm is blind")
+	for key, rec := range e.placements(id) {
+		if rec.Index != placed[key].Index {
+			e.t.Errorf("%s was changed by a blind farm", key)
+		}
+	}
+	e.rcctl("", "rc", "scale", "hello", "2")
+	e.aclPolicy(farmPolicy, "farm", sees+rest)
+	e.within(limit, func() error { return e.converged(id, 2) })
+	e.sameProcesses(processes, "after the farm can see again")
+
+	// A preparer. Consul answers a query that waits already with the rights of its start; a new marker value ends it.
+	e.aclPolicy(nodePolicy, "node", blind+rest)
+	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(e.store.Keys().Intents("n1"), []byte("wake"))}); err != nil {
+		e.t.Fatal(err)
+	}
+	e.saysBlind("n1")
+	e.rcctl("", "rc", "scale", "hello", "0")
+	e.within(limit, func() error {
+		for key := range e.processes() {
+			if strings.HasSuffix(key, "@n2") {
+				return fmt.Errorf("%s still runs", key)
 			}
 		}
-		e.aclPolicy(who.policy, who.name, sees+rest)
-		e.within(limit, func() error { return e.converged(id, 2) })
-		processes, placed = e.processes(), e.placements(id)
+		return nil
+	})
+	for key, pid := range processes {
+		if strings.HasSuffix(key, "@n1") && e.processes()[key] != pid {
+			e.t.Errorf("%s was stopped by a blind preparer", key)
+		}
 	}
+	e.aclPolicy(nodePolicy, "node", sees+rest)
+	e.within(limit, func() error { return e.converged(id, 0) })
+	e.sameProcesses(map[string]int{}, "after the preparer can see again")
 	e.applied(e.hello(1, nil))
 	e.oneCopyEach()
+}
+
+// saysBlind waits until a daemon's log says that its token may not read.
+func (e *env) saysBlind(daemon string) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		if text := e.log(daemon); !strings.Contains(text, "ACL") && !strings.Contains(text, "Permission denied") {
+			return fmt.Errorf("%s does not say that its token may not read", daemon)
+		}
+		return nil
+	})
 }
 
 // aclToken makes a policy and a token with it.
