@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/durable"
 )
 
 // DataDir is a directory that belongs to one running daemon (R11). It remembers the daemon's incarnations, so that the
@@ -81,7 +83,7 @@ func (d *DataDir) change(with func([]string) []string) error {
 	if err != nil {
 		return err
 	}
-	return writeDurably(d.Path("incarnations.json"), data)
+	return durable.WriteFile(d.Path("incarnations.json"), data)
 }
 
 func (d *DataDir) read() ([]string, error) {
@@ -97,29 +99,4 @@ func (d *DataDir) read() ([]string, error) {
 		list = nil
 	}
 	return list, nil
-}
-
-// writeDurably replaces a file so that a crash leaves either the old content or the new.
-func writeDurably(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // gone after the rename
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	err = errors.Join(err, tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

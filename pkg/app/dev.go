@@ -19,6 +19,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -186,7 +187,7 @@ func (d *devCluster) writeState() error {
 	if err != nil {
 		return err
 	}
-	return writeDurably(filepath.Join(d.cfg.Dir, "cluster.json"), data)
+	return durable.WriteFile(filepath.Join(d.cfg.Dir, "cluster.json"), data)
 }
 
 func (d *devCluster) snapshot() DevState {

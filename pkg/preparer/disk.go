@@ -10,12 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
 const (
 	recordSuffix = ".json"
-	tempSuffix   = ".tmp"
 	asideSuffix  = ".unreadable"
 )
 
@@ -45,7 +45,7 @@ func (d *Disk) Load() ([]Record, []error, error) {
 	for _, entry := range entries {
 		name := filepath.Join(d.dir, entry.Name())
 		switch {
-		case strings.HasSuffix(name, tempSuffix):
+		case strings.HasSuffix(name, durable.TempSuffix):
 			if err := os.Remove(name); err != nil {
 				bad = append(bad, fmt.Errorf("remove leftover: %w", err))
 			}
@@ -99,36 +99,10 @@ func (d *Disk) Save(rec Record) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := writeDurably(name+tempSuffix, data); err != nil {
-		return err
-	}
-	if err := os.Rename(name+tempSuffix, name); err != nil {
-		return err
-	}
-	return syncDir(d.dir)
+	return durable.WriteFile(name, data)
 }
 
 func (d *Disk) file(id pod.Identity) string { return filepath.Join(d.dir, fileName(id)+recordSuffix) }
 
 // fileName names an identity in one path element. RC ids and roles hold no dots, so no two are alike.
 func fileName(id pod.Identity) string { return fmt.Sprintf("%s.%s.%d", id.RCID, id.Role, id.Index) }
-
-func writeDurably(name string, data []byte) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -92,7 +93,7 @@ func TestDiskSetsGarbageAside(t *testing.T) {
 	if _, bad, err = disk.Load(); err != nil || len(bad) > 0 {
 		t.Errorf("loaded again: %v, %v", bad, err)
 	}
-	if names, err := filepath.Glob(filepath.Join(dir, "*"+tempSuffix)); err != nil || slices.ContainsFunc(names, func(string) bool { return true }) {
+	if names, err := filepath.Glob(filepath.Join(dir, "*"+durable.TempSuffix)); err != nil || slices.ContainsFunc(names, func(string) bool { return true }) {
 		t.Errorf("leftovers %v (%v)", names, err)
 	}
 }

@@ -99,7 +99,7 @@ func TestRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(".tmp-a.b", "{") // a crash between write and rename
+	write("a.b.json.tmp", "{") // a crash between write and rename
 	write("half.json", "{")
 	write("other.json", `{"spec":{"id":"x"},"desired":"run"}`)
 	write("future.json", `{"spec":{"id":"future"},"desired":"pause"}`)
@@ -115,7 +115,7 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%s.json was not reported", id)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(r.dir, ".tmp-a.b")); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(r.dir, "a.b.json.tmp")); !os.IsNotExist(err) {
 		t.Errorf("the unfinished file: %v", err)
 	}
 	for range 2 {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -42,8 +43,7 @@ type record struct {
 
 const (
 	recordSuffix = ".json"
-	tempPrefix   = ".tmp-" // no id starts with a dot
-	maxIDBytes   = 200     // with suffix and prefix a file name of at most 255 bytes
+	maxIDBytes   = 200 // with the suffixes a file name of at most 255 bytes
 )
 
 var validID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*$`)
@@ -60,7 +60,7 @@ func (r records) load() (good map[string]record, bad map[string]error, err error
 	good, bad = map[string]record{}, map[string]error{}
 	for _, entry := range entries {
 		path := filepath.Join(r.dir, entry.Name())
-		if strings.HasPrefix(entry.Name(), tempPrefix) {
+		if strings.HasSuffix(entry.Name(), recordSuffix+durable.TempSuffix) {
 			if err := os.Remove(path); err != nil {
 				return nil, nil, fmt.Errorf("remove unfinished state file: %w", err)
 			}
@@ -109,38 +109,18 @@ func (r records) save(rec record) (err error) {
 	if err != nil {
 		return err
 	}
-	temp := filepath.Join(r.dir, tempPrefix+id)
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) // Env may hold secrets
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	if err := os.Rename(temp, filepath.Join(r.dir, id+recordSuffix)); err != nil {
-		return err
-	}
-	return r.sync()
+	return durable.WriteFile(filepath.Join(r.dir, id+recordSuffix), data) // Env may hold secrets: owner only
 }
 
 func (r records) remove(id string) error {
 	err := os.Remove(filepath.Join(r.dir, id+recordSuffix))
 	if err == nil {
-		err = r.sync()
+		err = durable.SyncDir(r.dir)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove state of %s: %w", id, err)
 	}
 	return nil
-}
-
-func (r records) sync() error {
-	dir, err := os.Open(r.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // validate reports the first mistake in the spec, as ErrInvalid.
