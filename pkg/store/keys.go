@@ -99,6 +99,15 @@ func (k Keys) NodeOps(name string) string {
 // Reservation is the key of what is taken on a node.
 func (k Keys) Reservation(node string) string { return k.prefix + "reservations/" + node }
 
+// Requests is the prefix of what is asked of a controller's owner.
+func (k Keys) Requests(rcID string) string { return k.AllRequests() + rcID + "/" }
+
+// AllRequests is the prefix of all requests.
+func (k Keys) AllRequests() string { return k.prefix + "requests/" }
+
+// Request is the key of one request.
+func (k Keys) Request(rcID, ulid string) string { return k.Requests(rcID) + ulid }
+
 // Farms is the prefix, and the marker key, of the member records.
 func (k Keys) Farms() string { return k.prefix + "farms/" }
 
