@@ -334,13 +334,41 @@ func (e *env) processes() map[string]int {
 	return found
 }
 
-func isZombie(pid int) bool {
+func isZombie(pid int) bool { return processState(pid) == "Z" || processState(pid) == "" }
+
+// processState returns the letter of proc(5) for what a process is doing, "" when there is no such process.
+func processState(pid int) string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return true
+		return ""
 	}
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(rest, "Z")
+	state, _, _ := strings.Cut(rest, " ")
+	return state
+}
+
+// stop sends SIGSTOP and waits until every thread of the process stands still.
+func (e *env) stop(pid int) {
+	e.t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		e.t.Fatal(err)
+	}
+	e.within(limit, func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/[0-9]*", pid))
+		if err != nil || len(threads) == 0 {
+			return fmt.Errorf("process %d has no threads: %w", pid, err)
+		}
+		for _, thread := range threads {
+			var tid int
+			if _, err := fmt.Sscan(filepath.Base(thread), &tid); err != nil {
+				return err
+			}
+			if state := processState(tid); state != "T" && state != "" {
+				return fmt.Errorf("thread %d of process %d is in state %q", tid, pid, state)
+			}
+		}
+		return nil
+	})
 }
 
 // isStub reports whether the process is about to become a pod's program but has not yet.

@@ -88,7 +88,7 @@ func pausedOwner(e *env) {
 	batch := p.hold(e.store.Keys().Pods(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(batch)
-	f1.signal(syscall.SIGSTOP)
+	e.stop(f1.current().cmd.Process.Pid)
 	e.ownedBy(id, "f2", before.Session, limit)
 	e.within(limit, func() error { return e.converged(id, 3) })
 	processes, placed := e.processes(), e.placements(id)
@@ -183,9 +183,7 @@ func lateWrite(e *env) {
 	paused := p.hold(e.store.Keys().Pods(id))
 	e.rcctl("", "rc", "scale", "hello", "5")
 	e.catch(paused)
-	if err := e.consul.Proc.Signal(syscall.SIGSTOP); err != nil {
-		e.t.Fatal(err)
-	}
+	e.stop(e.consul.Proc.Pid)
 	given := p.abandoned()
 	close(paused.deliver)
 	// The farm's patience must run out while the agent stands still: it bumps into silence, and is told so.
