@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -42,8 +43,10 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		return err
 	}
 	perNode := map[string]int{}
+	avoid := map[pod.Identity][]string{}
 	for i := range s.Pods {
 		perNode[s.Pods[i].Node]++
+		avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
 	}
 	// Nodes with few pods of this controller first: reading the others would be in vain.
 	slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
@@ -57,20 +60,29 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			return err
 		}
 		assigned, refused := placement.Assign(placement.Request{
-			Pods: left, Want: reconcile.NewHolder(s), MaxPerNode: s.RC.MaxPerNode, PerNode: perNode,
+			Pods: left, Want: reconcile.NewHolder(s), MaxPerNode: s.RC.MaxPerNode, PerNode: perNode, Avoid: avoid,
 			Order: some, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
 			perNode[a.Node]++
 		}
-		left = left[len(assigned):]
+		left = without(left, assigned)
 		for reason, n := range refused {
 			others[reason] += n
 		}
 	}
 	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
 	return nil
+}
+
+// without returns the identities that were not assigned, in their order.
+func without(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
+	done := make(map[pod.Identity]bool, len(assigned))
+	for _, a := range assigned {
+		done[a.Pod] = true
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(id pod.Identity) bool { return done[id] })
 }
 
 func (c *ReplicationController) reservations(ctx context.Context, names []string) (map[string]node.Reservation, error) {
@@ -242,8 +254,8 @@ func (c *ReplicationController) batchFor(ch *reconcile.Change, out *[]*batch, ho
 			bound = b
 		}
 	}
-	pod, intents := rows(ch)
-	cost := c.farm.cfg.Store.CostOf(pod, intents, writes)
+	row, intents := rows(ch)
+	cost := c.farm.cfg.Store.CostOf(row, intents, writes)
 	if bound == nil && len(*out) > 0 {
 		bound = (*out)[len(*out)-1]
 		if !bound.fits(cost) {
@@ -276,8 +288,8 @@ func rows(ch *reconcile.Change) (store.PodWrite, []store.IntentWrite) {
 
 // put adds a change and the conditions that it depends on to a batch.
 func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, writes []store.ReservationWrite) {
-	pod, intents := rows(ch)
-	b.Pods = append(b.Pods, pod)
+	row, intents := rows(ch)
+	b.Pods = append(b.Pods, row)
 	b.Intents = append(b.Intents, intents...)
 	for _, w := range writes {
 		if at, known := b.nodes[w.Node]; known {

@@ -61,6 +61,9 @@ type View struct {
 	Node
 	Ops   Ops
 	Alive bool // its preparer holds the lock on the record
+	// Gone means that the machine's Consul agent has failed or left, besides the preparer. A node that is neither alive
+	// nor gone is unmanaged: its pods are assumed to run on.
+	Gone bool
 }
 
 // AllLabels returns the node's labels with the operators' on top.
@@ -72,6 +75,9 @@ func (v *View) AllLabels() map[string]string {
 	maps.Copy(all, v.Ops.Labels)
 	return all
 }
+
+// MustLeave reports whether pods have to leave the node as far as its operators are concerned.
+func (v *View) MustLeave() bool { return v.Ops.Drain != nil }
 
 // Open reports whether new pods may be placed on the node as far as its operators are concerned.
 func (v *View) Open() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }

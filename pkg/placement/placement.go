@@ -114,11 +114,13 @@ func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder)
 
 // Request asks for nodes for new pods of one controller. All pods want the same share.
 type Request struct {
-	Pods         []pod.Identity
-	Want         node.Holder
-	MaxPerNode   int            // zero: no limit
-	PerNode      map[string]int // pods of this controller by node, before
-	Order        []string       // candidates in order of preference
+	Pods       []pod.Identity
+	Want       node.Holder
+	MaxPerNode int            // zero: no limit
+	PerNode    map[string]int // pods of this controller by node, before
+	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
+	Avoid        map[pod.Identity][]string
+	Order        []string // candidates in order of preference
 	Nodes        map[string]*node.View
 	Reservations map[string]node.Reservation // of the candidates; none: nothing is taken there
 }
@@ -142,26 +144,43 @@ func Assign(r Request) ([]Assignment, Reasons) {
 	refused := Reasons{}
 	queue := newQueue(candidates)
 	for _, id := range r.Pods {
-		placed := false
-		for !placed {
-			c := queue.pop()
-			if c == nil {
-				return out, refused
-			}
-			reason := Fits(c.view, c.res, id, r.Want)
-			if r.MaxPerNode > 0 && c.mine >= r.MaxPerNode {
-				reason = MaxPerNode
-			}
-			if reason != "" {
-				refused[reason]++ // it will not fit later either: all pods want the same
-				continue
-			}
-			c.res.Holders[id.String()] = r.Want
-			c.mine++
-			out = append(out, Assignment{Pod: id, Node: c.name})
-			queue.push(c)
-			placed = true
+		c, avoided := r.pick(queue, id, refused)
+		for _, other := range avoided {
+			queue.push(other)
 		}
+		if c == nil {
+			continue // a pod that avoids less may still find a node
+		}
+		c.res.Holders[id.String()] = r.Want
+		c.mine++
+		out = append(out, Assignment{Pod: id, Node: c.name})
+		queue.push(c)
 	}
-	return out, nil
+	if len(out) == len(r.Pods) {
+		return out, nil
+	}
+	return out, refused
+}
+
+// pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the
+// same) are dropped and counted; those that only this pod avoids come back in avoided.
+func (r *Request) pick(q *queue, id pod.Identity, refused Reasons) (best *candidate, avoided []*candidate) {
+	for {
+		c := q.pop()
+		if c == nil {
+			return nil, avoided
+		}
+		if slices.Contains(r.Avoid[id], c.name) {
+			avoided = append(avoided, c)
+			continue
+		}
+		reason := Fits(c.view, c.res, id, r.Want)
+		if r.MaxPerNode > 0 && c.mine >= r.MaxPerNode {
+			reason = MaxPerNode
+		}
+		if reason == "" {
+			return c, avoided
+		}
+		refused[reason]++
+	}
 }

@@ -101,6 +101,23 @@ func TestAssignSpreads(t *testing.T) {
 	}
 }
 
+// A pod that moves does not come back to where a copy is; others may go there.
+func TestAssignAvoids(t *testing.T) {
+	t.Parallel()
+	nodes := map[string]*node.View{}
+	for _, name := range []string{"n1", "n2"} {
+		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+	}
+	mover, fresh, stuck := identity("rc", 0), identity("rc", 1), identity("rc", 2)
+	assigned, refused := placement.Assign(placement.Request{
+		Pods: []pod.Identity{mover, stuck, fresh}, Order: []string{"n1", "n2"}, Nodes: nodes,
+		Avoid: map[pod.Identity][]string{mover: {"n1"}, stuck: {"n1", "n2"}},
+	})
+	if want := []placement.Assignment{{Pod: mover, Node: "n2"}, {Pod: fresh, Node: "n1"}}; !slices.Equal(assigned, want) {
+		t.Errorf("assigned %v, want %v; refused %v", assigned, want, refused)
+	}
+}
+
 func TestFits(t *testing.T) {
 	t.Parallel()
 	id := identity("rc", 0)

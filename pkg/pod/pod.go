@@ -61,8 +61,11 @@ type Placement struct {
 
 // Ghost is a copy of the pod on a node that it has left, until its stop is confirmed.
 type Ghost struct {
-	Node     string    `json:"node"`
-	Revision int64     `json:"revision"` // of the stop that the node must confirm
+	Node string `json:"node"`
+	// Revision is that of the stop that the node must confirm. While it is zero the copy keeps running, until the
+	// pod is available on its new node (R7).
+	Revision int64     `json:"revision,omitempty"`
+	Lost     bool      `json:"lost,omitempty"` // it was left because its node was lost; if it returns in time it keeps the pod
 	Since    time.Time `json:"since"`
 }
 

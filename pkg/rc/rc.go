@@ -61,6 +61,9 @@ type ReplicaGroup struct {
 	Count *int   `json:"count"` // required; a record without it is not readable as "none"
 }
 
+// ReplacesLost reports whether pods of a lost node are placed elsewhere.
+func (r *RC) ReplacesLost() bool { return r.NodeLoss.Action != "keep" && r.Strategy != Static }
+
 // NodeLoss says when the pods of a lost node are replaced.
 type NodeLoss struct {
 	Action         string          `json:"action,omitempty"`          // replace (default) or keep

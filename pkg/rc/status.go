@@ -31,6 +31,7 @@ const (
 	Regressed         ConditionType = "Regressed" // adopted pods run as they were found (R2)
 	Holding           ConditionType = "Holding"   // the world changed; nothing is added until the nodes have spoken (R1)
 	BreakerTripped    ConditionType = "BreakerTripped"
+	NodeLost          ConditionType = "NodeLost"   // pods are on nodes that are gone or whose preparer is
 	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
 )
 

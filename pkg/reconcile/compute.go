@@ -18,15 +18,21 @@ const ProgressDeadline = 2 * time.Minute
 func Compute(s *Snapshot) Plan {
 	c := &computation{s: s, touched: map[pod.Identity]bool{}}
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
+	c.forget()
 	c.confirmStops()
 	c.adopt()
 	c.repair()
+	c.markLost()
+	c.release()
 	switch {
 	case s.RC.DeletedAt != nil:
 		c.stopAll()
 		c.plan.Finish = len(s.Pods) == 0 && len(c.plan.Changes) == 0
 	case !s.RC.Disabled:
+		c.finishMoves()
+		c.replaceLost()
 		c.scale()
+		c.transfer()
 		c.upgrade()
 	}
 	c.report()
@@ -50,11 +56,14 @@ func (c *computation) add(ch Change) {
 func (c *computation) confirmStops() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
+		if c.touched[p.Identity] {
+			continue
+		}
 		ch := Change{Action: Remove, Identity: p.Identity, Index: p.Index, Reason: "the node confirmed the stop"}
 		next := p.Placement
 		next.Ghosts = nil
 		for _, g := range p.Placement.Ghosts {
-			if !confirmed(p.Ghosts[g.Node], g.Revision) {
+			if g.Revision == 0 || !confirmed(p.Ghosts[g.Node], g.Revision) {
 				next.Ghosts = append(next.Ghosts, g)
 				continue
 			}
@@ -145,7 +154,7 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 // expel stops the losing copy of an identity, once the winning one is available.
 func (c *computation) expel(o *Orphan, p *Pod) {
 	isGhost := func(g pod.Ghost) bool { return g.Node == o.Node && g.Revision > o.Revision }
-	if !p.available() || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
+	if !p.arrived() || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
 		return
 	}
 	if c.s.Breaker != "" {
@@ -214,6 +223,9 @@ func (c *computation) repairGhosts(p *Pod) bool {
 		Reason: "the stop of a former copy was missing",
 	}
 	for _, g := range p.Placement.Ghosts {
+		if g.Revision == 0 {
+			continue // it runs on
+		}
 		if stop := same.GhostIntent(g); !sameIntent(p.Intents[g.Node], stop) {
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &stop})
 		}
@@ -239,11 +251,21 @@ func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
 	next.RunState, next.StoppingSince, next.ChangedAt = pod.Stopped, &now, now
 	next.Revision = p.nextRevision(now)
 	in := next.Intent()
-	c.add(Change{
+	ch := Change{
 		Action: Stop, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
 		NeedsBreaker: true, NeedsBell: dependsOnOthers,
 		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
-	})
+	}
+	next.Ghosts = slices.Clone(next.Ghosts)
+	for i := range next.Ghosts {
+		// A copy that was left running until the pod had moved stops too.
+		if g := &next.Ghosts[i]; g.Revision == 0 {
+			g.Revision = next.Revision
+			also := next.GhostIntent(*g)
+			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &also})
+		}
+	}
+	c.add(ch)
 }
 
 // stays reports whether the pod runs as it was found until somebody changes the controller (R2).

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -20,7 +21,11 @@ const (
 	Upgrade Action = "upgrade" // a new manifest, in place
 	Stop    Action = "stop"    // ask for a stop
 	Remove  Action = "remove"  // forget a pod whose stop is confirmed
-	Expel   Action = "expel"   // stop the losing copy of an identity
+	Expel   Action = "expel"   // stop a copy that the identity has elsewhere by now
+	Mark    Action = "mark"    // note since when a node is lost, or that it is back
+	Move    Action = "move"    // another node, the old copy runs on until the new one is available
+	Return  Action = "return"  // back to the lost node that returned
+	Release Action = "release" // give back a share that nobody uses
 )
 
 // Change is what happens to one identity. All of it lands in one transaction or none.
@@ -68,10 +73,12 @@ func (c *Change) String() string {
 // Plan is what to do next.
 type Plan struct {
 	Changes []Change
-	Adds    []pod.Identity // to be placed, in this order, where nodes can be found
-	Finish  bool           // the controller is deleted and nothing of it is left: remove its records
-	Status  rc.Status      // as the snapshot shows it, before the changes; see Plan.Short
-	Again   time.Duration  // look again after this long even if nothing rings; zero: no need
+	Adds    []pod.Identity // to be placed or, if they exist, moved, in this order, where nodes can be found
+	// Answered are the requests that are dealt with once the plan is carried out.
+	Answered []string
+	Finish   bool          // the controller is deleted and nothing of it is left: remove its records
+	Status   rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
+	Again    time.Duration // look again after this long even if nothing rings; zero: no need
 }
 
 // Short completes the status with what could not be placed: how many replicas, of how many nodes, and why those take none.
@@ -91,8 +98,11 @@ func (p *Plan) set(now time.Time, t rc.ConditionType, isTrue bool, reason string
 	p.Status.Conditions = rc.SetCondition(p.Status.Conditions, t, isTrue, reason, now)
 }
 
-// PlaceOn returns the change that places one of the plan's adds on a node.
+// PlaceOn returns the change that places, or moves, one of the plan's adds to a node.
 func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
+	if i := slices.IndexFunc(s.Pods, func(p Pod) bool { return p.Identity == id }); i >= 0 {
+		return move(s, &s.Pods[i], nodeName)
+	}
 	m := s.Manifest
 	p := pod.Placement{
 		Identity: id, Node: nodeName, PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: s.RC.ManifestDigest,

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -18,18 +19,20 @@ import (
 
 // world is a model of a cluster: the records, and nodes that do what they are told when the model lets them.
 type world struct {
-	now     time.Time
-	rc      rc.RC
-	nodes   map[string]*node.View
-	pods    map[pod.Identity]pod.Placement
-	index   uint64
-	indices map[pod.Identity]uint64
-	intents map[at]pod.Intent
-	reality map[at]pod.Reality
-	copies  map[at]pod.Intent // what really runs, or is remembered as stopped
-	status  *rc.Status
-	hold    bool
-	breaker bool
+	now      time.Time
+	rc       rc.RC
+	nodes    map[string]*node.View
+	pods     map[pod.Identity]pod.Placement
+	index    uint64
+	indices  map[pod.Identity]uint64
+	intents  map[at]pod.Intent
+	reality  map[at]pod.Reality
+	copies   map[at]pod.Intent // what really runs, or is remembered as stopped
+	status   *rc.Status
+	requests []reconcile.Request
+	hold     bool
+	trace    bool
+	breaker  bool
 }
 
 type at struct {
@@ -48,13 +51,13 @@ func newWorld() *world {
 		w.nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 50}}, Alive: true}
 	}
 	zero := 0
-	w.rc = rc.RC{ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
+	w.rc = rc.RC{NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
 	return w
 }
 
 func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
-		Now: w.now, Owner: "f1", RC: w.rc, Manifest: &manifest.Manifest{Version: 1, ID: "p"}, Nodes: w.nodes, Previous: w.status,
+		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.requests, Manifest: &manifest.Manifest{Version: 1, ID: "p"}, Nodes: w.nodes, Previous: w.status,
 	}
 	if w.hold {
 		s.Hold = "the records are new"
@@ -98,13 +101,19 @@ func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 func (w *world) available() int {
 	n := 0
 	for id, p := range w.pods {
-		r, ok := w.reality[at{p.Node, id}]
-		if ok && p.RunState == pod.Running && r.Available && r.Digest == p.Digest {
+		r := w.reality[at{p.Node, id}]
+		ok := r.Available && r.Digest == p.Digest && !w.gone(p.Node)
+		for _, g := range p.Ghosts {
+			ok = ok || g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.gone(g.Node)
+		}
+		if ok && p.RunState == pod.Running {
 			n++
 		}
 	}
 	return n
 }
+
+func (w *world) gone(name string) bool { return !w.nodes[name].Alive && w.nodes[name].Gone }
 
 // running counts the copies that really run.
 func (w *world) running() int {
@@ -124,11 +133,18 @@ func (w *world) pass(t *rapid.T, deep bool) int {
 	plan := reconcile.Compute(s)
 	w.status = &plan.Status
 	w.checkPlan(t, s, &plan, before)
+	if len(plan.Answered) == len(w.requests) {
+		w.requests = nil
+	}
 	for _, id := range plan.Adds {
-		free := slices.Sorted(maps.Keys(w.nodes))
-		plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, free[id.Index%len(free)]))
+		if name := w.nodeFor(id); name != "" {
+			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, name))
+		}
 	}
 	for i := range plan.Changes {
+		if w.trace {
+			t.Logf("%s", &plan.Changes[i])
+		}
 		w.apply(t, &plan.Changes[i])
 	}
 	if plan.Finish && len(w.pods) != 0 {
@@ -160,7 +176,7 @@ func (w *world) checkPlan(t *rapid.T, s *reconcile.Snapshot, plan *reconcile.Pla
 		}
 		was, placed := w.pods[ch.Identity]
 		r := w.reality[at{was.Node, ch.Identity}]
-		if placed && (ch.Action == reconcile.Stop || ch.Action == reconcile.Upgrade) && r.Available && r.Digest == was.Digest && was.RunState == pod.Running {
+		if placed && (ch.Action == reconcile.Stop || ch.Action == reconcile.Upgrade) && r.Available && r.Digest == was.Digest && was.RunState == pod.Running && !w.gone(was.Node) {
 			stops++
 			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && !ch.NeedsBell {
 				t.Fatalf("%s relies on others being available without the bell's condition", ch)
@@ -186,13 +202,26 @@ func (w *world) checkPlan(t *rapid.T, s *reconcile.Snapshot, plan *reconcile.Pla
 		if w.hold {
 			t.Fatal("pods are added while holding (R1)")
 		}
-		if limit := w.rc.Desired() + w.rc.Surge(); len(plan.Adds)+len(s.Pods) > limit {
-			t.Fatalf("%d pods and %d adds exceed desired + surge = %d (P6)", len(s.Pods), len(plan.Adds), limit)
+		copies := 0
+		for _, id := range plan.Adds {
+			if p, exists := w.pods[id]; seen[id] || exists && p.RunState != pod.Running {
+				t.Fatalf("%s is added although it exists or is changed", id)
+			} else if !exists || w.nodes[p.Node].Alive {
+				copies++ // what replaces a lost pod does not count
+			}
 		}
-	}
-	for _, id := range plan.Adds {
-		if _, taken := w.pods[id]; taken || seen[id] {
-			t.Fatalf("%s is added although it exists", id)
+		for id, p := range w.pods {
+			if w.nodes[p.Node].Alive {
+				copies++
+			}
+			for _, g := range p.Ghosts {
+				if !g.Lost && w.nodes[g.Node].Alive && w.copies[at{g.Node, id}].State == pod.Running {
+					copies++
+				}
+			}
+		}
+		if limit := w.rc.Desired() + w.rc.Surge(); copies > limit && len(plan.Adds) > w.replacements(plan.Adds) {
+			t.Fatalf("%d copies exceed desired + surge = %d (P6)", copies, limit)
 		}
 	}
 }
@@ -204,8 +233,8 @@ func (w *world) apply(t *rapid.T, ch *reconcile.Change) {
 	w.index++
 	if ch.Placement == nil {
 		p := w.pods[ch.Identity]
-		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running {
-			t.Fatalf("%s is forgotten while it runs (P5)", ch.Identity)
+		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running && w.nodes[p.Node].Alive {
+			t.Fatalf("%s is forgotten while it runs (P5)", ch.Identity) // on a dead node an operator may declare it gone
 		}
 		delete(w.pods, ch.Identity)
 		delete(w.indices, ch.Identity)
@@ -222,8 +251,31 @@ func (w *world) apply(t *rapid.T, ch *reconcile.Change) {
 	}
 }
 
+// nodeFor is a scheduler: a living, open node without a copy of the identity.
+func (w *world) nodeFor(id pod.Identity) string {
+	names := slices.Sorted(maps.Keys(w.nodes))
+	for i := range names {
+		name := names[(i+id.Index)%len(names)]
+		v := w.nodes[name]
+		if _, taken := w.copies[at{name, id}]; v.Alive && v.Open() && !taken {
+			return name
+		}
+	}
+	return ""
+}
+
+func (w *world) anyNode(t *rapid.T) *node.View {
+	name := fmt.Sprintf("n%d", rapid.IntRange(0, 5).Draw(t, "node"))
+	v := *w.nodes[name]
+	w.nodes[name] = &v
+	return &v
+}
+
 // obey lets one node do what it is told about one identity.
 func (w *world) obey(where at) {
+	if !w.nodes[where.node].Alive {
+		return
+	}
 	in, told := w.intents[where]
 	have := w.copies[where]
 	_, reported := w.reality[where]
@@ -255,7 +307,8 @@ func (w *world) obeyAll() {
 
 // settle runs until nothing changes, and fails if that takes too long.
 func (w *world) settle(t *rapid.T) {
-	for range 200 {
+	for i := range 200 {
+		w.trace = i > 190 // what goes on when it does not settle
 		w.now = w.now.Add(time.Second)
 		w.obeyAll()
 		if w.pass(t, true) == 0 {
@@ -267,7 +320,8 @@ func (w *world) settle(t *rapid.T) {
 
 func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
-	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
+		"node dies", "node dies", "node returns", "node returns", "drain", "undrain", "forget"}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 8).Draw(t, "replicas")
 		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n}}
@@ -303,6 +357,24 @@ func (w *world) step(t *rapid.T) {
 		clear(w.intents)
 		clear(w.reality)
 		w.rereport()
+	case "node dies":
+		v := w.anyNode(t)
+		v.Alive, v.Gone = false, rapid.Bool().Draw(t, "gone")
+	case "node returns":
+		v := w.anyNode(t)
+		v.Alive, v.Gone = true, false
+	case "drain":
+		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
+	case "undrain":
+		w.anyNode(t).Ops.Drain = nil
+	case "forget":
+		if where, ok := draw(t, w.copies); ok {
+			w.requests = append(w.requests, reconcile.Request{ID: "r", Forget: true, Node: where.node, Pod: where.id})
+			if !w.nodes[where.node].Alive {
+				delete(w.copies, where) // the operator is right: it is gone
+				delete(w.reality, where)
+			}
+		}
 	case "lose reality":
 		if where, ok := draw(t, w.reality); ok {
 			delete(w.reality, where)
@@ -360,6 +432,7 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			w.step(t)
 		}
+		w.heal()
 		w.rereport()
 		w.rereportSick()
 		w.settle(t)
@@ -376,6 +449,18 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 			return
 		}
 		if len(w.pods) != desired || w.running() != desired || w.available() != desired {
+			for id, p := range w.pods {
+				t.Logf("%s: %s on %s rev %d ghosts %+v", id, p.RunState, p.Node, p.Revision, p.Ghosts)
+			}
+			for k, v := range w.intents {
+				t.Logf("intent %s %s: %s %d", k.node, k.id, v.State, v.Revision)
+			}
+			for k, v := range w.reality {
+				t.Logf("reality %s %s: %s %d", k.node, k.id, v.State, v.Revision)
+			}
+			for k, v := range w.copies {
+				t.Logf("copy %s %s: %s %d", k.node, k.id, v.State, v.Revision)
+			}
 			t.Fatalf("desired %d, placed %d, running %d, available %d\npods %+v\nreality %+v\ncopies %+v\nstatus %+v", desired, len(w.pods), w.running(), w.available(), w.pods, w.reality, w.copies, w.status)
 		}
 		if !w.status.Is(rc.Converged) {
@@ -397,6 +482,26 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 			t.Fatalf("deleted, but %d placements and %d copies are left", len(w.pods), w.running())
 		}
 	})
+}
+
+// replacements counts the adds that replace a pod of a lost node.
+func (w *world) replacements(adds []pod.Identity) int {
+	n := 0
+	for _, id := range adds {
+		if p, exists := w.pods[id]; exists && !w.nodes[p.Node].Alive {
+			n++
+		}
+	}
+	return n
+}
+
+// heal brings every node back.
+func (w *world) heal() {
+	for name, old := range w.nodes {
+		v := *old
+		v.Alive, v.Gone, v.Ops.Drain = true, false, nil
+		w.nodes[name] = &v
+	}
 }
 
 // outdated reports whether a pod has another manifest than the controller.

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ func (c *computation) report() {
 	}
 	var outdated, adopted int
 	var waitingFor *Pod
+	lost := map[string]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		if p.RunState == pod.Stopped {
@@ -29,13 +31,18 @@ func (c *computation) report() {
 		}
 		st.Placed++
 		switch {
-		case p.available():
+		case s.available(p):
 			st.Available++
 		case waitingFor == nil:
 			waitingFor = p
 		}
-		if !s.aliveOn(p.Node) {
+		switch {
+		case s.gone(p.Node):
+			st.Lost++
+			lost[p.Node] = true
+		case !s.aliveOn(p.Node):
 			st.Unmanaged++
+			lost[p.Node] = true
 		}
 		if p.Digest != s.RC.ManifestDigest {
 			outdated++
@@ -47,6 +54,8 @@ func (c *computation) report() {
 	st.LastError = strings.Join(s.Errors, "; ")
 	c.plan.Status = st
 	c.conditions(outdated, adopted, waitingFor)
+	c.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf("%d pods on lost nodes, %d on nodes without a preparer: %s",
+		st.Lost, st.Unmanaged, strings.Join(slices.Sorted(maps.Keys(lost)), ", ")))
 }
 
 func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
@@ -60,7 +69,7 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	if st.Placed >= st.Desired {
 		set(rc.InsufficientNodes, false, "")
 	}
-	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == ""
+	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && !c.moving()
 	switch {
 	case settled && st.Placed == st.Desired && st.Available == st.Desired && st.Stopping == 0 && outdated == 0:
 		set(rc.Converged, true, fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired))
@@ -80,6 +89,11 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 		}
 		set(rc.Converged, false, reason)
 	}
+}
+
+// moving reports whether a pod has copies elsewhere that have not confirmed their stop.
+func (c *computation) moving() bool {
+	return slices.ContainsFunc(c.s.Pods, func(p Pod) bool { return len(p.Placement.Ghosts) > 0 })
 }
 
 // describe says in a few words what a node reports.

@@ -15,13 +15,11 @@ func (c *computation) scale() {
 	available, standing := 0, 0
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
-		if p.available() && !c.touched[p.Identity] {
+		if c.s.available(p) && !c.touched[p.Identity] {
 			available++
 		}
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
-		if p.RunState == pod.Running || c.s.aliveOn(p.Node) {
-			standing++
-		}
+		standing += c.standing(p)
 	}
 	spare := available - c.s.RC.MinimumAvailable() // how many available pods may be removed now (P6)
 	room := c.s.RC.Desired() + c.s.RC.Surge() - standing
@@ -60,7 +58,7 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 	slices.SortFunc(order, func(a, b *Pod) int {
 		return cmp.Or(
 			boolFirst(!c.s.eligible(a.Node), !c.s.eligible(b.Node)),
-			boolFirst(!a.available(), !b.available()),
+			boolFirst(!c.s.available(a), !c.s.available(b)),
 			b.ChangedAt.Compare(a.ChangedAt),
 			cmp.Compare(b.Identity.Index, a.Identity.Index),
 		)
@@ -72,9 +70,9 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 		switch {
 		case c.touched[p.Identity] || c.stays(p):
 			continue
-		case p.available() && *spare <= 0:
+		case c.s.available(p) && *spare <= 0:
 			continue
-		case p.available():
+		case c.s.available(p):
 			*spare--
 			c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
 		default:
@@ -145,7 +143,7 @@ func (c *computation) upgrade() {
 		if p.RunState != pod.Running {
 			continue
 		}
-		if p.available() {
+		if c.s.available(p) {
 			available++
 		}
 		switch {
@@ -155,7 +153,7 @@ func (c *computation) upgrade() {
 			if !c.stays(p) && c.s.aliveOn(p.Node) {
 				outdated = append(outdated, p)
 			}
-		case !p.available() && c.s.aliveOn(p.Node):
+		case !c.s.available(p) && c.s.aliveOn(p.Node):
 			waiting = true
 			c.judge(p)
 		}
@@ -168,9 +166,9 @@ func (c *computation) upgrade() {
 		return
 	}
 	p := slices.MinFunc(outdated, func(a, b *Pod) int {
-		return cmp.Or(boolFirst(!a.available(), !b.available()), a.Identity.Compare(b.Identity))
+		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
-	if least := c.s.RC.MinimumAvailable(); p.available() && available-1 < least {
+	if least := c.s.RC.MinimumAvailable(); c.s.available(p) && available-1 < least {
 		c.blocked = fmt.Sprintf("%d available replicas and a minimum of %d leave no room to upgrade in place; lower min_available or add replicas",
 			available, least)
 		return
@@ -205,7 +203,7 @@ func (c *computation) upgradeOne(p *Pod) {
 	in, holder := next.Intent(), NewHolder(c.s)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
-		NeedsBell: p.available() && c.s.RC.MinimumAvailable() > 0,
+		NeedsBell: c.s.available(p) && c.s.RC.MinimumAvailable() > 0,
 		Reason:    fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
 		Intents:   []IntentChange{{Node: p.Node, Intent: &in}},
 		Reserve:   []ReserveChange{{Node: p.Node, Holder: &holder}},

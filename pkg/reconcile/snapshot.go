@@ -24,8 +24,24 @@ type Snapshot struct {
 	Nodes    map[string]*node.View // by name
 	Hold     string                // why nothing may be added yet (R1); empty when it may
 	Breaker  string                // why nothing may be stopped (mass-stop breaker); empty when it may
+	Requests []Request             // what operators ask of the owner
+	Leaks    []Leak                // reservations of this controller for pods that are not there
 	Previous *rc.Status
 	Errors   []string // what could not be read, for the status
+}
+
+// Request asks the owner for something about one node, and for ForgetPod about one identity.
+type Request struct {
+	ID     string
+	Forget bool // the pod's copy on the node counts as stopped, if the node is not alive
+	Node   string
+	Pod    pod.Identity
+}
+
+// Leak is a share of a node that an identity holds without being there.
+type Leak struct {
+	Node string
+	Pod  pod.Identity
 }
 
 // Pod is one placement with what its nodes report.
@@ -45,10 +61,30 @@ type Orphan struct {
 	pod.Orphan
 }
 
-// available reports whether the pod counts as available: what the node reports is about the digest that the placement
-// asks for. (The revision may lag: a revision without a new digest restarts nothing.)
-func (p *Pod) available() bool {
+// arrived reports whether the pod is available where it is placed: what the node reports is about the digest that the
+// placement asks for. (The revision may lag: a revision without a new digest restarts nothing.)
+func (p *Pod) arrived() bool {
 	return p.RunState == pod.Running && p.Reality != nil && p.Reality.Available && p.Reality.Digest == p.Digest
+}
+
+// available reports whether the pod counts as available: where it is placed, or while it moves where it comes from. On a
+// node that is gone nothing is available, whatever was reported last; on one without a preparer the last report counts.
+func (s *Snapshot) available(p *Pod) bool {
+	if p.arrived() && !s.gone(p.Node) {
+		return true
+	}
+	for _, g := range p.Placement.Ghosts {
+		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && !s.gone(g.Node) && p.RunState == pod.Running {
+			return true
+		}
+	}
+	return false
+}
+
+// gone reports whether the machine is known to be lost. One without a record is not: records can vanish.
+func (s *Snapshot) gone(name string) bool {
+	v := s.Nodes[name]
+	return v != nil && !v.Alive && v.Gone
 }
 
 // confirmed reports whether a node's reality proves that a stop of at least this revision was carried out (P5).
@@ -88,9 +124,10 @@ func (s *Snapshot) aliveOn(name string) bool {
 // are concerned.
 func (s *Snapshot) eligible(name string) bool {
 	v := s.Nodes[name]
-	if v == nil || !v.Alive || !v.Open() {
-		return false
-	}
+	return v != nil && v.Alive && v.Open() && s.matches(v)
+}
+
+func (s *Snapshot) matches(v *node.View) bool {
 	sel, err := s.RC.Selector()
 	return err == nil && sel.Matches(labels.Set(v.AllLabels()))
 }
