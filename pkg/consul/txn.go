@@ -51,7 +51,7 @@ func CAS(key string, value []byte, index uint64) Op { return op(api.KVCAS, key, 
 // Delete removes a key unconditionally.
 func Delete(key string) Op { return op(api.KVDelete, key, nil, 0, "") }
 
-// DeleteTree removes every key below a prefix unconditionally. Only tests and operators' tools wipe.
+// DeleteTree removes every key below a prefix unconditionally.
 func DeleteTree(prefix string) Op { return op(api.KVDeleteTree, prefix, nil, 0, "") }
 
 // DeleteCAS removes a key if its index is the given one. Consul also accepts it when the key is missing.

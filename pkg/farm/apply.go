@@ -60,7 +60,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			return err
 		}
 		assigned, refused := placement.Assign(placement.Request{
-			Pods: left, Want: reconcile.NewHolder(s), MaxPerNode: s.RC.MaxPerNode, PerNode: perNode, Avoid: avoid,
+			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), MaxPerNode: s.RC.MaxPerNode, PerNode: perNode, Avoid: avoid,
 			Order: some, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
@@ -108,11 +108,15 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, err
 	}
 	plan.Status.CarrySince(v.head.Status)
-	if statusDiffers(v.head.Status, &plan.Status) {
-		if len(batches) == 0 {
-			batches = append(batches, &batch{Batch: c.newBatch(v)})
-		}
+	differs := statusDiffers(v.head.Status, &plan.Status) && !c.phantom
+	if len(batches) == 0 && (differs || len(plan.Answered) > 0) {
+		batches = append(batches, &batch{Batch: c.newBatch(v)})
+	}
+	if differs {
 		batches[0].Status = &plan.Status
+	}
+	if len(batches) == 1 {
+		batches[0].Answered = plan.Answered // with everything that they asked for
 	}
 	if len(batches) == 0 {
 		return 0, nil

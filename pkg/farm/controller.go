@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -25,11 +27,14 @@ type ReplicationController struct {
 	fence      store.Fence
 	consistent bool // the next read must be: it is the first of this tenure
 	deep       bool // the next pass compares intents too
+	phantom    bool // there is no record: what it left behind is stopped, as somebody asked for
 
 	mu       sync.Mutex
 	lastDeep time.Time
 	nodes    map[string]bool // where it has pods
 	hungry   bool            // more nodes would help it
+	pods     int             // placements at the last look
+	leaving  bool            // give it to the farm that prefers it
 }
 
 // WatchDesires brings the pods in line with what is desired, once at the start and once for each ring, until ctx ends, the
@@ -80,6 +85,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err != nil {
 		return 0, err
 	}
+	if gone, err := c.leave(ctx, v); gone || err != nil {
+		return 0, err
+	}
 	if v.head.BellIndex == 0 {
 		// Without a bell nobody could tell us of a change, and no write could depend on there being none.
 		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
@@ -87,6 +95,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	plan := reconcile.Compute(v.snapshot)
 	if plan.Finish {
 		return 0, c.finish(ctx, v)
+	}
+	if err := c.breaker(ctx, v, &plan); err != nil {
+		return 0, err
 	}
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
@@ -157,11 +168,45 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes = nodes
+	c.nodes, c.pods = nodes, len(v.snapshot.Pods)
 	c.hungry = plan.Status.Placed < plan.Status.Desired
 	if v.deep {
 		c.lastDeep, c.deep = time.Now(), false
 	}
+}
+
+// rebalance asks for the controller to be given to the farm that prefers it, if that is not this one.
+func (c *ReplicationController) rebalance() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leaving = true
+}
+
+// leave gives the controller up if another farm should have it: its labels do not match this farm's selector any more, or
+// the members have been stable and another one prefers it.
+func (c *ReplicationController) leave(ctx context.Context, v *view) (bool, error) {
+	c.mu.Lock()
+	leaving := c.leaving
+	c.leaving = false
+	c.mu.Unlock()
+	owner := c.farm.cfg.ID
+	if matches := c.farm.cfg.RCSelector.Matches(labels.Set(v.head.RC.Value.Labels)); leaving && matches {
+		var err error
+		if owner, _, err = c.farm.preferred(ctx, c.ID); err != nil {
+			return false, err
+		}
+	} else if !matches {
+		owner = "a farm whose selector matches it"
+	}
+	if owner == c.farm.cfg.ID || owner == "" {
+		return false, nil
+	}
+	if err := c.farm.cfg.Store.Release(ctx, c.ID, c.fence); err != nil {
+		c.rebalance()
+		return false, c.afterFailure(ctx, err)
+	}
+	c.log.WithField("to", owner).Info("handed a controller over")
+	return true, errHandedOver
 }
 
 func (c *ReplicationController) concernedBy(changed map[string]bool) bool {

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -24,11 +26,16 @@ type Config struct {
 	Scheduler Scheduler // nil: the built-in one, which selects by label
 	Log       obs.Logger
 
+	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
+
 	TTL        time.Duration // liveness TTL of the cluster's daemons; 2 s
 	Workers    int           // controllers worked on at once; 8
 	SweepEvery time.Duration // between two sweeps, plus jitter; 30 s
 	DeepEvery  time.Duration // between two deep checks of one controller; 10 min
-	InFlight   int           // batches of one pass in flight at once; 4
+	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer
+	// them; 10 s.
+	StableAfter time.Duration
+	InFlight    int // batches of one pass in flight at once; 4
 }
 
 func (c *Config) setDefaults() {
@@ -40,6 +47,10 @@ func (c *Config) setDefaults() {
 	def(&c.TTL, 2*time.Second)
 	def(&c.SweepEvery, 30*time.Second)
 	def(&c.DeepEvery, 10*time.Minute)
+	def(&c.StableAfter, 10*time.Second)
+	if c.RCSelector == nil {
+		c.RCSelector = labels.Everything()
+	}
 	if c.Workers == 0 {
 		c.Workers = 8
 	}
@@ -61,6 +72,7 @@ type Ownership interface {
 	Join(ctx context.Context, m store.Member) error
 	Claim(ctx context.Context, rcID string) (store.Fence, error)
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
+	Release(ctx context.Context, rcID string, f store.Fence) error
 	Abandon(ctx context.Context, rcID string, f store.Fence) error
 	LockReads
 }
@@ -70,7 +82,8 @@ type LockReads interface {
 	SweepBells(ctx context.Context) (rcIDs []string, err error)
 	Locks(ctx context.Context) (store.LockState, error)
 	LockHeld(ctx context.Context, rcID string) (bool, error)
-	RCExists(ctx context.Context, rcID string) (bool, error)
+	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
+	Requests(ctx context.Context, rcID string) ([]store.Rec[store.Request], []error, error)
 }
 
 // Farm owns controllers for as long as one session lives.
@@ -85,6 +98,7 @@ type Farm struct {
 	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
 	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
 	nonce   settling
+	stops   stopCounter
 
 	manifests *manifestCache
 	sweepNow  chan struct{} // capacity 1
@@ -145,13 +159,15 @@ func (f *Farm) Start(ctx context.Context) error {
 			group.Go(func() error { f.work(ctx); return nil })
 		}
 		group.Go(func() error { return f.settle(ctx) })
+		group.Go(func() error { return f.handOver(ctx) })
+		group.Go(func() error { return f.world.watchFailed(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	return group.Wait()
 }
 
 func (f *Farm) member() store.Member {
-	return store.Member{Version: f.cfg.Version, EmulationVersion: f.cfg.Version}
+	return store.Member{Version: f.cfg.Version, EmulationVersion: f.cfg.Version, RCSelector: f.cfg.RCSelector.String()}
 }
 
 // work handles controllers from the queue until it is shut down. The queue never gives one id to two workers.
@@ -185,6 +201,11 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		}
 		return
 	case ctx.Err() != nil:
+		return
+	case errors.Is(err, errHandedOver):
+		f.drop(id)
+		f.markForeign(id)
+		f.queue.Forget(id)
 		return
 	case errors.Is(err, errGone):
 		f.drop(id)

@@ -3,17 +3,21 @@ package farm
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
-	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // errGone means that there is no such controller any more.
 var errGone = errors.New("the controller is gone")
+
+// errHandedOver means that the controller was given to a farm that prefers it.
+var errHandedOver = errors.New("the controller was handed over")
 
 // controller returns the controller if this farm owns it or can claim it now. Otherwise it returns nil, and when to look
 // again (zero: something will ring).
@@ -21,78 +25,145 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 	f.mu.Lock()
 	c, foreign := f.owned[id], f.foreign[id]
 	f.mu.Unlock()
-	if c != nil || foreign {
+	if c != nil {
 		return c, 0, nil
 	}
-	if placement.PreferredOwner(id, f.world.members()) != f.cfg.ID {
-		wait, err := f.watchUnowned(ctx, id)
-		if wait > 0 || err != nil {
-			return nil, wait, err
-		}
-		f.mu.Lock()
-		foreign = f.foreign[id]
-		f.mu.Unlock()
-		if foreign {
-			return nil, 0, nil
+	owner, mine, err := f.preferred(ctx, id)
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case !mine || foreign && owner != f.cfg.ID:
+		return nil, 0, nil
+	case foreign || owner != f.cfg.ID:
+		// Ours to take only if nobody has it: the holder has not handed it over yet, or the preferred farm does not come.
+		free, again, err := f.unowned(ctx, id, owner != f.cfg.ID)
+		if !free || err != nil {
+			return nil, again, err
 		}
 	}
 	return f.claim(ctx, id)
 }
 
-// watchUnowned tells whether a controller that another farm should claim has lacked an owner for long enough. It returns
-// how long to wait before looking again, zero when the lock is held (then the controller is marked foreign) or the time
-// is up.
-func (f *Farm) watchUnowned(ctx context.Context, id string) (time.Duration, error) {
-	locks, err := f.cfg.Store.LockHeld(ctx, id)
+// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
+func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
+	members := f.world.members()
+	var set labels.Set
+	read := false
+	var candidates []string
+	for _, m := range members {
+		if m.RCSelector != "" && !read {
+			if set, err = f.labelsOf(ctx, id); err != nil {
+				return "", false, err
+			}
+			read = true
+		}
+		sel, err := rc.ParseSelector(m.RCSelector)
+		if err == nil && sel.Matches(set) {
+			candidates = append(candidates, m.ID)
+			mine = mine || m.ID == f.cfg.ID
+		}
+	}
+	return placement.PreferredOwner(id, candidates), mine, nil
+}
+
+// labelsOf reads a controller's labels. One whose record cannot be read has none: a farm without a selector owns it.
+func (f *Farm) labelsOf(ctx context.Context, id string) (labels.Set, error) {
+	rec, err := f.cfg.Store.RC(ctx, id, false)
+	var corrupt *store.CorruptError
+	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
+		return nil, nil
+	}
+	return rec.Value.Labels, err
+}
+
+// unowned reports whether a controller lacks an owner, and with grace: has lacked one for long enough. If it does not, it
+// says when to look again; zero when somebody holds it, which a bell or the members will change.
+func (f *Farm) unowned(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
+	held, err := f.cfg.Store.LockHeld(ctx, id)
 	if err != nil {
-		return 0, err
+		return false, 0, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if locks {
-		f.foreign[id] = true
+	f.foreign[id] = held
+	if held || !grace {
 		delete(f.freed, id)
-		return 0, nil
+		return !held, 0, nil
 	}
 	since, seen := f.freed[id]
 	if !seen {
 		f.freed[id] = time.Now()
-		return unownedGrace, nil
+		return false, unownedGrace, nil
 	}
 	if left := unownedGrace - time.Since(since); left > 0 {
-		return left, nil
+		return false, left, nil
 	}
 	delete(f.freed, id)
-	return 0, nil
+	return true, 0, nil
 }
 
 func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
-	exists, err := f.cfg.Store.RCExists(ctx, id)
+	phantom, err := f.phantom(ctx, id)
 	if err != nil {
 		return nil, 0, err
 	}
-	if !exists {
-		return nil, 0, errGone // a bell without a controller: claiming would leave a lock behind
-	}
 	fence, err := f.cfg.Store.Claim(ctx, id)
 	if _, held := store.HeldBy(err); held {
-		f.mu.Lock()
-		f.foreign[id] = true
-		f.mu.Unlock()
+		f.markForeign(id)
 		return nil, 0, nil
 	}
 	if err != nil {
 		return nil, 0, err
 	}
 	c := &ReplicationController{
-		ID: id, farm: f, fence: fence, deep: true, consistent: true,
+		ID: id, farm: f, fence: fence, deep: true, consistent: true, phantom: phantom,
 		log: f.log.WithField(obs.RCID, id),
 	}
 	f.mu.Lock()
 	f.owned[id] = c
+	delete(f.foreign, id)
 	f.mu.Unlock()
 	c.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
 	return c, 0, nil
+}
+
+// phantom reports whether there is no controller, but somebody asks for what only an owner may do, such as stopping what
+// runs without one. With neither it returns errGone: claiming would leave a lock behind.
+func (f *Farm) phantom(ctx context.Context, id string) (bool, error) {
+	_, err := f.cfg.Store.RC(ctx, id, true)
+	var corrupt *store.CorruptError
+	switch {
+	case err == nil || errors.As(err, &corrupt):
+		return false, nil
+	case !errors.Is(err, store.ErrNotFound):
+		return false, err
+	}
+	requests, _, err := f.cfg.Store.Requests(ctx, id)
+	if err == nil && len(requests) == 0 {
+		err = errGone
+	}
+	return true, err
+}
+
+// handOver gives controllers to farms that prefer them, once the members have been stable for a while: a farm that joins
+// takes over its share without a failure.
+func (f *Farm) handOver(ctx context.Context) error {
+	ticker := time.NewTicker(f.cfg.StableAfter / 4)
+	defer ticker.Stop()
+	done := time.Time{} // the change of the members that was dealt with
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+		}
+		changed := f.world.membersSince()
+		if changed.Equal(done) || time.Since(changed) < f.cfg.StableAfter {
+			continue
+		}
+		done = changed
+		f.enqueueOwned(func(c *ReplicationController) bool { c.rebalance(); return true })
+	}
 }
 
 // drop forgets a controller that is not ours any more.
@@ -102,6 +173,13 @@ func (f *Farm) drop(id string) {
 	delete(f.owned, id)
 	delete(f.foreign, id)
 	delete(f.freed, id)
+}
+
+// markForeign notes that another farm has, or will have, a controller.
+func (f *Farm) markForeign(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.foreign[id] = true
 }
 
 // bellGone looks at a controller that was probably deleted, if it is ours, and forgets it otherwise.
@@ -123,138 +201,5 @@ func (f *Farm) membersChanged() {
 	f.mu.Unlock()
 	for _, id := range f.world.bellIDs() {
 		f.enqueue(id)
-	}
-}
-
-// sweepLoop sweeps at the start, whenever something vanished that should be there, and every now and then (R4).
-func (f *Farm) sweepLoop(ctx context.Context) error {
-	for {
-		if err := f.sweep(ctx); err != nil && ctx.Err() == nil {
-			f.log.WithError(err).Warn("sweep failed")
-		}
-		timer := time.NewTimer(f.cfg.SweepEvery + rand.N(f.cfg.SweepEvery/4+1))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-timer.C:
-		case <-f.sweepNow:
-			timer.Stop()
-		}
-	}
-}
-
-// sweep makes missing bells, removes stray ones, and looks at every controller that is not known to be in good hands.
-func (f *Farm) sweep(ctx context.Context) error {
-	ids, err := f.cfg.Store.SweepBells(ctx)
-	if err != nil {
-		return err
-	}
-	locks, err := f.cfg.Store.Locks(ctx)
-	if err != nil {
-		return err
-	}
-	deepBefore := time.Now().Add(-f.cfg.DeepEvery)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, id := range ids {
-		c := f.owned[id]
-		switch {
-		case c == nil:
-			f.foreign[id] = locks[id]
-			if !locks[id] {
-				f.queue.Add(id)
-			}
-		case !locks[id]:
-			f.queue.Add(id) // its next pass finds out
-		case c.deepDue(deepBefore):
-			f.queue.Add(id)
-		}
-	}
-	return nil
-}
-
-// settling is where the farm stands with the current cluster nonce (R1).
-type settling struct {
-	nonce   string // that everything settled for; empty: none yet
-	reason  string // why it is not settled
-	current string // that the reason is about
-}
-
-// settleEvery is how often the nodes' answers to a new nonce are looked at.
-const settleEvery = 250 * time.Millisecond
-
-// settle finds out, for each new cluster nonce, when every living node has said what it runs. Until then nothing is added.
-func (f *Farm) settle(ctx context.Context) error {
-	ticker := time.NewTicker(settleEvery)
-	defer ticker.Stop()
-	for {
-		schema := f.world.schemaRec().Value
-		f.mu.Lock()
-		done := schema.Nonce != "" && f.nonce.nonce == schema.Nonce
-		f.mu.Unlock()
-		if !done {
-			reason := f.unsettled(ctx, schema)
-			f.mu.Lock()
-			f.nonce.reason, f.nonce.current = reason, schema.Nonce
-			if reason == "" {
-				f.nonce.nonce = schema.Nonce
-			}
-			f.mu.Unlock()
-			if reason == "" {
-				f.log.WithField("nonce", schema.Nonce).Info("every living node has reported")
-				f.enqueueOwned(func(*ReplicationController) bool { return true })
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-ticker.C:
-		}
-	}
-}
-
-// unsettled says what is missing before pods may be added in a world with this nonce, "" when nothing is.
-func (f *Farm) unsettled(ctx context.Context, schema store.Schema) string {
-	if schema.Nonce == "" {
-		return "the cluster record is missing"
-	}
-	// A clock ahead of ours must not make us wait longer than the rule asks for.
-	if age := time.Since(schema.CreatedAt); age >= 0 && age < 2*f.cfg.TTL {
-		return "the records are new: waiting for nodes to report what they run"
-	}
-	passing, err := f.cfg.Store.Passing(ctx)
-	if err != nil {
-		return "cannot tell which nodes are alive: " + err.Error()
-	}
-	views := f.world.nodes()
-	var silent []string
-	for _, name := range passing {
-		if v := views[name]; v == nil || v.Nonce != schema.Nonce {
-			silent = append(silent, name)
-		}
-	}
-	if len(silent) > 0 {
-		const show = 5
-		more := ""
-		if len(silent) > show {
-			silent, more = silent[:show], " and others"
-		}
-		return "waiting for nodes to report what they run: " + strings.Join(silent, ", ") + more
-	}
-	return ""
-}
-
-// hold returns why nothing may be added now, "" when it may.
-func (f *Farm) hold(nonce string) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case nonce != "" && f.nonce.nonce == nonce:
-		return ""
-	case f.nonce.reason != "" && f.nonce.current == nonce:
-		return f.nonce.reason
-	default:
-		return "the cluster record is new: looking at the nodes"
 	}
 }

@@ -10,10 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -32,6 +35,7 @@ type PodReads interface {
 	Intents(ctx context.Context, at []store.At) (map[store.At]pod.Intent, []error, error)
 	Reservations(ctx context.Context, nodes []string) (map[string]store.Rec[node.Reservation], []error, error)
 	Passing(ctx context.Context) ([]string, error)
+	FailedAgents(ctx context.Context) (map[string]bool, error)
 }
 
 // view is what one pass has read, with the indices that its writes depend on.
@@ -50,7 +54,7 @@ func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	f := c.farm
 	v := &view{schema: f.world.schemaRec(), breaker: f.world.breakerRec()}
 	var err error
-	if v.head, err = f.cfg.Store.ReadHead(ctx, c.ID, c.consistent); err != nil {
+	if v.head, err = c.readHead(ctx); err != nil {
 		return nil, err
 	}
 	record := v.head.RC.Value
@@ -60,28 +64,102 @@ func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 		Hold: f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
 	}
 	v.snapshot = s
-	if s.Manifest, err = f.manifests.get(ctx, f.cfg.Store, record.ManifestDigest); err != nil {
-		var corrupt *store.CorruptError
-		if !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
-			return nil, err
-		}
-		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s: %v; apply the controller again", record.ManifestDigest, err))
-	}
-	placements, corrupt, err := f.cfg.Store.Placements(ctx, c.ID, c.consistent)
-	if err == nil {
-		err = errors.Join(corrupt...)
-	}
-	if err != nil {
+	group, groupCtx := errgroup.WithContext(ctx)
+	var requests []store.Rec[store.Request]
+	group.Go(func() error { return c.readManifest(groupCtx, s) })
+	group.Go(func() error { return c.readPlacements(groupCtx, s) })
+	group.Go(func() (err error) {
+		requests, _, err = f.cfg.Store.Requests(groupCtx, c.ID) // one that cannot be read asks for nothing
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return nil, err
-	}
-	for _, rec := range placements {
-		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 	}
 	if err := c.readNodes(ctx, v); err != nil {
 		return nil, err
 	}
+	if err := c.addRequests(ctx, s, requests); err != nil {
+		return nil, err
+	}
 	c.consistent = false
 	return v, nil
+}
+
+// readHead reads the controller with its bell and status. A phantom's record is made up: deleted, so that all that it left
+// behind goes.
+func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error) {
+	head, err := c.farm.cfg.Store.ReadHead(ctx, c.ID, c.consistent)
+	switch {
+	case err == nil:
+		c.phantom = false // it came back
+	case errors.Is(err, store.ErrNotFound) && c.phantom:
+		now := time.Now().UTC()
+		head.RC.Value = rc.RC{ID: c.ID, Name: c.ID, DeletedAt: &now, ChangedBy: c.farm.cfg.ID}
+		return head, nil
+	}
+	return head, err
+}
+
+func (c *ReplicationController) readManifest(ctx context.Context, s *reconcile.Snapshot) error {
+	if c.phantom {
+		return nil
+	}
+	var corrupt *store.CorruptError
+	m, err := c.farm.manifests.get(ctx, c.farm.cfg.Store, s.RC.ManifestDigest)
+	switch {
+	case err == nil:
+		s.Manifest = m
+	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s: %v; apply the controller again", s.RC.ManifestDigest, err))
+	default:
+		return err
+	}
+	return nil
+}
+
+func (c *ReplicationController) readPlacements(ctx context.Context, s *reconcile.Snapshot) error {
+	placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, c.consistent)
+	if err == nil {
+		err = errors.Join(corrupt...)
+	}
+	for _, rec := range placements {
+		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+	}
+	return err
+}
+
+// addRequests adds what operators ask for, and reads what a request for repair is about. For a phantom only those orphans
+// count that somebody asked to be swept, or that have a placement by now.
+func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
+	swept := map[store.At]bool{}
+	for _, rec := range requests[:min(len(requests), store.MaxAnswered)] {
+		r := rec.Value
+		s.Requests = append(s.Requests, reconcile.Request{ID: r.ID, Forget: r.Kind == store.ForgetPod, Node: r.Node, Pod: r.Pod})
+		switch r.Kind {
+		case store.SweepOrphan:
+			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
+		case store.RepairReservation:
+			recs, _, err := c.farm.cfg.Store.Reservations(ctx, []string{r.Node})
+			if err != nil {
+				return err
+			}
+			for _, h := range recs[r.Node].Value.Holders {
+				if h.Pod.RCID == c.ID {
+					s.Leaks = append(s.Leaks, reconcile.Leak{Node: r.Node, Pod: h.Pod})
+				}
+			}
+		}
+	}
+	if c.phantom {
+		placed := map[pod.Identity]bool{}
+		for i := range s.Pods {
+			placed[s.Pods[i].Identity] = true
+		}
+		s.Orphans = slices.DeleteFunc(slices.Clone(s.Orphans), func(o reconcile.Orphan) bool {
+			return !swept[store.At{Node: o.Node, Identity: o.Identity}] && !placed[o.Identity]
+		})
+	}
+	return nil
 }
 
 func breakerReason(b store.Rec[store.Breaker]) string {

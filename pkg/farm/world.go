@@ -3,8 +3,11 @@ package farm
 import (
 	"context"
 	"errors"
+	"maps"
 	"reflect"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -30,6 +33,7 @@ type ClusterWatches interface {
 	EnsureSchema(ctx context.Context) (store.Rec[store.Schema], error)
 	RenewNonce(ctx context.Context, known string) error
 	RestoreBreaker(ctx context.Context) error
+	TripBreaker(ctx context.Context, index uint64, b store.Breaker) error
 }
 
 // world is what the farm's watches have seen: a cache without authority.
@@ -43,15 +47,19 @@ type world struct {
 	ops     map[string]node.Ops
 	views   map[string]*node.View // records and ops joined; never changed once published
 	orphans map[string][]reconcile.Orphan
-	farms   []string
+	farms   []store.Member
+	stable  time.Time       // when the members changed last
+	failed  map[string]bool // machines whose agents have failed, by Consul's name
 	schema  store.Rec[store.Schema]
 	breaker store.Rec[store.Breaker]
 	waiting map[string]bool // watches that have not delivered yet
 	ready   chan struct{}   // closed when none is waiting
+	// nodeDied wakes the query for failed agents; capacity 1.
+	nodeDied chan struct{}
 }
 
 func newWorld(f *Farm) *world {
-	return &world{farm: f, log: f.log, waiting: map[string]bool{}, ready: make(chan struct{})}
+	return &world{farm: f, log: f.log, waiting: map[string]bool{}, ready: make(chan struct{}), nodeDied: make(chan struct{}, 1)}
 }
 
 // watch starts every standing query in the group.
@@ -238,6 +246,7 @@ func (w *world) publish() (changed, orphaned map[string]bool) {
 		for name, record := range records {
 			v := *record
 			v.Ops = w.ops[name]
+			v.Gone = !v.Alive && w.failed[v.ConsulNode]
 			before := w.views[name]
 			if before != nil && reflect.DeepEqual(*before, v) {
 				views[name] = before
@@ -266,12 +275,75 @@ func (w *world) publish() (changed, orphaned map[string]bool) {
 	return changed, orphaned
 }
 
+// The pace at which failed agents are asked for while a node has no preparer: often at first, rarely when nothing changes.
+const (
+	failedMin = 250 * time.Millisecond
+	failedMax = 10 * time.Second
+)
+
+// watchFailed tells nodes that are gone from nodes that have only lost their preparer (R10). It asks while a node's lock is
+// free, and not at all otherwise.
+func (w *world) watchFailed(ctx context.Context) error {
+	pace := failedMin
+	last := map[string]bool{} // nodes without a preparer
+	for {
+		dead := w.dead()
+		if !maps.Equal(dead, last) {
+			last, pace = dead, failedMin
+		}
+		if len(dead) > 0 {
+			failed, err := w.farm.cfg.Store.FailedAgents(ctx)
+			if err != nil && ctx.Err() == nil {
+				w.log.WithError(err).Warn("cannot tell lost nodes from nodes without a preparer; none counts as lost anew")
+			}
+			if err == nil {
+				w.failedSeen(failed)
+			}
+			pace = min(pace*5/4, failedMax)
+		}
+		timer := time.NewTimer(pace)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		case <-w.nodeDied:
+			timer.Stop()
+		}
+	}
+}
+
+// dead returns the nodes whose preparers do not hold their records.
+func (w *world) dead() map[string]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	dead := map[string]bool{}
+	for name, v := range w.views {
+		if !v.Alive {
+			dead[name] = true
+		}
+	}
+	return dead
+}
+
+func (w *world) failedSeen(failed map[string]bool) {
+	w.mu.Lock()
+	w.failed = failed
+	changed, orphaned := w.publish()
+	w.mu.Unlock()
+	w.nodesChanged(changed, orphaned)
+}
+
 // nodesChanged looks at the controllers that a changed node may matter to.
 func (w *world) nodesChanged(changed, orphaned map[string]bool) {
 	for id := range orphaned {
 		w.farm.enqueue(id)
 	}
 	if len(changed) > 0 {
+		select {
+		case w.nodeDied <- struct{}{}:
+		default: // one wake-up is enough
+		}
 		w.farm.enqueueOwned(func(c *ReplicationController) bool { return c.concernedBy(changed) })
 	}
 }
@@ -280,10 +352,10 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	var farms []string
+	var farms []store.Member
 	present := false
 	for _, rec := range s.Recs {
-		farms = append(farms, rec.Value.ID)
+		farms = append(farms, rec.Value)
 		present = present || rec.Value.ID == w.farm.cfg.ID
 	}
 	if !present {
@@ -292,15 +364,21 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 		if err := w.farm.cfg.Store.Join(ctx, w.farm.member()); err != nil {
 			return err
 		}
-		farms = append(farms, w.farm.cfg.ID)
+		own := w.farm.member()
+		own.ID = w.farm.cfg.ID
+		farms = append(farms, own)
 		w.farm.requestSweep()
 	}
 	w.mu.Lock()
-	same := reflect.DeepEqual(w.farms, farms)
+	names := memberNames(farms)
+	same := slices.Equal(memberNames(w.farms), names)
 	w.farms = farms
+	if !same {
+		w.stable = time.Now()
+	}
 	w.mu.Unlock()
 	if !same {
-		w.log.WithField("members", farms).Info("the farms are")
+		w.log.WithField("members", names).Info("the farms are")
 		w.farm.membersChanged()
 	}
 	return nil
@@ -356,10 +434,29 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 	return nil
 }
 
-func (w *world) members() []string {
+func (w *world) members() []store.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.farms
+}
+
+// memberNames lists ids with selectors: what ownership depends on.
+func memberNames(farms []store.Member) []string {
+	names := make([]string, len(farms))
+	for i, m := range farms {
+		names[i] = m.ID
+		if m.RCSelector != "" {
+			names[i] += " (" + m.RCSelector + ")"
+		}
+	}
+	return names
+}
+
+// membersSince returns when the members changed last.
+func (w *world) membersSince() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stable
 }
 
 func (w *world) nodes() map[string]*node.View {

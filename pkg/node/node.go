@@ -91,14 +91,15 @@ type Reservation struct {
 
 // Holder is the share of one identity.
 type Holder struct {
-	Ports  []int `json:"ports,omitempty"`
-	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
-	Memory int64 `json:"memory,omitempty"` // bytes
+	Pod    pod.Identity `json:"pod"`
+	Ports  []int        `json:"ports,omitempty"`
+	CPU    int64        `json:"cpu,omitempty"`    // thousandths of a core
+	Memory int64        `json:"memory,omitempty"` // bytes
 }
 
 // NewHolder returns the share that a pod with these ports and resources takes.
-func NewHolder(ports map[string]int, cpu, memory int64) Holder {
-	return Holder{Ports: slices.Sorted(maps.Values(ports)), CPU: cpu, Memory: memory}
+func NewHolder(id pod.Identity, ports map[string]int, cpu, memory int64) Holder {
+	return Holder{Pod: id, Ports: slices.Sorted(maps.Values(ports)), CPU: cpu, Memory: memory}
 }
 
 // Clone returns a copy that can be changed without touching the original.

@@ -97,7 +97,7 @@ func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder)
 	for i := range v.Orphans {
 		o := &v.Orphans[i]
 		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != id {
-			count(node.NewHolder(o.Ports, o.CPU, o.Memory))
+			count(node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory))
 		}
 	}
 	for _, port := range want.Ports {
@@ -151,7 +151,9 @@ func Assign(r Request) ([]Assignment, Reasons) {
 		if c == nil {
 			continue // a pod that avoids less may still find a node
 		}
-		c.res.Holders[id.String()] = r.Want
+		share := r.Want
+		share.Pod = id
+		c.res.Holders[id.String()] = share
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})
 		queue.push(c)

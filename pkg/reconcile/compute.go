@@ -131,7 +131,7 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
 	next.StoppingSince, next.LostSince, next.UnmanagedSince = nil, nil, nil
 	next.AdoptedAtGeneration = c.s.RC.Generation
-	in, holder := next.Intent(), node.NewHolder(o.Ports, o.CPU, o.Memory)
+	in, holder := next.Intent(), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	ch := Change{
 		Action: Adopt, Identity: o.Identity, Index: p.Index, Placement: &next, Reason: reason,
 		Intents: []IntentChange{{Node: o.Node, Intent: &in}},
@@ -164,7 +164,7 @@ func (c *computation) expel(o *Orphan, p *Pod) {
 	next := p.Placement
 	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now}
 	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
-	stop, holder := next.GhostIntent(ghost), node.NewHolder(o.Ports, o.CPU, o.Memory)
+	stop, holder := next.GhostIntent(ghost), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	c.add(Change{
 		Action: Expel, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: true,
 		Reason:  fmt.Sprintf("a second copy runs on %s at a lower revision", o.Node),

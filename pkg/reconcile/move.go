@@ -248,7 +248,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
 	next.LostSince, next.UnmanagedSince = nil, nil
-	in, holder := next.Intent(), NewHolder(s)
+	in, holder := next.Intent(), NewHolder(s, p.Identity)
 	reason := p.Node + " may not keep it"
 	if lost {
 		reason = p.Node + " is lost"

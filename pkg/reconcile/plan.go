@@ -109,7 +109,7 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 		Ports: m.PortMap(), RunState: pod.Running, Revision: pod.NextRevision(s.Now), ChangedAt: s.Now,
 	}
 	in := p.Intent()
-	holder := NewHolder(s)
+	holder := NewHolder(s, id)
 	return Change{
 		Action: Place, Identity: id, Placement: &p, NeedsSchema: true,
 		Reason:  fmt.Sprintf("%d replicas desired", s.RC.Desired()),
@@ -118,8 +118,8 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 	}
 }
 
-// NewHolder returns what a new pod of the controller reserves.
-func NewHolder(s *Snapshot) node.Holder {
+// NewHolder returns what a pod of the controller's manifest reserves.
+func NewHolder(s *Snapshot, id pod.Identity) node.Holder {
 	res := s.Manifest.Resources()
-	return node.NewHolder(s.Manifest.PortMap(), res.CPU, res.Memory)
+	return node.NewHolder(id, s.Manifest.PortMap(), res.CPU, res.Memory)
 }

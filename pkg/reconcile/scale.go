@@ -200,7 +200,7 @@ func (c *computation) upgradeOne(p *Pod) {
 	next.Digest, next.PodID, next.Ports = c.s.RC.ManifestDigest, m.ID, m.PortMap()
 	next.Labels = c.s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
-	in, holder := next.Intent(), NewHolder(c.s)
+	in, holder := next.Intent(), NewHolder(c.s, p.Identity)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
 		NeedsBell: c.s.available(p) && c.s.RC.MinimumAvailable() > 0,

@@ -15,7 +15,7 @@ import (
 type Batch struct {
 	Fence   Fence
 	RCID    string
-	RCIndex uint64
+	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
 	// Indices that must not have moved; zero means that the batch does not depend on them.
 	SchemaIndex, BreakerIndex, BellIndex uint64
 	Audit                                *Audit
@@ -23,6 +23,7 @@ type Batch struct {
 	Pods                                 []PodWrite
 	Intents                              []IntentWrite
 	Reservations                         []ReservationWrite
+	Answered                             []string // ids of requests that this batch deals with
 }
 
 // PodWrite replaces, creates (index zero) or removes (nil) a placement.
@@ -48,7 +49,7 @@ type ReservationWrite struct {
 
 // ops lists the operations: conditions first, so that a refusal names the condition.
 func (t *FarmTenure) ops(b *Batch) []consul.Op {
-	ops := append(b.Fence.Ops(), consul.CheckIndex(t.keys.RC(b.RCID), b.RCIndex))
+	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
 	for _, cond := range []struct {
 		key   string
 		index uint64
@@ -76,6 +77,9 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 		}
 		ops = append(ops, consul.Set(key, encode(in.Intent)))
 	}
+	for _, id := range b.Answered {
+		ops = append(ops, consul.Delete(t.keys.Request(b.RCID, id)))
+	}
 	if b.Audit != nil {
 		ops = append(ops, t.audit(*b.Audit))
 	}
@@ -85,12 +89,22 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 	return ops
 }
 
+// sameRC is the condition that a controller's record is the one that was read (P2).
+func (t *FarmTenure) sameRC(id string, index uint64) consul.Op {
+	if index == 0 {
+		return consul.CheckMissing(t.keys.RC(id))
+	}
+	return consul.CheckIndex(t.keys.RC(id), index)
+}
+
 // What a transaction takes; see consul.MaxTxnOps.
 const (
 	MaxBatchOps   = consul.MaxTxnOps
 	MaxBatchBytes = consul.MaxTxnBytes
+	// MaxAnswered is how many requests one batch may deal with.
+	MaxAnswered = 8
 	// BatchHead is how many operations a batch may need besides its pods, intents and reservations.
-	BatchHead = 8
+	BatchHead = 8 + MaxAnswered
 )
 
 // Cost is what a change adds to a batch.
@@ -131,10 +145,14 @@ func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) 
 // its lock. It returns like Commit.
 func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], a Audit) error {
 	id := rec.Value.ID
-	ops := append(f.Ops(),
-		consul.DeleteCAS(t.keys.RC(id), rec.Index),
+	ops := append(f.Ops(), t.sameRC(id, rec.Index))
+	if rec.Index != 0 {
+		ops = append(ops, consul.DeleteCAS(t.keys.RC(id), rec.Index))
+	}
+	ops = append(ops,
 		consul.Delete(t.keys.Status(id)),
 		consul.Delete(t.keys.Bell(id)),
+		consul.DeleteTree(t.keys.Requests(id)),
 		t.audit(a),
 	)
 	// The name may have been given to another controller by hand, after a wipe for instance.

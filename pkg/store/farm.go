@@ -292,3 +292,17 @@ func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
 func (s *Store) RCExists(ctx context.Context, rcID string) (bool, error) {
 	return s.exists(ctx, s.keys.RC(rcID))
 }
+
+// FailedAgents returns the names of the machines whose Consul agents have failed.
+func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
+	return s.c.FailedNodes(ctx)
+}
+
+// TripBreaker trips the mass-stop breaker, if it is as it was read. It returns ErrConflict when it is not.
+func (t *FarmTenure) TripBreaker(ctx context.Context, index uint64, b Breaker) error {
+	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index)})
+	if consul.RefusedOn(err, t.keys.Breaker()) {
+		return errors.Join(ErrConflict, err)
+	}
+	return err
+}

@@ -1,0 +1,94 @@
+package farm
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// settling is where the farm stands with the current cluster nonce (R1).
+type settling struct {
+	nonce   string // that everything settled for; empty: none yet
+	reason  string // why it is not settled
+	current string // that the reason is about
+}
+
+// settleEvery is how often the nodes' answers to a new nonce are looked at.
+const settleEvery = 250 * time.Millisecond
+
+// settle finds out, for each new cluster nonce, when every living node has said what it runs. Until then nothing is added.
+func (f *Farm) settle(ctx context.Context) error {
+	ticker := time.NewTicker(settleEvery)
+	defer ticker.Stop()
+	for {
+		schema := f.world.schemaRec().Value
+		f.mu.Lock()
+		done := schema.Nonce != "" && f.nonce.nonce == schema.Nonce
+		f.mu.Unlock()
+		if !done {
+			reason := f.unsettled(ctx, schema)
+			f.mu.Lock()
+			f.nonce.reason, f.nonce.current = reason, schema.Nonce
+			if reason == "" {
+				f.nonce.nonce = schema.Nonce
+			}
+			f.mu.Unlock()
+			if reason == "" {
+				f.log.WithField("nonce", schema.Nonce).Info("every living node has reported")
+				f.enqueueOwned(func(*ReplicationController) bool { return true })
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+		}
+	}
+}
+
+// unsettled says what is missing before pods may be added in a world with this nonce, "" when nothing is.
+func (f *Farm) unsettled(ctx context.Context, schema store.Schema) string {
+	if schema.Nonce == "" {
+		return "the cluster record is missing"
+	}
+	// A clock ahead of ours must not make us wait longer than the rule asks for.
+	if age := time.Since(schema.CreatedAt); age >= 0 && age < 2*f.cfg.TTL {
+		return "the records are new: waiting for nodes to report what they run"
+	}
+	passing, err := f.cfg.Store.Passing(ctx)
+	if err != nil {
+		return "cannot tell which nodes are alive: " + err.Error()
+	}
+	views := f.world.nodes()
+	var silent []string
+	for _, name := range passing {
+		if v := views[name]; v == nil || v.Nonce != schema.Nonce {
+			silent = append(silent, name)
+		}
+	}
+	if len(silent) > 0 {
+		const show = 5
+		more := ""
+		if len(silent) > show {
+			silent, more = silent[:show], " and others"
+		}
+		return "waiting for nodes to report what they run: " + strings.Join(silent, ", ") + more
+	}
+	return ""
+}
+
+// hold returns why nothing may be added now, "" when it may.
+func (f *Farm) hold(nonce string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case nonce != "" && f.nonce.nonce == nonce:
+		return ""
+	case f.nonce.reason != "" && f.nonce.current == nonce:
+		return f.nonce.reason
+	default:
+		return "the cluster record is new: looking at the nodes"
+	}
+}
