@@ -45,6 +45,21 @@ type computation struct {
 	touched map[pod.Identity]bool
 	blocked string // why the upgrade is halted
 	held    int    // pods that are not stopped because of the breaker
+	waiting bool   // something is not done because of the hold
+}
+
+// mayStop reports whether anything may be asked to stop now. While the nodes have not said what they run, a pod that looks
+// superfluous may be one of those that must stay (R1, R2); once the breaker has tripped nothing may.
+func (c *computation) mayStop() bool {
+	switch {
+	case c.s.Hold != "":
+		c.waiting = true
+	case c.s.Breaker != "":
+		c.held++
+	default:
+		return true
+	}
+	return false
 }
 
 func (c *computation) add(ch Change) {
@@ -138,15 +153,8 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 		Reserve: []ReserveChange{{Node: o.Node, Holder: &holder, Force: true}},
 	}
 	if moved {
-		ghost := pod.Ghost{Node: p.Node, Revision: revision, Since: c.s.Now}
-		next.Ghosts = append(next.Ghosts, ghost)
-		stop := next.GhostIntent(ghost)
-		ch.Intents = append(ch.Intents, IntentChange{Node: p.Node, Intent: &stop})
-		ch.NeedsBreaker = true
-		if c.s.Breaker != "" {
-			c.held++
-			return
-		}
+		// The other copy is dismissed like that of a moved pod, once this one is known to be available.
+		next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Since: c.s.Now})
 	}
 	c.add(ch)
 }
@@ -157,8 +165,7 @@ func (c *computation) expel(o *Orphan, p *Pod) {
 	if !p.arrived() || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
 		return
 	}
-	if c.s.Breaker != "" {
-		c.held++
+	if !c.mayStop() {
 		return
 	}
 	next := p.Placement
@@ -198,8 +205,7 @@ func (c *computation) repair() {
 		default:
 			continue
 		}
-		if next.RunState == pod.Stopped && c.s.Breaker != "" {
-			c.held++
+		if next.RunState == pod.Stopped && !c.mayStop() {
 			continue
 		}
 		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
@@ -214,7 +220,7 @@ func (c *computation) repair() {
 
 // repairGhosts writes the stop of a former node again where it vanished.
 func (c *computation) repairGhosts(p *Pod) bool {
-	if p.Intents == nil || c.s.Breaker != "" {
+	if p.Intents == nil || len(p.Placement.Ghosts) == 0 || !c.mayStop() {
 		return false
 	}
 	same := p.Placement
@@ -242,8 +248,7 @@ func sameIntent(got *pod.Intent, want pod.Intent) bool {
 
 // stop asks for a stop, or counts the pod as held back by the breaker.
 func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
-	if c.s.Breaker != "" {
-		c.held++
+	if !c.mayStop() {
 		return
 	}
 	now := c.s.Now

@@ -125,8 +125,7 @@ func (c *computation) dismiss(p *Pod) {
 		if g.Revision != 0 {
 			continue
 		}
-		if c.s.Breaker != "" {
-			c.held++
+		if !c.mayStop() {
 			return
 		}
 		g.Revision = p.nextRevision(c.s.Now)
@@ -140,8 +139,7 @@ func (c *computation) dismiss(p *Pod) {
 
 // comeBack gives a pod back to the node that was lost and returned before the replacement was available.
 func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
-	if c.s.Breaker != "" {
-		c.held++
+	if !c.mayStop() {
 		return
 	}
 	next := p.Placement
@@ -287,8 +285,7 @@ func (c *computation) forget() {
 			in := next.Intent()
 			ch.Placement, ch.NeedsBreaker = &next, true
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &in})
-			if c.s.Breaker != "" {
-				c.held++
+			if !c.mayStop() {
 				continue
 			}
 		}

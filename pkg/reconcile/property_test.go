@@ -171,6 +171,9 @@ func (w *world) checkPlan(t *rapid.T, s *reconcile.Snapshot, plan *reconcile.Pla
 		if writesStop && !ch.NeedsBreaker {
 			t.Fatalf("%s stops without the breaker's condition", ch)
 		}
+		if writesStop && w.hold {
+			t.Fatalf("%s stops while the nodes have not said what they run", ch)
+		}
 		if writesStop && w.breaker {
 			t.Fatalf("%s stops although the breaker has tripped", ch)
 		}

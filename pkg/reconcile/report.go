@@ -61,7 +61,7 @@ func (c *computation) report() {
 func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	s, st := c.s, &c.plan.Status
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
-	set(rc.Holding, s.Hold != "" && len(s.Pods) < s.RC.Desired(), s.Hold)
+	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
 	set(rc.BreakerTripped, c.held > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(

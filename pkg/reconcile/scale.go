@@ -27,11 +27,13 @@ func (c *computation) scale() {
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
 		running := c.running(g.Role)
-		c.remove(running, len(running)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
+		// What stays as it was found is not counted against those that may go: the others would pay for it.
+		removable := slices.DeleteFunc(slices.Clone(running), c.stays)
+		c.remove(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
 		c.place(g.Role, min(*g.Count-len(running), room), &room)
 	}
 	for i := range c.s.Pods {
-		if p := &c.s.Pods[i]; !known[p.Role] && p.RunState == pod.Running {
+		if p := &c.s.Pods[i]; !known[p.Role] && p.RunState == pod.Running && !c.stays(p) {
 			c.remove([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")
 		}
 	}
@@ -68,7 +70,7 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 			return
 		}
 		switch {
-		case c.touched[p.Identity] || c.stays(p):
+		case c.touched[p.Identity]:
 			continue
 		case c.s.available(p) && *spare <= 0:
 			continue
@@ -95,7 +97,11 @@ func boolFirst(a, b bool) int {
 
 // place asks for n new identities of a role, the lowest free indices first. An index is free once its stop is confirmed.
 func (c *computation) place(role string, n int, room *int) {
-	if n <= 0 || c.s.Hold != "" || c.s.Manifest == nil {
+	if n <= 0 || c.s.Manifest == nil {
+		return
+	}
+	if c.s.Hold != "" {
+		c.waiting = true
 		return
 	}
 	used := map[int]bool{}
@@ -133,7 +139,7 @@ func (c *computation) place(role string, n int, room *int) {
 // upgrade gives pods a new manifest in place, one at a time: next only when the last is available; the first failure halts
 // the rest (R6). A pod that is not available anyway goes first.
 func (c *computation) upgrade() {
-	if c.s.Manifest == nil || c.s.RC.Mutator != "" {
+	if c.s.Manifest == nil || c.s.RC.Mutator != "" || c.s.Hold != "" {
 		return
 	}
 	var outdated []*Pod
