@@ -145,8 +145,12 @@ func (e *env) connect(token string) {
 	e.store, e.token = store.New(e.client, keys), token
 }
 
+// network is the prefix of the addresses of this scenario's nodes: of the test process and the scenario, so that static ports
+// collide neither with other scenarios nor with another run of the tests on the same machine.
+func (e *env) network() string { return fmt.Sprintf("127.%d.%d.", 2+os.Getpid()%250, e.net) }
+
 // address is where node number n (from 1) listens.
-func (e *env) address(n int) string { return fmt.Sprintf("127.2.%d.%d", e.net, n) }
+func (e *env) address(n int) string { return fmt.Sprintf("%s%d", e.network(), n) }
 
 // daemon is one of our programs; it may be killed and started again.
 type daemon struct {
@@ -322,7 +326,7 @@ func (e *env) processes() map[string]int {
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
 			e.t.Fatal(err)
 		}
-		if !strings.HasPrefix(vars["NODE_ADDRESS"], fmt.Sprintf("127.2.%d.", e.net)) || isZombie(pid) || isStub(pid) {
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])

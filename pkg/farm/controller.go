@@ -27,6 +27,7 @@ type ReplicationController struct {
 	fence      store.Fence
 	consistent bool // the next read must be: it is the first of this tenure
 	deep       bool // the next pass compares intents too
+	last       memory
 	phantom    bool // there is no record: what it left behind is stopped, as somebody asked for
 
 	mu       sync.Mutex
@@ -102,6 +103,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}
+	c.last.forget(plan.Changes)
 	wrote, err := c.apply(ctx, v, &plan)
 	c.remember(v, &plan)
 	if wrote > 0 {

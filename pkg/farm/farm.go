@@ -101,6 +101,7 @@ type Farm struct {
 	stops   stopCounter
 
 	manifests *manifestCache
+	fatal     chan error    // capacity 1: why the farm must start over
 	sweepNow  chan struct{} // capacity 1
 }
 
@@ -124,6 +125,7 @@ func NewFarm(cfg Config) *Farm {
 		foreign:   map[string]bool{},
 		freed:     map[string]time.Time{},
 		manifests: newManifestCache(),
+		fatal:     make(chan error, 1),
 		sweepNow:  make(chan struct{}, 1),
 	}
 	f.world = newWorld(f)
@@ -146,9 +148,13 @@ func (f *Farm) Start(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	f.world.watch(ctx, group)
 	group.Go(func() error {
-		<-ctx.Done()
-		f.queue.ShutDown()
-		return context.Cause(ctx)
+		defer f.queue.ShutDown()
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case err := <-f.fatal:
+			return err
+		}
 	})
 	group.Go(func() error {
 		if err := f.world.waitReady(ctx); err != nil {
@@ -202,6 +208,10 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	case ctx.Err() != nil:
 		return
+	case errors.Is(err, store.ErrRegressed):
+		log.WithError(err).Warn("a controller's records are older than they were")
+		f.startOver(f.world.regressed(ctx))
+		return
 	case errors.Is(err, errHandedOver):
 		f.drop(id)
 		f.markForeign(id)
@@ -223,6 +233,14 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		log.WithError(err).Warn("pass failed")
 	}
 	f.queue.AddRateLimited(id)
+}
+
+// startOver ends the farm, so that it begins anew with a new session.
+func (f *Farm) startOver(why error) {
+	select {
+	case f.fatal <- why:
+	default: // somebody found out first
+	}
 }
 
 // enqueue asks for a look at a controller soon.

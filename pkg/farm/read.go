@@ -67,7 +67,7 @@ func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	group, groupCtx := errgroup.WithContext(ctx)
 	var requests []store.Rec[store.Request]
 	group.Go(func() error { return c.readManifest(groupCtx, s) })
-	group.Go(func() error { return c.readPlacements(groupCtx, s) })
+	group.Go(func() error { return c.readPlacements(groupCtx, s, v.head.RC.Index) })
 	group.Go(func() (err error) {
 		requests, _, err = f.cfg.Store.Requests(groupCtx, c.ID) // one that cannot be read asks for nothing
 		return err
@@ -117,15 +117,31 @@ func (c *ReplicationController) readManifest(ctx context.Context, s *reconcile.S
 	return nil
 }
 
-func (c *ReplicationController) readPlacements(ctx context.Context, s *reconcile.Snapshot) error {
-	placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, c.consistent)
-	if err == nil {
-		err = errors.Join(corrupt...)
+// readPlacements reads the placements, which nobody else writes: where one is older than at the last look, or gone, the
+// store went back in time, even if others have written so much since that no watch could tell.
+func (c *ReplicationController) readPlacements(ctx context.Context, s *reconcile.Snapshot, rcIndex uint64) error {
+	consistent := c.consistent
+	for {
+		placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, consistent)
+		if err == nil {
+			err = errors.Join(corrupt...)
+		}
+		if err != nil {
+			return err
+		}
+		if c.last.after(rcIndex, placements) {
+			if !consistent {
+				consistent = true // a new leader may be behind for a moment
+				continue
+			}
+			return fmt.Errorf("controller %s: %w", c.ID, store.ErrRegressed)
+		}
+		c.last = remember(rcIndex, placements)
+		for _, rec := range placements {
+			s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+		}
+		return nil
 	}
-	for _, rec := range placements {
-		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
-	}
-	return err
 }
 
 // addRequests adds what operators ask for, and reads what a request for repair is about. For a phantom only those orphans

@@ -53,6 +53,12 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema) string {
 	if schema.Nonce == "" {
 		return "the cluster record is missing"
 	}
+	for _, v := range f.world.nodes() {
+		if v.Alive && v.Regressed >= schema.Nonce {
+			f.startOver(f.world.regressedFrom(ctx, v.Regressed))
+			return "node " + v.Name + " saw the store go back in time"
+		}
+	}
 	// A clock ahead of ours must not make us wait longer than the rule asks for.
 	if age := time.Since(schema.CreatedAt); age >= 0 && age < 2*f.cfg.TTL {
 		return "the records are new: waiting for nodes to report what they run"

@@ -164,8 +164,13 @@ func (w *world) waitReady(ctx context.Context) error {
 
 // regressed makes the whole cluster start over after the store went back in time (R1, R5).
 func (w *world) regressed(ctx context.Context) error {
+	return w.regressedFrom(ctx, w.schemaRec().Value.Nonce)
+}
+
+// regressedFrom is regressed for a store that went back from a time with the given nonce.
+func (w *world) regressedFrom(ctx context.Context, nonce string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
-	if err := w.farm.cfg.Store.RenewNonce(ctx, w.schemaRec().Value.Nonce); err != nil {
+	if err := w.farm.cfg.Store.RenewNonce(ctx, nonce); err != nil {
 		return errors.Join(store.ErrRegressed, err)
 	}
 	return store.ErrRegressed
@@ -204,6 +209,10 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	}
 	records := make(map[string]*node.View, len(s.Recs))
 	for _, rec := range s.Recs {
+		if known := w.schemaRec().Value.Nonce; known != "" && rec.Session != "" && rec.Value.Regressed >= known {
+			w.log.WithField(obs.Node, rec.Value.Name).Warn("a node saw the store go back in time")
+			return w.regressedFrom(ctx, rec.Value.Regressed)
+		}
 		records[rec.Value.Name] = &node.View{Node: rec.Value, Alive: rec.Session != ""}
 	}
 	w.mu.Lock()

@@ -23,7 +23,10 @@ type Node struct {
 	Version     string            `json:"version"`     // of the preparer
 	Incarnation string            `json:"incarnation"` // of the preparer process
 	Nonce       string            `json:"nonce"`       // cluster nonce that it has seen (R1)
-	Orphans     []pod.Orphan      `json:"orphans,omitempty"`
+	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or
+	// after the cluster's nonce renew that.
+	Regressed string       `json:"regressed,omitempty"`
+	Orphans   []pod.Orphan `json:"orphans,omitempty"`
 	// OrphansLeftOut counts orphans that did not fit; their realities are complete.
 	OrphansLeftOut int `json:"orphans_left_out,omitempty"`
 }

@@ -100,7 +100,7 @@ func (s *serving) watchRecord(ctx context.Context) error {
 	}
 	return s.cfg.Store.WatchNode(ctx, s.cfg.Node.Name, onError, func(seen store.Seen[node.Node]) error {
 		if seen.Regressed {
-			return store.ErrRegressed
+			return s.wentBack()
 		}
 		s.trouble.over(key)
 		if len(seen.Recs) == 0 || seen.Recs[0].Session == "" || !s.isWritten(seen.Recs[0].Value) {
@@ -120,5 +120,23 @@ func (p *Preparer) nodeRecord() node.Node {
 	if p.holding && p.world.Known {
 		n.Nonce = p.nonce
 	}
+	if p.nonce <= p.regressed {
+		n.Regressed = p.regressed // until a farm has answered with a newer nonce
+	}
 	return n
+}
+
+// wentBack notes that the store went back in time, which the node record tells the farms: they may have missed it.
+func (p *Preparer) wentBack() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.regressed = p.newest
+	return store.ErrRegressed
+}
+
+// sawNonce notes a cluster nonce. They sort by the time of their making.
+func (p *Preparer) sawNonce(nonce string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.newest = max(p.newest, nonce)
 }

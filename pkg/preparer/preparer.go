@@ -164,6 +164,8 @@ type Preparer struct {
 	holding     bool     // Serve holds the node's lock
 	world       World    // of the running Serve
 	nonce       string   // that belongs to world
+	newest      string   // the newest nonce ever seen
+	regressed   string   // the newest nonce when the store was last seen to go back in time
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged.

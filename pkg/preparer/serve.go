@@ -96,7 +96,7 @@ func (s *serving) watchSchema(ctx context.Context) error {
 	}
 	return s.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
 		if seen.Regressed {
-			return store.ErrRegressed
+			return s.wentBack()
 		}
 		if len(seen.Corrupt) > 0 {
 			onError(errors.Join(seen.Corrupt...))
@@ -107,6 +107,7 @@ func (s *serving) watchSchema(ctx context.Context) error {
 		if len(seen.Recs) > 0 {
 			nonce = seen.Recs[0].Value.Nonce
 		}
+		s.sawNonce(nonce)
 		s.setNonce(nonce)
 		return nil
 	})
@@ -163,7 +164,7 @@ func (s *serving) watchIntents(ctx context.Context) error {
 		}
 		err = s.cfg.Store.WatchIntents(epoch, s.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
 			if seen.Regressed {
-				return store.ErrRegressed
+				return s.wentBack()
 			}
 			s.trouble.over(key)
 			s.sawIntents(seen, nonce)
