@@ -66,6 +66,7 @@ type Hello struct {
 	Selector     string
 	Env          map[string]string
 	MinAvailable *int
+	NodeLoss     string // such as "{after: 1s}"
 	Artifact     Artifact
 }
 
@@ -77,6 +78,9 @@ node_selector: %q
 `, h.Name, h.Replicas, h.Selector)
 	if h.MinAvailable != nil {
 		spec += fmt.Sprintf("min_available: %d\n", *h.MinAvailable)
+	}
+	if h.NodeLoss != "" {
+		spec += fmt.Sprintf("node_loss: %s\n", h.NodeLoss)
 	}
 	spec += fmt.Sprintf(`pod:
   version: 1

@@ -38,6 +38,17 @@ var scenarios = map[string]func(*env){
 	"blind-token":     blindToken,
 	"change-manifest": changeManifest,
 	"two-first-farms": twoFirstFarms,
+	"quiet-failover":  quietFailover,
+	"handover":        handover,
+	"many-rcs":        manyRCs,
+	"corrupt-record":  corruptRecord,
+	"first-pod":       firstPod,
+	"name-prefix":     namePrefix,
+	"breaker":         breaker,
+	"node-loss":       nodeLoss,
+	"preparer-gone":   preparerGone,
+	"transfer":        transfer,
+	"drain":           drain,
 }
 
 func TestScenario(t *testing.T) {
@@ -95,6 +106,11 @@ func (e *env) cleanup() {
 	defer cancel()
 	if err := e.line.End(ctx); err != nil {
 		e.t.Error(err)
+	}
+	for _, d := range e.daemons {
+		if d.foreign {
+			d.signal(syscall.SIGKILL)
+		}
 	}
 	for _, d := range e.daemons {
 		<-d.current().ended
@@ -158,6 +174,8 @@ type daemon struct {
 	name string
 	path string
 	args []string
+	// foreign programs know nothing of the lifeline and are killed at the end.
+	foreign bool
 
 	mu  sync.Mutex
 	run *process
@@ -185,9 +203,15 @@ func (e *env) farm(id, addr string, more ...string) *daemon {
 // preparer starts the agent of node number n, which is called n<n> and has rack a, b or c.
 func (e *env) preparer(n int, more ...string) *daemon {
 	e.t.Helper()
+	return e.preparerAt(n, "", more...)
+}
+
+// preparerAt is preparer for a node whose Consul agent is at addr.
+func (e *env) preparerAt(n int, addr string, more ...string) *daemon {
+	e.t.Helper()
 	name := fmt.Sprintf("n%d", n)
 	rack := "rack=" + string(rune('a'+(n-1)%3))
-	return e.start(name, "preparer", append(e.common(name, ""),
+	return e.start(name, "preparer", append(e.common(name, addr),
 		append([]string{"--node", name, "--address", e.address(n), "--label", rack}, more...)...)...)
 }
 

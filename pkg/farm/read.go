@@ -152,6 +152,7 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 		r := rec.Value
 		s.Requests = append(s.Requests, reconcile.Request{ID: r.ID, Forget: r.Kind == store.ForgetPod, Node: r.Node, Pod: r.Pod})
 		switch r.Kind {
+		case store.ForgetPod: // the decision needs nothing more
 		case store.SweepOrphan:
 			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
 		case store.RepairReservation:

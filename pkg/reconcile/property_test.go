@@ -132,7 +132,7 @@ func (w *world) pass(t *rapid.T, deep bool) int {
 	before := w.available()
 	plan := reconcile.Compute(s)
 	w.status = &plan.Status
-	w.checkPlan(t, s, &plan, before)
+	w.checkPlan(t, &plan, before)
 	if len(plan.Answered) == len(w.requests) {
 		w.requests = nil
 	}
@@ -153,7 +153,7 @@ func (w *world) pass(t *rapid.T, deep bool) int {
 	return len(plan.Changes)
 }
 
-func (w *world) checkPlan(t *rapid.T, s *reconcile.Snapshot, plan *reconcile.Plan, available int) {
+func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 	seen := map[pod.Identity]bool{}
 	stops := 0
 	for i := range plan.Changes {
@@ -323,8 +323,10 @@ func (w *world) settle(t *rapid.T) {
 
 func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
-	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
-		"node dies", "node dies", "node returns", "node returns", "drain", "undrain", "forget"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{
+		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
+		"node dies", "node dies", "node returns", "node returns", "drain", "undrain", "forget",
+	}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 8).Draw(t, "replicas")
 		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n}}

@@ -1,0 +1,296 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// members waits until exactly these farms are members.
+func (e *env) members(want ...string) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		for _, id := range want {
+			pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farm(id), consul.Consistent)
+			if err != nil || pair.Session == "" {
+				return fmt.Errorf("%s is no member: %w", id, err)
+			}
+		}
+		return nil
+	})
+}
+
+// emptyRCs writes n controllers without replicas, straight into the store, and returns their ids.
+func (e *env) emptyRCs(n int) []string {
+	e.t.Helper()
+	zero := 0
+	m := manifest.Manifest{Version: 1, ID: "none", Launchables: []manifest.Launchable{{
+		Name: "none", Artifact: manifest.Artifact{Kind: "tar", URL: "file:///none", SHA256: strings.Repeat("0", 64)},
+	}}}
+	canonical, err := m.Canonical()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if _, err := e.store.EnsureSchema(e.t.Context()); err != nil {
+		e.t.Fatal(err)
+	}
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = store.NewID()
+		err := e.store.ChangeRC(e.t.Context(), store.RCChange{
+			RC: rc.RC{
+				ID: ids[i], Name: fmt.Sprintf("rc-%d", i), ManifestDigest: manifest.Digest(canonical), Generation: 1,
+				ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &zero}}, Strategy: rc.Dynamic,
+			},
+			Manifest: canonical, Audit: store.NewAudit("scenario", "create", ids[i], nil),
+		})
+		if err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	return ids
+}
+
+// owners counts controllers by the farm that holds their lock; the key "" counts those without an owner.
+func (e *env) owners() map[string]int {
+	e.t.Helper()
+	pairs, err := e.client.List(e.t.Context(), e.store.Keys().Locks(), consul.Consistent)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, p := range pairs {
+		var lock struct{ Farm string }
+		if err := json.Unmarshal(p.Value, &lock); err != nil {
+			e.t.Fatal(err)
+		}
+		if p.Session == "" {
+			lock.Farm = ""
+		}
+		count[lock.Farm]++
+	}
+	return count
+}
+
+// quietFailover: the owner is killed on a cluster where nothing else happens; the other farm owns everything within 3 s.
+func quietFailover(e *env) {
+	e.startConsul("")
+	e.preparer(1)
+	f1 := e.farm("f1", "")
+	const rcs = 30
+	e.emptyRCs(rcs)
+	e.applied(e.hello(1, nil))
+	e.within(limit, func() error { return e.owned(map[string]int{"f1": rcs + 1}) })
+	e.farm("f2", "")
+	e.members("f1", "f2")
+	processes := e.processes()
+
+	killed := time.Now()
+	f1.kill()
+	e.within(limit, func() error { return e.owned(map[string]int{"f2": rcs + 1}) })
+	took := time.Since(killed)
+	e.t.Logf("all %d controllers were owned again %s after the kill", rcs+1, took.Round(time.Millisecond))
+	if took > 3*time.Second {
+		e.t.Errorf("the take-over took %s, at most 3 s are allowed", took)
+	}
+	e.sameProcesses(processes, "after the take-over")
+	e.applied(e.hello(0, nil))
+}
+
+func (e *env) owned(want map[string]int) error {
+	if got := e.owners(); fmt.Sprint(got) != fmt.Sprint(want) {
+		return fmt.Errorf("owners %v, want %v", got, want)
+	}
+	return nil
+}
+
+// handover: SIGTERM gives every controller to the other farm at once; a farm that joins gets its share after a while.
+func handover(e *env) {
+	e.startConsul("")
+	f1 := e.farm("f1", "")
+	const rcs = 40
+	e.emptyRCs(rcs)
+	e.within(limit, func() error { return e.owned(map[string]int{"f1": rcs}) })
+	e.farm("f2", "")
+	e.members("f1", "f2")
+
+	joined := time.Now()
+	e.within(limit, func() error {
+		got := e.owners()
+		if got["f1"] < rcs/4 || got["f2"] < rcs/4 || got["f1"]+got["f2"] != rcs {
+			return fmt.Errorf("owners %v", got)
+		}
+		return nil
+	})
+	e.t.Logf("%s after it joined, f2 had its share: %v", time.Since(joined).Round(time.Millisecond), e.owners())
+	if waited := time.Since(joined); waited < 9*time.Second {
+		e.t.Errorf("controllers were handed over after %s; the members must be stable for 10 s", waited)
+	}
+
+	asked := time.Now()
+	f1.signal(syscall.SIGTERM)
+	e.within(limit, func() error { return e.owned(map[string]int{"f2": rcs}) })
+	took := time.Since(asked)
+	e.t.Logf("after SIGTERM all were owned again within %s", took.Round(time.Millisecond))
+	if took > time.Second {
+		e.t.Errorf("the hand-over took %s", took)
+	}
+	<-f1.current().ended
+}
+
+// manyRCs: 2,000 controllers on one farm with Consul's default limit of 200 connections per client address.
+func manyRCs(e *env) {
+	e.startConsul("")
+	const rcs = 2000
+	e.emptyRCs(rcs)
+	farm := e.farm("f1", "")
+	started := time.Now()
+	e.within(2*limit, func() error { return e.owned(map[string]int{"f1": rcs}) })
+	e.t.Logf("%d controllers were owned after %s", rcs, time.Since(started).Round(time.Millisecond))
+	e.within(limit, func() error {
+		recs, _, err := e.store.ListStatus(e.t.Context())
+		if err == nil && len(recs) != rcs {
+			err = fmt.Errorf("%d statuses", len(recs))
+		}
+		return err
+	})
+	conns, err := connections(farm.current().cmd.Process.Pid)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Logf("the farm has %d connections", conns)
+	if conns > consul.DefaultMaxConns {
+		e.t.Errorf("%d connections, at most %d are allowed (P8)", conns, consul.DefaultMaxConns)
+	}
+	if text := farm.logText(); strings.Contains(text, "too many concurrent connections") {
+		e.t.Error("Consul refused connections of the farm")
+	}
+}
+
+// corruptRecord: one controller, one node and one placement cannot be read. The rest goes on, and each is said loudly.
+func corruptRecord(e *env) {
+	e.startConsul("")
+	for n := range 3 {
+		e.preparer(n + 1)
+	}
+	f1 := e.farm("f1", "")
+	e.applied(e.hello(2, nil))
+	other := e.hello(1, nil)
+	other.Name, other.Port = "other", 8081
+	e.applied(other)
+	id, otherID := e.rcID("hello"), e.rcID("other")
+	processes := e.processes()
+	broken := e.emptyRCs(1)[0]
+	k := e.store.Keys()
+	for _, key := range []string{k.RC(broken), k.Node("n9"), k.Pods(otherID) + "main.7"} {
+		if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, []byte("{garbage"))}); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	for _, rcID := range []string{broken, otherID} {
+		if err := e.store.Ring(e.t.Context(), rcID); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	e.within(limit, func() error {
+		for _, key := range []string{k.RC(broken), k.Node("n9"), k.Pods(otherID) + "main.7"} {
+			if !strings.Contains(f1.logText(), key) {
+				return fmt.Errorf("the farm does not name %s", key)
+			}
+		}
+		return nil
+	})
+	e.applied(e.hello(3, nil))
+	e.within(limit, func() error { return e.converged(id, 3) })
+	for key, pid := range processes {
+		if e.processes()[key] != pid {
+			e.t.Errorf("%s was stopped because of an unreadable record", key)
+		}
+	}
+	f1.kill() // and a farm that starts into it goes on, too
+	f1.startAgain()
+	e.applied(e.hello(1, nil))
+}
+
+// firstPod: the first controller on an empty cluster, applied before any node exists.
+func firstPod(e *env) {
+	e.startConsul("")
+	e.farm("f1", "")
+	e.apply(e.hello(1, nil))
+	id := e.rcID("hello")
+	e.within(limit, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+	e.preparer(1)
+	e.within(limit, func() error { return e.converged(id, 1) })
+}
+
+// namePrefix: nodes n1 and n10 are two nodes.
+func namePrefix(e *env) {
+	e.startConsul("")
+	e.preparer(1)
+	e.preparer(10)
+	e.farm("f1", "")
+	e.applied(e.hello(2, nil))
+	var at []string
+	for key := range e.processes() {
+		_, where, _ := strings.Cut(key, "@")
+		at = append(at, where)
+	}
+	slices.Sort(at)
+	if !slices.Equal(at, []string{"n1", "n10"}) {
+		e.t.Fatalf("pods run on %v", at)
+	}
+	before := e.processes()
+	h := e.hello(2, nil)
+	h.Selector = "rack=a" // n1 and n10 both: 0 and 9 modulo 3
+	e.applied(h)
+	e.sameProcesses(before, "after a change that concerns neither")
+	e.applied(e.hello(1, nil))
+	if n := len(e.processes()); n != 1 {
+		e.t.Errorf("%d processes, want 1", n)
+	}
+}
+
+// breaker: a change that stops more than half of the pods trips the breaker unless it says that this is meant; nothing stops
+// until an operator resumes.
+func breaker(e *env) {
+	e.startConsul("")
+	const pods = 12
+	for n := range pods {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", "")
+	h := e.hello(pods, nil)
+	e.applied(h)
+	processes := e.processes()
+	h.Replicas = 1
+	e.apply(h)
+	id := e.rcID("hello")
+	e.within(limit, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && !st.Value.Is(rc.BreakerTripped) {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+	e.sameProcesses(processes, "with the breaker tripped")
+	h.Replicas = 2
+	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--allow-mass-stop")
+	e.sameProcesses(processes, "with the breaker tripped, whatever the change says")
+	e.rcctl("", "farm", "resume")
+	e.within(limit, func() error { return e.converged(id, 2) })
+}
