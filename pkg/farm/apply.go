@@ -34,6 +34,7 @@ const minCandidates = 30
 // assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
 func (c *ReplicationController) assign(ctx context.Context, v *view, plan *reconcile.Plan) error {
 	if len(plan.Adds) == 0 {
+		c.farm.cfg.Metrics.short(c.ID, 0, nil)
 		return nil
 	}
 	s := v.snapshot
@@ -70,6 +71,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 	}
 	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
+	c.farm.cfg.Metrics.short(c.ID, len(left), others)
 	return nil
 }
 
@@ -96,6 +98,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, err
 	}
 	plan.Status.CarrySince(v.head.Status)
+	c.track(v, plan)
 	if statusDiffers(v.head.Status, &plan.Status) {
 		if len(batches) == 0 {
 			batches = append(batches, &batch{Batch: c.newBatch(v)})
@@ -106,7 +109,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, nil
 	}
 	// The first carries the pass's audit record and status: nothing else is written unless it lands.
-	if err := c.farm.cfg.Store.Commit(ctx, &batches[0].Batch); err != nil {
+	if err := c.commit(ctx, batches[0]); err != nil {
 		return 0, err
 	}
 	wrote = batches[0].changes
@@ -115,7 +118,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 	group.SetLimit(c.farm.cfg.InFlight)
 	for i, b := range batches[1:] {
 		group.Go(func() error {
-			errs[i] = c.farm.cfg.Store.Commit(ctx, &b.Batch)
+			errs[i] = c.commit(ctx, b)
 			return nil
 		})
 	}
@@ -142,6 +145,7 @@ func statusDiffers(before, after *rc.Status) bool {
 type batch struct {
 	store.Batch
 	changes int
+	actions []reconcile.Action // of the changes
 	cost    store.Cost
 	nodes   map[string]int // node -> position in Reservations
 }
@@ -297,5 +301,6 @@ func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, wri
 		b.BellIndex = v.head.BellIndex
 	}
 	b.changes++
+	b.actions = append(b.actions, ch.Action)
 	c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -23,6 +24,9 @@ type Config struct {
 	Store     Tenure
 	Scheduler Scheduler // nil: the built-in one, which selects by label
 	Log       obs.Logger
+	Alerter   alert.Alerter // nil: the log
+	Metrics   *Metrics      // nil: nothing is counted
+	Address   string        // of the daemon's debug server, for the member record; may be empty
 
 	TTL        time.Duration // liveness TTL of the cluster's daemons; 2 s
 	Workers    int           // controllers worked on at once; 8
@@ -45,6 +49,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.InFlight == 0 {
 		c.InFlight = 4
+	}
+	if c.Alerter == nil {
+		c.Alerter = alert.Log{Logger: c.Log}
 	}
 }
 
@@ -85,6 +92,7 @@ type Farm struct {
 	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
 	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
 	nonce   settling
+	free    map[string]bool // without an owner in the last sweep; only the sweep loop uses it
 
 	manifests *manifestCache
 	sweepNow  chan struct{} // capacity 1
@@ -104,14 +112,14 @@ func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	f := &Farm{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
+		queue:     newQueue(cfg.Metrics),
 		owned:     map[string]*ReplicationController{},
 		foreign:   map[string]bool{},
 		freed:     map[string]time.Time{},
 		manifests: newManifestCache(),
 		sweepNow:  make(chan struct{}, 1),
 	}
+	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
 	if f.cfg.Scheduler == nil {
 		f.cfg.Scheduler = &selecting{farm: f}
@@ -129,6 +137,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		}
 		return fmt.Errorf("join: %w", err)
 	}
+	defer f.cfg.Metrics.reset()
 	group, ctx := errgroup.WithContext(ctx)
 	f.world.watch(ctx, group)
 	group.Go(func() error {
@@ -151,7 +160,7 @@ func (f *Farm) Start(ctx context.Context) error {
 }
 
 func (f *Farm) member() store.Member {
-	return store.Member{Version: f.cfg.Version, EmulationVersion: f.cfg.Version}
+	return store.Member{Version: f.cfg.Version, EmulationVersion: f.cfg.Version, Address: f.cfg.Address}
 }
 
 // work handles controllers from the queue until it is shut down. The queue never gives one id to two workers.
@@ -174,12 +183,15 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	log := f.log.WithField(obs.RCID, id)
 	c, again, err := f.controller(ctx, id)
 	if err == nil && c != nil {
+		started := time.Now()
 		again, err = c.pass(ctx)
+		f.cfg.Metrics.passed(time.Since(started), err)
 	}
 	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
 		f.queue.Forget(id)
+		f.cfg.Metrics.unreadable("rc/"+id, 0)
 		if again > 0 {
 			f.queue.AddAfter(id, again)
 		}
@@ -195,6 +207,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.drop(id)
 		log.WithError(err).Warn("lost a controller")
 	case errors.As(err, &corrupt):
+		f.cfg.Metrics.unreadable("rc/"+id, 1)
 		log.WithError(err).Error("controller cannot be worked on")
 	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):
 		log.WithError(err).Debug("pass did not land")

@@ -102,6 +102,7 @@ func (f *Farm) drop(id string) {
 	delete(f.owned, id)
 	delete(f.foreign, id)
 	delete(f.freed, id)
+	f.cfg.Metrics.forget(id)
 }
 
 // bellGone looks at a controller that was probably deleted, if it is ours, and forgets it otherwise.
@@ -154,6 +155,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	f.countUnclaimed(ids, locks)
 	deepBefore := time.Now().Add(-f.cfg.DeepEvery)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -206,6 +208,7 @@ func (f *Farm) settle(ctx context.Context) error {
 				f.enqueueOwned(func(*ReplicationController) bool { return true })
 			}
 		}
+		f.observe()
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
