@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -31,7 +32,10 @@ func (c *FarmConfig) Validate() error {
 // Farm is the farm daemon.
 type Farm struct {
 	*base
-	cfg FarmConfig
+	cfg     FarmConfig
+	metrics *farm.Metrics
+	debug   *obs.DebugServer
+	tenure  tenure
 }
 
 // NewFarm opens everything that the daemon needs except Consul, which may be away for now.
@@ -43,7 +47,13 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Farm{base: b, cfg: cfg}, nil
+	reg := obs.NewRegistry()
+	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg)}
+	if f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready); err != nil {
+		b.close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // Run works until ctx ends. Then it stops working, gives up its locks, and returns the cause.
@@ -51,17 +61,32 @@ func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	ctx, cancel := f.untilLifeline(ctx)
 	defer cancel()
-	session := consul.SessionConfig{
-		Kind: "farm", Name: f.cfg.ID, TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvents,
-		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
-	}
 	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version}).Info("farm starts")
-	err := f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-		return farm.NewFarm(farm.Config{
-			ID: f.cfg.ID, Version: Version, Store: f.store.FarmTenure(s, f.cfg.ID), Log: f.log,
-			TTL: f.cfg.TTL, Workers: f.cfg.Workers,
-		}).Start(ctx)
-	})
+	err := together(ctx, f.own, f.debug.Run)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err
+}
+
+// own owns controllers, in one session after the other.
+func (f *Farm) own(ctx context.Context) error {
+	session := consul.SessionConfig{
+		Kind: "farm", Name: f.cfg.ID, TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvent,
+		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
+	}
+	return f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+		worker := farm.NewFarm(farm.Config{
+			ID: f.cfg.ID, Version: Version, Store: f.store.FarmTenure(s, f.cfg.ID), Log: f.log,
+			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
+		})
+		defer f.tenure.begin(worker.Ready)()
+		return worker.Start(ctx)
+	})
+}
+
+// sessionEvent logs what happens to the farm's sessions and counts those that are lost.
+func (f *Farm) sessionEvent(event string, s *consul.Session, err error) {
+	if errors.Is(err, consul.ErrLost) {
+		f.metrics.SessionLost()
+	}
+	f.sessionEvents(event, s, err)
 }
