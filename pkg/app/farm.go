@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -16,6 +17,7 @@ type FarmConfig struct {
 	Common
 	ID      string // stable name, unique among the farms
 	Workers int    // controllers worked on at once
+	Session string // who vouches for the farm: a consul.SessionMode
 }
 
 // Validate reports every mistake.
@@ -24,6 +26,11 @@ func (c *FarmConfig) Validate() error {
 	errs.CheckName("id", c.ID)
 	if c.Workers < 1 || c.Workers > 256 {
 		errs.Add("workers", c.Workers, "a whole number from 1 to 256")
+	}
+	switch mode := consul.SessionMode(c.Session); mode {
+	case consul.ByCheck, consul.ByTTL:
+	default:
+		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
 	}
 	c.validate(&errs)
 	return errs.Err()
@@ -70,7 +77,7 @@ func (f *Farm) Run(ctx context.Context) error {
 // own owns controllers, in one session after the other.
 func (f *Farm) own(ctx context.Context) error {
 	session := consul.SessionConfig{
-		Kind: "farm", Name: f.cfg.ID, TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvent,
+		Kind: "farm", Name: f.cfg.ID, Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvent,
 		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
 	}
 	return f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {

@@ -13,6 +13,9 @@ const (
 	PreparerDebugAddr = "127.0.0.1:7461"
 )
 
+// DefaultSession is who vouches for a farm unless it is told otherwise.
+const DefaultSession = string(consul.ByCheck)
+
 // CommonFlags returns the flags that all daemons share, bound to c.
 // dataDir and debugAddr are the defaults of one daemon.
 func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
