@@ -9,6 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/janitor"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
@@ -86,7 +87,11 @@ func (f *Farm) own(ctx context.Context) error {
 			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
 		})
 		defer f.tenure.begin(worker.Ready)()
-		return worker.Start(ctx)
+		cleaner := janitor.New(janitor.Config{
+			Records: f.store, Log: f.log,
+			Chosen: func() bool { return worker.Ready() == nil && farm.IsLowest(f.cfg.ID, worker.Members()) },
+		})
+		return together(ctx, worker.Start, cleaner.Run)
 	})
 }
 
