@@ -27,7 +27,7 @@ func (c *ReplicationController) alertGone(ctx context.Context, st *rc.Status) {
 			c.told = map[string]bool{}
 		}
 		c.told[tell.ID()] = true
-		c.farm.cfg.Alerter.Resolve(ctx, alert.Incident{Incident: i, RCID: c.ID, Farm: c.farm.cfg.ID})
+		c.farm.tell(ctx, c.ID, alert.Tell{Incident: i, Resolved: true})
 	}
 }
 
@@ -57,12 +57,7 @@ func (c *ReplicationController) alert(ctx context.Context, plan *reconcile.Plan)
 			continue // told, and not stored yet
 		}
 		told = true
-		in := alert.Incident{Incident: tell.Incident, RCID: c.ID, Farm: c.farm.cfg.ID}
-		if tell.Resolved {
-			c.farm.cfg.Alerter.Resolve(ctx, in)
-		} else {
-			c.farm.cfg.Alerter.Raise(ctx, in)
-		}
+		c.farm.tell(ctx, c.ID, tell)
 	}
 	c.told = pending
 	c.farm.cfg.Metrics.alerting(c.ID, alert.Active(&plan.Status, now))

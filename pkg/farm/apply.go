@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -186,7 +187,7 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 		lines = append(lines, ch.String())
 	}
 	if len(out) > 0 {
-		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, lines)
+		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, lines).OnNodes(slices.Collect(maps.Keys(home))...)
 		out[0].Audit = &a
 	}
 	return out, nil

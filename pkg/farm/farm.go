@@ -61,6 +61,7 @@ type Tenure interface {
 	Ownership
 	Reads
 	Writes
+	Unowned
 }
 
 // Ownership is how the farm becomes and stops being the owner of controllers.
@@ -92,7 +93,7 @@ type Farm struct {
 	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
 	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
 	nonce   settling
-	free    map[string]bool // without an owner in the last sweep; only the sweep loop uses it
+	unowned unowned
 
 	manifests *manifestCache
 	sweepNow  chan struct{} // capacity 1

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // errNotReady is what Ready returns until every standing query has answered once.
@@ -38,26 +36,6 @@ func (f *Farm) observe() {
 	f.cfg.Metrics.owns(len(f.owned))
 	f.cfg.Metrics.settledNow(f.nonce.nonce != "" && f.nonce.nonce == f.world.schemaRec().Value.Nonce)
 	f.cfg.Metrics.breaker(breaker.Index == 0 || breaker.Value.Tripped)
-}
-
-// countUnclaimed counts the controllers that had no owner in this sweep and in the one before. The farm with the lowest id
-// reports them for all.
-func (f *Farm) countUnclaimed(ids []string, locks store.LockState) {
-	free := map[string]bool{}
-	n := 0
-	for _, id := range ids {
-		if !locks[id] {
-			free[id] = true
-			if f.free[id] {
-				n++
-			}
-		}
-	}
-	f.free = free
-	if !IsLowest(f.cfg.ID, f.Members()) {
-		n = 0
-	}
-	f.cfg.Metrics.unclaimedNow(n)
 }
 
 // commit carries a batch out and counts it.

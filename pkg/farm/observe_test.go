@@ -19,6 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // recorder is an alerter that remembers.
@@ -44,6 +45,10 @@ func (r *recorder) all() []string {
 
 // watchedFarm is a farm that counts and alerts.
 func (c *cluster) watchedFarm(id string, alerter alert.Alerter) (reg *prometheus.Registry, stop func()) {
+	return c.farmWith(id, alerter, func(s farm.Tenure) farm.Tenure { return s })
+}
+
+func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Tenure) farm.Tenure) (reg *prometheus.Registry, stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -55,7 +60,7 @@ func (c *cluster) watchedFarm(id string, alerter alert.Alerter) (reg *prometheus
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
-				ID: id, Store: st.FarmTenure(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+				ID: id, Store: wrap(st.FarmTenure(s, id)), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
 				Metrics: metrics, Alerter: alerter, Address: "127.0.0.1:7460",
 			})
 			if f.Ready() == nil {
@@ -206,5 +211,42 @@ func TestIsLowest(t *testing.T) {
 		if got := farm.IsLowest(tt.id, tt.members); got != tt.want {
 			t.Errorf("%+v", tt)
 		}
+	}
+}
+
+// shy is a store under which nothing can be claimed, as if every controller were another farm's to take.
+type shy struct{ farm.Tenure }
+
+func (shy) Claim(context.Context, string) (store.Fence, error) {
+	return store.Fence{}, errors.New("not mine")
+}
+
+// A controller without an owner is counted and said to be so, by the farm with the lowest id; the owner that comes says
+// the opposite.
+func TestUnclaimedControllersAreReported(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	var said recorder
+	reg, _ := c.farmWith("f1", &said, func(s farm.Tenure) farm.Tenure { return shy{s} })
+	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(1))
+	reported := func(want bool) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			st, err := c.store.Status(t.Context(), "web")
+			if err != nil || st.Value.Is(rc.Unclaimed) != want || want == (len(st.Value.Incidents) == 0) {
+				return fmt.Errorf("%+v, %w", st.Value, err)
+			}
+			return nil
+		})
+	}
+	reported(true)
+	c.farm("f2")
+	c.converged("web", 1)
+	reported(false)
+	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(0))
+	if got := said.all(); len(got) != 0 {
+		t.Errorf("it mended itself in time: %v", got)
 	}
 }
