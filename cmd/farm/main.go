@@ -21,8 +21,10 @@ func main() {
 		Description: "Example:\n   farm --id farm-1 --data-dir /var/lib/rcfarm/farm\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
 			"SIGTERM ends it in order: it stops working and gives its controllers up. A second one ends it at once.",
-		Flags: append(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/farm"),
+		Flags: append(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/farm", app.FarmDebugAddr),
 			&cli.StringFlag{Name: "id", Usage: "stable name, unique among the farms", Value: hostname, Destination: &cfg.ID},
+			&cli.StringFlag{Name: "session", Usage: "what Consul knows of this farm's life by: check (at the local agent), or ttl (of the session; without an agent here)", Value: app.DefaultSession, Destination: &cfg.Session},
+			&cli.StringFlag{Name: "rc-selector", Usage: "work only on controllers whose labels match this `SELECTOR`, such as env=prod", Destination: &cfg.RCSelector},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once", Value: 8, Destination: &cfg.Workers},
 		),
 		Action: func(*cli.Context) error {

@@ -220,7 +220,7 @@ func (e *env) common(name, addr string) []string {
 		addr = e.consul.Addr
 	}
 	return []string{
-		"--consul-addr", addr, "--data-dir", filepath.Join(e.dir, name), "--lifeline", filepath.Join(e.dir, "life.sock"),
+		"--consul-addr", addr, "--data-dir", filepath.Join(e.dir, name), "--lifeline", filepath.Join(e.dir, "life.sock"), "--debug-addr", "127.0.0.1:0",
 	}
 }
 

@@ -30,7 +30,10 @@ type Common struct {
 	DataDir    string        // belongs to one daemon (R11)
 	LogLevel   string
 	LogFormat  string
-	Lifeline   string // path of a socket; the daemon ends when its other end does. Development only
+	DebugAddr  string // of the debug server; obs.DebugOff: none
+	// DebugPublic allows a debug address that other machines can reach.
+	DebugPublic bool
+	Lifeline    string // path of a socket; the daemon ends when its other end does. Development only
 }
 
 // MinTTL is the shortest liveness TTL: below it a busy machine looks dead.
@@ -43,6 +46,7 @@ func (c *Common) validate(errs *field.Errors) {
 	if c.DataDir == "" {
 		errs.Missing("data-dir", "a directory for this daemon alone")
 	}
+	obs.CheckDebugAddr(errs, c.DebugAddr, c.DebugPublic)
 }
 
 // base is what the daemons have in common once they run.

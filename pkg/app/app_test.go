@@ -87,9 +87,9 @@ func TestLifeline(t *testing.T) {
 
 func TestBadFlagsAreNamed(t *testing.T) {
 	t.Parallel()
-	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text"}
+	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text", DebugAddr: "off"}
 	node := app.PreparerConfig{Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2}
-	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1}
+	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1, Session: "check"}
 	for name, c := range map[string]struct {
 		start func() error
 		says  []string
@@ -97,6 +97,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"ttl":     {func() error { f := farm; f.TTL = time.Millisecond; return startFarm(t, f) }, []string{"ttl", "1ms", "1s to 1m"}},
 		"id":      {func() error { f := farm; f.ID = "F_1"; return startFarm(t, f) }, []string{"id", "F_1", "lower-case"}},
 		"workers": {func() error { f := farm; f.Workers = 0; return startFarm(t, f) }, []string{"workers", "0", "1 to 256"}},
+		"debug":   {func() error { f := farm; f.DebugAddr = "0.0.0.0:1"; return startFarm(t, f) }, []string{"debug-addr", "0.0.0.0:1", "--debug-public"}},
+		"session": {func() error { f := farm; f.Session = "lease"; return startFarm(t, f) }, []string{"session", "lease", "check", "ttl"}},
 		"prefix":  {func() error { f := farm; f.Prefix = "/x"; return startFarm(t, f) }, []string{"prefix", "/x", `"rcfarm/"`}},
 		"level":   {func() error { f := farm; f.LogLevel = "loud"; return startFarm(t, f) }, []string{"log-level", "loud", "debug"}},
 		"format":  {func() error { f := farm; f.LogFormat = "xml"; return startFarm(t, f) }, []string{"log-format", "xml", "json"}},

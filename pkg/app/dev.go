@@ -207,6 +207,7 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 	all := append([]string{
 		"--consul-addr", d.snapshot().ConsulAddr, "--data-dir", filepath.Join(d.cfg.Dir, "data", name),
 		"--lifeline", d.lifeline(), "--ttl", d.cfg.TTL.String(),
+		"--debug-addr", "127.0.0.1:0", // any: many daemons on one machine; their logs say which
 	}, args...)
 	for {
 		cmd, err := d.start(name, program, all...)

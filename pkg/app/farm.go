@@ -2,12 +2,16 @@ package app
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/janitor"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // FarmConfig is what a farm daemon is told.
@@ -15,6 +19,9 @@ type FarmConfig struct {
 	Common
 	ID      string // stable name, unique among the farms
 	Workers int    // controllers worked on at once
+	// RCSelector confines the farm to controllers with matching labels; empty: all.
+	RCSelector string
+	Session    string // who vouches for the farm: a consul.SessionMode
 }
 
 // Validate reports every mistake.
@@ -24,6 +31,14 @@ func (c *FarmConfig) Validate() error {
 	if c.Workers < 1 || c.Workers > 256 {
 		errs.Add("workers", c.Workers, "a whole number from 1 to 256")
 	}
+	switch mode := consul.SessionMode(c.Session); mode {
+	case consul.ByCheck, consul.ByTTL:
+	default:
+		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
+	}
+	if _, err := rc.ParseSelector(c.RCSelector); err != nil {
+		errs.Add("rc-selector", c.RCSelector, `a Kubernetes label selector, such as "env=prod"`)
+	}
 	c.validate(&errs)
 	return errs.Err()
 }
@@ -31,7 +46,10 @@ func (c *FarmConfig) Validate() error {
 // Farm is the farm daemon.
 type Farm struct {
 	*base
-	cfg FarmConfig
+	cfg     FarmConfig
+	metrics *farm.Metrics
+	debug   *obs.DebugServer
+	tenure  tenure
 }
 
 // NewFarm opens everything that the daemon needs except Consul, which may be away for now.
@@ -43,7 +61,13 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Farm{base: b, cfg: cfg}, nil
+	reg := obs.NewRegistry()
+	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg)}
+	if f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready); err != nil {
+		b.close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // Run works until ctx ends. Then it stops working, gives up its locks, and returns the cause.
@@ -51,17 +75,41 @@ func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	ctx, cancel := f.untilLifeline(ctx)
 	defer cancel()
-	session := consul.SessionConfig{
-		Kind: "farm", Name: f.cfg.ID, TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvents,
-		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
-	}
 	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version}).Info("farm starts")
-	err := f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-		return farm.NewFarm(farm.Config{
-			ID: f.cfg.ID, Version: Version, Store: f.store.FarmTenure(s, f.cfg.ID), Log: f.log,
-			TTL: f.cfg.TTL, Workers: f.cfg.Workers,
-		}).Start(ctx)
-	})
+	err := together(ctx, f.own, f.debug.Run)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err
+}
+
+// own owns controllers, in one session after the other.
+func (f *Farm) own(ctx context.Context) error {
+	session := consul.SessionConfig{
+		Kind: "farm", Name: f.cfg.ID, Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvent,
+		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
+	}
+	selector, err := rc.ParseSelector(f.cfg.RCSelector)
+	if err != nil {
+		return err
+	}
+	return f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+		worker := farm.NewFarm(farm.Config{
+			ID: f.cfg.ID, Version: Version, Store: f.store.FarmTenure(s, f.cfg.ID), Log: f.log,
+			RCSelector: selector,
+			TTL:        f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
+		})
+		defer f.tenure.begin(worker.Ready)()
+		cleaner := janitor.New(janitor.Config{
+			Records: f.store, Log: f.log,
+			Chosen: func() bool { return worker.Ready() == nil && farm.IsLowest(f.cfg.ID, worker.Members()) },
+		})
+		return together(ctx, worker.Start, cleaner.Run)
+	})
+}
+
+// sessionEvent logs what happens to the farm's sessions and counts those that are lost.
+func (f *Farm) sessionEvent(event string, s *consul.Session, err error) {
+	if errors.Is(err, consul.ErrLost) {
+		f.metrics.SessionLost()
+	}
+	f.sessionEvents(event, s, err)
 }

@@ -7,8 +7,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// The default addresses of the debug servers.
+const (
+	FarmDebugAddr     = "127.0.0.1:7460"
+	PreparerDebugAddr = "127.0.0.1:7461"
+)
+
+// DefaultSession is who vouches for a farm unless it is told otherwise.
+const DefaultSession = string(consul.ByCheck)
+
 // CommonFlags returns the flags that all daemons share, bound to c.
-func CommonFlags(c *Common, dataDir string) []cli.Flag {
+// dataDir and debugAddr are the defaults of one daemon.
+func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)", Destination: &c.ConsulAddr},
 		&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE)", Destination: &c.Token, EnvVars: []string{"RCFARM_TOKEN"}},
@@ -17,6 +27,8 @@ func CommonFlags(c *Common, dataDir string) []cli.Flag {
 		&cli.StringFlag{Name: "data-dir", Usage: "`DIRECTORY` for this daemon alone", Value: dataDir, Destination: &c.DataDir},
 		&cli.StringFlag{Name: "log-level", Usage: "debug, info, warning or error", Value: "info", Destination: &c.LogLevel},
 		&cli.StringFlag{Name: "log-format", Usage: "text or json", Value: "text", Destination: &c.LogFormat},
+		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one; off: none", Value: debugAddr, Destination: &c.DebugAddr},
+		&cli.BoolFlag{Name: "debug-public", Usage: "allow a debug address that other machines can reach", Destination: &c.DebugPublic},
 		&cli.StringFlag{Name: "lifeline", Usage: "socket of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/oklog/run"
-
 	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -74,6 +72,7 @@ type Preparer struct {
 	record  node.Node
 	agent   *preparer.Preparer
 	runtime *shim.Client
+	debug   *obs.DebugServer
 }
 
 // NewPreparer opens everything that the agent needs except Consul, which may be away for now: pods are supervised without
@@ -102,10 +101,14 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	b.undo = append(b.undo, p.runtime.Close)
+	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: p.runtime,
-		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node),
+		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 	})
+	if err == nil {
+		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
+	}
 	return p, err
 }
 
@@ -132,14 +135,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	ctx, cancel := p.untilLifeline(ctx)
 	defer cancel()
 	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version}).Info("preparer starts")
-	var group run.Group
-	add := func(work func(context.Context) error) {
-		ctx, cancel := context.WithCancel(ctx)
-		group.Add(func() error { return work(ctx) }, func(error) { cancel() })
-	}
-	add(p.agent.Run)
-	add(p.serve)
-	err := group.Run()
+	err := together(ctx, p.agent.Run, p.serve, p.debug.Run)
 	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
 	return err
 }

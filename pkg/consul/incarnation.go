@@ -27,6 +27,9 @@ func sessionName(cfg SessionConfig) string { return fmt.Sprintf("rcfarm/%s/%s", 
 // openSession registers the incarnation and takes both sessions. The agent passes a new check on to the servers in its
 // own time, so that the first tries may find it missing.
 func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session) error {
+	if cfg.Mode == ByTTL {
+		return c.openTTL(ctx, cfg, s)
+	}
 	callCtx, cancel := c.call(ctx)
 	defer cancel()
 	node, err := c.AgentNode(callCtx)
@@ -79,13 +82,24 @@ func (c *Client) retire(ctx context.Context, cfg SessionConfig, s *Session) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.timeout, cfg.TTL))
 	defer cancel()
 	opts := new(api.WriteOptions).WithContext(ctx)
+	destroyed := true
 	for _, id := range []string{s.Releasing, s.Deleting} {
 		if id == "" {
 			continue
 		}
 		if _, err := c.api.Session().Destroy(id, opts); err != nil {
+			destroyed = false
 			cfg.OnEvent("destroy session failed", s, err)
 		}
+	}
+	if cfg.Mode == ByTTL { // nothing is registered
+		if !destroyed {
+			return // the next start finds them by the journal
+		}
+		if err := cfg.Journal.Remove(s.Incarnation); err != nil {
+			cfg.OnEvent("incarnation journal failed", s, err)
+		}
+		return
 	}
 	if err := c.deregister(ctx, cfg, s.Incarnation); err != nil {
 		cfg.OnEvent("deregister incarnation failed", s, err)
@@ -98,6 +112,9 @@ func (c *Client) retireIncarnations(ctx context.Context, cfg SessionConfig) erro
 	earlier, err := cfg.Journal.Incarnations()
 	if err != nil {
 		return &journalError{err}
+	}
+	if cfg.Mode == ByTTL {
+		return c.retireTTL(ctx, cfg, earlier)
 	}
 	ctx, cancel := c.call(ctx)
 	defer cancel()
@@ -125,21 +142,9 @@ func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation 
 // destroyNamed destroys every session that bears the daemon's name and was created before the index, whichever
 // incarnation made it.
 func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig, before uint64) error {
-	ctx, cancel := c.call(ctx)
-	defer cancel()
-	sessions, _, err := c.api.Session().List(Consistent.options(ctx))
-	if err != nil {
-		return fmt.Errorf("list sessions: %w", err)
-	}
-	for _, entry := range sessions {
-		if entry.Name != sessionName(cfg) || entry.CreateIndex >= before {
-			continue
-		}
-		if _, err := c.api.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
-			return fmt.Errorf("destroy session %s: %w", entry.ID, err)
-		}
-	}
-	return nil
+	return c.destroySessions(ctx, func(entry *api.SessionEntry) bool {
+		return bearsName(cfg, entry.Name) && entry.CreateIndex < before
+	})
 }
 
 // sessionExists asks the servers, consistently.

@@ -25,7 +25,8 @@ const lockDelay = time.Millisecond
 type SessionConfig struct {
 	Kind string            // "farm" or "preparer"; the Consul service is rcfarm-<kind>
 	Name string            // stable name of the farm or node
-	TTL  time.Duration     // of the check; DefaultTTL when zero, at least 1 s
+	Mode SessionMode       // ByCheck when empty
+	TTL  time.Duration     // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
 	Meta map[string]string // of the service
 	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11).
 	Journal Journal
@@ -50,7 +51,7 @@ type Session struct {
 	Incarnation string
 	Releasing   string
 	Deleting    string
-	ConsulNode  string // name of the agent that vouches for it
+	ConsulNode  string // name of the agent that vouches for it; empty with ByTTL
 
 	mu        sync.Mutex
 	confirmed time.Time // before the last request that the servers answered
@@ -79,10 +80,19 @@ var ErrRegressed = errors.New("the store went back in time")
 // RunSession holds a session and runs the role under it, again and again, until ctx ends. The role's context ends with
 // cause ErrLost as soon as the servers do not confirm the session any more; the role must return then, and whatever it
 // started must have stopped. When the role returns, the sessions are destroyed, which releases every lock at once.
-// RunSession returns the cause of ctx's end, or an error that another try cannot mend (the journal's).
+// RunSession returns the cause of ctx's end, or an error that another try cannot mend (the journal's, a wrong mode).
 func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(context.Context, *Session) error) error {
 	if cfg.TTL == 0 {
 		cfg.TTL = DefaultTTL
+	}
+	switch cfg.Mode {
+	case "":
+		cfg.Mode = ByCheck
+	case ByCheck:
+	case ByTTL:
+		cfg.TTL = max(cfg.TTL, MinSessionTTL)
+	default:
+		return fmt.Errorf("%w %q; allowed: %s or %s", errMode, cfg.Mode, ByCheck, ByTTL)
 	}
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func(string, *Session, error) {}
@@ -165,7 +175,14 @@ func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, relics uint6
 	beatCtx, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	leaseCtx, endLease := context.WithCancelCause(ctx)
 	var side errgroup.Group
-	side.Go(func() error { c.heartbeat(beatCtx, cfg, s); return nil })
+	side.Go(func() error {
+		if cfg.Mode == ByTTL {
+			c.renew(beatCtx, cfg, s)
+		} else {
+			c.heartbeat(beatCtx, cfg, s)
+		}
+		return nil
+	})
 	side.Go(func() error {
 		if err := c.confirm(leaseCtx, cfg, s); err != nil {
 			endLease(err)

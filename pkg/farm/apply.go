@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -35,6 +36,7 @@ const minCandidates = 30
 // assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
 func (c *ReplicationController) assign(ctx context.Context, v *view, plan *reconcile.Plan) error {
 	if len(plan.Adds) == 0 {
+		c.farm.cfg.Metrics.short(c.ID, 0, nil)
 		return nil
 	}
 	s := v.snapshot
@@ -73,6 +75,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 	}
 	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
+	c.farm.cfg.Metrics.short(c.ID, len(left), others)
 	return nil
 }
 
@@ -108,6 +111,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, err
 	}
 	plan.Status.CarrySince(v.head.Status)
+	c.track(v, plan)
 	differs := statusDiffers(v.head.Status, &plan.Status) && !c.phantom
 	if len(batches) == 0 && (differs || len(plan.Answered) > 0) {
 		batches = append(batches, &batch{Batch: c.newBatch(v)})
@@ -122,7 +126,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, nil
 	}
 	// The first carries the pass's audit record and status: nothing else is written unless it lands.
-	if err := c.farm.cfg.Store.Commit(ctx, &batches[0].Batch); err != nil {
+	if err := c.commit(ctx, batches[0]); err != nil {
 		return 0, err
 	}
 	wrote = batches[0].changes
@@ -131,7 +135,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 	group.SetLimit(c.farm.cfg.InFlight)
 	for i, b := range batches[1:] {
 		group.Go(func() error {
-			errs[i] = c.farm.cfg.Store.Commit(ctx, &b.Batch)
+			errs[i] = c.commit(ctx, b)
 			return nil
 		})
 	}
@@ -158,6 +162,7 @@ func statusDiffers(before, after *rc.Status) bool {
 type batch struct {
 	store.Batch
 	changes int
+	actions []reconcile.Action // of the changes
 	cost    store.Cost
 	nodes   map[string]int // node -> position in Reservations
 }
@@ -198,7 +203,7 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 		lines = append(lines, ch.String())
 	}
 	if len(out) > 0 {
-		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, lines)
+		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, lines).OnNodes(slices.Collect(maps.Keys(home))...)
 		out[0].Audit = &a
 	}
 	return out, nil
@@ -313,5 +318,6 @@ func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, wri
 		b.BellIndex = v.head.BellIndex
 	}
 	b.changes++
+	b.actions = append(b.actions, ch.Action)
 	c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
 }

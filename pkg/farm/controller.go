@@ -30,6 +30,8 @@ type ReplicationController struct {
 	last       memory
 	phantom    bool // there is no record: what it left behind is stopped, as somebody asked for
 
+	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
+
 	mu       sync.Mutex
 	lastDeep time.Time
 	nodes    map[string]bool // where it has pods
@@ -115,7 +117,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err != nil {
 		return 0, c.afterFailure(ctx, err)
 	}
-	if wrote > 0 {
+	if told := c.alert(ctx, &plan); told || wrote > 0 {
 		return time.Millisecond, nil // what this made possible comes with the next look
 	}
 	return plan.Again, nil
@@ -133,6 +135,7 @@ func (c *ReplicationController) afterFailure(ctx context.Context, failure error)
 		return fmt.Errorf("bump the fence after %w: %w", failure, err)
 	}
 	c.fence, c.consistent = fence, true
+	c.farm.cfg.Metrics.bumped()
 	c.log.WithError(failure).WithField(obs.ConsulIndex, fence.Index).Info("bumped the fence")
 	return failure
 }
@@ -149,6 +152,7 @@ func (c *ReplicationController) abandon(ctx context.Context) error {
 
 // finish removes the last records of a deleted controller.
 func (c *ReplicationController) finish(ctx context.Context, v *view) error {
+	c.alertGone(ctx, v.head.Status)
 	a := store.NewAudit(c.farm.cfg.ID, "finish", c.ID, []string{"removed " + v.head.RC.Value.Name + " after its last pod"})
 	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, a); err != nil {
 		return c.afterFailure(ctx, err)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -25,6 +26,9 @@ type Config struct {
 	Store     Tenure
 	Scheduler Scheduler // nil: the built-in one, which selects by label
 	Log       obs.Logger
+	Alerter   alert.Alerter // nil: the log
+	Metrics   *Metrics      // nil: nothing is counted
+	Address   string        // of the daemon's debug server, for the member record; may be empty
 
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 
@@ -57,6 +61,9 @@ func (c *Config) setDefaults() {
 	if c.InFlight == 0 {
 		c.InFlight = 4
 	}
+	if c.Alerter == nil {
+		c.Alerter = alert.Log{Logger: c.Log}
+	}
 }
 
 // Tenure is the store under one session, as the farm uses it.
@@ -65,6 +72,7 @@ type Tenure interface {
 	Ownership
 	Reads
 	Writes
+	Unowned
 }
 
 // Ownership is how the farm becomes and stops being the owner of controllers.
@@ -99,6 +107,7 @@ type Farm struct {
 	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
 	nonce   settling
 	stops   stopCounter
+	unowned unowned
 
 	manifests *manifestCache
 	fatal     chan error    // capacity 1: why the farm must start over
@@ -119,8 +128,7 @@ func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	f := &Farm{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
+		queue:     newQueue(cfg.Metrics),
 		owned:     map[string]*ReplicationController{},
 		foreign:   map[string]bool{},
 		freed:     map[string]time.Time{},
@@ -128,6 +136,7 @@ func NewFarm(cfg Config) *Farm {
 		fatal:     make(chan error, 1),
 		sweepNow:  make(chan struct{}, 1),
 	}
+	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
 	if f.cfg.Scheduler == nil {
 		f.cfg.Scheduler = &selecting{farm: f}
@@ -145,6 +154,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		}
 		return fmt.Errorf("join: %w", err)
 	}
+	defer f.cfg.Metrics.reset()
 	group, ctx := errgroup.WithContext(ctx)
 	f.world.watch(ctx, group)
 	group.Go(func() error {
@@ -173,7 +183,9 @@ func (f *Farm) Start(ctx context.Context) error {
 }
 
 func (f *Farm) member() store.Member {
-	return store.Member{Version: f.cfg.Version, EmulationVersion: f.cfg.Version, RCSelector: f.cfg.RCSelector.String()}
+	return store.Member{
+		Version: f.cfg.Version, EmulationVersion: f.cfg.Version, Address: f.cfg.Address, RCSelector: f.cfg.RCSelector.String(),
+	}
 }
 
 // work handles controllers from the queue until it is shut down. The queue never gives one id to two workers.
@@ -196,12 +208,15 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	log := f.log.WithField(obs.RCID, id)
 	c, again, err := f.controller(ctx, id)
 	if err == nil && c != nil {
+		started := time.Now()
 		again, err = c.pass(ctx)
+		f.cfg.Metrics.passed(time.Since(started), err)
 	}
 	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
 		f.queue.Forget(id)
+		f.cfg.Metrics.unreadable("rc/"+id, 0)
 		if again > 0 {
 			f.queue.AddAfter(id, again)
 		}
@@ -226,6 +241,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.drop(id)
 		log.WithError(err).Warn("lost a controller")
 	case errors.As(err, &corrupt):
+		f.cfg.Metrics.unreadable("rc/"+id, 1)
 		log.WithError(err).Error("controller cannot be worked on")
 	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):
 		log.WithError(err).Debug("pass did not land")

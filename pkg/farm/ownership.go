@@ -36,7 +36,7 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 		return nil, 0, nil
 	case foreign || owner != f.cfg.ID:
 		// Ours to take only if nobody has it: the holder has not handed it over yet, or the preferred farm does not come.
-		free, again, err := f.unowned(ctx, id, owner != f.cfg.ID)
+		free, again, err := f.isFree(ctx, id, owner != f.cfg.ID)
 		if !free || err != nil {
 			return nil, again, err
 		}
@@ -76,9 +76,9 @@ func (f *Farm) labelsOf(ctx context.Context, id string) (labels.Set, error) {
 	return rec.Value.Labels, err
 }
 
-// unowned reports whether a controller lacks an owner, and with grace: has lacked one for long enough. If it does not, it
+// isFree reports whether a controller lacks an owner, and with grace: has lacked one for long enough. If it does not, it
 // says when to look again; zero when somebody holds it, which a bell or the members will change.
-func (f *Farm) unowned(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
+func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
 	held, err := f.cfg.Store.LockHeld(ctx, id)
 	if err != nil {
 		return false, 0, err
@@ -173,6 +173,7 @@ func (f *Farm) drop(id string) {
 	delete(f.owned, id)
 	delete(f.foreign, id)
 	delete(f.freed, id)
+	f.cfg.Metrics.forget(id)
 }
 
 // markForeign notes that another farm has, or will have, a controller.

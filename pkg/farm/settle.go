@@ -40,6 +40,7 @@ func (f *Farm) settle(ctx context.Context) error {
 				f.enqueueOwned(func(*ReplicationController) bool { return true })
 			}
 		}
+		f.observe()
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -34,6 +34,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	f.reportUnclaimed(ctx, ids, locks)
 	deepBefore := time.Now().Add(-f.cfg.DeepEvery)
 	f.mu.Lock()
 	defer f.mu.Unlock()

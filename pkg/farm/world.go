@@ -3,6 +3,7 @@ package farm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -126,6 +127,7 @@ func (w *world) reporter(ctx context.Context, name string) (onError func(error),
 	onError = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
+		w.farm.cfg.Metrics.watchFailed(name)
 		if ctx.Err() == nil && last != err.Error() {
 			last = err.Error()
 			w.log.WithError(err).WithField(obs.Key, name).Warn("cannot watch; nothing is changed on what is not seen")
@@ -204,6 +206,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
+	w.farm.cfg.Metrics.unreadable(fmt.Sprintf("nodes/%x", shard), len(s.Corrupt))
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("a node is left out")
 	}
@@ -230,6 +233,7 @@ func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
+	w.farm.cfg.Metrics.unreadable("nodeops", len(s.Corrupt))
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("an operator's record of a node is left out")
 	}
@@ -397,6 +401,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
+	w.farm.cfg.Metrics.unreadable("schema", len(s.Corrupt))
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
 	}
@@ -422,6 +427,7 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
+	w.farm.cfg.Metrics.unreadable("breaker", len(s.Corrupt))
 	rec := store.Rec[store.Breaker]{}
 	switch {
 	case len(s.Corrupt) > 0:

@@ -35,6 +35,9 @@ const (
 	Reason      = "reason"
 	Process     = "process"
 	PID         = "pid"
+	Address     = "address"
+	Incident    = "incident"
+	Condition   = "condition"
 )
 
 // NewLogger returns a logger that writes to w. level is a logrus level name; format is "text" or "json".

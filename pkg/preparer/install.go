@@ -28,6 +28,7 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 	}
 	fail := func(err error) (Record, error) {
 		if ctx.Err() == nil {
+			p.cfg.Metrics.installFailed()
 			p.setActivity(e, pod.StateFailed, fmt.Sprintf("cannot install %s: %v", short(rec.Intent.Digest), err))
 		}
 		return rec, err
@@ -93,6 +94,7 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 	m, canonical, err := p.readManifest(ctx, digest)
 	if err != nil {
 		if ctx.Err() == nil {
+			p.cfg.Metrics.installFailed()
 			p.setActivity(e, stateOf(err), fmt.Sprintf("cannot install %s: %v", short(digest), err))
 		}
 		return nil, rec, err

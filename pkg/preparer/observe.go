@@ -225,6 +225,7 @@ func (p *Preparer) observeAll(now time.Time) (due time.Time) {
 			due = next
 		}
 	}
+	p.count()
 	return due
 }
 

@@ -36,8 +36,10 @@ type entry struct {
 	registering sync.Mutex
 
 	reality *pod.Reality // as last observed; nil when there is nothing to report
-	erase   bool         // the stored reality has served its purpose
-	since   bool         // the state of reality was entered under this process, so Since is right
+	// restarts is how many of those in reality were counted; negative: none was looked at, as after a restart of ours.
+	restarts int
+	erase    bool // the stored reality has served its purpose
+	since    bool // the state of reality was entered under this process, so Since is right
 
 	working bool // a worker is at it, or will be
 	again   bool // something happened since that worker began its pass
@@ -59,7 +61,7 @@ type activity struct {
 
 func newEntry(rec Record) *entry {
 	return &entry{
-		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service,
+		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service, restarts: -1,
 		readiness: readiness{ready: rec.Ready},
 	}
 }

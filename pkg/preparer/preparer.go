@@ -85,6 +85,7 @@ type Config struct {
 	Services  Services
 	State     State // nil: a Disk in Dir/pods
 	Log       obs.Logger
+	Metrics   *Metrics // nil: nothing is counted
 
 	BusyPoll    time.Duration // between two looks at the local agent while a pod is in transition
 	IdlePoll    time.Duration // between two looks when none is

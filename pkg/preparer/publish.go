@@ -171,6 +171,7 @@ func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 			var index uint64
 			if index, err = pub.tenure.WriteReality(ctx, r.reality, rec.Index); err == nil {
 				pub.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
+				pub.cfg.Metrics.wrote()
 			}
 		}
 		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {

@@ -72,6 +72,7 @@ func (p *Preparer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.holding, p.world, p.nonce = false, World{}, ""
+	p.cfg.Metrics.stands(false, false)
 }
 
 // setHolding opens or closes the door to new intents.
@@ -81,6 +82,7 @@ func (p *Preparer) setHolding(holding bool) {
 	if p.holding != holding {
 		p.holding = holding
 		p.decide() // what came while the door was closed
+		p.cfg.Metrics.stands(p.holding, p.world.Known)
 	}
 }
 
@@ -185,6 +187,7 @@ func (s *serving) sawIntents(seen store.Seen[pod.Intent], nonce string) {
 	world, problems := newWorld(seen, s.cfg.Node.Name, s.pods)
 	s.world, s.Preparer.nonce = world, nonce
 	s.decide()
+	s.cfg.Metrics.stands(s.holding, world.Known)
 	s.Preparer.mu.Unlock()
 
 	const key = "unreadable intents"

@@ -18,6 +18,7 @@ type Status struct {
 	Conditions         []Condition `json:"conditions"`
 	Owner              string      `json:"owner"` // farm id
 	LastError          string      `json:"last_error,omitempty"`
+	Incidents          []Incident  `json:"incidents,omitempty"` // what somebody is, or has to be, alerted to
 }
 
 // ConditionType names one thing that may be true of a controller.

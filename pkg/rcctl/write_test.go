@@ -131,7 +131,7 @@ func TestAudit(t *testing.T) {
 			t.Fatalf("%v: %s", args, errs)
 		}
 	}
-	audit, err := s.ListAudit(t.Context())
+	audit, _, err := s.ListAudit(t.Context(), store.AuditFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,12 +2,14 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -103,4 +105,71 @@ func (s *Store) checkUnnamed(ctx context.Context, name string) error {
 		return &UnnamedError{RCID: recs[i].Value.ID, Name: name, Key: s.keys.Name(name)}
 	}
 	return nil
+}
+
+// LockOwners reads which farm owns each controller that has an owner: farm ids by controller id. A lock whose value cannot
+// be read is owned by "".
+func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
+	pairs, err := s.c.List(ctx, s.keys.Locks(), consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	owners := map[string]string{}
+	for _, p := range pairs {
+		if p.Session == "" {
+			continue
+		}
+		var v lockValue
+		if json.Unmarshal(p.Value, &v) != nil {
+			v.Farm = ""
+		}
+		owners[p.Key[len(s.keys.Locks()):]] = v.Farm
+	}
+	return owners, nil
+}
+
+// Node reads one node's record, or returns ErrNotFound.
+func (s *Store) Node(ctx context.Context, name string) (Rec[node.Node], error) {
+	return get[node.Node](ctx, s, s.keys.Node(name), consul.Consistent)
+}
+
+// NodeOps reads the operators' side of a node, or returns ErrNotFound.
+func (s *Store) NodeOps(ctx context.Context, name string) (Rec[node.Ops], error) {
+	return get[node.Ops](ctx, s, s.keys.NodeOps(name), consul.Consistent)
+}
+
+// ListIntents reads what one node must do.
+func (s *Store) ListIntents(ctx context.Context, nodeName string) ([]Rec[pod.Intent], []error, error) {
+	return list[pod.Intent](ctx, s, s.keys.Intents(nodeName), consul.Default)
+}
+
+// NodeChange is one operator act on one node.
+type NodeChange struct {
+	Ops   node.Ops // as it shall be
+	Index uint64   // of the record that it was computed from; zero creates it
+	// Reservation is what is taken on the node, with the index that it was read at; nil when it does not change. Where a
+	// drain begins or ends, its Closed changes in the same transaction.
+	Reservation *Rec[node.Reservation]
+	Audit       Audit
+}
+
+// ChangeNode writes a change of a node with its audit record. It returns ErrConflict when either record was changed by
+// somebody else, which for the reservation of a busy node is likely: read again, try again.
+func (s *Store) ChangeNode(ctx context.Context, c NodeChange) error {
+	ops := []consul.Op{consul.CAS(s.keys.NodeOps(c.Ops.Name), encode(c.Ops), c.Index)}
+	if c.Reservation != nil {
+		ops = append(ops, consul.CAS(s.keys.Reservation(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
+	}
+	return s.settled(ctx, "node "+c.Ops.Name, c.Audit.ID, append(ops, s.audit(c.Audit)))
+}
+
+// ReadBreaker reads the mass-stop breaker, or returns ErrNotFound.
+func (s *Store) ReadBreaker(ctx context.Context) (Rec[Breaker], error) {
+	return get[Breaker](ctx, s, s.keys.Breaker(), consul.Consistent)
+}
+
+// ResetBreaker lets farms stop pods again. index is that of the record as read, which may be one that cannot be read;
+// ErrConflict says that it changed meanwhile.
+func (s *Store) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
+	return s.settled(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
 }

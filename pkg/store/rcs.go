@@ -100,25 +100,31 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 		ops = append(ops, consul.SetFlags(s.keys.Manifest(c.RC.ManifestDigest), stored, rand.Uint64()))
 	}
 	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
+	return s.settled(ctx, "rc "+c.RC.Name, c.Audit.ID, ops)
+}
+
+// settled commits a change that carries an audit record until its outcome is known. The change must hold a condition that
+// its own landing breaks, so that it cannot land twice. It returns ErrConflict when the change was refused.
+func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.Op) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, ops)
 		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || consulDenied(err) {
 			return struct{}{}, permanent(err)
 		}
-		landed, readErr := s.exists(ctx, s.keys.Audit(c.Audit.ID))
+		landed, readErr := s.exists(ctx, s.keys.Audit(auditID))
 		switch {
 		case readErr == nil && landed:
 			return struct{}{}, nil
 		case errors.Is(err, ErrRefused) && readErr != nil:
 			return struct{}{}, permanent(readErr)
 		case errors.Is(err, ErrRefused):
-			return struct{}{}, permanent(fmt.Errorf("rc %s: %w: %w", c.RC.Name, ErrConflict, err))
+			return struct{}{}, permanent(fmt.Errorf("%s: %w: %w", what, ErrConflict, err))
 		default:
 			return struct{}{}, err
 		}
 	}, tries()...)
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("change of %s: %w: it may have been written; look before trying again", c.RC.Name, err)
+		return fmt.Errorf("change of %s: %w: it may have been written; look before trying again", what, err)
 	}
 	return err
 }

@@ -132,7 +132,8 @@ type Audit struct {
 	Who     string    `json:"who"`  // operator or farm id
 	What    string    `json:"what"` // the act, such as "scale" or "reconcile"
 	RCID    string    `json:"rc_id,omitempty"`
-	Changes []string  `json:"changes"` // the difference, one line each
+	Nodes   []string  `json:"nodes,omitempty"` // that it was about, sorted, as many as changes
+	Changes []string  `json:"changes"`         // the difference, one line each
 }
 
 // MaxAuditChanges bounds the lines of one audit record; a last line says how many were left out.
@@ -148,16 +149,3 @@ func NewAudit(who, what, rcID string, changes []string) Audit {
 }
 
 func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audit(a.ID), encode(a)) }
-
-// ListAudit returns the audit records, oldest first.
-func (s *Store) ListAudit(ctx context.Context) ([]Audit, error) {
-	recs, _, err := list[Audit](ctx, s, s.keys.AllAudit(), consul.Default)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]Audit, len(recs))
-	for i := range recs {
-		out[i] = recs[i].Value
-	}
-	return out, nil
-}

@@ -1,0 +1,50 @@
+// Package alert tells somebody, once, when something about a controller needs them, and once when it is over. What is an
+// incident follows from the controller's status alone; what was told is kept in that status, so that it outlives farms.
+package alert
+
+import (
+	"context"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Alerter tells people, or the system that wakes them. Both methods may be called again with the same key when a farm
+// died between telling and recording that it told: receivers take the key as the identity of the incident.
+type Alerter interface {
+	Raise(ctx context.Context, in Incident)
+	Resolve(ctx context.Context, in Incident)
+}
+
+// Incident is what an alerter is told.
+type Incident struct {
+	rc.Incident
+	RCID string
+	Farm string // that tells it
+}
+
+// Log is an Alerter that writes to the log: a warning when an incident begins, a line when it is over.
+type Log struct{ Logger obs.Logger }
+
+// Raise implements Alerter.
+func (l Log) Raise(_ context.Context, in Incident) {
+	l.Logger.WithFields(in.Fields()).Warn("alert raised")
+}
+
+// Resolve implements Alerter.
+func (l Log) Resolve(_ context.Context, in Incident) {
+	l.Logger.WithFields(in.Fields()).Info("alert resolved")
+}
+
+// Fields describes the incident for the log.
+func (in Incident) Fields() obs.Fields {
+	f := obs.Fields{
+		obs.Incident: in.Key, obs.Condition: string(in.Type), obs.RCID: in.RCID, obs.Reason: in.Reason,
+		"since": in.Since.Format(time.RFC3339),
+	}
+	if in.ResolvedAt != nil {
+		f[obs.Took] = in.ResolvedAt.Sub(in.Since).Round(time.Second).String()
+	}
+	return f
+}

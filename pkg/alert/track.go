@@ -1,0 +1,177 @@
+package alert
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Rule says when a condition becomes an incident.
+type Rule struct {
+	Type rc.ConditionType
+	// After is how long it must last first: what mends itself wakes nobody.
+	After time.Duration
+}
+
+// Incidents that no condition of the same name stands for.
+const (
+	// NotConverged is a controller that should be under way and does not arrive.
+	NotConverged rc.ConditionType = "NotConverged"
+	// PreparerGone is a node whose agent lives and whose preparer does not.
+	PreparerGone rc.ConditionType = "PreparerGone"
+)
+
+// Rules are all incidents that there are, those that matter most first.
+var Rules = []Rule{
+	{Type: "Unreadable"},
+	{Type: "BreakerTripped"},
+	{Type: rc.NodeLost},
+	{Type: "Unclaimed", After: 30 * time.Second},
+	{Type: PreparerGone, After: 10 * time.Second},
+	{Type: "Blocked", After: 10 * time.Second},
+	{Type: "InsufficientNodes", After: 10 * time.Second},
+	{Type: "Holding", After: 5 * time.Minute},
+	{Type: NotConverged, After: 15 * time.Minute},
+	{Type: "Regressed", After: time.Hour},
+}
+
+// Input is what incidents follow from.
+type Input struct {
+	Before *rc.Status // as stored; nil: there is none
+	After  *rc.Status // as it is about to be stored, conditions included
+	Now    time.Time
+	Quiet  bool // the controller is disabled or deleted: that it does not converge is nobody's concern
+	// Told are the incidents of Before that this farm has told since Before was read last, by Tell.ID.
+	Told map[string]bool
+}
+
+// Tell is one thing to tell after the status has landed.
+type Tell struct {
+	rc.Incident
+	Resolved bool
+}
+
+// ID tells apart what is told: the beginning and the end of an incident.
+func (t Tell) ID() string {
+	if t.Resolved {
+		return t.Key + "/resolved"
+	}
+	return t.Key
+}
+
+// Track returns the incidents that belong into the next status, and when a look is due because one of them will have
+// lasted long enough (zero: none will).
+//
+// An incident goes through these steps, each of which is stored before the next: seen; told, after it lasted (AlertedAt);
+// over (ResolvedAt); the end told (removed). One that is over before it was told is removed in silence. A farm that dies
+// between telling and storing leaves it to its successor to tell again: at least once, never never.
+func Track(in Input) (incidents []rc.Incident, due time.Duration) {
+	known := map[rc.ConditionType]bool{} // open incidents
+	if in.Before != nil {
+		for _, old := range in.Before.Incidents {
+			next, keep := in.step(old)
+			if !keep {
+				continue
+			}
+			incidents = append(incidents, next)
+			if next.ResolvedAt == nil {
+				known[next.Type] = true
+			}
+		}
+	}
+	for _, rule := range Rules {
+		reason, since, is := in.state(rule.Type)
+		if is && !known[rule.Type] {
+			incidents = append(incidents, rc.Incident{
+				Key: rc.IncidentKey(in.After.RCID, rule.Type, since), Type: rule.Type, Reason: reason, Since: since,
+			})
+		}
+	}
+	for _, i := range incidents {
+		if i.AlertedAt != nil || i.ResolvedAt != nil {
+			continue
+		}
+		if left := after(i.Type) - in.Now.Sub(i.Since); left > 0 && (due == 0 || left < due) {
+			due = left
+		}
+	}
+	return incidents, due
+}
+
+// step moves one incident that is known already.
+func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
+	if i.AlertedAt == nil && in.Told[Tell{Incident: i}.ID()] {
+		now := in.Now
+		i.AlertedAt = &now
+	}
+	if i.ResolvedAt != nil {
+		return i, !in.Told[Tell{Incident: i, Resolved: true}.ID()]
+	}
+	if _, _, still := in.state(i.Type); still {
+		return i, true
+	}
+	if i.AlertedAt == nil {
+		return i, false
+	}
+	now := in.Now
+	i.ResolvedAt = &now
+	return i, true
+}
+
+// Due returns what of a stored status has to be told, in order.
+func Due(st *rc.Status, now time.Time) []Tell {
+	var tells []Tell
+	for _, i := range st.Incidents {
+		switch {
+		case i.ResolvedAt != nil:
+			tells = append(tells, Tell{Incident: i, Resolved: true})
+		case i.AlertedAt == nil && now.Sub(i.Since) >= after(i.Type):
+			tells = append(tells, Tell{Incident: i})
+		}
+	}
+	return tells
+}
+
+// Active returns the kinds of incidents that are open and old enough to be told.
+func Active(st *rc.Status, now time.Time) []rc.ConditionType {
+	var types []rc.ConditionType
+	for _, i := range st.Incidents {
+		if i.ResolvedAt == nil && (i.AlertedAt != nil || now.Sub(i.Since) >= after(i.Type)) {
+			types = append(types, i.Type)
+		}
+	}
+	return types
+}
+
+func after(t rc.ConditionType) time.Duration {
+	for _, rule := range Rules {
+		if rule.Type == t {
+			return rule.After
+		}
+	}
+	return 0
+}
+
+// state reports whether something is the case, why, and since when.
+func (in *Input) state(t rc.ConditionType) (reason string, since time.Time, is bool) {
+	switch t {
+	case PreparerGone:
+		const text = "pods are on nodes whose preparer is gone; their last report counts"
+		return text, in.Now, in.After.Unmanaged > 0
+	case NotConverged:
+		c, found := condition(in.After, rc.Converged)
+		return c.Reason, c.Since, found && !c.True && !in.Quiet
+	default:
+		c, found := condition(in.After, t)
+		return c.Reason, c.Since, found && c.True
+	}
+}
+
+func condition(st *rc.Status, t rc.ConditionType) (rc.Condition, bool) {
+	i := slices.IndexFunc(st.Conditions, func(c rc.Condition) bool { return c.Type == t })
+	if i < 0 {
+		return rc.Condition{}, false
+	}
+	return st.Conditions[i], true
+}

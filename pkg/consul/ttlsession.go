@@ -1,0 +1,141 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"golang.org/x/sync/errgroup"
+)
+
+// SessionMode says who vouches for a daemon.
+type SessionMode string
+
+const (
+	// ByCheck ties the sessions to a TTL check of the daemon's own at the local agent, and to that agent's health. They
+	// die exactly with the check. It is the default, and the only mode for preparers.
+	ByCheck SessionMode = "check"
+	// ByTTL gives the sessions a TTL of their own, renewed at the servers, for daemons without an agent on their machine.
+	// Consul takes 10 s at the least, and lets a session that is not renewed live for up to twice its TTL:
+	// https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions
+	// Nothing is registered in the catalog.
+	ByTTL SessionMode = "ttl"
+)
+
+// MinSessionTTL is the shortest TTL that Consul takes for a session.
+const MinSessionTTL = 10 * time.Second
+
+// openTTL takes both sessions without an agent.
+func (c *Client) openTTL(ctx context.Context, cfg SessionConfig, s *Session) (err error) {
+	callCtx, cancel := c.call(ctx)
+	defer cancel()
+	if s.Releasing, err = c.createTTL(callCtx, cfg, s, api.SessionBehaviorRelease); err != nil {
+		return err
+	}
+	s.Deleting, err = c.createTTL(callCtx, cfg, s, api.SessionBehaviorDelete)
+	return err
+}
+
+// createTTL makes a session without checks: that of the machine that happens to answer would say nothing about us. Its
+// name bears the incarnation, so that the next start finds exactly its own (R11).
+func (c *Client) createTTL(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
+	sent := time.Now()
+	name := sessionName(cfg) + "/" + s.Incarnation
+	id, _, err := c.api.Session().CreateNoChecks(&api.SessionEntry{
+		Name: name, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.TTL.String(),
+	}, new(api.WriteOptions).WithContext(ctx))
+	if err != nil {
+		return "", fmt.Errorf("create session %s: %w", name, err)
+	}
+	s.Confirm(sent)
+	return id, nil
+}
+
+// renew keeps both sessions alive at the servers until ctx ends. What the servers answer confirms the session; one that
+// they do not know any more is found out by confirm, whose query ends when it vanishes.
+func (c *Client) renew(ctx context.Context, cfg SessionConfig, s *Session) {
+	ticker := time.NewTicker(cfg.TTL / 4)
+	defer ticker.Stop()
+	for {
+		var group errgroup.Group
+		for _, id := range []string{s.Releasing, s.Deleting} {
+			group.Go(func() error { return c.renewOne(ctx, cfg, s, id) })
+		}
+		if err := group.Wait(); err != nil && ctx.Err() == nil {
+			cfg.OnEvent("renewing the session failed", s, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (c *Client) renewOne(ctx context.Context, cfg SessionConfig, s *Session, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, min(c.timeout, cfg.TTL/4))
+	defer cancel()
+	sent := time.Now()
+	entry, _, err := c.api.Session().Renew(id, new(api.WriteOptions).WithContext(ctx))
+	switch {
+	case err != nil:
+		return fmt.Errorf("renew session %s: %w", id, err)
+	case entry == nil:
+		return fmt.Errorf("renew session %s: %w", id, ErrLost)
+	case id == s.Releasing:
+		s.Confirm(sent)
+	}
+	return nil
+}
+
+// retireTTL ends the sessions of earlier runs of this daemon: nothing else would for up to twice their TTL. (What a run in
+// the other mode left behind ends with its check.)
+func (c *Client) retireTTL(ctx context.Context, cfg SessionConfig, incarnations []string) error {
+	if len(incarnations) == 0 {
+		return nil
+	}
+	ours := map[string]bool{}
+	for _, incarnation := range incarnations {
+		ours[sessionName(cfg)+"/"+incarnation] = true
+	}
+	err := c.destroySessions(ctx, func(entry *api.SessionEntry) bool { return ours[entry.Name] })
+	if err != nil {
+		return err
+	}
+	for _, incarnation := range incarnations {
+		if err := cfg.Journal.Remove(incarnation); err != nil {
+			return &journalError{err}
+		}
+	}
+	return nil
+}
+
+// destroySessions destroys every session that is chosen.
+func (c *Client) destroySessions(ctx context.Context, chosen func(*api.SessionEntry) bool) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	sessions, _, err := c.api.Session().List(Consistent.options(ctx))
+	if err != nil {
+		return fmt.Errorf("list sessions: %w", err)
+	}
+	for _, entry := range sessions {
+		if !chosen(entry) {
+			continue
+		}
+		if _, err := c.api.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
+			return fmt.Errorf("destroy session %s: %w", entry.ID, err)
+		}
+	}
+	return nil
+}
+
+// bearsName reports whether a session is one of the daemon's, in either mode and of any incarnation.
+func bearsName(cfg SessionConfig, name string) bool {
+	return name == sessionName(cfg) || strings.HasPrefix(name, sessionName(cfg)+"/")
+}
+
+// errMode is what RunSession returns for a mode that does not exist.
+var errMode = errors.New("unknown session mode")

@@ -1,0 +1,53 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"slices"
+)
+
+// errNotReady is what Ready returns until every standing query has answered once.
+var errNotReady = errors.New("not every standing query has answered yet")
+
+// Ready returns nil when the farm has seen the whole cluster, and so works on controllers.
+func (f *Farm) Ready() error {
+	select {
+	case <-f.world.ready:
+		return nil
+	default:
+		return errNotReady
+	}
+}
+
+// Members returns the ids of the living farms, as last seen.
+func (f *Farm) Members() []string {
+	members := f.world.members()
+	ids := make([]string, len(members))
+	for i, m := range members {
+		ids[i] = m.ID
+	}
+	return ids
+}
+
+// IsLowest reports whether this farm is the one that does what one farm at a time should do: of the living farms, the
+// one with the lowest id. Two that both think so for a moment must do no harm.
+func IsLowest(id string, members []string) bool {
+	return len(members) > 0 && slices.Min(members) == id
+}
+
+// observe publishes where the farm stands.
+func (f *Farm) observe() {
+	breaker := f.world.breakerRec()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg.Metrics.owns(len(f.owned))
+	f.cfg.Metrics.settledNow(f.nonce.nonce != "" && f.nonce.nonce == f.world.schemaRec().Value.Nonce)
+	f.cfg.Metrics.breaker(breaker.Index == 0 || breaker.Value.Tripped)
+}
+
+// commit carries a batch out and counts it.
+func (c *ReplicationController) commit(ctx context.Context, b *batch) error {
+	err := c.farm.cfg.Store.Commit(ctx, &b.Batch)
+	c.farm.cfg.Metrics.committed(b.actions, err)
+	return err
+}

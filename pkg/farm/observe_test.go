@@ -1,0 +1,252 @@
+package farm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// recorder is an alerter that remembers.
+type recorder struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (r *recorder) Raise(_ context.Context, in alert.Incident)   { r.add("raise " + in.Key) }
+func (r *recorder) Resolve(_ context.Context, in alert.Incident) { r.add("resolve " + in.Key) }
+
+func (r *recorder) add(line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said = append(r.said, line)
+}
+
+func (r *recorder) all() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.said)
+}
+
+// watchedFarm is a farm that counts and alerts.
+func (c *cluster) watchedFarm(id string, alerter alert.Alerter) (reg *prometheus.Registry, stop func()) {
+	return c.farmWith(id, alerter, func(s farm.Tenure) farm.Tenure { return s })
+}
+
+func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Tenure) farm.Tenure) (reg *prometheus.Registry, stop func()) {
+	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	client, st := c.connect()
+	reg = prometheus.NewRegistry()
+	metrics := farm.NewMetrics(reg)
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	stop = c.background(func(ctx context.Context) error {
+		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			f := farm.NewFarm(farm.Config{
+				ID: id, Store: wrap(st.FarmTenure(s, id)), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+				Metrics: metrics, Alerter: alerter, Address: "127.0.0.1:7460",
+			})
+			if f.Ready() == nil {
+				c.t.Error("ready before it has seen anything")
+			}
+			return f.Start(ctx)
+		})
+	})
+	return reg, stop
+}
+
+// metric waits until a metric, with one label value where it has labels, satisfies the condition.
+func metric(t *testing.T, reg *prometheus.Registry, name, label string, good func(float64) bool) {
+	t.Helper()
+	consultest.Eventually(t, soon, func() error {
+		value, found := valueOf(t, reg, name, label)
+		if !found || !good(value) {
+			return fmt.Errorf("%s{%s} is %v (%v)", name, label, value, found)
+		}
+		return nil
+	})
+}
+
+func valueOf(t *testing.T, reg *prometheus.Registry, name, label string) (float64, bool) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() != name || label != "" && m.GetLabel()[0].GetValue() != label {
+				continue
+			}
+			switch {
+			case m.GetGauge() != nil:
+				return m.GetGauge().GetValue(), true
+			case m.GetCounter() != nil:
+				return m.GetCounter().GetValue(), true
+			default:
+				return float64(m.GetHistogram().GetSampleCount()), true
+			}
+		}
+	}
+	return 0, false
+}
+
+func is(want float64) func(float64) bool { return func(v float64) bool { return v == want } }
+
+func positive(v float64) bool { return v > 0 }
+
+func TestAFarmCountsWhatItDoes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	reg, stop := c.watchedFarm("f1", &recorder{})
+	c.apply("web", testManifest("web", 8080), replicas(3))
+	metric(t, reg, "rcfarm_farm_owned_rcs", "", is(1))
+	metric(t, reg, "rcfarm_farm_pod_changes_total", "place", is(1))
+	metric(t, reg, "rcfarm_farm_missing_replicas", "", is(2))
+	metric(t, reg, "rcfarm_farm_missing_replicas_by_reason", "ports", is(2))
+	metric(t, reg, "rcfarm_farm_missing_replicas_by_reason", "drained", is(0))
+	metric(t, reg, "rcfarm_farm_settled", "", is(1))
+	metric(t, reg, "rcfarm_farm_breaker_tripped", "", is(0))
+	for _, name := range []string{"rcfarm_farm_pass_duration_seconds", "rcfarm_farm_queue_wait_seconds"} {
+		metric(t, reg, name, "", positive)
+	}
+	metric(t, reg, "rcfarm_farm_passes_total", "ok", positive)
+	metric(t, reg, "rcfarm_farm_batches_total", "committed", positive)
+
+	// A record that cannot be read counts for as long as it is there, and keeps nothing else from being done.
+	broken := c.store.Keys().NodeOps("n9")
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(broken, []byte("{"))}); err != nil {
+		t.Fatal(err)
+	}
+	metric(t, reg, "rcfarm_farm_corrupt_records", "", is(1))
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(broken)}); err != nil {
+		t.Fatal(err)
+	}
+	metric(t, reg, "rcfarm_farm_corrupt_records", "", is(0))
+
+	recs, _, err := c.store.ListFarms(t.Context())
+	if err != nil || len(recs) != 1 || recs[0].Value.Address != "127.0.0.1:7460" {
+		t.Errorf("members %+v, %v", recs, err)
+	}
+	stop()
+	for _, name := range []string{"rcfarm_farm_owned_rcs", "rcfarm_farm_missing_replicas", "rcfarm_farm_settled"} {
+		metric(t, reg, name, "", is(0))
+	}
+}
+
+// An incident is raised once, by whichever farm, and resolved once.
+func TestAlertsSurviveTheFarm(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var said recorder
+	c.node("n1", nil, nil)
+	_, stop := c.watchedFarm("f1", &said)
+	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeSelector = "rack=none"; replicas(2)(r) })
+	consultest.Eventually(t, soon, func() error {
+		if len(said.all()) == 0 {
+			return errors.New("nothing was raised")
+		}
+		st, err := c.store.Status(t.Context(), "web")
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(st.Value.Incidents, func(i rc.Incident) bool { return i.Type == rc.InsufficientNodes && i.AlertedAt != nil }) {
+			return fmt.Errorf("incidents %+v", st.Value.Incidents)
+		}
+		return nil
+	})
+	stop()
+	reg, _ := c.watchedFarm("f2", &said)
+	metric(t, reg, "rcfarm_farm_alerts_active", "InsufficientNodes", is(1))
+	c.apply("web", testManifest("web", 8080), replicas(0))
+	consultest.Eventually(t, soon, func() error {
+		if n := len(said.all()); n < 2 {
+			return fmt.Errorf("%d lines", n)
+		}
+		return nil
+	})
+	metric(t, reg, "rcfarm_farm_alerts_active", "InsufficientNodes", is(0))
+	if got := said.all(); len(got) != 2 || got[1] != "resolve "+got[0][len("raise "):] {
+		t.Errorf("said %v", got)
+	}
+}
+
+func TestMetricNames(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewPedanticRegistry()
+	farm.NewMetrics(reg)
+	problems, err := testutil.GatherAndLint(reg)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+}
+
+func TestIsLowest(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		id      string
+		members []string
+		want    bool
+	}{
+		{"a", []string{"b", "a"}, true}, {"b", []string{"b", "a"}, false}, {"b", []string{"b"}, true}, {"a", nil, false}, {"a", []string{"b"}, false},
+	} {
+		if got := farm.IsLowest(tt.id, tt.members); got != tt.want {
+			t.Errorf("%+v", tt)
+		}
+	}
+}
+
+// shy is a store under which nothing can be claimed, as if every controller were another farm's to take.
+type shy struct{ farm.Tenure }
+
+func (shy) Claim(context.Context, string) (store.Fence, error) {
+	return store.Fence{}, errors.New("not mine")
+}
+
+// A controller without an owner is counted and said to be so, by the farm with the lowest id; the owner that comes says
+// the opposite.
+func TestUnclaimedControllersAreReported(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	var said recorder
+	reg, _ := c.farmWith("f1", &said, func(s farm.Tenure) farm.Tenure { return shy{s} })
+	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(1))
+	reported := func(want bool) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			st, err := c.store.Status(t.Context(), "web")
+			if err != nil || st.Value.Is(rc.Unclaimed) != want || want == (len(st.Value.Incidents) == 0) {
+				return fmt.Errorf("%+v, %w", st.Value, err)
+			}
+			return nil
+		})
+	}
+	reported(true)
+	c.farm("f2")
+	c.converged("web", 1)
+	reported(false)
+	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(0))
+	if got := said.all(); len(got) != 0 {
+		t.Errorf("it mended itself in time: %v", got)
+	}
+}

@@ -1,0 +1,98 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Unowned is how the farm with the lowest id speaks for controllers that nobody owns.
+type Unowned interface {
+	ReadUnowned(ctx context.Context, rcID string) (u store.Unowned, ok bool, err error)
+	ReportUnowned(ctx context.Context, u store.Unowned, st rc.Status) error
+}
+
+// unowned is what the sweeps know of controllers without an owner. Only the sweep loop uses it.
+type unowned struct {
+	free map[string]bool            // in the last sweep
+	told map[string]map[string]bool // by controller, what was told and is not stored yet
+}
+
+// maxReports bounds how many controllers without an owner one sweep writes about.
+const maxReports = 100
+
+// reportUnclaimed counts the controllers that had no owner in this sweep and in the one before, and says so in their
+// statuses, where an owner finds what was told. The farm with the lowest id does it for all.
+func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.LockState) {
+	free := map[string]bool{}
+	var unclaimed []string
+	for _, id := range ids {
+		if !locks[id] {
+			free[id] = true
+			if f.unowned.free[id] {
+				unclaimed = append(unclaimed, id)
+			}
+		}
+	}
+	f.unowned.free = free
+	if !IsLowest(f.cfg.ID, f.Members()) {
+		unclaimed = nil
+	}
+	f.cfg.Metrics.unclaimedNow(len(unclaimed))
+	told := map[string]map[string]bool{}
+	for _, id := range unclaimed[:min(len(unclaimed), maxReports)] {
+		pending, err := f.reportOne(ctx, id)
+		if err != nil && !errors.Is(err, store.ErrRefused) && ctx.Err() == nil {
+			f.log.WithError(err).WithField(obs.RCID, id).Warn("cannot say that a controller has no owner")
+		}
+		told[id] = pending
+	}
+	f.unowned.told = told
+}
+
+// reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.
+func (f *Farm) reportOne(ctx context.Context, id string) (told map[string]bool, err error) {
+	told = f.unowned.told[id]
+	u, ok, err := f.cfg.Store.ReadUnowned(ctx, id)
+	if err != nil || !ok {
+		return told, err
+	}
+	record, now := &u.RC.Value, time.Now().UTC()
+	st := rc.Status{RCID: id, Desired: record.Desired()}
+	if u.Status != nil {
+		st = *u.Status
+	}
+	st.Conditions = rc.SetCondition(append([]rc.Condition(nil), st.Conditions...), rc.Unclaimed, true,
+		fmt.Sprintf("none of the %d living farms works on it", len(f.Members())), now)
+	st.Owner = ""
+	quiet := record.Disabled || record.DeletedAt != nil
+	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Told: told})
+	if statusDiffers(u.Status, &st) {
+		if err := f.cfg.Store.ReportUnowned(ctx, u, st); err != nil {
+			return told, err
+		}
+	}
+	pending := map[string]bool{}
+	for _, tell := range alert.Due(&st, now) {
+		if pending[tell.ID()] = true; !told[tell.ID()] {
+			f.tell(ctx, id, tell)
+		}
+	}
+	return pending, nil
+}
+
+// tell tells one thing about a controller.
+func (f *Farm) tell(ctx context.Context, rcID string, t alert.Tell) {
+	in := alert.Incident{Incident: t.Incident, RCID: rcID, Farm: f.cfg.ID}
+	if t.Resolved {
+		f.cfg.Alerter.Resolve(ctx, in)
+	} else {
+		f.cfg.Alerter.Raise(ctx, in)
+	}
+}

@@ -1,0 +1,160 @@
+// Package janitor keeps what grows for ever from doing so: audit records and manifests that nobody uses any more. One
+// farm at a time does it; two that both do for a moment do no harm, because nothing is removed that has changed since it
+// was looked at.
+package janitor
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Defaults of Config.
+const (
+	DefaultEvery         = 10 * time.Minute
+	DefaultAuditKeep     = 10_000
+	DefaultAuditAge      = 30 * 24 * time.Hour
+	DefaultManifestGrace = time.Hour
+	DefaultMost          = 2_000
+)
+
+// Records is the janitor's side of the store; *store.Store has it.
+type Records interface {
+	AuditIDs(ctx context.Context) ([]string, error)
+	DeleteAudit(ctx context.Context, ids []string) (int, error)
+	UnusedManifests(ctx context.Context) ([]store.ManifestRef, error)
+	DeleteManifest(ctx context.Context, ref store.ManifestRef) error
+}
+
+// Config is what a janitor needs. Zero values mean the defaults above.
+type Config struct {
+	Records Records
+	// Chosen reports whether this farm is the one that cleans up now.
+	Chosen func() bool
+	Log    obs.Logger
+
+	Every         time.Duration // between two rounds, plus jitter
+	AuditKeep     int           // audit records kept, the newest
+	AuditAge      time.Duration // for which an audit record is kept
+	ManifestGrace time.Duration // for which a manifest must have been seen unused, in the same version
+	Most          int           // records of one kind removed in one round
+}
+
+// Janitor cleans up.
+type Janitor struct {
+	cfg Config
+	// unused is since when manifests were seen unused. A successor begins anew, which only puts their removal off.
+	unused map[store.ManifestRef]time.Time
+}
+
+// New returns a janitor.
+func New(cfg Config) *Janitor {
+	orDefault(&cfg.Every, DefaultEvery)
+	orDefault(&cfg.AuditKeep, DefaultAuditKeep)
+	orDefault(&cfg.AuditAge, DefaultAuditAge)
+	orDefault(&cfg.ManifestGrace, DefaultManifestGrace)
+	orDefault(&cfg.Most, DefaultMost)
+	return &Janitor{cfg: cfg, unused: map[store.ManifestRef]time.Time{}}
+}
+
+func orDefault[T comparable](value *T, def T) {
+	var zero T
+	if *value == zero {
+		*value = def
+	}
+}
+
+// Run cleans up now and then while this farm is the chosen one, until ctx ends. Failures are logged, and tried again with
+// the next round.
+func (j *Janitor) Run(ctx context.Context) error {
+	for {
+		timer := time.NewTimer(j.cfg.Every + rand.N(j.cfg.Every/10+1))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		if !j.cfg.Chosen() {
+			clear(j.unused)
+			continue
+		}
+		if err := j.Round(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			j.cfg.Log.WithError(err).Warn("cleaning up failed")
+		}
+	}
+}
+
+// Round cleans up once.
+func (j *Janitor) Round(ctx context.Context, now time.Time) error {
+	return errors.Join(j.audit(ctx, now), j.manifests(ctx, now))
+}
+
+func (j *Janitor) audit(ctx context.Context, now time.Time) error {
+	ids, err := j.cfg.Records.AuditIDs(ctx)
+	if err != nil {
+		return err
+	}
+	old := Expired(ids, now, j.cfg.AuditKeep, j.cfg.AuditAge)
+	n, err := j.cfg.Records.DeleteAudit(ctx, old[:min(len(old), j.cfg.Most)])
+	if n > 0 {
+		j.cfg.Log.WithFields(obs.Fields{"removed": n, "kept": len(ids) - n}).Info("removed old audit records")
+	}
+	return err
+}
+
+// Expired returns which of the audit records, given oldest first, are beyond what is kept: too many or too old. One whose
+// id does not tell its time is left alone and counts for nothing.
+func Expired(ids []string, now time.Time, keep int, age time.Duration) []string {
+	type record struct {
+		id string
+		at time.Time
+	}
+	var known []record
+	for _, id := range ids {
+		if at, ok := store.AuditTime(id); ok {
+			known = append(known, record{id, at})
+		}
+	}
+	var out []string
+	for i, r := range known {
+		if len(known)-i > keep || now.Sub(r.at) > age {
+			out = append(out, r.id)
+		}
+	}
+	return out
+}
+
+func (j *Janitor) manifests(ctx context.Context, now time.Time) error {
+	refs, err := j.cfg.Records.UnusedManifests(ctx)
+	if err != nil {
+		return err
+	}
+	before := j.unused
+	j.unused = make(map[store.ManifestRef]time.Time, len(refs))
+	removed := 0
+	for _, ref := range refs {
+		since, known := before[ref]
+		if !known {
+			since = now
+		}
+		if now.Sub(since) < j.cfg.ManifestGrace || removed == j.cfg.Most {
+			j.unused[ref] = since
+			continue
+		}
+		// A refusal means that an apply was faster: its manifest stays.
+		if err := j.cfg.Records.DeleteManifest(ctx, ref); err != nil && !errors.Is(err, store.ErrRefused) {
+			return err
+		} else if err == nil {
+			removed++
+		}
+	}
+	if removed > 0 {
+		j.cfg.Log.WithField("removed", removed).Info("removed manifests that nobody uses")
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package obs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func quiet(t *testing.T) obs.Logger {
+	t.Helper()
+	log, err := obs.NewLogger(io.Discard, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+// fetch returns the status and body of a page.
+func fetch(t *testing.T, url string) (int, string) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestDebugServer(t *testing.T) {
+	t.Parallel()
+	var ready atomic.Bool
+	errDone := errors.New("done")
+	s, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{
+		Addr: "127.0.0.1:0", Gatherer: obs.NewRegistry(), Log: quiet(t),
+		Ready: func() error {
+			if ready.Load() {
+				return nil
+			}
+			return errors.New("no session yet")
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	base := "http://" + s.Addr()
+	for path, want := range map[string]string{
+		"/healthz": "ok", "/metrics": "go_goroutines", "/debug/pprof/": "goroutine", "/debug/pprof/cmdline": "obs.test",
+	} {
+		if status, body := fetch(t, base+path); status != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: status %d, no %q in %.200s", path, status, want, body)
+		}
+	}
+	if status, body := fetch(t, base+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "no session yet") {
+		t.Errorf("/readyz before: %d %s", status, body)
+	}
+	ready.Store(true)
+	if status, _ := fetch(t, base+"/readyz"); status != http.StatusOK {
+		t.Errorf("/readyz: %d", status)
+	}
+	cancel(errDone)
+	if err := <-ended; !errors.Is(err, errDone) {
+		t.Errorf("Run returned %v", err)
+	}
+	again, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()})
+	if err != nil {
+		t.Fatalf("the address is still taken: %v", err)
+	}
+	defer again.Close()
+	if _, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()}); err == nil || !strings.Contains(err.Error(), "--debug-addr") {
+		t.Errorf("an address in use: %v", err)
+	}
+}
+
+func TestDebugServerOff(t *testing.T) {
+	t.Parallel()
+	s, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: obs.DebugOff})
+	if err != nil || s.Addr() != "" {
+		t.Fatalf("%q %v", s.Addr(), err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	s.Close()
+}
+
+func TestDebugAddresses(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		addr   string
+		public bool
+		says   string // empty: fine
+	}{
+		{"127.0.0.1:0", false, ""},
+		{"[::1]:7460", false, ""},
+		{"localhost:7460", false, ""},
+		{"off", false, ""},
+		{"10.0.0.1:7460", true, ""},
+		{":7460", true, ""},
+		{"10.0.0.1:7460", false, "--debug-public"},
+		{"0.0.0.0:7460", false, "--debug-public"},
+		{":7460", false, "127.0.0.1:7460"},
+		{"example.com:7460", false, "an IP address"},
+		{"127.0.0.1", false, "port 0"},
+		{"127.0.0.1:99999", false, "port 0"},
+		{"", false, `"off"`},
+	} {
+		t.Run(fmt.Sprint(tt.addr, tt.public), func(t *testing.T) {
+			var errs field.Errors
+			obs.CheckDebugAddr(&errs, tt.addr, tt.public)
+			err := errs.Err()
+			if (err == nil) != (tt.says == "") {
+				t.Fatalf("got %v", err)
+			}
+			if err != nil && (!strings.Contains(err.Error(), "debug-addr") || !strings.Contains(err.Error(), tt.says)) {
+				t.Errorf("%q does not say %q", err, tt.says)
+			}
+		})
+	}
+}

@@ -1,0 +1,108 @@
+package preparer
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Metrics is what a preparer counts. All its methods do nothing on a nil *Metrics. Every label value exists from the
+// start, and none names a pod.
+type Metrics struct {
+	pods                        *prometheus.GaugeVec
+	orphans, holding, connected prometheus.Gauge
+	restarts, written, failures prometheus.Counter
+}
+
+// podStates are all states that a node reports.
+var podStates = []pod.State{
+	pod.StatePending, pod.StateFetching, pod.StateInstalling, pod.StateStarting, pod.StateRunning, pod.StateReady,
+	pod.StateUnhealthy, pod.StateStopping, pod.StateStopped, pod.StateFailed, pod.StateOrphaned,
+}
+
+// NewMetrics makes and registers the metrics of a preparer.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "rcfarm", Subsystem: "preparer", Name: name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "rcfarm", Subsystem: "preparer", Name: name, Help: help})
+	}
+	m := &Metrics{
+		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: "rcfarm", Subsystem: "preparer", Name: "pods", Help: "Pods of this node, by state.",
+		}, []string{"state"}),
+		orphans:   gauge("orphans", "Pods that run without a matching intent."),
+		holding:   gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
+		connected: gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
+		restarts:  counter("restarts_total", "Processes of pods that were started again after they had ended."),
+		written:   counter("realities_written_total", "Reports about pods that were written to Consul."),
+		failures:  counter("install_failures_total", "Installations that failed and are tried again."),
+	}
+	for _, state := range podStates {
+		m.pods.WithLabelValues(string(state))
+	}
+	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.restarts, m.written, m.failures)
+	return m
+}
+
+// observed publishes what the node has. restarts is how many there were since the last time.
+func (m *Metrics) observed(states map[pod.State]int, orphans, restarts int) {
+	if m == nil {
+		return
+	}
+	for _, state := range podStates {
+		m.pods.WithLabelValues(string(state)).Set(float64(states[state]))
+	}
+	m.orphans.Set(float64(orphans))
+	m.restarts.Add(float64(restarts))
+}
+
+// stands publishes whether the node's lock is held, and whether the world is known.
+func (m *Metrics) stands(holding, known bool) {
+	if m == nil {
+		return
+	}
+	m.holding.Set(flag(holding))
+	m.connected.Set(flag(holding && known))
+}
+
+func flag(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+func (m *Metrics) wrote() {
+	if m != nil {
+		m.written.Inc()
+	}
+}
+
+func (m *Metrics) installFailed() {
+	if m != nil {
+		m.failures.Inc()
+	}
+}
+
+// count publishes what the node has. The caller holds p.mu.
+func (p *Preparer) count() {
+	states, orphans, restarts := map[pod.State]int{}, 0, 0
+	for _, e := range p.pods {
+		if e.reality == nil {
+			continue
+		}
+		states[e.reality.State]++
+		// A new version of the pod counts from zero again.
+		if e.restarts >= 0 {
+			restarts += max(0, e.reality.Restarts-e.restarts)
+		}
+		e.restarts = e.reality.Restarts
+		if _, is := e.orphan(); is {
+			orphans++
+		}
+	}
+	p.cfg.Metrics.observed(states, orphans, restarts)
+	p.cfg.Metrics.stands(p.holding, p.world.Known)
+}

@@ -1,0 +1,123 @@
+package store
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+)
+
+// AuditFilter chooses audit records. Zero fields choose all.
+type AuditFilter struct {
+	RCID         string
+	Node         string
+	Since, Until time.Time // of the act; Until is not included
+}
+
+func (f *AuditFilter) matches(a *Audit) bool {
+	return (f.RCID == "" || a.RCID == f.RCID) && (f.Node == "" || slices.Contains(a.Nodes, f.Node))
+}
+
+// within reports whether a record with this id may be of the time asked for. An id that is no ULID may be of any time.
+func (f *AuditFilter) within(id string) bool {
+	at, ok := AuditTime(id)
+	return !ok || !at.Before(f.Since.Truncate(time.Millisecond)) && (f.Until.IsZero() || at.Before(f.Until))
+}
+
+// AuditTime returns when an audit record was made, which its id says.
+func AuditTime(id string) (at time.Time, ok bool) {
+	parsed, err := ulid.ParseStrict(strings.ToUpper(id))
+	if err != nil {
+		return time.Time{}, false
+	}
+	return ulid.Time(parsed.Time()), true
+}
+
+// OnNodes returns the record with the nodes that the act was about.
+func (a Audit) OnNodes(names ...string) Audit {
+	names = slices.Clone(names)
+	slices.Sort(names)
+	names = slices.Compact(names)
+	a.Nodes = names[:min(len(names), MaxAuditChanges)]
+	return a
+}
+
+// ListAudit returns the audit records that the filter chooses, oldest first, and one *CorruptError for each that cannot be
+// read. Only records of the time asked for are read.
+func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error, error) {
+	ids, err := s.AuditIDs(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	var keys []string
+	for _, id := range ids {
+		if f.within(id) {
+			keys = append(keys, s.keys.Audit(id))
+		}
+	}
+	found, err := s.c.GetMany(ctx, keys, consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	var out []Audit
+	var corrupt []error
+	for _, key := range keys {
+		pair, ok := found[key]
+		if !ok {
+			continue // removed meanwhile
+		}
+		rec, err := decode[Audit](pair)
+		switch {
+		case err != nil:
+			corrupt = append(corrupt, err)
+		case f.matches(&rec.Value):
+			out = append(out, rec.Value)
+		}
+	}
+	return out, corrupt, nil
+}
+
+// AuditIDs returns the ids of all audit records, oldest first.
+func (s *Store) AuditIDs(ctx context.Context) ([]string, error) {
+	ids, err := s.ids(ctx, s.keys.AllAudit())
+	slices.Sort(ids)
+	return ids, err
+}
+
+// deletesPerTxn bounds what is removed at once, so that others get their turn in between.
+const deletesPerTxn = 64
+
+// DeleteAudit removes audit records, if nobody has changed them since they are looked at, and returns how many. Those that
+// are gone already do not count.
+func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
+	n := 0
+	for chunk := range slices.Chunk(ids, deletesPerTxn) {
+		keys := make([]string, len(chunk))
+		for i, id := range chunk {
+			keys[i] = s.keys.Audit(id)
+		}
+		found, err := s.c.GetMany(ctx, keys, consul.Default)
+		if err != nil {
+			return n, err
+		}
+		var ops []consul.Op
+		for _, key := range keys {
+			if pair, ok := found[key]; ok && path.Dir(key)+"/" == s.keys.AllAudit() {
+				ops = append(ops, consul.DeleteCAS(key, pair.ModifyIndex))
+			}
+		}
+		if len(ops) == 0 {
+			continue
+		}
+		if _, err := s.c.Commit(ctx, ops); err != nil {
+			return n, err
+		}
+		n += len(ops)
+	}
+	return n, nil
+}
