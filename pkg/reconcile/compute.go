@@ -273,9 +273,10 @@ func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
 	c.add(ch)
 }
 
-// stays reports whether the pod runs as it was found until somebody changes the controller (R2).
+// stays reports whether the pod runs as it was found until somebody changes the controller (R2). Nobody can change one that
+// is deleted: its mark is the last word.
 func (c *computation) stays(p *Pod) bool {
-	return p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == c.s.RC.Generation
+	return c.s.RC.DeletedAt == nil && p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == c.s.RC.Generation
 }
 
 func (c *computation) stopAll() {
