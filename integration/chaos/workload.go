@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,7 +11,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -21,6 +25,8 @@ type workload struct {
 
 	mu   sync.Mutex
 	made map[int]int // controllers made so far, by slot
+	// closed are the nodes that may be drained.
+	closed map[string]bool
 }
 
 const (
@@ -28,10 +34,19 @@ const (
 	slotCount   = 12 // controllers at a time, one in each slot; two slots share a static port
 	maxReplicas = 6
 	callLimit   = 10 * time.Second
+	maxClosed   = 2                      // nodes that are drained at a time
 	pauseLimit  = 600 * time.Millisecond // between two acts of one operator
 )
 
-func newWorkload(c *chaos) *workload { return &workload{c: c, made: map[int]int{}} }
+// Nodes count as lost early, so that faults of a few seconds have their pods replaced.
+const (
+	lostAfter      = field.Duration(2 * time.Second)
+	unmanagedAfter = field.Duration(4 * time.Second)
+)
+
+func newWorkload(c *chaos) *workload {
+	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}}
+}
 
 // initial makes the first controllers.
 func (w *workload) initial(ctx context.Context) error {
@@ -83,7 +98,9 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 		return "scale", w.write(ctx, st, rec, nil, "scale")
 	case dice < 85:
 		return "change manifest", w.write(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest")
-	case dice < 90:
+	case dice < 88:
+		return w.drain(ctx, rng)
+	case dice < 92:
 		rec.Value.NodeSelector = []string{"", "rack=a", "rack=b"}[rng.IntN(3)]
 		return "change selector", w.write(ctx, st, rec, nil, "change selector")
 	default:
@@ -91,6 +108,43 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 		rec.Value.DeletedAt = &now
 		return "delete", w.write(ctx, st, rec, nil, "delete")
 	}
+}
+
+// drain closes a node, or opens one that was closed. At most two are closed at a time.
+func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	n := &w.c.nodes[rng.IntN(len(w.c.nodes))].Record
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ops := node.Ops{Name: n.Name}
+	what = "undrain"
+	if len(w.closed) < maxClosed && !w.closed[n.Name] {
+		what, ops.Drain = "drain", &node.Drain{Since: time.Now().UTC()}
+		w.closed[n.Name] = true // also if it is not known whether it is
+	}
+	if err := w.c.setOps(ctx, rng.IntN(servers), ops); err != nil || what == "drain" {
+		return what, err
+	}
+	delete(w.closed, n.Name)
+	return what, nil
+}
+
+// setOps writes the operators' side of a node.
+func (c *chaos) setOps(ctx context.Context, server int, ops node.Ops) error {
+	value, err := json.Marshal(ops)
+	if err == nil {
+		_, err = c.client[server].Commit(ctx, []consul.Op{consul.Set(c.stores[server].Keys().NodeOps(ops.Name), value)})
+	}
+	return err
+}
+
+// open ends every drain.
+func (w *workload) open(ctx context.Context) error {
+	for _, n := range w.c.nodes {
+		if err := w.c.setOps(ctx, rand.IntN(servers), node.Ops{Name: n.Record.Name}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
@@ -117,6 +171,7 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
 		ReplicaGroups: groups(1 + rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
+		NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	return w.write(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create")
 }
@@ -138,6 +193,7 @@ func (w *workload) write(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	change := store.RCChange{RC: rec.Value, Index: rec.Index}
 	change.RC.Generation++
 	change.RC.ChangedBy = "chaos"
+	change.RC.AllowMassStop = change.RC.Generation // half of all pods may well stop within a minute here
 	if m != nil {
 		canonical, err := m.Canonical()
 		if err != nil {
@@ -158,7 +214,10 @@ func (w *workload) write(ctx context.Context, st *store.Store, rec store.Rec[rc.
 func (w *workload) sayAgain(ctx context.Context) error {
 	said := map[string]bool{}
 	for {
-		err := w.sayOnce(ctx, said)
+		err := w.open(ctx)
+		if err == nil {
+			err = w.sayOnce(ctx, said)
+		}
 		if err == nil {
 			return nil
 		}

@@ -180,10 +180,13 @@ func (j *judgement) fresh(w *Write) {
 	for id := range w.owned() {
 		key := prefix + "rcs/" + id
 		j.looked("P2 version")
-		if !w.has(key, "check-index", "delete-cas", "cas") {
+		if !w.has(key, "check-index", "check-not-exists") {
 			j.violated("P2", "without the controller's version", w.Index, "%s of controller %s", w.summary(), id)
 		}
 		rc := w.before(key).controller()
+		if rc == nil && w.has(key, "check-not-exists") {
+			continue // it says that there is none
+		}
 		if rc == nil {
 			j.violated("P2", "no such controller", w.Index, "%s was written while controller %s did not exist", w.summary(), id)
 			continue

@@ -14,10 +14,22 @@ func (c *Change) places() *placement {
 	if after == nil || after.RunState != running || adopts(before, after) {
 		return nil
 	}
-	if before != nil && before.Node == after.Node && maps.Equal(before.Ports, after.Ports) {
+	if before == nil {
+		return after
+	}
+	if _, returns := before.ghostOn(after.Node); returns || before.Node == after.Node && maps.Equal(before.Ports, after.Ports) {
 		return nil
 	}
 	return after
+}
+
+// news reports whether the change puts a pod on a node where it was not.
+func (c *Change) news() *placement {
+	p := c.places()
+	if before := c.Before.placement(); p != nil && before != nil && before.Node == p.Node {
+		return nil
+	}
+	return p
 }
 
 func adopts(before, after *placement) bool {
@@ -96,6 +108,8 @@ func (w *Write) unasked(in *intent, node string) string {
 	after, before := w.after(key).placement(), w.before(key).placement()
 	rc := w.before(prefix + "rcs/" + in.RCID).controller()
 	switch {
+	case rc == nil && w.has(prefix+"rcs/"+in.RCID, "check-not-exists") && w.asked(in.RCID):
+		return "" // an orphan is swept
 	case rc == nil:
 		return "its controller does not exist"
 	case after == nil:
@@ -111,7 +125,7 @@ func (w *Write) unasked(in *intent, node string) string {
 		return ""
 	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
 		return "it was adopted at the present generation and must stay"
-	case w.state.closed(node):
+	case !w.state.mayStay(rc, node), w.asked(in.RCID):
 		return ""
 	}
 	n := 0
@@ -161,7 +175,7 @@ func (j *judgement) confirmed(w *Write) {
 }
 
 func (j *judgement) leaves(w *Write, before, after *placement) {
-	if j.forgotten(w, before.RCID) {
+	if w.asked(before.RCID) {
 		return
 	}
 	id := before.id()
@@ -194,8 +208,8 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 	}
 }
 
-// forgotten reports whether operators asked for pods of the controller to be given up unconfirmed.
-func (j *judgement) forgotten(w *Write, rcID string) bool {
+// asked reports whether the transaction answers a request of operators to the controller's owner.
+func (w *Write) asked(rcID string) bool {
 	for i := range w.Changes {
 		if strings.HasPrefix(w.Changes[i].Key, prefix+"requests/"+rcID+"/") {
 			return true
@@ -227,73 +241,12 @@ func (j *judgement) freed(w *Write, c *Change) {
 	}
 }
 
-// minimum is P6: as last reported, no act of the farm's takes a controller below its minimum, or above its surge.
-func (j *judgement) minimum(w *Write) {
-	for id := range w.owned() {
-		rc := w.before(prefix + "rcs/" + id).controller()
-		if rc == nil {
-			continue
-		}
-		taken, placed := 0, false
-		for i := range w.Changes {
-			c := &w.Changes[i]
-			before, after := c.Before.placement(), c.After.placement()
-			placed = placed || before == nil && c.places() != nil
-			if before == nil || !w.available(before) || after != nil && adopts(before, after) {
-				continue
-			}
-			if after == nil || after.RunState != running || after.Digest != before.Digest || after.Node != before.Node {
-				taken++
-			}
-		}
-		if taken > 0 && rc.DeletedAt == nil {
-			j.aboveMinimum(w, rc, taken)
-		}
-		if placed {
-			j.belowSurge(w, rc)
-		}
-	}
-}
-
-// available reports whether a pod counted as available when the transaction was carried out.
-func (w *Write) available(p *placement) bool {
-	r := w.before(realityKey(p.Node, p.id())).reality()
-	return p.RunState == running && r != nil && r.Available && r.Digest == p.Digest
-}
-
-func (j *judgement) aboveMinimum(w *Write, rc *controller, taken int) {
-	available := 0
-	for _, p := range w.placementsBefore(rc.ID) {
-		if w.available(p) {
-			available++
-		}
-	}
-	j.looked("P6 minimum")
-	if left := available - taken; left < rc.minimum() {
-		j.violated("P6", "below the minimum", w.Index, "controller %s: %d available, %d taken by %s, minimum %d", rc.Name, available, taken, w.summary(), rc.minimum())
-	}
-}
-
-func (j *judgement) belowSurge(w *Write, rc *controller) {
-	n := 0
-	for _, p := range w.state.placementsOf(rc.ID) {
-		if p.RunState == running {
-			n++
-		}
-	}
-	j.looked("P6 surge")
-	if most := rc.desired() + rc.surge(); n > most {
-		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
-	}
-}
-
 // settled is R1: after the store went back in time nothing is placed before the nonce is new and every node that was alive
 // then has said, under it, what it runs.
 func (j *judgement) settled(w *Write) {
 	for i := range w.Changes {
-		c := &w.Changes[i]
-		p := c.places()
-		if p == nil || c.Before != nil {
+		p := w.Changes[i].news()
+		if p == nil {
 			continue
 		}
 		j.looked("R1 placed")

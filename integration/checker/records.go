@@ -30,7 +30,8 @@ type placement struct {
 	Revision int64          `json:"revision"`
 	Ghosts   []struct {
 		Node     string `json:"node"`
-		Revision int64  `json:"revision"`
+		Revision int64  `json:"revision"` // zero: it is to run on until the pod is available where it is placed
+		Lost     bool   `json:"lost"`
 	} `json:"ghosts"`
 	AdoptedAtGeneration int64 `json:"adopted_at_generation"`
 }
@@ -68,6 +69,7 @@ type controller struct {
 	ID            string `json:"id"`
 	Name          string `json:"name"`
 	Manifest      string `json:"manifest"`
+	NodeSelector  string `json:"node_selector"`
 	ReplicaGroups []struct {
 		Role  string `json:"role"`
 		Count int    `json:"count"`
@@ -116,8 +118,10 @@ type nodeRecord struct {
 	Capacity struct {
 		Slots int `json:"slots"`
 	} `json:"capacity"`
-	Nonce   string     `json:"nonce"`
-	Orphans []identity `json:"orphans"`
+	Labels     map[string]string `json:"labels"`
+	Nonce      string            `json:"nonce"`
+	ConsulNode string            `json:"consul_node"`
+	Orphans    []identity        `json:"orphans"`
 }
 
 type nodeOps struct {
@@ -230,6 +234,32 @@ func (s *state) node(name string) (*nodeRecord, *Key) {
 		}
 	}
 	return nil, nil
+}
+
+// alive reports whether a node's preparer holds its record.
+func (s *state) alive(name string) bool {
+	_, k := s.node(name)
+	return k != nil && k.Session != ""
+}
+
+// gone reports whether the machine is lost: nobody holds its record, and its Consul agent has failed or left.
+func (s *state) gone(name string) bool {
+	n, k := s.node(name)
+	if n == nil || k.Session != "" {
+		return false
+	}
+	c, known := s.checks[checkName{n.ConsulNode, "serfHealth"}]
+	return !known || c.status == critical
+}
+
+// mayStay reports whether a controller's pods may be on a node. Selectors in these runs are empty or one "key=value".
+func (s *state) mayStay(rc *controller, node string) bool {
+	if s.closed(node) {
+		return false
+	}
+	key, value, ok := strings.Cut(rc.NodeSelector, "=")
+	n, _ := s.node(node)
+	return rc.NodeSelector == "" || ok && n != nil && n.Labels[key] == value
 }
 
 // closed reports whether operators do not want pods on a node.
