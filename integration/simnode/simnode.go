@@ -110,10 +110,13 @@ func (t *tenure) run(ctx context.Context) error {
 			if len(s.Recs) == 0 {
 				return nil
 			}
+			// The world may be another one. The nonce is echoed with orphans that follow from intents read after it (R1).
+			if err := t.readIntents(ctx); err != nil {
+				return err
+			}
 			t.mu.Lock()
 			t.nonce = s.Recs[0].Value.Nonce
 			t.mu.Unlock()
-			// The world may be another one: what it knows of this node may be too.
 			if err := t.tellAgain(ctx); err != nil {
 				return err
 			}
