@@ -5,6 +5,7 @@ package simnode
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -26,7 +27,8 @@ type Node struct {
 	React func(pod.Intent) pod.Reality
 
 	mu   sync.Mutex
-	runs map[pod.Identity]pod.Intent // accepted, running or stopped
+	runs map[pod.Identity]pod.Intent  // accepted, running or stopped
+	done map[pod.Identity]pod.Reality // what came of it
 }
 
 // Obey reports a running pod as ready and a stopped one as stopped, at once.
@@ -43,12 +45,14 @@ func (n *Node) Run(ctx context.Context) error {
 	if n.React == nil {
 		n.React = Obey
 	}
-	n.runs = map[pod.Identity]pod.Intent{}
+	n.mu.Lock()
+	n.runs, n.done = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}
+	n.mu.Unlock()
 	cfg := consul.SessionConfig{
 		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: &Journal{},
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		tenure := &tenure{node: n, out: n.Store.NodeTenure(s, n.Record.Name), index: map[pod.Identity]uint64{}}
+		tenure := &tenure{node: n, out: n.Store.NodeTenure(s, n.Record.Name), index: map[pod.Identity]uint64{}, told: map[pod.Identity]int64{}}
 		return tenure.run(ctx)
 	})
 }
@@ -74,22 +78,25 @@ type tenure struct {
 	mu      sync.Mutex
 	nonce   string
 	intents map[pod.Identity]pod.Intent
+
+	writing sync.Mutex              // guards what follows, and the realities in Consul
 	index   map[pod.Identity]uint64 // of realities
+	told    map[pod.Identity]int64  // their revisions
 }
 
 func (t *tenure) run(ctx context.Context) error {
-	known, _, err := t.out.ListRealities(ctx)
-	if err != nil {
+	if err := t.readRealities(ctx); err != nil {
 		return err
-	}
-	for _, r := range known {
-		t.index[r.Value.Identity] = r.Index
 	}
 	schema, err := t.out.EnsureSchema(ctx)
 	if err != nil {
 		return err
 	}
 	t.nonce = schema.Value.Nonce
+	// What has no intent is not known before the intents are.
+	if err := t.readIntents(ctx); err != nil {
+		return err
+	}
 	if err := t.hold(ctx); err != nil {
 		return err
 	}
@@ -103,9 +110,16 @@ func (t *tenure) run(ctx context.Context) error {
 			if len(s.Recs) == 0 {
 				return nil
 			}
+			// The world may be another one. The nonce is echoed with orphans that follow from intents read after it (R1).
+			if err := t.readIntents(ctx); err != nil {
+				return err
+			}
 			t.mu.Lock()
 			t.nonce = s.Recs[0].Value.Nonce
 			t.mu.Unlock()
+			if err := t.tellAgain(ctx); err != nil {
+				return err
+			}
 			return t.hold(ctx)
 		})
 	})
@@ -118,6 +132,71 @@ func (t *tenure) run(ctx context.Context) error {
 		})
 	})
 	return group.Wait()
+}
+
+// readIntents waits for the first delivery of the node's intents.
+func (t *tenure) readIntents(ctx context.Context) error {
+	enough := errors.New("seen")
+	err := t.out.WatchIntents(ctx, t.node.Record.Name, func(error) {}, func(s store.Seen[pod.Intent]) error {
+		t.know(s.Recs)
+		return enough
+	})
+	if errors.Is(err, enough) {
+		return nil
+	}
+	return err
+}
+
+// know remembers what the node is told.
+func (t *tenure) know(recs []store.Rec[pod.Intent]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.intents = map[pod.Identity]pod.Intent{}
+	for _, rec := range recs {
+		t.intents[rec.Value.Identity] = rec.Value
+	}
+}
+
+func (t *tenure) readRealities(ctx context.Context) error {
+	known, _, err := t.out.ListRealities(ctx)
+	if err != nil {
+		return err
+	}
+	clear(t.index)
+	clear(t.told)
+	for _, r := range known {
+		t.index[r.Value.Identity], t.told[r.Value.Identity] = r.Index, r.Value.Revision
+	}
+	return nil
+}
+
+// tellAgain writes realities again that an older store has in an older version, or not at all.
+func (t *tenure) tellAgain(ctx context.Context) error {
+	t.writing.Lock()
+	defer t.writing.Unlock()
+	if err := t.readRealities(ctx); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	intents := maps.Clone(t.intents)
+	t.mu.Unlock()
+	for id := range intents {
+		if err := t.tell(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tell writes what came of an identity, unless the store knows.
+func (t *tenure) tell(ctx context.Context, id pod.Identity) error {
+	t.node.mu.Lock()
+	r, ok := t.node.done[id]
+	t.node.mu.Unlock()
+	if !ok || t.told[id] == r.Revision {
+		return nil
+	}
+	return t.write(ctx, r)
 }
 
 // hold writes the node's record with the nonce and the orphans of now.
@@ -142,24 +221,19 @@ func (t *tenure) hold(ctx context.Context) error {
 }
 
 func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {
-	t.mu.Lock()
-	t.intents = map[pod.Identity]pod.Intent{}
-	for _, rec := range recs {
-		t.intents[rec.Value.Identity] = rec.Value
-	}
-	t.mu.Unlock()
+	t.know(recs)
+	t.writing.Lock()
+	defer t.writing.Unlock()
 	for _, rec := range recs {
 		in := rec.Value
 		t.node.mu.Lock()
 		newer := in.Revision > t.node.runs[in.Identity].Revision
-		if newer {
-			t.node.runs[in.Identity] = in
-		}
 		t.node.mu.Unlock()
 		if newer {
-			if err := t.report(ctx, in); err != nil {
-				return err
-			}
+			t.node.act(in)
+		}
+		if err := t.tell(ctx, in.Identity); err != nil {
+			return err
 		}
 	}
 	for id := range t.index {
@@ -171,26 +245,34 @@ func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error
 				return err
 			}
 			delete(t.index, id)
+			delete(t.told, id)
 		}
 	}
 	return t.hold(ctx)
 }
 
-func (t *tenure) report(ctx context.Context, in pod.Intent) error {
-	r := t.node.React(in)
-	r.Node, r.Since = t.node.Record.Name, time.Now().UTC()
+// act does what an intent says. That it is done is remembered together with what came of it.
+func (n *Node) act(in pod.Intent) {
+	r := n.React(in)
+	r.Node, r.Since = n.Record.Name, time.Now().UTC()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.runs[in.Identity], n.done[in.Identity] = in, r
+}
+
+func (t *tenure) write(ctx context.Context, r pod.Reality) error {
 	for {
-		index, err := t.out.WriteReality(ctx, r, t.index[in.Identity])
+		index, err := t.out.WriteReality(ctx, r, t.index[r.Identity])
 		switch {
 		case err == nil:
-			t.index[in.Identity] = index
+			t.index[r.Identity], t.told[r.Identity] = index, r.Revision
 			return nil
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
-			rec, err := t.out.Reality(ctx, in.Identity)
+			rec, err := t.out.Reality(ctx, r.Identity)
 			if err != nil && !errors.Is(err, store.ErrNotFound) {
 				return err
 			}
-			t.index[in.Identity] = rec.Index
+			t.index[r.Identity] = rec.Index
 		default:
 			return err
 		}

@@ -16,11 +16,6 @@ type Fence struct {
 	Index   uint64 // of the key since the acquisition, or since the last Bump
 }
 
-// Ops returns the two operations that make Consul refuse the transaction of a paused, deposed or twice-elected owner.
-func (f Fence) Ops() []Op {
-	return []Op{CheckSession(f.Key, f.Session), CheckIndex(f.Key, f.Index)}
-}
-
 // HeldError says that somebody else holds a lock.
 type HeldError struct {
 	Key     string

@@ -67,7 +67,9 @@ func (c *computation) add(ch Change) {
 	c.plan.Changes = append(c.plan.Changes, ch)
 }
 
-// confirmStops forgets pods and ghosts whose stop the node has confirmed, or that the node never ran at all.
+// confirmStops forgets pods and ghosts whose stop the node has confirmed, or that the node never ran at all. A stop that the
+// node remembers and an older store does not is confirmed too: what it freed may be taken, so the pod is not started again
+// where it was; if it is desired it is placed like any other (R1, R8).
 func (c *computation) confirmStops() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
@@ -85,7 +87,8 @@ func (c *computation) confirmStops() {
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: g.Node})
 		}
-		gone := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) && len(next.Ghosts) == 0
+		stopped := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) || confirmed(p.Reality, p.Revision+1)
+		gone := stopped && len(next.Ghosts) == 0
 		if gone {
 			ch.Intents = append(ch.Intents, IntentChange{Node: p.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: p.Node})
@@ -194,12 +197,13 @@ func (c *computation) repair() {
 		next, reason := p.Placement, ""
 		switch {
 		case p.Reality != nil && p.Reality.Revision > p.Revision:
-			reason = "the node has applied a higher revision"
-			if p.Reality.State != pod.StateStopped {
-				// It runs: what was asked for since the store's time is what stays (R2).
-				next.RunState, next.StoppingSince, next.Digest = pod.Running, nil, p.Reality.Digest
-				next.AdoptedAtGeneration = c.s.RC.Generation
+			if p.Reality.State == pod.StateStopped {
+				continue // its ghosts go first; see confirmStops
 			}
+			// It runs: what was asked for since the store's time is what stays (R2).
+			reason = "the node has applied a higher revision"
+			next.RunState, next.StoppingSince, next.Digest = pod.Running, nil, p.Reality.Digest
+			next.AdoptedAtGeneration = c.s.RC.Generation
 		case p.Intents != nil && !sameIntent(p.Intents[p.Node], p.Intent()):
 			reason = "the intent was missing or different"
 		default:
@@ -273,9 +277,10 @@ func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
 	c.add(ch)
 }
 
-// stays reports whether the pod runs as it was found until somebody changes the controller (R2).
+// stays reports whether the pod runs as it was found until somebody changes the controller (R2). Nobody can change one that
+// is deleted: its mark is the last word.
 func (c *computation) stays(p *Pod) bool {
-	return p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == c.s.RC.Generation
+	return c.s.RC.DeletedAt == nil && p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == c.s.RC.Generation
 }
 
 func (c *computation) stopAll() {

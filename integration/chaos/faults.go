@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
+	"github.com/rcfarm/rcfarm/integration/cluster"
+)
+
+// fault is one kind of disturbance.
+type fault struct {
+	name string
+	hits target
+	hold func(ttl time.Duration) time.Duration // how long it lasts, at least
+	// do brings it about, says what it did, and returns what undoes it; nil: nothing does, or need.
+	do func(ctx context.Context, c *chaos, rng *rand.Rand) (what string, undo func(context.Context) error, err error)
+}
+
+// target is what a fault hits. Two faults at once hit different ones, so that no more than one server is away at a time.
+type target string
+
+const (
+	hitsFarm   target = "farm"
+	hitsAgent  target = "agent"
+	hitsServer target = "server"
+	hitsHost   target = "host"
+	hitsStore  target = "store" // everything; alone
+)
+
+// brief faults are over before anybody is declared dead, long ones after.
+func brief(time.Duration) time.Duration    { return 0 }
+func long(ttl time.Duration) time.Duration { return ttl + ttl/2 }
+func medium(time.Duration) time.Duration   { return 4 * time.Second }
+
+var faults = []fault{
+	{"farm-kill", hitsFarm, long, farmKill},
+	{"farm-restart", hitsFarm, brief, farmRestart},
+	{"farm-pause", hitsFarm, long, farmPause},
+	{"agent-pause", hitsAgent, long, agentPause},
+	{"agent-kill", hitsAgent, brief, agentKill},
+	{"farm-cut", hitsAgent, long, farmCut},
+	{"server-cut", hitsServer, medium, serverCut},
+	{"servers-cut", hitsServer, medium, serversCut},
+	{"leader-kill", hitsServer, medium, leaderKill},
+	{"leader-pause", hitsServer, medium, leaderPause},
+	{"leader-transfer", hitsServer, brief, leaderTransfer},
+	{"snapshot-restore", hitsStore, brief, snapshotRestore},
+	{"blind-token", hitsFarm, medium, blindToken},
+	{"slow-network", hitsServer, medium, slowNetwork},
+	{"host-cut", hitsHost, long, hostCut},
+	{"host-pause", hitsHost, long, hostPause},
+}
+
+func faultNames() []string {
+	var names []string
+	for _, f := range faults {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+// deck returns the faults with these comma-separated names, all when there is none.
+func deck(names string) ([]fault, error) {
+	if names == "" {
+		return faults, nil
+	}
+	var out []fault
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(faults, func(f fault) bool { return f.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no fault %q: allowed %s", name, strings.Join(faultNames(), ","))
+		}
+		out = append(out, faults[i])
+	}
+	return out, nil
+}
+
+func pick(list []*process, rng *rand.Rand) *process { return list[rng.IntN(len(list))] }
+
+func restart(p *process) func(context.Context) error {
+	return func(context.Context) error { return p.start() }
+}
+
+func farmKill(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	p := pick(c.farms, rng)
+	p.kill()
+	return p.name, restart(p), nil
+}
+
+func farmRestart(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	p := pick(c.farms, rng)
+	p.kill()
+	return p.name, nil, p.start()
+}
+
+func paused(p *process) (string, func(context.Context) error, error) {
+	p.signal(syscall.SIGSTOP)
+	return p.name, func(context.Context) error { p.signal(syscall.SIGCONT); return nil }, nil
+}
+
+func farmPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	return paused(pick(c.farms, rng))
+}
+
+func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	return paused(pick(c.agents, rng))
+}
+
+func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	return paused(pick(c.hosts, rng))
+}
+
+func agentKill(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	p := pick(c.agents, rng)
+	p.kill()
+	return p.name, nil, p.start()
+}
+
+func cutOff(ctx context.Context, p *process) (string, func(context.Context) error, error) {
+	return p.on.name, p.on.heal, p.on.cut(ctx)
+}
+
+func farmCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	return cutOff(ctx, pick(c.agents, rng))
+}
+
+func serverCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	return cutOff(ctx, pick(c.servers, rng))
+}
+
+func hostCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	return cutOff(ctx, pick(c.hosts, rng))
+}
+
+// serversCut parts two servers from each other; agents and the third server reach both.
+func serversCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	first := rng.IntN(servers)
+	a, b := c.serverMachines[first], c.serverMachines[(first+1)%servers]
+	return a.name + " from " + b.name, a.heal, errors.Join(a.cutFrom(ctx, b))
+}
+
+func leaderKill(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
+	n, err := c.leader(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	c.servers[n].kill()
+	return c.servers[n].on.name, restart(c.servers[n]), nil
+}
+
+func leaderPause(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
+	n, err := c.leader(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	return paused(c.servers[n])
+}
+
+func leaderTransfer(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
+	n, err := c.leader(ctx)
+	if err == nil {
+		_, err = request(ctx, c.serverMachines[n].ip(), http.MethodPost, "/v1/operator/raft/transfer-leader", nil)
+	}
+	return serverName(n), nil, err
+}
+
+// blindToken takes a farm's right to read the records.
+func blindToken(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	i := rng.IntN(farms)
+	name := c.farms[i].name
+	_, err := c.policy(ctx, c.policies[i], name, blind+daemonACL)
+	undo := func(ctx context.Context) error {
+		return cluster.Until(ctx, func() error {
+			_, err := c.policy(ctx, c.policies[i], name, seeing+daemonACL)
+			return err
+		})
+	}
+	return name, undo, err
+}
+
+func slowNetwork(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	p := pick(slices.Concat(c.servers, c.agents), rng)
+	how, err := p.on.slow(ctx)
+	if err == nil {
+		c.report.slowBy(how)
+	}
+	return p.on.name, p.on.heal, err
+}
+
+// snapshotRestore saves a snapshot, lets the cluster go on for a while, and restores it. It is all that happens then: what
+// a failed attempt did could not be told.
+func snapshotRestore(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	archive, err := c.anyServer(ctx, http.MethodGet, "/v1/snapshot", nil)
+	if err != nil {
+		return "", nil, err
+	}
+	index, err := snapshotIndex(archive)
+	if err != nil {
+		return "", nil, err
+	}
+	age := time.Second + upTo(rng, 6*time.Second)
+	if !wait(ctx, age) {
+		return "", nil, nil
+	}
+	c.keeping.Lock()
+	defer c.keeping.Unlock()
+	c.epoch++
+	call := time.Now().UnixNano()
+	n, err := c.leader(ctx)
+	if err == nil {
+		_, err = request(ctx, c.serverMachines[n].ip(), http.MethodPut, "/v1/snapshot", archive)
+	}
+	c.events.write(checker.Event{At: time.Now().UnixNano(), Kind: checker.EventRestore, Index: index, Call: call})
+	return fmt.Sprintf("index %d, %s old", index, age.Round(time.Millisecond)), nil, err
+}

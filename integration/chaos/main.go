@@ -1,0 +1,153 @@
+// Command chaos runs a whole rcfarm cluster in network namespaces of its own, disturbs it for a while, heals it, waits for
+// it to converge, and has integration/checker judge what happened. Faults, their targets and times come from a seed.
+//
+// Everything happens in a mount, network and process-id namespace of the run's own: when its first process ends, however
+// that happens, the kernel ends every other and takes the network away. Start reading at run.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
+)
+
+// config is what a run is told.
+type config struct {
+	seed    int64
+	length  time.Duration // of the time with faults
+	ttl     time.Duration // of the daemons' liveness
+	farm    string        // path of the farm program
+	consul  string        // path of Consul
+	dir     string        // of the run
+	faults  string        // comma-separated; empty: all
+	expect  bool          // succeed only if violations are found
+	keep    bool
+	check   bool // judge the run in dir again
+	verbose bool
+}
+
+func main() { os.Exit(start(os.Args[1:])) }
+
+// insideVar tells the process that it runs in its namespaces.
+const insideVar = "RCFARM_CHAOS_INSIDE"
+
+// Exit codes.
+const (
+	exitGood = iota
+	exitViolations
+	exitHarness
+)
+
+func start(args []string) int {
+	cfg, err := parse(args)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return exitHarness
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	code := exitHarness
+	switch {
+	case cfg.check:
+		code, err = judge(cfg, nil)
+	case os.Getenv(insideVar) != "":
+		code, err = inside(ctx, cfg)
+	default:
+		code, err = outside(ctx, cfg, args)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+	}
+	return code
+}
+
+func parse(args []string) (config, error) {
+	var cfg config
+	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	flags.Int64Var(&cfg.seed, "seed", 0, "of the faults; 0: a new one, which the report states")
+	flags.DurationVar(&cfg.length, "time", 2*time.Minute, "how long faults happen")
+	flags.DurationVar(&cfg.ttl, "ttl", 6*time.Second, "liveness TTL of the daemons")
+	flags.StringVar(&cfg.farm, "farm", "", "the farm program; default bin/farm")
+	flags.StringVar(&cfg.dir, "dir", "", "where the run keeps its files; default a new one, removed after a good run")
+	flags.StringVar(&cfg.faults, "faults", "", "only these, comma-separated; default all: "+strings.Join(faultNames(), ","))
+	flags.BoolVar(&cfg.expect, "expect-violations", false, "succeed only if a write by another than the lock's holder is found")
+	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
+	flags.BoolVar(&cfg.check, "check", false, "only judge the run in -dir again")
+	flags.BoolVar(&cfg.verbose, "v", false, "say each fault as it happens")
+	if err := flags.Parse(args); err != nil {
+		return cfg, err
+	}
+	root, err := cluster.Root()
+	if err != nil {
+		return cfg, err
+	}
+	if cfg.farm == "" {
+		cfg.farm = filepath.Join(root, "bin", "farm")
+	}
+	if cfg.seed == 0 {
+		cfg.seed = time.Now().UnixNano() % 1_000_000
+	}
+	if cfg.length < 5*time.Second || cfg.length > 2*time.Hour {
+		return cfg, fmt.Errorf("-time %s: allowed 5s to 2h", cfg.length)
+	}
+	if _, err := deck(cfg.faults); err != nil {
+		return cfg, err
+	}
+	if cfg.check {
+		return cfg, nil
+	}
+	if cfg.consul, err = devserver.Find(filepath.Join(root, "bin")); err != nil {
+		return cfg, err
+	}
+	if _, err := os.Stat(cfg.farm); err != nil {
+		return cfg, fmt.Errorf("run `make build` first: %w", err)
+	}
+	return cfg, nil
+}
+
+// outside makes the namespaces and runs this very program again in them.
+func outside(ctx context.Context, cfg config, args []string) (int, error) {
+	if cfg.dir == "" {
+		dir, err := os.MkdirTemp("", "rcfarm-chaos-")
+		if err != nil {
+			return exitHarness, err
+		}
+		cfg.dir = dir
+	} else if err := os.MkdirAll(cfg.dir, 0o700); err != nil {
+		return exitHarness, err
+	}
+	args = append(args, "-dir", cfg.dir, fmt.Sprintf("-seed=%d", cfg.seed), "-farm", cfg.farm)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), insideVar+"=1", "CONSUL_BIN="+cfg.consul)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 20 * time.Second
+	cmd.SysProcAttr = namespaces()
+	err := cmd.Run()
+	code := cmd.ProcessState.ExitCode() // -1 when it did not start
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		code, err = exitHarness, errors.New("interrupted")
+	case errors.As(err, &exit):
+		err = nil // it has said why
+	case err != nil:
+		return exitHarness, fmt.Errorf("this needs network, mount and process-id namespaces (root, or user namespaces allowed): %w", err)
+	}
+	if code == exitGood && !cfg.keep || ctx.Err() != nil {
+		return code, errors.Join(err, os.RemoveAll(cfg.dir))
+	}
+	fmt.Println("files of the run:", cfg.dir)
+	return code, err
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// events is the file in which a run writes down what Consul's log does not show.
+type events struct {
+	mu   sync.Mutex
+	file *os.File
+	err  error // the first
+}
+
+func (e *events) write(ev checker.Event) {
+	data, err := json.Marshal(ev)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		_, err = e.file.Write(append(data, '\n'))
+	}
+	e.err = errors.Join(e.err, err)
+}
+
+// simulated is one simulated node that writes down what it does.
+type simulated struct{ simnode.Node }
+
+const slots = 12
+
+// reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
+const reactLimit = 150 * time.Millisecond
+
+func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, error) {
+	const connsPerPreparer = 6 // P8
+	client, err := connect(m, connsPerPreparer)
+	if err != nil {
+		return nil, err
+	}
+	s := &simulated{simnode.Node{
+		Record: node.Node{
+			Name: fmt.Sprintf("n%d", n+1), Labels: map[string]string{"rack": string("ab"[n%2])},
+			Capacity: node.Capacity{Slots: slots}, Address: m.ip(),
+		},
+		Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
+	}}
+	name := s.Record.Name
+	s.React = func(in pod.Intent) pod.Reality {
+		<-time.After(rand.N(reactLimit)) // it takes time to start a pod
+		c.events.write(checker.Event{
+			At: time.Now().UnixNano(), Kind: checker.EventNode, Node: name, ID: in.Identity.String(),
+			State: string(in.State), Digest: in.Digest, Revision: in.Revision, Ports: in.Ports,
+		})
+		return simnode.Obey(in)
+	}
+	return s, nil
+}
+
+func (s *simulated) run(ctx context.Context) error {
+	if err := s.Run(ctx); !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("node %s: %w", s.Record.Name, err)
+	}
+	return nil
+}
+
+// atEnd writes down what the node runs.
+func (s *simulated) atEnd(out *events) error {
+	for id, in := range s.Running() {
+		out.write(checker.Event{
+			At: time.Now().UnixNano(), Kind: checker.EventEnd, Node: s.Record.Name, ID: id.String(),
+			State: string(in.State), Digest: in.Digest, Revision: in.Revision, Ports: in.Ports,
+		})
+	}
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	return out.err
+}
+
+// converged says what is not yet as controllers ask: in their statuses, and on the nodes.
+func (c *chaos) converged(ctx context.Context) error {
+	st := c.stores[rand.IntN(servers)]
+	recs, corrupt, err := st.ListRCs(ctx)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return err
+	}
+	statuses, _, err := st.ListStatus(ctx)
+	if err != nil {
+		return err
+	}
+	byID := map[string]rc.Status{}
+	for _, s := range statuses {
+		byID[s.Value.RCID] = s.Value
+	}
+	known := map[string]bool{}
+	for _, r := range recs {
+		known[r.Value.ID] = true
+		s := byID[r.Value.ID]
+		switch {
+		case r.Value.DeletedAt != nil:
+			return fmt.Errorf("controller %s is not deleted yet: %+v", r.Value.Name, s)
+		case s.ObservedGeneration != r.Value.Generation || !s.Is(rc.Converged):
+			return fmt.Errorf("controller %s at generation %d: %+v", r.Value.Name, r.Value.Generation, s)
+		}
+	}
+	return c.realitiesMatch(ctx, st, known)
+}
+
+func (c *chaos) realitiesMatch(ctx context.Context, st *store.Store, known map[string]bool) error {
+	placed, corrupt, err := st.AllPlacements(ctx)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return err
+	}
+	want := map[string]string{}
+	for _, p := range placed {
+		want[p.Value.Identity.String()+"@"+p.Value.Node] = p.Value.Digest
+	}
+	for _, n := range c.nodes {
+		for id, in := range n.Running() {
+			key := id.String() + "@" + n.Record.Name
+			digest, ok := want[key]
+			if !known[id.RCID] {
+				continue // an orphan of a controller that a restored snapshot does not know
+			}
+			if !ok || digest != in.Digest {
+				return fmt.Errorf("%s runs with %.8s, placed with %.8s", key, in.Digest, digest)
+			}
+			delete(want, key)
+		}
+	}
+	for key := range want {
+		return fmt.Errorf("%s is placed and does not run", key)
+	}
+	return nil
+}

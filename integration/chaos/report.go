@@ -1,0 +1,161 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
+)
+
+// report is what a run says about itself.
+type report struct {
+	Seed       int64          `json:"seed"`
+	Started    time.Time      `json:"started"`
+	Length     string         `json:"length"`
+	Operations map[string]int `json:"operations"`
+	Failed     map[string]int `json:"failed_operations"` // under faults that is to be expected
+	Faults     map[string]int `json:"faults"`
+	Slow       string         `json:"slow_network,omitempty"` // how it was made slow
+	Converged  string         `json:"converged_after"`
+	Late       []string       `json:"late,omitempty"` // broken promises that are about time
+	Judgement  *checker.Result
+
+	mu      sync.Mutex
+	verbose bool
+}
+
+const reportFile = "report.json"
+
+func newReport(cfg config) *report {
+	return &report{
+		Seed: cfg.seed, verbose: cfg.verbose, Converged: "never",
+		Operations: map[string]int{}, Failed: map[string]int{}, Faults: map[string]int{},
+	}
+}
+
+func (r *report) begin() {
+	r.Started = time.Now()
+	fmt.Printf("the cluster runs; faults begin (seed %d)\n", r.Seed)
+}
+
+func (r *report) operation(what string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Operations[what]++
+	if err != nil {
+		r.Failed[what]++
+	}
+}
+
+func (r *report) fault(name, what string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		name += " (failed)"
+	}
+	r.Faults[name]++
+	if r.verbose {
+		fmt.Printf("%6.1fs %s %s", time.Since(r.Started).Seconds(), name, what)
+		if err != nil {
+			fmt.Printf(": %v", err)
+		}
+		fmt.Println()
+	}
+}
+
+func (r *report) slowBy(how string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Slow = how
+}
+
+func (r *report) late(what string) { r.Late = append(r.Late, what) }
+
+// judge has the checker look at a run and reports. Without a report it takes the one that the run left.
+func judge(cfg config, r *report) (int, error) {
+	path := filepath.Join(cfg.dir, reportFile)
+	if r == nil {
+		r = newReport(cfg)
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(data, r)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return exitHarness, err
+		}
+	}
+	var names []string
+	for i := range servers {
+		names = append(names, serverName(i))
+	}
+	result, checkErr := checker.Check(cfg.dir, names)
+	r.Judgement = result
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err := errors.Join(checkErr, err); err != nil {
+		r.print()
+		return exitHarness, err
+	}
+	r.print()
+	found := len(result.Violations)+len(r.Late) > 0
+	switch {
+	case cfg.expect && !result.Breached():
+		return exitViolations, errors.New("no write by another than a lock's holder was found, though the fence is off")
+	case cfg.expect, !found:
+		return exitGood, nil
+	default:
+		return exitViolations, nil
+	}
+}
+
+// print writes the report for people.
+func (r *report) print() {
+	fmt.Printf("\nseed %d, %s of faults, converged %s after healing\n", r.Seed, r.Length, r.Converged)
+	printCounts("operations", r.Operations)
+	printCounts("of these failed, as some do under faults", r.Failed)
+	printCounts("faults", r.Faults)
+	if r.Slow != "" {
+		fmt.Println("slow network by:", r.Slow)
+	}
+	for _, late := range r.Late {
+		fmt.Println("VIOLATION", late)
+	}
+	if r.Judgement == nil {
+		return
+	}
+	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots\n",
+		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores)
+	printCounts("checks made", r.Judgement.Checked)
+	printCounts("violations", r.Judgement.Count())
+	shown := map[string]int{}
+	const show = 5 // of each rule
+	for _, v := range r.Judgement.Violations {
+		if shown[v.Promise+v.Rule]++; shown[v.Promise+v.Rule] <= show {
+			fmt.Println("VIOLATION", v)
+		}
+	}
+	if len(r.Judgement.Violations)+len(r.Late) == 0 {
+		fmt.Println("no violations")
+	}
+}
+
+func printCounts(title string, counts map[string]int) {
+	if len(counts) == 0 {
+		return
+	}
+	fmt.Printf("%s:", title)
+	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		fmt.Printf(" %s %d;", key, counts[key])
+	}
+	fmt.Println()
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// chaos is one run.
+type chaos struct {
+	cfg    config
+	report *report
+	events *events
+
+	serverMachines []*machine
+	servers        []*process // of the same order
+	agents         []*process // beside the farms
+	farms          []*process
+	policies       []string // ids of the farms' ACL policies
+	hosts          []*process
+	nodes          []*simulated
+
+	client []*consul.Client // one through each server
+	stores []*store.Store
+
+	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only
+	epoch   int          // of the registers; see registers.go
+}
+
+const (
+	servers  = 3
+	farms    = 3
+	hosts    = 2  // machines of simulated nodes
+	nodesPer = 10 // on each
+)
+
+// limits of the phases without faults
+const (
+	bootLimit      = 90 * time.Second
+	convergeGoal   = 30 * time.Second // after healing
+	convergeLimit  = 90 * time.Second // how long to wait to tell late from never
+	shutdownLimit  = 30 * time.Second
+	initialControl = 8 // controllers before the first fault
+)
+
+// inside is the run proper, in its namespaces.
+func inside(ctx context.Context, cfg config) (int, error) {
+	c := &chaos{cfg: cfg, report: newReport(cfg)}
+	if err := enter(ctx); err != nil {
+		return exitHarness, fmt.Errorf("cannot set up network namespaces: %w", err)
+	}
+	file, err := os.Create(filepath.Join(cfg.dir, checker.EventsFile))
+	if err != nil {
+		return exitHarness, err
+	}
+	c.events = &events{file: file}
+	err = c.run(ctx)
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return exitHarness, err
+	}
+	return judge(cfg, c.report)
+}
+
+// run: boot, settle, disturb, heal, converge, rest.
+func (c *chaos) run(ctx context.Context) error {
+	background, stopBackground := context.WithCancel(ctx)
+	defer stopBackground()
+	var daemons errgroup.Group
+	boot, cancel := context.WithTimeoutCause(ctx, bootLimit, errors.New("the cluster did not start in time"))
+	defer cancel()
+	if err := c.boot(boot); err != nil {
+		return err
+	}
+	for _, n := range c.nodes {
+		daemons.Go(func() error { return n.run(background) })
+	}
+	w := newWorkload(c)
+	if err := w.initial(boot); err != nil {
+		return err
+	}
+	if err := cluster.Until(boot, func() error { return c.converged(boot) }); err != nil {
+		return fmt.Errorf("before any fault: %w", err)
+	}
+
+	disturbed, calm := context.WithTimeout(ctx, c.cfg.length)
+	defer calm()
+	c.report.begin()
+	var load errgroup.Group
+	w.start(disturbed, &load)
+	registers := c.startRegisters(background, disturbed, &daemons)
+	c.nemesis(disturbed)
+	calm()
+	_ = load.Wait() // workers end with disturbed and count their errors
+	c.report.Length = time.Since(c.report.Started).Round(time.Second).String()
+	if err := c.healAll(ctx); err != nil {
+		return fmt.Errorf("heal: %w", err)
+	}
+	healed := time.Now()
+	if err := c.converge(ctx, w, healed); err != nil {
+		return err
+	}
+	registers()
+	return c.rest(ctx, stopBackground, &daemons)
+}
+
+// converge waits until everything is as its controllers ask. Being late is a violation; never to get there is one that the
+// checker describes.
+func (c *chaos) converge(ctx context.Context, w *workload, healed time.Time) error {
+	limited, cancel := context.WithTimeout(ctx, convergeLimit)
+	defer cancel()
+	if err := w.sayAgain(limited); err != nil {
+		return fmt.Errorf("no controller can be changed after healing: %w", err)
+	}
+	err := cluster.Until(limited, func() error { return c.converged(limited) })
+	took := time.Since(healed)
+	c.report.Converged = took.Round(10 * time.Millisecond).String()
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		c.report.late(fmt.Sprintf("not converged %s after healing: %v", convergeLimit, err))
+	case took > convergeGoal:
+		c.report.late(fmt.Sprintf("converged %s after healing, allowed %s", took.Round(time.Millisecond), convergeGoal))
+	}
+	return nil
+}
+
+// rest stops everything that writes, notes what Consul holds, and ends Consul.
+func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errgroup.Group) error {
+	for _, n := range c.nodes {
+		if err := n.atEnd(c.events); err != nil {
+			return err
+		}
+	}
+	for _, f := range c.farms {
+		f.stop()
+	}
+	stop()
+	if err := daemons.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("a simulated node or register ended: %w", err)
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, shutdownLimit, errors.New("Consul does not come to rest"))
+	defer cancel()
+	if err := cluster.Until(limited, func() error { return c.saveFinal(limited) }); err != nil {
+		return err
+	}
+	for _, p := range append(append(append([]*process{}, c.hosts...), c.agents...), c.servers...) {
+		p.kill()
+	}
+	return nil
+}
+
+// nemesis disturbs until ctx ends. Nothing stays broken for longer than its fault lasts.
+func (c *chaos) nemesis(ctx context.Context) {
+	rng := rand.New(rand.NewPCG(uint64(c.cfg.seed), 1))
+	all, err := deck(c.cfg.faults)
+	if err != nil {
+		panic(err) // parse has tried
+	}
+	var left []fault
+	for ctx.Err() == nil {
+		if len(left) == 0 {
+			left = append(left, all...)
+			rng.Shuffle(len(left), func(i, j int) { left[i], left[j] = left[j], left[i] })
+		}
+		var now []fault
+		now, left = draw(left, rng)
+		var group sync.WaitGroup
+		for _, f := range now {
+			seed := rng.Uint64()
+			group.Go(func() { c.strike(ctx, f, rand.New(rand.NewPCG(seed, 2))) })
+		}
+		group.Wait()
+		if !wait(ctx, time.Second+upTo(rng, 2*time.Second)) {
+			return
+		}
+	}
+}
+
+// draw takes the next fault, and now and then a second one that hits something else.
+func draw(left []fault, rng *rand.Rand) (now, rest []fault) {
+	now, rest = left[:1], left[1:]
+	if len(rest) > 0 && rest[0].hits != now[0].hits && rest[0].hits != hitsStore && now[0].hits != hitsStore && rng.IntN(4) == 0 {
+		return left[:2], rest[1:]
+	}
+	return now, rest
+}
+
+// strike carries one fault out and undoes it, also when ctx ends meanwhile.
+func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
+	what, undo, err := f.do(ctx, c, rng)
+	c.report.fault(f.name, what, err)
+	if undo == nil {
+		return
+	}
+	wait(ctx, f.hold(c.cfg.ttl)+upTo(rng, 2*time.Second))
+	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), bootLimit)
+	defer cancel()
+	if err := undo(undoing); err != nil {
+		c.report.fault(f.name+" (undo)", what, err)
+	}
+}
+
+// wait returns after a time, or false when ctx has ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// upTo returns a random time below the limit.
+func upTo(rng *rand.Rand, limit time.Duration) time.Duration {
+	return time.Duration(rng.Int64N(int64(limit)))
+}

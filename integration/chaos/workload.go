@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// workload is the operators of a run: they create, scale, change and delete controllers.
+type workload struct {
+	c *chaos
+
+	mu   sync.Mutex
+	made map[int]int // controllers made so far, by slot
+	// closed are the nodes that may be drained.
+	closed map[string]bool
+}
+
+const (
+	operators   = 3
+	slotCount   = 12 // controllers at a time, one in each slot; two slots share a static port
+	maxReplicas = 6
+	callLimit   = 10 * time.Second
+	maxClosed   = 2                      // nodes that are drained at a time
+	pauseLimit  = 600 * time.Millisecond // between two acts of one operator
+)
+
+// Nodes count as lost early, so that faults of a few seconds have their pods replaced.
+const (
+	lostAfter      = field.Duration(2 * time.Second)
+	unmanagedAfter = field.Duration(4 * time.Second)
+)
+
+func newWorkload(c *chaos) *workload {
+	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}}
+}
+
+// initial makes the first controllers.
+func (w *workload) initial(ctx context.Context) error {
+	rng := rand.New(rand.NewPCG(uint64(w.c.cfg.seed), 3))
+	st := w.c.stores[0]
+	if _, err := st.EnsureSchema(ctx); err != nil {
+		return err
+	}
+	for slot := range initialControl {
+		if err := w.create(ctx, st, slot, rng); err != nil {
+			return fmt.Errorf("create the first controllers: %w", err)
+		}
+	}
+	return nil
+}
+
+// start runs the operators until ctx ends.
+func (w *workload) start(ctx context.Context, group *errgroup.Group) {
+	for i := range operators {
+		rng := rand.New(rand.NewPCG(uint64(w.c.cfg.seed), 4+uint64(i)))
+		group.Go(func() error {
+			for wait(ctx, upTo(rng, pauseLimit)) {
+				what, err := w.act(ctx, rng)
+				if ctx.Err() == nil {
+					w.c.report.operation(what, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// act does one thing to one slot, through one of the servers.
+func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	st := w.c.stores[rng.IntN(servers)]
+	slot, dice, n := rng.IntN(slotCount), rng.IntN(100), rng.IntN(maxReplicas+1)
+	rec, err := w.find(ctx, st, slot)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return "create", w.create(ctx, st, slot, rng)
+	case err != nil:
+		return "read", err
+	case rec.Value.DeletedAt != nil:
+		return "wait for a deletion", nil
+	case dice < 60:
+		rec.Value.ReplicaGroups = groups(n)
+		return "scale", w.write(ctx, st, rec, nil, "scale")
+	case dice < 85:
+		return "change manifest", w.write(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest")
+	case dice < 88:
+		return w.drain(ctx, rng)
+	case dice < 92:
+		rec.Value.NodeSelector = []string{"", "rack=a", "rack=b"}[rng.IntN(3)]
+		return "change selector", w.write(ctx, st, rec, nil, "change selector")
+	default:
+		now := time.Now().UTC()
+		rec.Value.DeletedAt = &now
+		return "delete", w.write(ctx, st, rec, nil, "delete")
+	}
+}
+
+// drain closes a node, or opens one that was closed. At most two are closed at a time.
+func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	n := &w.c.nodes[rng.IntN(len(w.c.nodes))].Record
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ops := node.Ops{Name: n.Name}
+	what = "undrain"
+	if len(w.closed) < maxClosed && !w.closed[n.Name] {
+		what, ops.Drain = "drain", &node.Drain{Since: time.Now().UTC()}
+		w.closed[n.Name] = true // also if it is not known whether it is
+	}
+	if err := w.c.setOps(ctx, rng.IntN(servers), ops); err != nil || what == "drain" {
+		return what, err
+	}
+	delete(w.closed, n.Name)
+	return what, nil
+}
+
+// setOps writes the operators' side of a node.
+func (c *chaos) setOps(ctx context.Context, server int, ops node.Ops) error {
+	value, err := json.Marshal(ops)
+	if err == nil {
+		_, err = c.client[server].Commit(ctx, []consul.Op{consul.Set(c.stores[server].Keys().NodeOps(ops.Name), value)})
+	}
+	return err
+}
+
+// open ends every drain.
+func (w *workload) open(ctx context.Context) error {
+	for _, n := range w.c.nodes {
+		if err := w.c.setOps(ctx, rand.IntN(servers), node.Ops{Name: n.Record.Name}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
+func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.Rec[rc.RC], error) {
+	recs, corrupt, err := st.ListRCs(ctx)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return store.Rec[rc.RC]{}, err
+	}
+	for _, r := range recs {
+		if r.Value.Labels["slot"] == fmt.Sprint(slot) {
+			return r, nil
+		}
+	}
+	return store.Rec[rc.RC]{}, store.ErrNotFound
+}
+
+func groups(n int) []rc.ReplicaGroup { return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}} }
+
+func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand) error {
+	w.mu.Lock()
+	w.made[slot]++
+	name := fmt.Sprintf("app-%d-%d", slot, w.made[slot])
+	w.mu.Unlock()
+	r := rc.RC{
+		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
+		ReplicaGroups: groups(1 + rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
+		NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+	}
+	return w.write(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create")
+}
+
+// manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each.
+func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
+	return &manifest.Manifest{
+		Version: manifest.Version, ID: name,
+		Launchables: []manifest.Launchable{{
+			Name:     "main",
+			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", rng.Uint64())},
+		}},
+		Ports: []manifest.Port{{Name: "http", Port: 8000 + slot/2}},
+	}
+}
+
+// write sends one change of a controller. That another operator was first is no error.
+func (w *workload) write(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string) error {
+	change := store.RCChange{RC: rec.Value, Index: rec.Index}
+	change.RC.Generation++
+	change.RC.ChangedBy = "chaos"
+	change.RC.AllowMassStop = change.RC.Generation // half of all pods may well stop within a minute here
+	if m != nil {
+		canonical, err := m.Canonical()
+		if err != nil {
+			return err
+		}
+		change.Manifest, change.RC.ManifestDigest = canonical, manifest.Digest(canonical)
+	}
+	// The author names no farm, and the record no controller: what operators do is not judged as a farm's writes are.
+	change.Audit = store.NewAudit("operator", what, "", nil)
+	if err := st.ChangeRC(ctx, change); err != nil && !errors.Is(err, store.ErrConflict) {
+		return err
+	}
+	return nil
+}
+
+// sayAgain writes each controller anew, as an operator does after a snapshot was restored: pods that were found running
+// stay as they are until then (R2).
+func (w *workload) sayAgain(ctx context.Context) error {
+	said := map[string]bool{}
+	for {
+		err := w.open(ctx)
+		if err == nil {
+			err = w.sayOnce(ctx, said)
+		}
+		if err == nil {
+			return nil
+		}
+		if !wait(ctx, 100*time.Millisecond) {
+			return err
+		}
+	}
+}
+
+func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
+	call, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	st := w.c.stores[rand.IntN(servers)]
+	recs, corrupt, err := st.ListRCs(call)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return err
+	}
+	for _, r := range recs {
+		if said[r.Value.ID] || r.Value.DeletedAt != nil {
+			continue
+		}
+		if err := w.write(call, st, r, nil, "apply again"); err != nil {
+			return err
+		}
+		said[r.Value.ID] = true
+	}
+	return nil
+}

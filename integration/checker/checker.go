@@ -1,0 +1,212 @@
+// Package checker judges what a cluster did, from Consul's own account of it. It shares nothing with the farm but the key
+// schema: it reads the servers' Raft logs, which hold every transaction in the order in which it was carried out, replays
+// them with an implementation of its own, and asserts the promises P1 to P6 at each of them. Nothing can be missed as
+// blocking queries would miss it: between two of their answers any number of versions may have come and gone.
+//
+// What the log cannot show comes from events that the run wrote down: what each simulated node ran, when a snapshot was
+// taken and restored, and what clients of a fenced register saw. Start reading at Check.
+package checker
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+)
+
+// Files that Check reads, below the directory of one run.
+const (
+	EventsFile = "events.jsonl"
+	FinalFile  = "final.json" // all keys as Consul showed them at the end: see Final
+)
+
+// LogFile is the Raft log of one server.
+func LogFile(dir, server string) string { return filepath.Join(dir, server, "raft", "raft.db") }
+
+// Violation is one broken promise.
+type Violation struct {
+	Promise  string `json:"promise"` // such as "P1"
+	Rule     string `json:"rule"`    // what exactly does not hold
+	Index    uint64 `json:"index"`   // in Consul's history; zero when it is not about one point of it
+	Evidence string `json:"evidence"`
+}
+
+// String describes it on one line.
+func (v Violation) String() string {
+	return fmt.Sprintf("%s %s at index %d: %s", v.Promise, v.Rule, v.Index, v.Evidence)
+}
+
+// Result is the judgement of one run.
+type Result struct {
+	Entries      int            `json:"entries"`      // of the Raft log
+	Transactions int            `json:"transactions"` // that changed records of rcfarm
+	Restores     int            `json:"restores"`
+	Checked      map[string]int `json:"checked"` // how often each rule had something to judge
+	Violations   []Violation    `json:"violations"`
+}
+
+// Count returns the number of violations by promise and rule.
+func (r *Result) Count() map[string]int {
+	counts := map[string]int{}
+	for _, v := range r.Violations {
+		counts[v.Promise+" "+v.Rule]++
+	}
+	return counts
+}
+
+// ErrHarness means that the run cannot be judged: its account has gaps, or the replay does not end where Consul did.
+var ErrHarness = errors.New("the run cannot be judged")
+
+// Check judges the run whose files are below dir.
+func Check(dir string, servers []string) (*Result, error) {
+	log, err := readLogs(dir, servers)
+	if err != nil {
+		return nil, err
+	}
+	events, err := ReadEvents(filepath.Join(dir, EventsFile))
+	if err != nil {
+		return nil, err
+	}
+	final, err := readFinal(filepath.Join(dir, FinalFile))
+	if err != nil {
+		return nil, err
+	}
+	return judge(log, events, final)
+}
+
+// judge replays the log and applies every rule.
+func judge(log []Entry, events []Event, final Final) (*Result, error) {
+	log = slices.DeleteFunc(log, func(e Entry) bool { return e.Index > final.Index })
+	j := &judgement{
+		state: newState(), result: &Result{Entries: len(log), Checked: map[string]int{}},
+		nodes: newNodes(), ordered: map[string]asked{},
+	}
+	if err := j.replay(log, events); err != nil {
+		return nil, err
+	}
+	if err := j.state.equals(final.Keys); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrHarness, err)
+	}
+	j.nodeStops(events)
+	j.finally()
+	j.locks(events)
+	slices.SortStableFunc(j.result.Violations, func(a, b Violation) int { return int(int64(a.Index) - int64(b.Index)) })
+	return j.result, nil
+}
+
+// judgement is the state of one check.
+type judgement struct {
+	state   *state
+	nodes   *nodes
+	result  *Result
+	ordered map[string]asked // every intent ever written, by node, identity and revision
+
+	restoredAt uint64            // index of the last restore
+	nonceAt    uint64            // index since which the cluster has its nonce
+	before     map[string]string // preparers' checks that passed when the nonce was made: check id -> node
+}
+
+// asked is one intent as it was written.
+type asked struct {
+	state string
+	at    int64 // unix nanoseconds, by the clock of the leader that appended it
+}
+
+func (j *judgement) violated(promise, rule string, index uint64, format string, args ...any) {
+	j.result.Violations = append(j.result.Violations, Violation{
+		Promise: promise, Rule: rule, Index: index, Evidence: fmt.Sprintf(format, args...),
+	})
+}
+
+func (j *judgement) looked(rule string) { j.result.Checked[rule]++ }
+
+// replay carries the log out, entry by entry, and shows each change of rcfarm's records to the rules.
+func (j *judgement) replay(log []Entry, events []Event) error {
+	restores := newRestores(events)
+	pending := nodeEvents(events)
+	for i := range log {
+		e := &log[i]
+		if i > 0 && e.Index != log[i-1].Index+1 {
+			if err := j.restore(restores, &log[i-1], e); err != nil {
+				return err
+			}
+		}
+		for len(pending) > 0 && pending[0].At < e.At {
+			j.nodes.apply(j, pending[0])
+			pending = pending[1:]
+		}
+		w, err := j.state.apply(e)
+		if err != nil {
+			return err
+		}
+		if len(w.Changes) > 0 {
+			j.rules(w)
+		}
+		restores.keep(e.Index, j.state)
+	}
+	for _, ev := range pending {
+		j.nodes.apply(j, ev)
+	}
+	return nil
+}
+
+// restore puts the replay back to the snapshot that an operator restored. Raft leaves a hole of one index for it.
+func (j *judgement) restore(r *restores, last, next *Entry) error {
+	saved, err := r.match(last, next)
+	if err != nil {
+		return err
+	}
+	j.state = saved.clone()
+	j.restoredAt = last.Index + 1
+	j.result.Restores++
+	return nil
+}
+
+// rules judges one change.
+func (j *judgement) rules(w *Write) {
+	if !w.touches() {
+		return
+	}
+	j.result.Transactions++
+	j.remember(w)
+	j.single(w)
+	j.fresh(w)
+	j.committed(w)
+	j.stops(w)
+	j.confirmed(w)
+	j.minimum(w)
+	j.settled(w)
+}
+
+// remember notes what later rules ask about.
+func (j *judgement) remember(w *Write) {
+	for _, c := range w.Changes {
+		if in := c.After.intent(); in != nil {
+			j.ordered[orderKey(nodeOfIntent(c.Key), in.id(), in.Revision)] = asked{state: in.State, at: w.At}
+		}
+		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
+			j.nonceAt = w.Index
+			j.before = j.state.passingPreparers()
+		}
+	}
+}
+
+func orderKey(node, id string, revision int64) string {
+	return fmt.Sprintf("%s|%s|%d", node, id, revision)
+}
+
+// Breached reports whether somebody who did not hold a lock changed what it protects.
+func (r *Result) Breached() bool {
+	for _, v := range r.Violations {
+		if v.Rule == ruleHolder || v.Rule == ruleRegister {
+			return true
+		}
+	}
+	return false
+}
+
+// The rules whose violation proves that the fence failed, not only that it is missing.
+const (
+	ruleHolder   = "written by another than the holder"
+	ruleRegister = "fenced register not linearizable"
+)

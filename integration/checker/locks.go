@@ -1,0 +1,113 @@
+package checker
+
+import (
+	"math"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// LockOp is one operation of a client on a fenced register: a lock, and a value that is written under it. Whoever takes the
+// lock gets a fence, and from then on no write under an earlier one may take effect.
+type LockOp struct {
+	Client  int    `json:"client"`
+	Key     string `json:"key"`
+	Op      string `json:"op"`      // LockAcquire, LockWrite, LockRead
+	Fence   uint64 `json:"fence"`   // that was got, or that was written under
+	Value   string `json:"value"`   // that was written or read
+	Outcome string `json:"outcome"` // LockDone, LockRefused, LockUnknown
+	Call    int64  `json:"call"`    // unix nanoseconds
+	Return  int64  `json:"return"`
+}
+
+// The operations and their outcomes.
+const (
+	LockAcquire = "acquire"
+	LockWrite   = "write"
+	LockRead    = "read"
+	LockDone    = "done"
+	LockRefused = "refused"
+	LockUnknown = "unknown"
+)
+
+// linearizeLimit bounds the search for an order. Histories of these runs take well below a second.
+const linearizeLimit = 30 * time.Second
+
+type register struct {
+	fence uint64
+	value string
+}
+
+// fencedRegister is the model: taking the lock raises the fence; a write takes effect only under the present one.
+var fencedRegister = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{register{}} },
+	Step: func(state, input, _ any) []any {
+		r, op := state.(register), input.(LockOp)
+		switch {
+		case op.Op == LockAcquire && op.Fence > r.fence:
+			return []any{register{fence: op.Fence, value: r.value}}
+		case op.Op == LockAcquire:
+			return nil
+		case op.Op == LockRead && r.value == op.Value:
+			return []any{r}
+		case op.Op == LockRead:
+			return nil
+		case op.Outcome == LockRefused:
+			return []any{r}
+		case op.Outcome == LockUnknown && op.Fence != r.fence:
+			return []any{r}
+		case op.Outcome == LockUnknown:
+			return []any{r, register{fence: r.fence, value: op.Value}}
+		case op.Fence == r.fence:
+			return []any{register{fence: r.fence, value: op.Value}}
+		default:
+			return nil
+		}
+	},
+	DescribeOperation: func(input, _ any) string {
+		op := input.(LockOp)
+		return op.Op + " " + op.Value + " " + op.Outcome
+	},
+}
+
+// locks judges the recorded history of the fenced registers: is there an order of their operations in which no write of an
+// earlier tenure took effect?
+func (j *judgement) locks(events []Event) {
+	var restored []int64
+	for _, e := range ofKind(events, EventRestore) {
+		restored = append(restored, e.Call)
+	}
+	byKey := map[string][]porcupine.Operation{}
+	for _, e := range ofKind(events, EventLock) {
+		if op, keep := cut(*e.Lock, restored); keep {
+			j.looked("P1 register")
+			byKey[op.Key] = append(byKey[op.Key], porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: op.Return})
+		}
+	}
+	model := fencedRegister.ToModel()
+	for key, history := range byKey {
+		switch porcupine.CheckOperationsTimeout(model, history, linearizeLimit) {
+		case porcupine.Illegal:
+			j.violated("P1", ruleRegister, 0, "%s: %d operations; a write of an earlier tenure took effect, or one of the present did not", key, len(history))
+		case porcupine.Unknown:
+			j.result.Checked["P1 register undecided"] += len(history)
+		}
+	}
+}
+
+// cut makes an operation fit a history that a restored snapshot ended: registers are used between two restores only. What
+// was under way then has an unknown outcome, or shows nothing.
+func cut(op LockOp, restored []int64) (LockOp, bool) {
+	for _, at := range restored {
+		if op.Call < at && op.Return > at {
+			if op.Op != LockWrite {
+				return op, false
+			}
+			op.Outcome = LockUnknown
+		}
+	}
+	if op.Op == LockWrite && op.Outcome == LockUnknown {
+		op.Return = math.MaxInt64 // it may land at any time
+	}
+	return op, true
+}

@@ -1,0 +1,108 @@
+package checker
+
+// minimum is P6: as last reported, no act of the farm's takes a controller below its minimum, or above its surge.
+func (j *judgement) minimum(w *Write) {
+	for id := range w.owned() {
+		rc := w.before(prefix + "rcs/" + id).controller()
+		if rc == nil {
+			continue
+		}
+		var taken []*placement
+		placed := false
+		for i := range w.Changes {
+			c := &w.Changes[i]
+			placed = placed || c.news() != nil
+			if before := c.Before.placement(); before != nil && c.takes() {
+				taken = append(taken, before)
+			}
+		}
+		if rc.DeletedAt == nil {
+			j.aboveMinimum(w, rc, taken)
+		}
+		if placed {
+			j.belowSurge(w, rc)
+		}
+	}
+}
+
+// takes reports whether the change ends a copy that was meant to run, or gives it another manifest.
+func (c *Change) takes() bool {
+	before, after := c.Before.placement(), c.After.placement()
+	switch {
+	case after == nil, after.RunState != running:
+		return true
+	case adopts(before, after):
+		return false
+	case after.Node == before.Node:
+		return after.Digest != before.Digest
+	default:
+		revision, ghost := after.ghostOn(before.Node)
+		return !ghost || revision != 0
+	}
+}
+
+// available reports whether a pod counted as available when the transaction was carried out: where it was placed, or while
+// it moved where it came from. Nothing is available on a machine that is gone, if that is known.
+func (w *Write) available(p *placement, knowsGone bool) bool {
+	if p.RunState != running {
+		return false
+	}
+	at := func(node, digest string) bool {
+		r := w.before(realityKey(node, p.id())).reality()
+		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !(knowsGone && w.state.gone(node))
+	}
+	if at(p.Node, p.Digest) {
+		return true
+	}
+	for _, g := range p.Ghosts {
+		if g.Revision == 0 && at(g.Node, "") {
+			return true
+		}
+	}
+	return false
+}
+
+// aboveMinimum counts twice: a farm learns a little later than Consul that a machine is gone, and may not know it yet.
+func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
+	least := 0
+	for _, knowsGone := range []bool{false, true} {
+		available, lost := 0, 0
+		for _, p := range w.placementsBefore(rc.ID) {
+			if w.available(p, knowsGone) {
+				available++
+			}
+		}
+		for _, p := range taken {
+			if w.available(p, knowsGone) {
+				lost++
+			}
+		}
+		if lost == 0 || available-lost >= rc.minimum() {
+			if lost > 0 {
+				j.looked("P6 minimum")
+			}
+			return
+		}
+		least = available - lost
+	}
+	j.violated("P6", "below the minimum", w.Index, "controller %s: %d available are left by %s, minimum %d", rc.Name, least, w.summary(), rc.minimum())
+}
+
+// belowSurge counts copies on living nodes only: lost ones do not count.
+func (j *judgement) belowSurge(w *Write, rc *controller) {
+	n := 0
+	for _, p := range w.state.placementsOf(rc.ID) {
+		if p.RunState == running && w.state.alive(p.Node) {
+			n++
+		}
+		for _, g := range p.Ghosts {
+			if g.Revision == 0 && !g.Lost && w.state.alive(g.Node) {
+				n++
+			}
+		}
+	}
+	j.looked("P6 surge")
+	if most := rc.desired() + rc.surge(); n > most {
+		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
+	}
+}

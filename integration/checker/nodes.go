@@ -1,0 +1,157 @@
+package checker
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// nodes is what the simulated nodes really run, by their own account.
+type nodes struct {
+	run map[string]map[string]Event // node -> identity
+	top map[string]int64            // highest revision applied, by node and identity
+}
+
+func newNodes() *nodes { return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}} }
+
+func (n *nodes) runs(node, id string) (Event, bool) {
+	e, ok := n.run[node][id]
+	return e, ok
+}
+
+// apply follows one act of a node: P3 in reality, and P4 on the node's side.
+func (n *nodes) apply(j *judgement, e Event) {
+	key := e.Node + "|" + e.ID
+	j.looked("P4 node")
+	if e.Revision <= n.top[key] {
+		j.violated("P4", "node obeyed an old revision", 0, "%s on %s: %s at %d after %d", e.ID, e.Node, e.State, e.Revision, n.top[key])
+	}
+	n.top[key] = max(n.top[key], e.Revision)
+	if n.run[e.Node] == nil {
+		n.run[e.Node] = map[string]Event{}
+	}
+	if e.State == stopped {
+		delete(n.run[e.Node], e.ID)
+		return
+	}
+	n.run[e.Node][e.ID] = e
+	for id, other := range n.run[e.Node] {
+		if id == e.ID {
+			continue
+		}
+		for _, port := range e.Ports {
+			j.looked("P3 node")
+			if slices.Contains(slices.Collect(maps.Values(other.Ports)), port) {
+				j.violated("P3", "port used twice on a node", j.lastIndex(), "%s and %s both run with port %d on %s", e.ID, id, port, e.Node)
+			}
+		}
+	}
+}
+
+// lastIndex is the newest version in the replay, which says about when something outside of it happened.
+func (j *judgement) lastIndex() uint64 {
+	var newest uint64
+	for _, g := range []string{"pods", "intent", "reality", "bells"} {
+		for _, k := range j.state.groups[g] {
+			newest = max(newest, k.Index)
+		}
+	}
+	return newest
+}
+
+// nodeStops is P4 from the node's end: whatever a node did, an intent of that revision said so, and was written before.
+func (j *judgement) nodeStops(events []Event) {
+	for _, e := range nodeEvents(events) {
+		j.looked("P4 obeyed")
+		in, ok := j.ordered[orderKey(e.Node, e.ID, e.Revision)]
+		if !ok || in.state != e.State || in.at > e.At {
+			j.violated("P4", "node acted without an intent", 0, "%s on %s: %s at revision %d, %d ms after; the intent: %+v", e.ID, e.Node, e.State, e.Revision, (e.At-in.at)/1e6, in)
+		}
+	}
+	for _, e := range ofKind(events, EventEnd) {
+		p := j.state.get(prefix + "pods/" + e.ID).placement()
+		j.looked("final node")
+		if j.state.get(prefix+"rcs/"+rcOf(e.ID)).controller() == nil && j.result.Restores > 0 {
+			j.orphan(e)
+			continue
+		}
+		if p == nil || p.Node != e.Node || p.RunState != running || p.Digest != e.Digest {
+			j.violated("final", "runs without a placement", 0, "%s on %s at revision %d; placed %+v", e.ID, e.Node, e.Revision, p)
+		}
+	}
+	j.placedRuns(ofKind(events, EventEnd))
+}
+
+// orphan judges a pod whose controller a restored snapshot does not know: nothing may stop it, and its node must say so.
+func (j *judgement) orphan(e Event) {
+	j.looked("P4 orphan")
+	n, _ := j.state.node(e.Node)
+	if n == nil || !slices.ContainsFunc(n.Orphans, func(o identity) bool { return o.id() == e.ID }) {
+		j.violated("P4", "orphan not reported", 0, "%s runs on %s, its controller does not exist", e.ID, e.Node)
+	}
+}
+
+func rcOf(id string) string {
+	rcID, _, _ := strings.Cut(id, "/")
+	return rcID
+}
+
+func (j *judgement) placedRuns(end []Event) {
+	at := map[string]bool{}
+	for _, e := range end {
+		at[e.Node+"|"+e.ID] = true
+	}
+	for _, p := range j.state.placementsOf("") {
+		j.looked("final placement")
+		if p.RunState == running && !at[p.Node+"|"+p.id()] {
+			j.violated("final", "placed and does not run", 0, "%s on %s", p.id(), p.Node)
+		}
+	}
+}
+
+// finally judges the healed cluster: every controller converged, every share somebody's.
+func (j *judgement) finally() {
+	for _, k := range j.state.groups["rcs"] {
+		rc := k.controller()
+		if rc == nil {
+			continue
+		}
+		j.looked("final controller")
+		st := j.state.get(prefix + "status/" + rc.ID).status()
+		if st == nil || st.ObservedGeneration != rc.Generation || !st.is("Converged") {
+			j.violated("final", "not converged", 0, "%s (generation %d): %+v", rc.Name, rc.Generation, st)
+		}
+	}
+	want := map[string]map[string][]int{}
+	add := func(node, id string, ports map[string]int) {
+		if want[node] == nil {
+			want[node] = map[string][]int{}
+		}
+		want[node][id] = slices.Sorted(maps.Values(ports))
+	}
+	for _, p := range j.state.placementsOf("") {
+		add(p.Node, p.id(), p.Ports)
+		for _, g := range p.Ghosts {
+			add(g.Node, p.id(), p.Ports)
+		}
+	}
+	for key, k := range j.state.groups["reservations"] {
+		node := nodeBelow(key, "reservations/")
+		res := k.reservation()
+		if res == nil {
+			continue
+		}
+		for id, h := range res.Holders {
+			j.looked("final share")
+			if ports, ok := want[node][id]; !ok || !slices.Equal(ports, h.Ports) {
+				j.violated("P3", "share of nobody at the end", k.Index, "%s holds ports %v on %s, placed with %v", id, h.Ports, node, ports)
+			}
+			delete(want[node], id)
+		}
+	}
+	for node, left := range want {
+		for id := range left {
+			j.violated("P3", "no share at the end", 0, "%s is placed on %s", id, node)
+		}
+	}
+}

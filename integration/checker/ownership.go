@@ -1,0 +1,207 @@
+package checker
+
+import "strings"
+
+// before returns a key as it was when the transaction was carried out.
+func (w *Write) before(key string) *Key {
+	for i := range w.Changes {
+		if w.Changes[i].Key == key {
+			return w.Changes[i].Before
+		}
+	}
+	return w.state.get(key)
+}
+
+func (w *Write) after(key string) *Key { return w.state.get(key) }
+
+// touches reports whether any rule could have something to say.
+func (w *Write) touches() bool {
+	for i := range w.Changes {
+		switch group(w.Changes[i].Key) {
+		case "pods", "intent", "status", "reservations", "schema":
+			return true
+		}
+	}
+	return false
+}
+
+// has reports whether the transaction carries an operation on a key.
+func (w *Write) has(key string, verbs ...string) bool {
+	for i := range w.Ops {
+		for _, verb := range verbs {
+			if w.Ops[i].Verb == verb && w.Ops[i].DirEnt.Key == key {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// controllerOf returns which controller a change is about: its placement, intent or status.
+func (c *Change) controllerOf() string {
+	for _, k := range []*Key{c.After, c.Before} {
+		switch {
+		case k.placement() != nil:
+			return k.placement().RCID
+		case k.intent() != nil:
+			return k.intent().RCID
+		case k.status() != nil:
+			return k.status().RCID
+		}
+	}
+	return ""
+}
+
+// owned returns the controllers whose pods, intents or status the transaction changes.
+func (w *Write) owned() map[string]bool {
+	out := map[string]bool{}
+	for i := range w.Changes {
+		if id := w.Changes[i].controllerOf(); id != "" {
+			out[id] = true
+		}
+	}
+	return out
+}
+
+// authors returns who the transaction says that it is by, in its audit record and in the status that it writes.
+func (w *Write) authors() map[string]string {
+	out := map[string]string{}
+	for i := range w.Changes {
+		k := w.Changes[i].After
+		if a := k.audit(); a != nil && a.RCID != "" {
+			out[a.RCID] = a.Who
+		}
+		if s := k.status(); s != nil && s.Owner != "" {
+			out[s.RCID] = s.Owner
+		}
+	}
+	return out
+}
+
+// holder returns the farm that held a controller's lock when the transaction was carried out, "" when none did.
+func (w *Write) holder(rcID string) string {
+	lock := w.before(prefix + "locks/" + rcID)
+	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
+		return ""
+	}
+	farm := lock.lockValue().Farm
+	if s, alive := w.state.sessions[lock.Session]; !alive || s.name != "rcfarm/farm/"+farm {
+		return ""
+	}
+	return farm
+}
+
+// single is P1: only the holder of its lock changes a controller's pods. Two rules, independent of each other: who the
+// write says that it is by was the holder at that very index; and the write carries the fence, without which it would only
+// be luck.
+func (j *judgement) single(w *Write) {
+	authors := w.authors()
+	owned := w.owned()
+	for id := range owned {
+		lock := prefix + "locks/" + id
+		if who, known := authors[id]; known {
+			j.looked("P1 author")
+			if holder := w.holder(id); holder != who {
+				j.violated("P1", ruleHolder, w.Index,
+					"%s wrote %s of controller %s, whose lock was held by %q", who, w.summary(), id, holder)
+			}
+		}
+		j.looked("P1 fence")
+		if !w.has(lock, "check-session") || !w.has(lock, "check-index") {
+			j.violated("P1", "without a fence", w.Index, "%s of controller %s was written by a transaction that does not check its lock", w.summary(), id)
+		}
+	}
+	if len(owned) > 1 {
+		j.violated("P1", "two controllers in one write", w.Index, "%v", owned)
+	}
+	for i := range w.Changes {
+		j.holders(w, &w.Changes[i], owned)
+	}
+}
+
+// holders: nobody changes another controller's share of a node.
+func (j *judgement) holders(w *Write, c *Change, owned map[string]bool) {
+	if group(c.Key) != "reservations" {
+		return
+	}
+	before, after := c.Before.reservation(), c.After.reservation()
+	for _, id := range sharesChanged(before, after) {
+		rcID, _, _ := strings.Cut(id, "/")
+		j.looked("P1 shares")
+		if !owned[rcID] && !w.has(prefix+"locks/"+rcID, "check-session") {
+			j.violated("P1", "share changed by another", w.Index, "the share of %s in %s changed in a transaction of %v", id, c.Key, owned)
+		}
+	}
+}
+
+// sharesChanged returns the identities that came to hold a share or ceased to.
+func sharesChanged(before, after *reservation) []string {
+	var out []string
+	if after != nil {
+		for id := range after.Holders {
+			if before == nil {
+				out = append(out, id)
+			} else if _, had := before.Holders[id]; !had {
+				out = append(out, id)
+			}
+		}
+	}
+	if before != nil {
+		for id := range before.Holders {
+			if after == nil {
+				out = append(out, id)
+			} else if _, has := after.Holders[id]; !has {
+				out = append(out, id)
+			}
+		}
+	}
+	return out
+}
+
+// summary names the keys that the transaction changed.
+func (w *Write) summary() string {
+	var parts []string
+	for i := range w.Changes {
+		switch g := group(w.Changes[i].Key); g {
+		case "pods", "intent", "status":
+			parts = append(parts, strings.TrimPrefix(w.Changes[i].Key, prefix))
+		}
+	}
+	const show = 4
+	if len(parts) > show {
+		parts = append(parts[:show], "and more")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// fresh is P2: what is written was computed from the controller as it is. The write names the version that it was computed
+// from; what it says about the generation and the manifest must be of that version.
+func (j *judgement) fresh(w *Write) {
+	for id := range w.owned() {
+		key := prefix + "rcs/" + id
+		j.looked("P2 version")
+		if !w.has(key, "check-index", "check-not-exists") {
+			j.violated("P2", "without the controller's version", w.Index, "%s of controller %s", w.summary(), id)
+		}
+		rc := w.before(key).controller()
+		if rc == nil && w.has(key, "check-not-exists") {
+			continue // it says that there is none
+		}
+		if rc == nil {
+			j.violated("P2", "no such controller", w.Index, "%s was written while controller %s did not exist", w.summary(), id)
+			continue
+		}
+		for i := range w.Changes {
+			c := &w.Changes[i]
+			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation {
+				j.violated("P2", "superseded generation", w.Index, "status of %s speaks of generation %d, the controller is at %d", id, s.ObservedGeneration, rc.Generation)
+			}
+			if p := c.After.placement(); p != nil && c.Before == nil && p.AdoptedAtGeneration == 0 {
+				j.looked("P2 manifest")
+				if p.Digest != rc.Manifest {
+					j.violated("P2", "superseded manifest", w.Index, "%s was placed with manifest %.8s, the controller asks for %.8s", p.id(), p.Digest, rc.Manifest)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,271 @@
+package checker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// places returns the change's placement if it puts a pod where it was not, or gives it other ports, by decision: what is
+// adopted is only taken note of.
+func (c *Change) places() *placement {
+	after, before := c.After.placement(), c.Before.placement()
+	if after == nil || after.RunState != running || adopts(before, after) {
+		return nil
+	}
+	if before == nil {
+		return after
+	}
+	if _, returns := before.ghostOn(after.Node); returns || before.Node == after.Node && maps.Equal(before.Ports, after.Ports) {
+		return nil
+	}
+	return after
+}
+
+// news reports whether the change puts a pod on a node where it was not.
+func (c *Change) news() *placement {
+	p := c.places()
+	if before := c.Before.placement(); p != nil && before != nil && before.Node == p.Node {
+		return nil
+	}
+	return p
+}
+
+func adopts(before, after *placement) bool {
+	return after.AdoptedAtGeneration != 0 && (before == nil || before.AdoptedAtGeneration != after.AdoptedAtGeneration || before.Node != after.Node || after.Revision > before.Revision)
+}
+
+// committed is P3: where a pod is placed there is room, in the placements and in the reservation, which is part of the same
+// transaction.
+func (j *judgement) committed(w *Write) {
+	for i := range w.Changes {
+		p := w.Changes[i].places()
+		if p == nil {
+			continue
+		}
+		j.looked("P3 placed")
+		j.portsFree(w, p)
+		res := w.after(prefix + "reservations/" + p.Node).reservation()
+		if res == nil {
+			j.violated("P3", "placed without a reservation", w.Index, "%s on %s", p.id(), p.Node)
+			continue
+		}
+		if _, holds := res.Holders[p.id()]; !holds {
+			j.violated("P3", "placed without a share", w.Index, "%s on %s", p.id(), p.Node)
+		}
+		node, _ := w.state.node(p.Node)
+		if node == nil {
+			j.violated("P3", "placed on an unknown node", w.Index, "%s on %s", p.id(), p.Node)
+		} else if len(res.Holders) > node.Capacity.Slots {
+			j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Holders), node.Capacity.Slots)
+		}
+	}
+}
+
+func (j *judgement) portsFree(w *Write, p *placement) {
+	for _, other := range w.state.placementsOf("") {
+		if other.Node != p.Node || other.id() == p.id() {
+			continue
+		}
+		for _, port := range p.Ports {
+			if slices.Contains(slices.Collect(maps.Values(other.Ports)), port) {
+				j.violated("P3", "port placed twice", w.Index, "%s and %s both have port %d on %s", p.id(), other.id(), port, p.Node)
+			}
+		}
+	}
+}
+
+// stops is P4 as far as farms can break it: a stop is written only because somebody asks for it, never because something
+// could not be found.
+func (j *judgement) stops(w *Write) {
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		in, was := c.After.intent(), c.Before.intent()
+		if in == nil {
+			continue
+		}
+		node := nodeOfIntent(c.Key)
+		if was != nil && (in.Revision < was.Revision || in.Revision == was.Revision && in.State != was.State) {
+			j.violated("P4", "revision not higher", w.Index, "%s on %s: %s at %d after %s at %d", in.id(), node, in.State, in.Revision, was.State, was.Revision)
+		}
+		if in.State != stopped {
+			continue
+		}
+		j.looked("P4 stop")
+		if !w.has(prefix+"breaker", "check-index") {
+			j.violated("P4", "stop without the breaker", w.Index, "%s on %s", in.id(), node)
+		}
+		if why := w.unasked(in, node); why != "" {
+			j.violated("P4", "stop that nobody asked for", w.Index, "%s on %s: %s", in.id(), node, why)
+		}
+	}
+}
+
+// unasked returns why a stop is not justified, "" when it is.
+func (w *Write) unasked(in *intent, node string) string {
+	key := prefix + "pods/" + in.id()
+	after, before := w.after(key).placement(), w.before(key).placement()
+	rc := w.before(prefix + "rcs/" + in.RCID).controller()
+	switch {
+	case rc == nil && w.has(prefix+"rcs/"+in.RCID, "check-not-exists") && w.asked(in.RCID):
+		return "" // an orphan is swept
+	case rc == nil:
+		return "its controller does not exist"
+	case after == nil:
+		return "there is no placement"
+	case after.Node != node:
+		if _, ghost := after.ghostOn(node); !ghost || after.RunState != running {
+			return fmt.Sprintf("it is placed on %s, %s, without a ghost here", after.Node, after.RunState)
+		}
+		return ""
+	case before != nil && before.RunState == stopped:
+		return "" // said again
+	case rc.DeletedAt != nil:
+		return ""
+	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
+		return "it was adopted at the present generation and must stay"
+	case !w.state.mayStay(rc, node), w.asked(in.RCID):
+		return ""
+	}
+	n := 0
+	for _, p := range w.placementsBefore(in.RCID) {
+		if p.Role == in.Role && p.RunState == running {
+			n++
+		}
+	}
+	if want := rc.wanted(in.Role); n <= want {
+		return fmt.Sprintf("%d replicas of role %s were placed, %d desired", n, in.Role, want)
+	}
+	return ""
+}
+
+// placementsBefore returns a controller's placements as they were when the transaction was carried out.
+func (w *Write) placementsBefore(rcID string) []*placement {
+	changed := map[string]bool{}
+	var out []*placement
+	for i := range w.Changes {
+		if group(w.Changes[i].Key) != "pods" {
+			continue
+		}
+		changed[w.Changes[i].Key] = true
+		if p := w.Changes[i].Before.placement(); p != nil && p.RCID == rcID {
+			out = append(out, p)
+		}
+	}
+	for _, p := range w.state.placementsOf(rcID) {
+		if !changed[prefix+"pods/"+p.id()] {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// confirmed is P5: identity, node and share are given up only after the node has confirmed the stop.
+func (j *judgement) confirmed(w *Write) {
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		if before := c.Before.placement(); before != nil {
+			j.leaves(w, before, c.After.placement())
+		}
+		if group(c.Key) == "reservations" {
+			j.freed(w, c)
+		}
+	}
+}
+
+func (j *judgement) leaves(w *Write, before, after *placement) {
+	if w.asked(before.RCID) {
+		return
+	}
+	id := before.id()
+	gone := func(node string, revision int64) {
+		j.looked("P5 given up")
+		r := w.before(realityKey(node, id)).reality()
+		if r == nil || r.State != stopped || r.Revision < revision {
+			j.violated("P5", "given up before the stop was confirmed", w.Index, "%s on %s: stop at revision %d, the node reports %+v", id, node, revision, r)
+		}
+		if ran, ok := j.nodes.runs(node, id); ok {
+			j.violated("P5", "given up while it runs", w.Index, "%s on %s runs at revision %d", id, node, ran.Revision)
+		}
+	}
+	if after == nil || after.Node != before.Node {
+		_, ghost := int64(0), false
+		if after != nil {
+			_, ghost = after.ghostOn(before.Node)
+		}
+		if !ghost {
+			gone(before.Node, before.Revision)
+		}
+	}
+	for _, g := range before.Ghosts {
+		if after != nil {
+			if _, still := after.ghostOn(g.Node); still || after.Node == g.Node {
+				continue
+			}
+		}
+		gone(g.Node, g.Revision)
+	}
+}
+
+// asked reports whether the transaction answers a request of operators to the controller's owner.
+func (w *Write) asked(rcID string) bool {
+	for i := range w.Changes {
+		if strings.HasPrefix(w.Changes[i].Key, prefix+"requests/"+rcID+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *judgement) freed(w *Write, c *Change) {
+	node := nodeBelow(c.Key, "reservations/")
+	before, after := c.Before.reservation(), c.After.reservation()
+	if before == nil {
+		return
+	}
+	for id := range before.Holders {
+		if after != nil {
+			if _, still := after.Holders[id]; still {
+				continue
+			}
+		}
+		j.looked("P5 freed")
+		p := w.after(prefix + "pods/" + id).placement()
+		if p == nil {
+			continue
+		}
+		if _, ghost := p.ghostOn(node); ghost || p.Node == node {
+			j.violated("P5", "share freed under a pod", w.Index, "%s is still placed on %s", id, node)
+		}
+	}
+}
+
+// settled is R1: after the store went back in time nothing is placed before the nonce is new and every node that was alive
+// then has said, under it, what it runs.
+func (j *judgement) settled(w *Write) {
+	for i := range w.Changes {
+		p := w.Changes[i].news()
+		if p == nil {
+			continue
+		}
+		j.looked("R1 placed")
+		if !w.has(keySchema, "check-index") {
+			j.violated("R1", "placed without the nonce", w.Index, "%s on %s", p.id(), p.Node)
+		}
+		if j.restoredAt > j.nonceAt {
+			j.violated("R1", "placed before the nonce was renewed", w.Index, "%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)
+			continue
+		}
+		nonce := w.before(keySchema).schema().Nonce
+		alive := w.state.passingPreparers()
+		for check, name := range j.before {
+			if _, still := alive[check]; !still {
+				continue
+			}
+			if n, _ := w.state.node(name); n == nil || n.Nonce != nonce {
+				j.violated("R1", "placed before every node has spoken", w.Index, "%s on %s; %s has not echoed the nonce made at index %d", p.id(), p.Node, name, j.nonceAt)
+			}
+		}
+	}
+}

@@ -1,0 +1,273 @@
+package checker
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// The key schema. See docs/consul-keys.md.
+const (
+	prefix    = "rcfarm/"
+	keySchema = prefix + "schema"
+)
+
+// identity is one replica.
+type identity struct {
+	RCID  string `json:"rc_id"`
+	Role  string `json:"role"`
+	Index int    `json:"index"`
+}
+
+func (i identity) id() string { return fmt.Sprintf("%s/%s.%d", i.RCID, i.Role, i.Index) }
+
+type placement struct {
+	identity
+	Node     string         `json:"node"`
+	Digest   string         `json:"digest"`
+	Ports    map[string]int `json:"ports"`
+	RunState string         `json:"run_state"`
+	Revision int64          `json:"revision"`
+	Ghosts   []struct {
+		Node     string `json:"node"`
+		Revision int64  `json:"revision"` // zero: it is to run on until the pod is available where it is placed
+		Lost     bool   `json:"lost"`
+	} `json:"ghosts"`
+	AdoptedAtGeneration int64 `json:"adopted_at_generation"`
+}
+
+const (
+	running = "running"
+	stopped = "stopped"
+)
+
+func (p *placement) ghostOn(node string) (revision int64, ok bool) {
+	for _, g := range p.Ghosts {
+		if g.Node == node {
+			return g.Revision, true
+		}
+	}
+	return 0, false
+}
+
+type intent struct {
+	identity
+	Digest   string `json:"digest"`
+	State    string `json:"state"`
+	Revision int64  `json:"revision"`
+}
+
+type reality struct {
+	identity
+	Digest    string `json:"digest"`
+	Revision  int64  `json:"revision"`
+	State     string `json:"state"`
+	Available bool   `json:"available"`
+}
+
+type controller struct {
+	ID            string `json:"id"`
+	Name          string `json:"name"`
+	Manifest      string `json:"manifest"`
+	NodeSelector  string `json:"node_selector"`
+	ReplicaGroups []struct {
+		Role  string `json:"role"`
+		Count int    `json:"count"`
+	} `json:"replica_groups"`
+	MinAvailable *int    `json:"min_available"`
+	MaxSurge     *int    `json:"max_surge"`
+	DeletedAt    *string `json:"deleted_at"`
+	Generation   int64   `json:"generation"`
+	Disabled     bool    `json:"disabled"`
+}
+
+func (c *controller) desired() int {
+	n := 0
+	for _, g := range c.ReplicaGroups {
+		n += g.Count
+	}
+	return n
+}
+
+// wanted returns how many replicas of a role are desired.
+func (c *controller) wanted(role string) int {
+	for _, g := range c.ReplicaGroups {
+		if g.Role == role {
+			return g.Count
+		}
+	}
+	return 0
+}
+
+func (c *controller) minimum() int {
+	if c.MinAvailable != nil {
+		return min(*c.MinAvailable, c.desired())
+	}
+	return max(0, c.desired()-1)
+}
+
+func (c *controller) surge() int {
+	if c.MaxSurge != nil {
+		return *c.MaxSurge
+	}
+	return 1
+}
+
+type nodeRecord struct {
+	Name     string `json:"name"`
+	Capacity struct {
+		Slots int `json:"slots"`
+	} `json:"capacity"`
+	Labels     map[string]string `json:"labels"`
+	Nonce      string            `json:"nonce"`
+	ConsulNode string            `json:"consul_node"`
+	Orphans    []identity        `json:"orphans"`
+}
+
+type nodeOps struct {
+	Unschedulable bool            `json:"unschedulable"`
+	Drain         json.RawMessage `json:"drain"`
+}
+
+type reservation struct {
+	Holders map[string]struct {
+		Ports []int `json:"ports"`
+	} `json:"holders"`
+}
+
+type lockValue struct {
+	Farm        string `json:"farm"`
+	Incarnation string `json:"incarnation"`
+}
+
+type auditRecord struct {
+	Who  string `json:"who"`
+	What string `json:"what"`
+	RCID string `json:"rc_id"`
+}
+
+type statusRecord struct {
+	RCID               string `json:"rc_id"`
+	ObservedGeneration int64  `json:"observed_generation"`
+	Owner              string `json:"owner"`
+	Conditions         []struct {
+		Type   string `json:"type"`
+		True   bool   `json:"true"`
+		Reason string `json:"reason"`
+	} `json:"conditions"`
+}
+
+func (s *statusRecord) is(condition string) bool {
+	for _, c := range s.Conditions {
+		if c.Type == condition && c.True {
+			return true
+		}
+	}
+	return false
+}
+
+type schemaRecord struct {
+	Nonce string `json:"nonce"`
+}
+
+// record decodes a key once. It returns nil for a key that does not exist, is in another group, is a marker, or cannot be
+// read.
+func record[T any](k *Key, groupName string) *T {
+	if k == nil || group(k.Name) != groupName || strings.HasSuffix(k.Name, "/") {
+		return nil
+	}
+	if done, ok := k.record.(*T); ok {
+		return done
+	}
+	v := new(T)
+	if json.Unmarshal(k.Value, v) != nil {
+		v = nil
+	}
+	k.record = v
+	return v
+}
+
+func (k *Key) placement() *placement     { return record[placement](k, "pods") }
+func (k *Key) intent() *intent           { return record[intent](k, "intent") }
+func (k *Key) reality() *reality         { return record[reality](k, "reality") }
+func (k *Key) controller() *controller   { return record[controller](k, "rcs") }
+func (k *Key) nodeRecord() *nodeRecord   { return record[nodeRecord](k, "nodes") }
+func (k *Key) nodeOps() *nodeOps         { return record[nodeOps](k, "nodeops") }
+func (k *Key) reservation() *reservation { return record[reservation](k, "reservations") }
+func (k *Key) lockValue() *lockValue     { return record[lockValue](k, "locks") }
+func (k *Key) audit() *auditRecord       { return record[auditRecord](k, "audit") }
+func (k *Key) status() *statusRecord     { return record[statusRecord](k, "status") }
+
+func (k *Key) schema() schemaRecord {
+	if s := record[schemaRecord](k, "schema"); s != nil {
+		return *s
+	}
+	return schemaRecord{}
+}
+
+func nodeOfIntent(key string) string { return nodeBelow(key, "intent/") }
+
+// nodeBelow returns the node whose name follows a part of the schema.
+func nodeBelow(key, part string) string {
+	node, _, _ := strings.Cut(strings.TrimPrefix(key, prefix+part), "/")
+	return node
+}
+
+func realityKey(node, id string) string { return prefix + "reality/" + node + "/" + id }
+
+// placementsOf returns the placements of one controller, or of all when rcID is empty.
+func (s *state) placementsOf(rcID string) []*placement {
+	var out []*placement
+	for _, k := range s.groups["pods"] {
+		if p := k.placement(); p != nil && (rcID == "" || p.RCID == rcID) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// node returns the record of a node and the key that holds it.
+func (s *state) node(name string) (*nodeRecord, *Key) {
+	for key, k := range s.groups["nodes"] {
+		if strings.HasSuffix(key, "/"+name) {
+			return k.nodeRecord(), k
+		}
+	}
+	return nil, nil
+}
+
+// alive reports whether a node's preparer holds its record.
+func (s *state) alive(name string) bool {
+	_, k := s.node(name)
+	return k != nil && k.Session != ""
+}
+
+// gone reports whether the machine is lost: nobody holds its record, and its Consul agent has failed or left.
+func (s *state) gone(name string) bool {
+	n, k := s.node(name)
+	if n == nil || k.Session != "" {
+		return false
+	}
+	c, known := s.checks[checkName{n.ConsulNode, "serfHealth"}]
+	return !known || c.status == critical
+}
+
+// mayStay reports whether a controller's pods may be on a node. Selectors in these runs are empty or one "key=value".
+func (s *state) mayStay(rc *controller, node string) bool {
+	if s.closed(node) {
+		return false
+	}
+	key, value, ok := strings.Cut(rc.NodeSelector, "=")
+	n, _ := s.node(node)
+	return rc.NodeSelector == "" || ok && n != nil && n.Labels[key] == value
+}
+
+// closed reports whether operators do not want pods on a node.
+func (s *state) closed(node string) bool {
+	for key, k := range s.groups["nodeops"] {
+		if o := k.nodeOps(); o != nil && strings.HasSuffix(key, "/"+node) {
+			return o.Unschedulable || len(o.Drain) > 0 && string(o.Drain) != "null"
+		}
+	}
+	return false
+}

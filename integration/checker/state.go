@@ -1,0 +1,255 @@
+package checker
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"strings"
+)
+
+// Key is one version of a key. It is never changed once it exists.
+type Key struct {
+	Name      string
+	Value     []byte
+	Flags     uint64
+	Index     uint64 // modify index
+	LockIndex uint64
+	Session   string // that holds it
+
+	record any // decoded on first use; see records.go
+}
+
+// Change is what one command did to one key; nil means that the key does not exist.
+type Change struct {
+	Key           string
+	Before, After *Key
+}
+
+// Write is one command that was carried out.
+type Write struct {
+	Index   uint64
+	At      int64 // unix nanoseconds
+	Ops     []Op  // of a transaction
+	Changes []Change
+	state   *state // after it
+}
+
+// state is what Consul's servers hold after a prefix of the log.
+type state struct {
+	groups   map[string]map[string]*Key // by the part of the name up to the first slash below the prefix
+	sessions map[string]session
+	checks   map[checkName]check
+	nodes    map[string]bool
+	undo     []Change // of the command at work, latest last
+}
+
+func newState() *state {
+	return &state{
+		groups: map[string]map[string]*Key{}, sessions: map[string]session{},
+		checks: map[checkName]check{}, nodes: map[string]bool{},
+	}
+}
+
+func (s *state) clone() *state {
+	c := newState()
+	for name, group := range s.groups {
+		c.groups[name] = maps.Clone(group)
+	}
+	c.sessions, c.checks, c.nodes = maps.Clone(s.sessions), maps.Clone(s.checks), maps.Clone(s.nodes)
+	return c
+}
+
+// group returns which group a key belongs to, such as "pods".
+func group(key string) string {
+	rest, ours := strings.CutPrefix(key, prefix)
+	if !ours {
+		return ""
+	}
+	top, _, _ := strings.Cut(rest, "/")
+	return top
+}
+
+func (s *state) get(key string) *Key { return s.groups[group(key)][key] }
+
+func (s *state) put(key string, k *Key) {
+	g := group(key)
+	before := s.groups[g][key]
+	if before == nil && k == nil {
+		return
+	}
+	s.undo = append(s.undo, Change{Key: key, Before: before, After: k})
+	s.raw(key, k)
+}
+
+func (s *state) raw(key string, k *Key) {
+	g := group(key)
+	if k == nil {
+		delete(s.groups[g], key)
+		return
+	}
+	if s.groups[g] == nil {
+		s.groups[g] = map[string]*Key{}
+	}
+	s.groups[g][key] = k
+}
+
+// apply carries one entry out.
+func (s *state) apply(e *Entry) (*Write, error) {
+	w := &Write{Index: e.Index, At: e.At, state: s}
+	s.undo = nil
+	if e.Kind != raftCommand || len(e.Data) == 0 {
+		return w, nil
+	}
+	var err error
+	switch e.Data[0] &^ ignorable {
+	case typeRegister:
+		var r registerRequest
+		if err = decode(e.Data[1:], &r); err == nil {
+			s.register(&r, e.Index)
+		}
+	case typeDeregister:
+		var r deregisterRequest
+		if err = decode(e.Data[1:], &r); err == nil {
+			s.deregister(&r, e.Index)
+		}
+	case typeSession:
+		var r sessionRequest
+		if err = decode(e.Data[1:], &r); err == nil {
+			s.sessionRequest(&r, e.Index)
+		}
+	case typeKVS:
+		var r kvsRequest
+		if err = decode(e.Data[1:], &r); err == nil && !s.op(&Op{Verb: r.Op, DirEnt: r.DirEnt}, e.Index) {
+			s.rollback()
+		}
+	case typeTxn:
+		var r txnRequest
+		if err = decode(e.Data[1:], &r); err == nil {
+			s.txn(&r, w)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: command at index %d: %w", ErrHarness, e.Index, err)
+	}
+	w.Changes = merge(s.undo)
+	return w, nil
+}
+
+func (s *state) txn(r *txnRequest, w *Write) {
+	for i := range r.Ops {
+		if r.Ops[i].KV == nil {
+			continue
+		}
+		w.Ops = append(w.Ops, *r.Ops[i].KV)
+		if !s.op(r.Ops[i].KV, w.Index) {
+			s.rollback()
+			return
+		}
+	}
+}
+
+func (s *state) rollback() {
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		s.raw(s.undo[i].Key, s.undo[i].Before)
+	}
+	s.undo = nil
+}
+
+// merge joins changes of one key into one.
+func merge(changes []Change) []Change {
+	at := map[string]int{}
+	var out []Change
+	for _, c := range changes {
+		if i, known := at[c.Key]; known {
+			out[i].After = c.After
+			continue
+		}
+		at[c.Key] = len(out)
+		out = append(out, c)
+	}
+	return out
+}
+
+// op carries one operation out and reports whether Consul would have accepted it.
+func (s *state) op(op *Op, index uint64) bool {
+	d := &op.DirEnt
+	now := s.get(d.Key)
+	switch op.Verb {
+	case "set":
+		s.set(d, now, index)
+	case "cas":
+		if (d.ModifyIndex == 0) != (now == nil) || now != nil && now.Index != d.ModifyIndex {
+			return false
+		}
+		s.set(d, now, index)
+	case "delete":
+		s.put(d.Key, nil)
+	case "delete-cas":
+		if now != nil && now.Index != d.ModifyIndex {
+			return false
+		}
+		s.put(d.Key, nil)
+	case "delete-tree":
+		s.deleteTree(d.Key)
+	case "lock":
+		return s.lock(d, now, index)
+	case "unlock":
+		if d.Session == "" || now == nil || now.Session != d.Session {
+			return false
+		}
+		s.write(d, now, "", now.LockIndex, index)
+	case "check-session":
+		return now != nil && now.Session == d.Session
+	case "check-index":
+		return now != nil && now.Index == d.ModifyIndex
+	case "check-not-exists":
+		return now == nil
+	case "get":
+		return now != nil
+	}
+	return true
+}
+
+func (s *state) set(d *dirEntry, now *Key, index uint64) {
+	holder := ""
+	if now != nil {
+		holder = now.Session
+	}
+	s.write(d, now, holder, d.LockIndex, index)
+}
+
+// write stores a version, unless it is the one that is there.
+func (s *state) write(d *dirEntry, now *Key, holder string, lockIndex, index uint64) {
+	if now != nil && now.LockIndex == lockIndex && now.Flags == d.Flags && bytes.Equal(now.Value, d.Value) && now.Session == holder {
+		return
+	}
+	s.put(d.Key, &Key{Name: d.Key, Value: d.Value, Flags: d.Flags, Index: index, LockIndex: lockIndex, Session: holder})
+}
+
+func (s *state) lock(d *dirEntry, now *Key, index uint64) bool {
+	if _, alive := s.sessions[d.Session]; !alive {
+		return false
+	}
+	lockIndex := uint64(1)
+	switch {
+	case now == nil:
+	case now.Session == d.Session:
+		lockIndex = now.LockIndex
+	case now.Session != "":
+		return false
+	default:
+		lockIndex = now.LockIndex + 1
+	}
+	s.write(d, now, d.Session, lockIndex, index)
+	return true
+}
+
+func (s *state) deleteTree(prefix string) {
+	for _, g := range s.groups {
+		for key := range g {
+			if strings.HasPrefix(key, prefix) {
+				s.put(key, nil)
+			}
+		}
+	}
+}
