@@ -106,7 +106,7 @@ func (b *bench) placementOf(ctx context.Context, addr string, s shape) error {
 			wanted = append(wanted, name)
 		}
 	}
-	if len(wanted) == 0 && !b.wants(s.name) {
+	if len(wanted) == 0 && !b.wants(s.name+"-plain") {
 		return nil
 	}
 	plain, err := b.place(ctx, addr, base, true)

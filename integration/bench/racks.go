@@ -18,7 +18,8 @@ func (overRacks) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]stri
 	if err != nil {
 		return nil, nil, err
 	}
-	names, others := placement.Eligible(s.Nodes, sel, nonceOf(s), uint64(s.Now.UnixNano()))
+	names, others := placement.Eligible(s.Nodes, sel, nonceOf(s))
+	names = placement.Order(names, uint64(s.Now.UnixNano()))
 	pods := map[string]int{} // by rack
 	for i := range s.Pods {
 		if v := s.Nodes[s.Pods[i].Node]; v != nil {

@@ -50,8 +50,10 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		perNode[s.Pods[i].Node]++
 		avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
 	}
-	// Nodes with few pods of this controller first: reading the others would be in vain.
-	slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
+	if len(perNode) > 0 {
+		// Nodes with few pods of this controller first: reading the others would be in vain.
+		slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
+	}
 	left := plan.Adds
 	for len(left) > 0 && len(order) > 0 {
 		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
