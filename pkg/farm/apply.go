@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -54,12 +55,12 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		// Nodes with few pods of this controller first: reading the others would be in vain.
 		slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
 	}
-	left := plan.Adds
+	left, placed := plan.Adds, len(plan.Changes)
 	for len(left) > 0 && len(order) > 0 {
 		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
 		some := order[:n]
 		order = order[n:]
-		reservations, err := c.reservations(ctx, some)
+		reservations, err := c.reservations(ctx, v, some)
 		if err != nil {
 			return err
 		}
@@ -76,6 +77,10 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			others[reason] += n
 		}
 	}
+	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
+	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
+		return strings.Compare(a.Placement.Node, b.Placement.Node)
+	})
 	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
 	c.farm.cfg.Metrics.short(c.ID, len(left), others)
 	return nil
@@ -90,7 +95,8 @@ func without(all []pod.Identity, assigned []placement.Assignment) []pod.Identity
 	return slices.DeleteFunc(slices.Clone(all), func(id pod.Identity) bool { return done[id] })
 }
 
-func (c *ReplicationController) reservations(ctx context.Context, names []string) (map[string]node.Reservation, error) {
+// reservations reads what is taken on nodes, and keeps it for the batches: their writes are refused where it is outdated.
+func (c *ReplicationController) reservations(ctx context.Context, v *view, names []string) (map[string]node.Reservation, error) {
 	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
 	if err != nil {
 		return nil, err
@@ -101,6 +107,9 @@ func (c *ReplicationController) reservations(ctx context.Context, names []string
 	out := make(map[string]node.Reservation, len(recs))
 	for name, rec := range recs {
 		out[name] = rec.Value
+		if len(corrupt) == 0 { // else the batches read again, and say which one it is
+			v.reserved[name] = rec
+		}
 	}
 	return out, nil
 }
@@ -179,7 +188,7 @@ const headBytes = 32 * 1024
 // batches groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can be
 // in flight together; a change that would need a node of an earlier, full batch waits for the next pass.
 func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reconcile.Plan) ([]*batch, error) {
-	reserved, err := c.reservationsOf(ctx, plan.Changes)
+	reserved, err := c.reservationsOf(ctx, v, plan.Changes)
 	if err != nil || len(plan.Changes) == 0 {
 		return nil, err
 	}
@@ -211,24 +220,28 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 	return out, nil
 }
 
-// reservationsOf reads what is taken on every node whose reservation a change touches.
-func (c *ReplicationController) reservationsOf(ctx context.Context, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], error) {
+// reservationsOf returns what is taken on every node whose reservation a change touches, and reads what this pass has not.
+func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], error) {
 	var names []string
-	seen := map[string]bool{}
+	seen := maps.Clone(v.reserved)
 	for i := range changes {
 		for _, r := range changes[i].Reserve {
-			if !seen[r.Node] {
-				seen[r.Node] = true
+			if _, known := seen[r.Node]; !known {
+				seen[r.Node] = store.Rec[node.Reservation]{}
 				names = append(names, r.Node)
 			}
 		}
+	}
+	if len(names) == 0 {
+		return seen, nil
 	}
 	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
 	if err != nil {
 		return nil, err
 	}
+	maps.Copy(seen, recs)
 	// Writing over an unreadable reservation would forget who holds what.
-	return recs, errors.Join(corrupt...)
+	return seen, errors.Join(corrupt...)
 }
 
 // reserve returns the new reservations that a change needs, or why a node cannot take it.
