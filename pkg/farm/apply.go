@@ -23,7 +23,7 @@ import (
 // Writes are how a pass changes the world.
 type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
-	CostOf(p store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
+	CostOf(p *store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
 	Ring(ctx context.Context, rcID string) error
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], a store.Audit) error
 }
@@ -202,10 +202,14 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 			plan.Block(v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
 			continue
 		}
-		b := c.batchFor(ch, &out, home, v, writes)
+		pod, intents := rows(ch)
+		cost := c.farm.cfg.Store.CostOf(&pod, intents, writes)
+		b := c.batchFor(cost, &out, home, v, writes)
 		if b == nil {
 			continue
 		}
+		b.Pods = append(b.Pods, pod)
+		b.Intents = append(b.Intents, intents...)
 		c.put(b, v, ch, writes)
 		for _, w := range writes {
 			home[w.Node] = b
@@ -267,7 +271,7 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 }
 
 // batchFor returns the batch that a change goes into, nil when it must wait for the next pass.
-func (c *ReplicationController) batchFor(ch *reconcile.Change, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
+func (c *ReplicationController) batchFor(cost store.Cost, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
 	var bound *batch
 	for _, w := range writes {
 		b := home[w.Node]
@@ -278,8 +282,13 @@ func (c *ReplicationController) batchFor(ch *reconcile.Change, out *[]*batch, ho
 			bound = b
 		}
 	}
-	row, intents := rows(ch)
-	cost := c.farm.cfg.Store.CostOf(row, intents, writes)
+	if bound != nil {
+		for _, w := range writes {
+			if home[w.Node] == bound {
+				cost.Ops-- // the reservation is one operation, however many pods of the batch it is for
+			}
+		}
+	}
 	if bound == nil && len(*out) > 0 {
 		bound = (*out)[len(*out)-1]
 		if !bound.fits(cost) {
@@ -310,11 +319,8 @@ func rows(ch *reconcile.Change) (store.PodWrite, []store.IntentWrite) {
 	return store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement}, intents
 }
 
-// put adds a change and the conditions that it depends on to a batch.
+// put adds a change's reservations and the conditions that it depends on to a batch.
 func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, writes []store.ReservationWrite) {
-	row, intents := rows(ch)
-	b.Pods = append(b.Pods, row)
-	b.Intents = append(b.Intents, intents...)
 	for _, w := range writes {
 		if at, known := b.nodes[w.Node]; known {
 			b.Reservations[at].Value = w.Value
