@@ -204,7 +204,7 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 		}
 		pod, intents := rows(ch)
 		cost := c.farm.cfg.Store.CostOf(&pod, intents, writes)
-		b := c.batchFor(cost, &out, home, v, writes)
+		b := c.batchFor(cost, sharing(plan.Changes[i:]), &out, home, v, writes)
 		if b == nil {
 			continue
 		}
@@ -270,8 +270,19 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 	return writes, ""
 }
 
-// batchFor returns the batch that a change goes into, nil when it must wait for the next pass.
-func (c *ReplicationController) batchFor(cost store.Cost, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
+// sharing returns how many changes, from the first on, are about the node that the first is about.
+func sharing(changes []reconcile.Change) int {
+	n := 1
+	for n < len(changes) && len(changes[0].Reserve) == 1 && len(changes[n].Reserve) == 1 &&
+		changes[n].Reserve[0].Node == changes[0].Reserve[0].Node {
+		n++
+	}
+	return n
+}
+
+// batchFor returns the batch that a change goes into, nil when it must wait for the next pass. The change is the first of
+// some on the same node, which go into the same batch if one can take them all: those left over would wait.
+func (c *ReplicationController) batchFor(cost store.Cost, some int, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
 	var bound *batch
 	for _, w := range writes {
 		b := home[w.Node]
@@ -291,7 +302,8 @@ func (c *ReplicationController) batchFor(cost store.Cost, out *[]*batch, home ma
 	}
 	if bound == nil && len(*out) > 0 {
 		bound = (*out)[len(*out)-1]
-		if !bound.fits(cost) {
+		all := store.Cost{Ops: cost.Ops * some, Bytes: cost.Bytes * some}
+		if !bound.fits(cost) || !bound.fits(all) && (&batch{}).fits(all) {
 			bound = nil
 		}
 	} else if bound != nil && !bound.fits(cost) {
