@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test race e2e demo lint fmt clean
+.PHONY: help build test race e2e bench demo lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -13,7 +13,7 @@ TESTTIME ?= 15m
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
 	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; CONSUL_BIN=path uses that Consul.'
+	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; BENCH=name one benchmark; CONSUL_BIN=path uses that Consul.'
 
 build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
 
@@ -36,6 +36,10 @@ race: build bin/consul ## the tests three times in a row, in another order each 
 
 e2e: build bin/consul ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
+
+bench: build bin/consul ## measure against the goals, table and bin/bench.json; BENCH=name or name/part for one
+	$(GO) build -trimpath -o bin/bench ./integration/bench
+	bin/bench -run '$(BENCH)' $(BENCHFLAGS)
 
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo

@@ -73,6 +73,7 @@ func New(cfg Config) (*Client, error) {
 	conf.Transport.MaxConnsPerHost = cfg.MaxConns
 	conf.Transport.MaxIdleConnsPerHost = cfg.MaxConns
 	conf.Transport.MaxIdleConns = cfg.MaxConns
+	conf.Transport.DisableCompression = true // the agent is on this machine: it would cost both sides more than it saves
 	if socket, ok := strings.CutPrefix(conf.Address, "unix://"); ok {
 		// The API client would put its own transport in the place of ours, without the bound on connections.
 		conf.Address = "consul.sock" // only names the host in requests

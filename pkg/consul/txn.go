@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/consul/api"
+	"golang.org/x/sync/errgroup"
 )
 
 // Limits of one transaction, measured on Consul 1.20.1 and held by tests: the number of operations, and the bytes of
@@ -167,19 +170,36 @@ func indices(resp *api.TxnResponse) map[string]uint64 {
 	return written
 }
 
-// GetMany reads keys by name, in as few read transactions as Consul's limit allows. The answer has one entry per key;
-// a missing key is absent from it. ErrFiltered says that the token may not read one of them.
+// readsAtOnce is how many transactions of one GetMany are in flight.
+const readsAtOnce = 4
+
+// GetMany reads keys by name, in as few read transactions as Consul's limit allows, a few of them at once: only keys that fit
+// into one are read at one moment. The answer has one entry per key; a missing key is absent from it. ErrFiltered says that
+// the token may not read one of them.
 func (c *Client) GetMany(ctx context.Context, keys []string, consistency Consistency) (map[string]Pair, error) {
 	found := make(map[string]Pair, len(keys))
-	for start := 0; start < len(keys); start += MaxTxnOps {
-		if err := c.getSome(ctx, keys[start:min(start+MaxTxnOps, len(keys))], consistency, found); err != nil {
-			return nil, err
-		}
+	if len(keys) <= MaxTxnOps {
+		return found, c.getSome(ctx, keys, consistency, func(p Pair) { found[p.Key] = p })
 	}
-	return found, nil
+	var mu sync.Mutex
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(readsAtOnce)
+	for chunk := range slices.Chunk(keys, MaxTxnOps) {
+		group.Go(func() error {
+			return c.getSome(ctx, chunk, consistency, func(p Pair) {
+				mu.Lock()
+				defer mu.Unlock()
+				found[p.Key] = p
+			})
+		})
+	}
+	return found, group.Wait()
 }
 
-func (c *Client) getSome(ctx context.Context, keys []string, consistency Consistency, found map[string]Pair) error {
+func (c *Client) getSome(ctx context.Context, keys []string, consistency Consistency, found func(Pair)) error {
+	if len(keys) == 0 {
+		return nil
+	}
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	txn := make(api.TxnOps, len(keys))
@@ -197,7 +217,7 @@ func (c *Client) getSome(ctx context.Context, keys []string, consistency Consist
 	}
 	for _, r := range resp.Results {
 		if r.KV.ModifyIndex != 0 {
-			found[r.KV.Key] = pairOf(r.KV)
+			found(pairOf(r.KV))
 		}
 	}
 	return nil

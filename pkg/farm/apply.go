@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,7 +23,7 @@ import (
 // Writes are how a pass changes the world.
 type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
-	CostOf(p store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
+	CostOf(p *store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
 	Ring(ctx context.Context, rcID string) error
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], a store.Audit) error
 }
@@ -50,14 +51,16 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		perNode[s.Pods[i].Node]++
 		avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
 	}
-	// Nodes with few pods of this controller first: reading the others would be in vain.
-	slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
-	left := plan.Adds
+	if len(perNode) > 0 {
+		// Nodes with few pods of this controller first: reading the others would be in vain.
+		slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
+	}
+	left, placed := plan.Adds, len(plan.Changes)
 	for len(left) > 0 && len(order) > 0 {
 		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
 		some := order[:n]
 		order = order[n:]
-		reservations, err := c.reservations(ctx, some)
+		reservations, err := c.reservations(ctx, v, some)
 		if err != nil {
 			return err
 		}
@@ -74,6 +77,10 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			others[reason] += n
 		}
 	}
+	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
+	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
+		return strings.Compare(a.Placement.Node, b.Placement.Node)
+	})
 	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
 	c.farm.cfg.Metrics.short(c.ID, len(left), others)
 	return nil
@@ -88,7 +95,8 @@ func without(all []pod.Identity, assigned []placement.Assignment) []pod.Identity
 	return slices.DeleteFunc(slices.Clone(all), func(id pod.Identity) bool { return done[id] })
 }
 
-func (c *ReplicationController) reservations(ctx context.Context, names []string) (map[string]node.Reservation, error) {
+// reservations reads what is taken on nodes, and keeps it for the batches: their writes are refused where it is outdated.
+func (c *ReplicationController) reservations(ctx context.Context, v *view, names []string) (map[string]node.Reservation, error) {
 	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
 	if err != nil {
 		return nil, err
@@ -99,6 +107,9 @@ func (c *ReplicationController) reservations(ctx context.Context, names []string
 	out := make(map[string]node.Reservation, len(recs))
 	for name, rec := range recs {
 		out[name] = rec.Value
+		if len(corrupt) == 0 { // else the batches read again, and say which one it is
+			v.reserved[name] = rec
+		}
 	}
 	return out, nil
 }
@@ -177,7 +188,7 @@ const headBytes = 32 * 1024
 // batches groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can be
 // in flight together; a change that would need a node of an earlier, full batch waits for the next pass.
 func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reconcile.Plan) ([]*batch, error) {
-	reserved, err := c.reservationsOf(ctx, plan.Changes)
+	reserved, err := c.reservationsOf(ctx, v, plan.Changes)
 	if err != nil || len(plan.Changes) == 0 {
 		return nil, err
 	}
@@ -191,10 +202,14 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 			plan.Block(v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
 			continue
 		}
-		b := c.batchFor(ch, &out, home, v, writes)
+		pod, intents := rows(ch)
+		cost := c.farm.cfg.Store.CostOf(&pod, intents, writes)
+		b := c.batchFor(cost, sharing(plan.Changes[i:]), &out, home, v, writes)
 		if b == nil {
 			continue
 		}
+		b.Pods = append(b.Pods, pod)
+		b.Intents = append(b.Intents, intents...)
 		c.put(b, v, ch, writes)
 		for _, w := range writes {
 			home[w.Node] = b
@@ -209,24 +224,28 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 	return out, nil
 }
 
-// reservationsOf reads what is taken on every node whose reservation a change touches.
-func (c *ReplicationController) reservationsOf(ctx context.Context, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], error) {
+// reservationsOf returns what is taken on every node whose reservation a change touches, and reads what this pass has not.
+func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], error) {
 	var names []string
-	seen := map[string]bool{}
+	seen := maps.Clone(v.reserved)
 	for i := range changes {
 		for _, r := range changes[i].Reserve {
-			if !seen[r.Node] {
-				seen[r.Node] = true
+			if _, known := seen[r.Node]; !known {
+				seen[r.Node] = store.Rec[node.Reservation]{}
 				names = append(names, r.Node)
 			}
 		}
+	}
+	if len(names) == 0 {
+		return seen, nil
 	}
 	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
 	if err != nil {
 		return nil, err
 	}
+	maps.Copy(seen, recs)
 	// Writing over an unreadable reservation would forget who holds what.
-	return recs, errors.Join(corrupt...)
+	return seen, errors.Join(corrupt...)
 }
 
 // reserve returns the new reservations that a change needs, or why a node cannot take it.
@@ -251,8 +270,19 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 	return writes, ""
 }
 
-// batchFor returns the batch that a change goes into, nil when it must wait for the next pass.
-func (c *ReplicationController) batchFor(ch *reconcile.Change, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
+// sharing returns how many changes, from the first on, are about the node that the first is about.
+func sharing(changes []reconcile.Change) int {
+	n := 1
+	for n < len(changes) && len(changes[0].Reserve) == 1 && len(changes[n].Reserve) == 1 &&
+		changes[n].Reserve[0].Node == changes[0].Reserve[0].Node {
+		n++
+	}
+	return n
+}
+
+// batchFor returns the batch that a change goes into, nil when it must wait for the next pass. The change is the first of
+// some on the same node, which go into the same batch if one can take them all: those left over would wait.
+func (c *ReplicationController) batchFor(cost store.Cost, some int, out *[]*batch, home map[string]*batch, v *view, writes []store.ReservationWrite) *batch {
 	var bound *batch
 	for _, w := range writes {
 		b := home[w.Node]
@@ -263,11 +293,17 @@ func (c *ReplicationController) batchFor(ch *reconcile.Change, out *[]*batch, ho
 			bound = b
 		}
 	}
-	row, intents := rows(ch)
-	cost := c.farm.cfg.Store.CostOf(row, intents, writes)
+	if bound != nil {
+		for _, w := range writes {
+			if home[w.Node] == bound {
+				cost.Ops-- // the reservation is one operation, however many pods of the batch it is for
+			}
+		}
+	}
 	if bound == nil && len(*out) > 0 {
 		bound = (*out)[len(*out)-1]
-		if !bound.fits(cost) {
+		all := store.Cost{Ops: cost.Ops * some, Bytes: cost.Bytes * some}
+		if !bound.fits(cost) || !bound.fits(all) && (&batch{}).fits(all) {
 			bound = nil
 		}
 	} else if bound != nil && !bound.fits(cost) {
@@ -295,11 +331,8 @@ func rows(ch *reconcile.Change) (store.PodWrite, []store.IntentWrite) {
 	return store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement}, intents
 }
 
-// put adds a change and the conditions that it depends on to a batch.
+// put adds a change's reservations and the conditions that it depends on to a batch.
 func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, writes []store.ReservationWrite) {
-	row, intents := rows(ch)
-	b.Pods = append(b.Pods, row)
-	b.Intents = append(b.Intents, intents...)
 	for _, w := range writes {
 		if at, known := b.nodes[w.Node]; known {
 			b.Reservations[at].Value = w.Value

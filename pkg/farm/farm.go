@@ -59,7 +59,7 @@ func (c *Config) setDefaults() {
 		c.Workers = 8
 	}
 	if c.InFlight == 0 {
-		c.InFlight = 4
+		c.InFlight = 8
 	}
 	if c.Alerter == nil {
 		c.Alerter = alert.Log{Logger: c.Log}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -45,6 +46,7 @@ type view struct {
 	breaker  store.Rec[store.Breaker]
 	snapshot *reconcile.Snapshot
 	deep     bool
+	reserved map[string]store.Rec[node.Reservation] // read so far, by node
 }
 
 // read takes the snapshot for one pass. What is read first (the bell) is the oldest: a report that comes in later moves the
@@ -52,7 +54,7 @@ type view struct {
 // not known.
 func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	f := c.farm
-	v := &view{schema: f.world.schemaRec(), breaker: f.world.breakerRec()}
+	v := &view{schema: f.world.schemaRec(), breaker: f.world.breakerRec(), reserved: map[string]store.Rec[node.Reservation]{}}
 	var err error
 	if v.head, err = c.readHead(ctx); err != nil {
 		return nil, err
@@ -260,20 +262,55 @@ type Scheduler interface {
 	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
 }
 
-// selecting is the built-in scheduler.
-type selecting struct{ farm *Farm }
+// selecting is the built-in scheduler. It remembers what each selector gave for the nodes as they are: controllers share
+// few selectors, and there are thousands of both.
+type selecting struct {
+	farm *Farm
+
+	mu    sync.Mutex
+	nodes map[string]*node.View // that found is about; never changed once published
+	nonce string
+	found map[string]eligible // by selector
+}
+
+type eligible struct {
+	names  []string
+	others placement.Reasons
+}
 
 // EligibleNodes implements Scheduler from the farm's view of the nodes.
 func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
-	sel, err := snap.RC.Selector()
+	e, err := s.eligible(snap.Nodes, snap.RC.NodeSelector)
 	if err != nil {
 		return nil, nil, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	names, others := placement.Eligible(snap.Nodes, sel, s.farm.world.schemaRec().Value.Nonce, h.Sum64())
-	return names, others, nil
+	return placement.Order(e.names, h.Sum64()), maps.Clone(e.others), nil
 }
+
+func (s *selecting) eligible(nodes map[string]*node.View, selector string) (eligible, error) {
+	nonce := s.farm.world.schemaRec().Value.Nonce
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	same := reflect.ValueOf(s.nodes).Pointer() == reflect.ValueOf(nodes).Pointer()
+	if !same || s.nonce != nonce || len(s.found) >= maxCachedSelectors {
+		s.nodes, s.nonce, s.found = nodes, nonce, map[string]eligible{}
+	}
+	if e, ok := s.found[selector]; ok {
+		return e, nil
+	}
+	sel, err := rc.ParseSelector(selector)
+	if err != nil {
+		return eligible{}, err
+	}
+	var e eligible
+	e.names, e.others = placement.Eligible(nodes, sel, nonce)
+	s.found[selector] = e
+	return e, nil
+}
+
+const maxCachedSelectors = 1000
 
 // manifestCache keeps manifests by digest. They never change, so that nothing in it is ever stale.
 type manifestCache struct {

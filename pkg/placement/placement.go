@@ -2,9 +2,7 @@
 package placement
 
 import (
-	"cmp"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"slices"
 	"strings"
@@ -41,15 +39,14 @@ func (r Reasons) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Eligible returns the names of the nodes that may take pods of a controller with this selector, in the order in which a
-// farm with this seed should try them, and counts the others. Different seeds give different orders, so that farms that
-// place at the same time do not all start with the same node.
-func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string, seed uint64) ([]string, Reasons) {
+// Eligible returns the names of the nodes that may take pods of a controller with this selector, sorted, and counts the
+// others.
+func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string) ([]string, Reasons) {
 	excluded := Reasons{}
 	var names []string
 	for name, v := range nodes {
 		switch {
-		case !sel.Matches(labels.Set(v.AllLabels())):
+		case !sel.Matches(labelsOf(v)):
 			excluded[Selector]++
 		case !v.Alive:
 			excluded[NotAlive]++
@@ -61,16 +58,45 @@ func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string, se
 			names = append(names, name)
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(mix(seed, a), mix(seed, b)), strings.Compare(a, b))
-	})
+	slices.Sort(names)
 	return names, excluded
 }
 
-func mix(seed uint64, name string) uint64 {
-	h := fnv.New64a()
-	_, _ = fmt.Fprintf(h, "%x/%s", seed, name) // writing to a hash cannot fail
-	return finish(h.Sum64())
+// labelsOf spares the copy where operators have set nothing.
+func labelsOf(v *node.View) labels.Set {
+	if len(v.Ops.Labels) == 0 {
+		return v.Labels
+	}
+	return v.AllLabels()
+}
+
+// Order returns the names in the order in which a farm with this seed should try them. Different seeds give different
+// orders, so that farms that place at the same time do not all start with the same node. It walks the names in equal steps
+// from some place on: this is done for each pass of each controller, where sorting thousands of names would be most of the
+// work.
+func Order(names []string, seed uint64) []string {
+	n := uint64(len(names))
+	if n == 0 {
+		return nil
+	}
+	seed = finish(seed)
+	at, step := seed%n, 1+finish(seed)%n
+	for gcd(step, n) != 1 { // else the walk would miss names
+		step++
+	}
+	out := make([]string, n)
+	for i := range out {
+		out[i] = names[at]
+		at = (at + step) % n
+	}
+	return out
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What

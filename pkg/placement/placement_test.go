@@ -170,19 +170,41 @@ func TestEligible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, others := placement.Eligible(nodes, sel, "now", 1)
-	slices.Sort(names)
+	names, others := placement.Eligible(nodes, sel, "now")
 	if !slices.Equal(names, []string{"good", "overruled"}) {
 		t.Errorf("eligible: %v", names)
 	}
 	if got, want := others.String(), "drained: 2, not alive: 1, not settled: 1, selector: 1"; got != want {
 		t.Errorf("others: %s, want %s", got, want)
 	}
-	for seed := range uint64(4) {
-		again, _ := placement.Eligible(nodes, sel, "now", seed)
-		more, _ := placement.Eligible(nodes, sel, "now", seed)
-		if !slices.Equal(again, more) {
-			t.Errorf("seed %d gives %v and %v", seed, again, more)
+}
+
+// TestOrder: every name once, the same for the same seed, and different beginnings for different seeds.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		names := make([]string, rapid.IntRange(0, 200).Draw(t, "names"))
+		for i := range names {
+			names[i] = fmt.Sprintf("n%03d", i)
+		}
+		seed := rapid.Uint64().Draw(t, "seed")
+		got := placement.Order(names, seed)
+		if !slices.Equal(got, placement.Order(names, seed)) {
+			t.Fatalf("seed %d gives two orders", seed)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, names) && len(names) > 0 {
+			t.Fatalf("the order of %d names holds %d: %v", len(names), len(got), got)
+		}
+	})
+	first := map[string]int{}
+	names := []string{"a", "b", "c", "d"}
+	for seed := range uint64(400) {
+		first[placement.Order(names, seed)[0]]++
+	}
+	for _, name := range names {
+		if first[name] < 50 {
+			t.Errorf("%s comes first %d times of 400: %v", name, first[name], first)
 		}
 	}
 }

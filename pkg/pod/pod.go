@@ -3,7 +3,7 @@ package pod
 
 import (
 	"cmp"
-	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -21,7 +21,7 @@ type Identity struct {
 }
 
 // String is for people and for keys; nothing parses it.
-func (id Identity) String() string { return fmt.Sprintf("%s/%s.%d", id.RCID, id.Role, id.Index) }
+func (id Identity) String() string { return id.RCID + "/" + id.Role + "." + strconv.Itoa(id.Index) }
 
 // Compare orders identities by controller, role and index.
 func (id Identity) Compare(other Identity) int {

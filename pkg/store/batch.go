@@ -31,6 +31,8 @@ type PodWrite struct {
 	Identity  pod.Identity
 	Index     uint64
 	Placement *pod.Placement
+
+	encoded []byte // the placement, once its cost was asked for
 }
 
 // IntentWrite sets or removes (nil) an intent.
@@ -38,6 +40,8 @@ type IntentWrite struct {
 	Node     string
 	Identity pod.Identity
 	Intent   *pod.Intent
+
+	encoded []byte // the intent, once its cost was asked for
 }
 
 // ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
@@ -59,23 +63,13 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 		}
 	}
 	for _, r := range b.Reservations {
-		ops = append(ops, consul.CAS(t.keys.Reservation(r.Node), encode(r.Value), r.Index))
+		ops = append(ops, t.reservationOp(r))
 	}
-	for _, p := range b.Pods {
-		key := t.keys.Pod(p.Identity)
-		if p.Placement == nil {
-			ops = append(ops, consul.DeleteCAS(key, p.Index))
-			continue
-		}
-		ops = append(ops, consul.CAS(key, encode(p.Placement), p.Index))
+	for i := range b.Pods {
+		ops = append(ops, t.podOp(&b.Pods[i]))
 	}
-	for _, in := range b.Intents {
-		key := t.keys.Intent(in.Node, in.Identity)
-		if in.Intent == nil {
-			ops = append(ops, consul.Delete(key))
-			continue
-		}
-		ops = append(ops, consul.Set(key, encode(in.Intent)))
+	for i := range b.Intents {
+		ops = append(ops, t.intentOp(&b.Intents[i]))
 	}
 	for _, id := range b.Answered {
 		ops = append(ops, consul.Delete(t.keys.Request(b.RCID, id)))
@@ -110,18 +104,50 @@ const (
 // Cost is what a change adds to a batch.
 type Cost struct{ Ops, Bytes int }
 
-// CostOf returns an upper bound of what these writes add to a batch. Reservations are counted with room for growth.
-func (t *FarmTenure) CostOf(p PodWrite, intents []IntentWrite, reservations []ReservationWrite) Cost {
+// CostOf returns an upper bound of what these writes add to a batch. Reservations are counted with room for growth. The
+// placement and the intents must not change any more: their encoding is kept for the commit, because encoding thousands of
+// pods twice would be a good part of placing them.
+func (t *FarmTenure) CostOf(p *PodWrite, intents []IntentWrite, reservations []ReservationWrite) Cost {
 	var cost Cost
-	for _, op := range t.ops(&Batch{Pods: []PodWrite{p}, Intents: intents, Reservations: reservations})[batchStart:] {
+	count := func(op consul.Op) {
 		cost.Ops++
 		cost.Bytes += op.Bytes()
+	}
+	count(t.podOp(p))
+	for i := range intents {
+		count(t.intentOp(&intents[i]))
+	}
+	for _, r := range reservations {
+		count(t.reservationOp(r))
 	}
 	return cost
 }
 
-// batchStart is how many operations every batch starts with: the fence and the controller's index.
-const batchStart = 3
+func (t *FarmTenure) podOp(p *PodWrite) consul.Op {
+	key := t.keys.Pod(p.Identity)
+	if p.Placement == nil {
+		return consul.DeleteCAS(key, p.Index)
+	}
+	if p.encoded == nil {
+		p.encoded = encode(p.Placement)
+	}
+	return consul.CAS(key, p.encoded, p.Index)
+}
+
+func (t *FarmTenure) intentOp(in *IntentWrite) consul.Op {
+	key := t.keys.Intent(in.Node, in.Identity)
+	if in.Intent == nil {
+		return consul.Delete(key)
+	}
+	if in.encoded == nil {
+		in.encoded = encode(in.Intent)
+	}
+	return consul.Set(key, in.encoded)
+}
+
+func (t *FarmTenure) reservationOp(r ReservationWrite) consul.Op {
+	return consul.CAS(t.keys.Reservation(r.Node), encode(r.Value), r.Index)
+}
 
 // Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused and RCRefused to tell
 // why) or ErrUnknown.

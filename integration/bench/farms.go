@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// What a farm logs once it works. The second says that it may place.
+const (
+	readyLine   = "farm is ready"
+	settledLine = "every living node has reported"
+)
+
+// lines passes a log on and tells when a line with a text was written.
+type lines struct {
+	to   io.Writer
+	mu   sync.Mutex
+	want map[string]chan struct{} // closed when seen
+}
+
+func newLines(to io.Writer) *lines {
+	return &lines{to: to, want: map[string]chan struct{}{readyLine: make(chan struct{}), settledLine: make(chan struct{})}}
+}
+
+// Write implements io.Writer. Loggers write whole lines.
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for text, seen := range l.want {
+		if bytes.Contains(p, []byte(text)) {
+			close(seen)
+			delete(l.want, text)
+		}
+	}
+	return l.to.Write(p)
+}
+
+// seen waits for a line.
+func (l *lines) seen(ctx context.Context, text string) error {
+	l.mu.Lock()
+	ch, waiting := l.want[text]
+	l.mu.Unlock()
+	if !waiting {
+		return nil
+	}
+	select {
+	case <-ch:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the farm has not logged %q: %w", text, context.Cause(ctx))
+	}
+}
+
+// logFile returns where a farm logs to.
+func (b *bench) logFile(sc *scope, id string) (io.Writer, error) {
+	if b.logs == "" {
+		return io.Discard, nil
+	}
+	file, err := os.OpenFile(filepath.Join(b.logs, id+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	sc.add(func() { _ = file.Close() })
+	return file, nil
+}
+
+// commits is what farms in this program have written.
+type commits struct {
+	mu      sync.Mutex
+	placing []*store.Batch // that placed pods and landed
+	refused int            // batches with pods
+	pods    int            // placed
+	target  int
+	reached chan struct{} // closed when pods reaches target
+	at      time.Time     // when it did
+}
+
+func newCommits(target int) *commits { return &commits{target: target, reached: make(chan struct{})} }
+
+func (c *commits) note(b *store.Batch, err error) {
+	if len(b.Pods) == 0 {
+		return
+	}
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case errors.Is(err, store.ErrRefused):
+		c.refused++
+	case err == nil:
+		c.placing = append(c.placing, b)
+		before := c.pods
+		for i := range b.Pods {
+			if b.Pods[i].Index == 0 {
+				c.pods++
+			}
+		}
+		if before < c.target && c.pods >= c.target {
+			c.at = now
+			close(c.reached)
+		}
+	}
+}
+
+// watched is a farm's store that notes what is written.
+type watched struct {
+	*store.FarmTenure
+	commits *commits
+}
+
+// Commit implements farm.Writes.
+func (w watched) Commit(ctx context.Context, b *store.Batch) error {
+	err := w.FarmTenure.Commit(ctx, b)
+	w.commits.note(b, err)
+	return err
+}
+
+// farmIn runs a farm in this program, at a Consul address of its own, and returns when it may place.
+func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string, noted *commits, change func(*farm.Config)) error {
+	out, err := b.logFile(sc, id)
+	if err != nil {
+		return err
+	}
+	events := newLines(out)
+	log, err := obs.NewLogger(events, "info", "text")
+	if err != nil {
+		return err
+	}
+	client, st, err := w.connect(sc, addr)
+	if err != nil {
+		return err
+	}
+	session := consul.SessionConfig{Kind: "farm", Name: id, TTL: patientTTL, Journal: &simnode.Journal{}}
+	background(ctx, sc, func(ctx context.Context) error {
+		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+			cfg := farm.Config{ID: id, Store: watched{st.FarmTenure(s, id), noted}, Log: log}
+			if change != nil {
+				change(&cfg)
+			}
+			return farm.NewFarm(cfg).Start(ctx)
+		})
+	})
+	return events.seen(ctx, settledLine)
+}
+
+// process is a farm daemon.
+type process struct {
+	id     string
+	dir    string
+	cmd    *exec.Cmd
+	events *lines
+	ended  chan struct{}
+}
+
+// startFarm starts the built farm with its defaults. dir is its data directory; empty: a new one.
+func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, addr string) (*process, error) {
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "rcfarm-bench-"); err != nil {
+			return nil, err
+		}
+		sc.add(func() { _ = os.RemoveAll(dir) })
+	}
+	out, err := b.logFile(sc, id)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{id: id, dir: dir, events: newLines(out), ended: make(chan struct{})}
+	p.cmd = exec.Command(b.farm, "--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix())
+	p.cmd.Stderr = p.events
+	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
+		return nil, fmt.Errorf("%w; run `make build`", err)
+	}
+	sc.add(func() {
+		_ = p.cmd.Process.Kill() // it may have ended already
+		<-p.ended
+	})
+	ready, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-p.ended:
+			cancel(errors.New("the farm has ended"))
+		case <-ready.Done():
+		}
+	}()
+	return p, p.events.seen(ready, readyLine)
+}

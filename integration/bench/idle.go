@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+)
+
+// Goals of idle.
+const (
+	idleRequests = 2 // per second besides the liveness queries
+	idleCPU      = 1 // percent of a core
+	idleRSS      = 150
+)
+
+const mega = 1 << 20
+
+// idleBench measures what a real farm process costs while nothing changes, with Consul's default limits. The requests of the
+// simulated nodes, which Consul counts too, are measured before without a farm and taken off.
+func idleBench(ctx context.Context, b *bench) error {
+	var sc scope
+	defer sc.close()
+	dev, err := b.startDev(ctx, &sc, nil)
+	if err != nil {
+		return err
+	}
+	w, err := newWorld(ctx, &sc, dev.addr)
+	if err != nil {
+		return err
+	}
+	// A TTL of minutes keeps the nodes' own liveness out of the picture.
+	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, TTL: 4 * time.Minute}); err != nil {
+		return err
+	}
+	before, err := b.watchRequests(ctx, dev.addr, b.idleFor/3)
+	if err != nil {
+		return err
+	}
+	link, err := startProxy(ctx, &sc, dev.addr, 0)
+	if err != nil {
+		return err
+	}
+	farm, err := b.startFarm(ctx, &sc, w, "farm", "", link.addr)
+	if err != nil {
+		return err
+	}
+	if _, err := w.create(ctx, "web", b.idleRCs, b.idlePods, nil); err != nil {
+		return err
+	}
+	if err := w.converged(ctx, b.idleRCs); err != nil {
+		return err
+	}
+	// After a change, watches wait for a few seconds once before they settle (see probeWait in pkg/consul).
+	if err := pause(ctx, 8*time.Second); err != nil {
+		return err
+	}
+	return b.lookAtIdle(ctx, dev.addr, farm, link, before)
+}
+
+// rate is requests per second.
+type rate struct{ liveness, others float64 }
+
+func (b *bench) watchRequests(ctx context.Context, addr string, d time.Duration) (rate, error) {
+	from, err := requestsOf(ctx, addr)
+	if err != nil {
+		return rate{}, err
+	}
+	if err := pause(ctx, d); err != nil {
+		return rate{}, err
+	}
+	to, err := requestsOf(ctx, addr)
+	if b.logs != "" {
+		for path, n := range to.byPath {
+			if more := n - from.byPath[path]; more > 0 {
+				fmt.Fprintf(os.Stderr, "    %4.0f x %s\n", more, path)
+			}
+		}
+	}
+	s := d.Seconds()
+	return rate{(to.liveness - from.liveness) / s, (to.others - from.others) / s}, err
+}
+
+func (b *bench) lookAtIdle(ctx context.Context, addr string, farm *process, link *proxy, before rate) error {
+	pid := farm.cmd.Process.Pid
+	cpuFrom, err := cpu(pid)
+	if err != nil {
+		return err
+	}
+	bytesFrom := link.in.Load() + link.out.Load()
+	got, err := b.watchRequests(ctx, addr, b.idleFor)
+	if err != nil {
+		return err
+	}
+	cpuTo, err := cpu(pid)
+	if err != nil {
+		return err
+	}
+	memory, err := rss(pid)
+	if err != nil {
+		return err
+	}
+	seconds := b.idleFor.Seconds()
+	b.report.add("idle/requests", max(0, got.others-before.others), "requests/s", below(idleRequests))
+	b.report.add("idle/liveness-requests", max(0, got.liveness-before.liveness), "requests/s", goal{})
+	b.report.add("idle/bytes", float64(link.in.Load()+link.out.Load()-bytesFrom)/seconds, "bytes/s", goal{})
+	b.report.add("idle/cpu", 100*(cpuTo-cpuFrom).Seconds()/seconds, "% of a core", below(idleCPU))
+	b.report.add("idle/rss", float64(memory)/mega, "MiB", atMost(idleRSS))
+	return nil
+}

@@ -1,0 +1,141 @@
+// Command bench measures the farm on a real Consul on loopback and compares it with its goals. `make bench` runs
+// everything, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains the text.
+// What a result is compared with is measured in the same run.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+)
+
+// benchmark is one group of results. Its limit bounds it in time.
+type benchmark struct {
+	name  string
+	limit time.Duration
+	run   func(ctx context.Context, b *bench) error
+}
+
+// benchmarks in the order in which they run.
+var benchmarks = []benchmark{
+	{"placement", 6 * time.Minute, placementBench},
+	{"failover", 4 * time.Minute, failoverBench},
+	{"change", 4 * time.Minute, changeBench},
+	{"idle", 3 * time.Minute, idleBench},
+	{"recovery", 2 * time.Minute, recoveryBench},
+	{"storm", 2 * time.Minute, stormBench},
+}
+
+// options are the sizes. The defaults are those of the goals.
+type options struct {
+	nodes, manyNodes                int
+	onePods, mediumRCs, smallRCs    int
+	repeat                          int
+	failovers, changes              int
+	idleRCs, idlePods               int
+	idleFor                         time.Duration
+	lostNodes, lostRCs              int
+	stormRCs                        int
+	logs, profiles, json, farm, run string
+}
+
+func (o *options) flags() {
+	flag.StringVar(&o.run, "run", "", "one benchmark, as `NAME` or NAME/PART; all when empty")
+	flag.IntVar(&o.nodes, "nodes", 1000, "simulated nodes")
+	flag.IntVar(&o.manyNodes, "many-nodes", 5000, "placement: nodes of the large cluster")
+	flag.IntVar(&o.onePods, "one-pods", 5000, "placement: replicas of the one controller")
+	flag.IntVar(&o.mediumRCs, "medium-rcs", 200, "placement: controllers of 25 replicas")
+	flag.IntVar(&o.smallRCs, "small-rcs", 1000, "placement: controllers of 3 replicas")
+	flag.IntVar(&o.repeat, "repeat", 3, "placement: runs of each part; the one with the median time counts")
+	flag.IntVar(&o.failovers, "failovers", 10, "failover: runs of each kind")
+	flag.IntVar(&o.changes, "changes", 100, "change: changes of each size")
+	flag.IntVar(&o.idleRCs, "idle-rcs", 2000, "idle: controllers")
+	flag.IntVar(&o.idlePods, "idle-pods", 10, "idle: replicas of each controller")
+	flag.DurationVar(&o.idleFor, "idle-for", 30*time.Second, "idle: how long to look")
+	flag.IntVar(&o.lostNodes, "lost-nodes", 200, "recovery: nodes that are lost")
+	flag.IntVar(&o.lostRCs, "lost-rcs", 1000, "recovery: controllers of 10 replicas")
+	flag.IntVar(&o.stormRCs, "storm-rcs", 500, "storm: controllers of 10 replicas")
+	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
+	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
+	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")
+	flag.StringVar(&o.farm, "farm", "bin/farm", "the farm `PROGRAM`, below the repository")
+	flag.Parse()
+}
+
+// bench is one run.
+type bench struct {
+	options
+	root   string
+	report report
+	part   string // of the benchmark that runs now; empty: all
+}
+
+// wants reports whether a part of the benchmark is to be run.
+func (b *bench) wants(part string) bool { return strings.Contains(part, b.part) }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench failed:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	b := &bench{}
+	b.flags()
+	var err error
+	if b.root, err = cluster.Root(); err != nil {
+		return err
+	}
+	b.farm, b.json = filepath.Join(b.root, b.farm), filepath.Join(b.root, b.json)
+	for _, dir := range []string{b.logs, b.profiles} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	name, part, _ := strings.Cut(b.run, "/")
+	b.part = part
+	var failed error
+	ran := false
+	for _, bm := range benchmarks {
+		if name != "" && name != bm.name {
+			continue
+		}
+		ran = true
+		started := time.Now()
+		fmt.Fprintf(os.Stderr, "%s ...\n", bm.name)
+		if err := b.one(ctx, bm); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", bm.name, err))
+		}
+		fmt.Fprintf(os.Stderr, "%s took %s\n", bm.name, time.Since(started).Round(time.Second))
+	}
+	if !ran {
+		return fmt.Errorf("there is no benchmark %q", name)
+	}
+	b.report.print(os.Stdout)
+	return errors.Join(failed, b.report.write(b.json))
+}
+
+func (b *bench) one(ctx context.Context, bm benchmark) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, bm.limit, fmt.Errorf("not done within %s", bm.limit))
+	defer cancel()
+	err := bm.run(ctx, b)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return errors.Join(cause, err)
+	}
+	return err
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// shape is how the pods to be placed are shared out over controllers.
+type shape struct {
+	name                   string
+	rcs, replicas, perNode int
+	small                  bool // compared with bare reads and writes, not with writes alone
+}
+
+// placing is one part of the benchmark.
+type placing struct {
+	name   string
+	shape  shape
+	nodes  int
+	farms  int
+	delay  time.Duration // each way between a farm and Consul
+	spread bool
+}
+
+// placed is what a part took.
+type placed struct {
+	took      time.Duration // from the operators' first write to the last intent
+	reference time.Duration
+	atOnce    int // in flight, where the reference was fastest
+	pods      int
+	refused   float64 // share of the batches
+}
+
+func (p placed) rate() float64  { return float64(p.pods) / p.took.Seconds() }
+func (p placed) share() float64 { return p.reference.Seconds() / p.took.Seconds() }
+
+// Goals of placement.
+const (
+	oneShare     = 0.6 // of the reference
+	smallShare   = 0.5
+	refusedMost  = 10 // percent
+	spreadMost   = 2  // times the plain run
+	manyMost     = 1.5
+	delayedShare = 0.5 // of the rate without delay
+	oneWayDelay  = 5 * time.Millisecond
+)
+
+func placementBench(ctx context.Context, b *bench) error {
+	var sc scope
+	defer sc.close()
+	dev, err := b.startDev(ctx, &sc, manyClients)
+	if err != nil {
+		return err
+	}
+	one := shape{name: "one", rcs: 1, replicas: b.onePods, perNode: 10}
+	medium := shape{name: "medium", rcs: b.mediumRCs, replicas: 25}
+	small := shape{name: "small", rcs: b.smallRCs, replicas: 3, small: true}
+	for _, s := range []shape{one, medium, small} {
+		if err := b.placementOf(ctx, dev.addr, s); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	if !b.wants("disk") {
+		return nil
+	}
+	sc.close()
+	disk, err := b.startThree(ctx, &sc)
+	if err != nil {
+		return err
+	}
+	for _, s := range []shape{one, medium, small} {
+		if _, err := b.place(ctx, disk.addr, placing{name: "disk-" + s.name, shape: s, nodes: b.nodes, farms: 1}, true); err != nil {
+			return fmt.Errorf("three servers, %s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// placementOf measures one shape on Consul in dev mode: plain, and then what it is compared with plain for.
+func (b *bench) placementOf(ctx context.Context, addr string, s shape) error {
+	base := placing{name: s.name, shape: s, nodes: b.nodes, farms: 1}
+	others := map[string]func(*placing){
+		"spread": func(p *placing) { p.spread = true },
+		"many":   func(p *placing) { p.nodes = b.manyNodes },
+		"delay":  func(p *placing) { p.delay = oneWayDelay },
+		"farms2": func(p *placing) { p.farms = 2 },
+		"farms4": func(p *placing) { p.farms = 4 },
+	}
+	wanted := []string{}
+	for _, name := range []string{"spread", "many", "delay", "farms2", "farms4"} {
+		multi := strings.HasPrefix(name, "farms")
+		if b.wants(s.name+"-"+name) && (s.name != "medium" || name == "spread") && (!multi || s.small) {
+			wanted = append(wanted, name)
+		}
+	}
+	if len(wanted) == 0 && !b.wants(s.name+"-plain") {
+		return nil
+	}
+	plain, err := b.place(ctx, addr, base, true)
+	if err != nil {
+		return err
+	}
+	for _, name := range wanted {
+		p := base
+		p.name = s.name + "-" + name
+		others[name](&p)
+		got, err := b.place(ctx, addr, p, strings.HasPrefix(name, "farms"))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		prefix := "placement/" + p.name + "/"
+		switch {
+		case p.delay > 0:
+			b.report.add(prefix+"share-of-loopback", got.rate()/plain.rate(), "ratio", atLeast(delayedShare))
+		case p.spread:
+			b.report.add(prefix+"times-plain", got.took.Seconds()/plain.took.Seconds(), "ratio", atMost(spreadMost))
+		case p.nodes != base.nodes:
+			b.report.add(prefix+"times-1000-nodes", got.took.Seconds()/plain.took.Seconds(), "ratio", atMost(manyMost))
+		}
+	}
+	return nil
+}
+
+// place runs a part as often as is asked for, reports the run with the median time, and returns it.
+func (b *bench) place(ctx context.Context, addr string, p placing, compare bool) (placed, error) {
+	var runs []placed
+	for range b.repeat {
+		run, err := b.placeOnce(ctx, addr, p, compare)
+		if err != nil {
+			return placed{}, err
+		}
+		runs = append(runs, run)
+	}
+	slices.SortFunc(runs, func(x, y placed) int { return cmp.Compare(x.took, y.took) })
+	run := runs[len(runs)/2]
+	prefix := "placement/" + p.name + "/"
+	b.report.add(prefix+"rate", run.rate(), "pods/s", goal{})
+	if compare {
+		// The machine is shared: each run is compared with the reference beside it.
+		slices.SortFunc(runs, func(x, y placed) int { return cmp.Compare(x.share(), y.share()) })
+		share := atLeast(oneShare)
+		if p.shape.small {
+			share = atLeast(smallShare)
+		}
+		if p.shape.name == "medium" {
+			share = goal{}
+		}
+		b.report.add(prefix+"reference", float64(run.pods)/run.reference.Seconds(), "pods/s", goal{})
+		b.report.add(prefix+"reference-in-flight", float64(run.atOnce), "transactions", goal{})
+		b.report.add(prefix+"share-of-reference", runs[len(runs)/2].share(), "ratio", share)
+		b.report.add(prefix+"refused-batches", 100*run.refused, "%", below(refusedMost))
+	}
+	return run, nil
+}
+
+func (b *bench) placeOnce(ctx context.Context, addr string, p placing, compare bool) (placed, error) {
+	var all, sc scope // sc: what rests while the reference runs
+	defer all.close()
+	defer sc.close()
+	w, err := newWorld(ctx, &all, addr)
+	if err != nil {
+		return placed{}, err
+	}
+	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: p.nodes}); err != nil {
+		return placed{}, err
+	}
+	if p.delay > 0 {
+		slow, err := startProxy(ctx, &sc, addr, p.delay)
+		if err != nil {
+			return placed{}, err
+		}
+		addr = slow.addr
+	}
+	run := placed{pods: p.shape.rcs * p.shape.replicas}
+	noted := newCommits(run.pods)
+	var farms errgroup.Group
+	for i := range p.farms {
+		var farmScope scope
+		sc.add(farmScope.close)
+		farms.Go(func() error {
+			return b.farmIn(ctx, &farmScope, w, fmt.Sprintf("farm-%d", i), addr, noted, func(cfg *farm.Config) {
+				if p.spread {
+					cfg.Scheduler = overRacks{}
+				}
+			})
+		})
+	}
+	if err := farms.Wait(); err != nil {
+		return placed{}, err
+	}
+	stopProfile, err := b.profile(p.name)
+	if err != nil {
+		return placed{}, err
+	}
+	started := time.Now()
+	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) { r.MaxPerNode = p.shape.perNode })
+	if err != nil {
+		return placed{}, err
+	}
+	select {
+	case <-noted.reached:
+	case <-ctx.Done():
+		noted.mu.Lock()
+		defer noted.mu.Unlock()
+		return placed{}, fmt.Errorf("%s: %d of %d pods placed: %w", p.name, noted.pods, run.pods, context.Cause(ctx))
+	}
+	stopProfile()
+	run.took = noted.at.Sub(started)
+	sc.close()
+	noted.mu.Lock()
+	run.refused = float64(noted.refused) / float64(noted.refused+len(noted.placing))
+	batches := noted.placing
+	noted.mu.Unlock()
+	if compare {
+		run.reference, run.atOnce, err = w.reference(ctx, batches, p.shape.small)
+	}
+	return run, err
+}
+
+// profile starts a CPU profile of this program, if profiles are asked for.
+func (b *bench) profile(name string) (stop func(), err error) {
+	if b.profiles == "" {
+		return func() {}, nil
+	}
+	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
+	if err == nil {
+		err = pprof.StartCPUProfile(file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() { pprof.StopCPUProfile(); _ = file.Close() }, nil
+}

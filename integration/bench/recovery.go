@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// recoveryLimit is how long replacing everything may take, in seconds.
+const recoveryLimit = 4
+
+// noRecovery is when the benchmark gives up: then nodes that are lost are not replaced at all.
+const noRecovery = 45 * time.Second
+
+// replicas of each controller in recovery and storm.
+const replicas = 10
+
+// recoveryBench loses a fifth of the nodes at once: those whose preparers use one Consul agent, which is killed. The clock
+// starts when Consul says so, which gossip decides, and stops when every lost pod has an intent elsewhere.
+func recoveryBench(ctx context.Context, b *bench) error {
+	var sc scope
+	defer sc.close()
+	dev, err := b.startDev(ctx, &sc, manyClients)
+	if err != nil {
+		return err
+	}
+	doomed, err := b.startClient(ctx, &sc, dev)
+	if err != nil {
+		return err
+	}
+	w, err := newWorld(ctx, &sc, dev.addr)
+	if err != nil {
+		return err
+	}
+	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "stay", Size: b.nodes - b.lostNodes}); err != nil {
+		return err
+	}
+	lost := simnode.Fleet{Name: "lost", Size: b.lostNodes, TTL: time.Minute} // the agent's health alone decides
+	if lost.Client, lost.Store, err = w.connect(&sc, doomed.addr); err != nil {
+		return err
+	}
+	gone, err := w.fleet(ctx, &sc, lost)
+	if err != nil {
+		return err
+	}
+	farm, err := b.startFarm(ctx, &sc, w, "farm", "", dev.addr)
+	if err != nil {
+		return err
+	}
+	if err := farm.events.seen(ctx, settledLine); err != nil {
+		return err
+	}
+	at := field.Duration(0)
+	if _, err := w.create(ctx, "web", b.lostRCs, replicas, func(r *rc.RC) { r.NodeLoss.After = &at }); err != nil {
+		return err
+	}
+	if err := w.converged(ctx, b.lostRCs); err != nil {
+		return err
+	}
+	pods, err := w.intentsOn(ctx, "lost-")
+	if err != nil {
+		return err
+	}
+	b.report.add("recovery/lost-pods", float64(pods), "pods", goal{})
+	doomed.kill()
+	took, err := w.recovered(ctx, gone)
+	if err != nil {
+		return fmt.Errorf("node_loss.after: 0s: %w", err)
+	}
+	b.report.add("recovery/all-replaced", took.Seconds(), "s", atMost(recoveryLimit))
+	return nil
+}
+
+// intentsOn counts the intents on nodes whose names have a prefix.
+func (w *world) intentsOn(ctx context.Context, prefix string) (int, error) {
+	keys, err := w.client.Keys(ctx, strings.TrimSuffix(w.keys.Intents(prefix), "/"))
+	n := 0
+	for _, key := range keys {
+		if !strings.HasSuffix(key, "/") {
+			n++
+		}
+	}
+	return n, err
+}
+
+// recovered returns how long it takes from the nodes being free of their preparers, as Consul shows it, until every
+// placement is elsewhere.
+func (w *world) recovered(ctx context.Context, gone *simnode.Fleet) (time.Duration, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, noRecovery, errors.New("the pods were not replaced"))
+	defer cancel()
+	const pace = 5 * time.Millisecond
+	last := w.keys.Node(gone.NodeName(gone.Size - 1))
+	err := every(ctx, pace, func() error {
+		pair, err := w.client.Get(ctx, last, consul.Default)
+		if err == nil && pair.Session != "" {
+			err = errors.New("Consul has not noticed the loss")
+		}
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	visible := time.Now()
+	// Reading every placement takes a while itself, so it is done rarely, and the last look counts.
+	const rare = 100 * time.Millisecond
+	err = every(ctx, rare, func() error {
+		recs, _, err := w.store.AllPlacements(ctx)
+		if err != nil {
+			return err
+		}
+		left := 0
+		for i := range recs {
+			if strings.HasPrefix(recs[i].Value.Node, gone.Name+"-") {
+				left++
+			}
+		}
+		if left > 0 {
+			return fmt.Errorf("%d pods are still placed on lost nodes", left)
+		}
+		return nil
+	})
+	return time.Since(visible), err
+}

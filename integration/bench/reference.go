@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// levels are how many transactions the reference keeps in flight; the best counts.
+var levels = []int{1, 2, 4, 8, 16}
+
+// plain is one recorded batch as transactions without any meaning: the same number of operations, the same bytes.
+type plain struct {
+	read  []string // keys that are read before, in one transaction; none: nothing is read
+	write []consul.Op
+}
+
+// reference writes what a farm has written, as plain transactions, and returns the shortest time that any number in flight
+// takes. With reads, each write is preceded by one transaction that reads the controller's record, bell and status and the
+// reservations that it writes: the least that any compare-and-set must know.
+func (w *world) reference(ctx context.Context, batches []*store.Batch, reads bool) (best time.Duration, atOnce int, err error) {
+	for _, n := range levels {
+		took, err := w.replay(ctx, batches, reads, n)
+		if err != nil {
+			return 0, 0, err
+		}
+		if best == 0 || took < best {
+			best, atOnce = took, n
+		}
+	}
+	return best, atOnce, nil
+}
+
+func (w *world) replay(ctx context.Context, batches []*store.Batch, reads bool, atOnce int) (took time.Duration, err error) {
+	var sc scope
+	defer sc.close()
+	fresh, err := newWorld(ctx, &sc, w.addr)
+	if err != nil {
+		return 0, err
+	}
+	schema, err := fresh.store.Schema(ctx)
+	if err != nil {
+		return 0, err
+	}
+	txns := make([]plain, len(batches))
+	for i, b := range batches {
+		if txns[i], err = w.plain(fresh.keys, b, schema.Index); err != nil {
+			return 0, err
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	started := time.Now()
+	for _, t := range txns {
+		group.Go(func() error {
+			if reads {
+				if _, err := fresh.client.GetMany(ctx, t.read, consul.Default); err != nil {
+					return err
+				}
+			}
+			_, err := fresh.client.Commit(ctx, t.write)
+			return err
+		})
+	}
+	err = group.Wait()
+	return time.Since(started), err
+}
+
+// plain translates a batch. Its conditions become as many conditions on one key that never changes.
+func (w *world) plain(to store.Keys, b *store.Batch, index uint64) (plain, error) {
+	p := plain{read: []string{w.keys.RC(b.RCID), w.keys.Bell(b.RCID), w.keys.Status(b.RCID)}}
+	conditions := 3 // fence and record
+	for _, index := range []uint64{b.SchemaIndex, b.BreakerIndex, b.BellIndex} {
+		if index != 0 {
+			conditions++
+		}
+	}
+	for range conditions {
+		p.write = append(p.write, consul.CheckIndex(to.Schema(), index))
+	}
+	var failed error
+	set := func(key string, value any) {
+		data, err := json.Marshal(value)
+		if err != nil {
+			failed = err
+		}
+		p.write = append(p.write, consul.Set(key, data))
+	}
+	for i := range b.Reservations {
+		p.read = append(p.read, w.keys.Reservation(b.Reservations[i].Node))
+		set(to.Reservation(b.Reservations[i].Node), b.Reservations[i].Value)
+	}
+	for i := range b.Pods {
+		set(to.Pod(b.Pods[i].Identity), b.Pods[i].Placement)
+	}
+	for i := range b.Intents {
+		set(to.Intent(b.Intents[i].Node, b.Intents[i].Identity), b.Intents[i].Intent)
+	}
+	if b.Audit != nil {
+		set(to.Audit(b.Audit.ID), b.Audit)
+	}
+	if b.Status != nil {
+		set(to.Status(b.RCID), b.Status)
+	}
+	return p, failed
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// stormLasts is how long the changes of a storm are spread over.
+const stormLasts = time.Second
+
+// stormLimit bounds the wait for the farm's view.
+const stormLimit = 60 * time.Second
+
+// stormBench changes every node's record and every pod's reality within a second and measures what that costs a real farm
+// process. Its view of the realities is current when every status tells the news; its view of the nodes, when a pod runs
+// that only the node written last may take.
+func stormBench(ctx context.Context, b *bench) error {
+	var sc scope
+	defer sc.close()
+	dev, err := b.startDev(ctx, &sc, manyClients)
+	if err != nil {
+		return err
+	}
+	w, err := newWorld(ctx, &sc, dev.addr)
+	if err != nil {
+		return err
+	}
+	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes}); err != nil {
+		return err
+	}
+	link, err := startProxy(ctx, &sc, dev.addr, 0)
+	if err != nil {
+		return err
+	}
+	farm, err := b.startFarm(ctx, &sc, w, "farm", "", link.addr)
+	if err != nil {
+		return err
+	}
+	if err := farm.events.seen(ctx, settledLine); err != nil {
+		return err
+	}
+	if _, err := w.create(ctx, "web", b.stormRCs, replicas, nil); err != nil {
+		return err
+	}
+	if err := w.converged(ctx, b.stormRCs); err != nil {
+		return err
+	}
+	probe, err := w.create(ctx, "probe", 1, 1, func(r *rc.RC) { r.NodeSelector = "storm=last" })
+	if err != nil {
+		return err
+	}
+	txns, pods, err := w.storm(ctx)
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, 5*time.Second); err != nil { // what went before comes to rest
+		return err
+	}
+	b.report.add("storm/realities", float64(pods), "records", goal{})
+	return b.weather(ctx, w, farm, link, probe[0].ID, txns)
+}
+
+// storm prepares the transactions: each node's record with a new label, each reality with another availability.
+func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err error) {
+	nodes, _, err := w.store.ListNodes(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	var ops []consul.Op
+	add := func(more ...consul.Op) {
+		if len(ops)+len(more) > consul.MaxTxnOps {
+			txns, ops = append(txns, ops), nil
+		}
+		ops = append(ops, more...)
+	}
+	realities, _, err := w.store.AllRealities(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	for i, rec := range realities {
+		r := rec.Value
+		r.Available, r.State, r.Since = false, pod.StateUnhealthy, time.Now().UTC()
+		data, err := json.Marshal(r)
+		if err != nil {
+			return nil, 0, err
+		}
+		add(consul.Set(w.keys.Reality(r.Node, r.Identity), data), consul.Set(w.keys.Bell(r.RCID), []byte(store.NewID())))
+		if i < len(nodes) {
+			last := i == len(nodes)-1 || i == len(realities)-1
+			op, err := w.relabel(nodes[i], last)
+			if err != nil {
+				return nil, 0, err
+			}
+			add(op)
+		}
+	}
+	return append(txns, ops), len(realities), nil
+}
+
+// relabel is the write of a preparer whose host's labels changed.
+func (w *world) relabel(rec store.Rec[node.Node], last bool) (consul.Op, error) {
+	n := rec.Value
+	n.Labels = maps.Clone(n.Labels)
+	n.Labels["storm"] = "now"
+	if last {
+		n.Labels["storm"] = "last"
+	}
+	data, err := json.Marshal(n)
+	return consul.Lock(w.keys.Node(n.Name), data, rec.Session), err
+}
+
+func (b *bench) weather(ctx context.Context, w *world, farm *process, link *proxy, probe string, txns [][]consul.Op) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, stormLimit, errors.New("the farm's view does not become current"))
+	defer cancel()
+	pid := farm.cmd.Process.Pid
+	cpuFrom, err := cpu(pid)
+	if err != nil {
+		return err
+	}
+	bytesFrom := link.in.Load() + link.out.Load()
+	started := time.Now()
+	for i, ops := range txns {
+		if _, err := w.client.Commit(ctx, ops); err != nil {
+			return err
+		}
+		due := started.Add(stormLasts * time.Duration(i+1) / time.Duration(len(txns)))
+		if err := pause(ctx, time.Until(due)); err != nil {
+			return err
+		}
+	}
+	over := time.Now()
+	const pace = 20 * time.Millisecond
+	err = every(ctx, pace, func() error {
+		recs, _, err := w.store.Placements(ctx, probe, false)
+		if err == nil && len(recs) == 0 {
+			err = errors.New("the node written last is not seen")
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	nodesSeen := time.Since(over)
+	err = every(ctx, pace, func() error {
+		recs, _, err := w.store.ListStatus(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range recs {
+			if st := &recs[i].Value; st.RCID != probe && st.Available > 0 {
+				return fmt.Errorf("the status of %s is of before the storm", st.RCID)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	seen := time.Since(over)
+	cpuTo, err := cpu(pid)
+	if err != nil {
+		return err
+	}
+	b.report.add("storm/took-to-write", over.Sub(started).Seconds(), "s", goal{})
+	b.report.add("storm/nodes-current", nodesSeen.Seconds(), "s after", goal{})
+	b.report.add("storm/statuses-current", seen.Seconds(), "s after", goal{})
+	b.report.add("storm/cpu", (cpuTo - cpuFrom).Seconds(), "s", goal{})
+	b.report.add("storm/bytes", float64(link.in.Load()+link.out.Load()-bytesFrom)/mega, "MiB", goal{})
+	return nil
+}

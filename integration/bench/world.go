@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// world is one cluster's records in a Consul, below a prefix of its own.
+type world struct {
+	addr   string // of Consul, without delay
+	keys   store.Keys
+	client *consul.Client
+	store  *store.Store
+}
+
+// newWorld makes the shared records, old enough that farms do not wait for nodes to report (R1).
+func newWorld(ctx context.Context, sc *scope, addr string) (*world, error) {
+	keys, err := store.NewKeys("bench-" + store.NewID() + "/")
+	if err != nil {
+		return nil, err
+	}
+	w := &world{addr: addr, keys: keys}
+	if w.client, w.store, err = w.connect(sc, addr); err != nil {
+		return nil, err
+	}
+	sc.add(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		_, _ = w.client.Commit(ctx, []consul.Op{consul.DeleteTree(keys.Prefix())}) // Consul ends soon after
+	})
+	rec, err := w.store.EnsureSchema(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rec.Value.CreatedAt = rec.Value.CreatedAt.Add(-time.Hour)
+	data, err := json.Marshal(rec.Value)
+	if err == nil {
+		_, err = w.client.Commit(ctx, []consul.Op{consul.CAS(keys.Schema(), data, rec.Index)})
+	}
+	return w, err
+}
+
+// connect returns a client with the connection limit of one daemon.
+func (w *world) connect(sc *scope, addr string) (*consul.Client, *store.Store, error) {
+	client, err := consul.New(consul.Config{Address: addr, CallTimeout: callTimeout})
+	if err != nil {
+		return nil, nil, err
+	}
+	sc.add(client.Close)
+	return client, store.New(client, w.keys), nil
+}
+
+// callTimeout is longer than the daemons' own: a machine that is busy with everything at once must not end a measurement.
+const callTimeout = 20 * time.Second
+
+// background runs something until the scope ends.
+func background(ctx context.Context, sc *scope, run func(ctx context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = run(ctx) // what it should have done is awaited elsewhere
+	}()
+	stop = func() { cancel(); <-done }
+	sc.add(stop)
+	return stop
+}
+
+// patientTTL keeps sessions alive on a machine where everybody shares two cores, where no failure is measured.
+const patientTTL = 15 * time.Second
+
+// startTime is how long a simulated pod takes to start. A real one is no faster.
+const startTime = time.Second
+
+// racks is how many values the label rack has among the nodes.
+const racks = 20
+
+// fleet runs n simulated nodes and returns when their records are written.
+func (w *world) fleet(ctx context.Context, sc *scope, f simnode.Fleet) (*simnode.Fleet, error) {
+	var err error
+	if f.Client == nil {
+		if f.Client, f.Store, err = w.connect(sc, w.addr); err != nil {
+			return nil, err
+		}
+	}
+	if f.TTL == 0 {
+		f.TTL = patientTTL
+	}
+	if f.StartTime == 0 {
+		f.StartTime = startTime
+	}
+	if f.Prepare == nil {
+		f.Prepare = func(i int, record *node.Node) {
+			record.Labels = map[string]string{"rack": fmt.Sprintf("rack-%02d", i%racks), "zone": "a", "disk": "ssd"}
+		}
+	}
+	ready := make(chan struct{}, 1)
+	f.OnReady = func() {
+		select {
+		case ready <- struct{}{}:
+		default: // a later tenure
+		}
+	}
+	background(ctx, sc, f.Run)
+	select {
+	case <-ready:
+		return &f, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// controller returns a record with a manifest of its own.
+func controller(name string, replicas int, change func(*rc.RC)) (rc.RC, []byte, error) {
+	m := &manifest.Manifest{
+		Version: 1, ID: name, Labels: map[string]string{"team": "bench"},
+		Launchables: []manifest.Launchable{{
+			Name:     "main",
+			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name + ".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},
+			Env:      map[string]string{"LOG_LEVEL": "info", "REGION": "here"},
+		}},
+	}
+	canonical, err := m.Canonical()
+	if err != nil {
+		return rc.RC{}, nil, err
+	}
+	r := rc.RC{
+		ID: store.NewID(), Name: name, ManifestDigest: manifest.Digest(canonical), Strategy: rc.Dynamic, Generation: 1,
+		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}, ChangedBy: "bench",
+	}
+	if change != nil {
+		change(&r)
+	}
+	return r, canonical, nil
+}
+
+// create writes n controllers as their operators would, but many to a transaction.
+func (w *world) create(ctx context.Context, name string, n, replicas int, change func(*rc.RC)) ([]rc.RC, error) {
+	rcs := make([]rc.RC, n)
+	const perRC = 5
+	var txns [][]consul.Op
+	var ops []consul.Op
+	for i := range n {
+		r, canonical, err := controller(fmt.Sprintf("%s-%05d", name, i), replicas, change)
+		if err != nil {
+			return nil, err
+		}
+		rcs[i] = r
+		more, err := w.creation(r, canonical)
+		if err != nil {
+			return nil, err
+		}
+		if len(ops)+perRC > consul.MaxTxnOps {
+			txns, ops = append(txns, ops), nil
+		}
+		ops = append(ops, more...)
+	}
+	return rcs, simnode.CommitAll(ctx, w.client, append(txns, ops))
+}
+
+// creation is what one operator's transaction holds.
+func (w *world) creation(r rc.RC, canonical []byte) ([]consul.Op, error) {
+	record, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := json.Marshal(map[string]json.RawMessage{"manifest": canonical})
+	if err != nil {
+		return nil, err
+	}
+	a := store.NewAudit("bench", "apply", r.ID, nil)
+	audit, err := json.Marshal(a)
+	return []consul.Op{
+		consul.CAS(w.keys.RC(r.ID), record, 0),
+		consul.CAS(w.keys.Name(r.Name), []byte(r.ID), 0),
+		consul.Set(w.keys.Manifest(r.ManifestDigest), stored),
+		consul.Set(w.keys.Audit(a.ID), audit),
+		consul.Set(w.keys.Bell(r.ID), []byte(store.NewID())),
+	}, err
+}
+
+// every asks for a condition at the given pace until it holds; the error says what was missing at the end.
+func every(ctx context.Context, pace time.Duration, condition func() error) error {
+	ticker := time.NewTicker(pace)
+	defer ticker.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// converged waits until every controller says that it has what is desired of it.
+func (w *world) converged(ctx context.Context, n int) error {
+	const pace = 500 * time.Millisecond
+	return every(ctx, pace, func() error {
+		recs, _, err := w.store.ListStatus(ctx)
+		if err != nil {
+			return err
+		}
+		good := 0
+		for i := range recs {
+			if recs[i].Value.Is(rc.Converged) {
+				good++
+			}
+		}
+		if good < n {
+			return fmt.Errorf("%d of %d controllers have converged", good, n)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,237 @@
+package simnode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// fleetGroups is how many standing queries a fleet has for the intents of all its nodes.
+const fleetGroups = 16
+
+// Fleet is thousands of simulated nodes that share one client, one session and a few standing queries, so that the machine
+// that measures a farm is not busy with the nodes. What the farm sees is the same as from real ones: locked records, and
+// for each intent a reality under the node's lock together with the controller's bell. A fleet forgets what it runs when
+// its session ends and lists no orphans; a Node does neither.
+type Fleet struct {
+	Name   string // of no other fleet with this prefix in Consul
+	Size   int
+	Client *consul.Client
+	Store  *store.Store
+	TTL    time.Duration
+	// StartTime is how long a pod takes from its intent to being available, and from being told to stop to having stopped.
+	StartTime time.Duration
+	// Prepare may change a node's record before it is written; nil changes nothing.
+	Prepare func(i int, record *node.Node)
+	// OnReady is called once every record is written and locked, in each tenure.
+	OnReady func()
+}
+
+// NodeName is the name of the fleet's i-th node. The hexadecimal digit is its group.
+func (f *Fleet) NodeName(i int) string {
+	return fmt.Sprintf("%s-%x-%05d", f.Name, i%fleetGroups, i)
+}
+
+// Run simulates the nodes until ctx ends.
+func (f *Fleet) Run(ctx context.Context) error {
+	// As a kind of its own it is no preparer in the catalog, where each would have to be the service of one node.
+	cfg := consul.SessionConfig{Kind: "fleet", Name: f.Name, TTL: f.TTL, Journal: &Journal{}}
+	return f.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+		t := &fleetTenure{Fleet: f, session: s}
+		schema, err := f.Store.EnsureSchema(ctx)
+		if err != nil {
+			return err
+		}
+		if err := t.hold(ctx, schema.Value.Nonce); err != nil {
+			return err
+		}
+		if f.OnReady != nil {
+			f.OnReady()
+		}
+		return t.serve(ctx, schema.Value.Nonce)
+	})
+}
+
+// fleetTenure is one session of a fleet.
+type fleetTenure struct {
+	*Fleet
+	session *consul.Session
+}
+
+// hold locks every record and writes it with the nonce, and makes the marker of each node's intents.
+func (t *fleetTenure) hold(ctx context.Context, nonce string) error {
+	keys := t.Store.Keys()
+	var ops []consul.Op
+	for i := range t.Size {
+		record := node.Node{
+			Name: t.NodeName(i), Capacity: node.Capacity{Slots: 100}, Address: "127.0.0.1",
+			ConsulNode: t.session.ConsulNode, Incarnation: t.session.Incarnation, Nonce: nonce,
+		}
+		if t.Prepare != nil {
+			t.Prepare(i, &record)
+		}
+		value, err := json.Marshal(record)
+		if err != nil {
+			return err
+		}
+		ops = append(ops,
+			consul.Lock(keys.Node(record.Name), value, t.session.Releasing),
+			consul.Set(keys.Intents(record.Name), nil))
+	}
+	return CommitAll(ctx, t.Client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps)))
+}
+
+// commitsAtOnce is how many transactions are in flight when many are to be written.
+const commitsAtOnce = 4
+
+// CommitAll carries out transactions, a few at once and in no order.
+func CommitAll(ctx context.Context, c *consul.Client, txns [][]consul.Op) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(commitsAtOnce)
+	for _, ops := range txns {
+		group.Go(func() error {
+			_, err := c.Commit(ctx, ops)
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// serve follows the cluster's nonce and the intents.
+func (t *fleetTenure) serve(ctx context.Context, nonce string) error {
+	group, ctx := errgroup.WithContext(ctx)
+	ignore := func(error) {}
+	group.Go(func() error {
+		return t.Store.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
+			if len(s.Recs) == 0 || s.Recs[0].Value.Nonce == nonce {
+				return nil
+			}
+			nonce = s.Recs[0].Value.Nonce
+			return t.hold(ctx, nonce)
+		})
+	})
+	for g := range fleetGroups {
+		prefix := fmt.Sprintf("%s%s-%x-", t.intents(), t.Name, g)
+		nodes := &fleetGroup{fleetTenure: t, seen: map[string]uint64{}, applied: map[string]int64{}}
+		group.Go(func() error {
+			return t.Client.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
+				return nodes.accept(ctx, s.Pairs)
+			})
+		})
+	}
+	return group.Wait()
+}
+
+// fleetGroup is the part of a fleet that one standing query serves. One goroutine works on it.
+type fleetGroup struct {
+	*fleetTenure
+	seen    map[string]uint64 // modify index of each intent, by key
+	applied map[string]int64  // revision, by the intent's key
+}
+
+// accept carries out what changed. Meanwhile nothing is watched, so that a burst of intents is read in two lists.
+func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
+	var news []pod.Reality
+	now := make(map[string]uint64, len(pairs))
+	for _, p := range pairs {
+		now[p.Key] = p.ModifyIndex
+		if g.seen[p.Key] == p.ModifyIndex || strings.HasSuffix(p.Key, "/") {
+			continue
+		}
+		var in pod.Intent
+		if err := json.Unmarshal(p.Value, &in); err != nil || in.Revision <= g.applied[p.Key] {
+			continue // a real preparer ignores both too
+		}
+		g.applied[p.Key] = in.Revision
+		r := Obey(in)
+		r.Node, _, _ = strings.Cut(strings.TrimPrefix(p.Key, g.intents()), "/")
+		news = append(news, r)
+	}
+	var gone []string
+	for key := range g.seen {
+		if now[key] == 0 {
+			gone = append(gone, key)
+		}
+	}
+	g.seen = now
+	if len(news)+len(gone) == 0 {
+		return nil
+	}
+	if err := wait(ctx, g.StartTime); err != nil {
+		return err
+	}
+	return g.report(ctx, news, gone)
+}
+
+// intents is the prefix of the intents of all nodes.
+func (t *fleetTenure) intents() string { return strings.TrimSuffix(t.Store.Keys().Intents(""), "/") }
+
+// report writes realities, each under its node's lock and with its controller's bell, and removes those whose intent is
+// gone. Many share a transaction.
+func (g *fleetGroup) report(ctx context.Context, news []pod.Reality, gone []string) error {
+	keys := g.Store.Keys()
+	slices.SortFunc(news, func(a, b pod.Reality) int { return a.Identity.Compare(b.Identity) })
+	var txns [][]consul.Op
+	ops := []consul.Op{}
+	head := map[string]bool{} // locks and bells that the transaction has
+	flush := func() {
+		if len(ops) > 0 {
+			txns = append(txns, ops)
+		}
+		ops, head = nil, map[string]bool{}
+	}
+	once := func(op consul.Op) {
+		if !head[op.Key()] {
+			head[op.Key()] = true
+			ops = append(ops, op)
+		}
+	}
+	for _, r := range news {
+		if len(ops)+3 > consul.MaxTxnOps {
+			flush()
+		}
+		r.Since = time.Now().UTC()
+		value, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		once(consul.CheckSession(keys.Node(r.Node), g.session.Releasing))
+		ops = append(ops, consul.Set(keys.Reality(r.Node, r.Identity), value))
+		once(consul.Set(keys.Bell(r.RCID), []byte(store.NewID())))
+	}
+	for _, key := range gone {
+		if len(ops)+1 > consul.MaxTxnOps {
+			flush()
+		}
+		delete(g.applied, key)
+		ops = append(ops, consul.Delete(keys.AllRealities()+strings.TrimPrefix(key, g.intents())))
+	}
+	flush()
+	err := CommitAll(ctx, g.Client, txns)
+	if errors.Is(err, consul.ErrRefused) {
+		return errors.Join(consul.ErrLost, err)
+	}
+	return err
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
