@@ -146,7 +146,7 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(o pod.Ghost) bool { return o.Node == g.Node })
 	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now}
 	next.Ghosts = append(next.Ghosts, left)
-	next.Node, next.Digest = g.Node, r.Digest
+	next.Node, next.Digest, next.Switching = g.Node, r.Digest, false
 	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 	next.LostSince, next.UnmanagedSince = nil, nil
 	in, stop := next.Intent(), next.GhostIntent(left)
@@ -245,7 +245,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next.Node, next.Digest, next.PodID, next.Ports = nodeName, s.RC.ManifestDigest, m.ID, m.PortMap()
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
-	next.LostSince, next.UnmanagedSince = nil, nil
+	next.LostSince, next.UnmanagedSince, next.Switching = nil, nil, false
 	in, holder := next.Intent(), NewHolder(s, p.Identity)
 	reason := p.Node + " may not keep it"
 	if lost {
