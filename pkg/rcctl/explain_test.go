@@ -72,8 +72,11 @@ func explainCases() map[string]struct {
 	}{
 		"converged": {func(*situation) {}, []string{"It has converged: 2 of 2 replicas available."}, "Next"},
 		"no farm":   {func(s *situation) { s.farms = nil }, []string{"(Unclaimed)", "No farm is running", "Start a farm"}, "owns it"},
-		"no farm selects it": {func(s *situation) { s.farms[0].RCSelector = "env=prod" },
-			[]string{"No running farm selects it: its labels are none, the farms select env=prod (f1)", "--rc-selector"}, ""},
+		"no farm selects it": {
+			func(s *situation) { s.farms[0].RCSelector = "env=prod" },
+			[]string{"No running farm selects it: its labels are none, the farms select env=prod (f1)", "--rc-selector"},
+			"",
+		},
 		"nobody owns it": {func(s *situation) { s.owner = ""; s.status = nil }, []string{"(Pending)", "No farm owns it at this moment", "Wait a few seconds"}, ""},
 		"not seen yet":   {func(s *situation) { s.rc.Generation = 4 }, []string{"Farm f1 owns it and has not reported on generation 4 yet (it has seen 3)", "debug server 127.0.0.1:7460"}, ""},
 		"never reported": {func(s *situation) { s.status = nil }, []string{"(it has seen 0)"}, ""},
@@ -91,8 +94,12 @@ func explainCases() map[string]struct {
 		"regressed":              {func(s *situation) { s.not(rc.Regressed, "2 pods") }, []string{"stay as they are: 2 pods.", "rcctl apply"}, ""},
 		"blocked":                {func(s *situation) { s.not(rc.Blocked, "main.0 failed") }, []string{"It is blocked: main.0 failed.", "Apply a manifest that works"}, ""},
 		"outdated":               {func(s *situation) { s.report(func(*pod.Reality) {}); s.placements[0].Digest = "old" }, []string{"1 pod is still on another manifest", "Wait"}, ""},
-		"rollout":                {func(s *situation) { s.report(func(*pod.Reality) {}); s.placements[0].Digest = "old"; s.rc.Mutator = "r7" }, []string{"rollout r7 is in charge"}, "one at a time"},
-		"no nodes":               {func(s *situation) { s.not(rc.InsufficientNodes, "x"); s.nodes = nil; s.placements = nil }, []string{"There is no node at all.", "Start a preparer"}, ""},
+		"rollout": {func(s *situation) {
+			s.report(func(*pod.Reality) {})
+			s.placements[0].Digest = "old"
+			s.rc.Mutator = "r7"
+		}, []string{"rollout r7 is in charge"}, "one at a time"},
+		"no nodes": {func(s *situation) { s.not(rc.InsufficientNodes, "x"); s.nodes = nil; s.placements = nil }, []string{"There is no node at all.", "Start a preparer"}, ""},
 		"nodes of all kinds": {func(s *situation) {
 			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 6 nodes, these take none: x")
 			s.placements = s.placements[:1]
@@ -118,19 +125,36 @@ func explainCases() map[string]struct {
 			s.not(rc.InsufficientNodes, "x")
 			s.nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
 		}, []string{"By now there is room on n3."}, ""},
-		"failed":    {func(s *situation) { s.report(func(r *pod.Reality) { r.State, r.Available, r.Message, r.Restarts = pod.StateFailed, false, "exit status 3", 4 }) }, []string{"web-main-0 on n1 is failed (exit status 3), restarted 4 times.", "logs/ on n1"}, "web-main-1"},
-		"unhealthy": {func(s *situation) { s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false }) }, []string{"web-main-0 on n1 is unhealthy.", "health check"}, ""},
-		"starting":  {func(s *situation) { s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateStarting, false }) }, []string{"web-main-0 on n1 is starting.", "on its way"}, ""},
-		"silent":    {func(s *situation) { s.report(func(*pod.Reality) {}); s.realities = nil }, []string{"web-main-0 was placed on n1, which has not reported on it yet.", "web-main-1"}, ""},
+		"failed": {func(s *situation) {
+			s.report(func(r *pod.Reality) {
+				r.State, r.Available, r.Message, r.Restarts = pod.StateFailed, false, "exit status 3", 4
+			})
+		}, []string{"web-main-0 on n1 is failed (exit status 3), restarted 4 times.", "logs/ on n1"}, "web-main-1"},
+		"unhealthy": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false })
+		}, []string{"web-main-0 on n1 is unhealthy.", "health check"}, ""},
+		"starting": {func(s *situation) { s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateStarting, false }) }, []string{"web-main-0 on n1 is starting.", "on its way"}, ""},
+		"silent":   {func(s *situation) { s.report(func(*pod.Reality) {}); s.realities = nil }, []string{"web-main-0 was placed on n1, which has not reported on it yet.", "web-main-1"}, ""},
 		"stopping": {func(s *situation) {
 			s.report(func(r *pod.Reality) { r.Message = "not stopped yet" })
 			s.placements[0].RunState, s.placements[0].StoppingSince = pod.Stopped, &before
 		}, []string{"web-main-0 on n1 was asked to stop 10s ago and has not confirmed it (not stopped yet).", "stop_grace"}, ""},
-		"stopping on a dead node": {func(s *situation) { s.placements[0].RunState = pod.Stopped; s.nodes["n1"].Alive = false; s.not(rc.Holding, "") },
-			[]string{"web-main-0 was asked to stop, and node n1, which has no living preparer", "rcctl pod forget web-main-0 --node n1"}, ""},
+		"stopping on a dead node": {
+			func(s *situation) {
+				s.placements[0].RunState = pod.Stopped
+				s.nodes["n1"].Alive = false
+				s.not(rc.Holding, "")
+			},
+			[]string{"web-main-0 was asked to stop, and node n1, which has no living preparer", "rcctl pod forget web-main-0 --node n1"},
+			"",
+		},
 		"lost, early": {func(s *situation) { s.placements[0].LostSince = &before; s.not(rc.Holding, "") }, []string{"gone since 2026-01-02T03:03:55Z. It is replaced 30s after the loss.", "Wait"}, "forget"},
 		"lost, late":  {func(s *situation) { s.placements[0].LostSince = &long; s.not(rc.Holding, "") }, []string{"It is to be replaced.", "rcctl nodes"}, ""},
-		"lost, kept":  {func(s *situation) { s.placements[0].LostSince = &long; s.rc.NodeLoss.Action = "keep"; s.not(rc.Holding, "") }, []string{"node_loss.action: keep", "rcctl pod forget web-main-0 --node n1"}, ""},
+		"lost, kept": {func(s *situation) {
+			s.placements[0].LostSince = &long
+			s.rc.NodeLoss.Action = "keep"
+			s.not(rc.Holding, "")
+		}, []string{"node_loss.action: keep", "rcctl pod forget web-main-0 --node n1"}, ""},
 		"unmanaged": {func(s *situation) {
 			s.placements[0].UnmanagedSince, s.nodes["n1"].Alive = &before, false
 			minute := field.Duration(time.Minute)
@@ -140,11 +164,17 @@ func explainCases() map[string]struct {
 		"dead node":    {func(s *situation) { s.nodes["n1"].Alive = false; s.not(rc.Holding, "") }, []string{"whose preparer does not live; its last report counts."}, ""},
 		"unknown node": {func(s *situation) { delete(s.nodes, "n1"); s.not(rc.Holding, "") }, []string{"web-main-0 is on node n1, whose preparer does not live"}, ""},
 		"drained":      {func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before} }, []string{"web-main-0 is on node n1, which is drained since", "it moves when", "rcctl nodes"}, "static"},
-		"drained, static": {func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.rc.Strategy = rc.Static },
-			[]string{"stays there because its controller is static.", "rcctl node undrain n1", "--deadline 0s --force"}, ""},
+		"drained, static": {
+			func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.rc.Strategy = rc.Static },
+			[]string{"stays there because its controller is static.", "rcctl node undrain n1", "--deadline 0s --force"},
+			"",
+		},
 		"ghost": {func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} }, []string{"web-main-0 has left node n2 for n1, and its stop there is not confirmed.", "Wait"}, ""},
-		"ghost on a dead node": {func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n9"}} },
-			[]string{"because no preparer lives there.", "rcctl pod forget web-main-0 --node n9"}, ""},
+		"ghost on a dead node": {
+			func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n9"}} },
+			[]string{"because no preparer lives there.", "rcctl pod forget web-main-0 --node n9"},
+			"",
+		},
 		"the farm's own reason": {func(s *situation) { s.report(func(*pod.Reality) {}) }, []string{"Its farm says: 1 of 2 replicas available.", "--watch"}, ""},
 	}
 }
