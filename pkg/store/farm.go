@@ -190,21 +190,21 @@ type At struct {
 
 // Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
-func (t *FarmTenure) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
-	return getMany[pod.Reality](ctx, t, at, t.keys.Reality)
+func (s *Store) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
+	return getMany[pod.Reality](ctx, s, at, s.keys.Reality)
 }
 
 // Intents reads what nodes must do about identities, like Realities.
 func (t *FarmTenure) Intents(ctx context.Context, at []At) (map[At]pod.Intent, []error, error) {
-	return getMany[pod.Intent](ctx, t, at, t.keys.Intent)
+	return getMany[pod.Intent](ctx, t.Store, at, t.keys.Intent)
 }
 
-func getMany[T any](ctx context.Context, t *FarmTenure, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error, error) {
+func getMany[T any](ctx context.Context, s *Store, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error, error) {
 	keys := make([]string, len(at))
 	for i, a := range at {
 		keys[i] = keyOf(a.Node, a.Identity)
 	}
-	found, err := t.c.GetMany(ctx, keys, consul.Default)
+	found, err := s.c.GetMany(ctx, keys, consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
