@@ -69,17 +69,14 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 		if n == 0 {
 			return
 		}
-		switch {
-		case c.touched[p.Identity]:
+		if c.touched[p.Identity] || c.s.available(p) && *spare <= 0 {
 			continue
-		case c.s.available(p) && *spare <= 0:
-			continue
-		case c.s.available(p):
-			*spare--
-			c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
-		default:
-			c.stop(p, reason, false)
 		}
+		if c.s.available(p) {
+			*spare--
+		}
+		// Also one that is not available may have become so meanwhile, and then the minimum counts it.
+		c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
 		n--
 	}
 }
@@ -209,7 +206,7 @@ func (c *computation) upgradeOne(p *Pod) {
 	in, holder := next.Intent(), NewHolder(c.s, p.Identity)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
-		NeedsBell: c.s.available(p) && c.s.RC.MinimumAvailable() > 0,
+		NeedsBell: c.s.RC.MinimumAvailable() > 0, // also one that is not available may have become so meanwhile
 		Reason:    fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
 		Intents:   []IntentChange{{Node: p.Node, Intent: &in}},
 		Reserve:   []ReserveChange{{Node: p.Node, Holder: &holder}},
