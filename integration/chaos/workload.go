@@ -50,7 +50,7 @@ func newWorkload(c *chaos) *workload {
 
 // initial makes the first controllers.
 func (w *workload) initial(ctx context.Context) error {
-	rng := rand.New(rand.NewPCG(uint64(w.c.cfg.seed), 3))
+	rng := newRand(w.c.cfg.seed, 3)
 	st := w.c.stores[0]
 	if _, err := st.EnsureSchema(ctx); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (w *workload) initial(ctx context.Context) error {
 // start runs the operators until ctx ends.
 func (w *workload) start(ctx context.Context, group *errgroup.Group) {
 	for i := range operators {
-		rng := rand.New(rand.NewPCG(uint64(w.c.cfg.seed), 4+uint64(i)))
+		rng := newRand(w.c.cfg.seed, 4+uint64(i))
 		group.Go(func() error {
 			for wait(ctx, upTo(rng, pauseLimit)) {
 				w.c.acting.RLock()
