@@ -155,7 +155,7 @@ func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errg
 	if err := daemons.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("a simulated node or register ended: %w", err)
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, shutdownLimit, errors.New("Consul does not come to rest"))
+	limited, cancel := context.WithTimeoutCause(ctx, shutdownLimit, errors.New("the servers do not come to rest"))
 	defer cancel()
 	if err := cluster.Until(limited, func() error { return c.saveFinal(limited) }); err != nil {
 		return err
