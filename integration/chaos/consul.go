@@ -37,8 +37,10 @@ func agentConfig(m *machine, dataDir string, servers []*machine, isServer bool) 
 		"connect":    map[string]any{"enabled": false},
 		"peering":    map[string]any{"enabled": false},
 		"gossip_lan": map[string]any{"probe_interval": "500ms", "probe_timeout": "300ms", "gossip_interval": "100ms", "suspicion_mult": 3},
-		"acl": map[string]any{"enabled": true, "default_policy": "deny", "down_policy": "extend-cache",
-			"tokens": map[string]string{"initial_management": managementToken, "agent": managementToken}},
+		"acl": map[string]any{
+			"enabled": true, "default_policy": "deny", "down_policy": "extend-cache",
+			"tokens": map[string]string{"initial_management": managementToken, "agent": managementToken},
+		},
 	}
 	if isServer {
 		conf["server"], conf["bootstrap_expect"] = true, len(servers)

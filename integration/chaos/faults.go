@@ -45,6 +45,7 @@ var faults = []fault{
 	{"farm-restart", hitsFarm, brief, farmRestart},
 	{"farm-pause", hitsFarm, long, farmPause},
 	{"agent-pause", hitsAgent, long, agentPause},
+	{"agent-pause-busy", hitsAgent, long, agentPauseBusy},
 	{"agent-kill", hitsAgent, brief, agentKill},
 	{"farm-cut", hitsAgent, long, farmCut},
 	{"server-cut", hitsServer, medium, serverCut},
@@ -113,6 +114,22 @@ func farmPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(contex
 func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(pick(c.agents, rng))
 }
+
+// agentPauseBusy pauses an agent while its farm is in the middle of many passes, and keeps operators still until it goes
+// on. Whatever the farm had sent is delivered then, long after others have taken over: what the fence is for.
+func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	c.acting.Lock()
+	c.touchAll(ctx, rng)
+	wait(ctx, upTo(rng, busyFor))
+	what, undo, err := paused(pick(c.agents, rng))
+	return what, func(ctx context.Context) error {
+		defer c.acting.Unlock()
+		return undo(ctx)
+	}, err
+}
+
+// busyFor is about how long farms work on a change of every controller.
+const busyFor = 60 * time.Millisecond
 
 func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(pick(c.hosts, rng))

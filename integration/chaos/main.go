@@ -57,7 +57,7 @@ func start(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	code := exitHarness
+	var code int
 	switch {
 	case cfg.check:
 		code, err = judge(cfg, nil)

@@ -245,7 +245,7 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 	var want node.Holder
 	if s.manifest != nil {
 		res := s.manifest.Resources()
-		want = node.NewHolder(s.manifest.PortMap(), res.CPU, res.Memory)
+		want = node.NewHolder(pod.Identity{}, s.manifest.PortMap(), res.CPU, res.Memory)
 	}
 	for name, v := range s.nodes {
 		var reason placement.Reason

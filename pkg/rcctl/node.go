@@ -73,7 +73,7 @@ func (s *conn) readNode(ctx context.Context, name string) (operated, error) {
 		return o, fmt.Errorf("read what operators said about node %s: %w", name, err)
 	}
 	found, bad, err := s.Reservations(ctx, []string{name})
-	if err = errors.Join(append(bad, err)...); err != nil {
+	if err = errors.Join(err, bad[name]); err != nil {
 		return o, fmt.Errorf("read what is reserved on node %s: %w", name, err)
 	}
 	o.reservation = found[name]

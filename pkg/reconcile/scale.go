@@ -84,15 +84,13 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 		if n == 0 {
 			return
 		}
-		switch {
-		case c.touched[p.Identity]:
+		if c.touched[p.Identity] || c.s.available(p) && *spare <= 0 {
 			continue
-		case c.s.available(p) && *spare <= 0:
-			continue
-		case c.s.available(p):
+		}
+		if c.s.available(p) {
 			*spare--
 		}
-		// That a pod is not available may have changed too.
+		// Also one that is not available may have become so meanwhile, and then the minimum counts it.
 		c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
 		n--
 	}
