@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/consul/api"
 )
 
 // Fence proves, inside a transaction, that a lock is held in the very tenure in which it was taken (P1).
@@ -40,28 +41,44 @@ func bumpBackoff() *backoff.ExponentialBackOff {
 // the lock, ErrLost when the session is dead, ErrRefused when the token may not write it, ErrFiltered when it may not
 // read who holds it, or the context's cause; whatever else goes wrong is tried again until the answer is definite (R9).
 func (c *Client) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
+	f, _, err := c.acquire(ctx, key, session, value, nil)
+	return f, err
+}
+
+// AcquireReading is Acquire, and reads at the moment of the acquisition. What it read is as good as a consistent read
+// under the lock. When only the reading fails, the fence is valid and the error matches ErrFiltered.
+func (c *Client) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
+	f, resp, err := c.acquire(ctx, key, session, value, r.ops())
+	if err != nil {
+		return f, nil, nil, err
+	}
+	found, below, err := r.found(resp)
+	return f, found, below, err
+}
+
+func (c *Client) acquire(ctx context.Context, key, session string, value func() []byte, also []Op) (Fence, *api.TxnResponse, error) {
 	if session == "" {
-		return Fence{}, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
+		return Fence{}, nil, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
 	}
 	pace := bumpBackoff()
 	for {
-		written, err := c.Commit(ctx, []Op{Lock(key, value(), session)})
+		resp, err := c.commit(ctx, append([]Op{Lock(key, value(), session)}, also...))
 		if err == nil {
-			return Fence{Key: key, Session: session, Index: written[key]}, nil
+			return Fence{Key: key, Session: session, Index: indices(resp)[key]}, resp, nil
 		}
 		if ctx.Err() != nil {
-			return Fence{}, context.Cause(ctx)
+			return Fence{}, nil, context.Cause(ctx)
 		}
 		switch {
 		case errors.Is(err, ErrRefused):
 			if definite, why := c.whyRefused(ctx, key, session, err); definite {
-				return Fence{}, why
+				return Fence{}, nil, why
 			}
 		case !errors.Is(err, ErrUnknown):
-			return Fence{}, err
+			return Fence{}, nil, err
 		}
 		if err := pause(ctx, pace.NextBackOff()); err != nil {
-			return Fence{}, err
+			return Fence{}, nil, err
 		}
 	}
 }

@@ -122,6 +122,14 @@ func RefusedOn(err error, key string) bool {
 // key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
 // it before reading on). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
 func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
+	resp, err := c.commit(ctx, ops)
+	if err != nil {
+		return nil, err
+	}
+	return indices(resp), nil
+}
+
+func (c *Client) commit(ctx context.Context, ops []Op) (*api.TxnResponse, error) {
 	if len(ops) > MaxTxnOps {
 		return nil, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
 	}
@@ -145,7 +153,7 @@ func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	case ok:
-		return indices(resp), nil
+		return resp, nil
 	case resp == nil || len(resp.Errors) == 0:
 		return nil, fmt.Errorf("%w: Consul refused without saying which operation", ErrUnknown)
 	}
@@ -168,6 +176,70 @@ func indices(resp *api.TxnResponse) map[string]uint64 {
 		}
 	}
 	return written
+}
+
+// Reading is what a transaction reads besides what it writes: keys, missing ones too, and everything below a prefix. What
+// the token may not read below the prefix is left out and nothing tells; a key that it may not read is ErrFiltered.
+type Reading struct {
+	Keys   []string
+	Prefix string // "": none
+}
+
+func (r Reading) ops() []Op {
+	ops := make([]Op, 0, len(r.Keys)+1)
+	for _, key := range r.Keys {
+		ops = append(ops, op(api.KVGetOrEmpty, key, nil, 0, ""))
+	}
+	if r.Prefix != "" {
+		ops = append(ops, op(api.KVGetTree, r.Prefix, nil, 0, ""))
+	}
+	return ops
+}
+
+// found returns the pairs that exist, those below the prefix in the order of their keys.
+func (r Reading) found(resp *api.TxnResponse) (map[string]Pair, []Pair, error) {
+	named := make(map[string]bool, len(r.Keys))
+	for _, key := range r.Keys {
+		named[key] = true
+	}
+	found := make(map[string]Pair, len(r.Keys))
+	var below []Pair
+	answered := 0
+	for _, res := range resp.Results {
+		switch {
+		case res.KV == nil:
+		case named[res.KV.Key]:
+			answered++
+			if res.KV.ModifyIndex != 0 {
+				found[res.KV.Key] = pairOf(res.KV)
+			}
+		case r.Prefix != "" && strings.HasPrefix(res.KV.Key, r.Prefix):
+			below = append(below, pairOf(res.KV))
+		}
+	}
+	if answered != len(r.Keys) {
+		return nil, nil, fmt.Errorf("read %d keys from %s: %w", len(r.Keys), r.Keys[0], ErrFiltered)
+	}
+	return found, below, nil
+}
+
+// Read reads keys and what is below a prefix at one moment.
+func (c *Client) Read(ctx context.Context, r Reading, consistency Consistency) (map[string]Pair, []Pair, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	ops := r.ops()
+	txn := make(api.TxnOps, len(ops))
+	for i := range ops {
+		txn[i] = &api.TxnOp{KV: &ops[i].kv}
+	}
+	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("read %d keys from %s: %w", len(r.Keys), r.Keys[0], err)
+	case !ok: // such a read has no other reason to fail
+		return nil, nil, fmt.Errorf("read %d keys from %s: %w: %+v", len(r.Keys), r.Keys[0], ErrFiltered, resp.Errors)
+	}
+	return r.found(resp)
 }
 
 // readsAtOnce is how many transactions of one GetMany are in flight.

@@ -32,7 +32,7 @@ type Writes interface {
 const candidatesPerPod = 3
 
 // minCandidates makes sure that a few full nodes do not hide a free one.
-const minCandidates = 30
+const minCandidates = 12
 
 // assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
 func (c *ReplicationController) assign(ctx context.Context, v *view, plan *reconcile.Plan) error {

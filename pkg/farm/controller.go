@@ -30,7 +30,8 @@ type ReplicationController struct {
 	unsure     bool // a write may linger: the fence must be bumped before anything is read
 	deep       bool // the next pass compares intents too
 	last       memory
-	phantom    bool // there is no record: what it left behind is stopped, as somebody asked for
+	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
+	claimed    *store.Claimed // what came with the lock, until the first read uses it
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 

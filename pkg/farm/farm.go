@@ -78,7 +78,7 @@ type Tenure interface {
 // Ownership is how the farm becomes and stops being the owner of controllers.
 type Ownership interface {
 	Join(ctx context.Context, m store.Member) error
-	Claim(ctx context.Context, rcID string) (store.Fence, error)
+	Claim(ctx context.Context, rcID string) (store.Claimed, error)
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
 	Release(ctx context.Context, rcID string, f store.Fence) error
 	Abandon(ctx context.Context, rcID string, f store.Fence) error
@@ -91,7 +91,6 @@ type LockReads interface {
 	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
 	LockHeld(ctx context.Context, rcID string) (bool, error)
 	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
-	Requests(ctx context.Context, rcID string) ([]store.Rec[store.Request], []error, error)
 }
 
 // Farm owns controllers for as long as one session lives.

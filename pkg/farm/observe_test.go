@@ -217,8 +217,8 @@ func TestIsLowest(t *testing.T) {
 // shy is a store under which nothing can be claimed, as if every controller were another farm's to take.
 type shy struct{ farm.Tenure }
 
-func (shy) Claim(context.Context, string) (store.Fence, error) {
-	return store.Fence{}, errors.New("not mine")
+func (shy) Claim(context.Context, string) (store.Claimed, error) {
+	return store.Claimed{}, errors.New("not mine")
 }
 
 // A controller without an owner is counted and said to be so, by the farm with the lowest id; the owner that comes says

@@ -102,12 +102,10 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 	return true, 0, nil
 }
 
+// claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
+// runs without one, it leaves no lock behind and returns errGone.
 func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
-	phantom, err := f.phantom(ctx, id)
-	if err != nil {
-		return nil, 0, err
-	}
-	fence, err := f.cfg.Store.Claim(ctx, id)
+	got, err := f.cfg.Store.Claim(ctx, id)
 	if _, held := store.HeldBy(err); held {
 		f.markForeign(id)
 		return nil, 0, nil
@@ -115,34 +113,23 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	if err != nil {
 		return nil, 0, err
 	}
+	phantom := errors.Is(got.HeadErr, store.ErrNotFound)
+	if phantom && len(got.Head.Requests) == 0 {
+		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
+			return nil, 0, err // the next look claims again
+		}
+		return nil, 0, errGone
+	}
 	c := &ReplicationController{
-		ID: id, farm: f, fence: fence, deep: true, consistent: true, phantom: phantom,
+		ID: id, farm: f, fence: got.Fence, deep: true, consistent: true, phantom: phantom, claimed: &got,
 		log: f.log.WithField(obs.RCID, id),
 	}
 	f.mu.Lock()
 	f.owned[id] = c
 	delete(f.foreign, id)
 	f.mu.Unlock()
-	c.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
+	c.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
 	return c, 0, nil
-}
-
-// phantom reports whether there is no controller, but somebody asks for what only an owner may do, such as stopping what
-// runs without one. With neither it returns errGone: claiming would leave a lock behind.
-func (f *Farm) phantom(ctx context.Context, id string) (bool, error) {
-	_, err := f.cfg.Store.RC(ctx, id, true)
-	var corrupt *store.CorruptError
-	switch {
-	case err == nil || errors.As(err, &corrupt):
-		return false, nil
-	case !errors.Is(err, store.ErrNotFound):
-		return false, err
-	}
-	requests, _, err := f.cfg.Store.Requests(ctx, id)
-	if err == nil && len(requests) == 0 {
-		err = errGone
-	}
-	return true, err
 }
 
 // handOver gives controllers to farms that prefer them, once the members have been stable for a while: a farm that joins

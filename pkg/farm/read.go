@@ -67,20 +67,15 @@ func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	}
 	v.snapshot = s
 	group, groupCtx := errgroup.WithContext(ctx)
-	var requests []store.Rec[store.Request]
 	group.Go(func() error { return c.readManifest(groupCtx, s) })
 	group.Go(func() error { return c.readPlacements(groupCtx, s, v.head.RC.Index) })
-	group.Go(func() (err error) {
-		requests, _, err = f.cfg.Store.Requests(groupCtx, c.ID) // one that cannot be read asks for nothing
-		return err
-	})
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	if err := c.readNodes(ctx, v); err != nil {
 		return nil, err
 	}
-	if err := c.addRequests(ctx, s, requests); err != nil {
+	if err := c.addRequests(ctx, s, v.head.Requests); err != nil {
 		return nil, err
 	}
 	c.consistent = false
@@ -90,7 +85,13 @@ func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 // readHead reads the controller with its bell and status. A phantom's record is made up: deleted, so that all that it left
 // behind goes.
 func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error) {
-	head, err := c.farm.cfg.Store.ReadHead(ctx, c.ID, c.consistent)
+	var head store.Head
+	var err error
+	if first := c.claimed; first != nil {
+		head, err, c.claimed = first.Head, first.HeadErr, nil
+	} else {
+		head, err = c.farm.cfg.Store.ReadHead(ctx, c.ID, c.consistent)
+	}
 	switch {
 	case err == nil:
 		c.phantom = false // it came back

@@ -49,15 +49,29 @@ func (t *FarmTenure) Join(ctx context.Context, m Member) error {
 	return err
 }
 
-// Claim takes the lock of a controller. It returns *consul.HeldError (see HeldBy) when another farm holds it, ErrLost
-// when the session is dead.
-func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Fence, error) {
+// Claimed is a lock that was taken, with what ReadHead would have returned at that moment.
+type Claimed struct {
+	Fence   Fence
+	Head    Head
+	HeadErr error
+}
+
+// Claim takes the lock of a controller and reads its head with it: a farm that takes over claims thousands. It returns
+// *consul.HeldError (see HeldBy) when another farm holds the lock, ErrLost when the session is dead.
+func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	sent := time.Now()
-	f, err := t.c.Acquire(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue)
-	if err == nil {
-		t.sess.Confirm(sent)
+	f, found, below, err := t.c.AcquireReading(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
+	got := Claimed{Fence: f}
+	switch {
+	case err == nil:
+		got.Head, got.HeadErr = t.headOf(rcID, found, below)
+	case f.Key != "": // the lock is ours, but the token may not read all of the head
+		got.HeadErr = err
+	default:
+		return got, err
 	}
-	return f, err
+	t.sess.Confirm(sent)
+	return got, nil
 }
 
 // Bump moves the fence, after which no transaction with the old one can land. Its errors are those of Claim; ErrLost also
@@ -151,29 +165,42 @@ type Head struct {
 	RC        Rec[rc.RC]
 	BellIndex uint64 // zero: there is no bell
 	Status    *rc.Status
+	Requests  []Rec[Request] // oldest first; one that cannot be read asks for nothing
 }
 
-// ReadHead reads a controller with its bell and status. Everything that is read later is at least as new as the bell. It
-// returns ErrNotFound when there is no such controller, and *CorruptError when its record cannot be read.
+// ReadHead reads a controller with its bell, its status and what is asked of its owner. Everything that is read later is at
+// least as new as the bell. It returns ErrNotFound, with the requests, when there is no such controller, and *CorruptError
+// when its record cannot be read.
 func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
 	level := consul.Default
 	if consistent {
 		level = consul.Consistent
 	}
-	rcKey, bellKey, statusKey := t.keys.RC(rcID), t.keys.Bell(rcID), t.keys.Status(rcID)
-	found, err := t.c.GetMany(ctx, []string{bellKey, rcKey, statusKey}, level)
+	found, below, err := t.c.Read(ctx, t.headKeys(rcID), level)
 	if err != nil {
 		return Head{}, err
 	}
-	pair, ok := found[rcKey]
-	if !ok {
-		return Head{}, ErrNotFound
+	return t.headOf(rcID, found, below)
+}
+
+func (t *FarmTenure) headKeys(rcID string) consul.Reading {
+	return consul.Reading{
+		Keys:   []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID)},
+		Prefix: t.keys.Requests(rcID),
 	}
-	h := Head{BellIndex: found[bellKey].ModifyIndex}
+}
+
+func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
+	h.Requests, _ = decodeAll[Request](below)
+	pair, ok := found[t.keys.RC(rcID)]
+	if !ok {
+		return h, ErrNotFound
+	}
+	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
 	if h.RC, err = decode[rc.RC](pair); err != nil {
 		return Head{}, err
 	}
-	if pair, ok := found[statusKey]; ok {
+	if pair, ok := found[t.keys.Status(rcID)]; ok {
 		// An unreadable status is written anew.
 		if st, err := decode[rc.Status](pair); err == nil {
 			h.Status = &st.Value

@@ -39,8 +39,3 @@ func (s *Store) Ask(ctx context.Context, r Request, a Audit) error {
 	})
 	return err
 }
-
-// Requests reads what is asked of a controller's owner, oldest first.
-func (s *Store) Requests(ctx context.Context, rcID string) ([]Rec[Request], []error, error) {
-	return list[Request](ctx, s, s.keys.Requests(rcID), consul.Default)
-}
