@@ -109,8 +109,8 @@ func (s *conn) takeInventory(ctx context.Context, name string) (inventory, error
 		return in, fmt.Errorf("read node %s: %w", name, err)
 	}
 	in.orphans, in.leftOut = rec.Value.Orphans, rec.Value.OrphansLeftOut
-	found, bad, err := s.Reservations(ctx, []string{name})
-	if err = errors.Join(append(bad, err)...); err != nil {
+	found, unreadable, err := s.Reservations(ctx, []string{name})
+	if err = errors.Join(err, unreadable[name]); err != nil {
 		return in, fmt.Errorf("read what is reserved on node %s: %w", name, err)
 	}
 	in.holders = found[name].Value.Holders
