@@ -96,6 +96,8 @@ func (s *situation) aboutLost(p *pod.Placement, name string) Cause {
 		return Cause{what + " Nobody can confirm that it stopped.", forget}
 	case s.rc.NodeLoss.Action == "keep":
 		return Cause{what + " Its controller says node_loss.action: keep, so that it is not replaced.", forget}
+	case !s.rc.ReplacesLost():
+		return Cause{what + " Its controller is static, so that it is not replaced.", forget}
 	case s.now.Sub(*p.LostSince) < after:
 		return Cause{what + fmt.Sprintf(" It is replaced %s after the loss.", after), "Wait."}
 	default:
@@ -108,8 +110,12 @@ func (s *situation) aboutUnmanaged(p *pod.Placement, name string) Cause {
 	what := fmt.Sprintf("%s is on node %s, whose preparer does not live; its last report counts.", name, p.Node)
 	if p.UnmanagedSince != nil {
 		after := s.rc.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
-		what = fmt.Sprintf("%s is on node %s, whose preparer is gone since %s; its last report counts, and it is replaced %s after that.",
-			name, p.Node, p.UnmanagedSince.UTC().Format(time.RFC3339), after)
+		what = fmt.Sprintf("%s is on node %s, whose preparer is gone since %s; its last report counts",
+			name, p.Node, p.UnmanagedSince.UTC().Format(time.RFC3339))
+		if s.rc.ReplacesLost() {
+			what += fmt.Sprintf(", and it is replaced %s after that", after)
+		}
+		what += "."
 	}
 	return Cause{what, "Start the preparer of " + p.Node + "."}
 }
