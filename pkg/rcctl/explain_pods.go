@@ -132,7 +132,13 @@ func (s *situation) aboutStaying(p *pod.Placement, v *node.View, name string) (c
 			fmt.Sprintf("rcctl node undrain %s, or stop it at a deadline: rcctl node drain %s --deadline 0s --force", p.Node, p.Node),
 		}, true
 	}
-	return Cause{what + "; it moves when its controller stays at its minimum and another node has room.", "Wait, or look for room: rcctl nodes"}, true
+	if least := s.rc.MinimumAvailable(); s.status != nil && s.status.Available-1 < least {
+		return Cause{
+			what + fmt.Sprintf(", and must stay: %d available replicas and a minimum of %d leave no room.", s.status.Available, least),
+			"Lower min_available, or help the other replicas to become available.",
+		}, true
+	}
+	return Cause{what + "; it moves when another node has room.", "Wait, or look for room: rcctl nodes"}, true
 }
 
 // aboutState is about a pod whose node reports something other than available.

@@ -111,7 +111,8 @@ func TestAdoptedPodsOfOneRoleTakeTheRoomOfAnother(t *testing.T) {
 	s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "other", Count: count(2)})
 	for i := range 4 {
 		s.Orphans = append(s.Orphans, reconcile.Orphan{Node: "n1", Orphan: pod.Orphan{
-			Identity: pod.Identity{RCID: "rc", Role: "other", Index: i}, PodID: "p", Digest: "m1", Revision: 9}})
+			Identity: pod.Identity{RCID: "rc", Role: "other", Index: i}, PodID: "p", Digest: "m1", Revision: 9,
+		}})
 	}
 	plan := reconcile.Compute(s)
 	if n := len(plan.Changes) + len(plan.Adds); n > 4 {
