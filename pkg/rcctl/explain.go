@@ -242,10 +242,11 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 	for i := range s.placements {
 		perNode[s.placements[i].Node]++
 	}
-	var want node.Holder
+	next := pod.Identity{RCID: s.rc.ID}
+	want := node.Holder{Pod: next}
 	if s.manifest != nil {
 		res := s.manifest.Resources()
-		want = node.NewHolder(pod.Identity{}, s.manifest.PortMap(), res.CPU, res.Memory)
+		want = node.NewHolder(next, s.manifest.PortMap(), res.CPU, res.Memory)
 	}
 	for name, v := range s.nodes {
 		var reason placement.Reason
@@ -259,7 +260,7 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 		case s.rc.MaxPerNode > 0 && perNode[name] >= s.rc.MaxPerNode:
 			reason = placement.MaxPerNode
 		default:
-			reason = placement.Fits(v, s.taken[name], pod.Identity{RCID: s.rc.ID}, want)
+			reason = placement.Fits(v, s.taken[name], next, want)
 		}
 		if reason == "" {
 			takes = append(takes, name)

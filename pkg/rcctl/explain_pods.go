@@ -96,6 +96,8 @@ func (s *situation) aboutLost(p *pod.Placement, name string) Cause {
 		return Cause{what + " Nobody can confirm that it stopped.", forget}
 	case s.rc.NodeLoss.Action == "keep":
 		return Cause{what + " Its controller says node_loss.action: keep, so that it is not replaced.", forget}
+	case !s.rc.ReplacesLost():
+		return Cause{what + " Its controller is static, so that it is not replaced.", forget}
 	case s.now.Sub(*p.LostSince) < after:
 		return Cause{what + fmt.Sprintf(" It is replaced %s after the loss.", after), "Wait."}
 	default:
@@ -108,8 +110,12 @@ func (s *situation) aboutUnmanaged(p *pod.Placement, name string) Cause {
 	what := fmt.Sprintf("%s is on node %s, whose preparer does not live; its last report counts.", name, p.Node)
 	if p.UnmanagedSince != nil {
 		after := s.rc.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
-		what = fmt.Sprintf("%s is on node %s, whose preparer is gone since %s; its last report counts, and it is replaced %s after that.",
-			name, p.Node, p.UnmanagedSince.UTC().Format(time.RFC3339), after)
+		what = fmt.Sprintf("%s is on node %s, whose preparer is gone since %s; its last report counts",
+			name, p.Node, p.UnmanagedSince.UTC().Format(time.RFC3339))
+		if s.rc.ReplacesLost() {
+			what += fmt.Sprintf(", and it is replaced %s after that", after)
+		}
+		what += "."
 	}
 	return Cause{what, "Start the preparer of " + p.Node + "."}
 }
@@ -126,7 +132,13 @@ func (s *situation) aboutStaying(p *pod.Placement, v *node.View, name string) (c
 			fmt.Sprintf("rcctl node undrain %s, or stop it at a deadline: rcctl node drain %s --deadline 0s --force", p.Node, p.Node),
 		}, true
 	}
-	return Cause{what + "; it moves when its controller stays at its minimum and another node has room.", "Wait, or look for room: rcctl nodes"}, true
+	if least := s.rc.MinimumAvailable(); s.status != nil && s.status.Available-1 < least {
+		return Cause{
+			what + fmt.Sprintf(", and must stay: %d available replicas and a minimum of %d leave no room.", s.status.Available, least),
+			"Lower min_available, or help the other replicas to become available.",
+		}, true
+	}
+	return Cause{what + "; it moves when another node has room.", "Wait, or look for room: rcctl nodes"}, true
 }
 
 // aboutState is about a pod whose node reports something other than available.

@@ -163,7 +163,12 @@ func explainCases() map[string]struct {
 		}, []string{"whose preparer is gone since 2026-01-02T03:03:55Z", "replaced 1m0s after that", "Start the preparer of n1."}, ""},
 		"dead node":    {func(s *situation) { s.nodes["n1"].Alive = false; s.not(rc.Holding, "") }, []string{"whose preparer does not live; its last report counts."}, ""},
 		"unknown node": {func(s *situation) { delete(s.nodes, "n1"); s.not(rc.Holding, "") }, []string{"web-main-0 is on node n1, whose preparer does not live"}, ""},
-		"drained":      {func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before} }, []string{"web-main-0 is on node n1, which is drained since", "it moves when", "rcctl nodes"}, "static"},
+		"drained":      {func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before} }, []string{"web-main-0 is on node n1, which is drained since", "it moves when another node has room", "rcctl nodes"}, "static"},
+		"drained, at the minimum": {
+			func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.status.Available = 1 },
+			[]string{"and must stay: 1 available replicas and a minimum of 1 leave no room.", "Lower min_available"},
+			"it moves",
+		},
 		"drained, static": {
 			func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.rc.Strategy = rc.Static },
 			[]string{"stays there because its controller is static.", "rcctl node undrain n1", "--deadline 0s --force"},

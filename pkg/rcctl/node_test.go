@@ -108,12 +108,13 @@ func TestPlanSweep(t *testing.T) {
 	in := inventory{
 		node: "n1", rcs: map[string]bool{"a": true, "ab": true},
 		orphans: []pod.Orphan{{Identity: id("gone", 0)}, {Identity: id("a", 7)}},
-		holders: map[string]node.Holder{
-			"a/main.0": {}, "a/main.1": {}, "a/main.2": {}, "a/main.7": {}, "ab/main.0": {}, "gone/main.0": {}, "gone/main.9": {}, "who/main.0": {},
-		},
+		holders: map[string]node.Holder{"who/main.0": {}},
 		placements: []pod.Placement{
 			{Identity: id("a", 0), Node: "n1"}, {Identity: id("a", 1), Node: "n2", Ghosts: []pod.Ghost{{Node: "n1"}}}, {Identity: id("a", 2), Node: "n2"},
 		},
+	}
+	for _, held := range []pod.Identity{id("a", 0), id("a", 1), id("a", 2), id("a", 7), id("ab", 0), id("gone", 0), id("gone", 9)} {
+		in.holders[held.String()] = node.Holder{Pod: held}
 	}
 	got := planSweep(in)
 	if len(got.orphans) != 1 || got.orphans[0].RCID != "gone" || got.adopted != 1 {

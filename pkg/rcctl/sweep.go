@@ -53,18 +53,16 @@ type sweepPlan struct {
 	orphans     []pod.Orphan        // to be stopped
 	repairs     []string            // ids of controllers whose shares are to be looked at
 	leaked      map[string][]string // the shares, by controller
-	unexplained []string            // shares of controllers that nobody knows
+	unexplained []string            // shares that do not say whose they are
 	adopted     int                 // orphans that their owners see to
 }
 
 // planSweep decides what to ask for. It is computed without I/O.
 func planSweep(in inventory) sweepPlan {
 	plan := sweepPlan{leaked: map[string][]string{}}
-	expected := map[string]bool{}
-	ids := maps.Clone(in.rcs)
+	expected := map[pod.Identity]bool{}
 	for _, o := range in.orphans {
-		expected[o.Identity.String()] = true
-		ids[o.RCID] = true
+		expected[o.Identity] = true
 		if in.rcs[o.RCID] {
 			plan.adopted++
 		} else {
@@ -73,26 +71,18 @@ func planSweep(in inventory) sweepPlan {
 	}
 	for i := range in.placements {
 		p := &in.placements[i]
-		here := p.Node == in.node || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == in.node })
-		if here {
-			expected[p.Identity.String()] = true
+		if p.Node == in.node || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == in.node }) {
+			expected[p.Identity] = true
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(in.holders)) {
-		if expected[key] || in.leftOut > 0 { // an orphan that is not listed may hold it
-			continue
-		}
-		owner := ""
-		for id := range ids {
-			if strings.HasPrefix(key, id+"/") {
-				owner = id
-			}
-		}
-		if owner == "" {
+		switch id := in.holders[key].Pod; {
+		case expected[id], in.leftOut > 0: // an orphan that is not listed may hold it
+		case id.RCID == "":
 			plan.unexplained = append(plan.unexplained, key)
-			continue
+		default:
+			plan.leaked[id.RCID] = append(plan.leaked[id.RCID], key)
 		}
-		plan.leaked[owner] = append(plan.leaked[owner], key)
 	}
 	plan.repairs = slices.Sorted(maps.Keys(plan.leaked))
 	return plan
@@ -211,7 +201,7 @@ func (t *tool) printSweep(name string, plan sweepPlan, dry bool, leftOut int) {
 		}
 	}
 	for _, key := range plan.unexplained {
-		fmt.Fprintf(t.err, "rcctl: node %s: a share is held for %s, whose controller nobody knows; it is left alone\n", name, key)
+		fmt.Fprintf(t.err, "rcctl: node %s: a share is held for %s, which does not say whose it is; it is left alone\n", name, key)
 	}
 	if plan.adopted > 0 {
 		fmt.Fprintf(t.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, podCount(plan.adopted))
