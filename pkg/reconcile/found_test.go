@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -81,5 +82,25 @@ func TestAPodThatIsNotAvailableIsTakenOnlyAsRead(t *testing.T) {
 	}
 	if ch := only(t, onNodes(2, three("m1")...), reconcile.Stop); ch.Identity.Index != 2 || !ch.NeedsBell {
 		t.Errorf("the stop is %+v", ch)
+	}
+}
+
+// A lost pod that is not desired any more is stopped, not replaced: that would place more than desired and surge (P6).
+func TestALostPodThatIsNotDesiredIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	for desired, marked := range []bool{true, false} {
+		s := onNodes(desired, aPod(pod.Running, 5, "m1", nil), aPod(pod.Running, 5, "m1", nil))
+		long := s.Now.Add(-time.Hour)
+		s.RC.NodeLoss.After = new(field.Duration)
+		for i := range s.Pods {
+			if v := s.Nodes[s.Pods[i].Placement.Node]; marked {
+				s.Pods[i].LostSince, v.Alive, v.Gone = &long, false, true
+			} else {
+				v.Alive, v.Gone = false, true
+			}
+		}
+		if plan := reconcile.Compute(s); len(plan.Adds) > 0 || len(plan.Changes) == 0 {
+			t.Errorf("%d desired: the plan places %v and changes %v", desired, plan.Adds, plan.Changes)
+		}
 	}
 }
