@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
 // managementToken opens everything in a run's Consul, which nobody else can reach.
@@ -119,6 +121,14 @@ func (c *chaos) leader(ctx context.Context) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("the leader is %s", data)
+}
+
+// leaderSoon waits a little for a leader: the last fault may just have taken one.
+func (c *chaos) leaderSoon(ctx context.Context) (n int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err = cluster.Until(ctx, func() error { n, err = c.leader(ctx); return err })
+	return n, err
 }
 
 // logIndex returns the last index of a server's Raft log, and the last that it has applied.

@@ -115,17 +115,27 @@ func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(conte
 	return paused(pick(c.agents, rng))
 }
 
-// agentPauseBusy pauses an agent while its farm is in the middle of many passes, and keeps operators still until it goes
-// on. Whatever the farm had sent is delivered then, long after others have taken over: what the fence is for.
+// agentPauseBusy pauses all agents but one while their farms are in the middle of many passes, and keeps operators still
+// until they go on. Whatever the farms had sent is delivered then, long after another has taken over: what the fence is for.
 func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	c.acting.Lock()
 	c.touchAll(ctx, rng)
 	wait(ctx, upTo(rng, busyFor))
-	what, undo, err := paused(pick(c.agents, rng))
-	return what, func(ctx context.Context) error {
+	spared := rng.IntN(farms) // takes over
+	var names []string
+	for i, p := range c.agents {
+		if i != spared {
+			p.signal(syscall.SIGSTOP)
+			names = append(names, p.name)
+		}
+	}
+	return strings.Join(names, ", "), func(context.Context) error {
 		defer c.acting.Unlock()
-		return undo(ctx)
-	}, err
+		for _, p := range c.agents {
+			p.signal(syscall.SIGCONT)
+		}
+		return nil
+	}, nil
 }
 
 // busyFor is about how long farms work on a change of every controller.
@@ -165,7 +175,7 @@ func serversCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(con
 }
 
 func leaderKill(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err != nil {
 		return "", nil, err
 	}
@@ -174,7 +184,7 @@ func leaderKill(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(conte
 }
 
 func leaderPause(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err != nil {
 		return "", nil, err
 	}
@@ -182,7 +192,7 @@ func leaderPause(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(cont
 }
 
 func leaderTransfer(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err == nil {
 		_, err = request(ctx, c.serverMachines[n].ip(), http.MethodPost, "/v1/operator/raft/transfer-leader", nil)
 	}
@@ -231,7 +241,7 @@ func snapshotRestore(ctx context.Context, c *chaos, rng *rand.Rand) (string, fun
 	defer c.keeping.Unlock()
 	c.epoch++
 	call := time.Now().UnixNano()
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err == nil {
 		_, err = request(ctx, c.serverMachines[n].ip(), http.MethodPut, "/v1/snapshot", archive)
 	}

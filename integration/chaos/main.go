@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -134,6 +135,9 @@ func outside(ctx context.Context, cfg config, args []string) (int, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.SysProcAttr = namespaces()
+	// The kernel ties the child to the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	code := cmd.ProcessState.ExitCode() // -1 when it did not start
 	var exit *exec.ExitError

@@ -27,7 +27,7 @@ func (c *computation) markLost() {
 		if !changed {
 			continue
 		}
-		if id := p.Identity; c.dueForReplacement(&next) {
+		if id := p.Identity; !c.surplus(p.Role) && c.dueForReplacement(&next) {
 			c.plan.Adds = append(c.plan.Adds, id) // the marks come with the move
 			c.touched[id] = true
 			p.LostSince, p.UnmanagedSince = next.LostSince, next.UnmanagedSince
@@ -78,12 +78,24 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 		due(p.UnmanagedSince, loss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter))
 }
 
+// surplus reports whether a role has more pods than it should. Those that are lost are then the first to stop (see remove),
+// not to be replaced.
+func (c *computation) surplus(role string) bool {
+	want := 0
+	for _, g := range c.s.RC.ReplicaGroups {
+		if g.Role == role {
+			want = *g.Count
+		}
+	}
+	return len(c.running(role)) > want
+}
+
 // replaceLost asks for another node for each pod whose node has been lost for long enough. The old copy's intent keeps
 // saying `running` until the new one is available.
 func (c *computation) replaceLost() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
-		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && c.dueForReplacement(&p.Placement) {
+		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && !c.surplus(p.Role) && c.dueForReplacement(&p.Placement) {
 			c.plan.Adds = append(c.plan.Adds, p.Identity)
 			c.touched[p.Identity] = true
 		}
