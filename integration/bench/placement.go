@@ -39,7 +39,9 @@ type placing struct {
 type placed struct {
 	took      time.Duration // from the operators' first write to the last intent
 	reference time.Duration
-	atOnce    int // in flight, where the reference was fastest
+	atOnce    int           // in flight, where the reference was fastest
+	cpu       time.Duration // of farms, nodes and Consul together
+	refCPU    time.Duration // of client and Consul
 	pods      int
 	refused   float64 // share of the batches
 }
@@ -58,6 +60,16 @@ const (
 	oneWayDelay  = 5 * time.Millisecond
 )
 
+// spent is what this program and a Consul have used so far. Where other work disturbs the times, this still compares.
+func spent(a *agent) time.Duration {
+	own, err := cpu(os.Getpid())
+	theirs, err2 := cpu(a.proc.Pid)
+	if err != nil || err2 != nil {
+		return 0
+	}
+	return own + theirs
+}
+
 func placementBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -69,7 +81,7 @@ func placementBench(ctx context.Context, b *bench) error {
 	medium := shape{name: "medium", rcs: b.mediumRCs, replicas: 25}
 	small := shape{name: "small", rcs: b.smallRCs, replicas: 3, small: true}
 	for _, s := range []shape{one, medium, small} {
-		if err := b.placementOf(ctx, dev.addr, s); err != nil {
+		if err := b.placementOf(ctx, dev, s); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
@@ -82,7 +94,7 @@ func placementBench(ctx context.Context, b *bench) error {
 		return err
 	}
 	for _, s := range []shape{one, medium, small} {
-		if _, err := b.place(ctx, disk.addr, placing{name: "disk-" + s.name, shape: s, nodes: b.nodes, farms: 1}, true); err != nil {
+		if _, err := b.place(ctx, disk, placing{name: "disk-" + s.name, shape: s, nodes: b.nodes, farms: 1}, true); err != nil {
 			return fmt.Errorf("three servers, %s: %w", s.name, err)
 		}
 	}
@@ -90,7 +102,7 @@ func placementBench(ctx context.Context, b *bench) error {
 }
 
 // placementOf measures one shape on Consul in dev mode: plain, and then what it is compared with plain for.
-func (b *bench) placementOf(ctx context.Context, addr string, s shape) error {
+func (b *bench) placementOf(ctx context.Context, a *agent, s shape) error {
 	base := placing{name: s.name, shape: s, nodes: b.nodes, farms: 1}
 	others := map[string]func(*placing){
 		"spread": func(p *placing) { p.spread = true },
@@ -109,7 +121,7 @@ func (b *bench) placementOf(ctx context.Context, addr string, s shape) error {
 	if len(wanted) == 0 && !b.wants(s.name+"-plain") {
 		return nil
 	}
-	plain, err := b.place(ctx, addr, base, true)
+	plain, err := b.place(ctx, a, base, true)
 	if err != nil {
 		return err
 	}
@@ -117,7 +129,7 @@ func (b *bench) placementOf(ctx context.Context, addr string, s shape) error {
 		p := base
 		p.name = s.name + "-" + name
 		others[name](&p)
-		got, err := b.place(ctx, addr, p, strings.HasPrefix(name, "farms"))
+		got, err := b.place(ctx, a, p, strings.HasPrefix(name, "farms"))
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -135,10 +147,10 @@ func (b *bench) placementOf(ctx context.Context, addr string, s shape) error {
 }
 
 // place runs a part as often as is asked for, reports the run with the median time, and returns it.
-func (b *bench) place(ctx context.Context, addr string, p placing, compare bool) (placed, error) {
+func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (placed, error) {
 	var runs []placed
 	for range b.repeat {
-		run, err := b.placeOnce(ctx, addr, p, compare)
+		run, err := b.placeOnce(ctx, a, p, compare)
 		if err != nil {
 			return placed{}, err
 		}
@@ -161,12 +173,14 @@ func (b *bench) place(ctx context.Context, addr string, p placing, compare bool)
 		b.report.add(prefix+"reference", float64(run.pods)/run.reference.Seconds(), "pods/s", goal{})
 		b.report.add(prefix+"reference-in-flight", float64(run.atOnce), "transactions", goal{})
 		b.report.add(prefix+"share-of-reference", runs[len(runs)/2].share(), "ratio", share)
+		b.report.add(prefix+"cpu-times-reference", run.cpu.Seconds()/max(run.refCPU.Seconds(), 0.01), "ratio", goal{})
 		b.report.add(prefix+"refused-batches", 100*run.refused, "%", below(refusedMost))
 	}
 	return run, nil
 }
 
-func (b *bench) placeOnce(ctx context.Context, addr string, p placing, compare bool) (placed, error) {
+func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool) (placed, error) {
+	addr := a.addr
 	var all, sc scope // sc: what rests while the reference runs
 	defer all.close()
 	defer sc.close()
@@ -205,7 +219,7 @@ func (b *bench) placeOnce(ctx context.Context, addr string, p placing, compare b
 	if err != nil {
 		return placed{}, err
 	}
-	started := time.Now()
+	started, before := time.Now(), spent(a)
 	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) { r.MaxPerNode = p.shape.perNode })
 	if err != nil {
 		return placed{}, err
@@ -217,6 +231,7 @@ func (b *bench) placeOnce(ctx context.Context, addr string, p placing, compare b
 		defer noted.mu.Unlock()
 		return placed{}, fmt.Errorf("%s: %d of %d pods placed: %w", p.name, noted.pods, run.pods, context.Cause(ctx))
 	}
+	run.cpu = spent(a) - before
 	stopProfile()
 	run.took = noted.at.Sub(started)
 	sc.close()
@@ -225,7 +240,7 @@ func (b *bench) placeOnce(ctx context.Context, addr string, p placing, compare b
 	batches := noted.placing
 	noted.mu.Unlock()
 	if compare {
-		run.reference, run.atOnce, err = w.reference(ctx, batches, p.shape.small)
+		run.reference, run.refCPU, run.atOnce, err = w.reference(ctx, a, batches, p.shape.small)
 	}
 	return run, err
 }

@@ -23,39 +23,39 @@ type plain struct {
 // reference writes what a farm has written, as plain transactions, and returns the shortest time that any number in flight
 // takes. With reads, each write is preceded by one transaction that reads the controller's record, bell and status and the
 // reservations that it writes: the least that any compare-and-set must know.
-func (w *world) reference(ctx context.Context, batches []*store.Batch, reads bool) (best time.Duration, atOnce int, err error) {
+func (w *world) reference(ctx context.Context, a *agent, batches []*store.Batch, reads bool) (best, cpu time.Duration, atOnce int, err error) {
 	for _, n := range levels {
-		took, err := w.replay(ctx, batches, reads, n)
+		took, used, err := w.replay(ctx, a, batches, reads, n)
 		if err != nil {
-			return 0, 0, err
+			return 0, 0, 0, err
 		}
 		if best == 0 || took < best {
-			best, atOnce = took, n
+			best, cpu, atOnce = took, used, n
 		}
 	}
-	return best, atOnce, nil
+	return best, cpu, atOnce, nil
 }
 
-func (w *world) replay(ctx context.Context, batches []*store.Batch, reads bool, atOnce int) (took time.Duration, err error) {
+func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, reads bool, atOnce int) (took, cpu time.Duration, err error) {
 	var sc scope
 	defer sc.close()
 	fresh, err := newWorld(ctx, &sc, w.addr)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	schema, err := fresh.store.Schema(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	txns := make([]plain, len(batches))
 	for i, b := range batches {
 		if txns[i], err = w.plain(fresh.keys, b, schema.Index); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
-	started := time.Now()
+	started, before := time.Now(), spent(a)
 	for _, t := range txns {
 		group.Go(func() error {
 			if reads {
@@ -68,7 +68,7 @@ func (w *world) replay(ctx context.Context, batches []*store.Batch, reads bool, 
 		})
 	}
 	err = group.Wait()
-	return time.Since(started), err
+	return time.Since(started), spent(a) - before, err
 }
 
 // plain translates a batch. Its conditions become as many conditions on one key that never changes.
