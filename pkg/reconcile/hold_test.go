@@ -164,3 +164,38 @@ func TestRepairToAHigherRevisionTakesThePortsAlong(t *testing.T) {
 		}
 	}
 }
+
+// A pod that must leave its node and may not, because of the minimum, is said to be in the way of convergence.
+func TestAPodThatMayNotLeaveIsReported(t *testing.T) {
+	s := snapshotOf(1)
+	least := 1
+	none := 0
+	s.RC.MinAvailable, s.RC.MaxSurge = &least, &none
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
+	s.Nodes["n0"].Ops.Drain = &node.Drain{}
+	plan := reconcile.Compute(s)
+	if len(plan.Changes)+len(plan.Adds) != 0 || !plan.Status.Is(rc.Blocked) || plan.Status.Is(rc.Converged) {
+		t.Errorf("changes %v, adds %v, status %+v", plan.Changes, plan.Adds, plan.Status)
+	}
+}
+
+// With room for one more and everything healthy, even the only replica moves: its new copy comes first.
+func TestTheOnlyReplicaMovesWhereThereIsRoom(t *testing.T) {
+	s := snapshotOf(1)
+	least := 1
+	s.RC.MinAvailable = &least
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
+	s.Nodes["n0"].Ops.Drain = &node.Drain{}
+	if plan := reconcile.Compute(s); len(plan.Changes) != 0 || len(plan.Adds) != 1 {
+		t.Errorf("changes %v, adds %v", plan.Changes, plan.Adds)
+	}
+	// While another is not healthy nothing healthy is moved at the minimum.
+	s = snapshotOf(2)
+	s.RC.MinAvailable = &least
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+	s.Pods[1].Reality.Available = false
+	s.Nodes["n0"].Ops.Drain = &node.Drain{}
+	if plan := reconcile.Compute(s); len(plan.Changes)+len(plan.Adds) != 0 {
+		t.Errorf("changes %v, adds %v", plan.Changes, plan.Adds)
+	}
+}

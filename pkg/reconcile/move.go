@@ -170,7 +170,7 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
 }
 
 // transfer moves pods off nodes that they may not stay on: one at a time, dynamic controllers only, and only if the minimum
-// stays or the pod is not available anyway. A new copy is placed first where there is room, otherwise the pod stops first.
+// would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new copy is placed first where there is room, otherwise the pod stops first.
 func (c *computation) transfer() {
 	if c.s.RC.Mutator != "" || c.s.Hold != "" || c.s.Manifest == nil {
 		return
@@ -199,11 +199,14 @@ func (c *computation) transfer() {
 		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
 	least := c.s.RC.MinimumAvailable()
+	room := standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge()
+	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
+	whole := available >= c.s.RC.Desired() && room
 	switch {
-	case c.s.available(p) && available-1 < least:
+	case c.s.available(p) && available-1 < least && !whole:
 		c.blocked = fmt.Sprintf("%s.%d must leave %s, but %d available replicas and a minimum of %d leave no room",
 			p.Role, p.Identity.Index, p.Node, available, least)
-	case standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge():
+	case room:
 		c.plan.Adds = append(c.plan.Adds, p.Identity)
 		c.touched[p.Identity] = true
 	default:

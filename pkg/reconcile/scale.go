@@ -145,7 +145,7 @@ func (c *computation) upgrade() {
 		return
 	}
 	var outdated []*Pod
-	available, waiting := 0, false
+	available, waiting, failed := 0, false, ""
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		if p.RunState != pod.Running {
@@ -163,13 +163,13 @@ func (c *computation) upgrade() {
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
 			waiting = true
-			c.judge(p)
+			failed = cmp.Or(c.judge(p), failed)
 		}
 	}
 	if len(outdated) == 0 {
-		c.blocked = "" // nothing is held up: a pod that fails is not a failed upgrade
-		return
+		return // nothing is held up: a pod that fails is not a failed upgrade
 	}
+	c.blocked = cmp.Or(c.blocked, failed)
 	if waiting {
 		return
 	}
@@ -184,16 +184,16 @@ func (c *computation) upgrade() {
 	c.upgradeOne(p)
 }
 
-// judge tells a pod that is on its way from one that failed.
-func (c *computation) judge(p *Pod) {
+// judge tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
+func (c *computation) judge(p *Pod) string {
 	waited := c.s.Now.Sub(p.ChangedAt)
 	failed := p.Reality != nil && p.Reality.State == pod.StateFailed && p.Reality.Revision >= p.Revision
 	if failed || waited >= ProgressDeadline {
-		c.blocked = fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
+		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
-		return
 	}
 	c.lookAgain(ProgressDeadline - waited)
+	return ""
 }
 
 func (c *computation) lookAgain(after time.Duration) { c.plan.lookAgain(after) }
