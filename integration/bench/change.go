@@ -75,8 +75,9 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 	}
 	// The first changes only warm up caches and connections.
 	const warm = 5
+	step := max(1, len(rcs)/(b.changes+warm))
 	for i := range b.changes + warm {
-		took, err := w.toggle(ctx, rcs[i*len(rcs)/(b.changes+warm)].ID)
+		took, err := w.change(ctx, rcs[i*step%len(rcs)].ID)
 		if err != nil {
 			return nil, err
 		}
@@ -87,62 +88,73 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 	return ms, nil
 }
 
-// betweenChanges lets what a change entails come to rest: its report, status, and the pauses of the watches.
+// betweenChanges lets what a change entails come to rest: reports, statuses, and the pauses of the watches.
 const betweenChanges = 150 * time.Millisecond
 
-// toggle adds a replica to a controller and returns how long it takes from the operator's write being sent until its intent
-// can be read. The placement that this waits for is written in the same transaction.
-func (w *world) toggle(ctx context.Context, id string) (time.Duration, error) {
+// change adds a replica to a controller of one, returns how long that takes from the operator's write being sent until the
+// intent can be read, and takes the replica away again. The placement that this waits for is written in the same transaction
+// as the intent.
+func (w *world) change(ctx context.Context, id string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("the change had no effect"))
 	defer cancel()
-	rec, err := w.store.RC(ctx, id, true)
-	if err != nil {
-		return 0, err
-	}
-	want := rec.Value.Desired() + 1
-	rec.Value.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &want}}
-	rec.Value.Generation++
-	data, err := json.Marshal(rec.Value)
-	if err != nil {
-		return 0, err
-	}
-	armed, done := make(chan struct{}), make(chan time.Time, 1)
-	errSeen := errors.New("seen")
+	counts := make(chan int, 1000) // of placements, as they change
+	watching, stop := context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	defer func() { stop(); <-stopped }()
 	go func() {
-		first := true
-		_ = w.client.WatchPrefix(ctx, w.keys.Pods(id), consul.WatchOptions{}, func(s consul.Snapshot) error {
-			if first {
-				first = false
-				close(armed)
-			}
-			if len(s.Pairs) < want {
-				return nil
-			}
-			done <- time.Now()
-			return errSeen
+		defer close(stopped)
+		_ = w.client.WatchPrefix(watching, w.keys.Pods(id), consul.WatchOptions{}, func(s consul.Snapshot) error {
+			counts <- len(s.Pairs)
+			return nil
 		})
 	}()
-	select {
-	case <-armed:
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+	until := func(n int) error {
+		for {
+			select {
+			case got := <-counts:
+				if got == n {
+					return nil
+				}
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
+	if err := until(1); err != nil {
+		return 0, err
 	}
 	if err := pause(ctx, betweenChanges); err != nil { // the watch waits on Consul after this
 		return 0, err
 	}
 	sent := time.Now()
-	_, err = w.client.Commit(ctx, []consul.Op{
-		consul.CAS(w.keys.RC(id), data, rec.Index), consul.Set(w.keys.Bell(id), []byte(store.NewID())),
-	})
-	if err != nil {
+	if err := w.scale(ctx, id, 2); err != nil {
 		return 0, err
 	}
-	select {
-	case at := <-done:
-		return at.Sub(sent), nil
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+	if err := until(2); err != nil {
+		return 0, err
 	}
+	took := time.Since(sent)
+	if err := w.scale(ctx, id, 1); err != nil {
+		return 0, err
+	}
+	return took, until(1)
+}
+
+// scale is the operator's write.
+func (w *world) scale(ctx context.Context, id string, n int) error {
+	rec, err := w.store.RC(ctx, id, true)
+	if err != nil {
+		return err
+	}
+	rec.Value.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
+	rec.Value.Generation++
+	data, err := json.Marshal(rec.Value)
+	if err == nil {
+		_, err = w.client.Commit(ctx, []consul.Op{
+			consul.CAS(w.keys.RC(id), data, rec.Index), consul.Set(w.keys.Bell(id), []byte(store.NewID())),
+		})
+	}
+	return err
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -18,6 +18,9 @@ const (
 
 const mega = 1 << 20
 
+// atRest is more than watches take to settle after a change: they wait for a few seconds once (probeWait in pkg/consul).
+const atRest = 8 * time.Second
+
 // idleBench measures what a real farm process costs while nothing changes, with Consul's default limits. The requests of the
 // simulated nodes, which Consul counts too, are measured before without a farm and taken off.
 func idleBench(ctx context.Context, b *bench) error {
@@ -33,6 +36,9 @@ func idleBench(ctx context.Context, b *bench) error {
 	}
 	// A TTL of minutes keeps the nodes' own liveness out of the picture.
 	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, TTL: 4 * time.Minute}); err != nil {
+		return err
+	}
+	if err := pause(ctx, atRest); err != nil {
 		return err
 	}
 	before, err := b.watchRequests(ctx, dev.addr, b.idleFor/3)
@@ -53,8 +59,7 @@ func idleBench(ctx context.Context, b *bench) error {
 	if err := w.converged(ctx, b.idleRCs); err != nil {
 		return err
 	}
-	// After a change, watches wait for a few seconds once before they settle (see probeWait in pkg/consul).
-	if err := pause(ctx, 8*time.Second); err != nil {
+	if err := pause(ctx, atRest); err != nil {
 		return err
 	}
 	return b.lookAtIdle(ctx, dev.addr, farm, link, before)

@@ -58,8 +58,9 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 	left, placed := plan.Adds, len(plan.Changes)
 	for len(left) > 0 && len(order) > 0 {
 		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
-		some := order[:n]
-		order = order[n:]
+		var some []string
+		some, order = c.farm.ledger.take(order, n)
+		v.taken = append(v.taken, some...)
 		reservations, err := c.reservations(ctx, v, some)
 		if err != nil {
 			return err

@@ -111,6 +111,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err := c.breaker(ctx, v, &plan); err != nil {
 		return 0, err
 	}
+	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}

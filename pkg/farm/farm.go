@@ -105,6 +105,7 @@ type Farm struct {
 	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
 	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
 	nonce   settling
+	ledger  ledger
 	stops   stopCounter
 	unowned unowned
 
@@ -208,9 +209,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	log := f.log.WithField(obs.RCID, id)
 	c, again, err := f.controller(ctx, id)
 	if err == nil && c != nil {
-		started := time.Now()
-		again, err = c.pass(ctx)
-		f.cfg.Metrics.passed(time.Since(started), err)
+		again, err = f.passes(ctx, c)
 	}
 	var corrupt *store.CorruptError
 	switch {
@@ -218,7 +217,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.queue.Forget(id)
 		f.cfg.Metrics.unreadable("rc/"+id, 0)
 		if again > 0 {
-			f.queue.AddAfter(id, again)
+			f.queue.AddAfter(id, again+f.backlog())
 		}
 		return
 	case ctx.Err() != nil:
@@ -251,6 +250,29 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		log.WithError(err).Warn("pass failed")
 	}
 	f.queue.AddRateLimited(id)
+}
+
+// passTries is how often a controller is looked at in a row while its writes are refused.
+const passTries = 4
+
+// passes makes a pass, and another one at once where others wrote what it depends on: at the end of a long queue it would
+// wait for all of the others.
+func (f *Farm) passes(ctx context.Context, c *ReplicationController) (again time.Duration, err error) {
+	for range passTries {
+		started := time.Now()
+		again, err = c.pass(ctx)
+		f.cfg.Metrics.passed(time.Since(started), err)
+		if ctx.Err() != nil || !errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrLost) {
+			break
+		}
+	}
+	return again, err
+}
+
+// backlog is about how long the queue takes to be worked off. A second look at one controller, which often does no more than
+// bring its status up to date, comes after the first look at all that wait.
+func (f *Farm) backlog() time.Duration {
+	return min(time.Duration(f.queue.Len())*time.Millisecond, time.Second)
 }
 
 // startOver ends the farm, so that it begins anew with a new session.

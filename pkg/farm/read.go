@@ -47,6 +47,7 @@ type view struct {
 	snapshot *reconcile.Snapshot
 	deep     bool
 	reserved map[string]store.Rec[node.Reservation] // read so far, by node
+	taken    []string                               // from the ledger, until the pass is over
 }
 
 // read takes the snapshot for one pass. What is read first (the bell) is the oldest: a report that comes in later moves the
