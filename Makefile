@@ -2,18 +2,21 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test race e2e bench demo lint fmt clean
+.PHONY: help build test race e2e bench chaos chaos-nofence demo lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
 SOURCES  := $(shell find cmd pkg -name '*.go' -not -name '*_test.go') go.mod go.sum
 LINTER   := bin/golangci-lint
 TESTTIME ?= 15m
+SEED     ?= 0
+CHAOS_TIME ?= 2m
 
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
 	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; BENCH=name one benchmark; CONSUL_BIN=path uses that Consul.'
+	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; BENCH=name one benchmark; SEED=n and CHAOS_TIME=10m'
+	@echo 'make a fault run that one and that long; CONSUL_BIN=path uses that Consul.'
 
 build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
 
@@ -41,6 +44,18 @@ bench: build bin/consul ## measure against the goals, table and bin/bench.json; 
 	$(GO) build -trimpath -o bin/bench ./integration/bench
 	bin/bench -run '$(BENCH)' $(BENCHFLAGS)
 
+chaos: build bin/consul ## a cluster under faults, judged from Consul's own log; SEED=n CHAOS_TIME=10m
+	$(GO) build -trimpath -o bin/chaos ./integration/chaos
+	bin/chaos -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS)
+
+# One late write in a run is enough, and not every run has one.
+chaos-nofence: build bin/consul ## the same without the fence: succeeds only if the checker finds writes that it prevents
+	$(GO) build -trimpath -tags nofence -o bin/chaos-nofence ./integration/chaos
+	$(GO) build -trimpath -tags nofence -o bin/farm-nofence ./cmd/farm
+	for try in 1 2 3 4; do \
+	  bin/chaos-nofence -farm bin/farm-nofence -expect-violations -faults agent-pause-busy -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS) && exit 0; \
+	done; exit 1
+
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo
 
@@ -55,4 +70,4 @@ $(LINTER): integration/tools/lint/go.mod
 	cd integration/tools/lint && $(GO) build -mod=mod -o ../../../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 clean: ## remove what was built, except Consul and the linter
-	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz
+	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz bin/chaos bin/chaos-nofence bin/farm-nofence

@@ -10,8 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -62,6 +67,59 @@ func TestFlagsAreDocumented(t *testing.T) {
 	documented := matches("(?m)^\\| `--([a-z-]+)`", read(t, "docs", "operating.md"))
 	if !slices.Equal(real, documented) {
 		t.Errorf("the daemons have the flags %v,\ndocs/operating.md lists %v", real, documented)
+	}
+}
+
+// tableOf returns the first cells of the table below a header in docs/operating.md.
+func tableOf(t *testing.T, header string) []string {
+	t.Helper()
+	_, table, found := strings.Cut(read(t, "docs", "operating.md"), "| "+header+" |")
+	if !found {
+		t.Fatalf("docs/operating.md has no table of %s", header)
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	return matches("(?m)^\\| `([A-Za-z_]+)` \\|", table)
+}
+
+// Every metric of the daemons is in docs/operating.md, and every metric that it lists exists.
+func TestMetricsAreDocumented(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewPedanticRegistry()
+	farm.NewMetrics(reg)
+	preparer.NewMetrics(reg)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var real []string
+	for _, f := range families {
+		real = append(real, f.GetName())
+	}
+	if documented := matches("(?m)^\\| `(rcfarm_[a-z_]+)`", read(t, "docs", "operating.md")); !slices.Equal(real, documented) {
+		t.Errorf("the daemons have the metrics %v,\ndocs/operating.md lists %v", real, documented)
+	}
+}
+
+// Every alert is in docs/operating.md, and every alert that it lists exists.
+func TestAlertsAreDocumented(t *testing.T) {
+	t.Parallel()
+	var real []string
+	for _, rule := range alert.Rules {
+		real = append(real, string(rule.Type))
+	}
+	slices.Sort(real)
+	if documented := tableOf(t, "alert"); !slices.Equal(real, documented) {
+		t.Errorf("there are the alerts %v,\ndocs/operating.md lists %v", real, documented)
+	}
+}
+
+// Every condition is in docs/operating.md, and every condition that it lists exists.
+func TestConditionsAreDocumented(t *testing.T) {
+	t.Parallel()
+	source := read(t, "pkg", "rc", "status.go") + read(t, "pkg", "rc", "incident.go")
+	real := matches(`(?m)ConditionType += "([A-Za-z]+)"`, source)
+	if documented := tableOf(t, "condition"); !slices.Equal(real, documented) {
+		t.Errorf("there are the conditions %v,\ndocs/operating.md lists %v", real, documented)
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
 // managementToken opens everything in a run's Consul, which nobody else can reach.
@@ -37,8 +39,10 @@ func agentConfig(m *machine, dataDir string, servers []*machine, isServer bool) 
 		"connect":    map[string]any{"enabled": false},
 		"peering":    map[string]any{"enabled": false},
 		"gossip_lan": map[string]any{"probe_interval": "500ms", "probe_timeout": "300ms", "gossip_interval": "100ms", "suspicion_mult": 3},
-		"acl": map[string]any{"enabled": true, "default_policy": "deny", "down_policy": "extend-cache",
-			"tokens": map[string]string{"initial_management": managementToken, "agent": managementToken}},
+		"acl": map[string]any{
+			"enabled": true, "default_policy": "deny", "down_policy": "extend-cache",
+			"tokens": map[string]string{"initial_management": managementToken, "agent": managementToken},
+		},
 	}
 	if isServer {
 		conf["server"], conf["bootstrap_expect"] = true, len(servers)
@@ -117,6 +121,14 @@ func (c *chaos) leader(ctx context.Context) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("the leader is %s", data)
+}
+
+// leaderSoon waits a little for a leader: the last fault may just have taken one.
+func (c *chaos) leaderSoon(ctx context.Context) (n int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err = cluster.Until(ctx, func() error { n, err = c.leader(ctx); return err })
+	return n, err
 }
 
 // logIndex returns the last index of a server's Raft log, and the last that it has applied.

@@ -45,6 +45,7 @@ var faults = []fault{
 	{"farm-restart", hitsFarm, brief, farmRestart},
 	{"farm-pause", hitsFarm, long, farmPause},
 	{"agent-pause", hitsAgent, long, agentPause},
+	{"agent-pause-busy", hitsAgent, long, agentPauseBusy},
 	{"agent-kill", hitsAgent, brief, agentKill},
 	{"farm-cut", hitsAgent, long, farmCut},
 	{"server-cut", hitsServer, medium, serverCut},
@@ -114,6 +115,32 @@ func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(conte
 	return paused(pick(c.agents, rng))
 }
 
+// agentPauseBusy pauses all agents but one while their farms are in the middle of many passes, and keeps operators still
+// until they go on. Whatever the farms had sent is delivered then, long after another has taken over: what the fence is for.
+func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	c.acting.Lock()
+	c.touchAll(ctx, rng)
+	wait(ctx, upTo(rng, busyFor))
+	spared := rng.IntN(farms) // takes over
+	var names []string
+	for i, p := range c.agents {
+		if i != spared {
+			p.signal(syscall.SIGSTOP)
+			names = append(names, p.name)
+		}
+	}
+	return strings.Join(names, ", "), func(context.Context) error {
+		defer c.acting.Unlock()
+		for _, p := range c.agents {
+			p.signal(syscall.SIGCONT)
+		}
+		return nil
+	}, nil
+}
+
+// busyFor is about how long farms work on a change of every controller.
+const busyFor = 60 * time.Millisecond
+
 func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(pick(c.hosts, rng))
 }
@@ -148,7 +175,7 @@ func serversCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(con
 }
 
 func leaderKill(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err != nil {
 		return "", nil, err
 	}
@@ -157,7 +184,7 @@ func leaderKill(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(conte
 }
 
 func leaderPause(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err != nil {
 		return "", nil, err
 	}
@@ -165,7 +192,7 @@ func leaderPause(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(cont
 }
 
 func leaderTransfer(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err == nil {
 		_, err = request(ctx, c.serverMachines[n].ip(), http.MethodPost, "/v1/operator/raft/transfer-leader", nil)
 	}
@@ -214,7 +241,7 @@ func snapshotRestore(ctx context.Context, c *chaos, rng *rand.Rand) (string, fun
 	defer c.keeping.Unlock()
 	c.epoch++
 	call := time.Now().UnixNano()
-	n, err := c.leader(ctx)
+	n, err := c.leaderSoon(ctx)
 	if err == nil {
 		_, err = request(ctx, c.serverMachines[n].ip(), http.MethodPut, "/v1/snapshot", archive)
 	}

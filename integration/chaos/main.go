@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -57,7 +58,7 @@ func start(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	code := exitHarness
+	var code int
 	switch {
 	case cfg.check:
 		code, err = judge(cfg, nil)
@@ -79,7 +80,7 @@ func parse(args []string) (config, error) {
 	flags.DurationVar(&cfg.length, "time", 2*time.Minute, "how long faults happen")
 	flags.DurationVar(&cfg.ttl, "ttl", 6*time.Second, "liveness TTL of the daemons")
 	flags.StringVar(&cfg.farm, "farm", "", "the farm program; default bin/farm")
-	flags.StringVar(&cfg.dir, "dir", "", "where the run keeps its files; default a new one, removed after a good run")
+	flags.StringVar(&cfg.dir, "dir", "", "where the run keeps its files, for good; default a new one, removed after a good run")
 	flags.StringVar(&cfg.faults, "faults", "", "only these, comma-separated; default all: "+strings.Join(faultNames(), ","))
 	flags.BoolVar(&cfg.expect, "expect-violations", false, "succeed only if a write by another than the lock's holder is found")
 	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
@@ -118,22 +119,27 @@ func parse(args []string) (config, error) {
 
 // outside makes the namespaces and runs this very program again in them.
 func outside(ctx context.Context, cfg config, args []string) (int, error) {
-	if cfg.dir == "" {
+	named := cfg.dir != ""
+	if !named {
 		dir, err := os.MkdirTemp("", "rcfarm-chaos-")
 		if err != nil {
 			return exitHarness, err
 		}
 		cfg.dir = dir
+		args = append(args, "-dir", dir)
 	} else if err := os.MkdirAll(cfg.dir, 0o700); err != nil {
 		return exitHarness, err
 	}
-	args = append(args, "-dir", cfg.dir, fmt.Sprintf("-seed=%d", cfg.seed), "-farm", cfg.farm)
+	args = append(args, fmt.Sprintf("-seed=%d", cfg.seed), "-farm", cfg.farm)
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), insideVar+"=1", "CONSUL_BIN="+cfg.consul)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.SysProcAttr = namespaces()
+	// The kernel ties the child to the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	code := cmd.ProcessState.ExitCode() // -1 when it did not start
 	var exit *exec.ExitError
@@ -145,7 +151,7 @@ func outside(ctx context.Context, cfg config, args []string) (int, error) {
 	case err != nil:
 		return exitHarness, fmt.Errorf("this needs network, mount and process-id namespaces (root, or user namespaces allowed): %w", err)
 	}
-	if code == exitGood && !cfg.keep || ctx.Err() != nil {
+	if !named && (code == exitGood && !cfg.keep || ctx.Err() != nil) {
 		return code, errors.Join(err, os.RemoveAll(cfg.dir))
 	}
 	fmt.Println("files of the run:", cfg.dir)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -155,8 +156,8 @@ func (m *machine) heal(ctx context.Context) error {
 	lines := m.changed
 	m.changed = nil
 	m.mu.Unlock()
-	for i := len(lines) - 1; i >= 0; i-- {
-		if err := command(ctx, lines[i]); err != nil {
+	for _, line := range slices.Backward(lines) {
+		if err := command(ctx, line); err != nil {
 			return err
 		}
 	}

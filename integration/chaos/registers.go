@@ -42,7 +42,7 @@ func (c *chaos) startRegisters(ctx, disturbed context.Context, group *errgroup.G
 			if err != nil {
 				return err
 			}
-			r := &registerClient{c: c, n: n, client: client, rng: rand.New(rand.NewPCG(uint64(c.cfg.seed), 100+uint64(n)))}
+			r := &registerClient{c: c, n: n, client: client, rng: newRand(c.cfg.seed, 100+uint64(n))}
 			cfg := consul.SessionConfig{Kind: "register", Name: fmt.Sprint(n), TTL: c.cfg.ttl, Journal: &simnode.Journal{}}
 			err = client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error { return r.use(ctx, disturbed, s) })
 			if errors.Is(err, context.Canceled) {

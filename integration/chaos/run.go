@@ -35,6 +35,7 @@ type chaos struct {
 	client []*consul.Client // one through each server
 	stores []*store.Store
 
+	acting  sync.RWMutex // held to read while operators act
 	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only
 	epoch   int          // of the registers; see registers.go
 }
@@ -154,7 +155,7 @@ func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errg
 	if err := daemons.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("a simulated node or register ended: %w", err)
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, shutdownLimit, errors.New("Consul does not come to rest"))
+	limited, cancel := context.WithTimeoutCause(ctx, shutdownLimit, errors.New("the servers do not come to rest"))
 	defer cancel()
 	if err := cluster.Until(limited, func() error { return c.saveFinal(limited) }); err != nil {
 		return err
@@ -167,7 +168,7 @@ func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errg
 
 // nemesis disturbs until ctx ends. Nothing stays broken for longer than its fault lasts.
 func (c *chaos) nemesis(ctx context.Context) {
-	rng := rand.New(rand.NewPCG(uint64(c.cfg.seed), 1))
+	rng := newRand(c.cfg.seed, 1)
 	all, err := deck(c.cfg.faults)
 	if err != nil {
 		panic(err) // parse has tried
@@ -182,8 +183,8 @@ func (c *chaos) nemesis(ctx context.Context) {
 		now, left = draw(left, rng)
 		var group sync.WaitGroup
 		for _, f := range now {
-			seed := rng.Uint64()
-			group.Go(func() { c.strike(ctx, f, rand.New(rand.NewPCG(seed, 2))) })
+			seed := rng.Int64()
+			group.Go(func() { c.strike(ctx, f, newRand(seed, 2)) })
 		}
 		group.Wait()
 		if !wait(ctx, time.Second+upTo(rng, 2*time.Second)) {
@@ -226,6 +227,11 @@ func wait(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// newRand returns the source of one stream of choices: same seed, same choices.
+func newRand(seed int64, stream uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(uint64(seed), stream))
 }
 
 // upTo returns a random time below the limit.

@@ -50,7 +50,7 @@ func newWorkload(c *chaos) *workload {
 
 // initial makes the first controllers.
 func (w *workload) initial(ctx context.Context) error {
-	rng := rand.New(rand.NewPCG(uint64(w.c.cfg.seed), 3))
+	rng := newRand(w.c.cfg.seed, 3)
 	st := w.c.stores[0]
 	if _, err := st.EnsureSchema(ctx); err != nil {
 		return err
@@ -66,10 +66,12 @@ func (w *workload) initial(ctx context.Context) error {
 // start runs the operators until ctx ends.
 func (w *workload) start(ctx context.Context, group *errgroup.Group) {
 	for i := range operators {
-		rng := rand.New(rand.NewPCG(uint64(w.c.cfg.seed), 4+uint64(i)))
+		rng := newRand(w.c.cfg.seed, 4+uint64(i))
 		group.Go(func() error {
 			for wait(ctx, upTo(rng, pauseLimit)) {
+				w.c.acting.RLock()
 				what, err := w.act(ctx, rng)
+				w.c.acting.RUnlock()
 				if ctx.Err() == nil {
 					w.c.report.operation(what, err)
 				}
@@ -95,19 +97,36 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 		return "wait for a deletion", nil
 	case dice < 60:
 		rec.Value.ReplicaGroups = groups(n)
-		return "scale", w.write(ctx, st, rec, nil, "scale")
+		return "scale", writeRC(ctx, st, rec, nil, "scale")
 	case dice < 85:
-		return "change manifest", w.write(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest")
+		return "change manifest", writeRC(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest")
 	case dice < 88:
 		return w.drain(ctx, rng)
 	case dice < 92:
 		rec.Value.NodeSelector = []string{"", "rack=a", "rack=b"}[rng.IntN(3)]
-		return "change selector", w.write(ctx, st, rec, nil, "change selector")
+		return "change selector", writeRC(ctx, st, rec, nil, "change selector")
 	default:
 		now := time.Now().UTC()
 		rec.Value.DeletedAt = &now
-		return "delete", w.write(ctx, st, rec, nil, "delete")
+		return "delete", writeRC(ctx, st, rec, nil, "delete")
 	}
+}
+
+// touchAll scales every controller at once. Whoever cannot be reached is left out.
+func (c *chaos) touchAll(ctx context.Context, rng *rand.Rand) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	recs, _, err := c.stores[0].ListRCs(ctx)
+	if err != nil {
+		c.report.operation("scale", err)
+		return
+	}
+	var all sync.WaitGroup
+	for i, rec := range recs {
+		rec.Value.ReplicaGroups = groups(1 + rng.IntN(maxReplicas))
+		all.Go(func() { c.report.operation("scale", writeRC(ctx, c.stores[i%servers], rec, nil, "scale")) })
+	}
+	all.Wait()
 }
 
 // drain closes a node, or opens one that was closed. At most two are closed at a time.
@@ -173,7 +192,7 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 		ReplicaGroups: groups(1 + rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
 		NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
-	return w.write(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create")
+	return writeRC(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create")
 }
 
 // manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each.
@@ -188,8 +207,8 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	}
 }
 
-// write sends one change of a controller. That another operator was first is no error.
-func (w *workload) write(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string) error {
+// writeRC sends one change of a controller. That another operator was first is no error.
+func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string) error {
 	change := store.RCChange{RC: rec.Value, Index: rec.Index}
 	change.RC.Generation++
 	change.RC.ChangedBy = "chaos"
@@ -239,7 +258,7 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 		if said[r.Value.ID] || r.Value.DeletedAt != nil {
 			continue
 		}
-		if err := w.write(call, st, r, nil, "apply again"); err != nil {
+		if err := writeRC(call, st, r, nil, "apply again"); err != nil {
 			return err
 		}
 		said[r.Value.ID] = true

@@ -92,11 +92,11 @@ func (r *restores) match(last, next *Entry) (*state, error) {
 	if next.Index != last.Index+2 {
 		return nil, fmt.Errorf("%w: the log lacks the entries between %d and %d", ErrHarness, last.Index, next.Index)
 	}
-	for i := len(r.order) - 1; i >= 0; i-- {
-		if r.order[i].Call > next.At || r.order[i].At < last.At {
+	for i, attempt := range slices.Backward(r.order) {
+		if attempt.Call > next.At || attempt.At < last.At {
 			continue
 		}
-		index := r.order[i].Index
+		index := attempt.Index
 		r.order = r.order[i+1:]
 		if saved := r.saved[index]; saved != nil {
 			return saved, nil
@@ -140,13 +140,13 @@ func (s *state) equals(final []FinalKey) error {
 		seen[f.Key] = true
 		k := s.get(f.Key)
 		if k == nil || k.Index != f.ModifyIndex || k.Session != f.Session || !bytes.Equal(k.Value, f.Value) {
-			return fmt.Errorf("Consul ended with %s at index %d, the replay of its log with %+v", f.Key, f.ModifyIndex, k)
+			return fmt.Errorf("the servers ended with %s at index %d, the replay of its log with %+v", f.Key, f.ModifyIndex, k)
 		}
 	}
 	for _, g := range s.groups {
 		for key := range g {
 			if !seen[key] {
-				return fmt.Errorf("the replay ended with %s, which Consul does not have", key)
+				return fmt.Errorf("the replay ended with %s, which the servers do not have", key)
 			}
 		}
 	}

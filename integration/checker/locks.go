@@ -87,6 +87,7 @@ func (j *judgement) locks(events []Event) {
 	model := fencedRegister.ToModel()
 	for key, history := range byKey {
 		switch porcupine.CheckOperationsTimeout(model, history, linearizeLimit) {
+		case porcupine.Ok:
 		case porcupine.Illegal:
 			j.violated("P1", ruleRegister, 0, "%s: %d operations; a write of an earlier tenure took effect, or one of the present did not", key, len(history))
 		case porcupine.Unknown:

@@ -114,10 +114,9 @@ func (w *Write) unasked(in *intent, node string) string {
 		return "its controller does not exist"
 	case after == nil:
 		return "there is no placement"
-	case after.Node != node:
-		if _, ghost := after.ghostOn(node); !ghost || after.RunState != running {
-			return fmt.Sprintf("it is placed on %s, %s, without a ghost here", after.Node, after.RunState)
-		}
+	case after.Node != node && !after.isGhostOn(node):
+		return fmt.Sprintf("it is placed on %s, %s, without a ghost here", after.Node, after.RunState)
+	case after.Node != node && after.RunState == running:
 		return ""
 	case before != nil && before.RunState == stopped:
 		return "" // said again

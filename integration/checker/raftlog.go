@@ -79,7 +79,7 @@ func readLog(path string) (map[uint64]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }() // it was only read
 	out := map[uint64]Entry{}
 	err = db.View(func(tx *bolt.Tx) error {
 		bucket := tx.Bucket([]byte("logs"))

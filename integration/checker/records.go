@@ -50,6 +50,11 @@ func (p *placement) ghostOn(node string) (revision int64, ok bool) {
 	return 0, false
 }
 
+func (p *placement) isGhostOn(node string) bool {
+	_, ok := p.ghostOn(node)
+	return ok
+}
+
 type intent struct {
 	identity
 	Digest   string `json:"digest"`

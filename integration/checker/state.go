@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 )
 
@@ -149,8 +150,8 @@ func (s *state) txn(r *txnRequest, w *Write) {
 }
 
 func (s *state) rollback() {
-	for i := len(s.undo) - 1; i >= 0; i-- {
-		s.raw(s.undo[i].Key, s.undo[i].Before)
+	for _, c := range slices.Backward(s.undo) {
+		s.raw(c.Key, c.Before)
 	}
 	s.undo = nil
 }

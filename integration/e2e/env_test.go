@@ -35,6 +35,7 @@ var scenarios = map[string]func(*env){
 	"fast-restart":    fastRestart,
 	"wipe":            wipe,
 	"restore":         restore,
+	"restore-scale":   restoreScale,
 	"blind-token":     blindToken,
 	"change-manifest": changeManifest,
 	"two-first-farms": twoFirstFarms,

@@ -192,6 +192,46 @@ func restore(e *env) {
 	}
 }
 
+// restoreScale: an older state is restored after nothing but a scale. Some pods are as that state knows them, others are
+// ahead of it: neither kind pays for the other.
+func restoreScale(e *env) {
+	e.startConsul("")
+	for n := range 5 {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", "")
+	e.applied(e.hello(2, nil))
+	id := e.rcID("hello")
+	snapshot := e.request(http.MethodGet, "/v1/snapshot", nil)
+	e.applied(e.hello(4, nil))
+	processes := e.processes()
+	e.put("/v1/snapshot", snapshot)
+	e.within(limit, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && (len(e.placements(id)) != 4 || st.Value.Available != 4 || st.Value.Is(rc.Holding)) {
+			err = fmt.Errorf("%d placements, status %+v", len(e.placements(id)), st.Value)
+		}
+		return err
+	})
+	// Past the hold, and one more look at the controller.
+	bumped, err := e.store.RC(e.t.Context(), id, true)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if err := e.store.Ring(e.t.Context(), bumped.Value.ID); err != nil {
+		e.t.Fatal(err)
+	}
+	e.within(limit, func() error {
+		if n := strings.Count(e.log("f1"), "every living node has reported"); n < 2 {
+			return fmt.Errorf("the farm has settled %d times", n)
+		}
+		return nil
+	})
+	e.sameProcesses(processes, "after the restore")
+	e.applied(e.hello(3, nil))
+	e.oneCopyEach()
+}
+
 // changeManifest (R6): a new manifest is rolled out in place, one pod at a time, never below the minimum; the first failure
 // halts the rest; a repaired manifest goes on.
 func changeManifest(e *env) {

@@ -236,8 +236,11 @@ func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error
 			return err
 		}
 	}
+	t.mu.Lock()
+	intents := maps.Clone(t.intents)
+	t.mu.Unlock()
 	for id := range t.index {
-		if _, asked := t.intents[id]; asked {
+		if _, asked := intents[id]; asked {
 			continue
 		}
 		if _, runs := t.node.Running()[id]; !runs {

@@ -18,7 +18,8 @@ type Rule struct {
 const (
 	// NotConverged is a controller that should be under way and does not arrive.
 	NotConverged rc.ConditionType = "NotConverged"
-	// PreparerGone is a node whose agent lives and whose preparer does not.
+	// PreparerGone is a node whose machine lives and whose preparer does not; NodeLost is the other half of the condition
+	// of that name.
 	PreparerGone rc.ConditionType = "PreparerGone"
 )
 
@@ -156,9 +157,12 @@ func after(t rc.ConditionType) time.Duration {
 // state reports whether something is the case, why, and since when.
 func (in *Input) state(t rc.ConditionType) (reason string, since time.Time, is bool) {
 	switch t {
+	case rc.NodeLost: // the condition is about both
+		c, _ := condition(in.After, rc.NodeLost)
+		return c.Reason, in.Now, in.After.Lost > 0
 	case PreparerGone:
-		const text = "pods are on nodes whose preparer is gone; their last report counts"
-		return text, in.Now, in.After.Unmanaged > 0
+		c, _ := condition(in.After, rc.NodeLost)
+		return c.Reason, in.Now, in.After.Unmanaged > 0
 	case NotConverged:
 		c, found := condition(in.After, rc.Converged)
 		return c.Reason, c.Since, found && !c.True && !in.Quiet

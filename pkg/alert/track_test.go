@@ -27,6 +27,9 @@ type owner struct {
 
 func (o *owner) compute(quiet bool, unmanaged int, conds ...rc.ConditionType) *rc.Status {
 	st := &rc.Status{RCID: "web", Unmanaged: unmanaged}
+	if slices.Contains(conds, rc.NodeLost) && unmanaged == 0 {
+		st.Lost = 1
+	}
 	if o.stored != nil {
 		st.Conditions = slices.Clone(o.stored.Conditions)
 	}
@@ -171,7 +174,8 @@ func TestIncidentsWithoutAConditionOfTheirName(t *testing.T) {
 		"well":                      {conds: []rc.ConditionType{rc.Converged}},
 		"not converged":             {want: []rc.ConditionType{alert.NotConverged}},
 		"not converged, not wanted": {quiet: true},
-		"preparer gone":             {unmanaged: 1, conds: []rc.ConditionType{rc.Converged}, want: []rc.ConditionType{alert.PreparerGone}},
+		"preparer gone":             {unmanaged: 1, conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{alert.PreparerGone}},
+		"node gone":                 {conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{rc.NodeLost}},
 	} {
 		o := newOwner(t)
 		o.land(o.compute(tt.quiet, tt.unmanaged, tt.conds...))

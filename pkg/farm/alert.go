@@ -35,6 +35,9 @@ func (c *ReplicationController) alertGone(ctx context.Context, st *rc.Status) {
 func (c *ReplicationController) track(v *view, plan *reconcile.Plan) {
 	record := &v.head.RC.Value
 	plan.Status.Conditions = rc.SetCondition(plan.Status.Conditions, rc.Unclaimed, false, "", v.snapshot.Now)
+	if st := &plan.Status; st.LastError != "" || st.Is(rc.Unreadable) {
+		st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, st.LastError != "", st.LastError, v.snapshot.Now)
+	}
 	incidents, due := alert.Track(alert.Input{
 		Before: v.head.Status, After: &plan.Status, Now: v.snapshot.Now, Told: c.told,
 		Quiet: record.Disabled || record.DeletedAt != nil,

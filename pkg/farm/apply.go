@@ -25,7 +25,7 @@ type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	CostOf(p *store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
 	Ring(ctx context.Context, rcID string) error
-	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], a store.Audit) error
+	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
 // candidatesPerPod is how many nodes' reservations are read for each pod to be placed.
@@ -74,6 +74,9 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			perNode[a.Node]++
 		}
 		left = without(left, assigned)
+		if others == nil {
+			others = placement.Reasons{}
+		}
 		for reason, n := range refused {
 			others[reason] += n
 		}
@@ -102,8 +105,8 @@ func (c *ReplicationController) reservations(ctx context.Context, v *view, names
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range corrupt {
-		c.log.WithError(e).Error("nothing is placed on a node")
+	for name, e := range corrupt {
+		c.log.WithError(e).WithField(obs.Node, name).Error("nothing is placed on a node")
 	}
 	out := make(map[string]node.Reservation, len(recs))
 	for name, rec := range recs {
@@ -189,7 +192,7 @@ const headBytes = 32 * 1024
 // batches groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can be
 // in flight together; a change that would need a node of an earlier, full batch waits for the next pass.
 func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reconcile.Plan) ([]*batch, error) {
-	reserved, err := c.reservationsOf(ctx, v, plan.Changes)
+	reserved, unreadable, err := c.reservationsOf(ctx, v, plan.Changes)
 	if err != nil || len(plan.Changes) == 0 {
 		return nil, err
 	}
@@ -198,6 +201,11 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 	var lines []string
 	for i := range plan.Changes {
 		ch := &plan.Changes[i]
+		// Writing over an unreadable reservation would forget who holds what.
+		if at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool { return unreadable[r.Node] != nil }); at >= 0 {
+			plan.Fail(fmt.Sprintf("%s: %v", ch, unreadable[ch.Reserve[at].Node]))
+			continue
+		}
 		writes, reason := c.reserve(v, reserved, ch)
 		if reason != "" {
 			plan.Block(v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
@@ -225,8 +233,9 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 	return out, nil
 }
 
-// reservationsOf returns what is taken on every node whose reservation a change touches, and reads what this pass has not.
-func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], error) {
+// reservationsOf returns what is taken on every node whose reservation a change touches, and reads what this pass has not;
+// those that cannot be read come back as errors too.
+func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], map[string]error, error) {
 	var names []string
 	seen := maps.Clone(v.reserved)
 	for i := range changes {
@@ -238,15 +247,14 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 		}
 	}
 	if len(names) == 0 {
-		return seen, nil
+		return seen, nil, nil
 	}
 	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	maps.Copy(seen, recs)
-	// Writing over an unreadable reservation would forget who holds what.
-	return seen, errors.Join(corrupt...)
+	return seen, corrupt, nil
 }
 
 // reserve returns the new reservations that a change needs, or why a node cannot take it.
@@ -259,12 +267,16 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 		if r.Holder == nil {
 			delete(next.Holders, key)
 		} else {
+			share := *r.Holder
+			if r.Keep {
+				share = share.With(rec.Value.Holders[key])
+			}
 			if view := v.snapshot.Nodes[r.Node]; !r.Force && view != nil {
-				if reason := placement.Fits(view, next, ch.Identity, *r.Holder); reason != "" {
+				if reason := placement.Fits(view, next, ch.Identity, share); reason != "" {
 					return nil, reason
 				}
 			}
-			next.Holders[key] = *r.Holder
+			next.Holders[key] = share
 		}
 		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
 	}

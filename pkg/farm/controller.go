@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +27,7 @@ type ReplicationController struct {
 
 	fence      store.Fence
 	consistent bool // the next read must be: it is the first of this tenure
+	unsure     bool // a write may linger: the fence must be bumped before anything is read
 	deep       bool // the next pass compares intents too
 	last       memory
 	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
@@ -82,6 +84,12 @@ func (c *ReplicationController) CurrentPods(ctx context.Context) ([]pod.Placemen
 // pass looks at the controller once: read, decide, write. It returns when to look again even if nothing rings.
 func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, err error) {
 	started := time.Now()
+	if c.unsure {
+		if err := c.bump(ctx); err != nil {
+			return 0, err
+		}
+	}
+	c.concernedByAll() // what changes while this pass is under way may matter to it
 	v, err := c.read(ctx)
 	if errors.Is(err, store.ErrNotFound) {
 		return 0, c.abandon(ctx)
@@ -107,9 +115,8 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}
-	c.last.forget(plan.Changes)
 	wrote, err := c.apply(ctx, v, &plan)
-	c.remember(v, &plan)
+	c.remember(v, &plan, err == nil && wrote == 0)
 	if wrote > 0 {
 		c.log.WithFields(obs.Fields{
 			obs.Action: summary(plan.Changes), obs.Desired: plan.Status.Desired, obs.Current: plan.Status.Placed,
@@ -119,7 +126,11 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err != nil {
 		return 0, c.afterFailure(ctx, err)
 	}
-	if told := c.alert(ctx, &plan); told || wrote > 0 {
+	told := c.alert(ctx, &plan)
+	if wrote > 0 && slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }) {
+		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
+	}
+	if told || wrote > 0 {
 		return time.Millisecond, nil // what this made possible comes with the next look
 	}
 	return plan.Again, nil
@@ -132,20 +143,29 @@ func (c *ReplicationController) afterFailure(ctx context.Context, failure error)
 	if !errors.Is(failure, store.ErrUnknown) && !store.LockRefused(failure, c.fence) {
 		return failure
 	}
+	c.unsure = true
+	if err := c.bump(ctx); err != nil {
+		return fmt.Errorf("after %w: %w", failure, err)
+	}
+	c.log.WithError(failure).WithField(obs.ConsulIndex, c.fence.Index).Info("bumped the fence")
+	return failure
+}
+
+// bump moves the fence. Until that has worked, every pass begins with it.
+func (c *ReplicationController) bump(ctx context.Context) error {
 	fence, err := c.farm.cfg.Store.Bump(ctx, c.fence)
 	if err != nil {
-		return fmt.Errorf("bump the fence after %w: %w", failure, err)
+		return fmt.Errorf("bump the fence: %w", err)
 	}
-	c.fence, c.consistent = fence, true
+	c.fence, c.consistent, c.unsure = fence, true, false
 	c.farm.cfg.Metrics.bumped()
-	c.log.WithError(failure).WithField(obs.ConsulIndex, fence.Index).Info("bumped the fence")
-	return failure
+	return nil
 }
 
 // abandon gives up a controller whose record is gone. Its pods, if any, run on: nothing says that they should stop (P4).
 func (c *ReplicationController) abandon(ctx context.Context) error {
-	err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence)
-	if err != nil && !errors.Is(err, store.ErrRefused) {
+	if err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence); err != nil {
+		c.consistent = true // the record may be there after all
 		return c.afterFailure(ctx, err)
 	}
 	c.log.Warn("the controller's record is gone; its pods are left alone")
@@ -156,15 +176,29 @@ func (c *ReplicationController) abandon(ctx context.Context) error {
 func (c *ReplicationController) finish(ctx context.Context, v *view) error {
 	c.alertGone(ctx, v.head.Status)
 	a := store.NewAudit(c.farm.cfg.ID, "finish", c.ID, []string{"removed " + v.head.RC.Value.Name + " after its last pod"})
-	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, a); err != nil {
+	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, v.schema.Index, a); err != nil {
 		return c.afterFailure(ctx, err)
 	}
 	c.log.WithField(obs.RCName, v.head.RC.Value.Name).Info("deleted a controller")
 	return errGone
 }
 
-// remember keeps what tells whether a changed node concerns this controller.
-func (c *ReplicationController) remember(v *view, plan *reconcile.Plan) {
+// concernedByAll makes every changed node concern this controller until the pass under way is remembered.
+func (c *ReplicationController) concernedByAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes = nil
+}
+
+func (c *ReplicationController) isHungry() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hungry
+}
+
+// remember keeps what tells whether a changed node concerns this controller. A deep check is done when it found nothing
+// to do, and nothing kept it from doing it.
+func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled bool) {
 	nodes := map[string]bool{}
 	for i := range v.snapshot.Pods {
 		nodes[v.snapshot.Pods[i].Node] = true
@@ -178,7 +212,7 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan) {
 	defer c.mu.Unlock()
 	c.nodes, c.pods = nodes, len(v.snapshot.Pods)
 	c.hungry = plan.Status.Placed < plan.Status.Desired
-	if v.deep {
+	if v.deep && settled && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
 		c.lastDeep, c.deep = time.Now(), false
 	}
 }

@@ -88,7 +88,7 @@ type Ownership interface {
 // LockReads is how the farm finds controllers without an owner.
 type LockReads interface {
 	SweepBells(ctx context.Context) (rcIDs []string, err error)
-	Locks(ctx context.Context) (store.LockState, error)
+	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
 	LockHeld(ctx context.Context, rcID string) (bool, error)
 	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
 }
@@ -148,6 +148,7 @@ func NewFarm(cfg Config) *Farm {
 // went back in time, after which the caller starts over with a new session. When it returns nothing of it runs any more,
 // so that the caller can give the session up.
 func (f *Farm) Start(ctx context.Context) error {
+	defer f.queue.ShutDown() // also when it never came to work
 	if err := f.cfg.Store.Join(ctx, f.member()); err != nil {
 		if _, held := store.HeldBy(err); held {
 			return fmt.Errorf("another farm is running as %q; give each farm an id of its own: %w", f.cfg.ID, err)
@@ -158,7 +159,7 @@ func (f *Farm) Start(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	f.world.watch(ctx, group)
 	group.Go(func() error {
-		defer f.queue.ShutDown()
+		defer f.queue.ShutDown() // before the workers can end
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -238,6 +239,8 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		// The controller's lock is somebody else's, or the session is dead, which the session's keeper finds out.
 		f.drop(id)
 		log.WithError(err).Warn("lost a controller")
+	case store.Denied(err):
+		log.WithError(err).Warn("the token may not write what a controller needs")
 	case errors.As(err, &corrupt):
 		f.cfg.Metrics.unreadable("rc/"+id, 1)
 		log.WithError(err).Error("controller cannot be worked on")

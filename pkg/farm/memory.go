@@ -2,7 +2,6 @@ package farm
 
 import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -20,28 +19,16 @@ func remember(rc uint64, placements []store.Rec[pod.Placement]) memory {
 	return m
 }
 
-// after reports whether the memory is of a later time than what was read now.
+// after reports whether the memory is of a later time than what was read now: a record has an older version. One that is
+// merely missing may have been removed by hand, which is how an operator gets rid of one that cannot be read.
 func (m memory) after(rc uint64, placements []store.Rec[pod.Placement]) bool {
 	if rc < m.rc {
 		return true
 	}
-	found := 0
 	for _, p := range placements {
-		if index, known := m.placements[p.Value.Identity]; known {
-			found++
-			if p.Index < index {
-				return true
-			}
+		if index, known := m.placements[p.Value.Identity]; known && p.Index < index {
+			return true
 		}
 	}
-	return found < len(m.placements)
-}
-
-// forget drops what the owner is about to remove itself, whether or not that lands.
-func (m memory) forget(changes []reconcile.Change) {
-	for i := range changes {
-		if changes[i].Placement == nil {
-			delete(m.placements, changes[i].Identity)
-		}
-	}
+	return false
 }

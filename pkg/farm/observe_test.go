@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -249,4 +250,37 @@ func TestUnclaimedControllersAreReported(t *testing.T) {
 	if got := said.all(); len(got) != 0 {
 		t.Errorf("it mended itself in time: %v", got)
 	}
+}
+
+// A manifest that nobody can read is said in the status and raised.
+func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	m := testManifest("web", 8080)
+	c.apply("web", m, replicas(1))
+	canonical, err := m.Canonical()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Manifest(digestOf(canonical)), []byte("{"))}); err != nil {
+		t.Fatal(err)
+	}
+	var said recorder
+	c.watchedFarm("f1", &said)
+	consultest.Eventually(t, soon, func() error {
+		if got := said.all(); len(got) != 1 || !strings.Contains(got[0], "/Unreadable/") {
+			return fmt.Errorf("said %v", got)
+		}
+		return nil
+	})
+	c.apply("web", m, replicas(1))
+	c.converged("web", 1)
+	consultest.Eventually(t, soon, func() error {
+		st, err := c.store.Status(t.Context(), "web")
+		if err != nil || st.Value.Is(rc.Unreadable) || len(st.Value.Incidents) != 0 || len(said.all()) != 2 {
+			return fmt.Errorf("%+v, said %v, %w", st.Value, said.all(), err)
+		}
+		return nil
+	})
 }

@@ -34,7 +34,7 @@ type Reads interface {
 type PodReads interface {
 	Realities(ctx context.Context, at []store.At) (map[store.At]pod.Reality, []error, error)
 	Intents(ctx context.Context, at []store.At) (map[store.At]pod.Intent, []error, error)
-	Reservations(ctx context.Context, nodes []string) (map[string]store.Rec[node.Reservation], []error, error)
+	Reservations(ctx context.Context, nodes []string) (map[string]store.Rec[node.Reservation], map[string]error, error)
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 }
@@ -217,6 +217,17 @@ func (c *ReplicationController) readNodes(ctx context.Context, v *view) error {
 	realities, corrupt, err := c.farm.cfg.Store.Realities(ctx, at)
 	if err != nil {
 		return err
+	}
+	for i := range s.Pods {
+		// What the node has applied is ahead of the placement: what it was told says what that is.
+		p := &s.Pods[i]
+		key := store.At{Node: p.Node, Identity: p.Identity}
+		if realities[key].Revision > p.Revision && !v.deep && !orphaned[p.Identity] {
+			orphaned[p.Identity] = true
+			for _, name := range nodesOf(p) {
+				told = append(told, store.At{Node: name, Identity: p.Identity})
+			}
+		}
 	}
 	intents, corruptIntents, err := c.farm.cfg.Store.Intents(ctx, told)
 	if err != nil {

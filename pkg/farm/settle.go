@@ -10,27 +10,45 @@ import (
 
 // settling is where the farm stands with the current cluster nonce (R1).
 type settling struct {
-	nonce   string // that everything settled for; empty: none yet
-	reason  string // why it is not settled
-	current string // that the reason is about
+	nonce   string    // that everything settled for; empty: none yet
+	reason  string    // why it is not settled
+	current string    // that the reason is about
+	since   time.Time // by our own clock: when current was first seen
 }
 
-// settleEvery is how often the nodes' answers to a new nonce are looked at.
-const settleEvery = 250 * time.Millisecond
+// settleEvery is how often the nodes' answers to a new nonce are looked at, at first and at last: a node that never
+// answers must not keep every farm asking for all of them.
+const (
+	settleEvery    = 250 * time.Millisecond
+	settleEveryMax = 4 * time.Second
+)
+
+// clockError is how far the clocks of the farms may be apart.
+const clockError = 10 * time.Second
 
 // settle finds out, for each new cluster nonce, when every living node has said what it runs. Until then nothing is added.
 func (f *Farm) settle(ctx context.Context) error {
 	ticker := time.NewTicker(settleEvery)
 	defer ticker.Stop()
+	var next time.Time
+	var gap time.Duration
 	for {
 		schema := f.world.schemaRec().Value
 		f.mu.Lock()
-		done := schema.Nonce != "" && f.nonce.nonce == schema.Nonce
+		if f.nonce.current != schema.Nonce {
+			f.nonce.current, f.nonce.since, f.nonce.reason = schema.Nonce, time.Now(), ""
+			next, gap = time.Time{}, settleEvery
+		}
+		done, since := schema.Nonce != "" && f.nonce.nonce == schema.Nonce, f.nonce.since
 		f.mu.Unlock()
-		if !done {
-			reason := f.unsettled(ctx, schema)
+		if now := time.Now(); !done && !now.Before(next) {
+			if now.Sub(since) > 10*time.Second {
+				gap = min(2*gap, settleEveryMax)
+			}
+			next = now.Add(gap - settleEvery/2) // the tick that is due, not the one after
+			reason := f.unsettled(ctx, schema, since)
 			f.mu.Lock()
-			f.nonce.reason, f.nonce.current = reason, schema.Nonce
+			f.nonce.reason = reason
 			if reason == "" {
 				f.nonce.nonce = schema.Nonce
 			}
@@ -50,7 +68,7 @@ func (f *Farm) settle(ctx context.Context) error {
 }
 
 // unsettled says what is missing before pods may be added in a world with this nonce, "" when nothing is.
-func (f *Farm) unsettled(ctx context.Context, schema store.Schema) string {
+func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Time) string {
 	if schema.Nonce == "" {
 		return "the cluster record is missing"
 	}
@@ -60,8 +78,8 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema) string {
 			return "node " + v.Name + " saw the store go back in time"
 		}
 	}
-	// A clock ahead of ours must not make us wait longer than the rule asks for.
-	if age := time.Since(schema.CreatedAt); age >= 0 && age < 2*f.cfg.TTL {
+	// Our own clock counts. The other one only tells a nonce that is old beyond doubt.
+	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+clockError {
 		return "the records are new: waiting for nodes to report what they run"
 	}
 	passing, err := f.cfg.Store.Passing(ctx)

@@ -42,12 +42,14 @@ func (f *Farm) sweep(ctx context.Context) error {
 		c := f.owned[id]
 		switch {
 		case c == nil:
-			f.foreign[id] = locks[id]
+			// A lock of our own session that nobody works under is claimed again (R4). What others hold was found out
+			// when the bell was seen; the locks as listed may be older than a change of the members.
 			if !locks[id] {
+				delete(f.foreign, id)
 				f.queue.Add(id)
 			}
-		case !locks[id]:
-			f.queue.Add(id) // its next pass finds out
+		case locks[id]:
+			f.queue.Add(id) // another's: its next write finds out
 		case c.deepDue(deepBefore):
 			f.queue.Add(id)
 		}

@@ -105,6 +105,15 @@ func NewHolder(id pod.Identity, ports map[string]int, cpu, memory int64) Holder 
 	return Holder{Pod: id, Ports: slices.Sorted(maps.Values(ports)), CPU: cpu, Memory: memory}
 }
 
+// With returns a share that is enough for either of two of the same pod.
+func (h Holder) With(other Holder) Holder {
+	h.Ports = slices.Concat(h.Ports, other.Ports)
+	slices.Sort(h.Ports)
+	h.Ports = slices.Compact(h.Ports)
+	h.CPU, h.Memory = max(h.CPU, other.CPU), max(h.Memory, other.Memory)
+	return h
+}
+
 // Clone returns a copy that can be changed without touching the original.
 func (r Reservation) Clone() Reservation {
 	r.Holders = maps.Clone(r.Holders)

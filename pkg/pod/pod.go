@@ -50,6 +50,8 @@ type Placement struct {
 	Ports    map[string]int    `json:"ports,omitempty"`
 	RunState RunState          `json:"run_state"`
 	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
+	// Switching: the node may still run the former version, whose share is held until it says that it does not.
+	Switching bool `json:"switching,omitempty"`
 
 	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`

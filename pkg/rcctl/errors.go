@@ -153,7 +153,9 @@ func inputLines(e *inputError) []string {
 // writes reports whether a command changes anything when it succeeds.
 func writes(command string) bool {
 	words := strings.Fields(command)
-	return slices.Contains([]string{"apply", "create", "scale", "delete"}, words[len(words)-1])
+	return slices.Contains([]string{
+		"apply", "create", "scale", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
+	}, words[len(words)-1])
 }
 
 func hintFor(err error) string {

@@ -2,9 +2,11 @@ package rcctl
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -21,7 +23,10 @@ type NodeView struct {
 	Labels         map[string]string `json:"labels"`                    // in effect: the node's own, operators' on top
 	OperatorLabels map[string]string `json:"operator_labels,omitempty"` // those that operators set
 	Open           bool              `json:"open"`                      // takes new pods
-	Drain          *node.Drain       `json:"drain,omitempty"`
+	Cordoned       bool              `json:"cordoned"`                  // by operators: nothing new is placed
+	Drain          *node.Drain       `json:"drain,omitempty"`           // by operators: its pods are moved away
+	UnmanagedSince *time.Time        `json:"unmanaged_since,omitempty"` // its preparer is gone, its machine is not
+	LostSince      *time.Time        `json:"lost_since,omitempty"`      // its machine is gone
 	Capacity       Usage             `json:"capacity"`
 	Used           Usage             `json:"used"` // reserved
 	Orphans        int               `json:"orphans"`
@@ -39,8 +44,10 @@ func (t *tool) nodesCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "nodes", Usage: "list the machines: alive or not, labels, how full",
 		UsageText: "rcctl nodes [-o table|json|yaml]",
-		Description: `SLOTS is reserved/offered pods. A label that an operator has set ends with *. OPEN is no while an operator keeps
-new pods away. ORPHANS are pods that run without a placement.
+		Description: `ALIVE is no while its preparer does not hold the node's record, and, where the owners of its pods have found out
+more, unmanaged (the preparer is gone, the machine is not: pods count as last reported) or lost (the machine is
+gone). OPEN is yes, cordoned (nothing new is placed) or drained (its pods are moved away, too). SLOTS is
+reserved/offered pods. A label that an operator has set ends with *. ORPHANS are pods that run without a placement.
 
 Examples:
   rcctl nodes
@@ -76,6 +83,10 @@ func (t *tool) nodes(c *cli.Context) error {
 		return err
 	}
 	views := joinNodes(recs, values(ops), taken)
+	badPods, err := s.addLosses(c.Context, views)
+	if err != nil {
+		return err
+	}
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
 			return err
@@ -84,7 +95,68 @@ func (t *tool) nodes(c *cli.Context) error {
 	if err := t.print(out, views, func(w io.Writer) error { return writeNodes(w, views, coloured(w)) }); err != nil {
 		return err
 	}
-	return t.warn(append(append(corrupt, badOps...), badTaken...))
+	return t.warn(slices.Concat(corrupt, badOps, badTaken, badPods))
+}
+
+// addLosses adds what the owners of pods found out about nodes that are not alive. Placements are read only if there are
+// such nodes.
+func (s *conn) addLosses(ctx context.Context, views []NodeView) (corrupt []error, err error) {
+	dead := map[string]*NodeView{}
+	for i := range views {
+		if !views[i].Alive {
+			dead[views[i].Name] = &views[i]
+		}
+	}
+	if len(dead) == 0 {
+		return nil, nil
+	}
+	placements, corrupt, err := s.AllPlacements(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range placements {
+		p := &placements[i].Value
+		if v := dead[p.Node]; v != nil {
+			v.UnmanagedSince = earlier(v.UnmanagedSince, p.UnmanagedSince)
+			v.LostSince = earlier(v.LostSince, p.LostSince)
+		}
+	}
+	return corrupt, nil
+}
+
+func earlier(a, b *time.Time) *time.Time {
+	if a == nil || b != nil && b.Before(*a) {
+		return b
+	}
+	return a
+}
+
+// aliveText says in one word whether the node lives.
+func (v *NodeView) aliveText() string {
+	switch {
+	case v.Alive:
+		return "yes"
+	case v.LostSince != nil:
+		return "lost"
+	case v.UnmanagedSince != nil:
+		return "unmanaged"
+	default:
+		return "no"
+	}
+}
+
+// openText says in one word whether operators let pods onto the node.
+func (v *NodeView) openText() string {
+	switch {
+	case v.Drain != nil:
+		return "drained"
+	case v.Cordoned:
+		return "cordoned"
+	case v.Open:
+		return "yes"
+	default:
+		return "no" // its reservation is closed without a drain
+	}
 }
 
 // joinNodes joins the three records of each node. The result is sorted by name.
@@ -98,7 +170,7 @@ func joinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 		view := node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
 		n := NodeView{
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
-			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: view.Open(), Drain: view.Ops.Drain,
+			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: view.Open(), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
 			Orphans:  len(view.Orphans) + view.OrphansLeftOut, Version: view.Version,
 		}
@@ -128,7 +200,8 @@ func writeNodes(w io.Writer, views []NodeView, colours bool) error {
 			return red
 		},
 	}
-	for _, v := range views {
+	for i := range views {
+		v := &views[i]
 		labels := make(map[string]string, len(v.Labels))
 		for key, value := range v.Labels {
 			if _, set := v.OperatorLabels[key]; set {
@@ -137,7 +210,7 @@ func writeNodes(w io.Writer, views []NodeView, colours bool) error {
 			labels[key] = value
 		}
 		tb.rows = append(tb.rows, []string{
-			v.Name, yesNo(v.Alive), yesNo(v.Open), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
+			v.Name, v.aliveText(), v.openText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
 			fmt.Sprint(v.Orphans), v.Version, labelText(labels),
 		})
 	}

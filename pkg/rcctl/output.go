@@ -66,7 +66,12 @@ const (
 
 // coloured reports whether colours help on this writer: it is a terminal and NO_COLOR (https://no-color.org) is not set.
 func coloured(w io.Writer) bool {
-	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+	return os.Getenv("NO_COLOR") == "" && terminal(w)
+}
+
+// terminal reports whether a writer is a terminal that can do more than print lines.
+func terminal(w io.Writer) bool {
+	if os.Getenv("TERM") == "dumb" {
 		return false
 	}
 	file, ok := w.(*os.File)

@@ -42,6 +42,7 @@ First steps:
   rcctl rc list                     all RCs
   rcctl pods --rc web               where its pods are, and how they are
   rcctl nodes                       the machines
+  rcctl rc explain web              why it is not as it should be, and what to do
 
 Exit codes:
   0  done (also: there was nothing to do)
@@ -65,8 +66,11 @@ func (t *tool) app() *cli.App {
 			&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: Consul's environment)"},
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
 		},
-		Commands: []*cli.Command{t.applyCommand(), t.rcCommand(), t.podsCommand(), t.nodesCommand(), t.devCommand(), t.devGuardCommand()},
-		Reader:   t.in, Writer: t.out, ErrWriter: t.err,
+		Commands: []*cli.Command{
+			t.applyCommand(), t.rcCommand(), t.podsCommand(), t.podCommand(), t.nodesCommand(), t.nodeCommand(),
+			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.devCommand(), t.devGuardCommand(),
+		},
+		Reader: t.in, Writer: t.out, ErrWriter: t.err,
 		HideHelpCommand: true,
 		Action:          t.group,
 		OnUsageError:    onUsageError,
@@ -77,13 +81,14 @@ func (t *tool) app() *cli.App {
 // rcCommand groups the commands about one controller.
 func (t *tool) rcCommand() *cli.Command {
 	return &cli.Command{
-		Name: "rc", Usage: "create, show, scale and delete replication controllers",
+		Name: "rc", Usage: "create, show, explain, scale and delete replication controllers",
 		UsageText:       "rcctl rc COMMAND [flags] [arguments]",
 		HideHelpCommand: true,
 		Action:          t.group,
 		OnUsageError:    onUsageError,
 		Subcommands: []*cli.Command{
 			t.createCommand(), t.getCommand(), t.listCommand(), t.scaleCommand(), t.deleteCommand(), t.statusCommand(),
+			t.explainCommand(),
 		},
 	}
 }

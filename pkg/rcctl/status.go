@@ -13,22 +13,28 @@ import (
 func (t *tool) statusCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "status", Usage: "show how far an rc is, and what is in its way",
-		UsageText: "rcctl rc status REF [-o table|json|yaml]",
+		UsageText: "rcctl rc status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",
 		Description: `Shows what the owner farm reports: counts, conditions with their reasons, the last error. The state is one of
 Converged, Progressing, Pending (the farm has not seen the newest generation), Unclaimed (no farm works on it),
 Disabled, Deleting, or the condition that is in the way: Unreadable, BreakerTripped, Blocked,
-InsufficientNodes, Holding, Regressed.
+InsufficientNodes, NodeLost, Holding, Regressed.
 
 Examples:
   rcctl rc status web
-  rcctl rc status web -o json | jq .available`,
-		Flags:  []cli.Flag{outputFlag()},
+  rcctl rc status web -o json | jq .available
+  rcctl rc status web --watch
+  rcctl rc status web --watch --until Converged --timeout 10m`,
+		Flags:  append([]cli.Flag{outputFlag()}, watchFlags()...),
 		Action: t.status,
 	})
 }
 
 func (t *tool) status(c *cli.Context) error {
 	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	watch, follows, err := readWatch(c, out)
 	if err != nil {
 		return err
 	}
@@ -41,6 +47,13 @@ func (t *tool) status(c *cli.Context) error {
 		return err
 	}
 	defer s.close()
+	if follows {
+		rec, err := s.find(c, ref)
+		if err != nil {
+			return err
+		}
+		return t.follow(c.Context, s, &rec.Value, watch)
+	}
 	r, st, farms, err := s.look(c, ref)
 	if err != nil {
 		return err

@@ -64,10 +64,8 @@ type StatusView struct {
 	Conditions         []rc.Condition `json:"conditions"`
 	Owner              string         `json:"owner"` // farm id
 	LastError          string         `json:"last_error,omitempty"`
+	Incidents          []rc.Incident  `json:"incidents,omitempty"` // that somebody was, or is about to be, alerted to
 }
-
-// Unclaimed is the condition that rcctl derives: no living farm works on the controller.
-const Unclaimed rc.ConditionType = "Unclaimed"
 
 // The states besides the names of conditions.
 const (
@@ -78,7 +76,7 @@ const (
 )
 
 // alarms are the conditions that name a controller's state when they are true, the worst first.
-var alarms = [...]rc.ConditionType{rc.Unreadable, rc.BreakerTripped, rc.Blocked, rc.InsufficientNodes, rc.Holding, rc.Regressed}
+var alarms = [...]rc.ConditionType{rc.Unreadable, rc.BreakerTripped, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.Holding, rc.Regressed}
 
 // stateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is
 // in the way, Converged or Progressing.
@@ -89,7 +87,7 @@ func stateOf(r *rc.RC, st *rc.Status, farms []store.Member) string {
 	case r.Disabled:
 		return stateDisabled
 	case unclaimed(r, farms):
-		return string(Unclaimed)
+		return string(rc.Unclaimed)
 	case st == nil || st.ObservedGeneration < r.Generation:
 		return statePending
 	}
@@ -153,11 +151,11 @@ func newStatusView(r *rc.RC, st *rc.Status, farms []store.Member) StatusView {
 	if st != nil {
 		v.ObservedGeneration, v.Desired, v.Placed, v.Available = st.ObservedGeneration, st.Desired, st.Placed, st.Available
 		v.Stopping, v.Lost, v.Unmanaged = st.Stopping, st.Lost, st.Unmanaged
-		v.Owner, v.LastError = st.Owner, st.LastError
+		v.Owner, v.LastError, v.Incidents = st.Owner, st.LastError, st.Incidents
 		v.Conditions = append(v.Conditions, st.Conditions...)
 	}
-	if unclaimed(r, farms) {
-		v.Conditions = append(v.Conditions, rc.Condition{Type: Unclaimed, True: true, Reason: whyUnclaimed(farms)})
+	if unclaimed(r, farms) { // also where no farm is left that could say so
+		v.Conditions = rc.SetCondition(v.Conditions, rc.Unclaimed, true, whyUnclaimed(farms), time.Time{})
 	}
 	return v
 }

@@ -27,7 +27,8 @@ func Compute(s *Snapshot) Plan {
 	switch {
 	case s.RC.DeletedAt != nil:
 		c.stopAll()
-		c.plan.Finish = len(s.Pods) == 0 && len(c.plan.Changes) == 0
+		// While holding, pods may run on nodes that have not spoken yet (R1).
+		c.plan.Finish = len(s.Pods) == 0 && len(c.plan.Changes) == 0 && s.Hold == ""
 	case !s.RC.Disabled:
 		c.finishMoves()
 		c.replaceLost()
@@ -67,7 +68,7 @@ func (c *computation) add(ch Change) {
 	c.plan.Changes = append(c.plan.Changes, ch)
 }
 
-// confirmStops forgets pods and ghosts whose stop the node has confirmed, or that the node never ran at all. A stop that the
+// confirmStops forgets pods and ghosts whose stop the node has confirmed. A stop that the
 // node remembers and an older store does not is confirmed too: what it freed may be taken, so the pod is not started again
 // where it was; if it is desired it is placed like any other (R1, R8).
 func (c *computation) confirmStops() {
@@ -148,7 +149,7 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 	}
 	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
 	next.StoppingSince, next.LostSince, next.UnmanagedSince = nil, nil, nil
-	next.AdoptedAtGeneration = c.s.RC.Generation
+	next.AdoptedAtGeneration, next.Switching = c.s.RC.Generation, false
 	in, holder := next.Intent(), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	ch := Change{
 		Action: Adopt, Identity: o.Identity, Index: p.Index, Placement: &next, Reason: reason,
@@ -195,15 +196,29 @@ func (c *computation) repair() {
 			continue
 		}
 		next, reason := p.Placement, ""
+		var reserve []ReserveChange
 		switch {
+		case p.Switching && c.s.available(p) && p.Digest == c.s.RC.ManifestDigest && c.s.Manifest != nil:
+			c.shrink(p)
+			continue
 		case p.Reality != nil && p.Reality.Revision > p.Revision:
 			if p.Reality.State == pod.StateStopped {
 				continue // its ghosts go first; see confirmStops
 			}
 			// It runs: what was asked for since the store's time is what stays (R2).
 			reason = "the node has applied a higher revision"
-			next.RunState, next.StoppingSince, next.Digest = pod.Running, nil, p.Reality.Digest
+			next.RunState, next.StoppingSince = pod.Running, nil
 			next.AdoptedAtGeneration = c.s.RC.Generation
+			if p.Reality.Digest != p.Digest {
+				// Its ports are those of its intent, or else of the node's list of orphans: adopt takes it from there.
+				in := p.Intents[p.Node]
+				if in == nil || in.Digest != p.Reality.Digest {
+					continue
+				}
+				next.Digest, next.PodID, next.Ports, next.Labels = in.Digest, in.PodID, in.Ports, in.Labels
+				holder := node.NewHolder(p.Identity, in.Ports, 0, 0)
+				reserve = []ReserveChange{{Node: p.Node, Holder: &holder, Keep: true, Force: true}}
+			}
 		case p.Intents != nil && !sameIntent(p.Intents[p.Node], p.Intent()):
 			reason = "the intent was missing or different"
 		default:
@@ -212,14 +227,29 @@ func (c *computation) repair() {
 		if next.RunState == pod.Stopped && !c.mayStop() {
 			continue
 		}
+		if next.RunState == pod.Running && !p.runs() && c.s.Hold != "" {
+			c.waiting = true
+			continue // it would be started here, while it may run on a node that has not spoken yet (R1)
+		}
 		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 		in := next.Intent()
 		c.add(Change{
 			Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
-			NeedsBreaker: next.RunState == pod.Stopped,
-			Intents:      []IntentChange{{Node: p.Node, Intent: &in}},
+			NeedsBreaker: next.RunState == pod.Stopped, NeedsSchema: next.RunState == pod.Running,
+			Intents: []IntentChange{{Node: p.Node, Intent: &in}}, Reserve: reserve,
 		})
 	}
+}
+
+// shrink gives back what the former version of an upgraded pod held, now that the node runs the new one.
+func (c *computation) shrink(p *Pod) {
+	next := p.Placement
+	next.Switching = false
+	holder := NewHolder(c.s, p.Identity)
+	c.add(Change{
+		Action: Shrink, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
+		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Force: true}},
+	})
 }
 
 // repairGhosts writes the stop of a former node again where it vanished.

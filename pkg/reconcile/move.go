@@ -27,7 +27,7 @@ func (c *computation) markLost() {
 		if !changed {
 			continue
 		}
-		if id := p.Identity; c.dueForReplacement(&next) {
+		if id := p.Identity; !c.surplus(p.Role) && c.dueForReplacement(&next) {
 			c.plan.Adds = append(c.plan.Adds, id) // the marks come with the move
 			c.touched[id] = true
 			p.LostSince, p.UnmanagedSince = next.LostSince, next.UnmanagedSince
@@ -78,12 +78,24 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 		due(p.UnmanagedSince, loss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter))
 }
 
+// surplus reports whether a role has more pods than it should. Those that are lost are then the first to stop (see remove),
+// not to be replaced.
+func (c *computation) surplus(role string) bool {
+	want := 0
+	for _, g := range c.s.RC.ReplicaGroups {
+		if g.Role == role {
+			want = *g.Count
+		}
+	}
+	return len(c.running(role)) > want
+}
+
 // replaceLost asks for another node for each pod whose node has been lost for long enough. The old copy's intent keeps
 // saying `running` until the new one is available.
 func (c *computation) replaceLost() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
-		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && c.dueForReplacement(&p.Placement) {
+		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && !c.surplus(p.Role) && c.dueForReplacement(&p.Placement) {
 			c.plan.Adds = append(c.plan.Adds, p.Identity)
 			c.touched[p.Identity] = true
 		}
@@ -146,7 +158,7 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(o pod.Ghost) bool { return o.Node == g.Node })
 	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now}
 	next.Ghosts = append(next.Ghosts, left)
-	next.Node, next.Digest = g.Node, r.Digest
+	next.Node, next.Digest, next.Switching = g.Node, r.Digest, false
 	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 	next.LostSince, next.UnmanagedSince = nil, nil
 	in, stop := next.Intent(), next.GhostIntent(left)
@@ -158,7 +170,7 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
 }
 
 // transfer moves pods off nodes that they may not stay on: one at a time, dynamic controllers only, and only if the minimum
-// stays or the pod is not available anyway. A new copy is placed first where there is room, otherwise the pod stops first.
+// would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new copy is placed first where there is room, otherwise the pod stops first.
 func (c *computation) transfer() {
 	if c.s.RC.Mutator != "" || c.s.Hold != "" || c.s.Manifest == nil {
 		return
@@ -187,11 +199,14 @@ func (c *computation) transfer() {
 		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
 	least := c.s.RC.MinimumAvailable()
+	room := standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge()
+	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
+	whole := available >= c.s.RC.Desired() && room
 	switch {
-	case c.s.available(p) && available-1 < least:
+	case c.s.available(p) && available-1 < least && !whole:
 		c.blocked = fmt.Sprintf("%s.%d must leave %s, but %d available replicas and a minimum of %d leave no room",
 			p.Role, p.Identity.Index, p.Node, available, least)
-	case standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge():
+	case room:
 		c.plan.Adds = append(c.plan.Adds, p.Identity)
 		c.touched[p.Identity] = true
 	default:
@@ -245,7 +260,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next.Node, next.Digest, next.PodID, next.Ports = nodeName, s.RC.ManifestDigest, m.ID, m.PortMap()
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
-	next.LostSince, next.UnmanagedSince = nil, nil
+	next.LostSince, next.UnmanagedSince, next.Switching = nil, nil, false
 	in, holder := next.Intent(), NewHolder(s, p.Identity)
 	reason := p.Node + " may not keep it"
 	if lost {

@@ -22,6 +22,7 @@ const (
 	Stop    Action = "stop"    // ask for a stop
 	Remove  Action = "remove"  // forget a pod whose stop is confirmed
 	Expel   Action = "expel"   // stop a copy that the identity has elsewhere by now
+	Shrink  Action = "shrink"  // give back what only the former version of a pod needed
 	Mark    Action = "mark"    // note since when a node is lost, or that it is back
 	Move    Action = "move"    // another node, the old copy runs on until the new one is available
 	Return  Action = "return"  // back to the lost node that returned
@@ -57,6 +58,8 @@ type ReserveChange struct {
 	Holder *node.Holder
 	// Force reserves without asking whether it fits: the pod is running there already.
 	Force bool
+	// Keep holds on to what the identity holds already, besides: the former version still runs (P5).
+	Keep bool
 }
 
 // String describes the change on one line for the audit trail.
@@ -81,18 +84,41 @@ type Plan struct {
 	Again    time.Duration // look again after this long even if nothing rings; zero: no need
 }
 
+// RoomRetry is how long after a pod found no room the nodes are asked again: nothing rings when another controller gives
+// room back.
+const RoomRetry = 15 * time.Second
+
+func (p *Plan) lookAgain(after time.Duration) {
+	if p.Again == 0 || after < p.Again {
+		p.Again = after
+	}
+}
+
 // Short completes the status with what could not be placed: how many replicas, of how many nodes, and why those take none.
 func (p *Plan) Short(now time.Time, missing, nodes int, reasons string) {
 	if missing == 0 {
 		p.set(now, rc.InsufficientNodes, false, "")
 		return
 	}
+	p.lookAgain(RoomRetry)
 	p.set(now, rc.InsufficientNodes, true,
 		fmt.Sprintf("%d of %d replicas have no node; of %d nodes, these take none: %s", missing, p.Status.Desired, nodes, reasons))
 }
 
 // Block says in the status that changes could not be applied and why.
-func (p *Plan) Block(now time.Time, reason string) { p.set(now, rc.Blocked, true, reason) }
+func (p *Plan) Block(now time.Time, reason string) {
+	p.lookAgain(RoomRetry)
+	p.set(now, rc.Blocked, true, reason)
+}
+
+// Fail says in the status that something could not be done because of a record that cannot be read. The rest goes on.
+func (p *Plan) Fail(text string) {
+	p.lookAgain(RoomRetry)
+	if p.Status.LastError != "" {
+		text = p.Status.LastError + "; " + text
+	}
+	p.Status.LastError = text
+}
 
 func (p *Plan) set(now time.Time, t rc.ConditionType, isTrue bool, reason string) {
 	p.Status.Conditions = rc.SetCondition(p.Status.Conditions, t, isTrue, reason, now)

@@ -69,7 +69,7 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	if st.Placed >= st.Desired {
 		set(rc.InsufficientNodes, false, "")
 	}
-	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && !c.moving()
+	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && !c.moving()
 	switch {
 	case settled && st.Placed == st.Desired && st.Available == st.Desired && st.Stopping == 0 && outdated == 0:
 		set(rc.Converged, true, fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired))

@@ -21,6 +21,21 @@ func (c *computation) scale() {
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
 		standing += c.standing(p)
 	}
+	// What is adopted in this very plan stands too, whatever its role.
+	adopted := map[string]int{} // by role
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		if ch.Placement == nil || ch.Placement.RunState != pod.Running {
+			continue
+		}
+		switch was := c.find(ch.Identity); {
+		case was != nil && was.RunState == pod.Running:
+			continue
+		case was == nil || c.standing(was) == 0:
+			standing++
+		}
+		adopted[ch.Identity.Role]++
+	}
 	spare := available - c.s.RC.MinimumAvailable() // how many available pods may be removed now (P6)
 	room := c.s.RC.Desired() + c.s.RC.Surge() - standing
 	known := map[string]bool{}
@@ -30,7 +45,7 @@ func (c *computation) scale() {
 		// What stays as it was found is not counted against those that may go: the others would pay for it.
 		removable := slices.DeleteFunc(slices.Clone(running), c.stays)
 		c.remove(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
-		c.place(g.Role, min(*g.Count-len(running), room), &room)
+		c.place(g.Role, min(*g.Count-len(running)-adopted[g.Role], room), &room)
 	}
 	for i := range c.s.Pods {
 		if p := &c.s.Pods[i]; !known[p.Role] && p.RunState == pod.Running && !c.stays(p) {
@@ -69,17 +84,14 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 		if n == 0 {
 			return
 		}
-		switch {
-		case c.touched[p.Identity]:
+		if c.touched[p.Identity] || c.s.available(p) && *spare <= 0 {
 			continue
-		case c.s.available(p) && *spare <= 0:
-			continue
-		case c.s.available(p):
-			*spare--
-			c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
-		default:
-			c.stop(p, reason, false)
 		}
+		if c.s.available(p) {
+			*spare--
+		}
+		// Also one that is not available may have become so meanwhile, and then the minimum counts it.
+		c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
 		n--
 	}
 }
@@ -116,16 +128,6 @@ func (c *computation) place(role string, n int, room *int) {
 			used[id.Index] = true
 		}
 	}
-	for i := range c.plan.Changes {
-		ch := &c.plan.Changes[i]
-		if ch.Identity.Role != role || ch.Placement == nil || ch.Placement.RunState != pod.Running {
-			continue
-		}
-		if was := c.find(ch.Identity); was == nil || was.RunState != pod.Running {
-			n--
-			*room--
-		}
-	}
 	for index := 0; n > 0; index++ {
 		if used[index] {
 			continue
@@ -143,7 +145,7 @@ func (c *computation) upgrade() {
 		return
 	}
 	var outdated []*Pod
-	available, waiting := 0, false
+	available, waiting, failed := 0, false, ""
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		if p.RunState != pod.Running {
@@ -161,13 +163,13 @@ func (c *computation) upgrade() {
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
 			waiting = true
-			c.judge(p)
+			failed = cmp.Or(c.judge(p), failed)
 		}
 	}
 	if len(outdated) == 0 {
-		c.blocked = "" // nothing is held up: a pod that fails is not a failed upgrade
-		return
+		return // nothing is held up: a pod that fails is not a failed upgrade
 	}
+	c.blocked = cmp.Or(c.blocked, failed)
 	if waiting {
 		return
 	}
@@ -182,23 +184,19 @@ func (c *computation) upgrade() {
 	c.upgradeOne(p)
 }
 
-// judge tells a pod that is on its way from one that failed.
-func (c *computation) judge(p *Pod) {
+// judge tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
+func (c *computation) judge(p *Pod) string {
 	waited := c.s.Now.Sub(p.ChangedAt)
 	failed := p.Reality != nil && p.Reality.State == pod.StateFailed && p.Reality.Revision >= p.Revision
 	if failed || waited >= ProgressDeadline {
-		c.blocked = fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
+		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
-		return
 	}
 	c.lookAgain(ProgressDeadline - waited)
+	return ""
 }
 
-func (c *computation) lookAgain(after time.Duration) {
-	if c.plan.Again == 0 || after < c.plan.Again {
-		c.plan.Again = after
-	}
-}
+func (c *computation) lookAgain(after time.Duration) { c.plan.lookAgain(after) }
 
 func (c *computation) upgradeOne(p *Pod) {
 	m := c.s.Manifest
@@ -206,12 +204,13 @@ func (c *computation) upgradeOne(p *Pod) {
 	next.Digest, next.PodID, next.Ports = c.s.RC.ManifestDigest, m.ID, m.PortMap()
 	next.Labels = c.s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
+	next.Switching = true
 	in, holder := next.Intent(), NewHolder(c.s, p.Identity)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
-		NeedsBell: c.s.available(p) && c.s.RC.MinimumAvailable() > 0,
-		Reason:    fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
-		Intents:   []IntentChange{{Node: p.Node, Intent: &in}},
-		Reserve:   []ReserveChange{{Node: p.Node, Holder: &holder}},
+		NeedsBell: c.s.RC.MinimumAvailable() > 0, NeedsSchema: true,
+		Reason:  fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
+		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
+		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Keep: true}},
 	})
 }

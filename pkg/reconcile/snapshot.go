@@ -87,6 +87,9 @@ func (s *Snapshot) gone(name string) bool {
 	return v != nil && !v.Alive && v.Gone
 }
 
+// runs reports whether the node says that it runs the pod, in whatever way.
+func (p *Pod) runs() bool { return p.Reality != nil && p.Reality.State != pod.StateStopped }
+
 // confirmed reports whether a node's reality proves that a stop of at least this revision was carried out (P5).
 func confirmed(r *pod.Reality, revision int64) bool {
 	return r != nil && r.State == pod.StateStopped && r.Revision >= revision

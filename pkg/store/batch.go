@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -169,9 +170,11 @@ func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) 
 
 // Finish removes what is left of a deleted controller: record, name, bell, status and lock, in the last transaction under
 // its lock. It returns like Commit.
-func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], a Audit) error {
+// schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
+// neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
+func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaIndex uint64, a Audit) error {
 	id := rec.Value.ID
-	ops := append(f.Ops(), t.sameRC(id, rec.Index))
+	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), t.sameRC(id, rec.Index))
 	if rec.Index != 0 {
 		ops = append(ops, consul.DeleteCAS(t.keys.RC(id), rec.Index))
 	}
@@ -183,6 +186,12 @@ func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], a Audi
 	)
 	// The name may have been given to another controller by hand, after a wipe for instance.
 	name, err := t.c.Get(ctx, t.keys.Name(rec.Value.Name), consul.Consistent)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err // a name that leads nowhere could not be given again
+	}
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err // a name that leads nowhere could not be given again
+	}
 	if err == nil && string(name.Value) == id {
 		ops = append(ops, consul.DeleteCAS(name.Key, name.ModifyIndex))
 	}
@@ -191,11 +200,7 @@ func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], a Audi
 
 // RestoreBreaker creates the breaker record where it is missing: without it nothing may be stopped.
 func (t *FarmTenure) RestoreBreaker(ctx context.Context) error {
-	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(Breaker{}), 0)})
-	if consul.RefusedOn(err, t.keys.Breaker()) {
-		return nil
-	}
-	return err
+	return t.create(ctx, t.keys.Breaker(), encode(Breaker{}))
 }
 
 // Abandon removes the lock of a controller whose record is gone.

@@ -94,10 +94,10 @@ func (s *Store) Ring(ctx context.Context, rcID string) error {
 	return err
 }
 
-// LockState is what is known of all locks: those that somebody holds, by controller id.
+// LockState is what is known of all locks: those that somebody else holds, by controller id.
 type LockState map[string]bool
 
-// Locks reads which controllers are owned.
+// Locks reads which controllers other sessions than this one own.
 func (t *FarmTenure) Locks(ctx context.Context) (LockState, error) {
 	pairs, err := t.c.List(ctx, t.keys.Locks(), consul.Default)
 	if err != nil {
@@ -105,7 +105,7 @@ func (t *FarmTenure) Locks(ctx context.Context) (LockState, error) {
 	}
 	state := LockState{}
 	for _, p := range pairs {
-		if p.Session != "" {
+		if p.Session != "" && p.Session != t.sess.Releasing {
 			state[p.Key[len(t.keys.Locks()):]] = true
 		}
 	}
@@ -136,24 +136,24 @@ func (t *FarmTenure) sweepShard(ctx context.Context, shard int, bells []consul.P
 	for _, p := range bells {
 		have[p.Key] = p.ModifyIndex
 	}
-	var ops []consul.Op
+	var acts [][]consul.Op // each lands whole or not at all
 	for _, id := range ids {
 		key := t.keys.Bell(id)
 		if shardOf(id) != shard {
 			continue
 		}
 		if _, ok := have[key]; !ok {
-			ops = append(ops, consul.Set(key, []byte(NewID())))
+			acts = append(acts, []consul.Op{consul.Set(key, []byte(NewID()))})
 		}
 		delete(have, key)
 	}
 	delete(have, t.keys.Bells(shard)) // the marker
 	for key, index := range have {
-		ops = append(ops, consul.CheckMissing(t.keys.RC(key[len(t.keys.Bells(shard)):])), consul.DeleteCAS(key, index))
+		acts = append(acts, []consul.Op{consul.CheckMissing(t.keys.RC(key[len(t.keys.Bells(shard)):])), consul.DeleteCAS(key, index)})
 	}
-	for chunk := range slices.Chunk(ops, consul.MaxTxnOps) {
+	for chunk := range slices.Chunk(acts, consul.MaxTxnOps/2) {
 		// A refusal means that something changed meanwhile; the next sweep sees it.
-		if _, err := t.c.Commit(ctx, chunk); err != nil && !errors.Is(err, ErrRefused) {
+		if _, err := t.c.Commit(ctx, slices.Concat(chunk...)); err != nil && !errors.Is(err, ErrRefused) {
 			return err
 		}
 	}
@@ -217,21 +217,21 @@ type At struct {
 
 // Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
-func (t *FarmTenure) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
-	return getMany[pod.Reality](ctx, t, at, t.keys.Reality)
+func (s *Store) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
+	return getMany[pod.Reality](ctx, s, at, s.keys.Reality)
 }
 
 // Intents reads what nodes must do about identities, like Realities.
 func (t *FarmTenure) Intents(ctx context.Context, at []At) (map[At]pod.Intent, []error, error) {
-	return getMany[pod.Intent](ctx, t, at, t.keys.Intent)
+	return getMany[pod.Intent](ctx, t.Store, at, t.keys.Intent)
 }
 
-func getMany[T any](ctx context.Context, t *FarmTenure, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error, error) {
+func getMany[T any](ctx context.Context, s *Store, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error, error) {
 	keys := make([]string, len(at))
 	for i, a := range at {
 		keys[i] = keyOf(a.Node, a.Identity)
 	}
-	found, err := t.c.GetMany(ctx, keys, consul.Default)
+	found, err := s.c.GetMany(ctx, keys, consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -253,8 +253,8 @@ func getMany[T any](ctx context.Context, t *FarmTenure, at []At, keyOf func(stri
 }
 
 // Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
-// comes back closed, so that nothing is placed there, and as an error.
-func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], []error, error) {
+// comes back closed, so that nothing is placed there, and as an error under its name.
+func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
 	keys := make([]string, len(nodes))
 	for i, name := range nodes {
 		keys[i] = s.keys.Reservation(name)
@@ -264,7 +264,7 @@ func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Re
 		return nil, nil, err
 	}
 	out := make(map[string]Rec[node.Reservation], len(nodes))
-	var corrupt []error
+	corrupt := map[string]error{}
 	for i, name := range nodes {
 		pair, ok := found[keys[i]]
 		if !ok {
@@ -274,7 +274,7 @@ func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Re
 		var rec Rec[node.Reservation]
 		rec.Index = pair.ModifyIndex
 		if err := json.Unmarshal(pair.Value, &rec.Value); err != nil {
-			corrupt = append(corrupt, &CorruptError{Key: pair.Key, Err: err})
+			corrupt[name] = &CorruptError{Key: pair.Key, Err: err}
 			rec.Value = node.Reservation{Closed: true}
 		}
 		out[name] = rec
@@ -306,13 +306,13 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix()}
 }
 
-// LockHeld reports whether any farm owns a controller.
+// LockHeld reports whether another session than this one owns a controller.
 func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
 	pair, err := t.c.Get(ctx, t.keys.Lock(rcID), consul.Default)
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
-	return pair.Session != "", err
+	return pair.Session != "" && pair.Session != t.sess.Releasing, err
 }
 
 // RCExists reports whether there is a record of a controller, readable or not.

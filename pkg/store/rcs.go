@@ -108,7 +108,7 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.Op) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, ops)
-		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || consulDenied(err) {
+		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || Denied(err) {
 			return struct{}{}, permanent(err)
 		}
 		landed, readErr := s.exists(ctx, s.keys.Audit(auditID))
@@ -129,8 +129,8 @@ func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.
 	return err
 }
 
-// consulDenied reports whether a refusal is about permission, which no other try mends.
-func consulDenied(err error) bool {
+// Denied reports whether a refusal is about permission, which no other try mends.
+func Denied(err error) bool {
 	var refused *consul.RefusedError
 	return errors.As(err, &refused) && refused.Denied()
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
@@ -37,8 +39,20 @@ type Breaker struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-func newSchema() Schema {
-	return Schema{FormatVersion: FormatVersion, Nonce: NewID(), CreatedAt: time.Now().UTC()}
+// newSchema returns a schema with a nonce above those given, whatever the clocks say: an older snapshot never holds a newer
+// nonce.
+func newSchema(above ...string) Schema {
+	s := Schema{FormatVersion: FormatVersion, Nonce: NewID(), CreatedAt: time.Now().UTC()}
+	for _, old := range above {
+		id, err := ulid.ParseStrict(strings.ToUpper(old))
+		if err != nil || s.Nonce > old {
+			continue
+		}
+		if id.SetTime(id.Time()+1) == nil {
+			s.Nonce = strings.ToLower(id.String())
+		}
+	}
+	return s
 }
 
 // EnsureSchema returns the schema record. When it is missing it is created, together with the breaker and the shared
@@ -59,7 +73,7 @@ func (s *Store) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
 // again reports whether a write that failed may succeed when it is computed anew: it was refused for what others wrote
 // meanwhile, or nobody knows.
 func again(err error) bool {
-	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) && !consulDenied(err)
+	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) && !Denied(err)
 }
 
 // permanent marks an error as one that another try cannot mend; nil stays nil.
@@ -106,7 +120,7 @@ func (s *Store) RenewNonce(ctx context.Context, known string) error {
 		if err != nil || rec.Value.Nonce > known {
 			return struct{}{}, permanent(err)
 		}
-		_, err = s.c.Commit(ctx, []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema()), rec.Index)})
+		_, err = s.c.Commit(ctx, []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema(known, rec.Value.Nonce)), rec.Index)})
 		if !again(err) {
 			err = permanent(err)
 		}
@@ -116,10 +130,21 @@ func (s *Store) RenewNonce(ctx context.Context, known string) error {
 }
 
 // restoreMarker creates a marker key that vanished.
-func (s *Store) restoreMarker(ctx context.Context, key string) error {
-	_, err := s.c.Commit(ctx, []consul.Op{consul.CAS(key, nil, 0)})
-	if errors.Is(err, ErrRefused) {
-		return nil // somebody else was first
-	}
+func (s *Store) restoreMarker(ctx context.Context, key string) error { return s.create(ctx, key, nil) }
+
+// create makes a key that nobody else has made meanwhile. Nothing rings when it could not, so it tries until the answer is
+// definite: the error is that of a missing permission, or of the context.
+func (s *Store) create(ctx context.Context, key string, value []byte) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		_, err := s.c.Commit(ctx, []consul.Op{consul.CAS(key, value, 0)})
+		switch {
+		case errors.Is(err, ErrRefused) && !Denied(err):
+			return struct{}{}, nil // somebody else was first
+		case errors.Is(err, ErrUnknown):
+			return struct{}{}, err
+		default:
+			return struct{}{}, permanent(err)
+		}
+	}, tries()...)
 	return err
 }

@@ -1,0 +1,341 @@
+package checker
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-msgpack/v2/codec"
+)
+
+// history makes a Raft log by hand, as Consul would have written it.
+type history struct {
+	t      *testing.T
+	log    []Entry
+	events []Event
+}
+
+const epoch = int64(1_800_000_000) * int64(time.Second)
+
+func (h *history) command(kind byte, request any) uint64 {
+	h.t.Helper()
+	var data bytes.Buffer
+	data.WriteByte(kind)
+	if err := codec.NewEncoder(&data, &codec.MsgpackHandle{}).Encode(request); err != nil {
+		h.t.Fatal(err)
+	}
+	index := uint64(1)
+	if n := len(h.log); n > 0 {
+		index = h.log[n-1].Index + 1
+	}
+	h.log = append(h.log, Entry{Index: index, Kind: raftCommand, Data: data.Bytes(), At: epoch + int64(index)*int64(time.Millisecond)})
+	return index
+}
+
+func (h *history) txn(ops ...Op) uint64 {
+	h.t.Helper()
+	type wrapped struct{ KV *Op }
+	var request struct{ Ops []wrapped }
+	for i := range ops {
+		request.Ops = append(request.Ops, wrapped{KV: &ops[i]})
+	}
+	return h.command(typeTxn, request)
+}
+
+func kv(verb, key string, value any) Op {
+	op := Op{Verb: verb, DirEnt: dirEntry{Key: prefix + key}}
+	if value != nil {
+		op.DirEnt.Value, _ = json.Marshal(value) // plain maps always encode
+	}
+	return op
+}
+
+func (o Op) at(index uint64) Op        { o.DirEnt.ModifyIndex = index; return o }
+func (o Op) by(session string) Op      { o.DirEnt.Session = session; return o }
+func (h *history) last() uint64        { return h.log[len(h.log)-1].Index }
+func (h *history) replay() *state      { return h.replayTo(h.last()) }
+func (h *history) add(events ...Event) { h.events = append(h.events, events...) }
+
+func (h *history) replayTo(index uint64) *state {
+	h.t.Helper()
+	s := newState()
+	for i := range h.log {
+		if h.log[i].Index > index {
+			break
+		}
+		if _, err := s.apply(&h.log[i]); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// verdict judges the history with the end that the replay itself comes to.
+func (h *history) verdict() *Result {
+	h.t.Helper()
+	final := Final{Index: h.last()}
+	for _, g := range h.replay().groups {
+		for _, k := range g {
+			final.Keys = append(final.Keys, FinalKey{Key: k.Name, Value: k.Value, ModifyIndex: k.Index, Session: k.Session})
+		}
+	}
+	r, err := judge(h.log, h.events, final)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return r
+}
+
+type fields map[string]any
+
+// world is a cluster with two farms, of which f1 owns controller c, and two nodes; its pod c/main.0 runs on n1.
+type world struct {
+	*history
+	lock, rc, schema, breaker, pod, reservation uint64
+}
+
+const (
+	intentN1  = "intent/n1/c/main.0"
+	realityN1 = "reality/n1/c/main.0"
+	podKey    = "pods/c/main.0"
+	lockKey   = "locks/c"
+	rcKey     = "rcs/c"
+)
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{history: &history{t: t}}
+	for _, name := range []string{"f1", "f2"} {
+		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "alive", "Status": "passing"}})
+		w.command(typeSession, fields{"Op": "create", "Session": fields{
+			"ID": "s-" + name, "Name": "rcfarm/farm/" + name, "Node": name, "Behavior": "release", "NodeChecks": []string{"alive"},
+		}})
+	}
+	w.schema = w.txn(kv("set", "schema", fields{"nonce": "n0"}))
+	w.breaker = w.txn(kv("set", "breaker", fields{}))
+	for _, name := range []string{"n1", "n2"} {
+		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "serfHealth", "Status": "passing"}})
+		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-" + name, "Name": "rcfarm/preparer/" + name, "Node": name}})
+		record := fields{"name": name, "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": name}
+		w.txn(kv("lock", "nodes/0/"+name, record).by("s-" + name))
+	}
+	w.rc = w.txn(kv("set", rcKey, controllerOf(1, 1)))
+	w.lock = w.txn(kv("lock", lockKey, fields{"farm": "f1"}).by("s-f1"))
+	w.pod = w.txn(w.fenced(
+		kv("check-index", "schema", nil).at(w.schema),
+		kv("cas", podKey, placed("n1", running, 10)), kv("set", intentN1, told(running, 10)),
+		kv("cas", "reservations/n1", holding("c/main.0")),
+	)...)
+	w.reservation = w.pod
+	w.ran(running, 10)
+	w.txn(kv("set", realityN1, did("ready", 10, true)))
+	return w
+}
+
+// fenced adds what every write of a controller's owner must carry.
+func (w *world) fenced(ops ...Op) []Op {
+	return append([]Op{
+		kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock),
+		kv("check-index", rcKey, nil).at(w.rc),
+	}, ops...)
+}
+
+// ran notes what node n1 did with the pod, right after the last entry.
+func (w *world) ran(state string, revision int64) {
+	w.add(Event{
+		Kind: EventNode, At: w.log[len(w.log)-1].At + 1, Node: "n1", ID: "c/main.0", State: state, Revision: revision,
+		Digest: "d1", Ports: map[string]int{"http": 80},
+	})
+}
+
+// ends notes that the pod runs at the end.
+func (w *world) ends(revision int64) {
+	w.add(Event{Kind: EventEnd, Node: "n1", ID: "c/main.0", State: running, Revision: revision, Digest: "d1"})
+}
+
+func (w *world) converged() {
+	w.txn(w.fenced(kv("set", "status/c", fields{
+		"rc_id": "c", "observed_generation": 1, "owner": "f1", "conditions": []fields{{"type": "Converged", "true": true}},
+	}))...)
+}
+
+func controllerOf(generation, count int) fields {
+	return fields{"id": "c", "name": "web", "manifest": "d1", "generation": generation, "replica_groups": []fields{{"role": "main", "count": count}}}
+}
+
+func placed(node, state string, revision int64) fields {
+	return fields{
+		"rc_id": "c", "role": "main", "index": 0, "node": node, "digest": "d1", "run_state": state, "revision": revision,
+		"ports": fields{"http": 80},
+	}
+}
+
+func told(state string, revision int64) fields {
+	return fields{"rc_id": "c", "role": "main", "index": 0, "digest": "d1", "state": state, "revision": revision}
+}
+
+func did(state string, revision int64, available bool) fields {
+	return fields{"rc_id": "c", "role": "main", "index": 0, "digest": "d1", "state": state, "revision": revision, "available": available}
+}
+
+func holding(ids ...string) fields {
+	holders := fields{}
+	for _, id := range ids {
+		holders[id] = fields{"ports": []int{80}}
+	}
+	return fields{"holders": holders}
+}
+
+func TestAnOrderlyHistoryHasNoViolations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.converged()
+	w.ends(10)
+	if r := w.verdict(); len(r.Violations) > 0 {
+		t.Error(r.Violations)
+	}
+}
+
+// Every rule fires on a history that breaks it: a checker that cannot fail proves nothing.
+func TestBrokenHistoriesAreFound(t *testing.T) {
+	t.Parallel()
+	stopIntent, stopPod := kv("set", intentN1, told(stopped, 20)), placed("n1", stopped, 20)
+	for rule, breakIt := range map[string]func(w *world){
+		"P1 " + ruleHolder: func(w *world) {
+			w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-f1"}})
+			w.txn(kv("lock", lockKey, fields{"farm": "f2"}).by("s-f2"))
+			w.txn(kv("set", "status/c", fields{"rc_id": "c", "observed_generation": 1, "owner": "f1"}))
+		},
+		"P1 without a fence": func(w *world) { w.txn(kv("set", intentN1, told(running, 11))) },
+		"P1 share changed by another": func(w *world) {
+			w.txn(kv("set", "reservations/n1", holding()))
+		},
+		"P2 superseded generation": func(w *world) {
+			w.txn(w.fenced(kv("set", "status/c", fields{"rc_id": "c", "observed_generation": 7, "owner": "f1"}))...)
+		},
+		"P2 superseded manifest": func(w *world) {
+			p := placed("n2", running, 30)
+			p["index"], p["digest"] = 1, "old"
+			w.txn(w.fenced(kv("cas", "pods/c/main.1", p))...)
+		},
+		"P3 port placed twice": func(w *world) {
+			p := placed("n1", running, 30)
+			p["index"] = 1
+			w.txn(w.fenced(kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", holding("c/main.0", "c/main.1")))...)
+		},
+		"P3 more pods than slots": func(w *world) {
+			p := placed("n1", running, 30)
+			p["index"] = 1
+			w.txn(w.fenced(kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", holding("c/main.0", "c/main.1", "d/main.0")))...)
+		},
+		"P4 stop that nobody asked for": func(w *world) {
+			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
+		},
+		"P4 stop without the breaker": func(w *world) {
+			w.txn(w.fenced(kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
+		},
+		"P4 revision not higher": func(w *world) {
+			w.txn(w.fenced(kv("set", intentN1, told(stopped, 9)))...)
+		},
+		"P4 node acted without an intent": func(w *world) { w.ran(stopped, 12) },
+		"P5 given up before the stop was confirmed": func(w *world) {
+			w.txn(w.fenced(kv("delete-cas", podKey, nil).at(w.pod), kv("delete", intentN1, nil))...)
+		},
+		"P5 given up while it runs": func(w *world) {
+			w.txn(kv("set", realityN1, did(stopped, 10, false)))
+			w.txn(w.fenced(kv("delete-cas", podKey, nil).at(w.pod), kv("delete", intentN1, nil))...)
+		},
+		"P5 share freed under a pod": func(w *world) { w.txn(w.fenced(kv("set", "reservations/n1", holding()))...) },
+		"P6 below the minimum": func(w *world) {
+			record := controllerOf(1, 1)
+			record["min_available"] = 1
+			w.rc = w.txn(kv("set", rcKey, record))
+			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
+		},
+		"P6 above the surge": func(w *world) {
+			for i := 1; i < 4; i++ {
+				p := placed("n2", running, 30)
+				p["index"], p["ports"] = i, nil
+				w.txn(w.fenced(kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))...)
+			}
+		},
+		"final not converged": func(*world) {},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			breakIt(w)
+			if counts := w.verdict().Count(); counts[rule] == 0 {
+				t.Errorf("not found; found %v", counts)
+			}
+		})
+	}
+}
+
+// A refused transaction changes nothing, and a session that ends releases its locks.
+func TestReplayDecidesAsConsulDoes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.txn(w.fenced(kv("set", intentN1, told(running, 11)), kv("cas", podKey, placed("n2", running, 11)).at(w.pod+100))...)
+	if in := w.replay().get(prefix + intentN1).intent(); in.Revision != 10 {
+		t.Errorf("a refused transaction left revision %d", in.Revision)
+	}
+	ended := w.command(typeRegister, fields{"Node": "f1", "Check": fields{"CheckID": "alive", "Status": critical}})
+	if k := w.replay().get(prefix + lockKey); k.Session != "" || k.Index != ended {
+		t.Errorf("the lock of a dead session is %+v", k)
+	}
+}
+
+// A restored snapshot rewinds the replay, and placing then waits for a new nonce.
+func TestRestoredSnapshot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	saved := w.last()
+	w.txn(kv("set", "names/late", "late"))
+	hole := w.last() + 1
+	w.log = append(w.log, Entry{Index: hole + 1, Kind: raftCommand + 1, At: epoch + int64(time.Second)})
+	w.add(Event{Kind: EventRestore, Index: saved, Call: epoch + int64(time.Second)/2, At: epoch + 2*int64(time.Second)})
+	p := placed("n2", running, 30)
+	p["index"] = 1
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")))...)
+	j := &judgement{state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), ordered: map[string]asked{}}
+	if err := j.replay(w.log, w.events); err != nil {
+		t.Fatal(err)
+	}
+	if j.state.get(prefix+"names/late") != nil || j.result.Restores != 1 {
+		t.Errorf("%d restores; names/late is %v", j.result.Restores, j.state.get(prefix+"names/late"))
+	}
+	if counts := j.result.Count(); counts["R1 placed before the nonce was renewed"] != 1 {
+		t.Errorf("found %v", counts)
+	}
+}
+
+// A value written under an earlier fence must not be read once somebody else has the lock.
+func TestFencedRegister(t *testing.T) {
+	t.Parallel()
+	op := func(client int, what string, fence uint64, value, outcome string, call, end int64) Event {
+		return Event{Kind: EventLock, At: end, Lock: &LockOp{
+			Client: client, Key: "0-0", Op: what, Fence: fence, Value: value, Outcome: outcome, Call: call, Return: end,
+		}}
+	}
+	history := func(outcome string, late int64) []Event {
+		return []Event{
+			op(1, LockAcquire, 5, "", LockDone, 1, 2), op(1, LockWrite, 5, "a", outcome, 3, late),
+			op(2, LockAcquire, 9, "", LockDone, 5, 6), op(2, LockWrite, 9, "b", LockDone, 7, 8),
+			op(2, LockRead, 0, "b", LockDone, 9, 10), op(2, LockRead, 0, "a", LockDone, 12, 13),
+		}
+	}
+	check := func(events []Event) int {
+		j := &judgement{result: &Result{Checked: map[string]int{}}}
+		j.locks(events)
+		return j.result.Count()["P1 "+ruleRegister]
+	}
+	if check(history(LockDone, 11)) != 1 || check(history(LockUnknown, 4)) != 1 {
+		t.Error("a write that took effect after its tenure was not found")
+	}
+	if check(history(LockUnknown, 4)[:5]) != 0 || check(history(LockRefused, 11)[:5]) != 0 {
+		t.Error("an orderly history was found at fault")
+	}
+}

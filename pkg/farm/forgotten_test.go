@@ -1,0 +1,295 @@
+package farm_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// faulty is a tenure with hooks; each may be nil.
+type faulty struct {
+	farm.Tenure
+	readHead func(rcID string) error
+	commit   func(*store.Batch) error
+	join     func() error
+}
+
+func (f *faulty) Join(ctx context.Context, m store.Member) error {
+	if f.join != nil {
+		if err := f.join(); err != nil {
+			return err
+		}
+	}
+	return f.Tenure.Join(ctx, m)
+}
+
+func (f *faulty) ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error) {
+	if f.readHead != nil {
+		if err := f.readHead(rcID); err != nil {
+			return store.Head{}, err
+		}
+	}
+	return f.Tenure.ReadHead(ctx, rcID, consistent)
+}
+
+func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {
+	if f.commit != nil {
+		if err := f.commit(b); err != nil {
+			return err
+		}
+	}
+	return f.Tenure.Commit(ctx, b)
+}
+
+// faultyFarm is farm with faults and a scheduler that a test chooses.
+func (c *cluster) faultyFarm(id string, faults *faulty, scheduler farm.Scheduler) (stop func()) {
+	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	client, st := c.connect()
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	return c.background(func(ctx context.Context) error {
+		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			faults.Tenure = st.FarmTenure(s, id)
+			return farm.NewFarm(farm.Config{
+				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: scheduler, StableAfter: time.Hour,
+			}).Start(ctx)
+		})
+	})
+}
+
+func (c *cluster) short(id string) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		st, err := c.store.Status(c.t.Context(), id)
+		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+}
+
+// Room that another controller gives back is found, although no watch shows it.
+func TestAShortControllerFindsRoomThatAnotherGaveBack(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.faultyFarm("f1", &faulty{}, nil)
+	c.apply("first", testManifest("web", 8080), replicas(1))
+	c.converged("first", 1)
+	c.apply("second", testManifest("web", 8080), replicas(1))
+	c.short("second")
+	c.apply("first", testManifest("web", 8080), replicas(0))
+	c.converged("first", 0)
+	c.converged("second", 1)
+}
+
+// late is the built-in choice, made from what a pass has read, after something else has happened.
+type late struct{ before func() }
+
+func (l *late) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+	sel, err := s.RC.Selector()
+	if err != nil {
+		return nil, nil, err
+	}
+	nonce := ""
+	for _, v := range s.Nodes {
+		nonce = v.Nonce
+	}
+	l.before()
+	names, others := placement.Eligible(s.Nodes, sel, nonce)
+	return names, others, nil
+}
+
+// A node that joins while a pass is under way is not lost on that pass's controller.
+func TestANodeThatJoinsDuringAPassIsNotMissed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	var once sync.Once
+	c.faultyFarm("f1", &faulty{}, &late{before: func() {
+		if len(c.nodes) == 1 && c.nodes["n1"] != nil {
+			placements, _, _ := c.store.Placements(context.Background(), "web", true)
+			if len(placements) == 1 {
+				once.Do(func() {
+					c.node("n2", nil, nil)
+					elapse(time.Second) // long enough for the farm's watch of the nodes, which shows in nothing else
+				})
+			}
+		}
+	}})
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.converged("web", 1)
+	c.apply("web", testManifest("web", 8080), replicas(2))
+	c.converged("web", 2)
+}
+
+// A read that wrongly finds no controller, as of a leader that is behind, must not leave a lock behind that nobody works
+// under (R4).
+func TestAControllerThatSeemedGoneIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	var mu sync.Mutex
+	gone := false
+	c.faultyFarm("f1", &faulty{readHead: func(string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if gone {
+			gone = false
+			return store.ErrNotFound
+		}
+		return nil
+	}}, nil)
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	mu.Lock()
+	gone = true
+	mu.Unlock()
+	if err := c.store.Ring(t.Context(), "web"); err != nil {
+		t.Fatal(err)
+	}
+	consultest.Eventually(t, soon, func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if gone {
+			return errors.New("not looked at yet")
+		}
+		return nil
+	})
+	elapse(3 * time.Second) // two sweeps, which show in nothing if all is well
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.converged("web", 2)
+}
+
+// One unreadable reservation keeps pods from that node, and nothing else from happening.
+func TestAnUnreadableReservationConcernsItsNodeOnly(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.converged("web", 2)
+	var bad string
+	for id, on := range c.running("web") {
+		if id.Index == 1 {
+			bad = on[0]
+		}
+	}
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Reservation(bad), []byte("{"))}); err != nil {
+		t.Fatal(err)
+	}
+	c.apply("web", testManifest("web", 0), replicas(1)) // a stop, then a removal that cannot release its share
+	consultest.Eventually(t, soon, func() error {
+		if n := len(c.running("web")); n != 1 {
+			return fmt.Errorf("%d run", n)
+		}
+		return nil
+	})
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { replicas(4)(r); five := 5; r.MaxSurge = &five })
+	consultest.Eventually(t, soon, func() error {
+		st, err := c.store.Status(t.Context(), "web")
+		if err != nil {
+			return err
+		}
+		if n := len(c.running("web")); n != 4 || !strings.Contains(st.Value.LastError, "reservations/"+bad) {
+			return fmt.Errorf("%d run; status %+v", n, st.Value)
+		}
+		return nil
+	})
+}
+
+// What only a deep check can see is not forgotten because the first try to mend it did not land.
+func TestADeepCheckIsRepeatedUntilItIsDone(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	stop := c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	stop()
+	placements, _, err := c.store.Placements(t.Context(), "web", true)
+	if err != nil || len(placements) != 1 {
+		t.Fatal(placements, err)
+	}
+	// The intent says something else than the placement; the node has no reason to complain.
+	in := placements[0].Value.Intent()
+	in.Labels = map[string]string{}
+	p := placements[0].Value
+	p.Revision += 5
+	if _, err := c.client.Commit(t.Context(), []consul.Op{
+		consul.Set(c.store.Keys().Pod(p.Identity), mustJSON(t, p)),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
+		err := error(nil)
+		if len(b.Intents) > 0 {
+			once.Do(func() { err = fmt.Errorf("conflict: %w", store.ErrRefused) })
+		}
+		return err
+	}}, nil)
+	consultest.Eventually(t, soon, func() error {
+		placements, _, err := c.store.Placements(t.Context(), "web", true)
+		if err != nil {
+			return err
+		}
+		got, ok := c.nodes["n1"].Running()[p.Identity]
+		if !ok || got.Revision != placements[0].Value.Revision {
+			return fmt.Errorf("the node was told revision %d, the placement says %d", got.Revision, placements[0].Value.Revision)
+		}
+		return nil
+	})
+}
+
+// A farm that cannot join leaves nothing running.
+func TestAFarmThatCannotJoinLeaksNothing(t *testing.T) {
+	log, err := obs.NewLogger(testWriter{t}, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := runtime.NumGoroutine()
+	for range 50 {
+		f := farm.NewFarm(farm.Config{ID: "f", Store: &faulty{join: func() error { return errors.New("held") }}, Log: log})
+		if err := f.Start(t.Context()); err == nil {
+			t.Fatal("joined")
+		}
+	}
+	consultest.Eventually(t, soon, func() error {
+		if after := runtime.NumGoroutine(); after > before+10 {
+			return fmt.Errorf("%d goroutines before, %d after 50 farms", before, after)
+		}
+		return nil
+	})
+}
+
+// elapse lets something happen that cannot be seen from outside.
+func elapse(d time.Duration) { <-time.After(d) }
+
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}

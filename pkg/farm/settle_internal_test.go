@@ -1,0 +1,46 @@
+package farm
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+type nobodyPasses struct{ Tenure }
+
+func (nobodyPasses) Passing(context.Context) ([]string, error) { return nil, nil }
+
+// The wait of R1 counts by this farm's own clock, whatever the clock says that stamped the nonce.
+func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {
+	t.Parallel()
+	log, err := obs.NewLogger(discard{}, "error", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := NewFarm(Config{ID: "f", Store: nobodyPasses{}, Log: log, TTL: 2 * time.Second})
+	defer f.queue.ShutDown()
+	now := time.Now()
+	for name, tt := range map[string]struct {
+		stamped, seen time.Duration // ago
+		waits         bool
+	}{
+		"just made":                       {0, 0, true},
+		"stamped by a clock ahead":        {-time.Hour, 0, true},
+		"stamped by a clock behind":       {5 * time.Second, 0, true},
+		"seen long enough":                {5 * time.Second, 4 * time.Second, false},
+		"ahead, and seen long enough":     {-time.Hour, 4 * time.Second, false},
+		"old beyond doubt, just seen now": {time.Minute, 0, false},
+	} {
+		schema := store.Schema{Nonce: "n", CreatedAt: now.Add(-tt.stamped)}
+		if reason := f.unsettled(t.Context(), schema, now.Add(-tt.seen)); (reason != "") != tt.waits {
+			t.Errorf("%s: %q", name, reason)
+		}
+	}
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }

@@ -1,0 +1,167 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// AuditView is one act: who did what, to which controller and nodes, and what was different afterwards.
+type AuditView struct {
+	ID      string    `json:"id"`
+	At      time.Time `json:"at"`
+	Who     string    `json:"who"`
+	What    string    `json:"what"`
+	RCID    string    `json:"rc_id,omitempty"`
+	RCName  string    `json:"rc_name,omitempty"` // empty when the rc has no readable record
+	Nodes   []string  `json:"nodes,omitempty"`
+	Changes []string  `json:"changes"`
+}
+
+func (t *tool) auditCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "audit", Usage: "show who changed what, and when",
+		UsageText: "rcctl audit [--rc REF] [--node NODE] [--since 1h] [--until TIME] [-o table|json|yaml]",
+		Description: `One entry for each act of an operator and each pass of a farm that changed something, oldest first. Farms keep the
+newest 10,000 entries, for 30 days.
+
+--since and --until take a length of time before now (90m, 36h) or a moment (2026-01-02T15:04:05Z). --rc also takes
+the whole id of an rc that is gone.
+
+Examples:
+  rcctl audit
+  rcctl audit --rc web --since 24h
+  rcctl audit --node node-17 --since 2026-01-02T15:00:00Z --until 2026-01-02T16:00:00Z
+  rcctl audit --since 1h -o json | jq -r '.[] | select(.what == "delete") | .who'`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "rc", Usage: "only acts on this `REF`"},
+			&cli.StringFlag{Name: "node", Usage: "only acts that this `NODE` had to do with"},
+			&cli.StringFlag{Name: "since", Value: "1h", Usage: "only acts of this `TIME` or later; 0 for all"},
+			&cli.StringFlag{Name: "until", Usage: "only acts before this `TIME`"},
+			outputFlag(),
+		},
+		Action: t.audit,
+	})
+}
+
+const momentAllowed = `a length of time before now, such as "90m", or a moment, such as "2026-01-02T15:04:05Z"`
+
+// moment reads a flag that names a point in time. Empty text and 0 are no point at all.
+func moment(c *cli.Context, name string, now time.Time) (time.Time, error) {
+	text := c.String(name)
+	if text == "" && !c.IsSet(name) || text == "0" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}, badFlag(c, "--"+name, text, momentAllowed)
+	}
+	return at, nil
+}
+
+// auditFilter reads the flags, all but --rc.
+func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error) {
+	if c.Args().Present() {
+		return f, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	if err := checkPodFlags(c); err != nil {
+		return f, err
+	}
+	if f.Since, err = moment(c, "since", now); err != nil {
+		return f, err
+	}
+	if f.Until, err = moment(c, "until", now); err != nil {
+		return f, err
+	}
+	if !f.Until.IsZero() && !f.Since.Before(f.Until) {
+		return f, badFlag(c, "--until", c.String("until"), "a moment after --since, which is "+f.Since.UTC().Format(time.RFC3339))
+	}
+	f.Node = c.String("node")
+	return f, nil
+}
+
+func (t *tool) audit(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	filter, err := auditFilter(c, time.Now())
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if ref := c.String("rc"); len(ref) == idLength {
+		filter.RCID = ref // its record may be gone
+	} else if ref != "" {
+		rec, err := s.find(c, ref)
+		if err != nil {
+			return err
+		}
+		filter.RCID = rec.Value.ID
+	}
+	records, corrupt, err := s.ListAudit(c.Context, filter)
+	if err != nil {
+		return err
+	}
+	rcs, badRCs, err := s.ListRCs(c.Context)
+	if err != nil {
+		return err
+	}
+	names := make(map[string]string, len(rcs))
+	for i := range rcs {
+		names[rcs[i].Value.ID] = rcs[i].Value.Name
+	}
+	views := make([]AuditView, 0, len(records))
+	for _, a := range records {
+		v := AuditView{ID: a.ID, At: a.At.UTC(), Who: a.Who, What: a.What, RCID: a.RCID, RCName: names[a.RCID], Nodes: a.Nodes, Changes: []string{}}
+		v.Changes = append(v.Changes, a.Changes...)
+		views = append(views, v)
+	}
+	if len(views) == 0 {
+		if err := s.empty(c.Context, t.err); err != nil {
+			return err
+		}
+	}
+	if err := t.print(out, views, func(w io.Writer) error { return writeAudit(w, views) }); err != nil {
+		return err
+	}
+	return t.warn(append(corrupt, badRCs...))
+}
+
+// writeAudit prints one line for each act and, indented below it, one for each difference.
+func writeAudit(w io.Writer, views []AuditView) error {
+	if len(views) == 0 {
+		_, err := fmt.Fprintln(w, "no acts in that time; --since 0 looks at all")
+		return err
+	}
+	for _, v := range views {
+		parts := []string{v.At.Format(time.RFC3339), v.What}
+		switch {
+		case v.RCName != "":
+			parts = append(parts, "rc "+v.RCName)
+		case v.RCID != "":
+			parts = append(parts, "rc "+v.RCID)
+		case len(v.Nodes) > 0:
+			parts = append(parts, "node "+strings.Join(v.Nodes, ","))
+		}
+		if _, err := fmt.Fprintf(w, "%s  by %s\n", clean(strings.Join(parts, "  ")), clean(v.Who)); err != nil {
+			return err
+		}
+		for _, line := range v.Changes {
+			fmt.Fprintln(w, "    "+clean(forTerminal(line)))
+		}
+	}
+	return nil
+}

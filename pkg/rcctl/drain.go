@@ -1,0 +1,208 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+func (t *tool) drainCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "drain", Usage: "move every pod off a machine, and keep new ones away",
+		UsageText: "rcctl node drain NODE [--deadline TIME [--force]] [--wait [--timeout 5m]]",
+		Description: `From the moment this returns nothing new can be placed on the node. The owners of its pods move them one at a
+time, without taking any controller below its minimum. A pod of a static controller, and one whose controller has
+no room to move, stays. With --force what is left at the deadline is stopped; without it the deadline only says
+from when on a drain is late. Draining again changes what is given and keeps the rest.
+
+Examples:
+  rcctl node drain node-17 --wait
+  rcctl node drain node-17 --deadline 10m --force --wait
+  rcctl node undrain node-17`,
+		Flags: append([]cli.Flag{
+			&cli.StringFlag{Name: "deadline", Usage: "`TIME` from now, such as 10m, in which the pods should have moved"},
+			&cli.BoolFlag{Name: "force", Usage: "at the deadline, stop what could not be moved"},
+		}, waitFlags("until no pod is left on the node")...),
+		Action: t.drain,
+	})
+}
+
+func (t *tool) drain(c *cli.Context) error {
+	limit, err := timeout(c)
+	if err != nil {
+		return err
+	}
+	name, err := oneNode(c)
+	if err != nil {
+		return err
+	}
+	want := wantedDrain{now: time.Now().UTC().Truncate(time.Second), force: c.Bool("force")}
+	if c.IsSet("deadline") {
+		d, err := time.ParseDuration(c.String("deadline"))
+		if err != nil || d < 0 {
+			return badFlag(c, "--deadline", c.String("deadline"), `a length of time of zero or more, such as "10m"; with --force, 0s stops at once what cannot be moved`)
+		}
+		at := want.now.Add(d)
+		want.deadline = &at
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	change, err := s.writeNode(c.Context, name, func(ops node.Ops) (nodeChange, error) {
+		done, ok := computeDrain(ops, want)
+		if !ok {
+			return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
+		}
+		return done, nil
+	})
+	if err != nil {
+		return err
+	}
+	t.printNodeChange(name, "draining", change)
+	if c.Bool("wait") {
+		return t.waitDrained(c.Context, s, name, limit)
+	}
+	fmt.Fprintf(t.out, "watch: rcctl pods --node %s\n", name)
+	return nil
+}
+
+// wantedDrain is what a command line says about a drain.
+type wantedDrain struct {
+	now      time.Time
+	deadline *time.Time // nil: not given
+	force    bool
+}
+
+// computeDrain begins a drain or changes the one under way. ok is false when pods should be stopped at no given time.
+func computeDrain(ops node.Ops, want wantedDrain) (c nodeChange, ok bool) {
+	c = nodeChange{what: "drain", ops: ops}
+	next := node.Drain{Since: want.now}
+	if ops.Drain != nil {
+		next = *ops.Drain
+	} else {
+		c.lines = append(c.lines, "drain: none -> since "+next.Since.Format(time.RFC3339))
+	}
+	if want.deadline != nil && (next.Deadline == nil || !next.Deadline.Equal(*want.deadline)) {
+		c.lines = append(c.lines, fmt.Sprintf("drain.deadline: %s -> %s", timeText(next.Deadline), timeText(want.deadline)))
+		next.Deadline = want.deadline
+	}
+	if want.force && !next.Force {
+		c.lines = append(c.lines, "drain.force: false -> true")
+		next.Force = true
+	}
+	c.ops.Drain = &next
+	return c, !next.Force || next.Deadline != nil
+}
+
+func timeText(at *time.Time) string {
+	if at == nil {
+		return "none"
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+
+func (t *tool) undrainCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "undrain", Usage: "end a drain: pods may be placed on the machine again",
+		UsageText: "rcctl node undrain NODE",
+		Description: `Pods that have moved away do not come back by themselves. A cordon is not ended by it: rcctl node uncordon.
+
+Examples:
+  rcctl node undrain node-17`,
+		Action: func(c *cli.Context) error {
+			name, err := oneNode(c)
+			if err != nil {
+				return err
+			}
+			return t.actOnNode(c, name, "undrained", func(ops node.Ops) (nodeChange, error) { return computeUndrain(ops), nil })
+		},
+	})
+}
+
+func computeUndrain(ops node.Ops) nodeChange {
+	c := nodeChange{what: "undrain", ops: ops}
+	if ops.Drain != nil {
+		c.lines = []string{"drain: since " + ops.Drain.Since.UTC().Format(time.RFC3339) + " -> none"}
+	}
+	c.ops.Drain = nil
+	return c
+}
+
+// maxNamed bounds how many pods one line of progress names.
+const maxNamed = 5
+
+// waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
+// node's word that the pod stopped. It returns *waitError when the time is up.
+func (t *tool) waitDrained(ctx context.Context, s *conn, name string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not drained after %s", limit))
+	defer cancel()
+	last := ""
+	for {
+		line, done, err := s.leftOn(ctx, name)
+		var ended *refusedError
+		switch {
+		case errors.As(err, &ended):
+			return err
+		case err != nil && ctx.Err() == nil:
+			line = err.Error()
+		case err == nil && done:
+			fmt.Fprintf(t.out, "node %s is drained\n", name)
+			return nil
+		}
+		if ctx.Err() == nil && line != last {
+			fmt.Fprintf(t.err, "node %s: %s\n", name, line)
+			last = line
+		}
+		if err := rest(ctx, pollEvery); err != nil {
+			if errors.Is(err, context.Canceled) {
+				err = errors.New("interrupted")
+			}
+			return &waitError{text: fmt.Sprintf("node %s: the drain is written; %v; last seen: %s; look with: rcctl pods --node %s", name, err, last, name)}
+		}
+	}
+}
+
+// leftOn says which pods are left on a node, and whether there are none.
+func (s *conn) leftOn(ctx context.Context, name string) (line string, done bool, err error) {
+	recs, bad, err := s.ListIntents(ctx, name)
+	if err == nil {
+		err = errors.Join(bad...)
+	}
+	if err != nil {
+		return "", false, err
+	}
+	ops, err := s.NodeOps(ctx, name)
+	if err != nil {
+		return "", false, err
+	}
+	if ops.Value.Drain == nil {
+		return "", false, refusedf("node %s: the drain was ended before the node was drained", name)
+	}
+	names := make([]string, len(recs))
+	for i := range recs {
+		in := &recs[i].Value
+		names[i] = fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index)
+	}
+	slices.Sort(names)
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
+	}
+	return fmt.Sprintf("%s left: %s%s", podCount(len(recs)), strings.Join(names, ", "), more), len(recs) == 0, nil
+}
+
+func podCount(n int) string {
+	if n == 1 {
+		return "1 pod"
+	}
+	return fmt.Sprintf("%d pods", n)
+}

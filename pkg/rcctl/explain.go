@@ -1,0 +1,332 @@
+package rcctl
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Explanation is why a controller is as it is, in sentences.
+type Explanation struct {
+	RCID    string  `json:"rc_id"`
+	Name    string  `json:"name"`
+	State   string  `json:"state"`
+	Summary string  `json:"summary"`
+	Causes  []Cause `json:"causes"` // the one to look at first, first
+}
+
+// Cause is one thing that keeps a controller from being as it should, and what to do about it.
+type Cause struct {
+	What string `json:"what"`
+	Next string `json:"next,omitempty"`
+}
+
+// situation is everything that an explanation follows from.
+type situation struct {
+	now        time.Time
+	rc         rc.RC
+	status     *rc.Status
+	manifest   *manifest.Manifest // nil: missing or unreadable
+	placements []pod.Placement
+	realities  map[store.At]pod.Reality
+	nodes      map[string]*node.View
+	taken      map[string]node.Reservation
+	farms      []store.Member
+	owner      string         // farm that holds the lock; empty: none
+	breaker    *store.Breaker // nil: missing or unreadable
+}
+
+// explainRC says why a controller is not converged, and what to do. It is computed without I/O.
+func explainRC(s *situation) Explanation {
+	e := Explanation{RCID: s.rc.ID, Name: s.rc.Name, State: stateOf(&s.rc, s.status, s.farms), Causes: []Cause{}}
+	e.Summary = s.summary(e.State)
+	for _, look := range []func(*situation) []Cause{
+		(*situation).ownership, (*situation).records, (*situation).intended, (*situation).held, (*situation).shortage,
+		(*situation).upgrade, (*situation).troubledPods,
+	} {
+		e.Causes = append(e.Causes, look(s)...)
+	}
+	if len(e.Causes) == 0 && e.State != string(rc.Converged) {
+		e.Causes = append(e.Causes, s.otherwise())
+	}
+	return e
+}
+
+func (s *situation) summary(state string) string {
+	available := 0
+	if s.status != nil {
+		available = s.status.Available
+	}
+	if state == string(rc.Converged) {
+		return fmt.Sprintf("It has converged: %d of %s available.", available, replicas(s.rc.Desired()))
+	}
+	return fmt.Sprintf("It has not converged (%s): %d of %s available, %d placed.", state, available, replicas(s.rc.Desired()), s.running())
+}
+
+func (s *situation) running() int {
+	n := 0
+	for i := range s.placements {
+		if s.placements[i].RunState == pod.Running {
+			n++
+		}
+	}
+	return n
+}
+
+// otherwise is the farm's own reason where none of ours applies.
+func (s *situation) otherwise() Cause {
+	for _, c := range s.status.Conditions {
+		if c.Type == rc.Converged && c.Reason != "" {
+			return Cause{What: "Its farm says: " + c.Reason + ".", Next: "Wait: rcctl rc status " + s.rc.Name + " --watch --until Converged"}
+		}
+	}
+	return Cause{What: "Nothing is in its way.", Next: "Wait: rcctl rc status " + s.rc.Name + " --watch --until Converged"}
+}
+
+// ownership looks for a farm that works on it.
+func (s *situation) ownership() []Cause {
+	switch {
+	case len(s.farms) == 0:
+		return []Cause{{"No farm is running, so nobody works on it. Its pods run on.", "Start a farm: farm --id farm-1"}}
+	case unclaimed(&s.rc, s.farms):
+		return []Cause{{
+			fmt.Sprintf("No running farm selects it: its labels are %s, the farms select %s.", orWord(labelText(s.rc.Labels), "none"), s.selectors()),
+			"Change its labels and apply it again, or start a farm whose --rc-selector matches it.",
+		}}
+	case s.owner == "":
+		return []Cause{{"No farm owns it at this moment, though one should.", "Wait a few seconds; if it stays so, look at the logs of the farms (rcctl farms)."}}
+	case s.status == nil || s.status.ObservedGeneration < s.rc.Generation:
+		seen := int64(0)
+		if s.status != nil {
+			seen = s.status.ObservedGeneration
+		}
+		return []Cause{{
+			fmt.Sprintf("Farm %s owns it and has not reported on generation %d yet (it has seen %d).", s.owner, s.rc.Generation, seen),
+			"Wait a few seconds; if it stays so, look at the log of farm " + s.owner + s.at(s.owner) + ".",
+		}}
+	}
+	return nil
+}
+
+func (s *situation) selectors() string {
+	var parts []string
+	for _, m := range s.farms {
+		parts = append(parts, fmt.Sprintf("%s (%s)", m.RCSelector, m.ID))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// at says where a farm's debug server is.
+func (s *situation) at(farm string) string {
+	for _, m := range s.farms {
+		if m.ID == farm && m.Address != "" {
+			return ", or at its debug server " + m.Address
+		}
+	}
+	return ""
+}
+
+func orWord(text, empty string) string {
+	if text == "" {
+		return empty
+	}
+	return text
+}
+
+// records looks for what cannot be read.
+func (s *situation) records() []Cause {
+	var causes []Cause
+	if s.manifest == nil {
+		causes = append(causes, Cause{
+			fmt.Sprintf("The manifest %s that it asks for is missing or unreadable, so that no pod can be added.", short(s.rc.ManifestDigest)),
+			"Apply its document again: rcctl apply -f FILE",
+		})
+	}
+	if s.status != nil && s.status.LastError != "" && s.manifest != nil {
+		causes = append(causes, Cause{"Its farm could not read all of it: " + s.status.LastError + ".", "Mend or remove the record that is named, or restore it."})
+	}
+	return causes
+}
+
+// intended looks at what it was asked to be.
+func (s *situation) intended() []Cause {
+	switch {
+	case s.rc.DeletedAt != nil:
+		return []Cause{{
+			fmt.Sprintf("It is marked for deletion since %s; %s left, and it goes when the last one's stop is confirmed.", s.rc.DeletedAt.UTC().Format(time.RFC3339), podsAre(len(s.placements))),
+			"Watch: rcctl rc status " + s.rc.Name + " --watch --until Gone",
+		}}
+	case s.rc.Disabled:
+		return []Cause{{"It is disabled: nothing is placed and nothing is removed.", "Apply it with disabled: false."}}
+	}
+	return nil
+}
+
+func podsAre(n int) string {
+	if n == 1 {
+		return "1 pod is"
+	}
+	return fmt.Sprintf("%d pods are", n)
+}
+
+// held looks at what keeps farms from acting at all.
+func (s *situation) held() []Cause {
+	var causes []Cause
+	if s.breaker == nil {
+		causes = append(causes, Cause{"The record of the mass-stop breaker is missing or unreadable, so that nothing is stopped.", "A running farm makes a missing one; where it is unreadable: rcctl farm resume"})
+	} else if s.breaker.Tripped && (s.is(rc.BreakerTripped) || s.rc.DeletedAt != nil || s.running() > s.rc.Desired()) {
+		causes = append(causes, Cause{
+			fmt.Sprintf("The mass-stop breaker was tripped by %s at %s (%s), so that nothing is stopped.", s.breaker.By, s.breaker.Since.UTC().Format(time.RFC3339), s.breaker.Reason),
+			"Find out why (rcctl audit --since 1h), then: rcctl farm resume",
+		})
+	}
+	if s.is(rc.Holding) {
+		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer, or stop its Consul service if it is gone for good."})
+	}
+	if s.is(rc.Regressed) {
+		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
+	}
+	return causes
+}
+
+func (s *situation) is(t rc.ConditionType) bool { return s.status != nil && s.status.Is(t) }
+
+func (s *situation) why(t rc.ConditionType) string {
+	for _, c := range s.status.Conditions {
+		if c.Type == t {
+			return strings.TrimSuffix(c.Reason, ".")
+		}
+	}
+	return ""
+}
+
+// upgrade looks at a new manifest that does not get through.
+func (s *situation) upgrade() []Cause {
+	var causes []Cause
+	if s.is(rc.Blocked) {
+		causes = append(causes, Cause{"It is blocked: " + s.why(rc.Blocked) + ".", "Apply a manifest that works, lower min_available, or add replicas."})
+	}
+	outdated := 0
+	for i := range s.placements {
+		if p := &s.placements[i]; p.RunState == pod.Running && p.Digest != s.rc.ManifestDigest {
+			outdated++
+		}
+	}
+	switch {
+	case outdated > 0 && s.rc.Mutator != "":
+		causes = append(causes, Cause{fmt.Sprintf("%s on another manifest; rollout %s is in charge of that.", podsAre(outdated), s.rc.Mutator), "Look at the rollout."})
+	case outdated > 0 && !s.is(rc.Blocked) && !s.is(rc.Regressed):
+		causes = append(causes, Cause{fmt.Sprintf("%s still on another manifest; they are upgraded one at a time.", podsAre(outdated)), "Wait: rcctl rc status " + s.rc.Name + " --watch"})
+	}
+	return causes
+}
+
+// refusals returns, by reason, the nodes that would not take one more pod.
+func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []string) {
+	reasons = map[placement.Reason][]string{}
+	sel, err := s.rc.Selector()
+	if err != nil {
+		return reasons, nil
+	}
+	perNode := map[string]int{}
+	for i := range s.placements {
+		perNode[s.placements[i].Node]++
+	}
+	next := pod.Identity{RCID: s.rc.ID}
+	want := node.Holder{Pod: next}
+	if s.manifest != nil {
+		res := s.manifest.Resources()
+		want = node.NewHolder(next, s.manifest.PortMap(), res.CPU, res.Memory)
+	}
+	for name, v := range s.nodes {
+		var reason placement.Reason
+		switch {
+		case !sel.Matches(labels.Set(v.AllLabels())):
+			reason = placement.Selector
+		case !v.Alive:
+			reason = placement.NotAlive
+		case !v.Open():
+			reason = placement.Drained
+		case s.rc.MaxPerNode > 0 && perNode[name] >= s.rc.MaxPerNode:
+			reason = placement.MaxPerNode
+		default:
+			reason = placement.Fits(v, s.taken[name], next, want)
+		}
+		if reason == "" {
+			takes = append(takes, name)
+			continue
+		}
+		reasons[reason] = append(reasons[reason], name)
+	}
+	for _, names := range reasons {
+		slices.Sort(names)
+	}
+	slices.Sort(takes)
+	return reasons, takes
+}
+
+// advice says, for each reason, why nodes take no pod and what to do.
+var advice = []struct {
+	reason placement.Reason
+	what   string // after the names of nodes
+	next   string
+}{
+	{placement.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl node label NODE KEY=VALUE"},
+	{placement.NotAlive, "have no living preparer", "Start the preparer there."},
+	{placement.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
+	{placement.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
+	{placement.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},
+	{placement.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
+}
+
+// shortage looks for nodes, where replicas lack them.
+func (s *situation) shortage() []Cause {
+	if !s.is(rc.InsufficientNodes) {
+		return nil
+	}
+	if len(s.nodes) == 0 {
+		return []Cause{{"There is no node at all.", "Start a preparer on each machine."}}
+	}
+	causes := []Cause{{What: fmt.Sprintf("%s no node: %s.", replicasHave(s.rc.Desired()-s.running()), s.why(rc.InsufficientNodes))}}
+	reasons, takes := s.refusals()
+	for _, a := range advice {
+		names := reasons[a.reason]
+		if len(names) == 0 {
+			continue
+		}
+		what := a.what
+		if a.reason == placement.Selector {
+			what = fmt.Sprintf(a.what, s.rc.NodeSelector)
+		}
+		causes = append(causes, Cause{fmt.Sprintf("These nodes (%d of %d) %s: %s.", len(names), len(s.nodes), what, someOf(names)), a.next})
+	}
+	if len(takes) > 0 {
+		causes = append(causes, Cause{"By now there is room on " + someOf(takes) + ".", "Wait: its farm looks again when a node changes."})
+	}
+	return causes
+}
+
+func replicasHave(n int) string {
+	if n == 1 {
+		return "1 replica has"
+	}
+	return fmt.Sprintf("%d replicas have", max(0, n))
+}
+
+// someOf names a few.
+func someOf(names []string) string {
+	if len(names) <= maxNamed {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
+}

@@ -1,0 +1,128 @@
+package rcctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) explainCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "explain", Usage: "say in sentences why an rc is not as it should be, and what to do",
+		UsageText: "rcctl rc explain REF [-o table|json|yaml]",
+		Description: `Puts together what the rc asks for, what its farm reports, where its pods are, what their nodes say, the nodes, the
+farms and the mass-stop breaker. What to look at first comes first.
+
+Examples:
+  rcctl rc explain web
+  rcctl rc explain web -o json | jq -r '.causes[].next'`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: t.explain,
+	})
+}
+
+func (t *tool) explain(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	ref, err := oneRef(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	r, st, farms, err := s.look(c, ref)
+	if err != nil {
+		return err
+	}
+	sit, corrupt, err := s.situation(c, r, st, farms)
+	if err != nil {
+		return err
+	}
+	e := explainRC(sit)
+	if err := t.print(out, e, func(w io.Writer) error { return writeExplanation(w, e) }); err != nil {
+		return err
+	}
+	return t.warn(corrupt)
+}
+
+// situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
+func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.Member) (_ *situation, corrupt []error, err error) {
+	ctx := c.Context
+	sit := &situation{now: time.Now(), rc: *r, status: st, farms: farms, nodes: map[string]*node.View{}}
+	if sit.manifest, err = readable(s.Manifest(ctx, r.ManifestDigest)); err != nil {
+		return nil, nil, err
+	}
+	placements, bad, err := s.Placements(ctx, r.ID, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit.placements, corrupt = values(placements), append(corrupt, bad...)
+	var at []store.At
+	for i := range sit.placements {
+		at = append(at, store.At{Identity: sit.placements[i].Identity, Node: sit.placements[i].Node})
+	}
+	if sit.realities, bad, err = s.Realities(ctx, at); err != nil {
+		return nil, nil, err
+	}
+	corrupt = append(corrupt, bad...)
+	recs, bad, err := s.ListNodes(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	ops, badOps, err := s.ListNodeOps(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	byName := map[string]node.Ops{}
+	for _, o := range ops {
+		byName[o.Value.Name] = o.Value
+	}
+	for _, rec := range recs {
+		sit.nodes[rec.Value.Name] = &node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
+	}
+	corrupt = append(append(corrupt, bad...), badOps...)
+	if sit.taken, bad, err = s.ListReservations(ctx); err != nil {
+		return nil, nil, err
+	}
+	owners, err := s.LockOwners(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit.owner = owners[r.ID]
+	return sit, append(corrupt, bad...), s.readBreakerInto(c, sit)
+}
+
+func (s *conn) readBreakerInto(c *cli.Context, sit *situation) error {
+	rec, err := s.ReadBreaker(c.Context)
+	var corrupt *store.CorruptError
+	switch {
+	case err == nil:
+		sit.breaker = &rec.Value
+	case !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt):
+		return err
+	}
+	return nil
+}
+
+func writeExplanation(w io.Writer, e Explanation) error {
+	fmt.Fprintf(w, "rc %s (%s)\n%s\n", e.Name, e.RCID, e.Summary)
+	for i, c := range e.Causes {
+		fmt.Fprintf(w, "\n%d. %s\n", i+1, clean(c.What))
+		if c.Next != "" {
+			fmt.Fprintf(w, "   Next: %s\n", clean(c.Next))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,224 @@
+package rcctl
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+var explainNow = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// well is a controller of two replicas with nothing wrong. Each case spoils something.
+func well() *situation {
+	two := 2
+	s := &situation{
+		now: explainNow,
+		rc: rc.RC{
+			ID: "01", Name: "web", Generation: 3, ManifestDigest: "d", NodeSelector: "rack=a", Strategy: rc.Dynamic,
+			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}},
+		},
+		status: &rc.Status{
+			ObservedGeneration: 3, Desired: 2, Placed: 2, Available: 2, Owner: "f1",
+			Conditions: []rc.Condition{{Type: rc.Converged, True: true}},
+		},
+		manifest:  &manifest.Manifest{ID: "web", Ports: []manifest.Port{{Name: "http", Port: 80}}},
+		realities: map[store.At]pod.Reality{},
+		nodes:     map[string]*node.View{}, taken: map[string]node.Reservation{},
+		farms: []store.Member{{ID: "f1", Address: "127.0.0.1:7460"}}, owner: "f1", breaker: &store.Breaker{},
+	}
+	for i, name := range []string{"n1", "n2"} {
+		id := pod.Identity{RCID: "01", Role: "main", Index: i}
+		s.nodes[name] = &node.View{Node: node.Node{Name: name, Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+		s.taken[name] = node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}}}}
+		s.placements = append(s.placements, pod.Placement{Identity: id, Node: name, PodID: "web", Digest: "d", RunState: pod.Running, Revision: 1})
+		s.realities[store.At{Identity: id, Node: name}] = pod.Reality{Identity: id, Node: name, Digest: "d", Revision: 1, State: pod.StateReady, Available: true}
+	}
+	return s
+}
+
+// not is the status with a condition that is true, and not converged.
+func (s *situation) not(t rc.ConditionType, reason string) {
+	s.status.Conditions = []rc.Condition{{Type: rc.Converged, Reason: "1 of 2 replicas available"}, {Type: t, True: true, Reason: reason}}
+}
+
+// report changes what the node of the first pod reports.
+func (s *situation) report(change func(*pod.Reality)) {
+	s.not(rc.Converged, "")
+	s.status.Conditions = s.status.Conditions[:1]
+	at := store.At{Identity: s.placements[0].Identity, Node: "n1"}
+	r := s.realities[at]
+	change(&r)
+	s.realities[at] = r
+}
+
+func explainCases() map[string]struct {
+	spoil func(*situation)
+	says  []string // in this order
+	not   string
+} {
+	before := explainNow.Add(-10 * time.Second)
+	long := explainNow.Add(-time.Hour)
+	return map[string]struct {
+		spoil func(*situation)
+		says  []string
+		not   string
+	}{
+		"converged": {func(*situation) {}, []string{"It has converged: 2 of 2 replicas available."}, "Next"},
+		"no farm":   {func(s *situation) { s.farms = nil }, []string{"(Unclaimed)", "No farm is running", "Start a farm"}, "owns it"},
+		"no farm selects it": {
+			func(s *situation) { s.farms[0].RCSelector = "env=prod" },
+			[]string{"No running farm selects it: its labels are none, the farms select env=prod (f1)", "--rc-selector"},
+			"",
+		},
+		"nobody owns it": {func(s *situation) { s.owner = ""; s.status = nil }, []string{"(Pending)", "No farm owns it at this moment", "Wait a few seconds"}, ""},
+		"not seen yet":   {func(s *situation) { s.rc.Generation = 4 }, []string{"Farm f1 owns it and has not reported on generation 4 yet (it has seen 3)", "debug server 127.0.0.1:7460"}, ""},
+		"never reported": {func(s *situation) { s.status = nil }, []string{"(it has seen 0)"}, ""},
+		"no manifest":    {func(s *situation) { s.manifest = nil; s.not(rc.Unreadable, "x") }, []string{"The manifest d that it asks for is missing", "rcctl apply -f FILE"}, ""},
+		"unreadable":     {func(s *situation) { s.status.LastError = "unreadable record x/pods/y"; s.not(rc.Unreadable, "") }, []string{"could not read all of it: unreadable record x/pods/y.", "Mend or remove"}, ""},
+		"deleted":        {func(s *situation) { s.rc.DeletedAt = &before }, []string{"(Deleting)", "marked for deletion since 2026-01-02T03:03:55Z; 2 pods are left", "--until Gone"}, ""},
+		"disabled":       {func(s *situation) { s.rc.Disabled = true }, []string{"(Disabled)", "It is disabled", "disabled: false"}, ""},
+		"breaker": {func(s *situation) {
+			s.breaker = &store.Breaker{Tripped: true, By: "f2", Since: before, Reason: "12 of 20"}
+			s.not(rc.BreakerTripped, "x")
+		}, []string{"tripped by f2 at 2026-01-02T03:03:55Z (12 of 20), so that nothing is stopped.", "rcctl audit", "rcctl farm resume"}, ""},
+		"breaker, of no concern": {func(s *situation) { s.breaker = &store.Breaker{Tripped: true} }, []string{"It has converged"}, "breaker"},
+		"breaker missing":        {func(s *situation) { s.breaker = nil }, []string{"breaker is missing or unreadable"}, ""},
+		"holding":                {func(s *situation) { s.not(rc.Holding, "waiting for nodes to report: n9") }, []string{"Nothing is added for now: waiting for nodes to report: n9.", "look at its preparer"}, ""},
+		"regressed":              {func(s *situation) { s.not(rc.Regressed, "2 pods") }, []string{"stay as they are: 2 pods.", "rcctl apply"}, ""},
+		"blocked":                {func(s *situation) { s.not(rc.Blocked, "main.0 failed") }, []string{"It is blocked: main.0 failed.", "Apply a manifest that works"}, ""},
+		"outdated":               {func(s *situation) { s.report(func(*pod.Reality) {}); s.placements[0].Digest = "old" }, []string{"1 pod is still on another manifest", "Wait"}, ""},
+		"rollout": {func(s *situation) {
+			s.report(func(*pod.Reality) {})
+			s.placements[0].Digest = "old"
+			s.rc.Mutator = "r7"
+		}, []string{"rollout r7 is in charge"}, "one at a time"},
+		"no nodes": {func(s *situation) { s.not(rc.InsufficientNodes, "x"); s.nodes = nil; s.placements = nil }, []string{"There is no node at all.", "Start a preparer"}, ""},
+		"nodes of all kinds": {func(s *situation) {
+			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 6 nodes, these take none: x")
+			s.placements = s.placements[:1]
+			add := func(name string, change func(*node.View)) {
+				v := &node.View{Node: node.Node{Name: name, Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 9}}, Alive: true}
+				change(v)
+				s.nodes[name] = v
+			}
+			s.nodes["n1"].Capacity.Slots = 5
+			delete(s.nodes, "n2")
+			add("other", func(v *node.View) { v.Labels = nil })
+			add("dead", func(v *node.View) { v.Alive = false })
+			add("drained", func(v *node.View) { v.Ops.Drain = &node.Drain{} })
+			add("cordoned", func(v *node.View) { v.Ops.Unschedulable = true })
+			add("full", func(v *node.View) { v.Capacity.Slots = 0 })
+		}, []string{
+			"1 replica has no node: 1 of 2", `(1 of 6) have labels that its selector "rack=a" does not match: other.`, "rcctl node label",
+			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
+			"have its port in use already: n1.",
+		}, "there is room"},
+		"max per node": {func(s *situation) { s.not(rc.InsufficientNodes, "x"); s.rc.MaxPerNode = 1 }, []string{"as many of its pods as max_per_node allows: n1, n2.", "raise max_per_node"}, ""},
+		"room by now": {func(s *situation) {
+			s.not(rc.InsufficientNodes, "x")
+			s.nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+		}, []string{"By now there is room on n3."}, ""},
+		"failed": {func(s *situation) {
+			s.report(func(r *pod.Reality) {
+				r.State, r.Available, r.Message, r.Restarts = pod.StateFailed, false, "exit status 3", 4
+			})
+		}, []string{"web-main-0 on n1 is failed (exit status 3), restarted 4 times.", "logs/ on n1"}, "web-main-1"},
+		"unhealthy": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false })
+		}, []string{"web-main-0 on n1 is unhealthy.", "health check"}, ""},
+		"starting": {func(s *situation) { s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateStarting, false }) }, []string{"web-main-0 on n1 is starting.", "on its way"}, ""},
+		"silent":   {func(s *situation) { s.report(func(*pod.Reality) {}); s.realities = nil }, []string{"web-main-0 was placed on n1, which has not reported on it yet.", "web-main-1"}, ""},
+		"stopping": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.Message = "not stopped yet" })
+			s.placements[0].RunState, s.placements[0].StoppingSince = pod.Stopped, &before
+		}, []string{"web-main-0 on n1 was asked to stop 10s ago and has not confirmed it (not stopped yet).", "stop_grace"}, ""},
+		"stopping on a dead node": {
+			func(s *situation) {
+				s.placements[0].RunState = pod.Stopped
+				s.nodes["n1"].Alive = false
+				s.not(rc.Holding, "")
+			},
+			[]string{"web-main-0 was asked to stop, and node n1, which has no living preparer", "rcctl pod forget web-main-0 --node n1"},
+			"",
+		},
+		"lost, early": {func(s *situation) { s.placements[0].LostSince = &before; s.not(rc.Holding, "") }, []string{"gone since 2026-01-02T03:03:55Z. It is replaced 30s after the loss.", "Wait"}, "forget"},
+		"lost, late":  {func(s *situation) { s.placements[0].LostSince = &long; s.not(rc.Holding, "") }, []string{"It is to be replaced.", "rcctl nodes"}, ""},
+		"lost, kept": {func(s *situation) {
+			s.placements[0].LostSince = &long
+			s.rc.NodeLoss.Action = "keep"
+			s.not(rc.Holding, "")
+		}, []string{"node_loss.action: keep", "rcctl pod forget web-main-0 --node n1"}, ""},
+		"unmanaged": {func(s *situation) {
+			s.placements[0].UnmanagedSince, s.nodes["n1"].Alive = &before, false
+			minute := field.Duration(time.Minute)
+			s.rc.NodeLoss.UnmanagedAfter = &minute
+			s.not(rc.Holding, "")
+		}, []string{"whose preparer is gone since 2026-01-02T03:03:55Z", "replaced 1m0s after that", "Start the preparer of n1."}, ""},
+		"dead node":    {func(s *situation) { s.nodes["n1"].Alive = false; s.not(rc.Holding, "") }, []string{"whose preparer does not live; its last report counts."}, ""},
+		"unknown node": {func(s *situation) { delete(s.nodes, "n1"); s.not(rc.Holding, "") }, []string{"web-main-0 is on node n1, whose preparer does not live"}, ""},
+		"drained":      {func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before} }, []string{"web-main-0 is on node n1, which is drained since", "it moves when another node has room", "rcctl nodes"}, "static"},
+		"drained, at the minimum": {
+			func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.status.Available = 1 },
+			[]string{"and must stay: 1 available replicas and a minimum of 1 leave no room.", "Lower min_available"},
+			"it moves",
+		},
+		"drained, static": {
+			func(s *situation) { s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.rc.Strategy = rc.Static },
+			[]string{"stays there because its controller is static.", "rcctl node undrain n1", "--deadline 0s --force"},
+			"",
+		},
+		"ghost": {func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} }, []string{"web-main-0 has left node n2 for n1, and its stop there is not confirmed.", "Wait"}, ""},
+		"ghost on a dead node": {
+			func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n9"}} },
+			[]string{"because no preparer lives there.", "rcctl pod forget web-main-0 --node n9"},
+			"",
+		},
+		"the farm's own reason": {func(s *situation) { s.report(func(*pod.Reality) {}) }, []string{"Its farm says: 1 of 2 replicas available.", "--watch"}, ""},
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for name, tt := range explainCases() {
+		t.Run(name, func(t *testing.T) {
+			s := well()
+			tt.spoil(s)
+			e := explainRC(s)
+			var out strings.Builder
+			if err := writeExplanation(&out, e); err != nil {
+				t.Fatal(err)
+			}
+			rest := out.String()
+			for _, want := range tt.says {
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Errorf("no %q, in this order, in\n%s", want, out.String())
+					break
+				}
+				rest = after
+			}
+			if tt.not != "" && strings.Contains(out.String(), tt.not) {
+				t.Errorf("%q in\n%s", tt.not, out.String())
+			}
+		})
+	}
+}
+
+// Many pods in trouble are not all listed.
+func TestExplainIsBounded(t *testing.T) {
+	s := well()
+	s.not(rc.Holding, "")
+	for i := range 50 {
+		s.placements = append(s.placements, pod.Placement{Identity: pod.Identity{RCID: "01", Role: "main", Index: 2 + i}, Node: "n1", PodID: "web", RunState: pod.Running, Digest: "d"})
+	}
+	e := explainRC(s)
+	if last := e.Causes[len(e.Causes)-1]; len(e.Causes) != 1+maxTroubled+1 || last.What != "And 40 more." || !strings.Contains(last.Next, "rcctl pods --rc web") {
+		t.Errorf("%d causes, the last %+v", len(e.Causes), last)
+	}
+}

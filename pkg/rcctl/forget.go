@@ -1,0 +1,165 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// podCommand groups the commands about one pod.
+func (t *tool) podCommand() *cli.Command {
+	return &cli.Command{
+		Name: "pod", Usage: "declare a pod on a machine that is gone as gone",
+		UsageText:       "rcctl pod COMMAND [flags] [arguments]",
+		HideHelpCommand: true,
+		Action:          t.group,
+		OnUsageError:    onUsageError,
+		Subcommands:     []*cli.Command{t.forgetCommand()},
+	}
+}
+
+func (t *tool) forgetCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "forget", Usage: "declare that a pod on a dead machine has stopped for good",
+		UsageText: "rcctl pod forget POD [--rc REF] [--node NODE]",
+		Description: `Nothing can confirm that a pod stopped whose machine is gone, so that it keeps its index and ports and holds up the
+deletion of its controller. This says in the machine's place that it stopped. Be sure: if the machine is only cut
+off, the pod may still run, and a second copy beside it. Refused while the node's preparer lives.
+
+POD is a name as rcctl pods shows it. --rc and --node choose where several pods bear it.
+
+Examples:
+  rcctl pods --node node-17
+  rcctl pod forget web-main-3 --node node-17`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
+			&cli.StringFlag{Name: "node", Usage: "only the copy on this `NODE`"},
+		},
+		Action: t.forget,
+	})
+}
+
+// copyOf is one copy of a pod on one node.
+type copyOf struct {
+	pod.Identity
+	name, node string
+}
+
+func (t *tool) forget(c *cli.Context) error {
+	name, err := podArg(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	target, err := s.findCopy(c, name)
+	if err != nil {
+		return err
+	}
+	if err := s.mustBeDead(c.Context, target); err != nil {
+		return err
+	}
+	err = s.ask(c.Context, store.Request{RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity},
+		fmt.Sprintf("forget %s on %s", target.name, target.node))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(t.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
+	return nil
+}
+
+func podArg(c *cli.Context) (string, error) {
+	const allowed = "the name of a pod as rcctl pods shows it, such as web-main-0"
+	if c.NArg() > 1 {
+		return "", usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
+	}
+	name := c.Args().First()
+	bad := strings.ContainsFunc(name, func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') })
+	if name == "" || bad {
+		return "", badFlag(c, "POD", name, allowed)
+	}
+	return name, checkPodFlags(c)
+}
+
+// findCopy finds the copy that the command line means. It returns *notFoundError, or a *usageError that lists the
+// candidates.
+func (s *conn) findCopy(c *cli.Context, name string) (copyOf, error) {
+	_, rcID, _, err := s.rcNames(c)
+	if err != nil {
+		return copyOf{}, err
+	}
+	var recs []store.Rec[pod.Placement]
+	var bad []error
+	if rcID != "" {
+		recs, bad, err = s.Placements(c.Context, rcID, true)
+	} else {
+		recs, bad, err = s.AllPlacements(c.Context)
+	}
+	if err = errors.Join(append(bad, err)...); err != nil {
+		return copyOf{}, fmt.Errorf("read placements: %w", err)
+	}
+	found := copiesNamed(values(recs), name, c.String("node"))
+	switch len(found) {
+	case 0:
+		return copyOf{}, &notFoundError{text: fmt.Sprintf("no pod has the name %q there; rcctl pods shows all", name)}
+	case 1:
+		return found[0], nil
+	}
+	var lines []string
+	for _, f := range found {
+		lines = append(lines, fmt.Sprintf("\n  %s on %s, rc %s", f.name, f.node, f.RCID))
+	}
+	return copyOf{}, &usageError{command: commandName(c), err: &field.Error{
+		Field: "POD", Value: name, Allowed: "what means one copy only, with --node or --rc; this means:" + strings.Join(lines, ""),
+	}}
+}
+
+// copiesNamed returns the copies with a name: where a pod is placed and where its former copies are.
+func copiesNamed(placements []pod.Placement, name, onNode string) []copyOf {
+	var found []copyOf
+	for i := range placements {
+		p := &placements[i]
+		if podName(p.PodID, p.Identity) != name {
+			continue
+		}
+		nodes := []string{p.Node}
+		for _, g := range p.Ghosts {
+			if !slices.Contains(nodes, g.Node) {
+				nodes = append(nodes, g.Node)
+			}
+		}
+		for _, n := range nodes {
+			if onNode == "" || n == onNode {
+				found = append(found, copyOf{Identity: p.Identity, name: name, node: n})
+			}
+		}
+	}
+	return found
+}
+
+// mustBeDead refuses to forget what a living preparer can speak for.
+func (s *conn) mustBeDead(ctx context.Context, target copyOf) error {
+	rec, err := s.Node(ctx, target.node)
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	case err != nil && !errors.As(err, &corrupt):
+		return fmt.Errorf("read node %s: %w", target.node, err)
+	case rec.Session != "":
+		return refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
+	default:
+		return nil
+	}
+}

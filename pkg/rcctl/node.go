@@ -1,0 +1,178 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// nodeCommand groups the commands about one machine.
+func (t *tool) nodeCommand() *cli.Command {
+	return &cli.Command{
+		Name: "node", Usage: "drain, cordon, label and sweep machines",
+		UsageText:       "rcctl node COMMAND [flags] [arguments]",
+		HideHelpCommand: true,
+		Action:          t.group,
+		OnUsageError:    onUsageError,
+		Subcommands: []*cli.Command{
+			t.drainCommand(), t.undrainCommand(), t.cordonCommand(), t.uncordonCommand(), t.labelCommand(), t.sweepCommand(),
+		},
+	}
+}
+
+const nodeAllowed = "the name of a node; rcctl nodes lists them"
+
+// nodeArg returns the first argument, which names a node.
+func nodeArg(c *cli.Context) (string, error) {
+	name := c.Args().First()
+	var errs field.Errors
+	if errs.CheckName("", name); name == "" || errs != nil {
+		return "", badFlag(c, "NODE", name, nodeAllowed)
+	}
+	return name, nil
+}
+
+// oneNode returns the only argument of a command, which names a node.
+func oneNode(c *cli.Context) (string, error) {
+	if c.NArg() > 1 {
+		return "", usagef(c, "unexpected argument %q; allowed: one NODE", c.Args().Get(1))
+	}
+	return nodeArg(c)
+}
+
+// operated is one machine as an operator's act finds it.
+type operated struct {
+	ops         store.Rec[node.Ops]
+	reservation store.Rec[node.Reservation]
+}
+
+// readNode reads what an act on a node depends on. It returns *notFoundError when there is neither a record of the node nor
+// of what operators said about it.
+func (s *conn) readNode(ctx context.Context, name string) (operated, error) {
+	var o operated
+	_, err := s.Node(ctx, name)
+	var corrupt *store.CorruptError
+	known := err == nil || errors.As(err, &corrupt)
+	if !known && !errors.Is(err, store.ErrNotFound) {
+		return o, fmt.Errorf("read node %s: %w", name, err)
+	}
+	o.ops, err = s.NodeOps(ctx, name)
+	if errors.Is(err, store.ErrNotFound) {
+		if !known {
+			return o, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
+		}
+		o.ops.Value.Name = name
+	} else if err != nil {
+		return o, fmt.Errorf("read what operators said about node %s: %w", name, err)
+	}
+	found, bad, err := s.Reservations(ctx, []string{name})
+	if err = errors.Join(err, bad[name]); err != nil {
+		return o, fmt.Errorf("read what is reserved on node %s: %w", name, err)
+	}
+	o.reservation = found[name]
+	return o, nil
+}
+
+// nodeChange is what one command does to one node.
+type nodeChange struct {
+	what  string   // for the audit record
+	ops   node.Ops // as they shall be
+	lines []string // the difference; empty: nothing is written
+}
+
+// Writing a node meets the farms that reserve room on it, so that more tries are normal than for a controller.
+const (
+	maxNodeTries = 50
+	nodeRetryGap = 20 * time.Millisecond
+)
+
+// writeNode carries a change of a node out: computed, written with its audit record, and computed again where a record
+// moved. Where a drain begins or ends, the node's reservation is closed or opened in the same transaction (P3, R13).
+func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops) (nodeChange, error)) (nodeChange, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
+	author, err := s.who(ctx)
+	if err != nil {
+		return nodeChange{}, err
+	}
+	for try := 1; ; try++ {
+		cur, err := s.readNode(ctx, name)
+		if err != nil {
+			return nodeChange{}, err
+		}
+		c, err := compute(cur.ops.Value)
+		if err != nil {
+			return c, err
+		}
+		write := store.NodeChange{Ops: c.ops, Index: cur.ops.Index, Audit: store.NewAudit(author, c.what, "", c.lines).OnNodes(name)}
+		if closed := c.ops.Drain != nil; closed != cur.reservation.Value.Closed {
+			next := cur.reservation
+			next.Value = next.Value.Clone()
+			next.Value.Closed = closed
+			write.Reservation = &next
+		}
+		if len(c.lines) == 0 && write.Reservation == nil {
+			return c, nil
+		}
+		err = s.ChangeNode(ctx, write)
+		switch {
+		case err == nil:
+			if len(c.lines) == 0 {
+				c.lines = []string{"reservation: was not in line with the drain -> mended"}
+			}
+			return c, nil
+		case errors.Is(err, store.ErrConflict) && try == maxNodeTries:
+			return c, fmt.Errorf("node %s: its records keep changing, %d tries; nothing was written: %w", name, maxNodeTries, err)
+		case !errors.Is(err, store.ErrConflict):
+			return c, fmt.Errorf("%s %s: %w", c.what, name, err)
+		}
+		if err := rest(ctx, nodeRetryGap); err != nil {
+			return c, err
+		}
+	}
+}
+
+// rest waits, or returns the cause of the context's end.
+func rest(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// actOnNode is a command that changes one node and says what was different.
+func (t *tool) actOnNode(c *cli.Context, name, done string, compute func(node.Ops) (nodeChange, error)) error {
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	change, err := s.writeNode(c.Context, name, compute)
+	if err != nil {
+		return err
+	}
+	t.printNodeChange(name, done, change)
+	return nil
+}
+
+func (t *tool) printNodeChange(name, done string, change nodeChange) {
+	if len(change.lines) == 0 {
+		fmt.Fprintf(t.out, "node %s unchanged; nothing was written\n", name)
+		return
+	}
+	fmt.Fprintf(t.out, "node %s %s\n", name, done)
+	for _, line := range change.lines {
+		fmt.Fprintln(t.out, "  "+forTerminal(line))
+	}
+}

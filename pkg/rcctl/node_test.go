@@ -1,0 +1,236 @@
+package rcctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func putRecord(t *testing.T, s *conn, key, value string) {
+	t.Helper()
+	if _, err := s.consul.Commit(t.Context(), []consul.Op{consul.Set(key, []byte(value))}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A drain gets its turn on a node whose reservation farms keep changing, and forgets none of what they wrote.
+func TestDrainOfABusyNode(t *testing.T) {
+	s, _ := testConn(t)
+	putRecord(t, s, s.Keys().Node("n1"), `{"name":"n1"}`)
+	ctx, cancel := context.WithCancel(t.Context())
+	var farm sync.WaitGroup
+	written := 0
+	farm.Go(func() { // reserves as owners do, and stops when it is told that the node is closed
+		for ctx.Err() == nil {
+			found, _, err := s.Reservations(ctx, []string{"n1"})
+			if err != nil || found["n1"].Value.Closed {
+				return
+			}
+			next := found["n1"].Value.Clone()
+			next.Holders[fmt.Sprintf("rc/main.%d", written)] = node.Holder{}
+			data := fmt.Sprintf(`{"holders":%s}`, holdersText(next))
+			_, err = s.consul.Commit(ctx, []consul.Op{consul.CAS(s.Keys().Reservation("n1"), []byte(data), found["n1"].Index)})
+			if err == nil {
+				written++
+			}
+		}
+	})
+	want := wantedDrain{now: time.Now().UTC()}
+	_, err := s.writeNode(t.Context(), "n1", func(ops node.Ops) (nodeChange, error) {
+		c, _ := computeDrain(ops, want)
+		return c, nil
+	})
+	cancel()
+	farm.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, _, err := s.Reservations(t.Context(), []string{"n1"})
+	if err != nil || !found["n1"].Value.Closed || len(found["n1"].Value.Holders) != written {
+		t.Errorf("%d written, reservation %+v, %v", written, found["n1"].Value, err)
+	}
+	t.Logf("%d reservations came first", written)
+}
+
+func holdersText(r node.Reservation) string {
+	var parts []string
+	for key := range r.Holders {
+		parts = append(parts, fmt.Sprintf("%q:{}", key))
+	}
+	return "{" + strings.Join(parts, ",") + "}"
+}
+
+func TestComputeDrain(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	later := now.Add(time.Minute)
+	running := &node.Drain{Since: now.Add(-time.Hour), Deadline: &now}
+	for name, tt := range map[string]struct {
+		ops   node.Ops
+		want  wantedDrain
+		lines int
+		after node.Drain
+		ok    bool
+	}{
+		"begin":                   {want: wantedDrain{now: now}, lines: 1, after: node.Drain{Since: now}, ok: true},
+		"begin with a deadline":   {want: wantedDrain{now: now, deadline: &later}, lines: 2, after: node.Drain{Since: now, Deadline: &later}, ok: true},
+		"force without one":       {want: wantedDrain{now: now, force: true}, lines: 2, after: node.Drain{Since: now, Force: true}},
+		"again":                   {ops: node.Ops{Drain: running}, want: wantedDrain{now: later}, after: *running, ok: true},
+		"again, another deadline": {ops: node.Ops{Drain: running}, want: wantedDrain{now: now, deadline: &later}, lines: 1, after: node.Drain{Since: running.Since, Deadline: &later}, ok: true},
+		"again, force":            {ops: node.Ops{Drain: running}, want: wantedDrain{now: now, force: true}, lines: 1, after: node.Drain{Since: running.Since, Deadline: &now, Force: true}, ok: true},
+	} {
+		c, ok := computeDrain(tt.ops, tt.want)
+		if diff := cmp.Diff(tt.after, *c.ops.Drain); diff != "" || ok != tt.ok || len(c.lines) != tt.lines {
+			t.Errorf("%s: %t, %v, %s", name, ok, c.lines, diff)
+		}
+	}
+	if running.Force || !running.Deadline.Equal(now) {
+		t.Errorf("the record that a change was computed from has changed: %+v", running)
+	}
+}
+
+func TestPlanSweep(t *testing.T) {
+	id := func(rcID string, i int) pod.Identity { return pod.Identity{RCID: rcID, Role: "main", Index: i} }
+	in := inventory{
+		node: "n1", rcs: map[string]bool{"a": true, "ab": true},
+		orphans: []pod.Orphan{{Identity: id("gone", 0)}, {Identity: id("a", 7)}},
+		holders: map[string]node.Holder{"who/main.0": {}},
+		placements: []pod.Placement{
+			{Identity: id("a", 0), Node: "n1"}, {Identity: id("a", 1), Node: "n2", Ghosts: []pod.Ghost{{Node: "n1"}}}, {Identity: id("a", 2), Node: "n2"},
+		},
+	}
+	for _, held := range []pod.Identity{id("a", 0), id("a", 1), id("a", 2), id("a", 7), id("ab", 0), id("gone", 0), id("gone", 9)} {
+		in.holders[held.String()] = node.Holder{Pod: held}
+	}
+	got := planSweep(in)
+	if len(got.orphans) != 1 || got.orphans[0].RCID != "gone" || got.adopted != 1 {
+		t.Errorf("orphans %+v, %d adopted", got.orphans, got.adopted)
+	}
+	want := map[string][]string{"a": {"a/main.2"}, "ab": {"ab/main.0"}, "gone": {"gone/main.9"}}
+	if diff := cmp.Diff(want, got.leaked); diff != "" || !slices.Equal(got.repairs, []string{"a", "ab", "gone"}) || !slices.Equal(got.unexplained, []string{"who/main.0"}) {
+		t.Errorf("repairs %v, unexplained %v\n%s", got.repairs, got.unexplained, diff)
+	}
+	in.leftOut = 1 // what is not listed may be what a share is held for
+	if got := planSweep(in); len(got.leaked)+len(got.unexplained) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A watch shows each state once, and ends with Ctrl-C, with its goal, or with the controller.
+func TestFollow(t *testing.T) {
+	s, _ := testConn(t)
+	r := create(t, s)
+	putRecord(t, s, s.Keys().Farm("f1"), `{"id":"f1"}`)
+	for name, tt := range map[string]struct {
+		until string
+		act   func(cancel context.CancelFunc)
+		code  int
+		says  []string
+	}{
+		"interrupted":              {"", func(cancel context.CancelFunc) { cancel() }, exitDone, []string{"Pending: generation 0 of 1"}},
+		"interrupted, with a goal": {"Converged", func(cancel context.CancelFunc) { cancel() }, exitWait, []string{"Pending: generation 0 of 1", "interrupted; last seen: Pending"}},
+		"goal": {"Blocked", func(context.CancelFunc) {
+			putRecord(t, s, s.Keys().Status(r.ID), `{"observed_generation":1,"desired":3,"stopping":2,"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
+		}, exitDone, []string{"Blocked: generation 1 of 1, 3 desired, 0 placed, 0 available, 2 stopping; Blocked: no room; error: bad"}},
+		"gone, as wanted": {"Gone", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RC(r.ID)) }, exitDone, []string{"the rc is gone"}},
+		"gone":            {"Converged", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RC(r.ID)) }, exitRefused, []string{"the rc is gone", "was deleted before it was Converged"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			removeRecord(t, s, s.Keys().Status(r.ID))
+			putRecord(t, s, s.Keys().RC(r.ID), rcText(r))
+			var out, errs syncBuffer
+			tl := &tool{out: &out, err: &errs}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() { ended <- tl.follow(ctx, s, &r, watching{until: tt.until}) }()
+			consultest.Eventually(t, 20*time.Second, func() error {
+				if out.String() == "" {
+					return errors.New("nothing shown yet")
+				}
+				return nil
+			})
+			tt.act(cancel)
+			if code := tl.report(<-ended); code != tt.code {
+				t.Errorf("exit code %d, want %d", code, tt.code)
+			}
+			text := out.String() + errs.String()
+			for _, want := range tt.says {
+				if strings.Count(text, want) == 0 {
+					t.Errorf("no %q in\n%s", want, text)
+				}
+			}
+			if n := strings.Count(out.String(), "Pending"); n != 1 {
+				t.Errorf("the first state was shown %d times\n%s", n, text)
+			}
+		})
+	}
+}
+
+func TestScreenOnATerminal(t *testing.T) {
+	var out bytes.Buffer
+	sc := screen{out: &out, terminal: true}
+	v := StatusView{Name: "web", State: "Progressing", ObservedGeneration: 1}
+	for range 3 {
+		if err := sc.show(v, time.Unix(0, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.Available = 1
+	if err := sc.show(v, time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "\x1b[H\x1b[2J"); n != 2 {
+		t.Errorf("drawn %d times", n)
+	}
+}
+
+func rcText(r rc.RC) string {
+	return fmt.Sprintf(`{"id":%q,"name":%q,"manifest":%q,"generation":1,"replica_groups":[{"role":"main","count":3}]}`, r.ID, r.Name, r.ManifestDigest)
+}
+
+func removeRecord(t *testing.T, s *conn, key string) {
+	t.Helper()
+	if _, err := s.consul.Commit(t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// syncBuffer is what a command writes to while a test looks.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func TestJoinFarms(t *testing.T) {
+	views, free := joinFarms([]store.Member{{ID: "b"}, {ID: "a"}}, map[string]string{"1": "a", "2": "a", "3": "gone", "9": "b"}, []string{"1", "2", "3", "4"})
+	if free != 1 || len(views) != 2 || views[0].ID != "a" || views[0].Owned != 2 || views[1].Owned != 0 {
+		t.Errorf("%d free, %+v", free, views)
+	}
+}

@@ -1,0 +1,217 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) sweepCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "sweep", Usage: "stop what runs on a machine without a controller, and release what is reserved for nothing",
+		UsageText: "rcctl node sweep NODE [--dry-run] [--force]",
+		Description: `Pods that the node lists as orphans and whose controller has no record are stopped; orphans of a controller that
+exists are left to its owner, which adopts them. Shares of the node that are reserved for pods which are neither
+placed there nor run there are released. Both are asked of the farms, which carry them out.
+
+Where no controller at all has a record, the records are probably lost, and the pods are what is left: then it is
+refused unless --force is given.
+
+Examples:
+  rcctl node sweep node-17 --dry-run
+  rcctl node sweep node-17`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be asked"},
+			&cli.BoolFlag{Name: "force", Usage: "stop orphans although no controller has a record"},
+		},
+		Action: t.sweep,
+	})
+}
+
+// inventory is what one node has and who has to do with it.
+type inventory struct {
+	node       string
+	orphans    []pod.Orphan
+	leftOut    int // orphans that the record had no room for
+	holders    map[string]node.Holder
+	rcs        map[string]bool // ids of the controllers that have a record
+	placements []pod.Placement
+}
+
+// sweepPlan is what a sweep asks for.
+type sweepPlan struct {
+	orphans     []pod.Orphan        // to be stopped
+	repairs     []string            // ids of controllers whose shares are to be looked at
+	leaked      map[string][]string // the shares, by controller
+	unexplained []string            // shares that do not say whose they are
+	adopted     int                 // orphans that their owners see to
+}
+
+// planSweep decides what to ask for. It is computed without I/O.
+func planSweep(in inventory) sweepPlan {
+	plan := sweepPlan{leaked: map[string][]string{}}
+	expected := map[pod.Identity]bool{}
+	for _, o := range in.orphans {
+		expected[o.Identity] = true
+		if in.rcs[o.RCID] {
+			plan.adopted++
+		} else {
+			plan.orphans = append(plan.orphans, o)
+		}
+	}
+	for i := range in.placements {
+		p := &in.placements[i]
+		if p.Node == in.node || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == in.node }) {
+			expected[p.Identity] = true
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(in.holders)) {
+		switch id := in.holders[key].Pod; {
+		case expected[id], in.leftOut > 0: // an orphan that is not listed may hold it
+		case id.RCID == "":
+			plan.unexplained = append(plan.unexplained, key)
+		default:
+			plan.leaked[id.RCID] = append(plan.leaked[id.RCID], key)
+		}
+	}
+	plan.repairs = slices.Sorted(maps.Keys(plan.leaked))
+	return plan
+}
+
+// takeInventory reads what a sweep is decided from.
+func (s *conn) takeInventory(ctx context.Context, name string) (inventory, error) {
+	in := inventory{node: name, rcs: map[string]bool{}}
+	rec, err := s.Node(ctx, name)
+	if errors.Is(err, store.ErrNotFound) {
+		return in, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
+	}
+	if err != nil {
+		return in, fmt.Errorf("read node %s: %w", name, err)
+	}
+	in.orphans, in.leftOut = rec.Value.Orphans, rec.Value.OrphansLeftOut
+	found, unreadable, err := s.Reservations(ctx, []string{name})
+	if err = errors.Join(err, unreadable[name]); err != nil {
+		return in, fmt.Errorf("read what is reserved on node %s: %w", name, err)
+	}
+	in.holders = found[name].Value.Holders
+	placements, bad, err := s.AllPlacements(ctx)
+	if err = errors.Join(append(bad, err)...); err != nil {
+		return in, fmt.Errorf("read placements: %w", err)
+	}
+	in.placements = values(placements)
+	ids, err := s.ListRCIDs(ctx)
+	for _, id := range ids {
+		in.rcs[id] = true
+	}
+	return in, err
+}
+
+func (t *tool) sweep(c *cli.Context) error {
+	name, err := oneNode(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	in, err := s.takeInventory(c.Context, name)
+	if err != nil {
+		return err
+	}
+	plan := planSweep(in)
+	if len(in.rcs) == 0 && len(plan.orphans) > 0 && !c.Bool("force") && !c.Bool("dry-run") {
+		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/operating.md), or add --force; nothing was written",
+			name, podCount(len(plan.orphans)))
+	}
+	if err := s.askSweep(c, name, plan); err != nil {
+		return err
+	}
+	t.printSweep(name, plan, c.Bool("dry-run"), in.leftOut)
+	return nil
+}
+
+// askSweep leaves the requests, each with an audit record.
+func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
+	if c.Bool("dry-run") {
+		return nil
+	}
+	for i := range plan.orphans {
+		o := &plan.orphans[i]
+		err := s.ask(c.Context, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
+			fmt.Sprintf("stop %s on %s: it runs without a controller", podName(o.PodID, o.Identity), name))
+		if err != nil {
+			return fmt.Errorf("after %d of %d requests: %w", i, len(plan.orphans), err)
+		}
+	}
+	for _, id := range plan.repairs {
+		err := s.ask(c.Context, store.Request{RCID: id, Kind: store.RepairReservation, Node: name},
+			fmt.Sprintf("release %s on %s: no pod is there", strings.Join(plan.leaked[id], ", "), name))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ask leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
+// does no harm.
+func (s *conn) ask(ctx context.Context, r store.Request, line string) error {
+	author, err := s.who(ctx)
+	if err != nil {
+		return err
+	}
+	r.ID, r.By, r.At = store.NewID(), author, time.Now().UTC()
+	if err := s.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node)); err != nil {
+		return fmt.Errorf("ask for %s of rc %s: %w", r.Kind, r.RCID, err)
+	}
+	return nil
+}
+
+// podName is the name of a pod for display.
+func podName(podID string, id pod.Identity) string {
+	if podID == "" {
+		return fmt.Sprintf("%s-%d", id.Role, id.Index)
+	}
+	return fmt.Sprintf("%s-%s-%d", podID, id.Role, id.Index)
+}
+
+func (t *tool) printSweep(name string, plan sweepPlan, dry bool, leftOut int) {
+	verb := "asked to"
+	if dry {
+		verb = "would ask to"
+	}
+	for _, o := range plan.orphans {
+		fmt.Fprintf(t.out, "%s stop %s (rc %s)\n", verb, podName(o.PodID, o.Identity), o.RCID)
+	}
+	for _, id := range plan.repairs {
+		for _, key := range plan.leaked[id] {
+			fmt.Fprintf(t.out, "%s release the share of %s\n", verb, key)
+		}
+	}
+	for _, key := range plan.unexplained {
+		fmt.Fprintf(t.err, "rcctl: node %s: a share is held for %s, which does not say whose it is; it is left alone\n", name, key)
+	}
+	if plan.adopted > 0 {
+		fmt.Fprintf(t.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, podCount(plan.adopted))
+	}
+	if leftOut > 0 {
+		fmt.Fprintf(t.err, "rcctl: node %s lists only some of its orphans, %d are left out; sweep again when these are gone\n", name, leftOut)
+	}
+	if len(plan.orphans)+len(plan.repairs) == 0 {
+		fmt.Fprintf(t.out, "node %s: nothing to sweep; nothing was written\n", name)
+	} else if !dry {
+		fmt.Fprintf(t.out, "watch: rcctl pods --node %s\n", name)
+	}
+}

@@ -1,0 +1,63 @@
+package store
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+)
+
+func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
+
+// A bell is removed only in the transaction that proves that its controller is missing.
+func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
+	t.Parallel()
+	client, prefix := consultest.Client(t)
+	keys, err := NewKeys(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenure := New(client, keys).FarmTenure(&consul.Session{}, "f")
+	const shard = 3
+	var alive []string
+	for i := 0; len(alive) < 64; i++ {
+		if id := fmt.Sprintf("rc%d", i); shardOf(id) == shard {
+			alive = append(alive, id)
+			if _, err := client.Commit(t.Context(), []consul.Op{consul.Set(keys.RC(id), nil), consul.Set(keys.Bell(id), nil)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	bells, err := client.List(t.Context(), keys.Bells(shard), consul.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The ids were listed before the controllers were created, all but one, whose bell is missing.
+	missing := ""
+	for i := 0; missing == ""; i++ {
+		if id := fmt.Sprintf("other%d", i); shardOf(id) == shard {
+			missing = id
+		}
+	}
+	if err := tenure.sweepShard(t.Context(), shard, bells, []string{missing}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := client.List(t.Context(), keys.Bells(shard), consul.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(left) < len(bells) {
+		t.Errorf("%d bells of living controllers, %d after the sweep", len(bells), len(left))
+	}
+}
+
+func TestANewNonceIsAboveTheOldOneWhateverTheClock(t *testing.T) {
+	t.Parallel()
+	ahead := "7zzzzzzzzz" + newSchema().Nonce[10:]
+	ahead = "7" + "0" + ahead[2:]
+	if got := newSchema(ahead).Nonce; got <= ahead {
+		t.Errorf("%s is not above %s", got, ahead)
+	}
+}
