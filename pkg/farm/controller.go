@@ -217,6 +217,16 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled 
 	}
 }
 
+// takenOver reports, once, that the controller was just claimed and had an owner before. What came with the lock is read
+// again, because it may be old by the time of the pass.
+func (c *ReplicationController) takenOver() bool {
+	if c.claimed == nil || c.claimed.Head.Status == nil {
+		return false
+	}
+	c.claimed = nil
+	return true
+}
+
 // rebalance asks for the controller to be given to the farm that prefers it, if that is not this one.
 func (c *ReplicationController) rebalance() {
 	c.mu.Lock()

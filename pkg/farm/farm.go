@@ -208,6 +208,11 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	}
 	log := f.log.WithField(obs.RCID, id)
 	c, again, err := f.controller(ctx, id)
+	if err == nil && c != nil && c.takenOver() && f.queue.Len() > 0 {
+		// Whatever waits may lack an owner too: all are claimed before the first is worked on.
+		f.queue.Add(id)
+		return
+	}
 	if err == nil && c != nil {
 		again, err = f.passes(ctx, c)
 	}
