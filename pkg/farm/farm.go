@@ -103,7 +103,7 @@ type Farm struct {
 	mu      sync.Mutex
 	owned   map[string]*ReplicationController
 	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
-	freed   map[string]time.Time // seen without an owner since, though another farm should claim it
+	freed   map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
 	nonce   settling
 	ledger  ledger
 	stops   stopCounter

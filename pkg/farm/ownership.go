@@ -76,9 +76,15 @@ func (f *Farm) labelsOf(ctx context.Context, id string) (labels.Set, error) {
 	return rec.Value.Labels, err
 }
 
-// isFree reports whether a controller lacks an owner, and with grace: has lacked one for long enough. If it does not, it
-// says when to look again; zero when somebody holds it, which a bell or the members will change.
+// isFree reports whether a controller lacks an owner, and with grace: still does some time after it was first seen. If it
+// does not, it says when to look again; zero when somebody holds it, which a bell or the members will change. Within the
+// grace Consul is not asked: every farm sees every new controller, and the one that should take it is about to.
 func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
+	if grace {
+		if left := f.graceLeft(id); left > 0 {
+			return false, left, nil
+		}
+	}
 	held, err := f.cfg.Store.LockHeld(ctx, id)
 	if err != nil {
 		return false, 0, err
@@ -86,20 +92,20 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.foreign[id] = held
-	if held || !grace {
-		delete(f.freed, id)
-		return !held, 0, nil
-	}
+	delete(f.freed, id)
+	return !held, 0, nil
+}
+
+// graceLeft returns how long the preferred farm still has to claim a controller.
+func (f *Farm) graceLeft(id string) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	since, seen := f.freed[id]
 	if !seen {
-		f.freed[id] = time.Now()
-		return false, unownedGrace, nil
+		since = time.Now()
+		f.freed[id] = since
 	}
-	if left := unownedGrace - time.Since(since); left > 0 {
-		return false, left, nil
-	}
-	delete(f.freed, id)
-	return true, 0, nil
+	return unownedGrace - time.Since(since)
 }
 
 // claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
