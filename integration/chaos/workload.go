@@ -134,6 +134,9 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 				if ctx.Err() == nil {
 					c.report.operation("scale", err)
 				}
+				if err != nil {
+					wait(ctx, 20*time.Millisecond) // its server is away
+				}
 			}
 		})
 	}
