@@ -62,7 +62,8 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 	}
 	all := map[string]any{
 		"bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true, "log_level": "warn",
-		"node_name": fmt.Sprintf("agent-%d", ports[2]),
+		"retry_interval": "1s", // of joining
+		"node_name":      fmt.Sprintf("agent-%d", ports[2]),
 		"ports": map[string]int{
 			"http": ports[0], "server": ports[1], "serf_lan": ports[2],
 			"serf_wan": -1, "dns": -1, "grpc": -1, "grpc_tls": -1,

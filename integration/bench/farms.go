@@ -181,7 +181,8 @@ func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, add
 		return nil, err
 	}
 	p := &process{id: id, dir: dir, events: newLines(out), ended: make(chan struct{})}
-	p.cmd = exec.Command(b.farm, "--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix())
+	p.cmd = exec.Command(b.farm, "--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix(),
+		"--debug-addr", "127.0.0.1:0")
 	p.cmd.Stderr = p.events
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
 		return nil, fmt.Errorf("%w; run `make build`", err)

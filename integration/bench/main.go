@@ -60,7 +60,7 @@ func (o *options) flags() {
 	flag.IntVar(&o.changes, "changes", 100, "change: changes of each size")
 	flag.IntVar(&o.idleRCs, "idle-rcs", 2000, "idle: controllers")
 	flag.IntVar(&o.idlePods, "idle-pods", 10, "idle: replicas of each controller")
-	flag.DurationVar(&o.idleFor, "idle-for", 30*time.Second, "idle: how long to look")
+	flag.DurationVar(&o.idleFor, "idle-for", 40*time.Second, "idle: how long to look; sweeps are up to 38 s apart")
 	flag.IntVar(&o.lostNodes, "lost-nodes", 200, "recovery: nodes that are lost")
 	flag.IntVar(&o.lostRCs, "lost-rcs", 1000, "recovery: controllers of 10 replicas")
 	flag.IntVar(&o.stormRCs, "storm-rcs", 500, "storm: controllers of 10 replicas")
