@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -70,9 +71,7 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 		},
 		"telemetry": map[string]any{"prometheus_retention_time": "1h", "disable_hostname": true},
 	}
-	for key, value := range conf {
-		all[key] = value
-	}
+	maps.Copy(all, conf)
 	file := filepath.Join(dir, "consul.json")
 	data, err := json.Marshal(all)
 	if err == nil {
@@ -126,9 +125,7 @@ func (a *agent) join() string { return fmt.Sprintf("127.0.0.1:%d", a.serf) }
 func (b *bench) startThree(ctx context.Context, sc *scope) (*agent, error) {
 	const servers = 3
 	conf := map[string]any{"performance": map[string]any{"raft_multiplier": 1}} // as advised for production
-	for key, value := range manyClients {
-		conf[key] = value
-	}
+	maps.Copy(conf, manyClients)
 	var all []*agent
 	for range servers {
 		args := []string{"-server", "-bootstrap-expect", strconv.Itoa(servers)}

@@ -126,7 +126,7 @@ func run(ctx context.Context) error {
 	if !ran {
 		return fmt.Errorf("there is no benchmark %q", name)
 	}
-	b.report.print(os.Stdout)
+	b.report.show(os.Stdout)
 	return errors.Join(failed, b.report.write(b.json))
 }
 

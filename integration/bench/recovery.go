@@ -100,7 +100,7 @@ func (w *world) recovered(ctx context.Context, gone *simnode.Fleet) (time.Durati
 	err := every(ctx, pace, func() error {
 		pair, err := w.client.Get(ctx, last, consul.Default)
 		if err == nil && pair.Session != "" {
-			err = errors.New("Consul has not noticed the loss")
+			err = errors.New("the loss is not visible in Consul yet")
 		}
 		return err
 	})

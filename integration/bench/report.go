@@ -82,7 +82,7 @@ func verdict(r Result) string {
 	}
 }
 
-func (r *report) print(w io.Writer) {
+func (r *report) show(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "RESULT\tVALUE\tUNIT\tGOAL\t")
 	for _, res := range r.results {

@@ -63,16 +63,14 @@ func (w *world) connect(sc *scope, addr string) (*consul.Client, *store.Store, e
 const callTimeout = 20 * time.Second
 
 // background runs something until the scope ends.
-func background(ctx context.Context, sc *scope, run func(ctx context.Context) error) (stop func()) {
+func background(ctx context.Context, sc *scope, run func(ctx context.Context) error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = run(ctx) // what it should have done is awaited elsewhere
 	}()
-	stop = func() { cancel(); <-done }
-	sc.add(stop)
-	return stop
+	sc.add(func() { cancel(); <-done })
 }
 
 // patientTTL keeps sessions alive on a machine where everybody shares two cores, where no failure is measured.

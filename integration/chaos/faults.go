@@ -119,8 +119,7 @@ func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(conte
 // until they go on. Whatever the farms had sent is delivered then, long after another has taken over: what the fence is for.
 func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	c.acting.Lock()
-	c.touchAll(ctx, rng)
-	wait(ctx, upTo(rng, busyFor))
+	c.hurry(ctx, rng, busyFor+upTo(rng, busyFor))
 	spared := rng.IntN(farms) // takes over
 	var names []string
 	for i, p := range c.agents {
@@ -138,8 +137,8 @@ func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func
 	}, nil
 }
 
-// busyFor is about how long farms work on a change of every controller.
-const busyFor = 60 * time.Millisecond
+// busyFor is how long farms are kept busy at least, before they are paused.
+const busyFor = 300 * time.Millisecond
 
 func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(pick(c.hosts, rng))

@@ -20,7 +20,7 @@ import (
 const (
 	registerClients = 3
 	registerCount   = 2
-	registerPause   = 400 * time.Millisecond
+	registerPause   = 150 * time.Millisecond
 )
 
 // registerClient is one of them.

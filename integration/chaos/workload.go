@@ -112,19 +112,33 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 	}
 }
 
-// touchAll scales every controller at once. Whoever cannot be reached is left out.
-func (c *chaos) touchAll(ctx context.Context, rng *rand.Rand) {
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
+// hurry scales every controller again and again, through all servers at once, until the time is up. What cannot be reached
+// is left out.
+func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	recs, _, err := c.stores[0].ListRCs(ctx)
-	if err != nil {
-		c.report.operation("scale", err)
+	recs, _, err := c.stores[rng.IntN(servers)].ListRCs(ctx)
+	if err != nil || len(recs) == 0 {
 		return
 	}
 	var all sync.WaitGroup
-	for i, rec := range recs {
-		rec.Value.ReplicaGroups = groups(1 + rng.IntN(maxReplicas))
-		all.Go(func() { c.report.operation("scale", writeRC(ctx, c.stores[i%servers], rec, nil, "scale")) })
+	for server := range servers {
+		rng := newRand(rng.Int64(), 5)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				rec, err := c.stores[server].RC(ctx, recs[rng.IntN(len(recs))].Value.ID, true)
+				if err == nil && rec.Value.DeletedAt == nil {
+					rec.Value.ReplicaGroups = groups(1 + rng.IntN(maxReplicas))
+					err = writeRC(ctx, c.stores[server], rec, nil, "scale")
+				}
+				if ctx.Err() == nil {
+					c.report.operation("scale", err)
+				}
+				if err != nil {
+					wait(ctx, 20*time.Millisecond) // its server is away
+				}
+			}
+		})
 	}
 	all.Wait()
 }

@@ -36,6 +36,16 @@ func waitRaw(t *testing.T, raw *api.Client, prefix string, index uint64) *waitin
 	return w
 }
 
+// answeredWithin waits for the answer for a while.
+func (w *waiting) answeredWithin(d time.Duration) bool {
+	select {
+	case <-w.done:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
 func (w *waiting) answered(t *testing.T) {
 	t.Helper()
 	select {
