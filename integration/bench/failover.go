@@ -61,20 +61,26 @@ func failoverBench(ctx context.Context, b *bench) error {
 		if !b.wants(kind.name) {
 			continue
 		}
-		var first, all []float64
-		for range b.failovers {
-			h, err := kind.end(ctx)
-			if err != nil {
-				return fmt.Errorf("%s: %w", kind.name, err)
-			}
-			first, all = append(first, h.first.Seconds()), append(all, h.all.Seconds())
+		if err := b.failoversOf(ctx, "failover/"+kind.name+"/", kind.limit, kind.end); err != nil {
+			return fmt.Errorf("%s: %w", kind.name, err)
 		}
-		prefix := "failover/" + kind.name + "/"
-		b.report.add(prefix+"first-write-median", median(first), "s", goal{})
-		b.report.add(prefix+"first-write-worst", slices.Max(first), "s", atMost(kind.limit))
-		b.report.add(prefix+"all-owned-median", median(all), "s", goal{})
-		b.report.add(prefix+"all-owned-worst", slices.Max(all), "s", atMost(kind.limit))
 	}
+	return nil
+}
+
+func (b *bench) failoversOf(ctx context.Context, prefix string, limit float64, end func(ctx context.Context) (handed, error)) error {
+	var first, all []float64
+	for range b.failovers {
+		h, err := end(ctx)
+		if err != nil {
+			return err
+		}
+		first, all = append(first, h.first.Seconds()), append(all, h.all.Seconds())
+	}
+	b.report.add(prefix+"first-write-median", median(first), "s", goal{})
+	b.report.add(prefix+"first-write-worst", slices.Max(first), "s", atMost(limit))
+	b.report.add(prefix+"all-owned-median", median(all), "s", goal{})
+	b.report.add(prefix+"all-owned-worst", slices.Max(all), "s", atMost(limit))
 	return nil
 }
 

@@ -117,6 +117,13 @@ func (c *commits) note(b *store.Batch, err error) {
 	}
 }
 
+// refusedShare is of the batches with pods, once the farms have stopped.
+func (c *commits) refusedShare() float64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return float64(c.refused) / float64(c.refused+len(c.placing))
+}
+
 // watched is a farm's store that notes what is written.
 type watched struct {
 	*store.FarmTenure

@@ -27,7 +27,7 @@ type benchmark struct {
 
 // benchmarks in the order in which they run.
 var benchmarks = []benchmark{
-	{"placement", 6 * time.Minute, placementBench},
+	{"placement", 8 * time.Minute, placementBench},
 	{"failover", 4 * time.Minute, failoverBench},
 	{"change", 4 * time.Minute, changeBench},
 	{"idle", 3 * time.Minute, idleBench},

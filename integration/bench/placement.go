@@ -180,39 +180,16 @@ func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (p
 }
 
 func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool) (placed, error) {
-	addr := a.addr
 	var all, sc scope // sc: what rests while the reference runs
 	defer all.close()
 	defer sc.close()
-	w, err := newWorld(ctx, &all, addr)
+	w, err := newWorld(ctx, &all, a.addr)
 	if err != nil {
 		return placed{}, err
 	}
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: p.nodes}); err != nil {
-		return placed{}, err
-	}
-	if p.delay > 0 {
-		slow, err := startProxy(ctx, &sc, addr, p.delay)
-		if err != nil {
-			return placed{}, err
-		}
-		addr = slow.addr
-	}
 	run := placed{pods: p.shape.rcs * p.shape.replicas}
 	noted := newCommits(run.pods)
-	var farms errgroup.Group
-	for i := range p.farms {
-		var farmScope scope
-		sc.add(farmScope.close)
-		farms.Go(func() error {
-			return b.farmIn(ctx, &farmScope, w, fmt.Sprintf("farm-%d", i), addr, noted, func(cfg *farm.Config) {
-				if p.spread {
-					cfg.Scheduler = overRacks{}
-				}
-			})
-		})
-	}
-	if err := farms.Wait(); err != nil {
+	if err := b.startPlacing(ctx, &sc, w, p, noted); err != nil {
 		return placed{}, err
 	}
 	stopProfile, err := b.profile(p.name)
@@ -227,22 +204,45 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 	select {
 	case <-noted.reached:
 	case <-ctx.Done():
-		noted.mu.Lock()
-		defer noted.mu.Unlock()
-		return placed{}, fmt.Errorf("%s: %d of %d pods placed: %w", p.name, noted.pods, run.pods, context.Cause(ctx))
+		return placed{}, fmt.Errorf("%s: not all of %d pods were placed: %w", p.name, run.pods, context.Cause(ctx))
 	}
 	run.cpu = spent(a) - before
 	stopProfile()
 	run.took = noted.at.Sub(started)
 	sc.close()
-	noted.mu.Lock()
-	run.refused = float64(noted.refused) / float64(noted.refused+len(noted.placing))
-	batches := noted.placing
-	noted.mu.Unlock()
+	run.refused = noted.refusedShare()
 	if compare {
-		run.reference, run.refCPU, run.atOnce, err = w.reference(ctx, a, batches, p.shape.small)
+		run.reference, run.refCPU, run.atOnce, err = w.reference(ctx, a, noted.placing, p.shape.small)
 	}
 	return run, err
+}
+
+// startPlacing starts nodes and farms and returns when all farms may place.
+func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing, noted *commits) error {
+	if _, err := w.fleet(ctx, sc, simnode.Fleet{Name: "n", Size: p.nodes}); err != nil {
+		return err
+	}
+	addr := w.addr
+	if p.delay > 0 {
+		slow, err := startProxy(ctx, sc, addr, p.delay)
+		if err != nil {
+			return err
+		}
+		addr = slow.addr
+	}
+	var farms errgroup.Group
+	for i := range p.farms {
+		var farmScope scope
+		sc.add(farmScope.close)
+		farms.Go(func() error {
+			return b.farmIn(ctx, &farmScope, w, fmt.Sprintf("farm-%d", i), addr, noted, func(cfg *farm.Config) {
+				if p.spread {
+					cfg.Scheduler = overRacks{}
+				}
+			})
+		})
+	}
+	return farms.Wait()
 }
 
 // profile starts a CPU profile of this program, if profiles are asked for.

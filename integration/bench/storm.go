@@ -140,6 +140,24 @@ func (b *bench) weather(ctx context.Context, w *world, farm *process, link *prox
 		}
 	}
 	over := time.Now()
+	nodesSeen, seen, err := w.current(ctx, probe, over)
+	if err != nil {
+		return err
+	}
+	cpuTo, err := cpu(pid)
+	if err != nil {
+		return err
+	}
+	b.report.add("storm/took-to-write", over.Sub(started).Seconds(), "s", goal{})
+	b.report.add("storm/nodes-current", nodesSeen.Seconds(), "s after", goal{})
+	b.report.add("storm/statuses-current", seen.Seconds(), "s after", goal{})
+	b.report.add("storm/cpu", (cpuTo - cpuFrom).Seconds(), "s", goal{})
+	b.report.add("storm/bytes", float64(link.in.Load()+link.out.Load()-bytesFrom)/mega, "MiB", goal{})
+	return nil
+}
+
+// current returns how long after the storm the farm has seen the last node, and the last reality.
+func (w *world) current(ctx context.Context, probe string, over time.Time) (nodes, realities time.Duration, err error) {
 	const pace = 20 * time.Millisecond
 	err = every(ctx, pace, func() error {
 		recs, _, err := w.store.Placements(ctx, probe, false)
@@ -149,9 +167,9 @@ func (b *bench) weather(ctx context.Context, w *world, farm *process, link *prox
 		return err
 	})
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
-	nodesSeen := time.Since(over)
+	nodes = time.Since(over)
 	err = every(ctx, pace, func() error {
 		recs, _, err := w.store.ListStatus(ctx)
 		if err != nil {
@@ -164,18 +182,5 @@ func (b *bench) weather(ctx context.Context, w *world, farm *process, link *prox
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	seen := time.Since(over)
-	cpuTo, err := cpu(pid)
-	if err != nil {
-		return err
-	}
-	b.report.add("storm/took-to-write", over.Sub(started).Seconds(), "s", goal{})
-	b.report.add("storm/nodes-current", nodesSeen.Seconds(), "s after", goal{})
-	b.report.add("storm/statuses-current", seen.Seconds(), "s after", goal{})
-	b.report.add("storm/cpu", (cpuTo - cpuFrom).Seconds(), "s", goal{})
-	b.report.add("storm/bytes", float64(link.in.Load()+link.out.Load()-bytesFrom)/mega, "MiB", goal{})
-	return nil
+	return nodes, time.Since(over), err
 }

@@ -203,3 +203,31 @@ func TestAcquireRace(t *testing.T) {
 		}
 	}
 }
+
+// What an acquisition reads is of its very moment: keys that exist, none for those that do not, and all below the prefix.
+func TestAcquireReading(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	session := rawSession(t, raw, nil)
+	index := put(t, c, prefix+"record", "1")
+	put(t, c, prefix+"asked/a", "x")
+	put(t, c, prefix+"asked/b", "y")
+	r := consul.Reading{Keys: []string{prefix + "record", prefix + "missing"}, Prefix: prefix + "asked/"}
+	f, found, below, err := c.AcquireReading(t.Context(), prefix+"lock", session, differ("v"), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) != 1 || found[prefix+"record"].ModifyIndex != index || string(found[prefix+"record"].Value) != "1" {
+		t.Errorf("found %+v", found)
+	}
+	if len(below) != 2 || below[0].Key != prefix+"asked/a" || string(below[1].Value) != "y" {
+		t.Errorf("below the prefix: %+v", below)
+	}
+	if _, err := c.Commit(t.Context(), append(f.Ops(), consul.Set(prefix+"record", []byte("2")))); err != nil {
+		t.Errorf("the fence does not hold: %v", err)
+	}
+	found, below, err = c.Read(t.Context(), r, consul.Consistent)
+	if err != nil || string(found[prefix+"record"].Value) != "2" || len(below) != 2 {
+		t.Errorf("read %+v, %+v, %v", found, below, err)
+	}
+}
