@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -267,63 +264,6 @@ func nodesOf(p *reconcile.Pod) []string {
 	}
 	return names
 }
-
-// Scheduler says which nodes may take pods. The built-in one selects by label among the nodes that are alive and open.
-type Scheduler interface {
-	// EligibleNodes returns node names in the order in which they should be tried, and counts the other nodes by why
-	// they are not among them.
-	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
-}
-
-// selecting is the built-in scheduler. It remembers what each selector gave for the nodes as they are: controllers share
-// few selectors, and there are thousands of both.
-type selecting struct {
-	farm *Farm
-
-	mu    sync.Mutex
-	nodes map[string]*node.View // that found is about; never changed once published
-	nonce string
-	found map[string]eligible // by selector
-}
-
-type eligible struct {
-	names  []string
-	others placement.Reasons
-}
-
-// EligibleNodes implements Scheduler from the farm's view of the nodes.
-func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
-	e, err := s.eligible(snap.Nodes, snap.RC.NodeSelector)
-	if err != nil {
-		return nil, nil, err
-	}
-	h := fnv.New64a()
-	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	return placement.Order(e.names, h.Sum64()), maps.Clone(e.others), nil
-}
-
-func (s *selecting) eligible(nodes map[string]*node.View, selector string) (eligible, error) {
-	nonce := s.farm.world.schemaRec().Value.Nonce
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	same := reflect.ValueOf(s.nodes).Pointer() == reflect.ValueOf(nodes).Pointer()
-	if !same || s.nonce != nonce || len(s.found) >= maxCachedSelectors {
-		s.nodes, s.nonce, s.found = nodes, nonce, map[string]eligible{}
-	}
-	if e, ok := s.found[selector]; ok {
-		return e, nil
-	}
-	sel, err := rc.ParseSelector(selector)
-	if err != nil {
-		return eligible{}, err
-	}
-	var e eligible
-	e.names, e.others = placement.Eligible(nodes, sel, nonce)
-	s.found[selector] = e
-	return e, nil
-}
-
-const maxCachedSelectors = 1000
 
 // manifestCache keeps manifests by digest. They never change, so that nothing in it is ever stale.
 type manifestCache struct {
