@@ -167,6 +167,9 @@ func TestRotate(t *testing.T) {
 	turn(2)
 	want("log.1", strings.Repeat("x", 16))
 	want("log.2", "second")
+	fill("dropped-dropped-cut\nwhole line\n") // the newest 16 bytes begin within a line: whole lines stay
+	turn(1)
+	want("log.1", "whole line\n")
 	fill("not kept")
 	turn(0)
 	want("log", "")

@@ -1,11 +1,13 @@
 package shim
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -94,14 +96,45 @@ func copyAside(log *os.File, path string, offset int64) error {
 	if err != nil {
 		return err
 	}
-	_, err = log.Seek(offset, io.SeekStart)
-	if err == nil {
-		_, err = io.Copy(f, log)
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(copyFrom(f, log, offset), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(aside))
 	}
 	return nil
+}
+
+// copyFrom copies the log from the offset on, and from the next whole line on where that cuts one in two. A log
+// without a line break is copied as it is.
+func copyFrom(to io.Writer, log *os.File, offset int64) error {
+	if offset > 0 {
+		next, err := nextLine(io.NewSectionReader(log, offset, math.MaxInt64-offset))
+		if err != nil {
+			return err
+		}
+		offset += next
+	}
+	if _, err := log.Seek(offset, io.SeekStart); err != nil {
+		return err
+	}
+	_, err := io.Copy(to, log)
+	return err
+}
+
+// nextLine is the offset after the first line break, and 0 when there is none.
+func nextLine(r io.Reader) (int64, error) {
+	buf := make([]byte, 32<<10)
+	for read := int64(0); ; {
+		n, err := r.Read(buf)
+		if i := bytes.IndexByte(buf[:n], '\n'); i >= 0 {
+			return read + int64(i) + 1, nil
+		}
+		read += int64(n)
+		if errors.Is(err, io.EOF) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
 }
 
 // shift makes room at log.1, from the oldest on, and puts the copy there.
