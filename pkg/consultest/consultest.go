@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"go.uber.org/goleak"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
@@ -165,6 +166,27 @@ func Main(m *testing.M) int {
 		perPackage.server.Stop()
 	}
 	return code
+}
+
+// patience is how long goroutines may take to end after the tests, on a busy machine.
+const patience = 30 * time.Second
+
+// NoLeaks returns the exit code of a package's tests: the given one, or 1 when they passed and goroutines are left that do
+// not end. goleak itself gives them half a second.
+func NoLeaks(code int) int {
+	if code != 0 {
+		return code
+	}
+	for deadline := time.Now().Add(patience); ; {
+		err := goleak.Find()
+		if err == nil {
+			return code
+		}
+		if time.Now().After(deadline) {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
 }
 
 // Shared returns the package's server, started on first use. The package's TestMain must call Main.
