@@ -25,11 +25,14 @@ const least = `{"version":1,"id":"web","launchables":[{"name":"server","artifact
 
 func decode(t *testing.T, text string) *manifest.Manifest {
 	t.Helper()
-	m, err := manifest.Decode([]byte(text))
-	if err != nil {
+	var m manifest.Manifest
+	if err := field.Decode([]byte(text), &m); err != nil {
 		t.Fatal(err)
 	}
-	return m
+	if err := m.Validate().Err(); err != nil {
+		t.Fatal(err)
+	}
+	return &m
 }
 
 // The canonical form and its digest are the address of a manifest in every store there is: a change of this test's
@@ -80,8 +83,8 @@ func TestCanonicalIsStable(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		again, err := manifest.Decode(first)
-		if err != nil {
+		var again manifest.Manifest
+		if err := field.Decode(first, &again); err != nil {
 			rt.Fatalf("%s: %v", first, err)
 		}
 		second, err := again.Canonical()
@@ -111,7 +114,7 @@ func TestUse(t *testing.T) {
 }
 
 func TestDecodeReportsPathsFromTheTop(t *testing.T) {
-	_, err := manifest.Decode([]byte(strings.Replace(full, `"cpu":500`, `"cpu":"x"`, 1)))
+	err := field.Decode([]byte(strings.Replace(full, `"cpu":500`, `"cpu":"x"`, 1)), new(manifest.Manifest))
 	want := `launchables[0].resources.cpu: "x" is not valid; allowed: a whole number`
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
