@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"go.uber.org/goleak"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
@@ -26,16 +25,7 @@ import (
 // patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
 const patience = 20 * time.Second
 
-func TestMain(m *testing.M) {
-	code := consultest.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(consultest.Main(m))) }
 
 // rawAPI returns Consul's own client, for facts about Consul and for acts of others.
 func rawAPI(t *testing.T, addr, token string) *api.Client {

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
@@ -37,14 +35,7 @@ func TestMain(m *testing.M) {
 			exitOn(serve())
 		}
 	}
-	code := consultest.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(consultest.NoLeaks(consultest.Main(m)))
 }
 
 func exitOn(err error) {

@@ -27,6 +27,7 @@ type entry struct {
 	parsed   *manifest.Manifest
 	parsedOf *Installed // whose manifest is parsed
 
+	heldBack  bool   // it must not run while Consul is out of touch
 	up        bool   // the installed processes were started, so the service may be registered
 	service   string // fingerprint of the service as registered; saved by the worker
 	gate      gate   // paces registrations that do not last
@@ -184,6 +185,9 @@ func (p *Preparer) settle(ctx context.Context, e *entry) error {
 			return errors.Join(err, keepErr)
 		}
 		_, keepErr = p.keep(ctx, e, rec)
+	}
+	if errors.Is(keepErr, errHeldBack) {
+		return nil
 	}
 	if keepErr != nil {
 		return keepErr
