@@ -32,6 +32,8 @@ type PreparerConfig struct {
 	Memory   int64 // bytes; zero: not limited
 	PortsMin int   // of the range for dynamic ports
 	PortsMax int
+	// TrustPolicy is the file that says which manifests the node runs; empty: all.
+	TrustPolicy string
 }
 
 // record validates the configuration and turns it into the node's record.
@@ -101,10 +103,14 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	b.undo = append(b.undo, p.runtime.Close)
+	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
+	if err != nil {
+		return nil, err
+	}
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: p.runtime,
-		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
+		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg), Trust: policy,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
