@@ -67,6 +67,7 @@ type Hello struct {
 	Env          map[string]string
 	MinAvailable *int
 	NodeLoss     string // such as "{after: 1s}"
+	Disconnect   string // such as "{stop_after: 5s}"
 	Artifact     Artifact
 }
 
@@ -93,6 +94,9 @@ node_selector: %q
 	if len(h.Env) > 0 {
 		env, _ := json.Marshal(h.Env) // strings always encode
 		spec += fmt.Sprintf("    env: %s\n", env)
+	}
+	if h.Disconnect != "" {
+		spec += fmt.Sprintf("  disconnect: %s\n", h.Disconnect)
 	}
 	return spec + fmt.Sprintf(`  ports:
   - {name: http, port: %d}
