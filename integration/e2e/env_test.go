@@ -66,7 +66,7 @@ func TestScenario(t *testing.T) {
 }
 
 // limit is how long a step may take that has no limit of its own, on a busy machine.
-const limit = 60 * time.Second
+const limit = 2 * time.Minute
 
 // env is one scenario's cluster.
 type env struct {
@@ -110,11 +110,12 @@ func (e *env) cleanup() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if err := e.line.End(ctx); err != nil {
-		e.t.Error(err)
+	endErr := e.line.End(ctx)
+	if endErr != nil {
+		e.t.Error(endErr)
 	}
 	for _, d := range e.daemons {
-		if d.foreign {
+		if d.foreign || endErr != nil {
 			d.signal(syscall.SIGKILL)
 		}
 	}
@@ -166,7 +167,7 @@ func (e *env) startConsulOnDisk() {
 func (e *env) connect(token string) {
 	e.t.Helper()
 	var err error
-	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token}); err != nil {
+	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token, CallTimeout: limit}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(e.client.Close)
@@ -294,7 +295,7 @@ func (e *env) rcctl(stdin string, args ...string) string {
 }
 
 func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*limit) // its own --timeout comes first, and says more
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(e.root, "bin", "rcctl"),
 		append([]string{"--consul-addr", e.consul.Addr, "--token", e.token}, args...)...)
@@ -313,7 +314,7 @@ func (e *env) hello(replicas int, env map[string]string) cluster.Hello {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, Artifact: a}
+	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, HealthTimeout: 5 * time.Second, Artifact: a}
 }
 
 func (e *env) apply(h cluster.Hello) {
