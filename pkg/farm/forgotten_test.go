@@ -134,14 +134,12 @@ func TestANodeThatJoinsDuringAPassIsNotMissed(t *testing.T) {
 	c.node("n1", nil, nil)
 	var once sync.Once
 	c.faultyFarm("f1", &faulty{}, &late{before: func() {
-		if len(c.nodes) == 1 && c.nodes["n1"] != nil {
-			placements, _, _ := c.store.Placements(context.Background(), "web", true)
-			if len(placements) == 1 {
-				once.Do(func() {
-					c.node("n2", nil, nil)
-					elapse(time.Second) // long enough for the farm's watch of the nodes, which shows in nothing else
-				})
-			}
+		placements, _, _ := c.store.Placements(context.Background(), "web", true)
+		if len(placements) == 1 {
+			once.Do(func() {
+				c.node("n2", nil, nil)
+				elapse(time.Second) // long enough for the farm's watch of the nodes, which shows in nothing else
+			})
 		}
 	}})
 	c.apply("web", testManifest("web", 8080), replicas(1))

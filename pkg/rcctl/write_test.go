@@ -13,13 +13,14 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func goodSpec(t *testing.T) *rc.Spec {
 	t.Helper()
-	data, err := toJSON([]byte(goodDocument))
+	data, err := document.ToJSON([]byte(goodDocument), specAllowed)
 	if err != nil {
 		t.Fatal(err)
 	}
