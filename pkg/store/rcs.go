@@ -27,7 +27,20 @@ type storedManifest struct {
 // *CorruptError.
 func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
 	key := s.keys.Manifest(digest)
-	rec, err := get[storedManifest](ctx, s, key, consul.Default)
+	pair, err := s.c.Get(ctx, key, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	return manifestOf(map[string]consul.Pair{key: pair}, key, digest)
+}
+
+// manifestOf decodes a manifest, if it was found.
+func manifestOf(found map[string]consul.Pair, key, digest string) (*manifest.Manifest, error) {
+	pair, ok := found[key]
+	if !ok {
+		return nil, fmt.Errorf("read key %s: %w", key, ErrNotFound)
+	}
+	rec, err := decode[storedManifest](pair)
 	if err != nil {
 		return nil, err
 	}
