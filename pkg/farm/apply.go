@@ -42,20 +42,20 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 	}
 	nodes, left, placed := v.nodes, plan.Adds, len(plan.Changes)
-	for len(left) > 0 && len(nodes.order)+len(nodes.guessed) > 0 {
+	for len(left) > 0 && (!nodes.pool.empty() || len(nodes.guessed) > 0) {
 		some, reservations, err := c.nextNodes(ctx, v, len(left))
 		if err != nil {
 			return err
 		}
 		assigned, refused := placement.Assign(placement.Request{
 			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
-			Order: some, Nodes: s.Nodes, Reservations: reservations,
+			Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
 			nodes.perNode[a.Node]++
 		}
-		left = without(left, assigned)
+		left = unplaced(left, assigned)
 		for reason, n := range refused {
 			nodes.others[reason] += n
 		}
@@ -70,13 +70,25 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 	return nil
 }
 
-// without returns the identities that were not assigned, in their order.
-func without(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
-	done := make(map[pod.Identity]bool, len(assigned))
-	for _, a := range assigned {
-		done[a.Pod] = true
+// unplaced returns the identities that were not assigned, in their order.
+func unplaced(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
+	done := make([]pod.Identity, len(assigned))
+	for i, a := range assigned {
+		done[i] = a.Pod
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(id pod.Identity) bool { return done[id] })
+	return without(all, done)
+}
+
+// without returns what is not among some, in its order.
+func without[T comparable](all, some []T) []T {
+	if len(some) == 0 {
+		return all
+	}
+	is := make(map[T]bool, len(some))
+	for _, x := range some {
+		is[x] = true
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return is[x] })
 }
 
 // apply writes the plan's changes and status. It returns how many changes landed, and the error that made the pass end
@@ -210,7 +222,7 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 	if len(names) == 0 {
 		return seen, nil, nil
 	}
-	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names})
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 	if err != nil {
 		return nil, nil, err
 	}

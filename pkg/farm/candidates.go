@@ -17,13 +17,14 @@ const candidatesPerPod = 3
 // minCandidates makes sure that a few full nodes do not hide a free one.
 const minCandidates = 12
 
-// candidates are the nodes that a pass may place pods on, in the scheduler's order.
+// candidates are the nodes that a pass may place pods on.
 type candidates struct {
-	order   []string          // not taken yet
+	pool    pool              // not taken yet
 	others  placement.Reasons // why the other nodes are not among them
 	perNode map[string]int    // pods of the controller
 	avoid   map[pod.Identity][]string
-	guessed []string // taken before the plan was computed, until they are used
+	foreign map[string]bool // taken, and other farms try them first
+	guessed []string        // taken before the plan was computed, until they are used
 	early   map[string]store.Rec[node.Reservation]
 }
 
@@ -31,7 +32,7 @@ type candidates struct {
 // everything else then. A scheduler that is not ours may want to see the whole snapshot and is asked later.
 func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	s := v.snapshot
-	if _, ours := c.farm.cfg.Scheduler.(*selecting); !ours || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
+	if _, builtIn := c.farm.cfg.Scheduler.(*selecting); !builtIn || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
 	n := s.RC.Desired()
@@ -46,37 +47,48 @@ func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	if err := c.findNodes(ctx, v); err != nil {
 		return err
 	}
-	v.nodes.guessed = c.takeNodes(v, n)
+	v.nodes.guessed = c.takeNodes(ctx, v, n)
 	return nil
 }
 
 // findNodes asks the scheduler.
-func (c *ReplicationController) findNodes(ctx context.Context, v *view) error {
+func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err error) {
 	s := v.snapshot
-	order, others, err := c.farm.cfg.Scheduler.EligibleNodes(ctx, s)
+	found := &candidates{perNode: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{}}
+	if own, builtIn := c.farm.cfg.Scheduler.(*selecting); builtIn {
+		var e eligible
+		e, err = own.split(s, v.nodesVersion)
+		found.pool, found.others = pool{e.share, e.rest}, e.others
+	} else {
+		found.pool.share, found.others, err = c.farm.cfg.Scheduler.EligibleNodes(ctx, s)
+	}
 	if err != nil {
 		return err
 	}
-	if others == nil {
-		others = placement.Reasons{}
+	if found.others == nil {
+		found.others = placement.Reasons{}
 	}
-	found := &candidates{order: order, others: others, perNode: map[string]int{}, avoid: map[pod.Identity][]string{}}
 	for i := range s.Pods {
 		found.perNode[s.Pods[i].Node]++
 		found.avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
 	}
 	if len(found.perNode) > 0 {
 		// Nodes with few pods of this controller first: reading the others would be in vain.
-		slices.SortStableFunc(order, func(a, b string) int { return found.perNode[a] - found.perNode[b] })
+		for _, names := range [][]string{found.pool.share, found.pool.rest} {
+			slices.SortStableFunc(names, func(a, b string) int { return found.perNode[a] - found.perNode[b] })
+		}
 	}
 	v.nodes = found
 	return nil
 }
 
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.
-func (c *ReplicationController) takeNodes(v *view, pods int) (some []string) {
-	n := min(len(v.nodes.order), max(minCandidates, candidatesPerPod*pods))
-	some, v.nodes.order = c.farm.ledger.take(v.nodes.order, n)
+func (c *ReplicationController) takeNodes(ctx context.Context, v *view, pods int) []string {
+	some, foreign := c.farm.ledger.take(ctx, &v.nodes.pool,
+		max(minCandidates, candidatesPerPod*pods), min(minCandidates, pods), len(v.taken) == 0)
+	for _, name := range foreign {
+		v.nodes.foreign[name] = true
+	}
 	v.taken = append(v.taken, some...)
 	return some
 }
@@ -85,8 +97,8 @@ func (c *ReplicationController) takeNodes(v *view, pods int) (some []string) {
 func (c *ReplicationController) nextNodes(ctx context.Context, v *view, pods int) (names []string, taken map[string]node.Reservation, err error) {
 	recs := v.nodes.early
 	if names = v.nodes.guessed; len(names) == 0 {
-		names = c.takeNodes(v, pods)
-		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names})
+		names = c.takeNodes(ctx, v, pods)
+		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 		if err != nil {
 			return nil, nil, err
 		}

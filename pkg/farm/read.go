@@ -21,7 +21,7 @@ import (
 // Reads are what a pass reads: the head, and then everything else together.
 type Reads interface {
 	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
-	ReadDetails(ctx context.Context, w store.Wanted) (store.Details, error)
+	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
 	ClusterReads
 }
@@ -39,9 +39,11 @@ type view struct {
 	breaker  store.Rec[store.Breaker]
 	snapshot *reconcile.Snapshot
 	deep     bool
-	reserved map[string]store.Rec[node.Reservation] // read so far, by node
-	nodes    *candidates                            // for new pods; nil until they are looked for
-	taken    []string                               // from the ledger, until the pass is over
+	// nodesVersion is that of the snapshot's nodes.
+	nodesVersion uint64
+	reserved     map[string]store.Rec[node.Reservation] // read so far, by node
+	nodes        *candidates                            // for new pods; nil until they are looked for
+	taken        []string                               // from the ledger, until the pass is over
 }
 
 // read takes the snapshot for one pass, in two round trips. What is read first (the bell) is the oldest: a report that comes
@@ -56,9 +58,10 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	}
 	s := &reconcile.Snapshot{
 		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: v.head.RC.Value, Previous: v.head.Status,
-		Nodes: f.world.nodes(), Orphans: f.world.orphansOf(c.ID),
-		Hold: f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
+		Orphans: f.world.orphansOf(c.ID),
+		Hold:    f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
 	}
+	s.Nodes, v.nodesVersion = f.world.nodesAt()
 	v.snapshot = s
 	for _, rec := range v.head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
@@ -123,7 +126,7 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 		case store.SweepOrphan:
 			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
 		case store.RepairReservation:
-			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: []string{r.Node}})
+			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: []string{r.Node}}, false)
 			if err != nil {
 				return err
 			}
@@ -188,7 +191,7 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 	if v.nodes != nil {
 		w.Reservations = v.nodes.guessed
 	}
-	d, err := c.farm.cfg.Store.ReadDetails(ctx, w)
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, w, c.consistent)
 	if err != nil {
 		return err
 	}
@@ -228,7 +231,7 @@ func (c *ReplicationController) readAhead(ctx context.Context, s *reconcile.Snap
 	if len(w.Intents) == 0 {
 		return store.Details{}, nil
 	}
-	return c.farm.cfg.Store.ReadDetails(ctx, w)
+	return c.farm.cfg.Store.ReadDetails(ctx, w, c.consistent)
 }
 
 func (c *ReplicationController) useManifest(s *reconcile.Snapshot, d store.Details) error {

@@ -47,7 +47,7 @@ type badDocument struct {
 func badDocuments() []badDocument {
 	return []badDocument{
 		{name: "unknown field", spoil: spoil{"replicas: 3", "replica: 3"}, wants: []string{"replica: unknown field", "replica_groups, replicas"}},
-		{name: "unknown field, nested", spoil: spoil{"kind: tar", "kind: tar\n      digest: x"}, wants: []string{"pod.launchables[0].artifact.digest: unknown field", "kind, sha256, url"}},
+		{name: "unknown field, nested", spoil: spoil{"kind: tar", "kind: tar\n      digest: x"}, wants: []string{"pod.launchables[0].artifact.digest: unknown field", "kind, path, sha256, url"}},
 		{name: "field in upper case", spoil: spoil{"replicas: 3", "Replicas: 3"}, wants: []string{"Replicas: unknown field", "replicas"}},
 		{name: "wrong type", spoil: spoil{"replicas: 3", `replicas: "three"`}, wants: []string{"replicas:", `"three"`, "a whole number"}},
 		{name: "fraction", spoil: spoil{"replicas: 3", "replicas: 2.5"}, wants: []string{"replicas:", "2.5", "a whole number"}},
@@ -95,8 +95,8 @@ func badDocuments() []badDocument {
 		{name: "port out of range", spoil: spoil{"port: 8080", "port: 70000"}, wants: []string{"pod.ports[0].port:", "70000", "from 1 to 65535"}},
 		{name: "port zero", spoil: spoil{"port: 8080", "port: 0"}, wants: []string{"pod.ports[0].port:", "0", "from 1 to 65535"}},
 		{name: "unknown port in the health check", spoil: spoil{"http: {port: http", "http: {port: web"}, wants: []string{"pod.health.http.port:", `"web"`, "one of the pod's ports: http"}},
-		{name: "both http and tcp", spoil: spoil{"path: /health}", "path: /health}\n    tcp: {port: http}"}, wants: []string{"pod.health:", "http together with tcp", "exactly one of http and tcp"}},
-		{name: "neither http nor tcp", spoil: spoil{"    http: {port: http, path: /health}\n", ""}, wants: []string{"pod.health: missing", "exactly one of http and tcp"}},
+		{name: "both http and tcp", spoil: spoil{"path: /health}", "path: /health}\n    tcp: {port: http}"}, wants: []string{"pod.health:", "http together with tcp", "exactly one of http, tcp and script"}},
+		{name: "neither http nor tcp", spoil: spoil{"    http: {port: http, path: /health}\n", ""}, wants: []string{"pod.health: missing", "exactly one of http, tcp and script"}},
 		{name: "relative health path", spoil: spoil{"/health", "health"}, wants: []string{"pod.health.http.path:", `"health"`, "starts with '/'"}},
 		{name: "health path that climbs", spoil: spoil{"/health", "/../../etc"}, wants: []string{"pod.health.http.path:", `"/../../etc"`, "'..' segments"}},
 		{name: "health path with a line break", spoil: spoil{"/health", `"/health\r\nHost: x"`}, wants: []string{"pod.health.http.path:", `"/health\r\nHost: x"`, "without spaces"}},

@@ -178,11 +178,7 @@ type Head struct {
 // read later is at least as new as the bell. It returns ErrNotFound, with placements and requests, when there is no such
 // controller, and *CorruptError when its record cannot be read.
 func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
-	level := consul.Default
-	if consistent {
-		level = consul.Consistent
-	}
-	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), level)
+	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), levelOf(consistent))
 	if err != nil {
 		return Head{}, err
 	}
@@ -201,19 +197,19 @@ func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []c
 	if pods < 0 {
 		pods = len(below)
 	}
-	h.Requests, _ = decodeAll[Request](below[:pods])
-	h.Placements, h.Corrupt = decodeAll[pod.Placement](below[pods:])
+	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
+	h.Placements, h.Corrupt = decodeAll[pod.Placement](t.keys, below[pods:])
 	pair, ok := found[t.keys.RC(rcID)]
 	if !ok {
 		return h, ErrNotFound
 	}
 	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
-	if h.RC, err = decode[rc.RC](pair); err != nil {
+	if h.RC, err = decode[rc.RC](t.keys, pair); err != nil {
 		return Head{}, err
 	}
 	if pair, ok := found[t.keys.Status(rcID)]; ok {
 		// An unreadable status is written anew.
-		if st, err := decode[rc.Status](pair); err == nil {
+		if st, err := decode[rc.Status](t.keys, pair); err == nil {
 			h.Status = &st.Value
 		}
 	}
@@ -247,22 +243,22 @@ type Details struct {
 }
 
 // ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
-func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted) (Details, error) {
+func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
 	var d Details
 	r := consul.Reading{Keys: slices.Concat(keysAt(w.Realities, t.keys.Reality), keysAt(w.Intents, t.keys.Intent), t.reservationKeys(w.Reservations))}
 	if w.Manifest != "" {
 		r.Keys = append(r.Keys, t.keys.Manifest(w.Manifest))
 	}
-	found, _, err := t.merged.Read(ctx, r, consul.Default)
+	found, _, err := t.merged.Read(ctx, r, levelOf(consistent))
 	if err != nil {
 		return d, err
 	}
 	if w.Manifest != "" {
-		d.Manifest, d.ManifestErr = manifestOf(found, t.keys.Manifest(w.Manifest), w.Manifest)
+		d.Manifest, d.ManifestErr = t.manifestOf(found, w.Manifest)
 	}
 	var corrupt []error
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](found, w.Realities, t.keys.Reality)
-	d.Intents, corrupt = decodeAt[pod.Intent](found, w.Intents, t.keys.Intent)
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)
+	d.Intents, corrupt = decodeAt[pod.Intent](t.keys, found, w.Intents, t.keys.Intent)
 	d.Corrupt = append(d.Corrupt, corrupt...)
 	d.Reservations, d.Unreadable = t.taken(found, w.Reservations)
 	return d, nil
@@ -270,12 +266,12 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted) (Details, error)
 
 // Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
-func (s *Store) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
-	found, err := s.c.GetMany(ctx, keysAt(at, s.keys.Reality), consul.Default)
+func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At]pod.Reality, []error, error) {
+	found, err := s.c.GetMany(ctx, keysAt(at, s.keys.Reality), levelOf(consistent))
 	if err != nil {
 		return nil, nil, err
 	}
-	realities, corrupt := decodeAt[pod.Reality](found, at, s.keys.Reality)
+	realities, corrupt := decodeAt[pod.Reality](s.keys, found, at, s.keys.Reality)
 	return realities, corrupt, nil
 }
 
@@ -287,7 +283,7 @@ func keysAt(at []At, keyOf func(string, pod.Identity) string) []string {
 	return keys
 }
 
-func decodeAt[T any](found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
+func decodeAt[T any](keys Keys, found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
 	out := make(map[At]T, len(at))
 	var corrupt []error
 	for _, a := range at {
@@ -295,7 +291,7 @@ func decodeAt[T any](found map[string]consul.Pair, at []At, keyOf func(string, p
 		if !ok {
 			continue
 		}
-		rec, err := decode[T](pair)
+		rec, err := decode[T](keys, pair)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue
@@ -370,11 +366,9 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 
 // LockHeld reports whether another session than this one owns a controller.
 func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
-	pair, err := t.c.Get(ctx, t.keys.Lock(rcID), consul.Default)
-	if errors.Is(err, ErrNotFound) {
-		return false, nil
-	}
-	return pair.Session != "" && pair.Session != t.sess.Releasing, err
+	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Lock(rcID)}}, consul.Default)
+	held := found[t.keys.Lock(rcID)].Session
+	return held != "" && held != t.sess.Releasing, err
 }
 
 // RCExists reports whether there is a record of a controller, readable or not.

@@ -32,7 +32,7 @@ type Target struct {
 }
 
 // Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
-const Timeout = 30 * time.Second
+const Timeout = 60 * time.Second
 
 // Run runs the suite. factory is called once per test.
 func Run(t *testing.T, factory func(t *testing.T) *Target) {

@@ -125,6 +125,7 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	n.start(t, n.idler("bad"))
 	n.start(t, n.idler("good"))
 	bad := n.await(t, "bad", "running", running)
+	runtimetest.Eventually(t, "it has begun", func() bool { return len(n.pids(t, "bad")) == 1 })
 	n.killSupervisor(t)
 	file := filepath.Join(n.Dir, "state", "bad.json")
 	whole, err := os.ReadFile(file)
