@@ -177,7 +177,8 @@ func testIsolationFails(t *testing.T, b *bench) {
 // escape leaves a process behind that has left session and group of its leader, and its parent too.
 const escape = `
 : > pids
-setsid sh -c 'trap "" TERM; (trap "" TERM; echo $(cut -d" " -f1 /proc/self/stat) >> pids; while :; do sleep 0.01; done) & echo $$ >> pids; while :; do sleep 0.01; done' &
+export LOOP='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
+setsid sh -c 'sh -c "$LOOP" & eval "$LOOP"' &
 while [ $(wc -l < pids) -lt 2 ]; do sleep 0.01; done
 `
 
