@@ -17,7 +17,7 @@ import (
 )
 
 // patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // First arguments that turn the test binary into one of the programs under test.
 const (

@@ -28,13 +28,14 @@ type entry struct {
 	parsed   *manifest.Manifest
 	parsedOf *Installed // whose manifest is parsed
 
-	tidied    int64  // revision of the version after whose launch all was tidied up; only the worker uses it
-	collected bool   // what a stopped pod leaves behind is gone
-	heldBack  bool   // it must not run while Consul is out of touch
-	up        bool   // the installed processes were started, so the service may be registered
-	service   string // fingerprint of the service as registered; saved by the worker
-	gate      gate   // paces registrations that do not last
-	health    health
+	tidied    int64        // revision of the version after whose launch all was tidied up; only the worker uses it
+	collected bool         // what a stopped pod leaves behind is gone
+	heldBack  bool         // it must not run while Consul is out of touch
+	up        bool         // the installed processes were started, so the service may be registered
+	service   string       // fingerprint of the service as registered; saved by the worker
+	gate      gate         // paces registrations that do not last
+	health    checkState   // of its service, as the local agent says
+	script    *scriptWatch // nil while no health script runs
 	readiness readiness
 	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
 	registering sync.Mutex

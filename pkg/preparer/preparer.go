@@ -51,6 +51,7 @@ type Artifacts interface {
 type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
 	DeregisterService(ctx context.Context, id string) error
+	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
 	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error)
 }
 
