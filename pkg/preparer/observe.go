@@ -117,6 +117,8 @@ func downMessage(status runtime.Status) string {
 		next = "its restart policy leaves it at that"
 	}
 	switch exit := status.LastExit; {
+	case status.Message != "" && status.Phase == runtime.Exited:
+		return name + ": " + status.Message + "; " + next
 	case status.Message != "":
 		return name + ": " + status.Message
 	case exit == nil:
