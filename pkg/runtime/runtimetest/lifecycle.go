@@ -215,8 +215,10 @@ func testWatch(t *testing.T, b *bench) {
 		err  error
 	}
 	answers := make(chan answer, 1)
+	long, cancelLong := context.WithTimeout(t.Context(), Timeout)
+	defer cancelLong()
 	go func() {
-		list, _, err := b.Runtime.Watch(t.Context(), cursor)
+		list, _, err := b.Runtime.Watch(long, cursor)
 		answers <- answer{list, err}
 	}()
 	b.start(t, b.script("p", idle))

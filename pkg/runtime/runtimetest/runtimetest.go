@@ -33,7 +33,7 @@ type Target struct {
 }
 
 // Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
-const Timeout = 30 * time.Second
+const Timeout = 60 * time.Second
 
 // test is one case of the suite.
 type test struct {

@@ -71,7 +71,7 @@ func testSupervisorDies(t *testing.T, b *bench) {
 
 func testSupervisorDiesStopAdopted(t *testing.T, b *bench) {
 	spec := b.script("p", `: > pids; trap 'echo bye; exit 0' TERM;`+family+`while :; do sleep 0.01; done`)
-	spec.StopGrace = 300 * time.Millisecond
+	spec.StopGrace = leaderGrace
 	st := b.startReady(t, spec)
 	b.KillSupervisor(t)
 	b.stop(t, "p")

@@ -131,20 +131,36 @@ func TestReboot(t *testing.T) {
 	}
 	done := n.script("done", `echo $$ >> done.pids; exit 0`)
 	done.Restart.Policy = runtime.OnFailure
+	held, crashing := n.idler("held"), n.script("held-crashing", `echo $$ >> held-crashing.pids; exit 1`)
+	held.HoldAfterBoot, crashing.HoldAfterBoot = true, true
+	crashing.Restart.Min = time.Hour
+	n.start(t, held)
+	n.await(t, "held", "running", running)
+	n.start(t, crashing)
+	n.await(t, "held-crashing", "waiting for its next start", func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
 	n.start(t, done)
 	n.await(t, "done", "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
 	n.killSupervisor(t)
 	n.killPods(t)
 	n.changeStates(t, func(s map[string]any) {
-		if s["pid"] != nil {
-			s["boot"] = "an earlier one"
-		}
+		s["boot"] = "an earlier one"
 	})
 	for _, policy := range []runtime.RestartPolicy{runtime.Always, runtime.OnFailure} {
 		st := n.await(t, string(policy), "running again", running)
 		if st.LastExit == nil || !st.LastExit.Unknown || len(n.pids(t, string(policy))) > 2 {
 			t.Errorf("%s: last exit %+v, runs %v; want a second run after an unknown end", policy, st.LastExit, n.pids(t, string(policy)))
 		}
+	}
+	for _, spec := range []runtime.Spec{held, crashing} {
+		for range 2 { // for the second supervisor too
+			n.await(t, spec.ID, "stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
+			n.killSupervisor(t)
+		}
+		if pids := n.pids(t, spec.ID); len(pids) != 1 {
+			t.Errorf("%s ran %d times", spec.ID, len(pids))
+		}
+		n.start(t, spec)
+		n.await(t, spec.ID, "started again", func(st runtime.Status) bool { return len(n.pids(t, spec.ID)) > 1 })
 	}
 	for id, unknown := range map[string]bool{"never": true, "done": false} {
 		st := n.await(t, id, "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
@@ -187,6 +203,7 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	n.start(t, n.idler("bad"))
 	n.start(t, n.idler("good"))
 	bad := n.await(t, "bad", "running", running)
+	runtimetest.Eventually(t, "it has begun", func() bool { return len(n.pids(t, "bad")) == 1 })
 	n.killSupervisor(t)
 	file := filepath.Join(n.Dir, "state", "bad.json")
 	whole, err := os.ReadFile(file)

@@ -164,7 +164,7 @@ func (p *process) start() *child {
 	c, err := p.launch()
 	if err != nil {
 		p.note(runtime.Backoff, err.Error(), func(r *record) {
-			r.PID, r.Start, r.Boot = 0, 0, ""
+			r.PID, r.Start = 0, 0
 			r.ShortRuns++
 		})
 		p.log("process not started", map[string]any{"error": err})
@@ -199,7 +199,7 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 		phase = runtime.Exited
 	}
 	p.note(phase, describe(exit), func(r *record) {
-		r.PID, r.Start, r.Boot, r.LastExit, r.Done = 0, 0, "", &exit, done
+		r.PID, r.Start, r.LastExit, r.Done = 0, 0, &exit, done
 		switch {
 		case ran >= p.sup.cfg.StableAfter:
 			r.ShortRuns = 1

@@ -34,7 +34,7 @@ type record struct {
 
 	PID       int       `json:"pid,omitempty"`   // zero: nothing of it runs
 	Start     uint64    `json:"start,omitempty"` // see stat.start; with Boot it tells the process from a later one
-	Boot      string    `json:"boot,omitempty"`
+	Boot      string    `json:"boot,omitempty"`  // start of the machine that the record was last run in
 	StartedAt time.Time `json:"started_at,omitzero"`
 
 	Starts    int       `json:"starts,omitempty"`     // since the last Start call

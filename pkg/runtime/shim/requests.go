@@ -69,7 +69,7 @@ func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan s
 	case !closed(p.ended):
 		return p.ended, nil
 	}
-	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, LastExit: r.LastExit} })
+	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit} })
 	if err != nil {
 		return nil, err
 	}

@@ -71,6 +71,14 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		}
 	}
 	for id, rec := range good {
+		if rec.Spec.HoldAfterBoot && rec.Desired == wantRun && rec.Boot != boot {
+			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
+			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
+			if err := s.records.save(rec); err != nil {
+				s.close()
+				return nil, err
+			}
+		}
 		p := &process{sup: s, rec: rec}
 		s.procs[id] = p
 		if p.child, p.phase, err = s.recover(rec); err != nil {

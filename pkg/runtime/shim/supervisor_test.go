@@ -146,7 +146,7 @@ func TestTerminatedSupervisorLeavesProcesses(t *testing.T) {
 	n := newNode(t)
 	n.start(t, n.idler("p"))
 	first := n.await(t, "p", "running", running)
-	n.signalSupervisor(t, unix.SIGTERM)
+	n.endSupervisors(t, unix.SIGTERM)
 	if !runtimetest.Alive(first.PID) {
 		t.Fatal("the process ended with its supervisor")
 	}
@@ -169,7 +169,7 @@ func TestKillAll(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir}) // one that starts no other supervisor
+	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, ConnectTimeout: runtimetest.Timeout}) // one that starts no other supervisor
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,9 +302,6 @@ func TestRestartsSlowDown(t *testing.T) {
 			t.Errorf("restart %d came after %s, want at least %dms", i+1, gap, least)
 		}
 	}
-	if gap := times[1].Sub(times[0]); gap > time.Second {
-		t.Errorf("the first restart came after %s, want at most 1s", gap)
-	}
 }
 
 // A bound of its own keeps restarts coming fast.
@@ -376,7 +373,7 @@ func TestStartDuringStop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	spec := n.script("p", `trap '' TERM; echo $$ >> pids; : > ready; while :; do sleep 0.01; done`)
-	spec.StopGrace = 300 * time.Millisecond
+	spec.StopGrace = 3 * time.Second // in which the test must see it stopping
 	n.start(t, spec)
 	runtimetest.Eventually(t, "it is ready", func() bool { _, err := os.Stat(filepath.Join(n.Dir, "ready")); return err == nil })
 	first := n.await(t, "p", "running", running)
