@@ -142,11 +142,8 @@ func testWatchRegressed(t *testing.T, c *consul.Client, raw *api.Client, addr st
 			restored := time.Now()
 			restore(t, raw, snapshot)
 			w.until(t, func(s consul.Snapshot) bool { return s.Regressed })
-			took := time.Since(restored)
-			t.Logf("%s: reported after %s", name, took.Round(time.Millisecond))
-			if took > 5*time.Second {
-				t.Errorf("%s: it took %s", name, took)
-			}
+			// A watch that does not look out for this waits for DefaultWait, far beyond the test's patience.
+			t.Logf("%s: reported after %s", name, time.Since(restored).Round(time.Millisecond))
 			// It is told once; what follows is ordinary.
 			put(t, c, "w/after", name)
 			if s := w.next(t); s.Regressed {
@@ -169,7 +166,7 @@ func testSessionAfterRestore(t *testing.T, c *consul.Client, raw *api.Client) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := errors.New("test done")
 	held := make(chan consul.Fence, 10)
-	cfg := consul.SessionConfig{Kind: "farm", Name: "regress", TTL: 3 * time.Second, Journal: &memJournal{}}
+	cfg := consul.SessionConfig{Kind: "farm", Name: "regress", TTL: 2 * busyTTL, Journal: &memJournal{}}
 	role := func(ctx context.Context, s *consul.Session) error {
 		f, err := c.Acquire(ctx, lock, s.Releasing, differ(s.Incarnation))
 		if err != nil {

@@ -165,10 +165,13 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 	}
 }
 
+// busyTTL is a TTL that a busy machine does not overrun where a test is about a session that lasts.
+const busyTTL = 5 * time.Second
+
 func TestRunSessionOutlivesItsTTL(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
-	const ttl = 2 * time.Second
+	const ttl = busyTTL
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl}, &memJournal{})
 	s, taken := receive(t, d.tenures), time.Now()
 	consultest.Eventually(t, patience, func() error {
@@ -222,7 +225,7 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 			direct, _, prefix := setup(t)
 			p := startProxy(t, consultest.Shared(t).Addr)
 			c := clientOf(t, consul.Config{Address: p.Addr, CallTimeout: time.Second})
-			const ttl = 2 * time.Second
+			const ttl = 4 * time.Second
 			d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl, Name: strings.ReplaceAll(t.Name(), "/", "-")}, &memJournal{})
 			first := receive(t, d.tenures)
 			p.set(always(v))
@@ -231,10 +234,11 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 				t.Fatalf("the tenure ended with %v", err)
 			}
 			// The last confirmation was sent at most TTL/2 before its answer, so that the end comes a TTL after the cut
-			// at the earliest, and 1.5 TTL after it at the latest.
+			// at the earliest, and 1.5 TTL after it at the latest. A busy machine may be late with both. Were one answer
+			// that fails the end, it would come within TTL/2.
 			took := time.Since(cut)
 			t.Logf("ended %s after the last answer", took.Round(time.Millisecond))
-			if took < ttl*9/10 || took > 5*ttl {
+			if took < ttl*3/4 || took > 5*ttl {
 				t.Errorf("the tenure ended after %s with a TTL of %s", took, ttl)
 			}
 			p.set(nil)
@@ -255,7 +259,7 @@ func TestConfirmKeepsTheTenure(t *testing.T) {
 	_, _, prefix := setup(t)
 	p := startProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr})
-	const ttl = 2 * time.Second
+	const ttl = busyTTL
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl}, &memJournal{})
 	s := receive(t, d.tenures)
 	p.set(func(r *http.Request) verdict {
@@ -265,7 +269,10 @@ func TestConfirmKeepsTheTenure(t *testing.T) {
 		return forward
 	})
 	cut := time.Now()
-	for n := 0; time.Since(cut) < 3*ttl; n++ {
+	pace := time.NewTicker(ttl / 50)
+	defer pace.Stop()
+	for n := 0; time.Since(cut) < 2*ttl; n++ {
+		<-pace.C
 		sent := time.Now()
 		ops := append(s.fence.Ops(), consul.Set(prefix+"w", fmt.Append(nil, n)))
 		if _, err := c.Commit(t.Context(), ops); err != nil {
@@ -423,7 +430,7 @@ func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	const ttl = time.Second
+	const ttl = busyTTL
 	cfg := consul.SessionConfig{Kind: "farm", Name: t.Name(), Journal: &memJournal{}, TTL: ttl}
 	err := c.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 		f, err := c.Acquire(ctx, prefix+"lock", s.Releasing, differ("v"))
@@ -435,7 +442,7 @@ func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 		// Draining takes longer than the TTL.
 		drained := time.Now()
 		consultest.Eventually(t, patience, func() error {
-			if took := time.Since(drained); took < 2*ttl {
+			if took := time.Since(drained); took < ttl*3/2 {
 				return fmt.Errorf("%s passed", took)
 			}
 			return nil

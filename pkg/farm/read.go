@@ -29,8 +29,8 @@ type Reads interface {
 
 // PodReads are what a pass reads about its pods and their nodes.
 type PodReads interface {
-	Realities(ctx context.Context, at []store.At) (map[store.At]pod.Reality, []error, error)
-	Intents(ctx context.Context, at []store.At) (map[store.At]pod.Intent, []error, error)
+	Realities(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Reality, []error, error)
+	Intents(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Intent, []error, error)
 	Reservations(ctx context.Context, nodes []string) (map[string]store.Rec[node.Reservation], map[string]error, error)
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
@@ -211,7 +211,7 @@ func (c *ReplicationController) readNodes(ctx context.Context, v *view) error {
 			}
 		}
 	}
-	realities, corrupt, err := c.farm.cfg.Store.Realities(ctx, at)
+	realities, corrupt, err := c.farm.cfg.Store.Realities(ctx, at, c.consistent)
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (c *ReplicationController) readNodes(ctx context.Context, v *view) error {
 			}
 		}
 	}
-	intents, corruptIntents, err := c.farm.cfg.Store.Intents(ctx, told)
+	intents, corruptIntents, err := c.farm.cfg.Store.Intents(ctx, told, c.consistent)
 	if err != nil {
 		return err
 	}

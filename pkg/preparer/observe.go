@@ -22,8 +22,9 @@ type observation struct {
 	procs     []runtime.Status // of the installed version
 	missing   bool             // not all of its processes are there
 	available bool
-	unhealthy bool // the check has had its time and does not pass
-	unlisted  bool // the local agent does not have the service
+	unhealthy bool   // the check has had its time and does not pass
+	unlisted  bool   // the local agent does not have the service
+	complaint string // of the health script
 }
 
 // observe derives what is reported about a pod that has a saved record. Since is left to the caller.
@@ -80,12 +81,26 @@ func processState(o observation) (state pod.State, message string) {
 	case state == pod.StateStarting:
 	case o.available:
 		state = pod.StateReady
+	case o.unhealthy && o.complaint != "":
+		return pod.StateUnhealthy, oneLine(o.complaint)
 	case o.unhealthy && o.unlisted:
 		return pod.StateUnhealthy, "the local Consul agent does not have its service, or does not show it to the node's token"
 	case o.unhealthy:
 		return pod.StateUnhealthy, "its health check does not pass at the local Consul agent"
 	}
 	return state, ""
+}
+
+// maxComplaint bounds what a reality repeats of a health script's output, in bytes.
+const maxComplaint = 200
+
+// oneLine makes text fit a message.
+func oneLine(text string) string {
+	line := strings.Join(strings.Fields(text), " ")
+	if len(line) > maxComplaint {
+		line = strings.ToValidUTF8(line[:maxComplaint], "") + "..."
+	}
+	return line
 }
 
 func downMessage(status runtime.Status) string {
@@ -138,17 +153,20 @@ type readiness struct {
 
 // update takes in the present state. available is the verdict; unhealthy says that the check had its time; due is when to
 // look again although nothing happens, zero for never.
-func (r *readiness) update(now time.Time, procs string, h health, spec *manifest.Health) (available, unhealthy bool, due time.Time) {
-	var interval, timeout, minReady time.Duration
+func (r *readiness) update(now time.Time, procs string, h checkState, spec *manifest.Health) (available, unhealthy bool, due time.Time) {
+	var first, last, minReady time.Duration // how long a check takes to pass for the first time, and to fail
 	if spec != nil {
-		interval = spec.Interval.Or(manifest.DefaultHealthInterval)
-		timeout = spec.Timeout.Or(manifest.DefaultHealthTimeout)
+		interval := spec.Interval.Or(manifest.DefaultHealthInterval)
+		timeout := spec.Timeout.Or(manifest.DefaultHealthTimeout)
+		// The agent spreads a check's first run over its interval.
+		first = spec.InitialDelay.Or(0) + time.Duration(max(1, spec.SuccessThreshold)+1)*interval + timeout
+		last = time.Duration(max(1, spec.FailureThreshold))*interval + timeout
 		minReady = spec.MinReady.Or(0)
 	}
 	if procs != r.procs {
 		r.procs, r.changed, r.passing, r.passed, r.trust = procs, now, time.Time{}, false, now
 		if h.passing { // it was not these processes that passed
-			r.trust = now.Add(interval + timeout)
+			r.trust = now.Add(last)
 		}
 	}
 	if procs == "" {
@@ -159,7 +177,7 @@ func (r *readiness) update(now time.Time, procs string, h health, spec *manifest
 		if h.known {
 			r.ready = ""
 		}
-		late := r.changed.Add(2*interval + timeout) // the agent spreads a check's first run over its interval
+		late := r.changed.Add(first)
 		return false, r.passed || !now.Before(late), late
 	}
 	if r.ready == procs {
@@ -230,7 +248,11 @@ func (p *Preparer) observeAll(now time.Time) (due time.Time) {
 }
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
-	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !e.health.known}
+	health := e.healthOf()
+	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !health.known}
+	if e.script != nil && health.known {
+		o.complaint = e.script.verdict.Output
+	}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved
 	}
@@ -244,20 +266,14 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	}
 	var spec *manifest.Health
 	if m := e.manifest(); m != nil {
-		wanted := specIDs(e.id, o.rec.Installed.Revision, o.rec.Installed.Digest, m)
-		for _, status := range e.procs {
-			if slices.Contains(wanted, status.Spec.ID) {
-				o.procs = append(o.procs, status)
-			}
-		}
-		o.missing = len(o.procs) != len(wanted)
+		o.procs, o.missing = e.installedProcs(m)
 		spec = m.Health
 	} else {
 		o.procs = e.procs
 		o.missing = len(o.procs) == 0
 	}
 	ready := e.readiness.ready
-	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), e.health, spec)
+	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), health, spec)
 	if e.readiness.ready != ready {
 		p.enqueue(e) // a restart must know
 	}

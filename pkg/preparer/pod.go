@@ -27,10 +27,12 @@ type entry struct {
 	parsed   *manifest.Manifest
 	parsedOf *Installed // whose manifest is parsed
 
-	up        bool   // the installed processes were started, so the service may be registered
-	service   string // fingerprint of the service as registered; saved by the worker
-	gate      gate   // paces registrations that do not last
-	health    health
+	heldBack  bool         // it must not run while Consul is out of touch
+	up        bool         // the installed processes were started, so the service may be registered
+	service   string       // fingerprint of the service as registered; saved by the worker
+	gate      gate         // paces registrations that do not last
+	health    checkState   // of its service, as the local agent says
+	script    *scriptWatch // nil while no health script runs
 	readiness readiness
 	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
 	registering sync.Mutex
@@ -184,6 +186,9 @@ func (p *Preparer) settle(ctx context.Context, e *entry) error {
 			return errors.Join(err, keepErr)
 		}
 		_, keepErr = p.keep(ctx, e, rec)
+	}
+	if errors.Is(keepErr, errHeldBack) {
+		return nil
 	}
 	if keepErr != nil {
 		return keepErr

@@ -49,6 +49,7 @@ type Artifacts interface {
 type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
 	DeregisterService(ctx context.Context, id string) error
+	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
 	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error)
 }
 
@@ -156,6 +157,7 @@ type Preparer struct {
 	service signal // a pod needs its service registered
 	publish signal // a reality has changed
 	record  signal // the node record may have changed
+	touched signal // contact with the servers began or ended, or matters to a pod more
 
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
@@ -167,6 +169,7 @@ type Preparer struct {
 	nonce       string   // that belongs to world
 	newest      string   // the newest nonce ever seen
 	regressed   string   // the newest nonce when the store was last seen to go back in time
+	contact     contact
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged.
@@ -185,9 +188,13 @@ func New(cfg Config) (*Preparer, error) {
 	p := &Preparer{
 		cfg: cfg, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
 		installs: make(chan struct{}, cfg.Installs), ready: make(chan struct{}),
-		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(),
+		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(),
 	}
 	p.trouble = newTrouble(p.log)
+	var err error
+	if p.contact, err = openContact(cfg.Dir); err != nil {
+		return nil, err
+	}
 	records, bad, err := cfg.State.Load()
 	if err != nil {
 		return nil, err
@@ -207,6 +214,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchRuntime(ctx) })
 	parts.Go(func() { p.watchServices(ctx) })
 	parts.Go(func() { p.watchPods(ctx) })
+	parts.Go(func() { p.watchContact(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -269,6 +277,9 @@ func (p *Preparer) apply(d Decision) {
 		return
 	case Agree:
 		e.standing = standing{verdict: Agree}
+		if e.heldBack {
+			p.enqueue(e)
+		}
 	default:
 		e.standing = standing{verdict: d.Verdict, revision: d.Intent.Revision}
 	}

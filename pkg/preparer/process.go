@@ -103,6 +103,12 @@ func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, erro
 			return rec, err
 		}
 	}
+	if held, err := p.heldBack(e, m); held || err != nil {
+		if err == nil {
+			err = p.holdBack(ctx, e, m)
+		}
+		return rec, err
+	}
 	wanted := specIDs(e.id, rec.Installed.Revision, rec.Installed.Digest, m)
 	plan := planProcs(wanted, p.procsOf(e))
 	if !plan.empty() {
@@ -211,8 +217,9 @@ func (p *Preparer) spec(id pod.Identity, rec Record, l *manifest.Launchable, dir
 		Pod: id, Revision: rec.Installed.Revision, Name: l.Name,
 		Command: append([]string{filepath.Join(dirs[l.Name], "bin", "launch")}, l.Args...),
 		Env:     joinEnv(env), Dir: p.home(id),
-		LogPath:  filepath.Join(p.cfg.Dir, "logs", fileName(id), l.Name+".log"),
-		LogBytes: p.cfg.LogBytes, LogKeep: p.cfg.LogKeep,
+		LogPath:       filepath.Join(p.cfg.Dir, "logs", fileName(id), l.Name+".log"),
+		HoldAfterBoot: stopAfter(rec.Installed.manifest()) != never,
+		LogBytes:      p.cfg.LogBytes, LogKeep: p.cfg.LogKeep,
 		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace),
 	}
 }

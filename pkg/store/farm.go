@@ -172,11 +172,7 @@ type Head struct {
 // least as new as the bell. It returns ErrNotFound, with the requests, when there is no such controller, and *CorruptError
 // when its record cannot be read.
 func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
-	level := consul.Default
-	if consistent {
-		level = consul.Consistent
-	}
-	found, below, err := t.c.Read(ctx, t.headKeys(rcID), level)
+	found, below, err := t.c.Read(ctx, t.headKeys(rcID), levelOf(consistent))
 	if err != nil {
 		return Head{}, err
 	}
@@ -191,18 +187,18 @@ func (t *FarmTenure) headKeys(rcID string) consul.Reading {
 }
 
 func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
-	h.Requests, _ = decodeAll[Request](below)
+	h.Requests, _ = decodeAll[Request](t.keys, below)
 	pair, ok := found[t.keys.RC(rcID)]
 	if !ok {
 		return h, ErrNotFound
 	}
 	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
-	if h.RC, err = decode[rc.RC](pair); err != nil {
+	if h.RC, err = decode[rc.RC](t.keys, pair); err != nil {
 		return Head{}, err
 	}
 	if pair, ok := found[t.keys.Status(rcID)]; ok {
 		// An unreadable status is written anew.
-		if st, err := decode[rc.Status](pair); err == nil {
+		if st, err := decode[rc.Status](t.keys, pair); err == nil {
 			h.Status = &st.Value
 		}
 	}
@@ -217,21 +213,21 @@ type At struct {
 
 // Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
-func (s *Store) Realities(ctx context.Context, at []At) (map[At]pod.Reality, []error, error) {
-	return getMany[pod.Reality](ctx, s, at, s.keys.Reality)
+func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At]pod.Reality, []error, error) {
+	return getMany[pod.Reality](ctx, s, at, s.keys.Reality, consistent)
 }
 
 // Intents reads what nodes must do about identities, like Realities.
-func (t *FarmTenure) Intents(ctx context.Context, at []At) (map[At]pod.Intent, []error, error) {
-	return getMany[pod.Intent](ctx, t.Store, at, t.keys.Intent)
+func (t *FarmTenure) Intents(ctx context.Context, at []At, consistent bool) (map[At]pod.Intent, []error, error) {
+	return getMany[pod.Intent](ctx, t.Store, at, t.keys.Intent, consistent)
 }
 
-func getMany[T any](ctx context.Context, s *Store, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error, error) {
+func getMany[T any](ctx context.Context, s *Store, at []At, keyOf func(string, pod.Identity) string, consistent bool) (map[At]T, []error, error) {
 	keys := make([]string, len(at))
 	for i, a := range at {
 		keys[i] = keyOf(a.Node, a.Identity)
 	}
-	found, err := s.c.GetMany(ctx, keys, consul.Default)
+	found, err := s.c.GetMany(ctx, keys, levelOf(consistent))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -242,7 +238,7 @@ func getMany[T any](ctx context.Context, s *Store, at []At, keyOf func(string, p
 		if !ok {
 			continue
 		}
-		rec, err := decode[T](pair)
+		rec, err := decode[T](s.keys, pair)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue

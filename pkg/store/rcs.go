@@ -43,11 +43,7 @@ func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest
 
 // RC reads one controller. The first read after a claim is consistent.
 func (s *Store) RC(ctx context.Context, id string, consistent bool) (Rec[rc.RC], error) {
-	level := consul.Default
-	if consistent {
-		level = consul.Consistent
-	}
-	return get[rc.RC](ctx, s, s.keys.RC(id), level)
+	return get[rc.RC](ctx, s, s.keys.RC(id), levelOf(consistent))
 }
 
 // RCIDByName returns the id of the controller with a name, or ErrNotFound.
@@ -145,11 +141,7 @@ func (s *Store) exists(ctx context.Context, key string) (bool, error) {
 
 // Placements reads the placements of one controller.
 func (s *Store) Placements(ctx context.Context, rcID string, consistent bool) ([]Rec[pod.Placement], []error, error) {
-	level := consul.Default
-	if consistent {
-		level = consul.Consistent
-	}
-	return list[pod.Placement](ctx, s, s.keys.Pods(rcID), level)
+	return list[pod.Placement](ctx, s, s.keys.Pods(rcID), levelOf(consistent))
 }
 
 // AllPlacements reads the placements of all controllers.

@@ -336,6 +336,10 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 	n.start(t, good)
 	n.awaitRun(t, good) // so everything has been looked at
 	for _, id := range []string{"bad", "empty"} {
+		st := n.await(t, id, "listed", func(st runtime.Status) bool { return st.Phase == runtime.Unknown })
+		if !strings.Contains(st.Message, "read record of "+id) || !strings.Contains(st.Message, "remove") {
+			t.Errorf("message %q, want the reason and what to do", st.Message)
+		}
 		for what, err := range map[string]error{
 			"start": n.Start(t.Context(), n.idler(t, id)), "stop": n.Stop(t.Context(), id), "remove": n.Remove(t.Context(), id),
 		} {
@@ -353,6 +357,42 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 	if st := n.awaitRun(t, spec); st.PID != bad.PID {
 		t.Errorf("pid %d, want %d as before", st.PID, bad.PID)
 	}
+}
+
+// After a restart of the machine a process starts again, unless it is to be held back.
+func TestMachineRestarted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	plain, held, never := n.idler(t, "plain"), n.idler(t, "held"), n.idler(t, "never")
+	held.HoldAfterBoot, never.Restart.Policy = true, runtime.Never
+	specs := []runtime.Spec{plain, held, never}
+	for _, spec := range specs {
+		n.start(t, spec)
+	}
+	for _, spec := range specs {
+		n.awaitRun(t, spec)
+	}
+	n.Close()
+	n.killAll(t) // as a power failure does
+	for _, spec := range specs {
+		n.changeRecord(t, spec.ID, func(r map[string]any) { r["boot"], r["boot_id"] = "earlier", "earlier" })
+	}
+	n.Runtime = n.open(t)
+	st := n.await(t, "held", "listed", func(runtime.Status) bool { return true })
+	if st.Phase != runtime.Stopped || st.PID != 0 {
+		t.Errorf("phase %s, pid %d; want it held back", st.Phase, st.PID)
+	}
+	if st := n.awaitRun(t, plain); st.LastExit == nil || !st.LastExit.Unknown {
+		t.Errorf("last exit %+v, want an unknown one", st.LastExit)
+	}
+	n.await(t, "never", "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
+	if runs := pids(t, held); len(runs) != 1 {
+		t.Errorf("runs %v, want none since the restart", runs)
+	}
+	n.start(t, held)
+	n.awaitRun(t, held)
+	n.killSupervisors(t)
+	n.awaitRun(t, held) // in the same boot it is not held
 }
 
 // What a crash left of a service that was being made or removed is no service, and goes.

@@ -289,6 +289,7 @@ func TestConformance(t *testing.T) {
 			Runtime:        n.Runtime,
 			Reopen:         func(t *testing.T) runtime.Runtime { return n.open(t) },
 			KillSupervisor: n.killSupervisors,
+			RestartPause:   time.Second, // runsv's own
 			StartFromDyingClient: func(t *testing.T, spec runtime.Spec) {
 				startFromDyingClient(t, n.settings, spec)
 			},

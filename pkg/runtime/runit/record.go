@@ -63,6 +63,7 @@ type record struct {
 	Spec    runtime.Spec `json:"spec"`
 	Desired desired      `json:"desired"`
 	Pace    pace         `json:"pace"`
+	BootID  string       `json:"boot_id"` // start of the machine that it was last asked to run in, or ran in
 
 	run                 // what runs now, or ended and is not cleared up yet
 	Runsv     run       `json:"runsv,omitzero"` // its parent, the only one that is told how it ends
@@ -81,6 +82,15 @@ type record struct {
 // resting reports whether nothing is to be started.
 func (r *record) resting() bool { return r.Desired == wantStop || r.Done }
 
+// hold stops a process that is not to run by itself after a restart of the machine, and reports whether it did.
+func (r *record) hold(boot string) bool {
+	if !r.Spec.HoldAfterBoot || r.Desired != wantRun || r.BootID == boot {
+		return false
+	}
+	r.Desired, r.run, r.Runsv = wantStop, run{}, run{}
+	return true
+}
+
 // delay is the pause that the next start needs.
 func (r *record) delay() time.Duration {
 	return r.Spec.Restart.Delay(r.ShortRuns, r.Pace.Min, r.Pace.Max)
@@ -98,7 +108,7 @@ func (r *record) grace(now time.Time) time.Duration {
 
 // begin notes a run before it becomes the program.
 func (r *record) begin(self, runsv run, now time.Time) {
-	r.run, r.Runsv, r.StartedAt = self, runsv, now.UTC()
+	r.run, r.Runsv, r.BootID, r.StartedAt = self, runsv, self.Boot, now.UTC()
 	r.Ended, r.Message = false, ""
 	r.Starts++
 }

@@ -123,11 +123,15 @@ func Open(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	r.stop = cancel
+	if err := r.holdAfterBoot(ctx); err != nil {
+		cancel()
+		return nil, err
+	}
 	if err := r.supervise(ctx); err != nil {
 		cancel()
 		return nil, err
 	}
-	r.stop = cancel
 	r.endLater = func(s service) <-chan struct{} { return r.endIn(ctx, s) }
 	if r.notifier, err = newNotifier(r.dir.path(servicesName)); err != nil {
 		cfg.Log("changes are not notified, but looked for", map[string]any{"error": err})
@@ -175,7 +179,7 @@ func (r *Runtime) Start(ctx context.Context, spec runtime.Spec) error {
 // accept records the spec. A channel that comes back says when to try again.
 func (r *Runtime) accept(ctx context.Context, s service, spec runtime.Spec) (retry <-chan struct{}, err error) {
 	defer r.view.poke()
-	fresh := record{Spec: spec, Desired: wantRun, Pace: pace{Min: r.cfg.RestartDelay, Max: r.cfg.MaxRestartDelay, Stable: r.cfg.StableAfter}}
+	fresh := record{Spec: spec, Desired: wantRun, BootID: r.boot, Pace: pace{Min: r.cfg.RestartDelay, Max: r.cfg.MaxRestartDelay, Stable: r.cfg.StableAfter}}
 	if !s.exists() {
 		return nil, r.dir.build(s, fresh)
 	}
@@ -187,7 +191,7 @@ func (r *Runtime) accept(ctx context.Context, s service, spec runtime.Spec) (ret
 	rec, err := s.load()
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%w; make sure that nothing of it runs, and remove %s", err, s)
+		return nil, fmt.Errorf("%w; %s", err, s.byHand())
 	case rec.Removed:
 		lock.release()
 		return nil, errors.Join(r.dir.remove(ctx, s), errGone)
@@ -234,7 +238,7 @@ func (r *Runtime) recordStop(ctx context.Context, s service) (running bool, err 
 	defer lock.release()
 	rec, err := s.load()
 	if err != nil {
-		return false, fmt.Errorf("%w; stop it by hand and remove %s", err, s)
+		return false, fmt.Errorf("%w; %s", err, s.byHand())
 	}
 	if rec.Desired != wantStop {
 		rec.Desired, rec.StopBy = wantStop, time.Now().Add(rec.Spec.StopGrace)
@@ -271,7 +275,7 @@ func (r *Runtime) recordRemoval(ctx context.Context, s service) error {
 	defer lock.release()
 	rec, err := s.load()
 	if err != nil {
-		return fmt.Errorf("%w; stop it by hand and remove %s", err, s)
+		return fmt.Errorf("%w; %s", err, s.byHand())
 	}
 	if rec.PID != 0 || !rec.resting() {
 		return fmt.Errorf("remove %s: %w", s.id(), runtime.ErrNotStopped)

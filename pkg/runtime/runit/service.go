@@ -35,6 +35,11 @@ func (s service) path(name string) string { return filepath.Join(string(s), name
 
 func (s service) id() string { return filepath.Base(string(s)) }
 
+// byHand is what to do about a service whose record cannot be read: it may run, and nothing is known that could end it.
+func (s service) byHand() string {
+	return fmt.Sprintf("make sure that nothing of it runs (sv exit %s) and remove that directory", s)
+}
+
 func (s service) exists() bool {
 	_, err := os.Lstat(string(s))
 	return !errors.Is(err, fs.ErrNotExist)

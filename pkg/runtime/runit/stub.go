@@ -99,6 +99,9 @@ func (s *stub) run() error {
 		if err != nil {
 			return errors.Join(err, s.rest()) // nothing is known, so nothing may be done
 		}
+		if rec.hold(s.boot) {
+			return errors.Join(s.save(rec), s.rest())
+		}
 		due := rec.due(time.Now())
 		switch {
 		case rec.PID != 0:

@@ -71,6 +71,36 @@ func (r *Runtime) maintain(ctx context.Context) {
 	}
 }
 
+// holdAfterBoot stops what is not to run by itself after a restart of the machine, before anything serves it.
+func (r *Runtime) holdAfterBoot(ctx context.Context) error {
+	services, err := r.dir.services()
+	if err != nil {
+		return err
+	}
+	for _, s := range services {
+		if rec, err := s.load(); err != nil || !rec.hold(r.boot) {
+			continue // one that cannot be read is listed as such
+		}
+		if err := r.holdOne(ctx, s); err != nil {
+			return fmt.Errorf("hold %s: %w", s.id(), err)
+		}
+	}
+	return nil
+}
+
+func (r *Runtime) holdOne(ctx context.Context, s service) error {
+	lock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	rec, err := s.load()
+	if err != nil || !rec.hold(r.boot) {
+		return err
+	}
+	return errors.Join(s.save(rec), s.rest())
+}
+
 func (r *Runtime) maintainOne(ctx context.Context, s service, rec record) error {
 	if rec.Removed {
 		return r.dir.remove(ctx, s)

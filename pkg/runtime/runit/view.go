@@ -129,7 +129,7 @@ func (v *view) list() ([]runtime.Status, uint64) {
 	defer v.mu.Unlock()
 	list := []runtime.Status{}
 	for _, id := range slices.Sorted(maps.Keys(v.entries)) {
-		if e := v.entries[id]; e.err == nil && !e.rec.Removed {
+		if e := v.entries[id]; !e.rec.Removed {
 			list = append(list, e.status)
 		}
 	}
@@ -243,12 +243,12 @@ func (r *Runtime) look(s service, was *entry) *entry {
 	if known {
 		*now = *was
 	} else if now.rec, now.err = s.load(); now.err != nil {
-		return now
+		return unknown(s, file, now.err)
 	} else if now.rec.PID != 0 {
 		if was != nil && was.process != nil && was.rec.run == now.rec.run {
 			now.process, now.execed = was.process, was.execed
 		} else if now.process, now.err = now.rec.find(r.boot); now.err != nil {
-			return now
+			return unknown(s, file, now.err)
 		}
 	}
 	now.alive = now.process != nil && !now.process.Exited()
@@ -256,6 +256,13 @@ func (r *Runtime) look(s service, was *entry) *entry {
 	now.execed = now.execed || now.alive && !s.busy()
 	now.status = now.derive()
 	return now
+}
+
+// unknown is a service of which nothing is known.
+func unknown(s service, file fileID, err error) *entry {
+	return &entry{file: file, err: err, status: runtime.Status{
+		Spec: runtime.Spec{ID: s.id()}, Phase: runtime.Unknown, Message: err.Error() + "; " + s.byHand(),
+	}}
 }
 
 // settled reports whether nothing but another record can change what is known.

@@ -5,9 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -46,28 +43,6 @@ func TestScannerSeesItself(t *testing.T) {
 	t.Errorf("this process is not among %d", len(table))
 }
 
-func TestRestartDelay(t *testing.T) {
-	cfg := Config{}.withDefaults()
-	for runs, want := range map[int]time.Duration{
-		0: 0, 1: 100 * time.Millisecond, 2: 200 * time.Millisecond, 4: 800 * time.Millisecond, 9: 25600 * time.Millisecond, 10: 30 * time.Second,
-	} {
-		if got := restartDelay(cfg, runs); got != want {
-			t.Errorf("after %d short runs %s, want %s", runs, got, want)
-		}
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		cfg := Config{
-			RestartDelay:    time.Duration(rapid.Int64Range(1, int64(time.Hour)).Draw(t, "delay")),
-			MaxRestartDelay: time.Duration(rapid.Int64Range(1, int64(time.Hour)).Draw(t, "max")),
-		}
-		runs := rapid.IntRange(1, 1<<20).Draw(t, "runs")
-		now, next := restartDelay(cfg, runs), restartDelay(cfg, runs+1)
-		if now <= 0 || now > next || next > cfg.MaxRestartDelay {
-			t.Fatalf("delays %s, then %s, bound %s", now, next, cfg.MaxRestartDelay)
-		}
-	})
-}
-
 func TestSameSpec(t *testing.T) {
 	a := runtime.Spec{ID: "p", Command: []string{"/x"}, Env: nil}
 	b := runtime.Spec{ID: "p", Command: []string{"/x"}, Env: []string{}}
@@ -77,6 +52,7 @@ func TestSameSpec(t *testing.T) {
 	for _, change := range []func(*runtime.Spec){
 		func(s *runtime.Spec) { s.Revision++ }, func(s *runtime.Spec) { s.Command = []string{"/y"} },
 		func(s *runtime.Spec) { s.Env = []string{"A=1"} }, func(s *runtime.Spec) { s.Pod.Index++ },
+		func(s *runtime.Spec) { s.Restart.Policy = runtime.Never }, func(s *runtime.Spec) { s.Isolation = &runtime.Isolation{} },
 	} {
 		c := a
 		change(&c)

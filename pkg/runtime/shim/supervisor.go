@@ -66,9 +66,19 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	}
 	for id, err := range bad {
 		cfg.Log("state not readable", map[string]any{"process": id, "error": err})
-		s.procs[id] = &process{sup: s, broken: err}
+		s.procs[id] = &process{
+			sup: s, broken: err, rec: record{Spec: runtime.Spec{ID: id}}, phase: runtime.Unknown, message: err.Error() + "; " + byHand,
+		}
 	}
 	for id, rec := range good {
+		if rec.Spec.HoldAfterBoot && rec.Desired == wantRun && rec.Boot != boot {
+			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
+			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
+			if err := s.records.save(rec); err != nil {
+				s.close()
+				return nil, err
+			}
+		}
 		p := &process{sup: s, rec: rec}
 		s.procs[id] = p
 		if p.child, p.phase, err = s.recover(rec); err != nil {
@@ -100,6 +110,8 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 		return &child{pid: noPID}, runtime.Backoff, nil
 	case rec.Desired == wantStop:
 		return nil, runtime.Stopped, nil
+	case rec.Done:
+		return nil, runtime.Exited, nil
 	default:
 		return nil, runtime.Starting, nil
 	}
@@ -162,8 +174,8 @@ func (s *supervisor) beginAll() {
 		p.op.Lock()
 		switch {
 		case p.broken != nil:
-		case p.phase == runtime.Stopped:
-			p.ended = make(chan struct{})
+		case p.phase == runtime.Stopped, p.phase == runtime.Exited:
+			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)
 		default:
 			if p.child != nil && p.child.fd != nil {
