@@ -67,6 +67,7 @@ type Hello struct {
 	Env          map[string]string
 	MinAvailable *int
 	NodeLoss     string // such as "{after: 1s}"
+	Disconnect   string // such as "{stop_after: 5s}"
 	// HealthTimeout is how long a health check may take; two seconds when zero. On a busy machine they may be too few.
 	HealthTimeout time.Duration
 	Artifact      Artifact
@@ -95,6 +96,9 @@ node_selector: %q
 	if len(h.Env) > 0 {
 		env, _ := json.Marshal(h.Env) // strings always encode
 		spec += fmt.Sprintf("    env: %s\n", env)
+	}
+	if h.Disconnect != "" {
+		spec += fmt.Sprintf("  disconnect: %s\n", h.Disconnect)
 	}
 	if h.HealthTimeout == 0 {
 		h.HealthTimeout = 2 * time.Second

@@ -29,27 +29,31 @@ import (
 
 // scenarios are the subtests of TestScenario, by the name that RUN takes.
 var scenarios = map[string]func(*env){
-	"paused-owner":    pausedOwner,
-	"old-tenure":      oldTenure,
-	"late-write":      lateWrite,
-	"fast-restart":    fastRestart,
-	"wipe":            wipe,
-	"restore":         restore,
-	"restore-scale":   restoreScale,
-	"blind-token":     blindToken,
-	"change-manifest": changeManifest,
-	"two-first-farms": twoFirstFarms,
-	"quiet-failover":  quietFailover,
-	"handover":        handover,
-	"many-rcs":        manyRCs,
-	"corrupt-record":  corruptRecord,
-	"first-pod":       firstPod,
-	"name-prefix":     namePrefix,
-	"breaker":         breaker,
-	"node-loss":       nodeLoss,
-	"preparer-gone":   preparerGone,
-	"transfer":        transfer,
-	"drain":           drain,
+	"paused-owner":     pausedOwner,
+	"old-tenure":       oldTenure,
+	"late-write":       lateWrite,
+	"fast-restart":     fastRestart,
+	"wipe":             wipe,
+	"restore":          restore,
+	"restore-scale":    restoreScale,
+	"blind-token":      blindToken,
+	"change-manifest":  changeManifest,
+	"two-first-farms":  twoFirstFarms,
+	"quiet-failover":   quietFailover,
+	"handover":         handover,
+	"many-rcs":         manyRCs,
+	"corrupt-record":   corruptRecord,
+	"first-pod":        firstPod,
+	"name-prefix":      namePrefix,
+	"breaker":          breaker,
+	"node-loss":        nodeLoss,
+	"preparer-gone":    preparerGone,
+	"transfer":         transfer,
+	"drain":            drain,
+	"preparer-crash":   preparerCrash,
+	"supervisor-crash": supervisorCrash,
+	"consul-away":      consulAway,
+	"reboot":           reboot,
 }
 
 func TestScenario(t *testing.T) {
@@ -76,6 +80,7 @@ type env struct {
 	line    *app.LifelineServer
 	token   string // of the scenario itself and of rcctl
 	daemons []*daemon
+	rcIDs   map[string]string // see remember
 }
 
 // nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.
@@ -144,6 +149,16 @@ func (e *env) startConsul(config string) {
 	e.t.Helper()
 	var err error
 	if e.consul, err = consultest.Start(config); err != nil {
+		e.t.Fatalf("end-to-end tests need a real Consul: %v", err)
+	}
+	e.connect("")
+}
+
+// startConsulOnDisk starts a Consul that may be killed and started again.
+func (e *env) startConsulOnDisk() {
+	e.t.Helper()
+	var err error
+	if e.consul, err = consultest.StartOnDisk(""); err != nil {
 		e.t.Fatalf("end-to-end tests need a real Consul: %v", err)
 	}
 	e.connect("")

@@ -171,8 +171,8 @@ func manyRCs(e *env) {
 		e.t.Fatal(err)
 	}
 	e.t.Logf("the farm has %d connections", conns)
-	if conns > consul.DefaultMaxConns {
-		e.t.Errorf("%d connections, at most %d are allowed (P8)", conns, consul.DefaultMaxConns)
+	if most := consul.DefaultMaxConns + consul.LivenessConns; conns > most {
+		e.t.Errorf("%d connections, at most %d are allowed (P8)", conns, most)
 	}
 	if text := farm.logText(); strings.Contains(text, "too many concurrent connections") {
 		e.t.Error("Consul refused connections of the farm")

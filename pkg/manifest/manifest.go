@@ -21,57 +21,99 @@ const (
 	DefaultStopGrace      = 10 * time.Second
 	DefaultHealthInterval = 2 * time.Second
 	DefaultHealthTimeout  = 2 * time.Second
+	DefaultHookTimeout    = time.Minute
+	DefaultBackoffMin     = 500 * time.Millisecond
+	DefaultBackoffMax     = time.Minute
 )
 
-// ArtifactTar is the artifact kind of a gzip-compressed tar archive that holds bin/launch.
-const ArtifactTar = "tar"
+// The kinds of artifacts.
+const (
+	ArtifactTar  = "tar"  // a gzip-compressed tar archive
+	ArtifactExec = "exec" // a program that is on the node already
+)
 
 // Manifest is one pod: processes that live and die together on one node.
 type Manifest struct {
 	Version     int               `json:"version"`
 	ID          string            `json:"id"`
 	Launchables []Launchable      `json:"launchables"`
+	Config      Config            `json:"config,omitempty"` // written to the file that CONFIG_PATH names
 	Ports       []Port            `json:"ports,omitempty"`
 	Health      *Health           `json:"health,omitempty"`
+	Hooks       *Hooks            `json:"hooks,omitempty"`
+	Disconnect  *Disconnect       `json:"disconnect,omitempty"`
+	Volumes     []Volume          `json:"volumes,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 }
 
-// Launchable is one supervised process of a pod.
+// Launchable is one supervised process of a pod, or several where the command is a directory of scripts.
 type Launchable struct {
-	Name      string            `json:"name"`
-	Artifact  Artifact          `json:"artifact"`
-	Args      []string          `json:"args,omitempty"`
-	Env       map[string]string `json:"env,omitempty"`
-	Resources Resources         `json:"resources,omitzero"`
-	StopGrace *field.Duration   `json:"stop_grace,omitempty"` // between SIGTERM and SIGKILL
+	Name     string   `json:"name"`
+	Artifact Artifact `json:"artifact"`
+	// Command is the program: a path in the artifact. A directory stands for every executable file in it.
+	// Default of a tar: bin/launch. An exec artifact names its program itself.
+	Command    string            `json:"command,omitempty"`
+	Args       []string          `json:"args,omitempty"`
+	Env        map[string]string `json:"env,omitempty"`
+	User       string            `json:"user,omitempty"`     // an account of the node; default: one of the pod's own where the node isolates
+	WorkDir    string            `json:"work_dir,omitempty"` // absolute, or below POD_HOME, which is the default
+	Restart    *Restart          `json:"restart,omitempty"`
+	Resources  Resources         `json:"resources,omitzero"`
+	StopSignal string            `json:"stop_signal,omitempty"` // such as SIGINT; default: SIGTERM
+	StopGrace  *field.Duration   `json:"stop_grace,omitempty"`  // between the stop signal and SIGKILL
 }
 
-// Artifact is a file that a node fetches, verifies and unpacks.
+// Artifact is what a launchable runs.
 type Artifact struct {
-	Kind   string `json:"kind"`   // ArtifactTar
-	URL    string `json:"url"`    // file:// or https://
-	SHA256 string `json:"sha256"` // of the file as fetched, 64 hex digits
+	Kind   string `json:"kind"`             // ArtifactTar or ArtifactExec
+	URL    string `json:"url,omitempty"`    // of a tar: file:// or https://
+	SHA256 string `json:"sha256,omitempty"` // of the tar as fetched, 64 hex digits
+	Path   string `json:"path,omitempty"`   // of an exec: absolute, on the node
 }
 
-// Resources is what a process is expected to use; the scheduler reserves it.
+// Restart says what follows the end of a process.
+type Restart struct {
+	Policy     RestartPolicy   `json:"policy,omitempty"`      // default: always
+	BackoffMin *field.Duration `json:"backoff_min,omitempty"` // before the first restart; doubles from there
+	BackoffMax *field.Duration `json:"backoff_max,omitempty"` // bound of that doubling
+}
+
+// RestartPolicy says which ends of a process are followed by a start.
+type RestartPolicy string
+
+// The restart policies.
+const (
+	RestartAlways    RestartPolicy = "always"
+	RestartOnFailure RestartPolicy = "on-failure" // not after exit status 0
+	RestartNever     RestartPolicy = "never"
+)
+
+// Resources is what a process is expected to use; the scheduler reserves CPU and memory, and a node that isolates
+// enforces all three.
 type Resources struct {
 	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
 	Memory int64 `json:"memory,omitempty"` // bytes
+	PIDs   int64 `json:"pids,omitempty"`   // processes and threads
 }
 
-// Port is a named TCP port that the pod listens on at its node's address.
+// Port is a named TCP port that the pod listens on at its node's address. Exactly one of Port and Dynamic is set.
 type Port struct {
-	Name string `json:"name"`
-	Port int    `json:"port"` // 1 to 65535, the same on every node
+	Name    string `json:"name"`
+	Port    int    `json:"port,omitempty"`    // 1 to 65535, the same on every node
+	Dynamic bool   `json:"dynamic,omitempty"` // the farm picks a number from the node's port range
 }
 
-// Health is the check that the node's Consul agent runs. Exactly one of HTTP and TCP is set.
+// Health is how a node finds out whether the pod works. Exactly one of HTTP, TCP and Script is set.
 type Health struct {
-	HTTP     *HTTPCheck      `json:"http,omitempty"`
-	TCP      *TCPCheck       `json:"tcp,omitempty"`
-	Interval *field.Duration `json:"interval,omitempty"`  // between two checks
-	Timeout  *field.Duration `json:"timeout,omitempty"`   // of one check
-	MinReady *field.Duration `json:"min_ready,omitempty"` // passing for this long before the pod counts as available
+	HTTP             *HTTPCheck      `json:"http,omitempty"`
+	TCP              *TCPCheck       `json:"tcp,omitempty"`
+	Script           *ScriptCheck    `json:"script,omitempty"`
+	Interval         *field.Duration `json:"interval,omitempty"`          // between two checks
+	Timeout          *field.Duration `json:"timeout,omitempty"`           // of one check
+	InitialDelay     *field.Duration `json:"initial_delay,omitempty"`     // from the start of the processes to the first check
+	SuccessThreshold int             `json:"success_threshold,omitempty"` // passes in a row that make it healthy; default 1
+	FailureThreshold int             `json:"failure_threshold,omitempty"` // failures in a row that make it unhealthy; default 1
+	MinReady         *field.Duration `json:"min_ready,omitempty"`         // passing for this long before the pod counts as available
 }
 
 // HTTPCheck passes on a 2xx answer to GET.
@@ -83,6 +125,42 @@ type HTTPCheck struct {
 // TCPCheck passes when a connection is accepted.
 type TCPCheck struct {
 	Port string `json:"port"` // name of one of the pod's ports
+}
+
+// ScriptCheck passes when the program exits with status 0. It runs in the pod's environment, as its launchable does.
+type ScriptCheck struct {
+	Launchable string   `json:"launchable,omitempty"` // whose artifact holds it; default: the first
+	Path       string   `json:"path"`                 // in the artifact
+	Args       []string `json:"args,omitempty"`
+}
+
+// Hooks are programs of the pod's artifacts that the node runs at turning points of its life; see docs/manifest.md.
+type Hooks struct {
+	BeforeInstall *Hook `json:"before_install,omitempty"`
+	AfterInstall  *Hook `json:"after_install,omitempty"`
+	BeforeLaunch  *Hook `json:"before_launch,omitempty"`
+	AfterLaunch   *Hook `json:"after_launch,omitempty"`
+	BeforeStop    *Hook `json:"before_stop,omitempty"`
+	AfterStop     *Hook `json:"after_stop,omitempty"`
+}
+
+// Hook is one program. A required one that fails keeps the step that it stands before, or belongs to, from being done.
+type Hook struct {
+	Launchable string          `json:"launchable,omitempty"` // whose artifact holds it; default: the first
+	Path       string          `json:"path"`                 // in the artifact
+	Args       []string        `json:"args,omitempty"`
+	Timeout    *field.Duration `json:"timeout,omitempty"`
+	Required   bool            `json:"required,omitempty"`
+}
+
+// Disconnect is what the pod does while its node cannot reach Consul's servers.
+type Disconnect struct {
+	StopAfter *field.Duration `json:"stop_after,omitempty"` // it stops by itself after this long; default: never
+}
+
+// Volume is a directory of the pod's identity on its node. It stays when the pod is upgraded.
+type Volume struct {
+	Name string `json:"name"` // its path is in the environment as VOLUME_<NAME>
 }
 
 // Decode reads a manifest strictly and validates it. Mistakes come back as field.Errors.
@@ -112,7 +190,7 @@ func Digest(canonical []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// PortMap returns the pod's ports by name.
+// PortMap returns the pod's ports by name. A dynamic one has the number zero.
 func (m *Manifest) PortMap() map[string]int {
 	ports := make(map[string]int, len(m.Ports))
 	for _, p := range m.Ports {
@@ -127,6 +205,7 @@ func (m *Manifest) Resources() Resources {
 	for _, l := range m.Launchables {
 		sum.CPU += l.Resources.CPU
 		sum.Memory += l.Resources.Memory
+		sum.PIDs += l.Resources.PIDs
 	}
 	return sum
 }

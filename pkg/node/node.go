@@ -18,11 +18,12 @@ type Node struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Capacity    Capacity          `json:"capacity"`
 	PortRange   PortRange         `json:"port_range,omitzero"`
-	Address     string            `json:"address"`     // given to pods as NODE_ADDRESS
-	ConsulNode  string            `json:"consul_node"` // the node name of its Consul agent
-	Version     string            `json:"version"`     // of the preparer
-	Incarnation string            `json:"incarnation"` // of the preparer process
-	Nonce       string            `json:"nonce"`       // cluster nonce that it has seen (R1)
+	Address     string            `json:"address"`       // given to pods as NODE_ADDRESS
+	ConsulNode  string            `json:"consul_node"`   // the node name of its Consul agent
+	Version     string            `json:"version"`       // of the preparer
+	API         string            `json:"api,omitempty"` // host:port of the preparer's HTTP API (logs, exec); empty: none
+	Incarnation string            `json:"incarnation"`   // of the preparer process
+	Nonce       string            `json:"nonce"`         // cluster nonce that it has seen (R1)
 	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or
 	// after the cluster's nonce renew that.
 	Regressed string       `json:"regressed,omitempty"`
