@@ -106,7 +106,7 @@ func (r *Runtime) maintainOne(ctx context.Context, s service, rec record) error 
 		return r.dir.remove(ctx, s)
 	}
 	if rec.Desired == wantStop && rec.PID != 0 {
-		r.endLater(s) //nolint:contextcheck // on the runtime's own time
+		r.endLater(s)
 	}
 	if !s.served() {
 		return r.serve(ctx, s)
