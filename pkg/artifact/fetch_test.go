@@ -96,6 +96,23 @@ func TestFetchTimeout(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
+// A fetch that is given up in its middle was not refused, whatever net/http makes of it.
+func TestFetchTimeoutInTheMiddle(t *testing.T) {
+	url, client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write(make([]byte, 1000))
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})
+	s, dir := newStore(t, artifact.Config{HTTPClient: client, FetchTimeout: 20 * time.Millisecond})
+	for range 20 {
+		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: url, SHA256: strings.Repeat("0", 64)})
+		if err == nil || !strings.Contains(err.Error(), "fetch took longer than 20ms") {
+			t.Fatalf("got %v, want the timeout", err)
+		}
+	}
+	wantEmpty(t, dir)
+}
+
 func TestFetchDistrustsUnknownCertificate(t *testing.T) {
 	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
 	srv.Config.ErrorLog = quiet(t)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -29,6 +30,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case shim.StubArg:
 			shim.ExecStub()
+		case oneshot.Arg:
+			oneshot.Exec(nil)
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
 		case serveArg:

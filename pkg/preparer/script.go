@@ -3,7 +3,6 @@ package preparer
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -48,9 +47,10 @@ func (p *Preparer) tendScripts(ctx context.Context) {
 		if !e.up || e.script != nil || m == nil || m.Health == nil || m.Health.Script == nil || !e.rested(m, now) {
 			continue
 		}
-		procs, missing := e.installedProcs(m)
+		procs, missing := e.installedProcs()
+		v := p.version(&e.rec, e.rec.Installed)
 		l := m.LaunchableOf(m.Health.Script.Launchable)
-		i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Spec.Name == l.Name })
+		i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Spec.ID == v.firstOf(l) })
 		if missing || i < 0 {
 			continue
 		}
@@ -64,7 +64,7 @@ func (p *Preparer) tendScripts(ctx context.Context) {
 		go func() {
 			defer close(w.done)
 			defer cancel()
-			p.runScript(ctx, e, w, m, l, procs[i].Spec)
+			p.runScript(ctx, e, w, v, l, procs[i].Spec)
 		}()
 	}
 }
@@ -82,9 +82,10 @@ func (p *Preparer) endScripts() {
 	}
 }
 
-// installedProcs returns the processes of the installed version, and whether some are missing. The caller holds p.mu.
-func (e *entry) installedProcs(m *manifest.Manifest) (procs []runtime.Status, missing bool) {
-	wanted := specIDs(e.id, e.rec.Installed.Revision, e.rec.Installed.Digest, m)
+// installedProcs returns the processes of the installed version, which is known, and whether some are missing. The caller
+// holds p.mu.
+func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
+	wanted := specIDs(e.id, e.rec.Installed)
 	for _, status := range e.procs {
 		if slices.Contains(wanted, status.Spec.ID) {
 			procs = append(procs, status)
@@ -93,23 +94,28 @@ func (e *entry) installedProcs(m *manifest.Manifest) (procs []runtime.Status, mi
 	return procs, len(procs) != len(wanted)
 }
 
+// firstOf returns the id of the first process that a launchable stands for.
+func (v *version) firstOf(l *manifest.Launchable) string {
+	for _, proc := range v.in.Processes {
+		if proc.Launchable == l.Name {
+			return specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
+		}
+	}
+	return ""
+}
+
 // runScript runs a script, as the process that it belongs to runs, until ctx ends.
-func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, m *manifest.Manifest, l *manifest.Launchable, spec runtime.Spec) {
-	h := m.Health
-	dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
-	for err != nil { // the artifact of a running pod: somebody removed it
+func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *version, l *manifest.Launchable, spec runtime.Spec) {
+	h := v.m.Health
+	// What the version links to: somebody may have removed the artifact of a running pod.
+	for _, err := p.fetch(ctx, v.m); err != nil; _, err = p.fetch(ctx, v.m) {
 		p.sawScript(w, health.Verdict{Output: err.Error()})
 		if pause(ctx, h.Interval.Or(manifest.DefaultHealthInterval)) != nil {
 			return
 		}
-		dir, err = p.cfg.Artifacts.Ensure(ctx, l.Artifact)
-	}
-	path := h.Script.Path
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
 	}
 	script := health.Script{
-		Command: append([]string{path}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
+		Command: append([]string{v.path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
 		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
 		SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
 	}

@@ -27,7 +27,21 @@ type storedManifest struct {
 // *CorruptError.
 func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
 	key := s.keys.Manifest(digest)
-	rec, err := get[storedManifest](ctx, s, key, consul.Default)
+	pair, err := s.c.Get(ctx, key, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	return s.manifestOf(map[string]consul.Pair{key: pair}, digest)
+}
+
+// manifestOf decodes a manifest, if it was found.
+func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, error) {
+	key := s.keys.Manifest(digest)
+	pair, ok := found[key]
+	if !ok {
+		return nil, fmt.Errorf("read key %s: %w", key, ErrNotFound)
+	}
+	rec, err := decode[storedManifest](s.keys, pair)
 	if err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ type test struct {
 // Run runs the suite. factory is called once per test.
 func Run(t *testing.T, factory func(t *testing.T) *Target) {
 	t.Helper()
-	for _, tt := range slices.Concat(lifecycleTests(), policyTests(), stoppingTests(), survivalTests()) {
+	for _, tt := range slices.Concat(lifecycleTests(), policyTests(), stoppingTests(), survivalTests(), isolationTests()) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			tt.run(t, &bench{Target: factory(t), dir: t.TempDir()})

@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // desired is what a client asked for.
@@ -153,6 +154,11 @@ func validate(spec runtime.Spec) error {
 	}
 	if _, ok := spec.Signal(); !ok {
 		return invalid("stop_signal", spec.StopSignal, "the name of a signal, such as SIGINT")
+	}
+	if spec.Isolation != nil {
+		if err := isolate.Validate(*spec.Isolation); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
 	}
 	for _, kv := range spec.Env {
 		if strings.IndexByte(kv, '=') < 1 {
