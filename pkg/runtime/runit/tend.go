@@ -236,7 +236,7 @@ func (r *Runtime) settle(ctx context.Context, s service, was run) (done bool, er
 		return false, nil
 	}
 	if err == nil && rec.resting() {
-		err = s.rest()
+		err = errors.Join(removeCgroup(rec.Spec), s.rest())
 	}
 	return true, err
 }
