@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test race e2e bench chaos chaos-nofence fuzz demo lint fmt clean
+.PHONY: help build test race e2e bench chaos chaos-nofence fuzz demo schema lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -69,6 +69,10 @@ fuzz: ## run every fuzz target of the module; FUZZ_TIME=10m for longer than a mi
 
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo
+
+schema: ## generate docs/manifest.schema.json
+	$(GO) run ./cmd/rcctl manifest schema > docs/manifest.schema.json.new
+	mv docs/manifest.schema.json.new docs/manifest.schema.json
 
 lint: $(LINTER) ## the linters; depguard holds the import rules
 	GOLANGCI_LINT_CACHE=$(CURDIR)/bin/.lint-cache $(LINTER) run ./... # a cache of its own: a shared one names files of other checkouts

@@ -17,14 +17,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
 // tempDir is t.TempDir for what will hold read-only trees, which only root can remove as they are.
 func tempDir(t *testing.T) string {
@@ -286,7 +286,7 @@ func TestEnsureRefusesBadReferences(t *testing.T) {
 		change func(*manifest.Artifact)
 		want   string
 	}{
-		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar`},
+		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar or exec`},
 		{"digest is a path", func(a *manifest.Artifact) { a.SHA256 = "../x" }, `sha256: "../x" is not valid; allowed: 64`},
 		{"http", func(a *manifest.Artifact) { a.URL = "http://h/p" }, `url: "http://h/p" is not valid; allowed: file:///`},
 		{"relative file", func(a *manifest.Artifact) { a.URL = "file:a" }, `url: "file:a" is not valid`},

@@ -36,12 +36,43 @@ type Service struct {
 	Check   *Check
 }
 
-// Check is one native check. Exactly one of HTTP and TCP is set.
+// Check is one check. Exactly one of HTTP, TCP and TTL is set.
 type Check struct {
 	HTTP     string // URL for a GET that must answer 2xx
 	TCP      string // host:port that must accept a connection
 	Interval time.Duration
 	Timeout  time.Duration
+	// SuccessThreshold and FailureThreshold are how many equal answers in a row change its state; zero means one.
+	SuccessThreshold, FailureThreshold int
+	// TTL makes it one that the agent does not run: it is critical when UpdateCheck was silent for so long.
+	TTL time.Duration
+}
+
+// registration returns the check in the API's form.
+func (c *Check) registration(s *Service) *api.AgentServiceCheck {
+	reg := &api.AgentServiceCheck{CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name, Status: api.HealthCritical}
+	if c.TTL > 0 {
+		reg.TTL = c.TTL.String()
+		return reg
+	}
+	reg.HTTP, reg.TCP, reg.Interval, reg.Timeout = c.HTTP, c.TCP, c.Interval.String(), c.Timeout.String()
+	reg.SuccessBeforePassing, reg.FailuresBeforeCritical = c.SuccessThreshold, c.FailureThreshold
+	return reg
+}
+
+// UpdateCheck tells the local agent the state of a service's TTL check.
+func (c *Client) UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	status := api.HealthCritical
+	if passing {
+		status = api.HealthPassing
+	}
+	opts := new(api.QueryOptions).WithContext(ctx)
+	if err := c.api.Agent().UpdateTTLOpts(ServiceCheckID(serviceID), output, status, opts); err != nil {
+		return fmt.Errorf("update check of service %s: %w", serviceID, err)
+	}
+	return nil
 }
 
 // RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
@@ -58,12 +89,7 @@ func (c *Client) RegisterService(ctx context.Context, s Service) error {
 		ID: s.ID, Name: s.Name, Address: s.Address, Port: s.Port, Tags: s.Tags, Meta: s.Meta,
 	}
 	if s.Check != nil {
-		reg.Check = &api.AgentServiceCheck{
-			CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name,
-			HTTP: s.Check.HTTP, TCP: s.Check.TCP,
-			Interval: s.Check.Interval.String(), Timeout: s.Check.Timeout.String(),
-			Status: api.HealthCritical,
-		}
+		reg.Check = s.Check.registration(&s)
 	}
 	opts := api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx)
 	if err := c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {

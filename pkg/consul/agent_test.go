@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,14 +45,9 @@ func passing(t *testing.T, c *consul.Client, key, value string, want map[string]
 func TestServicesOfTheLocalAgent(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
-	healthy := true
-	flip := make(chan bool, 1)
+	var sick atomic.Bool
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		select {
-		case healthy = <-flip:
-		default:
-		}
-		if !healthy {
+		if sick.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
@@ -69,9 +65,9 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	for _, s := range []consul.Service{
 		{
 			ID: id("http"), Name: "web", Address: "127.0.0.1", Port: 80, Tags: []string{"a"}, Meta: meta,
-			Check: &consul.Check{HTTP: web.URL, Interval: fast, Timeout: time.Second},
+			Check: &consul.Check{HTTP: web.URL, Interval: fast, Timeout: patience},
 		},
-		{ID: id("tcp"), Name: "web", Meta: meta, Check: &consul.Check{TCP: tcp, Interval: fast, Timeout: time.Second}},
+		{ID: id("tcp"), Name: "web", Meta: meta, Check: &consul.Check{TCP: tcp, Interval: fast, Timeout: patience}},
 		{ID: id("plain"), Name: "web", Meta: meta},
 		{ID: id("elsewhere"), Name: "web", Meta: map[string]string{"rcfarm-node_id": "node-1_a"}},
 	} {
@@ -89,9 +85,9 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 		t.Error("a value became a part of the filter")
 	}
 
-	flip <- false
+	sick.Store(true)
 	passing(t, c, key, value, map[string]bool{id("http"): false, id("tcp"): true, id("plain"): true})
-	flip <- true
+	sick.Store(false)
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
 	_ = listener.Close()
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): false, id("plain"): true})
@@ -138,7 +134,7 @@ func TestRegisteringAgain(t *testing.T) {
 	s := consul.Service{
 		ID: id, Name: "again", Address: "127.0.0.1", Port: 1, Tags: []string{"a", "b"},
 		Meta:  map[string]string{"k": id, "digest": "1"},
-		Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: time.Second},
+		Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: patience},
 	}
 	register := func() bool {
 		t.Helper()

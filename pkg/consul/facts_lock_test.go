@@ -123,7 +123,7 @@ func TestFactLockDelay(t *testing.T) {
 			}
 			continue
 		}
-		consultest.Eventually(t, 5*time.Second, lock)
+		consultest.Eventually(t, 12*time.Second, lock) // less than the fifteen seconds
 	}
 }
 
@@ -143,10 +143,14 @@ func ttlService(t *testing.T, raw *api.Client, ttl time.Duration, meta string) (
 	return id, check
 }
 
-// boundSession makes a session on a service's check. The agent tells the servers about a new check in its own time.
+// boundSession makes a session on a service's check. The agent tells the servers about a new check in its own time; until
+// then the check is kept passing.
 func boundSession(t *testing.T, raw *api.Client, check api.ServiceCheck) (id string) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() (err error) {
+		if err := raw.Agent().UpdateTTL(check.ID, "", api.HealthPassing); err != nil {
+			return err
+		}
 		id, _, err = raw.Session().Create(&api.SessionEntry{
 			LockDelay: time.Millisecond, NodeChecks: []string{"serfHealth"}, ServiceChecks: []api.ServiceCheck{check},
 		}, nil)
@@ -178,15 +182,18 @@ func sessionAlive(t *testing.T, raw *api.Client, id string) {
 func TestFactSessionDiesWithItsCheck(t *testing.T) {
 	t.Parallel()
 	_, raw, _ := setup(t)
-	const ttl = 2 * time.Second
-	registered := time.Now()
+	const ttl = 3 * time.Second
 	id, check := ttlService(t, raw, ttl, "1")
 	session := boundSession(t, raw, check)
+	beaten := time.Now()
+	if err := raw.Agent().UpdateTTL(check.ID, "", api.HealthPassing); err != nil {
+		t.Fatal(err)
+	}
 	sessionGone(t, raw, session)
-	lived := time.Since(registered)
-	t.Logf("a session on a check of %s lived %s", ttl, lived.Round(10*time.Millisecond))
+	lived := time.Since(beaten)
+	t.Logf("a session on a check of %s lived %s after the last heartbeat", ttl, lived.Round(10*time.Millisecond))
 	// A session's own TTL could not end it before 10 s, and its doubling not before 20 s.
-	if lived < ttl*9/10 || lived > 4*ttl {
+	if lived < ttl*9/10 || lived > 3*ttl {
 		t.Fatalf("lived %s with a TTL of %s", lived, ttl)
 	}
 	checks, err := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == %q", id))

@@ -17,31 +17,22 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"go.uber.org/goleak"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
 // patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
-const patience = 20 * time.Second
+const patience = time.Minute
 
-func TestMain(m *testing.M) {
-	code := consultest.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(consultest.Main(m))) }
 
-// rawAPI returns Consul's own client, for facts about Consul and for acts of others.
+// rawAPI returns Consul's own client, for facts about Consul and for acts of others. No call of it lasts for ever.
 func rawAPI(t *testing.T, addr, token string) *api.Client {
 	t.Helper()
 	conf := api.DefaultConfig()
 	conf.Address, conf.Token = addr, token
+	conf.HttpClient = &http.Client{Transport: conf.Transport, Timeout: 2 * patience}
 	client, err := api.NewClient(conf)
 	if err != nil {
 		t.Fatal(err)
@@ -179,9 +170,12 @@ func startProxy(t *testing.T, target string) *proxy {
 		}
 	}))
 	srv.Config.ConnState = p.count
+	all, end := context.WithCancel(context.WithoutCancel(t.Context()))
+	srv.Config.BaseContext = func(net.Listener) context.Context { return all }
 	srv.Start()
 	p.Addr = srv.Listener.Addr().String()
 	t.Cleanup(func() {
+		end() // Close waits for requests under way, also for those that wait at Consul
 		srv.CloseClientConnections()
 		srv.Close()
 		upstream.CloseIdleConnections()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -165,10 +166,13 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 	}
 }
 
+// busyTTL is a TTL that a busy machine does not overrun where a test is about a session that lasts.
+const busyTTL = 5 * time.Second
+
 func TestRunSessionOutlivesItsTTL(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
-	const ttl = 2 * time.Second
+	const ttl = busyTTL
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl}, &memJournal{})
 	s, taken := receive(t, d.tenures), time.Now()
 	consultest.Eventually(t, patience, func() error {
@@ -222,7 +226,7 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 			direct, _, prefix := setup(t)
 			p := startProxy(t, consultest.Shared(t).Addr)
 			c := clientOf(t, consul.Config{Address: p.Addr, CallTimeout: time.Second})
-			const ttl = 2 * time.Second
+			const ttl = 4 * time.Second
 			d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl, Name: strings.ReplaceAll(t.Name(), "/", "-")}, &memJournal{})
 			first := receive(t, d.tenures)
 			p.set(always(v))
@@ -231,10 +235,11 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 				t.Fatalf("the tenure ended with %v", err)
 			}
 			// The last confirmation was sent at most TTL/2 before its answer, so that the end comes a TTL after the cut
-			// at the earliest, and 1.5 TTL after it at the latest.
+			// at the earliest, and 1.5 TTL after it at the latest. A busy machine may be late with both. Were one answer
+			// that fails the end, it would come within TTL/2.
 			took := time.Since(cut)
 			t.Logf("ended %s after the last answer", took.Round(time.Millisecond))
-			if took < ttl*9/10 || took > 5*ttl {
+			if took < ttl*3/4 || took > 5*ttl {
 				t.Errorf("the tenure ended after %s with a TTL of %s", took, ttl)
 			}
 			p.set(nil)
@@ -250,12 +255,57 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 }
 
 // A committed fenced transaction is an answer of the servers: it keeps the tenure although the standing query fails.
+// Calls that take every connection and hang do not cost the session: its liveness has connections of its own.
+func TestASessionOutlivesCallsThatHang(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, consultest.Shared(t).Addr)
+	var asked atomic.Int32 // about the session
+	p.set(func(r *http.Request) verdict {
+		if strings.HasPrefix(r.URL.Path, "/v1/kv/") {
+			return stall
+		}
+		asked.Add(1)
+		return forward
+	})
+	c := clientOf(t, consul.Config{Address: p.Addr, MaxConns: 4, CallTimeout: patience})
+	ctx, cancel := context.WithCancel(t.Context())
+	var hanging sync.WaitGroup
+	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: t.Name(), TTL: time.Second, Journal: &memJournal{}},
+		func(role context.Context, _ *consul.Session) error {
+			defer cancel()
+			for range 32 {
+				hanging.Go(func() { _, _ = c.Keys(ctx, "nothing/") }) // it fails when the test is over
+			}
+			started := asked.Load()
+			deadline := time.NewTimer(patience)
+			defer deadline.Stop()
+			ticker := time.NewTicker(10 * time.Millisecond)
+			defer ticker.Stop()
+			for asked.Load() < started+12 { // four TTLs of queries and heartbeats at the least
+				select {
+				case <-role.Done():
+					t.Errorf("the session was lost: %v", context.Cause(role))
+					return nil
+				case <-deadline.C:
+					t.Errorf("%d requests about the session", asked.Load()-started)
+					return nil
+				case <-ticker.C:
+				}
+			}
+			return nil
+		})
+	hanging.Wait()
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 func TestConfirmKeepsTheTenure(t *testing.T) {
 	t.Parallel()
 	_, _, prefix := setup(t)
 	p := startProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr})
-	const ttl = 2 * time.Second
+	const ttl = busyTTL
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl}, &memJournal{})
 	s := receive(t, d.tenures)
 	p.set(func(r *http.Request) verdict {
@@ -265,7 +315,10 @@ func TestConfirmKeepsTheTenure(t *testing.T) {
 		return forward
 	})
 	cut := time.Now()
-	for n := 0; time.Since(cut) < 3*ttl; n++ {
+	pace := time.NewTicker(ttl / 50)
+	defer pace.Stop()
+	for n := 0; time.Since(cut) < 2*ttl; n++ {
+		<-pace.C
 		sent := time.Now()
 		ops := append(s.fence.Ops(), consul.Set(prefix+"w", fmt.Append(nil, n)))
 		if _, err := c.Commit(t.Context(), ops); err != nil {
@@ -423,7 +476,7 @@ func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	const ttl = time.Second
+	const ttl = busyTTL
 	cfg := consul.SessionConfig{Kind: "farm", Name: t.Name(), Journal: &memJournal{}, TTL: ttl}
 	err := c.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 		f, err := c.Acquire(ctx, prefix+"lock", s.Releasing, differ("v"))
@@ -435,7 +488,7 @@ func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 		// Draining takes longer than the TTL.
 		drained := time.Now()
 		consultest.Eventually(t, patience, func() error {
-			if took := time.Since(drained); took < 2*ttl {
+			if took := time.Since(drained); took < ttl*3/2 {
 				return fmt.Errorf("%s passed", took)
 			}
 			return nil

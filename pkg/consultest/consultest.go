@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"go.uber.org/goleak"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
@@ -26,6 +27,8 @@ import (
 type Server struct {
 	Addr string // host:port of its HTTP API
 	Proc *os.Process
+	bin  string
+	args []string
 	dir  string
 	done chan struct{}
 }
@@ -35,62 +38,83 @@ const startTries = 3
 // Start runs a Consul in dev mode. extra is more configuration as a JSON object. Stop ends it; it also ends when this
 // process does, however that happens.
 func Start(extra string) (*Server, error) {
-	bin, err := devserver.Find(filepath.Join(repoRoot(), "bin"))
-	if err != nil {
+	return startTimes(devserver.Config{ExtraJSON: extra})
+}
+
+// StartOnDisk is Start for a server that keeps its state on the disk, so that Kill and StartAgain lose none of it.
+func StartOnDisk(extra string) (*Server, error) {
+	return startTimes(devserver.Config{ExtraJSON: extra, OnDisk: true})
+}
+
+func startTimes(cfg devserver.Config) (s *Server, err error) {
+	if cfg.Bin, err = devserver.Find(filepath.Join(repoRoot(), "bin")); err != nil {
 		return nil, err
 	}
 	for try := 1; ; try++ {
-		s, err := start(bin, extra)
+		s, err := start(cfg)
 		if err == nil || try == startTries {
 			return s, err
 		}
 	}
 }
 
-func start(bin, extra string) (_ *Server, err error) {
-	dir, err := os.MkdirTemp("", "consultest-")
-	if err != nil {
+func start(cfg devserver.Config) (_ *Server, err error) {
+	s := &Server{bin: cfg.Bin}
+	if s.dir, err = os.MkdirTemp("", "consultest-"); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.RemoveAll(dir) // the error at hand matters more
-		}
-	}()
-	addr, args, err := devserver.Args(context.Background(), devserver.Config{Bin: bin, Dir: dir, ExtraJSON: extra})
+	cfg.Dir = s.dir
+	if s.Addr, s.args, err = devserver.Args(context.Background(), cfg); err == nil {
+		err = s.run()
+	}
 	if err != nil {
+		_ = os.RemoveAll(s.dir) // the error at hand matters more
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(dir, "consul.log"))
+	return s, nil
+}
+
+// run starts the server and waits until it answers.
+func (s *Server) run() error {
+	log, err := os.OpenFile(filepath.Join(s.dir, "consul.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(bin, args...) //nolint:noctx // StartTied ends it
+	cmd := exec.Command(s.bin, s.args...) //nolint:noctx // StartTied ends it
 	cmd.Stdout, cmd.Stderr = log, log
-	s := &Server{Addr: addr, dir: dir, done: make(chan struct{})}
-	if err := StartTied(cmd, func(error) { close(s.done) }); err != nil {
-		return nil, fmt.Errorf("start %s: %w", bin, err)
+	done := make(chan struct{})
+	if err := StartTied(cmd, func(error) { close(done) }); err != nil {
+		return fmt.Errorf("start %s: %w", s.bin, err)
 	}
-	s.Proc = cmd.Process
+	s.Proc, s.done = cmd.Process, done
 	ctx, cancel := context.WithTimeoutCause(context.Background(), 30*time.Second, errors.New("not ready after 30 s"))
 	defer cancel()
 	ctx, exited := context.WithCancelCause(ctx)
 	defer exited(nil)
 	go func() {
 		select {
-		case <-s.done: // another program took one of the ports, say
+		case <-done: // another program took one of the ports, say
 			exited(errors.New("consul ended"))
 		case <-ctx.Done():
 		}
 	}()
-	if err := devserver.WaitReady(ctx, addr); err != nil {
+	if err := devserver.WaitReady(ctx, s.Addr); err != nil {
 		text, _ := os.ReadFile(log.Name())
-		s.Stop()
-		return nil, fmt.Errorf("%w\n%s", err, text)
+		s.Kill()
+		return fmt.Errorf("%w\n%s", err, text)
 	}
-	return s, nil
+	return nil
 }
+
+// Kill ends the server as kill -9 does. StartAgain starts it again.
+func (s *Server) Kill() {
+	_ = s.Proc.Kill() // it may have ended already
+	<-s.done
+}
+
+// StartAgain starts a killed server on the same ports and returns when it answers.
+func (s *Server) StartAgain() error { return s.run() }
 
 // StartTied starts a command that gets SIGKILL when this process ends, even by SIGKILL. exited is called once, after the
 // command was waited for. The kernel ties a child to the thread that started it, so that thread waits here.
@@ -113,8 +137,7 @@ func StartTied(cmd *exec.Cmd, exited func(error)) error {
 
 // Stop kills the server and removes its files.
 func (s *Server) Stop() {
-	_ = s.Proc.Kill() // it may have ended already
-	<-s.done
+	s.Kill()
 	_ = os.RemoveAll(s.dir)
 }
 
@@ -143,6 +166,27 @@ func Main(m *testing.M) int {
 		perPackage.server.Stop()
 	}
 	return code
+}
+
+// patience is how long goroutines may take to end after the tests, on a busy machine.
+const patience = 30 * time.Second
+
+// NoLeaks returns the exit code of a package's tests: the given one, or 1 when they passed and goroutines are left that do
+// not end. goleak itself gives them half a second.
+func NoLeaks(code int) int {
+	if code != 0 {
+		return code
+	}
+	for deadline := time.Now().Add(patience); ; {
+		err := goleak.Find()
+		if err == nil {
+			return code
+		}
+		if time.Now().After(deadline) {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
 }
 
 // Shared returns the package's server, started on first use. The package's TestMain must call Main.

@@ -17,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -28,6 +29,14 @@ type faulty struct {
 	readHead func(rcID string) error
 	commit   func(*store.Batch) error
 	join     func() error
+	reads    func(consistent bool) // of realities
+}
+
+func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
+	if f.reads != nil && len(w.Realities) > 0 {
+		f.reads(consistent)
+	}
+	return f.Tenure.ReadDetails(ctx, w, consistent)
 }
 
 func (f *faulty) Join(ctx context.Context, m store.Member) error {
@@ -125,14 +134,12 @@ func TestANodeThatJoinsDuringAPassIsNotMissed(t *testing.T) {
 	c.node("n1", nil, nil)
 	var once sync.Once
 	c.faultyFarm("f1", &faulty{}, &late{before: func() {
-		if len(c.nodes) == 1 && c.nodes["n1"] != nil {
-			placements, _, _ := c.store.Placements(context.Background(), "web", true)
-			if len(placements) == 1 {
-				once.Do(func() {
-					c.node("n2", nil, nil)
-					elapse(time.Second) // long enough for the farm's watch of the nodes, which shows in nothing else
-				})
-			}
+		placements, _, _ := c.store.Placements(context.Background(), "web", true)
+		if len(placements) == 1 {
+			once.Do(func() {
+				c.node("n2", nil, nil)
+				elapse(time.Second) // long enough for the farm's watch of the nodes, which shows in nothing else
+			})
 		}
 	}})
 	c.apply("web", testManifest("web", 8080), replicas(1))
@@ -259,6 +266,63 @@ func TestADeepCheckIsRepeatedUntilItIsDone(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// What the nodes report is read consistently too in the first pass after a claim: a leader that is behind would show pods as
+// they were under the former owner.
+func TestTheFirstReadAfterAClaimIsConsistent(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	stop := c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	stop()
+	var mu sync.Mutex
+	var reads []bool
+	c.faultyFarm("f2", &faulty{reads: func(consistent bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		reads = append(reads, consistent)
+	}}, nil)
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.converged("web", 2)
+	mu.Lock()
+	defer mu.Unlock()
+	if len(reads) < 2 || !reads[0] || reads[len(reads)-1] {
+		t.Errorf("realities were read consistently: %v; want the first, and not the last", reads)
+	}
+}
+
+// A placement that was copied to the key of another replica is reported, not acted on.
+func TestACopiedPlacementIsNotActedOn(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	reg, _ := c.watchedFarm("f1", &recorder{})
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	placements, _, err := c.store.Placements(t.Context(), "web", true)
+	if err != nil || len(placements) != 1 {
+		t.Fatal(placements, err)
+	}
+	stray := c.store.Keys().Pod(pod.Identity{RCID: "web", Role: "main", Index: 5})
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(stray, mustJSON(t, placements[0].Value))}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.store.Ring(t.Context(), "web"); err != nil {
+		t.Fatal(err)
+	}
+	metric(t, reg, "rcfarm_farm_corrupt_records", "", is(1))
+	if n := len(c.running("web")); n != 1 {
+		t.Errorf("%d pods run", n)
+	}
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(stray)}); err != nil {
+		t.Fatal(err)
+	}
+	metric(t, reg, "rcfarm_farm_corrupt_records", "", is(0))
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.converged("web", 2)
 }
 
 // A farm that cannot join leaves nothing running.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,14 +25,16 @@ import (
 func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 
 // soon is how long anything may take that should happen at once, on a busy machine with the race detector.
-const soon = 30 * time.Second
+const soon = time.Minute
 
 // cluster is farms and simulated nodes on a prefix of their own.
 type cluster struct {
 	t      *testing.T
 	client *consul.Client
 	store  *store.Store
-	nodes  map[string]*simnode.Node
+
+	mu    sync.Mutex
+	nodes map[string]*simnode.Node
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -62,6 +65,7 @@ func (c *cluster) background(run func(ctx context.Context) error) (stop func()) 
 const ttl = 5 * time.Second
 
 func (c *cluster) node(name string, labels map[string]string, react func(pod.Intent) pod.Reality) (stop func()) {
+	c.mu.Lock()
 	n := c.nodes[name]
 	if n == nil {
 		n = &simnode.Node{
@@ -71,6 +75,7 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 		n.Client, n.Store = c.connect()
 		c.nodes[name] = n
 	}
+	c.mu.Unlock()
 	return c.background(n.Run)
 }
 
@@ -174,6 +179,8 @@ func (c *cluster) converged(id string, n int) {
 
 // running returns the nodes' own account of what runs: identity to nodes.
 func (c *cluster) running(rcID string) map[pod.Identity][]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	out := map[pod.Identity][]string{}
 	for name, n := range c.nodes {
 		for id := range n.Running() {

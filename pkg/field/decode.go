@@ -87,7 +87,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 		case errors.As(err, &bad):
 			errs.Add(Join(path, bad.Field), bad.Value, bad.Allowed)
 		case err != nil:
-			errs.Add(path, kindOf(value), err.Error())
+			errs.Add(path, KindOf(value), err.Error())
 		}
 		return
 	}
@@ -101,7 +101,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 	case reflect.Slice:
 		list, ok := value.([]any)
 		if !ok {
-			errs.Add(path, kindOf(value), "a list")
+			errs.Add(path, KindOf(value), "a list")
 			return
 		}
 		for i, item := range list {
@@ -110,7 +110,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 	case reflect.Map:
 		m, ok := value.(map[string]any)
 		if !ok {
-			errs.Add(path, kindOf(value), "a map")
+			errs.Add(path, KindOf(value), "a map")
 			return
 		}
 		for _, key := range sortedKeys(m) {
@@ -125,7 +125,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 func checkStruct(value any, want reflect.Type, path string, errs *Errors) {
 	m, ok := value.(map[string]any)
 	if !ok {
-		errs.Add(path, kindOf(value), "a map with the fields "+strings.Join(fieldNames(want), ", "))
+		errs.Add(path, KindOf(value), "a map with the fields "+strings.Join(fieldNames(want), ", "))
 		return
 	}
 	types := fieldTypes(want)
@@ -143,16 +143,16 @@ func checkScalar(value any, want reflect.Type, path string, errs *Errors) {
 	switch want.Kind() {
 	case reflect.String:
 		if _, ok := value.(string); !ok {
-			errs.Add(path, kindOf(value), stringAllowed(value))
+			errs.Add(path, KindOf(value), stringAllowed(value))
 		}
 	case reflect.Bool:
 		if _, ok := value.(bool); !ok {
-			errs.Add(path, kindOf(value), "true or false")
+			errs.Add(path, KindOf(value), "true or false")
 		}
 	default:
 		n, ok := value.(json.Number)
 		if !ok {
-			errs.Add(path, kindOf(value), "a whole number")
+			errs.Add(path, KindOf(value), "a whole number")
 			return
 		}
 		if err := json.Unmarshal([]byte(n), reflect.New(want).Interface()); err != nil {
@@ -171,8 +171,8 @@ func stringAllowed(value any) string {
 	}
 }
 
-// kindOf says what a value is, with the value itself where it is short enough to help.
-func kindOf(value any) any {
+// KindOf says what a value is, with the value itself where it is short enough to help.
+func KindOf(value any) any {
 	switch v := value.(type) {
 	case nil:
 		return Text("null")

@@ -37,7 +37,7 @@ type Manifest struct {
 	Version     int               `json:"version"`
 	ID          string            `json:"id"`
 	Launchables []Launchable      `json:"launchables"`
-	Config      map[string]any    `json:"config,omitempty"` // any tree; written to the file that CONFIG_PATH names
+	Config      Config            `json:"config,omitempty"` // written to the file that CONFIG_PATH names
 	Ports       []Port            `json:"ports,omitempty"`
 	Health      *Health           `json:"health,omitempty"`
 	Hooks       *Hooks            `json:"hooks,omitempty"`

@@ -19,6 +19,29 @@ const full = `{"version":1,"id":"web","launchables":[{"name":"server","artifact"
 	`"resources":{"cpu":500,"memory":1048576},"stop_grace":"5s"}],"ports":[{"name":"http","port":8080}],` +
 	`"health":{"http":{"port":"http","path":"/health?full=1"},"interval":"1s","timeout":"500ms","min_ready":"0s"},"labels":{"app":"web"}}`
 
+// all has every field that there is, in canonical form.
+const all = `{"version":1,"id":"all","launchables":[{"name":"server","artifact":{"kind":"tar","url":"https://files.example/all.tar.gz",` +
+	`"sha256":"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},"command":"bin/run","args":["-v"],"env":{"A":"1"},` +
+	`"user":"web","work_dir":"data","restart":{"policy":"on-failure","backoff_min":"200ms","backoff_max":"30s"},` +
+	`"resources":{"cpu":500,"memory":1048576,"pids":64},"stop_signal":"SIGINT","stop_grace":"5s"},` +
+	`{"name":"probe","artifact":{"kind":"exec","path":"/usr/bin/probe"}}],` +
+	`"config":{"half":0.50,"large":123456789012345678901234567890,"list":[1,1.0,1e2,null,true],"password":{"$file":"/etc/all/password"}},` +
+	`"ports":[{"name":"http","port":8080},{"name":"admin","dynamic":true}],` +
+	`"health":{"http":{"port":"http","path":"/health"},"interval":"1s","timeout":"500ms","initial_delay":"3s",` +
+	`"success_threshold":2,"failure_threshold":3,"min_ready":"1s"},` +
+	`"hooks":{"before_install":{"path":"hooks/a"},"after_install":{"path":"hooks/b"},"before_launch":{"path":"hooks/c"},` +
+	`"after_launch":{"path":"hooks/d"},"before_stop":{"path":"hooks/e"},` +
+	`"after_stop":{"launchable":"probe","path":"/usr/bin/f","args":["x"],"timeout":"5s","required":true}},` +
+	`"disconnect":{"stop_after":"1h0m0s"},"volumes":[{"name":"data"}],"labels":{"app":"all"}}`
+
+// allTCP and allScript have the checks that all cannot have beside its own.
+const (
+	allTCP = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
+		`"ports":[{"name":"http","port":1}],"health":{"tcp":{"port":"http"}}}`
+	allScript = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
+		`"health":{"script":{"launchable":"server","path":"/opt/check","args":["-q"]}}}`
+)
+
 // least is the smallest valid manifest.
 const least = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar","url":"file:///srv/web.tar.gz",` +
 	`"sha256":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}}]}`
@@ -38,6 +61,9 @@ func TestCanonicalIsForEver(t *testing.T) {
 	for _, tt := range []struct{ in, digest string }{
 		{least, "d4787d558a0385cf93ab9459255e7add9f86c56e7ae2cf56040546c376ab49bf"},
 		{full, "ded7a146e1381eed38c07bc97995b2230e8d94ed835b13ac9f2bd0f4d3db4fea"},
+		{all, "a8bde0b9d134c19b52d0aff8adc0d658e62cff7cc77af7d6ee511c4cd6ce4c39"},
+		{allTCP, "93edf3b65bc1ce4118989c4e5cef40768d6bab13ae4163587fb471655f4fdb7e"},
+		{allScript, "9b906cb3ef6f67e6ef2572e496fbf5fb200e1d3661f9c5a3e4d87f1eb99423e3"},
 	} {
 		canonical, err := decode(t, tt.in).Canonical()
 		if err != nil {
@@ -76,6 +102,7 @@ func TestCanonicalIsStable(t *testing.T) {
 		m.Launchables[0].Env = rapid.MapOfN(rapid.StringMatching(`[A-Z_][A-Z0-9_]{0,5}`), text, 0, 3).Draw(rt, "env")
 		grace := field.Duration(rapid.Int64Min(0).Draw(rt, "grace"))
 		m.Launchables[0].StopGrace = &grace
+		m.Config = rapid.MapOfN(text, anyJSON(3), 0, 3).Draw(rt, "config")
 		first, err := m.Canonical()
 		if err != nil {
 			rt.Fatal(err)
@@ -87,6 +114,44 @@ func TestCanonicalIsStable(t *testing.T) {
 		second, err := again.Canonical()
 		if err != nil || manifest.Digest(first) != manifest.Digest(second) {
 			rt.Fatalf("%s became %s, %v", first, second, err)
+		}
+	})
+}
+
+// anyJSON makes trees with numbers that no Go type holds.
+func anyJSON(depth int) *rapid.Generator[any] {
+	number := rapid.StringMatching(`-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,4})?`)
+	text := rapid.StringN(0, 20, 40)
+	scalar := rapid.OneOf(
+		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(b bool) any { return b }),
+		rapid.Map(number, func(s string) any { return json.Number(s) }), rapid.Map(text, func(s string) any { return s }),
+	)
+	if depth == 0 {
+		return scalar
+	}
+	return rapid.OneOf(scalar,
+		rapid.Map(rapid.SliceOfN(anyJSON(depth-1), 0, 3), func(l []any) any { return l }),
+		rapid.Map(rapid.MapOfN(text, anyJSON(depth-1), 0, 3), func(m map[string]any) any { return m }))
+}
+
+// Whatever number a user wrote is what is stored and what the pod's file gets, digit by digit.
+func TestConfigKeepsNumbers(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		tree := rapid.MapOfN(rapid.StringMatching(`[a-z]{1,5}`), anyJSON(3), 1, 3).Draw(rt, "config")
+		config, err := json.Marshal(tree)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		m, err := manifest.Decode([]byte(strings.Replace(least, `"version":1,`, `"version":1,"config":`+string(config)+`,`, 1)))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if kept, err := json.Marshal(m.Config); err != nil || string(kept) != string(config) {
+			rt.Fatalf("%s became %s, %v", config, kept, err)
+		}
+		canonical, err := m.Canonical()
+		if err != nil || !strings.Contains(string(canonical), `"config":`+string(config)) {
+			rt.Fatalf("%s is not in %s, %v", config, canonical, err)
 		}
 	})
 }

@@ -44,8 +44,8 @@ func TestValidate(t *testing.T) {
 			"launchable twice", func(m *manifest.Manifest) { m.Launchables = append(m.Launchables, m.Launchables[0]) },
 			`launchables[1].name: "server" is not valid; allowed: ` + unique,
 		},
-		{"no kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "" }, "launchables[0].artifact.kind: missing; allowed: tar"},
-		{"kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "zip" }, `launchables[0].artifact.kind: "zip" is not valid; allowed: tar`},
+		{"no kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "" }, "launchables[0].artifact.kind: missing; allowed: tar or exec"},
+		{"kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "zip" }, `launchables[0].artifact.kind: "zip" is not valid; allowed: tar or exec`},
 		{"no url", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "" }, "launchables[0].artifact.url: missing; allowed: " + url},
 		{"file with a query", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "file:///a?b" }, `launchables[0].artifact.url: "file:///a?b" is not valid; allowed: ` + url},
 		{"no host", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "https://:443/a" }, `launchables[0].artifact.url: "https://:443/a" is not valid; allowed: ` + url},
@@ -67,7 +67,7 @@ func TestValidate(t *testing.T) {
 			"memory that overflows", func(m *manifest.Manifest) { m.Launchables[0].Resources.Memory = 1 << 62 },
 			"launchables[0].resources.memory: 4611686018427387904 is not valid; allowed: bytes, from 0 to 1125899906842624",
 		},
-		{"port", func(m *manifest.Manifest) { m.Ports[0].Port = 65536 }, "ports[0].port: 65536 is not valid; allowed: a TCP port from 1 to 65535"},
+		{"port", func(m *manifest.Manifest) { m.Ports[0].Port = 65536 }, "ports[0].port: 65536 is not valid; allowed: a TCP port from 1 to 65535, or dynamic: true in place of it"},
 		{"port number twice", func(m *manifest.Manifest) {
 			m.Ports = append(m.Ports, manifest.Port{Name: "other", Port: 8080})
 		}, `ports[1].port: "8080" is not valid; allowed: ` + unique},
@@ -76,8 +76,8 @@ func TestValidate(t *testing.T) {
 			"two ports without a name", func(m *manifest.Manifest) { m.Ports, m.Health = []manifest.Port{{Port: 1}, {Port: 2}}, nil },
 			"ports[0].name: missing; allowed: " + name + "\nports[1].name: missing; allowed: " + name,
 		},
-		{"no check", func(m *manifest.Manifest) { m.Health = &manifest.Health{} }, "health: missing; allowed: exactly one of http and tcp"},
-		{"both checks", func(m *manifest.Manifest) { m.Health.TCP = &manifest.TCPCheck{Port: "http"} }, "health: http together with tcp is not valid; allowed: exactly one of http and tcp"},
+		{"no check", func(m *manifest.Manifest) { m.Health = &manifest.Health{} }, "health: missing; allowed: exactly one of http, tcp and script"},
+		{"both checks", func(m *manifest.Manifest) { m.Health.TCP = &manifest.TCPCheck{Port: "http"} }, "health: http together with tcp is not valid; allowed: exactly one of http, tcp and script"},
 		{"unknown port", func(m *manifest.Manifest) { m.Health.HTTP.Port = "web" }, `health.http.port: "web" is not valid; allowed: the name of one of the pod's ports: http`},
 		{
 			"port of a pod without ports", func(m *manifest.Manifest) { m.Ports, m.Health = nil, &manifest.Health{TCP: &manifest.TCPCheck{}} },

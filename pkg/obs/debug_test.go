@@ -6,17 +6,18 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
 func quiet(t *testing.T) obs.Logger {
 	t.Helper()
@@ -81,10 +82,11 @@ func TestDebugServer(t *testing.T) {
 	if err := <-ended; !errors.Is(err, errDone) {
 		t.Errorf("Run returned %v", err)
 	}
-	again, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()})
-	if err != nil {
-		t.Fatalf("the address is still taken: %v", err)
-	}
+	var again *obs.DebugServer
+	consultest.Eventually(t, time.Minute, func() (err error) { // another program may have had the port for a moment
+		again, err = obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()})
+		return err
+	})
 	defer again.Close()
 	if _, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()}); err == nil || !strings.Contains(err.Error(), "--debug-addr") {
 		t.Errorf("an address in use: %v", err)

@@ -3,6 +3,8 @@ package pod
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"strconv"
 	"time"
 )
@@ -59,6 +61,28 @@ type Placement struct {
 	UnmanagedSince      *time.Time `json:"unmanaged_since,omitempty"`
 	AdoptedAtGeneration int64      `json:"adopted_at_generation,omitempty"` // runs as found until the RC moves past this (R2)
 	ChangedAt           time.Time  `json:"changed_at"`                      // when this revision was decided
+}
+
+// Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written it.
+func (p *Placement) Check() error {
+	switch {
+	case p.RCID == "" || p.Role == "" || p.Identity.Index < 0:
+		return fmt.Errorf("the record has the identity %q; allowed: a controller, a role and an index of 0 or more", p.Identity)
+	case p.Node == "":
+		return errors.New("the record names no node")
+	case p.Digest == "":
+		return errors.New("the record names no manifest")
+	case !p.RunState.Valid():
+		return fmt.Errorf("the record has the run state %q; allowed: %s or %s", p.RunState, Running, Stopped)
+	case p.Revision < 1:
+		return fmt.Errorf("the record has the revision %d; allowed: 1 or more", p.Revision)
+	}
+	for _, g := range p.Ghosts {
+		if g.Node == "" || g.Revision < 0 {
+			return fmt.Errorf("the record has a former copy on %q at revision %d; allowed: a node, a revision of 0 or more", g.Node, g.Revision)
+		}
+	}
+	return nil
 }
 
 // Ghost is a copy of the pod on a node that it has left, until its stop is confirmed.

@@ -44,6 +44,7 @@ type bench struct {
 	cfg       preparer.Config
 	log       *logBuffer
 	journal   journal
+	current   *preparer.Preparer // the one that was started last
 }
 
 func newBench(t *testing.T) *bench {
@@ -146,7 +147,7 @@ func (b *bench) startWith(wrap func(preparer.Tenure) preparer.Tenure) *agent {
 	var session sync.WaitGroup
 	session.Go(func() {
 		cfg := consul.SessionConfig{
-			Kind: "preparer", Name: b.cfg.Node.Name, Journal: &b.journal,
+			Kind: "preparer", Name: b.cfg.Node.Name, TTL: 5 * time.Second, Journal: &b.journal,
 			OnEvent: func(event string, _ *consul.Session, err error) { fmt.Fprintln(b.log, "session event:", event, err) },
 		}
 		err := b.own.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
@@ -180,6 +181,7 @@ func (b *bench) startAlone() *agent {
 			b.t.Errorf("Run ended with %v", err)
 		}
 	})
+	b.current = p
 	a := &agent{Preparer: p, stop: func() { cancel(); run.Wait() }}
 	b.t.Cleanup(a.stop)
 	return a
@@ -205,9 +207,9 @@ func (b *bench) sleeper(version string) manifest.Manifest {
 // server is a manifest of one process that listens and has an HTTP check.
 func (b *bench) server(version string) manifest.Manifest {
 	m := b.pod("exec "+testBinary()+" "+serveArg, version)
-	interval := field.Duration(time.Second)
+	interval, timeout := field.Duration(time.Second), field.Duration(5*time.Second) // which a busy machine keeps
 	m.Ports = []manifest.Port{{Name: "http-main", Port: httpPort}}
-	m.Health = &manifest.Health{HTTP: &manifest.HTTPCheck{Port: "http-main", Path: "/"}, Interval: &interval}
+	m.Health = &manifest.Health{HTTP: &manifest.HTTPCheck{Port: "http-main", Path: "/"}, Interval: &interval, Timeout: &timeout}
 	return m
 }
 
@@ -362,14 +364,22 @@ func (b *bench) procs(index int) []runtime.Status {
 	return slices.DeleteFunc(all, func(s runtime.Status) bool { return s.Spec.Pod != identity(index) })
 }
 
-// pid returns the pid of the pod's only process, which must run.
-func (b *bench) pid(index int) int {
+// pid returns the pid of the pod's only process, which must run. What is left of an earlier one may still be cleared away.
+func (b *bench) pid(index int) (pid int) {
 	b.t.Helper()
-	procs := b.procs(index)
-	if len(procs) != 1 || procs[0].Phase != runtime.Running {
-		b.t.Fatalf("processes %+v, want one that runs", procs)
-	}
-	return procs[0].PID
+	b.eventually(func() error {
+		procs := b.procs(index)
+		alive := slices.DeleteFunc(slices.Clone(procs), func(s runtime.Status) bool { return s.Phase == runtime.Stopped })
+		if len(alive) > 1 {
+			b.t.Fatalf("processes %+v, want only one that runs", procs)
+		}
+		if len(procs) != 1 || procs[0].Phase != runtime.Running {
+			return fmt.Errorf("processes %+v, want one that runs", procs)
+		}
+		pid = procs[0].PID
+		return nil
+	})
+	return pid
 }
 
 func (b *bench) mustKeepPID(index, pid int) {

@@ -27,7 +27,7 @@ import (
 func TestLifeOfAPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6}) // all that P8 allows
+	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6 - consul.LivenessConns}) // all that P8 allows
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,9 +44,12 @@ func TestLifeOfAPod(t *testing.T) {
 	pid := b.pid(0)
 	b.checkEnvironment(digest)
 	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
-	if local := b.services(); len(local) != 1 || !local[id] {
-		t.Errorf("services %v, want %s passing", local, id)
-	}
+	b.eventually(func() error {
+		if local := b.services(); len(local) != 1 || !local[id] {
+			return fmt.Errorf("services %v, want %s passing", local, id)
+		}
+		return nil
+	})
 
 	b.tell(intent(0, digest, pod.Running, 20)) // nothing but a new revision
 	b.awaitReady(0, digest, 20)

@@ -11,14 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
 // patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // First arguments that turn the test binary into one of the programs under test.
 const (
@@ -31,20 +30,15 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case shim.StubArg:
 			shim.ExecStub()
+		case oneshot.Arg:
+			oneshot.Exec(nil)
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
 		case serveArg:
 			exitOn(serve())
 		}
 	}
-	code := consultest.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(consultest.NoLeaks(consultest.Main(m)))
 }
 
 func exitOn(err error) {

@@ -22,8 +22,9 @@ type observation struct {
 	procs     []runtime.Status // of the installed version
 	missing   bool             // not all of its processes are there
 	available bool
-	unhealthy bool // the check has had its time and does not pass
-	unlisted  bool // the local agent does not have the service
+	unhealthy bool   // the check has had its time and does not pass
+	unlisted  bool   // the local agent does not have the service
+	complaint string // of the health script
 }
 
 // observe derives what is reported about a pod that has a saved record. Since is left to the caller.
@@ -72,6 +73,9 @@ func processState(o observation) (state pod.State, message string) {
 		switch {
 		case status.Phase == runtime.Backoff:
 			return pod.StateFailed, downMessage(status)
+		case done(status):
+		case status.Phase == runtime.Exited:
+			return pod.StateFailed, downMessage(status)
 		case status.Phase != runtime.Running:
 			state = pod.StateStarting
 		}
@@ -80,6 +84,8 @@ func processState(o observation) (state pod.State, message string) {
 	case state == pod.StateStarting:
 	case o.available:
 		state = pod.StateReady
+	case o.unhealthy && o.complaint != "":
+		return pod.StateUnhealthy, oneLine(o.complaint)
 	case o.unhealthy && o.unlisted:
 		return pod.StateUnhealthy, "the local Consul agent does not have its service, or does not show it to the node's token"
 	case o.unhealthy:
@@ -88,19 +94,41 @@ func processState(o observation) (state pod.State, message string) {
 	return state, ""
 }
 
+// done reports whether a process has ended well for good: its restart policy leaves it at that.
+func done(status runtime.Status) bool {
+	return status.Phase == runtime.Exited && status.LastExit != nil && !status.LastExit.Unknown && status.LastExit.Code == 0
+}
+
+// maxComplaint bounds what a reality repeats of a health script's output, in bytes.
+const maxComplaint = 200
+
+// oneLine makes text fit a message.
+func oneLine(text string) string {
+	line := strings.Join(strings.Fields(text), " ")
+	if len(line) > maxComplaint {
+		line = strings.ToValidUTF8(line[:maxComplaint], "") + "..."
+	}
+	return line
+}
+
 func downMessage(status runtime.Status) string {
-	name := status.Spec.Name
+	name, next := status.Spec.Name, "it is started again"
+	if status.Phase == runtime.Exited {
+		next = "its restart policy leaves it at that"
+	}
 	switch exit := status.LastExit; {
+	case status.Message != "" && status.Phase == runtime.Exited:
+		return name + ": " + status.Message + "; " + next
 	case status.Message != "":
 		return name + ": " + status.Message
 	case exit == nil:
-		return name + " does not run; it is started again"
+		return name + " does not run; " + next
 	case exit.Unknown:
-		return name + " ended in an unknown way; it is started again"
+		return name + " ended in an unknown way; " + next
 	case exit.Signal != "":
-		return fmt.Sprintf("%s was ended by %s; it is started again", name, exit.Signal)
+		return fmt.Sprintf("%s was ended by %s; %s", name, exit.Signal, next)
 	default:
-		return fmt.Sprintf("%s ended with exit status %d; it is started again", name, exit.Code)
+		return fmt.Sprintf("%s ended with exit status %d; %s", name, exit.Code, next)
 	}
 }
 
@@ -138,17 +166,20 @@ type readiness struct {
 
 // update takes in the present state. available is the verdict; unhealthy says that the check had its time; due is when to
 // look again although nothing happens, zero for never.
-func (r *readiness) update(now time.Time, procs string, h health, spec *manifest.Health) (available, unhealthy bool, due time.Time) {
-	var interval, timeout, minReady time.Duration
+func (r *readiness) update(now time.Time, procs string, h checkState, spec *manifest.Health) (available, unhealthy bool, due time.Time) {
+	var first, last, minReady time.Duration // how long a check takes to pass for the first time, and to fail
 	if spec != nil {
-		interval = spec.Interval.Or(manifest.DefaultHealthInterval)
-		timeout = spec.Timeout.Or(manifest.DefaultHealthTimeout)
+		interval := spec.Interval.Or(manifest.DefaultHealthInterval)
+		timeout := spec.Timeout.Or(manifest.DefaultHealthTimeout)
+		// The agent spreads a check's first run over its interval.
+		first = spec.InitialDelay.Or(0) + time.Duration(max(1, spec.SuccessThreshold)+1)*interval + timeout
+		last = time.Duration(max(1, spec.FailureThreshold))*interval + timeout
 		minReady = spec.MinReady.Or(0)
 	}
 	if procs != r.procs {
 		r.procs, r.changed, r.passing, r.passed, r.trust = procs, now, time.Time{}, false, now
 		if h.passing { // it was not these processes that passed
-			r.trust = now.Add(interval + timeout)
+			r.trust = now.Add(last)
 		}
 	}
 	if procs == "" {
@@ -159,7 +190,7 @@ func (r *readiness) update(now time.Time, procs string, h health, spec *manifest
 		if h.known {
 			r.ready = ""
 		}
-		late := r.changed.Add(2*interval + timeout) // the agent spreads a check's first run over its interval
+		late := r.changed.Add(first)
 		return false, r.passed || !now.Before(late), late
 	}
 	if r.ready == procs {
@@ -180,17 +211,21 @@ func (r *readiness) update(now time.Time, procs string, h health, spec *manifest
 	return true, false, time.Time{}
 }
 
-// instances names the running processes of a version, each with its own start; empty while not all of them run.
+// instances names the running processes of a version, each with its own start; empty while not all of them run that have
+// not done their work.
 func instances(procs []runtime.Status, missing bool) string {
 	if missing {
 		return ""
 	}
-	lines := make([]string, len(procs))
-	for i, status := range procs {
+	var lines []string
+	for _, status := range procs {
+		if done(status) {
+			continue
+		}
 		if status.Phase != runtime.Running {
 			return ""
 		}
-		lines[i] = fmt.Sprintf("%s:%d:%d", status.Spec.ID, status.PID, status.StartedAt.UnixNano())
+		lines = append(lines, fmt.Sprintf("%s:%d:%d", status.Spec.ID, status.PID, status.StartedAt.UnixNano()))
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, " ")
@@ -230,7 +265,11 @@ func (p *Preparer) observeAll(now time.Time) (due time.Time) {
 }
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
-	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !e.health.known}
+	health := e.healthOf()
+	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !health.known}
+	if e.script != nil && health.known {
+		o.complaint = e.script.verdict.Output
+	}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved
 	}
@@ -243,21 +282,15 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		return time.Time{}
 	}
 	var spec *manifest.Health
-	if m := e.manifest(); m != nil {
-		wanted := specIDs(e.id, o.rec.Installed.Revision, o.rec.Installed.Digest, m)
-		for _, status := range e.procs {
-			if slices.Contains(wanted, status.Spec.ID) {
-				o.procs = append(o.procs, status)
-			}
-		}
-		o.missing = len(o.procs) != len(wanted)
+	if m := e.manifest(); m != nil && o.rec.Installed.known() {
+		o.procs, o.missing = e.installedProcs()
 		spec = m.Health
 	} else {
 		o.procs = e.procs
 		o.missing = len(o.procs) == 0
 	}
 	ready := e.readiness.ready
-	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), e.health, spec)
+	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), health, spec)
 	if e.readiness.ready != ready {
 		p.enqueue(e) // a restart must know
 	}

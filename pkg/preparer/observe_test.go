@@ -70,9 +70,9 @@ func TestReadiness(t *testing.T) {
 	now := time.Now()
 	sec := func(n int) *field.Duration { d := field.Duration(time.Duration(n) * time.Second); return &d }
 	spec := &manifest.Health{Interval: sec(2), Timeout: sec(1), MinReady: sec(3)}
-	failing, passing := health{known: true}, health{known: true, passing: true}
+	failing, passing := checkState{known: true}, checkState{known: true, passing: true}
 	var r readiness
-	is := func(what, procs string, h health, wantAvailable, wantUnhealthy bool) {
+	is := func(what, procs string, h checkState, wantAvailable, wantUnhealthy bool) {
 		t.Helper()
 		available, unhealthy, _ := r.update(now, procs, h, spec)
 		if available != wantAvailable || unhealthy != wantUnhealthy {
@@ -102,7 +102,7 @@ func TestReadiness(t *testing.T) {
 	is("check result is its own, min_ready begins", "a:2", passing, false, false)
 	now = now.Add(3 * time.Second)
 	is("available again", "a:2", passing, true, false)
-	is("agent lost the service", "a:2", health{}, false, true)
+	is("agent lost the service", "a:2", checkState{}, false, true)
 	is("agent has it again", "a:2", passing, true, false)
 }
 

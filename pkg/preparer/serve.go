@@ -44,6 +44,8 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	}
 	p.leave()
 	defer p.leave()
+	p.setServing(true)
+	defer p.setServing(false)
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.keepRecord(ctx) })
 	for _, part := range []func(context.Context) error{s.watchRecord, s.watchSchema, s.watchIntents} {

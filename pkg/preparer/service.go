@@ -59,11 +59,14 @@ func serviceOf(n *node.Node, rec *Record, m *manifest.Manifest) consul.Service {
 	}
 	s.Check = &consul.Check{
 		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
+		SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
 	}
 	switch {
 	case h.HTTP != nil:
 		s.Port = rec.Installed.Ports[h.HTTP.Port]
 		s.Check.HTTP = "http://" + net.JoinHostPort(n.Address, strconv.Itoa(s.Port)) + h.HTTP.Path
+	case h.Script != nil:
+		*s.Check = consul.Check{TTL: scriptTTL(h)}
 	case h.TCP != nil:
 		s.Port = rec.Installed.Ports[h.TCP.Port]
 		s.Check.TCP = net.JoinHostPort(n.Address, strconv.Itoa(s.Port))
@@ -81,8 +84,8 @@ func fingerprint(s consul.Service) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// health is what the local agent said about a pod's service.
-type health struct {
+// checkState is what is known of a pod's health.
+type checkState struct {
 	known   bool // the agent has the service as it should be
 	passing bool
 }
@@ -110,6 +113,7 @@ func (p *Preparer) watchServices(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
+	defer p.endScripts()
 	for {
 		p.syncServices(ctx)
 		timer := time.NewTimer(p.pollInterval())
@@ -144,6 +148,7 @@ type serviceChange struct {
 }
 
 func (p *Preparer) syncServices(ctx context.Context) {
+	p.tendScripts(ctx)
 	const reading, writing = "services of the local agent", "registration of services"
 	local, err := p.cfg.Services.LocalServices(ctx, MetaNode, p.cfg.Node.Name)
 	register, strays := p.sawServices(local, err)
@@ -192,16 +197,16 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 		expected[id] = e.up || anyAlive(e.procs)
 		m := e.manifest()
 		if !e.up || m == nil {
-			e.health = health{known: there, passing: there && passing}
+			e.health = checkState{known: there, passing: there && passing}
 			continue
 		}
 		s := serviceOf(&p.cfg.Node, &e.rec, m)
 		change := serviceChange{entry: e, service: s, fingerprint: fingerprint(s)}
 		right := there && e.service == change.fingerprint
-		e.health = health{known: right, passing: right && passing}
+		e.health = checkState{known: right, passing: right && passing}
 		if right {
 			e.gate = gate{}
-		} else if e.gate.pass(now) {
+		} else if e.rested(m, now) && e.gate.pass(now) {
 			register = append(register, change)
 		}
 	}
@@ -211,6 +216,23 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 		}
 	}
 	return register, strays
+}
+
+// rested reports whether the initial delay of the pod's health check is over: the check begins with the registration.
+func (e *entry) rested(m *manifest.Manifest, now time.Time) bool {
+	if m.Health == nil || m.Health.InitialDelay == nil {
+		return true
+	}
+	var started time.Time
+	for _, status := range e.procs {
+		if status.Phase != runtime.Running {
+			continue
+		}
+		if status.StartedAt.After(started) {
+			started = status.StartedAt
+		}
+	}
+	return !started.IsZero() && !now.Before(started.Add(m.Health.InitialDelay.Or(0)))
 }
 
 func anyAlive(procs []runtime.Status) bool {
@@ -247,8 +269,11 @@ func (p *Preparer) withdraw(ctx context.Context, e *entry) {
 	e.registering.Lock()
 	defer e.registering.Unlock()
 	p.mu.Lock()
-	e.up, e.service, e.health, e.gate = false, "", health{}, gate{}
+	e.up, e.service, e.health, e.gate = false, "", checkState{}, gate{}
+	script := e.script
+	e.script = nil
 	p.mu.Unlock()
+	script.end()
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
 	if err := p.cfg.Services.DeregisterService(ctx, ServiceID(p.cfg.Node.Name, e.id)); err != nil {

@@ -282,17 +282,25 @@ func TestForeignHolder(t *testing.T) {
 	defer release()
 	var held sync.WaitGroup
 	held.Go(func() {
-		_ = b.client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "other", Journal: new(journal)},
+		_ = b.client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "other", TTL: patience, Journal: new(journal)},
 			func(ctx context.Context, sess *consul.Session) error {
 				if err := b.store.NodeTenure(sess, b.cfg.Node.Name).Hold(ctx, b.cfg.Node); err != nil {
 					return err
 				}
-				other <- sess.Releasing
-				<-ctx.Done()
+				select {
+				case other <- sess.Releasing:
+					<-ctx.Done()
+				case <-ctx.Done():
+				}
 				return context.Cause(ctx)
 			})
 	})
-	session := <-other
+	var session string
+	select {
+	case session = <-other:
+	case <-time.After(patience):
+		t.Fatal("the other preparer does not get the node")
+	}
 	digest := b.upload(b.sleeper("1"))
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.start()

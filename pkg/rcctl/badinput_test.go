@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/document"
 )
 
 // goodDocument is valid. Each case below spoils one thing in it.
@@ -47,7 +48,7 @@ type badDocument struct {
 func badDocuments() []badDocument {
 	return []badDocument{
 		{name: "unknown field", spoil: spoil{"replicas: 3", "replica: 3"}, wants: []string{"replica: unknown field", "replica_groups, replicas"}},
-		{name: "unknown field, nested", spoil: spoil{"kind: tar", "kind: tar\n      digest: x"}, wants: []string{"pod.launchables[0].artifact.digest: unknown field", "kind, sha256, url"}},
+		{name: "unknown field, nested", spoil: spoil{"kind: tar", "kind: tar\n      digest: x"}, wants: []string{"pod.launchables[0].artifact.digest: unknown field", "kind, path, sha256, url"}},
 		{name: "field in upper case", spoil: spoil{"replicas: 3", "Replicas: 3"}, wants: []string{"Replicas: unknown field", "replicas"}},
 		{name: "wrong type", spoil: spoil{"replicas: 3", `replicas: "three"`}, wants: []string{"replicas:", `"three"`, "a whole number"}},
 		{name: "fraction", spoil: spoil{"replicas: 3", "replicas: 2.5"}, wants: []string{"replicas:", "2.5", "a whole number"}},
@@ -95,8 +96,8 @@ func badDocuments() []badDocument {
 		{name: "port out of range", spoil: spoil{"port: 8080", "port: 70000"}, wants: []string{"pod.ports[0].port:", "70000", "from 1 to 65535"}},
 		{name: "port zero", spoil: spoil{"port: 8080", "port: 0"}, wants: []string{"pod.ports[0].port:", "0", "from 1 to 65535"}},
 		{name: "unknown port in the health check", spoil: spoil{"http: {port: http", "http: {port: web"}, wants: []string{"pod.health.http.port:", `"web"`, "one of the pod's ports: http"}},
-		{name: "both http and tcp", spoil: spoil{"path: /health}", "path: /health}\n    tcp: {port: http}"}, wants: []string{"pod.health:", "http together with tcp", "exactly one of http and tcp"}},
-		{name: "neither http nor tcp", spoil: spoil{"    http: {port: http, path: /health}\n", ""}, wants: []string{"pod.health: missing", "exactly one of http and tcp"}},
+		{name: "both http and tcp", spoil: spoil{"path: /health}", "path: /health}\n    tcp: {port: http}"}, wants: []string{"pod.health:", "http together with tcp", "exactly one of http, tcp and script"}},
+		{name: "neither http nor tcp", spoil: spoil{"    http: {port: http, path: /health}\n", ""}, wants: []string{"pod.health: missing", "exactly one of http, tcp and script"}},
 		{name: "relative health path", spoil: spoil{"/health", "health"}, wants: []string{"pod.health.http.path:", `"health"`, "starts with '/'"}},
 		{name: "health path that climbs", spoil: spoil{"/health", "/../../etc"}, wants: []string{"pod.health.http.path:", `"/../../etc"`, "'..' segments"}},
 		{name: "health path with a line break", spoil: spoil{"/health", `"/health\r\nHost: x"`}, wants: []string{"pod.health.http.path:", `"/health\r\nHost: x"`, "without spaces"}},
@@ -104,7 +105,7 @@ func badDocuments() []badDocument {
 		{name: "interval below Consul's", spoil: spoil{"interval: 2s", "interval: 10ms"}, wants: []string{"pod.health.interval:", `"10ms"`, "1s or more"}},
 		{name: "negative resources", spoil: spoil{"stop_grace: 5s", "resources: {cpu: -1}"}, wants: []string{"resources.cpu:", "-1", "thousandths of a core"}},
 		{name: "duplicate YAML key", spoil: spoil{"replicas: 3", "replicas: 3\nreplicas: 4"}, wants: []string{"replicas: a second time (line 3)", "each key once"}},
-		{name: "duplicate JSON key", whole: `{"name": "web", "name": "api"}`, wants: []string{"name: a second time (line 1)", "each key once"}},
+		{name: "duplicate JSON key", whole: `{"name": "web", "name": "api"}`, wants: []string{"name: a second time", "each key once"}},
 		{name: "two documents", whole: goodDocument + "---\n" + goodDocument, wants: []string{"document:", "2 documents", "one YAML or JSON document"}},
 		{name: "empty document", whole: "", wants: []string{"document: missing", "one YAML or JSON document"}},
 		{name: "only comments", whole: "---\n# nothing\n\n", wants: []string{"document: missing", "one YAML or JSON document"}},
@@ -113,7 +114,7 @@ func badDocuments() []badDocument {
 		{name: "not YAML", whole: "name: [web\nreplicas: 3", wants: []string{"document:", "line 1", "YAML or JSON"}},
 		{name: "binary", whole: "\x00\x01\xff", wants: []string{"document:", "YAML or JSON"}},
 		{name: "not a number", spoil: spoil{"replicas: 3", "replicas: .nan"}, wants: []string{"document:", "NaN", "YAML or JSON"}},
-		{name: "file too large", whole: goodDocument + "# " + strings.Repeat("x", maxDocument), wants: []string{"document:", "more than 1048576 bytes", "at most 1048576 bytes"}},
+		{name: "file too large", whole: goodDocument + "# " + strings.Repeat("x", document.MaxBytes), wants: []string{"document:", "more than 1048576 bytes", "at most 1048576 bytes"}},
 		{name: "manifest too large", spoil: spoil{"env: {MODE: fast}", "args: [" + strings.Repeat(strings.Repeat("x", 4000)+", ", 17) + "]"}, wants: []string{"pod:", "bytes of canonical JSON", "at most 65536 bytes"}},
 		{name: "two mistakes are two lines", spoil: spoil{"replicas: 3", "replicas: -3\nstrategy: best"}, wants: []string{"replicas: -3", "\nrc.yaml: strategy: ", "dynamic or static"}},
 	}

@@ -92,10 +92,13 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	return c, nil
 }
 
-// computeDelete marks the controller for deletion. It returns *refusedError while replicas are asked for, unless forced.
+// computeDelete marks the controller for deletion. It returns *refusedError while replicas are asked for, unless forced. For
+// one that is marked already nothing is left to do but to let its mass stop pass: no other change could.
 func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, error) {
 	if cur.DeletedAt != nil {
-		return change{what: "delete", rc: cur, none: true}, nil
+		c := change{what: "delete", rc: cur, none: !massStop || cur.AllowMassStop == cur.Generation}
+		c.next(massStop)
+		return c, nil
 	}
 	if n := cur.Desired(); n > 0 && !force {
 		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, replicas(n), cur.Name)

@@ -15,7 +15,8 @@ func (t *tool) deleteCommand() *cli.Command {
 		UsageText: "rcctl rc delete REF [--force] [--wait [--timeout 5m]] [--allow-mass-stop]",
 		Description: `An rc that still asks for replicas is refused (exit code 4) unless --force is given. The farm that owns the
 rc stops its pods, waits until their nodes have confirmed that, then removes every record of the rc. A pod on
-a lost node holds the deletion up, because nobody can confirm that it stopped.
+a lost node holds the deletion up, because nobody can confirm that it stopped. Deleting again what is being deleted
+changes nothing and succeeds; with --allow-mass-stop it lets the breaker pass what it held up.
 
 Examples:
   rcctl rc scale web 0 && rcctl rc delete web --wait
@@ -53,9 +54,13 @@ func (t *tool) delete(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if done.none {
-		fmt.Fprintf(t.out, "rc %s is marked for deletion since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
-	} else {
+	switch {
+	case done.none:
+		fmt.Fprintf(t.out, "rc %s is already being deleted, since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
+	case found.Value.DeletedAt != nil:
+		fmt.Fprintf(t.out, "rc %s is already being deleted, since %s; its pods may now stop at once (generation %d)\n",
+			done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339), done.rc.Generation)
+	default:
 		fmt.Fprintf(t.out, "rc %s marked for deletion (id %s, generation %d)\n", done.rc.Name, done.rc.ID, done.rc.Generation)
 		fmt.Fprintf(t.out, "next: its farm stops the pods, waits for their nodes to confirm, then removes the records\n")
 	}

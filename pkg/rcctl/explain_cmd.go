@@ -73,7 +73,7 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 	for i := range sit.placements {
 		at = append(at, store.At{Identity: sit.placements[i].Identity, Node: sit.placements[i].Node})
 	}
-	if sit.realities, bad, err = s.Realities(ctx, at); err != nil {
+	if sit.realities, bad, err = s.Realities(ctx, at, false); err != nil {
 		return nil, nil, err
 	}
 	corrupt = append(corrupt, bad...)

@@ -144,7 +144,7 @@ func TestFollow(t *testing.T) {
 		"interrupted":              {"", func(cancel context.CancelFunc) { cancel() }, exitDone, []string{"Pending: generation 0 of 1"}},
 		"interrupted, with a goal": {"Converged", func(cancel context.CancelFunc) { cancel() }, exitWait, []string{"Pending: generation 0 of 1", "interrupted; last seen: Pending"}},
 		"goal": {"Blocked", func(context.CancelFunc) {
-			putRecord(t, s, s.Keys().Status(r.ID), `{"observed_generation":1,"desired":3,"stopping":2,"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
+			putRecord(t, s, s.Keys().Status(r.ID), `{"rc_id":"`+r.ID+`","observed_generation":1,"desired":3,"stopping":2,"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
 		}, exitDone, []string{"Blocked: generation 1 of 1, 3 desired, 0 placed, 0 available, 2 stopping; Blocked: no room; error: bad"}},
 		"gone, as wanted": {"Gone", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RC(r.ID)) }, exitDone, []string{"the rc is gone"}},
 		"gone":            {"Converged", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RC(r.ID)) }, exitRefused, []string{"the rc is gone", "was deleted before it was Converged"}},

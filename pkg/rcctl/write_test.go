@@ -13,13 +13,14 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func goodSpec(t *testing.T) *rc.Spec {
 	t.Helper()
-	data, err := toJSON([]byte(goodDocument))
+	data, err := document.ToJSON([]byte(goodDocument), specAllowed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +184,7 @@ func TestWaitConverged(t *testing.T) {
 	if got := <-stderr.lines; got != "rc web: waiting for its farm to report\n" {
 		t.Error(got)
 	}
-	s.put(t, s.Keys().Status(r.ID), `{"observed_generation":1,"desired":3,"available":1}`)
+	s.put(t, s.Keys().Status(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":1}`, r.ID)
 	if got := <-stderr.lines; got != "rc web: 1 of 3 replicas available\n" {
 		t.Error(got)
 	}
@@ -191,7 +192,7 @@ func TestWaitConverged(t *testing.T) {
 	if got := <-stderr.lines; !strings.Contains(got, "unreadable record") {
 		t.Error(got)
 	}
-	s.put(t, s.Keys().Status(r.ID), `{"observed_generation":1,"desired":3,"available":3,"conditions":[{"type":"Converged","true":true}]}`)
+	s.put(t, s.Keys().Status(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":3,"conditions":[{"type":"Converged","true":true}]}`, r.ID)
 	if err := <-done; err != nil || out.String() != "rc web converged (generation 1, 3 of 3 available)\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}

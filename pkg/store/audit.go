@@ -71,7 +71,7 @@ func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 		if !ok {
 			continue // removed meanwhile
 		}
-		rec, err := decode[Audit](pair)
+		rec, err := decode[Audit](s.keys, pair)
 		switch {
 		case err != nil:
 			corrupt = append(corrupt, err)

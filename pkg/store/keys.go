@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // DefaultPrefix is where everything lives unless a daemon is told otherwise.
@@ -131,6 +133,36 @@ func (k Keys) AllAudit() string { return k.prefix + "audit/" }
 
 // Schema is the key of the format version and the cluster nonce.
 func (k Keys) Schema() string { return k.prefix + "schema" }
+
+// own returns an error unless a record belongs at the key where it was found. What names neither itself nor its node is
+// told by its identity alone.
+func (k Keys) own(key string, record any) error {
+	home := key
+	switch r := record.(type) {
+	case *rc.RC:
+		home = k.RC(r.ID)
+	case *rc.Status:
+		home = k.Status(r.RCID)
+	case *pod.Placement:
+		home = k.Pod(r.Identity)
+	case *pod.Reality:
+		home = k.Reality(r.Node, r.Identity)
+	case *pod.Intent:
+		if !strings.HasSuffix(key, "/"+r.Identity.String()) {
+			home = k.Intent("NODE", r.Identity)
+		}
+	case *node.Node:
+		home = k.Node(r.Name)
+	case *node.Ops:
+		home = k.NodeOps(r.Name)
+	case *Request:
+		home = k.Request(r.RCID, r.ID)
+	}
+	if home != key {
+		return fmt.Errorf("its content belongs to %s", home)
+	}
+	return nil
+}
 
 // markers returns the marker keys that all daemons share. A watched prefix without any key would wake on every write
 // nearby.

@@ -34,7 +34,7 @@ func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservati
 	taken := make(map[string]node.Reservation, len(pairs))
 	var corrupt []error
 	for _, p := range pairs {
-		rec, err := decode[node.Reservation](p)
+		rec, err := decode[node.Reservation](s.keys, p)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue

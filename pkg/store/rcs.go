@@ -27,7 +27,21 @@ type storedManifest struct {
 // *CorruptError.
 func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
 	key := s.keys.Manifest(digest)
-	rec, err := get[storedManifest](ctx, s, key, consul.Default)
+	pair, err := s.c.Get(ctx, key, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	return s.manifestOf(map[string]consul.Pair{key: pair}, digest)
+}
+
+// manifestOf decodes a manifest, if it was found.
+func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, error) {
+	key := s.keys.Manifest(digest)
+	pair, ok := found[key]
+	if !ok {
+		return nil, fmt.Errorf("read key %s: %w", key, ErrNotFound)
+	}
+	rec, err := decode[storedManifest](s.keys, pair)
 	if err != nil {
 		return nil, err
 	}
@@ -43,11 +57,7 @@ func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest
 
 // RC reads one controller. The first read after a claim is consistent.
 func (s *Store) RC(ctx context.Context, id string, consistent bool) (Rec[rc.RC], error) {
-	level := consul.Default
-	if consistent {
-		level = consul.Consistent
-	}
-	return get[rc.RC](ctx, s, s.keys.RC(id), level)
+	return get[rc.RC](ctx, s, s.keys.RC(id), levelOf(consistent))
 }
 
 // RCIDByName returns the id of the controller with a name, or ErrNotFound.
@@ -145,11 +155,7 @@ func (s *Store) exists(ctx context.Context, key string) (bool, error) {
 
 // Placements reads the placements of one controller.
 func (s *Store) Placements(ctx context.Context, rcID string, consistent bool) ([]Rec[pod.Placement], []error, error) {
-	level := consul.Default
-	if consistent {
-		level = consul.Consistent
-	}
-	return list[pod.Placement](ctx, s, s.keys.Pods(rcID), level)
+	return list[pod.Placement](ctx, s, s.keys.Pods(rcID), levelOf(consistent))
 }
 
 // AllPlacements reads the placements of all controllers.

@@ -64,11 +64,15 @@ func (e *CorruptError) Unwrap() error { return e.Err }
 // checker is a record that can tell whether it may be acted on.
 type checker interface{ Check() error }
 
-func decode[T any](p consul.Pair) (Rec[T], error) {
+// decode reads one record. One that says that it is another than its key does, as a copy would, is corrupt.
+func decode[T any](keys Keys, p consul.Pair) (Rec[T], error) {
 	rec := Rec[T]{Index: p.ModifyIndex, Session: p.Session}
 	err := json.Unmarshal(p.Value, &rec.Value)
 	if c, ok := any(&rec.Value).(checker); ok && err == nil {
 		err = c.Check()
+	}
+	if err == nil {
+		err = keys.own(p.Key, &rec.Value)
 	}
 	if err != nil {
 		return rec, &CorruptError{Key: p.Key, Err: err}
@@ -77,12 +81,12 @@ func decode[T any](p consul.Pair) (Rec[T], error) {
 }
 
 // decodeAll decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
-func decodeAll[T any](pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
+func decodeAll[T any](keys Keys, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
 	for _, p := range pairs {
 		if strings.HasSuffix(p.Key, "/") {
 			continue
 		}
-		rec, err := decode[T](p)
+		rec, err := decode[T](keys, p)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue
@@ -97,7 +101,14 @@ func get[T any](ctx context.Context, s *Store, key string, level consul.Consiste
 	if err != nil {
 		return Rec[T]{}, err
 	}
-	return decode[T](pair)
+	return decode[T](s.keys, pair)
+}
+
+func levelOf(consistent bool) consul.Consistency {
+	if consistent {
+		return consul.Consistent
+	}
+	return consul.Default
 }
 
 func list[T any](ctx context.Context, s *Store, prefix string, level consul.Consistency) ([]Rec[T], []error, error) {
@@ -105,7 +116,7 @@ func list[T any](ctx context.Context, s *Store, prefix string, level consul.Cons
 	if err != nil {
 		return nil, nil, err
 	}
-	recs, corrupt := decodeAll[T](pairs)
+	recs, corrupt := decodeAll[T](s.keys, pairs)
 	return recs, corrupt, nil
 }
 

@@ -25,11 +25,11 @@ func (t *FarmTenure) ReadUnowned(ctx context.Context, rcID string) (u Unowned, o
 	if !exists || found[lockKey].Session != "" {
 		return u, false, nil
 	}
-	if u.RC, err = decode[rc.RC](record); err != nil {
+	if u.RC, err = decode[rc.RC](t.keys, record); err != nil {
 		return u, false, err
 	}
 	u.statusIndex, u.lockedIndex = found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
-	if st, err := decode[rc.Status](found[statusKey]); u.statusIndex != 0 && err == nil {
+	if st, err := decode[rc.Status](t.keys, found[statusKey]); u.statusIndex != 0 && err == nil {
 		u.Status = &st.Value
 	}
 	return u, true, nil

@@ -27,7 +27,7 @@ func watch[T any](ctx context.Context, s *Store, prefix string, onError func(err
 				onError(err)
 			}
 		}
-		seen.Recs, seen.Corrupt = decodeAll[T](snap.Pairs)
+		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
 		return deliver(seen)
 	})
 }
@@ -101,7 +101,7 @@ func (s *Store) WatchNode(ctx context.Context, nodeName string, onError func(err
 func watchKey[T any](ctx context.Context, s *Store, key string, onError func(error), deliver func(Seen[T]) error) error {
 	return s.c.WatchKey(ctx, key, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
 		seen := Seen[T]{Regressed: snap.Regressed}
-		seen.Recs, seen.Corrupt = decodeAll[T](snap.Pairs)
+		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
 		return deliver(seen)
 	})
 }

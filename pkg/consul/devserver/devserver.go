@@ -21,6 +21,7 @@ type Config struct {
 	Dir       string // where its configuration is written
 	Port      int    // HTTP port on 127.0.0.1; zero picks a free one
 	ExtraJSON string // more configuration, as a JSON object
+	OnDisk    bool   // a server of its own cluster that keeps its state in Dir, in place of dev mode
 }
 
 // Find returns the Consul program: $CONSUL_BIN, else consul beside this program or in one of the given folders, else
@@ -72,6 +73,12 @@ func Args(ctx context.Context, cfg Config) (addr string, args []string, err erro
 		return "", nil, fmt.Errorf("write configuration of Consul: %w", err)
 	}
 	args = []string{"agent", "-dev", "-log-level", "warn", "-config-file", file}
+	if cfg.OnDisk {
+		args = []string{
+			"agent", "-server", "-bootstrap-expect", "1", "-data-dir", filepath.Join(cfg.Dir, "data"), "-log-level", "warn",
+			"-hcl", "performance { raft_multiplier = 1 }", "-config-file", file,
+		}
+	}
 	if cfg.ExtraJSON != "" {
 		extra := filepath.Join(cfg.Dir, "consul-extra.json")
 		if err := os.WriteFile(extra, []byte(cfg.ExtraJSON), 0o600); err != nil {

@@ -48,6 +48,9 @@ func (f *stubFiles) open(spec runtime.Spec) error {
 		return fmt.Errorf("open log: %w", err)
 	}
 	f.stub = append(f.stub, log, log)
+	if err := shareLog(log, spec.Isolation); err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
 	orderEnd, order, err := os.Pipe()
 	if err != nil {
 		return err
@@ -59,6 +62,15 @@ func (f *stubFiles) open(spec runtime.Spec) error {
 	}
 	f.stub, f.result = append(f.stub, resultEnd), result
 	return nil
+}
+
+// shareLog lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the
+// supervisor's, and so does the directory that it is in.
+func shareLog(log *os.File, iso *runtime.Isolation) error {
+	if iso == nil || iso.GID == os.Getegid() {
+		return nil
+	}
+	return errors.Join(log.Chown(-1, iso.GID), log.Chmod(0o660))
 }
 
 func (f *stubFiles) closeStub() {
@@ -113,12 +125,13 @@ func (p *process) launch() (*child, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.cgroup = cgroupOf(spec)
 	err = p.commit(runtime.Starting, "", func(r *record) {
 		r.PID, r.Start, r.Boot, r.StartedAt = c.pid, c.start, p.sup.boot, time.Now().UTC()
 		r.Starts++
 	})
 	if err == nil {
-		err = files.release(order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir})
+		err = files.release(order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation})
 	}
 	if err != nil {
 		p.discard(c)
@@ -134,4 +147,5 @@ func (p *process) discard(c *child) {
 	c.status("")
 	p.sup.family.forget(c.pid)
 	c.close()
+	p.removeCgroup(c)
 }

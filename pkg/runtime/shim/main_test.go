@@ -11,13 +11,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
@@ -29,8 +30,8 @@ const (
 	clientArg    = "client"    // then settings and a Spec as JSON: start it and wait to be killed
 )
 
-// testDirs is where all supervisors of this test binary work; what runs afterwards with it in its command line leaked.
-const testDirs = "shimtest-"
+// testDirs is where all supervisors of this run of the tests work; what runs afterwards with it in its command line leaked.
+var testDirs = fmt.Sprintf("shimtest-%d-", os.Getpid())
 
 // settings is what a supervisor of a test is told.
 type settings struct {
@@ -57,11 +58,7 @@ func TestMain(m *testing.M) {
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 		exitOn(err)
 	}
-	code := m.Run()
-	if err := goleak.Find(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
+	code := consultest.NoLeaks(m.Run())
 	for _, line := range leaked() {
 		fmt.Fprintln(os.Stderr, "left running:", line)
 		code = 1
@@ -123,8 +120,20 @@ func startAndWait(arg, specArg string) error {
 	return err
 }
 
-// leaked lists processes that belong to a test: supervisors and stubs by their binary, pods by their directory.
+// leaked lists processes that belong to a test and do not end. (A stub ends when it notices that its supervisor is dead.)
 func leaked() []string {
+	deadline := time.Now().Add(runtimetest.Timeout)
+	for {
+		left := leftNow()
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// leftNow lists the processes that belong to a test: supervisors and stubs by their binary, pods by their directory.
+func leftNow() []string {
 	self, _ := os.Readlink("/proc/self/exe")
 	var lines []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -222,19 +231,47 @@ func (n *node) supervisorPID(t *testing.T) int {
 	return pid
 }
 
-func (n *node) killSupervisor(t *testing.T) { n.signalSupervisor(t, unix.SIGKILL) }
-
-// signalSupervisor ends the supervisor and returns when it is gone.
-func (n *node) signalSupervisor(t *testing.T, sig unix.Signal) {
+func (n *node) killSupervisor(t *testing.T) {
 	t.Helper()
-	pid := n.supervisorPID(t)
-	if pid == 0 {
-		return
+	n.endSupervisors(t, unix.SIGKILL)
+}
+
+// endSupervisors returns when no supervisor of the node is left. On a slow machine a client may have started more than
+// one: the next in line may not have looked at the lock yet, and would get it from the one that ends.
+func (n *node) endSupervisors(t *testing.T, sig unix.Signal) {
+	t.Helper()
+	runtimetest.Eventually(t, "no supervisor is left", func() bool {
+		pids := n.supervisors(t)
+		for _, pid := range pids {
+			_ = unix.Kill(pid, sig) // it may have ended
+		}
+		return len(pids) == 0
+	})
+}
+
+// supervisors lists the processes that are a supervisor of this node or are about to become one. A zombie has no command
+// line.
+func (n *node) supervisors(t *testing.T) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := unix.Kill(pid, sig); err != nil {
-		t.Fatalf("signal supervisor %d: %v", pid, err)
+	var pids []int
+	for _, file := range files {
+		line, _ := os.ReadFile(file) // what has ended is no supervisor
+		args := bytes.Split(line, []byte{0})
+		at := slices.IndexFunc(args, func(arg []byte) bool { return string(arg) == superviseArg })
+		if at < 0 || at+1 == len(args) || !bytes.Contains(args[at+1], []byte(strconv.Quote(n.Dir))) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
 	}
-	runtimetest.Eventually(t, "the supervisor is gone", func() bool { return !runtimetest.Alive(pid) })
+	return pids
 }
 
 // state is the part of a state file that tests look at.

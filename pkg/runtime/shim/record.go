@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // desired is what a client asked for.
@@ -33,12 +34,13 @@ type record struct {
 
 	PID       int       `json:"pid,omitempty"`   // zero: nothing of it runs
 	Start     uint64    `json:"start,omitempty"` // see stat.start; with Boot it tells the process from a later one
-	Boot      string    `json:"boot,omitempty"`
+	Boot      string    `json:"boot,omitempty"`  // start of the machine that the record was last run in
 	StartedAt time.Time `json:"started_at,omitzero"`
 
 	Starts    int       `json:"starts,omitempty"`     // since the last Start call
 	ShortRuns int       `json:"short_runs,omitempty"` // in a row, each shorter than StableAfter
 	LastExit  *pod.Exit `json:"last_exit,omitempty"`
+	Done      bool      `json:"done,omitempty"` // it ended, nothing of it runs, and its policy leaves it at that
 }
 
 const (
@@ -143,6 +145,20 @@ func validate(spec runtime.Spec) error {
 		return invalid("log_keep", spec.LogKeep, "a number of files, or zero for none")
 	case spec.StopGrace < 0:
 		return invalid("stop_grace", spec.StopGrace, "a length of time, zero or more")
+	case !spec.Restart.Policy.Valid():
+		return invalid("restart.policy", spec.Restart.Policy, "always, on-failure, never")
+	case spec.Restart.Min < 0:
+		return invalid("restart.min", spec.Restart.Min, "a length of time, or zero for the default")
+	case spec.Restart.Max < 0 || spec.Restart.Max > 0 && spec.Restart.Max < spec.Restart.Min:
+		return invalid("restart.max", spec.Restart.Max, "a length of time not below restart.min, or zero for the default")
+	}
+	if _, ok := spec.Signal(); !ok {
+		return invalid("stop_signal", spec.StopSignal, "the name of a signal, such as SIGINT")
+	}
+	if spec.Isolation != nil {
+		if err := isolate.Validate(*spec.Isolation); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
 	}
 	for _, kv := range spec.Env {
 		if strings.IndexByte(kv, '=') < 1 {

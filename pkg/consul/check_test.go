@@ -1,0 +1,94 @@
+package consul_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+)
+
+// The agent changes its mind only after so many equal answers in a row as the check says, and one answer is enough where
+// it says nothing.
+func TestThresholdsOfChecks(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	const toPassing, toCritical = "fpfpp", "fpfppppppffpfff"
+	answers := &scripted{next: toCritical} // then the last for ever
+	web := httptest.NewServer(answers)
+	t.Cleanup(web.Close)
+	id := strings.TrimSuffix(prefix, "/")
+	err := c.RegisterService(t.Context(), consul.Service{
+		ID: id, Name: "web", Meta: map[string]string{"k": id},
+		Check: &consul.Check{HTTP: web.URL, Interval: time.Second, Timeout: time.Second, SuccessThreshold: 2, FailureThreshold: 3},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
+	passing(t, c, "k", id, map[string]bool{id: true})
+	if given := answers.given(); !strings.HasPrefix(given, toPassing) {
+		t.Errorf("passing after the answers %s, want two good ones in a row", given)
+	}
+	passing(t, c, "k", id, map[string]bool{id: false})
+	if given := answers.given(); !strings.HasPrefix(given, toCritical) {
+		t.Errorf("critical after the answers %s, want three bad ones in a row", given)
+	}
+}
+
+// scripted answers as its text says, p or f, and the last of it for ever.
+type scripted struct {
+	mu   sync.Mutex
+	next string
+	done strings.Builder
+}
+
+func (s *scripted) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next[0] == 'f' {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	s.done.WriteByte(s.next[0])
+	if len(s.next) > 1 {
+		s.next = s.next[1:]
+	}
+}
+
+func (s *scripted) given() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.done.String()
+}
+
+// A TTL check is what it was last told to be, and critical once nobody tells it anything.
+func TestTTLCheck(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	id := strings.TrimSuffix(prefix, "/")
+	err := c.RegisterService(t.Context(), consul.Service{
+		ID: id, Name: "script", Meta: map[string]string{"k": id}, Check: &consul.Check{TTL: time.Second},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
+	passing(t, c, "k", id, map[string]bool{id: false})
+	if err := c.UpdateCheck(t.Context(), id, true, "all is well"); err != nil {
+		t.Fatal(err)
+	}
+	passing(t, c, "k", id, map[string]bool{id: true})
+	checks, err := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == `%s`", id))
+	if err != nil || len(checks) != 1 || checks[consul.ServiceCheckID(id)].Output != "all is well" {
+		t.Errorf("checks %v, %v", checks, err)
+	}
+	passing(t, c, "k", id, map[string]bool{id: false})
+	if err := c.UpdateCheck(t.Context(), id+"-other", true, ""); err == nil {
+		t.Error("a check that is not there was updated")
+	}
+}

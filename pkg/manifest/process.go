@@ -1,0 +1,158 @@
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// StopSignals are the signals that ask a process to end, or that it can take for that: all of them can be caught.
+var StopSignals = []string{"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGABRT"}
+
+// maxUserID is the highest of Linux; the one above it means "no user".
+const maxUserID = 1<<32 - 2
+
+const kinds = ArtifactTar + " or " + ArtifactExec
+
+func (l *Launchable) validate() field.Errors {
+	var errs field.Errors
+	errs.CheckName("name", l.Name)
+	errs.Nest("artifact", l.Artifact.validate())
+	switch {
+	case l.Command == "":
+	case l.Artifact.Kind == ArtifactExec:
+		errs.Add("command", l.Command, "nothing: an exec artifact names its program itself")
+	case !innerPath.ok(l.Command):
+		errs.Add("command", l.Command, innerPath.allowed)
+	}
+	checkArgs(&errs, "args", l.Args)
+	checkCount(&errs, "env", len(l.Env), 0, MaxEnv)
+	for _, name := range slices.Sorted(maps.Keys(l.Env)) {
+		if !envName.ok(name) {
+			errs.Add("env."+name, name, envName.allowed)
+		}
+		checkText(&errs, "env."+name, l.Env[name])
+	}
+	if l.User != "" && !userAllowed(l.User) {
+		errs.Add("user", l.User, userName.allowed)
+	}
+	if l.WorkDir != "" && !workPath.ok(l.WorkDir) {
+		errs.Add("work_dir", l.WorkDir, workPath.allowed)
+	}
+	if l.Restart != nil {
+		errs.Nest("restart", l.Restart.validate())
+	}
+	errs.Nest("resources", l.Resources.validate())
+	if l.StopSignal != "" && !slices.Contains(StopSignals, l.StopSignal) {
+		errs.Add("stop_signal", l.StopSignal, "one of "+strings.Join(StopSignals, ", "))
+	}
+	return errs
+}
+
+func (r *Resources) validate() field.Errors {
+	var errs field.Errors
+	checkRange(&errs, "cpu", "thousandths of a core", r.CPU, MaxCPU)
+	checkRange(&errs, "memory", "bytes", r.Memory, MaxMemory)
+	checkRange(&errs, "pids", "processes and threads", r.PIDs, MaxPIDs)
+	return errs
+}
+
+func userAllowed(user string) bool {
+	if !userName.ok(user) {
+		return false
+	}
+	id, err := strconv.ParseUint(user, 10, 64)
+	return err != nil || id <= maxUserID
+}
+
+func checkArgs(errs *field.Errors, path string, args []string) {
+	checkCount(errs, path, len(args), 0, MaxArgs)
+	for i, arg := range args {
+		checkText(errs, fmt.Sprintf("%s[%d]", path, i), arg)
+	}
+}
+
+func (a *Artifact) validate() field.Errors {
+	var errs field.Errors
+	switch a.Kind {
+	case "":
+		errs.Missing("kind", kinds)
+	case ArtifactTar:
+		a.validateTar(&errs)
+	case ArtifactExec:
+		a.validateExec(&errs)
+	default:
+		errs.Add("kind", a.Kind, kinds)
+	}
+	return errs
+}
+
+func (a *Artifact) validateTar(errs *field.Errors) {
+	u, err := url.Parse(a.URL)
+	switch {
+	case a.URL == "":
+		errs.Missing("url", artifactURL.allowed)
+	case err != nil, len(a.URL) > MaxTextBytes:
+		errs.Add("url", a.URL, artifactURL.allowed)
+	case u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == "" && u.Fragment == "":
+	case u.Scheme == "https" && u.Hostname() != "" && u.User == nil && u.Fragment == "":
+	default:
+		errs.Add("url", a.URL, artifactURL.allowed)
+	}
+	switch {
+	case a.SHA256 == "":
+		errs.Missing("sha256", hexDigest.allowed)
+	case !hexDigest.ok(a.SHA256):
+		errs.Add("sha256", a.SHA256, hexDigest.allowed)
+	}
+	if a.Path != "" {
+		errs.Add("path", a.Path, "nothing: only an exec artifact has a path")
+	}
+}
+
+func (a *Artifact) validateExec(errs *field.Errors) {
+	switch {
+	case a.Path == "":
+		errs.Missing("path", absolutePath.allowed)
+	case !absolutePath.ok(a.Path):
+		errs.Add("path", a.Path, absolutePath.allowed)
+	}
+	const nothing = "nothing: an exec artifact is on the node already"
+	if a.URL != "" {
+		errs.Add("url", a.URL, nothing)
+	}
+	if a.SHA256 != "" {
+		errs.Add("sha256", a.SHA256, nothing)
+	}
+}
+
+func (r *Restart) validate() field.Errors {
+	var errs field.Errors
+	switch r.Policy {
+	case "", RestartAlways, RestartOnFailure, RestartNever:
+	default:
+		errs.Add("policy", string(r.Policy), fmt.Sprintf("%s, %s or %s", RestartAlways, RestartOnFailure, RestartNever))
+	}
+	allowed := fmt.Sprintf("a length of time from %q to %q", MinBackoff, MaxBackoff)
+	outside := func(d time.Duration) bool { return d < MinBackoff || d > MaxBackoff }
+	least, most := r.BackoffMin.Or(DefaultBackoffMin), r.BackoffMax.Or(DefaultBackoffMax)
+	switch {
+	case outside(least):
+		errs.Add("backoff_min", least.String(), allowed)
+	case outside(most):
+		errs.Add("backoff_max", most.String(), allowed)
+	case least > most && r.BackoffMin == nil:
+		errs.Add("backoff_max", most.String(), fmt.Sprintf("at least backoff_min, which is %q by default", DefaultBackoffMin))
+	case least > most && r.BackoffMax == nil:
+		errs.Add("backoff_min", least.String(), fmt.Sprintf("at most backoff_max, which is %q by default", DefaultBackoffMax))
+	case least > most:
+		errs.Add("backoff_min", least.String(), fmt.Sprintf("at most backoff_max, which is %q", most))
+	}
+	return errs
+}

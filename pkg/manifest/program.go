@@ -1,0 +1,155 @@
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+func (h *Health) validate(m *Manifest) field.Errors {
+	var errs field.Errors
+	h.validateKind(&errs)
+	named := func(path, port string) {
+		ports := m.PortMap()
+		allowed := "the name of one of the pod's ports: " + orNone(slices.Sorted(maps.Keys(ports)), "(the pod names no ports)")
+		if port == "" {
+			errs.Missing(path, allowed)
+		} else if _, ok := ports[port]; !ok {
+			errs.Add(path, port, allowed)
+		}
+	}
+	if h.HTTP != nil {
+		named("http.port", h.HTTP.Port)
+		h.HTTP.validatePath(&errs)
+	}
+	if h.TCP != nil {
+		named("tcp.port", h.TCP.Port)
+	}
+	if h.Script != nil {
+		errs.Nest("script", m.checkProgram(h.Script.Launchable, h.Script.Path, h.Script.Args))
+	}
+	if h.Interval != nil && time.Duration(*h.Interval) < MinHealthInterval {
+		errs.Add("interval", time.Duration(*h.Interval).String(), "a length of time of 1s or more, such as \"2s\"")
+	}
+	if h.Timeout != nil && *h.Timeout == 0 {
+		errs.Add("timeout", "0s", "a length of time greater than zero, such as \"2s\"")
+	}
+	checkRange(&errs, "success_threshold", "passes in a row", int64(h.SuccessThreshold), MaxThreshold)
+	checkRange(&errs, "failure_threshold", "failures in a row", int64(h.FailureThreshold), MaxThreshold)
+	return errs
+}
+
+func (h *Health) validateKind(errs *field.Errors) {
+	const oneOf = "exactly one of http, tcp and script"
+	var kinds []string
+	if h.HTTP != nil {
+		kinds = append(kinds, "http")
+	}
+	if h.TCP != nil {
+		kinds = append(kinds, "tcp")
+	}
+	if h.Script != nil {
+		kinds = append(kinds, "script")
+	}
+	switch len(kinds) {
+	case 0:
+		errs.Missing("", oneOf)
+	case 1:
+	default:
+		errs.Add("", field.Text(strings.Join(kinds, " together with ")), oneOf)
+	}
+}
+
+// validatePath accepts what can be put behind http://host:port and still asks for what was written.
+func (c *HTTPCheck) validatePath(errs *field.Errors) {
+	const allowed = "a path that starts with '/', without spaces, '#' or '..' segments"
+	path, _, _ := strings.Cut(c.Path, "?")
+	odd := func(r rune) bool { return r == '#' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
+	switch _, err := url.ParseRequestURI(c.Path); {
+	case c.Path == "":
+		errs.Missing("http.path", allowed)
+	case err != nil, !strings.HasPrefix(path, "/"), len(c.Path) > MaxTextBytes,
+		strings.ContainsFunc(c.Path, odd), slices.Contains(strings.Split(path, "/"), ".."):
+		errs.Add("http.path", c.Path, allowed)
+	}
+}
+
+// Each calls f with every hook that is there, in the order of a pod's life.
+func (h *Hooks) Each(f func(name string, hook *Hook)) {
+	if h == nil {
+		return
+	}
+	for _, hook := range []struct {
+		name string
+		hook *Hook
+	}{
+		{"before_install", h.BeforeInstall},
+		{"after_install", h.AfterInstall},
+		{"before_launch", h.BeforeLaunch},
+		{"after_launch", h.AfterLaunch},
+		{"before_stop", h.BeforeStop},
+		{"after_stop", h.AfterStop},
+	} {
+		if hook.hook != nil {
+			f(hook.name, hook.hook)
+		}
+	}
+}
+
+func (h *Hooks) validate(m *Manifest) field.Errors {
+	var errs field.Errors
+	h.Each(func(name string, hook *Hook) {
+		errs.Nest(name, m.checkProgram(hook.Launchable, hook.Path, hook.Args))
+		checkPositive(&errs, name+".timeout", hook.Timeout, MaxHookTimeout)
+	})
+	return errs
+}
+
+// LaunchableOf returns the launchable that a hook or a health script names, the first where it names none. It is nil
+// when there is no such launchable.
+func (m *Manifest) LaunchableOf(name string) *Launchable {
+	i := slices.IndexFunc(m.Launchables, func(l Launchable) bool { return name == "" || l.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &m.Launchables[i]
+}
+
+// checkProgram checks a hook or a health script. What it may be depends on the artifact: an archive holds its programs,
+// and beside a program of the node there are only others of the node.
+func (m *Manifest) checkProgram(launchable, path string, args []string) field.Errors {
+	var errs field.Errors
+	allowed := innerPath
+	switch l := m.LaunchableOf(launchable); {
+	case l == nil && launchable != "":
+		names := make([]string, len(m.Launchables))
+		for i := range m.Launchables {
+			names[i] = m.Launchables[i].Name
+		}
+		errs.Add("launchable", launchable, "the name of one of the pod's launchables: "+orNone(names, "(the pod has none)"))
+	case l != nil && l.Artifact.Kind == ArtifactExec:
+		allowed = absolutePath
+		allowed.allowed += fmt.Sprintf(": %s has an exec artifact", l.Name)
+	}
+	switch {
+	case path == "":
+		errs.Missing("path", allowed.allowed)
+	case !allowed.ok(path):
+		errs.Add("path", path, allowed.allowed)
+	}
+	checkArgs(&errs, "args", args)
+	return errs
+}
+
+func orNone(names []string, none string) string {
+	if len(names) == 0 {
+		return none
+	}
+	return strings.Join(names, ", ")
+}

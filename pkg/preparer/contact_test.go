@@ -1,0 +1,132 @@
+package preparer_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// stopsAfter returns a manifest of one process that stops by itself without Consul.
+func (b *bench) stopsAfter(d time.Duration) manifest.Manifest {
+	m := b.sleeper("stops " + d.String())
+	after := field.Duration(d)
+	m.Disconnect = &manifest.Disconnect{StopAfter: &after}
+	return m
+}
+
+// awaitPhase waits until the pod's only process is in a phase.
+func (b *bench) awaitPhase(index int, want runtime.Phase) {
+	b.t.Helper()
+	b.eventually(func() error {
+		if procs := b.procs(index); len(procs) != 1 || procs[0].Phase != want {
+			return fmt.Errorf("processes %+v, want one that is %s", procs, want)
+		}
+		return nil
+	})
+}
+
+// Out of touch with Consul, a pod with stop_after stops by itself, others run on; back in touch it starts again, under the
+// same intent.
+func TestStopWithoutContact(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	lone, other := b.upload(b.stopsAfter(300*time.Millisecond)), b.upload(b.sleeper("1"))
+	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.awaitReady(0, lone, 10)
+	b.awaitReady(1, other, 10)
+	pid := b.pid(1)
+	a.stop()
+
+	alone := b.startAlone()
+	b.awaitPhase(0, runtime.Stopped)
+	b.mustKeepPID(1, pid)
+	b.awaitLog("stop without contact to Consul")
+	alone.stop()
+
+	b.startAlone().stop() // another start in the silence changes nothing
+	b.awaitPhase(0, runtime.Stopped)
+
+	b.start()
+	b.awaitPhase(0, runtime.Running)
+	b.awaitReady(0, lone, 10)
+	b.mustKeepPID(1, pid)
+}
+
+// A restart of the preparer is no silence, however long ago the contact was noted: it gets the time to find Consul.
+func TestLongRestartStopsNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	digest := b.upload(b.stopsAfter(20 * time.Second))
+	b.tell(intent(0, digest, pod.Running, 10))
+	before := b.awaitReady(0, digest, 10)
+	pid := b.pid(0)
+	a.stop()
+	b.setContact(func(m *preparer.Moment) { m.Up -= time.Hour })
+
+	b.start()
+	b.tell(intent(0, digest, pod.Running, 20))
+	if r := b.awaitReady(0, digest, 20); !r.Since.Equal(before.Since) {
+		t.Errorf("reality %+v, before %+v", r, before)
+	}
+	b.mustKeepPID(0, pid)
+}
+
+// setContact changes the note of the last contact.
+func (b *bench) setContact(change func(*preparer.Moment)) {
+	b.t.Helper()
+	path := filepath.Join(b.cfg.Dir, "contact.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var m preparer.Moment
+	if err := json.Unmarshal(data, &m); err != nil {
+		b.t.Fatal(err)
+	}
+	change(&m)
+	if data, err = json.Marshal(m); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// After a restart of the machine a pod with stop_after waits for its intent; others do not wait for Consul.
+func TestRebootWaitsForContact(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	lone, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
+	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.awaitReady(0, lone, 10)
+	b.awaitReady(1, other, 10)
+	a.stop()
+	for i := range 2 { // a machine that starts has none of them
+		for _, status := range b.procs(i) {
+			if err := b.cfg.Runtime.Stop(t.Context(), status.Spec.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b.setContact(func(m *preparer.Moment) { m.Boot = "an earlier one" })
+
+	alone := b.startAlone()
+	b.awaitPhase(1, runtime.Running)
+	b.awaitLog("hold back without contact to Consul")
+	b.awaitPhase(0, runtime.Stopped)
+	alone.stop()
+	b.start()
+	b.awaitReady(0, lone, 10)
+}

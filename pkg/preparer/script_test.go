@@ -1,0 +1,107 @@
+package preparer_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+)
+
+// checked returns a manifest of one process with a health script, which passes while the pod's home holds a file "well". Each
+// run appends the pod's index to a file "runs".
+func (b *bench) checked() manifest.Manifest {
+	m := b.sleeper("checked")
+	b.addProgram(m, "bin/check", `echo "$POD_INDEX" >> "$POD_HOME/runs"; test -e "$POD_HOME/$1" || { echo "it is  ill"; exit 1; }`)
+	fast := field.Duration(time.Second)
+	m.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "bin/check", Args: []string{"well"}}, Interval: &fast}
+	return m
+}
+
+// addProgram puts a shell script into the artifact of the manifest's process.
+func (b *bench) addProgram(m manifest.Manifest, path, script string) {
+	b.t.Helper()
+	file := filepath.Join(b.artifacts.dir, m.Launchables[0].Artifact.SHA256, path)
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) homeFile(index int, name string) string {
+	return filepath.Join(b.cfg.Dir, "homes", identity(index).RCID+".main."+string(rune('0'+index)), name)
+}
+
+func (b *bench) heal(index int) {
+	b.t.Helper()
+	if err := os.WriteFile(b.homeFile(index, "well"), nil, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func TestHealthScript(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	digest := b.upload(b.checked())
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitState(0, pod.StateUnhealthy, 10, "exit status 1 it is ill")
+	pid := b.pid(0)
+	b.heal(0)
+	before := b.awaitReady(0, digest, 10)
+	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	b.eventually(func() error {
+		if !b.services()[id] {
+			return errors.New("the local agent was not told")
+		}
+		return nil
+	})
+
+	// A restart of the preparer asks the script again, and takes nothing back meanwhile.
+	a.stop()
+	b.start()
+	b.tell(intent(0, digest, pod.Running, 20))
+	if r := b.awaitReady(0, digest, 20); !r.Since.Equal(before.Since) {
+		t.Errorf("the reality was %+v and is %+v", before, r)
+	}
+	if err := os.Remove(b.homeFile(0, "well")); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitState(0, pod.StateUnhealthy, 20, "it is ill")
+	b.mustKeepPID(0, pid)
+
+	// After the stop, nothing runs it any more.
+	b.tell(intent(0, digest, pod.Stopped, 30))
+	b.awaitState(0, pod.StateStopped, 30, "")
+	if err := os.Remove(b.homeFile(0, "runs")); err != nil {
+		t.Fatal(err)
+	}
+	b.tell(intent(1, digest, pod.Running, 10)) // another pod's is run meanwhile
+	b.awaitState(1, pod.StateUnhealthy, 10, "it is ill")
+	if _, err := os.Stat(b.homeFile(0, "runs")); err == nil {
+		t.Error("the script of a stopped pod was run")
+	}
+}
+
+// Before the initial delay is over, nothing is checked and the pod is not unhealthy.
+func TestInitialDelay(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.checked()
+	delay := field.Duration(2 * time.Second)
+	m.Health.InitialDelay = &delay
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitState(0, pod.StateRunning, 10, "")
+	started := b.procs(0)[0].StartedAt
+	b.heal(0)
+	b.awaitReady(0, digest, 10)
+	if took := time.Since(started); took < 2*time.Second {
+		t.Errorf("checked %s after the start", took)
+	}
+}
