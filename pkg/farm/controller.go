@@ -90,7 +90,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		}
 	}
 	c.concernedByAll() // what changes while this pass is under way may matter to it
-	v, err := c.read(ctx)
+	v := &view{}
+	defer func() { c.farm.ledger.giveBack(v.taken) }()
+	err = c.read(ctx, v)
 	if errors.Is(err, store.ErrNotFound) {
 		return 0, c.abandon(ctx)
 	}
@@ -111,7 +113,6 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err := c.breaker(ctx, v, &plan); err != nil {
 		return 0, err
 	}
-	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}
@@ -172,8 +173,15 @@ func (c *ReplicationController) abandon(ctx context.Context) error {
 	return errGone
 }
 
-// finish removes the last records of a deleted controller.
+// finish removes the last records of a deleted controller. It looks for placements once more: a list, unlike the
+// transaction that the pass began with, tells of whatever the token may not read.
 func (c *ReplicationController) finish(ctx context.Context, v *view) error {
+	switch left, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true); {
+	case err != nil:
+		return err
+	case len(left)+len(corrupt) > 0:
+		return fmt.Errorf("controller %s has %d placements that its pass did not see", c.ID, len(left)+len(corrupt))
+	}
 	c.alertGone(ctx, v.head.Status)
 	a := store.NewAudit(c.farm.cfg.ID, "finish", c.ID, []string{"removed " + v.head.RC.Value.Name + " after its last pod"})
 	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, v.schema.Index, a); err != nil {

@@ -29,14 +29,28 @@ func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest
 // SignedManifest is Manifest with the signature, which may be empty and which nobody has verified.
 func (s *Store) SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error) {
 	key := s.keys.Manifest(digest)
-	rec, err := get[storedManifest](ctx, s, key, consul.Default)
+	pair, err := s.c.Get(ctx, key, consul.Default)
+	if err != nil {
+		return nil, "", err
+	}
+	return s.manifestOf(map[string]consul.Pair{key: pair}, digest)
+}
+
+// manifestOf decodes a manifest and its signature, if it was found.
+func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, string, error) {
+	key := s.keys.Manifest(digest)
+	pair, ok := found[key]
+	if !ok {
+		return nil, "", fmt.Errorf("read key %s: %w", key, ErrNotFound)
+	}
+	rec, err := decode[storedManifest](s.keys, pair)
 	if err != nil {
 		return nil, "", err
 	}
 	if got := manifest.Digest(rec.Value.Manifest); got != digest {
 		return nil, "", &CorruptError{Key: key, Err: fmt.Errorf("its content has digest %s", got)}
 	}
-	m = &manifest.Manifest{}
+	m := &manifest.Manifest{}
 	if err := json.Unmarshal(rec.Value.Manifest, m); err != nil {
 		return nil, "", &CorruptError{Key: key, Err: err}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // Between two looks at whether a session is empty yet.
@@ -192,6 +193,7 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	p.sup.family.forget(c.pid)
 	p.hold(nil)
 	c.close()
+	p.removeCgroup(c)
 	phase, done := runtime.Backoff, !p.current().Spec.Restart.Policy.Again(exit)
 	if done {
 		phase = runtime.Exited
@@ -263,6 +265,16 @@ func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 		}
 	}
 	return false
+}
+
+// removeCgroup removes the empty cgroup of a process that is gone. One that stays costs next to nothing.
+func (p *process) removeCgroup(c *child) {
+	if c.cgroup == "" {
+		return
+	}
+	if err := isolate.Remove(c.cgroup); err != nil {
+		p.log("cgroup not removed", map[string]any{"error": err})
+	}
 }
 
 // pause waits until the next start is due. It returns false when it was interrupted.

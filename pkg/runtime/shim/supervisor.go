@@ -99,15 +99,16 @@ func newInstance() uint64 {
 // recover finds what a record speaks of.
 func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	switch {
-	case rec.PID != 0 && rec.Boot == s.boot:
-		c, err := adopt(rec.PID, rec.Start)
-		if err == nil && c.exited() {
+	case rec.PID != 0:
+		c, err := s.adopt(rec)
+		if err != nil {
+			return nil, "", err
+		}
+		c.cgroup = cgroupOf(rec.Spec)
+		if c.exited() {
 			return c, runtime.Backoff, nil // its keeper clears up behind it
 		}
-		return c, runtime.Running, err
-	case rec.PID != 0:
-		// From another boot: not a process here can be its, whatever the numbers say.
-		return &child{pid: noPID}, runtime.Backoff, nil
+		return c, runtime.Running, nil
 	case rec.Desired == wantStop:
 		return nil, runtime.Stopped, nil
 	case rec.Done:
@@ -115,6 +116,14 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	default:
 		return nil, runtime.Starting, nil
 	}
+}
+
+func (s *supervisor) adopt(rec record) (*child, error) {
+	if rec.Boot != s.boot {
+		// From another boot: not a process here can be its, whatever the numbers say.
+		return &child{pid: noPID}, nil
+	}
+	return adopt(rec.PID, rec.Start)
 }
 
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
@@ -216,6 +225,7 @@ func (s *supervisor) killAll() {
 	for _, p := range procs {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
+			p.removeCgroup(p.child)
 		}
 	}
 }
