@@ -14,8 +14,8 @@ import (
 )
 
 func (u *unpacker) addDir(name string, hdr *tar.Header) error {
-	// The unpacker itself needs to enter and list every directory.
-	mode := fs.FileMode(hdr.Mode)&0o555 | 0o500
+	// Pods with users of their own share it: what one may enter or read, all may.
+	const mode = 0o555
 	old, ok := u.nodes[name]
 	switch {
 	case !ok:
@@ -53,7 +53,11 @@ func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err
 	if _, err := io.CopyN(f, content, hdr.Size); err != nil {
 		return readError(fmt.Sprintf("entry %q", hdr.Name), err, "a complete gzip-compressed tar archive")
 	}
-	if err := f.Chmod(fs.FileMode(hdr.Mode)&0o555 | 0o400); err != nil {
+	mode := fs.FileMode(0o444)
+	if hdr.Mode&0o111 != 0 {
+		mode = 0o555
+	}
+	if err := f.Chmod(mode); err != nil {
 		return fmt.Errorf("entry %q: make read-only: %w", hdr.Name, err)
 	}
 	return nil
