@@ -158,14 +158,10 @@ func leftover(name string, all []os.DirEntry) bool {
 
 func (s *Store) tree(digest string) string { return filepath.Join(s.cfg.Dir, digest) }
 
-// Ensure makes an artifact present. Of a tar it returns the directory that it is unpacked in, fetching and unpacking it
-// first if it is not there yet; callers that ask for one digest at the same time share the work. Of an exec it returns
-// the path of the program, which must be there. Errors to test for: ErrInvalid, ErrDigest, ErrTooLarge, ErrArchive,
-// ErrNoSpace, ErrSlow and those of the context.
-func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (path string, err error) {
-	if a.Kind == manifest.ArtifactExec {
-		return program(a)
-	}
+// Ensure returns the directory that holds the unpacked artifact, fetching and unpacking it first if it is not there
+// yet. Callers that ask for one digest at the same time share the work. Errors to test for: ErrInvalid, ErrDigest,
+// ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and those of the context.
+func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error) {
 	src, err := parse(a)
 	if err != nil {
 		return "", err
@@ -178,12 +174,8 @@ func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (path string, e
 }
 
 // Check returns nil when an artifact that was made present is on the disk as it was unpacked. Otherwise the error
-// matches ErrMissing or ErrDamaged or, of a program on the node, is that of Ensure.
+// matches ErrMissing or ErrDamaged, or is trouble of the disk's.
 func (s *Store) Check(a manifest.Artifact) error {
-	if a.Kind == manifest.ArtifactExec {
-		_, err := program(a)
-		return err
-	}
 	if _, err := parse(a); err != nil {
 		return err
 	}
@@ -197,10 +189,6 @@ func (s *Store) Check(a manifest.Artifact) error {
 // stays; then it is replaced at one stroke, so that what runs and what starts meanwhile always finds one of them. The
 // errors are those of Ensure.
 func (s *Store) Restore(ctx context.Context, a manifest.Artifact) error {
-	if a.Kind == manifest.ArtifactExec {
-		_, err := program(a)
-		return err
-	}
 	src, err := parse(a)
 	if err != nil {
 		return err

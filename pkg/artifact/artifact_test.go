@@ -195,6 +195,52 @@ func TestEnsureWaiterTakesOverFromCancelledCaller(t *testing.T) {
 	wg.Wait()
 }
 
+// A server that does not have the file is no trouble of those who fetch it from elsewhere.
+func TestEnsureTriesItsOwnServer(t *testing.T) {
+	data := goodArchive(t)
+	begun, release := make(chan struct{}), make(chan struct{})
+	bad, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		close(begun)
+		<-release
+		w.WriteHeader(http.StatusNotFound)
+	})
+	s, _ := newStore(t, artifact.Config{HTTPClient: client})
+	good := fileArtifact(t, data)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: bad, SHA256: good.SHA256}); err == nil {
+			t.Error("no error")
+		}
+	})
+	<-begun
+	ctx, waits := newWaiting(t.Context())
+	wg.Go(func() {
+		if _, err := s.Ensure(ctx, good); err != nil {
+			t.Error(err)
+		}
+	})
+	<-waits
+	close(release)
+	wg.Wait()
+}
+
+// newWaiting returns a context that tells when somebody waits for its end.
+func newWaiting(ctx context.Context) (context.Context, <-chan struct{}) {
+	w := &waiting{Context: ctx, begun: make(chan struct{})}
+	return w, w.begun
+}
+
+type waiting struct {
+	context.Context
+	begun chan struct{}
+	once  sync.Once
+}
+
+func (w *waiting) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.begun) })
+	return w.Context.Done()
+}
+
 func TestNewRemovesLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tmp-tree-1")

@@ -39,8 +39,8 @@ func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err
 		}
 	}
 	u.bytes += hdr.Size
-	if err := u.room(hdr.Name, hdr.Size); err != nil {
-		return err
+	if err := u.limits.room.take(occupied(hdr.Size), "unpacking"); err != nil {
+		return fmt.Errorf("entry %q: %w", hdr.Name, err)
 	}
 	if err := u.clear(name, hdr.Name, tar.TypeReg); err != nil {
 		return err

@@ -37,7 +37,7 @@ func parse(a manifest.Artifact) (source, error) {
 		return source{}, fmt.Errorf("artifact %s: %w: %s: %q is not valid; allowed: %s", a.URL, ErrInvalid, field, value, allowed)
 	}
 	if a.Kind != manifest.ArtifactTar {
-		return invalid("kind", a.Kind, manifest.ArtifactTar+" or "+manifest.ArtifactExec)
+		return invalid("kind", a.Kind, manifest.ArtifactTar)
 	}
 	if !hexDigest.MatchString(a.SHA256) {
 		return invalid("sha256", a.SHA256, "64 lower-case hex digits (the output of sha256sum)")
@@ -218,12 +218,7 @@ func (c contextReader) Read(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
 		return 0, ended(c.ctx)
 	}
-	n, err := c.r.Read(p)
-	if err != nil && c.ctx.Err() != nil {
-		// Half of the time, net/http says io.EOF about a chunked body when a request is cancelled in its middle.
-		err = ended(c.ctx)
-	}
-	return n, err
+	return c.r.Read(p)
 }
 
 // ended returns why the context ended, as an error that matches ctx.Err() whatever the cause is.

@@ -119,7 +119,7 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.watched.got(n)
 	if err != nil {
-		err = b.cause(err) // also in place of io.EOF, see contextReader
+		err = b.cause(err) // also in place of io.EOF, which net/http may say of a body that is cancelled in its middle
 	}
 	return n, err
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -65,6 +66,9 @@ func TestFullDisk(t *testing.T) {
 		}
 		_, err := s.Ensure(t.Context(), wanted)
 		wantSpace(t, err, "unpacking", mib)
+		if strings.Contains(err.Error(), "entry") {
+			t.Errorf("%v: want that it is seen before the first entry is written", err)
+		}
 		wantEntries(t, dir, kept.SHA256, kept.SHA256+".json")
 
 		if err := os.Remove(filler); err != nil {
@@ -79,9 +83,11 @@ func TestFullDisk(t *testing.T) {
 // What was not foreseen, because others write too or sizes were not announced, is reported all the same.
 func TestDiskFillsMeanwhile(t *testing.T) {
 	disktest.Run(t, 4*mib, func(t *testing.T, disk string) {
-		data := big(t, "x")
+		data := archive(t, launch(), file("noise", 0o644, noise(64<<10)))
 		var filler string
+		var requests atomic.Int64
 		url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			requests.Add(1)
 			_, _ = w.Write(data[:10])
 			w.(http.Flusher).Flush() // so the size is not announced
 			filler = disktest.Fill(t, disk)
@@ -91,16 +97,29 @@ func TestDiskFillsMeanwhile(t *testing.T) {
 		a := manifest.Artifact{Kind: "tar", URL: url, SHA256: digestOf(data)}
 		_, err := s.Ensure(t.Context(), a)
 		wantError(t, err, artifact.ErrNoSpace, "artifact "+url+": ")
+		if n := requests.Load(); n != 1 {
+			t.Errorf("%d requests; another one fills the disk as well", n)
+		}
 		wantEntries(t, dir)
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
-		data = big(t, "y")
-		a.SHA256 = digestOf(data)
-		// Nothing may be left for it: not even the names.
-		if _, err := s.Ensure(t.Context(), a); !errors.Is(err, artifact.ErrNoSpace) {
-			t.Errorf("got %v", err)
-		}
+	})
+}
+
+// A file whose size was not announced leaves the reserve alone, too.
+func TestFetchStopsBeforeTheReserve(t *testing.T) {
+	disktest.Run(t, 4*mib, func(t *testing.T, disk string) {
+		url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			for range 10 {
+				_, _ = w.Write(make([]byte, mib))
+				w.(http.Flusher).Flush()
+			}
+		})
+		s, dir := newStore(t, artifact.Config{Dir: filepath.Join(disk, "artifacts"), HTTPClient: client, ReserveBytes: mib})
+		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: url, SHA256: strings.Repeat("0", 64)})
+		wantSpace(t, err, "fetching", 1)
+		wantEntries(t, dir)
 	})
 }
 
