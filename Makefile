@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test race e2e bench chaos chaos-nofence fuzz demo schema lint fmt clean
+.PHONY: help build test race e2e faults bench chaos chaos-nofence fuzz demo schema lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -11,6 +11,7 @@ LINTER   := bin/golangci-lint
 TESTTIME ?= 15m
 SEED     ?= 0
 CHAOS_TIME ?= 2m
+FAULTS   ?= 200
 FUZZ_TIME ?= 60s
 
 help: ## show this text
@@ -42,6 +43,9 @@ race: build bin/consul ## the tests three times in a row, in another order each 
 
 e2e: build bin/consul ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
+
+faults: build bin/consul ## kill -9 a preparer at random steps of installations, upgrades and stops; SEED=n FAULTS=200
+	FAULTS=$(FAULTS) SEED=$(SEED) $(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestKilledAnywhere$$' ./pkg/preparer
 
 bench: build bin/consul ## measure against the goals, table and bin/bench.json; BENCH=name or name/part for one
 	$(GO) build -trimpath -o bin/bench ./integration/bench

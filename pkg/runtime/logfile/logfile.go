@@ -1,4 +1,4 @@
-// Package logfile bounds log files that programs append to themselves.
+// Package logfile keeps the log files that programs append to themselves: bounded, and within their reach.
 package logfile
 
 import (
@@ -11,6 +11,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // maxRotated bounds the copy of one rotation, in multiples of LogBytes. A program that wrote more than that between
@@ -113,4 +115,13 @@ func shift(path string, keep int) error {
 		}
 	}
 	return os.Rename(asidePath(path), numbered(1))
+}
+
+// Share lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the
+// supervisor's, and so does the directory that it is in.
+func Share(log *os.File, iso *runtime.Isolation) error {
+	if iso == nil || iso.GID == os.Getegid() {
+		return nil
+	}
+	return errors.Join(log.Chown(-1, iso.GID), log.Chmod(0o660))
 }

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // Process is one process: the leader of a session and of a process group that both bear its pid.
@@ -18,7 +21,9 @@ type Process struct {
 
 	// Own says that the caller is its parent and has not reaped it, so that its pid cannot be used again.
 	Own bool
-	fd  *os.File // pidfd; nil when the process had gone before it could be opened
+	// Cgroup is what it and all its descendants live in; empty: none.
+	Cgroup string
+	fd     *os.File // pidfd; nil when the process had gone before it could be opened
 }
 
 // Find opens the process with this pid and start time. One that has gone meanwhile comes back as exited.
@@ -111,7 +116,8 @@ func (p *Process) Close() {
 }
 
 // Signal sends sig to everything that runs in the session: to the process group at one stroke, so that no fork slips
-// through, and to whatever made itself another group. It returns how many live processes there were; sig 0 counts.
+// through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
+// itself a session. It returns how many live processes there were; sig 0 counts.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
 	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
 	held := p.Own || !p.Exited()
@@ -120,6 +126,9 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
 		if err := unix.Kill(-p.PID, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("send %s to process group %d: %w", unix.SignalName(sig), p.PID, err))
 		}
+	}
+	if p.Cgroup != "" && sig == unix.SIGKILL {
+		errs = append(errs, isolate.Kill(p.Cgroup))
 	}
 	members, err := p.Members(sc)
 	if err != nil {
@@ -130,22 +139,36 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
 			errs = append(errs, signalOne(m, sig))
 		}
 	}
-	return len(members), errors.Join(errs...)
+	live := len(members)
+	if p.Cgroup != "" && live == 0 { // the list and the table were not read at one moment
+		busy, err := isolate.Populated(p.Cgroup)
+		if busy {
+			live = 1
+		}
+		errs = append(errs, err)
+	}
+	return live, errors.Join(errs...)
 }
 
-// Members returns the live processes of the session. A process that made itself a session of its own is not among
-// them.
+// Members returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
+// session of its own is not among them.
 func (p *Process) Members(sc *Scanner) ([]Stat, error) {
+	var inside []int
+	if p.Cgroup != "" {
+		var err error
+		if inside, err = isolate.Members(p.Cgroup); err != nil {
+			return nil, err
+		}
+	}
 	table, err := sc.Scan()
 	if err != nil {
 		return nil, err
 	}
+	// The kernel uses a pid again only when the session that bears it is empty.
+	usedAgain := slices.ContainsFunc(table, func(st Stat) bool { return st.PID == p.PID && st.Start != p.Start })
 	var live []Stat
 	for _, st := range table {
-		if st.PID == p.PID && st.Start != p.Start {
-			return nil, nil // the pid was used again, which the kernel does only when the old session is empty
-		}
-		if st.SID == p.PID && !st.Dead() {
+		if !st.Dead() && (st.SID == p.PID && !usedAgain || slices.Contains(inside, st.PID)) {
 			live = append(live, st)
 		}
 	}

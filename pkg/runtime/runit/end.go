@@ -86,7 +86,7 @@ func (l layout) killSupervisors() (int, error) {
 	}
 	dir, err := filepath.EvalSymlinks(l.path(servicesName))
 	if err != nil {
-		return 0, nil //nolint:nilerr // no directory, nobody in it
+		return 0, nil // no directory, nobody in it
 	}
 	procs, err := os.ReadDir("/proc")
 	if err != nil {

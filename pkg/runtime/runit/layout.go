@@ -218,8 +218,8 @@ func (l layout) keeper() (run, error) {
 	if err != nil {
 		return k, fmt.Errorf("read which runsvdir runs: %w", err)
 	}
-	if json.Unmarshal(data, &k) != nil {
-		return run{}, nil // one more runsvdir does no harm: it serves only what nobody serves
+	if err := json.Unmarshal(data, &k); err != nil {
+		k = run{} // one more runsvdir does no harm: it serves only what nobody serves
 	}
 	return k, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -55,6 +56,11 @@ func TestMain(m *testing.M) {
 		case clientArg:
 			exitOn(startAndWait(os.Args[2], os.Args[3]))
 		}
+	}
+	// The tests mostly wait for runsvdir, which looks for new services every five seconds.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		exitOn(err)
 	}
 	code := m.Run()
 	if err := goleak.Find(); err != nil {
@@ -120,6 +126,7 @@ func leaked() []string {
 type node struct {
 	settings
 	*runit.Runtime
+	base string // of Dir and of what the processes write, which goes after they have ended
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -128,11 +135,12 @@ type node struct {
 // newNode makes an empty node. Everything that it starts is ended by pid.
 func newNode(t *testing.T, change ...func(*settings)) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", testDirs)
+	base, err := os.MkdirTemp("", testDirs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{settings: settings{
+	dir := filepath.Join(base, "runit")
+	n := &node{base: base, settings: settings{
 		Dir: dir, RestartDelay: 20 * time.Millisecond, MaxRestartDelay: 200 * time.Millisecond, StableAfter: 10 * time.Second,
 		LogCheck: 20 * time.Millisecond,
 	}}
@@ -147,7 +155,7 @@ func newNode(t *testing.T, change ...func(*settings)) *node {
 			t.Logf("runtime's log:\n%srunsvdir's log:\n%s", n.log.String(), log)
 			n.mu.Unlock()
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := os.RemoveAll(base); err != nil {
 			t.Error(err)
 		}
 	})
@@ -187,15 +195,17 @@ func (n *node) supervisors(t *testing.T, program string) map[string]int {
 		t.Fatal(err)
 	}
 	for _, dir := range dirs {
-		comm, _ := os.ReadFile(dir + "/comm")
 		cwd, _ := os.Readlink(dir + "/cwd")
 		cmdline, _ := os.ReadFile(dir + "/cmdline")
-		if strings.TrimSpace(string(comm)) != program || !strings.HasPrefix(cwd, n.Dir+"/") && !bytes.Contains(cmdline, []byte(n.Dir+"/")) {
-			continue
-		}
 		pid, err := strconv.Atoi(filepath.Base(dir))
 		if err != nil {
 			t.Fatal(err)
+		}
+		if programName(pid) != program || !strings.HasPrefix(cwd, n.Dir+"/") && !bytes.Contains(cmdline, []byte(n.Dir+"/")) {
+			continue
+		}
+		if st, err := proc.ReadStat(pid); err != nil || programName(st.PPID) == "runsv" {
+			continue // it has ended, or it is about to become a stub
 		}
 		if other, twice := found[filepath.Base(cwd)]; twice {
 			t.Errorf("two of %s in %s: %d and %d", program, cwd, other, pid)
@@ -203,6 +213,11 @@ func (n *node) supervisors(t *testing.T, program string) map[string]int {
 		found[filepath.Base(cwd)] = pid
 	}
 	return found
+}
+
+func programName(pid int) string {
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // none: it has ended
+	return strings.TrimSpace(string(comm))
 }
 
 func (n *node) killProgram(t *testing.T, program string) {
@@ -247,7 +262,10 @@ func (n *node) state(t *testing.T, id string) state {
 // script returns the spec of a shell script that works in a directory of its own.
 func (n *node) script(t *testing.T, id, script string) runtime.Spec {
 	t.Helper()
-	dir := t.TempDir()
+	dir, err := os.MkdirTemp(n.base, id+"-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	return runtime.Spec{
 		ID: id, Name: "main", Command: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin"},
 		Dir: dir, LogPath: filepath.Join(dir, id+".log"), LogBytes: 1 << 20, StopGrace: 5 * time.Second,

@@ -55,6 +55,15 @@ func (p run) find(boot string) (*proc.Process, error) {
 	return proc.Find(p.PID, p.Start)
 }
 
+// find opens what runs, with everything that belongs to it.
+func (r *record) find(boot string) (*proc.Process, error) {
+	p, err := r.run.find(boot)
+	if err == nil && r.Spec.Isolation != nil {
+		p.Cgroup = r.Spec.Isolation.Cgroup
+	}
+	return p, err
+}
+
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
 const noPID = 1 << 30
 

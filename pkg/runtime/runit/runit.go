@@ -212,20 +212,25 @@ func (r *Runtime) accept(ctx context.Context, s service, spec runtime.Spec) (ret
 // Stop implements runtime.Runtime.
 func (r *Runtime) Stop(ctx context.Context, id string) error {
 	s := r.dir.service(id)
-	for {
-		running, err := r.recordStop(ctx, s)
-		if errors.Is(err, errGone) {
-			return nil
-		}
-		if err != nil || !running {
-			return err
-		}
+	running, err := r.recordStop(ctx, s)
+	for running && err == nil {
 		select {
 		case <-r.endLater(s):
+			running, err = r.stopping(ctx, s)
 		case <-ctx.Done():
 			return fmt.Errorf("stop %s: %w", id, ctx.Err())
 		}
 	}
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	return err
+}
+
+// stopping reports whether a stop is not done yet. A Start that came after it counts as done: it waits for that.
+func (r *Runtime) stopping(ctx context.Context, s service) (bool, error) {
+	rec, err := r.read(ctx, s)
+	return rec.Desired == wantStop && rec.PID != 0, err
 }
 
 // recordStop makes the wish durable before anything is done about it, and reports whether anything must be.

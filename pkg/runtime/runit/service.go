@@ -18,11 +18,12 @@ import (
 // service is the directory that one runsv serves.
 type service string
 
-// Names in a service directory. All but the first two are runit's (runsv(8)).
+// Names in a service directory. All but the first three are runit's (runsv(8)).
 const (
 	recordName  = "record.json"
 	lockName    = "lock"
-	downName    = "down" // while it exists a new runsv starts nothing
+	whyNotName  = "why-not" // why the last start failed, once its pid was recorded; empty: it did not
+	downName    = "down"    // while it exists a new runsv starts nothing
 	controlName = "supervise/control"
 	okName      = "supervise/ok"
 	statusName  = "supervise/status"

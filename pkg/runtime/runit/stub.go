@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
@@ -190,6 +193,10 @@ func (s *stub) finish(code, signal string) error {
 // still work have the rest of the grace, and the lock is free meanwhile.
 func (s *stub) clear(ctx context.Context, lock *held, rec record, p *proc.Process, exit pod.Exit) error {
 	defer func() { lock.release() }()
+	if why := s.whyNot(); why != nil {
+		rec.failed(why, time.Now())
+		return errors.Join(s.save(rec), removeCgroup(rec.Spec))
+	}
 	if rec.Desired == wantStop {
 		if !rec.Ended {
 			rec.Ended, rec.LastExit = true, &exit
@@ -217,7 +224,15 @@ func (s *stub) clear(ctx context.Context, lock *held, rec record, p *proc.Proces
 		empty(ctx, p, &s.scanner, unix.SIGKILL, complain)
 	}
 	rec.settle(exit, rec.uptime(s.boot))
-	return s.save(rec)
+	return errors.Join(removeCgroup(rec.Spec), s.save(rec))
+}
+
+// removeCgroup removes the empty cgroup of a process that is gone.
+func removeCgroup(spec runtime.Spec) error {
+	if spec.Isolation == nil || spec.Isolation.Cgroup == "" {
+		return nil
+	}
+	return isolate.Remove(spec.Isolation.Cgroup)
 }
 
 func complain(err error) { fmt.Fprintln(os.Stderr, err) }
@@ -225,35 +240,60 @@ func complain(err error) { fmt.Fprintln(os.Stderr, err) }
 // become starts the program in this process's place. It returns only if that is not possible. The lock is held, and
 // freed by the kernel when the program runs.
 func (s *stub) become(rec record) error {
-	err := s.prepare(rec)
-	if err == nil {
-		rec.begin(s.self, s.runsv, time.Now())
-		if err := s.save(rec); err != nil {
-			return err // as long as this pid is not on the disk nothing may run under it
-		}
-		if err = dieWithParent(0); err == nil {
-			proc.ResetSignals()
-			err = fmt.Errorf("exec %s: %w", rec.Spec.Command[0], unix.Exec(rec.Spec.Command[0], rec.Spec.Command, rec.Spec.Env))
-		}
+	whyNot, err := os.OpenFile(s.path(whyNotName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
 	}
-	rec.failed(err, time.Now())
-	return errors.Join(err, s.save(rec))
+	log, err := prepare(rec.Spec)
+	if err != nil {
+		rec.failed(err, time.Now())
+		return errors.Join(err, s.save(rec))
+	}
+	rec.begin(s.self, s.runsv, time.Now())
+	if err := s.save(rec); err != nil {
+		return err // as long as this pid is not on the disk nothing may run under it
+	}
+	// From here on this process may be another user's and see other files: the stub of finish records what is written here.
+	_, err = whyNot.WriteString(runProgram(rec.Spec, log).Error())
+	return err
 }
 
-// prepare gives this process what the program is to have.
-func (s *stub) prepare(rec record) error {
+// whyNot returns why a run never became its program, nil when it did.
+func (s *stub) whyNot() error {
+	data, err := os.ReadFile(s.path(whyNotName))
+	if err != nil || len(data) == 0 {
+		return nil //nolint:nilerr // nobody wrote a reason
+	}
+	return errors.New(string(data))
+}
+
+// prepare does what needs the rights of the preparer, and gives this process a session of its own.
+func prepare(spec runtime.Spec) (log *os.File, err error) {
+	log, err = os.OpenFile(spec.LogPath, os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	if err := logfile.Share(log, spec.Isolation); err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	if _, err := unix.Setsid(); err != nil {
+		return nil, fmt.Errorf("make a session: %w", err)
+	}
+	return log, nil
+}
+
+// runProgram gives this process what the program is to have and becomes it. It returns the reason if that is not possible.
+func runProgram(spec runtime.Spec, log *os.File) error {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err
 	}
-	log, err := os.OpenFile(rec.Spec.LogPath, os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
-	if err != nil {
-		return fmt.Errorf("open log: %w", err)
+	if spec.Isolation != nil {
+		if err := isolate.Apply(*spec.Isolation); err != nil {
+			return fmt.Errorf("isolate: %w", err)
+		}
 	}
-	if _, err := unix.Setsid(); err != nil {
-		return fmt.Errorf("make a session: %w", err)
-	}
-	if err := os.Chdir(rec.Spec.Dir); err != nil {
+	if err := os.Chdir(spec.Dir); err != nil { // as the user that the program runs as
 		return fmt.Errorf("change to the working directory: %w", err)
 	}
 	for fd, file := range []*os.File{null, log, log} {
@@ -261,7 +301,11 @@ func (s *stub) prepare(rec record) error {
 			return fmt.Errorf("prepare descriptor %d: %w", fd, err)
 		}
 	}
-	return proc.CloseOnExec()
+	if err := errors.Join(proc.CloseOnExec(), dieWithParent(0)); err != nil {
+		return err
+	}
+	proc.ResetSignals()
+	return fmt.Errorf("exec %s: %w", spec.Command[0], unix.Exec(spec.Command[0], spec.Command, spec.Env))
 }
 
 // Between two looks at whether a session is empty yet.

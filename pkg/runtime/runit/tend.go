@@ -106,7 +106,7 @@ func (r *Runtime) maintainOne(ctx context.Context, s service, rec record) error 
 		return r.dir.remove(ctx, s)
 	}
 	if rec.Desired == wantStop && rec.PID != 0 {
-		r.endLater(s) //nolint:contextcheck // on the runtime's own time
+		r.endLater(s)
 	}
 	if !s.served() {
 		return r.serve(ctx, s)
@@ -236,7 +236,7 @@ func (r *Runtime) settle(ctx context.Context, s service, was run) (done bool, er
 		return false, nil
 	}
 	if err == nil && rec.resting() {
-		err = s.rest()
+		err = errors.Join(removeCgroup(rec.Spec), s.rest())
 	}
 	return true, err
 }

@@ -32,7 +32,7 @@ type view struct {
 
 	mu         sync.Mutex
 	entries    map[string]*entry
-	pending    bool   // a stub is about to become its program, of which nobody is notified
+	pending    bool   // a stub is at work, of which nobody is notified
 	version    uint32 // lower half of the cursor
 	lastChange time.Time
 	wake       chan struct{} // closed when somebody should look again at once
@@ -44,7 +44,7 @@ type entry struct {
 	rec     record
 	err     error         // it cannot be read: nothing is known and nothing may be done
 	process *proc.Process // what runs, as far as the record says; nil: nothing
-	alive   bool          // it does
+	alive   bool          // it does, or its runsv has not said yet that it does not
 	execed  bool          // its stub has become the program
 	status  runtime.Status
 }
@@ -179,7 +179,7 @@ func (r *Runtime) refresh() error {
 			continue // it has gone meanwhile
 		}
 		next[s.id()] = now
-		pending = pending || now.alive && !now.execed
+		pending = pending || !now.settled()
 		changed = changed || was == nil || was != now && differs(was, now)
 		if now.err != nil && (was == nil || was.err == nil) {
 			r.cfg.Log("record not readable", map[string]any{"process": s.id(), "error": now.err})
@@ -251,9 +251,12 @@ func (r *Runtime) look(s service, was *entry) *entry {
 			return unknown(s, file, now.err)
 		}
 	}
-	now.alive = now.process != nil && !now.process.Exited()
-	// The stub holds the lock until it has become the program.
-	now.execed = now.execed || now.alive && !s.busy()
+	if now.process != nil {
+		free := !s.busy() // the stub holds the lock until it has become the program
+		ended := now.process.Exited()
+		now.execed = now.execed || free && !ended
+		now.alive = !ended || !s.quiet() // runsv and its stub are about to record how it ended
+	}
 	now.status = now.derive()
 	return now
 }

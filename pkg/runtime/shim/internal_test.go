@@ -43,25 +43,6 @@ func TestScannerSeesItself(t *testing.T) {
 	t.Errorf("this process is not among %d", len(table))
 }
 
-func TestSameSpec(t *testing.T) {
-	a := runtime.Spec{ID: "p", Command: []string{"/x"}, Env: nil}
-	b := runtime.Spec{ID: "p", Command: []string{"/x"}, Env: []string{}}
-	if !sameSpec(a, b) {
-		t.Error("an empty list differs from a missing one")
-	}
-	for _, change := range []func(*runtime.Spec){
-		func(s *runtime.Spec) { s.Revision++ }, func(s *runtime.Spec) { s.Command = []string{"/y"} },
-		func(s *runtime.Spec) { s.Env = []string{"A=1"} }, func(s *runtime.Spec) { s.Pod.Index++ },
-		func(s *runtime.Spec) { s.Restart.Policy = runtime.Never }, func(s *runtime.Spec) { s.Isolation = &runtime.Isolation{} },
-	} {
-		c := a
-		change(&c)
-		if sameSpec(a, c) {
-			t.Errorf("%+v equals %+v", a, c)
-		}
-	}
-}
-
 func TestRecords(t *testing.T) {
 	r := records{t.TempDir()}
 	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
