@@ -34,6 +34,7 @@ type PreparerConfig struct {
 	PortsMin int   // of the range for dynamic ports
 	PortsMax int
 
+	Artifacts   ArtifactConfig
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
 }
@@ -66,6 +67,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 			errs.Add("hooks-dir", c.HooksDir, "a directory that is there")
 		}
 	}
+	c.Artifacts.validate(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -109,7 +111,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 			return nil, err
 		}
 	}
-	artifacts, err := artifact.New(artifact.Config{Dir: b.dir.Path("artifacts")})
+	artifacts, err := artifact.New(cfg.Artifacts.config(b.dir.Path("artifacts")))
 	if err != nil {
 		return nil, err
 	}
@@ -120,9 +122,9 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	b.undo = append(b.undo, p.runtime.Close)
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
-		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: p.runtime,
+		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: p.runtime,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped,
+		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
