@@ -88,7 +88,7 @@ func TestLifeline(t *testing.T) {
 func TestBadFlagsAreNamed(t *testing.T) {
 	t.Parallel()
 	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text", DebugAddr: "off"}
-	node := app.PreparerConfig{Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2}
+	node := app.PreparerConfig{Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour}
 	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1, Session: "check"}
 	for name, c := range map[string]struct {
 		start func() error
@@ -107,6 +107,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"value":   {func() error { p := node; p.Labels = []string{"rack=a b"}; return startNode(t, p) }, []string{"label.rack", "a b", "Kubernetes"}},
 		"slots":   {func() error { p := node; p.Slots = 0; return startNode(t, p) }, []string{"slots", "0", "1 or more"}},
 		"ports":   {func() error { p := node; p.PortsMax = 0; return startNode(t, p) }, []string{"port-range", "1-0", "65535"}},
+		"keep":    {func() error { p := node; p.KeepStopped = 0; return startNode(t, p) }, []string{"keep-stopped", "0s", "24h"}},
+		"hooks":   {func() error { p := node; p.HooksDir = "/no/such"; return startNode(t, p) }, []string{"hooks-dir", "/no/such", "directory"}},
 	} {
 		err := c.start()
 		if err == nil {

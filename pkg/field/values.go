@@ -40,7 +40,10 @@ func (d *Duration) Or(def time.Duration) time.Duration {
 // MaxName is how long a name may be: a DNS label, because names end up in Consul service names and host names.
 const MaxName = 63
 
-var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+// NamePattern is the form of a name, as a regular expression of Go and of ECMAScript.
+const NamePattern = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+
+var dnsLabel = regexp.MustCompile(NamePattern)
 
 // NameAllowed says in words what CheckName accepts.
 var NameAllowed = fmt.Sprintf("1 to %d lower-case letters, digits and '-', starting and ending with a letter or digit", MaxName)

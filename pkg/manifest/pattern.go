@@ -16,6 +16,12 @@ var (
 	hexDigest = pattern{regexp.MustCompile(`^[0-9a-f]{64}$`), "64 lower-case hex digits (the output of sha256sum)"}
 	envName   = pattern{regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`), "a name of letters, digits and '_' that does not start with a digit"}
 
+	// The parser of URLs decides; this is for the schema.
+	artifactURL = pattern{
+		regexp.MustCompile(`^(?:[Ff][Ii][Ll][Ee]:/[^?#]*\??#?|[Hh][Tt][Tt][Pp][Ss]://[^/?#@][^#]*#?)$`),
+		"file:///absolute/path or https://host/path",
+	}
+
 	absolutePath = pattern{
 		regexp.MustCompile(`^(?:/` + segment + `)+$`),
 		"an absolute path such as /opt/web/run, without '.', '..', empty parts and control characters",

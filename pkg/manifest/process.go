@@ -94,17 +94,16 @@ func (a *Artifact) validate() field.Errors {
 }
 
 func (a *Artifact) validateTar(errs *field.Errors) {
-	const urlAllowed = "file:///absolute/path or https://host/path"
 	u, err := url.Parse(a.URL)
 	switch {
 	case a.URL == "":
-		errs.Missing("url", urlAllowed)
+		errs.Missing("url", artifactURL.allowed)
 	case err != nil, len(a.URL) > MaxTextBytes:
-		errs.Add("url", a.URL, urlAllowed)
+		errs.Add("url", a.URL, artifactURL.allowed)
 	case u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == "" && u.Fragment == "":
 	case u.Scheme == "https" && u.Hostname() != "" && u.User == nil && u.Fragment == "":
 	default:
-		errs.Add("url", a.URL, urlAllowed)
+		errs.Add("url", a.URL, artifactURL.allowed)
 	}
 	switch {
 	case a.SHA256 == "":

@@ -2,6 +2,7 @@ package preparer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -45,6 +46,10 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 func (p *Preparer) sawRuntime(procs []runtime.Status) {
 	byPod := map[pod.Identity][]runtime.Status{}
 	for _, status := range procs {
+		if status.Phase == runtime.Unknown {
+			p.trouble.report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
+			continue
+		}
 		byPod[status.Spec.Pod] = append(byPod[status.Spec.Pod], status)
 	}
 	for _, found := range byPod {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/document"
 )
 
 // goodDocument is valid. Each case below spoils one thing in it.
@@ -104,7 +105,7 @@ func badDocuments() []badDocument {
 		{name: "interval below Consul's", spoil: spoil{"interval: 2s", "interval: 10ms"}, wants: []string{"pod.health.interval:", `"10ms"`, "1s or more"}},
 		{name: "negative resources", spoil: spoil{"stop_grace: 5s", "resources: {cpu: -1}"}, wants: []string{"resources.cpu:", "-1", "thousandths of a core"}},
 		{name: "duplicate YAML key", spoil: spoil{"replicas: 3", "replicas: 3\nreplicas: 4"}, wants: []string{"replicas: a second time (line 3)", "each key once"}},
-		{name: "duplicate JSON key", whole: `{"name": "web", "name": "api"}`, wants: []string{"name: a second time (line 1)", "each key once"}},
+		{name: "duplicate JSON key", whole: `{"name": "web", "name": "api"}`, wants: []string{"name: a second time", "each key once"}},
 		{name: "two documents", whole: goodDocument + "---\n" + goodDocument, wants: []string{"document:", "2 documents", "one YAML or JSON document"}},
 		{name: "empty document", whole: "", wants: []string{"document: missing", "one YAML or JSON document"}},
 		{name: "only comments", whole: "---\n# nothing\n\n", wants: []string{"document: missing", "one YAML or JSON document"}},
@@ -113,7 +114,7 @@ func badDocuments() []badDocument {
 		{name: "not YAML", whole: "name: [web\nreplicas: 3", wants: []string{"document:", "line 1", "YAML or JSON"}},
 		{name: "binary", whole: "\x00\x01\xff", wants: []string{"document:", "YAML or JSON"}},
 		{name: "not a number", spoil: spoil{"replicas: 3", "replicas: .nan"}, wants: []string{"document:", "NaN", "YAML or JSON"}},
-		{name: "file too large", whole: goodDocument + "# " + strings.Repeat("x", maxDocument), wants: []string{"document:", "more than 1048576 bytes", "at most 1048576 bytes"}},
+		{name: "file too large", whole: goodDocument + "# " + strings.Repeat("x", document.MaxBytes), wants: []string{"document:", "more than 1048576 bytes", "at most 1048576 bytes"}},
 		{name: "manifest too large", spoil: spoil{"env: {MODE: fast}", "args: [" + strings.Repeat(strings.Repeat("x", 4000)+", ", 17) + "]"}, wants: []string{"pod:", "bytes of canonical JSON", "at most 65536 bytes"}},
 		{name: "two mistakes are two lines", spoil: spoil{"replicas: 3", "replicas: -3\nstrategy: best"}, wants: []string{"replicas: -3", "\nrc.yaml: strategy: ", "dynamic or static"}},
 	}

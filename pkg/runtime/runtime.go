@@ -13,13 +13,13 @@ import (
 // Runtime supervises processes. All methods are safe for concurrent use. An error means that the runtime could not be
 // reached or refused; it never means that a process stopped.
 type Runtime interface {
-	// Start makes the process run and keep running. It is idempotent: the same Spec again changes nothing. The same
-	// ID with a different Spec is refused with ErrExists.
+	// Start makes the process run, and keep running as its restart policy says. It is idempotent: the same Spec again
+	// changes nothing, also when that process has exited. The same ID with a different Spec is refused with ErrExists.
 	Start(ctx context.Context, spec Spec) error
 	// Stop asks the process and its whole group to end with its stop signal, kills the group after spec.StopGrace, and
 	// returns when nothing of it runs any more. It is idempotent; an unknown ID counts as stopped.
 	Stop(ctx context.Context, id string) error
-	// Remove forgets a stopped process. It refuses one that still runs; an unknown ID is fine.
+	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
 	Remove(ctx context.Context, id string) error
 	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
 	// or when the context ends. The cursor that comes back goes into the next call.
@@ -57,7 +57,9 @@ type Restart struct {
 	Max    time.Duration `json:"max,omitempty"`    // bound of its doubling; zero: the runtime's default
 }
 
-// RestartPolicy says which ends of a process are followed by a start.
+// RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way
+// that nobody is told of: after it has booted, what ran starts again under Always and OnFailure, and has exited under
+// Never. What had exited before stays so.
 type RestartPolicy string
 
 // The restart policies.
@@ -94,6 +96,7 @@ const (
 	Exited   Phase = "exited"  // ended, and its restart policy leaves it at that
 	Stopping Phase = "stopping"
 	Stopped  Phase = "stopped" // asked to stop, and nothing of it runs
+	Unknown  Phase = "unknown" // what was recorded of it cannot be read; its spec has nothing but the ID
 )
 
 // Status is what a runtime knows about one process.

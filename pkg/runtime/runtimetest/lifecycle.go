@@ -14,6 +14,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
+// lifecycleTests are about starting, ending, being seen and being forgotten.
+func lifecycleTests() []test {
+	return []test{
+		{"Start", testStart},
+		{"Environment", testEnvironment},
+		{"StartIsIdempotent", testStartIsIdempotent},
+		{"StartRefusesOtherSpec", testStartRefusesOtherSpec},
+		{"StartAfterStop", testStartAfterStop},
+		{"ExitStatusAndSignal", testExitStatusAndSignal},
+		{"CrashLoop", testCrashLoop},
+		{"ExecError", testExecError},
+		{"Remove", testRemove},
+		{"Watch", testWatch},
+		{"LogRotation", testLogRotation},
+	}
+}
+
 // idle says that it is ready and runs until it is told to end.
 const idle = `echo $$ >> pid; echo up; echo err >&2; : > ready; exec sleep 1000`
 
@@ -124,7 +141,7 @@ func testExitStatusAndSignal(t *testing.T, b *bench) {
 
 func testCrashLoop(t *testing.T, b *bench) {
 	b.start(t, b.script("p", `echo $$ >> pid; exit 1`))
-	pids := b.awaitPIDs(t, "pid", 4)
+	pids := b.awaitPIDs(t, 4)
 	slices.Sort(pids)
 	if len(slices.Compact(pids)) < 4 {
 		t.Errorf("pids %v, want a new one for each run", pids)

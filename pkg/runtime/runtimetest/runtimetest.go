@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,46 +30,23 @@ type Target struct {
 	// KillSupervisor ends whatever supervises the processes with SIGKILL and returns when it is gone. The next call
 	// of a client finds or starts another one.
 	KillSupervisor func(t *testing.T)
+	// RestartPause is what the runtime adds to the pause before each restart, whatever the spec says.
+	RestartPause time.Duration
 }
 
 // Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
 const Timeout = 60 * time.Second
 
+// test is one case of the suite.
+type test struct {
+	name string
+	run  func(t *testing.T, b *bench)
+}
+
 // Run runs the suite. factory is called once per test.
 func Run(t *testing.T, factory func(t *testing.T) *Target) {
 	t.Helper()
-	tests := []struct {
-		name string
-		run  func(t *testing.T, b *bench)
-	}{
-		{"Start", testStart},
-		{"Environment", testEnvironment},
-		{"StartIsIdempotent", testStartIsIdempotent},
-		{"StartRefusesOtherSpec", testStartRefusesOtherSpec},
-		{"StartAfterStop", testStartAfterStop},
-		{"ExitStatusAndSignal", testExitStatusAndSignal},
-		{"CrashLoop", testCrashLoop},
-		{"ExecError", testExecError},
-		{"StopWithinGrace", testStopWithinGrace},
-		{"StopKillsAfterGrace", testStopKillsAfterGrace},
-		{"StopGivesLeftoversTheGrace", testStopGivesLeftoversTheGrace},
-		{"StopEndsGrandchildren", testStopEndsGrandchildren},
-		{"StopDuringBackoff", testStopDuringBackoff},
-		{"StopUnknown", testStopUnknown},
-		{"CrashEndsGrandchildren", testCrashEndsGrandchildren},
-		{"Remove", testRemove},
-		{"Watch", testWatch},
-		{"LogRotation", testLogRotation},
-		{"SecondClient", testSecondClient},
-		{"ClientDies", testClientDies},
-		{"SupervisorDies", testSupervisorDies},
-		{"SupervisorDiesStopAdopted", testSupervisorDiesStopAdopted},
-		{"SupervisorDiesExitOfAdopted", testSupervisorDiesExitOfAdopted},
-		{"SupervisorDiesExitMissed", testSupervisorDiesExitMissed},
-		{"SupervisorDiesDuringStop", testSupervisorDiesDuringStop},
-		{"SupervisorDiesStoppedStays", testSupervisorDiesStoppedStays},
-	}
-	for _, tt := range tests {
+	for _, tt := range slices.Concat(lifecycleTests(), policyTests(), stoppingTests(), survivalTests(), isolationTests()) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			tt.run(t, &bench{Target: factory(t), dir: t.TempDir()})
@@ -211,10 +189,11 @@ func (b *bench) pids(t *testing.T, name string) []int {
 	return pids
 }
 
-func (b *bench) awaitPIDs(t *testing.T, name string, n int) []int {
+// awaitPIDs waits until scripts have written so many pids into the file "pid", one for each run.
+func (b *bench) awaitPIDs(t *testing.T, n int) []int {
 	t.Helper()
-	Eventually(t, fmt.Sprintf("%d pids in %s", n, name), func() bool { return strings.Count(b.read(t, name), "\n") >= n })
-	return b.pids(t, name)
+	Eventually(t, fmt.Sprintf("%d pids", n), func() bool { return strings.Count(b.read(t, "pid"), "\n") >= n })
+	return b.pids(t, "pid")
 }
 
 func wantGone(t *testing.T, pids ...int) {

@@ -8,6 +8,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
+// stoppingTests are about being asked to end.
+func stoppingTests() []test {
+	return []test{
+		{"StopWithinGrace", testStopWithinGrace},
+		{"StopKillsAfterGrace", testStopKillsAfterGrace},
+		{"StopSignal", testStopSignal},
+		{"StopGivesLeftoversTheGrace", testStopGivesLeftoversTheGrace},
+		{"StopEndsGrandchildren", testStopEndsGrandchildren},
+		{"StopDuringBackoff", testStopDuringBackoff},
+		{"StopUnknown", testStopUnknown},
+		{"CrashEndsGrandchildren", testCrashEndsGrandchildren},
+	}
+}
+
 func testStopWithinGrace(t *testing.T, b *bench) {
 	st := b.startReady(t, b.script("p", `trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	b.stop(t, "p")
@@ -40,6 +54,17 @@ func testStopKillsAfterGrace(t *testing.T, b *bench) {
 
 // leaderGrace is spent whole where somebody ignores the stop. A leader that does not needs some of it on a busy machine.
 const leaderGrace = 4 * time.Second
+
+func testStopSignal(t *testing.T, b *bench) {
+	spec := b.script("p", `trap 'echo term; exit 1' TERM; trap 'echo int; exit 0' INT; : > ready; while :; do sleep 0.01; done`)
+	spec.StopSignal = "SIGINT"
+	b.startReady(t, spec)
+	b.KillSupervisor(t) // a successor knows it too
+	b.stop(t, "p")
+	if log := b.read(t, "p.log"); log != "int\n" {
+		t.Errorf("log %q, want the answer to SIGINT alone", log)
+	}
+}
 
 // Grandchildren in the group of the leader, and one in a group of its own, which job control makes.
 const family = `
@@ -76,7 +101,7 @@ while :; do sleep 0.01; done`))
 
 func testStopDuringBackoff(t *testing.T, b *bench) {
 	b.start(t, b.script("p", `echo $$ >> pid; exit 1`))
-	b.awaitPIDs(t, "pid", 3)
+	b.awaitPIDs(t, 3)
 	b.stop(t, "p")
 	runs := len(b.pids(t, "pid"))
 	if st, _ := b.status(t); st.Phase != runtime.Stopped || st.PID != 0 {

@@ -9,6 +9,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
+// survivalTests are about clients and supervisors that die.
+func survivalTests() []test {
+	return []test{
+		{"SecondClient", testSecondClient},
+		{"ClientDies", testClientDies},
+		{"SupervisorDies", testSupervisorDies},
+		{"SupervisorDiesStopAdopted", testSupervisorDiesStopAdopted},
+		{"SupervisorDiesExitOfAdopted", testSupervisorDiesExitOfAdopted},
+		{"SupervisorDiesExitMissed", testSupervisorDiesExitMissed},
+		{"SupervisorDiesDuringStop", testSupervisorDiesDuringStop},
+		{"SupervisorDiesStoppedStays", testSupervisorDiesStoppedStays},
+	}
+}
+
 func testSecondClient(t *testing.T, b *bench) {
 	first := b.startReady(t, b.script("p", idle))
 	b.Runtime = b.Reopen(t)
@@ -88,7 +102,7 @@ echo $$ >> pid
 	kill(t, first.PID)
 	b.awaitRestart(t, "p", first.PID)
 	wantGone(t, left...)
-	if pids := b.awaitPIDs(t, "pid", 2); len(pids) != 2 {
+	if pids := b.awaitPIDs(t, 2); len(pids) != 2 {
 		t.Errorf("runs %v, want two", pids)
 	}
 }

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // child is one started process: the leader of a session and of a process group that both bear its pid. It is either
@@ -21,6 +24,15 @@ type child struct {
 	start uint64   // see stat.start
 	own   bool     // started by this process
 	fd    *os.File // pidfd; nil when the process had gone before it could be opened
+
+	cgroup string // that it and all its descendants live in; empty: none
+}
+
+func cgroupOf(spec runtime.Spec) string {
+	if spec.Isolation == nil {
+		return ""
+	}
+	return spec.Isolation.Cgroup
 }
 
 // adopt finds the process that an earlier supervisor started. What has gone meanwhile comes back as an exited child.
@@ -106,7 +118,8 @@ func (c *child) wait(ctx context.Context) error {
 }
 
 // signal sends sig to everything that runs in the session: to the process group at one stroke, so that no fork slips
-// through, and to whatever made itself another group. It returns how many live processes there were; sig 0 counts.
+// through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
+// itself a session. It returns how many live processes there were; sig 0 counts.
 func (c *child) signal(sc *scanner, sig unix.Signal) (int, error) {
 	// As long as the leader exists, alive or as our zombie, its number can be nobody else's group.
 	held := c.own || !c.exited()
@@ -115,6 +128,9 @@ func (c *child) signal(sc *scanner, sig unix.Signal) (int, error) {
 		if err := unix.Kill(-c.pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("send %s to process group %d: %w", unix.SignalName(sig), c.pid, err))
 		}
+	}
+	if c.cgroup != "" && sig == unix.SIGKILL {
+		errs = append(errs, isolate.Kill(c.cgroup))
 	}
 	members, err := c.members(sc)
 	if err != nil {
@@ -125,22 +141,36 @@ func (c *child) signal(sc *scanner, sig unix.Signal) (int, error) {
 			errs = append(errs, signalOne(m, sig))
 		}
 	}
-	return len(members), errors.Join(errs...)
+	live := len(members)
+	if c.cgroup != "" && live == 0 { // the list and the table were not read at one moment
+		busy, err := isolate.Populated(c.cgroup)
+		if busy {
+			live = 1
+		}
+		errs = append(errs, err)
+	}
+	return live, errors.Join(errs...)
 }
 
-// members returns the live processes of the session. A process that made itself a session of its own is not among
-// them.
+// members returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
+// session of its own is not among them.
 func (c *child) members(sc *scanner) ([]stat, error) {
+	var inside []int
+	if c.cgroup != "" {
+		var err error
+		if inside, err = isolate.Members(c.cgroup); err != nil {
+			return nil, err
+		}
+	}
 	table, err := sc.scan()
 	if err != nil {
 		return nil, err
 	}
+	// The kernel uses a pid again only when the session that bears it is empty.
+	usedAgain := slices.ContainsFunc(table, func(st stat) bool { return st.pid == c.pid && st.start != c.start })
 	var live []stat
 	for _, st := range table {
-		if st.pid == c.pid && st.start != c.start {
-			return nil, nil // the pid was used again, which the kernel does only when the old session is empty
-		}
-		if st.sid == c.pid && !st.dead() {
+		if !st.dead() && (st.sid == c.pid && !usedAgain || slices.Contains(inside, st.pid)) {
 			live = append(live, st)
 		}
 	}

@@ -118,6 +118,84 @@ func startTime(t *testing.T, pid int) uint64 {
 	return start
 }
 
+// After a reboot what ran starts again unless it never may, and what had exited stays so.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	policies := []runtime.RestartPolicy{runtime.Always, runtime.OnFailure, runtime.Never}
+	for _, policy := range policies {
+		spec := n.idler(string(policy))
+		spec.Restart.Policy = policy
+		n.start(t, spec)
+		n.await(t, spec.ID, "running", running)
+	}
+	done := n.script("done", `echo $$ >> done.pids; exit 0`)
+	done.Restart.Policy = runtime.OnFailure
+	held, crashing := n.idler("held"), n.script("held-crashing", `echo $$ >> held-crashing.pids; exit 1`)
+	held.HoldAfterBoot, crashing.HoldAfterBoot = true, true
+	crashing.Restart.Min = time.Hour
+	n.start(t, held)
+	n.await(t, "held", "running", running)
+	n.start(t, crashing)
+	n.await(t, "held-crashing", "waiting for its next start", func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
+	n.start(t, done)
+	n.await(t, "done", "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
+	n.killSupervisor(t)
+	n.killPods(t)
+	n.changeStates(t, func(s map[string]any) {
+		s["boot"] = "an earlier one"
+	})
+	for _, policy := range []runtime.RestartPolicy{runtime.Always, runtime.OnFailure} {
+		st := n.await(t, string(policy), "running again", running)
+		if st.LastExit == nil || !st.LastExit.Unknown || len(n.pids(t, string(policy))) > 2 {
+			t.Errorf("%s: last exit %+v, runs %v; want a second run after an unknown end", policy, st.LastExit, n.pids(t, string(policy)))
+		}
+	}
+	for _, spec := range []runtime.Spec{held, crashing} {
+		for range 2 { // for the second supervisor too
+			n.await(t, spec.ID, "stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
+			n.killSupervisor(t)
+		}
+		if pids := n.pids(t, spec.ID); len(pids) != 1 {
+			t.Errorf("%s ran %d times", spec.ID, len(pids))
+		}
+		n.start(t, spec)
+		n.await(t, spec.ID, "started again", func(st runtime.Status) bool { return len(n.pids(t, spec.ID)) > 1 })
+	}
+	for id, unknown := range map[string]bool{"never": true, "done": false} {
+		st := n.await(t, id, "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
+		if st.LastExit == nil || st.LastExit.Unknown != unknown || len(n.pids(t, id)) != 1 {
+			t.Errorf("%s: last exit %+v, runs %v; want one run, its end unknown: %t", id, st.LastExit, n.pids(t, id), unknown)
+		}
+	}
+}
+
+// changeStates changes the records of a supervisor that does not run.
+func (n *node) changeStates(t *testing.T, change func(map[string]any)) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(n.Dir, "state", "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s map[string]any
+		if err := json.Unmarshal(data, &s); err != nil {
+			t.Fatal(err)
+		}
+		change(s)
+		if data, err = json.Marshal(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A state file that cannot be read says nothing about whether something runs: hands off, and say so.
 func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	t.Parallel()
@@ -142,6 +220,10 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "read state of bad") {
 			t.Errorf("%s: %v, want an error that names the state", what, err)
 		}
+	}
+	st := n.await(t, "bad", "listed", func(st runtime.Status) bool { return st.Phase == runtime.Unknown })
+	if !strings.Contains(st.Message, "read state of bad") || st.PID != 0 {
+		t.Errorf("listed as %+v, want why it is not known", st)
 	}
 	if !runtimetest.Alive(bad.PID) || len(n.pids(t, "bad")) != 1 {
 		t.Error("the process was touched")

@@ -5,10 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
-	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -47,46 +43,6 @@ func TestScannerSeesItself(t *testing.T) {
 	t.Errorf("this process is not among %d", len(table))
 }
 
-func TestRestartDelay(t *testing.T) {
-	cfg := Config{}.withDefaults()
-	for runs, want := range map[int]time.Duration{
-		0: 0, 1: 100 * time.Millisecond, 2: 200 * time.Millisecond, 4: 800 * time.Millisecond, 9: 25600 * time.Millisecond, 10: 30 * time.Second,
-	} {
-		if got := restartDelay(cfg, runs); got != want {
-			t.Errorf("after %d short runs %s, want %s", runs, got, want)
-		}
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		cfg := Config{
-			RestartDelay:    time.Duration(rapid.Int64Range(1, int64(time.Hour)).Draw(t, "delay")),
-			MaxRestartDelay: time.Duration(rapid.Int64Range(1, int64(time.Hour)).Draw(t, "max")),
-		}
-		runs := rapid.IntRange(1, 1<<20).Draw(t, "runs")
-		now, next := restartDelay(cfg, runs), restartDelay(cfg, runs+1)
-		if now <= 0 || now > next || next > cfg.MaxRestartDelay {
-			t.Fatalf("delays %s, then %s, bound %s", now, next, cfg.MaxRestartDelay)
-		}
-	})
-}
-
-func TestSameSpec(t *testing.T) {
-	a := runtime.Spec{ID: "p", Command: []string{"/x"}, Env: nil}
-	b := runtime.Spec{ID: "p", Command: []string{"/x"}, Env: []string{}}
-	if !sameSpec(a, b) {
-		t.Error("an empty list differs from a missing one")
-	}
-	for _, change := range []func(*runtime.Spec){
-		func(s *runtime.Spec) { s.Revision++ }, func(s *runtime.Spec) { s.Command = []string{"/y"} },
-		func(s *runtime.Spec) { s.Env = []string{"A=1"} }, func(s *runtime.Spec) { s.Pod.Index++ },
-	} {
-		c := a
-		change(&c)
-		if sameSpec(a, c) {
-			t.Errorf("%+v equals %+v", a, c)
-		}
-	}
-}
-
 func TestRecords(t *testing.T) {
 	r := records{t.TempDir()}
 	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
@@ -122,82 +78,5 @@ func TestRecords(t *testing.T) {
 		if err := r.remove("a.b"); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-func TestRotate(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "log")
-	fill := func(content string) {
-		t.Helper()
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.WriteString(content); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want := func(name, content string) {
-		t.Helper()
-		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != content {
-			t.Errorf("%s holds %q, %v; want %q", name, got, err, content)
-		}
-	}
-	turn := func(keep int) {
-		t.Helper()
-		if err := rotate(path, 4, keep); err != nil {
-			t.Fatal(err)
-		}
-	}
-	turn(2) // no log yet
-	fill("four")
-	turn(2)
-	want("log", "four")
-	fill("5")
-	turn(2)
-	want("log", "")
-	want("log.1", "four5")
-	fill("second")
-	turn(2)
-	fill("dropped-" + strings.Repeat("x", 16)) // more than four times the limit: the newest 16 bytes stay
-	turn(2)
-	want("log.1", strings.Repeat("x", 16))
-	want("log.2", "second")
-	fill("dropped-dropped-cut\nwhole line\n") // the newest 16 bytes begin within a line: whole lines stay
-	turn(1)
-	want("log.1", "whole line\n")
-	fill("not kept")
-	turn(0)
-	want("log", "")
-	if entries, _ := os.ReadDir(dir); len(entries) != 3 {
-		t.Errorf("files %v, want the log and two rotated ones", entries)
-	}
-}
-
-// A program may put anything where its log was.
-func TestRotateTouchesOnlyFiles(t *testing.T) {
-	dir := t.TempDir()
-	victim, link, pipe := filepath.Join(dir, "victim"), filepath.Join(dir, "link"), filepath.Join(dir, "pipe")
-	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(victim, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := rotate(link, 1, 1); err == nil {
-		t.Error("a symbolic link was followed")
-	}
-	if err := rotate(pipe, 1, 1); err != nil {
-		t.Error(err)
-	}
-	if got, _ := os.ReadFile(victim); string(got) != "precious" {
-		t.Errorf("the link's target holds %q", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // Between two looks at whether a session is empty yet.
@@ -114,8 +115,11 @@ func (p *process) status() (runtime.Status, bool) {
 	if p.rec.PID != 0 && p.phase != runtime.Backoff { // in backoff it is one that a successor found gone
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
 	}
-	if p.rec.Desired == wantStop && st.Phase != runtime.Stopped {
-		st.Phase = runtime.Stopping // whatever the keeper was at when it was asked to stop
+	switch { // whatever the keeper was at when it was asked to stop
+	case p.rec.Desired == wantStop && p.rec.Done:
+		st.Phase = runtime.Stopped
+	case p.rec.Desired == wantStop && st.Phase != runtime.Stopped:
+		st.Phase = runtime.Stopping
 	}
 	return st, p.rec.Spec.ID != ""
 }
@@ -131,7 +135,7 @@ func (p *process) begin(c *child) {
 	})
 }
 
-// keep is the keeper: it returns when the process is stopped, or when ctx ends, leaving everything as it runs.
+// keep is the keeper: it returns when the process is stopped or done, or when ctx ends, leaving everything as it runs.
 // recalled ends with ctx, and as soon as a stop is desired.
 func (p *process) keep(ctx, recalled context.Context, c *child) {
 	for ctx.Err() == nil {
@@ -145,6 +149,9 @@ func (p *process) keep(ctx, recalled context.Context, c *child) {
 			p.enter(runtime.Stopped, "")
 			p.log("process stopped", map[string]any{})
 			return
+		case p.current().Done:
+			p.log("process not started again", map[string]any{"policy": p.current().Spec.Restart.Policy})
+			return
 		case p.pause(recalled):
 			c = p.start() //nolint:contextcheck // a half-made child is done away with whatever ctx says
 		}
@@ -157,7 +164,7 @@ func (p *process) start() *child {
 	c, err := p.launch()
 	if err != nil {
 		p.note(runtime.Backoff, err.Error(), func(r *record) {
-			r.PID, r.Start, r.Boot = 0, 0, ""
+			r.PID, r.Start = 0, 0
 			r.ShortRuns++
 		})
 		p.log("process not started", map[string]any{"error": err})
@@ -186,8 +193,13 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	p.sup.family.forget(c.pid)
 	p.hold(nil)
 	c.close()
-	p.note(runtime.Backoff, describe(exit), func(r *record) {
-		r.PID, r.Start, r.Boot, r.LastExit = 0, 0, "", &exit
+	p.removeCgroup(c)
+	phase, done := runtime.Backoff, !p.current().Spec.Restart.Policy.Again(exit)
+	if done {
+		phase = runtime.Exited
+	}
+	p.note(phase, describe(exit), func(r *record) {
+		r.PID, r.Start, r.LastExit, r.Done = 0, 0, &exit, done
 		switch {
 		case ran >= p.sup.cfg.StableAfter:
 			r.ShortRuns = 1
@@ -224,7 +236,8 @@ func (p *process) terminate(ctx context.Context, c *child) bool {
 	grace, cancel := context.WithTimeout(ctx, p.current().Spec.StopGrace)
 	defer cancel()
 	// SIGCONT, because a stopped process would sleep through the request and then be killed without a chance.
-	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGCONT} {
+	ask, _ := p.current().Spec.Signal() // validate has seen it
+	for _, sig := range []unix.Signal{ask, unix.SIGCONT} {
 		if _, err := c.signal(&p.sup.scanner, sig); err != nil {
 			p.log("signal not sent", map[string]any{"error": err})
 		}
@@ -254,9 +267,20 @@ func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 	return false
 }
 
+// removeCgroup removes the empty cgroup of a process that is gone. One that stays costs next to nothing.
+func (p *process) removeCgroup(c *child) {
+	if c.cgroup == "" {
+		return
+	}
+	if err := isolate.Remove(c.cgroup); err != nil {
+		p.log("cgroup not removed", map[string]any{"error": err})
+	}
+}
+
 // pause waits until the next start is due. It returns false when it was interrupted.
 func (p *process) pause(recalled context.Context) bool {
-	delay := restartDelay(p.sup.cfg, p.current().ShortRuns)
+	rec := p.current()
+	delay := rec.Spec.Restart.Delay(rec.ShortRuns, p.sup.cfg.RestartDelay, p.sup.cfg.MaxRestartDelay)
 	if delay == 0 {
 		return true
 	}
@@ -268,21 +292,6 @@ func (p *process) pause(recalled context.Context) bool {
 	case <-recalled.Done():
 		return false
 	}
-}
-
-// restartDelay returns the pause before the next start after so many short runs in a row.
-func restartDelay(cfg Config, shortRuns int) time.Duration {
-	if shortRuns == 0 {
-		return 0
-	}
-	delay := cfg.RestartDelay
-	for range shortRuns - 1 {
-		if delay >= cfg.MaxRestartDelay {
-			break
-		}
-		delay *= 2
-	}
-	return min(delay, cfg.MaxRestartDelay)
 }
 
 func describe(e pod.Exit) string {

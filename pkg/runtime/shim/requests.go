@@ -7,6 +7,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
+// byHand is what to do about a process whose state cannot be read: it may run, and nothing is known that could end it.
+const byHand = "make sure that nothing of it runs, remove its state file and end the supervisor with SIGTERM: another one is started"
+
 // slot returns the process of an id, a new one without a record if there is none.
 func (s *supervisor) slot(id string) *process {
 	s.mu.Lock()
@@ -28,7 +31,7 @@ func (s *supervisor) find(id string) *process {
 
 // start accepts a process; its keeper starts it. One that is just being stopped is started again after that.
 func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
-	if err := validate(spec); err != nil {
+	if err := spec.Validate(); err != nil {
 		return err
 	}
 	for {
@@ -53,24 +56,20 @@ func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan s
 	case ctx.Err() != nil:
 		return nil, errLeaving
 	case p.broken != nil:
-		return nil, fmt.Errorf("%w; make sure that nothing of it runs, remove its state file and restart the supervisor", p.broken)
+		return nil, fmt.Errorf("%w; %s", p.broken, byHand)
 	case p.removed:
 		again := make(chan struct{})
 		close(again)
 		return again, nil
 	case !p.known():
-	case !sameSpec(now.Spec, spec):
+	case !now.Spec.Same(spec):
 		return nil, fmt.Errorf("start %s: %w", spec.ID, runtime.ErrExists)
 	case now.Desired == wantRun:
 		return nil, nil
-	default:
-		select {
-		case <-p.ended:
-		default:
-			return p.ended, nil
-		}
+	case !closed(p.ended):
+		return p.ended, nil
 	}
-	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, LastExit: r.LastExit} })
+	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit} })
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +106,7 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	defer p.op.Unlock()
 	switch {
 	case p.broken != nil:
-		return nil, fmt.Errorf("%w; stop it by hand and remove its state file", p.broken)
+		return nil, fmt.Errorf("%w; %s", p.broken, byHand)
 	case p.removed, !p.known():
 		return nil, nil
 	case p.stopping():
@@ -120,7 +119,7 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	return p.ended, nil
 }
 
-// remove forgets a stopped process.
+// remove forgets a stopped or exited process.
 func (s *supervisor) remove(id string) error {
 	p := s.find(id)
 	if p == nil {
@@ -130,17 +129,14 @@ func (s *supervisor) remove(id string) error {
 	defer p.op.Unlock()
 	switch {
 	case p.broken != nil:
-		return fmt.Errorf("%w; stop it by hand and remove its state file", p.broken)
+		return fmt.Errorf("%w; %s", p.broken, byHand)
 	case p.removed:
 		return nil
 	case p.known():
-		if !p.stopping() {
-			return fmt.Errorf("remove %s: %w", id, ErrNotStopped)
-		}
-		select {
-		case <-p.ended:
-		default:
-			return fmt.Errorf("remove %s: %w", id, ErrNotStopped)
+		if now := p.current(); now.Done {
+			<-p.ended // the keeper has nothing left to do
+		} else if now.Desired != wantStop || !closed(p.ended) {
+			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
 		}
 		if err := s.records.remove(id); err != nil {
 			return err
@@ -152,4 +148,13 @@ func (s *supervisor) remove(id string) error {
 	s.mu.Unlock()
 	s.changed()
 	return nil
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }

@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	goruntime "runtime"
 	"strconv"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // StubArg is the first argument of a process that is to call ExecStub before anything else.
@@ -29,6 +33,8 @@ type order struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env"`
 	Dir     string   `json:"dir"`
+
+	Isolation *runtime.Isolation `json:"isolation,omitempty"`
 }
 
 // ExecStub is the whole life of a stub. A binary that runs Serve or calls Spawn calls it first thing in main when
@@ -45,7 +51,13 @@ func ExecStub() {
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&o); err != nil || len(o.Command) == 0 {
 		os.Exit(1) // nobody is left to be told
 	}
-	if err := os.Chdir(o.Dir); err != nil {
+	goruntime.LockOSThread() // what isolates belongs to the thread that becomes the program
+	if o.Isolation != nil {
+		if err := isolate.Apply(*o.Isolation); err != nil {
+			report("isolate: %v", err)
+		}
+	}
+	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
 		report("change to the working directory: %v", err)
 	}
 	resetIgnored()

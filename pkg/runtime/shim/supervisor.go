@@ -66,9 +66,19 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	}
 	for id, err := range bad {
 		cfg.Log("state not readable", map[string]any{"process": id, "error": err})
-		s.procs[id] = &process{sup: s, broken: err}
+		s.procs[id] = &process{
+			sup: s, broken: err, rec: record{Spec: runtime.Spec{ID: id}}, phase: runtime.Unknown, message: err.Error() + "; " + byHand,
+		}
 	}
 	for id, rec := range good {
+		if rec.Spec.HoldAfterBoot && rec.Desired == wantRun && rec.Boot != boot {
+			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
+			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
+			if err := s.records.save(rec); err != nil {
+				s.close()
+				return nil, err
+			}
+		}
 		p := &process{sup: s, rec: rec}
 		s.procs[id] = p
 		if p.child, p.phase, err = s.recover(rec); err != nil {
@@ -89,20 +99,31 @@ func newInstance() uint64 {
 // recover finds what a record speaks of.
 func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	switch {
-	case rec.PID != 0 && rec.Boot == s.boot:
-		c, err := adopt(rec.PID, rec.Start)
-		if err == nil && c.exited() {
+	case rec.PID != 0:
+		c, err := s.adopt(rec)
+		if err != nil {
+			return nil, "", err
+		}
+		c.cgroup = cgroupOf(rec.Spec)
+		if c.exited() {
 			return c, runtime.Backoff, nil // its keeper clears up behind it
 		}
-		return c, runtime.Running, err
-	case rec.PID != 0:
-		// From another boot: not a process here can be its, whatever the numbers say.
-		return &child{pid: noPID}, runtime.Backoff, nil
+		return c, runtime.Running, nil
 	case rec.Desired == wantStop:
 		return nil, runtime.Stopped, nil
+	case rec.Done:
+		return nil, runtime.Exited, nil
 	default:
 		return nil, runtime.Starting, nil
 	}
+}
+
+func (s *supervisor) adopt(rec record) (*child, error) {
+	if rec.Boot != s.boot {
+		// From another boot: not a process here can be its, whatever the numbers say.
+		return &child{pid: noPID}, nil
+	}
+	return adopt(rec.PID, rec.Start)
 }
 
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
@@ -162,8 +183,8 @@ func (s *supervisor) beginAll() {
 		p.op.Lock()
 		switch {
 		case p.broken != nil:
-		case p.phase == runtime.Stopped:
-			p.ended = make(chan struct{})
+		case p.phase == runtime.Stopped, p.phase == runtime.Exited:
+			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)
 		default:
 			if p.child != nil && p.child.fd != nil {
@@ -204,6 +225,7 @@ func (s *supervisor) killAll() {
 	for _, p := range procs {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
+			p.removeCgroup(p.child)
 		}
 	}
 }

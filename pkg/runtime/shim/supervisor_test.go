@@ -304,38 +304,53 @@ func TestRestartsSlowDown(t *testing.T) {
 	}
 }
 
+// A bound of its own keeps restarts coming fast.
+func TestRestartBoundOfSpec(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = time.Millisecond, time.Hour })
+	spec := n.script("p", `exit 1`)
+	spec.Restart.Max = 2 * time.Millisecond
+	n.start(t, spec)
+	// At twice the delay each time, sixteen restarts would take a minute.
+	n.await(t, "p", "restarted sixteen times", func(st runtime.Status) bool { return st.Restarts >= 16 })
+}
+
 // A long enough run makes the next restart a fast one again.
 func TestStableRunResetsDelay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) {
 		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, time.Hour, 40*time.Millisecond
 	})
-	// At twice the delay each time, twenty restarts would take a quarter of an hour.
+	// At twice the delay each time, sixteen restarts would take a minute.
 	n.start(t, n.script("p", `sleep 0.06; exit 1`))
-	n.await(t, "p", "restarted twenty times", func(st runtime.Status) bool { return st.Restarts >= 20 })
+	n.await(t, "p", "restarted sixteen times", func(st runtime.Status) bool { return st.Restarts >= 16 })
 }
 
 func TestStartRefusesBadSpecs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for want, change := range map[string]func(*runtime.Spec){
-		"id: \"../x\"":        func(s *runtime.Spec) { s.ID = "../x" },
-		"id: \"\"":            func(s *runtime.Spec) { s.ID = "" },
-		"id: \".tmp-x\"":      func(s *runtime.Spec) { s.ID = ".tmp-x" },
-		"command: \"[]\"":     func(s *runtime.Spec) { s.Command = nil },
-		"command: \"[sh]\"":   func(s *runtime.Spec) { s.Command = []string{"sh"} },
-		"dir: \"x\"":          func(s *runtime.Spec) { s.Dir = "x" },
-		"log_path: \"x\"":     func(s *runtime.Spec) { s.LogPath = "x" },
-		"log_bytes: \"-1\"":   func(s *runtime.Spec) { s.LogBytes = -1 },
-		"log_keep: \"-1\"":    func(s *runtime.Spec) { s.LogKeep = -1 },
-		"stop_grace: \"-1s\"": func(s *runtime.Spec) { s.StopGrace = -time.Second },
-		"env: \"NAME\"":       func(s *runtime.Spec) { s.Env = []string{"NAME"} },
-		"without a zero byte": func(s *runtime.Spec) { s.Env = []string{"A=\x00"} },
+		"id: \"../x\"":          func(s *runtime.Spec) { s.ID = "../x" },
+		"id: \"\"":              func(s *runtime.Spec) { s.ID = "" },
+		"id: \".tmp-x\"":        func(s *runtime.Spec) { s.ID = ".tmp-x" },
+		"command: \"[]\"":       func(s *runtime.Spec) { s.Command = nil },
+		"command: \"[sh]\"":     func(s *runtime.Spec) { s.Command = []string{"sh"} },
+		"dir: \"x\"":            func(s *runtime.Spec) { s.Dir = "x" },
+		"log_path: \"x\"":       func(s *runtime.Spec) { s.LogPath = "x" },
+		"log_bytes: \"-1\"":     func(s *runtime.Spec) { s.LogBytes = -1 },
+		"log_keep: \"-1\"":      func(s *runtime.Spec) { s.LogKeep = -1 },
+		"stop_grace: \"-1s\"":   func(s *runtime.Spec) { s.StopGrace = -time.Second },
+		"restart.policy: \"x\"": func(s *runtime.Spec) { s.Restart.Policy = "x" },
+		"restart.min: \"-1s\"":  func(s *runtime.Spec) { s.Restart.Min = -time.Second },
+		"restart.max: \"1s\"":   func(s *runtime.Spec) { s.Restart.Min, s.Restart.Max = time.Minute, time.Second },
+		"stop_signal: \"INT\"":  func(s *runtime.Spec) { s.StopSignal = "INT" },
+		"env: \"NAME\"":         func(s *runtime.Spec) { s.Env = []string{"NAME"} },
+		"without a zero byte":   func(s *runtime.Spec) { s.Env = []string{"A=\x00"} },
 	} {
 		spec := n.idler("p")
 		change(&spec)
 		err := n.Start(t.Context(), spec)
-		if !errors.Is(err, shim.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+		if !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want ErrInvalid with %q and what is allowed", err, want)
 		}
 	}
@@ -348,7 +363,7 @@ func TestRemoveSaysNotStopped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("p"))
-	if err := n.Remove(t.Context(), "p"); !errors.Is(err, shim.ErrNotStopped) {
+	if err := n.Remove(t.Context(), "p"); !errors.Is(err, runtime.ErrNotStopped) {
 		t.Errorf("got %v, want ErrNotStopped", err)
 	}
 }

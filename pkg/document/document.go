@@ -1,0 +1,104 @@
+// Package document reads one document that people write, YAML or JSON, strictly.
+package document
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// MaxBytes bounds the size of a document.
+const MaxBytes = 1 << 20
+
+// ToJSON turns one document of strict YAML, of which JSON is a part, into JSON. allowed says in words what the document
+// should be. JSON stays as it is, so that no number in it is read and written on the way. Its errors are field.Errors.
+func ToJSON(data []byte, allowed string) ([]byte, error) {
+	var errs field.Errors
+	if len(data) > MaxBytes {
+		errs.Add("document", field.Text("a size of more than "+fmt.Sprint(MaxBytes)+" bytes"), fmt.Sprintf("at most %d bytes", MaxBytes))
+		return nil, errs
+	}
+	docs := split(data)
+	switch {
+	case len(docs) == 0:
+		errs.Missing("document", allowed)
+		return nil, errs
+	case len(docs) > 1:
+		errs.Add("document", field.Text(fmt.Sprintf("a file with %d documents", len(docs))), allowed)
+		return nil, errs
+	case json.Valid(docs[0]):
+		return docs[0], nil
+	}
+	converted, err := yaml.YAMLToJSONStrict(docs[0])
+	if err != nil {
+		return nil, explain(err)
+	}
+	return converted, nil
+}
+
+// split returns the documents of a YAML stream that hold anything besides comments. Each keeps its line numbers by empty
+// lines in front. (The YAML library reads the first document and does not say that there are more.)
+func split(data []byte) [][]byte {
+	var docs [][]byte
+	line, start := 0, 0
+	var doc []byte
+	flush := func() {
+		if holdsAnything(doc) {
+			docs = append(docs, append(bytes.Repeat([]byte("\n"), start), doc...))
+		}
+	}
+	for text := range bytes.Lines(data) {
+		if marker, rest := cutMarker(text); marker {
+			flush()
+			doc, start, text = nil, line, rest
+		}
+		doc = append(doc, text...)
+		line++
+	}
+	flush()
+	return docs
+}
+
+// cutMarker recognises the lines "---" and "..." that start and end a document, and returns what follows on the line.
+// Source: https://yaml.org/spec/1.1/#document%20boundary%20marker/
+func cutMarker(line []byte) (marker bool, rest []byte) {
+	if !bytes.HasPrefix(line, []byte("---")) && !bytes.HasPrefix(line, []byte("...")) {
+		return false, nil
+	}
+	rest = line[3:]
+	if len(rest) > 0 && !bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0])) {
+		return false, nil
+	}
+	return true, rest
+}
+
+// holdsAnything reports whether text has a line that is neither empty, nor a comment, nor a YAML directive.
+func holdsAnything(text []byte) bool {
+	for line := range bytes.Lines(bytes.TrimPrefix(text, []byte("\ufeff"))) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && line[0] != '%' {
+			return true
+		}
+	}
+	return false
+}
+
+// explain turns the YAML library's words into field.Errors.
+func explain(err error) error {
+	var errs field.Errors
+	repeated := regexp.MustCompile(`line (\d+): key "?(.*?)"? already set in map`)
+	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "error converting YAML to JSON: "), "yaml: ")
+	for _, m := range repeated.FindAllStringSubmatch(text, -1) {
+		errs.Add(m[2], field.Text("a second time (line "+m[1]+")"), "each key once")
+	}
+	if errs == nil {
+		errs.Add("document", field.Text("this text"), fmt.Sprintf("YAML or JSON (%s)", strings.ReplaceAll(text, "\n", " ")))
+	}
+	return errs
+}

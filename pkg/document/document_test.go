@@ -1,0 +1,48 @@
+package document
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSplit(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want []string
+	}{
+		{"", nil},
+		{"a: 1", []string{"a: 1"}},
+		{"---\na: 1\n", []string{"\na: 1\n"}},
+		{"# c\n---\na: 1\n---\n# nothing\n", []string{"\n\na: 1\n"}},
+		{"a: 1\n---\nb: 2\n", []string{"a: 1\n", "\n\nb: 2\n"}},
+		{"a: 1\n...\nb: 2\n", []string{"a: 1\n", "\n\nb: 2\n"}},
+		{"--- {a: 1}\n", []string{" {a: 1}\n"}},
+		{"%YAML 1.1\n---\na: 1", []string{"\n\na: 1"}},
+		{"---a: 1", []string{"---a: 1"}},
+		{"a: |\n  ---\n  x\n", []string{"a: |\n  ---\n  x\n"}},
+		{"a: 1\r\n---\r\nb: 2", []string{"a: 1\r\n", "\n\r\nb: 2"}},
+		{"\ufeffa: 1", []string{"\ufeffa: 1"}},
+	} {
+		var got []string
+		for _, d := range split([]byte(tt.in)) {
+			got = append(got, string(d))
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%q: %s", tt.in, diff)
+		}
+	}
+}
+
+// JSON is handed on byte by byte: a reader of YAML would make 1 of 1.0 and lose digits.
+func TestJSONStaysAsItIs(t *testing.T) {
+	in := `{"a": 1.0, "b": 123456789012345678901234567890, "c": 1e400}` + "\n"
+	got, err := ToJSON([]byte(in), "a document")
+	if err != nil || string(got) != in {
+		t.Errorf("%s became %s, %v", in, got, err)
+	}
+	got, err = ToJSON([]byte("a: 9223372036854775807\nb: [yes]\n"), "a document")
+	if want := `{"a":9223372036854775807,"b":[true]}`; err != nil || string(got) != want {
+		t.Errorf("got %s, %v; want %s", got, err, want)
+	}
+}

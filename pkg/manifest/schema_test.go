@@ -1,0 +1,162 @@
+package manifest_test
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+)
+
+func compile(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	text, err := manifest.Schema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource(manifest.SchemaID, doc); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile(manifest.SchemaID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+func conforms(t *testing.T, schema *jsonschema.Schema, text []byte) error {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema.Validate(doc)
+}
+
+func TestSchemaIsUpToDate(t *testing.T) {
+	want, err := manifest.Schema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../../docs/manifest.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("docs/manifest.schema.json is not up to date; run make schema\n%s", diff)
+	}
+}
+
+// What validation refuses and no schema can see: numbers of bytes, lengths of time, and what belongs to something else.
+var unseen = []string{
+	"user that means none", "short backoff", "long backoff", "backoff upside down", "backoff above the default",
+	"backoff below the default", "relative hook of a program", "absolute hook of an archive", "hook of nobody",
+	"hook without time", "hook that takes for ever", "stop at once", "volume twice", "key twice in config", "too deep",
+	"much too deep", "too large",
+}
+
+// The schema and validation say the same of every mistake that a schema can see, and of what is right.
+func TestSchemaAgrees(t *testing.T) {
+	schema := compile(t)
+	for _, tt := range mistakes() {
+		t.Run(tt.name, func(t *testing.T) {
+			refused := conforms(t, schema, tt.apply(t)) != nil
+			if want := tt.want != "" && !slices.Contains(unseen, tt.name); refused != want {
+				t.Errorf("the schema refuses it: %v; validation says: %s", refused, tt.want)
+			}
+		})
+	}
+	for _, text := range []string{least, full, all, allTCP, allScript} {
+		if err := conforms(t, schema, []byte(text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// What may be left out may also be written as nothing.
+func TestSchemaAcceptsNothing(t *testing.T) {
+	schema := compile(t)
+	for _, nothing := range []string{
+		`"health":null`, `"hooks":null`, `"disconnect":{"stop_after":null}`, `"ports":[]`, `"config":{}`, `"labels":{}`,
+		`"hooks":{"before_stop":null}`, `"health":{"http":null,"script":{"path":"a","launchable":""}}`,
+	} {
+		text := []byte(strings.Replace(least, `"version":1,`, `"version":1,`+nothing+`,`, 1))
+		if _, err := manifest.Decode(text); err != nil {
+			t.Errorf("validation refuses %s: %v", nothing, err)
+		}
+		if err := conforms(t, schema, text); err != nil {
+			t.Errorf("the schema refuses %s: %v", nothing, err)
+		}
+	}
+	for _, nothing := range []string{`"command":""`, `"user":""`, `"work_dir":""`, `"stop_signal":""`, `"restart":{"policy":""}`, `"stop_grace":null`} {
+		text := []byte(strings.Replace(least, `"name":"server",`, `"name":"server",`+nothing+`,`, 1))
+		if _, err := manifest.Decode(text); err != nil {
+			t.Errorf("validation refuses %s: %v", nothing, err)
+		}
+		if err := conforms(t, schema, text); err != nil {
+			t.Errorf("the schema refuses %s: %v", nothing, err)
+		}
+	}
+}
+
+// Whatever text a field holds: what validation accepts, the schema accepts.
+func TestSchemaAcceptsWhatIsValid(t *testing.T) {
+	schema := compile(t)
+	text := rapid.OneOf(rapid.StringMatching(`[a-z0-9/.$:?#@% -]{0,12}`), rapid.StringN(0, 8, 40))
+	fields := []func(*manifest.Manifest, string){
+		func(m *manifest.Manifest, s string) { m.ID = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Name = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Command = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Args = []string{s} },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Env = map[string]string{s: s} },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].User = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].WorkDir = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Artifact.URL = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Artifact.URL = "https://" + s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Artifact.URL = "FILE:" + s },
+		func(m *manifest.Manifest, s string) { m.Launchables[1].Artifact.Path = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[1].Artifact.Path = "/" + s },
+		func(m *manifest.Manifest, s string) { m.Health.HTTP.Path = "/" + s },
+		func(m *manifest.Manifest, s string) { m.Hooks.BeforeStop.Path = s },
+		func(m *manifest.Manifest, s string) { m.Hooks.AfterStop.Path = "/" + s },
+		func(m *manifest.Manifest, s string) { m.Volumes[0].Name = s },
+		func(m *manifest.Manifest, s string) { m.Labels = map[string]string{s: s} },
+		func(m *manifest.Manifest, s string) { m.Config = manifest.Config{"a": map[string]any{s: s}} },
+		func(m *manifest.Manifest, s string) {
+			m.Config = manifest.Config{"a": map[string]any{manifest.FileKey: "/" + s}}
+		},
+	}
+	valid := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		m := decode(t, all)
+		rapid.SampledFrom(fields).Draw(rt, "field")(m, text.Draw(rt, "text"))
+		wait := field.Duration(rapid.Int64Min(0).Draw(rt, "wait"))
+		m.Health.InitialDelay = &wait
+		canonical, err := m.Canonical()
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if _, err := manifest.Decode(canonical); err != nil {
+			return
+		}
+		valid++
+		if err := conforms(t, schema, canonical); err != nil {
+			rt.Fatalf("%s: %v", canonical, err)
+		}
+	})
+	if valid == 0 {
+		t.Error("no manifest was valid")
+	}
+}
