@@ -97,6 +97,9 @@ func newEnv(t *testing.T) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(dir, 0o711); err != nil { // pods have users of their own
+		t.Fatal(err)
+	}
 	e := &env{t: t, root: root, dir: dir, net: int(nets.Add(1))}
 	if e.line, err = app.ListenLifeline(filepath.Join(dir, "life.sock")); err != nil {
 		t.Fatal(err)
