@@ -89,7 +89,7 @@ func TestEnsureUnpacksReadOnly(t *testing.T) {
 	a := fileArtifact(t, archive(t,
 		dirEntry("./"), dirEntry("bin/"), file("bin/launch", 0o755, "#!/bin/sh\n"),
 		file("etc/deep/conf", 0o666, "x=1"), symlink("current", "etc/deep"), symlink("dangling", "nowhere"),
-		hardlink("bin/other", "bin/launch"), file("etc/deep/conf", 0o640, "x=2"),
+		hardlink("bin/other", "bin/launch"), file("etc/deep/conf", 0o640, "x=2"), // its pods are not all of one user,
 	))
 	got, err := s.Ensure(t.Context(), a)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	goruntime "runtime"
 	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
@@ -47,9 +46,8 @@ func ExecStub() {
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&o); err != nil || len(o.Command) == 0 {
 		os.Exit(1) // nobody is left to be told
 	}
-	goruntime.LockOSThread() // what isolates belongs to the thread that becomes the program
 	if o.Isolation != nil {
-		if err := isolate.Apply(*o.Isolation); err != nil {
+		if err := isolate.Apply(o.Isolation); err != nil {
 			report("isolate: %v", err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
@@ -227,6 +228,9 @@ func (s *supervisor) killAll() {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
 			p.removeCgroup(p.child)
+			if p.child.Cgroup != "" {
+				isolate.Prune(filepath.Dir(p.child.Cgroup))
+			}
 		}
 	}
 }
