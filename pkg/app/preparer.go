@@ -41,6 +41,7 @@ type PreparerConfig struct {
 
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
+	TrustPolicy string        // file that says which manifests the node runs; empty: all
 }
 
 // record validates the configuration and turns it into the node's record.
@@ -127,6 +128,11 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	b.undo = append(b.undo, closeRuntime)
+	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
+	if err != nil {
+		return nil, err
+	}
+
 	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
 	if err != nil {
 		return nil, err
@@ -138,7 +144,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, Isolation: isolation,
+		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, Trust: policy, Isolation: isolation,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

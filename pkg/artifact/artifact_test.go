@@ -89,7 +89,7 @@ func TestEnsureUnpacksReadOnly(t *testing.T) {
 	a := fileArtifact(t, archive(t,
 		dirEntry("./"), dirEntry("bin/"), file("bin/launch", 0o755, "#!/bin/sh\n"),
 		file("etc/deep/conf", 0o666, "x=1"), symlink("current", "etc/deep"), symlink("dangling", "nowhere"),
-		hardlink("bin/other", "bin/launch"), file("etc/deep/conf", 0o640, "x=2"), // its pods are not all of one user,
+		hardlink("bin/other", "bin/launch"), file("etc/deep/conf", 0o640, "x=2"),
 	))
 	got, err := s.Ensure(t.Context(), a)
 	if err != nil {
@@ -286,7 +286,7 @@ func TestEnsureRefusesBadReferences(t *testing.T) {
 		change func(*manifest.Artifact)
 		want   string
 	}{
-		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar or exec`},
+		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar`},
 		{"digest is a path", func(a *manifest.Artifact) { a.SHA256 = "../x" }, `sha256: "../x" is not valid; allowed: 64`},
 		{"http", func(a *manifest.Artifact) { a.URL = "http://h/p" }, `url: "http://h/p" is not valid; allowed: file:///`},
 		{"relative file", func(a *manifest.Artifact) { a.URL = "file:a" }, `url: "file:a" is not valid`},

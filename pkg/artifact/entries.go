@@ -14,8 +14,6 @@ import (
 )
 
 func (u *unpacker) addDir(name string, hdr *tar.Header) error {
-	// Pods with users of their own share it: what one may enter or read, all may.
-	const mode = 0o555
 	old, ok := u.kinds[name]
 	switch {
 	case !ok:

@@ -27,7 +27,7 @@ import (
 
 // Store is what a preparer reads of the cluster; *store.Store is one.
 type Store interface {
-	Manifest(ctx context.Context, digest string) (*manifest.Manifest, error)
+	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
 	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
 	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
@@ -99,6 +99,7 @@ type Config struct {
 	Runtime   runtime.Runtime
 	Services  Services
 	State     State // nil: a Disk in Dir/pods
+	Trust     Trust // nil: every manifest may run
 	Log       obs.Logger
 	Metrics   *Metrics // nil: nothing is counted
 
