@@ -24,6 +24,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -50,6 +52,7 @@ var scenarios = map[string]func(*env){
 	"preparer-gone":    preparerGone,
 	"transfer":         transfer,
 	"drain":            drain,
+	"runit":            underRunit,
 	"preparer-crash":   preparerCrash,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
@@ -424,7 +427,7 @@ func (e *env) stop(pid int) {
 // isStub reports whether the process is about to become a pod's program but has not yet.
 func isStub(pid int) bool {
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
-	return strings.Contains(string(cmdline), "shim-exec")
+	return strings.Contains(string(cmdline), shim.StubArg) || strings.Contains(string(cmdline), runit.StubArg)
 }
 
 // sameProcesses fails unless exactly these processes run.
