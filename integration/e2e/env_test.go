@@ -50,6 +50,7 @@ var scenarios = map[string]func(*env){
 	"preparer-gone":    preparerGone,
 	"transfer":         transfer,
 	"drain":            drain,
+	"bad-artifacts":    badArtifacts,
 	"preparer-crash":   preparerCrash,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
@@ -78,7 +79,8 @@ type env struct {
 	client  *consul.Client
 	store   *store.Store
 	line    *app.LifelineServer
-	token   string // of the scenario itself and of rcctl
+	token   string   // of the scenario itself and of rcctl
+	environ []string // that daemons get besides this process's
 	daemons []*daemon
 	rcIDs   map[string]string // see remember
 }
@@ -93,6 +95,9 @@ func newEnv(t *testing.T) *env {
 	}
 	dir, err := os.MkdirTemp("", "rcf-") // short: sockets live below it
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { // pods have users of their own
 		t.Fatal(err)
 	}
 	e := &env{t: t, root: root, dir: dir, net: int(nets.Add(1))}
@@ -250,6 +255,7 @@ func (d *daemon) startAgain() {
 	defer log.Close()
 	p := &process{cmd: exec.Command(d.path, d.args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Env = append(os.Environ(), d.e.environ...)
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
 		d.e.t.Fatalf("start %s (run `make build` first): %v", d.name, err)
 	}

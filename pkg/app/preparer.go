@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -34,9 +35,13 @@ type PreparerConfig struct {
 	PortsMin int   // of the range for dynamic ports
 	PortsMax int
 
-	Artifacts   ArtifactConfig
+	Artifacts ArtifactConfig
+	Isolation string // IsolationAuto, IsolationOn or IsolationOff
+	UserRange string // first-last
+
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
+	TrustPolicy string        // file that says which manifests the node runs; empty: all
 }
 
 // record validates the configuration and turns it into the node's record.
@@ -68,6 +73,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		}
 	}
 	c.Artifacts.validate(&errs)
+	c.users(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -120,11 +126,24 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	b.undo = append(b.undo, p.runtime.Close)
+	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
+	if err != nil {
+		return nil, err
+	}
+
+	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
+	if err != nil {
+		return nil, err
+	}
+	if isolation.Cgroup != "" {
+		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
+	}
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: p.runtime,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
+		Trust: policy, Isolation: isolation,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

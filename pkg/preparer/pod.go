@@ -210,7 +210,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 	if want != nil {
 		rec = rec.accept(*want)
 	}
-	rec, err := p.save(e, rec)
+	rec, err := p.save(e, p.withUser(rec, p.procsOf(e)))
 	if err != nil {
 		return saved, err
 	}

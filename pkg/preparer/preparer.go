@@ -27,7 +27,7 @@ import (
 
 // Store is what a preparer reads of the cluster; *store.Store is one.
 type Store interface {
-	Manifest(ctx context.Context, digest string) (*manifest.Manifest, error)
+	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
 	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
 	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
@@ -103,6 +103,7 @@ type Config struct {
 	Runtime   runtime.Runtime
 	Services  Services
 	State     State // nil: a Disk in Dir/pods
+	Trust     Trust // nil: every manifest may run
 	Log       obs.Logger
 	Metrics   *Metrics // nil: nothing is counted
 
@@ -116,10 +117,9 @@ type Config struct {
 	OrphanBytes int           // of the orphans in the node record; the rest is counted
 	Installs    int           // pods whose artifacts are fetched at the same time
 
-	// Isolate says what a process or hook of a launchable runs under; nil, or a nil result: as the preparer does.
-	Isolate  func(id pod.Identity, l *manifest.Launchable) (*runtime.Isolation, error)
-	HooksDir string   // absolute: the node's own hooks; empty: it has none
-	Programs Programs // runs hooks; nil: oneshot.Runner
+	Isolation Isolation // what keeps pods apart
+	HooksDir  string    // absolute: the node's own hooks; empty: it has none
+	Programs  Programs  // runs hooks; nil: oneshot.Runner
 
 	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
 	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
@@ -210,6 +210,7 @@ type Preparer struct {
 
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
+	users       users
 	queue       []*entry // entries that need settling
 	runtimeSeen bool     // runtime.Watch has answered
 	healthSeen  bool     // the local agent was asked at least once
@@ -254,6 +255,7 @@ func New(cfg Config) (*Preparer, error) {
 	for _, rec := range records {
 		p.pods[rec.Intent.Identity] = newEntry(rec)
 	}
+	p.loadUsers()
 	return p, nil
 }
 

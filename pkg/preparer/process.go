@@ -310,8 +310,10 @@ func (p *Preparer) spec(v *version, proc Process) (runtime.Spec, error) {
 			restart.Policy = runtime.RestartPolicy(r.Policy) // they are called alike
 		}
 	}
+	id := specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
+	p.cfg.Isolation.confine(iso, id, l.Resources)
 	return runtime.Spec{
-		ID:  specID(v.id, v.in.Revision, v.in.Digest, proc.Name),
+		ID:  id,
 		Pod: v.id, Revision: v.in.Revision, Name: proc.Name,
 		Command: append([]string{v.path(l.Name, proc.Path)}, l.Args...),
 		Env:     joinEnv(p.env(v, l)), Dir: p.workDir(v.id, l),

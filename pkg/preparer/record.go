@@ -38,6 +38,8 @@ type Record struct {
 	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
 	// for min_ready again.
 	Ready string `json:"ready,omitempty"`
+	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
+	UID int `json:"uid,omitempty"`
 }
 
 // Installed is one version of a pod on the node.

@@ -289,7 +289,7 @@ func runProgram(spec runtime.Spec, log *os.File) error {
 		return err
 	}
 	if spec.Isolation != nil {
-		if err := isolate.Apply(*spec.Isolation); err != nil {
+		if err := isolate.Apply(spec.Isolation); err != nil {
 			return fmt.Errorf("isolate: %w", err)
 		}
 	}

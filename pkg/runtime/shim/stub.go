@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	goruntime "runtime"
 	"strconv"
 	"syscall"
 	"unsafe"
@@ -51,9 +50,8 @@ func ExecStub() {
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&o); err != nil || len(o.Command) == 0 {
 		os.Exit(1) // nobody is left to be told
 	}
-	goruntime.LockOSThread() // what isolates belongs to the thread that becomes the program
 	if o.Isolation != nil {
-		if err := isolate.Apply(*o.Isolation); err != nil {
+		if err := isolate.Apply(o.Isolation); err != nil {
 			report("isolate: %v", err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 const (
@@ -226,6 +227,9 @@ func (s *supervisor) killAll() {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
 			p.removeCgroup(p.child)
+			if p.child.cgroup != "" {
+				isolate.Prune(filepath.Dir(p.child.cgroup))
+			}
 		}
 	}
 }
