@@ -56,6 +56,7 @@ var scenarios = map[string]func(*env){
 	"preparer-crash":   preparerCrash,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
+	"bad-artifacts":    badArtifacts,
 	"reboot":           reboot,
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,
