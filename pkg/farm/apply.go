@@ -41,16 +41,18 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		return nil
 	}
 	s := v.snapshot
-	order, others, err := c.farm.cfg.Scheduler.EligibleNodes(ctx, s)
+	order, others, err := c.farm.scheduler.EligibleNodes(ctx, s)
 	if err != nil {
-		return err
+		return c.unscheduled(ctx, v, plan, err)
+	}
+	if c.farm.books != nil {
+		return c.assignAllocated(ctx, v, plan, order, others)
 	}
 	perNode := map[string]int{}
-	avoid := map[pod.Identity][]string{}
 	for i := range s.Pods {
 		perNode[s.Pods[i].Node]++
-		avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
 	}
+	avoid := avoided(s)
 	if len(perNode) > 0 {
 		// Nodes with few pods of this controller first: reading the others would be in vain.
 		slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
@@ -81,13 +83,18 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			others[reason] += n
 		}
 	}
+	c.assigned(v, plan, placed, left, others)
+	return nil
+}
+
+// assigned completes a plan whose changes from the given one on place its adds, all but those left.
+func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed int, left []pod.Identity, others placement.Reasons) {
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
 	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
 		return strings.Compare(a.Placement.Node, b.Placement.Node)
 	})
-	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
+	plan.Short(v.snapshot.Now, len(left), len(v.snapshot.Nodes), others.String())
 	c.farm.cfg.Metrics.short(c.ID, len(left), others)
-	return nil
 }
 
 // without returns the identities that were not assigned, in their order.

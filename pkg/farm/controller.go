@@ -33,6 +33,8 @@ type ReplicationController struct {
 	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
 
+	held map[Allocation]bool // by an outside scheduler's books, where they are known
+
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
 	mu       sync.Mutex
@@ -105,7 +107,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
 	}
 	plan := reconcile.Compute(v.snapshot)
-	if plan.Finish {
+	if even := c.balance(ctx, v, &plan); even && plan.Finish {
 		return 0, c.finish(ctx, v)
 	}
 	if err := c.breaker(ctx, v, &plan); err != nil {

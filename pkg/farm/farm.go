@@ -24,7 +24,7 @@ type Config struct {
 	ID        string // stable name
 	Version   string // of the program
 	Store     Tenure
-	Scheduler Scheduler // nil: the built-in one, which selects by label
+	Scheduler Scheduler // nil: the built-in one, which selects by label; see Allocator for those with books of their own
 	Log       obs.Logger
 	Alerter   alert.Alerter // nil: the log
 	Metrics   *Metrics      // nil: nothing is counted
@@ -109,6 +109,8 @@ type Farm struct {
 	stops   stopCounter
 	unowned unowned
 
+	scheduler Scheduler
+	books     *books // nil: the scheduler keeps none
 	manifests *manifestCache
 	fatal     chan error    // capacity 1: why the farm must start over
 	sweepNow  chan struct{} // capacity 1
@@ -138,9 +140,7 @@ func NewFarm(cfg Config) *Farm {
 	}
 	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
-	if f.cfg.Scheduler == nil {
-		f.cfg.Scheduler = &selecting{farm: f}
-	}
+	f.scheduler, f.books = schedulerOf(f)
 	return f
 }
 

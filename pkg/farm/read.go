@@ -43,8 +43,10 @@ type view struct {
 	breaker  store.Rec[store.Breaker]
 	snapshot *reconcile.Snapshot
 	deep     bool
-	reserved map[string]store.Rec[node.Reservation] // read so far, by node
-	taken    []string                               // from the ledger, until the pass is over
+	// consistent: the placements are not those of a leader that is behind.
+	consistent bool
+	reserved   map[string]store.Rec[node.Reservation] // read so far, by node
+	taken      []string                               // from the ledger, until the pass is over
 }
 
 // read takes the snapshot for one pass. What is read first (the bell) is the oldest: a report that comes in later moves the
@@ -52,7 +54,7 @@ type view struct {
 // not known.
 func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	f := c.farm
-	v := &view{schema: f.world.schemaRec(), breaker: f.world.breakerRec(), reserved: map[string]store.Rec[node.Reservation]{}}
+	v := &view{consistent: c.consistent, schema: f.world.schemaRec(), breaker: f.world.breakerRec(), reserved: map[string]store.Rec[node.Reservation]{}}
 	var err error
 	if v.head, err = c.readHead(ctx); err != nil {
 		return nil, err
