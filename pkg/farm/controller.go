@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -93,10 +95,16 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	}
 	c.concernedByAll() // what changes while this pass is under way may matter to it
 	v, err := c.read(ctx)
-	if errors.Is(err, store.ErrNotFound) {
-		return 0, c.abandon(ctx)
-	}
-	if err != nil {
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound) && !v.consistent:
+		c.consistent = true // a leader that is behind may not have it yet
+		return time.Millisecond, nil
+	case errors.Is(err, store.ErrNotFound):
+		return 0, c.abandon(ctx, v.head.Status)
+	case errors.As(err, &corrupt):
+		return 0, cmp.Or(c.sayUnreadable(ctx, v.head, err), err)
+	case err != nil:
 		return 0, err
 	}
 	if gone, err := c.leave(ctx, v); gone || err != nil {
@@ -165,7 +173,8 @@ func (c *ReplicationController) bump(ctx context.Context) error {
 }
 
 // abandon gives up a controller whose record is gone. Its pods, if any, run on: nothing says that they should stop (P4).
-func (c *ReplicationController) abandon(ctx context.Context) error {
+func (c *ReplicationController) abandon(ctx context.Context, st *rc.Status) error {
+	c.alertGone(ctx, st)
 	if err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence); err != nil {
 		c.consistent = true // the record may be there after all
 		return c.afterFailure(ctx, err)

@@ -73,6 +73,7 @@ type Tenure interface {
 	Reads
 	Writes
 	Unowned
+	Incidents
 }
 
 // Ownership is how the farm becomes and stops being the owner of controllers.
@@ -108,6 +109,8 @@ type Farm struct {
 	ledger  ledger
 	stops   stopCounter
 	unowned unowned
+
+	unreadable unreadables
 
 	scheduler Scheduler
 	books     *books // nil: the scheduler keeps none
@@ -178,6 +181,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		group.Go(func() error { return f.settle(ctx) })
 		group.Go(func() error { return f.handOver(ctx) })
 		group.Go(func() error { return f.world.watchFailed(ctx) })
+		group.Go(func() error { return f.tellUnreadable(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	return group.Wait()

@@ -51,13 +51,13 @@ type view struct {
 
 // read takes the snapshot for one pass. What is read first (the bell) is the oldest: a report that comes in later moves the
 // bell and so refuses a write that depends on it. An unreadable placement fails the whole pass, because what it holds is
-// not known.
+// not known. With an error it returns what it has read before that.
 func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	f := c.farm
 	v := &view{consistent: c.consistent, schema: f.world.schemaRec(), breaker: f.world.breakerRec(), reserved: map[string]store.Rec[node.Reservation]{}}
 	var err error
 	if v.head, err = c.readHead(ctx); err != nil {
-		return nil, err
+		return v, err
 	}
 	record := v.head.RC.Value
 	s := &reconcile.Snapshot{
@@ -70,13 +70,13 @@ func (c *ReplicationController) read(ctx context.Context) (*view, error) {
 	group.Go(func() error { return c.readManifest(groupCtx, s) })
 	group.Go(func() error { return c.readPlacements(groupCtx, s, v.head.RC.Index) })
 	if err := group.Wait(); err != nil {
-		return nil, err
+		return v, err
 	}
 	if err := c.readNodes(ctx, v); err != nil {
-		return nil, err
+		return v, err
 	}
 	if err := c.addRequests(ctx, s, v.head.Requests); err != nil {
-		return nil, err
+		return v, err
 	}
 	c.consistent = false
 	return v, nil
