@@ -25,6 +25,7 @@ type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	CostOf(p *store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
 	Ring(ctx context.Context, rcID string) error
+	MendClosed(ctx context.Context, nodeName string) (mended bool, err error)
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
@@ -118,6 +119,9 @@ func (c *ReplicationController) reservations(ctx context.Context, v *view, names
 	out := make(map[string]node.Reservation, len(recs))
 	for name, rec := range recs {
 		out[name] = rec.Value
+		if corrupt[name] == nil && misclosed(v.snapshot.Nodes[name], rec.Value) {
+			c.farm.suspects.add(name)
+		}
 		if len(corrupt) == 0 { // else the batches read again, and say which one it is
 			v.reserved[name] = rec
 		}
@@ -271,6 +275,10 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 	for _, r := range ch.Reserve {
 		rec := reserved[r.Node]
 		next := rec.Value.Clone()
+		view := v.snapshot.Nodes[r.Node]
+		if rec.Index == 0 && view != nil && view.MustLeave() {
+			next.Closed = true // the record was lost (R13); whoever ends the drain writes it
+		}
 		if r.Holder == nil {
 			delete(next.Holders, key)
 		} else {
@@ -278,7 +286,7 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 			if r.Keep {
 				share = share.With(rec.Value.Holders[key])
 			}
-			if view := v.snapshot.Nodes[r.Node]; !r.Force && view != nil {
+			if !r.Force && view != nil {
 				if reason := placement.Fits(view, next, ch.Identity, share); reason != "" {
 					return nil, reason
 				}

@@ -111,6 +111,7 @@ type Farm struct {
 	unowned unowned
 
 	unreadable unreadables
+	suspects   suspects
 
 	scheduler Scheduler
 	books     *books // nil: the scheduler keeps none
