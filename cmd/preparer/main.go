@@ -10,12 +10,19 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == shim.StubArg {
-		shim.ExecStub()
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case shim.StubArg:
+			shim.ExecStub()
+		case oneshot.Arg:
+			oneshot.Exec(isolate.Apply)
+		}
 	}
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()
@@ -35,7 +42,12 @@ func main() {
 			&cli.Int64Flag{Name: "cpu", Usage: "thousandths of a core for pods; 0: not limited", Destination: &cfg.CPU},
 			&cli.Int64Flag{Name: "memory", Usage: "bytes for pods; 0: not limited", Destination: &cfg.Memory},
 			&cli.IntFlag{Name: "port-min", Usage: "first dynamic port", Value: 20000, Destination: &cfg.PortsMin},
+			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows; on: fully or not at all; off", Value: app.IsolationAuto, Destination: &cfg.Isolation},
+			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: app.DefaultUserRange, Destination: &cfg.UserRange},
 			&cli.IntFlag{Name: "port-max", Usage: "last dynamic port", Value: 29999, Destination: &cfg.PortsMax},
+			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
+			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks", Destination: &cfg.HooksDir},
+			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay", Value: app.DefaultKeepStopped, Destination: &cfg.KeepStopped},
 		),
 		Action: func(*cli.Context) error {
 			cfg.Labels = labels.Value()

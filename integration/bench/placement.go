@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -192,15 +193,26 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 	if err := b.startPlacing(ctx, &sc, w, p, noted); err != nil {
 		return placed{}, err
 	}
-	stopProfile, err := b.profile(p.name)
+	asked, err := requestsOf(ctx, a.addr)
+	if err != nil {
+		return placed{}, err
+	}
+	stopProfile, err := b.profile(ctx, a, p.name)
 	if err != nil {
 		return placed{}, err
 	}
 	started, before := time.Now(), spent(a)
+	own0, _ := cpu(os.Getpid())
 	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) { r.MaxPerNode = p.shape.perNode })
 	if err != nil {
 		return placed{}, err
 	}
+	created := time.Since(started)
+	defer func() {
+		if n := len(noted.times); n > 0 {
+			fmt.Fprintln(os.Stderr, "    created", created, "first", noted.times[0].Sub(started), "10%", noted.times[n/10].Sub(started), "50%", noted.times[n/2].Sub(started), "90%", noted.times[n*9/10].Sub(started), "last", noted.times[n-1].Sub(started))
+		}
+	}()
 	select {
 	case <-noted.reached:
 	case <-ctx.Done():
@@ -209,6 +221,17 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 	run.cpu = spent(a) - before
 	stopProfile()
 	run.took = noted.at.Sub(started)
+	own1, _ := cpu(os.Getpid())
+	now, err := requestsOf(ctx, a.addr)
+	if err != nil {
+		return placed{}, err
+	}
+	for k, v := range now.byPath {
+		if d := v - asked.byPath[k]; d >= 20 {
+			fmt.Fprintln(os.Stderr, "   ", k, d)
+		}
+	}
+	fmt.Fprintln(os.Stderr, "    took", run.took, "cpu", run.cpu, "own", own1-own0, "batches", len(noted.placing))
 	sc.close()
 	run.refused = noted.refusedShare()
 	if compare {
@@ -245,8 +268,11 @@ func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing
 	return farms.Wait()
 }
 
-// profile starts a CPU profile of this program, if profiles are asked for.
-func (b *bench) profile(name string) (stop func(), err error) {
+// consulProfile is how long Consul is profiled from the start of a part on.
+const consulProfile = 2 * time.Second
+
+// profile starts CPU profiles of this program and of Consul, if profiles are asked for.
+func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func(), err error) {
 	if b.profiles == "" {
 		return func() {}, nil
 	}
@@ -257,5 +283,13 @@ func (b *bench) profile(name string) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() { pprof.StopCPUProfile(); _ = file.Close() }, nil
+	var group errgroup.Group
+	group.Go(func() error {
+		page, err := cluster.Get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", a.addr, int(consulProfile.Seconds())))
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(b.profiles, name+"-consul.pprof"), []byte(page), 0o644)
+	})
+	return func() { pprof.StopCPUProfile(); _ = file.Close(); if e := group.Wait(); e != nil { fmt.Println(e) } }, nil
 }

@@ -68,7 +68,9 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 		})
 	}
 	err = group.Wait()
-	return time.Since(started), spent(a) - before, err
+	took, cpu = time.Since(started), spent(a) - before
+	println("    ref", atOnce, took.String(), cpu.String())
+	return
 }
 
 // plain translates a batch. Its conditions become as many conditions on one key that never changes.

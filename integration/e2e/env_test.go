@@ -29,27 +29,33 @@ import (
 
 // scenarios are the subtests of TestScenario, by the name that RUN takes.
 var scenarios = map[string]func(*env){
-	"paused-owner":    pausedOwner,
-	"old-tenure":      oldTenure,
-	"late-write":      lateWrite,
-	"fast-restart":    fastRestart,
-	"wipe":            wipe,
-	"restore":         restore,
-	"restore-scale":   restoreScale,
-	"blind-token":     blindToken,
-	"change-manifest": changeManifest,
-	"two-first-farms": twoFirstFarms,
-	"quiet-failover":  quietFailover,
-	"handover":        handover,
-	"many-rcs":        manyRCs,
-	"corrupt-record":  corruptRecord,
-	"first-pod":       firstPod,
-	"name-prefix":     namePrefix,
-	"breaker":         breaker,
-	"node-loss":       nodeLoss,
-	"preparer-gone":   preparerGone,
-	"transfer":        transfer,
-	"drain":           drain,
+	"paused-owner":     pausedOwner,
+	"old-tenure":       oldTenure,
+	"late-write":       lateWrite,
+	"fast-restart":     fastRestart,
+	"wipe":             wipe,
+	"restore":          restore,
+	"restore-scale":    restoreScale,
+	"blind-token":      blindToken,
+	"change-manifest":  changeManifest,
+	"two-first-farms":  twoFirstFarms,
+	"quiet-failover":   quietFailover,
+	"handover":         handover,
+	"many-rcs":         manyRCs,
+	"corrupt-record":   corruptRecord,
+	"first-pod":        firstPod,
+	"name-prefix":      namePrefix,
+	"breaker":          breaker,
+	"node-loss":        nodeLoss,
+	"preparer-gone":    preparerGone,
+	"transfer":         transfer,
+	"drain":            drain,
+	"preparer-crash":   preparerCrash,
+	"supervisor-crash": supervisorCrash,
+	"consul-away":      consulAway,
+	"reboot":           reboot,
+	"hooks":            hooks,
+	"upgrade-in-place": upgradeInPlace,
 }
 
 func TestScenario(t *testing.T) {
@@ -62,7 +68,7 @@ func TestScenario(t *testing.T) {
 }
 
 // limit is how long a step may take that has no limit of its own, on a busy machine.
-const limit = 60 * time.Second
+const limit = 2 * time.Minute
 
 // env is one scenario's cluster.
 type env struct {
@@ -76,6 +82,7 @@ type env struct {
 	line    *app.LifelineServer
 	token   string // of the scenario itself and of rcctl
 	daemons []*daemon
+	rcIDs   map[string]string // see remember
 }
 
 // nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.
@@ -88,6 +95,9 @@ func newEnv(t *testing.T) *env {
 	}
 	dir, err := os.MkdirTemp("", "rcf-") // short: sockets live below it
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { // pods have users of their own
 		t.Fatal(err)
 	}
 	e := &env{t: t, root: root, dir: dir, net: int(nets.Add(1))}
@@ -105,11 +115,12 @@ func (e *env) cleanup() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if err := e.line.End(ctx); err != nil {
-		e.t.Error(err)
+	endErr := e.line.End(ctx)
+	if endErr != nil {
+		e.t.Error(endErr)
 	}
 	for _, d := range e.daemons {
-		if d.foreign {
+		if d.foreign || endErr != nil {
 			d.signal(syscall.SIGKILL)
 		}
 	}
@@ -148,10 +159,20 @@ func (e *env) startConsul(config string) {
 	e.connect("")
 }
 
+// startConsulOnDisk starts a Consul that may be killed and started again.
+func (e *env) startConsulOnDisk() {
+	e.t.Helper()
+	var err error
+	if e.consul, err = consultest.StartOnDisk(""); err != nil {
+		e.t.Fatalf("end-to-end tests need a real Consul: %v", err)
+	}
+	e.connect("")
+}
+
 func (e *env) connect(token string) {
 	e.t.Helper()
 	var err error
-	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token}); err != nil {
+	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token, CallTimeout: limit}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(e.client.Close)
@@ -279,7 +300,7 @@ func (e *env) rcctl(stdin string, args ...string) string {
 }
 
 func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*limit) // its own --timeout comes first, and says more
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(e.root, "bin", "rcctl"),
 		append([]string{"--consul-addr", e.consul.Addr, "--token", e.token}, args...)...)
@@ -298,7 +319,7 @@ func (e *env) hello(replicas int, env map[string]string) cluster.Hello {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, Artifact: a}
+	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, HealthTimeout: 5 * time.Second, Artifact: a}
 }
 
 func (e *env) apply(h cluster.Hello) {
@@ -351,7 +372,7 @@ func (e *env) processes() map[string]int {
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
 			e.t.Fatal(err)
 		}
-		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || vars["HOOK"] != "" || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])

@@ -4,6 +4,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -12,6 +13,9 @@ const (
 	FarmDebugAddr     = "127.0.0.1:7460"
 	PreparerDebugAddr = "127.0.0.1:7461"
 )
+
+// DefaultKeepStopped is how long a node keeps what a stopped pod leaves behind.
+const DefaultKeepStopped = preparer.DefaultKeepStopped
 
 // DefaultSession is who vouches for a farm unless it is told otherwise.
 const DefaultSession = string(consul.ByCheck)

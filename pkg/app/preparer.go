@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -15,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -32,6 +34,13 @@ type PreparerConfig struct {
 	Memory   int64 // bytes; zero: not limited
 	PortsMin int   // of the range for dynamic ports
 	PortsMax int
+
+	Isolation string // IsolationAuto, IsolationOn or IsolationOff
+	UserRange string // first-last
+
+	HooksDir    string        // the node's own hooks; empty: none
+	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
+	TrustPolicy string        // file that says which manifests the node runs; empty: all
 }
 
 // record validates the configuration and turns it into the node's record.
@@ -54,6 +63,15 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	if c.PortsMin < 1 || c.PortsMax > 65535 || c.PortsMin > c.PortsMax {
 		errs.Add("port-range", fmt.Sprintf("%d-%d", c.PortsMin, c.PortsMax), "two ports from 1 to 65535, the lower first")
 	}
+	if c.KeepStopped <= 0 {
+		errs.Add("keep-stopped", c.KeepStopped.String(), "a length of time greater than zero, such as 24h")
+	}
+	if c.HooksDir != "" {
+		if info, err := os.Stat(c.HooksDir); err != nil || !info.IsDir() {
+			errs.Add("hooks-dir", c.HooksDir, "a directory that is there")
+		}
+	}
+	c.users(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -92,6 +110,11 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 			b.close()
 		}
 	}()
+	if cfg.HooksDir != "" {
+		if cfg.HooksDir, err = filepath.Abs(cfg.HooksDir); err != nil {
+			return nil, err
+		}
+	}
 	artifacts, err := artifact.New(artifact.Config{Dir: b.dir.Path("artifacts")})
 	if err != nil {
 		return nil, err
@@ -101,10 +124,23 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	b.undo = append(b.undo, p.runtime.Close)
+	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
+	if err != nil {
+		return nil, err
+	}
+
+	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
+	if err != nil {
+		return nil, err
+	}
+	if isolation.Cgroup != "" {
+		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
+	}
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: p.runtime,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
+		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, Trust: policy, Isolation: isolation,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

@@ -2,8 +2,8 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // owner is on whose behalf an outside scheduler is asked in this pass.
@@ -38,13 +39,13 @@ func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reco
 		c.held = held
 	}
 	loose, unbooked := compareBooks(v.snapshot, c.farm.world.orphansOf(c.ID), plan.Adds, c.held)
-	switch {
-	case len(loose) > 0 && v.snapshot.Hold != "":
+	if len(loose) > 0 && v.snapshot.Hold != "" {
 		return false // what looks loose may run on a node that has not spoken yet (R1)
-	case len(loose) > 0 && !v.consistent:
-		// A leader that is behind may lack a placement that exists.
-		c.consistent = true
-		plan.RetryNow()
+	}
+	loose, err := c.reallyLoose(ctx, loose)
+	if err != nil {
+		c.log.WithError(err).Warn("cannot tell which shares of nodes are not needed any more")
+		plan.Retry()
 		return false
 	}
 	var trouble []string
@@ -56,6 +57,26 @@ func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reco
 	}
 	plan.BooksDiffer(v.snapshot.Now, strings.Join(trouble, "; "))
 	return len(trouble) == 0
+}
+
+// reallyLoose leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
+// transaction that a pass begins with does not tell of those that the token may not read; a list does.
+func (c *ReplicationController) reallyLoose(ctx context.Context, loose []Allocation) ([]Allocation, error) {
+	if len(loose) == 0 {
+		return nil, nil
+	}
+	placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
+	if err = errors.Join(append(corrupt, err)...); err != nil {
+		return nil, err
+	}
+	there := map[Allocation]bool{}
+	for i := range placements {
+		p := reconcile.Pod{Placement: placements[i].Value}
+		for _, name := range nodesOf(&p) {
+			there[Allocation{Pod: p.Identity, Node: name}] = true
+		}
+	}
+	return slices.DeleteFunc(loose, func(a Allocation) bool { return there[a] }), nil
 }
 
 // compareBooks returns the shares that nobody has or wants any more, and the replicas that have none where they are, in a
@@ -147,9 +168,8 @@ func (c *ReplicationController) book(ctx context.Context, v *view, wants []Want)
 
 // allocate asks an outside scheduler for shares for the plan's adds, and returns those that can be used. Those that cannot
 // be are given back.
-func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *reconcile.Plan, order []string) ([]placement.Assignment, placement.Reasons, error) {
-	s := v.snapshot
-	avoid := avoided(s)
+func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *reconcile.Plan) ([]placement.Assignment, error) {
+	s, avoid := v.snapshot, v.nodes.avoid
 	wants := make([]Want, len(plan.Adds))
 	for i, id := range plan.Adds {
 		wants[i] = Want{Pod: id, Avoid: avoid[id]}
@@ -157,21 +177,18 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 	given, err := c.farm.books.allocate(ctx, c.owner(v), s, wants)
 	if err != nil {
 		c.held = nil
-		return nil, nil, err
+		return nil, err
 	}
-	if c.held != nil {
-		for _, a := range given {
-			c.held[a] = true
-		}
-	}
-	usable := make([]Allocation, 0, len(given))
-	var back []Allocation
+	var usable, back []Allocation
 	var names []string
 	for _, a := range given {
+		if c.held != nil {
+			c.held[a] = true
+		}
 		switch {
 		case slices.Contains(avoid[a.Pod], a.Node):
 			c.farm.books.ignore(s, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
-		case !slices.Contains(order, a.Node):
+		case !slices.Contains(v.nodes.pool.share, a.Node):
 			c.farm.books.ignore(s, a.Node, "it is not among the eligible nodes")
 			back = append(back, a)
 		default:
@@ -179,29 +196,28 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 			names = append(names, a.Node)
 		}
 	}
-	reservations, err := c.reservations(ctx, v, slices.Compact(slices.Sorted(slices.Values(names))))
+	slices.Sort(names)
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: slices.Compact(names)}, false)
 	if err != nil {
-		return nil, nil, err // the next pass asks for the same shares again
+		return nil, err // the next pass asks for the same shares again
 	}
-	assigned, refused, unfit := fitting(s, usable, reservations)
+	c.keepReservations(v, d)
+	assigned, unfit := fitting(v, usable, d.Reservations)
 	if err := c.deallocate(ctx, v, append(back, unfit...)); err != nil {
 		plan.Retry()
 	}
-	return assigned, refused, nil
+	return assigned, nil
 }
 
 // fitting sorts out what does not fit into the nodes' reservations, which count for every scheduler (P3).
-func fitting(s *reconcile.Snapshot, shares []Allocation, reservations map[string]node.Reservation) (fit []placement.Assignment, refused placement.Reasons, unfit []Allocation) {
-	perNode := map[string]int{}
-	for i := range s.Pods {
-		perNode[s.Pods[i].Node]++
-	}
+func fitting(v *view, shares []Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []Allocation) {
+	s, perNode := v.snapshot, v.nodes.perNode
 	taken := map[string]node.Reservation{}
-	refused = placement.Reasons{}
 	for _, a := range shares {
 		res, known := taken[a.Node]
 		if !known {
-			res = reservations[a.Node].Clone()
+			res = reservations[a.Node].Value.Clone()
+			taken[a.Node] = res
 		}
 		holder := reconcile.NewHolder(s, a.Pod)
 		reason := placement.Fits(s.Nodes[a.Node], res, a.Pod, holder)
@@ -209,44 +225,28 @@ func fitting(s *reconcile.Snapshot, shares []Allocation, reservations map[string
 			reason = placement.MaxPerNode
 		}
 		if reason != "" {
-			refused[reason]++
+			v.nodes.others[reason]++
 			unfit = append(unfit, a)
 			continue
 		}
 		res.Holders[a.Pod.String()] = holder
-		taken[a.Node] = res
 		perNode[a.Node]++
 		fit = append(fit, placement.Assignment{Pod: a.Pod, Node: a.Node})
 	}
-	return fit, refused, unfit
-}
-
-// avoided returns, for pods that exist, the nodes where a copy is or was: an identity must not come back there.
-func avoided(s *reconcile.Snapshot) map[pod.Identity][]string {
-	avoid := map[pod.Identity][]string{}
-	for i := range s.Pods {
-		avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
-	}
-	return avoid
+	return fit, unfit
 }
 
 // assignAllocated is assign with an outside scheduler that keeps books.
-func (c *ReplicationController) assignAllocated(ctx context.Context, v *view, plan *reconcile.Plan, order []string, others placement.Reasons) error {
+func (c *ReplicationController) assignAllocated(ctx context.Context, v *view, plan *reconcile.Plan) error {
 	placed := len(plan.Changes)
-	assigned, refused, err := c.allocate(ctx, v, plan, order)
+	assigned, err := c.allocate(ctx, v, plan)
 	if err != nil {
 		return c.unscheduled(ctx, v, plan, err)
 	}
 	for _, a := range assigned {
 		plan.Changes = append(plan.Changes, reconcile.PlaceOn(v.snapshot, a.Pod, a.Node))
 	}
-	if others = maps.Clone(others); others == nil {
-		others = placement.Reasons{}
-	}
-	for reason, n := range refused {
-		others[reason] += n
-	}
-	c.assigned(v, plan, placed, without(plan.Adds, assigned), others)
+	c.assigned(v, plan, placed, unplaced(plan.Adds, assigned))
 	return nil
 }
 

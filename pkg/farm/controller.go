@@ -94,7 +94,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		}
 	}
 	c.concernedByAll() // what changes while this pass is under way may matter to it
-	v, err := c.read(ctx)
+	v := &view{}
+	defer func() { c.farm.ledger.giveBack(v.taken) }()
+	err = c.read(ctx, v)
 	var corrupt *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound) && !v.consistent:
@@ -121,7 +123,6 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err := c.breaker(ctx, v, &plan); err != nil {
 		return 0, err
 	}
-	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}
@@ -174,17 +175,24 @@ func (c *ReplicationController) bump(ctx context.Context) error {
 
 // abandon gives up a controller whose record is gone. Its pods, if any, run on: nothing says that they should stop (P4).
 func (c *ReplicationController) abandon(ctx context.Context, st *rc.Status) error {
-	c.alertGone(ctx, st)
 	if err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence); err != nil {
 		c.consistent = true // the record may be there after all
 		return c.afterFailure(ctx, err)
 	}
+	c.alertGone(ctx, st)
 	c.log.Warn("the controller's record is gone; its pods are left alone")
 	return errGone
 }
 
-// finish removes the last records of a deleted controller.
+// finish removes the last records of a deleted controller. It looks for placements once more: a list, unlike the
+// transaction that the pass began with, tells of whatever the token may not read.
 func (c *ReplicationController) finish(ctx context.Context, v *view) error {
+	switch left, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true); {
+	case err != nil:
+		return err
+	case len(left)+len(corrupt) > 0:
+		return fmt.Errorf("controller %s has %d placements that its pass did not see", c.ID, len(left)+len(corrupt))
+	}
 	c.alertGone(ctx, v.head.Status)
 	a := store.NewAudit(c.farm.cfg.ID, "finish", c.ID, []string{"removed " + v.head.RC.Value.Name + " after its last pod"})
 	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, v.schema.Index, a); err != nil {

@@ -56,7 +56,7 @@ func (c *Config) setDefaults() {
 		c.RCSelector = labels.Everything()
 	}
 	if c.Workers == 0 {
-		c.Workers = 8
+		c.Workers = 64
 	}
 	if c.InFlight == 0 {
 		c.InFlight = 8

@@ -32,11 +32,11 @@ type faulty struct {
 	reads    func(consistent bool) // of realities
 }
 
-func (f *faulty) Realities(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Reality, []error, error) {
-	if f.reads != nil && len(at) > 0 {
+func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
+	if f.reads != nil && len(w.Realities) > 0 {
 		f.reads(consistent)
 	}
-	return f.Tenure.Realities(ctx, at, consistent)
+	return f.Tenure.ReadDetails(ctx, w, consistent)
 }
 
 func (f *faulty) Join(ctx context.Context, m store.Member) error {

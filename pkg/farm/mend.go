@@ -53,12 +53,12 @@ func (f *Farm) mendClosed(ctx context.Context) error {
 				drained = append(drained, name)
 			}
 		}
-		reservations, corrupt, err := f.cfg.Store.Reservations(ctx, drained)
+		d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: drained}, false)
 		if err != nil {
 			return err
 		}
 		for _, name := range drained {
-			if corrupt[name] == nil && !reservations[name].Value.Closed {
+			if d.Unreadable[name] == nil && !d.Reservations[name].Value.Closed {
 				names = append(names, name)
 			}
 		}

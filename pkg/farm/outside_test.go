@@ -188,7 +188,7 @@ func (c *cluster) bookedFarm(id string, k farm.Scheduler, alerter alert.Alerter,
 			faults.Tenure = st.FarmTenure(s, id)
 			return farm.NewFarm(farm.Config{
 				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: k,
-				Metrics: metrics, Alerter: alerter, StableAfter: time.Hour,
+				Metrics: metrics, Alerter: alerter, StableAfter: time.Hour, Workers: 8,
 			}).Start(ctx)
 		})
 	})

@@ -124,10 +124,10 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	}
 	c.phantom = errors.Is(got.HeadErr, store.ErrNotFound)
 	if c.phantom && len(got.Head.Requests) == 0 {
-		c.alertGone(ctx, got.Head.Status)
 		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
 			return nil, 0, err // the next look claims again
 		}
+		c.alertGone(ctx, got.Head.Status)
 		return nil, 0, errGone
 	}
 	f.mu.Lock()

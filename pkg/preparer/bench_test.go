@@ -44,6 +44,7 @@ type bench struct {
 	cfg       preparer.Config
 	log       *logBuffer
 	journal   journal
+	current   *preparer.Preparer // the one that was started last
 }
 
 func newBench(t *testing.T) *bench {
@@ -180,6 +181,7 @@ func (b *bench) startAlone() *agent {
 			b.t.Errorf("Run ended with %v", err)
 		}
 	})
+	b.current = p
 	a := &agent{Preparer: p, stop: func() { cancel(); run.Wait() }}
 	b.t.Cleanup(a.stop)
 	return a

@@ -261,9 +261,9 @@ func (p *Preparer) heldBack(e *entry, m *manifest.Manifest) (bool, error) {
 var errHeldBack = errors.New("held back until Consul is in touch")
 
 // holdBack stops what runs of a pod that must not, and returns errHeldBack when nothing runs.
-func (p *Preparer) holdBack(ctx context.Context, e *entry, m *manifest.Manifest) error {
+func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
 	p.setActivity(e, pod.StatePending,
-		fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(m)))
+		fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.manifest())))
 	procs, err := p.refresh(ctx, e)
 	if err != nil {
 		return err
@@ -277,7 +277,7 @@ func (p *Preparer) holdBack(ctx context.Context, e *entry, m *manifest.Manifest)
 	if len(alive) > 0 {
 		p.withdraw(ctx, e)
 		p.logChange(e, "stop without contact to Consul", obs.Fields{obs.Process: strings.Join(alive, " ")})
-		if err := p.stopProcs(ctx, alive); err != nil {
+		if err := p.halt(ctx, e, rec, procs, alive, nil); err != nil {
 			return err
 		}
 	}

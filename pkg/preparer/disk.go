@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -100,6 +101,14 @@ func (d *Disk) Save(rec Record) (err error) {
 		return err
 	}
 	return durable.WriteFile(name, data)
+}
+
+// Forget removes the record of an identity. A power failure may bring it back.
+func (d *Disk) Forget(id pod.Identity) error {
+	if err := os.Remove(d.file(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove pod record: %w", err)
+	}
+	return nil
 }
 
 func (d *Disk) file(id pod.Identity) string { return filepath.Join(d.dir, fileName(id)+recordSuffix) }

@@ -18,7 +18,7 @@ import (
 )
 
 // install makes everything present that the accepted intent needs and then records it as installed; keep does the
-// rest. Until then an older version keeps running. A newer intent interrupts it.
+// rest. Until then an older version keeps running, untouched. A newer intent interrupts it.
 func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, error) {
 	ctx, done := p.interruptible(ctx, e, rec.Intent.Revision)
 	defer done()
@@ -26,42 +26,73 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 	if err != nil {
 		return rec, err
 	}
-	fail := func(err error) (Record, error) {
-		if ctx.Err() == nil {
-			p.cfg.Metrics.installFailed()
-			p.setActivity(e, pod.StateFailed, fmt.Sprintf("cannot install %s: %v", short(rec.Intent.Digest), err))
+	v, err := p.prepare(ctx, e, &rec, m)
+	if err == nil {
+		p.mu.Lock()
+		e.up = false // the service stays that of the earlier version until its processes go
+		p.mu.Unlock()
+		var saved Record
+		if saved, err = p.save(e, rec.installed(v.in)); err == nil {
+			rec = saved
 		}
+	}
+	if err != nil {
+		p.installFailed(ctx, e, &rec, err)
 		return rec, err
 	}
+	p.logChange(e, "install", obs.Fields{fieldDigest: short(v.in.Digest), fieldRevision: v.in.Revision})
+	p.setActivity(e, "", "")
+	return rec, nil
+}
+
+// installFailed says why, and that what was installed before is as it was.
+func (p *Preparer) installFailed(ctx context.Context, e *entry, rec *Record, err error) {
+	if ctx.Err() != nil {
+		return // interrupted: nothing is wrong with it
+	}
+	p.cfg.Metrics.installFailed()
+	message := fmt.Sprintf("cannot install %s: %v", short(rec.Intent.Digest), err)
+	if rec.Installed != nil {
+		message += fmt.Sprintf("; version %s stays as it is", short(rec.Installed.Digest))
+	}
+	p.setActivity(e, pod.StateFailed, message)
+}
+
+// prepare makes a new version out of the manifest, up to its directory, with the hooks around that.
+func (p *Preparer) prepare(ctx context.Context, e *entry, rec *Record, m *manifest.Manifest) (*version, error) {
 	p.setActivity(e, pod.StateFetching, "")
 	select {
 	case p.installs <- struct{}{}:
 	case <-ctx.Done():
-		return rec, ctx.Err()
+		return nil, ctx.Err()
 	}
-	_, err = p.fetch(ctx, m)
+	roots, err := p.fetch(ctx, m)
 	<-p.installs
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	p.setActivity(e, pod.StateInstalling, "")
 	ports := effectivePorts(m, rec.Intent.Ports)
 	if err := p.checkPorts(ctx, newPorts(ports, rec.Installed)); err != nil {
-		return fail(err)
+		return nil, err
 	}
-	next := rec
-	next.Installed = &Installed{Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: rec.Wanted, Ports: ports}
-	next.Wanted = nil
-	p.mu.Lock()
-	e.up = false // the service stays that of the earlier version until its processes go
-	p.mu.Unlock()
-	saved, err := p.save(e, next)
-	if err != nil {
-		return fail(err)
+	v := p.version(rec, &Installed{Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: rec.Wanted, Ports: ports})
+	v.roots = roots
+	if v.in.Processes, err = v.processesOf(); err != nil {
+		return nil, err
 	}
-	p.logChange(e, "install", obs.Fields{fieldDigest: short(saved.Installed.Digest), fieldRevision: saved.Installed.Revision})
-	p.setActivity(e, "", "")
-	return saved, nil
+	if err := p.makeDirs(v); err != nil {
+		return nil, err
+	}
+	if err := p.runHooks(ctx, e, v, beforeInstall); err != nil {
+		return nil, err
+	}
+	if err := p.layOut(v); err != nil {
+		return nil, err
+	}
+	v.roots = nil
+	v.in.Launching = p.launchHooks(v)
+	return v, p.runHooks(ctx, e, v, afterInstall)
 }
 
 // interruptible returns a context that also ends when a newer intent is accepted.
@@ -91,7 +122,10 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 			return &m, rec, nil
 		}
 	}
-	m, canonical, err := p.readManifest(ctx, digest)
+	m, canonical, signature, err := p.readManifest(ctx, digest)
+	if err == nil {
+		err = p.trusted(m, canonical, signature)
+	}
 	if err != nil {
 		if ctx.Err() == nil {
 			p.cfg.Metrics.installFailed()
@@ -118,51 +152,68 @@ func stateOf(err error) pod.State {
 
 // readManifest reads and validates a manifest. A field that this build does not know would be lost on the way through
 // canonical JSON; the digest tells.
-func (p *Preparer) readManifest(ctx context.Context, digest string) (*manifest.Manifest, []byte, error) {
-	m, err := p.cfg.Store.Manifest(ctx, digest)
+func (p *Preparer) readManifest(ctx context.Context, digest string) (m *manifest.Manifest, canonical []byte, signature string, err error) {
+	m, signature, err = p.cfg.Store.SignedManifest(ctx, digest)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, nil, fmt.Errorf("manifest %s is not in Consul; apply it again: %w", digest, err)
+		return nil, nil, "", fmt.Errorf("manifest %s is not in Consul; apply it again: %w", digest, err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("read manifest %s: %w", digest, err)
+		return nil, nil, "", fmt.Errorf("read manifest %s: %w", digest, err)
 	}
 	if err := m.Validate().Err(); err != nil {
-		return nil, nil, fmt.Errorf("%w %s: %w", errManifest, digest, err)
+		return nil, nil, "", fmt.Errorf("%w %s: %w", errManifest, digest, err)
 	}
-	canonical, err := m.Canonical()
+	canonical, err = m.Canonical()
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w %s: %w", errManifest, digest, err)
+		return nil, nil, "", fmt.Errorf("%w %s: %w", errManifest, digest, err)
 	}
 	if manifest.Digest(canonical) != digest {
-		return nil, nil, fmt.Errorf("%w %s: it has fields that this preparer does not know; upgrade the preparer", errManifest, digest)
+		return nil, nil, "", fmt.Errorf("%w %s: it has fields that this preparer does not know; upgrade the preparer", errManifest, digest)
 	}
-	return m, canonical, nil
+	return m, canonical, signature, nil
 }
 
-// identify finds the manifest of a pod whose record was rebuilt from the runtime.
-func (p *Preparer) identify(ctx context.Context, e *entry, rec Record) (Record, *manifest.Manifest, error) {
-	m, canonical, err := p.readManifest(ctx, rec.Installed.Digest)
-	if err != nil {
+// identify finds what the record of a pod lacks that was rebuilt from the runtime, and leaves the pod as it is until then.
+func (p *Preparer) identify(ctx context.Context, e *entry, rec Record) (Record, error) {
+	fail := func(err error) (Record, error) {
 		p.setActivity(e, "", fmt.Sprintf("its local record was lost, and what it runs cannot be looked up: %v", err))
-		return rec, nil, err
+		return rec, err
 	}
 	installed := *rec.Installed
-	installed.Manifest, installed.Ports = canonical, effectivePorts(m, installed.Ports)
+	if installed.Manifest == nil {
+		m, canonical, _, err := p.readManifest(ctx, installed.Digest)
+		if err != nil {
+			return fail(err)
+		}
+		installed.Manifest, installed.Ports = canonical, effectivePorts(m, installed.Ports)
+	}
+	v := p.version(&rec, &installed)
+	var err error
+	if v.roots, err = p.fetch(ctx, v.m); err != nil {
+		return fail(err)
+	}
+	if installed.Processes, err = v.processesOf(); err != nil {
+		return fail(err)
+	}
 	rec.Installed = &installed
-	rec, err = p.save(e, rec)
-	return rec, m, err
+	return p.save(e, rec)
 }
 
-// fetch makes all artifacts of a pod present and returns their directories by launchable.
+// fetch makes all artifacts of a pod present and returns their directories by launchable. One that is a program of the
+// node has none.
 func (p *Preparer) fetch(ctx context.Context, m *manifest.Manifest) (map[string]string, error) {
 	dirs := make(map[string]string, len(m.Launchables))
 	for i := range m.Launchables {
 		l := &m.Launchables[i]
+		if l.Artifact.Kind == manifest.ArtifactExec {
+			continue
+		}
 		dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		if err != nil {
 			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
 		}
 		dirs[l.Name] = dir
+		p.step("artifact there")
 	}
 	return dirs, nil
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -21,6 +23,7 @@ const patience = time.Minute
 // First arguments that turn the test binary into one of the programs under test.
 const (
 	superviseArg = "supervise" // then a directory: the node's supervisor; the end of stdin kills all that it runs
+	victimArg    = "victim"    // then a file: a preparer that ends itself
 	serveArg     = "serve"     // a pod that listens on its port and answers with its environment
 )
 
@@ -29,8 +32,12 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case shim.StubArg:
 			shim.ExecStub()
+		case oneshot.Arg:
+			oneshot.Exec(isolate.Apply)
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
+		case victimArg:
+			exitOn(runVictim(os.Args[2]))
 		case serveArg:
 			exitOn(serve())
 		}

@@ -12,6 +12,7 @@ type Metrics struct {
 	pods                        *prometheus.GaugeVec
 	orphans, holding, connected prometheus.Gauge
 	restarts, written, failures prometheus.Counter
+	hookFailures                prometheus.Counter
 }
 
 // podStates are all states that a node reports.
@@ -38,11 +39,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		restarts:  counter("restarts_total", "Processes of pods that were started again after they had ended."),
 		written:   counter("realities_written_total", "Reports about pods that were written to Consul."),
 		failures:  counter("install_failures_total", "Installations that failed and are tried again."),
+
+		hookFailures: counter("hook_failures_total", "Hooks that failed or took too long."),
 	}
 	for _, state := range podStates {
 		m.pods.WithLabelValues(string(state))
 	}
-	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.restarts, m.written, m.failures)
+	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.restarts, m.written, m.failures, m.hookFailures)
 	return m
 }
 
@@ -83,6 +86,12 @@ func (m *Metrics) wrote() {
 func (m *Metrics) installFailed() {
 	if m != nil {
 		m.failures.Inc()
+	}
+}
+
+func (m *Metrics) hookFailed() {
+	if m != nil {
+		m.hookFailures.Inc()
 	}
 }
 

@@ -73,6 +73,9 @@ func processState(o observation) (state pod.State, message string) {
 		switch {
 		case status.Phase == runtime.Backoff:
 			return pod.StateFailed, downMessage(status)
+		case done(status):
+		case status.Phase == runtime.Exited:
+			return pod.StateFailed, downMessage(status)
 		case status.Phase != runtime.Running:
 			state = pod.StateStarting
 		}
@@ -91,6 +94,11 @@ func processState(o observation) (state pod.State, message string) {
 	return state, ""
 }
 
+// done reports whether a process has ended well for good: its restart policy leaves it at that.
+func done(status runtime.Status) bool {
+	return status.Phase == runtime.Exited && status.LastExit != nil && !status.LastExit.Unknown && status.LastExit.Code == 0
+}
+
 // maxComplaint bounds what a reality repeats of a health script's output, in bytes.
 const maxComplaint = 200
 
@@ -104,18 +112,23 @@ func oneLine(text string) string {
 }
 
 func downMessage(status runtime.Status) string {
-	name := status.Spec.Name
+	name, next := status.Spec.Name, "it is started again"
+	if status.Phase == runtime.Exited {
+		next = "its restart policy leaves it at that"
+	}
 	switch exit := status.LastExit; {
+	case status.Message != "" && status.Phase == runtime.Exited:
+		return name + ": " + status.Message + "; " + next
 	case status.Message != "":
 		return name + ": " + status.Message
 	case exit == nil:
-		return name + " does not run; it is started again"
+		return name + " does not run; " + next
 	case exit.Unknown:
-		return name + " ended in an unknown way; it is started again"
+		return name + " ended in an unknown way; " + next
 	case exit.Signal != "":
-		return fmt.Sprintf("%s was ended by %s; it is started again", name, exit.Signal)
+		return fmt.Sprintf("%s was ended by %s; %s", name, exit.Signal, next)
 	default:
-		return fmt.Sprintf("%s ended with exit status %d; it is started again", name, exit.Code)
+		return fmt.Sprintf("%s ended with exit status %d; %s", name, exit.Code, next)
 	}
 }
 
@@ -198,17 +211,21 @@ func (r *readiness) update(now time.Time, procs string, h checkState, spec *mani
 	return true, false, time.Time{}
 }
 
-// instances names the running processes of a version, each with its own start; empty while not all of them run.
+// instances names the running processes of a version, each with its own start; empty while not all of them run that have
+// not done their work.
 func instances(procs []runtime.Status, missing bool) string {
 	if missing {
 		return ""
 	}
-	lines := make([]string, len(procs))
-	for i, status := range procs {
+	var lines []string
+	for _, status := range procs {
+		if done(status) {
+			continue
+		}
 		if status.Phase != runtime.Running {
 			return ""
 		}
-		lines[i] = fmt.Sprintf("%s:%d:%d", status.Spec.ID, status.PID, status.StartedAt.UnixNano())
+		lines = append(lines, fmt.Sprintf("%s:%d:%d", status.Spec.ID, status.PID, status.StartedAt.UnixNano()))
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, " ")
@@ -265,8 +282,8 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		return time.Time{}
 	}
 	var spec *manifest.Health
-	if m := e.manifest(); m != nil {
-		o.procs, o.missing = e.installedProcs(m)
+	if m := e.manifest(); m != nil && o.rec.Installed.known() {
+		o.procs, o.missing = e.installedProcs()
 		spec = m.Health
 	} else {
 		o.procs = e.procs

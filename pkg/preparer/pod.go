@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,8 @@ type entry struct {
 	parsed   *manifest.Manifest
 	parsedOf *Installed // whose manifest is parsed
 
+	tidied    int64        // revision of the version after whose launch all was tidied up; only the worker uses it
+	collected bool         // what a stopped pod leaves behind is gone
 	heldBack  bool         // it must not run while Consul is out of touch
 	up        bool         // the installed processes were started, so the service may be registered
 	service   string       // fingerprint of the service as registered; saved by the worker
@@ -207,7 +210,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 	if want != nil {
 		rec = rec.accept(*want)
 	}
-	rec, err := p.save(e, rec)
+	rec, err := p.save(e, p.withUser(rec, p.procsOf(e)))
 	if err != nil {
 		return saved, err
 	}
@@ -232,9 +235,11 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	if same {
 		return rec, nil
 	}
+	p.step("save")
 	if err := p.cfg.State.Save(rec); err != nil {
 		return rec, err
 	}
+	p.step("save done")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
@@ -271,7 +276,8 @@ func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
 	if rec.StoppedAt == nil || len(procs) > 0 {
 		p.withdraw(ctx, e)
 		p.setActivity(e, pod.StateStopping, "")
-		if err := p.stopProcs(ctx, stopIDs(rec, procs)); err != nil {
+		stop, stopped := stopIDs(rec, procs)
+		if err := p.halt(ctx, e, &rec, procs, stop, stopped); err != nil {
 			p.setActivity(e, pod.StateStopping, "not stopped yet: "+err.Error())
 			return err
 		}
@@ -289,19 +295,30 @@ func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
 	p.mu.Lock()
 	p.decide() // an intent that is gone already means more now
 	p.mu.Unlock()
-	return p.removeProcs(ctx, procs)
-}
-
-// stopIDs returns the ids of all processes that the pod has or may have.
-func stopIDs(rec Record, procs []runtime.Status) []string {
 	var ids []string
 	for _, status := range procs {
 		ids = append(ids, status.Spec.ID)
 	}
-	if m := rec.Installed.manifest(); m != nil {
-		ids = append(ids, specIDs(rec.Intent.Identity, rec.Installed.Revision, rec.Installed.Digest, m)...)
+	return errors.Join(p.removeProcs(ctx, ids), p.removeDirs(e, &rec))
+}
+
+// stopIDs returns the ids of all processes that the pod has or may have, and apart those that have stopped already.
+func stopIDs(rec Record, procs []runtime.Status) (stop, stopped []string) {
+	for _, status := range procs {
+		if status.Phase == runtime.Stopped {
+			stopped = append(stopped, status.Spec.ID)
+		} else {
+			stop = append(stop, status.Spec.ID)
+		}
 	}
-	return unique(ids)
+	if rec.Installed != nil {
+		for _, id := range specIDs(rec.Intent.Identity, rec.Installed) {
+			if !slices.Contains(stopped, id) {
+				stop = append(stop, id)
+			}
+		}
+	}
+	return unique(stop), stopped
 }
 
 // The names of log fields that only preparers write.

@@ -9,6 +9,7 @@ package preparer
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -20,12 +21,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // Store is what a preparer reads of the cluster; *store.Store is one.
 type Store interface {
-	Manifest(ctx context.Context, digest string) (*manifest.Manifest, error)
+	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
 	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
 	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
@@ -59,6 +61,13 @@ type State interface {
 	Load() ([]Record, []error, error)
 	// Save returns nil when the record survives a power failure.
 	Save(rec Record) error
+	// Forget removes the record of an identity. One that is not there is fine.
+	Forget(id pod.Identity) error
+}
+
+// Programs runs hooks to their end; oneshot.Runner is one.
+type Programs interface {
+	Run(ctx context.Context, c oneshot.Command) (oneshot.Exit, error)
 }
 
 // Defaults of Config.
@@ -72,6 +81,11 @@ const (
 	DefaultLogKeep     = 3
 	DefaultOrphanBytes = 64 << 10
 	DefaultInstalls    = 4
+
+	DefaultKeepStopped    = 24 * time.Hour
+	DefaultKeepTombstones = 30 * 24 * time.Hour
+	DefaultMaxTombstones  = 10_000
+	DefaultCollectEvery   = 10 * time.Minute
 )
 
 // Config is what New needs. Zero values mean the defaults above.
@@ -85,6 +99,7 @@ type Config struct {
 	Runtime   runtime.Runtime
 	Services  Services
 	State     State // nil: a Disk in Dir/pods
+	Trust     Trust // nil: every manifest may run
 	Log       obs.Logger
 	Metrics   *Metrics // nil: nothing is counted
 
@@ -97,6 +112,18 @@ type Config struct {
 	LogKeep     int           // rotated log files kept for each process
 	OrphanBytes int           // of the orphans in the node record; the rest is counted
 	Installs    int           // pods whose artifacts are fetched at the same time
+
+	Isolation Isolation // what keeps pods apart
+	HooksDir  string    // absolute: the node's own hooks; empty: it has none
+	Programs  Programs  // runs hooks; nil: oneshot.Runner
+
+	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
+	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
+	MaxTombstones  int           // of those; beyond it the oldest go earlier, but none within a day
+	CollectEvery   time.Duration // between two looks for what may go
+
+	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
+	Step func(name string)
 }
 
 func (c *Config) validate() error {
@@ -122,6 +149,11 @@ func (c *Config) validate() error {
 			errs.Missing(part.name, "an implementation")
 		}
 	}
+	if c.HooksDir != "" {
+		if info, err := os.Stat(c.HooksDir); !filepath.IsAbs(c.HooksDir) || err != nil || !info.IsDir() {
+			errs.Add("hooks-dir", c.HooksDir, "the absolute path of a directory that is there")
+		}
+	}
 	return errs.Err()
 }
 
@@ -135,6 +167,13 @@ func (c *Config) setDefaults() {
 	orDefault(&c.LogKeep, DefaultLogKeep)
 	orDefault(&c.OrphanBytes, DefaultOrphanBytes)
 	orDefault(&c.Installs, DefaultInstalls)
+	orDefault(&c.KeepStopped, DefaultKeepStopped)
+	orDefault(&c.KeepTombstones, DefaultKeepTombstones)
+	orDefault(&c.MaxTombstones, DefaultMaxTombstones)
+	orDefault(&c.CollectEvery, DefaultCollectEvery)
+	if c.Programs == nil {
+		c.Programs = oneshot.Runner{}
+	}
 }
 
 func orDefault[T comparable](value *T, def T) {
@@ -161,6 +200,7 @@ type Preparer struct {
 
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
+	users       users
 	queue       []*entry // entries that need settling
 	runtimeSeen bool     // runtime.Watch has answered
 	healthSeen  bool     // the local agent was asked at least once
@@ -205,6 +245,7 @@ func New(cfg Config) (*Preparer, error) {
 	for _, rec := range records {
 		p.pods[rec.Intent.Identity] = newEntry(rec)
 	}
+	p.loadUsers()
 	return p, nil
 }
 
@@ -215,6 +256,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchServices(ctx) })
 	parts.Go(func() { p.watchPods(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
+	parts.Go(func() { p.collect(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -285,6 +327,13 @@ func (p *Preparer) apply(d Decision) {
 	}
 	if e.standing != before && (d.Verdict != Agree || before.verdict != "") {
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
+	}
+}
+
+// step tells a test where the process is.
+func (p *Preparer) step(name string) {
+	if p.cfg.Step != nil {
+		p.cfg.Step(name)
 	}
 }
 

@@ -6,11 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -21,29 +18,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
-// The environment of a pod's processes, besides what its manifest says.
-const (
-	envNode       = "NODE_NAME"
-	envAddress    = "NODE_ADDRESS"
-	envPodID      = "POD_ID"
-	envHome       = "POD_HOME"
-	envDigest     = "POD_DIGEST"
-	envRC         = "RC_ID"
-	envRole       = "POD_ROLE"
-	envIndex      = "POD_INDEX"
-	portEnvPrefix = "PORT_"
-	envPath       = "PATH"
-	// defaultPath is there because next to no program starts without a PATH, and nothing is inherited.
-	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-)
-
 // maxSpecID keeps a process id usable as a file name with a suffix.
 const maxSpecID = 190
 
 // specID names one process of one version of a pod. The revision makes it new for each installation: going back to an
 // earlier digest must not meet that version's stopped processes.
-func specID(id pod.Identity, revision int64, digest, launchable string) string {
-	full := fmt.Sprintf("%s.%s.%s.%d", fileName(id), launchable, short(digest), revision)
+func specID(id pod.Identity, revision int64, digest, process string) string {
+	full := fmt.Sprintf("%s.%s.%s.%d", fileName(id), process, short(digest), revision)
 	if len(full) <= maxSpecID {
 		return full
 	}
@@ -51,10 +32,11 @@ func specID(id pod.Identity, revision int64, digest, launchable string) string {
 	return full[:maxSpecID-17] + "." + hex.EncodeToString(sum[:8])
 }
 
-func specIDs(id pod.Identity, revision int64, digest string, m *manifest.Manifest) []string {
-	ids := make([]string, len(m.Launchables))
-	for i := range m.Launchables {
-		ids[i] = specID(id, revision, digest, m.Launchables[i].Name)
+// specIDs names all processes of a version.
+func specIDs(id pod.Identity, in *Installed) []string {
+	ids := make([]string, len(in.Processes))
+	for i, proc := range in.Processes {
+		ids[i] = specID(id, in.Revision, in.Digest, proc.Name)
 	}
 	return ids
 }
@@ -96,35 +78,37 @@ func planProcs(wanted []string, procs []runtime.Status) procPlan {
 // keep makes exactly the installed processes run. Processes that run already are left alone, whatever their
 // specification says: a new version of the preparer must not restart pods.
 func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, error) {
-	m := rec.Installed.manifest()
-	if m == nil {
+	if !rec.Installed.known() {
 		var err error
-		if rec, m, err = p.identify(ctx, e, rec); err != nil {
+		if rec, err = p.identify(ctx, e, rec); err != nil {
 			return rec, err
 		}
 	}
-	if held, err := p.heldBack(e, m); held || err != nil {
+	if held, err := p.heldBack(e, rec.Installed.manifest()); held || err != nil {
 		if err == nil {
-			err = p.holdBack(ctx, e, m)
+			err = p.holdBack(ctx, e, &rec)
 		}
 		return rec, err
 	}
-	wanted := specIDs(e.id, rec.Installed.Revision, rec.Installed.Digest, m)
-	plan := planProcs(wanted, p.procsOf(e))
+	wanted := specIDs(e.id, rec.Installed)
+	procs := p.procsOf(e)
+	plan := planProcs(wanted, procs)
 	if !plan.empty() {
-		procs, err := p.refresh(ctx, e) // the runtime's last report may be older than our last act
-		if err != nil {
+		var err error
+		if procs, err = p.refresh(ctx, e); err != nil { // the runtime's last report may be older than our last act
 			p.keepFailed(e, &rec, fmt.Errorf("the runtime does not answer: %w", err))
 			return rec, err
 		}
 		plan = planProcs(wanted, procs)
 	}
-	if !plan.empty() {
-		if err := p.carryOut(ctx, e, rec, m, plan); err != nil {
+	if !plan.empty() || rec.Installed.Launching {
+		var err error
+		if rec, err = p.carryOut(ctx, e, rec, procs, plan); err != nil {
 			p.keepFailed(e, &rec, err)
 			return rec, err
 		}
 	}
+	p.tidy(e, &rec)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !e.up {
@@ -138,112 +122,206 @@ func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, erro
 // keepFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under
 // the accepted revision must be about the version that it asked for.
 func (p *Preparer) keepFailed(e *entry, rec *Record, err error) {
-	if rec.upToDate() && !errors.Is(err, context.Canceled) {
-		p.setActivity(e, pod.StateFailed, err.Error())
+	if !rec.upToDate() || errors.Is(err, context.Canceled) {
+		return
 	}
+	message := err.Error()
+	if len(rec.Previous) > 0 {
+		message += fmt.Sprintf("; version %s stays installed", short(rec.Previous[0].Digest))
+	}
+	p.setActivity(e, pod.StateFailed, message)
 }
 
-func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, m *manifest.Manifest, plan procPlan) error {
-	var dirs map[string]string
-	if len(plan.start) > 0 {
-		var err error
-		fetching, done := p.interruptible(ctx, e, rec.Intent.Revision)
-		dirs, err = p.fetch(fetching, m) // before anything is stopped
-		done()
-		if err != nil {
-			return err
+// tidy does, once for each version and each start of the preparer, what a crash may have left undone after the launch.
+// Nothing depends on it that runs.
+func (p *Preparer) tidy(e *entry, rec *Record) {
+	key := "versions of " + e.id.String()
+	if e.tidied == rec.Installed.Revision {
+		return
+	}
+	err := p.switchTo(p.version(rec, rec.Installed))
+	if err == nil {
+		err = p.prune(rec)
+	}
+	if err != nil {
+		p.trouble.report(key, "installed versions of a pod cannot be tidied up", err)
+		return
+	}
+	p.trouble.over(key)
+	e.tidied = rec.Installed.Revision
+}
+
+// carryOut follows the plan: what is superfluous goes first, then the installed version is launched. A newer intent
+// interrupts the launch, whose hooks may take long, but no stop.
+func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, procs []runtime.Status, plan procPlan) (Record, error) {
+	v := p.version(&rec, rec.Installed)
+	launching, done := p.interruptible(ctx, e, rec.Intent.Revision)
+	defer done()
+	if len(plan.start) > 0 { // before anything is stopped
+		if err := p.ensureVersion(launching, v); err != nil {
+			return rec, err
 		}
 	}
 	if len(plan.stop) > 0 {
 		p.withdraw(ctx, e)
 		p.logChange(e, "stop old version", obs.Fields{obs.Process: strings.Join(plan.stop, " ")})
-		if err := p.stopProcs(ctx, plan.stop); err != nil {
+	}
+	if err := p.halt(ctx, e, &rec, procs, plan.stop, plan.remove); err != nil {
+		return rec, err
+	}
+	if err := p.removeProcs(ctx, plan.remove); err != nil {
+		return rec, err
+	}
+	return p.launch(launching, e, rec, v, plan)
+}
+
+// ensureVersion makes everything present that the version is launched from. It is there unless the disk lost it.
+func (p *Preparer) ensureVersion(ctx context.Context, v *version) error {
+	roots, err := p.fetch(ctx, v.m)
+	if err != nil {
+		return err
+	}
+	if v.present() {
+		return nil
+	}
+	v.roots = roots
+	defer func() { v.roots = nil }()
+	return p.layOut(v)
+}
+
+// halt stops processes, with the hooks of the versions that they belong to around it. Those that are given besides have
+// stopped already; what follows a stop may not have been done for them. Hooks cannot keep anything from being stopped.
+func (p *Preparer) halt(ctx context.Context, e *entry, rec *Record, procs []runtime.Status, stop, stopped []string) error {
+	among := func(ids []string) []runtime.Status {
+		return slices.DeleteFunc(slices.Clone(procs), func(s runtime.Status) bool { return !slices.Contains(ids, s.Spec.ID) })
+	}
+	for _, v := range p.versionsOf(rec, among(stop)) {
+		for _, point := range []string{beforeStop, disable} {
+			if err := p.tryHooks(ctx, e, v, point); err != nil {
+				return err
+			}
+		}
+	}
+	if err := p.stopProcs(ctx, stop); err != nil {
+		return err
+	}
+	for _, v := range p.versionsOf(rec, among(slices.Concat(stop, stopped))) {
+		if err := p.tryHooks(ctx, e, v, afterStop); err != nil {
 			return err
 		}
 	}
-	for _, id := range plan.remove {
-		if err := p.cfg.Runtime.Remove(ctx, id); err != nil {
-			return fmt.Errorf("remove stopped process %s: %w", id, err)
+	return nil
+}
+
+// launch switches to the version and starts what it lacks, with the hooks around it. What has to follow a start is noted
+// before it, so that it is done after a crash too.
+func (p *Preparer) launch(ctx context.Context, e *entry, rec Record, v *version, plan procPlan) (Record, error) {
+	if len(plan.start) > 0 {
+		if err := p.prepareLaunch(ctx, e, &rec, v, plan); err != nil {
+			return rec, err
+		}
+		if !rec.Installed.Launching && p.launchHooks(v) {
+			var err error
+			if rec, err = p.saveLaunching(e, rec, true); err != nil {
+				return rec, err
+			}
+		}
+		if err := p.startAll(ctx, e, &rec, v, plan.start); err != nil {
+			return rec, err
 		}
 	}
-	if len(plan.start) == 0 {
-		return nil
+	if !rec.Installed.Launching {
+		return rec, nil
 	}
+	if err := p.runHooks(ctx, e, v, afterLaunch); err != nil {
+		return rec, err
+	}
+	if err := p.tryHooks(ctx, e, v, enable); err != nil {
+		return rec, err
+	}
+	return p.saveLaunching(e, rec, false)
+}
+
+func (p *Preparer) prepareLaunch(ctx context.Context, e *entry, rec *Record, v *version, plan procPlan) error {
 	if !plan.others {
 		if err := p.checkPorts(ctx, rec.Installed.Ports); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(p.home(e.id), 0o750); err != nil {
-		return fmt.Errorf("make home of pod: %w", err)
+	if err := p.makeDirs(v); err != nil {
+		return err
 	}
-	for i := range m.Launchables {
-		spec := p.spec(e.id, rec, &m.Launchables[i], dirs)
-		if !slices.Contains(plan.start, spec.ID) {
-			continue
+	if err := p.switchTo(v); err != nil {
+		return err
+	}
+	return p.runHooks(ctx, e, v, beforeLaunch)
+}
+
+func (p *Preparer) saveLaunching(e *entry, rec Record, launching bool) (Record, error) {
+	installed := *rec.Installed
+	installed.Launching = launching
+	rec.Installed = &installed
+	return p.save(e, rec)
+}
+
+// startAll starts processes. When one is refused, those that were started along with it are stopped again: a pod's
+// processes live together or not at all.
+func (p *Preparer) startAll(ctx context.Context, e *entry, rec *Record, v *version, ids []string) error {
+	var started []string
+	for _, proc := range rec.Installed.Processes {
+		spec, err := p.spec(v, proc)
+		if err == nil && slices.Contains(ids, spec.ID) {
+			started = append(started, spec.ID) // the answer of one that was started may be lost
+			err = p.start(ctx, e, spec)
 		}
-		if err := p.start(ctx, e, spec); err != nil {
-			return err
+		if err != nil {
+			undo := p.stopProcs(ctx, started)
+			if undo == nil {
+				undo = p.removeProcs(ctx, started)
+			}
+			return errors.Join(err, undo)
 		}
 	}
 	return nil
 }
 
 func (p *Preparer) start(ctx context.Context, e *entry, spec runtime.Spec) error {
-	if err := os.MkdirAll(filepath.Dir(spec.LogPath), 0o750); err != nil {
-		return fmt.Errorf("make log directory: %w", err)
-	}
+	p.step("start")
 	err := p.cfg.Runtime.Start(ctx, spec)
 	if err != nil && !errors.Is(err, runtime.ErrExists) {
 		return fmt.Errorf("start %s: %w", spec.Name, err)
 	}
+	p.step("start done")
 	p.logChange(e, "start", obs.Fields{obs.Process: spec.ID, fieldDigest: short(e.rec.Installed.Digest)})
 	return nil
 }
 
-// spec describes one process. The manifest's environment cannot replace what the node says.
-func (p *Preparer) spec(id pod.Identity, rec Record, l *manifest.Launchable, dirs map[string]string) runtime.Spec {
-	env := map[string]string{envPath: defaultPath}
-	maps.Copy(env, l.Env)
-	maps.Copy(env, map[string]string{
-		envNode: p.cfg.Node.Name, envAddress: p.cfg.Node.Address, envPodID: rec.Intent.PodID, envHome: p.home(id),
-		envDigest: rec.Installed.Digest, envRC: id.RCID, envRole: id.Role, envIndex: strconv.Itoa(id.Index),
-	})
-	for name, port := range rec.Installed.Ports {
-		env[portEnvPrefix+strings.ToUpper(strings.ReplaceAll(name, "-", "_"))] = strconv.Itoa(port)
+// spec describes one process.
+func (p *Preparer) spec(v *version, proc Process) (runtime.Spec, error) {
+	l := v.m.LaunchableOf(proc.Launchable)
+	iso, err := p.isolation(v.id, l)
+	if err != nil {
+		return runtime.Spec{}, err
 	}
+	restart := runtime.Restart{Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax}
+	if r := l.Restart; r != nil {
+		restart.Min, restart.Max = r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
+		if r.Policy != "" {
+			restart.Policy = runtime.RestartPolicy(r.Policy) // they are called alike
+		}
+	}
+	id := specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
+	p.cfg.Isolation.confine(iso, id, l.Resources)
 	return runtime.Spec{
-		ID:  specID(id, rec.Installed.Revision, rec.Installed.Digest, l.Name),
-		Pod: id, Revision: rec.Installed.Revision, Name: l.Name,
-		Command: append([]string{filepath.Join(dirs[l.Name], "bin", "launch")}, l.Args...),
-		Env:     joinEnv(env), Dir: p.home(id),
-		LogPath:       filepath.Join(p.cfg.Dir, "logs", fileName(id), l.Name+".log"),
-		HoldAfterBoot: stopAfter(rec.Installed.manifest()) != never,
-		LogBytes:      p.cfg.LogBytes, LogKeep: p.cfg.LogKeep,
-		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace),
-	}
-}
-
-// home is the pod's own directory. It stays when the pod is upgraded, and when it is stopped.
-func (p *Preparer) home(id pod.Identity) string {
-	return filepath.Join(p.cfg.Dir, "homes", fileName(id))
-}
-
-func joinEnv(env map[string]string) []string {
-	lines := make([]string, 0, len(env))
-	for _, key := range slices.Sorted(maps.Keys(env)) {
-		lines = append(lines, key+"="+env[key])
-	}
-	return lines
-}
-
-func parseEnv(lines []string) map[string]string {
-	env := make(map[string]string, len(lines))
-	for _, line := range lines {
-		key, value, _ := strings.Cut(line, "=")
-		env[key] = value
-	}
-	return env
+		ID:  id,
+		Pod: v.id, Revision: v.in.Revision, Name: proc.Name,
+		Command: append([]string{v.path(l.Name, proc.Path)}, l.Args...),
+		Env:     joinEnv(p.env(v, l)), Dir: p.workDir(v.id, l),
+		LogPath:  filepath.Join(p.logs(v.id), proc.Name+".log"),
+		LogBytes: p.cfg.LogBytes, LogKeep: p.cfg.LogKeep,
+		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
+		Restart: restart, Isolation: iso, HoldAfterBoot: stopAfter(v.m) != never,
+	}, nil
 }
 
 // stopProcs stops processes side by side, so that their graces do not add up.
@@ -251,9 +329,11 @@ func (p *Preparer) stopProcs(ctx context.Context, ids []string) error {
 	var all errgroup.Group
 	for _, id := range ids {
 		all.Go(func() error {
+			p.step("stop")
 			if err := p.cfg.Runtime.Stop(ctx, id); err != nil {
 				return fmt.Errorf("stop %s: %w", id, err)
 			}
+			p.step("stop done")
 			return nil
 		})
 	}
@@ -261,11 +341,12 @@ func (p *Preparer) stopProcs(ctx context.Context, ids []string) error {
 }
 
 // removeProcs makes the runtime forget what is stopped.
-func (p *Preparer) removeProcs(ctx context.Context, procs []runtime.Status) error {
-	for _, status := range procs {
-		if err := p.cfg.Runtime.Remove(ctx, status.Spec.ID); err != nil {
-			return fmt.Errorf("remove stopped process %s: %w", status.Spec.ID, err)
+func (p *Preparer) removeProcs(ctx context.Context, ids []string) error {
+	for _, id := range ids {
+		if err := p.cfg.Runtime.Remove(ctx, id); err != nil {
+			return fmt.Errorf("remove stopped process %s: %w", id, err)
 		}
+		p.step("remove done")
 	}
 	return nil
 }

@@ -28,6 +28,8 @@ type Record struct {
 	Wanted json.RawMessage `json:"wanted,omitempty"`
 	// Installed is what runs, or shall run again after a reboot; nil when nothing was ever started.
 	Installed *Installed `json:"installed,omitempty"`
+	// Previous are earlier versions that stay installed, the newest first.
+	Previous []Installed `json:"previous,omitempty"`
 	// StoppedAt makes the record a tombstone: since then nothing of the pod runs.
 	StoppedAt *time.Time `json:"stopped_at,omitempty"`
 	// Service is the fingerprint of the service as last registered, so that a restarted preparer does not register it
@@ -36,6 +38,8 @@ type Record struct {
 	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
 	// for min_ready again.
 	Ready string `json:"ready,omitempty"`
+	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
+	UID int `json:"uid,omitempty"`
 }
 
 // Installed is one version of a pod on the node.
@@ -44,6 +48,17 @@ type Installed struct {
 	Revision int64           `json:"revision"`           // of the intent that had it installed; part of its processes' ids
 	Manifest json.RawMessage `json:"manifest,omitempty"` // canonical JSON; nil when the record was rebuilt from the runtime
 	Ports    map[string]int  `json:"ports,omitempty"`
+	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
+	Processes []Process `json:"processes,omitempty"`
+	// Launching: what follows the start, after_launch and enable, is not done yet.
+	Launching bool `json:"launching,omitempty"`
+}
+
+// Process is one supervised process of a version. Its name is part of its id.
+type Process struct {
+	Name       string `json:"name"`
+	Launchable string `json:"launchable"`
+	Path       string `json:"path"` // of the program: in the launchable's artifact, or absolute
 }
 
 // accept returns the record after a newer intent was accepted.
@@ -60,7 +75,7 @@ func (r Record) accept(in pod.Intent) Record {
 
 // buried returns the record as a tombstone. An earlier burial keeps its time.
 func (r Record) buried(now time.Time) Record {
-	r.Wanted, r.Installed, r.Service, r.Ready = nil, nil, "", ""
+	r.Wanted, r.Installed, r.Previous, r.Service, r.Ready = nil, nil, nil, "", ""
 	if r.StoppedAt == nil {
 		now = now.UTC()
 		r.StoppedAt = &now
@@ -78,6 +93,28 @@ func (r *Record) upToDate() bool {
 	return r.Installed != nil && r.Installed.Digest == r.Intent.Digest
 }
 
+// installed returns the record with a new version in it. The one before it and others stay, so many as are kept.
+func (r Record) installed(in *Installed) Record {
+	if r.Installed != nil {
+		r.Previous = append([]Installed{*r.Installed}, r.Previous...)
+		r.Previous = r.Previous[:min(len(r.Previous), keepVersions-1)]
+	}
+	r.Installed, r.Wanted = in, nil
+	return r
+}
+
+// versions are all that stay installed, the newest first.
+func (r *Record) versions() []*Installed {
+	var all []*Installed
+	if r.Installed != nil {
+		all = append(all, r.Installed)
+	}
+	for i := range r.Previous {
+		all = append(all, &r.Previous[i])
+	}
+	return all
+}
+
 // runs returns the digest and ports of what is installed or, before anything is, of what shall be.
 func (r *Record) runs() (digest string, ports map[string]int) {
 	if r.Installed != nil {
@@ -85,6 +122,9 @@ func (r *Record) runs() (digest string, ports map[string]int) {
 	}
 	return r.Intent.Digest, r.Intent.Ports
 }
+
+// known reports whether everything is there that running the version needs.
+func (in *Installed) known() bool { return in.Manifest != nil && in.Processes != nil }
 
 // manifest returns the manifest of what is installed, nil when it is not known.
 func (in *Installed) manifest() *manifest.Manifest {
@@ -132,14 +172,13 @@ func (r *Record) Check() error {
 	if err := CheckIntent(r.Intent); err != nil {
 		return err
 	}
-	if r.Installed == nil {
-		return nil
-	}
-	if !hexDigest.MatchString(r.Installed.Digest) || r.Installed.Revision < 1 {
-		return fmt.Errorf("installed digest %q at revision %d", r.Installed.Digest, r.Installed.Revision)
-	}
-	if r.Installed.Manifest != nil && r.Installed.manifest() == nil {
-		return fmt.Errorf("the manifest of digest %s cannot be read", r.Installed.Digest)
+	for _, in := range r.versions() {
+		if !hexDigest.MatchString(in.Digest) || in.Revision < 1 {
+			return fmt.Errorf("installed digest %q at revision %d", in.Digest, in.Revision)
+		}
+		if in.Manifest != nil && in.manifest() == nil {
+			return fmt.Errorf("the manifest of digest %s cannot be read", in.Digest)
+		}
 	}
 	return nil
 }

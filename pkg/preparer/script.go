@@ -2,14 +2,19 @@ package preparer
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"path/filepath"
+	"io"
+	"os"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
 // minScriptTTL is how long, at least, the local agent believes what a script said last: longer than a restart of the
@@ -48,9 +53,10 @@ func (p *Preparer) tendScripts(ctx context.Context) {
 		if !e.up || e.script != nil || m == nil || m.Health == nil || m.Health.Script == nil || !e.rested(m, now) {
 			continue
 		}
-		procs, missing := e.installedProcs(m)
+		procs, missing := e.installedProcs()
+		v := p.version(&e.rec, e.rec.Installed)
 		l := m.LaunchableOf(m.Health.Script.Launchable)
-		i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Spec.Name == l.Name })
+		i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Spec.ID == v.firstOf(l) })
 		if missing || i < 0 {
 			continue
 		}
@@ -64,7 +70,7 @@ func (p *Preparer) tendScripts(ctx context.Context) {
 		go func() {
 			defer close(w.done)
 			defer cancel()
-			p.runScript(ctx, e, w, m, l, procs[i].Spec)
+			p.runScript(ctx, e, w, v, l, procs[i].Spec)
 		}()
 	}
 }
@@ -82,9 +88,10 @@ func (p *Preparer) endScripts() {
 	}
 }
 
-// installedProcs returns the processes of the installed version, and whether some are missing. The caller holds p.mu.
-func (e *entry) installedProcs(m *manifest.Manifest) (procs []runtime.Status, missing bool) {
-	wanted := specIDs(e.id, e.rec.Installed.Revision, e.rec.Installed.Digest, m)
+// installedProcs returns the processes of the installed version, which is known, and whether some are missing. The caller
+// holds p.mu.
+func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
+	wanted := specIDs(e.id, e.rec.Installed)
 	for _, status := range e.procs {
 		if slices.Contains(wanted, status.Spec.ID) {
 			procs = append(procs, status)
@@ -93,34 +100,62 @@ func (e *entry) installedProcs(m *manifest.Manifest) (procs []runtime.Status, mi
 	return procs, len(procs) != len(wanted)
 }
 
+// firstOf returns the id of the first process that a launchable stands for.
+func (v *version) firstOf(l *manifest.Launchable) string {
+	for _, proc := range v.in.Processes {
+		if proc.Launchable == l.Name {
+			return specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
+		}
+	}
+	return ""
+}
+
 // runScript runs a script, as the process that it belongs to runs, until ctx ends.
-func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, m *manifest.Manifest, l *manifest.Launchable, spec runtime.Spec) {
-	h := m.Health
-	dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
-	for err != nil { // the artifact of a running pod: somebody removed it
+func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *version, l *manifest.Launchable, spec runtime.Spec) {
+	h := v.m.Health
+	// What the version links to: somebody may have removed the artifact of a running pod.
+	for _, err := p.fetch(ctx, v.m); err != nil; _, err = p.fetch(ctx, v.m) {
 		p.sawScript(w, health.Verdict{Output: err.Error()})
 		if pause(ctx, h.Interval.Or(manifest.DefaultHealthInterval)) != nil {
 			return
 		}
-		dir, err = p.cfg.Artifacts.Ensure(ctx, l.Artifact)
 	}
-	path := h.Script.Path
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
+	command := oneshot.Command{
+		Argv: append([]string{v.path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
+		Isolation: spec.Isolation, OutputBytes: health.MaxOutput,
 	}
-	script := health.Script{
-		Command: append([]string{path}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
-		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
-		SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
+	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)
+	check := health.Check{
+		Ask:      func(ctx context.Context) (string, error) { return p.askScript(ctx, command, timeout) },
+		Interval: h.Interval.Or(manifest.DefaultHealthInterval), SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
 	}
 	id := ServiceID(p.cfg.Node.Name, e.id)
-	health.Watch(ctx, script, w.verdict.Passing, func(v health.Verdict) {
+	health.Watch(ctx, check, w.verdict.Passing, func(v health.Verdict) {
 		p.sawScript(w, v)
 		// An agent that does not have the check yet, or is away, is told with the next verdict.
 		if err := p.cfg.Services.UpdateCheck(ctx, id, v.Passing, v.Output); err != nil && ctx.Err() == nil {
 			p.podLog(e.id).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
 		}
 	})
+}
+
+// askScript runs a health script once. What it writes is kept in memory, as nobody else reads it.
+func (p *Preparer) askScript(ctx context.Context, command oneshot.Command, timeout time.Duration) (output string, err error) {
+	fd, err := unix.MemfdCreate("health script", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", fmt.Errorf("keep its output: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "health script")
+	defer func() { _ = file.Close() }()
+	command.Output = file
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
+	defer cancel()
+	exit, err := p.cfg.Programs.Run(ctx, command)
+	if err == nil && !exit.OK() {
+		err = fmt.Errorf("the health script %s", exit)
+	}
+	said, readErr := io.ReadAll(io.NewSectionReader(file, 0, health.MaxOutput))
+	return string(said), errors.Join(err, readErr)
 }
 
 func (p *Preparer) sawScript(w *scriptWatch, v health.Verdict) {

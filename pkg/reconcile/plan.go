@@ -121,9 +121,6 @@ func (p *Plan) Block(now time.Time, reason string) {
 // Retry asks for another pass after something outside failed.
 func (p *Plan) Retry() { p.lookAgain(RoomRetry) }
 
-// RetryNow asks for another pass at once.
-func (p *Plan) RetryNow() { p.lookAgain(time.Millisecond) }
-
 // BooksDiffer says in the status what differs between the placements and the books of an outside scheduler, "" for nothing.
 func (p *Plan) BooksDiffer(now time.Time, reason string) {
 	if reason != "" {

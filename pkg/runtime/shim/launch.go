@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 )
 
 // stubTimeout bounds how long a stub may take to become its program. It has next to nothing to do: a stub that takes
@@ -48,6 +49,9 @@ func (f *stubFiles) open(spec runtime.Spec) error {
 		return fmt.Errorf("open log: %w", err)
 	}
 	f.stub = append(f.stub, log, log)
+	if err := logfile.Share(log, spec.Isolation); err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
 	orderEnd, order, err := os.Pipe()
 	if err != nil {
 		return err
@@ -113,12 +117,13 @@ func (p *process) launch() (*child, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.Cgroup = spec.Cgroup()
 	err = p.commit(runtime.Starting, "", func(r *record) {
-		r.PID, r.Start, r.Boot, r.StartedAt = c.pid, c.start, p.sup.boot, time.Now().UTC()
+		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
 		r.Starts++
 	})
 	if err == nil {
-		err = files.release(order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir})
+		err = files.release(order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation})
 	}
 	if err != nil {
 		p.discard(c)
@@ -129,9 +134,10 @@ func (p *process) launch() (*child, error) {
 
 // discard ends a stub that did not become its program. Nobody else knows of it, so this need not be interruptible.
 func (p *process) discard(c *child) {
-	_ = unix.Kill(-c.pid, unix.SIGKILL)
-	_ = c.wait(context.Background())
+	_ = unix.Kill(-c.PID, unix.SIGKILL)
+	_ = c.Wait(context.Background())
 	c.status("")
-	p.sup.family.forget(c.pid)
-	c.close()
+	p.sup.family.forget(c.PID)
+	c.Close()
+	p.removeCgroup(c)
 }

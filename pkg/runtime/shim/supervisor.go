@@ -16,6 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 const (
@@ -35,7 +38,7 @@ type supervisor struct {
 	records records
 	boot    string
 	family  family
-	scanner scanner
+	scanner proc.Scanner
 
 	// tend runs a keeper with the supervisor's context and one that the returned function ends. Set by run.
 	tend func(keeper func(ctx, recalled context.Context)) context.CancelFunc
@@ -50,7 +53,7 @@ type supervisor struct {
 
 // newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
 func newSupervisor(cfg Config) (*supervisor, error) {
-	boot, err := bootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -99,15 +102,16 @@ func newInstance() uint64 {
 // recover finds what a record speaks of.
 func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	switch {
-	case rec.PID != 0 && rec.Boot == s.boot:
-		c, err := adopt(rec.PID, rec.Start)
-		if err == nil && c.exited() {
+	case rec.PID != 0:
+		c, err := s.adopt(rec)
+		if err != nil {
+			return nil, "", err
+		}
+		c.Cgroup = rec.Spec.Cgroup()
+		if c.Exited() {
 			return c, runtime.Backoff, nil // its keeper clears up behind it
 		}
-		return c, runtime.Running, err
-	case rec.PID != 0:
-		// From another boot: not a process here can be its, whatever the numbers say.
-		return &child{pid: noPID}, runtime.Backoff, nil
+		return c, runtime.Running, nil
 	case rec.Desired == wantStop:
 		return nil, runtime.Stopped, nil
 	case rec.Done:
@@ -115,6 +119,14 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	default:
 		return nil, runtime.Starting, nil
 	}
+}
+
+func (s *supervisor) adopt(rec record) (*child, error) {
+	if rec.Boot != s.boot {
+		// From another boot: not a process here can be its, whatever the numbers say.
+		return &child{&proc.Process{PID: noPID}}, nil
+	}
+	return adopt(rec.PID, rec.Start)
 }
 
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
@@ -178,8 +190,8 @@ func (s *supervisor) beginAll() {
 			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)
 		default:
-			if p.child != nil && p.child.fd != nil {
-				p.log("process taken over", map[string]any{"pid": p.child.pid})
+			if p.child != nil && !p.child.Exited() {
+				p.log("process taken over", map[string]any{"pid": p.child.PID})
 			}
 			p.begin(p.child)
 		}
@@ -210,12 +222,16 @@ func (s *supervisor) killAll() {
 	procs := s.all()
 	for _, p := range procs {
 		if p.child != nil {
-			_, _ = p.child.signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
+			_, _ = p.child.Signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
 		}
 	}
 	for _, p := range procs {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
+			p.removeCgroup(p.child)
+			if p.child.Cgroup != "" {
+				isolate.Prune(filepath.Dir(p.child.Cgroup))
+			}
 		}
 	}
 }
@@ -224,7 +240,7 @@ func (s *supervisor) killAll() {
 func (s *supervisor) close() {
 	for _, p := range s.all() {
 		if p.child != nil {
-			p.child.close()
+			p.child.Close()
 		}
 	}
 }

@@ -311,8 +311,8 @@ func TestRestartBoundOfSpec(t *testing.T) {
 	spec := n.script("p", `exit 1`)
 	spec.Restart.Max = 2 * time.Millisecond
 	n.start(t, spec)
-	// At twice the delay each time, twenty restarts would take a quarter of an hour.
-	n.await(t, "p", "restarted twenty times", func(st runtime.Status) bool { return st.Restarts >= 20 })
+	// At twice the delay each time, sixteen restarts would take a minute.
+	n.await(t, "p", "restarted sixteen times", func(st runtime.Status) bool { return st.Restarts >= 16 })
 }
 
 // A long enough run makes the next restart a fast one again.
@@ -321,9 +321,9 @@ func TestStableRunResetsDelay(t *testing.T) {
 	n := newNode(t, func(s *settings) {
 		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, time.Hour, 40*time.Millisecond
 	})
-	// At twice the delay each time, twenty restarts would take a quarter of an hour.
+	// At twice the delay each time, sixteen restarts would take a minute.
 	n.start(t, n.script("p", `sleep 0.06; exit 1`))
-	n.await(t, "p", "restarted twenty times", func(st runtime.Status) bool { return st.Restarts >= 20 })
+	n.await(t, "p", "restarted sixteen times", func(st runtime.Status) bool { return st.Restarts >= 16 })
 }
 
 func TestStartRefusesBadSpecs(t *testing.T) {
@@ -350,7 +350,7 @@ func TestStartRefusesBadSpecs(t *testing.T) {
 		spec := n.idler("p")
 		change(&spec)
 		err := n.Start(t.Context(), spec)
-		if !errors.Is(err, shim.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+		if !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want ErrInvalid with %q and what is allowed", err, want)
 		}
 	}
@@ -363,7 +363,7 @@ func TestRemoveSaysNotStopped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("p"))
-	if err := n.Remove(t.Context(), "p"); !errors.Is(err, shim.ErrNotStopped) {
+	if err := n.Remove(t.Context(), "p"); !errors.Is(err, runtime.ErrNotStopped) {
 		t.Errorf("got %v, want ErrNotStopped", err)
 	}
 }

@@ -1,0 +1,162 @@
+package preparer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// podDirs are the kinds of directories that a stopped pod leaves behind and that are removed in time.
+var podDirs = []string{versionsDir, homesDir, logsDir, tmpDir}
+
+// minTombstone is how long a tombstone stays however many there are: a farm that is behind writes nothing this old.
+const minTombstone = 24 * time.Hour
+
+// collect removes, now and then until ctx ends, what stopped pods leave behind: first their directories, except for
+// volumes, then their tombstones.
+func (p *Preparer) collect(ctx context.Context) {
+	select {
+	case <-p.ready: // before, a running pod may be unknown
+	case <-ctx.Done():
+		return
+	}
+	p.reportStrangers()
+	for ctx.Err() == nil {
+		p.collectOnce(time.Now())
+		if pause(ctx, p.cfg.CollectEvery) != nil {
+			return
+		}
+	}
+}
+
+func (p *Preparer) collectOnce(now time.Time) {
+	const key = "tombstones"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var old []*entry
+	for _, e := range p.pods {
+		switch {
+		case e.rec.StoppedAt == nil || e.want != nil || e.working:
+		case !e.collected && now.Sub(*e.rec.StoppedAt) >= p.cfg.KeepStopped:
+			if e.collected = !p.leftDirs(e.id); !e.collected {
+				p.enqueue(e) // its worker removes them, so that nothing is removed under a pod that starts again
+			}
+		case e.collected && e.standing.verdict == Gone:
+			old = append(old, e)
+		}
+	}
+	var errs []error
+	for _, e := range p.expired(now, old) {
+		// Nobody else writes this record: no worker is at it, and none begins while p.mu is held.
+		if err := p.cfg.State.Forget(e.id); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(p.pods, e.id)
+		p.step("tombstone removed")
+	}
+	if err := errors.Join(errs...); err != nil {
+		p.trouble.report(key, "old tombstones cannot be removed", err)
+	} else {
+		p.trouble.over(key)
+	}
+}
+
+// expired returns the tombstones that may go: those that have stood their time, and the oldest of those that are too many.
+func (p *Preparer) expired(now time.Time, tombs []*entry) []*entry {
+	age := func(e *entry) time.Duration { return now.Sub(*e.rec.StoppedAt) }
+	slices.SortFunc(tombs, func(a, b *entry) int { return a.rec.StoppedAt.Compare(*b.rec.StoppedAt) })
+	n := 0
+	for n < len(tombs) && (age(tombs[n]) >= p.cfg.KeepTombstones || len(tombs)-n > p.cfg.MaxTombstones && age(tombs[n]) >= minTombstone) {
+		n++
+	}
+	return tombs[:n]
+}
+
+// removeDirs removes what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
+func (p *Preparer) removeDirs(e *entry, rec *Record) error {
+	collected := rec.StoppedAt != nil && time.Since(*rec.StoppedAt) >= p.cfg.KeepStopped
+	var errs []error
+	for _, kind := range podDirs {
+		if !collected {
+			break
+		}
+		if err := os.RemoveAll(p.dirOf(kind, e.id)); err != nil {
+			errs = append(errs, fmt.Errorf("remove what a stopped pod left: %w", err))
+		}
+		p.step("directory removed")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.collected = collected && len(errs) == 0
+	return errors.Join(errs...)
+}
+
+func (p *Preparer) leftDirs(id pod.Identity) bool {
+	return slices.ContainsFunc(podDirs, func(kind string) bool {
+		_, err := os.Lstat(p.dirOf(kind, id))
+		return !errors.Is(err, fs.ErrNotExist)
+	})
+}
+
+// reportStrangers logs directories of pods that the node has no record of, as after its records were lost. Whose data that
+// is nobody can say, so it stays (P4).
+func (p *Preparer) reportStrangers() {
+	p.mu.Lock()
+	known := make(map[string]bool, len(p.pods))
+	for id := range p.pods {
+		known[fileName(id)] = true
+	}
+	p.mu.Unlock()
+	for _, kind := range podDirs {
+		entries, _ := os.ReadDir(filepath.Join(p.cfg.Dir, kind)) // it may not be there yet
+		var strange []string
+		for _, entry := range entries {
+			if !known[entry.Name()] {
+				strange = append(strange, entry.Name())
+			}
+		}
+		if len(strange) > 0 {
+			p.log.WithFields(obs.Fields{"directory": filepath.Join(p.cfg.Dir, kind), "names": strings.Join(strange, " ")}).
+				Warn("directories of pods that the node has no record of; left alone")
+		}
+	}
+}
+
+// LiveArtifacts returns the digests of the artifacts that installed versions need, or one that is being installed. known is
+// false while they cannot all be told, because of a pod whose record was lost.
+func (p *Preparer) LiveArtifacts() (live map[string]bool, known bool) {
+	live = map[string]bool{}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known = p.runtimeSeen
+	for _, e := range p.pods {
+		versions := e.rec.versions()
+		if e.rec.Wanted != nil {
+			versions = append(versions, &Installed{Manifest: e.rec.Wanted})
+		}
+		for _, in := range versions {
+			m := in.manifest()
+			if m == nil {
+				known = false
+				continue
+			}
+			for _, l := range m.Launchables {
+				if l.Artifact.Kind == manifest.ArtifactTar {
+					live[l.Artifact.SHA256] = true
+				}
+			}
+		}
+	}
+	return live, known
+}

@@ -1,0 +1,95 @@
+package preparer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+func TestExpiredTombstones(t *testing.T) {
+	t.Parallel()
+	p := &Preparer{cfg: Config{KeepTombstones: 30 * 24 * time.Hour, MaxTombstones: 3}}
+	now := time.Now()
+	tombs := func(days ...float64) []*entry {
+		var all []*entry
+		for i, d := range days {
+			at := now.Add(-time.Duration(d * 24 * float64(time.Hour)))
+			all = append(all, &entry{id: ident(i), rec: Record{StoppedAt: &at}})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		days []float64
+		want string
+	}{
+		{[]float64{1, 29, 2}, "[]"},
+		{[]float64{1, 30, 31}, "[2 1]"},
+		{[]float64{5, 6, 7, 8, 9}, "[4 3]"},            // two too many: the oldest
+		{[]float64{0.1, 0.2, 0.3, 0.4, 0.5, 2}, "[5]"}, // too many, but none goes within a day
+		{[]float64{40, 0.2, 0.3, 0.4, 0.5, 0.6, 3}, "[0 6]"},
+	} {
+		var got []int
+		for _, e := range p.expired(now, tombs(c.days...)) {
+			got = append(got, e.id.Index)
+		}
+		if fmt.Sprint(got) != c.want {
+			t.Errorf("%v days old: %v go, want %s", c.days, got, c.want)
+		}
+	}
+}
+
+// Earlier versions stay in the record, so many as are kept, the newest first.
+func TestRecordKeepsVersions(t *testing.T) {
+	t.Parallel()
+	var rec Record
+	for n := range 5 {
+		rec = rec.installed(&Installed{Revision: int64(n + 1)})
+		var got []int64
+		for _, in := range rec.versions() {
+			got = append(got, in.Revision)
+		}
+		want := []int64{5, 4, 3, 2, 1}[4-n:][:min(n+1, keepVersions)]
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("versions %v, want %v", got, want)
+		}
+	}
+	if buried := rec.buried(time.Now()); len(buried.versions()) > 0 {
+		t.Errorf("a tombstone has versions: %+v", buried)
+	}
+}
+
+func TestHooksLogIsRotated(t *testing.T) {
+	t.Parallel()
+	p := &Preparer{cfg: Config{Dir: t.TempDir(), LogBytes: 10, LogKeep: 2}}
+	v := &version{id: pod.Identity{RCID: "rc", Role: "main"}}
+	for i := range 5 {
+		f, err := p.openHooksLog(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprint(f, strings.Repeat(fmt.Sprint(i), 11))
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(p.logs(v.id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, entry := range entries {
+		data, err := os.ReadFile(filepath.Join(p.logs(v.id), entry.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, entry.Name()+"="+string(data[:1]))
+	}
+	if want := "[_hooks.log=4 _hooks.log.1=3 _hooks.log.2=2]"; fmt.Sprint(got) != want {
+		t.Errorf("%v, want %s", got, want)
+	}
+}

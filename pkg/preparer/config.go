@@ -1,0 +1,110 @@
+package preparer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+)
+
+// Limits on what a configuration takes from the node's files, in bytes.
+const (
+	maxConfigFile  = 64 << 10 // one file that a {"$file": ...} names
+	maxConfigBytes = 1 << 20  // the whole, rendered
+)
+
+// renderConfig returns the content of a pod's configuration file: the manifest's tree as JSON, which YAML readers read
+// too, with the content of the named files in place of every {"$file": path}. No error holds anything of a file's content.
+func renderConfig(tree manifest.Config) ([]byte, error) {
+	if tree == nil {
+		return []byte("{}\n"), nil
+	}
+	filled, err := fill("config", map[string]any(tree))
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(filled); err != nil {
+		return nil, errors.New("config cannot be written as JSON") // the error may quote a value
+	}
+	if out.Len() > maxConfigBytes {
+		return nil, fmt.Errorf("config: %d bytes with the files that it names; allowed: at most %d", out.Len(), maxConfigBytes)
+	}
+	return out.Bytes(), nil
+}
+
+// fill returns a copy of the value with files in place of their references.
+func fill(at string, value any) (any, error) {
+	switch value := value.(type) {
+	case map[string]any:
+		if name, found := value[manifest.FileKey]; found {
+			return readConfigFile(at, name, len(value))
+		}
+		out := make(map[string]any, len(value))
+		for key, inner := range value {
+			filled, err := fill(at+"."+key, inner)
+			if err != nil {
+				return nil, err
+			}
+			out[key] = filled
+		}
+		return out, nil
+	case []any:
+		out := make([]any, len(value))
+		for i, inner := range value {
+			filled, err := fill(fmt.Sprintf("%s[%d]", at, i), inner)
+			if err != nil {
+				return nil, err
+			}
+			out[i] = filled
+		}
+		return out, nil
+	default:
+		return value, nil
+	}
+}
+
+// readConfigFile returns the file's content without the one line end that editors put behind the last line.
+func readConfigFile(at string, name any, keys int) (string, error) {
+	path, ok := name.(string)
+	if !ok || keys != 1 {
+		return "", fmt.Errorf("%s: %s with other keys, or with something other than a path", at, manifest.FileKey)
+	}
+	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", at, err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", at, err)
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s: %s is a %s; allowed: a regular file", at, path, info.Mode().Type())
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s: %w", at, err)
+	case len(data) > maxConfigFile:
+		return "", fmt.Errorf("%s: %s has more than %d bytes, which is what a file may have", at, path, maxConfigFile)
+	case !utf8.Valid(data):
+		return "", fmt.Errorf("%s: %s is not UTF-8 text, which is what JSON can hold", at, path)
+	}
+	text, cut := strings.CutSuffix(string(data), "\n")
+	if cut {
+		text = strings.TrimSuffix(text, "\r")
+	}
+	return text, nil
+}
