@@ -88,8 +88,10 @@ func TestLifeline(t *testing.T) {
 func TestBadFlagsAreNamed(t *testing.T) {
 	t.Parallel()
 	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text", DebugAddr: "off"}
-	node := app.PreparerConfig{Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
-		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange}
+	node := app.PreparerConfig{
+		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
+		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange,
+	}
 	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1, Session: "check"}
 	for name, c := range map[string]struct {
 		start func() error

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -43,6 +44,20 @@ func TestScannerSeesItself(t *testing.T) {
 		}
 	}
 	t.Errorf("this process is not among %d", len(table))
+}
+
+// A change after a quiet time is told soon, those of a busy time together.
+func TestGap(t *testing.T) {
+	var s supervisor
+	now := time.Now()
+	for i, step := range []struct{ after, want time.Duration }{
+		{0, coalesce}, {busy, busy}, {2 * busy, busy}, {2*busy + 1, coalesce}, {1, busy},
+	} {
+		now = now.Add(step.after)
+		if got := s.gap(now); got != step.want {
+			t.Errorf("change %d waits %s, want %s", i, got, step.want)
+		}
+	}
 }
 
 func TestSameSpec(t *testing.T) {
