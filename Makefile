@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test race e2e bench chaos chaos-nofence demo schema lint fmt clean
+.PHONY: help build runit test race e2e faults bench chaos chaos-nofence fuzz demo schema lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -11,12 +11,15 @@ LINTER   := bin/golangci-lint
 TESTTIME ?= 15m
 SEED     ?= 0
 CHAOS_TIME ?= 2m
+FAULTS   ?= 200
+FUZZ_TIME ?= 60s
 
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
 	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; BENCH=name one benchmark; SEED=n and CHAOS_TIME=10m'
-	@echo 'make a fault run that one and that long; CONSUL_BIN=path uses that Consul.'
+	@echo 'make a fault run that one and that long; CONSUL_BIN=path uses that Consul;'
+	@echo 'FUZZ_TIME=10m is how long each fuzz target runs.'
 
 build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
 
@@ -30,16 +33,22 @@ bin/hello.tar.gz: integration/hello/main.go integration/hello/pack.sh
 bin/consul: integration/tools/consul/go.mod ## provide Consul: $CONSUL_BIN, else one >= 1.15 on PATH, else build the pinned one
 	integration/tools/consul.sh $@
 
-test: build bin/consul ## everything that must pass: unit, real-Consul and end-to-end tests
+runit: ## provide runit: on PATH, else Debian's package, which root may install
+	integration/tools/runit.sh
+
+test: build bin/consul runit ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 ./integration/...
 
-race: build bin/consul ## the tests three times in a row, in another order each time
+race: build bin/consul runit ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
 
-e2e: build bin/consul ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
+e2e: build bin/consul runit ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
+
+faults: build bin/consul ## kill -9 a preparer at random steps of installations, upgrades and stops; SEED=n FAULTS=200
+	FAULTS=$(FAULTS) SEED=$(SEED) $(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestKilledAnywhere$$' ./pkg/preparer
 
 bench: build bin/consul ## measure against the goals, table and bin/bench.json; BENCH=name or name/part for one
 	$(GO) build -trimpath -o bin/bench ./integration/bench
@@ -56,6 +65,14 @@ chaos-nofence: build bin/consul ## the same without the fence: succeeds only if 
 	for try in 1 2 3 4; do \
 	  bin/chaos-nofence -farm bin/farm-nofence -expect-violations -faults agent-pause-busy -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS) && exit 0; \
 	done; exit 1
+
+# A shrunk input is nice to have, but new ones find more; what crashes is shrunk all the same.
+fuzz: ## run every fuzz target of the module; FUZZ_TIME=10m for longer than a minute each
+	@found=0; while IFS=: read -r file _ name; do found=1; \
+	  echo "fuzzing $$name in $$(dirname $$file) for $(FUZZ_TIME)"; \
+	  $(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZ_TIME) -fuzzminimizetime 20x ./$$(dirname $$file); \
+	done < <(grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' cmd pkg integration | sed 's/func //'); \
+	[ $$found = 1 ] || { echo 'no fuzz target found'; exit 1; }
 
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -42,6 +44,7 @@ type placed struct {
 	atOnce    int           // in flight, where the reference was fastest
 	cpu       time.Duration // of farms, nodes and Consul together
 	refCPU    time.Duration // of client and Consul
+	requests  float64       // that Consul has answered, of everybody
 	pods      int
 	refused   float64 // share of the batches
 }
@@ -160,6 +163,7 @@ func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (p
 	run := runs[len(runs)/2]
 	prefix := "placement/" + p.name + "/"
 	b.report.add(prefix+"rate", run.rate(), "pods/s", goal{})
+	b.report.add(prefix+"requests-per-controller", run.requests/float64(p.shape.rcs), "requests", goal{})
 	if compare {
 		// The machine is shared: each run is compared with the reference beside it.
 		slices.SortFunc(runs, func(x, y placed) int { return cmp.Compare(x.share(), y.share()) })
@@ -192,7 +196,11 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 	if err := b.startPlacing(ctx, &sc, w, p, noted); err != nil {
 		return placed{}, err
 	}
-	stopProfile, err := b.profile(p.name)
+	asked, err := requestsOf(ctx, a.addr)
+	if err != nil {
+		return placed{}, err
+	}
+	stopProfile, err := b.profile(ctx, a, p.name)
 	if err != nil {
 		return placed{}, err
 	}
@@ -207,8 +215,12 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 		return placed{}, fmt.Errorf("%s: not all of %d pods were placed: %w", p.name, run.pods, context.Cause(ctx))
 	}
 	run.cpu = spent(a) - before
-	stopProfile()
 	run.took = noted.at.Sub(started)
+	answered, err := requestsOf(ctx, a.addr)
+	if err := errors.Join(err, stopProfile()); err != nil {
+		return placed{}, err
+	}
+	run.requests = answered.others - asked.others
 	sc.close()
 	run.refused = noted.refusedShare()
 	if compare {
@@ -245,10 +257,13 @@ func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing
 	return farms.Wait()
 }
 
-// profile starts a CPU profile of this program, if profiles are asked for.
-func (b *bench) profile(name string) (stop func(), err error) {
+// consulProfile is how long Consul is profiled from the start of a part on.
+const consulProfile = 2 * time.Second
+
+// profile starts CPU profiles of this program and of Consul, if profiles are asked for.
+func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func() error, err error) {
 	if b.profiles == "" {
-		return func() {}, nil
+		return func() error { return nil }, nil
 	}
 	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
 	if err == nil {
@@ -257,5 +272,16 @@ func (b *bench) profile(name string) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() { pprof.StopCPUProfile(); _ = file.Close() }, nil
+	var consul errgroup.Group
+	consul.Go(func() error {
+		page, err := cluster.Get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", a.addr, int(consulProfile.Seconds())))
+		if err != nil {
+			return err // only Consul in dev mode has profiles
+		}
+		return os.WriteFile(filepath.Join(b.profiles, name+"-consul.pprof"), []byte(page), 0o644)
+	})
+	return func() error {
+		pprof.StopCPUProfile()
+		return errors.Join(file.Close(), consul.Wait())
+	}, nil
 }

@@ -67,7 +67,10 @@ type Hello struct {
 	Env          map[string]string
 	MinAvailable *int
 	NodeLoss     string // such as "{after: 1s}"
-	Artifact     Artifact
+	Disconnect   string // such as "{stop_after: 5s}"
+	// HealthTimeout is how long a health check may take; two seconds when zero. On a busy machine they may be too few.
+	HealthTimeout time.Duration
+	Artifact      Artifact
 }
 
 // HelloSpec returns the document for rcctl apply.
@@ -87,20 +90,26 @@ node_selector: %q
   id: %s
   launchables:
   - name: web
-    artifact: {kind: tar, url: %q, sha256: %s}
+    artifact: {kind: tar, url: %q, sha256: %q}
     stop_grace: 5s
 `, h.Name, h.Artifact.URL, h.Artifact.SHA256)
 	if len(h.Env) > 0 {
 		env, _ := json.Marshal(h.Env) // strings always encode
 		spec += fmt.Sprintf("    env: %s\n", env)
 	}
+	if h.Disconnect != "" {
+		spec += fmt.Sprintf("  disconnect: %s\n", h.Disconnect)
+	}
+	if h.HealthTimeout == 0 {
+		h.HealthTimeout = 2 * time.Second
+	}
 	return spec + fmt.Sprintf(`  ports:
   - {name: http, port: %d}
   health:
     http: {port: http, path: /health}
     interval: 1s
-    timeout: 2s
-`, h.Port)
+    timeout: %s
+`, h.Port, h.HealthTimeout)
 }
 
 // ReadState reads what a development cluster says about itself.

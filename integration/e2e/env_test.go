@@ -24,32 +24,42 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // scenarios are the subtests of TestScenario, by the name that RUN takes.
 var scenarios = map[string]func(*env){
-	"paused-owner":    pausedOwner,
-	"old-tenure":      oldTenure,
-	"late-write":      lateWrite,
-	"fast-restart":    fastRestart,
-	"wipe":            wipe,
-	"restore":         restore,
-	"restore-scale":   restoreScale,
-	"blind-token":     blindToken,
-	"change-manifest": changeManifest,
-	"two-first-farms": twoFirstFarms,
-	"quiet-failover":  quietFailover,
-	"handover":        handover,
-	"many-rcs":        manyRCs,
-	"corrupt-record":  corruptRecord,
-	"first-pod":       firstPod,
-	"name-prefix":     namePrefix,
-	"breaker":         breaker,
-	"node-loss":       nodeLoss,
-	"preparer-gone":   preparerGone,
-	"transfer":        transfer,
-	"drain":           drain,
+	"paused-owner":     pausedOwner,
+	"old-tenure":       oldTenure,
+	"late-write":       lateWrite,
+	"fast-restart":     fastRestart,
+	"wipe":             wipe,
+	"restore":          restore,
+	"restore-scale":    restoreScale,
+	"blind-token":      blindToken,
+	"change-manifest":  changeManifest,
+	"two-first-farms":  twoFirstFarms,
+	"quiet-failover":   quietFailover,
+	"handover":         handover,
+	"many-rcs":         manyRCs,
+	"corrupt-record":   corruptRecord,
+	"first-pod":        firstPod,
+	"name-prefix":      namePrefix,
+	"breaker":          breaker,
+	"node-loss":        nodeLoss,
+	"preparer-gone":    preparerGone,
+	"transfer":         transfer,
+	"drain":            drain,
+	"runit":            underRunit,
+	"preparer-crash":   preparerCrash,
+	"supervisor-crash": supervisorCrash,
+	"consul-away":      consulAway,
+	"bad-artifacts":    badArtifacts,
+	"reboot":           reboot,
+	"hooks":            hooks,
+	"upgrade-in-place": upgradeInPlace,
 }
 
 func TestScenario(t *testing.T) {
@@ -62,7 +72,7 @@ func TestScenario(t *testing.T) {
 }
 
 // limit is how long a step may take that has no limit of its own, on a busy machine.
-const limit = 60 * time.Second
+const limit = 2 * time.Minute
 
 // env is one scenario's cluster.
 type env struct {
@@ -74,8 +84,10 @@ type env struct {
 	client  *consul.Client
 	store   *store.Store
 	line    *app.LifelineServer
-	token   string // of the scenario itself and of rcctl
+	token   string   // of the scenario itself and of rcctl
+	environ []string // that daemons get besides this process's
 	daemons []*daemon
+	rcIDs   map[string]string // see remember
 }
 
 // nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.
@@ -108,11 +120,12 @@ func (e *env) cleanup() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if err := e.line.End(ctx); err != nil {
-		e.t.Error(err)
+	endErr := e.line.End(ctx)
+	if endErr != nil {
+		e.t.Error(endErr)
 	}
 	for _, d := range e.daemons {
-		if d.foreign {
+		if d.foreign || endErr != nil {
 			d.signal(syscall.SIGKILL)
 		}
 	}
@@ -151,10 +164,20 @@ func (e *env) startConsul(config string) {
 	e.connect("")
 }
 
+// startConsulOnDisk starts a Consul that may be killed and started again.
+func (e *env) startConsulOnDisk() {
+	e.t.Helper()
+	var err error
+	if e.consul, err = consultest.StartOnDisk(""); err != nil {
+		e.t.Fatalf("end-to-end tests need a real Consul: %v", err)
+	}
+	e.connect("")
+}
+
 func (e *env) connect(token string) {
 	e.t.Helper()
 	var err error
-	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token}); err != nil {
+	if e.client, err = consul.New(consul.Config{Address: e.consul.Addr, Token: token, CallTimeout: limit}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(e.client.Close)
@@ -237,6 +260,7 @@ func (d *daemon) startAgain() {
 	defer log.Close()
 	p := &process{cmd: exec.Command(d.path, d.args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Env = append(os.Environ(), d.e.environ...)
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
 		d.e.t.Fatalf("start %s (run `make build` first): %v", d.name, err)
 	}
@@ -282,7 +306,7 @@ func (e *env) rcctl(stdin string, args ...string) string {
 }
 
 func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*limit) // its own --timeout comes first, and says more
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(e.root, "bin", "rcctl"),
 		append([]string{"--consul-addr", e.consul.Addr, "--token", e.token}, args...)...)
@@ -301,7 +325,7 @@ func (e *env) hello(replicas int, env map[string]string) cluster.Hello {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, Artifact: a}
+	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, HealthTimeout: 5 * time.Second, Artifact: a}
 }
 
 func (e *env) apply(h cluster.Hello) {
@@ -354,7 +378,7 @@ func (e *env) processes() map[string]int {
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
 			e.t.Fatal(err)
 		}
-		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || vars["HOOK"] != "" || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])
@@ -406,7 +430,7 @@ func (e *env) stop(pid int) {
 // isStub reports whether the process is about to become a pod's program but has not yet.
 func isStub(pid int) bool {
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
-	return strings.Contains(string(cmdline), "shim-exec")
+	return strings.Contains(string(cmdline), shim.StubArg) || strings.Contains(string(cmdline), runit.StubArg)
 }
 
 // sameProcesses fails unless exactly these processes run.

@@ -99,8 +99,9 @@ func quietFailover(e *env) {
 	e.within(limit, func() error { return e.owned(map[string]int{"f2": rcs + 1}) })
 	took := time.Since(killed)
 	e.t.Logf("all %d controllers were owned again %s after the kill", rcs+1, took.Round(time.Millisecond))
-	// The benchmark "failover" holds it to 3 s; here other scenarios run beside it.
-	if took > 6*time.Second {
+	// The benchmark "failover" holds it to 3 s; here other scenarios run beside it. Farms that only found the free locks in
+	// their sweeps would need half a minute.
+	if took > 15*time.Second {
 		e.t.Errorf("the take-over took %s", took)
 	}
 	e.sameProcesses(processes, "after the take-over")
@@ -117,17 +118,18 @@ func (e *env) owned(want map[string]int) error {
 // handover: SIGTERM gives every controller to the other farm at once; a farm that joins gets its share after a while.
 func handover(e *env) {
 	e.startConsul("")
-	f1 := e.farm("f1", "")
+	const ttl = time.Minute // what is not handed over stays with a farm that ended for that long
+	f1 := e.farm("f1", "", "--ttl", ttl.String())
 	const rcs = 40
 	e.emptyRCs(rcs)
 	e.within(limit, func() error { return e.owned(map[string]int{"f1": rcs}) })
-	e.farm("f2", "")
+	joined := time.Now()
+	e.farm("f2", "", "--ttl", ttl.String())
 	e.members("f1", "f2")
 
-	joined := time.Now()
 	e.within(limit, func() error {
-		got := e.owners()
-		if got["f1"] < rcs/4 || got["f2"] < rcs/4 || got["f1"]+got["f2"] != rcs {
+		got := e.owners() // ids are random, and so are shares; this little has one farm once in a million runs
+		if got["f1"] < rcs/8 || got["f2"] < rcs/8 || got["f1"]+got["f2"] != rcs {
 			return fmt.Errorf("owners %v", got)
 		}
 		return nil
@@ -142,7 +144,7 @@ func handover(e *env) {
 	e.within(limit, func() error { return e.owned(map[string]int{"f2": rcs}) })
 	took := time.Since(asked)
 	e.t.Logf("after SIGTERM all were owned again within %s", took.Round(time.Millisecond))
-	if took > 3*time.Second { // the benchmark "failover" holds it to 0.2 s
+	if took > ttl/4 { // the benchmark "failover" holds it to 0.2 s
 		e.t.Errorf("the hand-over took %s", took)
 	}
 	<-f1.current().ended
@@ -169,8 +171,8 @@ func manyRCs(e *env) {
 		e.t.Fatal(err)
 	}
 	e.t.Logf("the farm has %d connections", conns)
-	if conns > consul.DefaultMaxConns {
-		e.t.Errorf("%d connections, at most %d are allowed (P8)", conns, consul.DefaultMaxConns)
+	if most := consul.DefaultMaxConns + consul.LivenessConns; conns > most {
+		e.t.Errorf("%d connections, at most %d are allowed (P8)", conns, most)
 	}
 	if text := farm.logText(); strings.Contains(text, "too many concurrent connections") {
 		e.t.Error("Consul refused connections of the farm")

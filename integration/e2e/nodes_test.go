@@ -55,22 +55,32 @@ func (e *env) agent(n int) (d *daemon, addr string) {
 	return d, e.address(n) + ":8500"
 }
 
-// powerOff kills everything on the machine of node number n at once, as a power failure would: agent, preparer, supervisor,
-// pods.
-func (e *env) powerOff(agent, preparer *daemon, n int) {
+// supervisors returns the pids of what keeps the pods of node number n running.
+func (e *env) supervisors(n int) []int {
 	e.t.Helper()
-	pids := []int{agent.current().cmd.Process.Pid, preparer.current().cmd.Process.Pid}
 	dir := filepath.Join(e.dir, fmt.Sprintf("n%d", n)) + "/"
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	var pids []int
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		pid, convErr := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err == nil && convErr == nil && strings.Contains(string(line), "supervise") && strings.Contains(string(line), dir) {
 			pids = append(pids, pid)
 		}
+	}
+	return pids
+}
+
+// powerOff kills everything on the machine of node number n at once, as a power failure would: the given daemons,
+// supervisor, pods.
+func (e *env) powerOff(n int, daemons ...*daemon) {
+	e.t.Helper()
+	pids := e.supervisors(n)
+	for _, d := range daemons {
+		pids = append(pids, d.current().cmd.Process.Pid)
 	}
 	for key, pid := range e.processes() {
 		if strings.HasSuffix(key, fmt.Sprintf("@n%d", n)) {
@@ -83,8 +93,9 @@ func (e *env) powerOff(agent, preparer *daemon, n int) {
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	<-agent.current().ended
-	<-preparer.current().ended
+	for _, d := range daemons {
+		<-d.current().ended
+	}
 }
 
 // nodeLoss: a machine dies with its agent. Its pod is placed elsewhere once gossip has found out and node_loss.after has
@@ -107,7 +118,7 @@ func nodeLoss(e *env) {
 	other := e.placements(id)["main.1"].Value.Node
 
 	died := time.Now()
-	e.powerOff(agents[victim], preparers[victim], victim)
+	e.powerOff(victim, agents[victim], preparers[victim])
 	e.within(limit, func() error {
 		if !e.agentFailed(fmt.Sprintf("machine-%d", victim)) {
 			return errors.New("gossip has not found out")

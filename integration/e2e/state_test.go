@@ -43,7 +43,7 @@ func (e *env) request(method, path string, body []byte) []byte {
 		e.t.Fatal(err)
 	}
 	req.Header.Set("X-Consul-Token", e.token)
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := (&http.Client{Timeout: limit}).Do(req)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func (e *env) adopted(id string, n int) error {
 }
 
 // restore: an older state of Consul is restored under running pods. No pod stops, no copy doubles, and the farm sees the
-// restored state within 5 s.
+// restored state long before its standing queries end by themselves, after five minutes.
 func restore(e *env) {
 	e.startConsul("")
 	for n := range 5 {
@@ -165,7 +165,7 @@ func restore(e *env) {
 
 	e.put("/v1/snapshot", snapshot)
 	restored := time.Now()
-	e.within(5*time.Second, func() error {
+	e.within(limit/4, func() error {
 		now, err := e.store.EnsureSchema(e.t.Context())
 		if err == nil && now.Value.Nonce <= schema.Value.Nonce {
 			err = errors.New("the farm has not renewed the nonce")
@@ -326,11 +326,13 @@ func twoFirstFarms(e *env) {
 	for i := range rcs {
 		id := e.rcID(fmt.Sprintf("hello-%d", i))
 		e.within(limit, func() error { return e.converged(id, 2) })
-		owner, _, err := e.owner(id)
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		owners[owner]++
+		e.within(limit, func() error { // it may be on its way from one farm to the other
+			owner, _, err := e.owner(id)
+			if err == nil {
+				owners[owner]++
+			}
+			return err
+		})
 	}
 	if n := len(e.processes()); n != 2*rcs {
 		e.t.Errorf("%d processes, want %d", n, 2*rcs)

@@ -79,7 +79,7 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 		return b, err
 	}
 	b.undo = append(b.undo, b.dir.Close)
-	if b.client, err = consul.New(consul.Config{Address: c.ConsulAddr, Token: c.Token, MaxConns: maxConns}); err != nil {
+	if b.client, err = consul.New(consul.Config{Address: c.ConsulAddr, Token: c.Token, MaxConns: maxConns - consul.LivenessConns}); err != nil {
 		return b, err
 	}
 	b.undo = append(b.undo, b.client.Close)

@@ -14,6 +14,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
+// farmConns is how many connections a farm may take of its agent (P8).
+const farmConns = consul.DefaultMaxConns + consul.LivenessConns
+
 // FarmConfig is what a farm daemon is told.
 type FarmConfig struct {
 	Common
@@ -57,7 +60,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := open(ctx, cfg.Common, consul.DefaultMaxConns, os.Stderr)
+	b, err := open(ctx, cfg.Common, farmConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,5 @@
 // Package artifact fetches what a launchable runs, verifies it and unpacks it once per digest into a read-only tree
-// that all pods of the node share.
+// that all pods of the node share. It notices when such a tree is damaged or gone, and removes those that nobody uses.
 package artifact
 
 import (
@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,11 +18,13 @@ import (
 	"github.com/hashicorp/go-retryablehttp"
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Errors that a caller may test for. Each of them is final: trying the same artifact again ends the same way. Any
-// other error of Ensure, such as an unreachable server or a full disk, may go away.
+// Errors that a caller may test for. Each of them is final: fetching the same file again ends the same way, so it is
+// not done before a while has passed. Any other error of Ensure, such as ErrNoSpace, ErrSlow or a server that cannot be
+// reached, may go away.
 var (
 	ErrInvalid  = errors.New("not a valid artifact reference")
 	ErrDigest   = errors.New("the fetched file has another digest")
@@ -34,9 +37,14 @@ const (
 	DefaultMaxBytes         = 2 << 30 // fetched
 	DefaultMaxUnpackedBytes = 8 << 30
 	DefaultMaxFiles         = 200_000
+	DefaultCacheBytes       = 10 << 30
+	DefaultReserveBytes     = 256 << 20
 	DefaultFetchTimeout     = 30 * time.Minute
+	DefaultStallTimeout     = 30 * time.Second
 	DefaultRetries          = 4
 	DefaultRetryWait        = 500 * time.Millisecond
+	DefaultFinalWait        = 10 * time.Second
+	DefaultMaxFinalWait     = 10 * time.Minute
 )
 
 // maxRetryWait bounds the pause between two tries of one fetch, also when the server asks for more by Retry-After.
@@ -53,9 +61,15 @@ type Config struct {
 	MaxUnpackedBytes int64 // of the tar stream, and of all files together
 	MaxFiles         int   // files, directories and links together, counting every entry of the archive
 
+	CacheBytes   int64 // what Prune leaves of artifacts, those in use included; they stay when they are more
+	ReserveBytes int64 // that a fetch and an unpacking leave free on the disk; negative for none
+
 	FetchTimeout time.Duration // of one whole fetch with its retries
+	StallTimeout time.Duration // within which a server must send 64 KiB, or the end
 	Retries      int           // further tries after the first; negative for none
 	RetryWait    time.Duration // before the second try; doubles from there, up to 10 s
+	FinalWait    time.Duration // before what was refused is fetched again; doubles from there
+	MaxFinalWait time.Duration // bound of that doubling
 	HTTPClient   *http.Client  // nil: a pooled client with the system's certificates
 }
 
@@ -63,10 +77,15 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.MaxBytes, DefaultMaxBytes)
 	orDefault(&c.MaxUnpackedBytes, DefaultMaxUnpackedBytes)
 	orDefault(&c.MaxFiles, DefaultMaxFiles)
+	orDefault(&c.CacheBytes, DefaultCacheBytes)
+	orDefault(&c.ReserveBytes, DefaultReserveBytes)
 	orDefault(&c.FetchTimeout, DefaultFetchTimeout)
+	orDefault(&c.StallTimeout, DefaultStallTimeout)
 	orDefault(&c.Retries, DefaultRetries)
 	orDefault(&c.RetryWait, DefaultRetryWait)
-	c.Retries = max(c.Retries, 0)
+	orDefault(&c.FinalWait, DefaultFinalWait)
+	orDefault(&c.MaxFinalWait, DefaultMaxFinalWait)
+	c.Retries, c.ReserveBytes = max(c.Retries, 0), max(c.ReserveBytes, 0)
 	return c
 }
 
@@ -79,15 +98,19 @@ func orDefault[T comparable](field *T, value T) {
 
 // Store keeps unpacked artifacts in a directory that belongs to one daemon. It is safe for concurrent use.
 type Store struct {
-	cfg    Config
-	client *retryablehttp.Client
+	cfg      Config
+	client   *retryablehttp.Client
+	failures failures
 
 	mu      sync.Mutex
-	flights map[string]*flight // by digest: work that is under way
+	flights map[string]*flight   // by digest: work that is under way
+	touched map[string]time.Time // by digest: when its use was noted last
+	lacking int64                // bytes that the disk lacked since the last Prune
 }
 
 // flight is one caller's work that others wait for.
 type flight struct {
+	url       string        // that it is fetched from
 	done      chan struct{} // closed when err and abandoned are set
 	err       error
 	abandoned bool // the worker's own context ended: whoever waited tries for itself
@@ -102,81 +125,164 @@ func New(cfg Config) (*Store, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make artifact directory: %w", err)
 	}
+	// Pods with users of their own run what is in it, whatever the umask was.
+	if err := os.Chmod(cfg.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("open artifact directory to pods: %w", err)
+	}
 	entries, err := os.ReadDir(cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("read artifact directory: %w", err)
 	}
 	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), tempPrefix) {
+		if !leftover(entry.Name(), entries) {
 			continue
 		}
 		if err := removeTree(filepath.Join(cfg.Dir, entry.Name())); err != nil {
 			return nil, fmt.Errorf("remove leftover: %w", err)
 		}
 	}
-	return &Store{cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}}, nil
+	return &Store{
+		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, touched: map[string]time.Time{},
+		failures: failures{least: cfg.FinalWait, most: cfg.MaxFinalWait, known: map[string]failure{}},
+	}, nil
 }
+
+// leftover reports whether a file is what a crash left: something under construction, or a listing without its tree.
+func leftover(name string, all []os.DirEntry) bool {
+	if strings.HasPrefix(name, tempPrefix) || strings.HasSuffix(name, durable.TempSuffix) {
+		return true
+	}
+	digest, isListing := strings.CutSuffix(name, listingSuffix)
+	return isListing && !slices.ContainsFunc(all, func(e os.DirEntry) bool { return e.Name() == digest })
+}
+
+func (s *Store) tree(digest string) string { return filepath.Join(s.cfg.Dir, digest) }
 
 // Ensure returns the directory that holds the unpacked artifact, fetching and unpacking it first if it is not there
 // yet. Callers that ask for one digest at the same time share the work. Errors to test for: ErrInvalid, ErrDigest,
-// ErrTooLarge, ErrArchive and those of the context.
+// ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and those of the context.
 func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error) {
 	src, err := parse(a)
 	if err != nil {
 		return "", err
 	}
-	dir = filepath.Join(s.cfg.Dir, a.SHA256)
+	err = s.share(ctx, a, func() error { return s.ensure(ctx, src, a.SHA256) })
+	if err != nil {
+		return "", fmt.Errorf("artifact %s: %w", a.URL, err)
+	}
+	return s.tree(a.SHA256), nil
+}
+
+// Check returns nil when an artifact that was made present is on the disk as it was unpacked. Otherwise the error
+// matches ErrMissing or ErrDamaged, or is trouble of the disk's.
+func (s *Store) Check(a manifest.Artifact) error {
+	if _, err := parse(a); err != nil {
+		return err
+	}
+	if err := s.verify(a.SHA256); err != nil {
+		return fmt.Errorf("artifact %s: %w", a.URL, err)
+	}
+	return nil
+}
+
+// Restore makes what Check complains about whole again, by fetching it anew. Until the new tree is complete the old one
+// stays; then it is replaced at one stroke, so that what runs and what starts meanwhile always finds one of them. The
+// errors are those of Ensure.
+func (s *Store) Restore(ctx context.Context, a manifest.Artifact) error {
+	src, err := parse(a)
+	if err != nil {
+		return err
+	}
+	err = s.share(ctx, a, func() error {
+		if s.verify(a.SHA256) == nil {
+			return nil
+		}
+		return s.obtain(ctx, src, a.SHA256)
+	})
+	if err == nil {
+		err = s.verify(a.SHA256) // the work shared may have been that of an Ensure
+	}
+	if err != nil {
+		return fmt.Errorf("artifact %s: %w", a.URL, err)
+	}
+	return nil
+}
+
+// share does the work, or waits for who is at the same digest already and takes over the outcome. A failure to fetch it
+// from elsewhere is not ours.
+func (s *Store) share(ctx context.Context, a manifest.Artifact, work func() error) error {
 	for {
-		mine, theirs := s.join(a.SHA256)
+		mine, theirs := s.join(a)
 		if mine != nil {
-			err := s.ensure(ctx, src, a.SHA256, dir)
+			err := work()
 			s.leave(a.SHA256, mine, err, ctx.Err() != nil)
-			return dirOr(dir, err, a.URL)
+			return err
 		}
 		select {
 		case <-theirs.done:
-			if !theirs.abandoned {
-				return dirOr(dir, theirs.err, a.URL)
+			if theirs.err == nil || theirs.url == a.URL && !theirs.abandoned {
+				return theirs.err
 			}
 		case <-ctx.Done():
-			return dirOr(dir, ended(ctx), a.URL)
+			return ended(ctx)
 		}
 	}
 }
 
-func dirOr(dir string, err error, url string) (string, error) {
-	if err != nil {
-		return "", fmt.Errorf("artifact %s: %w", url, err)
-	}
-	return dir, nil
-}
-
 // join returns a new flight of the caller's own, or else the one that is under way.
-func (s *Store) join(digest string) (mine, theirs *flight) {
+func (s *Store) join(a manifest.Artifact) (mine, theirs *flight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f, ok := s.flights[digest]; ok {
+	if f, ok := s.flights[a.SHA256]; ok {
 		return nil, f
 	}
-	f := &flight{done: make(chan struct{})}
-	s.flights[digest] = f
+	f := &flight{url: a.URL, done: make(chan struct{})}
+	s.flights[a.SHA256] = f
 	return f, nil
 }
 
+// leave ends a flight, and notes what Prune must know.
 func (s *Store) leave(digest string, f *flight, err error, abandoned bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var space *SpaceError
+	switch {
+	case err == nil:
+		s.touch(digest, time.Now())
+	case errors.As(err, &space):
+		s.lacking = max(s.lacking, space.missing())
+	case isFull(err):
+		s.lacking = max(s.lacking, askAgain)
+	}
 	delete(s.flights, digest)
 	f.err, f.abandoned = err, err != nil && abandoned
 	close(f.done)
 }
 
-// ensure does the work of one flight. Everything is built under temporary names in the same directory, so that the
-// final rename is atomic and a crash leaves nothing that looks finished.
-func (s *Store) ensure(ctx context.Context, src source, digest, dir string) (err error) {
-	if info, err := os.Lstat(dir); err == nil && info.IsDir() {
+// ensure does the work of one flight.
+func (s *Store) ensure(ctx context.Context, src source, digest string) error {
+	if info, err := os.Lstat(s.tree(digest)); err == nil && info.IsDir() {
 		return nil
 	}
+	return s.obtain(ctx, src, digest)
+}
+
+// obtain fetches and unpacks, unless the same was refused a short while ago.
+func (s *Store) obtain(ctx context.Context, src source, digest string) error {
+	if err := s.failures.recall(src, digest, time.Now()); err != nil {
+		return err
+	}
+	stamp := stampOf(src)
+	err := s.build(ctx, src, digest)
+	if isFull(err) && !errors.Is(err, ErrNoSpace) {
+		err = fmt.Errorf("%w in %s: %w; free some", ErrNoSpace, s.cfg.Dir, err)
+	}
+	return s.failures.record(src, digest, stamp, err, time.Now())
+}
+
+// build makes everything under temporary names in the same directory, so that the final rename is atomic and a crash
+// leaves nothing that looks finished.
+func (s *Store) build(ctx context.Context, src source, digest string) (err error) {
 	archive, err := os.CreateTemp(s.cfg.Dir, tempPrefix+"fetch-")
 	if err != nil {
 		return fmt.Errorf("make a temporary file: %w", err)
@@ -189,28 +295,62 @@ func (s *Store) ensure(ctx context.Context, src source, digest, dir string) (err
 	if err != nil {
 		return fmt.Errorf("make a temporary directory: %w", err)
 	}
-	if err := s.install(ctx, archive, tree, dir); err != nil {
+	if err := s.install(ctx, archive, tree, digest); err != nil {
 		return errors.Join(err, removeTree(tree))
 	}
 	return nil
 }
 
 // install turns a verified archive into the final directory.
-func (s *Store) install(ctx context.Context, archive *os.File, tree, dir string) error {
+func (s *Store) install(ctx context.Context, archive *os.File, tree, digest string) error {
+	size, err := unpackedSize(archive)
+	if err != nil {
+		return err
+	}
+	room := s.room()
+	if err := room.check(min(size, s.cfg.MaxUnpackedBytes), "unpacking"); err != nil {
+		return err
+	}
 	if _, err := archive.Seek(0, 0); err != nil {
 		return fmt.Errorf("rewind the fetched file: %w", err)
 	}
-	limits := limits{bytes: s.cfg.MaxUnpackedBytes, entries: s.cfg.MaxFiles}
+	limits := limits{bytes: s.cfg.MaxUnpackedBytes, entries: s.cfg.MaxFiles, room: room}
 	if err := unpack(ctx, archive, tree, limits); err != nil {
 		return err
+	}
+	l, err := list(tree)
+	if err != nil {
+		return fmt.Errorf("list the unpacked tree: %w", err)
 	}
 	if err := syncFilesystem(tree); err != nil {
 		return err
 	}
-	if err := os.Rename(tree, dir); err != nil {
-		return fmt.Errorf("put the unpacked tree in place: %w", err)
+	if err := s.writeListing(digest, l); err != nil {
+		return err
 	}
-	return syncDir(s.cfg.Dir)
+	return s.put(tree, s.tree(digest))
+}
+
+func (s *Store) room() *room { return &room{dir: s.cfg.Dir, reserve: s.cfg.ReserveBytes} }
+
+// put gives the tree its final name. What bears that name already is replaced and removed.
+func (s *Store) put(tree, dir string) error {
+	old := tree // after the exchange of the names
+	if unix.Renameat2(unix.AT_FDCWD, tree, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE) != nil {
+		// There is nothing to replace, or the file system cannot: then there is a moment without either.
+		old = tree + "-old"
+		err := ignoreMissing(os.Rename(dir, old))
+		if err == nil {
+			err = os.Rename(tree, dir)
+		}
+		if err != nil {
+			return fmt.Errorf("put the unpacked tree in place: %w", err)
+		}
+	}
+	if err := durable.SyncDir(s.cfg.Dir); err != nil {
+		return fmt.Errorf("write artifact directory to disk: %w", err)
+	}
+	return removeTree(old)
 }
 
 // syncFilesystem makes the tree durable with one call: an fsync per file costs a journal commit each, which takes
@@ -223,18 +363,6 @@ func syncFilesystem(dir string) error {
 	defer func() { _ = f.Close() }()
 	if err := unix.Syncfs(int(f.Fd())); err != nil {
 		return fmt.Errorf("write the unpacked tree to disk: %w", err)
-	}
-	return nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("open artifact directory: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	if err := f.Sync(); err != nil {
-		return fmt.Errorf("write artifact directory to disk: %w", err)
 	}
 	return nil
 }

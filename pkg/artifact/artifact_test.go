@@ -89,7 +89,7 @@ func TestEnsureUnpacksReadOnly(t *testing.T) {
 	a := fileArtifact(t, archive(t,
 		dirEntry("./"), dirEntry("bin/"), file("bin/launch", 0o755, "#!/bin/sh\n"),
 		file("etc/deep/conf", 0o666, "x=1"), symlink("current", "etc/deep"), symlink("dangling", "nowhere"),
-		hardlink("bin/other", "bin/launch"), file("etc/deep/conf", 0o640, "x=2"), // its pods are not all of one user,
+		hardlink("bin/other", "bin/launch"), file("etc/deep/conf", 0o640, "x=2"),
 	))
 	got, err := s.Ensure(t.Context(), a)
 	if err != nil {
@@ -115,8 +115,8 @@ func TestEnsureUnpacksReadOnly(t *testing.T) {
 		t.Errorf("content through the link %q, %v; want the later entry's", content, err)
 	}
 	entries, _ := os.ReadDir(dir)
-	if len(entries) != 1 {
-		t.Errorf("the store holds %d entries, want only the result", len(entries))
+	if len(entries) != 2 {
+		t.Errorf("the store holds %v, want only the result and its listing", entries)
 	}
 }
 
@@ -193,6 +193,52 @@ func TestEnsureWaiterTakesOverFromCancelledCaller(t *testing.T) {
 	})
 	cancel(cause)
 	wg.Wait()
+}
+
+// A server that does not have the file is no trouble of those who fetch it from elsewhere.
+func TestEnsureTriesItsOwnServer(t *testing.T) {
+	data := goodArchive(t)
+	begun, release := make(chan struct{}), make(chan struct{})
+	bad, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		close(begun)
+		<-release
+		w.WriteHeader(http.StatusNotFound)
+	})
+	s, _ := newStore(t, artifact.Config{HTTPClient: client})
+	good := fileArtifact(t, data)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: bad, SHA256: good.SHA256}); err == nil {
+			t.Error("no error")
+		}
+	})
+	<-begun
+	ctx, waits := newWaiting(t.Context())
+	wg.Go(func() {
+		if _, err := s.Ensure(ctx, good); err != nil {
+			t.Error(err)
+		}
+	})
+	<-waits
+	close(release)
+	wg.Wait()
+}
+
+// newWaiting returns a context that tells when somebody waits for its end.
+func newWaiting(ctx context.Context) (context.Context, <-chan struct{}) {
+	w := &waiting{Context: ctx, begun: make(chan struct{})}
+	return w, w.begun
+}
+
+type waiting struct {
+	context.Context
+	begun chan struct{}
+	once  sync.Once
+}
+
+func (w *waiting) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.begun) })
+	return w.Context.Done()
 }
 
 func TestNewRemovesLeftovers(t *testing.T) {

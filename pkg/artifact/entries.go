@@ -14,18 +14,16 @@ import (
 )
 
 func (u *unpacker) addDir(name string, hdr *tar.Header) error {
-	// Pods with users of their own share it: what one may enter or read, all may.
-	const mode = 0o555
-	old, ok := u.nodes[name]
+	old, ok := u.kinds[name]
 	switch {
 	case !ok:
 		if err := u.root.Mkdir(name, 0o700); err != nil {
 			return fmt.Errorf("entry %q: %w", hdr.Name, err)
 		}
-	case old.kind != tar.TypeDir:
-		return refuse(hdr.Name, fmt.Sprintf("is a directory here and a %s earlier in the archive", typeName(old.kind)), "one type for each path")
+	case old != tar.TypeDir:
+		return refuse(hdr.Name, fmt.Sprintf("is a directory here and a %s earlier in the archive", typeName(old)), "one type for each path")
 	}
-	u.nodes[name] = node{kind: tar.TypeDir, mode: mode}
+	u.kinds[name] = tar.TypeDir
 	return nil
 }
 
@@ -41,6 +39,9 @@ func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err
 		}
 	}
 	u.bytes += hdr.Size
+	if err := u.limits.room.take(occupied(hdr.Size), "unpacking"); err != nil {
+		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+	}
 	if err := u.clear(name, hdr.Name, tar.TypeReg); err != nil {
 		return err
 	}
@@ -48,7 +49,7 @@ func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err
 	if err != nil {
 		return fmt.Errorf("entry %q: %w", hdr.Name, err)
 	}
-	u.nodes[name] = node{kind: tar.TypeReg}
+	u.kinds[name] = tar.TypeReg
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := io.CopyN(f, content, hdr.Size); err != nil {
 		return readError(fmt.Sprintf("entry %q", hdr.Name), err, "a complete gzip-compressed tar archive")
@@ -82,7 +83,7 @@ func (u *unpacker) addSymlink(name string, hdr *tar.Header) error {
 	if err := u.root.Symlink(target, name); err != nil {
 		return fmt.Errorf("entry %q: %w", hdr.Name, err)
 	}
-	u.nodes[name] = node{kind: tar.TypeSymlink}
+	u.kinds[name] = tar.TypeSymlink
 	return nil
 }
 
@@ -90,7 +91,7 @@ func (u *unpacker) addSymlink(name string, hdr *tar.Header) error {
 // be one, and a target that is not in the map is not in the tree.
 func (u *unpacker) addLink(name string, hdr *tar.Header) error {
 	target := path.Clean(hdr.Linkname)
-	if path.IsAbs(target) || leaves(target) || u.nodes[target].kind != tar.TypeReg {
+	if path.IsAbs(target) || leaves(target) || u.kinds[target] != tar.TypeReg {
 		return refuse(hdr.Name, fmt.Sprintf("hard link to %q", hdr.Linkname), "links to regular files that come earlier in the archive")
 	}
 	if target == name {
@@ -102,7 +103,7 @@ func (u *unpacker) addLink(name string, hdr *tar.Header) error {
 	if err := u.root.Link(target, name); err != nil {
 		return fmt.Errorf("entry %q: %w", hdr.Name, err)
 	}
-	u.nodes[name] = node{kind: tar.TypeReg}
+	u.kinds[name] = tar.TypeReg
 	return nil
 }
 
@@ -112,33 +113,14 @@ func leaves(clean string) bool { return clean == ".." || strings.HasPrefix(clean
 // checkLinks resolves every symbolic link in the finished tree. The check of the text alone is not enough: "a/.." is
 // somewhere else when a is itself a link. A link to nothing is harmless, because the tree never changes.
 func (u *unpacker) checkLinks() error {
-	for _, name := range slices.Sorted(maps.Keys(u.nodes)) {
-		if u.nodes[name].kind != tar.TypeSymlink {
+	for _, name := range slices.Sorted(maps.Keys(u.kinds)) {
+		if u.kinds[name] != tar.TypeSymlink {
 			continue
 		}
 		if _, err := u.root.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return refuse(name, fmt.Sprintf("symbolic link that does not resolve inside the archive (%v)", err),
 				"links with a relative target inside the archive")
 		}
-	}
-	return nil
-}
-
-func (u *unpacker) checkLaunch() error {
-	const allowed = "a regular file with execute permission"
-	n, ok := u.nodes[LaunchPath]
-	switch {
-	case !ok:
-		return refuse(LaunchPath, "is missing", allowed)
-	case n.kind != tar.TypeReg:
-		return refuse(LaunchPath, "is a "+typeName(n.kind), allowed)
-	}
-	info, err := u.root.Lstat(LaunchPath)
-	if err != nil {
-		return fmt.Errorf("check %s: %w", LaunchPath, err)
-	}
-	if info.Mode()&0o111 == 0 {
-		return refuse(LaunchPath, fmt.Sprintf("has mode %04o", info.Mode().Perm()), allowed)
 	}
 	return nil
 }

@@ -66,8 +66,13 @@ func newClient(cfg Config) *retryablehttp.Client {
 	if cfg.HTTPClient != nil {
 		base = cfg.HTTPClient
 	}
-	own := *base // the caller's client keeps its own redirect rule
+	own := *base // the caller's client keeps its own rules
 	own.CheckRedirect = checkRedirect
+	transport := own.Transport
+	if transport == nil {
+		transport = http.DefaultTransport
+	}
+	own.Transport = progress{base: transport, every: cfg.StallTimeout}
 	client.HTTPClient = &own
 	return client
 }
@@ -87,7 +92,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 var errFinal = errors.New("refused")
 
 func checkRetry(ctx context.Context, resp *http.Response, err error) (bool, error) {
-	if errors.Is(err, ErrTooLarge) || errors.Is(err, errFinal) {
+	if errors.Is(err, ErrTooLarge) || errors.Is(err, errFinal) || errors.Is(err, ErrNoSpace) || isFull(err) {
 		return false, err
 	}
 	return retryablehttp.ErrorPropagatedRetryPolicy(ctx, resp, err)
@@ -142,7 +147,7 @@ func (s *Store) copyFile(ctx context.Context, path string, into *os.File) (diges
 		return "", 0, fmt.Errorf("fetch: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return "", 0, fmt.Errorf("%w: %s is a %s; allowed: a regular file", ErrInvalid, path, info.Mode().Type())
+		return "", 0, fmt.Errorf("%w: %s is a %s; allowed: a regular file", ErrInvalid, path, typeOf(info.Mode()))
 	}
 	return s.receive(ctx, f, info.Size(), into)
 }
@@ -181,6 +186,10 @@ func (s *Store) receive(ctx context.Context, r io.Reader, announced int64, into 
 	if announced > s.cfg.MaxBytes {
 		return "", 0, fmt.Errorf("file of %d bytes: %w; allowed: at most %d bytes", announced, ErrTooLarge, s.cfg.MaxBytes)
 	}
+	room := s.room()
+	if err := room.check(max(announced, 0), "fetching"); err != nil {
+		return "", 0, err
+	}
 	if _, err := into.Seek(0, io.SeekStart); err != nil {
 		return "", 0, fmt.Errorf("rewind the temporary file: %w", err)
 	}
@@ -189,7 +198,7 @@ func (s *Store) receive(ctx context.Context, r io.Reader, announced int64, into 
 	}
 	hash := sha256.New()
 	limited := io.LimitReader(contextReader{ctx, r}, s.cfg.MaxBytes+1)
-	size, err = io.Copy(io.MultiWriter(into, hash), limited)
+	size, err = io.Copy(io.MultiWriter(roomWriter{into, room}, hash), limited)
 	if err != nil {
 		return "", 0, fmt.Errorf("after %d bytes: %w", size, err)
 	}

@@ -1,12 +1,15 @@
 package artifact_test
 
 import (
+	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/artifact"
@@ -94,6 +97,34 @@ func TestFetchTimeout(t *testing.T) {
 		t.Errorf("got %v, want the timeout", err)
 	}
 	wantEmpty(t, dir)
+}
+
+// A fetch that is given up in its middle was not refused, although net/http may say that the body has ended.
+func TestFetchTimeoutInTheMiddle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := &http.Client{Transport: breaksOff{}}
+		s, dir := newStore(t, artifact.Config{HTTPClient: client, FetchTimeout: time.Minute, StallTimeout: time.Hour})
+		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: strings.Repeat("0", 64)})
+		wantError(t, err, context.DeadlineExceeded, "fetch took longer than 1m0s")
+		wantEmpty(t, dir)
+	})
+}
+
+// breaksOff ends the body when the request is cancelled, as a real transport does now and then.
+type breaksOff struct{}
+
+func (breaksOff) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp := httptest.NewRecorder().Result()
+	resp.Body = io.NopCloser(endsWith{req.Context()})
+	resp.ContentLength = -1
+	return resp, nil
+}
+
+type endsWith struct{ ctx context.Context }
+
+func (e endsWith) Read([]byte) (int, error) {
+	<-e.ctx.Done()
+	return 0, io.EOF
 }
 
 func TestFetchDistrustsUnknownCertificate(t *testing.T) {

@@ -15,9 +15,6 @@ import (
 	"strings"
 )
 
-// LaunchPath is the file that every artifact must hold: what its launchable executes.
-const LaunchPath = "bin/launch"
-
 // Bounds on names, so that no path below the store's directory exceeds the kernel's 4096 bytes.
 const (
 	maxPathBytes = 1024
@@ -28,6 +25,7 @@ const (
 type limits struct {
 	bytes   int64
 	entries int
+	room    *room
 }
 
 // EntryError says which entry of an archive is refused. It matches ErrArchive or, for sizes, ErrTooLarge.
@@ -50,20 +48,15 @@ func refuse(entry, problem, allowed string) error {
 	return &EntryError{Entry: entry, Problem: problem, Allowed: allowed, kind: ErrArchive}
 }
 
-// node is what the tree holds at a path. The map of nodes is the authority on where an entry may be written: the
-// tree starts empty and nobody else writes into it.
-type node struct {
-	kind byte        // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
-	mode fs.FileMode // final permissions, for directories
-}
-
 // unpacker writes one archive into one empty directory.
 type unpacker struct {
 	root    *os.Root // second line of defence: the kernel walk cannot leave the tree either
 	limits  limits
 	entries int
 	bytes   int64
-	nodes   map[string]node
+	// kinds says what the tree holds at each path: tar.TypeReg, tar.TypeDir or tar.TypeSymlink. It is the authority on
+	// where an entry may be written: the tree starts empty and nobody else writes into it.
+	kinds map[string]byte
 }
 
 // unpack writes the gzip-compressed tar archive into the empty directory and makes everything in it read-only.
@@ -73,11 +66,8 @@ func unpack(ctx context.Context, archive io.Reader, dir string, limits limits) (
 		return fmt.Errorf("open the tree to unpack into: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	u := &unpacker{root: root, limits: limits, nodes: map[string]node{".": {kind: tar.TypeDir, mode: 0o555}}}
+	u := &unpacker{root: root, limits: limits, kinds: map[string]byte{".": tar.TypeDir}}
 	if err := u.readAll(contextReader{ctx, archive}); err != nil {
-		return err
-	}
-	if err := u.checkLaunch(); err != nil {
 		return err
 	}
 	if err := u.checkLinks(); err != nil {
@@ -133,8 +123,8 @@ func readError(what string, err error, allowed string) error {
 }
 
 func (u *unpacker) add(hdr *tar.Header, content io.Reader) error {
-	if u.entries++; u.entries > u.limits.entries {
-		return u.tooMany(hdr.Name)
+	if err := u.count(hdr.Name); err != nil {
+		return err
 	}
 	name, err := u.place(hdr)
 	if err != nil {
@@ -196,38 +186,42 @@ func (u *unpacker) place(hdr *tar.Header) (string, error) {
 
 // parent makes the directory unless it is there. Anything else at that path, a symbolic link above all, is refused.
 func (u *unpacker) parent(raw, dir string) error {
-	n, ok := u.nodes[dir]
-	if ok && n.kind == tar.TypeDir {
+	n, ok := u.kinds[dir]
+	if ok && n == tar.TypeDir {
 		return nil
 	}
 	if ok {
-		return refuse(raw, fmt.Sprintf("lies below %q, which is a %s", dir, typeName(n.kind)), "paths below directories of the archive")
+		return refuse(raw, fmt.Sprintf("lies below %q, which is a %s", dir, typeName(n)), "paths below directories of the archive")
 	}
-	if u.entries++; u.entries > u.limits.entries {
-		return u.tooMany(raw)
+	if err := u.count(raw); err != nil {
+		return err
 	}
-	u.nodes[dir] = node{kind: tar.TypeDir, mode: 0o555}
+	u.kinds[dir] = tar.TypeDir
 	if err := u.root.Mkdir(dir, 0o700); err != nil {
 		return fmt.Errorf("entry %q: make directory: %w", raw, err)
 	}
 	return nil
 }
 
-func (u *unpacker) tooMany(raw string) error {
-	return &EntryError{
-		Entry: raw, Problem: fmt.Sprintf("is number %d", u.entries),
-		Allowed: fmt.Sprintf("at most %d files, directories and links", u.limits.entries), kind: ErrTooLarge,
+// count takes in one more entry, or a directory that an entry implies.
+func (u *unpacker) count(raw string) error {
+	if u.entries++; u.entries > u.limits.entries {
+		return &EntryError{
+			Entry: raw, Problem: fmt.Sprintf("is number %d", u.entries),
+			Allowed: fmt.Sprintf("at most %d files, directories and links", u.limits.entries), kind: ErrTooLarge,
+		}
 	}
+	return nil
 }
 
 // clear makes the path free for an entry of the given kind: a later entry replaces an earlier one of its kind.
 func (u *unpacker) clear(name, raw string, kind byte) error {
-	old, ok := u.nodes[name]
+	old, ok := u.kinds[name]
 	if !ok {
 		return nil
 	}
-	if old.kind != kind {
-		return refuse(raw, fmt.Sprintf("is a %s here and a %s earlier in the archive", typeName(kind), typeName(old.kind)), "one type for each path")
+	if old != kind {
+		return refuse(raw, fmt.Sprintf("is a %s here and a %s earlier in the archive", typeName(kind), typeName(old)), "one type for each path")
 	}
 	// Removed, not overwritten: an open for writing would go through a symbolic link or change a hard link's peers.
 	if err := u.root.Remove(name); err != nil {
@@ -236,16 +230,33 @@ func (u *unpacker) clear(name, raw string, kind byte) error {
 	return nil
 }
 
-// seal takes away all write permission. Files have theirs already; directories had to stay writable until now.
+// seal takes away all write permission and lets every user in: pods may have users of their own. Files have their
+// mode already; directories had to stay writable until now.
 func (u *unpacker) seal() error {
-	for _, name := range slices.Sorted(maps.Keys(u.nodes)) {
-		if n := u.nodes[name]; n.kind == tar.TypeDir {
-			if err := u.root.Chmod(name, n.mode); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(u.kinds)) {
+		if u.kinds[name] == tar.TypeDir {
+			if err := u.root.Chmod(name, 0o555); err != nil {
 				return fmt.Errorf("make directory %q read-only: %w", name, err)
 			}
 		}
 	}
 	return nil
+}
+
+// typeOf says in words what a file is that is not regular.
+func typeOf(mode fs.FileMode) string {
+	switch mode.Type() {
+	case fs.ModeDir:
+		return "directory"
+	case fs.ModeSymlink:
+		return "symbolic link"
+	case fs.ModeNamedPipe:
+		return "named pipe"
+	case fs.ModeSocket:
+		return "socket"
+	default:
+		return "device"
+	}
 }
 
 // typeName says in words what a tar type flag means.

@@ -35,28 +35,49 @@ var (
 
 // Defaults of Config.
 const (
-	DefaultMaxConns    = 60
+	DefaultMaxConns    = 60 - LivenessConns // P8: 60 in all
 	DefaultCallTimeout = 5 * time.Second
 )
+
+// LivenessConns is how many connections a client has for the liveness of its session alone: one for the query that waits,
+// one for heartbeats. Calls that queue for the others would else keep a session from being renewed.
+const LivenessConns = 2
 
 // Config says how to reach Consul. Empty fields follow Consul's own environment variables and defaults.
 type Config struct {
 	Address     string        // host:port, URL or unix socket
 	Token       string        // ACL token; lists need one where Consul's default policy is deny (see ErrFiltered)
-	MaxConns    int           // TCP connections to the agent (P8); DefaultMaxConns when zero
+	MaxConns    int           // TCP connections to the agent besides LivenessConns (P8); DefaultMaxConns when zero
 	CallTimeout time.Duration // of one call that does not block; DefaultCallTimeout when zero
 }
 
 // Client talks to the local Consul agent. It is safe for concurrent use.
 type Client struct {
 	api       *api.Client
+	live      *api.Client // for the liveness of the session
 	timeout   time.Duration
-	conns     *http.Transport
+	pools     []*http.Transport
 	tokenless bool
 }
 
 // New returns a client. It does not connect yet.
 func New(cfg Config) (*Client, error) {
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = DefaultMaxConns
+	}
+	if cfg.CallTimeout == 0 {
+		cfg.CallTimeout = DefaultCallTimeout
+	}
+	c := &Client{timeout: cfg.CallTimeout}
+	var err error
+	if c.api, err = c.dialer(cfg, cfg.MaxConns); err == nil {
+		c.live, err = c.dialer(cfg, LivenessConns)
+	}
+	return c, err
+}
+
+// dialer returns an API client with a pool of connections of its own.
+func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	conf := api.DefaultConfig()
 	if cfg.Address != "" {
 		conf.Address = cfg.Address
@@ -64,15 +85,9 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Token != "" {
 		conf.Token = cfg.Token
 	}
-	if cfg.MaxConns == 0 {
-		cfg.MaxConns = DefaultMaxConns
-	}
-	if cfg.CallTimeout == 0 {
-		cfg.CallTimeout = DefaultCallTimeout
-	}
-	conf.Transport.MaxConnsPerHost = cfg.MaxConns
-	conf.Transport.MaxIdleConnsPerHost = cfg.MaxConns
-	conf.Transport.MaxIdleConns = cfg.MaxConns
+	conf.Transport.MaxConnsPerHost = conns
+	conf.Transport.MaxIdleConnsPerHost = conns
+	conf.Transport.MaxIdleConns = conns
 	conf.Transport.DisableCompression = true // the agent is on this machine: it would cost both sides more than it saves
 	if socket, ok := strings.CutPrefix(conf.Address, "unix://"); ok {
 		// The API client would put its own transport in the place of ours, without the bound on connections.
@@ -86,11 +101,17 @@ func New(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
 	// NewClient has filled in the token of CONSUL_HTTP_TOKEN_FILE.
-	return &Client{api: client, timeout: cfg.CallTimeout, conns: conf.Transport, tokenless: conf.Token == ""}, nil
+	c.tokenless = conf.Token == ""
+	c.pools = append(c.pools, conf.Transport)
+	return client, nil
 }
 
 // Close drops idle connections.
-func (c *Client) Close() { c.conns.CloseIdleConnections() }
+func (c *Client) Close() {
+	for _, pool := range c.pools {
+		pool.CloseIdleConnections()
+	}
+}
 
 // Pair is one key as read.
 type Pair struct {

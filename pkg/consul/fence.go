@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"github.com/hashicorp/consul/api"
 )
 
 // Fence proves, inside a transaction, that a lock is held in the very tenure in which it was taken (P1).
@@ -41,30 +40,40 @@ func bumpBackoff() *backoff.ExponentialBackOff {
 // the lock, ErrLost when the session is dead, ErrRefused when the token may not write it, ErrFiltered when it may not
 // read who holds it, or the context's cause; whatever else goes wrong is tried again until the answer is definite (R9).
 func (c *Client) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
-	f, _, err := c.acquire(ctx, key, session, value, nil)
+	f, _, err := c.acquire(ctx, c.commit, key, session, value, nil)
 	return f, err
 }
 
 // AcquireReading is Acquire, and reads at the moment of the acquisition. What it read is as good as a consistent read
 // under the lock. When only the reading fails, the fence is valid and the error matches ErrFiltered.
 func (c *Client) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
-	f, resp, err := c.acquire(ctx, key, session, value, r.ops())
+	return c.acquireReading(ctx, c.commit, key, session, value, r)
+}
+
+// sender carries out a transaction.
+type sender func(ctx context.Context, ops []Op) (*answer, error)
+
+func (c *Client) acquireReading(ctx context.Context, send sender, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
+	f, got, err := c.acquire(ctx, send, key, session, value, r.ops())
 	if err != nil {
 		return f, nil, nil, err
 	}
-	found, below, err := r.found(resp)
+	found, below, err := r.found(got)
 	return f, found, below, err
 }
 
-func (c *Client) acquire(ctx context.Context, key, session string, value func() []byte, also []Op) (Fence, *api.TxnResponse, error) {
+func (c *Client) acquire(ctx context.Context, send sender, key, session string, value func() []byte, also []Op) (Fence, *answer, error) {
 	if session == "" {
 		return Fence{}, nil, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
 	}
 	pace := bumpBackoff()
 	for {
-		resp, err := c.commit(ctx, append([]Op{Lock(key, value(), session)}, also...))
+		got, err := send(ctx, append([]Op{Lock(key, value(), session)}, also...))
 		if err == nil {
-			return Fence{Key: key, Session: session, Index: indices(resp)[key]}, resp, nil
+			if got.byKey[key] == nil { // then its index is not known
+				return Fence{}, nil, fmt.Errorf("lock %s: %w", key, ErrFiltered)
+			}
+			return Fence{Key: key, Session: session, Index: got.byKey[key].ModifyIndex}, got, nil
 		}
 		if ctx.Err() != nil {
 			return Fence{}, nil, context.Cause(ctx)

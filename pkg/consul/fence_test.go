@@ -212,7 +212,7 @@ func TestAcquireReading(t *testing.T) {
 	index := put(t, c, prefix+"record", "1")
 	put(t, c, prefix+"asked/a", "x")
 	put(t, c, prefix+"asked/b", "y")
-	r := consul.Reading{Keys: []string{prefix + "record", prefix + "missing"}, Prefix: prefix + "asked/"}
+	r := consul.Reading{Keys: []string{prefix + "record", prefix + "missing"}, Prefixes: []string{prefix + "asked/"}}
 	f, found, below, err := c.AcquireReading(t.Context(), prefix+"lock", session, differ("v"), r)
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session)
 		},
 	}
 	opts := api.ServiceRegisterOpts{}.WithContext(callCtx)
-	if err := c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {
+	if err := c.live.Agent().ServiceRegisterOpts(reg, opts); err != nil {
 		return fmt.Errorf("register %s: %w", reg.ID, err)
 	}
 	if s.Releasing, err = c.createSession(callCtx, cfg, s, api.SessionBehaviorRelease); err != nil {
@@ -61,7 +61,7 @@ func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Sessio
 	pace.InitialInterval, pace.MaxInterval = 5*time.Millisecond, 200*time.Millisecond
 	for {
 		sent := time.Now()
-		id, _, err := c.api.Session().Create(&api.SessionEntry{
+		id, _, err := c.live.Session().Create(&api.SessionEntry{
 			Name: sessionName(cfg), Node: s.ConsulNode, Behavior: behavior, LockDelay: lockDelay,
 			NodeChecks:    []string{"serfHealth"},
 			ServiceChecks: []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}},
@@ -87,7 +87,7 @@ func (c *Client) retire(ctx context.Context, cfg SessionConfig, s *Session) {
 		if id == "" {
 			continue
 		}
-		if _, err := c.api.Session().Destroy(id, opts); err != nil {
+		if _, err := c.live.Session().Destroy(id, opts); err != nil {
 			destroyed = false
 			cfg.OnEvent("destroy session failed", s, err)
 		}
@@ -128,7 +128,7 @@ func (c *Client) retireIncarnations(ctx context.Context, cfg SessionConfig) erro
 
 func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation string) error {
 	id := serviceID(cfg, incarnation)
-	err := c.api.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
+	err := c.live.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
 	var status api.StatusError
 	if err != nil && (!errors.As(err, &status) || status.Code != http.StatusNotFound) {
 		return fmt.Errorf("deregister %s: %w", id, err)

@@ -48,9 +48,12 @@ func setup(t *testing.T) (*consul.Client, *api.Client, string) {
 	return client, rawAPI(t, consultest.Shared(t).Addr, ""), prefix
 }
 
-// clientOf returns our client of some address.
+// clientOf returns our client of some address. Where nothing else is said, its calls may take long: the machine may be busy.
 func clientOf(t *testing.T, cfg consul.Config) *consul.Client {
 	t.Helper()
+	if cfg.CallTimeout == 0 {
+		cfg.CallTimeout = patience
+	}
 	client, err := consul.New(cfg)
 	if err != nil {
 		t.Fatal(err)

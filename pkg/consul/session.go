@@ -205,7 +205,7 @@ func (c *Client) heartbeat(ctx context.Context, cfg SessionConfig, s *Session) {
 	defer ticker.Stop()
 	for {
 		callCtx, cancel := context.WithTimeout(ctx, cfg.TTL)
-		err := c.api.Agent().UpdateTTLOpts(checkID(cfg, s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
+		err := c.live.Agent().UpdateTTLOpts(checkID(cfg, s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			cfg.OnEvent("heartbeat failed", s, err)
@@ -230,7 +230,7 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 		queryCtx, cancel := context.WithDeadline(ctx, deadline)
 		opts := &api.QueryOptions{WaitIndex: index, WaitTime: cfg.TTL / 2}
 		sent := time.Now()
-		entry, meta, err := c.api.Session().Info(s.Releasing, opts.WithContext(queryCtx))
+		entry, meta, err := c.live.Session().Info(s.Releasing, opts.WithContext(queryCtx))
 		cancel()
 		switch {
 		case ctx.Err() != nil:

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -254,6 +255,51 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 }
 
 // A committed fenced transaction is an answer of the servers: it keeps the tenure although the standing query fails.
+// Calls that take every connection and hang do not cost the session: its liveness has connections of its own.
+func TestASessionOutlivesCallsThatHang(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, consultest.Shared(t).Addr)
+	var asked atomic.Int32 // about the session
+	p.set(func(r *http.Request) verdict {
+		if strings.HasPrefix(r.URL.Path, "/v1/kv/") {
+			return stall
+		}
+		asked.Add(1)
+		return forward
+	})
+	c := clientOf(t, consul.Config{Address: p.Addr, MaxConns: 4, CallTimeout: patience})
+	ctx, cancel := context.WithCancel(t.Context())
+	var hanging sync.WaitGroup
+	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: t.Name(), TTL: time.Second, Journal: &memJournal{}},
+		func(role context.Context, _ *consul.Session) error {
+			defer cancel()
+			for range 32 {
+				hanging.Go(func() { _, _ = c.Keys(ctx, "nothing/") }) // it fails when the test is over
+			}
+			started := asked.Load()
+			deadline := time.NewTimer(patience)
+			defer deadline.Stop()
+			ticker := time.NewTicker(10 * time.Millisecond)
+			defer ticker.Stop()
+			for asked.Load() < started+12 { // four TTLs of queries and heartbeats at the least
+				select {
+				case <-role.Done():
+					t.Errorf("the session was lost: %v", context.Cause(role))
+					return nil
+				case <-deadline.C:
+					t.Errorf("%d requests about the session", asked.Load()-started)
+					return nil
+				case <-ticker.C:
+				}
+			}
+			return nil
+		})
+	hanging.Wait()
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 func TestConfirmKeepsTheTenure(t *testing.T) {
 	t.Parallel()
 	_, _, prefix := setup(t)

@@ -44,7 +44,7 @@ func (c *Client) openTTL(ctx context.Context, cfg SessionConfig, s *Session) (er
 func (c *Client) createTTL(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
 	sent := time.Now()
 	name := sessionName(cfg) + "/" + s.Incarnation
-	id, _, err := c.api.Session().CreateNoChecks(&api.SessionEntry{
+	id, _, err := c.live.Session().CreateNoChecks(&api.SessionEntry{
 		Name: name, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.TTL.String(),
 	}, new(api.WriteOptions).WithContext(ctx))
 	if err != nil {
@@ -79,7 +79,7 @@ func (c *Client) renewOne(ctx context.Context, cfg SessionConfig, s *Session, id
 	ctx, cancel := context.WithTimeout(ctx, min(c.timeout, cfg.TTL/4))
 	defer cancel()
 	sent := time.Now()
-	entry, _, err := c.api.Session().Renew(id, new(api.WriteOptions).WithContext(ctx))
+	entry, _, err := c.live.Session().Renew(id, new(api.WriteOptions).WithContext(ctx))
 	switch {
 	case err != nil:
 		return fmt.Errorf("renew session %s: %w", id, err)
@@ -117,7 +117,7 @@ func (c *Client) retireTTL(ctx context.Context, cfg SessionConfig, incarnations 
 func (c *Client) destroySessions(ctx context.Context, chosen func(*api.SessionEntry) bool) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	sessions, _, err := c.api.Session().List(Consistent.options(ctx))
+	sessions, _, err := c.live.Session().List(Consistent.options(ctx))
 	if err != nil {
 		return fmt.Errorf("list sessions: %w", err)
 	}
@@ -125,7 +125,7 @@ func (c *Client) destroySessions(ctx context.Context, chosen func(*api.SessionEn
 		if !chosen(entry) {
 			continue
 		}
-		if _, err := c.api.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
+		if _, err := c.live.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
 			return fmt.Errorf("destroy session %s: %w", entry.ID, err)
 		}
 	}

@@ -24,6 +24,16 @@ const (
 // Op is one operation of a transaction.
 type Op struct{ kv api.KVTxnOp }
 
+// writes reports whether the operation may change its key.
+func (o Op) writes() bool {
+	switch o.kv.Verb {
+	case api.KVGet, api.KVGetOrEmpty, api.KVGetTree, api.KVCheckIndex, api.KVCheckSession, api.KVCheckNotExists:
+		return false
+	default:
+		return true
+	}
+}
+
 // Key returns the key that the operation is about.
 func (o Op) Key() string { return o.kv.Key }
 
@@ -122,29 +132,67 @@ func RefusedOn(err error, key string) bool {
 // key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
 // it before reading on). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
 func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
-	resp, err := c.commit(ctx, ops)
+	got, err := c.commit(ctx, ops)
 	if err != nil {
 		return nil, err
 	}
-	return indices(resp), nil
+	return got.indices(ops), nil
 }
 
-func (c *Client) commit(ctx context.Context, ops []Op) (*api.TxnResponse, error) {
-	if len(ops) > MaxTxnOps {
-		return nil, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
+// answer is what a transaction gave.
+type answer struct {
+	byKey map[string]*api.KVPair
+	pairs []*api.KVPair // in the order of the operations
+}
+
+func answerOf(resp *api.TxnResponse) *answer {
+	a := &answer{byKey: make(map[string]*api.KVPair, len(resp.Results)), pairs: make([]*api.KVPair, 0, len(resp.Results))}
+	for _, res := range resp.Results {
+		if res.KV != nil {
+			a.byKey[res.KV.Key] = res.KV
+			a.pairs = append(a.pairs, res.KV)
+		}
 	}
-	size := len("[]\n")
-	txn := make(api.TxnOps, len(ops))
+	return a
+}
+
+// indices returns the index of every key of the operations that exists after them.
+func (a *answer) indices(ops []Op) map[string]uint64 {
+	written := make(map[string]uint64, len(ops))
+	for i := range ops {
+		if kv := a.byKey[ops[i].Key()]; kv != nil {
+			written[kv.Key] = kv.ModifyIndex
+		}
+	}
+	return written
+}
+
+// check returns the bytes of a transaction, or why it cannot be sent.
+func check(ops []Op) (size int, err error) {
+	if len(ops) > MaxTxnOps {
+		return 0, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
+	}
+	size = len("[]\n")
 	for i := range ops {
 		if ops[i].kv.Verb == api.KVCheckSession && ops[i].kv.Session == "" {
-			return nil, fmt.Errorf("%w: a fence without a session on %s", ErrLost, ops[i].kv.Key)
+			return 0, fmt.Errorf("%w: a fence without a session on %s", ErrLost, ops[i].kv.Key)
 		}
 		size += ops[i].Bytes()
-		kv := ops[i].kv
-		txn[i] = &api.TxnOp{KV: &kv}
 	}
 	if size > MaxTxnBytes {
-		return nil, fmt.Errorf("%w: about %d bytes, allowed %d", ErrTooLarge, size, MaxTxnBytes)
+		return 0, fmt.Errorf("%w: about %d bytes, allowed %d", ErrTooLarge, size, MaxTxnBytes)
+	}
+	return size, nil
+}
+
+func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
+	if _, err := check(ops); err != nil {
+		return nil, err
+	}
+	txn := make(api.TxnOps, len(ops))
+	for i := range ops {
+		kv := ops[i].kv
+		txn[i] = &api.TxnOp{KV: &kv}
 	}
 	ctx, cancel := c.call(ctx)
 	defer cancel()
@@ -153,7 +201,7 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*api.TxnResponse, error)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	case ok:
-		return resp, nil
+		return answerOf(resp), nil
 	case resp == nil || len(resp.Errors) == 0:
 		return nil, fmt.Errorf("%w: Consul refused without saying which operation", ErrUnknown)
 	}
@@ -168,66 +216,64 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*api.TxnResponse, error)
 	return nil, refused
 }
 
-func indices(resp *api.TxnResponse) map[string]uint64 {
-	written := make(map[string]uint64, len(resp.Results))
-	for _, r := range resp.Results {
-		if r.KV != nil {
-			written[r.KV.Key] = r.KV.ModifyIndex
-		}
-	}
-	return written
-}
-
-// Reading is what a transaction reads besides what it writes: keys, missing ones too, and everything below a prefix. What
-// the token may not read below the prefix is left out and nothing tells; a key that it may not read is ErrFiltered.
+// Reading is what a transaction reads besides what it writes: keys, missing ones too, and everything below some prefixes,
+// except a key that is the prefix itself.
+// ErrFiltered says that the token may not read one of the keys, or a prefix itself as a key. Whatever rules of their own
+// hide below a prefix is left out, and nothing tells.
 type Reading struct {
-	Keys   []string
-	Prefix string // "": none
+	Keys     []string
+	Prefixes []string
 }
 
 func (r Reading) ops() []Op {
-	ops := make([]Op, 0, len(r.Keys)+1)
+	ops := make([]Op, 0, len(r.Keys)+2*len(r.Prefixes))
 	for _, key := range r.Keys {
 		ops = append(ops, op(api.KVGetOrEmpty, key, nil, 0, ""))
 	}
-	if r.Prefix != "" {
-		ops = append(ops, op(api.KVGetTree, r.Prefix, nil, 0, ""))
+	for _, prefix := range r.Prefixes {
+		ops = append(ops, op(api.KVGetOrEmpty, prefix, nil, 0, ""), op(api.KVGetTree, prefix, nil, 0, ""))
 	}
 	return ops
 }
 
-// found returns the pairs that exist, those below the prefix in the order of their keys.
-func (r Reading) found(resp *api.TxnResponse) (map[string]Pair, []Pair, error) {
-	named := make(map[string]bool, len(r.Keys))
-	for _, key := range r.Keys {
-		named[key] = true
-	}
+// found returns the pairs that exist, those below the prefixes in the order of their keys. The answer may hold more.
+func (r Reading) found(got *answer) (map[string]Pair, []Pair, error) {
 	found := make(map[string]Pair, len(r.Keys))
-	var below []Pair
-	answered := 0
-	for _, res := range resp.Results {
-		switch {
-		case res.KV == nil:
-		case named[res.KV.Key]:
-			answered++
-			if res.KV.ModifyIndex != 0 {
-				found[res.KV.Key] = pairOf(res.KV)
-			}
-		case r.Prefix != "" && strings.HasPrefix(res.KV.Key, r.Prefix):
-			below = append(below, pairOf(res.KV))
+	for _, key := range r.Keys {
+		switch kv := got.byKey[key]; {
+		case kv == nil:
+			return nil, nil, fmt.Errorf("read key %s: %w", key, ErrFiltered)
+		case kv.ModifyIndex != 0:
+			found[key] = pairOf(kv)
 		}
 	}
-	if answered != len(r.Keys) {
-		return nil, nil, fmt.Errorf("read %d keys from %s: %w", len(r.Keys), r.Keys[0], ErrFiltered)
+	var below []Pair
+	for _, prefix := range r.Prefixes {
+		if got.byKey[prefix] == nil {
+			return nil, nil, fmt.Errorf("read below %s: %w", prefix, ErrFiltered)
+		}
+		for _, kv := range got.pairs { // the prefix itself may be there twice
+			if kv.ModifyIndex != 0 && kv.Key != prefix && strings.HasPrefix(kv.Key, prefix) {
+				below = append(below, pairOf(kv))
+			}
+		}
 	}
 	return found, below, nil
 }
 
-// Read reads keys and what is below a prefix at one moment.
+// Read reads keys and what is below prefixes at one moment.
 func (c *Client) Read(ctx context.Context, r Reading, consistency Consistency) (map[string]Pair, []Pair, error) {
+	got, err := c.readTxn(ctx, r.ops(), consistency)
+	if err != nil {
+		return nil, nil, err
+	}
+	return r.found(got)
+}
+
+// readTxn carries out a transaction of reads.
+func (c *Client) readTxn(ctx context.Context, ops []Op, consistency Consistency) (*answer, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	ops := r.ops()
 	txn := make(api.TxnOps, len(ops))
 	for i := range ops {
 		txn[i] = &api.TxnOp{KV: &ops[i].kv}
@@ -235,11 +281,11 @@ func (c *Client) Read(ctx context.Context, r Reading, consistency Consistency) (
 	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
 	switch {
 	case err != nil:
-		return nil, nil, fmt.Errorf("read %d keys from %s: %w", len(r.Keys), r.Keys[0], err)
+		return nil, fmt.Errorf("read %d keys from %s: %w", len(ops), ops[0].Key(), err)
 	case !ok: // such a read has no other reason to fail
-		return nil, nil, fmt.Errorf("read %d keys from %s: %w: %+v", len(r.Keys), r.Keys[0], ErrFiltered, resp.Errors)
+		return nil, fmt.Errorf("read %d keys from %s: %w: %+v", len(ops), ops[0].Key(), ErrFiltered, resp.Errors)
 	}
-	return r.found(resp)
+	return answerOf(resp), nil
 }
 
 // readsAtOnce is how many transactions of one GetMany are in flight.
@@ -272,27 +318,11 @@ func (c *Client) getSome(ctx context.Context, keys []string, consistency Consist
 	if len(keys) == 0 {
 		return nil
 	}
-	ctx, cancel := c.call(ctx)
-	defer cancel()
-	txn := make(api.TxnOps, len(keys))
-	for i, key := range keys {
-		txn[i] = &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: key}}
+	pairs, _, err := c.Read(ctx, Reading{Keys: keys}, consistency)
+	for _, p := range pairs {
+		found(p)
 	}
-	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
-	switch {
-	case err != nil:
-		return fmt.Errorf("read %d keys from %s: %w", len(keys), keys[0], err)
-	case !ok: // such a read has no other reason to fail
-		return fmt.Errorf("read %d keys from %s: %w: %+v", len(keys), keys[0], ErrFiltered, resp.Errors)
-	case len(resp.Results) != len(keys):
-		return fmt.Errorf("read %d keys from %s: %w", len(keys), keys[0], ErrFiltered)
-	}
-	for _, r := range resp.Results {
-		if r.KV.ModifyIndex != 0 {
-			found(pairOf(r.KV))
-		}
-	}
-	return nil
+	return err
 }
 
 // Denied reports whether Consul refused because the token lacks a permission.

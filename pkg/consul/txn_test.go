@@ -16,7 +16,7 @@ func throughProxy(t *testing.T) (spoilt, direct *consul.Client, p *proxy, prefix
 	t.Helper()
 	direct, prefix = consultest.Client(t)
 	p = startProxy(t, consultest.Shared(t).Addr)
-	spoilt = clientOf(t, consul.Config{Address: p.Addr, CallTimeout: 2 * time.Second})
+	spoilt = clientOf(t, consul.Config{Address: p.Addr, CallTimeout: 10 * time.Second}) // a stalled call costs as much
 	return spoilt, direct, p, prefix
 }
 

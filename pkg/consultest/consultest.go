@@ -88,7 +88,7 @@ func (s *Server) run() error {
 		return fmt.Errorf("start %s: %w", s.bin, err)
 	}
 	s.Proc, s.done = cmd.Process, done
-	ctx, cancel := context.WithTimeoutCause(context.Background(), 30*time.Second, errors.New("not ready after 30 s"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, fmt.Errorf("not ready after %s", patience))
 	defer cancel()
 	ctx, exited := context.WithCancelCause(ctx)
 	defer exited(nil)
@@ -168,8 +168,8 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// patience is how long goroutines may take to end after the tests, on a busy machine.
-const patience = 30 * time.Second
+// patience is how long a call may take, and goroutines may take to end after the tests, on a busy machine.
+const patience = time.Minute
 
 // NoLeaks returns the exit code of a package's tests: the given one, or 1 when they passed and goroutines are left that do
 // not end. goleak itself gives them half a second.
@@ -202,7 +202,7 @@ func Shared(tb testing.TB) *Server {
 // Client returns a client of the package's server and a key prefix that no other test uses.
 func Client(tb testing.TB) (client *consul.Client, prefix string) {
 	tb.Helper()
-	client, err := consul.New(consul.Config{Address: Shared(tb).Addr})
+	client, err := consul.New(consul.Config{Address: Shared(tb).Addr, CallTimeout: patience})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -91,7 +91,7 @@ func TestTwoServersRunSideBySide(t *testing.T) {
 			other.Stop()
 		}
 	}()
-	c, err := consul.New(consul.Config{Address: other.Addr})
+	c, err := consul.New(consul.Config{Address: other.Addr, CallTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,94 +28,67 @@ type Writes interface {
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
-// candidatesPerPod is how many nodes' reservations are read for each pod to be placed.
-const candidatesPerPod = 3
-
-// minCandidates makes sure that a few full nodes do not hide a free one.
-const minCandidates = 12
-
 // assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
 func (c *ReplicationController) assign(ctx context.Context, v *view, plan *reconcile.Plan) error {
 	if len(plan.Adds) == 0 {
+		c.giveBack(v, nil)
 		c.farm.cfg.Metrics.short(c.ID, 0, nil)
 		return nil
 	}
 	s := v.snapshot
-	order, others, err := c.farm.cfg.Scheduler.EligibleNodes(ctx, s)
-	if err != nil {
-		return err
+	if v.nodes == nil {
+		if err := c.findNodes(ctx, v); err != nil {
+			return err
+		}
 	}
-	perNode := map[string]int{}
-	avoid := map[pod.Identity][]string{}
-	for i := range s.Pods {
-		perNode[s.Pods[i].Node]++
-		avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
-	}
-	if len(perNode) > 0 {
-		// Nodes with few pods of this controller first: reading the others would be in vain.
-		slices.SortStableFunc(order, func(a, b string) int { return perNode[a] - perNode[b] })
-	}
-	left, placed := plan.Adds, len(plan.Changes)
-	for len(left) > 0 && len(order) > 0 {
-		n := min(len(order), max(minCandidates, candidatesPerPod*len(left)))
-		var some []string
-		some, order = c.farm.ledger.take(order, n)
-		v.taken = append(v.taken, some...)
-		reservations, err := c.reservations(ctx, v, some)
+	nodes, left, placed := v.nodes, plan.Adds, len(plan.Changes)
+	for len(left) > 0 && (!nodes.pool.empty() || len(nodes.guessed) > 0) {
+		some, reservations, err := c.nextNodes(ctx, v, len(left))
 		if err != nil {
 			return err
 		}
 		assigned, refused := placement.Assign(placement.Request{
-			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), MaxPerNode: s.RC.MaxPerNode, PerNode: perNode, Avoid: avoid,
-			Order: some, Nodes: s.Nodes, Reservations: reservations,
+			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
+			Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
-			perNode[a.Node]++
+			nodes.perNode[a.Node]++
 		}
-		left = without(left, assigned)
-		if others == nil {
-			others = placement.Reasons{}
-		}
+		left = unplaced(left, assigned)
 		for reason, n := range refused {
-			others[reason] += n
+			nodes.others[reason] += n
 		}
 	}
+	c.giveBack(v, plan.Changes)
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
 	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
 		return strings.Compare(a.Placement.Node, b.Placement.Node)
 	})
-	plan.Short(s.Now, len(left), len(s.Nodes), others.String())
-	c.farm.cfg.Metrics.short(c.ID, len(left), others)
+	plan.Short(s.Now, len(left), len(s.Nodes), nodes.others.String())
+	c.farm.cfg.Metrics.short(c.ID, len(left), nodes.others)
 	return nil
 }
 
-// without returns the identities that were not assigned, in their order.
-func without(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
-	done := make(map[pod.Identity]bool, len(assigned))
-	for _, a := range assigned {
-		done[a.Pod] = true
+// unplaced returns the identities that were not assigned, in their order.
+func unplaced(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
+	done := make([]pod.Identity, len(assigned))
+	for i, a := range assigned {
+		done[i] = a.Pod
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(id pod.Identity) bool { return done[id] })
+	return without(all, done)
 }
 
-// reservations reads what is taken on nodes, and keeps it for the batches: their writes are refused where it is outdated.
-func (c *ReplicationController) reservations(ctx context.Context, v *view, names []string) (map[string]node.Reservation, error) {
-	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
-	if err != nil {
-		return nil, err
+// without returns what is not among some, in its order.
+func without[T comparable](all, some []T) []T {
+	if len(some) == 0 {
+		return all
 	}
-	for name, e := range corrupt {
-		c.log.WithError(e).WithField(obs.Node, name).Error("nothing is placed on a node")
+	is := make(map[T]bool, len(some))
+	for _, x := range some {
+		is[x] = true
 	}
-	out := make(map[string]node.Reservation, len(recs))
-	for name, rec := range recs {
-		out[name] = rec.Value
-		if len(corrupt) == 0 { // else the batches read again, and say which one it is
-			v.reserved[name] = rec
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return is[x] })
 }
 
 // apply writes the plan's changes and status. It returns how many changes landed, and the error that made the pass end
@@ -249,12 +222,12 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 	if len(names) == 0 {
 		return seen, nil, nil
 	}
-	recs, corrupt, err := c.farm.cfg.Store.Reservations(ctx, names)
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	maps.Copy(seen, recs)
-	return seen, corrupt, nil
+	maps.Copy(seen, d.Reservations)
+	return seen, d.Unreadable, nil
 }
 
 // reserve returns the new reservations that a change needs, or why a node cannot take it.

@@ -90,7 +90,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		}
 	}
 	c.concernedByAll() // what changes while this pass is under way may matter to it
-	v, err := c.read(ctx)
+	v := &view{}
+	defer func() { c.farm.ledger.giveBack(v.taken) }()
+	err = c.read(ctx, v)
 	if errors.Is(err, store.ErrNotFound) {
 		return 0, c.abandon(ctx)
 	}
@@ -111,7 +113,6 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if err := c.breaker(ctx, v, &plan); err != nil {
 		return 0, err
 	}
-	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}
@@ -130,10 +131,29 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if wrote > 0 && slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }) {
 		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
 	}
-	if told || wrote > 0 {
+	switch {
+	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyPlaces(plan.Changes):
+		return soonest(plan.Again, placedLook), nil
+	case wrote > 0 || told:
 		return time.Millisecond, nil // what this made possible comes with the next look
 	}
 	return plan.Again, nil
+}
+
+// placedLook is when a controller whose plan was to place or move pods, and nothing else, is looked at again. Nothing more can be
+// done before the nodes report, which rings; only the status says less than it could until then.
+const placedLook = time.Second
+
+func onlyPlaces(changes []reconcile.Change) bool {
+	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return ch.Action != reconcile.Place && ch.Action != reconcile.Move })
+}
+
+// soonest returns the shorter of two times; the first may be zero for none.
+func soonest(a, b time.Duration) time.Duration {
+	if a > 0 {
+		return min(a, b)
+	}
+	return b
 }
 
 // afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that
@@ -172,8 +192,15 @@ func (c *ReplicationController) abandon(ctx context.Context) error {
 	return errGone
 }
 
-// finish removes the last records of a deleted controller.
+// finish removes the last records of a deleted controller. It looks for placements once more: a list, unlike the
+// transaction that the pass began with, tells of whatever the token may not read.
 func (c *ReplicationController) finish(ctx context.Context, v *view) error {
+	switch left, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true); {
+	case err != nil:
+		return err
+	case len(left)+len(corrupt) > 0:
+		return fmt.Errorf("controller %s has %d placements that its pass did not see", c.ID, len(left)+len(corrupt))
+	}
 	c.alertGone(ctx, v.head.Status)
 	a := store.NewAudit(c.farm.cfg.ID, "finish", c.ID, []string{"removed " + v.head.RC.Value.Name + " after its last pod"})
 	if err := c.farm.cfg.Store.Finish(ctx, c.fence, v.head.RC, v.schema.Index, a); err != nil {

@@ -59,7 +59,7 @@ func (w *world) dead() map[string]bool {
 
 func (w *world) failedSeen(failed map[string]bool) {
 	w.mu.Lock()
-	w.failed = failed
+	w.failed, w.sources = failed, nil
 	changed, orphaned := w.publish()
 	w.mu.Unlock()
 	w.nodesChanged(changed, orphaned)

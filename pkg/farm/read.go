@@ -9,29 +9,25 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Reads are what a pass reads.
+// Reads are what a pass reads: the head, and then everything else together.
 type Reads interface {
 	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
-	Manifest(ctx context.Context, digest string) (*manifest.Manifest, error)
+	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
-	PodReads
+	ClusterReads
 }
 
-// PodReads are what a pass reads about its pods and their nodes.
-type PodReads interface {
-	Realities(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Reality, []error, error)
-	Intents(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Intent, []error, error)
-	Reservations(ctx context.Context, nodes []string) (map[string]store.Rec[node.Reservation], map[string]error, error)
+// ClusterReads are what Consul itself knows of nodes.
+type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 }
@@ -43,105 +39,78 @@ type view struct {
 	breaker  store.Rec[store.Breaker]
 	snapshot *reconcile.Snapshot
 	deep     bool
-	reserved map[string]store.Rec[node.Reservation] // read so far, by node
-	taken    []string                               // from the ledger, until the pass is over
+	// nodesVersion is that of the snapshot's nodes.
+	nodesVersion uint64
+	reserved     map[string]store.Rec[node.Reservation] // read so far, by node
+	nodes        *candidates                            // for new pods; nil until they are looked for
+	taken        []string                               // from the ledger, until the pass is over
 }
 
-// read takes the snapshot for one pass. What is read first (the bell) is the oldest: a report that comes in later moves the
-// bell and so refuses a write that depends on it. An unreadable placement fails the whole pass, because what it holds is
-// not known.
-func (c *ReplicationController) read(ctx context.Context) (*view, error) {
+// read takes the snapshot for one pass, in two round trips. What is read first (the bell) is the oldest: a report that comes
+// in later moves the bell and so refuses a write that depends on it. An unreadable placement fails the whole pass, because
+// what it holds is not known.
+func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	f := c.farm
-	v := &view{schema: f.world.schemaRec(), breaker: f.world.breakerRec(), reserved: map[string]store.Rec[node.Reservation]{}}
+	v.schema, v.breaker, v.reserved = f.world.schemaRec(), f.world.breakerRec(), map[string]store.Rec[node.Reservation]{}
 	var err error
 	if v.head, err = c.readHead(ctx); err != nil {
-		return nil, err
-	}
-	record := v.head.RC.Value
-	s := &reconcile.Snapshot{
-		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: record, Previous: v.head.Status,
-		Nodes: f.world.nodes(), Orphans: f.world.orphansOf(c.ID),
-		Hold: f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
-	}
-	v.snapshot = s
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.readManifest(groupCtx, s) })
-	group.Go(func() error { return c.readPlacements(groupCtx, s, v.head.RC.Index) })
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	if err := c.readNodes(ctx, v); err != nil {
-		return nil, err
-	}
-	if err := c.addRequests(ctx, s, v.head.Requests); err != nil {
-		return nil, err
-	}
-	c.consistent = false
-	return v, nil
-}
-
-// readHead reads the controller with its bell and status. A phantom's record is made up: deleted, so that all that it left
-// behind goes.
-func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error) {
-	var head store.Head
-	var err error
-	if first := c.claimed; first != nil {
-		head, err, c.claimed = first.Head, first.HeadErr, nil
-	} else {
-		head, err = c.farm.cfg.Store.ReadHead(ctx, c.ID, c.consistent)
-	}
-	switch {
-	case err == nil:
-		c.phantom = false // it came back
-	case errors.Is(err, store.ErrNotFound) && c.phantom:
-		now := time.Now().UTC()
-		head.RC.Value = rc.RC{ID: c.ID, Name: c.ID, DeletedAt: &now, ChangedBy: c.farm.cfg.ID}
-		return head, nil
-	}
-	return head, err
-}
-
-func (c *ReplicationController) readManifest(ctx context.Context, s *reconcile.Snapshot) error {
-	if c.phantom {
-		return nil
-	}
-	var corrupt *store.CorruptError
-	m, err := c.farm.manifests.get(ctx, c.farm.cfg.Store, s.RC.ManifestDigest)
-	switch {
-	case err == nil:
-		s.Manifest = m
-	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
-		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s: %v; apply the controller again", s.RC.ManifestDigest, err))
-	default:
 		return err
 	}
+	s := &reconcile.Snapshot{
+		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: v.head.RC.Value, Previous: v.head.Status,
+		Orphans: f.world.orphansOf(c.ID),
+		Hold:    f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
+	}
+	s.Nodes, v.nodesVersion = f.world.nodesAt()
+	v.snapshot = s
+	for _, rec := range v.head.Placements {
+		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+	}
+	if err := c.readDetails(ctx, v); err != nil {
+		return err
+	}
+	if err := c.addRequests(ctx, s, v.head.Requests); err != nil {
+		return err
+	}
+	c.consistent = false
 	return nil
 }
 
-// readPlacements reads the placements, which nobody else writes: where one is older than at the last look, or gone, the
-// store went back in time, even if others have written so much since that no watch could tell.
-func (c *ReplicationController) readPlacements(ctx context.Context, s *reconcile.Snapshot, rcIndex uint64) error {
-	consistent := c.consistent
+// readHead reads the controller with its bell, status and placements. A phantom's record is made up: deleted, so that all
+// that it left behind goes. Nobody else writes the placements: where one is older than at the last look the store went back
+// in time, even if others have written so much since that no watch could tell.
+func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error) {
+	first, consistent := c.claimed, c.consistent
+	c.claimed = nil
 	for {
-		placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, consistent)
-		if err == nil {
-			err = errors.Join(corrupt...)
+		var head store.Head
+		var err error
+		if first != nil {
+			head, err, first = first.Head, first.HeadErr, nil
+			consistent = true // under the lock
+		} else {
+			head, err = c.farm.cfg.Store.ReadHead(ctx, c.ID, consistent)
 		}
-		if err != nil {
-			return err
+		switch {
+		case err == nil:
+			c.phantom = false // it came back
+		case errors.Is(err, store.ErrNotFound) && c.phantom:
+			now := time.Now().UTC()
+			head.RC.Value = rc.RC{ID: c.ID, Name: c.ID, DeletedAt: &now, ChangedBy: c.farm.cfg.ID}
+		default:
+			return head, err
 		}
-		if c.last.after(rcIndex, placements) {
-			if !consistent {
-				consistent = true // a new leader may be behind for a moment
-				continue
-			}
-			return fmt.Errorf("controller %s: %w", c.ID, store.ErrRegressed)
+		if err := errors.Join(head.Corrupt...); err != nil {
+			return head, err
 		}
-		c.last = remember(rcIndex, placements)
-		for _, rec := range placements {
-			s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+		switch index := head.RC.Index; {
+		case !c.last.after(index, head.Placements):
+			c.last = remember(index, head.Placements)
+			return head, nil
+		case consistent:
+			return head, fmt.Errorf("controller %s: %w", c.ID, store.ErrRegressed)
 		}
-		return nil
+		consistent = true // a new leader may be behind for a moment
 	}
 }
 
@@ -157,11 +126,11 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 		case store.SweepOrphan:
 			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
 		case store.RepairReservation:
-			recs, _, err := c.farm.cfg.Store.Reservations(ctx, []string{r.Node})
+			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: []string{r.Node}}, false)
 			if err != nil {
 				return err
 			}
-			for _, h := range recs[r.Node].Value.Holders {
+			for _, h := range d.Reservations[r.Node].Value.Holders {
 				if h.Pod.RCID == c.ID {
 					s.Leaks = append(s.Leaks, reconcile.Leak{Node: r.Node, Pod: h.Pod})
 				}
@@ -191,67 +160,130 @@ func breakerReason(b store.Rec[store.Breaker]) string {
 	}
 }
 
-// readNodes adds what the pods' nodes report and, where it matters, what they were told.
-func (c *ReplicationController) readNodes(ctx context.Context, v *view) error {
+// readDetails reads the manifest, unless it is known, what the pods' nodes report, what they were told where it matters,
+// and what is taken on the nodes that new pods may go to.
+func (c *ReplicationController) readDetails(ctx context.Context, v *view) error {
 	s := v.snapshot
 	c.mu.Lock()
 	v.deep = c.deep
 	c.mu.Unlock()
-	orphaned := map[pod.Identity]bool{}
+	asked := map[pod.Identity]bool{} // what the nodes were told about these
 	for _, o := range s.Orphans {
-		orphaned[o.Identity] = true
+		asked[o.Identity] = true
 	}
-	var at, told []store.At
+	var w store.Wanted
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		for _, name := range nodesOf(p) {
-			at = append(at, store.At{Node: name, Identity: p.Identity})
-			if v.deep || orphaned[p.Identity] {
-				told = append(told, store.At{Node: name, Identity: p.Identity})
-			}
+		w.Realities = append(w.Realities, at(p)...)
+		if v.deep || asked[p.Identity] {
+			asked[p.Identity] = true
+			w.Intents = append(w.Intents, at(p)...)
 		}
 	}
-	realities, corrupt, err := c.farm.cfg.Store.Realities(ctx, at, c.consistent)
+	if !c.phantom {
+		if s.Manifest = c.farm.manifests.get(s.RC.ManifestDigest); s.Manifest == nil {
+			w.Manifest = s.RC.ManifestDigest
+		}
+	}
+	if err := c.guess(ctx, v); err != nil {
+		return err
+	}
+	if v.nodes != nil {
+		w.Reservations = v.nodes.guessed
+	}
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, w, c.consistent)
 	if err != nil {
 		return err
 	}
-	for i := range s.Pods {
-		// What the node has applied is ahead of the placement: what it was told says what that is.
-		p := &s.Pods[i]
-		key := store.At{Node: p.Node, Identity: p.Identity}
-		if realities[key].Revision > p.Revision && !v.deep && !orphaned[p.Identity] {
-			orphaned[p.Identity] = true
-			for _, name := range nodesOf(p) {
-				told = append(told, store.At{Node: name, Identity: p.Identity})
-			}
+	if v.nodes != nil {
+		v.nodes.early = d.Reservations
+	}
+	c.keepReservations(v, d)
+	if w.Manifest != "" {
+		if err := c.useManifest(s, d); err != nil {
+			return err
 		}
 	}
-	intents, corruptIntents, err := c.farm.cfg.Store.Intents(ctx, told, c.consistent)
+	more, err := c.readAhead(ctx, s, d.Realities, asked)
 	if err != nil {
 		return err
 	}
-	for _, e := range append(corrupt, corruptIntents...) {
+	for _, e := range append(d.Corrupt, more.Corrupt...) {
 		s.Errors = append(s.Errors, e.Error())
 	}
+	maps.Copy(d.Intents, more.Intents)
 	for i := range s.Pods {
-		p := &s.Pods[i]
-		p.Ghosts = map[string]*pod.Reality{}
-		if v.deep || orphaned[p.Identity] {
-			p.Intents = map[string]*pod.Intent{}
-		}
-		for _, name := range nodesOf(p) {
-			key := store.At{Node: name, Identity: p.Identity}
-			if r, ok := realities[key]; ok && name == p.Node {
-				p.Reality = &r
-			} else if ok {
-				p.Ghosts[name] = &r
-			}
-			if in, ok := intents[key]; ok && p.Intents != nil {
-				p.Intents[name] = &in
-			}
-		}
+		addReports(&s.Pods[i], d, asked[s.Pods[i].Identity])
 	}
 	return nil
+}
+
+// readAhead reads what the nodes were told about pods of which they have applied more than the placement asks for.
+func (c *ReplicationController) readAhead(ctx context.Context, s *reconcile.Snapshot, realities map[store.At]pod.Reality, asked map[pod.Identity]bool) (store.Details, error) {
+	var w store.Wanted
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if !asked[p.Identity] && realities[store.At{Node: p.Node, Identity: p.Identity}].Revision > p.Revision {
+			asked[p.Identity] = true
+			w.Intents = append(w.Intents, at(p)...)
+		}
+	}
+	if len(w.Intents) == 0 {
+		return store.Details{}, nil
+	}
+	return c.farm.cfg.Store.ReadDetails(ctx, w, c.consistent)
+}
+
+func (c *ReplicationController) useManifest(s *reconcile.Snapshot, d store.Details) error {
+	var corrupt *store.CorruptError
+	switch err := d.ManifestErr; {
+	case err == nil:
+		s.Manifest = d.Manifest
+		c.farm.manifests.put(s.RC.ManifestDigest, d.Manifest)
+	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s: %v; apply the controller again", s.RC.ManifestDigest, err))
+	default:
+		return err
+	}
+	return nil
+}
+
+// keepReservations keeps what is taken for the batches: their writes are refused where it is outdated.
+func (c *ReplicationController) keepReservations(v *view, d store.Details) {
+	for name, e := range d.Unreadable {
+		c.log.WithError(e).WithField(obs.Node, name).Error("nothing is placed on a node")
+	}
+	if len(d.Unreadable) == 0 { // else the batches read again, and say which one it is
+		maps.Copy(v.reserved, d.Reservations)
+	}
+}
+
+// addReports adds what nodes report about a pod and, if that was asked for, what they were told.
+func addReports(p *reconcile.Pod, d store.Details, asked bool) {
+	p.Ghosts = map[string]*pod.Reality{}
+	if asked {
+		p.Intents = map[string]*pod.Intent{}
+	}
+	for _, key := range at(p) {
+		if r, ok := d.Realities[key]; ok && key.Node == p.Node {
+			p.Reality = &r
+		} else if ok {
+			p.Ghosts[key.Node] = &r
+		}
+		if in, ok := d.Intents[key]; ok && asked {
+			p.Intents[key.Node] = &in
+		}
+	}
+}
+
+// at returns where the pod is or may still be.
+func at(p *reconcile.Pod) []store.At {
+	names := nodesOf(p)
+	out := make([]store.At, len(names))
+	for i, name := range names {
+		out[i] = store.At{Node: name, Identity: p.Identity}
+	}
+	return out
 }
 
 // nodesOf returns every node that has, or may still have, a copy of the pod.
@@ -275,17 +307,14 @@ const maxCachedManifests = 1000
 
 func newManifestCache() *manifestCache { return &manifestCache{byID: map[string]*manifest.Manifest{}} }
 
-func (c *manifestCache) get(ctx context.Context, from Reads, digest string) (*manifest.Manifest, error) {
+// get returns nil for one that it does not have.
+func (c *manifestCache) get(digest string) *manifest.Manifest {
 	c.mu.Lock()
-	m := c.byID[digest]
-	c.mu.Unlock()
-	if m != nil {
-		return m, nil
-	}
-	m, err := from.Manifest(ctx, digest)
-	if err != nil {
-		return nil, err
-	}
+	defer c.mu.Unlock()
+	return c.byID[digest]
+}
+
+func (c *manifestCache) put(digest string, m *manifest.Manifest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.byID) >= maxCachedManifests {
@@ -295,5 +324,4 @@ func (c *manifestCache) get(ctx context.Context, from Reads, digest string) (*ma
 		}
 	}
 	c.byID[digest] = m
-	return m, nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
-	"reflect"
 	"slices"
 	"sync"
 
@@ -28,7 +27,7 @@ type selecting struct {
 	farm *Farm
 
 	mu      sync.Mutex
-	nodes   map[string]*node.View // that found is about; never changed once published
+	version uint64 // of the nodes that found is about
 	members []string
 	nonce   string
 	found   map[string]eligible // by selector
@@ -41,29 +40,26 @@ type eligible struct {
 	others      placement.Reasons
 }
 
-// restEvery is how many nodes of the own share come before one of the rest, so that the least loaded of some candidates is
-// found where other farms have placed less, too.
-const restEvery = 3
-
 // EligibleNodes implements Scheduler from the farm's view of the nodes.
 func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
-	e, err := s.eligible(snap.Nodes, snap.RC.NodeSelector)
+	e, err := s.split(snap, 0)
+	return append(e.share, e.rest...), e.others, err
+}
+
+// split is EligibleNodes with the farm's share of the nodes apart from the rest. The version is that of the snapshot's
+// nodes; zero: not known.
+func (s *selecting) split(snap *reconcile.Snapshot, version uint64) (eligible, error) {
+	e, err := s.eligible(snap.Nodes, version, snap.RC.NodeSelector)
 	if err != nil {
-		return nil, nil, err
+		return eligible{}, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	share, rest := placement.Order(e.share, h.Sum64()), placement.Order(e.rest, h.Sum64())
-	order := make([]string, 0, len(share)+len(rest))
-	for len(share) > 0 && len(rest) > 0 {
-		n := min(restEvery, len(share))
-		order = append(append(order, share[:n]...), rest[0])
-		share, rest = share[n:], rest[1:]
-	}
-	return append(append(order, share...), rest...), maps.Clone(e.others), nil
+	seed := h.Sum64()
+	return eligible{placement.Order(e.share, seed), placement.Order(e.rest, seed), maps.Clone(e.others)}, nil
 }
 
-func (s *selecting) eligible(nodes map[string]*node.View, selector string) (eligible, error) {
+func (s *selecting) eligible(nodes map[string]*node.View, version uint64, selector string) (eligible, error) {
 	nonce := s.farm.world.schemaRec().Value.Nonce
 	var members []string
 	for _, m := range s.farm.world.members() {
@@ -71,9 +67,9 @@ func (s *selecting) eligible(nodes map[string]*node.View, selector string) (elig
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	same := reflect.ValueOf(s.nodes).Pointer() == reflect.ValueOf(nodes).Pointer() && slices.Equal(s.members, members)
-	if !same || s.nonce != nonce || len(s.found) >= maxCachedSelectors {
-		s.nodes, s.members, s.nonce, s.found = nodes, members, nonce, map[string]eligible{}
+	same := version != 0 && s.version == version && s.nonce == nonce && slices.Equal(s.members, members)
+	if !same || len(s.found) >= maxCachedSelectors {
+		s.version, s.members, s.nonce, s.found = version, members, nonce, map[string]eligible{}
 	}
 	if e, ok := s.found[selector]; ok {
 		return e, nil

@@ -46,6 +46,8 @@ type world struct {
 	records [store.Shards]map[string]*node.View // without the operators' side
 	ops     map[string]node.Ops
 	views   map[string]*node.View // records and ops joined; never changed once published
+	version uint64                // of the views; moves when they change
+	sources map[string]*node.View // the records that the views were made of; nil when something else of them has changed
 	orphans map[string][]reconcile.Orphan
 	farms   []store.Member
 	stable  time.Time       // when the members changed last
@@ -241,7 +243,7 @@ func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
 		ops[rec.Value.Name] = rec.Value
 	}
 	w.mu.Lock()
-	w.ops = ops
+	w.ops, w.sources = ops, nil
 	changed, orphaned := w.publish()
 	w.mu.Unlock()
 	w.nodesChanged(changed, orphaned)
@@ -251,28 +253,23 @@ func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
 // publish joins records and ops into new views. It returns the nodes whose use for pods may have changed, and the
 // controllers of orphans that came or went. The caller holds the mutex.
 func (w *world) publish() (changed, orphaned map[string]bool) {
-	views := make(map[string]*node.View)
+	views, sources := make(map[string]*node.View, len(w.views)), make(map[string]*node.View, len(w.views))
 	orphans := map[string][]reconcile.Orphan{}
 	changed, orphaned = map[string]bool{}, map[string]bool{}
 	for _, records := range w.records {
 		for name, record := range records {
-			v := *record
-			v.Ops = w.ops[name]
-			v.Gone = !v.Alive && w.failed[v.ConsulNode]
-			before := w.views[name]
-			if before != nil && reflect.DeepEqual(*before, v) {
-				views[name] = before
-			} else {
-				views[name] = &v
-				changed[name] = true
+			v := w.views[name]
+			if w.sources[name] != record { // else its shard has delivered nothing new
+				if next := w.join(record); v == nil || !reflect.DeepEqual(*v, *next) {
+					v, changed[name] = next, true
+				}
 			}
+			views[name], sources[name] = v, record
 			for _, o := range v.Orphans {
 				if v.Alive {
 					orphans[o.RCID] = append(orphans[o.RCID], reconcile.Orphan{Node: name, Orphan: o})
 				}
-			}
-			if changed[name] {
-				for _, o := range v.Orphans {
+				if changed[name] {
 					orphaned[o.RCID] = true
 				}
 			}
@@ -283,8 +280,19 @@ func (w *world) publish() (changed, orphaned map[string]bool) {
 			changed[name] = true
 		}
 	}
-	w.views, w.orphans = views, orphans
+	if len(changed) > 0 || w.version == 0 {
+		w.version++
+	}
+	w.views, w.sources, w.orphans = views, sources, orphans
 	return changed, orphaned
+}
+
+// join returns the view of a node. The caller holds the mutex.
+func (w *world) join(record *node.View) *node.View {
+	v := *record
+	v.Ops = w.ops[v.Name]
+	v.Gone = !v.Alive && w.failed[v.ConsulNode]
+	return &v
 }
 
 // nodesChanged looks at the controllers that a changed node may matter to.
@@ -418,6 +426,13 @@ func (w *world) nodes() map[string]*node.View {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.views
+}
+
+// nodesAt returns the nodes with their version.
+func (w *world) nodesAt() (map[string]*node.View, uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.views, w.version
 }
 
 func (w *world) orphansOf(rcID string) []reconcile.Orphan {

@@ -145,8 +145,10 @@ type Request struct {
 	MaxPerNode int            // zero: no limit
 	PerNode    map[string]int // pods of this controller by node, before
 	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
-	Avoid        map[pod.Identity][]string
-	Order        []string // candidates in order of preference
+	Avoid map[pod.Identity][]string
+	Order []string // candidates in order of preference
+	// Reluctant are candidates that are taken only where they have far fewer pods than the others.
+	Reluctant    map[string]bool
 	Nodes        map[string]*node.View
 	Reservations map[string]node.Reservation // of the candidates; none: nothing is taken there
 }
@@ -157,6 +159,9 @@ type Assignment struct {
 	Node string
 }
 
+// reluctance is how many pods fewer a reluctant candidate must have.
+const reluctance = 3
+
 // Assign spreads the pods over the candidates: always to a node with the fewest pods of the controller, then with the fewest
 // pods at all, then in order of preference. It returns what it could place and, for what it could not, why each candidate
 // refused. It changes none of its inputs.
@@ -165,6 +170,9 @@ func Assign(r Request) ([]Assignment, Reasons) {
 	for i, name := range r.Order {
 		res := r.Reservations[name].Clone()
 		candidates[i] = &candidate{name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i}
+		if r.Reluctant[name] {
+			candidates[i].handicap = reluctance
+		}
 	}
 	var out []Assignment
 	refused := Reasons{}

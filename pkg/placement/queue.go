@@ -14,6 +14,8 @@ type candidate struct {
 	res  node.Reservation // with what was assigned so far
 	mine int              // pods of the controller
 	rank int              // place in the order of preference
+	// handicap counts like pods that are there already.
+	handicap int
 }
 
 // queue hands out the best candidate first.
@@ -43,7 +45,7 @@ func (h candidateHeap) Less(i, j int) bool {
 	a, b := h[i], h[j]
 	return cmp.Or(
 		cmp.Compare(a.mine, b.mine),
-		cmp.Compare(len(a.res.Holders), len(b.res.Holders)),
+		cmp.Compare(len(a.res.Holders)+a.handicap, len(b.res.Holders)+b.handicap),
 		cmp.Compare(a.rank, b.rank),
 	) < 0
 }

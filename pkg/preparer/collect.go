@@ -133,29 +133,30 @@ func (p *Preparer) reportStrangers() {
 	}
 }
 
-// LiveArtifacts returns the digests of the artifacts that installed versions need, or one that is being installed.
-func (p *Preparer) LiveArtifacts() map[string]bool {
-	live := map[string]bool{}
-	add := func(m *manifest.Manifest) {
-		if m == nil {
-			return
+// LiveArtifacts returns the digests of the artifacts that installed versions need, or one that is being installed. known is
+// false while they cannot all be told, because of a pod whose record was lost.
+func (p *Preparer) LiveArtifacts() (live map[string]bool, known bool) {
+	live = map[string]bool{}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known = p.runtimeSeen
+	for _, e := range p.pods {
+		versions := e.rec.versions()
+		if e.rec.Wanted != nil {
+			versions = append(versions, &Installed{Manifest: e.rec.Wanted})
 		}
-		for _, l := range m.Launchables {
-			if l.Artifact.Kind == manifest.ArtifactTar {
-				live[l.Artifact.SHA256] = true
+		for _, in := range versions {
+			m := in.manifest()
+			if m == nil {
+				known = false
+				continue
+			}
+			for _, l := range m.Launchables {
+				if l.Artifact.Kind == manifest.ArtifactTar {
+					live[l.Artifact.SHA256] = true
+				}
 			}
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.pods {
-		if e.rec.Intent.State == pod.Stopped && e.rec.StoppedAt != nil {
-			continue
-		}
-		for _, in := range e.rec.versions() {
-			add(in.manifest())
-		}
-		add((&Installed{Manifest: e.rec.Wanted}).manifest())
-	}
-	return live
+	return live, known
 }

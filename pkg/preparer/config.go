@@ -3,6 +3,7 @@ package preparer
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -34,7 +35,7 @@ func renderConfig(tree manifest.Config) ([]byte, error) {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(filled); err != nil {
-		return nil, fmt.Errorf("config cannot be written as JSON") //nolint:perfsprint // the error may quote a value
+		return nil, errors.New("config cannot be written as JSON") // the error may quote a value
 	}
 	if out.Len() > maxConfigBytes {
 		return nil, fmt.Errorf("config: %d bytes with the files that it names; allowed: at most %d", out.Len(), maxConfigBytes)

@@ -27,7 +27,7 @@ import (
 func TestLifeOfAPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6}) // all that P8 allows
+	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6 - consul.LivenessConns}) // all that P8 allows
 	if err != nil {
 		t.Fatal(err)
 	}

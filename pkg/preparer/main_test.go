@@ -23,6 +23,7 @@ const patience = time.Minute
 // First arguments that turn the test binary into one of the programs under test.
 const (
 	superviseArg = "supervise" // then a directory: the node's supervisor; the end of stdin kills all that it runs
+	victimArg    = "victim"    // then a file: a preparer that ends itself
 	serveArg     = "serve"     // a pod that listens on its port and answers with its environment
 )
 
@@ -35,6 +36,8 @@ func TestMain(m *testing.M) {
 			oneshot.Exec(isolate.Apply)
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
+		case victimArg:
+			exitOn(runVictim(os.Args[2]))
 		case serveArg:
 			exitOn(serve())
 		}

@@ -2,13 +2,19 @@ package preparer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
 // minScriptTTL is how long, at least, the local agent believes what a script said last: longer than a restart of the
@@ -114,19 +120,42 @@ func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *v
 			return
 		}
 	}
-	script := health.Script{
-		Command: append([]string{v.path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
-		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
-		SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
+	command := oneshot.Command{
+		Argv: append([]string{v.path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
+		Isolation: spec.Isolation, OutputBytes: health.MaxOutput,
+	}
+	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)
+	check := health.Check{
+		Ask:      func(ctx context.Context) (string, error) { return p.askScript(ctx, command, timeout) },
+		Interval: h.Interval.Or(manifest.DefaultHealthInterval), SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
 	}
 	id := ServiceID(p.cfg.Node.Name, e.id)
-	health.Watch(ctx, script, w.verdict.Passing, func(v health.Verdict) {
+	health.Watch(ctx, check, w.verdict.Passing, func(v health.Verdict) {
 		p.sawScript(w, v)
 		// An agent that does not have the check yet, or is away, is told with the next verdict.
 		if err := p.cfg.Services.UpdateCheck(ctx, id, v.Passing, v.Output); err != nil && ctx.Err() == nil {
 			p.podLog(e.id).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
 		}
 	})
+}
+
+// askScript runs a health script once. What it writes is kept in memory, as nobody else reads it.
+func (p *Preparer) askScript(ctx context.Context, command oneshot.Command, timeout time.Duration) (output string, err error) {
+	fd, err := unix.MemfdCreate("health script", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", fmt.Errorf("keep its output: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "health script")
+	defer func() { _ = file.Close() }()
+	command.Output = file
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
+	defer cancel()
+	exit, err := p.cfg.Programs.Run(ctx, command)
+	if err == nil && !exit.OK() {
+		err = fmt.Errorf("the health script %s", exit)
+	}
+	said, readErr := io.ReadAll(io.NewSectionReader(file, 0, health.MaxOutput))
+	return string(said), errors.Join(err, readErr)
 }
 
 func (p *Preparer) sawScript(w *scriptWatch, v health.Verdict) {

@@ -104,8 +104,8 @@ func TestVersionsAreKept(t *testing.T) {
 	if cmd := b.procs(0)[0].Spec.Command[0]; cmd != b.inNode("versions", "rc1.main.0", want[2], "main", "bin", "launch") {
 		t.Errorf("command %s", cmd)
 	}
-	if live := b.current.LiveArtifacts(); len(live) != 1 {
-		t.Errorf("live artifacts %v", live)
+	if live, known := b.current.LiveArtifacts(); len(live) != 1 || !known {
+		t.Errorf("live artifacts %v, all: %t", live, known)
 	}
 }
 

@@ -158,7 +158,7 @@ func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
 
 func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
 	sent := time.Now()
-	_, err := t.c.Commit(ctx, ops)
+	_, err := t.merged.Commit(ctx, ops)
 	if err == nil {
 		t.sess.Confirm(sent)
 	}

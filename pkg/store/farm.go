@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -21,11 +23,12 @@ type FarmTenure struct {
 	*Store
 	sess   *consul.Session
 	farmID string
+	merged *consul.Merger // what passes of many controllers read and write
 }
 
 // FarmTenure returns the writer for one farm under one session.
 func (s *Store) FarmTenure(sess *consul.Session, farmID string) *FarmTenure {
-	return &FarmTenure{Store: s, sess: sess, farmID: farmID}
+	return &FarmTenure{Store: s, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
 }
 
 // Incarnation returns the id of the farm's session.
@@ -60,7 +63,7 @@ type Claimed struct {
 // *consul.HeldError (see HeldBy) when another farm holds the lock, ErrLost when the session is dead.
 func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	sent := time.Now()
-	f, found, below, err := t.c.AcquireReading(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
+	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
 	got := Claimed{Fence: f}
 	switch {
 	case err == nil:
@@ -166,13 +169,16 @@ type Head struct {
 	BellIndex uint64 // zero: there is no bell
 	Status    *rc.Status
 	Requests  []Rec[Request] // oldest first; one that cannot be read asks for nothing
+	// Placements are those that can be read; Corrupt has an error for each of the others.
+	Placements []Rec[pod.Placement]
+	Corrupt    []error
 }
 
-// ReadHead reads a controller with its bell, its status and what is asked of its owner. Everything that is read later is at
-// least as new as the bell. It returns ErrNotFound, with the requests, when there is no such controller, and *CorruptError
-// when its record cannot be read.
+// ReadHead reads a controller with its bell, its status, its placements and what is asked of its owner. Everything that is
+// read later is at least as new as the bell. It returns ErrNotFound, with placements and requests, when there is no such
+// controller, and *CorruptError when its record cannot be read.
 func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
-	found, below, err := t.c.Read(ctx, t.headKeys(rcID), levelOf(consistent))
+	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), levelOf(consistent))
 	if err != nil {
 		return Head{}, err
 	}
@@ -181,13 +187,18 @@ func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool)
 
 func (t *FarmTenure) headKeys(rcID string) consul.Reading {
 	return consul.Reading{
-		Keys:   []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID)},
-		Prefix: t.keys.Requests(rcID),
+		Keys:     []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID)},
+		Prefixes: []string{t.keys.Requests(rcID), t.keys.Pods(rcID)},
 	}
 }
 
 func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
-	h.Requests, _ = decodeAll[Request](t.keys, below)
+	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods(rcID)) })
+	if pods < 0 {
+		pods = len(below)
+	}
+	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
+	h.Placements, h.Corrupt = decodeAll[pod.Placement](t.keys, below[pods:])
 	pair, ok := found[t.keys.RC(rcID)]
 	if !ok {
 		return h, ErrNotFound
@@ -211,58 +222,109 @@ type At struct {
 	pod.Identity
 }
 
+// Wanted is what a pass reads after the head: by then it knows the names of all of it.
+type Wanted struct {
+	Manifest     string // digest; empty: none
+	Realities    []At
+	Intents      []At
+	Reservations []string // names of nodes
+}
+
+// Details is what was wanted.
+type Details struct {
+	Manifest    *manifest.Manifest
+	ManifestErr error // as of Store.Manifest
+	Realities   map[At]pod.Reality
+	Intents     map[At]pod.Intent
+	Corrupt     []error // of the realities and intents; those are absent
+	// Reservations and Unreadable are as of Store.Reservations.
+	Reservations map[string]Rec[node.Reservation]
+	Unreadable   map[string]error
+}
+
+// ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
+func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
+	var d Details
+	r := consul.Reading{Keys: slices.Concat(keysAt(w.Realities, t.keys.Reality), keysAt(w.Intents, t.keys.Intent), t.reservationKeys(w.Reservations))}
+	if w.Manifest != "" {
+		r.Keys = append(r.Keys, t.keys.Manifest(w.Manifest))
+	}
+	found, _, err := t.merged.Read(ctx, r, levelOf(consistent))
+	if err != nil {
+		return d, err
+	}
+	if w.Manifest != "" {
+		d.Manifest, _, d.ManifestErr = t.manifestOf(found, w.Manifest)
+	}
+	var corrupt []error
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)
+	d.Intents, corrupt = decodeAt[pod.Intent](t.keys, found, w.Intents, t.keys.Intent)
+	d.Corrupt = append(d.Corrupt, corrupt...)
+	d.Reservations, d.Unreadable = t.taken(found, w.Reservations)
+	return d, nil
+}
+
 // Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
 func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At]pod.Reality, []error, error) {
-	return getMany[pod.Reality](ctx, s, at, s.keys.Reality, consistent)
+	found, err := s.c.GetMany(ctx, keysAt(at, s.keys.Reality), levelOf(consistent))
+	if err != nil {
+		return nil, nil, err
+	}
+	realities, corrupt := decodeAt[pod.Reality](s.keys, found, at, s.keys.Reality)
+	return realities, corrupt, nil
 }
 
-// Intents reads what nodes must do about identities, like Realities.
-func (t *FarmTenure) Intents(ctx context.Context, at []At, consistent bool) (map[At]pod.Intent, []error, error) {
-	return getMany[pod.Intent](ctx, t.Store, at, t.keys.Intent, consistent)
-}
-
-func getMany[T any](ctx context.Context, s *Store, at []At, keyOf func(string, pod.Identity) string, consistent bool) (map[At]T, []error, error) {
+func keysAt(at []At, keyOf func(string, pod.Identity) string) []string {
 	keys := make([]string, len(at))
 	for i, a := range at {
 		keys[i] = keyOf(a.Node, a.Identity)
 	}
-	found, err := s.c.GetMany(ctx, keys, levelOf(consistent))
-	if err != nil {
-		return nil, nil, err
-	}
-	out := make(map[At]T, len(found))
+	return keys
+}
+
+func decodeAt[T any](keys Keys, found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
+	out := make(map[At]T, len(at))
 	var corrupt []error
-	for i, a := range at {
-		pair, ok := found[keys[i]]
+	for _, a := range at {
+		pair, ok := found[keyOf(a.Node, a.Identity)]
 		if !ok {
 			continue
 		}
-		rec, err := decode[T](s.keys, pair)
+		rec, err := decode[T](keys, pair)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue
 		}
 		out[a] = rec.Value
 	}
-	return out, corrupt, nil
+	return out, corrupt
 }
 
 // Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
 // comes back closed, so that nothing is placed there, and as an error under its name.
 func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
+	found, err := s.c.GetMany(ctx, s.reservationKeys(nodes), consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	out, corrupt := s.taken(found, nodes)
+	return out, corrupt, nil
+}
+
+func (s *Store) reservationKeys(nodes []string) []string {
 	keys := make([]string, len(nodes))
 	for i, name := range nodes {
 		keys[i] = s.keys.Reservation(name)
 	}
-	found, err := s.c.GetMany(ctx, keys, consul.Default)
-	if err != nil {
-		return nil, nil, err
-	}
+	return keys
+}
+
+func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]Rec[node.Reservation], map[string]error) {
 	out := make(map[string]Rec[node.Reservation], len(nodes))
 	corrupt := map[string]error{}
-	for i, name := range nodes {
-		pair, ok := found[keys[i]]
+	for _, name := range nodes {
+		pair, ok := found[s.keys.Reservation(name)]
 		if !ok {
 			out[name] = Rec[node.Reservation]{}
 			continue
@@ -275,7 +337,7 @@ func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Re
 		}
 		out[name] = rec
 	}
-	return out, corrupt, nil
+	return out, corrupt
 }
 
 // Passing returns the names of the nodes whose preparers pass in Consul's catalog, which survives a wipe of the records.
@@ -304,11 +366,9 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 
 // LockHeld reports whether another session than this one owns a controller.
 func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
-	pair, err := t.c.Get(ctx, t.keys.Lock(rcID), consul.Default)
-	if errors.Is(err, ErrNotFound) {
-		return false, nil
-	}
-	return pair.Session != "" && pair.Session != t.sess.Releasing, err
+	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Lock(rcID)}}, consul.Default)
+	held := found[t.keys.Lock(rcID)].Session
+	return held != "" && held != t.sess.Releasing, err
 }
 
 // RCExists reports whether there is a record of a controller, readable or not.

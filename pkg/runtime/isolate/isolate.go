@@ -99,24 +99,3 @@ func renouncePrivileges(iso runtime.Isolation) error {
 	}
 	return nil
 }
-
-// Validate reports why an isolation cannot be applied anywhere.
-func Validate(iso runtime.Isolation) error {
-	const maxID = 1<<32 - 2 // one more means "leave it"
-	for _, id := range append([]int{iso.UID, iso.GID}, iso.Groups...) {
-		if id < 0 || id > maxID {
-			return fmt.Errorf("isolation: user or group %d is not valid; allowed: 0 to %d", id, maxID)
-		}
-	}
-	for _, dir := range []string{iso.Tmp, iso.Cgroup} {
-		if dir != "" && dir[0] != '/' {
-			return fmt.Errorf("isolation: directory %q is not valid; allowed: an absolute path, or nothing", dir)
-		}
-	}
-	for name, limit := range map[string]int64{"cpu": iso.CPU, "memory": iso.Memory, "pids": iso.PIDs} {
-		if limit < 0 || limit > 0 && iso.Cgroup == "" {
-			return fmt.Errorf("isolation: %s limit %d is not valid; allowed: zero for none, or more together with a cgroup", name, limit)
-		}
-	}
-	return nil
-}

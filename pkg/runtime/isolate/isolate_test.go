@@ -94,28 +94,6 @@ func TestParseIDMap(t *testing.T) {
 	}
 }
 
-func TestValidate(t *testing.T) {
-	good := runtime.Isolation{UID: 1, GID: 1, Tmp: "/t", Cgroup: "/c", CPU: 1, Memory: 1, PIDs: 1}
-	if err := Validate(good); err != nil {
-		t.Error(err)
-	}
-	for want, change := range map[string]func(*runtime.Isolation){
-		"user or group -1 ":           func(i *runtime.Isolation) { i.UID = -1 },
-		"user or group 4294967295 ":   func(i *runtime.Isolation) { i.GID = 1<<32 - 1 },
-		"user or group -2 ":           func(i *runtime.Isolation) { i.Groups = []int{1, -2} },
-		`directory "tmp" is`:          func(i *runtime.Isolation) { i.Tmp = "tmp" },
-		`directory "cgroup" is`:       func(i *runtime.Isolation) { i.Cgroup = "cgroup" },
-		"cpu limit -1 is not valid":   func(i *runtime.Isolation) { i.CPU = -1 },
-		"pids limit 5 is not valid; ": func(i *runtime.Isolation) { *i = runtime.Isolation{PIDs: 5} },
-	} {
-		iso := good
-		change(&iso)
-		if err := Validate(iso); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
-			t.Errorf("got %v, want an error with %q and what is allowed", err, want)
-		}
-	}
-}
-
 // What Probe offers agrees with what it says is missing, whatever the host.
 func TestProbe(t *testing.T) {
 	h := Probe("rcfarm-test-probe")

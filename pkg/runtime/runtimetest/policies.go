@@ -85,8 +85,9 @@ func testRestartNever(t *testing.T, b *bench) {
 	b.wantExited(t, b.await(t, "p", "exited", exited), 3, 1)
 }
 
-// The first restart comes within a second. On a busy machine one of several must.
+// The first restart comes within a second, and what the runtime needs. On a busy machine one of several must.
 func testRestartQuicklyAtFirst(t *testing.T, b *bench) {
+	limit := time.Second + b.RestartPause
 	var took []time.Duration
 	for i := range 8 {
 		id := fmt.Sprintf("p%d", i)
@@ -95,12 +96,12 @@ func testRestartQuicklyAtFirst(t *testing.T, b *bench) {
 			return st.Phase == runtime.Running && st.Restarts == 1 && st.LastExit != nil
 		})
 		last := st.StartedAt.Sub(st.LastExit.At)
-		if last <= time.Second {
+		if last <= limit {
 			return
 		}
 		took = append(took, last)
 	}
-	t.Errorf("first restarts came after %s, want at most 1s", took)
+	t.Errorf("first restarts came after %s, want at most %s", took, limit)
 }
 
 // Only lower bounds of pauses are sure on a busy machine.

@@ -71,7 +71,7 @@ func Dial(cfg ClientConfig) (*Client, error) {
 // Close gives idle connections back. The supervisor and its processes go on.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Start implements runtime.Runtime. Errors to test for: runtime.ErrExists, ErrInvalid, ErrUnreachable.
+// Start implements runtime.Runtime. Errors to test for: runtime.ErrExists, runtime.ErrInvalid, ErrUnreachable.
 func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
 	return c.call(ctx, http.MethodPost, startPath, spec, nil)
 }
@@ -81,7 +81,7 @@ func (c *Client) Stop(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodPost, stopPath, target{ID: id}, nil)
 }
 
-// Remove implements runtime.Runtime. Errors to test for: ErrNotStopped, ErrUnreachable.
+// Remove implements runtime.Runtime. Errors to test for: runtime.ErrNotStopped, ErrUnreachable.
 func (c *Client) Remove(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 )
 
 // stubTimeout bounds how long a stub may take to become its program. It has next to nothing to do: a stub that takes
@@ -48,7 +49,7 @@ func (f *stubFiles) open(spec runtime.Spec) error {
 		return fmt.Errorf("open log: %w", err)
 	}
 	f.stub = append(f.stub, log, log)
-	if err := shareLog(log, spec.Isolation); err != nil {
+	if err := logfile.Share(log, spec.Isolation); err != nil {
 		return fmt.Errorf("open log: %w", err)
 	}
 	orderEnd, order, err := os.Pipe()
@@ -62,15 +63,6 @@ func (f *stubFiles) open(spec runtime.Spec) error {
 	}
 	f.stub, f.result = append(f.stub, resultEnd), result
 	return nil
-}
-
-// shareLog lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the
-// supervisor's, and so does the directory that it is in.
-func shareLog(log *os.File, iso *runtime.Isolation) error {
-	if iso == nil || iso.GID == os.Getegid() {
-		return nil
-	}
-	return errors.Join(log.Chown(-1, iso.GID), log.Chmod(0o660))
 }
 
 func (f *stubFiles) closeStub() {
@@ -125,9 +117,9 @@ func (p *process) launch() (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.cgroup = cgroupOf(spec)
+	c.Cgroup = spec.Cgroup()
 	err = p.commit(runtime.Starting, "", func(r *record) {
-		r.PID, r.Start, r.Boot, r.StartedAt = c.pid, c.start, p.sup.boot, time.Now().UTC()
+		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
 		r.Starts++
 	})
 	if err == nil {
@@ -142,10 +134,10 @@ func (p *process) launch() (*child, error) {
 
 // discard ends a stub that did not become its program. Nobody else knows of it, so this need not be interruptible.
 func (p *process) discard(c *child) {
-	_ = unix.Kill(-c.pid, unix.SIGKILL)
-	_ = c.wait(context.Background())
+	_ = unix.Kill(-c.PID, unix.SIGKILL)
+	_ = c.Wait(context.Background())
 	c.status("")
-	p.sup.family.forget(c.pid)
-	c.close()
+	p.sup.family.forget(c.PID)
+	c.Close()
 	p.removeCgroup(c)
 }

@@ -41,8 +41,8 @@ type failure struct {
 func codes() map[string]error {
 	return map[string]error{
 		"exists":      runtime.ErrExists,
-		"invalid":     ErrInvalid,
-		"not_stopped": ErrNotStopped,
+		"invalid":     runtime.ErrInvalid,
+		"not_stopped": runtime.ErrNotStopped,
 		"leaving":     errLeaving,
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // desired is what a client asked for.
@@ -43,12 +40,7 @@ type record struct {
 	Done      bool      `json:"done,omitempty"` // it ended, nothing of it runs, and its policy leaves it at that
 }
 
-const (
-	recordSuffix = ".json"
-	maxIDBytes   = 200 // with the suffixes a file name of at most 255 bytes
-)
-
-var validID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*$`)
+const recordSuffix = ".json"
 
 // records keeps the state files. Each is replaced as a whole and durable when a call returns.
 type records struct{ dir string }
@@ -97,7 +89,7 @@ func readRecord(path, id string) (record, error) {
 	if rec.Desired != wantRun && rec.Desired != wantStop {
 		return rec, fmt.Errorf("desired: %q is not valid; allowed: run, stop", rec.Desired)
 	}
-	return rec, validate(rec.Spec)
+	return rec, rec.Spec.Validate()
 }
 
 func (r records) save(rec record) (err error) {
@@ -125,59 +117,11 @@ func (r records) remove(id string) error {
 	return nil
 }
 
-// validate reports the first mistake in the spec, as ErrInvalid.
-func validate(spec runtime.Spec) error {
-	invalid := func(field string, value any, allowed string) error {
-		return fmt.Errorf("%w: %s: %q is not valid; allowed: %s", ErrInvalid, field, fmt.Sprint(value), allowed)
+// InUse reports whether the directory holds processes, running or not.
+func InUse(dir string) (bool, error) {
+	entries, err := os.ReadDir(filepath.Join(dir, stateName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("read supervisor state: %w", err)
 	}
-	switch {
-	case len(spec.ID) > maxIDBytes || !validID.MatchString(spec.ID):
-		return invalid("id", spec.ID, fmt.Sprintf("1 to %d letters, digits, '-', '_' and '.', not starting with '.'", maxIDBytes))
-	case len(spec.Command) == 0 || !filepath.IsAbs(spec.Command[0]):
-		return invalid("command", spec.Command, "the absolute path of a program, then its arguments")
-	case !filepath.IsAbs(spec.Dir):
-		return invalid("dir", spec.Dir, "an absolute path")
-	case !filepath.IsAbs(spec.LogPath):
-		return invalid("log_path", spec.LogPath, "an absolute path")
-	case spec.LogBytes < 0:
-		return invalid("log_bytes", spec.LogBytes, "a number of bytes, or zero for no rotation")
-	case spec.LogKeep < 0:
-		return invalid("log_keep", spec.LogKeep, "a number of files, or zero for none")
-	case spec.StopGrace < 0:
-		return invalid("stop_grace", spec.StopGrace, "a length of time, zero or more")
-	case !spec.Restart.Policy.Valid():
-		return invalid("restart.policy", spec.Restart.Policy, "always, on-failure, never")
-	case spec.Restart.Min < 0:
-		return invalid("restart.min", spec.Restart.Min, "a length of time, or zero for the default")
-	case spec.Restart.Max < 0 || spec.Restart.Max > 0 && spec.Restart.Max < spec.Restart.Min:
-		return invalid("restart.max", spec.Restart.Max, "a length of time not below restart.min, or zero for the default")
-	}
-	if _, ok := spec.Signal(); !ok {
-		return invalid("stop_signal", spec.StopSignal, "the name of a signal, such as SIGINT")
-	}
-	if spec.Isolation != nil {
-		if err := isolate.Validate(*spec.Isolation); err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
-	}
-	for _, kv := range spec.Env {
-		if strings.IndexByte(kv, '=') < 1 {
-			return invalid("env", kv, "KEY=value")
-		}
-	}
-	for _, s := range slices.Concat(spec.Command, spec.Env, []string{spec.Dir, spec.LogPath}) {
-		if strings.ContainsRune(s, 0) {
-			return invalid("command, env, dir or log_path", s, "text without a zero byte")
-		}
-	}
-	return nil
-}
-
-// sameSpec compares two specs; an empty list equals a missing one, as they do after a trip through JSON.
-func sameSpec(a, b runtime.Spec) bool {
-	if !slices.Equal(a.Command, b.Command) || !slices.Equal(a.Env, b.Env) {
-		return false
-	}
-	a.Command, a.Env, b.Command, b.Env = nil, nil, nil, nil
-	return reflect.DeepEqual(a, b)
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), recordSuffix) }), nil
 }

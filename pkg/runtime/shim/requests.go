@@ -31,7 +31,7 @@ func (s *supervisor) find(id string) *process {
 
 // start accepts a process; its keeper starts it. One that is just being stopped is started again after that.
 func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
-	if err := validate(spec); err != nil {
+	if err := spec.Validate(); err != nil {
 		return err
 	}
 	for {
@@ -62,7 +62,7 @@ func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan s
 		close(again)
 		return again, nil
 	case !p.known():
-	case !sameSpec(now.Spec, spec):
+	case !now.Spec.Same(spec):
 		return nil, fmt.Errorf("start %s: %w", spec.ID, runtime.ErrExists)
 	case now.Desired == wantRun:
 		return nil, nil
@@ -136,7 +136,7 @@ func (s *supervisor) remove(id string) error {
 		if now := p.current(); now.Done {
 			<-p.ended // the keeper has nothing left to do
 		} else if now.Desired != wantStop || !closed(p.ended) {
-			return fmt.Errorf("remove %s: %w", id, ErrNotStopped)
+			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
 		}
 		if err := s.records.remove(id); err != nil {
 			return err

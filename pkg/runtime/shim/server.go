@@ -40,7 +40,7 @@ func (s *supervisor) handler() http.Handler {
 	mux.HandleFunc("GET "+watchPath, func(w http.ResponseWriter, r *http.Request) {
 		cursor, err := strconv.ParseUint(r.URL.Query().Get("cursor"), 10, 64)
 		if err != nil {
-			s.answer(w, nil, fmt.Errorf("%w: cursor: %w", ErrInvalid, err))
+			s.answer(w, nil, fmt.Errorf("%w: cursor: %w", runtime.ErrInvalid, err))
 			return
 		}
 		list, now, changed := s.watch(r.Context(), cursor)
@@ -58,7 +58,7 @@ func (s *supervisor) handler() http.Handler {
 
 func decode(w http.ResponseWriter, r *http.Request, into any) error {
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(into); err != nil {
-		return fmt.Errorf("%w: read request: %w", ErrInvalid, err)
+		return fmt.Errorf("%w: read request: %w", runtime.ErrInvalid, err)
 	}
 	return nil
 }
@@ -69,9 +69,9 @@ func (s *supervisor) answer(w http.ResponseWriter, body any, err error) {
 	switch {
 	case errors.Is(err, errLeaving):
 		status, body = http.StatusServiceUnavailable, failureOf(err)
-	case errors.Is(err, runtime.ErrExists), errors.Is(err, ErrNotStopped):
+	case errors.Is(err, runtime.ErrExists), errors.Is(err, runtime.ErrNotStopped):
 		status, body = http.StatusConflict, failureOf(err)
-	case errors.Is(err, ErrInvalid):
+	case errors.Is(err, runtime.ErrInvalid):
 		status, body = http.StatusBadRequest, failureOf(err)
 	case err != nil:
 		status, body = http.StatusInternalServerError, failureOf(err)

@@ -23,14 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errors that a caller may test for, besides runtime.ErrExists.
+// Errors that a caller may test for, besides those of package runtime.
 var (
 	// ErrRunning is returned by Serve when another supervisor works in the directory.
 	ErrRunning = errors.New("a supervisor is already running in this directory")
-	// ErrInvalid is returned by Start for a Spec that cannot be run; nothing was changed.
-	ErrInvalid = errors.New("not a valid process specification")
-	// ErrNotStopped is returned by Remove for a process that is not stopped.
-	ErrNotStopped = errors.New("the process is not stopped")
 	// ErrUnreachable is returned by a Client that could neither reach nor start a supervisor.
 	ErrUnreachable = errors.New("no supervisor answers")
 

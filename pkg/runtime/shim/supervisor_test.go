@@ -350,7 +350,7 @@ func TestStartRefusesBadSpecs(t *testing.T) {
 		spec := n.idler("p")
 		change(&spec)
 		err := n.Start(t.Context(), spec)
-		if !errors.Is(err, shim.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+		if !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want ErrInvalid with %q and what is allowed", err, want)
 		}
 	}
@@ -363,7 +363,7 @@ func TestRemoveSaysNotStopped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("p"))
-	if err := n.Remove(t.Context(), "p"); !errors.Is(err, shim.ErrNotStopped) {
+	if err := n.Remove(t.Context(), "p"); !errors.Is(err, runtime.ErrNotStopped) {
 		t.Errorf("got %v, want ErrNotStopped", err)
 	}
 }

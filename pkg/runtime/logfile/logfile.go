@@ -1,59 +1,28 @@
-package shim
+// Package logfile keeps the log files that programs append to themselves: bounded, and within their reach.
+package logfile
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // maxRotated bounds the copy of one rotation, in multiples of LogBytes. A program that wrote more than that between
 // two looks loses the oldest of it, which is what rotation is about.
 const maxRotated = 4
 
-// The supervisor's own log, which Spawn opens: rotated at this many bytes, with so many files kept.
-const (
-	ownLogBytes = 8 << 20
-	ownLogKeep  = 2
-)
-
-// rotateLogs looks at all logs now and then until ctx ends.
-func (s *supervisor) rotateLogs(ctx context.Context) {
-	tick := time.NewTicker(s.cfg.LogCheck)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		if err := rotate(filepath.Join(s.cfg.Dir, logName), ownLogBytes, ownLogKeep); err != nil {
-			s.cfg.Log("log not rotated", map[string]any{"error": err})
-		}
-		for _, p := range s.all() {
-			spec := p.current().Spec
-			if spec.LogBytes == 0 || ctx.Err() != nil {
-				continue
-			}
-			if err := rotate(spec.LogPath, spec.LogBytes, spec.LogKeep); err != nil {
-				p.log("log not rotated", map[string]any{"error": err})
-			}
-		}
-	}
-}
-
-// rotate moves the content of a log that is larger than limit into log.1, log.1 into log.2 and so on, keeping so many
+// Rotate moves the content of a log that is larger than limit into log.1, log.1 into log.2 and so on, keeping so many
 // of them. It copies and truncates, because the program holds the file open and appends to it (R12). What the
 // program writes between the last read and the truncation is lost: some microseconds' worth.
-func rotate(path string, limit int64, keep int) (err error) {
+func Rotate(path string, limit int64, keep int) (err error) {
 	// Next to always this is all: a node looks at hundreds of logs each second.
 	if info, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().IsRegular() && info.Size() <= limit {
 		return nil
@@ -150,4 +119,13 @@ func shift(path string, keep int) error {
 		}
 	}
 	return os.Rename(asidePath(path), numbered(1))
+}
+
+// Share lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the
+// supervisor's, and so does the directory that it is in.
+func Share(log *os.File, iso *runtime.Isolation) error {
+	if iso == nil || iso.GID == os.Getegid() {
+		return nil
+	}
+	return errors.Join(log.Chown(-1, iso.GID), log.Chmod(0o660))
 }

@@ -1,0 +1,236 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"golang.org/x/sync/errgroup"
+)
+
+// How many requests of a Merger are under way at once. Few are enough, and bound its connections (P8): what does not find
+// one free is sent with others. Transactions that are more than half full go alone, as many as Consul can make use of.
+const (
+	mergedReads  = 4
+	mergedWrites = 2
+	largeWrites  = 8
+)
+
+// aloneFor is how long transactions are not merged after one with several parts had an unknown outcome: if a part is to
+// blame, the others must not suffer again.
+const aloneFor = 10 * time.Second
+
+// Merger sends reads and transactions of many callers together where they would have to wait for each other. Each caller
+// sees what it would have seen alone: a refusal of one part does not concern the others, which are sent again, because
+// nothing was written; an unknown outcome concerns them all, because all may have been written. It serves one token.
+type Merger struct {
+	c *Client
+
+	reads  gatherer[*readPart]
+	locks  gatherer[*writePart] // acquisitions
+	writes gatherer[*writePart]
+	large  gatherer[*writePart]
+
+	mu    sync.Mutex
+	alone time.Time // until then
+}
+
+// NewMerger returns a merger.
+func (c *Client) NewMerger() *Merger {
+	m := &Merger{c: c}
+	m.reads = gatherer[*readPart]{most: mergedReads, joins: joinsReads, run: m.read}
+	m.locks = gatherer[*writePart]{most: mergedWrites, joins: m.joinsWrites, run: m.write}
+	m.writes = gatherer[*writePart]{most: mergedWrites, joins: m.joinsWrites, run: m.write}
+	m.large = gatherer[*writePart]{most: largeWrites, run: m.write}
+	return m
+}
+
+// readPart is what one caller reads.
+type readPart struct {
+	ops   []Op
+	level Consistency
+	got   *answer // of the whole transaction
+	err   error
+}
+
+func joinsReads(group []*readPart, next *readPart) bool {
+	ops := len(next.ops)
+	for _, p := range group {
+		ops += len(p.ops)
+	}
+	return ops <= MaxTxnOps && group[0].level == next.level
+}
+
+func (m *Merger) read(ctx context.Context, group []*readPart) {
+	var ops []Op
+	for _, p := range group {
+		ops = append(ops, p.ops...)
+	}
+	got, err := m.c.readTxn(ctx, ops, group[0].level)
+	for _, p := range group {
+		p.got, p.err = got, err
+	}
+}
+
+// Read is like Client.Read, for any number of keys: only what fits into one transaction is read at one moment.
+func (m *Merger) Read(ctx context.Context, r Reading, level Consistency) (map[string]Pair, []Pair, error) {
+	ops := r.ops()
+	if len(ops) == 0 {
+		return nil, nil, nil
+	}
+	var parts []*readPart
+	group, groupCtx := errgroup.WithContext(ctx)
+	for chunk := range slices.Chunk(ops, MaxTxnOps) {
+		p := &readPart{ops: chunk, level: level}
+		parts = append(parts, p)
+		group.Go(func() error {
+			if err := m.reads.do(groupCtx, p); err != nil {
+				return fmt.Errorf("read %d keys from %s: %w", len(p.ops), p.ops[0].Key(), err)
+			}
+			return p.err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, nil, err
+	}
+	return r.found(joined(parts))
+}
+
+func joined(parts []*readPart) *answer {
+	if len(parts) == 1 {
+		return parts[0].got
+	}
+	all := &answer{byKey: map[string]*api.KVPair{}}
+	for _, p := range parts {
+		maps.Copy(all.byKey, p.got.byKey)
+		all.pairs = append(all.pairs, p.got.pairs...)
+	}
+	return all
+}
+
+// writePart is what one caller writes.
+type writePart struct {
+	ops  []Op
+	cost int     // bytes
+	got  *answer // of the whole transaction
+	err  error
+}
+
+// joinsWrites keeps apart what could not be told from each other: parts that touch a key that another one writes.
+func (m *Merger) joinsWrites(group []*writePart, next *writePart) bool {
+	m.mu.Lock()
+	alone := time.Now().Before(m.alone)
+	m.mu.Unlock()
+	if alone {
+		return false
+	}
+	ops, cost := len(next.ops), next.cost
+	touched := map[string]bool{} // and whether it is written
+	for _, p := range group {
+		ops, cost = ops+len(p.ops), cost+p.cost
+		for i := range p.ops {
+			touched[p.ops[i].Key()] = touched[p.ops[i].Key()] || p.ops[i].writes()
+		}
+	}
+	if ops > MaxTxnOps || cost > MaxTxnBytes {
+		return false
+	}
+	for i := range next.ops {
+		if written, known := touched[next.ops[i].Key()]; known && (written || next.ops[i].writes()) {
+			return false
+		}
+	}
+	return true
+}
+
+// write sends a group until each part was carried out or has an error of its own.
+func (m *Merger) write(ctx context.Context, group []*writePart) {
+	for len(group) > 0 {
+		var ops []Op
+		for _, p := range group {
+			ops = append(ops, p.ops...)
+		}
+		got, err := m.c.commit(ctx, ops)
+		var refused *RefusedError
+		if !errors.As(err, &refused) || len(group) == 1 {
+			if err != nil && len(group) > 1 {
+				m.sendAlone()
+			}
+			for _, p := range group {
+				p.got, p.err = got, err
+			}
+			return
+		}
+		group = refuse(group, refused)
+	}
+}
+
+func (m *Merger) sendAlone() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.alone = time.Now().Add(aloneFor)
+}
+
+// refuse gives each part its own refusals and returns those parts that have none. If no part has any, as when Consul names
+// no operation, all are refused: nothing was written.
+func refuse(group []*writePart, refused *RefusedError) (rest []*writePart) {
+	first := 0
+	for _, p := range group {
+		var own []Failure
+		for _, f := range refused.Failures {
+			if f.Op >= first && f.Op < first+len(p.ops) {
+				own = append(own, Failure{Op: f.Op - first, Key: f.Key, What: f.What})
+			}
+		}
+		first += len(p.ops)
+		if len(own) > 0 {
+			p.err = &RefusedError{Failures: own}
+		} else {
+			rest = append(rest, p)
+		}
+	}
+	if len(rest) == len(group) {
+		for _, p := range rest {
+			p.err = refused
+		}
+		return nil
+	}
+	return rest
+}
+
+// Commit is like Client.Commit.
+func (m *Merger) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
+	by := &m.writes
+	if len(ops) > MaxTxnOps/2 {
+		by = &m.large
+	}
+	got, err := m.commit(ctx, by, ops)
+	if err != nil {
+		return nil, err
+	}
+	return got.indices(ops), nil
+}
+
+func (m *Merger) commit(ctx context.Context, by *gatherer[*writePart], ops []Op) (*answer, error) {
+	cost, err := check(ops)
+	if err != nil {
+		return nil, err
+	}
+	p := &writePart{ops: ops, cost: cost}
+	if err := by.do(ctx, p); err != nil {
+		// It was not sent. But a caller that left is told the same whenever it leaves.
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return p.got, p.err
+}
+
+// AcquireReading is like Client.AcquireReading.
+func (m *Merger) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
+	send := func(ctx context.Context, ops []Op) (*answer, error) { return m.commit(ctx, &m.locks, ops) }
+	return m.c.acquireReading(ctx, send, key, session, value, r)
+}

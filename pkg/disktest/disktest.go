@@ -1,0 +1,81 @@
+// Package disktest gives a test a small disk of its own, which it may fill.
+package disktest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// insideEnv tells the test binary that it runs for one test, where it may mount.
+const insideEnv = "RCFARM_DISKTEST"
+
+// Run runs the test with an empty directory on a file system of so many bytes, which is really full when it is full. It
+// does so in a process with a mount namespace of its own, so that nothing stays mounted whatever becomes of the test.
+// Run is all that its caller does, and its caller is no subtest. It needs root, or a kernel that lets users make
+// namespaces.
+func Run(t *testing.T, bytes int64, test func(t *testing.T, dir string)) {
+	t.Helper()
+	if os.Getenv(insideEnv) == t.Name() {
+		test(t, mount(t, bytes))
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), insideEnv+"="+t.Name())
+	// The kernel sends the signal when the thread ends that started the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if uid, gid := os.Getuid(), os.Getgid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: gid, Size: 1}}
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("on a small disk (this needs root, or user namespaces): %v\n%s", err, out)
+	}
+}
+
+func mount(t *testing.T, bytes int64) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "disk")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatalf("keep mounts to ourselves: %v", err)
+	}
+	if err := unix.Mount("disktest", dir, "tmpfs", 0, "size="+strconv.FormatInt(bytes, 10)); err != nil {
+		t.Fatalf("mount a small disk: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// Fill writes a file that leaves no room in the directory's file system, and returns its path. Removing it makes room.
+func Fill(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 64 << 10; size > 0; {
+		if _, err := f.Write(make([]byte, size)); err != nil {
+			size /= 2 // so that not a byte is left
+		}
+	}
+	return path
+}

@@ -1,0 +1,435 @@
+package preparer_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// defaultFaults is how many times TestKilledAnywhere kills the preparer; FAULTS in the environment says otherwise.
+const defaultFaults = 25
+
+// victim is what the test binary is told when it is to be a preparer that ends itself with SIGKILL.
+type victim struct {
+	Consul, Prefix string
+	Node           node.Node
+	Dir            string // data directory
+	Artifacts      string
+	Shim           string
+	HooksDir       string
+	KillAt         int    // the number of the step at which it dies; zero: never
+	Steps          string // file that the name of each step is appended to
+}
+
+// runVictim is the preparer. The file at path holds a victim.
+func runVictim(path string) error {
+	var v victim
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &v)
+	}
+	if err != nil {
+		return err
+	}
+	dir, err := app.OpenDataDir(v.Dir)
+	if err != nil {
+		return err
+	}
+	client, err := consul.New(consul.Config{Address: v.Consul})
+	if err != nil {
+		return err
+	}
+	keys, err := store.NewKeys(v.Prefix)
+	if err != nil {
+		return err
+	}
+	supervisor, err := shim.Dial(shim.ClientConfig{Dir: v.Shim})
+	if err != nil {
+		return err
+	}
+	log, err := obs.NewLogger(os.Stderr, "info", "text")
+	if err != nil {
+		return err
+	}
+	steps, err := os.OpenFile(v.Steps, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	var (
+		mu    sync.Mutex
+		count int
+	)
+	s := store.New(client, keys)
+	p, err := preparer.New(preparer.Config{
+		Node: v.Node, Dir: v.Dir, Store: s, Artifacts: &artifacts{dir: v.Artifacts}, Runtime: supervisor, Services: client, Log: log,
+		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
+		HooksDir: v.HooksDir,
+		Step: func(name string) {
+			mu.Lock()
+			defer mu.Unlock() // never, when it dies: nobody takes a step beyond the last
+			fmt.Fprintln(steps, name)
+			if count++; count == v.KillAt {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	parts, ctx := errgroup.WithContext(context.Background())
+	parts.Go(func() error { return p.Run(ctx) })
+	parts.Go(func() error {
+		return client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: v.Node.Name, Journal: dir},
+			func(ctx context.Context, sess *consul.Session) error {
+				return p.Serve(ctx, s.NodeTenure(sess, v.Node.Name))
+			})
+	})
+	return parts.Wait()
+}
+
+// faultRun is one node whose preparer is killed again and again.
+type faultRun struct {
+	*bench
+	rnd      *rand.Rand
+	v        victim
+	cmd      *exec.Cmd
+	ended    chan struct{}
+	digests  []string // of versions that differ; those with odd numbers have hooks
+	running  int      // number of the version that is to run; -1: none
+	revision int64
+	diedAt   map[string]int
+}
+
+// alone is a process that writes down when another of its kind runs on the node at the same time.
+const alone = `exec 9>"$VOLUME_STATE/lock-$LAUNCHABLE"
+flock -n 9 || echo "$LAUNCHABLE runs twice" >> "$VOLUME_STATE/trouble"
+exec sleep 1000`
+
+func newFaultRun(t *testing.T, rnd *rand.Rand) *faultRun {
+	t.Helper()
+	b := newBench(t)
+	f := &faultRun{bench: b, rnd: rnd, running: -1, diedAt: map[string]int{}}
+	for i := range 4 {
+		f.digests = append(f.digests, b.upload(f.manifest(i)))
+	}
+	dir := filepath.Dir(b.cfg.Dir)
+	f.v = victim{
+		Consul: consultest.Shared(t).Addr, Prefix: b.keys.Prefix(), Node: b.cfg.Node, Dir: b.cfg.Dir,
+		Artifacts: b.artifacts.dir, Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(dir, "steps"),
+	}
+	t.Cleanup(f.kill)
+	return f
+}
+
+func (f *faultRun) manifest(n int) manifest.Manifest {
+	version := strconv.Itoa(n)
+	m := f.pod("# "+version+"\n"+alone, version)
+	side := f.pod("# side "+version+"\n"+alone, version).Launchables[0]
+	side.Name = "side"
+	m.Launchables = append(m.Launchables, side)
+	m.Volumes = []manifest.Volume{{Name: "state"}}
+	m.Config = config(f.t, `{"version": `+version+`}`)
+	grace := field.Duration(time.Second)
+	for i := range m.Launchables {
+		m.Launchables[i].StopGrace = &grace
+	}
+	if n%2 == 0 {
+		return m
+	}
+	f.addProgram(m, "bin/hook", `echo "$POD_DIGEST $HOOK" >> "$VOLUME_STATE/hooks"`)
+	h := &manifest.Hook{Path: "bin/hook", Required: true}
+	m.Hooks = &manifest.Hooks{BeforeInstall: h, AfterInstall: h, BeforeLaunch: h, AfterLaunch: h, BeforeStop: h, AfterStop: h}
+	return m
+}
+
+// begin starts the preparer, which dies at a step unless that is zero.
+func (f *faultRun) begin(killAt int) {
+	f.t.Helper()
+	f.v.KillAt = killAt
+	data, err := json.Marshal(f.v)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	file := filepath.Join(filepath.Dir(f.v.Dir), "victim.json")
+	if err := errors.Join(os.WriteFile(file, data, 0o600), os.WriteFile(f.v.Steps, nil, 0o600)); err != nil {
+		f.t.Fatal(err)
+	}
+	f.cmd = exec.Command(os.Args[0], victimArg, file)
+	f.cmd.Stdout, f.cmd.Stderr = f.log, f.log
+	ended := make(chan struct{})
+	f.ended = ended
+	if err := consultest.StartTied(f.cmd, func(error) { close(ended) }); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *faultRun) kill() {
+	if f.cmd != nil {
+		_ = f.cmd.Process.Kill() // it may have ended
+		<-f.ended
+	}
+}
+
+func (f *faultRun) dead() bool {
+	select {
+	case <-f.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (f *faultRun) steps() []string {
+	return strings.Split(strings.TrimSpace(f.text(f.v.Steps)), "\n")
+}
+
+func (f *faultRun) state(name string) string {
+	return f.inNode("volumes", "rc1.main.0", "state", name)
+}
+
+// converged reports whether the pod is as it was told to be.
+func (f *faultRun) converged() error {
+	r, _, err := f.reality(0)
+	if err != nil {
+		return err
+	}
+	want, state := "", pod.StateStopped
+	if f.running >= 0 {
+		want, state = f.digests[f.running], pod.StateReady
+	}
+	if r.Revision != f.revision || r.State != state || want != "" && r.Digest != want {
+		return fmt.Errorf("want %s %.12s at %d, reality %+v: %s", state, want, f.revision, r, r.Message)
+	}
+	return nil
+}
+
+// trial tells the pod to become something else, kills the preparer up to three times meanwhile, and looks what became of it.
+func (f *faultRun) trial(limit int) {
+	f.t.Helper()
+	before := f.running
+	f.choose()
+	_ = os.Remove(f.state("hooks")) // there may be none
+	for range 1 + f.rnd.IntN(3) {
+		f.begin(1 + f.rnd.IntN(limit))
+		f.eventually(func() error {
+			if err := f.converged(); err != nil && !f.dead() {
+				return err
+			}
+			return nil
+		})
+		if f.dead() {
+			steps := f.steps()
+			f.diedAt[steps[len(steps)-1]]++
+			f.mustNotBeLost(before)
+		}
+		f.kill()
+	}
+	f.begin(0)
+	f.eventually(f.converged)
+	f.mustHaveRun(before)
+	f.mustBeOne()
+	f.kill()
+	f.mustBeOne()
+}
+
+// choose gives the pod another state.
+func (f *faultRun) choose() {
+	f.t.Helper()
+	if f.running >= 0 && f.rnd.IntN(3) == 0 {
+		f.want(-1)
+		return
+	}
+	f.want((max(f.running, 0) + 1 + f.rnd.IntN(len(f.digests)-1)) % len(f.digests))
+}
+
+// want tells the pod to run a version, or to stop.
+func (f *faultRun) want(n int) {
+	f.t.Helper()
+	digest, state := f.digests[max(n, 0)], pod.Running
+	if n < 0 {
+		state = pod.Stopped
+	}
+	f.running = n
+	f.revision++
+	f.tell(intent(0, digest, state, f.revision))
+}
+
+// mustNotBeLost looks at a node whose preparer is dead: as long as nothing newer is installed, what is installed runs.
+func (f *faultRun) mustNotBeLost(before int) {
+	f.t.Helper()
+	if before < 0 {
+		return
+	}
+	var rec preparer.Record
+	if err := json.Unmarshal([]byte(f.text(f.inNode("pods", "rc1.main.0.json"))), &rec); err != nil {
+		f.t.Fatal(err)
+	}
+	if rec.Intent.State != pod.Running || rec.Installed == nil || rec.Installed.Digest != f.digests[before] || rec.Intent.Digest == rec.Installed.Digest {
+		return
+	}
+	procs := f.procs(0)
+	for _, proc := range procs {
+		if proc.Phase != runtime.Running || proc.Spec.Revision != rec.Installed.Revision {
+			f.t.Errorf("died at %v with the old version installed, and it does not run: %+v", f.steps(), proc)
+		}
+	}
+	if len(procs) != 2 {
+		f.t.Errorf("died at %v with the old version installed; processes %+v", f.steps(), procs)
+	}
+}
+
+// mustHaveRun looks at the hooks of both versions: each ran at least once.
+func (f *faultRun) mustHaveRun(before int) {
+	f.t.Helper()
+	var want []string
+	if before >= 0 && before%2 == 1 {
+		want = append(want, f.digests[before]+" before_stop", f.digests[before]+" after_stop")
+	}
+	if f.running >= 0 && f.running%2 == 1 {
+		for _, hook := range []string{"before_install", "after_install", "before_launch", "after_launch"} {
+			want = append(want, f.digests[f.running]+" "+hook)
+		}
+	}
+	data, _ := os.ReadFile(f.state("hooks")) // without hooks there is none
+	for _, line := range want {
+		if !slices.Contains(strings.Split(string(data), "\n"), line) {
+			f.t.Errorf("hook did not run: %s; those that did:\n%s", line, data)
+		}
+	}
+}
+
+// mustBeOne looks at the whole machine: there runs what the supervisor has, and that is one copy of what is wanted.
+func (f *faultRun) mustBeOne() {
+	f.t.Helper()
+	if data, err := os.ReadFile(f.state("trouble")); err == nil {
+		f.t.Fatalf("%s", data)
+	}
+	f.eventually(func() error { // programs replace their shells
+		supervised := map[int]string{}
+		for _, proc := range f.procs(0) {
+			if proc.Phase != runtime.Running {
+				return fmt.Errorf("process %+v", proc)
+			}
+			supervised[proc.PID] = proc.Spec.Name
+		}
+		found := f.onMachine()
+		if !maps.Equal(found, supervised) {
+			return fmt.Errorf("running %v, supervised %v", found, supervised)
+		}
+		if want := 2; f.running < 0 && len(found) > 0 || f.running >= 0 && len(found) != want {
+			return fmt.Errorf("running %v, version %d is wanted", found, f.running)
+		}
+		return nil
+	})
+}
+
+// onMachine finds the processes of the pod from /proc: launchable by pid.
+func (f *faultRun) onMachine() map[int]string {
+	f.t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	found := map[int]string{}
+	for _, file := range files {
+		data, _ := os.ReadFile(file) // it may have ended
+		vars := strings.Split(string(data), "\x00")
+		if !slices.Contains(vars, "NODE_NAME="+f.v.Node.Name) || !slices.Contains(vars, "POD_INDEX=0") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		for _, v := range vars {
+			if name, is := strings.CutPrefix(v, "LAUNCHABLE="); is {
+				found[pid] = name
+			}
+		}
+	}
+	return found
+}
+
+// The preparer is killed with SIGKILL at random steps of installations, upgrades and stops. No pod is lost, none runs
+// twice, nothing runs unsupervised, every hook runs, and in the end everything is as it was told to be.
+func TestKilledAnywhere(t *testing.T) {
+	t.Parallel()
+	faults, seed := defaultFaults, uint64(time.Now().UnixNano())
+	for name, set := range map[string]func(uint64){
+		"FAULTS": func(n uint64) { faults = int(n) },
+		"SEED":   func(n uint64) { seed = n },
+	} {
+		if text := os.Getenv(name); text != "" && text != "0" {
+			n, err := strconv.ParseUint(text, 10, 64)
+			if err != nil {
+				t.Fatalf("%s: %q; allowed: a whole number", name, text)
+			}
+			set(n)
+		}
+	}
+	f := newFaultRun(t, rand.New(rand.NewPCG(seed, 0)))
+	t.Logf("seed %d", seed)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	})
+
+	// How many steps there are is learned from a life without faults, beside a pod that must not notice anything.
+	f.begin(0)
+	bystander := f.upload(f.sleeper("bystander"))
+	f.tell(intent(9, bystander, pod.Running, 1))
+	f.awaitReady(9, bystander, 1)
+	pid := f.pid(9)
+	limit := 0
+	for _, n := range []int{1, 3, 1} { // with hooks, which takes the most steps
+		f.kill()
+		f.want(n)
+		f.begin(0)
+		f.eventually(f.converged)
+		limit = max(limit, len(f.steps()))
+	}
+	f.kill()
+	deaths, trials := 0, 0
+	for ; deaths < faults; trials++ {
+		f.trial(limit)
+		f.mustKeepPID(9, pid)
+		if t.Failed() {
+			t.Fatalf("trial %d", trials)
+		}
+		deaths = 0
+		for _, n := range f.diedAt {
+			deaths += n
+		}
+	}
+	t.Logf("%d deaths in %d trials, of up to %d steps: %v", deaths, trials, limit, f.diedAt)
+}

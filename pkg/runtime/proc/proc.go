@@ -1,0 +1,99 @@
+// Package proc identifies processes and speaks to whole sessions of them, by what /proc and pidfds say. A pid alone
+// names nothing: it may be used again.
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stat is the part of /proc/<pid>/stat that identifies a process and its relations (proc_pid_stat(5)).
+type Stat struct {
+	PID, PPID, PGID, SID int
+	State                byte
+	Threads              int
+	Start                uint64 // clock ticks between boot and the start of the process
+}
+
+// Dead reports whether nothing of the process runs: a zombie that waits for its parent. A process whose first thread
+// has ended shows as a zombie too, but has other threads.
+func (s Stat) Dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
+
+// parseStat reads one line of /proc/<pid>/stat. The command name in it may hold anything, brackets and blanks too.
+func parseStat(data []byte) (Stat, error) {
+	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
+	if open < 0 || end < open {
+		return Stat{}, fmt.Errorf("read process state %q: no command name", data)
+	}
+	fields := bytes.Fields(data[end+1:])
+	const first, last = 3, 22 // field numbers of the manual: state, starttime
+	if len(fields) <= last-first {
+		return Stat{}, fmt.Errorf("read process state %q: %d fields after the name, want %d", data, len(fields), last-first+1)
+	}
+	var s Stat
+	var err error
+	number := func(field int) int {
+		n, e := strconv.Atoi(string(fields[field-first]))
+		err = errors.Join(err, e)
+		return n
+	}
+	s.State = fields[0][0]
+	s.PPID, s.PGID, s.SID, s.Threads = number(4), number(5), number(6), number(20)
+	start, e := strconv.ParseUint(string(fields[last-first]), 10, 64)
+	s.Start = start
+	pid, e2 := strconv.Atoi(string(bytes.TrimSpace(data[:open])))
+	s.PID = pid
+	if err = errors.Join(err, e, e2); err != nil {
+		return Stat{}, fmt.Errorf("read process state %q: %w", data, err)
+	}
+	return s, nil
+}
+
+// ReadStat returns the state of one process, fs.ErrNotExist when there is none.
+func ReadStat(pid int) (Stat, error) {
+	fd, err := retryInterrupted(func() (int, error) {
+		return unix.Open("/proc/"+strconv.Itoa(pid)+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return Stat{}, procError(pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var buf [1024]byte // 52 numbers and a name of at most 64 bytes
+	n, err := retryInterrupted(func() (int, error) { return unix.Read(fd, buf[:]) })
+	if err != nil {
+		return Stat{}, procError(pid, err)
+	}
+	return parseStat(buf[:n])
+}
+
+func procError(pid int, err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
+	}
+	return fmt.Errorf("read state of process %d: %w", pid, err)
+}
+
+func retryInterrupted[T any](call func() (T, error)) (T, error) {
+	for {
+		v, err := call()
+		if !errors.Is(err, unix.EINTR) {
+			return v, err
+		}
+	}
+}
+
+// BootID names the current boot: pids and start times mean nothing after another one.
+func BootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -1,0 +1,40 @@
+package shim
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
+)
+
+// The supervisor's own log, which Spawn opens: rotated at this many bytes, with so many files kept.
+const (
+	ownLogBytes = 8 << 20
+	ownLogKeep  = 2
+)
+
+// rotateLogs looks at all logs now and then until ctx ends.
+func (s *supervisor) rotateLogs(ctx context.Context) {
+	tick := time.NewTicker(s.cfg.LogCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := logfile.Rotate(filepath.Join(s.cfg.Dir, logName), ownLogBytes, ownLogKeep); err != nil {
+			s.cfg.Log("log not rotated", map[string]any{"error": err})
+		}
+		for _, p := range s.all() {
+			spec := p.current().Spec
+			if spec.LogBytes == 0 || ctx.Err() != nil {
+				continue
+			}
+			if err := logfile.Rotate(spec.LogPath, spec.LogBytes, spec.LogKeep); err != nil {
+				p.log("log not rotated", map[string]any{"error": err})
+			}
+		}
+	}
+}

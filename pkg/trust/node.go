@@ -1,0 +1,56 @@
+package trust
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Node decides by a policy in a file. It reads the file for each decision, so that a change counts from the next one on.
+type Node struct{ file string }
+
+// NewNode returns a node with its policy in a file, which is not read yet.
+func NewNode(file string) *Node { return &Node{file: file} }
+
+// Policy reads the policy as it is now.
+func (n *Node) Policy() (*Policy, error) { return Load(n.file) }
+
+// Check returns nil when the node may run a manifest. A policy that cannot be read lets nothing run: the error is
+// ErrRefused too.
+func (n *Node) Check(podID string, canonical []byte, signature string) error {
+	p, err := n.Policy()
+	if err != nil {
+		return refuse("the policy cannot be read, so nothing new is run; mend it: %w", err)
+	}
+	return p.Check(time.Now(), podID, canonical, signature)
+}
+
+// othersWrite are the permissions of the group and of others to write.
+const othersWrite = 0o022
+
+var errWritable = errors.New("others than its owner may write it; allowed: chmod go-w")
+
+func readGuarded(file string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe must not block
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no regular file", file)
+	case info.Mode().Perm()&othersWrite != 0:
+		return nil, fmt.Errorf("%s has the permissions %04o: %w", file, info.Mode().Perm(), errWritable)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxPolicyBytes+1))
+	if err == nil && len(data) > maxPolicyBytes {
+		err = fmt.Errorf("%s has more than %d bytes", file, maxPolicyBytes)
+	}
+	return data, err
+}

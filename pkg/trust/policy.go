@@ -1,0 +1,181 @@
+package trust
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// Limits of a policy.
+const (
+	maxPolicyBytes  = 1 << 20 // of the policy's file, and of the signers'
+	maxRules        = 256
+	maxRuleEntries  = 256 // signers, and pods, of one rule
+	maxSignerLength = 256
+)
+
+// Policy is what a node's operator wrote: which manifests the node runs.
+type Policy struct {
+	RequireSignature *bool  `json:"require_signature"`         // whether a manifest without a signature is refused
+	AllowedSigners   string `json:"allowed_signers,omitempty"` // absolute path of a file in OpenSSH's format of that name
+	Rules            []Rule `json:"rules,omitempty"`
+
+	signers []signer
+}
+
+// Rule lets signers run pods.
+type Rule struct {
+	Signers []string `json:"signers"` // principals, each as in allowed_signers; "*" for everybody in there
+	Pods    []string `json:"pods"`    // pod ids; '*' stands for any text, '?' for one character
+}
+
+// Everyone is the signer of a rule that stands for all.
+const Everyone = "*"
+
+const policyAllowed = "one YAML or JSON document: the trust policy of a node"
+
+// podPattern is the form of a pod's id, with '*' and '?'.
+var podPattern = regexp.MustCompile(`^[a-z0-9*?-]{1,63}$`)
+
+// Load reads a policy and the signers that it names. A group or other users that may write either file could let
+// themselves run anything, so such a file is refused.
+func Load(file string) (*Policy, error) {
+	data, err := readGuarded(file)
+	if err != nil {
+		return nil, err
+	}
+	converted, err := document.ToJSON(data, policyAllowed)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	var p Policy
+	if err := field.Decode(converted, &p); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if err := p.validate().Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if p.AllowedSigners == "" {
+		return &p, nil
+	}
+	if data, err = readGuarded(p.AllowedSigners); err != nil {
+		return nil, fmt.Errorf("allowed signers: %w", err)
+	}
+	if p.signers, err = parseSigners(data, time.Local); err != nil {
+		return nil, fmt.Errorf("allowed signers: %s: %w", p.AllowedSigners, err)
+	}
+	return &p, nil
+}
+
+func (p *Policy) validate() field.Errors {
+	var errs field.Errors
+	if p.RequireSignature == nil {
+		errs.Missing("require_signature", "true or false")
+	}
+	needed := p.RequireSignature != nil && *p.RequireSignature
+	switch {
+	case p.AllowedSigners == "" && (needed || len(p.Rules) > 0):
+		errs.Missing("allowed_signers", "the absolute path of a file in OpenSSH's allowed_signers format")
+	case p.AllowedSigners != "" && !filepath.IsAbs(p.AllowedSigners):
+		errs.Add("allowed_signers", p.AllowedSigners, "an absolute path")
+	}
+	entries := fmt.Sprintf("1 to %d entries", maxRules)
+	switch {
+	case len(p.Rules) == 0 && (needed || p.AllowedSigners != ""):
+		errs.Missing("rules", entries+`; {signers: ["*"], pods: ["*"]} lets every allowed signer run every pod`)
+	case len(p.Rules) > maxRules:
+		errs.Add("rules", field.Text(fmt.Sprintf("%d entries", len(p.Rules))), entries)
+	}
+	for i, r := range p.Rules {
+		errs.Nest(fmt.Sprintf("rules[%d]", i), r.validate())
+	}
+	return errs
+}
+
+func (r *Rule) validate() field.Errors {
+	var errs field.Errors
+	list := func(name string, entries []string, ok func(string) bool, allowed string) {
+		if n := len(entries); n == 0 {
+			errs.Missing(name, fmt.Sprintf("1 to %d entries: %s", maxRuleEntries, allowed))
+		} else if n > maxRuleEntries {
+			errs.Add(name, field.Text(fmt.Sprintf("%d entries", n)), fmt.Sprintf("1 to %d entries", maxRuleEntries))
+		}
+		for i, entry := range entries {
+			if !ok(entry) {
+				errs.Add(fmt.Sprintf("%s[%d]", name, i), entry, allowed)
+			}
+		}
+	}
+	list("signers", r.Signers, func(s string) bool {
+		return s == Everyone || s != "" && len(s) <= maxSignerLength && !strings.ContainsAny(s, "*?,! \t\"")
+	}, `a principal such as alice@example.com, or "*" for everybody in allowed_signers`)
+	list("pods", r.Pods, podPattern.MatchString, "a pod id such as web, with '*' for any text and '?' for one character")
+	return errs
+}
+
+// ErrRefused marks a manifest that the node's policy does not let it run. The text says why and what to do.
+var ErrRefused = errors.New("this node's trust policy refuses it")
+
+func refuse(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(format, args...))
+}
+
+// Check returns nil when the node may run a manifest, and ErrRefused with the reason when it may not. A signature that is
+// there must be good, required or not.
+func (p *Policy) Check(now time.Time, podID string, canonical []byte, armored string) error {
+	const sign = "rcctl apply -f FILE --sign-key KEY"
+	switch {
+	case armored == "" && !*p.RequireSignature, p.AllowedSigners == "":
+		return nil
+	case armored == "":
+		return refuse("it is not signed; sign it: %s", sign)
+	}
+	sig, err := Parse(armored)
+	if err == nil {
+		err = sig.Verify(canonical)
+	}
+	if err != nil {
+		return refuse("%w; sign it again: %s", err, sign)
+	}
+	var why error
+	known := false
+	for i := range p.signers {
+		s := &p.signers[i]
+		if !same(s.key, sig.sig.PublicKey) {
+			continue
+		}
+		known = true
+		if err := s.usable(now); err != nil {
+			why = err
+			continue
+		}
+		if p.lets(s, podID) {
+			return nil
+		}
+		why = fmt.Errorf("no rule lets %s run pods called %s; sign it with the key of somebody who may, or add a rule", s.principals, podID)
+	}
+	if !known {
+		return refuse("it is signed with %s, which is not in %s; sign it with a key that is, or add this one", sig.Key(), p.AllowedSigners)
+	}
+	return refuse("signed with %s: %w", sig.Key(), why)
+}
+
+// lets reports whether a rule lets the owner of a key run a pod.
+func (p *Policy) lets(s *signer, podID string) bool {
+	for _, r := range p.Rules {
+		if !slices.ContainsFunc(r.Pods, func(pattern string) bool { return glob(pattern, podID) }) {
+			continue
+		}
+		if slices.ContainsFunc(r.Signers, func(who string) bool { return who == Everyone || matchList(who, s.principals) }) {
+			return true
+		}
+	}
+	return false
+}
