@@ -122,7 +122,10 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 			return &m, rec, nil
 		}
 	}
-	m, canonical, err := p.readManifest(ctx, digest)
+	m, canonical, signature, err := p.readManifest(ctx, digest)
+	if err == nil {
+		err = p.trusted(m, canonical, signature)
+	}
 	if err != nil {
 		if ctx.Err() == nil {
 			p.cfg.Metrics.installFailed()
@@ -149,25 +152,25 @@ func stateOf(err error) pod.State {
 
 // readManifest reads and validates a manifest. A field that this build does not know would be lost on the way through
 // canonical JSON; the digest tells.
-func (p *Preparer) readManifest(ctx context.Context, digest string) (*manifest.Manifest, []byte, error) {
-	m, err := p.cfg.Store.Manifest(ctx, digest)
+func (p *Preparer) readManifest(ctx context.Context, digest string) (m *manifest.Manifest, canonical []byte, signature string, err error) {
+	m, signature, err = p.cfg.Store.SignedManifest(ctx, digest)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, nil, fmt.Errorf("manifest %s is not in Consul; apply it again: %w", digest, err)
+		return nil, nil, "", fmt.Errorf("manifest %s is not in Consul; apply it again: %w", digest, err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("read manifest %s: %w", digest, err)
+		return nil, nil, "", fmt.Errorf("read manifest %s: %w", digest, err)
 	}
 	if err := m.Validate().Err(); err != nil {
-		return nil, nil, fmt.Errorf("%w %s: %w", errManifest, digest, err)
+		return nil, nil, "", fmt.Errorf("%w %s: %w", errManifest, digest, err)
 	}
-	canonical, err := m.Canonical()
+	canonical, err = m.Canonical()
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w %s: %w", errManifest, digest, err)
+		return nil, nil, "", fmt.Errorf("%w %s: %w", errManifest, digest, err)
 	}
 	if manifest.Digest(canonical) != digest {
-		return nil, nil, fmt.Errorf("%w %s: it has fields that this preparer does not know; upgrade the preparer", errManifest, digest)
+		return nil, nil, "", fmt.Errorf("%w %s: it has fields that this preparer does not know; upgrade the preparer", errManifest, digest)
 	}
-	return m, canonical, nil
+	return m, canonical, signature, nil
 }
 
 // identify finds what the record of a pod lacks that was rebuilt from the runtime, and leaves the pod as it is until then.
@@ -178,7 +181,7 @@ func (p *Preparer) identify(ctx context.Context, e *entry, rec Record) (Record, 
 	}
 	installed := *rec.Installed
 	if installed.Manifest == nil {
-		m, canonical, err := p.readManifest(ctx, installed.Digest)
+		m, canonical, _, err := p.readManifest(ctx, installed.Digest)
 		if err != nil {
 			return fail(err)
 		}
@@ -207,6 +210,7 @@ func (p *Preparer) fetch(ctx context.Context, m *manifest.Manifest) (map[string]
 		}
 		dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		if err != nil {
+			p.prunable.raise()
 			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
 		}
 		dirs[l.Name] = dir

@@ -9,7 +9,7 @@ import (
 func (t *tool) applyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "apply", Usage: "create the rc that a document describes, or change it to that",
-		UsageText: "rcctl apply -f FILE [--wait [--timeout 5m]] [--allow-mass-stop]",
+		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--wait [--timeout 5m]] [--allow-mass-stop]",
 		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
 before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
 place, one pod at a time.
@@ -33,7 +33,7 @@ A document:
     - {name: http, port: 8080}
     health:
       http: {port: http, path: /health}`,
-		Flags:  append([]cli.Flag{fileFlag(), massStopFlag()}, waitFlags("until the rc has converged")...),
+		Flags:  append(append(signatureFlags(), fileFlag(), massStopFlag()), waitFlags("until the rc has converged")...),
 		Action: t.apply,
 	})
 }
@@ -47,12 +47,16 @@ func (t *tool) apply(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	signature, err := t.signature(c, spec.Pod)
+	if err != nil {
+		return err
+	}
 	s, err := connect(c)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	done, err := s.writeApply(c.Context, spec, c.Bool("allow-mass-stop"), nil)
+	done, err := s.writeApply(c.Context, wish{spec: spec, signature: signature, massStop: c.Bool("allow-mass-stop")}, nil)
 	if err != nil {
 		return err
 	}

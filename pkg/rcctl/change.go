@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -15,19 +16,31 @@ type change struct {
 	what     string // for the audit record
 	rc       rc.RC  // as it shall be; generation included, author not
 	manifest []byte // canonical JSON to store; nil when the manifest stays
-	lines    []string
-	none     bool // the record already asks for this: nothing is written
+	// signature is what is stored with the manifest; empty: what is there stays.
+	signature string
+	signOnly  bool // nothing but the signature changes: the record stays as it is
+	lines     []string
+	none      bool // the record already asks for this: nothing is written
 }
 
 // current is what a change is computed from.
 type current struct {
 	rc       *rc.RC             // nil: there is no controller of this name
 	manifest *manifest.Manifest // nil: missing or unreadable, so it must be written
+	// signature is that of manifest, and next that which is stored already with the manifest of the change, if any.
+	signature, next string
 }
 
-// computeApply makes the record ask for what the document says. massStop lets the farms stop as many pods at once as this
-// change takes. It returns *refusedError.
-func computeApply(spec *rc.Spec, cur current, newID string, massStop bool) (change, error) {
+// wish is what a user asks for.
+type wish struct {
+	spec      *rc.Spec
+	signature string // of the pod's manifest; empty: the stored one stays
+	massStop  bool   // let the farms stop as many pods at once as this change takes
+}
+
+// computeApply makes the record ask for what the document says. It returns *refusedError.
+func computeApply(w wish, cur current, newID string) (change, error) {
+	spec := w.spec
 	canonical, err := spec.Pod.Canonical()
 	if err != nil {
 		return change{}, err
@@ -46,18 +59,23 @@ func computeApply(spec *rc.Spec, cur current, newID string, massStop bool) (chan
 		after.ID = newID
 	}
 	spec.Apply(&after, digest)
-	c := change{what: "apply", rc: after, manifest: canonical}
+	c := change{what: "apply", rc: after, manifest: canonical, signature: newSignature(w.signature, cur.next, canonical)}
 	if cur.rc == nil {
 		c.what = "create"
 	}
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
 	switch {
-	case cur.rc != nil && same(cur.rc, &after) && cur.manifest != nil:
+	case cur.rc != nil && same(cur.rc, &after) && cur.manifest != nil && c.signature == "":
 		c.none, c.manifest = true, nil
+	case cur.rc != nil && same(cur.rc, &after) && cur.manifest != nil:
+		c.what, c.signOnly = "sign", true
 	case cur.rc != nil && cur.manifest == nil && cur.rc.ManifestDigest == digest:
 		c.lines = []string{"manifest: its record was missing or unreadable -> written again"}
 	}
-	c.next(massStop)
+	c.lines = append(c.lines, signatureLines(cur.signature, cmp.Or(c.signature, cur.next))...)
+	if !c.signOnly {
+		c.next(w.massStop)
+	}
 	return c, nil
 }
 

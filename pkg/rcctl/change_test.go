@@ -49,15 +49,15 @@ func TestApplyProperties(t *testing.T) {
 	specs := anySpec(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		first, second := specs.Draw(rt, "first"), specs.Draw(rt, "second")
-		made, err := computeApply(first, current{}, "id", false)
+		made, err := computeApply(wish{spec: first}, current{}, "id")
 		if err != nil || made.none || made.what != "create" || made.rc.Generation != 1 || made.manifest == nil || len(made.lines) == 0 {
 			rt.Fatalf("%+v, %v", made, err)
 		}
-		again, err := computeApply(first, current{rc: &made.rc, manifest: first.Pod}, "other", false)
+		again, err := computeApply(wish{spec: first}, current{rc: &made.rc, manifest: first.Pod}, "other")
 		if err != nil || !again.none || again.manifest != nil || len(again.lines) > 0 || again.rc.Generation != 1 {
 			rt.Fatalf("%+v, %v", again, err)
 		}
-		next, err := computeApply(second, current{rc: &made.rc, manifest: first.Pod}, "other", false)
+		next, err := computeApply(wish{spec: second}, current{rc: &made.rc, manifest: first.Pod}, "other")
 		if err != nil || next.rc.ID != "id" {
 			rt.Fatalf("%+v, %v", next, err)
 		}
@@ -70,7 +70,7 @@ func TestApplyProperties(t *testing.T) {
 		if err := next.rc.Check(); err != nil {
 			rt.Fatal(err)
 		}
-		back, err := computeApply(first, current{rc: &next.rc, manifest: second.Pod}, "other", false)
+		back, err := computeApply(wish{spec: first}, current{rc: &next.rc, manifest: second.Pod}, "other")
 		if err != nil || !same(&back.rc, &made.rc) || back.none != next.none {
 			rt.Fatalf("back: %+v, %v", back, err)
 		}
@@ -87,32 +87,32 @@ func asJSON(t *rapid.T, v any) []byte {
 
 func TestApplyRefuses(t *testing.T) {
 	spec := goodSpec(t)
-	made, err := computeApply(spec, current{}, "id", false)
+	made, err := computeApply(wish{spec: spec}, current{}, "id")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var refused *refusedError
 	deleted := made.rc
 	deleted.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
-	if _, err := computeApply(spec, current{rc: &deleted, manifest: spec.Pod}, "", false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; apply again when it is gone") {
+	if _, err := computeApply(wish{spec: spec}, current{rc: &deleted, manifest: spec.Pod}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; apply again when it is gone") {
 		t.Error(err)
 	}
 	rolled := made.rc
 	rolled.Mutator = "roll-1"
-	if _, err := computeApply(spec, current{rc: &rolled, manifest: spec.Pod}, "", false); err != nil {
+	if _, err := computeApply(wish{spec: spec}, current{rc: &rolled, manifest: spec.Pod}, ""); err != nil {
 		t.Errorf("the same manifest is refused: %v", err)
 	}
 	other := *spec.Pod
 	other.ID = "other"
 	spec.Pod = &other
-	if _, err := computeApply(spec, current{rc: &rolled}, "", false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "rollout roll-1 is in charge") {
+	if _, err := computeApply(wish{spec: spec}, current{rc: &rolled}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "rollout roll-1 is in charge") {
 		t.Error(err)
 	}
 }
 
 // The permission to stop many pods is for one generation only, and alone it changes nothing.
 func TestMassStopIsForOneGeneration(t *testing.T) {
-	made, err := computeApply(goodSpec(t), current{}, "id", true)
+	made, err := computeApply(wish{spec: goodSpec(t), massStop: true}, current{}, "id")
 	if err != nil || made.rc.AllowMassStop != 1 {
 		t.Fatalf("%+v, %v", made.rc, err)
 	}

@@ -11,13 +11,13 @@ import (
 func (t *tool) createCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "create", Usage: "create an rc; refuse if the name is taken",
-		UsageText: "rcctl rc create -f FILE [--wait [--timeout 5m]]",
+		UsageText: "rcctl rc create -f FILE [--signature FILE | --sign-key KEY] [--wait [--timeout 5m]]",
 		Description: `Like rcctl apply, but an rc of that name must not exist (exit code 4).
 
 Examples:
   rcctl rc create -f rc.yaml
   rcctl rc create -f - < rc.yaml`,
-		Flags:  append([]cli.Flag{fileFlag()}, waitFlags("until the rc has converged")...),
+		Flags:  append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
 		Action: t.create,
 	})
 }
@@ -31,12 +31,16 @@ func (t *tool) create(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	signature, err := t.signature(c, spec.Pod)
+	if err != nil {
+		return err
+	}
 	s, err := connect(c)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	done, err := s.writeApply(c.Context, spec, false, func(r *rc.RC) error {
+	done, err := s.writeApply(c.Context, wish{spec: spec, signature: signature}, func(r *rc.RC) error {
 		return refusedf("rc %s exists (id %s, generation %d), nothing was written; to change it: rcctl apply -f %s",
 			r.Name, r.ID, r.Generation, c.String("file"))
 	})

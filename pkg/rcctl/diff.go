@@ -17,7 +17,7 @@ import (
 type leafValue struct {
 	path   string
 	text   string // as JSON
-	secret bool   // an environment value: whether it changed may be said, what it is may not
+	secret bool   // a value of the environment or the configuration: whether it changed may be said, what it is may not
 }
 
 // differences returns what changes from one record and manifest to another, one line for each field: "path: before ->
@@ -101,7 +101,7 @@ func flattenValue(path string, value any, secret bool, into map[string]leafValue
 	switch v := value.(type) {
 	case map[string]any:
 		for key, inner := range v {
-			flattenValue(path+"."+key, inner, secret || key == "env", into)
+			flattenValue(path+"."+key, inner, secret || key == "env" || key == "config", into)
 		}
 	case []any:
 		for i, inner := range v {

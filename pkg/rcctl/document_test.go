@@ -35,7 +35,7 @@ func FuzzDocument(f *testing.F) {
 			}
 			return
 		}
-		c, err := computeApply(spec, current{}, "id", false)
+		c, err := computeApply(wish{spec: spec}, current{}, "id")
 		if err != nil {
 			t.Fatal(err)
 		}

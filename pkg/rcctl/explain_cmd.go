@@ -61,7 +61,7 @@ func (t *tool) explain(c *cli.Context) error {
 func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.Member) (_ *situation, corrupt []error, err error) {
 	ctx := c.Context
 	sit := &situation{now: time.Now(), rc: *r, status: st, farms: farms, nodes: map[string]*node.View{}}
-	if sit.manifest, err = readable(s.Manifest(ctx, r.ManifestDigest)); err != nil {
+	if sit.manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
 	}
 	placements, bad, err := s.Placements(ctx, r.ID, false)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs what a user could have typed, each script below a key prefix of its own. Besides testscript's commands
-// a script has:
+// a script has $KEYS, a directory with SSH keys, and:
 //
 //	exits CODE COMMAND...  run a command that must end with this exit code
 //	rcid VAR NAME          set a variable to the id of an rc
@@ -46,6 +47,10 @@ func TestMain(m *testing.M) {
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
 func TestScripts(t *testing.T) {
 	addr := consultest.Shared(t).Addr
+	keys, err := filepath.Abs("../trust/testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -54,6 +59,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("CONSUL_HTTP_ADDR", addr)
 			env.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector would keep each command for a second
 			env.Setenv("RCFARM_PREFIX", "script-"+store.NewID()+"/")
+			env.Setenv("KEYS", keys)
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){

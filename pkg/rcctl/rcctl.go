@@ -67,7 +67,7 @@ func (t *tool) app() *cli.App {
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
 		},
 		Commands: []*cli.Command{
-			t.applyCommand(), t.rcCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.nodesCommand(), t.nodeCommand(),
+			t.applyCommand(), t.rcCommand(), t.signCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.nodesCommand(), t.nodeCommand(),
 			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.devCommand(), t.devGuardCommand(),
 		},
 		Reader: t.in, Writer: t.out, ErrWriter: t.err,

@@ -42,11 +42,15 @@ func (s *conn) write(ctx context.Context, compute compute) (change, error) {
 		if err != nil || c.none {
 			return c, err
 		}
-		c.rc.ChangedBy = author
-		err = s.ChangeRC(ctx, store.RCChange{
-			RC: c.rc, Index: index, Manifest: c.manifest,
-			Audit: store.NewAudit(author, c.what, c.rc.ID, c.lines),
-		})
+		if !c.signOnly {
+			c.rc.ChangedBy = author
+		}
+		audit := store.NewAudit(author, c.what, c.rc.ID, c.lines)
+		if c.signOnly {
+			err = s.SignManifest(ctx, c.rc.ID, c.rc.ManifestDigest, c.manifest, c.signature, audit)
+		} else {
+			err = s.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifest: c.manifest, Signature: c.signature, Audit: audit})
+		}
 		if errors.Is(err, store.ErrConflict) && try < maxTries {
 			continue
 		}
@@ -61,11 +65,16 @@ func (s *conn) write(ctx context.Context, compute compute) (change, error) {
 }
 
 // writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
-func (s *conn) writeApply(ctx context.Context, spec *rc.Spec, massStop bool, existing func(*rc.RC) error) (change, error) {
+func (s *conn) writeApply(ctx context.Context, w wish, existing func(*rc.RC) error) (change, error) {
 	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
+	canonical, err := w.spec.Pod.Canonical()
+	if err != nil {
+		return change{}, err
+	}
+	digest := manifest.Digest(canonical)
 	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
 		var cur current
-		rec, err := s.FindRC(ctx, spec.Name)
+		rec, err := s.FindRC(ctx, w.spec.Name)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 		case err != nil:
@@ -74,22 +83,27 @@ func (s *conn) writeApply(ctx context.Context, spec *rc.Spec, massStop bool, exi
 			return change{}, 0, existing(&rec.Value)
 		default:
 			cur.rc = &rec.Value
-			if cur.manifest, err = readable(s.Manifest(ctx, rec.Value.ManifestDigest)); err != nil {
+			if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
 				return change{}, 0, err
 			}
 		}
-		c, err := computeApply(spec, cur, id, massStop)
+		if cur.next = cur.signature; cur.rc == nil || cur.rc.ManifestDigest != digest {
+			if _, cur.next, err = readable(s.SignedManifest(ctx, digest)); err != nil {
+				return change{}, 0, err
+			}
+		}
+		c, err := computeApply(w, cur, id)
 		return c, rec.Index, err
 	})
 }
 
 // readable turns a manifest that is missing or corrupt into nil: then it is written again.
-func readable(m *manifest.Manifest, err error) (*manifest.Manifest, error) {
+func readable(m *manifest.Manifest, signature string, err error) (*manifest.Manifest, string, error) {
 	var corrupt *store.CorruptError
 	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
-		return nil, nil
+		return nil, "", nil
 	}
-	return m, err
+	return m, signature, err
 }
 
 // writeTo changes the controller with an id.
@@ -113,6 +127,9 @@ func (t *tool) printChange(c change, done string) {
 	if c.none {
 		fmt.Fprintf(t.out, "rc %s unchanged (id %s, generation %d); nothing was written\n", c.rc.Name, c.rc.ID, c.rc.Generation)
 		return
+	}
+	if c.signOnly {
+		done = "signed"
 	}
 	fmt.Fprintf(t.out, "rc %s %s (id %s, generation %d)\n", c.rc.Name, done, c.rc.ID, c.rc.Generation)
 	if c.what == "create" {

@@ -33,7 +33,7 @@ func goodSpec(t *testing.T) *rc.Spec {
 
 func create(t *testing.T, s *conn) rc.RC {
 	t.Helper()
-	c, err := s.writeApply(t.Context(), goodSpec(t), false, nil)
+	c, err := s.writeApply(t.Context(), wish{spec: goodSpec(t)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestWriteComputesAgain(t *testing.T) {
 		if tries++; tries == 1 {
 			spec := goodSpec(t)
 			spec.NodeSelector = "rack=z"
-			if _, err := s.writeApply(t.Context(), spec, false, nil); err != nil {
+			if _, err := s.writeApply(t.Context(), wish{spec: spec}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -103,7 +103,7 @@ func TestApplyAtOnce(t *testing.T) {
 	for i := range many {
 		wg.Go(func() {
 			var c change
-			c, errs[i] = s.writeApply(t.Context(), goodSpec(t), false, nil)
+			c, errs[i] = s.writeApply(t.Context(), wish{spec: goodSpec(t)}, nil)
 			ids[i] = c.rc.ID
 		})
 	}

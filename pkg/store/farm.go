@@ -254,7 +254,7 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 		return d, err
 	}
 	if w.Manifest != "" {
-		d.Manifest, d.ManifestErr = t.manifestOf(found, w.Manifest)
+		d.Manifest, _, d.ManifestErr = t.manifestOf(found, w.Manifest)
 	}
 	var corrupt []error
 	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)

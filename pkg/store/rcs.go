@@ -2,58 +2,17 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"path"
 
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
-
-// storedManifest is the record at manifests/<sha256>: the digest covers the bytes of Manifest alone.
-type storedManifest struct {
-	Manifest  json.RawMessage `json:"manifest"`
-	Signature string          `json:"signature,omitempty"`
-}
-
-// Manifest reads a manifest by its digest and proves that it is the one asked for. A record that is not comes back as a
-// *CorruptError.
-func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
-	key := s.keys.Manifest(digest)
-	pair, err := s.c.Get(ctx, key, consul.Default)
-	if err != nil {
-		return nil, err
-	}
-	return s.manifestOf(map[string]consul.Pair{key: pair}, digest)
-}
-
-// manifestOf decodes a manifest, if it was found.
-func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, error) {
-	key := s.keys.Manifest(digest)
-	pair, ok := found[key]
-	if !ok {
-		return nil, fmt.Errorf("read key %s: %w", key, ErrNotFound)
-	}
-	rec, err := decode[storedManifest](s.keys, pair)
-	if err != nil {
-		return nil, err
-	}
-	if got := manifest.Digest(rec.Value.Manifest); got != digest {
-		return nil, &CorruptError{Key: key, Err: fmt.Errorf("its content has digest %s", got)}
-	}
-	var m manifest.Manifest
-	if err := json.Unmarshal(rec.Value.Manifest, &m); err != nil {
-		return nil, &CorruptError{Key: key, Err: err}
-	}
-	return &m, nil
-}
 
 // RC reads one controller. The first read after a claim is consistent.
 func (s *Store) RC(ctx context.Context, id string, consistent bool) (Rec[rc.RC], error) {
@@ -90,10 +49,11 @@ func (s *Store) ids(ctx context.Context, prefix string) ([]string, error) {
 
 // RCChange is one operator act on one controller.
 type RCChange struct {
-	RC       rc.RC  // as it shall be; its Generation must be one more than before
-	Index    uint64 // of the record that it was computed from; zero creates the controller and its name
-	Manifest []byte // canonical JSON to store under RC.ManifestDigest; nil when the manifest does not change
-	Audit    Audit
+	RC        rc.RC  // as it shall be; its Generation must be one more than before
+	Index     uint64 // of the record that it was computed from; zero creates the controller and its name
+	Manifest  []byte // canonical JSON to store under RC.ManifestDigest; nil when the manifest does not change
+	Signature string // of Manifest; empty: the one that is stored with it stays
+	Audit     Audit
 }
 
 // ChangeRC writes a change with its manifest, bell and audit record in one transaction. It returns ErrConflict when the
@@ -104,13 +64,12 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 	if c.Index == 0 {
 		ops = append(ops, consul.CAS(s.keys.Name(c.RC.Name), []byte(c.RC.ID), 0))
 	}
-	if c.Manifest != nil {
-		stored := encode(storedManifest{Manifest: c.Manifest})
-		// A new flag value moves the record's index, so that whoever collects unused manifests loses the race.
-		ops = append(ops, consul.SetFlags(s.keys.Manifest(c.RC.ManifestDigest), stored, rand.Uint64()))
-	}
 	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
-	return s.settled(ctx, "rc "+c.RC.Name, c.Audit.ID, ops)
+	what := "rc " + c.RC.Name
+	if c.Manifest == nil {
+		return s.settled(ctx, what, c.Audit.ID, ops)
+	}
+	return s.withManifest(ctx, what, c.Audit.ID, signed{digest: c.RC.ManifestDigest, canonical: c.Manifest, signature: c.Signature}, ops)
 }
 
 // settled commits a change that carries an audit record until its outcome is known. The change must hold a condition that
