@@ -52,6 +52,9 @@ func run(ctx context.Context) (err error) {
 	if d.dir, err = os.MkdirTemp("", "rcfarm-demo-"); err != nil {
 		return err
 	}
+	if err = os.Chmod(d.dir, 0o711); err != nil { // pods have users of their own
+		return err
+	}
 	if d.artifact, err = cluster.HelloArtifact(root); err != nil {
 		return err
 	}

@@ -54,6 +54,8 @@ var scenarios = map[string]func(*env){
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
 	"reboot":           reboot,
+	"hooks":            hooks,
+	"upgrade-in-place": upgradeInPlace,
 }
 
 func TestScenario(t *testing.T) {
@@ -93,6 +95,9 @@ func newEnv(t *testing.T) *env {
 	}
 	dir, err := os.MkdirTemp("", "rcf-") // short: sockets live below it
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { // pods have users of their own
 		t.Fatal(err)
 	}
 	e := &env{t: t, root: root, dir: dir, net: int(nets.Add(1))}
@@ -367,7 +372,7 @@ func (e *env) processes() map[string]int {
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
 			e.t.Fatal(err)
 		}
-		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || vars["HOOK"] != "" || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])

@@ -95,8 +95,8 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	for _, dir := range []string{"logs", "data", "consul"} {
-		if err := os.MkdirAll(filepath.Join(cfg.Dir, dir), 0o700); err != nil {
+	for dir, mode := range map[string]os.FileMode{"logs": 0o700, "data": 0o711, "consul": 0o700} { // pods pass through data
+		if err := os.MkdirAll(filepath.Join(cfg.Dir, dir), mode); err != nil {
 			return fmt.Errorf("development cluster: %w", err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -34,6 +35,10 @@ type PreparerConfig struct {
 	PortsMin int   // of the range for dynamic ports
 	PortsMax int
 
+	Isolation string // IsolationAuto, IsolationOn or IsolationOff
+	UserRange string // first-last
+
+	Artifacts   ArtifactConfig
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
 	TrustPolicy string        // file that says which manifests the node runs; empty: all
@@ -67,6 +72,9 @@ func (c *PreparerConfig) record() (node.Node, error) {
 			errs.Add("hooks-dir", c.HooksDir, "a directory that is there")
 		}
 	}
+	c.users(&errs)
+
+	c.Artifacts.validate(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -110,7 +118,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 			return nil, err
 		}
 	}
-	artifacts, err := artifact.New(artifact.Config{Dir: b.dir.Path("artifacts")})
+	artifacts, err := artifact.New(cfg.Artifacts.config(b.dir.Path("artifacts")))
 	if err != nil {
 		return nil, err
 	}
@@ -123,11 +131,19 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
+	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
+	if err != nil {
+		return nil, err
+	}
+	if isolation.Cgroup != "" {
+		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
+	}
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
-		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: p.runtime,
+		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: p.runtime,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, Trust: policy,
+		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
+		Trust: policy, Isolation: isolation,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

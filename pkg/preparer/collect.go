@@ -17,7 +17,7 @@ import (
 )
 
 // podDirs are the kinds of directories that a stopped pod leaves behind and that are removed in time.
-var podDirs = []string{versionsDir, homesDir, logsDir}
+var podDirs = []string{versionsDir, homesDir, logsDir, tmpDir}
 
 // minTombstone is how long a tombstone stays however many there are: a farm that is behind writes nothing this old.
 const minTombstone = 24 * time.Hour

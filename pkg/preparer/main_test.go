@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 		case shim.StubArg:
 			shim.ExecStub()
 		case oneshot.Arg:
-			oneshot.Exec(nil)
+			oneshot.Exec(isolate.Apply)
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
 		case victimArg:

@@ -210,7 +210,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 	if want != nil {
 		rec = rec.accept(*want)
 	}
-	rec, err := p.save(e, rec)
+	rec, err := p.save(e, p.withUser(rec, p.procsOf(e)))
 	if err != nil {
 		return saved, err
 	}
@@ -243,6 +243,7 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
+	p.prunable.raise()
 	p.seen.raise()
 	p.record.raise()
 	return rec, nil

@@ -127,10 +127,13 @@ func (p *Preparer) keepFailed(e *entry, rec *Record, err error) {
 	}
 	message := err.Error()
 	if len(rec.Previous) > 0 {
-		message += fmt.Sprintf("; version %s stays installed", short(rec.Previous[0].Digest))
+		message += stays(rec.Previous[0])
 	}
 	p.setActivity(e, pod.StateFailed, message)
 }
+
+// stays says that an earlier version is there to go back to.
+func stays(in Installed) string { return fmt.Sprintf("; version %s stays installed", short(in.Digest)) }
 
 // tidy does, once for each version and each start of the preparer, what a crash may have left undone after the launch.
 // Nothing depends on it that runs.
@@ -310,8 +313,10 @@ func (p *Preparer) spec(v *version, proc Process) (runtime.Spec, error) {
 			restart.Policy = runtime.RestartPolicy(r.Policy) // they are called alike
 		}
 	}
+	id := specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
+	p.cfg.Isolation.confine(iso, id, l.Resources)
 	return runtime.Spec{
-		ID:  specID(v.id, v.in.Revision, v.in.Digest, proc.Name),
+		ID:  id,
 		Pod: v.id, Revision: v.in.Revision, Name: proc.Name,
 		Command: append([]string{v.path(l.Name, proc.Path)}, l.Args...),
 		Env:     joinEnv(p.env(v, l)), Dir: p.workDir(v.id, l),

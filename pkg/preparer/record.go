@@ -38,6 +38,8 @@ type Record struct {
 	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
 	// for min_ready again.
 	Ready string `json:"ready,omitempty"`
+	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
+	UID int `json:"uid,omitempty"`
 }
 
 // Installed is one version of a pod on the node.
@@ -89,6 +91,11 @@ func (r *Record) local() Local {
 // upToDate reports whether what is installed is what the accepted intent asks for.
 func (r *Record) upToDate() bool {
 	return r.Installed != nil && r.Installed.Digest == r.Intent.Digest
+}
+
+// wasReady reports whether processes of the installed version have been available, as far as the record remembers.
+func (r *Record) wasReady() bool {
+	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", short(r.Installed.Digest), r.Installed.Revision))
 }
 
 // installed returns the record with a new version in it. The one before it and others stay, so many as are kept.

@@ -92,7 +92,7 @@ func (p *Preparer) layOut(v *version) error {
 	p.step("layout begun")
 	for i := range v.m.Launchables {
 		l := &v.m.Launchables[i]
-		owner, err := p.isolation(v.id, l)
+		owner, err := p.owner(v, l)
 		if err != nil {
 			return err
 		}
@@ -122,13 +122,13 @@ func (p *Preparer) layOut(v *version) error {
 }
 
 // writeConfig writes a file that only its owner and group can read, to the disk.
-func writeConfig(path string, data []byte, owner *runtime.Isolation) error {
+func writeConfig(path string, data []byte, owner *account) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if err != nil {
 		return err
 	}
 	if owner != nil {
-		err = f.Chown(owner.UID, owner.GID)
+		err = f.Chown(owner.uid, owner.gid)
 	}
 	if err == nil {
 		_, err = f.Write(data)

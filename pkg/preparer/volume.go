@@ -1,16 +1,12 @@
 package preparer
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // The directories below Config.Dir that hold one entry per identity.
@@ -19,6 +15,7 @@ const (
 	logsDir     = "logs"
 	versionsDir = "versions"
 	volumesDir  = "volumes"
+	tmpDir      = "tmp"
 )
 
 // home is the pod's own directory. It stays when the pod is upgraded.
@@ -36,12 +33,15 @@ func (p *Preparer) dirOf(kind string, id pod.Identity) string {
 }
 
 // makeDirs makes the directories that a pod's processes and hooks find. Home and volumes belong to the user of the first
-// launchable, a working directory to that of its own.
+// launchable, a working directory to that of its own, and all to the pod's group.
 func (p *Preparer) makeDirs(v *version) error {
 	if err := os.MkdirAll(p.logs(v.id), 0o750); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
 	}
-	owner, err := p.isolation(v.id, &v.m.Launchables[0])
+	if err := p.makeTmp(v.id); err != nil {
+		return err
+	}
+	owner, err := p.owner(v, &v.m.Launchables[0])
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable) error {
 	if l.WorkDir == "" || filepath.IsAbs(l.WorkDir) {
 		return nil
 	}
-	owner, err := p.isolation(v.id, l)
+	owner, err := p.owner(v, l)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable) error {
 	if owner == nil {
 		return nil
 	}
-	if err := home.Lchown(l.WorkDir, owner.UID, owner.GID); err != nil {
+	if err := home.Lchown(l.WorkDir, owner.uid, owner.gid); err != nil {
 		return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
 	}
 	return nil
@@ -93,39 +93,4 @@ func (p *Preparer) workDir(id pod.Identity, l *manifest.Launchable) string {
 		return l.WorkDir
 	}
 	return filepath.Join(p.home(id), l.WorkDir)
-}
-
-// ownDir makes a directory and gives it to the user. One that is there keeps its mode and what is in it.
-func ownDir(dir string, owner *runtime.Isolation) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	info, err := os.Lstat(dir)
-	switch {
-	case err != nil:
-		return err
-	case !info.IsDir():
-		return fmt.Errorf("%s is a %s; allowed: a directory", dir, info.Mode().Type())
-	case owner == nil:
-		return nil
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) == owner.UID && int(st.Gid) == owner.GID {
-		return nil
-	}
-	return os.Lchown(dir, owner.UID, owner.GID)
-}
-
-// isolation is what the processes of a launchable run under; nil: they run as the preparer does.
-func (p *Preparer) isolation(id pod.Identity, l *manifest.Launchable) (*runtime.Isolation, error) {
-	if p.cfg.Isolate == nil {
-		return nil, nil //nolint:nilnil // no isolation is an answer
-	}
-	iso, err := p.cfg.Isolate(id, l)
-	if err != nil {
-		return nil, fmt.Errorf("isolate %s: %w", l.Name, err)
-	}
-	return iso, nil
 }

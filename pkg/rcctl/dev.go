@@ -63,6 +63,9 @@ func (t *tool) dev(ctx context.Context, cfg app.DevConfig) error {
 		if cfg.Dir, err = os.MkdirTemp("", "rcfarm-dev-"); err != nil {
 			return err
 		}
+		if err = os.Chmod(cfg.Dir, 0o711); err != nil { // pods have users of their own
+			return err
+		}
 	}
 	started := time.Now()
 	cfg.Say = func(line string) { fmt.Fprintln(t.err, line) }

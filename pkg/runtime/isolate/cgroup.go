@@ -60,13 +60,19 @@ func joinCgroup(iso runtime.Isolation) error {
 	return nil
 }
 
-// manage returns the cgroup of a directory, which it makes when it is missing.
+// manage returns the cgroup of a directory, which it makes when it is missing. Somebody else may be removing empty ones
+// above it at this moment.
 func manage(dir string) (*cgroup2.Manager, error) {
 	mount, group, err := split(dir)
 	if err != nil {
 		return nil, err
 	}
-	return cgroup2.NewManager(mount, group, &cgroup2.Resources{})
+	for tries := 10; ; tries-- {
+		m, err := cgroup2.NewManager(mount, group, &cgroup2.Resources{})
+		if err == nil || tries == 0 || !gone(err) {
+			return m, err
+		}
+	}
 }
 
 // passDown makes controllers available in a cgroup as far as those above it have them, and returns what it has then.
@@ -183,6 +189,15 @@ func Remove(dir string) error {
 		return fmt.Errorf("remove cgroup %s: %w", dir, err)
 	}
 	return nil
+}
+
+// Prune removes an empty cgroup, and those above it that are empty then. One that is in use stays, and so do those above.
+func Prune(dir string) {
+	mount, _, err := split(dir)
+	for err == nil && dir != mount {
+		err = unix.Rmdir(dir)
+		dir = filepath.Dir(dir)
+	}
 }
 
 // gone reports whether an error says that the cgroup has been removed, before or meanwhile.

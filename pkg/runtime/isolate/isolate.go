@@ -7,20 +7,22 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
-// Apply isolates the calling process. Users, mounts and privileges belong to a thread before exec: the caller is locked
-// to its thread (runtime.LockOSThread) and becomes the program from there. After an error it must not become it.
+// Apply isolates the calling process. Users, mounts and privileges belong to a thread before exec: the calling goroutine
+// stays locked to its thread and becomes the program from there. After an error it must not become it.
 //
 // The order is fixed by what each step needs: cgroup and mounts need root, which the user step gives up, and setgid needs
 // it after setgroups. The limits of the cgroup hold from the first step on.
-func Apply(iso runtime.Isolation) error {
+func Apply(iso *runtime.Isolation) error {
+	goruntime.LockOSThread()
 	for _, step := range []func(runtime.Isolation) error{joinCgroup, coverTmp, become, renouncePrivileges} {
-		if err := step(iso); err != nil {
+		if err := step(*iso); err != nil {
 			return err
 		}
 	}

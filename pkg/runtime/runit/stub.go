@@ -229,10 +229,10 @@ func (s *stub) clear(ctx context.Context, lock *held, rec record, p *proc.Proces
 
 // removeCgroup removes the empty cgroup of a process that is gone.
 func removeCgroup(spec runtime.Spec) error {
-	if spec.Isolation == nil || spec.Isolation.Cgroup == "" {
+	if spec.Cgroup() == "" {
 		return nil
 	}
-	return isolate.Remove(spec.Isolation.Cgroup)
+	return isolate.Remove(spec.Cgroup())
 }
 
 func complain(err error) { fmt.Fprintln(os.Stderr, err) }
@@ -289,7 +289,7 @@ func runProgram(spec runtime.Spec, log *os.File) error {
 		return err
 	}
 	if spec.Isolation != nil {
-		if err := isolate.Apply(*spec.Isolation); err != nil {
+		if err := isolate.Apply(spec.Isolation); err != nil {
 			return fmt.Errorf("isolate: %w", err)
 		}
 	}

@@ -1,0 +1,145 @@
+package app
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+)
+
+// How much a node keeps its pods apart.
+const (
+	IsolationAuto = "auto" // as far as the host allows
+	IsolationOn   = "on"   // fully, or the preparer does not start
+	IsolationOff  = "off"
+)
+
+// DefaultUserRange is above what useradd gives to people, services and their user namespaces, and above what systemd gives to
+// containers (systemd's UIDS-GIDS document).
+const DefaultUserRange = "1900000000-1900065535"
+
+// Bounds of a user range. Above the upper one lie numbers that some programs take for negative.
+const (
+	minUser = 1000
+	maxUser = 1<<31 - 2
+)
+
+func (c *PreparerConfig) users(errs *field.Errors) preparer.UserRange {
+	switch c.Isolation {
+	case IsolationAuto, IsolationOn, IsolationOff:
+	default:
+		errs.Add("isolation", c.Isolation, "auto, on, off")
+	}
+	low, high, _ := strings.Cut(c.UserRange, "-")
+	first, err := strconv.Atoi(low)
+	last, err2 := strconv.Atoi(high)
+	if errors.Join(err, err2) != nil || first < minUser || last > maxUser || first > last {
+		errs.Add("user-range", c.UserRange, fmt.Sprintf("two numbers from %d to %d, the lower first, such as %s", minUser, maxUser, DefaultUserRange))
+	}
+	return preparer.UserRange{First: first, Last: last}
+}
+
+// isolation finds out what this host allows of what was asked for, and says once what it does not.
+func (c *PreparerConfig) isolation(dir string, log obs.Logger) (preparer.Isolation, error) {
+	var errs field.Errors
+	users := c.users(&errs)
+	if err := errs.Err(); err != nil || c.Isolation == IsolationOff {
+		return preparer.Isolation{}, err
+	}
+	in, without := plan(isolate.Probe(cgroupName(c.Node, dir)), users, dir)
+	if in.Users == users {
+		without = append(without, openDir(dir, &in)...)
+	}
+	if len(without) == 0 {
+		return in, nil
+	}
+	if c.Isolation == IsolationOn {
+		return in, fmt.Errorf("--isolation on: this host does not allow all of it: %s", strings.Join(without, "; "))
+	}
+	log.WithField("without", strings.Join(without, "; ")).Warn("pods are isolated only as far as this host allows")
+	return in, nil
+}
+
+// plan decides what is used of what a host offers, and why not all of it is.
+func plan(host isolate.Host, users preparer.UserRange, dir string) (in preparer.Isolation, without []string) {
+	without = host.Without
+	in.Cgroup = host.Cgroup
+	switch {
+	case !host.Users:
+		return preparer.Isolation{}, without // the rest needs root too, and is of little use while pods share a user with it
+	case host.Mapped(users.First, users.Last):
+		in.Users = users
+	default:
+		without = append(without, fmt.Sprintf("users: not all numbers from %d to %d exist in this user namespace; choose others with --user-range", users.First, users.Last))
+	}
+	switch hidden := below(dir, "/tmp", "/var/tmp"); {
+	case hidden != "":
+		without = append(without, fmt.Sprintf("tmp: the data directory %s is below %s, which a private tmp would hide", dir, hidden))
+	default:
+		in.Tmp = host.Tmp
+	}
+	return in, without
+}
+
+func below(dir string, parents ...string) string {
+	for _, parent := range parents {
+		if rel, err := filepath.Rel(parent, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+			return parent
+		}
+	}
+	return ""
+}
+
+// openDir lets pods pass through the data directory, without letting them list it: what is in it has modes of its own.
+// Where a parent keeps them out, they stay without users of their own.
+func openDir(dir string, in *preparer.Isolation) (without []string) {
+	err := os.Chmod(dir, 0o711)
+	if err == nil {
+		err = passable(dir)
+	}
+	if err != nil {
+		in.Users = preparer.UserRange{}
+		return []string{"users: " + err.Error()}
+	}
+	unix.Umask(0o022) // a stricter one would keep pods out of what is made for them
+	return nil
+}
+
+// passable reports which directory on the way keeps other users out.
+func passable(dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return err
+	}
+	for ; ; real = filepath.Dir(real) {
+		info, err := os.Stat(real)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&0o001 == 0 {
+			return fmt.Errorf("the data directory cannot be reached by other users: %s has mode %s; allowed: execute permission for others, such as %s",
+				real, info.Mode().Perm(), fs.FileMode(0o711))
+		}
+		if real == filepath.Dir(real) {
+			return nil
+		}
+	}
+}
+
+// cgroupName is the parent of the cgroups of a preparer's pods. Several may run on one machine, each in its own directory.
+func cgroupName(node, dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return filepath.Join("rcfarm", node+"-"+hex.EncodeToString(sum[:4]))
+}

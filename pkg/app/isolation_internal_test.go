@@ -1,0 +1,95 @@
+package app
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+)
+
+func TestIsolationOfThisHost(t *testing.T) {
+	dir := t.TempDir()
+	var said strings.Builder
+	log, err := obs.NewLogger(&said, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := PreparerConfig{Node: "n1", Isolation: IsolationAuto, UserRange: DefaultUserRange}
+	host := isolate.Probe(cgroupName(node.Node, dir))
+	defer func() {
+		if host.Cgroup != "" {
+			isolate.Prune(host.Cgroup)
+		}
+	}()
+	closed, err := node.isolation(dir, log)
+	if err != nil || closed.Users != (preparer.UserRange{}) {
+		t.Errorf("in a directory that is closed to others: %+v, %v; want no users", closed, err)
+	}
+	if host.Users != strings.Contains(said.String(), "cannot be reached by other users") || strings.Count(said.String(), "\n") != 1 {
+		t.Errorf("it said %q, want one line with the directory that is closed if users could be had", said.String())
+	}
+	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := node.isolation(dir, log)
+	if want := (preparer.UserRange{First: 1900000000, Last: 1900065535}); err != nil || host.Users && opened.Users != want {
+		t.Errorf("%+v, %v; want users %+v if they can be had", opened, err, want)
+	}
+	if opened.Tmp {
+		t.Error("a private tmp that would hide the data directory")
+	}
+	if info, err := os.Stat(dir); err != nil || host.Users && info.Mode().Perm() != 0o711 {
+		t.Errorf("data directory %v, %v; want it open to pass through", info.Mode(), err)
+	}
+	node.Isolation = IsolationOn
+	if _, err := node.isolation(dir, log); err == nil || !strings.Contains(err.Error(), "--isolation on") {
+		t.Errorf("all or nothing: %v, want an error, because there is no private tmp", err)
+	}
+	node.Isolation = IsolationOff
+	if off, err := node.isolation(dir, log); err != nil || off != (preparer.Isolation{}) {
+		t.Errorf("off: %+v, %v", off, err)
+	}
+}
+
+func TestPlanOfIsolation(t *testing.T) {
+	users := preparer.UserRange{First: 2000, Last: 3000}
+	for name, tt := range map[string]struct {
+		host isolate.Host
+		dir  string
+		want preparer.Isolation
+		says []string
+	}{
+		"not root": {isolate.Host{Tmp: true, Cgroup: "/c", Without: []string{"users: no"}}, "/d", preparer.Isolation{}, []string{"users: no"}},
+		"no such users": {
+			isolate.Host{Users: true, Tmp: true, Cgroup: "/c"}, "/d", preparer.Isolation{Tmp: true, Cgroup: "/c"},
+			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
+		},
+		"no tmp": {
+			isolate.Host{Users: true, Cgroup: "/c", Without: []string{"tmp: no"}}, "/d", preparer.Isolation{Cgroup: "/c"},
+			[]string{"tmp: no", "users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
+		},
+		"below tmp": {
+			isolate.Host{Users: true, Tmp: true}, "/var/tmp/x", preparer.Isolation{},
+			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range",
+				"tmp: the data directory /var/tmp/x is below /var/tmp, which a private tmp would hide"},
+		},
+	} {
+		in, without := plan(tt.host, users, tt.dir)
+		if in != tt.want || !slices.Equal(without, tt.says) {
+			t.Errorf("%s: %+v, %q; want %+v, %q", name, in, without, tt.want, tt.says)
+		}
+	}
+}
+
+func TestBelow(t *testing.T) {
+	for dir, want := range map[string]string{"/tmp": "/tmp", "/tmp/a/b": "/tmp", "/var/tmp/a": "/var/tmp", "/tmpfs": "", "/": "", "/var": "", "/a/tmp": ""} {
+		if got := below(dir, "/tmp", "/var/tmp"); got != want {
+			t.Errorf("%s is below %q, want %q", dir, got, want)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package preparer
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// Isolation is what keeps the node's pods apart, as far as the host allows. The zero value: they run as the preparer does.
+type Isolation struct {
+	Users  UserRange // each pod is one of them; zero: all run as the preparer's own user
+	Tmp    bool      // each pod has a /tmp of its own
+	Cgroup string    // directory of cgroup v2 below which each process has one; empty: none has
+}
+
+// UserRange holds the numbers that pods are given, each as a user and as a group of that number.
+type UserRange struct{ First, Last int }
+
+// The numbers that user-space tools use for "nobody" and for "no number".
+const (
+	nobody   = 65534
+	noNumber = 65535
+)
+
+var errNoUser = errors.New("all are taken by pods, stopped ones included; allow more with --user-range")
+
+func (r UserRange) on() bool { return r.Last > 0 }
+
+func (r UserRange) holds(number int) bool {
+	return r.on() && r.First <= number && number <= r.Last && number != nobody && number != noNumber
+}
+
+// choose returns a number that is not taken: the same for the same name while that is free, so that what a pod left on the
+// disk is hardly ever another's.
+func (r UserRange) choose(name string, taken map[int]bool) (int, error) {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(name)) // never fails (hash.Hash)
+	size := r.Last - r.First + 1
+	for i := range size {
+		number := r.First + (int(hash.Sum64()%uint64(size))+i)%size
+		if r.holds(number) && !taken[number] {
+			return number, nil
+		}
+	}
+	return 0, fmt.Errorf("user numbers from %d to %d: %w", r.First, r.Last, errNoUser)
+}
+
+// users remembers whose a number is, by the file name of the identity: as records say, else as the owners of what is on the
+// disk do. A number stays its pod's while anything that the pod wrote may be left.
+type users struct {
+	of    map[string]int
+	taken map[int]bool
+}
+
+func (u *users) give(name string, number int) {
+	if number != 0 {
+		u.of[name], u.taken[number] = number, true
+	}
+}
+
+// number returns the pod's number, a new one when it has none.
+func (u *users) number(r UserRange, name string) (int, error) {
+	if number := u.of[name]; number != 0 {
+		return number, nil
+	}
+	number, err := r.choose(name, u.taken)
+	if err == nil {
+		u.give(name, number)
+	}
+	return number, err
+}
+
+// loadUsers collects the numbers that are in use. A directory of a pod without a record still has its number.
+func (p *Preparer) loadUsers() {
+	p.users = users{of: map[string]int{}, taken: map[int]bool{}}
+	for _, pattern := range []string{homesDir + "/*", volumesDir + "/*/*"} {
+		paths, _ := filepath.Glob(filepath.Join(p.cfg.Dir, filepath.FromSlash(pattern))) // the pattern is well formed
+		for _, path := range paths {
+			rel, _ := filepath.Rel(p.cfg.Dir, path) // it was found there
+			if _, group, err := ownerOf(path); err == nil && p.cfg.Isolation.Users.holds(group) {
+				p.users.give(strings.Split(rel, string(filepath.Separator))[1], group)
+			}
+		}
+	}
+	for id, e := range p.pods {
+		p.users.give(fileName(id), e.rec.UID)
+	}
+}
+
+// withUser gives a pod that is to run its number, before the record that says so is saved. Without a free one the record has
+// none, and isolation says why.
+func (p *Preparer) withUser(rec Record, procs []runtime.Status) Record {
+	in := p.cfg.Isolation.Users
+	if !in.on() || rec.UID != 0 || rec.Intent.State != pod.Running {
+		return rec
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	name := fileName(rec.Intent.Identity)
+	p.users.give(name, numberOf(in, procs)) // of a pod whose record was lost
+	rec.UID, _ = p.users.number(in, name)
+	return rec
+}
+
+// numberOf returns the number that a pod's processes have as a group, 0 when they have none.
+func numberOf(in UserRange, procs []runtime.Status) int {
+	for i := range procs {
+		if iso := procs[i].Spec.Isolation; iso != nil {
+			groups := append([]int{iso.GID}, iso.Groups...)
+			if i := slices.IndexFunc(groups, in.holds); i >= 0 {
+				return groups[i]
+			}
+		}
+	}
+	return 0
+}
+
+// isolation is what the hooks of a launchable run under, and its processes besides their cgroup; nil: as the preparer does.
+func (p *Preparer) isolation(id pod.Identity, l *manifest.Launchable) (*runtime.Isolation, error) {
+	p.mu.Lock()
+	number := 0
+	if e := p.pods[id]; e != nil {
+		number = e.rec.UID
+	}
+	p.mu.Unlock()
+	iso, err := p.cfg.Isolation.of(number, l, lookUp)
+	if err != nil {
+		return nil, fmt.Errorf("user of %s: %w", l.Name, err)
+	}
+	if iso != nil && p.cfg.Isolation.Tmp {
+		iso.Tmp = p.dirOf(tmpDir, id)
+	}
+	return iso, nil
+}
+
+// of decides as whom a launchable runs.
+func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (account, error)) (*runtime.Isolation, error) {
+	own := account{uid: os.Getuid(), gid: os.Getgid()}
+	if l.User != "" {
+		var err error
+		if own, err = lookUp(l.User); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case in.Users.on() && number == 0:
+		return nil, fmt.Errorf("user numbers from %d to %d: %w", in.Users.First, in.Users.Last, errNoUser)
+	case in.Users.on() && l.User != "":
+		// The pod's group besides the account's own, for what belongs to the pod.
+		return &runtime.Isolation{UID: own.uid, GID: own.gid, Groups: append(own.groups, number), NoNewPrivileges: true}, nil
+	case in.Users.on():
+		return &runtime.Isolation{UID: number, GID: number, NoNewPrivileges: true}, nil
+	case own.uid != os.Getuid():
+		return nil, fmt.Errorf("the manifest asks for %q, and this node runs pods as the preparer's user alone; see --isolation", l.User)
+	case in == Isolation{}:
+		return nil, nil //nolint:nilnil // no isolation is an answer
+	default:
+		return &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid(), NoNewPrivileges: true}, nil
+	}
+}
+
+// confine gives a process, besides, a cgroup of its own with the limits of its launchable.
+func (in Isolation) confine(iso *runtime.Isolation, specID string, r manifest.Resources) {
+	if iso == nil || in.Cgroup == "" {
+		return
+	}
+	iso.Cgroup = filepath.Join(in.Cgroup, specID)
+	iso.CPU, iso.Memory, iso.PIDs = r.CPU, r.Memory, r.PIDs
+}
+
+// account is a user of the node.
+type account struct {
+	uid, gid int
+	groups   []int // besides gid
+}
+
+func lookUp(name string) (account, error) {
+	found, err := user.Lookup(name)
+	if err != nil {
+		return account{}, fmt.Errorf("%q: %w; allowed: an account of this node", name, err)
+	}
+	ids, err := found.GroupIds()
+	if err != nil {
+		return account{}, fmt.Errorf("groups of %q: %w", name, err)
+	}
+	var a account
+	var errs []error
+	number := func(s string) int {
+		n, err := strconv.Atoi(s)
+		errs = append(errs, err)
+		return n
+	}
+	a.uid, a.gid = number(found.Uid), number(found.Gid)
+	for _, id := range ids {
+		if n := number(id); n != a.gid {
+			a.groups = append(a.groups, n)
+		}
+	}
+	return a, errors.Join(errs...)
+}
+
+func ownerOf(path string) (uid, gid int, err error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0, errors.ErrUnsupported
+	}
+	return int(st.Uid), int(st.Gid), nil
+}
+
+// owner is whom files of a launchable belong to: its user, and the pod's own group, which all processes of the pod are in.
+// Nil: whoever made them.
+func (p *Preparer) owner(v *version, l *manifest.Launchable) (*account, error) {
+	iso, err := p.isolation(v.id, l)
+	if err != nil || !p.cfg.Isolation.Users.on() {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return &account{uid: iso.UID, gid: p.pods[v.id].rec.UID}, nil
+}
+
+// ownDir makes a directory and gives it to its owner, with everything in it where it was another's. What is there keeps
+// its mode; what is made is open to the whole pod.
+func ownDir(dir string, owner *account) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	err := os.Mkdir(dir, 0o750)
+	if err == nil && owner != nil {
+		err = os.Chmod(dir, 0o770)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	switch {
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return fmt.Errorf("%s is a %s; allowed: a directory", dir, info.Mode().Type())
+	case owner == nil:
+		return nil
+	}
+	if uid, gid, err := ownerOf(dir); err != nil || uid == owner.uid && gid == owner.gid {
+		return err
+	}
+	// No link in it leads anywhere else, and it changes hands last: what was interrupted is done again.
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	err = fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || path == "." {
+			return err
+		}
+		return root.Lchown(path, owner.uid, owner.gid)
+	})
+	if err != nil {
+		return err
+	}
+	return os.Lchown(dir, owner.uid, owner.gid)
+}
+
+// makeTmp makes the directory that the pod sees as /tmp. Nobody else can enter the one that it is in.
+func (p *Preparer) makeTmp(id pod.Identity) error {
+	if !p.cfg.Isolation.Tmp {
+		return nil
+	}
+	dir := p.dirOf(tmpDir, id)
+	err := os.MkdirAll(filepath.Dir(dir), 0o700)
+	if err == nil {
+		err = os.Mkdir(dir, 0o700)
+	}
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = os.Chmod(dir, 0o777|fs.ModeSticky)
+	}
+	if err != nil {
+		return fmt.Errorf("make tmp of pod: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package preparer
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+func TestUserRangeChoose(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		first := rapid.IntRange(nobody-5, nobody+5).Draw(t, "first")
+		r := UserRange{First: first, Last: first + rapid.IntRange(0, 20).Draw(t, "size")}
+		taken := map[int]bool{}
+		free := 0
+		for n := r.First; n <= r.Last; n++ {
+			if r.holds(n) {
+				free++
+			}
+		}
+		for given := 0; ; given++ {
+			name := rapid.StringN(1, 5, -1).Draw(t, "name")
+			got, err := r.choose(name, taken)
+			if given == free {
+				if err == nil || !strings.Contains(err.Error(), "--user-range") {
+					t.Fatalf("the range is used up, and it gave %d, %v", got, err)
+				}
+				return
+			}
+			again, _ := r.choose(name, taken)
+			if err != nil || taken[got] || got < r.First || got > r.Last || got == nobody || got == noNumber || again != got {
+				t.Fatalf("of %+v, where %v are taken, it gave %d and then %d, %v", r, taken, got, again, err)
+			}
+			taken[got] = true
+		}
+	})
+}
+
+// A number is one pod's, and stays that pod's.
+func TestUsersNumber(t *testing.T) {
+	r := UserRange{First: 5000, Last: 5002}
+	u := users{of: map[string]int{}, taken: map[int]bool{}}
+	u.give("left", 5001)
+	seen := map[int]bool{}
+	for _, name := range []string{"a", "left", "b"} {
+		n, err := u.number(r, name)
+		again, _ := u.number(r, name)
+		if err != nil || n != again || seen[n] || name == "left" && n != 5001 {
+			t.Errorf("%s: %d, then %d, %v; others have %v", name, n, again, err, seen)
+		}
+		seen[n] = true
+	}
+	if n, err := u.number(r, "c"); !errors.Is(err, errNoUser) {
+		t.Errorf("a fourth of three: %d, %v", n, err)
+	}
+}
+
+func TestNumberOf(t *testing.T) {
+	r := UserRange{First: 5000, Last: 5999}
+	with := func(iso *runtime.Isolation) []runtime.Status {
+		return []runtime.Status{{}, {Spec: runtime.Spec{Isolation: iso}}}
+	}
+	for want, iso := range map[int]*runtime.Isolation{
+		0: nil, 5001: {UID: 5001, GID: 5001}, 5002: {UID: 33, GID: 33, Groups: []int{7, 5002}},
+	} {
+		if got := numberOf(r, with(iso)); got != want {
+			t.Errorf("%+v: %d, want %d", iso, got, want)
+		}
+	}
+}
+
+func TestIsolationOf(t *testing.T) {
+	own := os.Getuid()
+	accounts := func(name string) (account, error) {
+		switch name {
+		case "web":
+			return account{uid: own + 33, gid: 34, groups: []int{35}}, nil
+		case "self":
+			return account{uid: own, gid: os.Getgid()}, nil
+		}
+		return account{}, errors.New("no such account")
+	}
+	users := Isolation{Users: UserRange{First: 5000, Last: 5999}}
+	for name, tt := range map[string]struct {
+		in     Isolation
+		number int
+		user   string
+		want   *runtime.Isolation
+		says   string
+	}{
+		"own number":         {in: users, number: 5001, want: &runtime.Isolation{UID: 5001, GID: 5001, NoNewPrivileges: true}},
+		"account":            {in: users, number: 5001, user: "web", want: &runtime.Isolation{UID: own + 33, GID: 34, Groups: []int{35, 5001}, NoNewPrivileges: true}},
+		"unknown account":    {in: users, number: 5001, user: "wbe", says: "no such account"},
+		"no number left":     {in: users, says: "5000 to 5999: all are taken"},
+		"off":                {},
+		"off, same user":     {user: "self"},
+		"off, another user":  {user: "web", says: `asks for "web"`},
+		"only a cgroup":      {in: Isolation{Cgroup: "/c"}, want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true}},
+		"cgroup, other user": {in: Isolation{Cgroup: "/c"}, user: "web", says: `asks for "web"`},
+	} {
+		got, err := tt.in.of(tt.number, &manifest.Launchable{User: tt.user}, accounts)
+		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: error %v, want one that says %q", name, err, tt.says)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s:\n%s", name, diff)
+		}
+	}
+}
+
+func TestConfine(t *testing.T) {
+	r := manifest.Resources{CPU: 1, Memory: 2, PIDs: 3}
+	iso := &runtime.Isolation{UID: 7}
+	Isolation{}.confine(iso, "p", r)
+	if diff := cmp.Diff(&runtime.Isolation{UID: 7}, iso); diff != "" {
+		t.Errorf("without cgroups:\n%s", diff)
+	}
+	Isolation{Cgroup: "/c"}.confine(iso, "p", r)
+	if diff := cmp.Diff(&runtime.Isolation{UID: 7, Cgroup: "/c/p", CPU: 1, Memory: 2, PIDs: 3}, iso); diff != "" {
+		t.Errorf("with cgroups:\n%s", diff)
+	}
+	Isolation{Cgroup: "/c"}.confine(nil, "p", r)
+}
+
+func TestLookUp(t *testing.T) {
+	root, err := lookUp("root")
+	if err != nil || root.uid != 0 || root.gid != 0 || slices.Contains(root.groups, 0) {
+		t.Errorf("root is %+v, %v", root, err)
+	}
+	if a, err := lookUp("no-such-account-here"); err == nil || !strings.Contains(err.Error(), `"no-such-account-here"`) {
+		t.Errorf("got %+v, %v; want an error that names the account", a, err)
+	}
+}
+
+// A directory that changes hands does so with everything in it, and with nothing outside.
+func TestOwnDirChangesHands(t *testing.T) {
+	base := t.TempDir()
+	home, outside := filepath.Join(base, "homes", "p"), filepath.Join(base, "outside")
+	self := &account{uid: os.Getuid(), gid: os.Getgid()}
+	if err := ownDir(home, self); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(home); err != nil || info.Mode().Perm() != 0o770 {
+		t.Errorf("home %v, %v; want it open to the pod's group", info, err)
+	}
+	for path, content := range map[string]string{outside: "", filepath.Join(home, "file"): ""} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(home, "deep"), 0o700), os.Symlink(outside, filepath.Join(home, "deep", "link"))); err != nil {
+		t.Fatal(err)
+	}
+	other := &account{uid: 1_900_000_021, gid: 1_900_000_022}
+	err := ownDir(home, other)
+	if os.Getuid() != 0 {
+		if !errors.Is(err, os.ErrPermission) {
+			t.Errorf("not root: %v, want a refusal", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]account{
+		home: *other, filepath.Join(home, "file"): *other, filepath.Join(home, "deep"): *other, filepath.Join(home, "deep", "link"): *other,
+		outside: *self, filepath.Dir(home): *self,
+	}
+	for path, owner := range want {
+		if uid, gid, err := ownerOf(path); err != nil || uid != owner.uid || gid != owner.gid {
+			t.Errorf("%s belongs to %d:%d, %v; want %d:%d", path, uid, gid, err, owner.uid, owner.gid)
+		}
+	}
+	if err := ownDir(outside, other); err == nil {
+		t.Error("a file was taken for a home")
+	}
+}

@@ -1,0 +1,165 @@
+package preparer_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+)
+
+// isolated makes the preparer keep its pods apart, and opens the way to its directory. It returns what the host allows.
+func (b *bench) isolated() isolate.Host {
+	b.t.Helper()
+	host := isolate.Probe("rcfarm-test-" + b.cfg.Node.Name)
+	if host.Cgroup != "" {
+		b.t.Cleanup(func() { isolate.Prune(host.Cgroup) })
+	}
+	b.cfg.Isolation = preparer.Isolation{Users: preparer.UserRange{First: 1_900_100_000, Last: 1_900_100_099}, Cgroup: host.Cgroup}
+	for _, dir := range []string{filepath.Dir(b.cfg.Dir), b.cfg.Dir} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			b.t.Fatal(err)
+		}
+		if err := os.Chmod(dir, 0o711); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	return host
+}
+
+func (b *bench) ownerOf(parts ...string) (uid, gid int) {
+	b.t.Helper()
+	info, err := os.Lstat(b.inNode(parts...))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	return int(st.Uid), int(st.Gid)
+}
+
+// Pods have users of their own: what is theirs is closed to each other, and stays theirs.
+func TestPodsHaveUsersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	host := b.isolated()
+	a := b.start()
+	m := b.pod(`id -u > facts; grep -c . "$CONFIG_PATH" >> facts; (umask 077; : > secret; : > "$VOLUME_DATA/secret")
+for i in 0 1; do [ "$i" = "$POD_INDEX" ] || ls "../rc1.main.$i" "../../volumes/rc1.main.$i/data"; done > others 2> refused
+: > done; exec sleep 1000`, "1")
+	m.Volumes = append(m.Volumes, manifest.Volume{Name: "data"})
+	m.Config = config(t, `{"a": 1}`)
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
+		b.awaitState(0, pod.StateFailed, 10, "operation not permitted")
+		return
+	}
+	b.awaitReady(0, digest, 10)
+	b.tell(intent(1, digest, pod.Running, 10))
+	b.awaitReady(1, digest, 10)
+	seen := map[int]bool{}
+	for i := range 2 {
+		name := fmt.Sprintf("rc1.main.%d", i)
+		b.eventually(func() error { _, err := os.Stat(b.inNode("homes", name, "done")); return err })
+		uid, gid := b.ownerOf("homes", name)
+		if b.text(b.inNode("homes", name, "facts")) != fmt.Sprintf("%d\n3\n", uid) || uid != gid || seen[uid] || uid < 1_900_100_000 {
+			t.Errorf("%s: home of %d:%d, facts %q; want a user of its own that reads its configuration", name, uid, gid, b.text(b.inNode("homes", name, "facts")))
+		}
+		seen[uid] = true
+		if vol, _ := b.ownerOf("volumes", name, "data", "secret"); vol != uid {
+			t.Errorf("%s: what it wrote to its volume belongs to %d, want %d", name, vol, uid)
+		}
+		if others := b.text(b.inNode("homes", name, "others")); others != "" {
+			t.Errorf("%s sees %q of the other", name, others)
+		}
+		if log, _ := b.ownerOf("logs", name, "main.log"); log != 0 {
+			t.Errorf("%s: its log belongs to %d, want the supervisor", name, log)
+		}
+	}
+	if refused := b.text(b.inNode("homes", "rc1.main.1", "refused")); strings.Count(refused, "Permission denied") != 2 {
+		t.Errorf("the later pod was told %q, want two refusals", refused)
+	}
+
+	// The number is in the record; where that is lost, what the pod left on the disk says it.
+	first, _ := b.ownerOf("homes", "rc1.main.0")
+	a.stop()
+	records, err := filepath.Glob(b.inNode("pods", "*"))
+	if err != nil || len(records) < 2 {
+		t.Fatalf("records %v, %v", records, err)
+	}
+	for _, record := range records {
+		if err := os.Remove(record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a = b.start()
+	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.awaitState(0, pod.StateStopped, 20, "")
+	a.stop()
+	for _, record := range records {
+		_ = os.Remove(record) // one may not have been written again
+	}
+	b.start()
+	b.tell(intent(0, digest, pod.Running, 30))
+	b.awaitReady(0, digest, 30)
+	if uid := b.procs(0)[0].Spec.Isolation.UID; uid != first {
+		t.Errorf("the pod that lost its record runs as %d, want %d as before", uid, first)
+	}
+}
+
+// An account that a manifest names is used, with the pod's own group besides.
+func TestPodNamesAccount(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	host := b.isolated()
+	b.start()
+	m := b.pod(`id -un > facts; : > done; exec sleep 1000`, "1")
+	m.Launchables[0].User = "nobody"
+	other := m.Launchables[0]
+	other.Name, other.User = "other", ""
+	other.Artifact = b.artifacts.add(t, `id -u > other; exec sleep 1000`)
+	m.Launchables = append(m.Launchables, other)
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
+		b.awaitState(0, pod.StateFailed, 10, "operation not permitted")
+		return
+	}
+	b.awaitReady(0, digest, 10)
+	b.awaitText(b.inNode("homes", "rc1.main.0", "facts"), "nobody\n")
+	uid, group := b.ownerOf("homes", "rc1.main.0")
+	if uid < 1 || uid >= 1_900_100_000 || group < 1_900_100_000 {
+		t.Errorf("home belongs to %d:%d, want the account and the pod's own group", uid, group)
+	}
+	b.awaitText(b.inNode("homes", "rc1.main.0", "other"), fmt.Sprintf("%d\n", group))
+
+	m.Launchables[0].User = "no-such-account"
+	wrong := b.upload(m)
+	b.tell(intent(0, wrong, pod.Running, 20))
+	r := b.awaitState(0, pod.StateFailed, 20, "no-such-account")
+	if r.Digest != digest {
+		t.Errorf("it runs %s, want the version that worked", r.Digest)
+	}
+}
+
+// Without isolation nothing runs as a user that it was not meant for.
+func TestAccountWithoutIsolation(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.sleeper("1")
+	m.Launchables[0].User = "nobody"
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	if os.Getuid() == 65534 {
+		b.awaitReady(0, digest, 10)
+		return
+	}
+	b.awaitState(0, pod.StateFailed, 10, "this node runs pods as the preparer's user alone")
+}
