@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -37,7 +38,7 @@ func main() {
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
 			"Pods run on when it ends, and keep their pids when it starts again.",
-		Flags: append(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr),
+		Flags: slices.Concat(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr), app.ArtifactFlags(&cfg.Artifacts), []cli.Flag{
 			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, Destination: &cfg.Node},
 			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
 			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` that selectors match; may be repeated", Destination: &labels},
@@ -52,7 +53,7 @@ func main() {
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay", Value: app.DefaultKeepStopped, Destination: &cfg.KeepStopped},
-		),
+		}),
 		Action: func(*cli.Context) error {
 			cfg.Labels = labels.Value()
 			p, err := app.NewPreparer(ctx, cfg)

@@ -39,6 +39,7 @@ type PreparerConfig struct {
 	Isolation string // IsolationAuto, IsolationOn or IsolationOff
 	UserRange string // first-last
 
+	Artifacts   ArtifactConfig
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
 	TrustPolicy string        // file that says which manifests the node runs; empty: all
@@ -76,6 +77,8 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		}
 	}
 	c.users(&errs)
+
+	c.Artifacts.validate(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -118,7 +121,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 			return nil, err
 		}
 	}
-	artifacts, err := artifact.New(artifact.Config{Dir: b.dir.Path("artifacts")})
+	artifacts, err := artifact.New(cfg.Artifacts.config(b.dir.Path("artifacts")))
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +135,6 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
-
 	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
 	if err != nil {
 		return nil, err
@@ -142,9 +144,10 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
-		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Runtime: pods,
+		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, Trust: policy, Isolation: isolation,
+		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
+		Trust: policy, Isolation: isolation,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
