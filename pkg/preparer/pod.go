@@ -27,6 +27,8 @@ type entry struct {
 	procs    []runtime.Status // all that the runtime has of the pod
 	parsed   *manifest.Manifest
 	parsedOf *Installed // whose manifest is parsed
+	ids      []string   // of the processes of idsOf
+	idsOf    *Installed
 
 	tidied    int64        // revision of the version after whose launch all was tidied up; only the worker uses it
 	collected bool         // what a stopped pod leaves behind is gone

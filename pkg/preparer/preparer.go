@@ -198,6 +198,7 @@ type Preparer struct {
 	log      obs.Logger
 	trouble  *trouble
 	installs chan struct{} // a slot per pod that may fetch
+	looking  chan struct{} // holds whoever asks the runtime
 	ready    chan struct{} // closed when disk and runtime have both been read
 
 	queued   signal // somebody is in queue
@@ -220,6 +221,7 @@ type Preparer struct {
 	newest      string   // the newest nonce ever seen
 	regressed   string   // the newest nonce when the store was last seen to go back in time
 	contact     contact
+	nextLook    *look // that nobody carries out yet; nil when nobody waits for one
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged.
@@ -237,7 +239,7 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	p := &Preparer{
 		cfg: cfg, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
-		installs: make(chan struct{}, cfg.Installs), ready: make(chan struct{}),
+		installs: make(chan struct{}, cfg.Installs), looking: make(chan struct{}, 1), ready: make(chan struct{}),
 		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(),
 	}
 	p.trouble = newTrouble(p.log)

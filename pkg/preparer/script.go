@@ -91,13 +91,15 @@ func (p *Preparer) endScripts() {
 // installedProcs returns the processes of the installed version, which is known, and whether some are missing. The caller
 // holds p.mu.
 func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
-	wanted := specIDs(e.id, e.rec.Installed)
+	if e.idsOf != e.rec.Installed {
+		e.idsOf, e.ids = e.rec.Installed, specIDs(e.id, e.rec.Installed)
+	}
 	for _, status := range e.procs {
-		if slices.Contains(wanted, status.Spec.ID) {
+		if slices.Contains(e.ids, status.Spec.ID) {
 			procs = append(procs, status)
 		}
 	}
-	return procs, len(procs) != len(wanted)
+	return procs, len(procs) != len(e.ids)
 }
 
 // firstOf returns the id of the first process that a launchable stands for.

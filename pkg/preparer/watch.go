@@ -91,19 +91,65 @@ func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 	p.podLog(id).WithField(fieldRevision, rec.Intent.Revision).Warn("pod record rebuilt from its running processes")
 }
 
+// look is one question to the runtime, asked on behalf of every worker that wanted to know before it was asked: the answer
+// is about all pods, so that each of many workers asking for itself would make a start cost more the more pods there are.
+type look struct {
+	done  chan struct{} // closed when the rest is set
+	procs map[pod.Identity][]runtime.Status
+	err   error
+	void  bool // whoever asked had to leave; the others ask again
+}
+
 // refresh asks the runtime what it has of a pod at this moment.
 func (p *Preparer) refresh(ctx context.Context, e *entry) ([]runtime.Status, error) {
-	procs, _, err := p.cfg.Runtime.Watch(ctx, 0)
-	if err != nil {
-		return nil, fmt.Errorf("read processes of the runtime: %w", err)
-	}
-	var own []runtime.Status
-	for _, status := range procs {
-		if status.Spec.Pod == e.id {
-			own = append(own, status)
+	for {
+		l := p.joinLook()
+		select {
+		case <-l.done:
+		case p.looking <- struct{}{}: // one at a time; what others want to know meanwhile is one question, too
+			p.carryOutLook(ctx, l)
+			<-p.looking
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
+		switch {
+		case l.void && ctx.Err() == nil:
+			continue
+		case l.err != nil:
+			return nil, fmt.Errorf("read processes of the runtime: %w", l.err)
+		}
+		return l.procs[e.id], nil
 	}
-	return own, nil
+}
+
+// joinLook returns the look that is to be carried out next.
+func (p *Preparer) joinLook() *look {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.nextLook == nil {
+		p.nextLook = &look{done: make(chan struct{})}
+	}
+	return p.nextLook
+}
+
+// carryOutLook asks, unless somebody else has. The caller holds the place in looking.
+func (p *Preparer) carryOutLook(ctx context.Context, l *look) {
+	select {
+	case <-l.done:
+		return
+	default:
+	}
+	p.mu.Lock()
+	p.nextLook = nil // who comes from now on may know of something newer
+	p.mu.Unlock()
+	var procs []runtime.Status
+	procs, _, l.err = p.cfg.Runtime.Watch(ctx, 0)
+	l.void = l.err != nil && ctx.Err() != nil
+	l.procs = map[pod.Identity][]runtime.Status{}
+	for _, status := range procs {
+		l.procs[status.Spec.Pod] = append(l.procs[status.Spec.Pod], status)
+	}
+	close(l.done)
 }
 
 func (p *Preparer) procsOf(e *entry) []runtime.Status {
