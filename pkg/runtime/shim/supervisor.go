@@ -17,7 +17,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
-
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
