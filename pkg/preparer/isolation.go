@@ -186,8 +186,16 @@ type account struct {
 	groups   []int // besides gid
 }
 
+// lookUp finds an account by its name, or by its number. User 0 has one name here, so that nobody gets it unawares.
 func lookUp(name string) (account, error) {
-	found, err := user.Lookup(name)
+	find := user.Lookup
+	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+		find = user.LookupId
+	}
+	found, err := find(name)
+	if err == nil && found.Uid == "0" && name != "root" {
+		err = errors.New("it is user 0, which only the name root asks for")
+	}
 	if err != nil {
 		return account{}, fmt.Errorf("%q: %w; allowed: an account of this node", name, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -137,6 +138,18 @@ func TestLookUp(t *testing.T) {
 	}
 	if a, err := lookUp("no-such-account-here"); err == nil || !strings.Contains(err.Error(), `"no-such-account-here"`) {
 		t.Errorf("got %+v, %v; want an error that names the account", a, err)
+	}
+	byName, err := lookUp("daemon")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err := lookUp(strconv.Itoa(byName.uid)); err != nil || a.uid != byName.uid || a.gid != byName.gid {
+		t.Errorf("by number %+v, %v; by name %+v", a, err, byName)
+	}
+	for _, name := range []string{"0", "4294967294"} {
+		if a, err := lookUp(name); err == nil {
+			t.Errorf("%s is %+v", name, a)
+		}
 	}
 }
 
