@@ -135,7 +135,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	for _, key := range []string{
 		keys.Manifest("d"), keys.RC("rc"), keys.Name("n"), keys.Bell("rc"), keys.Lock("rc"), keys.Pod(id), keys.Intent("n", id),
 		keys.Reality("n", id), keys.Node("n"), keys.NodeOps("n"), keys.Reservation("n"), keys.Farm("f"), keys.Status("rc"),
-		keys.Breaker(), keys.Audit("a"), keys.Schema(), keys.Request("rc", "u"),
+		keys.Breaker(), keys.Incidents(), keys.Audit("a"), keys.Schema(), keys.Request("rc", "u"),
 	} {
 		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")
 		real = append(real, top)
@@ -153,6 +153,19 @@ func TestScenariosAreDocumented(t *testing.T) {
 	_, table, _ := strings.Cut(read(t, "docs", "testing.md"), "| scenario |")
 	if documented := matches("(?m)^\\| `([a-z-]+)`", table); !slices.Equal(real, documented) {
 		t.Errorf("there are the scenarios %v,\ndocs/testing.md lists %v", real, documented)
+	}
+}
+
+// Every variable that the node gives to pods is in docs/manifest.md, and every variable that it lists exists.
+func TestEnvironmentIsDocumented(t *testing.T) {
+	t.Parallel()
+	source := read(t, "pkg", "preparer", "environment.go")
+	real := append(matches(`(?m)^\tenv[A-Za-z]+ += "([A-Z_]+)"`, source), matches(`(?m)^\t[a-z]+EnvPrefix += "([A-Z_]+)"`, source)...)
+	slices.Sort(real)
+	_, table, _ := strings.Cut(read(t, "docs", "manifest.md"), "| variable |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	if documented := matches("(?m)^\\| `([A-Z_]+)(?:<NAME>)?` \\|", table); !slices.Equal(real, documented) {
+		t.Errorf("a pod gets %v,\ndocs/manifest.md lists %v", real, documented)
 	}
 }
 

@@ -25,6 +25,7 @@ type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	CostOf(p *store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
 	Ring(ctx context.Context, rcID string) error
+	MendClosed(ctx context.Context, nodeName string) (mended bool, err error)
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
@@ -38,8 +39,11 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 	s := v.snapshot
 	if v.nodes == nil {
 		if err := c.findNodes(ctx, v); err != nil {
-			return err
+			return c.unscheduled(ctx, v, plan, err)
 		}
+	}
+	if c.farm.books != nil {
+		return c.assignAllocated(ctx, v, plan)
 	}
 	nodes, left, placed := v.nodes, plan.Adds, len(plan.Changes)
 	for len(left) > 0 && (!nodes.pool.empty() || len(nodes.guessed) > 0) {
@@ -48,7 +52,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			return err
 		}
 		assigned, refused := placement.Assign(placement.Request{
-			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
+			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 			Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
@@ -61,13 +65,18 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 	}
 	c.giveBack(v, plan.Changes)
+	c.assigned(v, plan, placed, left)
+	return nil
+}
+
+// assigned completes a plan whose changes from the given one on place its adds, all but those left.
+func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed int, left []pod.Identity) {
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
 	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
 		return strings.Compare(a.Placement.Node, b.Placement.Node)
 	})
-	plan.Short(s.Now, len(left), len(s.Nodes), nodes.others.String())
-	c.farm.cfg.Metrics.short(c.ID, len(left), nodes.others)
-	return nil
+	plan.Short(v.snapshot.Now, len(left), len(v.snapshot.Nodes), v.nodes.others.String())
+	c.farm.cfg.Metrics.short(c.ID, len(left), v.nodes.others)
 }
 
 // unplaced returns the identities that were not assigned, in their order.
@@ -230,30 +239,51 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 	return seen, d.Unreadable, nil
 }
 
-// reserve returns the new reservations that a change needs, or why a node cannot take it.
+// reserve returns the new reservations that a change needs, or why a node cannot take it. It fills in the numbers of the
+// change's dynamic ports: nobody else gets one of them, since it lands only if these reservations do (P3).
 func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[node.Reservation], ch *reconcile.Change) ([]store.ReservationWrite, placement.Reason) {
 	var writes []store.ReservationWrite
 	key := ch.Identity.String()
 	for _, r := range ch.Reserve {
 		rec := reserved[r.Node]
 		next := rec.Value.Clone()
+		view := v.snapshot.Nodes[r.Node]
+		if rec.Index == 0 && view != nil && view.MustLeave() {
+			next.Closed = true // the record was lost (R13); whoever ends the drain writes it
+		}
 		if r.Holder == nil {
 			delete(next.Holders, key)
 		} else {
-			share := *r.Holder
-			if r.Keep {
-				share = share.With(rec.Value.Holders[key])
+			share, ports, reason := c.share(v, next, &r)
+			if reason != "" {
+				return nil, reason
 			}
-			if view := v.snapshot.Nodes[r.Node]; !r.Force && view != nil {
-				if reason := placement.Fits(view, next, ch.Identity, share); reason != "" {
-					return nil, reason
-				}
-			}
+			ch.AssignPorts(r.Node, ports)
 			next.Holders[key] = share
 		}
 		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
 	}
 	return writes, ""
+}
+
+// share returns what a change takes of a node besides what is reserved there, with the numbers of dynamic ports.
+func (c *ReplicationController) share(v *view, res node.Reservation, r *reconcile.ReserveChange) (node.Holder, map[string]int, placement.Reason) {
+	share, n := *r.Holder, v.snapshot.Nodes[r.Node]
+	var ports map[string]int
+	var reason placement.Reason
+	switch {
+	case n == nil && len(r.Dynamic) > 0:
+		return share, nil, placement.NotAlive // whatever its range was
+	case n != nil && len(r.Dynamic) > 0:
+		share, ports, reason = placement.Share(n, res, share, r.Dynamic, r.Held)
+	}
+	if r.Keep {
+		share = share.With(res.Holders[share.Pod.String()])
+	}
+	if reason == "" && n != nil && !r.Force {
+		reason = placement.Fits(n, res, share.Pod, share)
+	}
+	return share, ports, reason
 }
 
 // sharing returns how many changes, from the first on, are about the node that the first is about.

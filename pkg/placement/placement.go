@@ -23,7 +23,7 @@ const (
 	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
 	Drained    Reason = "drained"      // operators closed it
 	Resources  Reason = "resources"    // slots, CPU or memory
-	Ports      Reason = "ports"        // a static port is taken
+	Ports      Reason = "ports"        // a static port is taken, or too few dynamic ones are free
 	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
 )
 
@@ -45,21 +45,30 @@ func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string) ([
 	excluded := Reasons{}
 	var names []string
 	for name, v := range nodes {
-		switch {
-		case !sel.Matches(labelsOf(v)):
-			excluded[Selector]++
-		case !v.Alive:
-			excluded[NotAlive]++
-		case v.Nonce != nonce:
-			excluded[NotSettled]++
-		case !v.Open():
-			excluded[Drained]++
-		default:
+		if reason := Closed(v, sel, nonce); reason != "" {
+			excluded[reason]++
+		} else {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
 	return names, excluded
+}
+
+// Closed returns why a node may take no pods of a controller with this selector, whatever is taken there, or "" when it may.
+func Closed(v *node.View, sel labels.Selector, nonce string) Reason {
+	switch {
+	case !sel.Matches(labelsOf(v)):
+		return Selector
+	case !v.Alive:
+		return NotAlive
+	case v.Nonce != nonce:
+		return NotSettled
+	case !v.Open():
+		return Drained
+	default:
+		return ""
+	}
 }
 
 // labelsOf spares the copy where operators have set nothing.
@@ -102,8 +111,14 @@ func gcd(a, b uint64) uint64 {
 // Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
 // the identity holds already does not count against it; orphans without a share do (R13).
 func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) Reason {
+	_, reason := takenBesides(v, res, id, want)
+	return reason
+}
+
+// takenBesides is Fits, and returns the ports that others have.
+func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) (map[int]bool, Reason) {
 	if res.Closed {
-		return Drained
+		return nil, Drained
 	}
 	slots, cpu, memory := 1, want.CPU, want.Memory
 	taken := map[int]bool{}
@@ -128,20 +143,21 @@ func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder)
 	}
 	for _, port := range want.Ports {
 		if taken[port] {
-			return Ports
+			return nil, Ports
 		}
 	}
 	limit := v.Capacity
 	if slots > limit.Slots || limit.CPU > 0 && cpu > limit.CPU || limit.Memory > 0 && memory > limit.Memory {
-		return Resources
+		return nil, Resources
 	}
-	return ""
+	return taken, ""
 }
 
 // Request asks for nodes for new pods of one controller. All pods want the same share.
 type Request struct {
 	Pods       []pod.Identity
 	Want       node.Holder
+	Dynamic    []string       // names of the ports that a node is to give a number each, besides those in Want
 	MaxPerNode int            // zero: no limit
 	PerNode    map[string]int // pods of this controller by node, before
 	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
@@ -187,6 +203,7 @@ func Assign(r Request) ([]Assignment, Reasons) {
 		}
 		share := r.Want
 		share.Pod = id
+		share, _, _ = Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
 		c.res.Holders[id.String()] = share
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})
@@ -210,7 +227,9 @@ func (r *Request) pick(q *queue, id pod.Identity, refused Reasons) (best *candid
 			avoided = append(avoided, c)
 			continue
 		}
-		reason := Fits(c.view, c.res, id, r.Want)
+		want := r.Want
+		want.Pod = id
+		_, _, reason := Share(c.view, c.res, want, r.Dynamic, nil)
 		if r.MaxPerNode > 0 && c.mine >= r.MaxPerNode {
 			reason = MaxPerNode
 		}

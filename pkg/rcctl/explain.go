@@ -193,6 +193,9 @@ func (s *situation) held() []Cause {
 	if s.is(rc.Holding) {
 		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer, or stop its Consul service if it is gone for good."})
 	}
+	if s.is(rc.BooksDiffer) {
+		causes = append(causes, Cause{"The scheduler's books differ from what is placed: " + s.why(rc.BooksDiffer) + ".", "Look at the scheduler; its farm asks it again by itself."})
+	}
 	if s.is(rc.Regressed) {
 		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
 	}
@@ -244,9 +247,11 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 	}
 	next := pod.Identity{RCID: s.rc.ID}
 	want := node.Holder{Pod: next}
+	var dynamic []string
 	if s.manifest != nil {
 		res := s.manifest.Resources()
 		want = node.NewHolder(next, s.manifest.PortMap(), res.CPU, res.Memory)
+		dynamic = s.manifest.DynamicPorts()
 	}
 	for name, v := range s.nodes {
 		var reason placement.Reason
@@ -260,7 +265,7 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 		case s.rc.MaxPerNode > 0 && perNode[name] >= s.rc.MaxPerNode:
 			reason = placement.MaxPerNode
 		default:
-			reason = placement.Fits(v, s.taken[name], next, want)
+			_, _, reason = placement.Share(v, s.taken[name], want, dynamic, nil)
 		}
 		if reason == "" {
 			takes = append(takes, name)
