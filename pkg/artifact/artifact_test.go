@@ -286,7 +286,7 @@ func TestEnsureRefusesBadReferences(t *testing.T) {
 		change func(*manifest.Artifact)
 		want   string
 	}{
-		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar or exec`},
+		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar`},
 		{"digest is a path", func(a *manifest.Artifact) { a.SHA256 = "../x" }, `sha256: "../x" is not valid; allowed: 64`},
 		{"http", func(a *manifest.Artifact) { a.URL = "http://h/p" }, `url: "http://h/p" is not valid; allowed: file:///`},
 		{"relative file", func(a *manifest.Artifact) { a.URL = "file:a" }, `url: "file:a" is not valid`},

@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -32,6 +34,8 @@ type ReplicationController struct {
 	last       memory
 	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
+
+	held map[Allocation]bool // by an outside scheduler's books, where they are known
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
@@ -93,10 +97,16 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	v := &view{}
 	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	err = c.read(ctx, v)
-	if errors.Is(err, store.ErrNotFound) {
-		return 0, c.abandon(ctx)
-	}
-	if err != nil {
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound) && !v.consistent:
+		c.consistent = true // a leader that is behind may not have it yet
+		return time.Millisecond, nil
+	case errors.Is(err, store.ErrNotFound):
+		return 0, c.abandon(ctx, v.head.Status)
+	case errors.As(err, &corrupt):
+		return 0, cmp.Or(c.sayUnreadable(ctx, v.head, err), err)
+	case err != nil:
 		return 0, err
 	}
 	if gone, err := c.leave(ctx, v); gone || err != nil {
@@ -107,7 +117,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
 	}
 	plan := reconcile.Compute(v.snapshot)
-	if plan.Finish {
+	if even := c.balance(ctx, v, &plan); even && plan.Finish {
 		return 0, c.finish(ctx, v)
 	}
 	if err := c.breaker(ctx, v, &plan); err != nil {
@@ -131,10 +141,29 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if wrote > 0 && slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }) {
 		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
 	}
-	if told || wrote > 0 {
+	switch {
+	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyPlaces(plan.Changes):
+		return soonest(plan.Again, placedLook), nil
+	case wrote > 0 || told:
 		return time.Millisecond, nil // what this made possible comes with the next look
 	}
 	return plan.Again, nil
+}
+
+// placedLook is when a controller whose plan was to place or move pods, and nothing else, is looked at again. Nothing more can be
+// done before the nodes report, which rings; only the status says less than it could until then.
+const placedLook = time.Second
+
+func onlyPlaces(changes []reconcile.Change) bool {
+	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return ch.Action != reconcile.Place && ch.Action != reconcile.Move })
+}
+
+// soonest returns the shorter of two times; the first may be zero for none.
+func soonest(a, b time.Duration) time.Duration {
+	if a > 0 {
+		return min(a, b)
+	}
+	return b
 }
 
 // afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that
@@ -164,11 +193,12 @@ func (c *ReplicationController) bump(ctx context.Context) error {
 }
 
 // abandon gives up a controller whose record is gone. Its pods, if any, run on: nothing says that they should stop (P4).
-func (c *ReplicationController) abandon(ctx context.Context) error {
+func (c *ReplicationController) abandon(ctx context.Context, st *rc.Status) error {
 	if err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence); err != nil {
 		c.consistent = true // the record may be there after all
 		return c.afterFailure(ctx, err)
 	}
+	c.alertGone(ctx, st)
 	c.log.Warn("the controller's record is gone; its pods are left alone")
 	return errGone
 }

@@ -3,45 +3,11 @@ package shim
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
-
-func TestParseStat(t *testing.T) {
-	const tail = " S 2 3 4 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 9 0 12345 0 0"
-	for _, name := range []string{"sh", "a b", "(x) R 1", ") S 9 9 9", ""} {
-		got, err := parseStat([]byte("77 (" + name + ")" + tail + "\n"))
-		want := stat{pid: 77, ppid: 2, pgid: 3, sid: 4, state: 'S', threads: 9, start: 12345}
-		if err != nil || got != want {
-			t.Errorf("name %q: %+v, %v; want %+v", name, got, err, want)
-		}
-	}
-	for _, bad := range []string{"", "77", "77 (sh)", "77 (sh) S 2", "x (sh)" + tail, strings.Replace("77 (sh)"+tail, "12345", "-", 1)} {
-		if got, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("%q was read as %+v", bad, got)
-		}
-	}
-}
-
-func TestScannerSeesItself(t *testing.T) {
-	var sc scanner
-	table, err := sc.scan()
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := readStat(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, st := range table {
-		if st.pid == self.pid && st.start == self.start && st.ppid == os.Getppid() && !st.dead() {
-			return
-		}
-	}
-	t.Errorf("this process is not among %d", len(table))
-}
 
 func TestRecords(t *testing.T) {
 	r := records{t.TempDir()}
@@ -77,6 +43,20 @@ func TestRecords(t *testing.T) {
 	for range 2 {
 		if err := r.remove("a.b"); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A change after a quiet time is told soon, those of a busy time together.
+func TestGap(t *testing.T) {
+	var s supervisor
+	now := time.Now()
+	for i, step := range []struct{ after, want time.Duration }{
+		{0, coalesce}, {busy, busy}, {2 * busy, busy}, {2*busy + 1, coalesce}, {1, busy},
+	} {
+		now = now.Add(step.after)
+		if got := s.gap(now); got != step.want {
+			t.Errorf("change %d waits %s, want %s", i, got, step.want)
 		}
 	}
 }

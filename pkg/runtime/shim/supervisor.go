@@ -17,13 +17,16 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 const (
 	// pollWait bounds one long poll, so that a connection whose client is gone is noticed.
 	pollWait = 20 * time.Second
-	// coalesce is how long a poll waits after a change for those that usually follow at once.
+	// coalesce is how long a poll waits after a change for those that usually follow at once, and busy how long when
+	// they keep coming: an answer holds all processes, so that its cost grows with them.
 	coalesce = 5 * time.Millisecond
+	busy     = 50 * time.Millisecond
 	// drainWait bounds how long requests may take to notice that the supervisor leaves.
 	drainWait = 5 * time.Second
 	// killWait bounds how long killing everything may take; a process in uninterruptible sleep must not hold it up.
@@ -36,7 +39,7 @@ type supervisor struct {
 	records records
 	boot    string
 	family  family
-	scanner scanner
+	scanner proc.Scanner
 
 	// tend runs a keeper with the supervisor's context and one that the returned function ends. Set by run.
 	tend func(keeper func(ctx, recalled context.Context)) context.CancelFunc
@@ -47,11 +50,12 @@ type supervisor struct {
 	procs   map[string]*process
 	version uint32        // lower half of the cursor
 	wake    chan struct{} // closed at the next change
+	told    time.Time     // when a change last woke a poll
 }
 
 // newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
 func newSupervisor(cfg Config) (*supervisor, error) {
-	boot, err := bootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -105,8 +109,8 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		c.cgroup = cgroupOf(rec.Spec)
-		if c.exited() {
+		c.Cgroup = rec.Spec.Cgroup()
+		if c.Exited() {
 			return c, runtime.Backoff, nil // its keeper clears up behind it
 		}
 		return c, runtime.Running, nil
@@ -122,7 +126,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 func (s *supervisor) adopt(rec record) (*child, error) {
 	if rec.Boot != s.boot {
 		// From another boot: not a process here can be its, whatever the numbers say.
-		return &child{pid: noPID}, nil
+		return &child{&proc.Process{PID: noPID}}, nil
 	}
 	return adopt(rec.PID, rec.Start)
 }
@@ -188,8 +192,8 @@ func (s *supervisor) beginAll() {
 			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)
 		default:
-			if p.child != nil && p.child.fd != nil {
-				p.log("process taken over", map[string]any{"pid": p.child.pid})
+			if p.child != nil && !p.child.Exited() {
+				p.log("process taken over", map[string]any{"pid": p.child.PID})
 			}
 			p.begin(p.child)
 		}
@@ -220,15 +224,15 @@ func (s *supervisor) killAll() {
 	procs := s.all()
 	for _, p := range procs {
 		if p.child != nil {
-			_, _ = p.child.signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
+			_, _ = p.child.Signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
 		}
 	}
 	for _, p := range procs {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
 			p.removeCgroup(p.child)
-			if p.child.cgroup != "" {
-				isolate.Prune(filepath.Dir(p.child.cgroup))
+			if p.child.Cgroup != "" {
+				isolate.Prune(filepath.Dir(p.child.Cgroup))
 			}
 		}
 	}
@@ -238,7 +242,7 @@ func (s *supervisor) killAll() {
 func (s *supervisor) close() {
 	for _, p := range s.all() {
 		if p.child != nil {
-			p.child.close()
+			p.child.Close()
 		}
 	}
 }
@@ -258,6 +262,18 @@ func (s *supervisor) cursor() (uint64, <-chan struct{}) {
 	return s.instance | uint64(s.version), s.wake
 }
 
+// gap returns how long to wait for changes that follow this one.
+func (s *supervisor) gap(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	quiet := now.Sub(s.told) > 2*busy
+	s.told = now
+	if quiet {
+		return coalesce
+	}
+	return busy
+}
+
 // watch returns all states and the cursor that they belong to, as soon as that differs from the given one. changed
 // is false when nothing did for as long as a poll lasts.
 func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.Status, now uint64, changed bool) {
@@ -272,7 +288,7 @@ func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.S
 		case <-ctx.Done():
 			return nil, cursor, false
 		}
-		end.Reset(coalesce)
+		end.Reset(s.gap(time.Now()))
 		select {
 		case <-end.C:
 		case <-ctx.Done():
