@@ -52,7 +52,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 			return err
 		}
 		assigned, refused := placement.Assign(placement.Request{
-			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
+			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 			Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
@@ -239,7 +239,8 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 	return seen, d.Unreadable, nil
 }
 
-// reserve returns the new reservations that a change needs, or why a node cannot take it.
+// reserve returns the new reservations that a change needs, or why a node cannot take it. It fills in the numbers of the
+// change's dynamic ports: nobody else gets one of them, since it lands only if these reservations do (P3).
 func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[node.Reservation], ch *reconcile.Change) ([]store.ReservationWrite, placement.Reason) {
 	var writes []store.ReservationWrite
 	key := ch.Identity.String()
@@ -253,20 +254,36 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 		if r.Holder == nil {
 			delete(next.Holders, key)
 		} else {
-			share := *r.Holder
-			if r.Keep {
-				share = share.With(rec.Value.Holders[key])
+			share, ports, reason := c.share(v, next, &r)
+			if reason != "" {
+				return nil, reason
 			}
-			if !r.Force && view != nil {
-				if reason := placement.Fits(view, next, ch.Identity, share); reason != "" {
-					return nil, reason
-				}
-			}
+			ch.AssignPorts(r.Node, ports)
 			next.Holders[key] = share
 		}
 		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
 	}
 	return writes, ""
+}
+
+// share returns what a change takes of a node besides what is reserved there, with the numbers of dynamic ports.
+func (c *ReplicationController) share(v *view, res node.Reservation, r *reconcile.ReserveChange) (node.Holder, map[string]int, placement.Reason) {
+	share, n := *r.Holder, v.snapshot.Nodes[r.Node]
+	var ports map[string]int
+	var reason placement.Reason
+	switch {
+	case n == nil && len(r.Dynamic) > 0:
+		return share, nil, placement.NotAlive // whatever its range was
+	case n != nil && len(r.Dynamic) > 0:
+		share, ports, reason = placement.Share(n, res, share, r.Dynamic, r.Held)
+	}
+	if r.Keep {
+		share = share.With(res.Holders[share.Pod.String()])
+	}
+	if reason == "" && n != nil && !r.Force {
+		reason = placement.Fits(n, res, share.Pod, share)
+	}
+	return share, ports, reason
 }
 
 // sharing returns how many changes, from the first on, are about the node that the first is about.

@@ -69,7 +69,7 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 	n := c.nodes[name]
 	if n == nil {
 		n = &simnode.Node{
-			Record: node.Node{Name: name, Labels: labels, Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1"},
+			Record: node.Node{Name: name, Labels: labels, Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1", PortRange: node.PortRange{Min: 20000, Max: 20005}},
 			TTL:    ttl, React: react,
 		}
 		n.Client, n.Store = c.connect()

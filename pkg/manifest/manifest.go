@@ -190,6 +190,17 @@ func Digest(canonical []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// DynamicPorts returns the names of the ports whose numbers the farm picks.
+func (m *Manifest) DynamicPorts() []string {
+	var names []string
+	for _, p := range m.Ports {
+		if p.Dynamic {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
 // PortMap returns the pod's ports by name. A dynamic one has the number zero.
 func (m *Manifest) PortMap() map[string]int {
 	ports := make(map[string]int, len(m.Ports))

@@ -101,9 +101,10 @@ type Holder struct {
 	Memory int64        `json:"memory,omitempty"` // bytes
 }
 
-// NewHolder returns the share that a pod with these ports and resources takes.
+// NewHolder returns the share that a pod with these ports and resources takes. A port without a number takes none.
 func NewHolder(id pod.Identity, ports map[string]int, cpu, memory int64) Holder {
-	return Holder{Pod: id, Ports: slices.Sorted(maps.Values(ports)), CPU: cpu, Memory: memory}
+	numbers := slices.DeleteFunc(slices.Sorted(maps.Values(ports)), func(n int) bool { return n == 0 })
+	return Holder{Pod: id, Ports: numbers, CPU: cpu, Memory: memory}
 }
 
 // With returns a share that is enough for either of two of the same pod.

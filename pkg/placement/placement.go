@@ -23,7 +23,7 @@ const (
 	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
 	Drained    Reason = "drained"      // operators closed it
 	Resources  Reason = "resources"    // slots, CPU or memory
-	Ports      Reason = "ports"        // a static port is taken
+	Ports      Reason = "ports"        // a static port is taken, or too few dynamic ones are free
 	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
 )
 
@@ -111,8 +111,14 @@ func gcd(a, b uint64) uint64 {
 // Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
 // the identity holds already does not count against it; orphans without a share do (R13).
 func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) Reason {
+	_, reason := takenBesides(v, res, id, want)
+	return reason
+}
+
+// takenBesides is Fits, and returns the ports that others have.
+func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) (map[int]bool, Reason) {
 	if res.Closed {
-		return Drained
+		return nil, Drained
 	}
 	slots, cpu, memory := 1, want.CPU, want.Memory
 	taken := map[int]bool{}
@@ -137,20 +143,21 @@ func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder)
 	}
 	for _, port := range want.Ports {
 		if taken[port] {
-			return Ports
+			return nil, Ports
 		}
 	}
 	limit := v.Capacity
 	if slots > limit.Slots || limit.CPU > 0 && cpu > limit.CPU || limit.Memory > 0 && memory > limit.Memory {
-		return Resources
+		return nil, Resources
 	}
-	return ""
+	return taken, ""
 }
 
 // Request asks for nodes for new pods of one controller. All pods want the same share.
 type Request struct {
 	Pods       []pod.Identity
 	Want       node.Holder
+	Dynamic    []string       // names of the ports that a node is to give a number each, besides those in Want
 	MaxPerNode int            // zero: no limit
 	PerNode    map[string]int // pods of this controller by node, before
 	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
@@ -196,6 +203,7 @@ func Assign(r Request) ([]Assignment, Reasons) {
 		}
 		share := r.Want
 		share.Pod = id
+		share, _, _ = Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
 		c.res.Holders[id.String()] = share
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})
@@ -219,7 +227,9 @@ func (r *Request) pick(q *queue, id pod.Identity, refused Reasons) (best *candid
 			avoided = append(avoided, c)
 			continue
 		}
-		reason := Fits(c.view, c.res, id, r.Want)
+		want := r.Want
+		want.Pod = id
+		_, _, reason := Share(c.view, c.res, want, r.Dynamic, nil)
 		if r.MaxPerNode > 0 && c.mine >= r.MaxPerNode {
 			reason = MaxPerNode
 		}

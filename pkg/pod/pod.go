@@ -93,6 +93,8 @@ type Ghost struct {
 	Revision int64     `json:"revision,omitempty"`
 	Lost     bool      `json:"lost,omitempty"` // it was left because its node was lost; if it returns in time it keeps the pod
 	Since    time.Time `json:"since"`
+	// Ports are the numbers that the copy has there: dynamic ones differ from node to node.
+	Ports map[string]int `json:"ports,omitempty"`
 }
 
 // Intent is what one node must do about one identity, at intent/<node>/<rc-id>/<role>.<index>.
@@ -117,8 +119,16 @@ func (p *Placement) Intent() Intent {
 // GhostIntent returns the stop that a ghost's node must carry out.
 func (p *Placement) GhostIntent(g Ghost) Intent {
 	in := p.Intent()
-	in.State, in.Revision = Stopped, g.Revision
+	in.State, in.Revision, in.Ports = Stopped, g.Revision, p.PortsOf(g)
 	return in
+}
+
+// PortsOf returns the ports of a former copy; one without any of its own has the pod's.
+func (p *Placement) PortsOf(g Ghost) map[string]int {
+	if g.Ports == nil {
+		return p.Ports
+	}
+	return g.Ports
 }
 
 // State is where a pod is in its life on a node.

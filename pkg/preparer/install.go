@@ -249,6 +249,9 @@ func newPorts(ports map[string]int, installed *Installed) map[string]int {
 func (p *Preparer) checkPorts(ctx context.Context, ports map[string]int) error {
 	var config net.ListenConfig
 	for _, name := range slices.Sorted(maps.Keys(ports)) {
+		if ports[name] == 0 {
+			return fmt.Errorf("port %s: dynamic, and the farm gave it no number", name)
+		}
 		addr := net.JoinHostPort(p.cfg.Node.Address, strconv.Itoa(ports[name]))
 		listener, err := config.Listen(ctx, "tcp", addr)
 		switch {

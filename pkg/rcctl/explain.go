@@ -247,9 +247,11 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 	}
 	next := pod.Identity{RCID: s.rc.ID}
 	want := node.Holder{Pod: next}
+	var dynamic []string
 	if s.manifest != nil {
 		res := s.manifest.Resources()
 		want = node.NewHolder(next, s.manifest.PortMap(), res.CPU, res.Memory)
+		dynamic = s.manifest.DynamicPorts()
 	}
 	for name, v := range s.nodes {
 		var reason placement.Reason
@@ -263,7 +265,7 @@ func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []s
 		case s.rc.MaxPerNode > 0 && perNode[name] >= s.rc.MaxPerNode:
 			reason = placement.MaxPerNode
 		default:
-			reason = placement.Fits(v, s.taken[name], next, want)
+			_, _, reason = placement.Share(v, s.taken[name], want, dynamic, nil)
 		}
 		if reason == "" {
 			takes = append(takes, name)

@@ -158,7 +158,7 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 	}
 	if moved {
 		// The other copy is dismissed like that of a moved pod, once this one is known to be available.
-		next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Since: c.s.Now})
+		next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Since: c.s.Now, Ports: p.Ports})
 	}
 	c.add(ch)
 }
@@ -173,7 +173,7 @@ func (c *computation) expel(o *Orphan, p *Pod) {
 		return
 	}
 	next := p.Placement
-	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now}
+	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now, Ports: o.Ports}
 	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
 	stop, holder := next.GhostIntent(ghost), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	c.add(Change{
@@ -245,7 +245,8 @@ func (c *computation) repair() {
 func (c *computation) shrink(p *Pod) {
 	next := p.Placement
 	next.Switching = false
-	holder := NewHolder(c.s, p.Identity)
+	res := c.s.Manifest.Resources()
+	holder := node.NewHolder(p.Identity, p.Ports, res.CPU, res.Memory)
 	c.add(Change{
 		Action: Shrink, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
 		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Force: true}},

@@ -156,9 +156,9 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
 	}
 	next := p.Placement
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(o pod.Ghost) bool { return o.Node == g.Node })
-	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now}
+	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now, Ports: p.Ports}
 	next.Ghosts = append(next.Ghosts, left)
-	next.Node, next.Digest, next.Switching = g.Node, r.Digest, false
+	next.Node, next.Digest, next.Ports, next.Switching = g.Node, r.Digest, p.PortsOf(g), false
 	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 	next.LostSince, next.UnmanagedSince = nil, nil
 	in, stop := next.Intent(), next.GhostIntent(left)
@@ -256,7 +256,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	m := s.Manifest
 	lost := !s.aliveOn(p.Node)
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
-	next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now})
+	next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now, Ports: p.Ports})
 	next.Node, next.Digest, next.PodID, next.Ports = nodeName, s.RC.ManifestDigest, m.ID, m.PortMap()
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
@@ -269,7 +269,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	return Change{
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
-		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder}},
+		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
 	}
 }
 
@@ -295,7 +295,7 @@ func (c *computation) forget() {
 		case len(next.Ghosts) > 0:
 			// A former copy may still run: its node becomes the pod's, asked to stop.
 			g := next.Ghosts[0]
-			next.Node, next.Ghosts, next.RunState = g.Node, next.Ghosts[1:], pod.Stopped
+			next.Node, next.Ports, next.Ghosts, next.RunState = g.Node, p.PortsOf(g), next.Ghosts[1:], pod.Stopped
 			next.Revision, next.ChangedAt, next.StoppingSince = p.nextRevision(c.s.Now), c.s.Now, &c.s.Now
 			in := next.Intent()
 			ch.Placement, ch.NeedsBreaker = &next, true

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -58,8 +59,30 @@ type ReserveChange struct {
 	Holder *node.Holder
 	// Force reserves without asking whether it fits: the pod is running there already.
 	Force bool
+	// Dynamic names the ports of the holder's pod that get a number from the node's range; see Change.AssignPorts.
+	Dynamic []string
+	// Held are the numbers that ports of these names had on the node before, which they keep.
+	Held map[string]int
 	// Keep holds on to what the identity holds already, besides: the former version still runs (P5).
 	Keep bool
+}
+
+// AssignPorts fills in the numbers that a node gives to dynamic ports, wherever the change speaks of them.
+func (c *Change) AssignPorts(nodeName string, numbers map[string]int) {
+	if len(numbers) == 0 || c.Placement == nil || c.Placement.Node != nodeName {
+		return
+	}
+	next := *c.Placement
+	next.Ports = maps.Clone(next.Ports)
+	maps.Copy(next.Ports, numbers)
+	c.Placement = &next
+	for i := range c.Intents {
+		if in := &c.Intents[i]; in.Node == nodeName && in.Intent != nil {
+			told := *in.Intent
+			told.Ports = next.Ports
+			in.Intent = &told
+		}
+	}
 }
 
 // String describes the change on one line for the audit trail.
@@ -158,11 +181,11 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 		Action: Place, Identity: id, Placement: &p, NeedsSchema: true,
 		Reason:  fmt.Sprintf("%d replicas desired", s.RC.Desired()),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
-		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder}},
+		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
 	}
 }
 
-// NewHolder returns what a pod of the controller's manifest reserves.
+// NewHolder returns what a pod of the controller's manifest reserves besides its dynamic ports.
 func NewHolder(s *Snapshot, id pod.Identity) node.Holder {
 	res := s.Manifest.Resources()
 	return node.NewHolder(id, s.Manifest.PortMap(), res.CPU, res.Memory)

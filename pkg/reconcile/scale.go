@@ -211,6 +211,6 @@ func (c *computation) upgradeOne(p *Pod) {
 		NeedsBell: c.s.RC.MinimumAvailable() > 0, NeedsSchema: true,
 		Reason:  fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
 		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
-		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Keep: true}},
+		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Dynamic: m.DynamicPorts(), Held: p.Ports, Keep: true}},
 	})
 }

@@ -1,0 +1,102 @@
+package farm_test
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// portsOf returns, by node, which pod has which port, from the placements; no number is in use twice.
+func (c *cluster) portsOf(ids ...string) map[string]map[int]string {
+	c.t.Helper()
+	used := map[string]map[int]string{}
+	for _, id := range ids {
+		recs, corrupt, err := c.store.Placements(c.t.Context(), id, true)
+		if err != nil || len(corrupt) > 0 {
+			c.t.Fatal(err, corrupt)
+		}
+		for _, r := range recs {
+			p := r.Value
+			if used[p.Node] == nil {
+				used[p.Node] = map[int]string{}
+			}
+			for name, port := range p.Ports {
+				what := p.Identity.String() + " " + name
+				if other := used[p.Node][port]; other != "" || port == 0 {
+					c.t.Errorf("P3: on %s port %d is given to %s and to %s", p.Node, port, other, what)
+				}
+				used[p.Node][port] = what
+			}
+		}
+	}
+	return used
+}
+
+// Several farms give dynamic ports away at once, of six on each node; a static port lies in the middle of the range.
+func TestDynamicPorts(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, name := range []string{"n1", "n2"} {
+		c.node(name, nil, nil)
+	}
+	c.farm("f1")
+	c.farm("f2")
+	two := testManifest("two", 0)
+	two.Ports = []manifest.Port{{Name: "http", Dynamic: true}, {Name: "grpc", Dynamic: true}}
+	c.apply("static", testManifest("static", 20003), replicas(2))
+	c.converged("static", 2) // later, its number might be gone
+	c.apply("a", two, replicas(2))
+	c.apply("b", two, replicas(2))
+	c.converged("a", 2)
+	c.converged("b", 2)
+	before := c.portsOf("static", "a", "b")
+	for name, ports := range before {
+		if len(ports) != 5 {
+			t.Errorf("%s has ports %v, want five", name, ports)
+		}
+		for port := range ports {
+			if port < 20000 || port > 20005 {
+				t.Errorf("%s gave %d away, which is not in its range", name, port)
+			}
+		}
+	}
+
+	// One port is left on each node, and none of these pods does with one.
+	c.apply("c", two, replicas(1))
+	consultest.Eventually(t, soon, func() error {
+		st, err := c.store.Status(t.Context(), "c")
+		if err != nil {
+			return err
+		}
+		for _, cond := range st.Value.Conditions {
+			if cond.Type == rc.InsufficientNodes && strings.Contains(cond.Reason, "ports: 2") {
+				return nil
+			}
+		}
+		return fmt.Errorf("status %+v", st.Value)
+	})
+
+	// Over an upgrade a name keeps its number; one that vanishes gives it back.
+	one := testManifest("two", 1)
+	one.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
+	c.apply("a", one, replicas(2))
+	c.converged("a", 2)
+	after := c.portsOf("static", "a", "b")
+	for name, ports := range before {
+		for port, what := range ports {
+			if strings.HasPrefix(what, "a/") && strings.HasSuffix(what, "grpc") {
+				delete(ports, port)
+			}
+		}
+		if !maps.Equal(ports, after[name]) {
+			t.Errorf("%s: ports are %v, want %v", name, after[name], ports)
+		}
+	}
+	c.converged("c", 1) // what was given back is enough for it
+	c.portsOf("static", "a", "b", "c")
+}
