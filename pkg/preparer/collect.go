@@ -51,7 +51,7 @@ func (p *Preparer) collectOnce(now time.Time) {
 			if e.collected = !p.leftDirs(e.id); !e.collected {
 				p.enqueue(e) // its worker removes them, so that nothing is removed under a pod that starts again
 			}
-		case e.collected && e.standing.verdict == Gone:
+		case e.collected && e.standing.verdict == Gone && e.erased:
 			old = append(old, e)
 		}
 	}

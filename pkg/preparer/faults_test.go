@@ -35,7 +35,7 @@ import (
 )
 
 // defaultFaults is how many times TestKilledAnywhere kills the preparer; FAULTS in the environment says otherwise.
-const defaultFaults = 25
+const defaultFaults = 20
 
 // victim is what the test binary is told when it is to be a preparer that ends itself with SIGKILL.
 type victim struct {

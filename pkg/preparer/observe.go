@@ -277,7 +277,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		return time.Time{} // nothing is reported that is not saved
 	}
 	if erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil; erase != e.erase {
-		e.erase = erase
+		e.erase, e.erased = erase, false
 		p.publish.raise()
 	}
 	if o.rec.StoppedAt != nil && (e.erase || e.standing.verdict == "") {

@@ -46,6 +46,7 @@ type entry struct {
 	// restarts is how many of those in reality were counted; negative: none was looked at, as after a restart of ours.
 	restarts int
 	erase    bool // the stored reality has served its purpose
+	erased   bool // and Consul does not have it any more
 	since    bool // the state of reality was entered under this process, so Since is right
 
 	working bool // a worker is at it, or will be

@@ -114,6 +114,8 @@ func (pub *publisher) pass(ctx context.Context) error {
 	for _, r := range pub.due() {
 		err := pub.write(ctx, r)
 		switch {
+		case err == nil && r.erase:
+			pub.erased(r.id)
 		case err == nil:
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -126,6 +128,15 @@ func (pub *publisher) pass(ctx context.Context) error {
 	return failed
 }
 
+// erased notes that Consul has no reality of a pod any more.
+func (pub *publisher) erased(id pod.Identity) {
+	pub.Preparer.mu.Lock()
+	defer pub.Preparer.mu.Unlock()
+	if e := pub.pods[id]; e != nil {
+		e.erased = e.erase
+	}
+}
+
 // due returns what differs from what Consul has.
 func (pub *publisher) due() []pendingWrite {
 	p := pub.Preparer
@@ -135,7 +146,9 @@ func (pub *publisher) due() []pendingWrite {
 	for id, e := range p.pods {
 		rec, found := pub.stored[id]
 		switch {
-		case e.erase && found:
+		case e.erase && !found:
+			e.erased = true
+		case e.erase:
 			writes = append(writes, pendingWrite{id: id, erase: true})
 		case e.reality != nil && !(found && sameReality(rec.Value, *e.reality)):
 			writes = append(writes, pendingWrite{id: id, reality: *e.reality})
