@@ -56,6 +56,7 @@ var scenarios = map[string]func(*env){
 	"preparer-crash":   preparerCrash,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
+	"bad-artifacts":    badArtifacts,
 	"reboot":           reboot,
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,
@@ -83,7 +84,8 @@ type env struct {
 	client  *consul.Client
 	store   *store.Store
 	line    *app.LifelineServer
-	token   string // of the scenario itself and of rcctl
+	token   string   // of the scenario itself and of rcctl
+	environ []string // that daemons get besides this process's
 	daemons []*daemon
 	rcIDs   map[string]string // see remember
 }
@@ -258,6 +260,7 @@ func (d *daemon) startAgain() {
 	defer log.Close()
 	p := &process{cmd: exec.Command(d.path, d.args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Env = append(os.Environ(), d.e.environ...)
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
 		d.e.t.Fatalf("start %s (run `make build` first): %v", d.name, err)
 	}

@@ -20,7 +20,7 @@ type Alerter interface {
 // Incident is what an alerter is told.
 type Incident struct {
 	rc.Incident
-	RCID string
+	RCID string // empty: it is about a record that belongs to no controller
 	Farm string // that tells it
 }
 
@@ -40,8 +40,10 @@ func (l Log) Resolve(_ context.Context, in Incident) {
 // Fields describes the incident for the log.
 func (in Incident) Fields() obs.Fields {
 	f := obs.Fields{
-		obs.Incident: in.Key, obs.Condition: string(in.Type), obs.RCID: in.RCID, obs.Reason: in.Reason,
-		"since": in.Since.Format(time.RFC3339),
+		obs.Incident: in.Key, obs.Condition: string(in.Type), obs.Reason: in.Reason, "since": in.Since.Format(time.RFC3339),
+	}
+	if in.RCID != "" {
+		f[obs.RCID] = in.RCID
 	}
 	if in.ResolvedAt != nil {
 		f[obs.Took] = in.ResolvedAt.Sub(in.Since).Round(time.Second).String()

@@ -28,6 +28,7 @@ var Rules = []Rule{
 	{Type: "Unreadable"},
 	{Type: "BreakerTripped"},
 	{Type: rc.NodeLost},
+	{Type: rc.BooksDiffer},
 	{Type: "Unclaimed", After: 30 * time.Second},
 	{Type: PreparerGone, After: 10 * time.Second},
 	{Type: "Blocked", After: 10 * time.Second},

@@ -1,9 +1,11 @@
 package consul_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -25,11 +27,15 @@ type gate struct {
 	open chan struct{}
 }
 
-func (g *gate) wait() {
+// wait returns when the gate is open or the client has left: the server's end waits for its handlers.
+func (g *gate) wait(ctx context.Context) {
 	g.mu.Lock()
 	open := g.open
 	g.mu.Unlock()
-	<-open
+	select {
+	case <-open:
+	case <-ctx.Done():
+	}
 }
 
 func (g *gate) reset() {
@@ -50,7 +56,12 @@ func merging(t *testing.T) (m *consul.Merger, c *consul.Client, g *gate, prefix 
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/txn" {
 			g.passed.Add(1)
-			g.wait()
+			body, err := io.ReadAll(r.Body) // only after its end does the server notice that a client leaves
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			g.wait(r.Context())
 		}
 		if g.cut.Load() {
 			panic(http.ErrAbortHandler)

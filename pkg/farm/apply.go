@@ -25,6 +25,7 @@ type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	CostOf(p *store.PodWrite, intents []store.IntentWrite, reservations []store.ReservationWrite) store.Cost
 	Ring(ctx context.Context, rcID string) error
+	MendClosed(ctx context.Context, nodeName string) (mended bool, err error)
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
@@ -38,8 +39,11 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 	s := v.snapshot
 	if v.nodes == nil {
 		if err := c.findNodes(ctx, v); err != nil {
-			return err
+			return c.unscheduled(ctx, v, plan, err)
 		}
+	}
+	if c.farm.books != nil {
+		return c.assignAllocated(ctx, v, plan)
 	}
 	nodes, left, placed := v.nodes, plan.Adds, len(plan.Changes)
 	for len(left) > 0 && (!nodes.pool.empty() || len(nodes.guessed) > 0) {
@@ -61,13 +65,18 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 	}
 	c.giveBack(v, plan.Changes)
+	c.assigned(v, plan, placed, left)
+	return nil
+}
+
+// assigned completes a plan whose changes from the given one on place its adds, all but those left.
+func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed int, left []pod.Identity) {
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
 	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
 		return strings.Compare(a.Placement.Node, b.Placement.Node)
 	})
-	plan.Short(s.Now, len(left), len(s.Nodes), nodes.others.String())
-	c.farm.cfg.Metrics.short(c.ID, len(left), nodes.others)
-	return nil
+	plan.Short(v.snapshot.Now, len(left), len(v.snapshot.Nodes), v.nodes.others.String())
+	c.farm.cfg.Metrics.short(c.ID, len(left), v.nodes.others)
 }
 
 // unplaced returns the identities that were not assigned, in their order.
@@ -238,6 +247,10 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 	for _, r := range ch.Reserve {
 		rec := reserved[r.Node]
 		next := rec.Value.Clone()
+		view := v.snapshot.Nodes[r.Node]
+		if rec.Index == 0 && view != nil && view.MustLeave() {
+			next.Closed = true // the record was lost (R13); whoever ends the drain writes it
+		}
 		if r.Holder == nil {
 			delete(next.Holders, key)
 		} else {

@@ -32,7 +32,7 @@ type candidates struct {
 // everything else then. A scheduler that is not ours may want to see the whole snapshot and is asked later.
 func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	s := v.snapshot
-	if _, builtIn := c.farm.cfg.Scheduler.(*selecting); !builtIn || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
+	if _, builtIn := c.farm.scheduler.(*selecting); !builtIn || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
 	n := s.RC.Desired()
@@ -55,12 +55,12 @@ func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err error) {
 	s := v.snapshot
 	found := &candidates{perNode: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{}}
-	if own, builtIn := c.farm.cfg.Scheduler.(*selecting); builtIn {
+	if own, builtIn := c.farm.scheduler.(*selecting); builtIn {
 		var e eligible
 		e, err = own.split(s, v.nodesVersion)
 		found.pool, found.others = pool{e.share, e.rest}, e.others
 	} else {
-		found.pool.share, found.others, err = c.farm.cfg.Scheduler.EligibleNodes(ctx, s)
+		found.pool.share, found.others, err = c.farm.scheduler.EligibleNodes(ctx, s)
 	}
 	if err != nil {
 		return err

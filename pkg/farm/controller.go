@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -32,6 +34,8 @@ type ReplicationController struct {
 	last       memory
 	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
+
+	held map[Allocation]bool // by an outside scheduler's books, where they are known
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
@@ -93,10 +97,16 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	v := &view{}
 	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	err = c.read(ctx, v)
-	if errors.Is(err, store.ErrNotFound) {
-		return 0, c.abandon(ctx)
-	}
-	if err != nil {
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound) && !v.consistent:
+		c.consistent = true // a leader that is behind may not have it yet
+		return time.Millisecond, nil
+	case errors.Is(err, store.ErrNotFound):
+		return 0, c.abandon(ctx, v.head.Status)
+	case errors.As(err, &corrupt):
+		return 0, cmp.Or(c.sayUnreadable(ctx, v.head, err), err)
+	case err != nil:
 		return 0, err
 	}
 	if gone, err := c.leave(ctx, v); gone || err != nil {
@@ -107,7 +117,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
 	}
 	plan := reconcile.Compute(v.snapshot)
-	if plan.Finish {
+	if even := c.balance(ctx, v, &plan); even && plan.Finish {
 		return 0, c.finish(ctx, v)
 	}
 	if err := c.breaker(ctx, v, &plan); err != nil {
@@ -183,11 +193,12 @@ func (c *ReplicationController) bump(ctx context.Context) error {
 }
 
 // abandon gives up a controller whose record is gone. Its pods, if any, run on: nothing says that they should stop (P4).
-func (c *ReplicationController) abandon(ctx context.Context) error {
+func (c *ReplicationController) abandon(ctx context.Context, st *rc.Status) error {
 	if err := c.farm.cfg.Store.Abandon(ctx, c.ID, c.fence); err != nil {
 		c.consistent = true // the record may be there after all
 		return c.afterFailure(ctx, err)
 	}
+	c.alertGone(ctx, st)
 	c.log.Warn("the controller's record is gone; its pods are left alone")
 	return errGone
 }

@@ -24,7 +24,7 @@ type Config struct {
 	ID        string // stable name
 	Version   string // of the program
 	Store     Tenure
-	Scheduler Scheduler // nil: the built-in one, which selects by label
+	Scheduler Scheduler // nil: the built-in one, which selects by label; see Allocator for those with books of their own
 	Log       obs.Logger
 	Alerter   alert.Alerter // nil: the log
 	Metrics   *Metrics      // nil: nothing is counted
@@ -73,6 +73,7 @@ type Tenure interface {
 	Reads
 	Writes
 	Unowned
+	Incidents
 }
 
 // Ownership is how the farm becomes and stops being the owner of controllers.
@@ -109,6 +110,11 @@ type Farm struct {
 	stops   stopCounter
 	unowned unowned
 
+	unreadable unreadables
+	suspects   suspects
+
+	scheduler Scheduler
+	books     *books // nil: the scheduler keeps none
 	manifests *manifestCache
 	fatal     chan error    // capacity 1: why the farm must start over
 	sweepNow  chan struct{} // capacity 1
@@ -138,9 +144,7 @@ func NewFarm(cfg Config) *Farm {
 	}
 	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
-	if f.cfg.Scheduler == nil {
-		f.cfg.Scheduler = &selecting{farm: f}
-	}
+	f.scheduler, f.books = schedulerOf(f)
 	return f
 }
 
@@ -178,6 +182,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		group.Go(func() error { return f.settle(ctx) })
 		group.Go(func() error { return f.handOver(ctx) })
 		group.Go(func() error { return f.world.watchFailed(ctx) })
+		group.Go(func() error { return f.tellUnreadable(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	return group.Wait()

@@ -22,6 +22,7 @@ type Metrics struct {
 	corrupt, missing                   prometheus.Gauge
 	missingBy, alerts                  *prometheus.GaugeVec
 	passes, batches, changes, watches  *prometheus.CounterVec
+	scheduler                          *prometheus.CounterVec
 	bumps, losses                      prometheus.Counter
 	passTime                           prometheus.Histogram
 	queue                              queueMetrics
@@ -66,11 +67,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		missing:   f.gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
 		missingBy: f.gauges("missing_replicas_by_reason",
 			"Replicas of owned controllers that no node takes, counted once for each reason that keeps some node from taking them.", "reason"),
-		alerts:   f.gauges("alerts_active", "Incidents of owned controllers that were raised and are not resolved.", "condition"),
-		passes:   f.counters("passes_total", "Looks at a controller, by how they ended.", "outcome"),
-		batches:  f.counters("batches_total", "Write transactions, by how Consul answered.", "outcome"),
-		changes:  f.counters("pod_changes_total", "Changes of pods that were written.", "action"),
-		watches:  f.counters("watch_errors_total", "Failed polls of standing queries.", "watch"),
+		alerts:  f.gauges("alerts_active", "Incidents of owned controllers that were raised and are not resolved.", "condition"),
+		passes:  f.counters("passes_total", "Looks at a controller, by how they ended.", "outcome"),
+		batches: f.counters("batches_total", "Write transactions, by how Consul answered.", "outcome"),
+		changes: f.counters("pod_changes_total", "Changes of pods that were written.", "action"),
+		watches: f.counters("watch_errors_total", "Failed polls of standing queries.", "watch"),
+		scheduler: f.counters("scheduler_errors_total",
+			"Failed calls of a scheduler that is not the built-in one, by call; answer counts nodes that it named and must not.", "call"),
 		bumps:    f.counter("fence_bumps_total", "Times that a lock's index was moved, to shut out writes whose outcome is unknown."),
 		losses:   f.counter("session_losses_total", "Sessions that ended while they were needed."),
 		passTime: f.histogram("pass_duration_seconds", "How long a look at an owned controller took.", passBuckets),
@@ -87,6 +90,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	for _, kind := range watchKinds {
 		m.watches.WithLabelValues(kind)
+	}
+	for _, call := range schedulerCalls {
+		m.scheduler.WithLabelValues(call)
 	}
 	for _, outcome := range []string{outcomeOK, outcomeRefused, outcomeUnknown, outcomeError} {
 		m.passes.WithLabelValues(outcome)
@@ -231,6 +237,13 @@ func (m *Metrics) watchFailed(name string) {
 	}
 	kind, _, _ := strings.Cut(name, "/")
 	m.watches.WithLabelValues(kind).Inc()
+}
+
+// schedulerFailed counts a failed call of an outside scheduler, or a part of its answer that is ignored.
+func (m *Metrics) schedulerFailed(call string) {
+	if m != nil {
+		m.scheduler.WithLabelValues(call).Inc()
+	}
 }
 
 // unreadable reports how many records cannot be read in one place, such as a watch or a controller.

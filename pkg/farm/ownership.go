@@ -119,16 +119,16 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	if err != nil {
 		return nil, 0, err
 	}
-	phantom := errors.Is(got.HeadErr, store.ErrNotFound)
-	if phantom && len(got.Head.Requests) == 0 {
+	c := &ReplicationController{
+		ID: id, farm: f, fence: got.Fence, deep: true, consistent: true, claimed: &got, log: f.log.WithField(obs.RCID, id),
+	}
+	c.phantom = errors.Is(got.HeadErr, store.ErrNotFound)
+	if c.phantom && len(got.Head.Requests) == 0 {
 		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
 			return nil, 0, err // the next look claims again
 		}
+		c.alertGone(ctx, got.Head.Status)
 		return nil, 0, errGone
-	}
-	c := &ReplicationController{
-		ID: id, farm: f, fence: got.Fence, deep: true, consistent: true, phantom: phantom, claimed: &got,
-		log: f.log.WithField(obs.RCID, id),
 	}
 	f.mu.Lock()
 	f.owned[id] = c

@@ -34,11 +34,12 @@ type ClusterReads interface {
 
 // view is what one pass has read, with the indices that its writes depend on.
 type view struct {
-	head     store.Head
-	schema   store.Rec[store.Schema]
-	breaker  store.Rec[store.Breaker]
-	snapshot *reconcile.Snapshot
-	deep     bool
+	head       store.Head
+	schema     store.Rec[store.Schema]
+	breaker    store.Rec[store.Breaker]
+	snapshot   *reconcile.Snapshot
+	deep       bool
+	consistent bool // what was read is not that of a leader that is behind
 	// nodesVersion is that of the snapshot's nodes.
 	nodesVersion uint64
 	reserved     map[string]store.Rec[node.Reservation] // read so far, by node
@@ -48,9 +49,10 @@ type view struct {
 
 // read takes the snapshot for one pass, in two round trips. What is read first (the bell) is the oldest: a report that comes
 // in later moves the bell and so refuses a write that depends on it. An unreadable placement fails the whole pass, because
-// what it holds is not known.
+// what it holds is not known. With an error the view has what was read before that.
 func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	f := c.farm
+	v.consistent = c.consistent
 	v.schema, v.breaker, v.reserved = f.world.schemaRec(), f.world.breakerRec(), map[string]store.Rec[node.Reservation]{}
 	var err error
 	if v.head, err = c.readHead(ctx); err != nil {
@@ -255,6 +257,11 @@ func (c *ReplicationController) keepReservations(v *view, d store.Details) {
 	}
 	if len(d.Unreadable) == 0 { // else the batches read again, and say which one it is
 		maps.Copy(v.reserved, d.Reservations)
+	}
+	for name, rec := range d.Reservations {
+		if d.Unreadable[name] == nil && misclosed(v.snapshot.Nodes[name], rec.Value) {
+			c.farm.suspects.add(name)
+		}
 	}
 }
 

@@ -10,15 +10,58 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 )
 
-// Scheduler says which nodes may take pods. The built-in one selects by label among the nodes that are alive and open.
+// Scheduler says which nodes may take pods. The built-in one selects by label among the nodes that are alive and open, and
+// what it allocates is part of the farm's own transactions: the nodes' reservations. A Scheduler that is given to a farm is
+// outside of them; one that counts what it has given away implements Allocator too.
 type Scheduler interface {
 	// EligibleNodes returns node names in the order in which they should be tried, and counts the other nodes by why
-	// they are not among them.
+	// they are not among them. A name that is unknown, repeated, or of a node that is not eligible as the farm sees it
+	// (alive, open, matching the controller's selector) is ignored, logged and counted.
 	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
+}
+
+// Allocation is one replica's share of one node.
+type Allocation struct {
+	Pod  pod.Identity
+	Node string
+}
+
+// Want asks for a share for one replica.
+type Want struct {
+	Pod pod.Identity
+	// Avoid names nodes where the replica is, or was and may still run. It keeps its shares of those.
+	Avoid []string
+	// Node, if set, is where the replica is already: its share there is to be booked whether it fits or not.
+	Node string
+}
+
+// Owner says on whose behalf a farm asks.
+type Owner struct {
+	RCID string
+	// Term sorts after the terms of all earlier owners of the controller. A request under an earlier term than one that was
+	// seen is late, of a farm that has lost the controller, and should be refused: nothing else keeps it from undoing what
+	// the new owner did.
+	Term string
+}
+
+// Allocator is a Scheduler that keeps books of its own. The farm allocates before it writes a placement, and deallocates
+// after a node has confirmed that the replica stopped there (P5). Every method may be called again with the same arguments:
+// after a failure, and by the next owner after a crash. A method must return when its context ends. See ADR 3.
+type Allocator interface {
+	Scheduler
+	// AllocatedNodes returns all that the books hold for the controller.
+	AllocatedNodes(ctx context.Context, o Owner) ([]Allocation, error)
+	// AllocateNodes gives each replica a share of one node, and returns those that it gave. A replica that has a share of a
+	// node that it need not avoid gets that one. Replicas that no node takes are absent from the answer. An error says that
+	// it is not known what was given.
+	AllocateNodes(ctx context.Context, o Owner, s *reconcile.Snapshot, wants []Want) ([]Allocation, error)
+	// DeallocateNodes takes shares back. One that is not held is fine.
+	DeallocateNodes(ctx context.Context, o Owner, shares []Allocation) error
 }
 
 // selecting is the built-in scheduler. It remembers what each selector gave for the nodes and farms as they are:

@@ -24,7 +24,7 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 	}
 }
 
-// sweep makes missing bells, removes stray ones, and looks at every controller that is not known to be in good hands.
+// sweep makes missing bells, removes stray ones, mends reservations of drained nodes, and looks at every controller that is not known to be in good hands.
 func (f *Farm) sweep(ctx context.Context) error {
 	ids, err := f.cfg.Store.SweepBells(ctx)
 	if err != nil {
@@ -35,6 +35,9 @@ func (f *Farm) sweep(ctx context.Context) error {
 		return err
 	}
 	f.reportUnclaimed(ctx, ids, locks)
+	if err := f.mendClosed(ctx); err != nil && ctx.Err() == nil {
+		f.log.WithError(err).Warn("cannot mend the reservation of a node")
+	}
 	deepBefore := time.Now().Add(-f.cfg.DeepEvery)
 	f.mu.Lock()
 	defer f.mu.Unlock()

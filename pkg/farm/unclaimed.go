@@ -46,14 +46,17 @@ func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.Lo
 	}
 	f.cfg.Metrics.unclaimedNow(len(unclaimed))
 	told := map[string]map[string]bool{}
+	var corrupt []error
 	for _, id := range unclaimed[:min(len(unclaimed), maxReports)] {
 		pending, err := f.reportOne(ctx, id)
+		corrupt = append(corrupt, err) // those that are about unreadable records are told: no owner will
 		if err != nil && !errors.Is(err, store.ErrRefused) && ctx.Err() == nil {
 			f.log.WithError(err).WithField(obs.RCID, id).Warn("cannot say that a controller has no owner")
 		}
 		told[id] = pending
 	}
 	f.unowned.told = told
+	f.unreadable.set("unowned", corrupt)
 }
 
 // reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.

@@ -207,7 +207,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.cfg.Metrics.unreadable(fmt.Sprintf("nodes/%x", shard), len(s.Corrupt))
+	w.farm.foundCorrupt(fmt.Sprintf("nodes/%x", shard), s.Corrupt)
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("a node is left out")
 	}
@@ -234,7 +234,7 @@ func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.cfg.Metrics.unreadable("nodeops", len(s.Corrupt))
+	w.farm.foundCorrupt("nodeops", s.Corrupt)
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("an operator's record of a node is left out")
 	}
@@ -349,7 +349,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.cfg.Metrics.unreadable("schema", len(s.Corrupt))
+	w.farm.foundCorrupt("schema", s.Corrupt)
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
 	}
@@ -375,7 +375,7 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.cfg.Metrics.unreadable("breaker", len(s.Corrupt))
+	w.farm.foundCorrupt("breaker", s.Corrupt)
 	rec := store.Rec[store.Breaker]{}
 	switch {
 	case len(s.Corrupt) > 0:

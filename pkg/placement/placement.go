@@ -45,21 +45,30 @@ func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string) ([
 	excluded := Reasons{}
 	var names []string
 	for name, v := range nodes {
-		switch {
-		case !sel.Matches(labelsOf(v)):
-			excluded[Selector]++
-		case !v.Alive:
-			excluded[NotAlive]++
-		case v.Nonce != nonce:
-			excluded[NotSettled]++
-		case !v.Open():
-			excluded[Drained]++
-		default:
+		if reason := Closed(v, sel, nonce); reason != "" {
+			excluded[reason]++
+		} else {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
 	return names, excluded
+}
+
+// Closed returns why a node may take no pods of a controller with this selector, whatever is taken there, or "" when it may.
+func Closed(v *node.View, sel labels.Selector, nonce string) Reason {
+	switch {
+	case !sel.Matches(labelsOf(v)):
+		return Selector
+	case !v.Alive:
+		return NotAlive
+	case v.Nonce != nonce:
+		return NotSettled
+	case !v.Open():
+		return Drained
+	default:
+		return ""
+	}
 }
 
 // labelsOf spares the copy where operators have set nothing.

@@ -34,6 +34,8 @@ const (
 	BreakerTripped    ConditionType = "BreakerTripped"
 	NodeLost          ConditionType = "NodeLost"   // pods are on nodes that are gone or whose preparer is
 	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
+	// BooksDiffer: an outside scheduler did not take a share of a node back, or did not book one.
+	BooksDiffer ConditionType = "BooksDiffer"
 )
 
 // Condition is one thing that is true or not, why, and since when.

@@ -193,6 +193,9 @@ func (s *situation) held() []Cause {
 	if s.is(rc.Holding) {
 		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer, or stop its Consul service if it is gone for good."})
 	}
+	if s.is(rc.BooksDiffer) {
+		causes = append(causes, Cause{"The scheduler's books differ from what is placed: " + s.why(rc.BooksDiffer) + ".", "Look at the scheduler; its farm asks it again by itself."})
+	}
 	if s.is(rc.Regressed) {
 		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
 	}

@@ -128,10 +128,28 @@ func (p *Plan) Short(now time.Time, missing, nodes int, reasons string) {
 		fmt.Sprintf("%d of %d replicas have no node; of %d nodes, these take none: %s", missing, p.Status.Desired, nodes, reasons))
 }
 
+// Unscheduled says in the status that nothing could be placed because a scheduler failed.
+func (p *Plan) Unscheduled(now time.Time, failure string) {
+	p.Retry()
+	p.set(now, rc.InsufficientNodes, true,
+		fmt.Sprintf("%d of %d replicas have no node: %s", len(p.Adds), p.Status.Desired, failure))
+}
+
 // Block says in the status that changes could not be applied and why.
 func (p *Plan) Block(now time.Time, reason string) {
 	p.lookAgain(RoomRetry)
 	p.set(now, rc.Blocked, true, reason)
+}
+
+// Retry asks for another pass after something outside failed.
+func (p *Plan) Retry() { p.lookAgain(RoomRetry) }
+
+// BooksDiffer says in the status what differs between the placements and the books of an outside scheduler, "" for nothing.
+func (p *Plan) BooksDiffer(now time.Time, reason string) {
+	if reason != "" {
+		p.Retry()
+	}
+	p.set(now, rc.BooksDiffer, reason != "", reason)
 }
 
 // Fail says in the status that something could not be done because of a record that cannot be read. The rest goes on.

@@ -189,9 +189,6 @@ func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schema
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err // a name that leads nowhere could not be given again
 	}
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return err // a name that leads nowhere could not be given again
-	}
 	if err == nil && string(name.Value) == id {
 		ops = append(ops, consul.DeleteCAS(name.Key, name.ModifyIndex))
 	}
@@ -203,7 +200,7 @@ func (t *FarmTenure) RestoreBreaker(ctx context.Context) error {
 	return t.create(ctx, t.keys.Breaker(), encode(Breaker{}))
 }
 
-// Abandon removes the lock of a controller whose record is gone.
+// Abandon removes the lock and the status of a controller whose record is gone.
 func (t *FarmTenure) Abandon(ctx context.Context, rcID string, f Fence) error {
-	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RC(rcID)), consul.Delete(f.Key)))
+	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RC(rcID)), consul.Delete(t.keys.Status(rcID)), consul.Delete(f.Key)))
 }

@@ -175,8 +175,8 @@ type Head struct {
 }
 
 // ReadHead reads a controller with its bell, its status, its placements and what is asked of its owner. Everything that is
-// read later is at least as new as the bell. It returns ErrNotFound, with placements and requests, when there is no such
-// controller, and *CorruptError when its record cannot be read.
+// read later is at least as new as the bell. It returns ErrNotFound when there is no such controller, and *CorruptError when
+// its record cannot be read, both with the rest.
 func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
 	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), levelOf(consistent))
 	if err != nil {
@@ -192,6 +192,7 @@ func (t *FarmTenure) headKeys(rcID string) consul.Reading {
 	}
 }
 
+// headOf fills in what can be read, also when the record cannot be.
 func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
 	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods(rcID)) })
 	if pods < 0 {
@@ -199,21 +200,19 @@ func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []c
 	}
 	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
 	h.Placements, h.Corrupt = decodeAll[pod.Placement](t.keys, below[pods:])
-	pair, ok := found[t.keys.RC(rcID)]
-	if !ok {
-		return h, ErrNotFound
-	}
 	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
-	if h.RC, err = decode[rc.RC](t.keys, pair); err != nil {
-		return Head{}, err
-	}
 	if pair, ok := found[t.keys.Status(rcID)]; ok {
 		// An unreadable status is written anew.
 		if st, err := decode[rc.Status](t.keys, pair); err == nil {
 			h.Status = &st.Value
 		}
 	}
-	return h, nil
+	pair, ok := found[t.keys.RC(rcID)]
+	if !ok {
+		return h, ErrNotFound
+	}
+	h.RC, err = decode[rc.RC](t.keys, pair)
+	return h, err
 }
 
 // At names one identity on one node.

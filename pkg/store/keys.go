@@ -125,6 +125,9 @@ func (k Keys) AllStatus() string { return k.prefix + "status/" }
 // Breaker is the key of the mass-stop breaker.
 func (k Keys) Breaker() string { return k.prefix + "breaker" }
 
+// Incidents is the key of the incidents that belong to no controller.
+func (k Keys) Incidents() string { return k.prefix + "incidents" }
+
 // Audit is the key of one audit record.
 func (k Keys) Audit(ulid string) string { return k.prefix + "audit/" + ulid }
 

@@ -1,0 +1,262 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// owner is on whose behalf an outside scheduler is asked in this pass.
+func (c *ReplicationController) owner(v *view) Owner {
+	return Owner{RCID: c.ID, Term: fmt.Sprintf("%s/%020d", v.schema.Value.Nonce, c.fence.Index)}
+}
+
+// balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say
+// what is left to do: a crash between an allocation and its placement, or a deallocation that failed, shows in them to
+// whoever owns the controller next. They are read when they are not known: at the start of a tenure, in a deep check, and
+// after each failure.
+func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reconcile.Plan) (even bool) {
+	if c.farm.books == nil {
+		return true
+	}
+	if c.held == nil || v.deep {
+		held, err := c.farm.books.held(ctx, c.owner(v))
+		if err != nil {
+			c.held = nil
+			c.log.WithError(err).Warn("the scheduler does not show its books")
+			plan.Retry()
+			return false
+		}
+		c.held = held
+	}
+	loose, unbooked := compareBooks(v.snapshot, c.farm.world.orphansOf(c.ID), plan.Adds, c.held)
+	if len(loose) > 0 && v.snapshot.Hold != "" {
+		return false // what looks loose may run on a node that has not spoken yet (R1)
+	}
+	loose, err := c.reallyLoose(ctx, loose)
+	if err != nil {
+		c.log.WithError(err).Warn("cannot tell which shares of nodes are not needed any more")
+		plan.Retry()
+		return false
+	}
+	var trouble []string
+	if err := c.deallocate(ctx, v, loose); err != nil {
+		trouble = append(trouble, describeLoose(v.snapshot, loose)+": "+err.Error())
+	}
+	if err := c.book(ctx, v, unbooked); err != nil {
+		trouble = append(trouble, fmt.Sprintf("%d replicas are not in its books: %v", len(unbooked), err))
+	}
+	plan.BooksDiffer(v.snapshot.Now, strings.Join(trouble, "; "))
+	return len(trouble) == 0
+}
+
+// reallyLoose leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
+// transaction that a pass begins with does not tell of those that the token may not read; a list does.
+func (c *ReplicationController) reallyLoose(ctx context.Context, loose []Allocation) ([]Allocation, error) {
+	if len(loose) == 0 {
+		return nil, nil
+	}
+	placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
+	if err = errors.Join(append(corrupt, err)...); err != nil {
+		return nil, err
+	}
+	there := map[Allocation]bool{}
+	for i := range placements {
+		p := reconcile.Pod{Placement: placements[i].Value}
+		for _, name := range nodesOf(&p) {
+			there[Allocation{Pod: p.Identity, Node: name}] = true
+		}
+	}
+	return slices.DeleteFunc(loose, func(a Allocation) bool { return there[a] }), nil
+}
+
+// compareBooks returns the shares that nobody has or wants any more, and the replicas that have none where they are, in a
+// stable order.
+func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, held map[Allocation]bool) (loose []Allocation, unbooked []Want) {
+	there := map[Allocation]bool{}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		for _, name := range nodesOf(p) {
+			there[Allocation{Pod: p.Identity, Node: name}] = true
+		}
+		if at := (Allocation{Pod: p.Identity, Node: p.Node}); !held[at] {
+			unbooked = append(unbooked, Want{Pod: p.Identity, Node: p.Node})
+		}
+	}
+	for _, o := range orphans {
+		there[Allocation{Pod: o.Identity, Node: o.Node}] = true
+	}
+	for a, ours := range held {
+		// What was allocated for a replica that is still to be placed is asked for again, and placed.
+		if ours && !there[a] && !slices.Contains(adds, a.Pod) {
+			loose = append(loose, a)
+		}
+	}
+	slices.SortFunc(loose, func(a, b Allocation) int {
+		if d := a.Pod.Compare(b.Pod); d != 0 {
+			return d
+		}
+		return strings.Compare(a.Node, b.Node)
+	})
+	return loose, unbooked
+}
+
+// describeLoose names for each share the node and, where the replica is elsewhere by now, that one too.
+func describeLoose(s *reconcile.Snapshot, loose []Allocation) string {
+	const show = 5
+	var lines []string
+	for _, a := range loose[:min(show, len(loose))] {
+		line := fmt.Sprintf("%s is still allocated to %s.%d, which is gone", a.Node, a.Pod.Role, a.Pod.Index)
+		if i := slices.IndexFunc(s.Pods, func(p reconcile.Pod) bool { return p.Identity == a.Pod }); i >= 0 {
+			line = fmt.Sprintf("%s is still allocated to %s.%d, which is on %s now", a.Node, a.Pod.Role, a.Pod.Index, s.Pods[i].Node)
+		}
+		lines = append(lines, line)
+	}
+	if more := len(loose) - show; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, ", ")
+}
+
+// deallocate gives shares back. What came of it is not known when it fails.
+func (c *ReplicationController) deallocate(ctx context.Context, v *view, shares []Allocation) error {
+	if len(shares) == 0 {
+		return nil
+	}
+	if err := c.farm.books.deallocate(ctx, c.owner(v), shares); err != nil {
+		c.held = nil
+		c.log.WithError(err).WithField("shares", len(shares)).Warn("the scheduler did not take shares of nodes back")
+		return err
+	}
+	for _, a := range shares {
+		delete(c.held, a)
+	}
+	return nil
+}
+
+// book makes the books show replicas that are where they are.
+func (c *ReplicationController) book(ctx context.Context, v *view, wants []Want) error {
+	if len(wants) == 0 || c.held == nil || v.snapshot.Manifest == nil {
+		return nil
+	}
+	given, err := c.farm.books.allocate(ctx, c.owner(v), v.snapshot, wants)
+	if err != nil {
+		c.held = nil
+		return err
+	}
+	booked := map[Allocation]bool{}
+	for _, a := range given {
+		booked[a], c.held[a] = true, true
+	}
+	for _, w := range wants {
+		if !booked[Allocation{Pod: w.Pod, Node: w.Node}] {
+			c.held = nil // looked at again in the next pass
+			return fmt.Errorf("%s.%d is on %s, which was not booked", w.Pod.Role, w.Pod.Index, w.Node)
+		}
+	}
+	return nil
+}
+
+// allocate asks an outside scheduler for shares for the plan's adds, and returns those that can be used. Those that cannot
+// be are given back.
+func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *reconcile.Plan) ([]placement.Assignment, error) {
+	s, avoid := v.snapshot, v.nodes.avoid
+	wants := make([]Want, len(plan.Adds))
+	for i, id := range plan.Adds {
+		wants[i] = Want{Pod: id, Avoid: avoid[id]}
+	}
+	given, err := c.farm.books.allocate(ctx, c.owner(v), s, wants)
+	if err != nil {
+		c.held = nil
+		return nil, err
+	}
+	var usable, back []Allocation
+	var names []string
+	for _, a := range given {
+		if c.held != nil {
+			c.held[a] = true
+		}
+		switch {
+		case slices.Contains(avoid[a.Pod], a.Node):
+			c.farm.books.ignore(s, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
+		case !slices.Contains(v.nodes.pool.share, a.Node):
+			c.farm.books.ignore(s, a.Node, "it is not among the eligible nodes")
+			back = append(back, a)
+		default:
+			usable = append(usable, a)
+			names = append(names, a.Node)
+		}
+	}
+	slices.Sort(names)
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: slices.Compact(names)}, false)
+	if err != nil {
+		return nil, err // the next pass asks for the same shares again
+	}
+	c.keepReservations(v, d)
+	assigned, unfit := fitting(v, usable, d.Reservations)
+	if err := c.deallocate(ctx, v, append(back, unfit...)); err != nil {
+		plan.Retry()
+	}
+	return assigned, nil
+}
+
+// fitting sorts out what does not fit into the nodes' reservations, which count for every scheduler (P3).
+func fitting(v *view, shares []Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []Allocation) {
+	s, perNode := v.snapshot, v.nodes.perNode
+	taken := map[string]node.Reservation{}
+	for _, a := range shares {
+		res, known := taken[a.Node]
+		if !known {
+			res = reservations[a.Node].Value.Clone()
+			taken[a.Node] = res
+		}
+		holder := reconcile.NewHolder(s, a.Pod)
+		holder, _, reason := placement.Share(s.Nodes[a.Node], res, holder, s.Manifest.DynamicPorts(), nil)
+		if s.RC.MaxPerNode > 0 && perNode[a.Node] >= s.RC.MaxPerNode {
+			reason = placement.MaxPerNode
+		}
+		if reason != "" {
+			v.nodes.others[reason]++
+			unfit = append(unfit, a)
+			continue
+		}
+		res.Holders[a.Pod.String()] = holder
+		perNode[a.Node]++
+		fit = append(fit, placement.Assignment{Pod: a.Pod, Node: a.Node})
+	}
+	return fit, unfit
+}
+
+// assignAllocated is assign with an outside scheduler that keeps books.
+func (c *ReplicationController) assignAllocated(ctx context.Context, v *view, plan *reconcile.Plan) error {
+	placed := len(plan.Changes)
+	assigned, err := c.allocate(ctx, v, plan)
+	if err != nil {
+		return c.unscheduled(ctx, v, plan, err)
+	}
+	for _, a := range assigned {
+		plan.Changes = append(plan.Changes, reconcile.PlaceOn(v.snapshot, a.Pod, a.Node))
+	}
+	c.assigned(v, plan, placed, unplaced(plan.Adds, assigned))
+	return nil
+}
+
+// unscheduled says in the status that an outside scheduler failed. Nothing is placed; everything else goes on.
+func (c *ReplicationController) unscheduled(ctx context.Context, v *view, plan *reconcile.Plan, failure error) error {
+	if ctx.Err() != nil {
+		return failure
+	}
+	c.log.WithError(failure).WithField(obs.Desired, plan.Status.Desired).Warn("nothing can be placed")
+	plan.Unscheduled(v.snapshot.Now, failure.Error())
+	c.farm.cfg.Metrics.short(c.ID, len(plan.Adds), nil)
+	return nil
+}

@@ -1,0 +1,41 @@
+package farm
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// A reservation that was lost is written anew as closed where the node is drained, and takes nothing but what is there.
+func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
+	t.Parallel()
+	id := pod.Identity{RCID: "web", Role: "main"}
+	v := &view{snapshot: &reconcile.Snapshot{Nodes: map[string]*node.View{
+		"n1": {Node: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, Alive: true, Ops: node.Ops{Drain: &node.Drain{Since: time.Unix(1, 0)}}},
+	}}}
+	holder := node.NewHolder(id, nil, 0, 0)
+	c := &ReplicationController{}
+	for name, tt := range map[string]struct {
+		rec     store.Rec[node.Reservation]
+		reserve reconcile.ReserveChange
+		closed  bool
+		refused placement.Reason
+	}{
+		"adopted there":           {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder, Force: true}, closed: true},
+		"released there":          {reserve: reconcile.ReserveChange{Node: "n1"}, closed: true},
+		"placed there":            {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder}, refused: placement.Drained},
+		"there, and not drained":  {rec: store.Rec[node.Reservation]{Index: 7}, reserve: reconcile.ReserveChange{Node: "n1"}},
+		"another node, not known": {reserve: reconcile.ReserveChange{Node: "n2"}},
+	} {
+		ch := &reconcile.Change{Identity: id, Reserve: []reconcile.ReserveChange{tt.reserve}}
+		writes, refused := c.reserve(v, map[string]store.Rec[node.Reservation]{"n1": tt.rec}, ch)
+		if refused != tt.refused || refused == "" && writes[0].Value.Closed != tt.closed {
+			t.Errorf("%s: %+v, %q", name, writes, refused)
+		}
+	}
+}

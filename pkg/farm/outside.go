@@ -1,0 +1,232 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+)
+
+// How an outside scheduler is asked: a few times in a row at the most, then again in a later pass.
+const (
+	schedulerTries   = 3
+	schedulerRetry   = 50 * time.Millisecond // before the second try; it doubles
+	schedulerLimit   = 5 * time.Second       // for one answer
+	schedulerRespite = 15 * time.Second      // after no answer at all
+)
+
+// The calls of an outside scheduler, for the metric; badAnswer counts names that are ignored.
+const (
+	callEligible   = "eligible"
+	callBooks      = "books"
+	callAllocate   = "allocate"
+	callDeallocate = "deallocate"
+	badAnswer      = "answer"
+)
+
+var schedulerCalls = []string{callEligible, callBooks, callAllocate, callDeallocate, badAnswer}
+
+// outside is a Scheduler that is not ours: it may fail, hang, and answer anything.
+type outside struct {
+	Scheduler
+	farm *Farm
+	gate gate
+}
+
+// books is an outside scheduler that keeps books.
+type books struct {
+	*outside
+	allocator Allocator
+}
+
+// schedulerOf returns what a farm asks for nodes, and the books that go with it: nil where there are none but ours.
+func schedulerOf(f *Farm) (Scheduler, *books) {
+	if f.cfg.Scheduler == nil {
+		return &selecting{farm: f}, nil
+	}
+	o := &outside{Scheduler: f.cfg.Scheduler, farm: f}
+	if a, ok := f.cfg.Scheduler.(Allocator); ok {
+		return o, &books{outside: o, allocator: a}
+	}
+	return o, nil
+}
+
+// EligibleNodes implements Scheduler. Only nodes that may take pods as we see it are among its answers.
+func (o *outside) EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error) {
+	var names []string
+	err = o.try(ctx, callEligible, func(ctx context.Context) (err error) {
+		names, others, err = o.Scheduler.EligibleNodes(ctx, s)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	seen := map[string]bool{}
+	for _, name := range names {
+		why, err := o.refuses(s, name)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case seen[name]:
+			why = "it is named twice"
+		}
+		seen[name] = true
+		if why != "" {
+			o.ignore(s, name, why)
+			continue
+		}
+		nodes = append(nodes, name)
+	}
+	return nodes, others, nil
+}
+
+// refuses says why a node may not take pods of the controller, "" when it may.
+func (o *outside) refuses(s *reconcile.Snapshot, name string) (why string, err error) {
+	v := s.Nodes[name]
+	if v == nil {
+		return "there is no such node", nil
+	}
+	sel, err := s.RC.Selector()
+	if err != nil {
+		return "", err
+	}
+	if reason := placement.Closed(v, sel, o.farm.world.schemaRec().Value.Nonce); reason != "" {
+		return "it is not eligible: " + string(reason), nil
+	}
+	return "", nil
+}
+
+// ignore counts a part of an answer that is not used, and says why.
+func (o *outside) ignore(s *reconcile.Snapshot, name, why string) {
+	o.farm.cfg.Metrics.schedulerFailed(badAnswer)
+	o.farm.log.WithFields(obs.Fields{obs.RCID: s.RC.ID, obs.Node: name, obs.Reason: why}).
+		Error("a node that the scheduler named is ignored")
+}
+
+// held returns what the books hold for a controller.
+func (b *books) held(ctx context.Context, o Owner) (map[Allocation]bool, error) {
+	var all []Allocation
+	err := b.try(ctx, callBooks, func(ctx context.Context) (err error) {
+		all, err = b.allocator.AllocatedNodes(ctx, o)
+		return err
+	})
+	held := make(map[Allocation]bool, len(all))
+	for _, a := range all {
+		held[a] = a.Pod.RCID == o.RCID // others are not ours to judge
+	}
+	return held, err
+}
+
+// allocate asks for shares. The answer is as the scheduler gave it, without those that nobody asked for.
+func (b *books) allocate(ctx context.Context, o Owner, s *reconcile.Snapshot, wants []Want) ([]Allocation, error) {
+	var all, given []Allocation
+	err := b.try(ctx, callAllocate, func(ctx context.Context) (err error) {
+		all, err = b.allocator.AllocateNodes(ctx, o, s, wants)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	asked := make(map[pod.Identity]bool, len(wants))
+	for _, w := range wants {
+		asked[w.Pod] = true
+	}
+	for _, a := range all {
+		if !asked[a.Pod] {
+			b.ignore(s, a.Node, fmt.Sprintf("nobody asked for a share for %s, or not for two", a.Pod))
+			continue
+		}
+		delete(asked, a.Pod)
+		given = append(given, a)
+	}
+	return given, nil
+}
+
+// deallocate gives shares back.
+func (b *books) deallocate(ctx context.Context, o Owner, shares []Allocation) error {
+	return b.try(ctx, callDeallocate, func(ctx context.Context) error {
+		return b.allocator.DeallocateNodes(ctx, o, shares)
+	})
+}
+
+// try calls the scheduler, a bounded number of times. One that gives no answer is left alone for a while, by all
+// controllers: they would keep every worker waiting.
+func (o *outside) try(ctx context.Context, call string, f func(context.Context) error) error {
+	if err := o.gate.pass(time.Now()); err != nil {
+		return err
+	}
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.Multiplier = schedulerRetry, 2
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		limited, cancel := context.WithTimeout(ctx, schedulerLimit)
+		defer cancel()
+		err := f(limited)
+		if err == nil {
+			return struct{}{}, nil
+		}
+		o.farm.cfg.Metrics.schedulerFailed(call)
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("no answer within %s: %w", schedulerLimit, err)
+			o.gate.hung(time.Now(), err)
+			return struct{}{}, backoff.Permanent(err)
+		}
+		o.gate.answered()
+		return struct{}{}, err
+	}, backoff.WithBackOff(pace), backoff.WithMaxTries(schedulerTries))
+	if err == nil {
+		o.gate.answered()
+		return nil
+	}
+	return &schedulerError{err}
+}
+
+// schedulerError is a failure of an outside scheduler.
+type schedulerError struct{ err error }
+
+// Error says whose failure it is.
+func (e *schedulerError) Error() string { return "the scheduler: " + e.err.Error() }
+
+// Unwrap returns what it said.
+func (e *schedulerError) Unwrap() error { return e.err }
+
+// gate keeps callers away from a scheduler that does not answer, all but one now and then who finds out.
+type gate struct {
+	mu    sync.Mutex
+	err   error // why it is shut; nil: open
+	until time.Time
+}
+
+var errRespite = errors.New("it is asked again in a while")
+
+func (g *gate) pass(now time.Time) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err == nil {
+		return nil
+	}
+	if now.Before(g.until) {
+		return &schedulerError{fmt.Errorf("%w; %w", g.err, errRespite)}
+	}
+	g.until = now.Add(schedulerRespite) // the others wait for what comes of this one
+	return nil
+}
+
+func (g *gate) hung(now time.Time, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.err, g.until = err, now.Add(schedulerRespite)
+}
+
+func (g *gate) answered() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.err = nil
+}

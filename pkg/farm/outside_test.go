@@ -1,0 +1,609 @@
+package farm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// keeper is a scheduler of somebody else: it keeps books, and fails on demand. One replica takes a whole node.
+type keeper struct {
+	mu      sync.Mutex
+	shares  map[farm.Allocation]bool
+	term    string
+	calls   map[string]int
+	failing map[string]error
+	// answer, if set, replaces what AllocateNodes found.
+	answer   func(found []farm.Allocation) []farm.Allocation
+	eligible []string // if set, what EligibleNodes answers
+}
+
+func newKeeper() *keeper {
+	return &keeper{shares: map[farm.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}}
+}
+
+// called counts a call and returns the failure that is asked for.
+func (k *keeper) called(what string) error {
+	k.calls[what]++
+	return k.failing[what]
+}
+
+func (k *keeper) in(o farm.Owner) error {
+	if o.Term < k.term {
+		return fmt.Errorf("the term %s is over, it is %s now", o.Term, k.term)
+	}
+	k.term = o.Term
+	return nil
+}
+
+func (k *keeper) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.called("eligible"); err != nil || k.eligible != nil {
+		return k.eligible, nil, err
+	}
+	sel, err := s.RC.Selector()
+	if err != nil {
+		return nil, nil, err
+	}
+	nonce := ""
+	for _, v := range s.Nodes {
+		nonce = max(nonce, v.Nonce)
+	}
+	names, others := placement.Eligible(s.Nodes, sel, nonce)
+	return names, others, nil
+}
+
+func (k *keeper) AllocatedNodes(_ context.Context, o farm.Owner) ([]farm.Allocation, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := errors.Join(k.called("books"), k.in(o)); err != nil {
+		return nil, err
+	}
+	return k.of(o.RCID), nil
+}
+
+func (k *keeper) of(rcID string) []farm.Allocation {
+	var all []farm.Allocation
+	for a := range k.shares {
+		if a.Pod.RCID == rcID {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+func (k *keeper) AllocateNodes(_ context.Context, o farm.Owner, s *reconcile.Snapshot, wants []farm.Want) ([]farm.Allocation, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := errors.Join(k.called("allocate"), k.in(o)); err != nil {
+		return nil, err
+	}
+	var given []farm.Allocation
+	for _, w := range wants {
+		if name := k.find(s, w); name != "" {
+			a := farm.Allocation{Pod: w.Pod, Node: name}
+			k.shares[a] = true
+			given = append(given, a)
+		}
+	}
+	if k.answer != nil {
+		given = k.answer(given)
+		for _, a := range given {
+			k.shares[a] = true
+		}
+	}
+	return given, nil
+}
+
+func (k *keeper) find(s *reconcile.Snapshot, w farm.Want) string {
+	if w.Node != "" {
+		return w.Node
+	}
+	full := map[string]bool{}
+	for a := range k.shares {
+		if a.Pod == w.Pod && !slices.Contains(w.Avoid, a.Node) {
+			return a.Node
+		}
+		full[a.Node] = true
+	}
+	sel, err := s.RC.Selector()
+	if err != nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		v := s.Nodes[name]
+		if names, _ := placement.Eligible(map[string]*node.View{name: v}, sel, v.Nonce); len(names) == 1 && !full[name] && !slices.Contains(w.Avoid, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+func (k *keeper) DeallocateNodes(_ context.Context, o farm.Owner, shares []farm.Allocation) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := errors.Join(k.called("deallocate"), k.in(o)); err != nil {
+		return err
+	}
+	for _, a := range shares {
+		delete(k.shares, a)
+	}
+	return nil
+}
+
+// set changes the keeper's behaviour.
+func (k *keeper) set(change func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	change()
+}
+
+func (k *keeper) count(call string) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.calls[call]
+}
+
+// teller is a recorder of reasons.
+type teller struct{ recorder }
+
+func (r *teller) Raise(_ context.Context, in alert.Incident) {
+	r.add("raise " + in.Key + ": " + in.Reason)
+}
+
+// bookedFarm is a farm whose scheduler is the keeper.
+func (c *cluster) bookedFarm(id string, k farm.Scheduler, alerter alert.Alerter, faults *faulty) (reg *prometheus.Registry, stop func()) {
+	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	client, st := c.connect()
+	reg = prometheus.NewRegistry()
+	metrics := farm.NewMetrics(reg)
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	stop = c.background(func(ctx context.Context) error {
+		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			faults.Tenure = st.FarmTenure(s, id)
+			return farm.NewFarm(farm.Config{
+				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: k,
+				Metrics: metrics, Alerter: alerter, StableAfter: time.Hour, Workers: 8,
+			}).Start(ctx)
+		})
+	})
+	return reg, stop
+}
+
+// inBooks waits until the keeper's books show exactly the controller's placements.
+func (c *cluster) inBooks(k *keeper, id string) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		placements, _, err := c.store.Placements(c.t.Context(), id, true)
+		if err != nil {
+			return err
+		}
+		want := map[farm.Allocation]bool{}
+		for _, p := range placements {
+			want[farm.Allocation{Pod: p.Value.Identity, Node: p.Value.Node}] = true
+			for _, g := range p.Value.Ghosts {
+				want[farm.Allocation{Pod: p.Value.Identity, Node: g.Node}] = true
+			}
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if !maps.Equal(k.shares, want) {
+			return fmt.Errorf("the books show %v, the placements %v", k.shares, want)
+		}
+		return nil
+	})
+}
+
+// condition waits for a condition of the controller with a reason that contains the text.
+func (c *cluster) condition(id string, t rc.ConditionType, isTrue bool, text string) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		st, err := c.store.Status(c.t.Context(), id)
+		if err != nil {
+			return err
+		}
+		for _, cond := range st.Value.Conditions {
+			if cond.Type == t && cond.True == isTrue && strings.Contains(cond.Reason, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("status %+v", st.Value)
+	})
+}
+
+func (c *cluster) ring(id string) {
+	c.t.Helper()
+	if err := c.store.Ring(c.t.Context(), id); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// Books and placements agree through scaling, a move and the end; while nothing happens the scheduler is not asked.
+func TestAnOutsideSchedulersBooksFollow(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range 4 {
+		c.node(fmt.Sprintf("n%d", i), map[string]string{"rack": "a"}, nil)
+	}
+	k := newKeeper()
+	reg, _ := c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	c.apply("web", testManifest("web", 8080), replicas(3))
+	c.converged("web", 3)
+	c.inBooks(k, "web")
+	c.apply("web", testManifest("web", 8080), replicas(2))
+	c.converged("web", 2)
+	c.inBooks(k, "web")
+	c.relabel("n0", "rack", "b")
+	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeSelector = "rack=a" })
+	c.converged("web", 2)
+	c.inBooks(k, "web")
+	if on := c.running("web"); strings.Contains(fmt.Sprint(on), "n0") {
+		t.Errorf("the pods run on %v; n0 is in another rack", on)
+	}
+	asked := k.count("books") + k.count("allocate") + k.count("deallocate")
+	passes, _ := valueOf(t, reg, "rcfarm_farm_passes_total", "ok")
+	c.ring("web")
+	metric(t, reg, "rcfarm_farm_passes_total", "ok", func(v float64) bool { return v > passes })
+	if now := k.count("books") + k.count("allocate") + k.count("deallocate"); now != asked {
+		t.Errorf("a pass that changed nothing asked the scheduler %d times", now-asked)
+	}
+	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+	c.nothingLeft("web")
+	c.inBooks(k, "web")
+}
+
+func (c *cluster) relabel(name, key, value string) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		rec, err := c.store.NodeOps(c.t.Context(), name)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return err
+		}
+		rec.Value.Name, rec.Value.Labels = name, map[string]string{key: value}
+		return c.store.ChangeNode(c.t.Context(), store.NodeChange{Ops: rec.Value, Index: rec.Index, Audit: store.NewAudit("test", "label", "", nil)})
+	})
+}
+
+// An allocation that fails changes nothing, says why, and is tried again; so does a choice of nodes that fails.
+func TestAFailingAllocationChangesNothing(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"allocate", "eligible"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.node("n1", nil, nil)
+			k := newKeeper()
+			k.failing[call] = errors.New("out of order")
+			reg, _ := c.bookedFarm("f1", k, &recorder{}, &faulty{})
+			c.apply("web", testManifest("web", 0), replicas(1))
+			c.condition("web", rc.InsufficientNodes, true, "1 of 1 replicas have no node: the scheduler: out of order")
+			if n := k.count(call); n < 3 || n > 30 {
+				t.Errorf("it was asked %d times, want three tries in each of a few passes", n)
+			}
+			metric(t, reg, "rcfarm_farm_scheduler_errors_total", call, positive)
+			placements, _, err := c.store.Placements(t.Context(), "web", true)
+			if err != nil || len(placements) != 0 || len(c.running("web")) != 0 {
+				t.Errorf("placements %v, %v", placements, err)
+			}
+			k.set(func() { k.failing[call] = nil })
+			c.ring("web")
+			c.converged("web", 1)
+			c.inBooks(k, "web")
+			c.condition("web", rc.InsufficientNodes, false, "")
+		})
+	}
+}
+
+// A deallocation that fails on every try after a transfer leaves the placement as it is, raises one alert that names both
+// nodes, outlives the farm, and is done when the scheduler takes it.
+func TestAHalfDoneTransferIsToldOnceAndDoneLater(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", map[string]string{"rack": "a"}, nil)
+	k := newKeeper()
+	var said teller
+	reg, stop := c.bookedFarm("f1", k, &said, &faulty{})
+	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeSelector = "rack=a"; replicas(1)(r) })
+	c.converged("web", 1)
+	k.set(func() { k.failing["deallocate"] = errors.New("try later") })
+	c.node("n2", map[string]string{"rack": "a"}, nil)
+	c.relabel("n1", "rack", "b")
+	const reason = "n1 is still allocated to main.0, which is on n2 now: the scheduler: try later"
+	c.condition("web", rc.BooksDiffer, true, reason)
+	metric(t, reg, "rcfarm_farm_alerts_active", "BooksDiffer", is(1))
+	c.alerted("web", rc.BooksDiffer) // before the farm ends: one that dies in between leaves it to its successor to tell again
+	c.converged("web", 1)
+	if on := fmt.Sprint(slices.Collect(maps.Values(c.running("web")))); on != "[[n2]]" {
+		t.Errorf("it runs on %s", on)
+	}
+	stop()
+	reg, _ = c.bookedFarm("f2", k, &said, &faulty{})
+	metric(t, reg, "rcfarm_farm_alerts_active", "BooksDiffer", is(1))
+	tried := k.count("deallocate")
+	c.ring("web")
+	consultest.Eventually(t, soon, func() error {
+		if k.count("deallocate") < tried+3 {
+			return errors.New("it was not tried again")
+		}
+		return nil
+	})
+	k.set(func() { k.failing["deallocate"] = nil })
+	c.ring("web")
+	c.inBooks(k, "web")
+	c.condition("web", rc.BooksDiffer, false, "")
+	consultest.Eventually(t, soon, func() error {
+		got := said.about("BooksDiffer")
+		if len(got) < 2 {
+			return fmt.Errorf("said %v", got)
+		}
+		return nil
+	})
+	if got := said.about("BooksDiffer"); len(got) != 2 || !strings.HasSuffix(got[0], ": "+reason) || !strings.HasPrefix(got[1], "resolve ") {
+		t.Errorf("said %v", got)
+	}
+}
+
+// alerted waits until the status says that an incident was told.
+func (c *cluster) alerted(id string, t rc.ConditionType) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		st, err := c.store.Status(c.t.Context(), id)
+		if err != nil || !slices.ContainsFunc(st.Value.Incidents, func(i rc.Incident) bool { return i.Type == t && i.AlertedAt != nil }) {
+			return fmt.Errorf("incidents %+v, %w", st.Value.Incidents, err)
+		}
+		return nil
+	})
+}
+
+// A controller whose books cannot be cleared is not forgotten.
+func TestADeletionWaitsForTheBooks(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	k := newKeeper()
+	c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	k.set(func() { k.failing["deallocate"] = errors.New("try later") })
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+	c.condition("web", rc.BooksDiffer, true, "n1 is still allocated to main.0, which is gone")
+	if _, err := c.store.RC(t.Context(), "web", true); err != nil {
+		t.Errorf("the record: %v", err)
+	}
+	k.set(func() { k.failing["deallocate"] = nil })
+	c.ring("web")
+	c.nothingLeft("web")
+	c.inBooks(k, "web")
+}
+
+// After a batch whose outcome is unknown nothing is given back before it is known, whether it had landed or not.
+func TestAnUnknownOutcomeDeallocatesNothing(t *testing.T) {
+	t.Parallel()
+	for _, landed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("landed=%t", landed), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.node("n1", nil, nil)
+			c.node("n2", nil, nil)
+			k := newKeeper()
+			faults := &faulty{}
+			var once sync.Once
+			faults.commit = func(b *store.Batch) (err error) {
+				if len(b.Pods) > 0 {
+					once.Do(func() {
+						err = fmt.Errorf("%w: no answer", store.ErrUnknown)
+						if landed {
+							err = errors.Join(faults.Tenure.Commit(context.Background(), b), err)
+						}
+					})
+				}
+				return err
+			}
+			c.bookedFarm("f1", k, &recorder{}, faults)
+			c.apply("web", testManifest("web", 0), replicas(1))
+			c.converged("web", 1)
+			c.inBooks(k, "web")
+			if n := k.count("deallocate"); n != 0 {
+				t.Errorf("%d deallocations", n)
+			}
+		})
+	}
+}
+
+// A farm that dies between an allocation and its placement leaves it to the next owner, who places the replica there, or
+// gives the share back if the replica is not wanted any more.
+func TestASuccessorFindsWhatWasOnlyAllocated(t *testing.T) {
+	t.Parallel()
+	for _, wanted := range []int{0, 1} {
+		t.Run(fmt.Sprintf("wanted=%d", wanted), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.node("n1", nil, nil)
+			c.node("n2", nil, nil)
+			k := newKeeper()
+			faults := &faulty{commit: func(b *store.Batch) error {
+				if len(b.Pods) > 0 {
+					return fmt.Errorf("dead: %w", store.ErrRefused) // nothing of it is written, ever
+				}
+				return nil
+			}}
+			_, stop := c.bookedFarm("f1", k, &recorder{}, faults)
+			c.apply("web", testManifest("web", 0), replicas(1))
+			consultest.Eventually(t, soon, func() error {
+				if k.count("allocate") == 0 {
+					return errors.New("nothing is allocated")
+				}
+				return nil
+			})
+			stop()
+			k.mu.Lock()
+			before := maps.Clone(k.shares)
+			k.mu.Unlock()
+			if len(before) != 1 {
+				t.Fatalf("the books show %v", before)
+			}
+			c.apply("web", testManifest("web", 0), replicas(wanted))
+			c.bookedFarm("f2", k, &recorder{}, &faulty{})
+			c.converged("web", wanted)
+			c.inBooks(k, "web")
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if wanted == 1 && !maps.Equal(k.shares, before) {
+				t.Errorf("it was allocated %v, and then %v", before, k.shares)
+			}
+		})
+	}
+}
+
+// Names that no scheduler may answer are ignored and counted, and what was allocated there is given back.
+func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
+	t.Parallel()
+	id := func(i int) pod.Identity { return pod.Identity{RCID: "web", Role: "main", Index: i} }
+	for name, tt := range map[string]struct {
+		spoil func(*keeper)
+		bad   float64 // at the least
+	}{
+		"unknown, repeated and drained candidates": {func(k *keeper) { k.eligible = []string{"n9", "n1", "n1", "n3", "n2"} }, 3},
+		"an unknown node": {func(k *keeper) {
+			k.answer = func([]farm.Allocation) []farm.Allocation { return []farm.Allocation{{Pod: id(0), Node: "n9"}} }
+		}, 1},
+		"a drained node": {func(k *keeper) {
+			k.answer = func([]farm.Allocation) []farm.Allocation { return []farm.Allocation{{Pod: id(0), Node: "n3"}} }
+		}, 1},
+		"one replica twice": {func(k *keeper) {
+			k.answer = func([]farm.Allocation) []farm.Allocation {
+				return []farm.Allocation{{Pod: id(0), Node: "n1"}, {Pod: id(0), Node: "n2"}}
+			}
+		}, 1},
+		"one that nobody asked for": {func(k *keeper) {
+			k.answer = func(found []farm.Allocation) []farm.Allocation {
+				return append(found, farm.Allocation{Pod: id(7), Node: "n1"})
+			}
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			for _, name := range []string{"n1", "n2", "n3"} {
+				c.node(name, nil, nil)
+			}
+			if err := c.store.ChangeNode(t.Context(), store.NodeChange{
+				Ops: node.Ops{Name: "n3", Unschedulable: true}, Audit: store.NewAudit("test", "cordon", "", nil),
+			}); err != nil {
+				t.Fatal(err)
+			}
+			k := newKeeper()
+			tt.spoil(k)
+			reg, _ := c.bookedFarm("f1", k, &recorder{}, &faulty{})
+			c.apply("web", testManifest("web", 0), replicas(1))
+			metric(t, reg, "rcfarm_farm_scheduler_errors_total", "answer", func(v float64) bool { return v >= tt.bad })
+			k.set(func() { k.answer, k.eligible = nil, nil })
+			c.ring("web")
+			c.converged("web", 1)
+			for id, on := range c.running("web") {
+				if on[0] == "n3" || on[0] == "n9" {
+					t.Errorf("%s runs on %v", id, on)
+				}
+			}
+			consultest.Eventually(t, soon, func() error { c.ring("web"); return nil })
+			c.inBooks(k, "web")
+		})
+	}
+}
+
+// A static controller keeps its nodes: nothing is allocated or given back because a node does not match any more.
+func TestAStaticControllerKeepsItsAllocations(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", map[string]string{"rack": "a"}, nil)
+	k := newKeeper()
+	reg, _ := c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.Strategy, r.NodeSelector = rc.Static, "rack=a"; replicas(1)(r) })
+	c.converged("web", 1)
+	c.node("n2", map[string]string{"rack": "a"}, nil)
+	asked := k.count("allocate")
+	passes, _ := valueOf(t, reg, "rcfarm_farm_passes_total", "ok")
+	c.relabel("n1", "rack", "b")
+	metric(t, reg, "rcfarm_farm_passes_total", "ok", func(v float64) bool { return v > passes })
+	c.ring("web")
+	metric(t, reg, "rcfarm_farm_passes_total", "ok", func(v float64) bool { return v > passes+1 })
+	c.inBooks(k, "web")
+	if k.count("allocate") != asked || k.count("deallocate") != 0 {
+		t.Errorf("%d allocations, %d deallocations", k.count("allocate")-asked, k.count("deallocate"))
+	}
+	if on := fmt.Sprint(slices.Collect(maps.Values(c.running("web")))); on != "[[n1]]" {
+		t.Errorf("it runs on %s", on)
+	}
+}
+
+// Replicas that were placed without the scheduler are booked where they are.
+func TestReplicasThatWereThereBeforeAreBooked(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	stop := c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(2))
+	c.converged("web", 2)
+	before := c.running("web")
+	stop()
+	k := newKeeper()
+	c.bookedFarm("f2", k, &recorder{}, &faulty{})
+	c.inBooks(k, "web")
+	c.converged("web", 2)
+	if now := c.running("web"); !maps.EqualFunc(now, before, slices.Equal[[]string]) {
+		t.Errorf("they ran on %v, now on %v", before, now)
+	}
+}
+
+// One that never answers keeps nothing but placing from being done, and is not asked by everybody at once.
+func TestASchedulerThatHangsHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	h := &hanging{keeper: newKeeper()}
+	c.bookedFarm("f1", h, &recorder{}, &faulty{})
+	for i := range 20 {
+		c.apply(fmt.Sprintf("rc%d", i), testManifest("web", 0), replicas(1))
+	}
+	for i := range 20 {
+		c.condition(fmt.Sprintf("rc%d", i), rc.InsufficientNodes, true, "no answer within")
+	}
+	if n := h.count("eligible"); n > 10 {
+		t.Errorf("%d passes waited for it; those of the workers and a few should", n)
+	}
+}
+
+// hanging answers when its caller gives up.
+type hanging struct{ *keeper }
+
+func (h *hanging) EligibleNodes(ctx context.Context, _ *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+	h.set(func() { h.calls["eligible"]++ })
+	<-ctx.Done()
+	return nil, nil, ctx.Err()
+}

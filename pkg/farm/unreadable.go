@@ -1,0 +1,186 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Incidents are where the farm with the lowest id keeps what it told about records that belong to no controller.
+type Incidents interface {
+	ReadIncidents(ctx context.Context) (store.Rec[store.Incidents], error)
+	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
+}
+
+// sayUnreadable says in the status of a controller that its record, or a placement, cannot be read, and alerts. Nothing else
+// is done about the controller until it can be.
+func (c *ReplicationController) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
+	if c.phantom {
+		return nil
+	}
+	now := time.Now().UTC()
+	st := rc.Status{RCID: c.ID}
+	if head.Status != nil {
+		st = *head.Status
+		st.Conditions = slices.Clone(st.Conditions)
+	}
+	st.Owner, st.LastError = c.farm.cfg.ID, strings.ReplaceAll(failure.Error(), "\n", "; ")
+	st.Conditions = rc.SetCondition(st.Conditions, rc.Unclaimed, false, "", now)
+	st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, true, st.LastError, now)
+	record := &head.RC.Value
+	st.Incidents, _ = alert.Track(alert.Input{
+		Before: head.Status, After: &st, Now: now, Told: c.told, Quiet: record.Disabled || record.DeletedAt != nil,
+	})
+	if statusDiffers(head.Status, &st) {
+		write := &batch{Batch: store.Batch{Fence: c.fence, RCID: c.ID, RCIndex: head.RC.Index, Status: &st}}
+		if err := c.commit(ctx, write); err != nil {
+			return c.afterFailure(ctx, err)
+		}
+	}
+	c.alert(ctx, &reconcile.Plan{Status: st})
+	return nil
+}
+
+// unreadables are the records in the farm's view of the cluster that cannot be read.
+type unreadables struct {
+	mu      sync.Mutex
+	at      map[string]map[string]string // by watch or the like: errors by key
+	changed bool
+}
+
+// foundCorrupt notes what one watch cannot read.
+func (f *Farm) foundCorrupt(where string, found []error) {
+	f.cfg.Metrics.unreadable(where, len(found))
+	f.unreadable.set(where, found)
+}
+
+// set replaces what one watch found.
+func (u *unreadables) set(where string, found []error) {
+	errs := map[string]string{}
+	for _, err := range found {
+		var corrupt *store.CorruptError
+		if errors.As(err, &corrupt) {
+			errs[corrupt.Key] = corrupt.Error()
+		}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if maps.Equal(u.at[where], errs) {
+		return
+	}
+	if u.at == nil {
+		u.at = map[string]map[string]string{}
+	}
+	u.at[where], u.changed = errs, true
+}
+
+// all returns every error by key, and whether they have changed since the last call.
+func (u *unreadables) all() (errs map[string]string, changed bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	errs = map[string]string{}
+	for _, some := range u.at {
+		maps.Copy(errs, some)
+	}
+	changed, u.changed = u.changed, false
+	return errs, changed
+}
+
+// unreadableEvery is how often a farm looks whether something has to be told about records that cannot be read. Consul is
+// asked only when it has.
+const unreadableEvery = time.Second
+
+// tellUnreadable alerts about records that belong to no controller: nodes, and those about the cluster. The farm with the
+// lowest id does it for all; what it told is kept in Consul, so that the next one neither repeats nor forgets it.
+func (f *Farm) tellUnreadable(ctx context.Context) error {
+	ticker := time.NewTicker(unreadableEvery)
+	defer ticker.Stop()
+	told := map[string]bool{}
+	due := true // this farm has not looked yet
+	for {
+		errs, changed := f.unreadable.all()
+		switch lowest := IsLowest(f.cfg.ID, f.Members()); {
+		case !lowest:
+			due = true
+			f.cfg.Metrics.alerting(recordsName, nil)
+		case due || changed:
+			var err error
+			if told, due, err = f.tellRecords(ctx, errs, told); err != nil && ctx.Err() == nil {
+				f.log.WithError(err).Warn("cannot keep what was told about records that cannot be read")
+				due = true
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+		}
+	}
+}
+
+// recordsName stands for the records that belong to no controller in the metric of alerts.
+const recordsName = "records"
+
+// tellRecords stores where incidents stand, and then tells what has to be told. It returns what was told and is not stored
+// yet, and whether another look is due.
+func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map[string]bool) (pending map[string]bool, due bool, err error) {
+	rec, err := f.cfg.Store.ReadIncidents(ctx)
+	if err != nil {
+		return told, true, err
+	}
+	now := time.Now().UTC()
+	next, tells, active := trackRecords(rec.Value.Records, errs, now, told)
+	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
+		rec.Value.Records = next
+		err := f.cfg.Store.WriteIncidents(ctx, rec)
+		if errors.Is(err, store.ErrConflict) {
+			return told, true, nil // another farm thinks that it has the lowest id, too
+		}
+		if err != nil {
+			return told, true, err
+		}
+	}
+	pending = map[string]bool{}
+	for _, t := range tells {
+		if pending[t.ID()] = true; !told[t.ID()] {
+			f.tell(ctx, "", t)
+		}
+	}
+	f.cfg.Metrics.alerting(recordsName, active)
+	return pending, len(tells) > 0, nil
+}
+
+// trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller.
+func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType) {
+	keys := map[string]bool{}
+	for key := range before {
+		keys[key] = true
+	}
+	for key := range errs {
+		keys[key] = true
+	}
+	next = map[string][]rc.Incident{}
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		was, is := &rc.Status{RCID: key, Incidents: before[key]}, &rc.Status{RCID: key}
+		if reason, corrupt := errs[key]; corrupt {
+			is.Conditions = rc.SetCondition(nil, rc.Unreadable, true, reason, now)
+		}
+		is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: told})
+		if len(is.Incidents) > 0 {
+			next[key] = is.Incidents
+		}
+		tells = append(tells, alert.Due(is, now)...)
+		active = append(active, alert.Active(is, now)...)
+	}
+	return next, tells, active
+}

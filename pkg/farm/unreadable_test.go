@@ -1,0 +1,162 @@
+package farm_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// An unreadable record of a controller, or placement, is raised once, whichever farm owns the controller, and resolved once
+// when it is mended.
+func TestAnUnreadableControllerIsAnIncident(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"record", "placement"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.node("n1", nil, nil)
+			var said recorder
+			_, stop := c.watchedFarm("f1", &said)
+			c.apply("web", testManifest("web", 0), replicas(1))
+			c.converged("web", 1)
+			key := c.store.Keys().RC("web")
+			if what == "placement" {
+				key = c.store.Keys().Pod(pod.Identity{RCID: "web", Role: "main"})
+			}
+			good := c.spoil(key)
+			c.ring("web")
+			c.condition("web", rc.Unreadable, true, key)
+			c.alerted("web", rc.Unreadable)
+			stop()
+			reg, _ := c.watchedFarm("f2", &said)
+			metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(1))
+			if n := len(c.running("web")); n != 1 {
+				t.Errorf("%d pods run", n)
+			}
+			c.put(key, good)
+			c.ring("web")
+			c.condition("web", rc.Unreadable, false, "")
+			said.once(t, "Unreadable")
+			c.apply("web", testManifest("web", 0), replicas(2))
+			c.converged("web", 2)
+		})
+	}
+}
+
+// One that is removed instead of mended is over, too.
+func TestARemovedControllerHasNoIncidents(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var said recorder
+	c.watchedFarm("f1", &said)
+	c.apply("web", testManifest("web", 0), replicas(0))
+	c.converged("web", 0)
+	c.spoil(c.store.Keys().RC("web"))
+	c.ring("web")
+	c.alerted("web", rc.Unreadable)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("web"))}); err != nil {
+		t.Fatal(err)
+	}
+	c.ring("web")
+	said.once(t, "Unreadable")
+	consultest.Eventually(t, soon, func() error {
+		if _, err := c.store.Status(t.Context(), "web"); !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("its status is left: %w", err)
+		}
+		return nil
+	})
+}
+
+// Records that belong to no controller are told by the farm with the lowest id: once, although it is another farm by then,
+// and resolved once.
+func TestUnreadableNodesAreAnIncident(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	var said recorder
+	reg, stop := c.watchedFarm("f1", &said)
+	metric(t, reg, "rcfarm_farm_settled", "", is(1))
+	other, _ := c.watchedFarm("f2", &said)
+	k := c.store.Keys()
+	c.put(k.Node("n9"), []byte("{"))
+	told := func(n int) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			rec, err := c.store.ReadIncidents(t.Context())
+			if err != nil || len(rec.Value.Records) != n {
+				return fmt.Errorf("incidents %+v, %w", rec.Value, err)
+			}
+			for key, incidents := range rec.Value.Records {
+				if len(incidents) != 1 || incidents[0].AlertedAt == nil || !strings.Contains(incidents[0].Reason, key) {
+					return fmt.Errorf("%s: %+v", key, incidents)
+				}
+			}
+			return nil
+		})
+	}
+	told(1)
+	metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(1))
+	c.put(k.NodeOps("n8"), []byte("{"))
+	told(2)
+	if got := said.about("Unreadable"); len(got) != 2 {
+		t.Errorf("said %v", got)
+	}
+	stop()
+	metric(t, other, "rcfarm_farm_alerts_active", "Unreadable", is(2))
+	for _, key := range []string{k.Node("n9"), k.NodeOps("n8")} {
+		if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told(0)
+	metric(t, other, "rcfarm_farm_alerts_active", "Unreadable", is(0))
+	got := said.about("Unreadable")
+	if len(got) != 4 {
+		t.Fatalf("said %v", got)
+	}
+	for _, line := range got[:2] {
+		if want := "resolve " + strings.TrimPrefix(line, "raise "); want != got[2] && want != got[3] {
+			t.Errorf("said %v; %s is missing", got, want)
+		}
+	}
+}
+
+// once waits until an incident was raised and resolved, and fails unless each was once.
+func (r *recorder) once(t *testing.T, incident string) {
+	t.Helper()
+	consultest.Eventually(t, soon, func() error {
+		if n := len(r.about(incident)); n < 2 {
+			return fmt.Errorf("said %v", r.about(incident))
+		}
+		return nil
+	})
+	if got := r.about(incident); len(got) != 2 || got[1] != "resolve "+strings.TrimPrefix(got[0], "raise ") {
+		t.Errorf("said %v", got)
+	}
+}
+
+// put writes a key by hand.
+func (c *cluster) put(key string, value []byte) {
+	c.t.Helper()
+	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(key, value)}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// spoil makes a record unreadable and returns what it was.
+func (c *cluster) spoil(key string) []byte {
+	c.t.Helper()
+	pair, err := c.client.Get(c.t.Context(), key, consul.Consistent)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.put(key, []byte("{"))
+	return pair.Value
+}
