@@ -60,6 +60,7 @@ var scenarios = map[string]func(*env){
 	"reboot":           reboot,
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,
+	"signatures":       signatures,
 }
 
 func TestScenario(t *testing.T) {
