@@ -220,7 +220,7 @@ func fitting(v *view, shares []Allocation, reservations map[string]store.Rec[nod
 			taken[a.Node] = res
 		}
 		holder := reconcile.NewHolder(s, a.Pod)
-		reason := placement.Fits(s.Nodes[a.Node], res, a.Pod, holder)
+		holder, _, reason := placement.Share(s.Nodes[a.Node], res, holder, s.Manifest.DynamicPorts(), nil)
 		if s.RC.MaxPerNode > 0 && perNode[a.Node] >= s.RC.MaxPerNode {
 			reason = placement.MaxPerNode
 		}

@@ -177,6 +177,26 @@ func TestPortTaken(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 }
 
+// A dynamic port has the number that the intent says; without one nothing is started.
+func TestDynamicPort(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.server("1")
+	m.Ports[0] = manifest.Port{Name: m.Ports[0].Name, Dynamic: true}
+	digest := b.upload(m)
+	in := intent(0, digest, pod.Running, 10)
+	in.Ports = map[string]int{m.Ports[0].Name: 0}
+	b.tell(in)
+	b.awaitState(0, pod.StateFailed, 10, "the farm gave it no number")
+	in.Revision, in.Ports = 20, map[string]int{m.Ports[0].Name: httpPort}
+	b.tell(in)
+	b.awaitReady(0, digest, 20)
+	if s := b.services(); len(s) != 1 {
+		t.Errorf("services %v, want one", s)
+	}
+}
+
 func TestManifestThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
