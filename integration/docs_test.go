@@ -156,6 +156,19 @@ func TestScenariosAreDocumented(t *testing.T) {
 	}
 }
 
+// Every variable that the node gives to pods is in docs/manifest.md, and every variable that it lists exists.
+func TestEnvironmentIsDocumented(t *testing.T) {
+	t.Parallel()
+	source := read(t, "pkg", "preparer", "environment.go")
+	real := append(matches(`(?m)^\tenv[A-Za-z]+ += "([A-Z_]+)"`, source), matches(`(?m)^\t[a-z]+EnvPrefix += "([A-Z_]+)"`, source)...)
+	slices.Sort(real)
+	_, table, _ := strings.Cut(read(t, "docs", "manifest.md"), "| variable |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	if documented := matches("(?m)^\\| `([A-Z_]+)(?:<NAME>)?` \\|", table); !slices.Equal(real, documented) {
+		t.Errorf("a pod gets %v,\ndocs/manifest.md lists %v", real, documented)
+	}
+}
+
 // What the README says to type exists.
 func TestReadmeTargetsExist(t *testing.T) {
 	t.Parallel()

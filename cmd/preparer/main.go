@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -20,6 +22,8 @@ func main() {
 		switch os.Args[1] {
 		case shim.StubArg:
 			shim.ExecStub()
+		case runit.StubArg:
+			runit.ExecStub()
 		case oneshot.Arg:
 			oneshot.Exec(isolate.Apply)
 		}
@@ -34,7 +38,7 @@ func main() {
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
 			"Pods run on when it ends, and keep their pids when it starts again.",
-		Flags: append(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr),
+		Flags: slices.Concat(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr), app.ArtifactFlags(&cfg.Artifacts), []cli.Flag{
 			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, Destination: &cfg.Node},
 			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
 			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` that selectors match; may be repeated", Destination: &labels},
@@ -45,10 +49,11 @@ func main() {
 			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows; on: fully or not at all; off", Value: app.IsolationAuto, Destination: &cfg.Isolation},
 			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: app.DefaultUserRange, Destination: &cfg.UserRange},
 			&cli.IntFlag{Name: "port-max", Usage: "last dynamic port", Value: 29999, Destination: &cfg.PortsMax},
+			&cli.StringFlag{Name: "runtime", Usage: "auto, shim (built in) or runit; auto: what the node's pods run under, else shim", Value: app.RuntimeAuto, Destination: &cfg.Runtime},
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay", Value: app.DefaultKeepStopped, Destination: &cfg.KeepStopped},
-		),
+		}),
 		Action: func(*cli.Context) error {
 			cfg.Labels = labels.Value()
 			p, err := app.NewPreparer(ctx, cfg)
@@ -71,6 +76,7 @@ func supervise(ctx context.Context) *cli.Command {
 	return &cli.Command{
 		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "runtime", Value: app.RuntimeShim, Destination: &cfg.Runtime},
 			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
 			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
 		},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -195,6 +196,42 @@ func TestAnOrderlyHistoryHasNoViolations(t *testing.T) {
 	w.ends(10)
 	if r := w.verdict(); len(r.Violations) > 0 {
 		t.Error(r.Violations)
+	}
+}
+
+// A farm may send writes of several controllers together: each is judged by itself, and needs a fence of its own.
+func TestTwoControllersInOneTransaction(t *testing.T) {
+	t.Parallel()
+	for _, fenced := range []bool{true, false} {
+		w := newWorld(t)
+		record := controllerOf(1, 1)
+		record["id"], record["name"], record["manifest"] = "d", "other", "d2"
+		rc := w.txn(kv("set", "rcs/d", record))
+		lock := w.txn(kv("lock", "locks/d", fields{"farm": "f1"}).by("s-f1"))
+		w.rc = w.txn(kv("set", rcKey, controllerOf(2, 0)))
+		p := placed("n2", running, 30)
+		p["rc_id"], p["digest"] = "d", "d2"
+		in := told(running, 30)
+		in["rc_id"], in["digest"] = "d", "d2"
+		ops := w.fenced(
+			kv("check-index", "breaker", nil).at(w.breaker), kv("check-index", "schema", nil).at(w.schema),
+			kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)),
+			kv("check-index", "rcs/d", nil).at(rc), kv("check-index", "locks/d", nil).at(lock),
+			kv("cas", "pods/d/main.0", p), kv("set", "intent/n2/d/main.0", in), kv("cas", "reservations/n2", holding("d/main.0")),
+		)
+		if fenced {
+			ops = append(ops, kv("check-session", "locks/d", nil).by("s-f1"))
+		}
+		w.txn(ops...)
+		counts := w.verdict().Count()
+		for rule := range counts {
+			if strings.HasPrefix(rule, "P") && (fenced || rule != "P1 without a fence") {
+				t.Errorf("fenced %v: found %v", fenced, counts)
+			}
+		}
+		if !fenced && counts["P1 without a fence"] != 1 {
+			t.Errorf("a part without a fence was not found; found %v", counts)
+		}
 	}
 }
 

@@ -11,6 +11,9 @@ func (j *judgement) minimum(w *Write) {
 		placed := false
 		for i := range w.Changes {
 			c := &w.Changes[i]
+			if c.controllerOf() != id {
+				continue
+			}
 			placed = placed || c.news() != nil
 			if before := c.Before.placement(); before != nil && c.takes() {
 				taken = append(taken, before)

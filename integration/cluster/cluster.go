@@ -90,7 +90,7 @@ node_selector: %q
   id: %s
   launchables:
   - name: web
-    artifact: {kind: tar, url: %q, sha256: %s}
+    artifact: {kind: tar, url: %q, sha256: %q}
     stop_grace: 5s
 `, h.Name, h.Artifact.URL, h.Artifact.SHA256)
 	if len(h.Env) > 0 {

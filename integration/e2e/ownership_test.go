@@ -101,7 +101,7 @@ func pausedOwner(e *env) {
 		return err
 	})
 	for _, txn := range p.transactions() {
-		if strings.Contains(txn.body, before.Session) && strings.Contains(txn.body, `"Verb":"check-session"`) &&
+		if strings.Contains(txn.body, before.Session) && strings.Contains(txn.body, fenceVerb) &&
 			txn.status == http.StatusOK && e.landedAfter(txn.body, placed) {
 			e.t.Errorf("a transaction of the paused owner landed:\n%s", txn.body)
 		}

@@ -62,7 +62,10 @@ func newProxy(t *testing.T, consulAddr string) *proxy {
 	return p
 }
 
-// hold makes the next transaction whose body contains the text wait.
+// fenceVerb is in every write of an owner, and in no read.
+const fenceVerb = `"Verb":"check-session"`
+
+// hold makes the next write of an owner whose body contains the text wait.
 func (p *proxy) hold(part string) *held {
 	h := &held{part: part, caught: make(chan struct{}), deliver: make(chan struct{}), status: make(chan int, 1)}
 	p.mu.Lock()
@@ -97,7 +100,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	h := p.held
-	if h != nil && strings.Contains(string(body), h.part) {
+	if h != nil && strings.Contains(string(body), h.part) && strings.Contains(string(body), fenceVerb) {
 		p.held = nil
 	} else {
 		h = nil

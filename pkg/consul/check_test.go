@@ -2,6 +2,7 @@ package consul_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
 // The agent changes its mind only after so many equal answers in a row as the check says, and one answer is enough where
@@ -25,7 +27,7 @@ func TestThresholdsOfChecks(t *testing.T) {
 	id := strings.TrimSuffix(prefix, "/")
 	err := c.RegisterService(t.Context(), consul.Service{
 		ID: id, Name: "web", Meta: map[string]string{"k": id},
-		Check: &consul.Check{HTTP: web.URL, Interval: time.Second, Timeout: time.Second, SuccessThreshold: 2, FailureThreshold: 3},
+		Check: &consul.Check{HTTP: web.URL, Interval: time.Second, Timeout: patience, SuccessThreshold: 2, FailureThreshold: 3},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -72,21 +74,24 @@ func TestTTLCheck(t *testing.T) {
 	c, raw, prefix := setup(t)
 	id := strings.TrimSuffix(prefix, "/")
 	err := c.RegisterService(t.Context(), consul.Service{
-		ID: id, Name: "script", Meta: map[string]string{"k": id}, Check: &consul.Check{TTL: time.Second},
+		ID: id, Name: "script", Meta: map[string]string{"k": id}, Check: &consul.Check{TTL: 2 * time.Second},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
 	passing(t, c, "k", id, map[string]bool{id: false})
-	if err := c.UpdateCheck(t.Context(), id, true, "all is well"); err != nil {
-		t.Fatal(err)
-	}
-	passing(t, c, "k", id, map[string]bool{id: true})
-	checks, err := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == `%s`", id))
-	if err != nil || len(checks) != 1 || checks[consul.ServiceCheckID(id)].Output != "all is well" {
-		t.Errorf("checks %v, %v", checks, err)
-	}
+	consultest.Eventually(t, patience, func() error { // told again where the machine was too slow to look
+		if err := c.UpdateCheck(t.Context(), id, true, "all is well"); err != nil {
+			t.Fatal(err)
+		}
+		local, err := c.LocalServices(t.Context(), "k", id)
+		checks, otherErr := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == `%s`", id))
+		if err = errors.Join(err, otherErr); err == nil && (!local[id] || checks[consul.ServiceCheckID(id)].Output != "all is well") {
+			err = fmt.Errorf("services %v, checks %v", local, checks)
+		}
+		return err
+	})
 	passing(t, c, "k", id, map[string]bool{id: false})
 	if err := c.UpdateCheck(t.Context(), id+"-other", true, ""); err == nil {
 		t.Error("a check that is not there was updated")

@@ -26,7 +26,7 @@ type past struct {
 }
 
 // errHung is what restore panics with.
-var errHung = errors.New("Consul hangs in a restore")
+var errHung = errors.New("a server hangs in a restore")
 
 const (
 	restoreLimit = 20 * time.Second // a restore takes a tenth of a second

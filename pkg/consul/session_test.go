@@ -254,7 +254,6 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 	}
 }
 
-// A committed fenced transaction is an answer of the servers: it keeps the tenure although the standing query fails.
 // Calls that take every connection and hang do not cost the session: its liveness has connections of its own.
 func TestASessionOutlivesCallsThatHang(t *testing.T) {
 	t.Parallel()
@@ -270,7 +269,7 @@ func TestASessionOutlivesCallsThatHang(t *testing.T) {
 	c := clientOf(t, consul.Config{Address: p.Addr, MaxConns: 4, CallTimeout: patience})
 	ctx, cancel := context.WithCancel(t.Context())
 	var hanging sync.WaitGroup
-	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: t.Name(), TTL: time.Second, Journal: &memJournal{}},
+	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: t.Name(), TTL: busyTTL, Journal: &memJournal{}},
 		func(role context.Context, _ *consul.Session) error {
 			defer cancel()
 			for range 32 {
@@ -281,7 +280,7 @@ func TestASessionOutlivesCallsThatHang(t *testing.T) {
 			defer deadline.Stop()
 			ticker := time.NewTicker(10 * time.Millisecond)
 			defer ticker.Stop()
-			for asked.Load() < started+12 { // four TTLs of queries and heartbeats at the least
+			for asked.Load() < started+12 { // two TTLs of queries and heartbeats at the least
 				select {
 				case <-role.Done():
 					t.Errorf("the session was lost: %v", context.Cause(role))
@@ -300,6 +299,7 @@ func TestASessionOutlivesCallsThatHang(t *testing.T) {
 	}
 }
 
+// A committed fenced transaction is an answer of the servers: it keeps the tenure although the standing query fails.
 func TestConfirmKeepsTheTenure(t *testing.T) {
 	t.Parallel()
 	_, _, prefix := setup(t)

@@ -3,15 +3,16 @@ package health
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
 // Every answer is told, one each interval; a run that takes longer is followed by the next at once, and one that ctx cuts
 // short is not told.

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-func compile(t *testing.T) *jsonschema.Schema {
+func compile(t testing.TB) *jsonschema.Schema {
 	t.Helper()
 	text, err := manifest.Schema()
 	if err != nil {
@@ -36,7 +36,7 @@ func compile(t *testing.T) *jsonschema.Schema {
 	return schema
 }
 
-func conforms(t *testing.T, schema *jsonschema.Schema, text []byte) error {
+func conforms(t testing.TB, schema *jsonschema.Schema, text []byte) error {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	if err != nil {

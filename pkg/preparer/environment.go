@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// The environment of a pod's processes and hooks, besides what its manifest says; docs/operating.md lists it.
+// The environment of a pod's processes and hooks, besides what its manifest says; docs/manifest.md lists it.
 const (
 	envNode         = "NODE_NAME"
 	envAddress      = "NODE_ADDRESS"

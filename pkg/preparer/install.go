@@ -210,6 +210,7 @@ func (p *Preparer) fetch(ctx context.Context, m *manifest.Manifest) (map[string]
 		}
 		dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		if err != nil {
+			p.prunable.raise()
 			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
 		}
 		dirs[l.Name] = dir

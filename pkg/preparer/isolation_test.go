@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -162,4 +163,37 @@ func TestAccountWithoutIsolation(t *testing.T) {
 		return
 	}
 	b.awaitState(0, pod.StateFailed, 10, "this node runs pods as the preparer's user alone")
+}
+
+// A pod sees its own directory as /tmp and /var/tmp, with its hooks, and loses it with its home.
+func TestPodHasTmpOfItsOwn(t *testing.T) {
+	t.Setenv("TMPDIR", "/dev/shm") // what is below /tmp is hidden from the pod, its home too
+	b := newBench(t)
+	host := b.isolated()
+	b.cfg.Isolation.Tmp = true
+	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
+		b.cfg.Isolation.Users = preparer.UserRange{}
+	}
+	b.cfg.KeepStopped, b.cfg.CollectEvery = time.Millisecond, 20*time.Millisecond
+	b.start()
+	m := b.pod(`ls /var/tmp > seen; : > /tmp/program; exec sleep 1000`, "1")
+	b.addProgram(m, "bin/before", `: > /tmp/hook`)
+	m.Hooks = &manifest.Hooks{BeforeLaunch: &manifest.Hook{Path: "bin/before", Required: true}}
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	if !host.Tmp {
+		b.awaitState(0, pod.StateFailed, 10, "operation not permitted")
+		return
+	}
+	b.awaitReady(0, digest, 10)
+	b.awaitText(b.inNode("homes", "rc1.main.0", "seen"), "hook\n")
+	b.eventually(func() error { _, err := os.Stat(b.inNode("tmp", "rc1.main.0", "program")); return err })
+	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.awaitState(0, pod.StateStopped, 20, "")
+	b.eventually(func() error {
+		if names := b.names("tmp"); len(names) > 0 {
+			return fmt.Errorf("left behind: %v", names)
+		}
+		return nil
+	})
 }

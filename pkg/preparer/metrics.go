@@ -13,6 +13,9 @@ type Metrics struct {
 	orphans, holding, connected prometheus.Gauge
 	restarts, written, failures prometheus.Counter
 	hookFailures                prometheus.Counter
+
+	artifactBytes, artifactsBroken     prometheus.Gauge
+	artifactsPruned, artifactsRestored prometheus.Counter
 }
 
 // podStates are all states that a node reports.
@@ -41,11 +44,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		failures:  counter("install_failures_total", "Installations that failed and are tried again."),
 
 		hookFailures: counter("hook_failures_total", "Hooks that failed or took too long."),
+
+		artifactBytes:     gauge("artifact_bytes", "What unpacked artifacts take on the disk, roughly."),
+		artifactsBroken:   gauge("artifacts_broken", "Artifacts of running pods that are missing or changed on the disk and could not be fetched again."),
+		artifactsPruned:   counter("artifacts_pruned_total", "Artifacts that were removed from the cache."),
+		artifactsRestored: counter("artifacts_restored_total", "Artifacts of running pods that were missing or changed on the disk and were fetched again."),
 	}
 	for _, state := range podStates {
 		m.pods.WithLabelValues(string(state))
 	}
 	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.restarts, m.written, m.failures, m.hookFailures)
+	reg.MustRegister(m.artifactBytes, m.artifactsBroken, m.artifactsPruned, m.artifactsRestored)
 	return m
 }
 
@@ -92,6 +101,26 @@ func (m *Metrics) installFailed() {
 func (m *Metrics) hookFailed() {
 	if m != nil {
 		m.hookFailures.Inc()
+	}
+}
+
+// pruned publishes what the cache was and is.
+func (m *Metrics) pruned(removed int, left int64) {
+	if m != nil {
+		m.artifactsPruned.Add(float64(removed))
+		m.artifactBytes.Set(float64(left))
+	}
+}
+
+func (m *Metrics) broken(artifacts int) {
+	if m != nil {
+		m.artifactsBroken.Set(float64(artifacts))
+	}
+}
+
+func (m *Metrics) restored() {
+	if m != nil {
+		m.artifactsRestored.Inc()
 	}
 }
 

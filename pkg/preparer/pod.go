@@ -243,6 +243,7 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
+	p.prunable.raise()
 	p.seen.raise()
 	p.record.raise()
 	return rec, nil

@@ -86,6 +86,9 @@ const (
 	DefaultKeepTombstones = 30 * 24 * time.Hour
 	DefaultMaxTombstones  = 10_000
 	DefaultCollectEvery   = 10 * time.Minute
+
+	DefaultCheckArtifacts = 24 * time.Hour
+	DefaultPruneArtifacts = time.Hour
 )
 
 // Config is what New needs. Zero values mean the defaults above.
@@ -96,6 +99,7 @@ type Config struct {
 	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
 	Store     Store
 	Artifacts Artifacts
+	Cache     Cache // nil: artifacts are neither checked nor removed
 	Runtime   runtime.Runtime
 	Services  Services
 	State     State // nil: a Disk in Dir/pods
@@ -121,6 +125,9 @@ type Config struct {
 	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
 	MaxTombstones  int           // of those; beyond it the oldest go earlier, but none within a day
 	CollectEvery   time.Duration // between two looks for what may go
+
+	CheckArtifacts time.Duration // between two looks whether the artifacts of running pods are whole
+	PruneArtifacts time.Duration // between two looks for artifacts that may go, besides when the pods need others
 
 	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
 	Step func(name string)
@@ -171,6 +178,8 @@ func (c *Config) setDefaults() {
 	orDefault(&c.KeepTombstones, DefaultKeepTombstones)
 	orDefault(&c.MaxTombstones, DefaultMaxTombstones)
 	orDefault(&c.CollectEvery, DefaultCollectEvery)
+	orDefault(&c.CheckArtifacts, DefaultCheckArtifacts)
+	orDefault(&c.PruneArtifacts, DefaultPruneArtifacts)
 	if c.Programs == nil {
 		c.Programs = oneshot.Runner{}
 	}
@@ -191,12 +200,13 @@ type Preparer struct {
 	installs chan struct{} // a slot per pod that may fetch
 	ready    chan struct{} // closed when disk and runtime have both been read
 
-	queued  signal // somebody is in queue
-	seen    signal // something that observe reads has changed
-	service signal // a pod needs its service registered
-	publish signal // a reality has changed
-	record  signal // the node record may have changed
-	touched signal // contact with the servers began or ended, or matters to a pod more
+	queued   signal // somebody is in queue
+	seen     signal // something that observe reads has changed
+	service  signal // a pod needs its service registered
+	publish  signal // a reality has changed
+	record   signal // the node record may have changed
+	prunable signal // other artifacts may be needed than before, or one could not be fetched
+	touched  signal // contact with the servers began or ended, or matters to a pod more
 
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
@@ -228,7 +238,7 @@ func New(cfg Config) (*Preparer, error) {
 	p := &Preparer{
 		cfg: cfg, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
 		installs: make(chan struct{}, cfg.Installs), ready: make(chan struct{}),
-		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(),
+		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(),
 	}
 	p.trouble = newTrouble(p.log)
 	var err error
@@ -257,6 +267,8 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchPods(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
 	parts.Go(func() { p.collect(ctx) })
+	parts.Go(func() { p.pruneArtifacts(ctx) })
+	parts.Go(func() { p.checkArtifacts(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():

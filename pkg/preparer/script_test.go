@@ -18,8 +18,8 @@ import (
 func (b *bench) checked() manifest.Manifest {
 	m := b.sleeper("checked")
 	b.addProgram(m, "bin/check", `echo "$POD_INDEX" >> "$POD_HOME/runs"; test -e "$POD_HOME/$1" || { echo "it is  ill"; exit 1; }`)
-	fast := field.Duration(time.Second)
-	m.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "bin/check", Args: []string{"well"}}, Interval: &fast}
+	fast, timeout := field.Duration(time.Second), field.Duration(5*time.Second) // which a busy machine keeps
+	m.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "bin/check", Args: []string{"well"}}, Interval: &fast, Timeout: &timeout}
 	return m
 }
 

@@ -10,17 +10,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	rt "github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // patience is how long a test waits for something that must happen.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // callerArg turns the test binary into a caller that waits for ever; then the working directory.
 const callerArg = "caller"
@@ -36,7 +34,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	goleak.VerifyTestMain(m)
+	os.Exit(consultest.NoLeaks(m.Run()))
 }
 
 func script(dir, text string) Command {
@@ -90,7 +88,11 @@ func eventually(t *testing.T, condition func() error) {
 	}
 }
 
-func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+// alive reports whether a process runs. Where nobody reaps orphans, one that ended stays as a zombie.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
 
 func mustBeGone(t *testing.T, pids map[string]int) {
 	t.Helper()

@@ -224,7 +224,7 @@ func TestStopGoesOnUnderNextClient(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	spec := n.script(t, "p", `trap ': > asked' TERM; echo $$ >> pids; while :; do sleep 0.01; done`)
-	spec.StopGrace = time.Second
+	spec.StopGrace = 5 * time.Second // in which the client must have gone
 	n.start(t, spec)
 	st := n.awaitRun(t, spec)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -476,7 +476,7 @@ func TestStartDuringStop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	spec := n.script(t, "p", `trap '' TERM; echo $$ >> pids; while :; do sleep 0.01; done`)
-	spec.StopGrace = 300 * time.Millisecond
+	spec.StopGrace = 3 * time.Second // in which the test must see it stopping
 	n.start(t, spec)
 	first := n.awaitRun(t, spec)
 	stopped := make(chan error, 1)
@@ -521,8 +521,10 @@ func TestManyProcesses(t *testing.T) {
 	spec := n.idler(t, "p")
 	each("start", func(id string) error { spec := spec; spec.ID = id; return n.Start(t.Context(), spec) })
 	var cursor uint64
+	soon, enough := context.WithTimeout(t.Context(), 2*runtimetest.Timeout)
+	defer enough()
 	for up := 0; up < count; {
-		list, now, err := n.Watch(t.Context(), cursor)
+		list, now, err := n.Watch(soon, cursor)
 		if err != nil {
 			t.Fatal(err)
 		}

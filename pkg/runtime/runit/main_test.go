@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
@@ -28,8 +28,8 @@ import (
 // clientArg turns the test binary into a client: then settings and a Spec as JSON; it starts it and waits to be killed.
 const clientArg = "client"
 
-// testDirs is where all services of this test binary are; what runs afterwards with it in its command line leaked.
-const testDirs = "runittest-"
+// testDirs is where all services of this run of the tests are; what runs afterwards with it in its command line leaked.
+var testDirs = fmt.Sprintf("runittest-%d-", os.Getpid())
 
 // settings is what a runtime of a test is told.
 type settings struct {
@@ -62,11 +62,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "16"); err != nil {
 		exitOn(err)
 	}
-	code := m.Run()
-	if err := goleak.Find(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
+	code := consultest.NoLeaks(m.Run())
 	for _, line := range leaked() {
 		fmt.Fprintln(os.Stderr, "left running:", line)
 		code = 1
@@ -103,8 +99,20 @@ func startAndWait(arg, specArg string) error {
 	return err
 }
 
-// leaked lists processes that belong to a test: stubs by their binary, the others by their directory.
+// leaked lists processes that belong to a test and do not end.
 func leaked() []string {
+	deadline := time.Now().Add(runtimetest.Timeout)
+	for {
+		left := leftNow()
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// leftNow lists the processes that belong to a test: stubs by their binary, the others by their directory.
+func leftNow() []string {
 	self, _ := os.Readlink("/proc/self/exe")
 	var lines []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -186,10 +194,11 @@ func (n *node) killAll(t *testing.T) {
 	}
 }
 
-// supervisors lists the processes of this name that work for the node, by the name of their directory.
+// supervisors lists the processes of this name that work for the node, by the name of their directory. What such a process
+// has forked bears its name until it becomes another program, and does not count.
 func (n *node) supervisors(t *testing.T, program string) map[string]int {
 	t.Helper()
-	found := map[string]int{}
+	all := map[int]string{}
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		t.Fatal(err)
@@ -207,10 +216,18 @@ func (n *node) supervisors(t *testing.T, program string) map[string]int {
 		if st, err := proc.ReadStat(pid); err != nil || programName(st.PPID) == "runsv" {
 			continue // it has ended, or it is about to become a stub
 		}
-		if other, twice := found[filepath.Base(cwd)]; twice {
-			t.Errorf("two of %s in %s: %d and %d", program, cwd, other, pid)
+		all[pid] = filepath.Base(cwd)
+	}
+	found := map[string]int{}
+	for pid, dir := range all {
+		st, err := proc.ReadStat(pid)
+		if _, forked := all[st.PPID]; err != nil || forked {
+			continue // it has ended, or is about to be something else
 		}
-		found[filepath.Base(cwd)] = pid
+		if other, twice := found[dir]; twice {
+			t.Errorf("two of %s in %s: %d and %d", program, dir, other, pid)
+		}
+		found[dir] = pid
 	}
 	return found
 }

@@ -157,7 +157,6 @@ func (p run) uptime(boot string) time.Duration {
 	return max(time.Duration(ts.Nano())-time.Duration(p.Start)*tick, 0)
 }
 
-
 // unknownExit is that of a process whose parent was not there any more.
 func unknownExit(launchable string, now time.Time) pod.Exit {
 	return pod.Exit{Launchable: launchable, Code: -1, Unknown: true, At: now.UTC()}

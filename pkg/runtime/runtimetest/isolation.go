@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
@@ -184,7 +183,7 @@ while [ $(wc -l < pids) -lt 2 ]; do sleep 0.01; done
 
 func testIsolationStopEndsCgroup(t *testing.T, b *bench) {
 	spec, host := b.isolated(t, "p", `trap 'exit 0' TERM;`+escape+`: > ready; while :; do sleep 0.01; done`)
-	spec.StopGrace = 300 * time.Millisecond
+	spec.StopGrace = leaderGrace
 	st := b.startReady(t, spec)
 	if host.Cgroup == "" {
 		b.stop(t, "p")

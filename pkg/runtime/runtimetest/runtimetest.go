@@ -55,7 +55,7 @@ func Run(t *testing.T, factory func(t *testing.T) *Target) {
 }
 
 // Eventually calls the condition until it holds, and fails the test when that takes too long.
-func Eventually(t *testing.T, what string, condition func() bool) {
+func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(Timeout)
 	defer deadline.Stop()

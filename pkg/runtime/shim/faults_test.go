@@ -127,7 +127,7 @@ func TestReboot(t *testing.T) {
 		spec := n.idler(string(policy))
 		spec.Restart.Policy = policy
 		n.start(t, spec)
-		n.await(t, spec.ID, "running", running)
+		n.awaitBegun(t, spec.ID)
 	}
 	done := n.script("done", `echo $$ >> done.pids; exit 0`)
 	done.Restart.Policy = runtime.OnFailure
@@ -135,7 +135,7 @@ func TestReboot(t *testing.T) {
 	held.HoldAfterBoot, crashing.HoldAfterBoot = true, true
 	crashing.Restart.Min = time.Hour
 	n.start(t, held)
-	n.await(t, "held", "running", running)
+	n.awaitBegun(t, "held")
 	n.start(t, crashing)
 	n.await(t, "held-crashing", "waiting for its next start", func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
 	n.start(t, done)
@@ -168,6 +168,12 @@ func TestReboot(t *testing.T) {
 			t.Errorf("%s: last exit %+v, runs %v; want one run, its end unknown: %t", id, st.LastExit, n.pids(t, id), unknown)
 		}
 	}
+}
+
+// awaitBegun waits until an idler runs and has written down its pid.
+func (n *node) awaitBegun(t *testing.T, id string) {
+	t.Helper()
+	n.await(t, id, "running", func(st runtime.Status) bool { return running(st) && len(n.pids(t, id)) == 1 })
 }
 
 // changeStates changes the records of a supervisor that does not run.

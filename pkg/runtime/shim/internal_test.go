@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -42,6 +43,20 @@ func TestRecords(t *testing.T) {
 	for range 2 {
 		if err := r.remove("a.b"); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A change after a quiet time is told soon, those of a busy time together.
+func TestGap(t *testing.T) {
+	var s supervisor
+	now := time.Now()
+	for i, step := range []struct{ after, want time.Duration }{
+		{0, coalesce}, {busy, busy}, {2 * busy, busy}, {2*busy + 1, coalesce}, {1, busy},
+	} {
+		now = now.Add(step.after)
+		if got := s.gap(now); got != step.want {
+			t.Errorf("change %d waits %s, want %s", i, got, step.want)
 		}
 	}
 }

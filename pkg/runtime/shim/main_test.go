@@ -168,7 +168,7 @@ type node struct {
 }
 
 // newNode makes an empty node. Its first call starts a supervisor. Everything that it started is ended by pid.
-func newNode(t *testing.T, change ...func(*settings)) *node {
+func newNode(t testing.TB, change ...func(*settings)) *node {
 	t.Helper()
 	// Not t.TempDir: the name of the test would not leave enough of a socket's 107 bytes.
 	dir, err := os.MkdirTemp("", testDirs)
@@ -197,7 +197,7 @@ func newNode(t *testing.T, change ...func(*settings)) *node {
 	return n
 }
 
-func (n *node) dial(t *testing.T) *shim.Client {
+func (n *node) dial(t testing.TB) *shim.Client {
 	t.Helper()
 	c, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, Spawn: n.spawn, ConnectTimeout: runtimetest.Timeout})
 	if err != nil {
@@ -208,7 +208,7 @@ func (n *node) dial(t *testing.T) *shim.Client {
 }
 
 // supervisorPID asks the socket who listens on it; 0 when nobody does.
-func (n *node) supervisorPID(t *testing.T) int {
+func (n *node) supervisorPID(t testing.TB) int {
 	t.Helper()
 	conn, err := net.Dial("unix", filepath.Join(n.Dir, "shim.sock"))
 	if err != nil {
@@ -231,14 +231,14 @@ func (n *node) supervisorPID(t *testing.T) int {
 	return pid
 }
 
-func (n *node) killSupervisor(t *testing.T) {
+func (n *node) killSupervisor(t testing.TB) {
 	t.Helper()
 	n.endSupervisors(t, unix.SIGKILL)
 }
 
 // endSupervisors returns when no supervisor of the node is left. On a slow machine a client may have started more than
 // one: the next in line may not have looked at the lock yet, and would get it from the one that ends.
-func (n *node) endSupervisors(t *testing.T, sig unix.Signal) {
+func (n *node) endSupervisors(t testing.TB, sig unix.Signal) {
 	t.Helper()
 	runtimetest.Eventually(t, "no supervisor is left", func() bool {
 		pids := n.supervisors(t)
@@ -251,7 +251,7 @@ func (n *node) endSupervisors(t *testing.T, sig unix.Signal) {
 
 // supervisors lists the processes that are a supervisor of this node or are about to become one. A zombie has no command
 // line.
-func (n *node) supervisors(t *testing.T) []int {
+func (n *node) supervisors(t testing.TB) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -283,7 +283,7 @@ type state struct {
 	Boot    string       `json:"boot"`
 }
 
-func (n *node) states(t *testing.T) []state {
+func (n *node) states(t testing.TB) []state {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(n.Dir, "state", "*.json"))
 	if err != nil {
@@ -304,7 +304,7 @@ func (n *node) states(t *testing.T) []state {
 }
 
 // killPods ends the sessions of all recorded processes. The supervisor is gone.
-func (n *node) killPods(t *testing.T) {
+func (n *node) killPods(t testing.TB) {
 	t.Helper()
 	for _, s := range n.states(t) {
 		if s.PID == 0 {
@@ -321,7 +321,7 @@ func (n *node) killPods(t *testing.T) {
 }
 
 // session lists the live processes of a session.
-func session(t *testing.T, sid int) []int {
+func session(t testing.TB, sid int) []int {
 	t.Helper()
 	out, err := exec.CommandContext(context.Background(), "ps", "-o", "pid=,stat=", "--sid", strconv.Itoa(sid)).Output()
 	if err != nil {
@@ -349,7 +349,7 @@ func (n *node) script(id, script string) runtime.Spec {
 	}
 }
 
-func (n *node) start(t *testing.T, spec runtime.Spec) {
+func (n *node) start(t testing.TB, spec runtime.Spec) {
 	t.Helper()
 	if err := n.Start(t.Context(), spec); err != nil {
 		t.Fatal(err)
@@ -357,7 +357,7 @@ func (n *node) start(t *testing.T, spec runtime.Spec) {
 }
 
 // await returns the state of a process as soon as it is as wanted.
-func (n *node) await(t *testing.T, id, what string, ok func(runtime.Status) bool) (found runtime.Status) {
+func (n *node) await(t testing.TB, id, what string, ok func(runtime.Status) bool) (found runtime.Status) {
 	t.Helper()
 	runtimetest.Eventually(t, id+" "+what, func() bool {
 		list, _, err := n.Watch(t.Context(), 0)
@@ -383,7 +383,7 @@ func TestConformance(t *testing.T) {
 		return &runtimetest.Target{
 			Runtime:        n.Client,
 			Reopen:         func(t *testing.T) runtime.Runtime { return n.dial(t) },
-			KillSupervisor: n.killSupervisor,
+			KillSupervisor: func(t *testing.T) { n.killSupervisor(t) },
 			StartFromDyingClient: func(t *testing.T, spec runtime.Spec) {
 				startFromDyingClient(t, n.settings, spec)
 			},

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-
 	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"

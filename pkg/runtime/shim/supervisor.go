@@ -17,15 +17,16 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
-
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 const (
 	// pollWait bounds one long poll, so that a connection whose client is gone is noticed.
 	pollWait = 20 * time.Second
-	// coalesce is how long a poll waits after a change for those that usually follow at once.
+	// coalesce is how long a poll waits after a change for those that usually follow at once, and busy how long when
+	// they keep coming: an answer holds all processes, so that its cost grows with them.
 	coalesce = 5 * time.Millisecond
+	busy     = 50 * time.Millisecond
 	// drainWait bounds how long requests may take to notice that the supervisor leaves.
 	drainWait = 5 * time.Second
 	// killWait bounds how long killing everything may take; a process in uninterruptible sleep must not hold it up.
@@ -49,6 +50,7 @@ type supervisor struct {
 	procs   map[string]*process
 	version uint32        // lower half of the cursor
 	wake    chan struct{} // closed at the next change
+	told    time.Time     // when a change last woke a poll
 }
 
 // newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
@@ -260,6 +262,18 @@ func (s *supervisor) cursor() (uint64, <-chan struct{}) {
 	return s.instance | uint64(s.version), s.wake
 }
 
+// gap returns how long to wait for changes that follow this one.
+func (s *supervisor) gap(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	quiet := now.Sub(s.told) > 2*busy
+	s.told = now
+	if quiet {
+		return coalesce
+	}
+	return busy
+}
+
 // watch returns all states and the cursor that they belong to, as soon as that differs from the given one. changed
 // is false when nothing did for as long as a poll lasts.
 func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.Status, now uint64, changed bool) {
@@ -274,7 +288,7 @@ func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.S
 		case <-ctx.Done():
 			return nil, cursor, false
 		}
-		end.Reset(coalesce)
+		end.Reset(s.gap(time.Now()))
 		select {
 		case <-end.C:
 		case <-ctx.Done():

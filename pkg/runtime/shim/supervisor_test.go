@@ -29,7 +29,7 @@ func (n *node) idler(id string) runtime.Spec {
 	return spec
 }
 
-func (n *node) pids(t *testing.T, id string) []int {
+func (n *node) pids(t testing.TB, id string) []int {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(n.Dir, id+".pids"))
 	if err != nil && !os.IsNotExist(err) {

@@ -1,0 +1,151 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// A node that trusts one signer runs what that one signed for this pod, and says of everything else why not and what to
+// do; the version before it keeps running all the while. A policy that is broken, or gone, stops nothing.
+func signatures(e *env) {
+	e.startConsul("")
+	policy := e.trustPolicy("other")
+	node := e.preparer(1, "--trust-policy", policy)
+	e.farm("f1", "")
+	version := func(v string) cluster.Hello { return e.hello(1, map[string]string{"HELLO_VERSION": v}) }
+
+	e.apply(version("1"))
+	e.distrusted("it is not signed; sign it: rcctl apply -f FILE --sign-key KEY")
+	e.applySigned(version("1"), "ed25519")
+	id := e.rcID("hello")
+	e.within(limit, func() error { return e.converged(id, 1) })
+	first := e.processes()
+
+	e.apply(version("2"))
+	e.distrusted("it is not signed")
+	e.applySigned(version("2"), "rsa")
+	e.distrusted("which is not in " + e.signersFile())
+	e.applySigned(version("2"), "ecdsa")
+	e.distrusted("no rule lets bob@example.com run pods called hello")
+	e.sameProcesses(first, "a new version was refused four times")
+	if out := e.rcctl("", "pods"); !strings.Contains(out, "failed") {
+		e.t.Errorf("rcctl pods does not say failed:\n%s", out)
+	}
+
+	// The same with a signature of its own, made apart; and the policy changed instead of the signature.
+	file := filepath.Join(e.dir, "hello.sig")
+	if err := os.WriteFile(file, []byte(e.rcctl(cluster.HelloSpec(version("2")), "sign", "-f", "-", "--key", e.key("ed25519"))), 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+	e.rcctl(cluster.HelloSpec(version("2")), "apply", "-f", "-", "--signature", file)
+	e.within(limit, func() error { return e.converged(id, 1) })
+	second := e.processes()
+	e.mustDiffer(first, second)
+	e.applySigned(version("3"), "ecdsa")
+	e.distrusted("no rule lets bob@example.com")
+	e.trustPolicy("*")
+	e.within(limit, func() error { return e.converged(id, 1) })
+	third := e.processes()
+	e.mustDiffer(second, third)
+
+	// Broken: nothing new, nothing down, also when the preparer starts with it.
+	e.write(policy, "require_signature: maybe\n")
+	e.applySigned(version("4"), "ed25519")
+	e.distrusted(`the policy cannot be read, so nothing new is run; mend it: ` + policy + `: require_signature: "maybe" is not valid; allowed: true or false`)
+	node.kill()
+	node.startAgain()
+	e.within(limit, func() error {
+		if !strings.Contains(node.logTail(1000), "trust policy unreadable") {
+			return fmt.Errorf("the preparer does not say that its policy is broken")
+		}
+		return nil
+	})
+	e.distrusted("the policy cannot be read")
+	e.sameProcesses(third, "the policy was broken and the preparer restarted")
+	e.trustPolicy("*")
+	e.within(limit, func() error { return e.converged(id, 1) })
+	e.mustDiffer(third, e.processes())
+}
+
+// trustPolicy writes a policy under which alice may run hello, and bob what the pattern says. It returns its file.
+func (e *env) trustPolicy(bobs string) string {
+	e.t.Helper()
+	list := ""
+	for who, key := range map[string]string{"alice": "ed25519", "bob": "ecdsa"} {
+		public, err := os.ReadFile(e.key(key) + ".pub")
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		list += who + "@example.com " + string(public)
+	}
+	e.write(e.signersFile(), list)
+	policy := filepath.Join(e.dir, "policy.yaml")
+	e.write(policy, fmt.Sprintf(`require_signature: true
+allowed_signers: %s
+rules:
+- {signers: [alice@example.com], pods: [hello]}
+- {signers: [bob@example.com], pods: [%q]}
+`, e.signersFile(), bobs))
+	return policy
+}
+
+func (e *env) signersFile() string { return filepath.Join(e.dir, "allowed_signers") }
+
+// key is an SSH key of the tests of pkg/trust.
+func (e *env) key(kind string) string {
+	return filepath.Join(e.root, "pkg", "trust", "testdata", "key_"+kind)
+}
+
+// write replaces a file in one step, so that nobody reads half of it.
+func (e *env) write(file, text string) {
+	e.t.Helper()
+	if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) applySigned(h cluster.Hello, key string) {
+	e.t.Helper()
+	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--sign-key", e.key(key))
+}
+
+// distrusted waits until the only pod has failed for a reason.
+func (e *env) distrusted(reason string) {
+	e.t.Helper()
+	e.within(2*limit, func() error { // a node tries again after a minute at the latest
+		recs, _, err := e.store.AllRealities(e.t.Context())
+		if err != nil {
+			return err
+		}
+		for _, r := range recs {
+			if r.Value.State == pod.StateFailed && strings.Contains(r.Value.Message, "this node's trust policy refuses it: ") &&
+				strings.Contains(r.Value.Message, reason) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no pod is refused because %s: %+v", reason, recs)
+	})
+}
+
+// mustDiffer fails if a pod still runs in the process that it had.
+func (e *env) mustDiffer(before, after map[string]int) {
+	e.t.Helper()
+	if !slices.Equal(slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after))) {
+		e.t.Fatalf("the pods were %v, now %v", before, after)
+	}
+	for key, pid := range after {
+		if before[key] == pid {
+			e.t.Errorf("%s was not upgraded: its pid is still %d", key, pid)
+		}
+	}
+}

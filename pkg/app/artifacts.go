@@ -1,0 +1,74 @@
+package app
+
+import (
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+)
+
+// ArtifactConfig is what a node is told about artifacts. A zero value means the default, except for ReserveBytes.
+type ArtifactConfig struct {
+	CacheBytes       int64
+	ReserveBytes     int64
+	MaxBytes         int64
+	MaxUnpackedBytes int64
+	FetchTimeout     time.Duration
+	StallTimeout     time.Duration
+	CheckEvery       time.Duration
+}
+
+// ArtifactFlags returns the flags of a preparer about artifacts, bound to c.
+func ArtifactFlags(c *ArtifactConfig) []cli.Flag {
+	return []cli.Flag{
+		&cli.Int64Flag{Name: "artifact-cache-bytes", Usage: "beyond this, artifacts that no installed version needs are removed", Value: artifact.DefaultCacheBytes, Destination: &c.CacheBytes},
+		&cli.Int64Flag{Name: "artifact-reserve-bytes", Usage: "free disk space that artifacts leave; 0: none", Value: artifact.DefaultReserveBytes, Destination: &c.ReserveBytes},
+		&cli.Int64Flag{Name: "artifact-max-bytes", Usage: "largest archive that is fetched", Value: artifact.DefaultMaxBytes, Destination: &c.MaxBytes},
+		&cli.Int64Flag{Name: "artifact-max-unpacked-bytes", Usage: "most that an archive may unpack to", Value: artifact.DefaultMaxUnpackedBytes, Destination: &c.MaxUnpackedBytes},
+		&cli.DurationFlag{Name: "artifact-timeout", Usage: "for one whole fetch with its retries", Value: artifact.DefaultFetchTimeout, Destination: &c.FetchTimeout},
+		&cli.DurationFlag{Name: "artifact-stall-timeout", Usage: "a server that sends less than 64 KiB in this time is given up", Value: artifact.DefaultStallTimeout, Destination: &c.StallTimeout},
+		&cli.DurationFlag{Name: "artifact-check-every", Usage: "how often it is checked that the artifacts of running pods are whole", Value: preparer.DefaultCheckArtifacts, Destination: &c.CheckEvery},
+	}
+}
+
+func (c *ArtifactConfig) validate(errs *field.Errors) {
+	for _, size := range []struct {
+		name  string
+		value int64
+	}{
+		{"artifact-cache-bytes", c.CacheBytes},
+		{"artifact-reserve-bytes", c.ReserveBytes},
+		{"artifact-max-bytes", c.MaxBytes},
+		{"artifact-max-unpacked-bytes", c.MaxUnpackedBytes},
+	} {
+		if size.value < 0 {
+			errs.Add(size.name, size.value, "a number of bytes, zero or more")
+		}
+	}
+	for _, length := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"artifact-timeout", c.FetchTimeout},
+		{"artifact-stall-timeout", c.StallTimeout},
+		{"artifact-check-every", c.CheckEvery},
+	} {
+		if length.value < 0 || length.value > 0 && length.value < time.Second {
+			errs.Add(length.name, length.value.String(), "a length of time of 1s or more")
+		}
+	}
+}
+
+func (c *ArtifactConfig) config(dir string) artifact.Config {
+	reserve := c.ReserveBytes
+	if reserve == 0 {
+		reserve = -1 // artifact's zero is its default
+	}
+	return artifact.Config{
+		Dir: dir, CacheBytes: c.CacheBytes, ReserveBytes: reserve, MaxBytes: c.MaxBytes, MaxUnpackedBytes: c.MaxUnpackedBytes,
+		FetchTimeout: c.FetchTimeout, StallTimeout: c.StallTimeout,
+	}
+}

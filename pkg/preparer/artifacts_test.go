@@ -1,0 +1,215 @@
+package preparer_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/disktest"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+)
+
+// realArtifacts gives the bench a real store of artifacts in dir.
+func (b *bench) realArtifacts(cfg artifact.Config) *artifact.Store {
+	b.t.Helper()
+	cfg.Dir = filepath.Join(filepath.Dir(b.cfg.Dir), "store")
+	s, err := artifact.New(cfg)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.cfg.Artifacts, b.cfg.Cache = s, s
+	b.cfg.CheckArtifacts, b.cfg.PruneArtifacts = 100*time.Millisecond, 50*time.Millisecond
+	return s
+}
+
+// packed is server with a real archive that takes so many bytes more than its script.
+func (b *bench) packed(version string, ballast int) (manifest.Manifest, string) {
+	b.t.Helper()
+	script := "#!/bin/sh\nexec " + testBinary() + " " + serveArg + "\n"
+	var buf bytes.Buffer
+	zw := gzip.NewWriter(&buf)
+	tw := tar.NewWriter(zw)
+	for name, content := range map[string]string{"bin/launch": script, "version": version, "ballast": strings.Repeat("\x00", ballast)} {
+		err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(content))})
+		if err == nil {
+			_, err = tw.Write([]byte(content))
+		}
+		if err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	if err := errors.Join(tw.Close(), zw.Close()); err != nil {
+		b.t.Fatal(err)
+	}
+	file := filepath.Join(b.t.TempDir(), "a.tar.gz")
+	if err := os.WriteFile(file, buf.Bytes(), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	sum := sha256.Sum256(buf.Bytes())
+	m := b.server(version)
+	m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + file, SHA256: hex.EncodeToString(sum[:])}
+	return m, file
+}
+
+func TestBrokenArtifactsAreRestored(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	cache := b.realArtifacts(artifact.Config{})
+	reg := prometheus.NewRegistry()
+	b.cfg.Metrics = preparer.NewMetrics(reg)
+	b.start()
+	m, file := b.packed("1", 0)
+	a := m.Launchables[0].Artifact
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	pid := b.pid(0)
+	dir, err := cache.Ensure(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Its source is away, so it stays broken for now, and is reported.
+	if err := os.Rename(file, file+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, "bin"), 0o755), os.RemoveAll(dir)); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitLog("is not whole on the disk and cannot be fetched; its pods run on")
+	b.eventually(func() error {
+		return metric(reg, "rcfarm_preparer_artifacts_broken", 1)
+	})
+	b.mustKeepPID(0, pid)
+	if err := os.Rename(file+".away", file); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(func() error { return cache.Check(a) })
+	b.eventually(func() error {
+		return errors.Join(metric(reg, "rcfarm_preparer_artifacts_broken", 0), metric(reg, "rcfarm_preparer_artifacts_restored_total", 1))
+	})
+	b.mustKeepPID(0, pid)
+
+	// The next start finds it.
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitReality(0, "ready after a restart", func(r pod.Reality) bool { return r.State == pod.StateReady && r.Restarts == 1 })
+}
+
+// metric returns nil when a metric without labels has the value.
+func metric(reg *prometheus.Registry, name string, want float64) error {
+	families, err := reg.Gather()
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		if m := f.GetMetric()[0]; m.GetGauge().GetValue()+m.GetCounter().GetValue() == want {
+			return nil
+		}
+		return fmt.Errorf("%s is %v, want %v", name, f.GetMetric(), want)
+	}
+	return fmt.Errorf("no metric %s: %w", name, err)
+}
+
+func TestUnneededArtifactsArePruned(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	cache := b.realArtifacts(artifact.Config{CacheBytes: 1})
+	b.start()
+	var all []manifest.Manifest
+	for i := range 5 {
+		m, _ := b.packed(fmt.Sprint(i), 0)
+		digest := b.upload(m)
+		b.tell(intent(0, digest, pod.Running, int64(10+i)))
+		b.awaitReady(0, digest, int64(10+i))
+		all = append(all, m)
+	}
+	b.eventually(func() error { // three versions stay installed
+		for i, m := range all {
+			err := cache.Check(m.Launchables[0].Artifact)
+			if kept := i >= 2; kept != (err == nil) {
+				return fmt.Errorf("artifact %d: %w", i, errors.Join(err, errStays))
+			}
+		}
+		return nil
+	})
+	b.tell(intent(0, "", pod.Stopped, 20))
+	b.awaitState(0, pod.StateStopped, 20, "")
+	b.eventually(func() error {
+		for _, m := range all {
+			if err := cache.Check(m.Launchables[0].Artifact); !errors.Is(err, artifact.ErrMissing) {
+				return errors.Join(err, errStays)
+			}
+		}
+		return nil
+	})
+}
+
+// A full disk keeps new intents out, not pods down; nothing is lost, it is reported, and it goes on when there is room.
+func TestFullDisk(t *testing.T) {
+	consultest.Shared(t) // its own files are elsewhere
+	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
+		t.Setenv("TMPDIR", disk)
+		b := newBench(t)
+		b.realArtifacts(artifact.Config{ReserveBytes: -1})
+		t.Setenv("TMPDIR", "/tmp")
+		a := b.start()
+		old, _ := b.packed("old", 0)
+		oldDigest := b.upload(old)
+		b.tell(intent(0, oldDigest, pod.Running, 10))
+		b.awaitReady(0, oldDigest, 10)
+		pid := b.pid(0)
+
+		filler := disktest.Fill(t, disk)
+		next, _ := b.packed("next", 2<<20)
+		nextDigest := b.upload(next)
+		b.tell(intent(0, nextDigest, pod.Running, 20))
+		b.awaitState(0, pod.StateFailed, 10, "the node cannot write to its disk")
+		b.mustKeepPID(0, pid)
+
+		// Room for the records, not for the artifact.
+		if err := os.Truncate(filler, 6<<20); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitState(0, pod.StateFailed, 20, "not enough disk space")
+		b.mustKeepPID(0, pid)
+
+		// A restart of the preparer on the full disk changes nothing.
+		disktest.Fill(t, disk)
+		a.stop()
+		a = b.start()
+		b.awaitServing()
+		b.awaitState(0, pod.StateFailed, 20, "")
+		b.mustKeepPID(0, pid)
+		b.tell(intent(0, nextDigest, pod.Stopped, 30))
+		b.awaitReality(0, "that the stop cannot be recorded", func(r pod.Reality) bool {
+			return r.State == pod.StateFailed && r.Revision == 20 && strings.Contains(r.Message, "cannot write to its disk")
+		})
+		b.mustKeepPID(0, pid)
+
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitState(0, pod.StateStopped, 30, "")
+		b.tell(intent(0, nextDigest, pod.Running, 40))
+		b.awaitReady(0, nextDigest, 40)
+		a.stop()
+	})
+}
