@@ -30,6 +30,7 @@ const soon = time.Minute
 // cluster is farms and simulated nodes on a prefix of their own.
 type cluster struct {
 	t      *testing.T
+	addr   string // of its Consul
 	client *consul.Client
 	store  *store.Store
 
@@ -44,7 +45,7 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{t: t, client: client, store: store.New(client, keys), nodes: map[string]*simnode.Node{}}
+	return &cluster{t: t, addr: consultest.Shared(t).Addr, client: client, store: store.New(client, keys), nodes: map[string]*simnode.Node{}}
 }
 
 // background runs a daemon and returns what stops it; the test's end does too.
@@ -81,7 +82,7 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 
 // connect returns a client of its own for one daemon, with the connection limit of one.
 func (c *cluster) connect() (*consul.Client, *store.Store) {
-	client, err := consul.New(consul.Config{Address: consultest.Shared(c.t).Addr})
+	client, err := consul.New(consul.Config{Address: c.addr})
 	if err != nil {
 		c.t.Fatal(err)
 	}
