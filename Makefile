@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test race e2e faults bench chaos chaos-nofence fuzz demo schema lint fmt clean
+.PHONY: help build runit test race e2e faults bench chaos chaos-nofence fuzz demo schema lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -33,15 +33,18 @@ bin/hello.tar.gz: integration/hello/main.go integration/hello/pack.sh
 bin/consul: integration/tools/consul/go.mod ## provide Consul: $CONSUL_BIN, else one >= 1.15 on PATH, else build the pinned one
 	integration/tools/consul.sh $@
 
-test: build bin/consul ## everything that must pass: unit, real-Consul and end-to-end tests
+runit: ## provide runit: on PATH, else Debian's package, which root may install
+	integration/tools/runit.sh
+
+test: build bin/consul runit ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 ./integration/...
 
-race: build bin/consul ## the tests three times in a row, in another order each time
+race: build bin/consul runit ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
 
-e2e: build bin/consul ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
+e2e: build bin/consul runit ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
 
 faults: build bin/consul ## kill -9 a preparer at random steps of installations, upgrades and stops; SEED=n FAULTS=200

@@ -25,7 +25,7 @@ func main() {
 			&cli.StringFlag{Name: "id", Usage: "stable name, unique among the farms", Value: hostname, Destination: &cfg.ID},
 			&cli.StringFlag{Name: "session", Usage: "what Consul knows of this farm's life by: check (at the local agent), or ttl (of the session; without an agent here)", Value: app.DefaultSession, Destination: &cfg.Session},
 			&cli.StringFlag{Name: "rc-selector", Usage: "work only on controllers whose labels match this `SELECTOR`, such as env=prod", Destination: &cfg.RCSelector},
-			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once", Value: 8, Destination: &cfg.Workers},
+			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once", Value: 64, Destination: &cfg.Workers},
 		),
 		Action: func(*cli.Context) error {
 			f, err := app.NewFarm(ctx, cfg)

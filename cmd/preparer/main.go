@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -21,6 +22,8 @@ func main() {
 		switch os.Args[1] {
 		case shim.StubArg:
 			shim.ExecStub()
+		case runit.StubArg:
+			runit.ExecStub()
 		case oneshot.Arg:
 			oneshot.Exec(isolate.Apply)
 		}
@@ -46,6 +49,7 @@ func main() {
 			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows; on: fully or not at all; off", Value: app.IsolationAuto, Destination: &cfg.Isolation},
 			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: app.DefaultUserRange, Destination: &cfg.UserRange},
 			&cli.IntFlag{Name: "port-max", Usage: "last dynamic port", Value: 29999, Destination: &cfg.PortsMax},
+			&cli.StringFlag{Name: "runtime", Usage: "auto, shim (built in) or runit; auto: what the node's pods run under, else shim", Value: app.RuntimeAuto, Destination: &cfg.Runtime},
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay", Value: app.DefaultKeepStopped, Destination: &cfg.KeepStopped},
@@ -72,6 +76,7 @@ func supervise(ctx context.Context) *cli.Command {
 	return &cli.Command{
 		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "runtime", Value: app.RuntimeShim, Destination: &cfg.Runtime},
 			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
 			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
 		},

@@ -84,7 +84,6 @@ type commits struct {
 	mu      sync.Mutex
 	placing []*store.Batch // that placed pods and landed
 	refused int            // batches with pods
-	times []time.Time
 	pods    int            // placed
 	target  int
 	reached chan struct{} // closed when pods reaches target
@@ -105,7 +104,6 @@ func (c *commits) note(b *store.Batch, err error) {
 		c.refused++
 	case err == nil:
 		c.placing = append(c.placing, b)
-		c.times = append(c.times, now)
 		before := c.pods
 		for i := range b.Pods {
 			if b.Pods[i].Index == 0 {

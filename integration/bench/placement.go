@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -43,6 +44,7 @@ type placed struct {
 	atOnce    int           // in flight, where the reference was fastest
 	cpu       time.Duration // of farms, nodes and Consul together
 	refCPU    time.Duration // of client and Consul
+	requests  float64       // that Consul has answered, of everybody
 	pods      int
 	refused   float64 // share of the batches
 }
@@ -161,6 +163,7 @@ func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (p
 	run := runs[len(runs)/2]
 	prefix := "placement/" + p.name + "/"
 	b.report.add(prefix+"rate", run.rate(), "pods/s", goal{})
+	b.report.add(prefix+"requests-per-controller", run.requests/float64(p.shape.rcs), "requests", goal{})
 	if compare {
 		// The machine is shared: each run is compared with the reference beside it.
 		slices.SortFunc(runs, func(x, y placed) int { return cmp.Compare(x.share(), y.share()) })
@@ -202,36 +205,22 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 		return placed{}, err
 	}
 	started, before := time.Now(), spent(a)
-	own0, _ := cpu(os.Getpid())
 	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) { r.MaxPerNode = p.shape.perNode })
 	if err != nil {
 		return placed{}, err
 	}
-	created := time.Since(started)
-	defer func() {
-		if n := len(noted.times); n > 0 {
-			fmt.Fprintln(os.Stderr, "    created", created, "first", noted.times[0].Sub(started), "10%", noted.times[n/10].Sub(started), "50%", noted.times[n/2].Sub(started), "90%", noted.times[n*9/10].Sub(started), "last", noted.times[n-1].Sub(started))
-		}
-	}()
 	select {
 	case <-noted.reached:
 	case <-ctx.Done():
 		return placed{}, fmt.Errorf("%s: not all of %d pods were placed: %w", p.name, run.pods, context.Cause(ctx))
 	}
 	run.cpu = spent(a) - before
-	stopProfile()
 	run.took = noted.at.Sub(started)
-	own1, _ := cpu(os.Getpid())
-	now, err := requestsOf(ctx, a.addr)
-	if err != nil {
+	answered, err := requestsOf(ctx, a.addr)
+	if err := errors.Join(err, stopProfile()); err != nil {
 		return placed{}, err
 	}
-	for k, v := range now.byPath {
-		if d := v - asked.byPath[k]; d >= 20 {
-			fmt.Fprintln(os.Stderr, "   ", k, d)
-		}
-	}
-	fmt.Fprintln(os.Stderr, "    took", run.took, "cpu", run.cpu, "own", own1-own0, "batches", len(noted.placing))
+	run.requests = answered.others - asked.others
 	sc.close()
 	run.refused = noted.refusedShare()
 	if compare {
@@ -272,9 +261,9 @@ func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing
 const consulProfile = 2 * time.Second
 
 // profile starts CPU profiles of this program and of Consul, if profiles are asked for.
-func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func(), err error) {
+func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func() error, err error) {
 	if b.profiles == "" {
-		return func() {}, nil
+		return func() error { return nil }, nil
 	}
 	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
 	if err == nil {
@@ -283,13 +272,16 @@ func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func()
 	if err != nil {
 		return nil, err
 	}
-	var group errgroup.Group
-	group.Go(func() error {
+	var consul errgroup.Group
+	consul.Go(func() error {
 		page, err := cluster.Get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", a.addr, int(consulProfile.Seconds())))
 		if err != nil {
-			return err
+			return err // only Consul in dev mode has profiles
 		}
 		return os.WriteFile(filepath.Join(b.profiles, name+"-consul.pprof"), []byte(page), 0o644)
 	})
-	return func() { pprof.StopCPUProfile(); _ = file.Close(); if e := group.Wait(); e != nil { fmt.Println(e) } }, nil
+	return func() error {
+		pprof.StopCPUProfile()
+		return errors.Join(file.Close(), consul.Wait())
+	}, nil
 }

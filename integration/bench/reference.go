@@ -68,9 +68,7 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 		})
 	}
 	err = group.Wait()
-	took, cpu = time.Since(started), spent(a) - before
-	println("    ref", atOnce, took.String(), cpu.String())
-	return
+	return time.Since(started), spent(a) - before, err
 }
 
 // plain translates a batch. Its conditions become as many conditions on one key that never changes.

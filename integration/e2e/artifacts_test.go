@@ -67,8 +67,8 @@ func (f *files) add(path string, data []byte) cluster.Artifact {
 	return cluster.Artifact{URL: f.URL + path, SHA256: hex.EncodeToString(sum[:])}
 }
 
-// pack makes an archive of a launch script and one more entry.
-func (e *env) pack(entry tar.Header) []byte {
+// packWith makes an archive of a launch script and one more entry.
+func (e *env) packWith(entry tar.Header) []byte {
 	e.t.Helper()
 	var buf bytes.Buffer
 	zw := gzip.NewWriter(&buf)
@@ -110,14 +110,14 @@ func badArtifacts(e *env) {
 		e.t.Fatalf("processes %v, want 1", running)
 	}
 
-	mismatch := server.add("/mismatch.tar.gz", e.pack(tar.Header{Typeflag: tar.TypeReg, Name: "x", Mode: 0o644}))
+	mismatch := server.add("/mismatch.tar.gz", e.packWith(tar.Header{Typeflag: tar.TypeReg, Name: "x", Mode: 0o644}))
 	mismatch.SHA256 = strings.Repeat("0", 64)
 	unreachable := cluster.Artifact{URL: "https://" + e.address(250) + ":1/a.tar.gz", SHA256: h.Artifact.SHA256[1:] + "0"}
 	missing := cluster.Artifact{URL: server.URL + "/none.tar.gz", SHA256: strings.Repeat("1", 64)}
 	bad := func(name string, entry tar.Header) cluster.Artifact {
-		return server.add("/"+name+".tar.gz", e.pack(entry))
+		return server.add("/"+name+".tar.gz", e.packWith(entry))
 	}
-	other := append([]byte{}, e.pack(tar.Header{Typeflag: tar.TypeReg, Name: "noise", Mode: 0o644, Size: 1 << 20})...)
+	other := append([]byte{}, e.packWith(tar.Header{Typeflag: tar.TypeReg, Name: "noise", Mode: 0o644, Size: 1 << 20})...)
 	tests := []struct {
 		name     string
 		artifact cluster.Artifact

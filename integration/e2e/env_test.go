@@ -24,6 +24,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
+	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -50,11 +52,14 @@ var scenarios = map[string]func(*env){
 	"preparer-gone":    preparerGone,
 	"transfer":         transfer,
 	"drain":            drain,
-	"bad-artifacts":    badArtifacts,
+	"runit":            underRunit,
 	"preparer-crash":   preparerCrash,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
+	"bad-artifacts":    badArtifacts,
 	"reboot":           reboot,
+	"hooks":            hooks,
+	"upgrade-in-place": upgradeInPlace,
 }
 
 func TestScenario(t *testing.T) {
@@ -373,7 +378,7 @@ func (e *env) processes() map[string]int {
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
 			e.t.Fatal(err)
 		}
-		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || vars["HOOK"] != "" || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])
@@ -425,7 +430,7 @@ func (e *env) stop(pid int) {
 // isStub reports whether the process is about to become a pod's program but has not yet.
 func isStub(pid int) bool {
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
-	return strings.Contains(string(cmdline), "shim-exec")
+	return strings.Contains(string(cmdline), shim.StubArg) || strings.Contains(string(cmdline), runit.StubArg)
 }
 
 // sameProcesses fails unless exactly these processes run.

@@ -66,17 +66,25 @@ func TestPlanOfIsolation(t *testing.T) {
 	}{
 		"not root": {isolate.Host{Tmp: true, Cgroup: "/c", Without: []string{"users: no"}}, "/d", preparer.Isolation{}, []string{"users: no"}},
 		"no such users": {
-			isolate.Host{Users: true, Tmp: true, Cgroup: "/c"}, "/d", preparer.Isolation{Tmp: true, Cgroup: "/c"},
+			isolate.Host{Users: true, Tmp: true, Cgroup: "/c"},
+			"/d",
+			preparer.Isolation{Tmp: true, Cgroup: "/c"},
 			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
 		},
 		"no tmp": {
-			isolate.Host{Users: true, Cgroup: "/c", Without: []string{"tmp: no"}}, "/d", preparer.Isolation{Cgroup: "/c"},
+			isolate.Host{Users: true, Cgroup: "/c", Without: []string{"tmp: no"}},
+			"/d",
+			preparer.Isolation{Cgroup: "/c"},
 			[]string{"tmp: no", "users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
 		},
 		"below tmp": {
-			isolate.Host{Users: true, Tmp: true}, "/var/tmp/x", preparer.Isolation{},
-			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range",
-				"tmp: the data directory /var/tmp/x is below /var/tmp, which a private tmp would hide"},
+			isolate.Host{Users: true, Tmp: true},
+			"/var/tmp/x",
+			preparer.Isolation{},
+			[]string{
+				"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range",
+				"tmp: the data directory /var/tmp/x is below /var/tmp, which a private tmp would hide",
+			},
 		},
 	} {
 		in, without := plan(tt.host, users, tt.dir)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
-	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
 // preparerConns is how many connections one node may take of its agent (P8).
@@ -34,11 +34,12 @@ type PreparerConfig struct {
 	Memory   int64 // bytes; zero: not limited
 	PortsMin int   // of the range for dynamic ports
 	PortsMax int
+	Runtime  string // RuntimeAuto, RuntimeShim or RuntimeRunit
 
-	Artifacts ArtifactConfig
 	Isolation string // IsolationAuto, IsolationOn or IsolationOff
 	UserRange string // first-last
 
+	Artifacts   ArtifactConfig
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
 	TrustPolicy string        // file that says which manifests the node runs; empty: all
@@ -64,6 +65,9 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	if c.PortsMin < 1 || c.PortsMax > 65535 || c.PortsMin > c.PortsMax {
 		errs.Add("port-range", fmt.Sprintf("%d-%d", c.PortsMin, c.PortsMax), "two ports from 1 to 65535, the lower first")
 	}
+	if !slices.Contains(runtimes(), c.Runtime) {
+		errs.Add("runtime", c.Runtime, strings.Join(runtimes(), ", "))
+	}
 	if c.KeepStopped <= 0 {
 		errs.Add("keep-stopped", c.KeepStopped.String(), "a length of time greater than zero, such as 24h")
 	}
@@ -72,8 +76,9 @@ func (c *PreparerConfig) record() (node.Node, error) {
 			errs.Add("hooks-dir", c.HooksDir, "a directory that is there")
 		}
 	}
-	c.Artifacts.validate(&errs)
 	c.users(&errs)
+
+	c.Artifacts.validate(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -88,11 +93,10 @@ func (c *PreparerConfig) record() (node.Node, error) {
 // Preparer is the agent of one node.
 type Preparer struct {
 	*base
-	cfg     PreparerConfig
-	record  node.Node
-	agent   *preparer.Preparer
-	runtime *shim.Client
-	debug   *obs.DebugServer
+	cfg    PreparerConfig
+	record node.Node
+	agent  *preparer.Preparer
+	debug  *obs.DebugServer
 }
 
 // NewPreparer opens everything that the agent needs except Consul, which may be away for now: pods are supervised without
@@ -121,16 +125,16 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
-	//nolint:contextcheck // the supervisor outlives every context of ours
-	if p.runtime, err = dialSupervisor(b.dir.Path("shim"), cfg.Lifeline); err != nil {
+	//nolint:contextcheck // what it starts outlives every context of ours
+	pods, closeRuntime, err := openRuntime(b, cfg.Runtime)
+	if err != nil {
 		return nil, err
 	}
-	b.undo = append(b.undo, p.runtime.Close)
+	b.undo = append(b.undo, closeRuntime)
 	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
 	if err != nil {
 		return nil, err
 	}
-
 	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
 	if err != nil {
 		return nil, err
@@ -140,7 +144,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
-		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: p.runtime,
+		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
 		Trust: policy, Isolation: isolation,
@@ -149,23 +153,6 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
 	}
 	return p, err
-}
-
-// dialSupervisor returns a client of the node's supervisor, which is this program started again.
-func dialSupervisor(dir, lifeline string) (*shim.Client, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find this program: %w", err)
-	}
-	args := []string{"supervise", "--dir", dir}
-	if lifeline != "" {
-		absolute, err := filepath.Abs(lifeline)
-		if err != nil {
-			return nil, err
-		}
-		args = append(args, "--lifeline", absolute)
-	}
-	return shim.Dial(shim.ClientConfig{Dir: dir, Spawn: func() error { return shim.Spawn(exe, args, dir) }})
 }
 
 // Run works until ctx ends. Pods run on without it.

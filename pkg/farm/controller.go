@@ -131,10 +131,29 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if wrote > 0 && slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }) {
 		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
 	}
-	if told || wrote > 0 {
+	switch {
+	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyPlaces(plan.Changes):
+		return soonest(plan.Again, placedLook), nil
+	case wrote > 0 || told:
 		return time.Millisecond, nil // what this made possible comes with the next look
 	}
 	return plan.Again, nil
+}
+
+// placedLook is when a controller whose plan was to place or move pods, and nothing else, is looked at again. Nothing more can be
+// done before the nodes report, which rings; only the status says less than it could until then.
+const placedLook = time.Second
+
+func onlyPlaces(changes []reconcile.Change) bool {
+	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return ch.Action != reconcile.Place && ch.Action != reconcile.Move })
+}
+
+// soonest returns the shorter of two times; the first may be zero for none.
+func soonest(a, b time.Duration) time.Duration {
+	if a > 0 {
+		return min(a, b)
+	}
+	return b
 }
 
 // afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that

@@ -33,7 +33,7 @@ type Config struct {
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 
 	TTL        time.Duration // liveness TTL of the cluster's daemons; 2 s
-	Workers    int           // controllers worked on at once; 8
+	Workers    int           // controllers worked on at once; 64
 	SweepEvery time.Duration // between two sweeps, plus jitter; 30 s
 	DeepEvery  time.Duration // between two deep checks of one controller; 10 min
 	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,8 @@ type faulty struct {
 	commit   func(*store.Batch) error
 	join     func() error
 	reads    func(consistent bool) // of realities
+	hidden   atomic.Bool           // transactions do not show placements, as where rules of their own hide them
+	looks    atomic.Int32          // at heads while they are hidden
 }
 
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
@@ -54,7 +57,12 @@ func (f *faulty) ReadHead(ctx context.Context, rcID string, consistent bool) (st
 			return store.Head{}, err
 		}
 	}
-	return f.Tenure.ReadHead(ctx, rcID, consistent)
+	head, err := f.Tenure.ReadHead(ctx, rcID, consistent)
+	if f.hidden.Load() {
+		head.Placements = nil
+		f.looks.Add(1)
+	}
+	return head, err
 }
 
 func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {
@@ -323,6 +331,33 @@ func TestACopiedPlacementIsNotActedOn(t *testing.T) {
 	metric(t, reg, "rcfarm_farm_corrupt_records", "", is(0))
 	c.apply("web", testManifest("web", 0), replicas(2))
 	c.converged("web", 2)
+}
+
+// A deleted controller whose placements cannot be seen is not forgotten: its pods would run on without anybody to stop them.
+func TestADeletedControllerWithHiddenPlacementsIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	faults := &faulty{}
+	c.faultyFarm("f1", faults, nil)
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	faults.hidden.Store(true)
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+	consultest.Eventually(t, soon, func() error {
+		if n := faults.looks.Load(); n < 4 {
+			return fmt.Errorf("%d looks", n)
+		}
+		return nil
+	})
+	if rec, err := c.store.RC(t.Context(), "web", true); err != nil || rec.Value.DeletedAt == nil {
+		t.Errorf("the record is %+v, %v", rec, err)
+	}
+	faults.hidden.Store(false)
+	c.nothingLeft("web")
+	if on := c.running("web"); len(on) != 0 {
+		t.Errorf("still running: %v", on)
+	}
 }
 
 // A farm that cannot join leaves nothing running.

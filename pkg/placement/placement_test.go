@@ -101,6 +101,32 @@ func TestAssignSpreads(t *testing.T) {
 	}
 }
 
+// A reluctant candidate is taken only where the others are far fuller, or have more of the controller.
+func TestAssignReluctantly(t *testing.T) {
+	t.Parallel()
+	for held, want := range map[int]string{0: "own", 2: "own", 3: "own", 4: "foreign"} {
+		nodes := map[string]*node.View{}
+		for _, name := range []string{"own", "foreign"} {
+			nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 100}}, Alive: true}
+		}
+		res := node.Reservation{Holders: map[string]node.Holder{}}
+		for i := range held {
+			res.Holders[identity("other", i).String()] = node.Holder{}
+		}
+		req := placement.Request{
+			Pods: []pod.Identity{identity("rc", 0)}, Order: []string{"own", "foreign"}, Reluctant: map[string]bool{"foreign": true},
+			Nodes: nodes, Reservations: map[string]node.Reservation{"own": res, "foreign": {}}, PerNode: map[string]int{},
+		}
+		if got, _ := placement.Assign(req); len(got) != 1 || got[0].Node != want {
+			t.Errorf("with %d pods on the own node: %v, want %s", held, got, want)
+		}
+		req.PerNode["own"] = 1
+		if got, _ := placement.Assign(req); len(got) != 1 || got[0].Node != "foreign" {
+			t.Errorf("with a pod of the controller on the own node: %v", got)
+		}
+	}
+}
+
 // A pod that moves does not come back to where a copy is; others may go there.
 func TestAssignAvoids(t *testing.T) {
 	t.Parallel()

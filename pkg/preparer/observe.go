@@ -54,6 +54,9 @@ func observe(o observation) pod.Reality {
 			r.State = o.activity.state
 		} else if r.Message == "" {
 			r.Message = message
+			if state == pod.StateFailed && len(o.rec.Previous) > 0 && !o.rec.wasReady() {
+				r.Message += stays(o.rec.Previous[0])
+			}
 		}
 	}
 	standOut(&r, o.standing)

@@ -127,10 +127,13 @@ func (p *Preparer) keepFailed(e *entry, rec *Record, err error) {
 	}
 	message := err.Error()
 	if len(rec.Previous) > 0 {
-		message += fmt.Sprintf("; version %s stays installed", short(rec.Previous[0].Digest))
+		message += stays(rec.Previous[0])
 	}
 	p.setActivity(e, pod.StateFailed, message)
 }
+
+// stays says that an earlier version is there to go back to.
+func stays(in Installed) string { return fmt.Sprintf("; version %s stays installed", short(in.Digest)) }
 
 // tidy does, once for each version and each start of the preparer, what a crash may have left undone after the launch.
 // Nothing depends on it that runs.

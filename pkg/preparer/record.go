@@ -93,6 +93,11 @@ func (r *Record) upToDate() bool {
 	return r.Installed != nil && r.Installed.Digest == r.Intent.Digest
 }
 
+// wasReady reports whether processes of the installed version have been available, as far as the record remembers.
+func (r *Record) wasReady() bool {
+	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", short(r.Installed.Digest), r.Installed.Revision))
+}
+
 // installed returns the record with a new version in it. The one before it and others stay, so many as are kept.
 func (r Record) installed(in *Installed) Record {
 	if r.Installed != nil {

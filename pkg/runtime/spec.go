@@ -71,6 +71,14 @@ func (s Spec) Validate() error {
 	return nil
 }
 
+// Cgroup is what the process and all its descendants live in; empty: none.
+func (s Spec) Cgroup() string {
+	if s.Isolation == nil {
+		return ""
+	}
+	return s.Isolation.Cgroup
+}
+
 // Same compares two specs; an empty list equals a missing one, as they do after a trip through JSON.
 func (s Spec) Same(other Spec) bool {
 	if !slices.Equal(s.Command, other.Command) || !slices.Equal(s.Env, other.Env) {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
@@ -66,6 +67,11 @@ func killOnce(l layout, boot string, sc *proc.Scanner) (int, error) {
 		n, err := p.Signal(sc, unix.SIGKILL)
 		p.Close()
 		live += n
+		if err == nil && n == 0 && rec.Spec.Cgroup() != "" {
+			if err = isolate.Remove(rec.Spec.Cgroup()); err == nil {
+				isolate.Prune(filepath.Dir(rec.Spec.Cgroup()))
+			}
+		}
 		if err != nil {
 			return live, err
 		}

@@ -223,3 +223,12 @@ func (l layout) keeper() (run, error) {
 	}
 	return k, nil
 }
+
+// InUse reports whether the directory holds processes, running or not.
+func InUse(dir string) (bool, error) {
+	services, err := layout(dir).services()
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return len(services) > 0, err
+}

@@ -58,8 +58,8 @@ func (p run) find(boot string) (*proc.Process, error) {
 // find opens what runs, with everything that belongs to it.
 func (r *record) find(boot string) (*proc.Process, error) {
 	p, err := r.run.find(boot)
-	if err == nil && r.Spec.Isolation != nil {
-		p.Cgroup = r.Spec.Isolation.Cgroup
+	if err == nil {
+		p.Cgroup = r.Spec.Cgroup()
 	}
 	return p, err
 }
@@ -140,7 +140,7 @@ func (r *record) settle(exit pod.Exit, uptime time.Duration) {
 		r.ShortRuns++
 	}
 	r.run, r.Runsv, r.Ended, r.StopBy = run{}, run{}, false, time.Time{}
-	r.LastExit, r.Message = &exit, describe(exit)
+	r.LastExit, r.Message = &exit, runtime.Describe(exit)
 	r.Done = r.Desired == wantRun && !r.Spec.Restart.Policy.Again(exit)
 	r.NotBefore = exit.At.Add(r.delay())
 }
@@ -155,17 +155,6 @@ func (p run) uptime(boot string) time.Duration {
 		return 0
 	}
 	return max(time.Duration(ts.Nano())-time.Duration(p.Start)*tick, 0)
-}
-
-func describe(e pod.Exit) string {
-	switch {
-	case e.Unknown:
-		return "ended; how is not known, because an earlier supervisor had started it"
-	case e.Signal != "":
-		return "ended by " + e.Signal
-	default:
-		return fmt.Sprintf("ended with exit status %d", e.Code)
-	}
 }
 
 // unknownExit is that of a process whose parent was not there any more.

@@ -229,10 +229,10 @@ func (s *stub) clear(ctx context.Context, lock *held, rec record, p *proc.Proces
 
 // removeCgroup removes the empty cgroup of a process that is gone.
 func removeCgroup(spec runtime.Spec) error {
-	if spec.Isolation == nil || spec.Isolation.Cgroup == "" {
+	if spec.Cgroup() == "" {
 		return nil
 	}
-	return isolate.Remove(spec.Isolation.Cgroup)
+	return isolate.Remove(spec.Cgroup())
 }
 
 func complain(err error) { fmt.Fprintln(os.Stderr, err) }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 // orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
@@ -57,12 +59,13 @@ func (f *family) identify(pid, pidfd int) (*child, error) {
 	if pidfd < 0 {
 		return nil, errors.New("start a stub: this kernel has no pidfd; needs Linux 5.4")
 	}
-	st, err := readStat(pid) // there is one, at least a zombie's: only we reap it
+	st, err := proc.ReadStat(pid) // there is one, at least a zombie's: only we reap it
 	if err != nil {
 		_ = unix.Close(pidfd)
 		return nil, err
 	}
-	return newChild(pid, st.start, true, pidfd)
+	p, err := proc.New(pid, st.Start, true, pidfd)
+	return &child{p}, err
 }
 
 // forget tells the family that the pid was reaped, or that nobody else will do it.
@@ -73,7 +76,7 @@ func (f *family) forget(pid int) {
 }
 
 // reapOrphans runs until the context ends.
-func (f *family) reapOrphans(ctx context.Context, sc *scanner, log func(error)) {
+func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(error)) {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, unix.SIGCHLD)
 	defer signal.Stop(died)
@@ -97,8 +100,8 @@ func (f *family) reapOrphans(ctx context.Context, sc *scanner, log func(error)) 
 }
 
 // reap waits for each zombie child that was not started here. Such a pid is not used again before that.
-func (f *family) reap(sc *scanner) error {
-	table, err := sc.scan()
+func (f *family) reap(sc *proc.Scanner) error {
+	table, err := sc.Scan()
 	if err != nil {
 		return err
 	}
@@ -106,11 +109,11 @@ func (f *family) reap(sc *scanner) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, st := range table {
-		if _, mine := f.own[st.pid]; mine || st.ppid != self || !st.dead() {
+		if _, mine := f.own[st.PID]; mine || st.PPID != self || !st.Dead() {
 			continue
 		}
-		if _, err := unix.Wait4(st.pid, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("reap process %d: %w", st.pid, err)
+		if _, err := unix.Wait4(st.PID, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("reap process %d: %w", st.PID, err)
 		}
 	}
 	return nil

@@ -160,7 +160,7 @@ func TestReboot(t *testing.T) {
 			t.Errorf("%s ran %d times", spec.ID, len(pids))
 		}
 		n.start(t, spec)
-		n.await(t, spec.ID, "started again", func(st runtime.Status) bool { return len(n.pids(t, spec.ID)) > 1 })
+		n.await(t, spec.ID, "started again", func(runtime.Status) bool { return len(n.pids(t, spec.ID)) > 1 })
 	}
 	for id, unknown := range map[string]bool{"never": true, "done": false} {
 		st := n.await(t, id, "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })

@@ -3,45 +3,10 @@ package shim
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
-
-func TestParseStat(t *testing.T) {
-	const tail = " S 2 3 4 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 9 0 12345 0 0"
-	for _, name := range []string{"sh", "a b", "(x) R 1", ") S 9 9 9", ""} {
-		got, err := parseStat([]byte("77 (" + name + ")" + tail + "\n"))
-		want := stat{pid: 77, ppid: 2, pgid: 3, sid: 4, state: 'S', threads: 9, start: 12345}
-		if err != nil || got != want {
-			t.Errorf("name %q: %+v, %v; want %+v", name, got, err, want)
-		}
-	}
-	for _, bad := range []string{"", "77", "77 (sh)", "77 (sh) S 2", "x (sh)" + tail, strings.Replace("77 (sh)"+tail, "12345", "-", 1)} {
-		if got, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("%q was read as %+v", bad, got)
-		}
-	}
-}
-
-func TestScannerSeesItself(t *testing.T) {
-	var sc scanner
-	table, err := sc.scan()
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := readStat(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, st := range table {
-		if st.pid == self.pid && st.start == self.start && st.ppid == os.Getppid() && !st.dead() {
-			return
-		}
-	}
-	t.Errorf("this process is not among %d", len(table))
-}
 
 func TestRecords(t *testing.T) {
 	r := records{t.TempDir()}

@@ -117,9 +117,9 @@ func (p *process) launch() (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.cgroup = cgroupOf(spec)
+	c.Cgroup = spec.Cgroup()
 	err = p.commit(runtime.Starting, "", func(r *record) {
-		r.PID, r.Start, r.Boot, r.StartedAt = c.pid, c.start, p.sup.boot, time.Now().UTC()
+		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
 		r.Starts++
 	})
 	if err == nil {
@@ -134,10 +134,10 @@ func (p *process) launch() (*child, error) {
 
 // discard ends a stub that did not become its program. Nobody else knows of it, so this need not be interruptible.
 func (p *process) discard(c *child) {
-	_ = unix.Kill(-c.pid, unix.SIGKILL)
-	_ = c.wait(context.Background())
+	_ = unix.Kill(-c.PID, unix.SIGKILL)
+	_ = c.Wait(context.Background())
 	c.status("")
-	p.sup.family.forget(c.pid)
-	c.close()
+	p.sup.family.forget(c.PID)
+	c.Close()
 	p.removeCgroup(c)
 }

@@ -2,13 +2,11 @@ package shim
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
@@ -172,7 +170,7 @@ func (p *process) start() *child {
 	}
 	p.hold(c)
 	p.enter(runtime.Running, "")
-	p.log("process started", map[string]any{"pid": c.pid})
+	p.log("process started", map[string]any{"pid": c.PID})
 	return c
 }
 
@@ -190,15 +188,15 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 		return false
 	}
 	exit := c.status(p.current().Spec.Name)
-	p.sup.family.forget(c.pid)
+	p.sup.family.forget(c.PID)
 	p.hold(nil)
-	c.close()
+	c.Close()
 	p.removeCgroup(c)
 	phase, done := runtime.Backoff, !p.current().Spec.Restart.Policy.Again(exit)
 	if done {
 		phase = runtime.Exited
 	}
-	p.note(phase, describe(exit), func(r *record) {
+	p.note(phase, runtime.Describe(exit), func(r *record) {
 		r.PID, r.Start, r.LastExit, r.Done = 0, 0, &exit, done
 		switch {
 		case ran >= p.sup.cfg.StableAfter:
@@ -209,19 +207,19 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 			r.ShortRuns++
 		}
 	})
-	p.log("process ended", map[string]any{"pid": c.pid, "exit": describe(exit)})
+	p.log("process ended", map[string]any{"pid": c.PID, "exit": runtime.Describe(exit)})
 	return true
 }
 
 // await returns when the process has ended or recalled ends, and for no other reason.
 func (p *process) await(recalled context.Context, c *child) {
 	for {
-		err := c.wait(recalled)
+		err := c.Wait(recalled)
 		if err == nil || recalled.Err() != nil {
 			return
 		}
 		// Not knowing is no reason to touch what may run well: look again.
-		p.log("process not watched", map[string]any{"pid": c.pid, "error": err})
+		p.log("process not watched", map[string]any{"pid": c.PID, "error": err})
 		timer := time.NewTimer(retryWatch)
 		select {
 		case <-timer.C:
@@ -238,11 +236,11 @@ func (p *process) terminate(ctx context.Context, c *child) bool {
 	// SIGCONT, because a stopped process would sleep through the request and then be killed without a chance.
 	ask, _ := p.current().Spec.Signal() // validate has seen it
 	for _, sig := range []unix.Signal{ask, unix.SIGCONT} {
-		if _, err := c.signal(&p.sup.scanner, sig); err != nil {
+		if _, err := c.Signal(&p.sup.scanner, sig); err != nil {
 			p.log("signal not sent", map[string]any{"error": err})
 		}
 	}
-	if c.wait(grace) == nil && p.empty(grace, c, 0) {
+	if c.Wait(grace) == nil && p.empty(grace, c, 0) {
 		return true
 	}
 	return p.empty(ctx, c, unix.SIGKILL)
@@ -251,10 +249,10 @@ func (p *process) terminate(ctx context.Context, c *child) bool {
 // empty sends sig again and again until nothing of the session runs. It returns false when ctx ended first.
 func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 	for look := firstLook; ctx.Err() == nil; look = min(2*look, lastLook) {
-		live, err := c.signal(&p.sup.scanner, sig)
+		live, err := c.Signal(&p.sup.scanner, sig)
 		if err != nil {
 			p.log("signal not sent", map[string]any{"error": err})
-		} else if live == 0 && c.exited() {
+		} else if live == 0 && c.Exited() {
 			return true
 		}
 		timer := time.NewTimer(look)
@@ -269,10 +267,10 @@ func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 
 // removeCgroup removes the empty cgroup of a process that is gone. One that stays costs next to nothing.
 func (p *process) removeCgroup(c *child) {
-	if c.cgroup == "" {
+	if c.Cgroup == "" {
 		return
 	}
-	if err := isolate.Remove(c.cgroup); err != nil {
+	if err := isolate.Remove(c.Cgroup); err != nil {
 		p.log("cgroup not removed", map[string]any{"error": err})
 	}
 }
@@ -291,16 +289,5 @@ func (p *process) pause(recalled context.Context) bool {
 		return true
 	case <-recalled.Done():
 		return false
-	}
-}
-
-func describe(e pod.Exit) string {
-	switch {
-	case e.Unknown:
-		return "ended; how is not known, because an earlier supervisor had started it"
-	case e.Signal != "":
-		return "ended by " + e.Signal
-	default:
-		return fmt.Sprintf("ended with exit status %d", e.Code)
 	}
 }

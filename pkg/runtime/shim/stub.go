@@ -2,17 +2,13 @@ package shim
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"syscall"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 // StubArg is the first argument of a process that is to call ExecStub before anything else.
@@ -43,7 +39,7 @@ func ExecStub() {
 		detach(os.Args[3:])
 	}
 	// Nothing but 0 to 2 reaches the program, whatever this process inherited.
-	if err := closeOnExec(); err != nil {
+	if err := proc.CloseOnExec(); err != nil {
 		report("close inherited descriptors: %v", err)
 	}
 	var o order
@@ -58,7 +54,7 @@ func ExecStub() {
 	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
 		report("change to the working directory: %v", err)
 	}
-	resetIgnored()
+	proc.ResetSignals()
 	err := syscall.Exec(o.Command[0], o.Command, o.Env)
 	report("exec %s: %v", o.Command[0], err)
 }
@@ -68,44 +64,11 @@ func report(format string, args ...any) {
 	os.Exit(1)
 }
 
-// closeOnExec marks every descriptor from 3 on.
-func closeOnExec() error {
-	err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
-	if err == nil || !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	// Before Linux 5.11.
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= 3 {
-			unix.CloseOnExec(fd)
-		}
-	}
-	return nil
-}
-
-// lastSignal is the highest signal number of Linux.
-const lastSignal = 64
-
-// resetIgnored undoes what exec would otherwise hand on from whoever started the supervisor, such as nohup: a handled
-// signal is reset to its default by exec, an ignored one stays ignored (signal(7)). It reaches the two signals below
-// SIGRTMIN that os/signal leaves alone, and that a make built on posix_spawn is known to leave ignored.
-func resetIgnored() {
-	var standard [4]uint64 // the kernel's sigaction, all zero: SIG_DFL, no flags, an empty mask
-	for sig := uintptr(1); sig <= lastSignal; sig++ {
-		// SIGKILL and SIGSTOP refuse, and are never ignored.
-		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
-	}
-}
-
 // detach starts the command in a session of its own and exits, so that it becomes an orphan and nobody has to wait
 // for it. Descriptor 3 becomes its output.
 func detach(args []string) {
 	const output = 3
-	if err := closeOnExec(); err != nil {
+	if err := proc.CloseOnExec(); err != nil {
 		fmt.Fprintf(os.Stderr, "close inherited descriptors: %v", err)
 		os.Exit(1)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 const (
@@ -36,7 +37,7 @@ type supervisor struct {
 	records records
 	boot    string
 	family  family
-	scanner scanner
+	scanner proc.Scanner
 
 	// tend runs a keeper with the supervisor's context and one that the returned function ends. Set by run.
 	tend func(keeper func(ctx, recalled context.Context)) context.CancelFunc
@@ -51,7 +52,7 @@ type supervisor struct {
 
 // newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
 func newSupervisor(cfg Config) (*supervisor, error) {
-	boot, err := bootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -105,8 +106,8 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		c.cgroup = cgroupOf(rec.Spec)
-		if c.exited() {
+		c.Cgroup = rec.Spec.Cgroup()
+		if c.Exited() {
 			return c, runtime.Backoff, nil // its keeper clears up behind it
 		}
 		return c, runtime.Running, nil
@@ -122,7 +123,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 func (s *supervisor) adopt(rec record) (*child, error) {
 	if rec.Boot != s.boot {
 		// From another boot: not a process here can be its, whatever the numbers say.
-		return &child{pid: noPID}, nil
+		return &child{&proc.Process{PID: noPID}}, nil
 	}
 	return adopt(rec.PID, rec.Start)
 }
@@ -188,8 +189,8 @@ func (s *supervisor) beginAll() {
 			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)
 		default:
-			if p.child != nil && p.child.fd != nil {
-				p.log("process taken over", map[string]any{"pid": p.child.pid})
+			if p.child != nil && !p.child.Exited() {
+				p.log("process taken over", map[string]any{"pid": p.child.PID})
 			}
 			p.begin(p.child)
 		}
@@ -220,15 +221,15 @@ func (s *supervisor) killAll() {
 	procs := s.all()
 	for _, p := range procs {
 		if p.child != nil {
-			_, _ = p.child.signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
+			_, _ = p.child.Signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
 		}
 	}
 	for _, p := range procs {
 		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
 			p.child.status("")
 			p.removeCgroup(p.child)
-			if p.child.cgroup != "" {
-				isolate.Prune(filepath.Dir(p.child.cgroup))
+			if p.child.Cgroup != "" {
+				isolate.Prune(filepath.Dir(p.child.Cgroup))
 			}
 		}
 	}
@@ -238,7 +239,7 @@ func (s *supervisor) killAll() {
 func (s *supervisor) close() {
 	for _, p := range s.all() {
 		if p.child != nil {
-			p.child.close()
+			p.child.Close()
 		}
 	}
 }

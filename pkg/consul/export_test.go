@@ -1,0 +1,12 @@
+package consul
+
+// Waiting returns how many calls wait for others.
+func (m *Merger) Waiting() int {
+	return m.reads.length() + m.locks.length() + m.writes.length() + m.large.length()
+}
+
+func (g *gatherer[T]) length() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.waiting)
+}

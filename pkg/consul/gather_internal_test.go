@@ -1,0 +1,102 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// groups records what a gatherer carries out, each group when it is let go.
+type groups struct {
+	letGo chan struct{}
+	mu    sync.Mutex
+	seen  [][]int
+	ended []error // of the groups' contexts
+}
+
+func (g *groups) run(ctx context.Context, group []int) {
+	select {
+	case <-g.letGo:
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seen, g.ended = append(g.seen, group), append(g.ended, ctx.Err())
+}
+
+func TestGatherer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		got := &groups{letGo: make(chan struct{})}
+		g := &gatherer[int]{most: 1, run: got.run, joins: func(group []int, _ int) bool { return len(group) < 3 }}
+		var all sync.WaitGroup
+		call := func(ctx context.Context, item int) {
+			all.Go(func() {
+				if err := g.do(ctx, item); err != nil {
+					t.Errorf("call %d: %v", item, err)
+				}
+			})
+			synctest.Wait() // it is under way or waits
+		}
+		for item := range 6 {
+			call(t.Context(), item)
+		}
+		if len(got.seen) != 0 || g.length() != 5 {
+			t.Fatalf("%v done, %d waiting; want one under way and the rest waiting", got.seen, g.length())
+		}
+		close(got.letGo)
+		all.Wait()
+		want := [][]int{{0}, {1, 2, 3}, {4, 5}}
+		if !slices.EqualFunc(got.seen, want, slices.Equal) {
+			t.Errorf("groups %v, want %v", got.seen, want)
+		}
+		call(t.Context(), 7)
+		all.Wait()
+		if last := got.seen[len(got.seen)-1]; !slices.Equal(last, []int{7}) {
+			t.Errorf("after the rush: %v", last)
+		}
+	})
+}
+
+// A caller that leaves takes nothing from the others: what waits is taken back, a group goes on for whoever still wants it,
+// also when the one that leaves carries it out, and is given up when nobody does.
+func TestGathererCallersThatLeave(t *testing.T) {
+	t.Parallel()
+	left := errors.New("left")
+	synctest.Test(t, func(t *testing.T) {
+		got := &groups{letGo: make(chan struct{})}
+		g := &gatherer[int]{most: 1, run: got.run, joins: func([]int, int) bool { return true }}
+		var all sync.WaitGroup
+		errs := make([]error, 5)
+		leave := make([]context.CancelCauseFunc, 5)
+		for item := range 5 {
+			var ctx context.Context
+			ctx, leave[item] = context.WithCancelCause(t.Context())
+			all.Go(func() { errs[item] = g.do(ctx, item) })
+			synctest.Wait()
+		}
+		leave[4](left) // waits
+		synctest.Wait()
+		leave[0](left) // is alone in its group, which ends; then 1, 2 and 3 are one
+		synctest.Wait()
+		leave[1](left) // carries it out
+		leave[2](left)
+		synctest.Wait()
+		if len(got.seen) != 1 || got.ended[0] == nil {
+			t.Fatalf("groups %v ended with %v; want the first, given up", got.seen, got.ended)
+		}
+		leave[3](left)
+		all.Wait()
+		if len(got.seen) != 2 || !slices.Equal(got.seen[1], []int{1, 2, 3}) || got.ended[1] == nil {
+			t.Errorf("groups %v ended with %v", got.seen, got.ended)
+		}
+		for item, err := range errs {
+			if want := item == 4; errors.Is(err, left) != want {
+				t.Errorf("call %d: %v", item, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package farm
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func names(prefix string, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprint(prefix, i)
+	}
+	return out
+}
+
+// Passes keep off each other's nodes, and off those of other farms as far as they can.
+func TestLedgerKeepsPassesApart(t *testing.T) {
+	t.Parallel()
+	var l ledger
+	taken := map[string]bool{}
+	for range 6 {
+		from := &pool{share: names("own", 40), rest: names("rest", 40)}
+		some, foreign := l.take(t.Context(), from, 12, 3, true)
+		for _, name := range some {
+			if taken[name] {
+				t.Errorf("%s was given to two passes", name)
+			}
+			taken[name] = true
+		}
+		if len(foreign) > 2 || len(some)-len(foreign) < 3 {
+			t.Errorf("took %v, of others %v", some, foreign)
+		}
+		if len(from.share)+len(from.rest)+len(some) != 80 || slices.ContainsFunc(from.share, func(n string) bool { return slices.Contains(some, n) }) {
+			t.Errorf("took %v and left %v and %v", some, from.share, from.rest)
+		}
+	}
+}
+
+// Without own nodes the rest is used; and what is needed is taken, whoever has it, by a pass that must not wait.
+func TestLedgerTakesWhatThereIs(t *testing.T) {
+	t.Parallel()
+	var l ledger
+	from := &pool{rest: names("rest", 20)}
+	if some, foreign := l.take(t.Context(), from, 12, 3, true); len(some) != 12 || len(foreign) != 12 || len(from.rest) != 8 {
+		t.Errorf("took %v, of others %v", some, foreign)
+	}
+	small := names("own", 2)
+	for range 2 {
+		if some, _ := l.take(t.Context(), &pool{share: small}, 12, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
+			t.Errorf("took %v", some)
+		}
+	}
+	some, foreign := l.take(t.Context(), &pool{share: small, rest: names("rest", 12)}, 12, 4, false)
+	if len(some) != 4 || len(foreign) != 2 {
+		t.Errorf("took %v, of others %v; all are busy", some, foreign)
+	}
+}
+
+// A pass that has nothing yet waits for nodes, but not for ever.
+func TestLedgerWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l ledger
+		own := names("own", 4)
+		first, _ := l.take(t.Context(), &pool{share: own}, 12, 3, true)
+		l.giveBack(first[3:])
+		if len(first) < 3 {
+			t.Fatalf("took %v", first)
+		}
+		started := time.Now()
+		time.AfterFunc(nodesWait/2, func() { l.giveBack(first[:3]) })
+		second, _ := l.take(t.Context(), &pool{share: own}, 12, 3, true)
+		if waited := time.Since(started); waited != nodesWait/2 || len(second) < 3 {
+			t.Errorf("took %v after %s", second, waited)
+		}
+		started = time.Now()
+		third, _ := l.take(t.Context(), &pool{share: own}, 12, 3, true)
+		if waited := time.Since(started); waited != nodesWait || len(third) != 3 {
+			t.Errorf("took %v after %s", third, waited)
+		}
+	})
+}

@@ -1,0 +1,48 @@
+package farm
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+// A view is made anew when its record, the operators' side, or what is known of its machine changes, and only then; the
+// version tells when any has.
+func TestPublishedViews(t *testing.T) {
+	t.Parallel()
+	w := newWorld(&Farm{})
+	record := func(name string) *node.View {
+		return &node.View{Node: node.Node{Name: name, ConsulNode: "on-" + name}, Alive: name != "dead"}
+	}
+	step := func(what string, want ...string) {
+		t.Helper()
+		before, version := w.nodesAt()
+		changed, _ := w.publish()
+		after, next := w.nodesAt()
+		if got := slices.Sorted(maps.Keys(changed)); !slices.Equal(got, want) {
+			t.Errorf("%s: changed %v, want %v", what, got, want)
+		}
+		if moved := next != version; moved != (len(want) > 0) {
+			t.Errorf("%s: version %d, then %d", what, version, next)
+		}
+		for name, v := range after {
+			if same := before[name] == v; same == slices.Contains(want, name) {
+				t.Errorf("%s: view of %s is the same: %v", what, name, same)
+			}
+		}
+	}
+	w.records[0] = map[string]*node.View{"a": record("a"), "dead": record("dead")}
+	w.records[1] = map[string]*node.View{"b": record("b")}
+	step("first", "a", "b", "dead")
+	step("nothing new")
+	w.records[0] = map[string]*node.View{"a": record("a"), "dead": record("dead")}
+	step("the same again")
+	w.ops, w.sources = map[string]node.Ops{"b": {Name: "b", Unschedulable: true}}, nil
+	step("operators", "b")
+	w.failed, w.sources = map[string]bool{"on-dead": true, "on-a": true}, nil
+	step("machines", "dead")
+	w.records[1] = nil
+	step("gone", "b")
+}
