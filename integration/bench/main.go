@@ -33,6 +33,7 @@ var benchmarks = []benchmark{
 	{"idle", 3 * time.Minute, idleBench},
 	{"recovery", 2 * time.Minute, recoveryBench},
 	{"storm", 2 * time.Minute, stormBench},
+	{"preparer", 5 * time.Minute, preparerBench},
 }
 
 // options are the sizes. The defaults are those of the goals.

@@ -1,0 +1,389 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Goals of preparer.
+const (
+	startRate    = 100 // pods per second, from intent to available
+	startFlat    = 0.8 // of the rate at 100 pods
+	ownMemory    = 1.5 // MiB for each pod
+	crashRestart = 1   // second
+	agentRestart = 1   // second
+	nodeIdleCPU  = 1   // percent of a core
+)
+
+const (
+	nodeName   = "bench"
+	steadyPods = 200 // that memory, restarts and idle are measured with
+	nodeIdle   = 20 * time.Second
+)
+
+// realNode is a preparer with everything real: processes, supervisor, disk, Consul's agent.
+type realNode struct {
+	world    *world
+	program  string
+	dir      string
+	line     *app.LifelineServer
+	digest   string
+	cmd      *exec.Cmd
+	ended    chan struct{}
+	revision int64
+}
+
+// preparerBench measures a node: the built preparer, which starts real processes from intents that are written as a farm
+// writes them. The artifact is in its cache.
+func preparerBench(ctx context.Context, b *bench) error {
+	var rate float64
+	for _, n := range []int{100, 300, 500} {
+		if part := fmt.Sprintf("start-%d", n); b.wants(part) {
+			took, err := b.startPods(ctx, n)
+			if err != nil {
+				return fmt.Errorf("%s: %w", part, err)
+			}
+			now := float64(n) / took.Seconds()
+			b.report.add("preparer/"+part+"/pods", now, "pods/s", atLeast(startRate))
+			if rate == 0 {
+				rate = now
+			} else {
+				b.report.add("preparer/"+part+"/share-of-100", now/rate, "", atLeast(startFlat))
+			}
+		}
+	}
+	if !b.wants("steady") {
+		return nil
+	}
+	return b.steadyNode(ctx)
+}
+
+// startPods returns how long n pods take from the first intent until all are available.
+func (b *bench) startPods(ctx context.Context, n int) (time.Duration, error) {
+	var sc scope
+	defer sc.close()
+	node, err := b.realNode(ctx, &sc)
+	if err != nil {
+		return 0, err
+	}
+	return node.run(ctx, n)
+}
+
+// steadyNode measures a node that has all its pods.
+func (b *bench) steadyNode(ctx context.Context) error {
+	var sc scope
+	defer sc.close()
+	node, err := b.realNode(ctx, &sc)
+	if err != nil {
+		return err
+	}
+	if _, err := node.run(ctx, steadyPods); err != nil {
+		return err
+	}
+	own, pods, err := node.processes()
+	if err != nil {
+		return err
+	}
+	if len(pods) != steadyPods+1 {
+		return fmt.Errorf("%d pods run, want %d", len(pods), steadyPods+1)
+	}
+	var memory int64
+	for _, pid := range own {
+		bytes, err := pss(pid)
+		if err != nil {
+			return err
+		}
+		memory += bytes
+	}
+	b.report.add("preparer/steady/memory", float64(memory)/mega/steadyPods, "MiB/pod", atMost(ownMemory))
+	used, err := cpuDuring(ctx, own, nodeIdle)
+	if err != nil {
+		return err
+	}
+	b.report.add("preparer/steady/idle", 100*used.Seconds()/nodeIdle.Seconds(), "% of a core", below(nodeIdleCPU))
+	took, err := node.crash(ctx, pods)
+	if err != nil {
+		return err
+	}
+	b.report.add("preparer/steady/crash", took.Seconds(), "s", atMost(crashRestart))
+	took, err = node.restart(ctx)
+	if err != nil {
+		return err
+	}
+	b.report.add("preparer/steady/restart", took.Seconds(), "s", atMost(agentRestart))
+	return nil
+}
+
+// realNode starts a preparer and one pod, so that the artifact is there.
+func (b *bench) realNode(ctx context.Context, sc *scope) (*realNode, error) {
+	dev, err := b.startDev(ctx, sc, nil)
+	if err != nil {
+		return nil, err
+	}
+	n := &realNode{program: filepath.Join(filepath.Dir(b.farm), "preparer"), revision: time.Now().UnixMilli()}
+	if n.world, err = newWorld(ctx, sc, dev.addr); err != nil {
+		return nil, err
+	}
+	if n.dir, err = os.MkdirTemp("", "rcfb-"); err != nil { // short: sockets live below it
+		return nil, err
+	}
+	if err := os.Chmod(n.dir, 0o711); err != nil { // for pods with users of their own
+		return nil, err
+	}
+	sc.add(func() { _ = os.RemoveAll(n.dir) })
+	if n.line, err = app.ListenLifeline(filepath.Join(n.dir, "life.sock")); err != nil {
+		return nil, err
+	}
+	sc.add(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		_ = n.line.End(ctx) // everything of the node ends with it
+		<-n.ended
+	})
+	if err := n.upload(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.start(); err != nil {
+		return nil, err
+	}
+	_, err = n.run(ctx, 1)
+	return n, err
+}
+
+// start starts the preparer.
+func (n *realNode) start() error {
+	n.cmd = exec.Command(n.program, "--node", nodeName, "--address", "127.0.0.1", "--data-dir", filepath.Join(n.dir, "node"),
+		"--consul-addr", n.world.addr, "--prefix", n.world.keys.Prefix(), "--lifeline", filepath.Join(n.dir, "life.sock"),
+		"--slots", "10000", "--debug-addr", "off", "--log-level", "warn")
+	log, err := os.OpenFile(filepath.Join(n.dir, "preparer.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	n.cmd.Stderr = log
+	ended := make(chan struct{})
+	n.ended = ended
+	if err := consultest.StartTied(n.cmd, func(error) { close(ended) }); err != nil {
+		return fmt.Errorf("%w; run `make build`", err)
+	}
+	return nil
+}
+
+// upload packs an artifact whose program waits, and stores the manifest that runs it.
+func (n *realNode) upload(ctx context.Context) error {
+	script := filepath.Join(n.dir, "launch")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec sleep 1000000\n"), 0o755); err != nil {
+		return err
+	}
+	archive := filepath.Join(n.dir, "waits.tar.gz")
+	pack := exec.CommandContext(ctx, "tar", "-C", n.dir, "--transform", "s,^,bin/,", "-czf", archive, "launch")
+	if out, err := pack.CombinedOutput(); err != nil {
+		return fmt.Errorf("pack an artifact: %w: %s", err, out)
+	}
+	data, err := os.ReadFile(archive)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(data)
+	m := &manifest.Manifest{Version: 1, ID: "waits", Launchables: []manifest.Launchable{{
+		Name:     "main",
+		Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + archive, SHA256: hex.EncodeToString(sum[:])},
+	}}}
+	canonical, err := m.Canonical()
+	if err != nil {
+		return err
+	}
+	n.digest = manifest.Digest(canonical)
+	stored, err := json.Marshal(map[string]json.RawMessage{"manifest": canonical})
+	if err == nil {
+		_, err = n.world.client.Commit(ctx, []consul.Op{consul.Set(n.world.keys.Manifest(n.digest), stored)})
+	}
+	return err
+}
+
+// run tells the node to run so many pods more and returns how long it takes until all are available.
+func (n *realNode) run(ctx context.Context, more int) (time.Duration, error) {
+	n.revision++
+	rcID := fmt.Sprintf("rc-%d", n.revision)
+	var txns [][]consul.Op
+	for i := range more {
+		in := pod.Intent{
+			Identity: pod.Identity{RCID: rcID, Role: "main", Index: i}, PodID: "waits", Digest: n.digest, State: pod.Running, Revision: n.revision,
+		}
+		data, err := json.Marshal(in)
+		if err != nil {
+			return 0, err
+		}
+		if i%consul.MaxTxnOps == 0 {
+			txns = append(txns, nil)
+		}
+		txns[len(txns)-1] = append(txns[len(txns)-1], consul.Set(n.world.keys.Intent(nodeName, in.Identity), data))
+	}
+	began := time.Now()
+	if err := simnode.CommitAll(ctx, n.world.client, txns); err != nil {
+		return 0, err
+	}
+	err := every(ctx, 10*time.Millisecond, func() error {
+		pairs, err := n.world.client.List(ctx, n.world.keys.Realities(nodeName)+rcID+"/", consul.Default)
+		if err != nil {
+			return err
+		}
+		available := 0
+		for _, p := range pairs {
+			var r pod.Reality
+			if json.Unmarshal(p.Value, &r) == nil && r.Available {
+				available++
+			}
+		}
+		if available < more {
+			return fmt.Errorf("%d of %d pods are available", available, more)
+		}
+		return nil
+	})
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(n.dir, "preparer.log"))
+		err = fmt.Errorf("%w\n%s", err, log[max(0, len(log)-2000):])
+	}
+	return time.Since(began), err
+}
+
+// processes returns the node's processes: ours, and the pods' programs.
+func (n *realNode) processes() (own, pods []int, err error) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		pid, convErr := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil || convErr != nil {
+			continue // it has ended
+		}
+		cwd, _ := os.Readlink(filepath.Join(filepath.Dir(file), "cwd")) // one that has ended has none
+		switch {
+		case strings.HasPrefix(string(line), n.program+"\x00") && strings.Contains(string(line), n.dir):
+			own = append(own, pid)
+		case strings.HasPrefix(string(line), "sleep\x001000000") && strings.HasPrefix(cwd, n.dir):
+			pods = append(pods, pid)
+		}
+	}
+	return own, pods, nil
+}
+
+// crash kills one pod's program and returns how long it takes until there is another.
+func (n *realNode) crash(ctx context.Context, pods []int) (time.Duration, error) {
+	victim := pods[0]
+	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	err := every(ctx, 10*time.Millisecond, func() error {
+		_, now, err := n.processes()
+		if err == nil && (len(now) != len(pods) || slices.Contains(now, victim)) {
+			err = fmt.Errorf("%d pods run, want %d", len(now), len(pods))
+		}
+		return err
+	})
+	return time.Since(began), err
+}
+
+// restart kills the preparer and starts it again, and returns how long it takes until it takes intents. Its pods must be
+// the same.
+func (n *realNode) restart(ctx context.Context) (time.Duration, error) {
+	_, before, err := n.processes()
+	if err != nil {
+		return 0, err
+	}
+	record := n.world.keys.Node(nodeName)
+	held, err := n.world.client.Get(ctx, record, consul.Default)
+	if err != nil {
+		return 0, err
+	}
+	_ = n.cmd.Process.Kill() // it runs
+	<-n.ended
+	began := time.Now()
+	if err := n.start(); err != nil {
+		return 0, err
+	}
+	err = every(ctx, 5*time.Millisecond, func() error {
+		now, err := n.world.client.Get(ctx, record, consul.Default)
+		if err == nil && (now.Session == "" || now.Session == held.Session) {
+			err = errors.New("the node is not held again")
+		}
+		return err
+	})
+	took := time.Since(began)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := n.run(ctx, 1); err != nil { // it does work again
+		return 0, err
+	}
+	_, after, err := n.processes()
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range before {
+		if !slices.Contains(after, pid) {
+			return 0, fmt.Errorf("pod %d did not survive the restart of the preparer", pid)
+		}
+	}
+	return took, nil
+}
+
+// pss returns the memory of a process in bytes, with its share of what it shares (proc(5), smaps_rollup).
+func pss(pid int) (int64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if text, ok := strings.CutPrefix(line, "Pss:"); ok {
+			kb, err := strconv.ParseInt(strings.Fields(text)[0], 10, 64)
+			return kb * 1024, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/smaps_rollup has no Pss", pid)
+}
+
+// cpuDuring returns what the processes use together while the time passes.
+func cpuDuring(ctx context.Context, pids []int, d time.Duration) (time.Duration, error) {
+	total := func() (sum time.Duration, err error) {
+		for _, pid := range pids {
+			used, err := cpu(pid)
+			if err != nil {
+				return 0, err
+			}
+			sum += used
+		}
+		return sum, nil
+	}
+	from, err := total()
+	if err != nil {
+		return 0, err
+	}
+	if err := pause(ctx, d); err != nil {
+		return 0, err
+	}
+	to, err := total()
+	return to - from, err
+}
