@@ -192,8 +192,8 @@ func TestFullDisk(t *testing.T) {
 		b.mustKeepPID(0, pid)
 
 		// A restart of the preparer on the full disk changes nothing.
+		a.stop() // before: a fetch under way gives its room back when it fails
 		disktest.Fill(t, disk)
-		a.stop()
 		a = b.start()
 		b.awaitServing()
 		b.awaitState(0, pod.StateFailed, 20, "")
