@@ -188,6 +188,9 @@ func (r *readiness) update(now time.Time, procs string, h checkState, spec *mani
 	if procs == "" {
 		return false, false, time.Time{}
 	}
+	if h.silent && r.ready == procs { // as its predecessor knew it, which nobody has contradicted
+		return true, false, time.Time{}
+	}
 	if !h.passing {
 		r.passing = time.Time{}
 		if h.known {
@@ -269,6 +272,7 @@ func (p *Preparer) observeAll(now time.Time) (due time.Time) {
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	health := e.healthOf()
+	health.silent = !p.agentSeen && e.script == nil
 	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !health.known}
 	if e.script != nil && health.known {
 		o.complaint = e.script.verdict.Output

@@ -96,6 +96,10 @@ func TestReadiness(t *testing.T) {
 	if available, _, _ := restarted.update(now, "a:1", passing, spec); !available {
 		t.Error("a restarted preparer made the pod wait again")
 	}
+	restarted = readiness{ready: r.ready}
+	if available, _, _ := restarted.update(now, "a:1", checkState{silent: true}, spec); !available {
+		t.Error("an agent that does not answer a restarted preparer made the pod unavailable")
+	}
 	is("process ended", "", passing, false, false)
 	is("new process, old check result", "a:2", passing, false, false)
 	now = now.Add(5 * time.Second)

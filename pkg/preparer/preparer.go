@@ -215,6 +215,7 @@ type Preparer struct {
 	queue       []*entry // entries that need settling
 	runtimeSeen bool     // runtime.Watch has answered
 	healthSeen  bool     // the local agent was asked at least once
+	agentSeen   bool     // and has answered
 	holding     bool     // Serve holds the node's lock
 	world       World    // of the running Serve
 	nonce       string   // that belongs to world

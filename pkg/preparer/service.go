@@ -88,6 +88,7 @@ func fingerprint(s consul.Service) string {
 type checkState struct {
 	known   bool // the agent has the service as it should be
 	passing bool
+	silent  bool // the agent has not answered since this preparer started
 }
 
 // gate paces registrations of a service that the agent does not keep, or does not show to our token.
@@ -188,6 +189,7 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 	if err != nil {
 		return nil, nil
 	}
+	p.agentSeen = true
 	now := time.Now()
 	expected := map[string]bool{}
 	for _, e := range p.pods {
