@@ -47,8 +47,9 @@ race: build bin/consul runit ## the tests three times in a row, in another order
 e2e: build bin/consul runit ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
 
-faults: build bin/consul ## kill -9 a preparer at random steps of installations, upgrades and stops; SEED=n FAULTS=200
+faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n); set the machine's clock and back
 	FAULTS=$(FAULTS) SEED=$(SEED) $(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestKilledAnywhere$$' ./pkg/preparer
+	$(GO) test -count=1 -v -timeout $(TESTTIME) -tags clockjump -run '^TestScenario/^clock-jump$$' ./integration/e2e
 
 bench: build bin/consul ## measure against the goals, table and bin/bench.json; BENCH=name or name/part for one
 	$(GO) build -trimpath -o bin/bench ./integration/bench
