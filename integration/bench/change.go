@@ -45,6 +45,10 @@ func changeBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
+// changeGroups keeps short what the simulated nodes list for one change; a real node lists its own ten intents. A client has
+// 60 connections.
+const changeGroups = 48
+
 func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err error) {
 	var sc scope
 	defer sc.close()
@@ -56,7 +60,7 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 	if err != nil {
 		return nil, err
 	}
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, StartTime: 50 * time.Millisecond}); err != nil {
+	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond}); err != nil {
 		return nil, err
 	}
 	farm, err := b.startFarm(ctx, &sc, w, "farm", "", dev.addr)

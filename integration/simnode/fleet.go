@@ -1,6 +1,7 @@
 package simnode
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// fleetGroups is how many standing queries a fleet has for the intents of all its nodes.
+// fleetGroups is how many standing queries a fleet has for the intents of all its nodes, unless it says something else.
 const fleetGroups = 16
 
 // Fleet is thousands of simulated nodes that share one client, one session and a few standing queries, so that the machine
@@ -30,6 +31,9 @@ type Fleet struct {
 	Client *consul.Client
 	Store  *store.Store
 	TTL    time.Duration
+	// Groups is how many standing queries it has for the intents of all its nodes; 16. A change is seen in a list of the
+	// intents of its group: where one change is measured among many pods, it should not be much longer than a node's own.
+	Groups int
 	// StartTime is how long a pod takes from its intent to being available, and from being told to stop to having stopped.
 	StartTime time.Duration
 	// Prepare may change a node's record before it is written; nil changes nothing.
@@ -38,10 +42,12 @@ type Fleet struct {
 	OnReady func()
 }
 
-// NodeName is the name of the fleet's i-th node. The hexadecimal digit is its group.
+// NodeName is the name of the fleet's i-th node. The hexadecimal number is its group.
 func (f *Fleet) NodeName(i int) string {
-	return fmt.Sprintf("%s-%x-%05d", f.Name, i%fleetGroups, i)
+	return fmt.Sprintf("%s-%x-%05d", f.Name, i%f.groups(), i)
 }
+
+func (f *Fleet) groups() int { return cmp.Or(f.Groups, fleetGroups) }
 
 // Run simulates the nodes until ctx ends.
 func (f *Fleet) Run(ctx context.Context) error {
@@ -121,7 +127,7 @@ func (t *fleetTenure) serve(ctx context.Context, nonce string) error {
 			return t.hold(ctx, nonce)
 		})
 	})
-	for g := range fleetGroups {
+	for g := range t.groups() {
 		prefix := fmt.Sprintf("%s%s-%x-", t.intents(), t.Name, g)
 		nodes := &fleetGroup{fleetTenure: t, seen: map[string]uint64{}, applied: map[string]int64{}}
 		group.Go(func() error {
