@@ -38,7 +38,7 @@ func main() {
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
 			"Pods run on when it ends, and keep their pids when it starts again.",
-		Flags: slices.Concat(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr), app.ArtifactFlags(&cfg.Artifacts), []cli.Flag{
+		Flags: slices.Concat(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr), app.ArtifactFlags(&cfg.Artifacts), app.APIFlags(&cfg.API), []cli.Flag{
 			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, Destination: &cfg.Node},
 			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
 			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` that selectors match; may be repeated", Destination: &labels},

@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
@@ -40,6 +41,7 @@ type PreparerConfig struct {
 	UserRange string // first-last
 
 	Artifacts   ArtifactConfig
+	API         APIConfig
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
 	TrustPolicy string        // file that says which manifests the node runs; empty: all
@@ -79,6 +81,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	c.users(&errs)
 
 	c.Artifacts.validate(&errs)
+	c.API.config(c.Node, c.Address, nil).Check(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -97,6 +100,7 @@ type Preparer struct {
 	record node.Node
 	agent  *preparer.Preparer
 	debug  *obs.DebugServer
+	api    *nodeapi.Server
 }
 
 // NewPreparer opens everything that the agent needs except Consul, which may be away for now: pods are supervised without
@@ -142,6 +146,11 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if isolation.Cgroup != "" {
 		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
 	}
+	if p.api, err = nodeapi.New(ctx, cfg.API.config(cfg.Node, cfg.Address, b.log)); err != nil {
+		return nil, err
+	}
+	b.undo = append(b.undo, p.api.Close)
+	record.API = p.api.URL()
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
@@ -161,10 +170,13 @@ func (p *Preparer) Run(ctx context.Context) error {
 	ctx, cancel := p.untilLifeline(ctx)
 	defer cancel()
 	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version}).Info("preparer starts")
-	err := together(ctx, p.agent.Run, p.serve, p.debug.Run)
+	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, p.serveAPI)
 	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
 	return err
 }
+
+// serveAPI shows logs, and runs commands in pods.
+func (p *Preparer) serveAPI(ctx context.Context) error { return p.api.Run(ctx, p.agent) }
 
 // serve reports to Consul and takes intents from it, in one session after the other.
 func (p *Preparer) serve(ctx context.Context) error {

@@ -21,7 +21,7 @@ type Node struct {
 	Address     string            `json:"address"`       // given to pods as NODE_ADDRESS
 	ConsulNode  string            `json:"consul_node"`   // the node name of its Consul agent
 	Version     string            `json:"version"`       // of the preparer
-	API         string            `json:"api,omitempty"` // host:port of the preparer's HTTP API (logs, exec); empty: none
+	API         string            `json:"api,omitempty"` // URL of the preparer's HTTP API (logs, commands); empty: none
 	Incarnation string            `json:"incarnation"`   // of the preparer process
 	Nonce       string            `json:"nonce"`         // cluster nonce that it has seen (R1)
 	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or

@@ -69,20 +69,10 @@ func guard(c Command, order io.Reader) result {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return result{Error: fmt.Sprintf("become a child subreaper: %v", err)}
 	}
-	output, outputEnd, err := os.Pipe()
+	pid, copied, err := startFor(c)
 	if err != nil {
 		return result{Error: err.Error()}
 	}
-	pid, err := startProgram(c, outputEnd)
-	_ = outputEnd.Close()
-	if err != nil {
-		return result{Error: err.Error()}
-	}
-	copied := make(chan struct{})
-	go func() {
-		defer close(copied)
-		copyOutput(output, os.Stdout, c.OutputBytes)
-	}()
 	ended := make(chan result, 1)
 	reaped := make(chan struct{})
 	go func() {
@@ -105,8 +95,36 @@ func guard(c Command, order io.Reader) result {
 	return r
 }
 
+// startFor starts the program with what it is to read and write. copied is closed when its output has been handed on.
+func startFor(c Command) (pid int, copied <-chan struct{}, err error) {
+	done := make(chan struct{})
+	if c.Direct {
+		close(done)
+		pid, err = startProgram(c, [3]*os.File{os.Stdin, os.Stdout, os.Stderr})
+		return pid, done, err
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, nil, err
+	}
+	output, outputEnd, err := os.Pipe()
+	if err != nil {
+		return 0, nil, err
+	}
+	pid, err = startProgram(c, [3]*os.File{null, outputEnd, outputEnd})
+	_, _ = null.Close(), outputEnd.Close()
+	if err != nil {
+		return 0, nil, err
+	}
+	go func() {
+		defer close(done)
+		copyOutput(output, os.Stdout, c.OutputBytes)
+	}()
+	return pid, done, nil
+}
+
 // startProgram starts the other role, which becomes the program, and returns once it has.
-func startProgram(c Command, output *os.File) (pid int, err error) {
+func startProgram(c Command, stdio [3]*os.File) (pid int, err error) {
 	orderEnd, order, err := os.Pipe()
 	if err != nil {
 		return 0, err
@@ -115,15 +133,11 @@ func startProgram(c Command, output *os.File) (pid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return 0, err
-	}
 	pid, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], Arg, programRole}, &syscall.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []uintptr{null.Fd(), output.Fd(), output.Fd(), orderEnd.Fd(), complaintEnd.Fd()},
+		Dir: "/", Env: []string{}, Files: []uintptr{stdio[0].Fd(), stdio[1].Fd(), stdio[2].Fd(), orderEnd.Fd(), complaintEnd.Fd()},
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
-	_, _, _ = orderEnd.Close(), complaintEnd.Close(), null.Close()
+	_, _ = orderEnd.Close(), complaintEnd.Close()
 	if err != nil {
 		return 0, err
 	}

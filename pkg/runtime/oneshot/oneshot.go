@@ -51,7 +51,12 @@ type Command struct {
 	Isolation   *runtime.Isolation `json:"isolation,omitempty"`
 	OutputBytes int64              `json:"output_bytes"` // of stdout and stderr together; more is dropped. Zero: DefaultOutputBytes
 
+	// Direct gives the program Input, Output and Errors themselves, so that nothing is bounded, mixed or dropped.
+	Direct bool `json:"direct,omitempty"`
+
+	Input  *os.File `json:"-"` // stdin of a direct program; nil: nothing to read
 	Output *os.File `json:"-"` // where stdout and stderr go; nil: nowhere
+	Errors *os.File `json:"-"` // stderr of a direct program; nil: Output
 }
 
 // Exit is how a program ended.
@@ -154,6 +159,12 @@ func startGuard(c Command) (order, answer *os.File, wait func(), err error) {
 	cmd.ExtraFiles = []*os.File{orderEnd, answerEnd}
 	if c.Output != nil {
 		cmd.Stdout, cmd.Stderr = c.Output, c.Output
+	}
+	if c.Direct && c.Input != nil {
+		cmd.Stdin = c.Input
+	}
+	if c.Direct && c.Errors != nil {
+		cmd.Stderr = c.Errors
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are for the caller
 	if err := cmd.Start(); err != nil {

@@ -276,6 +276,7 @@ func prepare(spec runtime.Spec) (log *os.File, err error) {
 	if err := logfile.Share(log, spec.Isolation); err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
+	logfile.MarkStart(log, time.Now())
 	if _, err := unix.Setsid(); err != nil {
 		return nil, fmt.Errorf("make a session: %w", err)
 	}

@@ -52,6 +52,7 @@ func (f *stubFiles) open(spec runtime.Spec) error {
 	if err := logfile.Share(log, spec.Isolation); err != nil {
 		return fmt.Errorf("open log: %w", err)
 	}
+	logfile.MarkStart(log, time.Now())
 	orderEnd, order, err := os.Pipe()
 	if err != nil {
 		return err

@@ -1,0 +1,124 @@
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Client asks the API of one node.
+type Client struct {
+	URL   string // as Server.URL
+	Node  string
+	Token string       // empty: none
+	HTTP  *http.Client // without a time limit
+}
+
+// Errors that a caller may test for.
+var (
+	// ErrUnauthorized means that the token is missing or wrong.
+	ErrUnauthorized = errors.New("refused")
+	// ErrNotFound means that the node does not know the pod, the process or the log.
+	ErrNotFound = errors.New("not found")
+	// ErrOtherNode means that whoever listens there is not the node's preparer.
+	ErrOtherNode = errors.New("another node answers")
+)
+
+// LogOptions chooses among a pod's logs.
+type LogOptions struct {
+	Process  string // empty: all
+	Tail     int    // lines; negative: all
+	Follow   bool
+	Previous bool // of the start before the last
+}
+
+// Logs returns the logs of a pod. Whoever asked closes them.
+func (c *Client) Logs(ctx context.Context, id pod.Identity, o LogOptions) (io.ReadCloser, error) {
+	q := url.Values{}
+	if o.Process != "" {
+		q.Set(paramProcess, o.Process)
+	}
+	if o.Tail >= 0 {
+		q.Set(paramTail, strconv.Itoa(o.Tail))
+	}
+	if o.Follow {
+		q.Set(paramFollow, "1")
+	}
+	if o.Previous {
+		q.Set(paramPrevious, "1")
+	}
+	return c.ask(ctx, http.MethodGet, id, "logs", q, nil)
+}
+
+// Exec runs a command in a pod and returns how it ended. It is ended when ctx is. A nil stdin is empty.
+func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv []string, stdin io.Reader, stdout, stderr io.Writer) (Ended, error) {
+	q := url.Values{paramArg: argv}
+	if process != "" {
+		q.Set(paramProcess, process)
+	}
+	var body io.Reader
+	if stdin != nil {
+		q.Set(paramStdin, "1")
+		pipe, feed := io.Pipe() // a read of stdin may wait for ever, and must not hold up what has ended
+		go func() {
+			_, err := io.Copy(feed, stdin)
+			_ = feed.CloseWithError(err)
+		}()
+		stop := context.AfterFunc(ctx, func() { _ = feed.CloseWithError(context.Cause(ctx)) })
+		defer stop()
+		defer func() { _ = pipe.Close() }()
+		body = pipe
+	}
+	answer, err := c.ask(ctx, http.MethodPost, id, "exec", q, body)
+	if err != nil {
+		return Ended{}, err
+	}
+	defer func() { _ = answer.Close() }()
+	ended, err := readFrames(answer, stdout, stderr)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return ended, err
+}
+
+func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what string, q url.Values, body io.Reader) (io.ReadCloser, error) {
+	parts := []string{"v1", "nodes", c.Node, "pods", id.RCID, id.Role, strconv.Itoa(id.Index), what}
+	for i, part := range parts {
+		parts[i] = url.PathEscape(part)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.URL+"/"+strings.Join(parts, "/")+"?"+q.Encode(), body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set(askHeader, "1")
+	if c.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	resp, err := c.HTTP.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status says enough
+	why := strings.TrimSpace(string(text))
+	switch resp.StatusCode {
+	case http.StatusUnauthorized:
+		return nil, fmt.Errorf("%w: %s", ErrUnauthorized, why)
+	case http.StatusNotFound:
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, why)
+	case http.StatusMisdirectedRequest:
+		return nil, fmt.Errorf("%w: %s", ErrOtherNode, why)
+	default:
+		return nil, fmt.Errorf("the preparer of node %s: %s", c.Node, why)
+	}
+}

@@ -1,0 +1,179 @@
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+)
+
+// aliveEvery is how often a client is told that its command still runs, and found out that has gone.
+const aliveEvery = 5 * time.Second
+
+// Names of the parameters of requests.
+const (
+	paramProcess  = "process"
+	paramTail     = "tail"
+	paramFollow   = "follow"
+	paramPrevious = "previous"
+	paramArg      = "arg"
+	paramStdin    = "stdin"
+)
+
+// exec runs a command in a pod. The body of the request is its stdin.
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
+	q := r.URL.Query()
+	argv := q[paramArg]
+	if len(argv) == 0 || argv[0] == "" {
+		http.Error(w, "arg: missing; allowed: a program and its arguments", http.StatusBadRequest)
+		return
+	}
+	command, err := s.pods.CommandIn(id, q.Get(paramProcess), argv)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	log := s.cfg.Log.WithFields(obs.Fields{obs.Pod: id.String(), "command": argv[0], "remote": r.RemoteAddr})
+	answer := http.NewResponseController(w)
+	if err := answer.EnableFullDuplex(); err != nil && r.ProtoMajor < 2 {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	log.Info("command starts in a pod")
+	w.Header().Set("Connection", "close")
+	w.WriteHeader(http.StatusOK)
+	_ = answer.Flush() // it may take long until something is written
+	out := &frames{to: w, flush: answer.Flush}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	var stdin io.Reader
+	if q.Get(paramStdin) != "" {
+		stdin = r.Body
+	}
+	ended := s.run(ctx, cancel, command, stdin, out, func() {
+		_ = answer.SetReadDeadline(time.Unix(1, 0)) // whoever waits for more input is done
+	})
+	log.WithField(obs.Reason, fmt.Sprintf("%+v", ended)).Info("command in a pod ended")
+	_ = out.end(ended) // who has gone is not told
+}
+
+// run runs the command with its streams connected. noInput ends a read of stdin.
+func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command, stdin io.Reader, out *frames, noInput func()) Ended {
+	p, err := newPipes(stdin != nil)
+	if err != nil {
+		return Ended{Code: -1, Error: err.Error()}
+	}
+	command.Direct, command.Input, command.Output, command.Errors = true, p.in, p.out, p.errs
+	var outputs, others sync.WaitGroup
+	outputs.Go(func() { handOn(stream{out, frameStdout}, p.outEnd, cancel) })
+	outputs.Go(func() { handOn(stream{out, frameStderr}, p.errsEnd, cancel) })
+	if stdin != nil {
+		others.Go(func() {
+			defer func() { _ = p.inEnd.Close() }()
+			var gone *goneError
+			if _, err := io.Copy(p.inEnd, reader{stdin}); errors.As(err, &gone) {
+				cancel()
+			}
+		})
+	}
+	done := make(chan struct{})
+	others.Go(func() { keepAlive(out, done, cancel) })
+	exit, err := s.cfg.Run(ctx, command)
+	cut := ctx.Err() != nil // before the end of input ends the request's context
+	p.closeOurs()           // what the program wrote is still read to its end
+	outputs.Wait()
+	close(done)
+	noInput()
+	others.Wait()
+	switch {
+	case err != nil && cut:
+		return Ended{Code: -1, Error: "it was ended, as nobody waits for it any more or the preparer ends"}
+	case err != nil:
+		return Ended{Code: -1, Error: err.Error()}
+	default:
+		return Ended{Code: exit.Code, Signal: exit.Signal}
+	}
+}
+
+// goneError is a read of the request's body that failed, as opposed to a write to a program that does not read.
+type goneError struct{ error }
+
+func (e *goneError) Unwrap() error { return e.error }
+
+type reader struct{ r io.Reader }
+
+func (r reader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = &goneError{err}
+	}
+	return n, err
+}
+
+// handOn copies what the program writes. When nobody takes it any more, the program ends; what it still writes is dropped.
+func handOn(to io.Writer, from *os.File, cancel func()) {
+	if _, err := io.Copy(to, from); err != nil {
+		cancel()
+		_, _ = io.Copy(io.Discard, from)
+	}
+	_ = from.Close()
+}
+
+func keepAlive(out *frames, done <-chan struct{}, cancel func()) {
+	tick := time.NewTicker(aliveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			if out.write(frameAlive, nil) != nil {
+				cancel()
+				return
+			}
+		}
+	}
+}
+
+// pipes connect a program with a request.
+type pipes struct {
+	in, out, errs          *os.File // the program's ends; in is nil when it has nothing to read
+	inEnd, outEnd, errsEnd *os.File
+}
+
+func newPipes(withInput bool) (*pipes, error) {
+	p := &pipes{}
+	var errs [3]error
+	p.outEnd, p.out, errs[0] = os.Pipe()
+	p.errsEnd, p.errs, errs[1] = os.Pipe()
+	if withInput {
+		p.in, p.inEnd, errs[2] = os.Pipe()
+	}
+	if err := errors.Join(errs[:]...); err != nil {
+		p.closeOurs()
+		for _, f := range []*os.File{p.inEnd, p.outEnd, p.errsEnd} {
+			if f != nil {
+				_ = f.Close()
+			}
+		}
+		return nil, fmt.Errorf("make pipes: %w", err)
+	}
+	return p, nil
+}
+
+// closeOurs closes the program's ends, which this process has too.
+func (p *pipes) closeOurs() {
+	for _, f := range []*os.File{p.in, p.out, p.errs} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}

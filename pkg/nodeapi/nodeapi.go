@@ -1,0 +1,348 @@
+// Package nodeapi serves logs of a node's pods, and commands in them, over HTTP; Client is the other side. Whoever may
+// use it may do what the pods may do, so it listens on loopback unless it is given a token to ask for.
+package nodeapi
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+)
+
+// Off is the address that means that there is no API.
+const Off = "off"
+
+// DefaultStreams is how many requests are served at once.
+const DefaultStreams = 32
+
+// minToken is how long a token must be, in characters.
+const minToken = 16
+
+// Limits of the server. There is none on how long an answer takes: a log may be followed for days.
+const (
+	headerTimeout  = 10 * time.Second
+	maxHeaderBytes = 256 << 10
+	endLimit       = time.Second // how long requests under way may take when the preparer ends
+)
+
+// askHeader must be in every request. A page in a browser cannot send it to another site without being allowed to.
+const askHeader = "Rcfarm-Api"
+
+// Pods is what the server asks of the preparer.
+type Pods interface {
+	// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
+	// anything may still be written to them.
+	LogFiles(id pod.Identity) (files map[string]string, more bool)
+	// CommandIn returns how a command is run as one of the pod's processes is; an empty name means its first.
+	CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error)
+}
+
+// Config is what New needs.
+type Config struct {
+	Node      string
+	Addr      string // host:port, port 0 for a free one, or Off
+	Advertise string // host that others reach this one by, where Addr names none
+	TokenFile string // holds the token that requests must bear; empty: none, on loopback only
+	CertFile  string // with KeyFile: TLS
+	KeyFile   string
+	Streams   int // requests served at once; zero: DefaultStreams
+	Log       obs.Logger
+	// Run runs a command to its end, as oneshot.Runner does.
+	Run func(ctx context.Context, c oneshot.Command) (oneshot.Exit, error)
+}
+
+// Check records what is wrong with the configuration.
+func (c Config) Check(errs *field.Errors) {
+	if c.Addr == Off {
+		return
+	}
+	host, port, err := net.SplitHostPort(c.Addr)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	ip := net.ParseIP(host)
+	switch {
+	case err != nil || ip == nil && host != "" && host != "localhost":
+		errs.Add("api-addr", c.Addr, `an IP address and a port such as "127.0.0.1:7462", port 0 for a free one, or "off"`)
+	case !loopback(host) && c.TokenFile == "":
+		errs.Add("api-addr", c.Addr, "a loopback address, unless --api-token-file names a file with a token that requests must bear")
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs.Add("api-tls-cert", c.CertFile, "given together with --api-tls-key")
+	}
+}
+
+func loopback(host string) bool { return host == "localhost" || net.ParseIP(host).IsLoopback() }
+
+// Server answers requests about the node's pods.
+type Server struct {
+	cfg      Config
+	pods     Pods
+	listener net.Listener // nil when it is off
+	slots    chan struct{}
+}
+
+// New opens the address, so that a mistake shows at the start. Run serves it, Close gives it up.
+func New(ctx context.Context, cfg Config) (*Server, error) {
+	var errs field.Errors
+	cfg.Check(&errs)
+	if err := errs.Err(); err != nil {
+		return nil, err
+	}
+	if cfg.Streams == 0 {
+		cfg.Streams = DefaultStreams
+	}
+	s := &Server{cfg: cfg, slots: make(chan struct{}, cfg.Streams)}
+	if cfg.Addr == Off {
+		return s, nil
+	}
+	if cfg.TokenFile != "" {
+		if _, err := readToken(cfg.TokenFile); err != nil {
+			return nil, fmt.Errorf("api-token-file: %w", err)
+		}
+	}
+	if cfg.CertFile != "" {
+		if _, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile); err != nil {
+			return nil, fmt.Errorf("api-tls-cert: %w", err)
+		}
+	}
+	var err error
+	if s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", cfg.Addr); err != nil {
+		return nil, fmt.Errorf("api-addr: %w; name another with --api-addr, or \"off\"", err)
+	}
+	if host, _, _ := net.SplitHostPort(cfg.Addr); !loopback(host) && cfg.CertFile == "" {
+		cfg.Log.WithField(obs.Address, s.listener.Addr().String()).
+			Warn("the token and all that the API shows cross the network in clear; --api-tls-cert and --api-tls-key prevent that")
+	}
+	return s, nil
+}
+
+// URL returns where others reach the server, "" when it is off.
+func (s *Server) URL() string {
+	if s.listener == nil {
+		return ""
+	}
+	host, port, _ := net.SplitHostPort(s.listener.Addr().String()) // it is one of ours
+	if ip := net.ParseIP(host); ip.IsUnspecified() {
+		host = s.cfg.Advertise
+	}
+	scheme := "http"
+	if s.cfg.CertFile != "" {
+		scheme = "https"
+	}
+	return scheme + "://" + net.JoinHostPort(host, port)
+}
+
+// Close gives the address up. It is for a server that Run was never called on, and harmless otherwise.
+func (s *Server) Close() {
+	if s.listener != nil {
+		_ = s.listener.Close() // a second closing is no news
+	}
+}
+
+// Run serves until ctx ends and returns when no request is under way any more.
+func (s *Server) Run(ctx context.Context, pods Pods) error {
+	if s.listener == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	s.pods = pods
+	srv := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeaderBytes,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
+	served := make(chan error, 1)
+	go func() {
+		if s.cfg.CertFile == "" {
+			served <- srv.Serve(s.listener)
+			return
+		}
+		// Read anew for each connection: certificates are renewed while the preparer runs.
+		srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
+			return &pair, err
+		}}
+		served <- srv.ServeTLS(s.listener, "", "")
+	}()
+	select {
+	case err := <-served:
+		return fmt.Errorf("node API: %w", err)
+	case <-ctx.Done():
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
+	defer cancel()
+	if err := srv.Shutdown(end); err != nil {
+		_ = srv.Close() // who reads slowly is cut off
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("node API: %w", err)
+	}
+	return context.Cause(ctx)
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	const pods = "/v1/nodes/{node}/pods/{rc}/{role}/{index}/"
+	mux.HandleFunc("GET "+pods+"logs", s.forPod(s.logs))
+	mux.HandleFunc("POST "+pods+"exec", s.forPod(s.exec))
+	return mux
+}
+
+// forPod lets those requests through that may be made and that mean a pod.
+func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Identity)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if status, why := s.allowed(r); why != "" {
+			http.Error(w, why, status)
+			return
+		}
+		index, err := strconv.Atoi(r.PathValue("index"))
+		if err != nil || index < 0 {
+			http.Error(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
+			return
+		}
+		select {
+		case s.slots <- struct{}{}:
+			defer func() { <-s.slots }()
+		default:
+			http.Error(w, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams), http.StatusTooManyRequests)
+			return
+		}
+		serve(w, r, pod.Identity{RCID: r.PathValue("rc"), Role: r.PathValue("role"), Index: index})
+	}
+}
+
+// allowed returns why a request is refused.
+func (s *Server) allowed(r *http.Request) (status int, why string) {
+	if r.Header.Get(askHeader) == "" {
+		return http.StatusBadRequest, "the header " + askHeader + " is missing"
+	}
+	if s.cfg.TokenFile != "" {
+		want, err := readToken(s.cfg.TokenFile)
+		if err != nil {
+			s.cfg.Log.WithError(err).Warn("the token of the node API cannot be read; all requests are refused")
+			return http.StatusServiceUnavailable, "the preparer cannot read its token; its log says why"
+		}
+		got, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		// Of equal lengths, whatever was sent.
+		wantSum, gotSum := sha256.Sum256([]byte(want)), sha256.Sum256([]byte(got))
+		if subtle.ConstantTimeCompare(wantSum[:], gotSum[:]) != 1 || !bearer {
+			return http.StatusUnauthorized, "the token is missing or wrong"
+		}
+	}
+	if node := r.PathValue("node"); node != s.cfg.Node {
+		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node, node)
+	}
+	return 0, ""
+}
+
+// readToken reads it anew each time, so that it can be changed.
+func readToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(data))
+	if len(token) < minToken || strings.ContainsAny(token, " \t\r\n") {
+		return "", fmt.Errorf("%s: %d characters; allowed: one word of at least %d", file, len(token), minToken)
+	}
+	return token, nil
+}
+
+// logs streams the logs of a pod's processes.
+func (s *Server) logs(w http.ResponseWriter, r *http.Request, id pod.Identity) {
+	q := r.URL.Query()
+	lines := -1
+	if text := q.Get(paramTail); text != "" {
+		var err error
+		if lines, err = strconv.Atoi(text); err != nil || lines < 0 {
+			http.Error(w, fmt.Sprintf("tail: %q is not valid; allowed: a number of lines, zero or more", text), http.StatusBadRequest)
+			return
+		}
+	}
+	files, _ := s.pods.LogFiles(id)
+	tails, status, why := tailsOf(files, q.Get(paramProcess))
+	if why != "" {
+		http.Error(w, fmt.Sprintf("pod %s: %s", id, why), status)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	buffer := bufio.NewWriter(w)
+	flush := func() error {
+		if buffer.Buffered() == 0 {
+			return nil
+		}
+		return errors.Join(buffer.Flush(), http.NewResponseController(w).Flush())
+	}
+	following, previous := q.Get(paramFollow) != "", q.Get(paramPrevious) != ""
+	printed := false
+	for _, t := range tails {
+		t.printer.to = buffer
+		err := t.begin(previous, lines)
+		if errors.Is(err, errNoPrevious) && len(tails) > 1 {
+			continue
+		}
+		if err == nil && !following {
+			err = t.printer.flush()
+		}
+		if err != nil && !printed && buffer.Buffered() == 0 {
+			http.Error(w, fmt.Sprintf("log of pod %s: %v", id, err), http.StatusConflict)
+			return
+		}
+		if err != nil {
+			panic(http.ErrAbortHandler) // so that the client does not take it for the end
+		}
+		printed = true
+	}
+	if following {
+		_ = http.NewResponseController(w).Flush() // the headers: it may take long until something is written
+		more := func() bool {
+			_, more := s.pods.LogFiles(id)
+			return more
+		}
+		if follow(r.Context(), tails, more, flush) != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	_ = flush() // who has gone reads no more
+}
+
+// tailsOf chooses among a pod's processes. Lines are told apart where there are several.
+func tailsOf(files map[string]string, process string) (tails []*tail, status int, why string) {
+	names := slices.Sorted(maps.Keys(files))
+	if len(names) == 0 {
+		return nil, http.StatusNotFound, "it has no logs on this node"
+	}
+	if process != "" {
+		path, ok := files[process]
+		if !ok {
+			return nil, http.StatusNotFound, fmt.Sprintf("process: %q is not valid; allowed: %s", process, strings.Join(names, ", "))
+		}
+		return []*tail{{path: path}}, 0, ""
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "_") }) // of the node's own
+	for _, name := range names {
+		t := &tail{path: files[name]}
+		if len(names) > 1 {
+			t.printer.prefix = "[" + name + "] "
+		}
+		tails = append(tails, t)
+	}
+	return tails, 0, ""
+}

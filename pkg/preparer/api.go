@@ -1,0 +1,99 @@
+package preparer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+)
+
+const logSuffix = ".log"
+
+// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
+// anything may still be written to them. The names of logs that are the node's own begin with an underscore.
+func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool) {
+	p.mu.Lock()
+	e := p.pods[id]
+	var procs []runtime.Status
+	if e != nil {
+		procs = e.procs
+		more = e.rec.StoppedAt == nil || len(procs) > 0 || e.want != nil
+	}
+	p.mu.Unlock()
+	if e == nil {
+		return nil, false // nothing but what is known here becomes a path
+	}
+	files = map[string]string{}
+	entries, _ := os.ReadDir(p.logs(id)) // it may not be there yet
+	for _, entry := range entries {
+		if name, isLog := strings.CutSuffix(entry.Name(), logSuffix); isLog {
+			files[name] = filepath.Join(p.logs(id), entry.Name())
+		}
+	}
+	for i := range procs {
+		files[procs[i].Spec.Name] = procs[i].Spec.LogPath
+	}
+	return files, more
+}
+
+// CommandIn returns how a command is run as one of the pod's running processes is: with its environment, directory and
+// isolation. An empty name means the first of them. A program without a slash is looked for along the process's PATH, one
+// with a relative path in its directory.
+func (p *Preparer) CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error) {
+	p.mu.Lock()
+	var procs []runtime.Status
+	if e := p.pods[id]; e != nil {
+		procs = e.procs
+	}
+	p.mu.Unlock()
+	var running []string
+	for i := range procs {
+		if procs[i].Phase != runtime.Running {
+			continue
+		}
+		spec := &procs[i].Spec
+		if process == "" || spec.Name == process {
+			return commandLike(spec, argv)
+		}
+		running = append(running, spec.Name)
+	}
+	if len(running) == 0 {
+		return oneshot.Command{}, fmt.Errorf("pod %s has no process that runs on this node", id)
+	}
+	return oneshot.Command{}, fmt.Errorf("process: %q is not valid; allowed: %s", process, strings.Join(running, ", "))
+}
+
+var errNoProgram = errors.New("there is no such program")
+
+func commandLike(spec *runtime.Spec, argv []string) (oneshot.Command, error) {
+	program, err := lookPath(argv[0], spec)
+	if err != nil {
+		return oneshot.Command{}, err
+	}
+	argv = slices.Clone(argv)
+	argv[0] = program
+	return oneshot.Command{Argv: argv, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation}, nil
+}
+
+func lookPath(name string, spec *runtime.Spec) (string, error) {
+	if filepath.IsAbs(name) {
+		return name, nil // the attempt to run it says what is wrong
+	}
+	if strings.Contains(name, "/") {
+		return filepath.Join(spec.Dir, name), nil
+	}
+	path := parseEnv(spec.Env)[envPath]
+	for _, dir := range filepath.SplitList(path) {
+		file := filepath.Join(dir, name)
+		if info, err := os.Stat(file); filepath.IsAbs(dir) && err == nil && checkProgram(file, info) == nil {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("%s: %w in the process's PATH, which is %s", name, errNoProgram, path)
+}
