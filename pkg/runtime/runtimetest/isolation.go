@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -42,6 +43,11 @@ func (b *bench) isolated(t *testing.T, id, script string) (runtime.Spec, isolate
 	t.Cleanup(func() {
 		if host.Cgroup == "" {
 			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Timeout)
+		defer cancel()
+		if err := b.Runtime.Stop(ctx, id); err != nil { // else it would be started again
+			t.Errorf("stop %s: %v", id, err)
 		}
 		Eventually(t, "the test's cgroup is empty", func() bool { return isolate.Kill(host.Cgroup) == nil && isolate.Remove(host.Cgroup) == nil })
 	})

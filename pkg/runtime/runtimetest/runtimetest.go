@@ -49,7 +49,8 @@ func Run(t *testing.T, factory func(t *testing.T) *Target) {
 	for _, tt := range slices.Concat(lifecycleTests(), policyTests(), stoppingTests(), survivalTests(), isolationTests()) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			tt.run(t, &bench{Target: factory(t), dir: t.TempDir()})
+			dir := t.TempDir() // made first, so that it is removed last, when nothing writes there any more
+			tt.run(t, &bench{Target: factory(t), dir: dir})
 		})
 	}
 }
