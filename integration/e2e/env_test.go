@@ -57,6 +57,7 @@ var scenarios = map[string]func(*env){
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
 	"bad-artifacts":    badArtifacts,
+	"logs-exec":        logsExec,
 	"reboot":           reboot,
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,

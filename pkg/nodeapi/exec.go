@@ -61,7 +61,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	ended := s.run(ctx, cancel, command, stdin, out, func() {
 		_ = answer.SetReadDeadline(time.Unix(1, 0)) // whoever waits for more input is done
 	})
-	log.WithField(obs.Reason, fmt.Sprintf("%+v", ended)).Info("command in a pod ended")
+	log.WithField(obs.Reason, ended.String()).Info("command in a pod ended")
 	_ = out.end(ended) // who has gone is not told
 }
 

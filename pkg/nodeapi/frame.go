@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"sync"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
 // The kinds of frames in the answer to a command: one byte, then the length of what follows as four bytes in network
@@ -26,6 +28,14 @@ type Ended struct {
 	Code   int    `json:"code"`             // exit status; -1 when a signal ended it
 	Signal string `json:"signal,omitempty"` // such as SIGKILL
 	Error  string `json:"error,omitempty"`  // why it was not run, or not to its end
+}
+
+// String says in words how it ended.
+func (e Ended) String() string {
+	if e.Error != "" {
+		return e.Error
+	}
+	return oneshot.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
 var errFrame = errors.New("the answer is not what this version understands")

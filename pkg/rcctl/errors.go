@@ -99,8 +99,18 @@ func (t *tool) report(err error) int {
 		wait    *waitError
 		invalid *field.Error
 		unnamed *store.UnnamedError
+		status  *exitStatus
+		away    *nodeAway
 	)
 	switch {
+	case errors.As(err, &status):
+		if status.text != "" {
+			fmt.Fprintln(t.err, "rcctl: "+status.text)
+		}
+		return status.code
+	case errors.As(err, &away):
+		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		return exitError
 	case errors.As(err, &input):
 		for _, line := range inputLines(input) {
 			fmt.Fprintln(t.err, line)

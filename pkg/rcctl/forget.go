@@ -17,12 +17,12 @@ import (
 // podCommand groups the commands about one pod.
 func (t *tool) podCommand() *cli.Command {
 	return &cli.Command{
-		Name: "pod", Usage: "declare a pod on a machine that is gone as gone",
+		Name: "pod", Usage: "show one pod; declare one on a machine that is gone as gone",
 		UsageText:       "rcctl pod COMMAND [flags] [arguments]",
 		HideHelpCommand: true,
 		Action:          t.group,
 		OnUsageError:    onUsageError,
-		Subcommands:     []*cli.Command{t.forgetCommand()},
+		Subcommands:     []*cli.Command{t.describeCommand(), t.forgetCommand()},
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -29,6 +30,9 @@ type withConsul struct{ m *testing.M }
 func (w withConsul) Run() int { return consultest.Main(w.m) }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == oneshot.Arg {
+		oneshot.Exec(nil)
+	}
 	testscript.Main(withConsul{m}, map[string]func(){
 		"rcctl": func() { os.Exit(Main(context.Background(), os.Args, os.Stdin, os.Stdout, os.Stderr)) },
 	})
@@ -44,6 +48,7 @@ func TestMain(m *testing.M) {
 //	kvdel KEY              delete a key below the prefix
 //	kvcat KEY              print a value
 //	kvkeys                 print all keys below the prefix, without it
+//	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as the preparer of a node would; sets API
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
 func TestScripts(t *testing.T) {
 	addr := consultest.Shared(t).Addr
@@ -64,6 +69,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "capture": capture,
+			"nodeapi": serveNode,
 		},
 	})
 }

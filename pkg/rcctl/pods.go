@@ -3,6 +3,8 @@ package rcctl
 import (
 	"fmt"
 	"io"
+	"slices"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -10,10 +12,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// wideFormat is a table with all columns.
+const wideFormat = "wide"
+
 func (t *tool) podsCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "pods", Usage: "list pods: where they are placed, and what their nodes report",
-		UsageText: "rcctl pods [--rc REF] [--node NODE] [-o table|json|yaml]",
+		UsageText: "rcctl pods [--rc REF] [--node NODE] [-o table|wide|json|yaml]",
 		Description: `One line for each replica on each node that has to do with it. Besides what nodes report (pending, fetching,
 installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
 node has reported nothing yet) or "lost" (its node is gone).
@@ -21,20 +26,21 @@ node has reported nothing yet) or "lost" (its node is gone).
 Examples:
   rcctl pods
   rcctl pods --rc web
+  rcctl pods -o wide
   rcctl pods --node node-1 -o json | jq '.[] | select(.available | not)'`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
 			&cli.StringFlag{Name: "node", Usage: "only pods on this `NODE`"},
-			outputFlag(),
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, wide, json or yaml"},
 		},
 		Action: t.pods,
 	})
 }
 
 func (t *tool) pods(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
+	out := c.String("output")
+	if allowed := append([]string{formats[0], wideFormat}, formats[1:]...); !slices.Contains(allowed, out) {
+		return badFlag(c, "--output", out, list(allowed))
 	}
 	if c.Args().Present() {
 		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
@@ -47,35 +53,24 @@ func (t *tool) pods(c *cli.Context) error {
 		return err
 	}
 	defer s.close()
-	names, rcID, corrupt, err := s.rcNames(c)
+	views, bad, err := s.podViews(c)
 	if err != nil {
 		return err
 	}
-	var placements []store.Rec[pod.Placement]
-	var bad []error
-	if rcID != "" {
-		placements, bad, err = s.Placements(c.Context, rcID, false)
-	} else {
-		placements, bad, err = s.AllPlacements(c.Context)
-	}
-	if err != nil {
-		return err
-	}
-	realities, badRealities, err := s.AllRealities(c.Context)
-	if err != nil {
-		return err
-	}
-	views := joinPods(values(placements), values(realities), names)
-	views = filterPods(views, rcID, c.String("node"))
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
 			return err
 		}
 	}
-	if err := t.print(out, views, func(w io.Writer) error { return writePods(w, views, coloured(w)) }); err != nil {
+	if out == wideFormat {
+		err = writePodsWide(t.out, views, time.Now(), coloured(t.out))
+	} else {
+		err = t.print(out, views, func(w io.Writer) error { return writePods(w, views, coloured(w)) })
+	}
+	if err != nil {
 		return err
 	}
-	return t.warn(append(append(corrupt, bad...), badRealities...))
+	return t.warn(bad)
 }
 
 func checkPodFlags(c *cli.Context) error {
@@ -130,6 +125,31 @@ func writePods(w io.Writer, views []PodView, colours bool) error {
 	for _, v := range views {
 		tb.rows = append(tb.rows, []string{
 			v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message,
+		})
+	}
+	return tb.write(w, colours)
+}
+
+// writePodsWide leaves nothing out but what a line has no room for.
+func writePodsWide(w io.Writer, views []PodView, now time.Time, colours bool) error {
+	if len(views) == 0 {
+		return writePods(w, views, colours)
+	}
+	tb := table{
+		header: []string{"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS", "REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE"},
+		paint:  3, colourOf: podColour,
+	}
+	for _, v := range views {
+		since, exit := "", ""
+		if v.Since != nil {
+			since = age(now, *v.Since)
+		}
+		if v.LastExit != nil {
+			exit = exitText(v.LastExit) + ", " + age(now, v.LastExit.At) + " ago"
+		}
+		tb.rows = append(tb.rows, []string{
+			v.Name, v.Node, v.Kind, v.State, since, yesNo(v.Available), fmt.Sprint(v.Restarts), exit, portsText(v.Ports),
+			fmt.Sprint(v.Revision), fmt.Sprint(v.AppliedRevision), short(v.Digest), v.slashName(), v.Message,
 		})
 	}
 	return tb.write(w, colours)

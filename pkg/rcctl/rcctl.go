@@ -41,6 +41,7 @@ First steps:
   rcctl apply -f rc.yaml --wait     create or change an RC, wait until it runs
   rcctl rc list                     all RCs
   rcctl pods --rc web               where its pods are, and how they are
+  rcctl logs web-main-0             what one of them writes
   rcctl nodes                       the machines
   rcctl rc explain web              why it is not as it should be, and what to do
 
@@ -61,13 +62,14 @@ func (t *tool) app() *cli.App {
 	return &cli.App{
 		Name: "rcctl", Usage: "operate replication controllers on Consul", Description: about,
 		Version: version(),
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the Consul agent: host:port, URL or unix socket (default: Consul's environment, else 127.0.0.1:8500)"},
 			&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: Consul's environment)"},
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
-		},
+		}, nodeFlags()...),
 		Commands: []*cli.Command{
-			t.applyCommand(), t.rcCommand(), t.signCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.nodesCommand(), t.nodeCommand(),
+			t.applyCommand(), t.rcCommand(), t.signCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.logsCommand(), t.execCommand(),
+			t.nodesCommand(), t.nodeCommand(),
 			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.devCommand(), t.devGuardCommand(),
 		},
 		Reader: t.in, Writer: t.out, ErrWriter: t.err,

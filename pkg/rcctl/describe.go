@@ -1,0 +1,241 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// maxPodEvents bounds how many acts a description lists.
+const maxPodEvents = 10
+
+// PodDescription is all that is known of one copy of a pod.
+type PodDescription struct {
+	PodView
+	NodeAlive bool              `json:"node_alive"` // its preparer lives
+	NodeAPI   string            `json:"node_api,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	ChangedAt *time.Time        `json:"changed_at,omitempty"` // when the farm decided last
+	Ghosts    []pod.Ghost       `json:"ghosts,omitempty"`
+	Intent    *pod.Intent       `json:"intent,omitempty"`  // what the node is told
+	Reality   *pod.Reality      `json:"reality,omitempty"` // what the node says
+	Events    []PodEvent        `json:"events"`            // what was done about it, the newest last
+}
+
+// PodEvent is one act about a pod.
+type PodEvent struct {
+	At   time.Time `json:"at"`
+	Who  string    `json:"who"`
+	What string    `json:"what"`
+}
+
+func (t *tool) describeCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "describe", Usage: "show all that is known of one pod",
+		UsageText: "rcctl pod describe POD [--rc REF] [--node NODE] [-o table|json|yaml]",
+		Description: `What the farm decided, what the node was told, what the node says, and what was done about the pod lately. POD is a
+name as rcctl pods shows it, or RC/ROLE.INDEX, or a unique beginning of one.
+
+Examples:
+  rcctl pod describe web-main-0
+  rcctl pod describe web/main.0 -o json | jq .reality`,
+		Flags:  append(podFlags(), outputFlag()),
+		Action: t.describe,
+	})
+}
+
+func (t *tool) describe(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	ref, err := podRef(c)
+	if err != nil {
+		return err
+	}
+	if c.NArg() > 1 {
+		return usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	view, err := s.findPod(c, ref)
+	if err != nil {
+		return err
+	}
+	d := PodDescription{PodView: view, Events: []PodEvent{}}
+	corrupt, err := s.complete(c.Context, &d)
+	if err != nil {
+		return err
+	}
+	if err := t.print(out, d, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) }); err != nil {
+		return err
+	}
+	return t.warn(corrupt)
+}
+
+// complete reads what the list of pods does not hold.
+func (s *conn) complete(ctx context.Context, d *PodDescription) (corrupt []error, err error) {
+	id := d.identity()
+	rec, err := s.Node(ctx, d.Node)
+	var unreadable *store.CorruptError
+	switch {
+	case errors.As(err, &unreadable):
+		corrupt = append(corrupt, err)
+	case err != nil && !errors.Is(err, store.ErrNotFound):
+		return nil, fmt.Errorf("read node %s: %w", d.Node, err)
+	default:
+		d.NodeAlive, d.NodeAPI = rec.Session != "", rec.Value.API
+	}
+	placements, bad, err := s.Placements(ctx, id.RCID, false)
+	if err != nil {
+		return nil, fmt.Errorf("read placements: %w", err)
+	}
+	corrupt = append(corrupt, bad...)
+	for _, rec := range placements {
+		if p := rec.Value; p.Identity == id {
+			d.Labels, d.Ghosts, d.ChangedAt = p.Labels, p.Ghosts, &p.ChangedAt
+		}
+	}
+	intents, bad, err := s.ListIntents(ctx, d.Node)
+	if err != nil {
+		return nil, fmt.Errorf("read intents of node %s: %w", d.Node, err)
+	}
+	corrupt = append(corrupt, bad...)
+	for _, rec := range intents {
+		if rec.Value.Identity == id {
+			d.Intent = &rec.Value
+		}
+	}
+	at := store.At{Node: d.Node, Identity: id}
+	realities, bad, err := s.Realities(ctx, []store.At{at}, false)
+	if err != nil {
+		return nil, fmt.Errorf("read reality: %w", err)
+	}
+	corrupt = append(corrupt, bad...)
+	if r, ok := realities[at]; ok {
+		d.Reality = &r
+	}
+	acts, bad, err := s.ListAudit(ctx, store.AuditFilter{RCID: id.RCID})
+	if err != nil {
+		return nil, fmt.Errorf("read audit: %w", err)
+	}
+	d.Events = eventsOf(acts, id)
+	return append(corrupt, bad...), nil
+}
+
+// eventsOf returns what was done about a pod, the newest last. Acts name pods as ROLE.INDEX.
+func eventsOf(acts []store.Audit, id pod.Identity) []PodEvent {
+	events := []PodEvent{}
+	name := id.Role + "." + strconv.Itoa(id.Index)
+	for _, a := range acts {
+		for _, line := range a.Changes {
+			if slices.ContainsFunc(strings.Fields(line), func(word string) bool { return strings.Trim(word, ":,;()") == name }) {
+				events = append(events, PodEvent{At: a.At.UTC(), Who: a.Who, What: line})
+			}
+		}
+	}
+	return events[max(0, len(events)-maxPodEvents):]
+}
+
+func writeDescription(w io.Writer, d *PodDescription, now time.Time) error {
+	out := &sheet{w: w}
+	out.line("Pod", "%s", d.Name)
+	out.line("RC", "%s", strings.TrimSpace(d.RCName+" ("+d.RCID+")"))
+	out.line("Node", "%s (%s)", d.Node, map[bool]string{true: "its preparer lives", false: "no living preparer"}[d.NodeAlive])
+	out.line("Kind", "%s", d.Kind)
+	out.line("State", "%s%s", d.State, lastsText(now, d.Since))
+	out.line("Available", "%s", yesNo(d.Available))
+	if d.Message != "" {
+		out.line("Message", "%s", d.Message)
+	}
+	out.line("Restarts", "%d", d.Restarts)
+	if d.LastExit != nil {
+		out.line("Last exit", "%s, %s ago", exitText(d.LastExit), age(now, d.LastExit.At))
+	}
+	if ports := portsText(d.Ports); ports != "" {
+		out.line("Ports", "%s", ports)
+	}
+	if len(d.Labels) > 0 {
+		out.line("Labels", "%s", labelText(d.Labels))
+	}
+	if d.Kind == kindPlaced {
+		out.line("Placement", "%s, manifest %s, revision %d%s", d.RunState, short(d.Digest), d.Revision, lastsText(now, d.ChangedAt))
+	}
+	for _, g := range d.Ghosts {
+		out.line("Former node", "%s%s", g.Node, lastsText(now, &g.Since))
+	}
+	out.line("Intent", "%s", intentText(d.Intent))
+	if r := d.Reality; r != nil {
+		out.line("Reality", "%s, manifest %s, revision %d", r.State, short(r.Digest), r.Revision)
+	} else {
+		out.line("Reality", "none: the node has reported nothing")
+	}
+	if len(d.Events) == 0 {
+		out.line("Events", "none on record")
+	}
+	for i, e := range d.Events {
+		out.line(map[bool]string{true: "Events"}[i == 0], "%s  %s  by %s", e.At.Format(time.RFC3339), forTerminal(e.What), e.Who)
+	}
+	return out.err
+}
+
+// sheet prints names and values below each other.
+type sheet struct {
+	w   io.Writer
+	err error
+}
+
+func (s *sheet) line(name, format string, args ...any) {
+	if s.err == nil {
+		_, s.err = fmt.Fprintf(s.w, "%-13s%s\n", name, clean(fmt.Sprintf(format, args...)))
+	}
+}
+
+// lastsText is empty for a time that is not known.
+func lastsText(now time.Time, at *time.Time) string {
+	if at == nil || at.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(", for %s (since %s)", age(now, *at), at.UTC().Format(time.RFC3339))
+}
+
+func intentText(in *pod.Intent) string {
+	if in == nil {
+		return "none: the node is told nothing about it"
+	}
+	return fmt.Sprintf("%s, manifest %s, revision %d", in.State, short(in.Digest), in.Revision)
+}
+
+// exitText says how a process ended.
+func exitText(e *pod.Exit) string {
+	switch {
+	case e.Unknown:
+		return e.Launchable + ": unknown"
+	case e.Signal != "":
+		return e.Launchable + ": " + e.Signal
+	default:
+		return e.Launchable + ": exit status " + strconv.Itoa(e.Code)
+	}
+}
+
+func portsText(ports map[string]int) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(ports)) {
+		all = append(all, name+"="+strconv.Itoa(ports[name]))
+	}
+	return strings.Join(all, ",")
+}

@@ -1,0 +1,92 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+)
+
+func (t *tool) execCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "exec", Usage: "run a command beside a pod's processes",
+		UsageText: "rcctl exec POD [-i] [--launchable NAME] [--rc REF] [--node NODE] -- COMMAND [arguments]",
+		Description: `The preparer of the pod's node runs the command with the environment, directory, user and limits of one of the pod's
+processes, its first unless --launchable names one. There is no terminal. POD is as for rcctl logs.
+
+The exit code is that of the command, 128 and the number of the signal that ended it, or one of rcctl's own when it could
+not be run. When rcctl ends before it, the command is ended with all that it started.
+
+Examples:
+  rcctl exec web-main-0 -- env
+  rcctl exec web/main.0 -- sh -c 'ls -l $POD_HOME'
+  rcctl exec web-main-0 -i -- tar -x -C /tmp < files.tar`,
+		Flags: append(podFlags(),
+			&cli.BoolFlag{Name: "stdin", Aliases: []string{"i"}, Usage: "hand on what comes in"},
+			&cli.StringFlag{Name: "launchable", Usage: "like this process: the `NAME` of a launchable, with -SCRIPT where it is a directory of scripts"},
+		),
+		Action: t.exec,
+	})
+}
+
+func (t *tool) exec(c *cli.Context) error {
+	ref, err := podRef(c)
+	if err != nil {
+		return err
+	}
+	argv := c.Args().Tail()
+	if len(argv) == 0 || argv[0] == "" {
+		return usagef(c, "no command; allowed: POD -- COMMAND [arguments]")
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	target, err := s.findPod(c, ref)
+	if err != nil {
+		return err
+	}
+	client, err := t.nodeClient(c, s, target.Node)
+	if err != nil {
+		return err
+	}
+	defer client.HTTP.CloseIdleConnections()
+	var stdin io.Reader
+	if c.Bool("stdin") {
+		stdin = t.in
+	}
+	ended, err := client.Exec(c.Context, target.identity(), c.String("launchable"), argv, stdin, t.out, t.err)
+	if err != nil {
+		if c.Context.Err() != nil {
+			return &exitStatus{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
+		}
+		return nodeError(client, err)
+	}
+	return exitOf(client, ended)
+}
+
+// exitOf turns the end of a command into rcctl's own.
+func exitOf(client *nodeapi.Client, ended nodeapi.Ended) error {
+	switch {
+	case ended.Error != "":
+		return &nodeAway{fmt.Errorf("node %s: %s", client.Node, ended.Error)}
+	case ended.Signal != "":
+		return &exitStatus{code: 128 + int(unix.SignalNum(ended.Signal)), text: "the command was ended by " + ended.Signal}
+	case ended.Code != 0:
+		return &exitStatus{code: ended.Code}
+	default:
+		return nil
+	}
+}
+
+// exitStatus is the exit code of somebody else's program, and what to say about it, if anything.
+type exitStatus struct {
+	code int
+	text string
+}
+
+func (e *exitStatus) Error() string { return fmt.Sprintf("exit status %d", e.code) }

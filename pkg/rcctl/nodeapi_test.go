@@ -1,0 +1,142 @@
+package rcctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// logDir is a node whose only pod, main.0, has its logs in a directory.
+type logDir string
+
+func (d logDir) LogFiles(id pod.Identity) (map[string]string, bool) {
+	if id.Role != "main" || id.Index != 0 {
+		return nil, false
+	}
+	files := map[string]string{}
+	found, _ := filepath.Glob(filepath.Join(string(d), "*.log")) // the pattern is fine
+	for _, file := range found {
+		files[strings.TrimSuffix(filepath.Base(file), ".log")] = file
+	}
+	return files, false
+}
+
+func (d logDir) CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error) {
+	if id.Role != "main" || id.Index != 0 || process == "other" {
+		return oneshot.Command{}, errors.New("it has no process that runs on this node")
+	}
+	argv = slices.Clone(argv)
+	argv[0] = filepath.Join("/bin", argv[0])
+	return oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d)}, nil
+}
+
+// serveNode is the command nodeapi of the scripts.
+func serveNode(ts *testscript.TestScript, _ bool, args []string) {
+	log, err := obs.NewLogger(io.Discard, "info", "text")
+	ts.Check(err)
+	cfg := nodeapi.Config{Node: args[0], Addr: "127.0.0.1:0", Log: log, Run: oneshot.Runner{}.Run}
+	if len(args) > 2 {
+		cfg.Addr, cfg.TokenFile = args[2], ts.MkAbs(args[3])
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s, err := nodeapi.New(ctx, cfg)
+	ts.Check(err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Run(ctx, logDir(ts.MkAbs(args[1]))) // it says that it was cancelled
+	}()
+	ts.Defer(func() { cancel(); <-done })
+	ts.Setenv("API", s.URL())
+}
+
+func TestPodsNamed(t *testing.T) {
+	t.Parallel()
+	view := func(rc, role string, index int, node, kind string) PodView {
+		id := pod.Identity{RCID: "01" + rc, Role: role, Index: index}
+		podID := rc
+		if kind == kindOrphan {
+			podID = ""
+		}
+		return PodView{Name: podName(podID, id), RCID: id.RCID, RCName: rc, Role: role, Index: index, Node: node, Kind: kind}
+	}
+	views := []PodView{
+		view("web", "main", 1, "n1", kindPlaced), view("web", "main", 1, "n2", kindGhost), view("web", "main", 10, "n3", kindPlaced),
+		view("web-api", "main", 0, "n4", kindPlaced), view("db", "main", 0, "n5", kindOrphan), view("cache", "main", 0, "n6", kindOrphan),
+	}
+	for ref, want := range map[string]string{
+		"web-main-1":      "n1", // not web-main-10, and where it is placed
+		"web-main-10":     "n3",
+		"web/main.1":      "n1",
+		"01web/main.10":   "n3",
+		"web-a":           "n4",
+		"web":             "n1 n2 n3 n4",
+		"web/":            "n1 n2 n3",
+		"main-0":          "n5 n6",
+		"db/main.0":       "n5",
+		"nothing":         "",
+		"main.0":          "",
+		"web-main-1/main": "",
+	} {
+		var nodes []string
+		for _, v := range podsNamed(views, ref) {
+			nodes = append(nodes, v.Node)
+		}
+		if got := strings.Join(nodes, " "); got != want {
+			t.Errorf("%q means %q, want %q", ref, got, want)
+		}
+	}
+	if ghost := filterPods(slices.Clone(views), "", "n2"); len(podsNamed(ghost, "web-main-1")) != 1 {
+		t.Error("--node does not choose the former copy")
+	}
+}
+
+func TestEventsOf(t *testing.T) {
+	t.Parallel()
+	var acts []store.Audit
+	for i := range 2 * maxPodEvents {
+		acts = append(acts, store.NewAudit("f1", "reconcile", "rc", []string{
+			fmt.Sprintf("place main.1 on n%d: add", i), "place main.10 on n1: add", "place domain.1 on n1: add",
+		}))
+	}
+	events := eventsOf(acts, pod.Identity{RCID: "rc", Role: "main", Index: 1})
+	if len(events) != maxPodEvents || events[0].What != "place main.1 on n10: add" || events[0].Who != "f1" {
+		t.Errorf("events %+v", events)
+	}
+	if events := eventsOf(nil, pod.Identity{}); events == nil || len(events) != 0 {
+		t.Errorf("no events: %v", events)
+	}
+}
+
+func TestExitOf(t *testing.T) {
+	t.Parallel()
+	for ended, want := range map[nodeapi.Ended]struct {
+		code int
+		text string
+	}{
+		{}:                                {0, ""},
+		{Code: 7}:                         {7, ""},
+		{Code: -1, Signal: "SIGTERM"}:     {143, "rcctl: the command was ended by SIGTERM\n"},
+		{Code: -1, Error: "exec: failed"}: {exitError, "rcctl: node n1: exec: failed\n"},
+	} {
+		var errs bytes.Buffer
+		tl := &tool{err: &errs}
+		if code := tl.report(exitOf(&nodeapi.Client{Node: "n1"}, ended)); code != want.code || errs.String() != want.text {
+			t.Errorf("%+v: exit code %d, %q; want %+v", ended, code, errs.String(), want)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package rcctl
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+const podAllowed = "a pod's name as rcctl pods shows it, such as web-main-0, or RC/ROLE.INDEX, such as web/main.0, or a unique beginning of one"
+
+// podFlags choose where several pods bear one name.
+func podFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
+		&cli.StringFlag{Name: "node", Usage: "only the copy on this `NODE`"},
+	}
+}
+
+// podRef returns the first argument, which names a pod.
+func podRef(c *cli.Context) (string, error) {
+	ref := c.Args().First()
+	bad := strings.ContainsFunc(ref, func(r rune) bool {
+		return !strings.ContainsRune("-./", r) && (r < '0' || r > '9') && (r < 'a' || r > 'z')
+	})
+	if ref == "" || bad {
+		return "", badFlag(c, "POD", ref, podAllowed)
+	}
+	return ref, checkPodFlags(c)
+}
+
+// findPod finds the copy of a pod that the command line means. It returns *notFoundError, or a *usageError that lists the
+// candidates.
+func (s *conn) findPod(c *cli.Context, ref string) (PodView, error) {
+	views, bad, err := s.podViews(c)
+	if err != nil {
+		return PodView{}, err
+	}
+	found := podsNamed(views, ref)
+	switch len(found) {
+	case 0:
+		if err := errors.Join(bad...); err != nil {
+			return PodView{}, fmt.Errorf("pod %q is not among those that can be read: %w", ref, err)
+		}
+		return PodView{}, &notFoundError{text: fmt.Sprintf("no pod has the name %q there; rcctl pods shows all", ref)}
+	case 1:
+		return found[0], nil
+	}
+	var lines []string
+	for _, v := range found[:min(len(found), maxCandidates)] {
+		lines = append(lines, fmt.Sprintf("\n  %s  %s on %s", v.slashName(), v.Name, v.Node))
+	}
+	if left := len(found) - len(lines); left > 0 {
+		lines = append(lines, fmt.Sprintf("\n  and %d more", left))
+	}
+	return PodView{}, &usageError{command: commandName(c), err: &field.Error{
+		Field: "POD", Value: ref, Allowed: "what means one copy only, with --node or --rc; this means:" + strings.Join(lines, ""),
+	}}
+}
+
+// podViews joins what --rc and --node choose.
+func (s *conn) podViews(c *cli.Context) (views []PodView, bad []error, err error) {
+	names, rcID, bad, err := s.rcNames(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	var placements []store.Rec[pod.Placement]
+	var badPlacements []error
+	if rcID != "" {
+		placements, badPlacements, err = s.Placements(c.Context, rcID, false)
+	} else {
+		placements, badPlacements, err = s.AllPlacements(c.Context)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	realities, badRealities, err := s.AllRealities(c.Context)
+	if err != nil {
+		return nil, nil, err
+	}
+	views = filterPods(joinPods(values(placements), values(realities), names), rcID, c.String("node"))
+	return views, slices.Concat(bad, badPlacements, badRealities), nil
+}
+
+// slashName names a pod by its controller.
+func (v *PodView) slashName() string {
+	rc := v.RCName
+	if rc == "" {
+		rc = v.RCID
+	}
+	return fmt.Sprintf("%s/%s.%d", rc, v.Role, v.Index)
+}
+
+func (v *PodView) identity() pod.Identity {
+	return pod.Identity{RCID: v.RCID, Role: v.Role, Index: v.Index}
+}
+
+// podsNamed returns the copies that a reference means: those with exactly that name, or else those whose name begins with
+// it. Of the copies of one pod, the one where it is placed counts.
+func podsNamed(views []PodView, ref string) []PodView {
+	match := func(matches func(name string) bool) []PodView {
+		var found []PodView
+		for i := range views {
+			v := &views[i]
+			names := []string{v.Name, v.slashName(), v.identity().String()}
+			if slices.ContainsFunc(names, matches) {
+				found = append(found, *v)
+			}
+		}
+		return found
+	}
+	found := match(func(name string) bool { return name == ref })
+	if len(found) == 0 {
+		found = match(func(name string) bool { return strings.HasPrefix(name, ref) })
+	}
+	placed := slices.IndexFunc(found, func(v PodView) bool { return v.Kind == kindPlaced })
+	if placed < 0 || slices.ContainsFunc(found, func(v PodView) bool { return v.identity() != found[placed].identity() }) {
+		return found
+	}
+	return found[placed : placed+1]
+}
