@@ -50,7 +50,6 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	log.Info("command starts in a pod")
 	w.Header().Set("Connection", "close")
 	w.WriteHeader(http.StatusOK)
-	_ = answer.Flush() // it may take long until something is written
 	out := &frames{to: w, flush: answer.Flush}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -73,34 +72,30 @@ func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command
 	}
 	command.Direct, command.Input, command.Output, command.Errors = true, p.in, p.out, p.errs
 	var outputs, others sync.WaitGroup
+	done := make(chan struct{}) // closed when nothing of the command is left
 	outputs.Go(func() { handOn(stream{out, frameStdout}, p.outEnd, cancel) })
 	outputs.Go(func() { handOn(stream{out, frameStderr}, p.errsEnd, cancel) })
 	if stdin != nil {
 		others.Go(func() {
-			defer func() { _ = p.inEnd.Close() }()
 			var gone *goneError
 			if _, err := io.Copy(p.inEnd, reader{stdin}); errors.As(err, &gone) {
 				cancel()
+				<-done // what is cut off must not look like the end
 			}
+			_ = p.inEnd.Close()
 		})
 	}
-	done := make(chan struct{})
 	others.Go(func() { keepAlive(out, done, cancel) })
 	exit, err := s.cfg.Run(ctx, command)
-	cut := ctx.Err() != nil // before the end of input ends the request's context
-	p.closeOurs()           // what the program wrote is still read to its end
+	p.closeOurs() // what the program wrote is still read to its end
 	outputs.Wait()
 	close(done)
 	noInput()
 	others.Wait()
-	switch {
-	case err != nil && cut:
-		return Ended{Code: -1, Error: "it was ended, as nobody waits for it any more or the preparer ends"}
-	case err != nil:
+	if err != nil {
 		return Ended{Code: -1, Error: err.Error()}
-	default:
-		return Ended{Code: exit.Code, Signal: exit.Signal}
 	}
+	return Ended{Code: exit.Code, Signal: exit.Signal}
 }
 
 // goneError is a read of the request's body that failed, as opposed to a write to a program that does not read.

@@ -211,22 +211,23 @@ func TestExecEndsWithItsClient(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		script string
-		stdin  bool // open, and not written to
+		stdin  string // is written, and then left open; empty: there is none
 	}{
-		"waits":            {"wait", false},
-		"waits for input":  {"cat", true},
-		"ignores input":    {"wait", true},
-		"writes all along": {"exec yes", false},
+		"waits":              {"wait", ""},
+		"waits for input":    {"cat; echo >finished", "some"},
+		"ignores input":      {"wait", "some"},
+		"ignores much input": {"wait", strings.Repeat("x", 4<<20)},
+		"writes all along":   {"exec yes", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, nil)
 			ctx, cancel := context.WithCancel(t.Context())
 			var stdin io.Reader
-			if test.stdin {
+			if test.stdin != "" {
 				r, w := io.Pipe()
 				defer w.Close()
-				stdin = r
+				stdin = io.MultiReader(strings.NewReader(test.stdin), r)
 			}
 			done := make(chan error, 1)
 			go func() {
@@ -239,6 +240,9 @@ func TestExecEndsWithItsClient(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			mustEnd(t, pids)
+			if _, err := os.Stat(filepath.Join(n.pods.dir, "finished")); err == nil {
+				t.Error("input that was cut off was taken for all of it")
+			}
 		})
 	}
 }
