@@ -38,10 +38,16 @@ func (o Op) writes() bool {
 func (o Op) Key() string { return o.kv.Key }
 
 // Bytes returns an upper bound of what the operation adds to the body of its transaction.
-func (o Op) Bytes() int {
-	size := (len(o.kv.Value)+2)/3*4 + len(o.kv.Key) + opOverhead
-	for _, b := range []byte(o.kv.Key) {
-		if b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
+func (o Op) Bytes() int { return OpBytes(o.kv.Key, len(o.kv.Value)) }
+
+// OpBytes returns an upper bound of what an operation with a value of that length adds to the body of its transaction.
+func OpBytes(key string, value int) int { return (value+2)/3*4 + jsonBytes(key) + opOverhead }
+
+// jsonBytes returns an upper bound of a string's length in JSON, without its quotes.
+func jsonBytes(s string) int {
+	size := len(s)
+	for i := range len(s) {
+		if b := s[i]; b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
 			size += len(`\u0000`) - 1 // JSON may escape it
 		}
 	}

@@ -312,7 +312,9 @@ func (c *ReplicationController) batchFor(cost store.Cost, some int, out *[]*batc
 	if bound != nil {
 		for _, w := range writes {
 			if home[w.Node] == bound {
-				cost.Ops-- // the reservation is one operation, however many pods of the batch it is for
+				// The reservation is one operation, however many pods of the batch it is for.
+				before := c.farm.cfg.Store.CostOf(nil, nil, bound.Reservations[bound.nodes[w.Node]:][:1])
+				cost.Ops, cost.Bytes = cost.Ops-before.Ops, cost.Bytes-before.Bytes
 			}
 		}
 	}

@@ -84,8 +84,7 @@ func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err err
 
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.
 func (c *ReplicationController) takeNodes(ctx context.Context, v *view, pods int) []string {
-	some, foreign := c.farm.ledger.take(ctx, &v.nodes.pool,
-		max(minCandidates, candidatesPerPod*pods), min(minCandidates, pods), len(v.taken) == 0)
+	some, foreign := c.farm.ledger.take(ctx, &v.nodes.pool, pods, len(v.taken) == 0)
 	for _, name := range foreign {
 		v.nodes.foreign[name] = true
 	}

@@ -23,7 +23,7 @@ func TestLedgerKeepsPassesApart(t *testing.T) {
 	taken := map[string]bool{}
 	for range 6 {
 		from := &pool{share: names("own", 40), rest: names("rest", 40)}
-		some, foreign := l.take(t.Context(), from, 12, 3, true)
+		some, foreign := l.take(t.Context(), from, 3, true)
 		for _, name := range some {
 			if taken[name] {
 				t.Errorf("%s was given to two passes", name)
@@ -44,16 +44,21 @@ func TestLedgerTakesWhatThereIs(t *testing.T) {
 	t.Parallel()
 	var l ledger
 	from := &pool{rest: names("rest", 20)}
-	if some, foreign := l.take(t.Context(), from, 12, 3, true); len(some) != 12 || len(foreign) != 12 || len(from.rest) != 8 {
+	if some, foreign := l.take(t.Context(), from, 3, true); len(some) != 12 || len(foreign) != 12 || len(from.rest) != 8 {
 		t.Errorf("took %v, of others %v", some, foreign)
 	}
+	large := &pool{share: names("own", 40), rest: names("rest", 40)}
+	if some, foreign := l.take(t.Context(), large, 30, true); len(some) != 45 || len(foreign) != 15 {
+		t.Errorf("took %d nodes for 30 pods, %d of others; want one for each at least, and some of others", len(some), len(foreign))
+	}
+	l = ledger{}
 	small := names("own", 2)
 	for range 2 {
-		if some, _ := l.take(t.Context(), &pool{share: small}, 12, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
+		if some, _ := l.take(t.Context(), &pool{share: small}, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
 			t.Errorf("took %v", some)
 		}
 	}
-	some, foreign := l.take(t.Context(), &pool{share: small, rest: names("rest", 12)}, 12, 4, false)
+	some, foreign := l.take(t.Context(), &pool{share: small, rest: names("rest", 12)}, 4, false)
 	if len(some) != 4 || len(foreign) != 2 {
 		t.Errorf("took %v, of others %v; all are busy", some, foreign)
 	}
@@ -65,19 +70,19 @@ func TestLedgerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l ledger
 		own := names("own", 4)
-		first, _ := l.take(t.Context(), &pool{share: own}, 12, 3, true)
+		first, _ := l.take(t.Context(), &pool{share: own}, 3, true)
 		l.giveBack(first[3:])
 		if len(first) < 3 {
 			t.Fatalf("took %v", first)
 		}
 		started := time.Now()
 		time.AfterFunc(nodesWait/2, func() { l.giveBack(first[:3]) })
-		second, _ := l.take(t.Context(), &pool{share: own}, 12, 3, true)
+		second, _ := l.take(t.Context(), &pool{share: own}, 3, true)
 		if waited := time.Since(started); waited != nodesWait/2 || len(second) < 3 {
 			t.Errorf("took %v after %s", second, waited)
 		}
 		started = time.Now()
-		third, _ := l.take(t.Context(), &pool{share: own}, 12, 3, true)
+		third, _ := l.take(t.Context(), &pool{share: own}, 3, true)
 		if waited := time.Since(started); waited != nodesWait || len(third) != 3 {
 			t.Errorf("took %v after %s", third, waited)
 		}

@@ -105,7 +105,7 @@ const (
 // Cost is what a change adds to a batch.
 type Cost struct{ Ops, Bytes int }
 
-// CostOf returns an upper bound of what these writes add to a batch. Reservations are counted with room for growth. The
+// CostOf returns an upper bound of what these writes add to a batch; the first may be nil. The
 // placement and the intents must not change any more: their encoding is kept for the commit, because encoding thousands of
 // pods twice would be a good part of placing them.
 func (t *FarmTenure) CostOf(p *PodWrite, intents []IntentWrite, reservations []ReservationWrite) Cost {
@@ -114,12 +114,15 @@ func (t *FarmTenure) CostOf(p *PodWrite, intents []IntentWrite, reservations []R
 		cost.Ops++
 		cost.Bytes += op.Bytes()
 	}
-	count(t.podOp(p))
+	if p != nil {
+		count(t.podOp(p))
+	}
 	for i := range intents {
 		count(t.intentOp(&intents[i]))
 	}
 	for _, r := range reservations {
-		count(t.reservationOp(r))
+		cost.Ops++
+		cost.Bytes += consul.OpBytes(t.keys.Reservation(r.Node), r.Value.Bytes())
 	}
 	return cost
 }

@@ -1,0 +1,43 @@
+package node_test
+
+import (
+	"encoding/json"
+	"math"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Batches are packed by Bytes, so that it must never be less than what is written. It is not much more either, or batches
+// would be small.
+func TestReservationBytesIsAnUpperBound(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		r := node.Reservation{Closed: rapid.Bool().Draw(t, "closed"), Holders: map[string]node.Holder{}}
+		for range rapid.IntRange(0, 5).Draw(t, "holders") {
+			id := pod.Identity{
+				RCID: rapid.String().Draw(t, "rc"), Role: rapid.String().Draw(t, "role"),
+				Index: rapid.SampledFrom([]int{0, math.MaxInt, math.MinInt}).Draw(t, "index"),
+			}
+			r.Holders[id.String()] = node.Holder{
+				Pod: id, Ports: rapid.SliceOf(rapid.Int()).Draw(t, "ports"), CPU: rapid.Int64().Draw(t, "cpu"), Memory: math.MinInt64,
+			}
+		}
+		data, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(data) > r.Bytes() {
+			t.Fatalf("%d bytes, said %d: %s", len(data), r.Bytes(), data)
+		}
+	})
+	id := pod.Identity{RCID: "01k9z8y7x6w5v4t3s2r1q0p9n8", Role: "main", Index: 12}
+	r := node.Reservation{Holders: map[string]node.Holder{id.String(): node.NewHolder(id, map[string]int{"http": 8080}, 500, 1<<30)}}
+	data, err := json.Marshal(r)
+	if err != nil || 2*len(data) < r.Bytes() {
+		t.Errorf("%d bytes, said %d, %v", len(data), r.Bytes(), err)
+	}
+}
