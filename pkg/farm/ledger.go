@@ -26,23 +26,27 @@ const (
 	// restEvery is how many nodes of the own share come with one of the rest, so that those are found where other farms
 	// have placed far less.
 	restEvery = 6
-	// A pass takes no more than this part of the free nodes, if it does not have more pods: others want some, too.
+	// A pass takes no more than this part of the free nodes, unless it needs more: others want some, too.
 	freePart = 4
-	// enoughNodes is for how many nodes a pass waits at the most. One with more pods begins with those that are free.
-	enoughNodes = minCandidates
+	// enoughPart is the part of its share that a pass waits for at the most. One with more pods begins with what is free.
+	enoughPart = 8
 	// nodesWait is how long a pass waits for nodes that others have. Then it takes those and may be refused.
-	nodesWait = 100 * time.Millisecond
+	nodesWait = 500 * time.Millisecond
 )
 
 // take takes nodes for some pods out of the pool, those that no other pass has first. A pass that has none yet waits for a
 // while until there are enough. Those taken must be given back after the writes. It returns the nodes, and those of them that
 // are of the rest.
 func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (some, foreign []string) {
-	n, enough := max(minCandidates, candidatesPerPod*pods), min(enoughNodes, pods)
+	n, enough := max(minCandidates, candidatesPerPod*pods), min(pods, max(minCandidates, len(from.share)/enoughPart))
 	var timeout <-chan time.Time
 	for {
 		l.mu.Lock()
-		free := l.free(from.share, min(n, max(pods, (len(from.share)-len(l.busy))/freePart)))
+		most := n
+		if n < len(from.share) {
+			most = min(n, max(enough, (len(from.share)-len(l.busy))/freePart))
+		}
+		free := l.free(from.share, most)
 		if wait && len(free) < enough && len(free) < len(from.share) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})

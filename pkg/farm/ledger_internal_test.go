@@ -48,8 +48,8 @@ func TestLedgerTakesWhatThereIs(t *testing.T) {
 		t.Errorf("took %v, of others %v", some, foreign)
 	}
 	large := &pool{share: names("own", 40), rest: names("rest", 40)}
-	if some, foreign := l.take(t.Context(), large, 30, true); len(some) != 45 || len(foreign) != 15 {
-		t.Errorf("took %d nodes for 30 pods, %d of others; want one for each at least, and some of others", len(some), len(foreign))
+	if some, foreign := l.take(t.Context(), large, 30, true); len(some) != 55 || len(foreign) != 15 {
+		t.Errorf("took %d nodes for 30 pods, %d of others; want all of the own share, and some of others", len(some), len(foreign))
 	}
 	l = ledger{}
 	small := names("own", 2)
