@@ -53,6 +53,8 @@ var scenarios = map[string]func(*env){
 	"transfer":         transfer,
 	"drain":            drain,
 	"runit":            underRunit,
+	"readyz":           readyz,
+	"unclaimed":        unclaimed,
 	"preparer-crash":   preparerCrash,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
@@ -380,7 +382,7 @@ func (e *env) processes() map[string]int {
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
 			e.t.Fatal(err)
 		}
-		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || vars["HOOK"] != "" || isZombie(pid) || isStub(pid) {
+		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])

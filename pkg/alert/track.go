@@ -66,8 +66,9 @@ func (t Tell) ID() string {
 // lasted long enough (zero: none will).
 //
 // An incident goes through these steps, each of which is stored before the next: seen; told, after it lasted (AlertedAt);
-// over (ResolvedAt); the end told (removed). One that is over before it was told is removed in silence. A farm that dies
-// between telling and storing leaves it to its successor to tell again: at least once, never never.
+// over (ResolvedAt); the end told (removed). One that is over before it could be told is removed in silence. A farm that dies
+// between telling and storing leaves it to its successor to tell again, or to tell that it is over: at least once, never
+// never.
 func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 	known := map[rc.ConditionType]bool{} // open incidents
 	if in.Before != nil {
@@ -113,9 +114,10 @@ func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
 	if _, _, still := in.state(i.Type); still {
 		return i, true
 	}
-	if i.AlertedAt == nil {
+	if i.AlertedAt == nil && in.Now.Sub(i.Since) < after(i.Type) {
 		return i, false
 	}
+	// Old enough to have been told: whoever did may not have come to store it.
 	now := in.Now
 	i.ResolvedAt = &now
 	return i, true

@@ -138,6 +138,25 @@ func TestNothingIsForgotten(t *testing.T) {
 	}
 }
 
+// What was told, and not stored as told before it was over and somebody else's to look at, ends for those who were told.
+func TestAnEndIsToldThoughTheBeginningWasNotStored(t *testing.T) {
+	t.Parallel()
+	o := newOwner(t)
+	o.look(rc.Converged, rc.Unclaimed)
+	o.after(time.Minute)
+	o.land(o.compute(false, 0, rc.Converged, rc.Unclaimed))
+	o.tell()
+	key := rc.IncidentKey("web", rc.Unclaimed, start)
+	if !slices.Equal(o.said, []string{key}) {
+		t.Fatalf("told %v", o.said)
+	}
+	next := &owner{t: t, now: o.now, stored: o.stored}
+	next.look(rc.Converged)
+	if !slices.Equal(next.said, []string{key + "/resolved"}) || len(next.stored.Incidents) != 0 {
+		t.Errorf("told %v, stored %+v", next.said, next.stored.Incidents)
+	}
+}
+
 func TestWhatMendsItselfWakesNobody(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
