@@ -19,6 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 // Moment is a time that restarts of the preparer and set clocks do not change: since the machine's start.
@@ -29,15 +30,15 @@ type Moment struct {
 
 // Now reads the machine's clock since its start (clock_gettime(2), CLOCK_BOOTTIME).
 func Now() (Moment, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := proc.BootID()
 	if err != nil {
-		return Moment{}, fmt.Errorf("read boot id: %w", err)
+		return Moment{}, err
 	}
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		return Moment{}, fmt.Errorf("read clock: %w", err)
 	}
-	return Moment{Boot: strings.TrimSpace(string(boot)), Up: time.Duration(ts.Nano())}, nil
+	return Moment{Boot: boot, Up: time.Duration(ts.Nano())}, nil
 }
 
 // never is longer than anything that is waited for.

@@ -171,3 +171,27 @@ func timeout(c *cli.Context) (time.Duration, error) {
 	}
 	return d, nil
 }
+
+// connectToList is the beginning of every command that lists: its output format, no arguments, a connection to close.
+func connectToList(c *cli.Context) (out string, s *conn, err error) {
+	if out, err = format(c); err != nil {
+		return "", nil, err
+	}
+	if c.Args().Present() {
+		return "", nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	s, err = connect(c)
+	return out, s, err
+}
+
+// connectToShow is the beginning of every command that shows one thing: its output format, which one, a connection to close.
+func connectToShow(c *cli.Context) (out, ref string, s *conn, err error) {
+	if out, err = format(c); err != nil {
+		return "", "", nil, err
+	}
+	if ref, err = oneRef(c); err != nil {
+		return "", "", nil, err
+	}
+	s, err = connect(c)
+	return out, ref, s, err
+}

@@ -29,15 +29,7 @@ Examples:
 }
 
 func (t *tool) explain(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
-	}
-	ref, err := oneRef(c)
-	if err != nil {
-		return err
-	}
-	s, err := connect(c)
+	out, ref, s, err := connectToShow(c)
 	if err != nil {
 		return err
 	}

@@ -24,14 +24,7 @@ func (t *tool) listCommand() *cli.Command {
 }
 
 func (t *tool) list(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
-	}
-	if c.Args().Present() {
-		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	s, err := connect(c)
+	out, s, err := connectToList(c)
 	if err != nil {
 		return err
 	}

@@ -58,14 +58,7 @@ Examples:
 }
 
 func (t *tool) nodes(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
-	}
-	if c.Args().Present() {
-		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	s, err := connect(c)
+	out, s, err := connectToList(c)
 	if err != nil {
 		return err
 	}
