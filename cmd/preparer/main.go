@@ -11,21 +11,18 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
-	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
 func main() {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
-		case shim.StubArg:
-			shim.ExecStub()
 		case runit.StubArg:
 			runit.ExecStub()
 		case oneshot.Arg:
-			oneshot.Exec(isolate.Apply)
+			oneshot.Exec(confine.Apply)
 		}
 	}
 	ctx, stop := app.WithSignals(context.Background())
@@ -40,6 +37,7 @@ func main() {
 			"Pods run on when it ends, and keep their pids when it starts again.",
 		Flags: slices.Concat(app.CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", app.PreparerDebugAddr), app.ArtifactFlags(&cfg.Artifacts), app.APIFlags(&cfg.API), []cli.Flag{
 			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, Destination: &cfg.Node},
+			&cli.BoolFlag{Name: "take-over-name", Usage: "take the node's name from another host, of whose pods nothing runs any more; for one start", Destination: &cfg.TakeOver},
 			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
 			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` that selectors match; may be repeated", Destination: &labels},
 			&cli.IntFlag{Name: "slots", Usage: "how many pods the node takes", Value: 100, Destination: &cfg.Slots},

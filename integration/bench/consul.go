@@ -39,6 +39,7 @@ type agent struct {
 	addr string // host:port of its HTTP API
 	rpc  int    // port of the servers' protocol
 	serf int    // port that others join
+	dev  bool   // in dev mode
 	proc *os.Process
 	done chan struct{}
 }
@@ -83,7 +84,9 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 	if !slices.Contains(args, "-dev") {
 		args = append(args, "-data-dir", filepath.Join(dir, "data"))
 	}
-	a := &agent{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), rpc: ports[1], serf: ports[2], done: make(chan struct{})}
+	a := &agent{
+		addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), rpc: ports[1], serf: ports[2], dev: slices.Contains(args, "-dev"), done: make(chan struct{}),
+	}
 	cmd := exec.Command(bin, append([]string{"agent", "-config-file", file}, args...)...)
 	if err := consultest.StartTied(cmd, func(error) { close(a.done) }); err != nil {
 		return nil, err

@@ -131,9 +131,15 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 		c.cfg.farm, "--id", name, "--data-dir", filepath.Join(c.cfg.dir, name+"-data"), "--ttl", c.cfg.ttl.String(), "--token", token,
 		"--consul-addr", fmt.Sprintf("127.0.0.1:%d", consulPort), "--log-level", "debug",
 	}}
+	if i == c.byTTL() {
+		p.args = append(p.args, "--session", "ttl")
+	}
 	c.farms, c.policies = append(c.farms, p), append(c.policies, policy)
 	return p.start()
 }
+
+// byTTL returns which farm's session lives by its own TTL, and not by a check at the agent beside it.
+func (c *chaos) byTTL() int { return newRand(c.cfg.seed, 7).IntN(farms) }
 
 // stop ends the program in order, or after a while by force.
 func (p *process) stop() {

@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/checker"
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
 // fault is one kind of disturbance.
@@ -40,10 +42,14 @@ func brief(time.Duration) time.Duration    { return 0 }
 func long(ttl time.Duration) time.Duration { return ttl + ttl/2 }
 func medium(time.Duration) time.Duration   { return 4 * time.Second }
 
+// past is longer than a session lives that is not renewed: twice its own TTL, which is at least the shortest that Consul takes.
+func past(ttl time.Duration) time.Duration { return 2*max(ttl, consul.MinSessionTTL) + time.Second }
+
 var faults = []fault{
 	{"farm-kill", hitsFarm, long, farmKill},
 	{"farm-restart", hitsFarm, brief, farmRestart},
 	{"farm-pause", hitsFarm, long, farmPause},
+	{"farm-pause-ttl", hitsFarm, past, farmPauseTTL},
 	{"agent-pause", hitsAgent, long, agentPause},
 	{"agent-pause-busy", hitsAgent, long, agentPauseBusy},
 	{"agent-kill", hitsAgent, brief, agentKill},
@@ -58,6 +64,8 @@ var faults = []fault{
 	{"slow-network", hitsServer, medium, slowNetwork},
 	{"host-cut", hitsHost, long, hostCut},
 	{"host-pause", hitsHost, long, hostPause},
+	{"host-loss", hitsHost, long, hostLoss},
+	{"preparer-stop", hitsHost, long, preparerStop},
 }
 
 func faultNames() []string {
@@ -111,6 +119,11 @@ func farmPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(contex
 	return paused(pick(c.farms, rng))
 }
 
+// farmPauseTTL pauses the farm whose session lives by its own TTL.
+func farmPauseTTL(_ context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
+	return paused(c.farms[c.byTTL()])
+}
+
 func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(pick(c.agents, rng))
 }
@@ -142,6 +155,60 @@ const busyFor = 300 * time.Millisecond
 
 func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(pick(c.hosts, rng))
+}
+
+// hostLoss takes a machine with all its nodes: nothing that ran there runs on, and nothing is remembered. It comes back as
+// if it were new.
+func hostLoss(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	host := rng.IntN(hosts)
+	nodes := c.nodes[host*nodesPer : (host+1)*nodesPer]
+	c.hosts[host].kill()
+	halt(nodes)
+	var names []string
+	for _, n := range nodes {
+		n.Die()
+		c.events.write(checker.Event{At: time.Now().UnixNano(), Kind: checker.EventLost, Node: n.Record.Name})
+		names = append(names, n.Record.Name)
+	}
+	c.setDead(names)
+	return c.hosts[host].on.name, func(ctx context.Context) error {
+		c.setDead(nil)
+		err := c.hosts[host].start()
+		for _, n := range nodes {
+			err = errors.Join(err, n.resume(ctx, n.Run))
+		}
+		return err
+	}, nil
+}
+
+// preparerStop ends the preparers of some nodes, and nothing else: what runs there runs on.
+func preparerStop(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
+	const most = 4
+	first := rng.IntN(len(c.nodes) - most)
+	nodes := c.nodes[first : first+1+rng.IntN(most)]
+	halt(nodes)
+	return fmt.Sprintf("%s and %d more", nodes[0].Record.Name, len(nodes)-1), func(ctx context.Context) error {
+		var errs []error
+		for _, n := range nodes {
+			errs = append(errs, n.resume(ctx, n.Resume))
+		}
+		return errors.Join(errs...)
+	}, nil
+}
+
+func halt(nodes []*simulated) {
+	var all sync.WaitGroup
+	for _, n := range nodes {
+		all.Go(n.halt)
+	}
+	all.Wait()
+}
+
+// setDead says which nodes' machines are dead, and will be until it says something else.
+func (c *chaos) setDead(names []string) {
+	c.deadMu.Lock()
+	defer c.deadMu.Unlock()
+	c.deadNodes = names
 }
 
 func agentKill(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {

@@ -29,6 +29,7 @@ type config struct {
 	length  time.Duration // of the time with faults
 	ttl     time.Duration // of the daemons' liveness
 	farm    string        // path of the farm program
+	rcctl   string        // and of the operators'
 	consul  string        // path of Consul
 	dir     string        // of the run
 	faults  string        // comma-separated; empty: all
@@ -111,8 +112,11 @@ func parse(args []string) (config, error) {
 	if cfg.consul, err = devserver.Find(filepath.Join(root, "bin")); err != nil {
 		return cfg, err
 	}
-	if _, err := os.Stat(cfg.farm); err != nil {
-		return cfg, fmt.Errorf("run `make build` first: %w", err)
+	cfg.rcctl = filepath.Join(root, "bin", "rcctl")
+	for _, program := range []string{cfg.farm, cfg.rcctl} {
+		if _, err := os.Stat(program); err != nil {
+			return cfg, fmt.Errorf("run `make build` first: %w", err)
+		}
 	}
 	return cfg, nil
 }

@@ -35,10 +35,25 @@ func (e *events) write(ev checker.Event) {
 	e.err = errors.Join(e.err, err)
 }
 
-// simulated is one simulated node that writes down what it does.
-type simulated struct{ simnode.Node }
+// simulated is one simulated node that writes down what it does. It can be halted and go on, and pods on it may be in
+// trouble.
+type simulated struct {
+	simnode.Node
+	trouble *trouble
+
+	mu     sync.Mutex
+	cancel context.CancelFunc // ends its preparer
+	halted chan struct{}      // closed when that has ended because of halt
+	next   chan func(context.Context) error
+}
 
 const slots = 12
+
+// The range of dynamic ports leaves little to choose from, so that numbers are used again.
+const (
+	portMin = 20_000
+	portMax = portMin + 2*slots
+)
 
 // reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
 const reactLimit = 150 * time.Millisecond
@@ -49,13 +64,16 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 	if err != nil {
 		return nil, err
 	}
-	s := &simulated{simnode.Node{
-		Record: node.Node{
-			Name: fmt.Sprintf("n%d", n+1), Labels: map[string]string{"rack": string("ab"[n%2])},
-			Capacity: node.Capacity{Slots: slots}, Address: m.ip(),
+	s := &simulated{
+		Node: simnode.Node{
+			Record: node.Node{
+				Name: fmt.Sprintf("n%d", n+1), Labels: map[string]string{"rack": string("ab"[n%2])},
+				Capacity: node.Capacity{Slots: slots}, PortRange: node.PortRange{Min: portMin, Max: portMax}, Address: m.ip(),
+			},
+			Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
 		},
-		Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
-	}}
+		trouble: newTrouble(c.cfg.seed, n), next: make(chan func(context.Context) error),
+	}
 	name := s.Record.Name
 	s.React = func(in pod.Intent) pod.Reality {
 		<-time.After(rand.N(reactLimit)) // it takes time to start a pod
@@ -63,16 +81,51 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 			At: time.Now().UnixNano(), Kind: checker.EventNode, Node: name, ID: in.Identity.String(),
 			State: string(in.State), Digest: in.Digest, Revision: in.Revision, Ports: in.Ports,
 		})
-		return simnode.Obey(in)
+		return s.trouble.start(&s.Node, in)
 	}
 	return s, nil
 }
 
+// run simulates the node until ctx ends, also while it is halted.
 func (s *simulated) run(ctx context.Context) error {
-	if err := s.Run(ctx); !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("node %s: %w", s.Record.Name, err)
+	start := s.Run
+	for {
+		living, cancel := context.WithCancel(ctx)
+		halted := make(chan struct{})
+		s.mu.Lock()
+		s.cancel, s.halted = cancel, halted
+		s.mu.Unlock()
+		err := start(living)
+		cancel()
+		if !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("node %s: %w", s.Record.Name, err)
+		}
+		close(halted)
+		select {
+		case start = <-s.next:
+		case <-ctx.Done():
+			return nil
+		}
 	}
-	return nil
+}
+
+// halt ends the node's preparer and waits until it has ended. What runs there runs on.
+func (s *simulated) halt() {
+	s.mu.Lock()
+	cancel, halted := s.cancel, s.halted
+	s.mu.Unlock()
+	cancel()
+	<-halted
+}
+
+// resume starts a halted preparer again, by Run or Resume of the node.
+func (s *simulated) resume(ctx context.Context, how func(context.Context) error) error {
+	select {
+	case s.next <- how:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("node %s is not halted: %w", s.Record.Name, context.Cause(ctx))
+	}
 }
 
 // atEnd writes down what the node runs.
@@ -102,6 +155,12 @@ func (c *chaos) converged(ctx context.Context) error {
 	byID := map[string]rc.Status{}
 	for _, s := range statuses {
 		byID[s.Value.RCID] = s.Value
+	}
+	if err := c.unanswered(ctx); err != nil {
+		return err
+	}
+	if err := c.leaked(ctx, st); err != nil {
+		return err
 	}
 	known := map[string]bool{}
 	for _, r := range recs {

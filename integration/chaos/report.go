@@ -17,15 +17,16 @@ import (
 
 // report is what a run says about itself.
 type report struct {
-	Seed       int64          `json:"seed"`
-	Started    time.Time      `json:"started"`
-	Length     string         `json:"length"`
-	Operations map[string]int `json:"operations"`
-	Failed     map[string]int `json:"failed_operations"` // under faults that is to be expected
-	Faults     map[string]int `json:"faults"`
-	Slow       string         `json:"slow_network,omitempty"` // how it was made slow
-	Converged  string         `json:"converged_after"`
-	Late       []string       `json:"late,omitempty"` // broken promises that are about time
+	Seed       int64             `json:"seed"`
+	Started    time.Time         `json:"started"`
+	Length     string            `json:"length"`
+	Operations map[string]int    `json:"operations"`
+	Failed     map[string]int    `json:"failed_operations"`     // under faults that is to be expected
+	LastErrors map[string]string `json:"last_errors,omitempty"` // of each kind of operation
+	Faults     map[string]int    `json:"faults"`
+	Slow       string            `json:"slow_network,omitempty"` // how it was made slow
+	Converged  string            `json:"converged_after"`
+	Late       []string          `json:"late,omitempty"` // broken promises that are about time
 	Judgement  *checker.Result
 
 	mu      sync.Mutex
@@ -37,7 +38,7 @@ const reportFile = "report.json"
 func newReport(cfg config) *report {
 	return &report{
 		Seed: cfg.seed, verbose: cfg.verbose, Converged: "never",
-		Operations: map[string]int{}, Failed: map[string]int{}, Faults: map[string]int{},
+		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{},
 	}
 }
 
@@ -52,6 +53,7 @@ func (r *report) operation(what string, err error) {
 	r.Operations[what]++
 	if err != nil {
 		r.Failed[what]++
+		r.LastErrors[what] = err.Error()
 	}
 }
 

@@ -38,6 +38,9 @@ type chaos struct {
 	acting  sync.RWMutex // held to read while operators act
 	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only
 	epoch   int          // of the registers; see registers.go
+
+	deadMu    sync.Mutex
+	deadNodes []string // whose machine has died
 }
 
 const (
@@ -103,6 +106,7 @@ func (c *chaos) run(ctx context.Context) error {
 	c.report.begin()
 	var load errgroup.Group
 	w.start(disturbed, &load)
+	load.Go(func() error { c.troubles(disturbed); return nil })
 	registers := c.startRegisters(background, disturbed, &daemons)
 	c.nemesis(disturbed)
 	calm()

@@ -2,19 +2,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -25,8 +23,8 @@ type workload struct {
 
 	mu   sync.Mutex
 	made map[int]int // controllers made so far, by slot
-	// closed are the nodes that may be drained.
-	closed map[string]bool
+	// closed are the nodes that may be drained, leaky those that may have a share for nobody.
+	closed, leaky map[string]bool
 }
 
 const (
@@ -45,7 +43,7 @@ const (
 )
 
 func newWorkload(c *chaos) *workload {
-	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}}
+	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}, leaky: map[string]bool{}}
 }
 
 // initial makes the first controllers.
@@ -95,16 +93,33 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 		return "read", err
 	case rec.Value.DeletedAt != nil:
 		return "wait for a deletion", nil
-	case dice < 60:
-		rec.Value.ReplicaGroups = groups(n)
+	}
+	if dice < 20 && len(w.c.dead()) > 0 {
+		return "forget", w.forget(ctx, st, rng)
+	}
+	return w.actOn(ctx, st, rec, slot, dice, n, rng)
+}
+
+// actOn does one thing to a controller, or to a node.
+func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], slot, dice, n int, rng *rand.Rand) (string, error) {
+	switch {
+	case dice < 50:
+		rec.Value.ReplicaGroups = groups(slot, n)
 		return "scale", writeRC(ctx, st, rec, nil, "scale")
-	case dice < 85:
+	case dice < 72:
 		return "change manifest", writeRC(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest")
-	case dice < 88:
+	case dice < 78:
 		return w.drain(ctx, rng)
-	case dice < 92:
+	case dice < 82:
 		rec.Value.NodeSelector = []string{"", "rack=a", "rack=b"}[rng.IntN(3)]
 		return "change selector", writeRC(ctx, st, rec, nil, "change selector")
+	case dice < 87:
+		rec.Value.Disabled = !rec.Value.Disabled
+		return fmt.Sprintf("disabled: %t", rec.Value.Disabled), writeRC(ctx, st, rec, nil, "disable or enable")
+	case dice < 89:
+		return "leak", w.leak(ctx, st, &rec.Value, rng)
+	case dice < 92:
+		return "sweep", w.sweep(ctx, rng)
 	default:
 		now := time.Now().UTC()
 		rec.Value.DeletedAt = &now
@@ -128,7 +143,8 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 			for ctx.Err() == nil {
 				rec, err := c.stores[server].RC(ctx, recs[rng.IntN(len(recs))].Value.ID, true)
 				if err == nil && rec.Value.DeletedAt == nil {
-					rec.Value.ReplicaGroups = groups(1 + rng.IntN(maxReplicas))
+					slot, _ := strconv.Atoi(rec.Value.Labels["slot"]) // as create wrote it
+					rec.Value.ReplicaGroups = groups(slot, 1+rng.IntN(maxReplicas))
 					err = writeRC(ctx, c.stores[server], rec, nil, "scale")
 				}
 				if ctx.Err() == nil {
@@ -141,43 +157,6 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 		})
 	}
 	all.Wait()
-}
-
-// drain closes a node, or opens one that was closed. At most two are closed at a time.
-func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
-	n := &w.c.nodes[rng.IntN(len(w.c.nodes))].Record
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	ops := node.Ops{Name: n.Name}
-	what = "undrain"
-	if len(w.closed) < maxClosed && !w.closed[n.Name] {
-		what, ops.Drain = "drain", &node.Drain{Since: time.Now().UTC()}
-		w.closed[n.Name] = true // also if it is not known whether it is
-	}
-	if err := w.c.setOps(ctx, rng.IntN(servers), ops); err != nil || what == "drain" {
-		return what, err
-	}
-	delete(w.closed, n.Name)
-	return what, nil
-}
-
-// setOps writes the operators' side of a node.
-func (c *chaos) setOps(ctx context.Context, server int, ops node.Ops) error {
-	value, err := json.Marshal(ops)
-	if err == nil {
-		_, err = c.client[server].Commit(ctx, []consul.Op{consul.Set(c.stores[server].Keys().NodeOps(ops.Name), value)})
-	}
-	return err
-}
-
-// open ends every drain.
-func (w *workload) open(ctx context.Context) error {
-	for _, n := range w.c.nodes {
-		if err := w.c.setOps(ctx, rand.IntN(servers), node.Ops{Name: n.Record.Name}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
@@ -194,7 +173,15 @@ func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.R
 	return store.Rec[rc.RC]{}, store.ErrNotFound
 }
 
-func groups(n int) []rc.ReplicaGroup { return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}} }
+// groups shares replicas between roles. Every third slot has two.
+func groups(slot, n int) []rc.ReplicaGroup {
+	if slot%3 != 1 {
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
+	}
+	side := n / 2
+	n -= side
+	return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}, {Role: "side", Count: &side}}
+}
 
 func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand) error {
 	w.mu.Lock()
@@ -203,21 +190,32 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	w.mu.Unlock()
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
-		ReplicaGroups: groups(1 + rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
+		ReplicaGroups: groups(slot, 1+rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
 		NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	return writeRC(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create")
 }
 
-// manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each.
+// manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each; half of the slots
+// have dynamic ones, some of them only in some versions, and a quarter nothing else.
 func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
+	var ports []manifest.Port
+	if slot%4 != 3 {
+		ports = append(ports, manifest.Port{Name: "http", Port: 8000 + slot/2})
+	}
+	if slot%4 >= 2 {
+		ports = append(ports, manifest.Port{Name: "admin", Dynamic: true})
+		if rng.IntN(2) == 0 {
+			ports = append(ports, manifest.Port{Name: fmt.Sprintf("extra-%d", rng.IntN(2)), Dynamic: true})
+		}
+	}
 	return &manifest.Manifest{
 		Version: manifest.Version, ID: name,
 		Launchables: []manifest.Launchable{{
 			Name:     "main",
 			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", rng.Uint64())},
 		}},
-		Ports: []manifest.Port{{Name: "http", Port: 8000 + slot/2}},
+		Ports: ports,
 	}
 }
 
@@ -242,14 +240,17 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain writes each controller anew, as an operator does after a snapshot was restored: pods that were found running
-// stay as they are until then (R2).
+// sayAgain leaves nothing undone: drains are ended, leaked shares swept, and each controller written anew and enabled, as an
+// operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
 func (w *workload) sayAgain(ctx context.Context) error {
 	said := map[string]bool{}
 	for {
 		err := w.open(ctx)
 		if err == nil {
 			err = w.sayOnce(ctx, said)
+		}
+		if err == nil {
+			err = w.clean(ctx, w.c.stores[rand.IntN(servers)])
 		}
 		if err == nil {
 			return nil
@@ -272,6 +273,7 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 		if said[r.Value.ID] || r.Value.DeletedAt != nil {
 			continue
 		}
+		r.Value.Disabled = false
 		if err := writeRC(call, st, r, nil, "apply again"); err != nil {
 			return err
 		}

@@ -79,7 +79,7 @@ func judge(log []Entry, events []Event, final Final) (*Result, error) {
 	log = slices.DeleteFunc(log, func(e Entry) bool { return e.Index > final.Index })
 	j := &judgement{
 		state: newState(), result: &Result{Entries: len(log), Checked: map[string]int{}},
-		nodes: newNodes(), ordered: map[string]asked{},
+		nodes: newNodes(), ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{},
 	}
 	if err := j.replay(log, events); err != nil {
 		return nil, err
@@ -100,6 +100,10 @@ type judgement struct {
 	nodes   *nodes
 	result  *Result
 	ordered map[string]asked // every intent ever written, by node, identity and revision
+	leaked  map[string]bool  // shares that the run itself gave to nobody, by node and identity
+
+	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
+	drains map[string]drained // the last drain of each node that was ended
 
 	restoredAt uint64            // index of the last restore
 	nonceAt    uint64            // index since which the cluster has its nonce
@@ -123,7 +127,7 @@ func (j *judgement) looked(rule string) { j.result.Checked[rule]++ }
 // replay carries the log out, entry by entry, and shows each change of rcfarm's records to the rules.
 func (j *judgement) replay(log []Entry, events []Event) error {
 	restores := newRestores(events)
-	pending := nodeEvents(events)
+	pending := ofKind(events, EventNode, EventLost)
 	for i := range log {
 		e := &log[i]
 		if i > 0 && e.Index != log[i-1].Index+1 {
@@ -164,23 +168,26 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 
 // rules judges one change.
 func (j *judgement) rules(w *Write) {
+	j.remember(w)
 	if !w.touches() {
 		return
 	}
 	j.result.Transactions++
-	j.remember(w)
 	j.single(w)
+	j.held(w)
 	j.fresh(w)
 	j.committed(w)
 	j.stops(w)
 	j.confirmed(w)
 	j.minimum(w)
+	j.disabled(w)
 	j.settled(w)
 }
 
 // remember notes what later rules ask about.
 func (j *judgement) remember(w *Write) {
-	for _, c := range w.Changes {
+	for i := range w.Changes {
+		c := &w.Changes[i]
 		if in := c.After.intent(); in != nil {
 			j.ordered[orderKey(nodeOfIntent(c.Key), in.id(), in.Revision)] = asked{state: in.State, at: w.At}
 		}
@@ -188,6 +195,10 @@ func (j *judgement) remember(w *Write) {
 			j.nonceAt = w.Index
 			j.before = j.state.passingPreparers()
 		}
+		if r := c.After.request(); r != nil && r.Kind == sweepOrphan {
+			j.swept[r.RCID] = true
+		}
+		j.rememberDrain(c, w.At)
 	}
 }
 
@@ -198,7 +209,8 @@ func orderKey(node, id string, revision int64) string {
 // Breached reports whether somebody who did not hold a lock changed what it protects.
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
-		if v.Rule == ruleHolder || v.Rule == ruleRegister {
+		switch v.Rule {
+		case ruleHolder, ruleRegister, ruleNotHeld, ruleTwoSessions:
 			return true
 		}
 	}
@@ -207,6 +219,8 @@ func (r *Result) Breached() bool {
 
 // The rules whose violation proves that the fence failed, not only that it is missing.
 const (
-	ruleHolder   = "written by another than the holder"
-	ruleRegister = "fenced register not linearizable"
+	ruleHolder      = "written by another than the holder"
+	ruleNotHeld     = "lock not held by a farm"
+	ruleTwoSessions = "written under two sessions"
+	ruleRegister    = "fenced register not linearizable"
 )

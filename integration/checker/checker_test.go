@@ -235,6 +235,28 @@ func TestTwoControllersInOneTransaction(t *testing.T) {
 	}
 }
 
+// A farm may say of a controller that has no owner that it has none, and nothing else, and only if that is so.
+func TestAStatusOfAControllerWithoutAnOwner(t *testing.T) {
+	t.Parallel()
+	const rule = "P1 without a fence"
+	says := func(id string) Op { return kv("set", "status/"+id, fields{"rc_id": id}) }
+	for name, tt := range map[string]struct {
+		ops  []Op
+		want int
+	}{
+		"free":      {[]Op{kv("check-not-exists", "locks/d", nil), says("d")}, 0},
+		"not asked": {[]Op{says("d")}, 1},
+		"owned":     {[]Op{kv("check-not-exists", "locks/d", nil), says("c")}, 1},
+	} {
+		w := newWorld(t)
+		w.converged()
+		w.txn(tt.ops...)
+		if got := w.verdict().Count(); got[rule] != tt.want {
+			t.Errorf("%s: found %v, want %d of %s", name, got, tt.want, rule)
+		}
+	}
+}
+
 // Every rule fires on a history that breaks it: a checker that cannot fail proves nothing.
 func TestBrokenHistoriesAreFound(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,8 @@ type Event struct {
 	Kind string `json:"kind"`
 
 	// EventNode: a simulated node has just done what an intent says. EventEnd: what it runs at the end, one event for each.
+	// EventLost: its machine died, and with it all that ran and all that the node knew. EventLeak: an identity is about to be
+	// given a share of the node although it is not there.
 	Node     string         `json:"node,omitempty"`
 	ID       string         `json:"id,omitempty"` // <rc-id>/<role>.<index>
 	State    string         `json:"state,omitempty"`
@@ -33,6 +35,8 @@ type Event struct {
 const (
 	EventNode     = "node"
 	EventEnd      = "end"
+	EventLost     = "lost"
+	EventLeak     = "leak"
 	EventSnapshot = "snapshot"
 	EventRestore  = "restore"
 	EventLock     = "lock"
@@ -57,13 +61,11 @@ func ReadEvents(path string) ([]Event, error) {
 	return out, lines.Err()
 }
 
-func ofKind(events []Event, kind string) []Event {
-	out := slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.Kind != kind })
+func ofKind(events []Event, kinds ...string) []Event {
+	out := slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return !slices.Contains(kinds, e.Kind) })
 	slices.SortStableFunc(out, func(a, b Event) int { return int(a.At - b.At) })
 	return out
 }
-
-func nodeEvents(events []Event) []Event { return ofKind(events, EventNode) }
 
 // restores keeps the states that were saved and knows which of them came back when.
 type restores struct {

@@ -15,7 +15,7 @@ func (j *judgement) minimum(w *Write) {
 				continue
 			}
 			placed = placed || c.news() != nil
-			if before := c.Before.placement(); before != nil && c.takes() {
+			if before := c.Before.placement(); before != nil && c.takes() && !w.remains(c.After.placement()) && !j.mayTake(w, before) {
 				taken = append(taken, before)
 			}
 		}
@@ -26,6 +26,15 @@ func (j *judgement) minimum(w *Write) {
 			j.belowSurge(w, rc)
 		}
 	}
+}
+
+// mayTake reports whether operators said that the copy goes, whatever is left: by a forced drain, or as one that is gone.
+func (j *judgement) mayTake(w *Write, p *placement) bool {
+	if j.forced(w, p.Node) {
+		j.looked("P6 forced")
+		return true
+	}
+	return w.forgotten(p.Node, p.id())
 }
 
 // takes reports whether the change ends a copy that was meant to run, or gives it another manifest.
@@ -42,6 +51,12 @@ func (c *Change) takes() bool {
 		revision, ghost := after.ghostOn(before.Node)
 		return !ghost || revision != 0
 	}
+}
+
+// remains reports whether a pod is as available after the change as it was before, as where it is given back to the node that it
+// came from, whose copy has been running all the time.
+func (w *Write) remains(after *placement) bool {
+	return after != nil && w.available(after, true)
 }
 
 // available reports whether a pod counted as available when the transaction was carried out: where it was placed, or while

@@ -19,8 +19,18 @@ func (n *nodes) runs(node, id string) (Event, bool) {
 	return e, ok
 }
 
+// lose forgets a node whose machine died: nothing runs there, and it may be told the same again.
+func (n *nodes) lose(node string) {
+	delete(n.run, node)
+	maps.DeleteFunc(n.top, func(key string, _ int64) bool { return strings.HasPrefix(key, node+"|") })
+}
+
 // apply follows one act of a node: P3 in reality, and P4 on the node's side.
 func (n *nodes) apply(j *judgement, e Event) {
+	if e.Kind == EventLost {
+		n.lose(e.Node)
+		return
+	}
 	key := e.Node + "|" + e.ID
 	j.looked("P4 node")
 	if e.Revision <= n.top[key] {
@@ -61,7 +71,7 @@ func (j *judgement) lastIndex() uint64 {
 
 // nodeStops is P4 from the node's end: whatever a node did, an intent of that revision said so, and was written before.
 func (j *judgement) nodeStops(events []Event) {
-	for _, e := range nodeEvents(events) {
+	for _, e := range ofKind(events, EventNode) {
 		j.looked("P4 obeyed")
 		in, ok := j.ordered[orderKey(e.Node, e.ID, e.Revision)]
 		if !ok || in.state != e.State || in.at > e.At {
@@ -132,7 +142,7 @@ func (j *judgement) finally() {
 	for _, p := range j.state.placementsOf("") {
 		add(p.Node, p.id(), p.Ports)
 		for _, g := range p.Ghosts {
-			add(g.Node, p.id(), p.Ports)
+			add(g.Node, p.id(), p.portsOn(g.Node))
 		}
 	}
 	for key, k := range j.state.groups["reservations"] {

@@ -78,19 +78,6 @@ func (w *Write) authors() map[string]string {
 	return out
 }
 
-// holder returns the farm that held a controller's lock when the transaction was carried out, "" when none did.
-func (w *Write) holder(rcID string) string {
-	lock := w.before(prefix + "locks/" + rcID)
-	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
-		return ""
-	}
-	farm := lock.lockValue().Farm
-	if s, alive := w.state.sessions[lock.Session]; !alive || s.name != "rcfarm/farm/"+farm {
-		return ""
-	}
-	return farm
-}
-
 // single is P1: only the holder of its lock changes a controller's pods. Two rules, independent of each other: who the
 // write says that it is by was the holder at that very index; and the write carries the fence, without which it would only
 // be luck. A transaction may be about several controllers, as a farm sends small writes together: the rules are about each.
@@ -99,9 +86,13 @@ func (j *judgement) single(w *Write) {
 	owned := w.owned()
 	for id := range owned {
 		lock := prefix + "locks/" + id
+		if w.speaksForNobody(id) {
+			j.looked("P1 unclaimed")
+			continue
+		}
 		if who, known := authors[id]; known {
 			j.looked("P1 author")
-			if holder := w.holder(id); holder != who {
+			if holder, _ := w.tenure(id); holder != who {
 				j.violated("P1", ruleHolder, w.Index,
 					"%s wrote %s of controller %s, whose lock was held by %q", who, w.summary(), id, holder)
 			}
@@ -116,43 +107,27 @@ func (j *judgement) single(w *Write) {
 	}
 }
 
+// speaksForNobody reports whether the transaction says of a controller without an owner just that, in its status, on condition
+// that it still has none.
+func (w *Write) speaksForNobody(id string) bool {
+	for i := range w.Changes {
+		if c := &w.Changes[i]; c.controllerOf() == id && c.Key != prefix+"status/"+id {
+			return false
+		}
+	}
+	lock := w.before(prefix + "locks/" + id)
+	return (lock == nil || lock.Session == "") && w.has(prefix+"locks/"+id, "check-index", "check-not-exists")
+}
+
 // holders: nobody changes another controller's share of a node.
 func (j *judgement) holders(w *Write, c *Change, owned map[string]bool) {
-	if group(c.Key) != "reservations" {
-		return
-	}
-	before, after := c.Before.reservation(), c.After.reservation()
-	for _, id := range sharesChanged(before, after) {
-		rcID, _, _ := strings.Cut(id, "/")
+	for _, id := range j.shares(c) {
+		rcID := rcOf(id)
 		j.looked("P1 shares")
 		if !owned[rcID] && !w.has(prefix+"locks/"+rcID, "check-session") {
 			j.violated("P1", "share changed by another", w.Index, "the share of %s in %s changed in a transaction of %v", id, c.Key, owned)
 		}
 	}
-}
-
-// sharesChanged returns the identities that came to hold a share or ceased to.
-func sharesChanged(before, after *reservation) []string {
-	var out []string
-	if after != nil {
-		for id := range after.Holders {
-			if before == nil {
-				out = append(out, id)
-			} else if _, had := before.Holders[id]; !had {
-				out = append(out, id)
-			}
-		}
-	}
-	if before != nil {
-		for id := range before.Holders {
-			if after == nil {
-				out = append(out, id)
-			} else if _, has := after.Holders[id]; !has {
-				out = append(out, id)
-			}
-		}
-	}
-	return out
 }
 
 // summary names the keys that the transaction changed.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 )
 
 // places returns the change's placement if it puts a pod where it was not, or gives it other ports, by decision: what is
@@ -32,48 +31,15 @@ func (c *Change) news() *placement {
 	return p
 }
 
+// left reports whether the write takes note of a pod that its controller has left behind: there is no controller any more, and
+// the node says that it runs the pod without being told to. It is stopped next, if somebody asked for that.
+func (w *Write) left(p *placement) bool {
+	n, _ := w.state.node(p.Node)
+	return n != nil && w.before(prefix+"rcs/"+p.RCID) == nil && slices.ContainsFunc(n.Orphans, func(o identity) bool { return o.id() == p.id() })
+}
+
 func adopts(before, after *placement) bool {
 	return after.AdoptedAtGeneration != 0 && (before == nil || before.AdoptedAtGeneration != after.AdoptedAtGeneration || before.Node != after.Node || after.Revision > before.Revision)
-}
-
-// committed is P3: where a pod is placed there is room, in the placements and in the reservation, which is part of the same
-// transaction.
-func (j *judgement) committed(w *Write) {
-	for i := range w.Changes {
-		p := w.Changes[i].places()
-		if p == nil {
-			continue
-		}
-		j.looked("P3 placed")
-		j.portsFree(w, p)
-		res := w.after(prefix + "reservations/" + p.Node).reservation()
-		if res == nil {
-			j.violated("P3", "placed without a reservation", w.Index, "%s on %s", p.id(), p.Node)
-			continue
-		}
-		if _, holds := res.Holders[p.id()]; !holds {
-			j.violated("P3", "placed without a share", w.Index, "%s on %s", p.id(), p.Node)
-		}
-		node, _ := w.state.node(p.Node)
-		if node == nil {
-			j.violated("P3", "placed on an unknown node", w.Index, "%s on %s", p.id(), p.Node)
-		} else if len(res.Holders) > node.Capacity.Slots {
-			j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Holders), node.Capacity.Slots)
-		}
-	}
-}
-
-func (j *judgement) portsFree(w *Write, p *placement) {
-	for _, other := range w.state.placementsOf("") {
-		if other.Node != p.Node || other.id() == p.id() {
-			continue
-		}
-		for _, port := range p.Ports {
-			if slices.Contains(slices.Collect(maps.Values(other.Ports)), port) {
-				j.violated("P3", "port placed twice", w.Index, "%s and %s both have port %d on %s", p.id(), other.id(), port, p.Node)
-			}
-		}
-	}
 }
 
 // stops is P4 as far as farms can break it: a stop is written only because somebody asks for it, never because something
@@ -96,20 +62,20 @@ func (j *judgement) stops(w *Write) {
 		if !w.has(prefix+"breaker", "check-index") {
 			j.violated("P4", "stop without the breaker", w.Index, "%s on %s", in.id(), node)
 		}
-		if why := w.unasked(in, node); why != "" {
+		if why := j.unasked(w, in, node); why != "" {
 			j.violated("P4", "stop that nobody asked for", w.Index, "%s on %s: %s", in.id(), node, why)
 		}
 	}
 }
 
 // unasked returns why a stop is not justified, "" when it is.
-func (w *Write) unasked(in *intent, node string) string {
+func (j *judgement) unasked(w *Write, in *intent, node string) string {
 	key := prefix + "pods/" + in.id()
 	after, before := w.after(key).placement(), w.before(key).placement()
 	rc := w.before(prefix + "rcs/" + in.RCID).controller()
 	switch {
-	case rc == nil && w.has(prefix+"rcs/"+in.RCID, "check-not-exists") && w.asked(in.RCID):
-		return "" // an orphan is swept
+	case rc == nil && w.has(prefix+"rcs/"+in.RCID, "check-not-exists") && j.swept[in.RCID]:
+		return "" // an orphan is swept, and all that is left of its controller
 	case rc == nil:
 		return "its controller does not exist"
 	case after == nil:
@@ -122,9 +88,11 @@ func (w *Write) unasked(in *intent, node string) string {
 		return "" // said again
 	case rc.DeletedAt != nil:
 		return ""
+	case before != nil && w.forgotten(before.Node, before.id()):
+		return "" // a former copy is all that is left
 	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
 		return "it was adopted at the present generation and must stay"
-	case !w.state.mayStay(rc, node), w.asked(in.RCID):
+	case !w.state.mayStay(rc, node), j.drained(w, node):
 		return ""
 	}
 	n := 0
@@ -174,11 +142,12 @@ func (j *judgement) confirmed(w *Write) {
 }
 
 func (j *judgement) leaves(w *Write, before, after *placement) {
-	if w.asked(before.RCID) {
-		return
-	}
 	id := before.id()
 	gone := func(node string, revision int64) {
+		if w.forgotten(node, id) {
+			j.forgets(w, node, id)
+			return
+		}
 		j.looked("P5 given up")
 		r := w.before(realityKey(node, id)).reality()
 		if r == nil || r.State != stopped || r.Revision < revision {
@@ -205,16 +174,6 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 		}
 		gone(g.Node, g.Revision)
 	}
-}
-
-// asked reports whether the transaction answers a request of operators to the controller's owner.
-func (w *Write) asked(rcID string) bool {
-	for i := range w.Changes {
-		if strings.HasPrefix(w.Changes[i].Key, prefix+"requests/"+rcID+"/") {
-			return true
-		}
-	}
-	return false
 }
 
 func (j *judgement) freed(w *Write, c *Change) {
@@ -245,7 +204,7 @@ func (j *judgement) freed(w *Write, c *Change) {
 func (j *judgement) settled(w *Write) {
 	for i := range w.Changes {
 		p := w.Changes[i].news()
-		if p == nil {
+		if p == nil || w.left(p) {
 			continue
 		}
 		j.looked("R1 placed")

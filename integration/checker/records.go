@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // The key schema. See docs/consul-keys.md.
@@ -29,9 +30,10 @@ type placement struct {
 	RunState string         `json:"run_state"`
 	Revision int64          `json:"revision"`
 	Ghosts   []struct {
-		Node     string `json:"node"`
-		Revision int64  `json:"revision"` // zero: it is to run on until the pod is available where it is placed
-		Lost     bool   `json:"lost"`
+		Node     string         `json:"node"`
+		Revision int64          `json:"revision"` // zero: it is to run on until the pod is available where it is placed
+		Lost     bool           `json:"lost"`
+		Ports    map[string]int `json:"ports"` // nil: those of the placement
 	} `json:"ghosts"`
 	AdoptedAtGeneration int64 `json:"adopted_at_generation"`
 }
@@ -123,6 +125,10 @@ type nodeRecord struct {
 	Capacity struct {
 		Slots int `json:"slots"`
 	} `json:"capacity"`
+	PortRange struct {
+		Min int `json:"min"`
+		Max int `json:"max"`
+	} `json:"port_range"`
 	Labels     map[string]string `json:"labels"`
 	Nonce      string            `json:"nonce"`
 	ConsulNode string            `json:"consul_node"`
@@ -130,14 +136,58 @@ type nodeRecord struct {
 }
 
 type nodeOps struct {
-	Unschedulable bool            `json:"unschedulable"`
-	Drain         json.RawMessage `json:"drain"`
+	Unschedulable bool   `json:"unschedulable"`
+	Drain         *drain `json:"drain"`
+}
+
+type drain struct {
+	Deadline *time.Time `json:"deadline"`
+	Force    bool       `json:"force"`
+}
+
+// stops reports whether what is left on the node is stopped at that time, whatever becomes of minima.
+func (d *drain) stops(at int64) bool {
+	return d != nil && d.Force && (d.Deadline == nil || d.Deadline.UnixNano() <= at)
 }
 
 type reservation struct {
 	Holders map[string]struct {
 		Ports []int `json:"ports"`
 	} `json:"holders"`
+}
+
+// shares returns the ports of each holder.
+func (r *reservation) shares() map[string][]int {
+	out := map[string][]int{}
+	if r != nil {
+		for id, h := range r.Holders {
+			out[id] = h.Ports
+		}
+	}
+	return out
+}
+
+type request struct {
+	RCID string   `json:"rc_id"`
+	Kind string   `json:"kind"`
+	Node string   `json:"node"`
+	Pod  identity `json:"pod"`
+}
+
+// The kinds of requests that allow what is forbidden otherwise.
+const (
+	forgetPod   = "forget-pod"
+	sweepOrphan = "sweep-orphan"
+)
+
+type manifestRecord struct {
+	Manifest struct {
+		Ports []struct {
+			Name    string `json:"name"`
+			Port    int    `json:"port"`
+			Dynamic bool   `json:"dynamic"`
+		} `json:"ports"`
+	} `json:"manifest"`
 }
 
 type lockValue struct {
@@ -202,6 +252,8 @@ func (k *Key) reservation() *reservation { return record[reservation](k, "reserv
 func (k *Key) lockValue() *lockValue     { return record[lockValue](k, "locks") }
 func (k *Key) audit() *auditRecord       { return record[auditRecord](k, "audit") }
 func (k *Key) status() *statusRecord     { return record[statusRecord](k, "status") }
+func (k *Key) request() *request         { return record[request](k, "requests") }
+func (k *Key) manifest() *manifestRecord { return record[manifestRecord](k, "manifests") }
 
 func (k *Key) schema() schemaRecord {
 	if s := record[schemaRecord](k, "schema"); s != nil {
@@ -259,7 +311,7 @@ func (s *state) gone(name string) bool {
 
 // mayStay reports whether a controller's pods may be on a node. Selectors in these runs are empty or one "key=value".
 func (s *state) mayStay(rc *controller, node string) bool {
-	if s.closed(node) {
+	if o := s.ops(node); o.Unschedulable || o.Drain != nil {
 		return false
 	}
 	key, value, ok := strings.Cut(rc.NodeSelector, "=")
@@ -267,12 +319,12 @@ func (s *state) mayStay(rc *controller, node string) bool {
 	return rc.NodeSelector == "" || ok && n != nil && n.Labels[key] == value
 }
 
-// closed reports whether operators do not want pods on a node.
-func (s *state) closed(node string) bool {
+// ops returns what operators say about a node; empty when they say nothing.
+func (s *state) ops(node string) nodeOps {
 	for key, k := range s.groups["nodeops"] {
 		if o := k.nodeOps(); o != nil && strings.HasSuffix(key, "/"+node) {
-			return o.Unschedulable || len(o.Drain) > 0 && string(o.Drain) != "null"
+			return *o
 		}
 	}
-	return false
+	return nodeOps{}
 }

@@ -62,7 +62,7 @@ func HelloArtifact(root string) (Artifact, error) {
 type Hello struct {
 	Name         string
 	Replicas     int
-	Port         int
+	Port         int // zero: a dynamic one
 	Selector     string
 	Env          map[string]string
 	MinAvailable *int
@@ -103,13 +103,17 @@ node_selector: %q
 	if h.HealthTimeout == 0 {
 		h.HealthTimeout = 2 * time.Second
 	}
+	port := fmt.Sprintf("port: %d", h.Port)
+	if h.Port == 0 {
+		port = "dynamic: true"
+	}
 	return spec + fmt.Sprintf(`  ports:
-  - {name: http, port: %d}
+  - {name: http, %s}
   health:
     http: {port: http, path: /health}
     interval: 1s
     timeout: %s
-`, h.Port, h.HealthTimeout)
+`, port, h.HealthTimeout)
 }
 
 // ReadState reads what a development cluster says about itself.

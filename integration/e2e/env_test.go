@@ -25,7 +25,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
-	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -64,6 +64,8 @@ var scenarios = map[string]func(*env){
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,
 	"signatures":       signatures,
+	"dynamic-ports":    dynamicPorts,
+	"two-hosts":        twoHosts,
 }
 
 func TestScenario(t *testing.T) {
@@ -434,7 +436,7 @@ func (e *env) stop(pid int) {
 // isStub reports whether the process is about to become a pod's program but has not yet.
 func isStub(pid int) bool {
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
-	return strings.Contains(string(cmdline), shim.StubArg) || strings.Contains(string(cmdline), runit.StubArg)
+	return strings.Contains(string(cmdline), stub.Arg) || strings.Contains(string(cmdline), runit.StubArg)
 }
 
 // sameProcesses fails unless exactly these processes run.

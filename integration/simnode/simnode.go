@@ -26,9 +26,11 @@ type Node struct {
 	// React turns an intent into what the node reports; nil means Obey.
 	React func(pod.Intent) pod.Reality
 
-	mu   sync.Mutex
-	runs map[pod.Identity]pod.Intent  // accepted, running or stopped
-	done map[pod.Identity]pod.Reality // what came of it
+	mu      sync.Mutex
+	runs    map[pod.Identity]pod.Intent  // accepted, running or stopped
+	done    map[pod.Identity]pod.Reality // what came of it
+	journal *Journal
+	amended chan struct{} // something in done changed by itself
 }
 
 // Obey reports a running pod as ready and a stopped one as stopped, at once.
@@ -40,21 +42,54 @@ func Obey(in pod.Intent) pod.Reality {
 	return r
 }
 
-// Run simulates the node until ctx ends. What it runs survives lost sessions, as processes would.
+// Run simulates the node until ctx ends, as a machine that has just been installed. What it runs survives lost sessions, as
+// processes would.
 func (n *Node) Run(ctx context.Context) error {
+	n.mu.Lock()
+	n.runs, n.done = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}
+	n.journal, n.amended = &Journal{}, make(chan struct{}, 1)
+	n.mu.Unlock()
+	return n.Resume(ctx)
+}
+
+// Resume goes on after Run, or another Resume, has ended, as a preparer that is started again: what ran has been running
+// all the time, and what was known is known.
+func (n *Node) Resume(ctx context.Context) error {
 	if n.React == nil {
 		n.React = Obey
 	}
-	n.mu.Lock()
-	n.runs, n.done = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}
-	n.mu.Unlock()
 	cfg := consul.SessionConfig{
-		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: &Journal{},
+		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		tenure := &tenure{node: n, out: n.Store.NodeTenure(s, n.Record.Name), index: map[pod.Identity]uint64{}, told: map[pod.Identity]int64{}}
+		tenure := &tenure{node: n, out: n.Store.NodeTenure(s, n.Record.Name), index: map[pod.Identity]uint64{}, told: map[pod.Identity]pod.Reality{}}
 		return tenure.run(ctx)
 	})
+}
+
+// Die ends all that runs, as where the machine loses its power and its disk. It is for between Run and Run.
+func (n *Node) Die() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.runs, n.done = nil, nil
+}
+
+// Amend changes what has come of a pod that runs at a revision, as where its health check begins to fail, and has that
+// reported. It returns false, and does nothing, when the pod has got another intent meanwhile.
+func (n *Node) Amend(id pod.Identity, revision int64, state pod.State, available bool) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r, ok := n.done[id]
+	if in := n.runs[id]; !ok || in.State != pod.Running || in.Revision != revision {
+		return false
+	}
+	r.State, r.Available, r.Since = state, available, time.Now().UTC()
+	n.done[id] = r
+	select {
+	case n.amended <- struct{}{}:
+	default: // the last one has not been seen yet
+	}
+	return true
 }
 
 // Running returns the identities that the node runs now, with their intents.
@@ -79,9 +114,9 @@ type tenure struct {
 	nonce   string
 	intents map[pod.Identity]pod.Intent
 
-	writing sync.Mutex              // guards what follows, and the realities in Consul
-	index   map[pod.Identity]uint64 // of realities
-	told    map[pod.Identity]int64  // their revisions
+	writing sync.Mutex                   // guards what follows, and the realities in Consul
+	index   map[pod.Identity]uint64      // of realities
+	told    map[pod.Identity]pod.Reality // as they are in Consul
 }
 
 func (t *tenure) run(ctx context.Context) error {
@@ -131,7 +166,25 @@ func (t *tenure) run(ctx context.Context) error {
 			return t.accept(ctx, s.Recs)
 		})
 	})
+	group.Go(func() error { return t.followAmended(ctx) })
 	return group.Wait()
+}
+
+// followAmended reports what changes without an intent.
+func (t *tenure) followAmended(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-t.node.amended:
+		}
+		t.writing.Lock()
+		err := t.tellAll(ctx)
+		t.writing.Unlock()
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // readIntents waits for the first delivery of the node's intents.
@@ -165,7 +218,7 @@ func (t *tenure) readRealities(ctx context.Context) error {
 	clear(t.index)
 	clear(t.told)
 	for _, r := range known {
-		t.index[r.Value.Identity], t.told[r.Value.Identity] = r.Index, r.Value.Revision
+		t.index[r.Value.Identity], t.told[r.Value.Identity] = r.Index, r.Value
 	}
 	return nil
 }
@@ -177,6 +230,11 @@ func (t *tenure) tellAgain(ctx context.Context) error {
 	if err := t.readRealities(ctx); err != nil {
 		return err
 	}
+	return t.tellAll(ctx)
+}
+
+// tellAll writes what came of each intent, where the store does not know.
+func (t *tenure) tellAll(ctx context.Context) error {
 	t.mu.Lock()
 	intents := maps.Clone(t.intents)
 	t.mu.Unlock()
@@ -193,7 +251,7 @@ func (t *tenure) tell(ctx context.Context, id pod.Identity) error {
 	t.node.mu.Lock()
 	r, ok := t.node.done[id]
 	t.node.mu.Unlock()
-	if !ok || t.told[id] == r.Revision {
+	if told := t.told[id]; !ok || told.Revision == r.Revision && told.State == r.State && told.Available == r.Available {
 		return nil
 	}
 	return t.write(ctx, r)
@@ -217,7 +275,7 @@ func (t *tenure) hold(ctx context.Context) error {
 		})
 	}
 	t.mu.Unlock()
-	return t.out.Hold(ctx, record)
+	return t.out.Hold(ctx, record, false)
 }
 
 func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {
@@ -268,7 +326,7 @@ func (t *tenure) write(ctx context.Context, r pod.Reality) error {
 		index, err := t.out.WriteReality(ctx, r, t.index[r.Identity])
 		switch {
 		case err == nil:
-			t.index[r.Identity], t.told[r.Identity] = index, r.Revision
+			t.index[r.Identity], t.told[r.Identity] = index, r
 			return nil
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
 			rec, err := t.out.Reality(ctx, r.Identity)

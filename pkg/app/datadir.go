@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
 // DataDir is a directory that belongs to one running daemon (R11). It remembers the daemon's incarnations, so that the
@@ -83,7 +84,8 @@ func (d *DataDir) change(with func([]string) []string) error {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(d.Path("incarnations.json"), data)
+	reserve := durable.Reserve{Dir: d.Path(preparer.ReserveDir)} // a preparer's; others have none
+	return reserve.WriteFile(d.Path("incarnations.json"), data)
 }
 
 func (d *DataDir) read() ([]string, error) {

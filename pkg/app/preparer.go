@@ -44,6 +44,7 @@ type PreparerConfig struct {
 	API         APIConfig
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
+	TakeOver    bool          // the node's name from another host, once
 	TrustPolicy string        // file that says which manifests the node runs; empty: all
 }
 
@@ -156,7 +157,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
-		Trust: policy, Isolation: isolation,
+		Trust: policy, Isolation: isolation, TakeOver: cfg.TakeOver,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

@@ -43,6 +43,7 @@ const (
 	DefaultStallTimeout     = 30 * time.Second
 	DefaultRetries          = 4
 	DefaultRetryWait        = 500 * time.Millisecond
+	DefaultFetches          = 4
 	DefaultFinalWait        = 10 * time.Second
 	DefaultMaxFinalWait     = 10 * time.Minute
 )
@@ -68,6 +69,7 @@ type Config struct {
 	StallTimeout time.Duration // within which a server must send 64 KiB, or the end
 	Retries      int           // further tries after the first; negative for none
 	RetryWait    time.Duration // before the second try; doubles from there, up to 10 s
+	Fetches      int           // artifacts that are fetched and unpacked at the same time
 	FinalWait    time.Duration // before what was refused is fetched again; doubles from there
 	MaxFinalWait time.Duration // bound of that doubling
 	HTTPClient   *http.Client  // nil: a pooled client with the system's certificates
@@ -83,6 +85,7 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.StallTimeout, DefaultStallTimeout)
 	orDefault(&c.Retries, DefaultRetries)
 	orDefault(&c.RetryWait, DefaultRetryWait)
+	orDefault(&c.Fetches, DefaultFetches)
 	orDefault(&c.FinalWait, DefaultFinalWait)
 	orDefault(&c.MaxFinalWait, DefaultMaxFinalWait)
 	c.Retries, c.ReserveBytes = max(c.Retries, 0), max(c.ReserveBytes, 0)
@@ -101,6 +104,7 @@ type Store struct {
 	cfg      Config
 	client   *retryablehttp.Client
 	failures failures
+	slots    chan struct{} // one for each artifact that is being fetched
 
 	mu      sync.Mutex
 	flights map[string]*flight   // by digest: work that is under way
@@ -142,7 +146,7 @@ func New(cfg Config) (*Store, error) {
 		}
 	}
 	return &Store{
-		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, touched: map[string]time.Time{},
+		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, touched: map[string]time.Time{}, slots: make(chan struct{}, cfg.Fetches),
 		failures: failures{least: cfg.FinalWait, most: cfg.MaxFinalWait, known: map[string]failure{}},
 	}, nil
 }
@@ -267,10 +271,17 @@ func (s *Store) ensure(ctx context.Context, src source, digest string) error {
 	return s.obtain(ctx, src, digest)
 }
 
-// obtain fetches and unpacks, unless the same was refused a short while ago.
+// obtain fetches and unpacks, unless the same was refused a short while ago. Only here is anybody kept waiting for the fetches
+// of others: what is on the disk, or known to be refused, costs none.
 func (s *Store) obtain(ctx context.Context, src source, digest string) error {
 	if err := s.failures.recall(src, digest, time.Now()); err != nil {
 		return err
+	}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return ended(ctx)
 	}
 	stamp := stampOf(src)
 	err := s.build(ctx, src, digest)

@@ -18,7 +18,7 @@ func (u *unpacker) addDir(name string, hdr *tar.Header) error {
 	switch {
 	case !ok:
 		if err := u.root.Mkdir(name, 0o700); err != nil {
-			return fmt.Errorf("entry %q: %w", hdr.Name, err)
+			return fmt.Errorf("%s: %w", entryName(hdr.Name), err)
 		}
 	case old != tar.TypeDir:
 		return refuse(hdr.Name, fmt.Sprintf("is a directory here and a %s earlier in the archive", typeName(old)), "one type for each path")
@@ -40,26 +40,26 @@ func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err
 	}
 	u.bytes += hdr.Size
 	if err := u.limits.room.take(occupied(hdr.Size), "unpacking"); err != nil {
-		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+		return fmt.Errorf("%s: %w", entryName(hdr.Name), err)
 	}
 	if err := u.clear(name, hdr.Name, tar.TypeReg); err != nil {
 		return err
 	}
 	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+		return fmt.Errorf("%s: %w", entryName(hdr.Name), err)
 	}
 	u.kinds[name] = tar.TypeReg
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := io.CopyN(f, content, hdr.Size); err != nil {
-		return readError(fmt.Sprintf("entry %q", hdr.Name), err, "a complete gzip-compressed tar archive")
+		return readError(entryName(hdr.Name), err, "a complete gzip-compressed tar archive")
 	}
 	mode := fs.FileMode(0o444)
 	if hdr.Mode&0o111 != 0 {
 		mode = 0o555
 	}
 	if err := f.Chmod(mode); err != nil {
-		return fmt.Errorf("entry %q: make read-only: %w", hdr.Name, err)
+		return fmt.Errorf("%s: make read-only: %w", entryName(hdr.Name), err)
 	}
 	return nil
 }
@@ -73,15 +73,15 @@ func (u *unpacker) addSymlink(name string, hdr *tar.Header) error {
 	case len(target) > maxPathBytes:
 		return refuse(hdr.Name, fmt.Sprintf("symbolic link with a target of %d bytes", len(target)), fmt.Sprintf("at most %d bytes", maxPathBytes))
 	case path.IsAbs(target):
-		return refuse(hdr.Name, fmt.Sprintf("symbolic link to the absolute path %q", target), allowed)
+		return refuse(hdr.Name, "symbolic link to the absolute path "+quoted(target), allowed)
 	case leaves(path.Join(path.Dir(name), target)): //nolint:gosec // this is the check
-		return refuse(hdr.Name, fmt.Sprintf("symbolic link to %q, outside of the archive", target), allowed)
+		return refuse(hdr.Name, "symbolic link to "+quoted(target)+", outside of the archive", allowed)
 	}
 	if err := u.clear(name, hdr.Name, tar.TypeSymlink); err != nil {
 		return err
 	}
 	if err := u.root.Symlink(target, name); err != nil {
-		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+		return fmt.Errorf("%s: %w", entryName(hdr.Name), err)
 	}
 	u.kinds[name] = tar.TypeSymlink
 	return nil
@@ -92,7 +92,7 @@ func (u *unpacker) addSymlink(name string, hdr *tar.Header) error {
 func (u *unpacker) addLink(name string, hdr *tar.Header) error {
 	target := path.Clean(hdr.Linkname)
 	if path.IsAbs(target) || leaves(target) || u.kinds[target] != tar.TypeReg {
-		return refuse(hdr.Name, fmt.Sprintf("hard link to %q", hdr.Linkname), "links to regular files that come earlier in the archive")
+		return refuse(hdr.Name, "hard link to "+quoted(hdr.Linkname), "links to regular files that come earlier in the archive")
 	}
 	if target == name {
 		return refuse(hdr.Name, "hard link to itself", "links to regular files that come earlier in the archive")
@@ -101,7 +101,7 @@ func (u *unpacker) addLink(name string, hdr *tar.Header) error {
 		return err
 	}
 	if err := u.root.Link(target, name); err != nil {
-		return fmt.Errorf("entry %q: %w", hdr.Name, err)
+		return fmt.Errorf("%s: %w", entryName(hdr.Name), err)
 	}
 	u.kinds[name] = tar.TypeReg
 	return nil

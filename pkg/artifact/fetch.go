@@ -83,7 +83,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 		return fmt.Errorf("stopped after %d redirects", maxRedirects)
 	}
 	if req.URL.Scheme != "https" {
-		return fmt.Errorf("redirect to %s: %w; allowed: https", req.URL.Redacted(), errFinal)
+		return fmt.Errorf("redirect to %.1024s: %w; allowed: https", req.URL.Redacted(), errFinal)
 	}
 	return nil
 }

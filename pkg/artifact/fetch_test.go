@@ -2,6 +2,7 @@ package artifact_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -146,4 +147,54 @@ func truncate(w http.ResponseWriter, data []byte) {
 	_, _ = w.Write(data[:len(data)/2])
 	w.(http.Flusher).Flush()
 	panic(http.ErrAbortHandler)
+}
+
+// Whoever fetches waits for a slot; whoever need not fetch does not, and neither does who is told that it was refused.
+func TestOnlyFetchesTakeSlots(t *testing.T) {
+	asked, release := make(chan struct{}), make(chan struct{})
+	url, client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		close(asked)
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+		_, _ = w.Write(goodArchive(t))
+	})
+	s, _ := newStore(t, artifact.Config{HTTPClient: client, Fetches: 1, FinalWait: time.Hour, MaxFinalWait: time.Hour})
+	there := fileArtifact(t, archive(t, file("there", 0o644, "x")))
+	if _, err := s.Ensure(t.Context(), there); err != nil {
+		t.Fatal(err)
+	}
+	refused := fileArtifact(t, []byte("no archive"))
+	if _, err := s.Ensure(t.Context(), refused); !errors.Is(err, artifact.ErrArchive) {
+		t.Fatal(err)
+	}
+	slow := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: url, SHA256: digestOf(goodArchive(t))})
+		slow <- err
+	}()
+	<-asked
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := s.Ensure(ctx, there); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+	if _, err := s.Ensure(ctx, refused); !errors.Is(err, artifact.ErrArchive) {
+		t.Errorf("one that was refused: %v", err)
+	}
+	other := fileArtifact(t, archive(t, file("other", 0o644, "x")))
+	left, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer leave()
+	if _, err := s.Ensure(left, other); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second fetch beside the only one allowed: %v", err)
+	}
+	close(release)
+	if err := <-slow; err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Ensure(ctx, other); err != nil {
+		t.Errorf("the second fetch after the first: %v", err)
+	}
 }

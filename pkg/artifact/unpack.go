@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -38,7 +39,21 @@ type EntryError struct {
 
 // Error renders the refusal on one line.
 func (e *EntryError) Error() string {
-	return fmt.Sprintf("entry %q: %s; allowed: %s", e.Entry, e.Problem, e.Allowed)
+	return fmt.Sprintf("%s: %s; allowed: %s", entryName(e.Entry), e.Problem, e.Allowed)
+}
+
+// maxShownName is how many bytes of a name in an archive an error repeats: the name may be as long as the archive.
+const maxShownName = 256
+
+// entryName is how errors speak of an entry.
+func entryName(name string) string { return "entry " + quoted(name) }
+
+// quoted renders a name or a link's target from an archive, the beginning of it where it is long.
+func quoted(name string) string {
+	if len(name) > maxShownName {
+		return strconv.Quote(strings.ToValidUTF8(name[:maxShownName], "")) + "..."
+	}
+	return strconv.Quote(name)
 }
 
 // Unwrap returns ErrArchive or ErrTooLarge.
@@ -198,7 +213,7 @@ func (u *unpacker) parent(raw, dir string) error {
 	}
 	u.kinds[dir] = tar.TypeDir
 	if err := u.root.Mkdir(dir, 0o700); err != nil {
-		return fmt.Errorf("entry %q: make directory: %w", raw, err)
+		return fmt.Errorf("%s: make directory: %w", entryName(raw), err)
 	}
 	return nil
 }
@@ -225,7 +240,7 @@ func (u *unpacker) clear(name, raw string, kind byte) error {
 	}
 	// Removed, not overwritten: an open for writing would go through a symbolic link or change a hard link's peers.
 	if err := u.root.Remove(name); err != nil {
-		return fmt.Errorf("entry %q: replace: %w", raw, err)
+		return fmt.Errorf("%s: replace: %w", entryName(raw), err)
 	}
 	return nil
 }

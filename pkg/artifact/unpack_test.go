@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"pgregory.net/rapid"
 
@@ -163,6 +164,9 @@ func TestUnpackRefusesBadArchives(t *testing.T) {
 		{"sticky", archive(t, file("bin/launch", 0o1755, "")), artifact.ErrArchive, `mode 1755`},
 		{"path too long", archive(t, launch(), file(strings.Repeat("abc/", 300)+"x", 0o644, "")), artifact.ErrArchive, `path of 1201 bytes; allowed: at most 1024 bytes`},
 		{"name too long", archive(t, launch(), file(strings.Repeat("a", 256), 0o644, "")), artifact.ErrArchive, `file name of 256 bytes; allowed: at most 255 bytes`},
+		{"endless name", archive(t, launch(), file("/"+strings.Repeat("ä", 400_000), 0o644, "")), artifact.ErrArchive, `"...: is an absolute path`},
+		{"endless name of a short path", archive(t, launch(), file(strings.Repeat("./", 400_000)+"bin/launch/x", 0o644, "")), artifact.ErrArchive, `lies below "bin/launch"`},
+		{"endless target", archive(t, launch(), hardlink("a", strings.Repeat("x", 900_000))), artifact.ErrArchive, `"...; allowed: links to regular files that come earlier`},
 		{"too many entries", archive(t, many...), artifact.ErrTooLarge, `entry "d/": is number 101; allowed: at most 100 files, directories and links`},
 		{"too many implied directories", archive(t, launch(), file(strings.Repeat("a/", 120)+"x", 0o644, "")), artifact.ErrTooLarge, `allowed: at most 100 files`},
 		{"file too large", archive(t, launch(), file("big", 0o644, strings.Repeat("\x00", 1<<20+1))), artifact.ErrTooLarge, `entry "big": with its 1048577 bytes the archive unpacks to more than the limit; allowed: at most 1048576 bytes unpacked`},
@@ -185,6 +189,9 @@ func TestUnpackRefusesBadArchives(t *testing.T) {
 			a := fileArtifact(t, tt.data)
 			_, err := s.Ensure(t.Context(), a)
 			wantError(t, err, tt.is, "artifact "+a.URL+": ", tt.want)
+			if text := err.Error(); len(text) > 2048 || !utf8.ValidString(text) {
+				t.Errorf("an error of %d bytes: %.300s", len(text), text)
+			}
 			wantEmpty(t, dir)
 		})
 	}

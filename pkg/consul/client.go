@@ -200,9 +200,19 @@ func (c *Client) list(prefix string, opts *api.QueryOptions) ([]Pair, uint64, er
 
 // Keys lists the names of the keys below a prefix, without their values.
 func (c *Client) Keys(ctx context.Context, prefix string) ([]string, error) {
+	return c.keys(ctx, prefix, "")
+}
+
+// Children lists what is directly below a prefix that ends in a slash: keys, and each folder once, with a slash at its end.
+// Its errors are those of List.
+func (c *Client) Children(ctx context.Context, prefix string) ([]string, error) {
+	return c.keys(ctx, prefix, "/")
+}
+
+func (c *Client) keys(ctx context.Context, prefix, separator string) ([]string, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	keys, meta, err := c.api.KV().Keys(prefix, "", Default.options(ctx))
+	keys, meta, err := c.api.KV().Keys(prefix, separator, Default.options(ctx))
 	if err != nil {
 		return nil, fmt.Errorf("list keys of %s: %w", prefix, readError(err))
 	}

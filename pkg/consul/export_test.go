@@ -1,5 +1,11 @@
 package consul
 
+// How many requests of a Merger are under way at once.
+const (
+	MergedReads  = mergedReads
+	MergedWrites = mergedWrites
+)
+
 // Waiting returns how many calls wait for others.
 func (m *Merger) Waiting() int {
 	return m.reads.length() + m.locks.length() + m.writes.length() + m.large.length()

@@ -1,11 +1,9 @@
 package consul_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -25,44 +23,15 @@ type past struct {
 	raw    *api.Client
 }
 
-// errHung is what restore panics with.
-var errHung = errors.New("a server hangs in a restore")
-
-const (
-	restoreLimit = 20 * time.Second // a restore takes a tenth of a second
-	restoreTries = 5
-)
-
-// attempt runs an experiment, and again on another server when that one hangs in a restore. Consul does so now and then
-// (seen with 1.20.1): while it restores, its store of resources and the publisher of their changes wait for each other's
-// locks if one of its own controllers subscribes just then, as they do after a start and after a restore.
+// attempt runs an experiment, and again on another server when that one hangs in a restore.
 func (p *past) attempt(t *testing.T, experiment func()) {
 	t.Helper()
-	for range restoreTries {
+	consultest.DespiteHangs(t, func() {
 		if p.server == nil {
 			p.start(t)
 		}
-		if !hangs(experiment) {
-			return
-		}
-		p.server.Stop()
-		p.server = nil
-	}
-	t.Fatalf("Consul hung in each of %d restores", restoreTries)
-}
-
-func hangs(experiment func()) (hung bool) {
-	defer func() {
-		switch r := recover(); r {
-		case nil:
-		case errHung:
-			hung = true
-		default:
-			panic(r)
-		}
-	}()
-	experiment()
-	return false
+		experiment()
+	})
 }
 
 func (p *past) start(t *testing.T) {
@@ -83,23 +52,17 @@ func (p *past) stop() {
 // save returns a snapshot of the whole store; restore goes back to one.
 func (p *past) save(t *testing.T) []byte {
 	t.Helper()
-	r, _, err := p.raw.Snapshot().Save(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	return must[[]byte](t)(io.ReadAll(r))
+	return must[[]byte](t)(consultest.Snapshot(t.Context(), p.server.Addr))
 }
 
-// restore panics with errHung when Consul does not answer: see attempt.
+// restore gives the server up when it hangs; see attempt.
 func (p *past) restore(t *testing.T, snapshot []byte) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), restoreLimit)
-	defer cancel()
-	err := p.raw.Snapshot().Restore(new(api.WriteOptions).WithContext(ctx), bytes.NewReader(snapshot))
-	if errors.Is(err, context.DeadlineExceeded) {
-		t.Log(errHung)
-		panic(errHung)
+	err := consultest.Restore(t.Context(), p.server.Addr, snapshot)
+	if errors.Is(err, consultest.ErrHung) {
+		p.server.Stop()
+		p.server = nil
+		panic(consultest.ErrHung)
 	}
 	if err != nil {
 		t.Fatal(err)

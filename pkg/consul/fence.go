@@ -92,6 +92,40 @@ func (c *Client) acquire(ctx context.Context, send sender, key, session string, 
 	}
 }
 
+// AcquireIf takes a lock for a session once may agrees to what is there, which is the zero Pair when nothing is. may is asked
+// for each attempt, and the lock is taken only over what it was asked about. Errors are those of Acquire and of may.
+func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) error) error {
+	pace := bumpBackoff()
+	for {
+		present, err := c.Get(ctx, key, Consistent)
+		unchanged := CheckIndex(key, present.ModifyIndex)
+		if errors.Is(err, ErrNotFound) {
+			unchanged, err = CheckMissing(key), nil
+		}
+		if err == nil {
+			if err := may(present); err != nil {
+				return err
+			}
+			_, err = c.commit(ctx, []Op{unchanged, Lock(key, value, session)})
+		}
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, ErrRefused):
+			if definite, why := c.whyRefused(ctx, key, session, err); definite {
+				return why
+			}
+		case !errors.Is(err, ErrUnknown):
+			return err
+		}
+		if err := pause(ctx, pace.NextBackOff()); err != nil {
+			return err
+		}
+	}
+}
+
 // Bump moves the index of a lock that is held, after which no transaction with the old fence can land any more. Its
 // errors are those of Acquire, with ErrLost where somebody else holds the lock.
 func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {

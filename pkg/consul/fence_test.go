@@ -231,3 +231,50 @@ func TestAcquireReading(t *testing.T) {
 		t.Errorf("read %+v, %+v, %v", found, below, err)
 	}
 }
+
+// A lock that is judged first is taken only over what was judged.
+func TestAcquireIf(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
+	var judged []string
+	err := c.AcquireIf(t.Context(), key, mine, []byte("mine"), func(p consul.Pair) error {
+		judged = append(judged, string(p.Value))
+		if len(judged) <= 2 { // somebody else writes while we decide
+			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Set(key, fmt.Append(nil, len(judged)))}))
+		}
+		return nil
+	})
+	if got := get(t, c, key); err != nil || fmt.Sprint(judged) != "[ 1 2]" || string(got.Value) != "mine" || got.Session != mine {
+		t.Fatalf("judged %q, %v; key %+v", judged, err, got)
+	}
+	no := errors.New("no")
+	if err := c.AcquireIf(t.Context(), key, mine, []byte("again"), func(consul.Pair) error { return no }); !errors.Is(err, no) {
+		t.Errorf("not allowed: %v", err)
+	}
+	yes := func(consul.Pair) error { return nil }
+	var held *consul.HeldError
+	if err := c.AcquireIf(t.Context(), key, other, []byte("other"), yes); !errors.As(err, &held) || held.Session != mine {
+		t.Errorf("held: %v", err)
+	}
+	if err := c.AcquireIf(t.Context(), key, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.As(err, &held) {
+		t.Errorf("held, by a session that does not exist: %v", err)
+	}
+	if err := c.AcquireIf(t.Context(), prefix+"free", "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.Is(err, consul.ErrLost) {
+		t.Errorf("by a session that does not exist: %v", err)
+	}
+	if got := get(t, c, key); string(got.Value) != "mine" {
+		t.Errorf("key %+v", got)
+	}
+}
+
+func TestAgentGone(t *testing.T) {
+	t.Parallel()
+	c, _, _ := setup(t)
+	self := must[string](t)(c.AgentNode(t.Context()))
+	for name, want := range map[string]bool{self: false, "no-such-agent": true} {
+		if got, err := c.AgentGone(t.Context(), name); err != nil || got != want {
+			t.Errorf("%s is gone: %v, %v; want %v", name, got, err, want)
+		}
+	}
+}

@@ -46,16 +46,18 @@ func (g *gatherer[T]) do(ctx context.Context, item T) error {
 	}
 	g.mu.Unlock()
 	var mine *group[T]
+	left := false
 	select {
 	case mine = <-me.turn:
 	case <-ctx.Done():
 		if g.withdraw(me) {
 			return context.Cause(ctx)
 		}
+		left = true
 		mine = <-me.turn
 	}
 	if mine != nil {
-		g.lead(ctx, mine)
+		g.lead(ctx, mine, left)
 	}
 	return nil
 }
@@ -80,19 +82,24 @@ func (g *gatherer[T]) leave(gr *group[T]) {
 	}
 }
 
-// lead carries a group out and gives the turn to the next one.
-func (g *gatherer[T]) lead(ctx context.Context, gr *group[T]) {
+// lead carries a group out and gives the turn to the next one. A leader that has left, and is counted so, does it for the others.
+func (g *gatherer[T]) lead(ctx context.Context, gr *group[T], left bool) {
 	all, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	g.mu.Lock()
 	gr.cancel = cancel
+	if gr.left >= len(gr.calls) {
+		cancel()
+	}
 	g.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.leave(gr)
-	})
-	defer stop()
+	if !left {
+		stop := context.AfterFunc(ctx, func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.leave(gr)
+		})
+		defer stop()
+	}
 	items := make([]T, len(gr.calls))
 	for i, c := range gr.calls {
 		items[i] = c.item

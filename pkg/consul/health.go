@@ -7,6 +7,25 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
+// AgentGone reports whether a machine's agent has failed or left, or is not known in the catalog.
+func (c *Client) AgentGone(ctx context.Context, name string) (bool, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	checks, meta, err := c.api.Health().Node(name, Consistent.options(ctx))
+	if err != nil {
+		return false, fmt.Errorf("read health of agent %s: %w", name, readError(err))
+	}
+	if c.hidden(meta) {
+		return false, fmt.Errorf("read health of agent %s: %w", name, ErrFiltered)
+	}
+	for _, check := range checks {
+		if check.CheckID == "serfHealth" {
+			return check.Status == api.HealthCritical, nil
+		}
+	}
+	return len(checks) == 0, nil
+}
+
 // FailedNodes returns the names of the machines whose agents the cluster considers failed.
 func (c *Client) FailedNodes(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := c.call(ctx)

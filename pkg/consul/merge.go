@@ -17,7 +17,7 @@ import (
 // one free is sent with others. Transactions that are more than half full go alone, as many as Consul can make use of.
 const (
 	mergedReads  = 4
-	mergedWrites = 2
+	mergedWrites = 4
 	largeWrites  = 8
 )
 

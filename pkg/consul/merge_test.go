@@ -98,14 +98,14 @@ func TestMergedWrites(t *testing.T) {
 	var written [n]map[string]uint64
 	var errs [n]error
 	bad := func(i int) bool { return i%7 == 3 }
-	g.rush(t, m, n, 2, func(i int) {
+	g.rush(t, m, n, consul.MergedWrites, func(i int) {
 		ops := []consul.Op{consul.CAS(fmt.Sprint(prefix, i), fmt.Append(nil, i), 0)}
 		if bad(i) {
 			ops = append(ops, consul.CheckIndex(fmt.Sprint(prefix, "missing", i), 5))
 		}
 		written[i], errs[i] = m.Commit(t.Context(), ops)
 	})
-	if sent := g.passed.Load(); sent > 4 { // two at first, the rest, and the rest again without what was refused
+	if sent := g.passed.Load(); sent > consul.MergedWrites+2 { // the first, the rest, and the rest again without what was refused
 		t.Errorf("%d transactions for %d callers", sent, n)
 	}
 	for i := range n {
@@ -131,7 +131,7 @@ func TestWritesOfOneKeyAreNotMerged(t *testing.T) {
 	m, _, g, prefix := merging(t)
 	const n = 6
 	var errs [n]error
-	g.rush(t, m, n, 2, func(i int) {
+	g.rush(t, m, n, consul.MergedWrites, func(i int) {
 		_, errs[i] = m.Commit(t.Context(), []consul.Op{consul.CAS(prefix+"one", fmt.Append(nil, i), 0)})
 	})
 	landed := 0
@@ -158,7 +158,7 @@ func TestMergedWritesOfUnknownOutcome(t *testing.T) {
 	write := func(i int) {
 		_, errs[i] = m.Commit(t.Context(), []consul.Op{consul.Set(fmt.Sprint(prefix, i), nil)})
 	}
-	g.rush(t, m, n, 2, write)
+	g.rush(t, m, n, consul.MergedWrites, write)
 	for i, err := range errs {
 		if !errors.Is(err, consul.ErrUnknown) || errors.Is(err, consul.ErrRefused) {
 			t.Errorf("call %d: %v", i, err)
@@ -166,7 +166,7 @@ func TestMergedWritesOfUnknownOutcome(t *testing.T) {
 	}
 	g.cut.Store(false)
 	g.reset()
-	g.rush(t, m, n, 2, write)
+	g.rush(t, m, n, consul.MergedWrites, write)
 	if err := errors.Join(errs[:]...); err != nil || g.passed.Load() != n {
 		t.Errorf("%d transactions for %d callers: %v", g.passed.Load(), n, err)
 	}
@@ -182,7 +182,7 @@ func TestMergedWriteOfACallerThatLeft(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	var others sync.WaitGroup
-	for i := range 2 {
+	for i := range consul.MergedWrites {
 		others.Go(func() {
 			if _, err := m.Commit(t.Context(), []consul.Op{consul.Set(fmt.Sprint(prefix, i), nil)}); err != nil {
 				t.Error(err)
@@ -190,7 +190,7 @@ func TestMergedWriteOfACallerThatLeft(t *testing.T) {
 		})
 	}
 	consultest.Eventually(t, patience, func() error {
-		if n := g.passed.Load(); n != 2 {
+		if n := g.passed.Load(); n != consul.MergedWrites {
 			return fmt.Errorf("%d under way", n)
 		}
 		return nil
@@ -211,7 +211,7 @@ func TestMergedWriteOfACallerThatLeft(t *testing.T) {
 	}
 	close(g.open)
 	others.Wait()
-	if keys := must[[]string](t)(c.Keys(t.Context(), prefix)); len(keys) != 2 {
+	if keys := must[[]string](t)(c.Keys(t.Context(), prefix)); len(keys) != consul.MergedWrites {
 		t.Errorf("keys %v", keys)
 	}
 }
@@ -229,7 +229,7 @@ func TestMergedAcquisitions(t *testing.T) {
 	}
 	must[consul.Fence](t)(c.Acquire(t.Context(), fmt.Sprint(prefix, "lock/", held), theirs, differ("x")))
 	var errs [n]error
-	g.rush(t, m, n, 2, func(i int) {
+	g.rush(t, m, n, consul.MergedWrites, func(i int) {
 		r := consul.Reading{Keys: []string{fmt.Sprint(prefix, "record/", i)}, Prefixes: []string{fmt.Sprint(prefix, "below/", i, "/")}}
 		f, found, below, err := m.AcquireReading(t.Context(), fmt.Sprint(prefix, "lock/", i), ours, differ("v"), r)
 		errs[i] = err
@@ -249,7 +249,7 @@ func TestMergedAcquisitions(t *testing.T) {
 			t.Errorf("lock %d: %v", i, err)
 		}
 	}
-	if sent := g.passed.Load(); sent > 5 {
+	if sent := g.passed.Load(); sent > consul.MergedWrites+3 {
 		t.Errorf("%d transactions for %d locks", sent, n)
 	}
 }
@@ -264,7 +264,7 @@ func TestMergedReads(t *testing.T) {
 		put(t, c, fmt.Sprintf("%s%d/a", prefix, i), "a")
 		put(t, c, fmt.Sprintf("%s%d/b", prefix, i), "b")
 	}
-	g.rush(t, m, n, 4, func(i int) {
+	g.rush(t, m, n, consul.MergedReads, func(i int) {
 		r := consul.Reading{Keys: []string{fmt.Sprint(prefix, i), fmt.Sprint(prefix, "missing", i)}, Prefixes: []string{fmt.Sprintf("%s%d/", prefix, i)}}
 		found, below, err := m.Read(t.Context(), r, consul.Default)
 		if err != nil || len(found) != 1 || string(found[r.Keys[0]].Value) != fmt.Sprint(i) ||
@@ -272,8 +272,8 @@ func TestMergedReads(t *testing.T) {
 			t.Errorf("read %d: %v, %v, %v", i, found, below, err)
 		}
 	})
-	if sent := g.passed.Load(); sent != 5 {
-		t.Errorf("%d transactions for %d reads, want 5", sent, n)
+	if sent := g.passed.Load(); sent != consul.MergedReads+1 {
+		t.Errorf("%d transactions for %d reads", sent, n)
 	}
 	var keys []string
 	for i := range 3 * consul.MaxTxnOps {

@@ -188,7 +188,7 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 		switch {
 		case slices.Contains(avoid[a.Pod], a.Node):
 			c.farm.books.ignore(s, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
-		case !slices.Contains(v.nodes.pool.share, a.Node):
+		case !v.nodes.pool.share.has(a.Node):
 			c.farm.books.ignore(s, a.Node, "it is not among the eligible nodes")
 			back = append(back, a)
 		default:

@@ -75,6 +75,11 @@ func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed i
 	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
 		return strings.Compare(a.Placement.Node, b.Placement.Node)
 	})
+	for _, mark := range plan.Marks {
+		if slices.Contains(left, mark.Identity) {
+			plan.Changes = append(plan.Changes, mark)
+		}
+	}
 	plan.Short(v.snapshot.Now, len(left), len(v.snapshot.Nodes), v.nodes.others.String())
 	c.farm.cfg.Metrics.short(c.ID, len(left), v.nodes.others)
 }
@@ -116,8 +121,8 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 	if differs {
 		batches[0].Status = &plan.Status
 	}
-	if len(batches) == 1 {
-		batches[0].Answered = plan.Answered // with everything that they asked for
+	if len(batches) > 0 { // the others of many come with the next look
+		batches[0].Answered = append(batches[0].Answered, plan.Answered[:min(len(plan.Answered), store.MaxAnswered)]...)
 	}
 	if len(batches) == 0 {
 		return 0, nil
@@ -168,6 +173,9 @@ func (c *ReplicationController) newBatch(v *view) store.Batch {
 	return store.Batch{Fence: c.fence, RCID: c.ID, RCIndex: v.head.RC.Index}
 }
 
+// answerBytes is more than the removal of a request takes.
+const answerBytes = 1024
+
 // headBytes is set aside in each batch for its conditions, audit record and status.
 const headBytes = 32 * 1024
 
@@ -195,6 +203,7 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 		}
 		pod, intents := rows(ch)
 		cost := c.farm.cfg.Store.CostOf(&pod, intents, writes)
+		cost.Ops, cost.Bytes = cost.Ops+len(ch.Answers), cost.Bytes+len(ch.Answers)*answerBytes
 		b := c.batchFor(cost, sharing(plan.Changes[i:]), &out, home, v, writes)
 		if b == nil {
 			continue
@@ -362,12 +371,19 @@ func (c *ReplicationController) put(b *batch, v *view, ch *reconcile.Change, wri
 	if ch.NeedsSchema {
 		b.SchemaIndex = v.schema.Index
 	}
+	if dead := ch.NeedsDead; dead != nil {
+		if b.Dead == nil {
+			b.Dead = map[string]uint64{}
+		}
+		b.Dead[dead.Name] = dead.Index
+	}
 	if ch.NeedsBreaker {
 		b.BreakerIndex = v.breaker.Index
 	}
 	if ch.NeedsBell {
 		b.BellIndex = v.head.BellIndex
 	}
+	b.Answered = append(b.Answered, ch.Answers...)
 	b.changes++
 	b.actions = append(b.actions, ch.Action)
 	c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")

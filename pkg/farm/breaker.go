@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -62,50 +63,100 @@ func (s *stopCounter) count(now time.Time) int {
 // massStop is the breaker's rule.
 func massStop(stops, owned int) bool { return stops >= massStopLeast && 2*stops > owned }
 
+// claimsLook is when a plan is looked at again that cannot be judged while there is something left to claim, and
+// claimsWait how long after the last change of the members nothing is waited for any more.
+const (
+	claimsLook = 100 * time.Millisecond
+	claimsWait = 30 * time.Second
+)
+
 // breaker counts the stops that a plan is about to ask for, and trips the mass-stop breaker instead of sending them when
-// they are too many. A change that was made with --allow-mass-stop is let pass.
-func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reconcile.Plan) error {
-	f, now := c.farm, v.snapshot.Now
-	var stopping, planned []stop
-	for i := range v.snapshot.Pods {
-		p := &v.snapshot.Pods[i]
-		if p.StoppingSince != nil {
-			stopping = append(stopping, stop{at: *p.StoppingSince, pod: p.Identity})
-		}
+// they are too many. A change that was made with --allow-mass-stop is let pass. A farm that is still taking over does not know
+// yet what it owns: then the plan is not judged, and must not be carried out.
+func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reconcile.Plan) (judged bool, err error) {
+	f, now, record := c.farm, v.snapshot.Now, &v.head.RC.Value
+	if allowsMassStop(record) || c.phantom {
+		return true, nil
 	}
+	under := stopping(v.head.Placements)
+	f.stops.add(now, under)
+	var planned []stop
 	for i := range plan.Changes {
 		if plan.Changes[i].Action == reconcile.Stop {
 			planned = append(planned, stop{at: now, pod: plan.Changes[i].Identity})
 		}
 	}
-	record := v.head.RC.Value
-	if allowed := record.AllowMassStop != 0 && record.AllowMassStop == record.Generation; allowed || c.phantom {
-		return nil
-	}
-	f.stops.add(now, stopping)
 	if len(planned) == 0 {
-		return nil
+		return true, nil
 	}
 	recent := f.stops.count(now)
-	owned := f.ownedPods(c, len(v.snapshot.Pods)) + recent - len(stopping)
+	owned := f.ownedPods(c, len(v.head.Placements)-len(under)) + recent
 	if !massStop(recent+len(planned), owned) {
 		f.stops.add(now, planned)
-		return nil
+		return true, nil
+	}
+	if time.Since(f.world.membersSince()) < claimsWait {
+		if more, err := f.claimsMore(ctx); more || err != nil {
+			return false, err
+		}
 	}
 	reason := fmt.Sprintf("farm %s was about to have stopped %d of its %d pods within a minute, the last for controller %s; "+
 		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", f.cfg.ID, recent+len(planned), owned, record.Name)
 	c.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
-	err := f.cfg.Store.TripBreaker(ctx, v.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: f.cfg.ID, Since: now})
+	err = f.cfg.Store.TripBreaker(ctx, v.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: f.cfg.ID, Since: now})
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		return err
+		return false, err
 	}
-	return errTripped
+	return false, errTripped
 }
 
 // errTripped ends a pass whose plan was computed before the breaker tripped; the breaker's watch asks for another.
 var errTripped = errors.New("the mass-stop breaker has tripped")
 
-// ownedPods counts the pods of all owned controllers, with the given number for one of them.
+// allowsMassStop reports whether the last change of a controller was made with --allow-mass-stop.
+func allowsMassStop(record *rc.RC) bool {
+	return record.AllowMassStop != 0 && record.AllowMassStop == record.Generation
+}
+
+// stopping returns the stops that some placements remember.
+func stopping(placements []store.Rec[pod.Placement]) []stop {
+	var stops []stop
+	for i := range placements {
+		if p := &placements[i].Value; p.StoppingSince != nil {
+			stops = append(stops, stop{at: *p.StoppingSince, pod: p.Identity})
+		}
+	}
+	return stops
+}
+
+// learn takes from what came with the lock what the breaker must know of a controller before the first pass over it.
+func (c *ReplicationController) learn(head *store.Head) {
+	under := stopping(head.Placements)
+	if !allowsMassStop(&head.RC.Value) && !c.phantom {
+		c.farm.stops.add(time.Now(), under)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pods = len(head.Placements) - len(under)
+}
+
+// claimsMore reports whether this farm is still to claim a controller that it should own.
+func (f *Farm) claimsMore(ctx context.Context) (bool, error) {
+	for _, id := range f.world.bellIDs() {
+		f.mu.Lock()
+		known := f.owned[id] != nil || f.foreign[id]
+		f.mu.Unlock()
+		if known {
+			continue
+		}
+		if owner, _, err := f.preferred(ctx, id); err != nil || owner == f.cfg.ID {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// ownedPods counts the pods of all owned controllers that are meant to run, with the given number for one of them.
 func (f *Farm) ownedPods(c *ReplicationController, pods int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

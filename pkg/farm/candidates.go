@@ -56,11 +56,13 @@ func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err err
 	s := v.snapshot
 	found := &candidates{perNode: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{}}
 	if own, builtIn := c.farm.scheduler.(*selecting); builtIn {
-		var e eligible
+		var e choice
 		e, err = own.split(s, v.nodesVersion)
-		found.pool, found.others = pool{e.share, e.rest}, e.others
+		found.pool, found.others = pool{preference{order: e.share}, preference{order: e.rest}}, e.others
 	} else {
-		found.pool.share, found.others, err = c.farm.scheduler.EligibleNodes(ctx, s)
+		var names []string
+		names, found.others, err = c.farm.scheduler.EligibleNodes(ctx, s)
+		found.pool.share.order = placement.InOrder(names)
 	}
 	if err != nil {
 		return err
@@ -74,8 +76,10 @@ func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err err
 	}
 	if len(found.perNode) > 0 {
 		// Nodes with few pods of this controller first: reading the others would be in vain.
-		for _, names := range [][]string{found.pool.share, found.pool.rest} {
+		for _, p := range []*preference{&found.pool.share, &found.pool.rest} {
+			names := slices.Collect(p.order.All())
 			slices.SortStableFunc(names, func(a, b string) int { return found.perNode[a] - found.perNode[b] })
+			p.order = placement.InOrder(names)
 		}
 	}
 	v.nodes = found

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -35,6 +36,8 @@ type ReplicationController struct {
 	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
 
+	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went
+
 	held map[Allocation]bool // by an outside scheduler's books, where they are known
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
@@ -43,7 +46,7 @@ type ReplicationController struct {
 	lastDeep time.Time
 	nodes    map[string]bool // where it has pods
 	hungry   bool            // more nodes would help it
-	pods     int             // placements at the last look
+	pods     int             // that were meant to run at the last look; see breaker
 	leaving  bool            // give it to the farm that prefers it
 }
 
@@ -120,14 +123,15 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if even := c.balance(ctx, v, &plan); even && plan.Finish {
 		return 0, c.finish(ctx, v)
 	}
-	if err := c.breaker(ctx, v, &plan); err != nil {
-		return 0, err
+	if judged, err := c.breaker(ctx, v, &plan); err != nil || !judged {
+		return claimsLook, err
 	}
 	if err := c.assign(ctx, v, &plan); err != nil {
 		return 0, err
 	}
 	wrote, err := c.apply(ctx, v, &plan)
 	c.remember(v, &plan, err == nil && wrote == 0)
+	c.noteConfirmed(v, &plan)
 	if wrote > 0 {
 		c.log.WithFields(obs.Fields{
 			obs.Action: summary(plan.Changes), obs.Desired: plan.Status.Desired, obs.Current: plan.Status.Placed,
@@ -144,8 +148,8 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	switch {
 	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyPlaces(plan.Changes):
 		return soonest(plan.Again, placedLook), nil
-	case wrote > 0 || told:
-		return time.Millisecond, nil // what this made possible comes with the next look
+	case wrote > 0 || told || len(plan.Answered) > 0:
+		return time.Millisecond, nil // what this made possible comes with the next look, and further requests
 	}
 	return plan.Again, nil
 }
@@ -187,8 +191,10 @@ func (c *ReplicationController) bump(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bump the fence: %w", err)
 	}
+	if c.unsure {
+		c.farm.cfg.Metrics.bumped()
+	}
 	c.fence, c.consistent, c.unsure = fence, true, false
-	c.farm.cfg.Metrics.bumped()
 	return nil
 }
 
@@ -203,9 +209,15 @@ func (c *ReplicationController) abandon(ctx context.Context, st *rc.Status) erro
 	return errGone
 }
 
-// finish removes the last records of a deleted controller. It looks for placements once more: a list, unlike the
-// transaction that the pass began with, tells of whatever the token may not read.
+// finish removes the last records of a deleted controller. Before that it looks for placements once more: a list, unlike the
+// transaction that the pass began with, tells of whatever the token may not read. And it moves the fence before it looks. A
+// snapshot that is restored between the removal of the last placement and the last transaction brings placements back,
+// while the controller's own record may be just as it was; but then the lock is not as it is now.
 func (c *ReplicationController) finish(ctx context.Context, v *view) error {
+	if err := c.bump(ctx); err != nil {
+		c.unsure = true
+		return err
+	}
 	switch left, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true); {
 	case err != nil:
 		return err
@@ -248,8 +260,8 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes, c.pods = nodes, len(v.snapshot.Pods)
-	c.hungry = plan.Status.Placed < plan.Status.Desired
+	c.nodes, c.pods = nodes, len(v.snapshot.Pods)-len(stopping(v.head.Placements))
+	c.hungry = plan.Status.Placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) // also for a move
 	if v.deep && settled && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
 		c.lastDeep, c.deep = time.Now(), false
 	}
@@ -280,7 +292,7 @@ func (c *ReplicationController) leave(ctx context.Context, v *view) (bool, error
 	c.leaving = false
 	c.mu.Unlock()
 	owner := c.farm.cfg.ID
-	if matches := c.farm.cfg.RCSelector.Matches(labels.Set(v.head.RC.Value.Labels)); leaving && matches {
+	if matches := c.phantom || c.farm.cfg.RCSelector.Matches(labels.Set(v.head.RC.Value.Labels)); leaving && matches {
 		var err error
 		if owner, _, err = c.farm.preferred(ctx, c.ID); err != nil {
 			return false, err
@@ -311,6 +323,20 @@ func (c *ReplicationController) concernedBy(changed map[string]bool) bool {
 		}
 	}
 	return false
+}
+
+// placedOn returns the nodes where the controller had pods at the last look; none while it is looked at.
+func (c *ReplicationController) placedOn() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.nodes))
+}
+
+// checkDeeply asks for a deep check in the next pass.
+func (c *ReplicationController) checkDeeply() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deep = true
 }
 
 // deepDue asks for a deep check in the next pass if the last one is older than the given time.

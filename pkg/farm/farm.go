@@ -39,7 +39,7 @@ type Config struct {
 	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer
 	// them; 10 s.
 	StableAfter time.Duration
-	InFlight    int // batches of one pass in flight at once; 4
+	InFlight    int // batches of one pass in flight at once; 8
 }
 
 func (c *Config) setDefaults() {
@@ -91,6 +91,11 @@ type LockReads interface {
 	SweepBells(ctx context.Context) (rcIDs []string, err error)
 	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
 	LockHeld(ctx context.Context, rcID string) (bool, error)
+	RCExists(ctx context.Context, rcID string) (bool, error)
+	ListPlacedRCIDs(ctx context.Context) ([]string, error)
+	ListReservedNodes(ctx context.Context) ([]string, error)
+	Unreserved(ctx context.Context, nodes []string) ([]store.At, error)
+	Ask(ctx context.Context, r store.Request, a store.Audit) error
 	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
 }
 
@@ -111,7 +116,8 @@ type Farm struct {
 	unowned unowned
 
 	unreadable unreadables
-	suspects   suspects
+	suspects   nodeSet // their reservations say that they are drained, and nobody drains them
+	fresh      nodeSet // this farm has written their first reservation, as far as it knows
 
 	scheduler Scheduler
 	books     *books // nil: the scheduler keeps none

@@ -30,9 +30,13 @@ type faulty struct {
 	readHead func(rcID string) error
 	commit   func(*store.Batch) error
 	join     func() error
-	reads    func(consistent bool) // of realities
-	hidden   atomic.Bool           // transactions do not show placements, as where rules of their own hide them
-	looks    atomic.Int32          // at heads while they are hidden
+	bump     func() error
+	finish   func() error
+	claim    func(rcID string)
+	agents   atomic.Pointer[map[string]bool] // those that have failed; nil: as Consul says
+	reads    func(consistent bool)           // of realities
+	hidden   atomic.Bool                     // transactions do not show placements, as where rules of their own hide them
+	looks    atomic.Int32                    // at heads while they are hidden
 }
 
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
@@ -40,6 +44,38 @@ func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent boo
 		f.reads(consistent)
 	}
 	return f.Tenure.ReadDetails(ctx, w, consistent)
+}
+
+func (f *faulty) Bump(ctx context.Context, fence store.Fence) (store.Fence, error) {
+	if f.bump != nil {
+		if err := f.bump(); err != nil {
+			return store.Fence{}, err
+		}
+	}
+	return f.Tenure.Bump(ctx, fence)
+}
+
+func (f *faulty) Finish(ctx context.Context, fence store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error {
+	if f.finish != nil {
+		if err := f.finish(); err != nil {
+			return err
+		}
+	}
+	return f.Tenure.Finish(ctx, fence, rec, schemaIndex, a)
+}
+
+func (f *faulty) Claim(ctx context.Context, rcID string) (store.Claimed, error) {
+	if f.claim != nil {
+		f.claim(rcID)
+	}
+	return f.Tenure.Claim(ctx, rcID)
+}
+
+func (f *faulty) FailedAgents(ctx context.Context) (map[string]bool, error) {
+	if failed := f.agents.Load(); failed != nil {
+		return *failed, nil
+	}
+	return f.Tenure.FailedAgents(ctx)
 }
 
 func (f *faulty) Join(ctx context.Context, m store.Member) error {

@@ -2,9 +2,12 @@ package farm
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/placement"
 )
 
 // ledger is which nodes' reservations passes of this farm have read and may be about to write. Two controllers that place at
@@ -17,9 +20,46 @@ type ledger struct {
 
 // pool is what a pass may take nodes from, in the order of preference: the farm's own share of the nodes, and the rest, which
 // other farms try first.
-type pool struct{ share, rest []string }
+type pool struct{ share, rest preference }
 
-func (p *pool) empty() bool { return len(p.share)+len(p.rest) == 0 }
+func (p *pool) empty() bool { return p.share.left()+p.rest.left() == 0 }
+
+// preference is nodes in the order in which they are tried, without those that the pass has taken already.
+type preference struct {
+	order placement.Walk
+	taken map[string]bool
+}
+
+func (p *preference) left() int { return p.order.Len() - len(p.taken) }
+
+func (p *preference) all() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range p.order.All() {
+			if !p.taken[name] && !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+func (p *preference) has(name string) bool {
+	for other := range p.all() {
+		if other == name {
+			return true
+		}
+	}
+	return false
+}
+
+// take takes nodes out.
+func (p *preference) take(names []string) {
+	if p.taken == nil {
+		p.taken = make(map[string]bool, len(names))
+	}
+	for _, name := range names {
+		p.taken[name] = true
+	}
+}
 
 // How a pass takes nodes.
 const (
@@ -38,16 +78,16 @@ const (
 // while until there are enough. Those taken must be given back after the writes. It returns the nodes, and those of them that
 // are of the rest.
 func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (some, foreign []string) {
-	n, enough := max(minCandidates, candidatesPerPod*pods), min(pods, max(minCandidates, len(from.share)/enoughPart))
+	n, enough := max(minCandidates, candidatesPerPod*pods), min(pods, max(minCandidates, from.share.left()/enoughPart))
 	var timeout <-chan time.Time
 	for {
 		l.mu.Lock()
 		most := n
-		if n < len(from.share) {
-			most = min(n, max(enough, (len(from.share)-len(l.busy))/freePart))
+		if n < from.share.left() {
+			most = min(n, max(enough, (from.share.left()-len(l.busy))/freePart))
 		}
-		free := l.free(from.share, most)
-		if wait && len(free) < enough && len(free) < len(from.share) {
+		free := l.free(&from.share, most)
+		if wait && len(free) < enough && len(free) < from.share.left() {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
 			}
@@ -73,38 +113,44 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 }
 
 // free returns up to n of the nodes that nobody has. The caller holds the mutex.
-func (l *ledger) free(names []string, n int) []string {
-	var free []string
-	for _, name := range names {
-		if len(free) == n {
-			break
-		}
-		if l.busy[name] == 0 {
-			free = append(free, name)
+func (l *ledger) free(from *preference, n int) []string {
+	return first(n, from.all(), func(name string) bool { return l.busy[name] == 0 })
+}
+
+// first returns the first n names that fit.
+func first(n int, names iter.Seq[string], fits func(string) bool) []string {
+	var some []string
+	if n <= 0 {
+		return nil
+	}
+	for name := range names {
+		if fits(name) {
+			if some = append(some, name); len(some) == n {
+				break
+			}
 		}
 	}
-	return free
+	return some
 }
 
 // takeNow takes the free ones, a few of the rest, and if that is not enough those that others have. The caller holds the
 // mutex.
-func (l *ledger) takeNow(from *pool, free []string, n, enough int) (some, foreign []string) {
-	if len(from.share) == 0 {
-		foreign = l.free(from.rest, n)
+func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign []string) {
+	if from.share.left() == 0 {
+		foreign = l.free(&from.rest, n)
 	} else {
-		foreign = l.free(from.rest, n/restEvery)
+		foreign = l.free(&from.rest, n/restEvery)
 	}
-	some = append(free, foreign...)
-	if len(some) < enough {
-		shared := without(from.share, free)
-		some = append(some, shared[:min(len(shared), enough-len(some))]...)
-	}
-	if len(some) < enough {
-		shared := without(from.rest, foreign)
-		shared = shared[:min(len(shared), enough-len(some))]
-		some, foreign = append(some, shared...), append(slices.Clone(foreign), shared...)
-	}
-	from.share, from.rest = without(from.share, some), without(from.rest, foreign)
+	from.share.take(own)
+	from.rest.take(foreign)
+	// Those that are left and free were not wanted; what comes now is shared.
+	any := func(string) bool { return true }
+	shared := first(enough-len(own)-len(foreign), from.share.all(), any)
+	others := first(enough-len(own)-len(foreign)-len(shared), from.rest.all(), any)
+	from.share.take(shared)
+	from.rest.take(others)
+	some = slices.Concat(own, foreign, shared, others)
+	foreign = append(foreign, others...)
 	if l.busy == nil {
 		l.busy = map[string]int{}
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/placement"
 )
 
 func names(prefix string, n int) []string {
@@ -16,13 +18,15 @@ func names(prefix string, n int) []string {
 	return out
 }
 
+func listed(names []string) preference { return preference{order: placement.InOrder(names)} }
+
 // Passes keep off each other's nodes, and off those of other farms as far as they can.
 func TestLedgerKeepsPassesApart(t *testing.T) {
 	t.Parallel()
 	var l ledger
 	taken := map[string]bool{}
 	for range 6 {
-		from := &pool{share: names("own", 40), rest: names("rest", 40)}
+		from := &pool{share: listed(names("own", 40)), rest: listed(names("rest", 40))}
 		some, foreign := l.take(t.Context(), from, 3, true)
 		for _, name := range some {
 			if taken[name] {
@@ -33,8 +37,8 @@ func TestLedgerKeepsPassesApart(t *testing.T) {
 		if len(foreign) > 2 || len(some)-len(foreign) < 3 {
 			t.Errorf("took %v, of others %v", some, foreign)
 		}
-		if len(from.share)+len(from.rest)+len(some) != 80 || slices.ContainsFunc(from.share, func(n string) bool { return slices.Contains(some, n) }) {
-			t.Errorf("took %v and left %v and %v", some, from.share, from.rest)
+		if from.share.left()+from.rest.left()+len(some) != 80 || slices.ContainsFunc(some, from.share.has) {
+			t.Errorf("took %v and left %v and %v", some, slices.Collect(from.share.all()), slices.Collect(from.rest.all()))
 		}
 	}
 }
@@ -43,22 +47,22 @@ func TestLedgerKeepsPassesApart(t *testing.T) {
 func TestLedgerTakesWhatThereIs(t *testing.T) {
 	t.Parallel()
 	var l ledger
-	from := &pool{rest: names("rest", 20)}
-	if some, foreign := l.take(t.Context(), from, 3, true); len(some) != 12 || len(foreign) != 12 || len(from.rest) != 8 {
+	from := &pool{rest: listed(names("rest", 20))}
+	if some, foreign := l.take(t.Context(), from, 3, true); len(some) != 12 || len(foreign) != 12 || from.rest.left() != 8 {
 		t.Errorf("took %v, of others %v", some, foreign)
 	}
-	large := &pool{share: names("own", 40), rest: names("rest", 40)}
+	large := &pool{share: listed(names("own", 40)), rest: listed(names("rest", 40))}
 	if some, foreign := l.take(t.Context(), large, 30, true); len(some) != 55 || len(foreign) != 15 {
 		t.Errorf("took %d nodes for 30 pods, %d of others; want all of the own share, and some of others", len(some), len(foreign))
 	}
 	l = ledger{}
 	small := names("own", 2)
 	for range 2 {
-		if some, _ := l.take(t.Context(), &pool{share: small}, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
+		if some, _ := l.take(t.Context(), &pool{share: listed(small)}, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
 			t.Errorf("took %v", some)
 		}
 	}
-	some, foreign := l.take(t.Context(), &pool{share: small, rest: names("rest", 12)}, 4, false)
+	some, foreign := l.take(t.Context(), &pool{share: listed(small), rest: listed(names("rest", 12))}, 4, false)
 	if len(some) != 4 || len(foreign) != 2 {
 		t.Errorf("took %v, of others %v; all are busy", some, foreign)
 	}
@@ -70,19 +74,19 @@ func TestLedgerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l ledger
 		own := names("own", 4)
-		first, _ := l.take(t.Context(), &pool{share: own}, 3, true)
+		first, _ := l.take(t.Context(), &pool{share: listed(own)}, 3, true)
 		l.giveBack(first[3:])
 		if len(first) < 3 {
 			t.Fatalf("took %v", first)
 		}
 		started := time.Now()
 		time.AfterFunc(nodesWait/2, func() { l.giveBack(first[:3]) })
-		second, _ := l.take(t.Context(), &pool{share: own}, 3, true)
+		second, _ := l.take(t.Context(), &pool{share: listed(own)}, 3, true)
 		if waited := time.Since(started); waited != nodesWait/2 || len(second) < 3 {
 			t.Errorf("took %v after %s", second, waited)
 		}
 		started = time.Now()
-		third, _ := l.take(t.Context(), &pool{share: own}, 3, true)
+		third, _ := l.take(t.Context(), &pool{share: listed(own)}, 3, true)
 		if waited := time.Since(started); waited != nodesWait || len(third) != 3 {
 			t.Errorf("took %v after %s", third, waited)
 		}

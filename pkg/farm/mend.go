@@ -6,19 +6,96 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// suspects are nodes whose reservation says that they are drained while nobody drains them.
-type suspects struct {
+// mendShares asks for a deep check of each controller that has pods on a node without a reservation, as where the record was
+// lost. The check reserves their shares again (P3).
+func (f *Farm) mendShares(ctx context.Context) error {
+	var owned []*ReplicationController
+	f.mu.Lock()
+	for _, c := range f.owned {
+		owned = append(owned, c)
+	}
+	f.mu.Unlock()
+	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
+	for i, c := range owned {
+		nodes[i] = c.placedOn()
+	}
+	names, err := f.cfg.Store.ListReservedNodes(ctx)
+	if err != nil {
+		return err
+	}
+	reserved := map[string]bool{}
+	for _, name := range names {
+		reserved[name] = true
+	}
+	for i, c := range owned {
+		if slices.ContainsFunc(nodes[i], func(name string) bool { return !reserved[name] }) {
+			c.checkDeeply()
+			f.queue.Add(c.ID)
+		}
+	}
+	return nil
+}
+
+// mendFresh looks at nodes whose first reservation this farm has written. Where it was only the first after the record was
+// lost, shares of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
+// dies, the slow deep check of those others finds.
+func (f *Farm) mendFresh(ctx context.Context) error {
+	names := f.fresh.take()
+	for len(names) > freshPerSweep {
+		f.fresh.add(names[len(names)-1])
+		names = names[:len(names)-1]
+	}
+	if err := f.askForShares(ctx, names); err != nil {
+		for _, name := range names {
+			f.fresh.add(name)
+		}
+		return err
+	}
+	return nil
+}
+
+// askForShares asks the owners of what has no share on some nodes.
+func (f *Farm) askForShares(ctx context.Context, names []string) error {
+	missing, err := f.cfg.Store.Unreserved(ctx, names)
+	if err != nil {
+		return err
+	}
+	asked := map[[2]string]bool{}
+	for _, at := range missing {
+		key := [2]string{at.RCID, at.Node}
+		if asked[key] {
+			continue
+		}
+		asked[key] = true
+		if exists, err := f.cfg.Store.RCExists(ctx, at.RCID); err != nil || !exists {
+			continue // its placements are reported as what they are
+		}
+		r := store.Request{ID: store.NewID(), RCID: at.RCID, Kind: store.RepairReservation, Node: at.Node, By: f.cfg.ID, At: time.Now().UTC()}
+		a := store.NewAudit(f.cfg.ID, string(r.Kind), at.RCID, []string{"reserve what it has on " + at.Node + ": the record was lost"}).OnNodes(at.Node)
+		if err := f.cfg.Store.Ask(ctx, r, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freshPerSweep bounds how many nodes one sweep reads the intents of.
+const freshPerSweep = 250
+
+// nodeSet is nodes that something is to be done about.
+type nodeSet struct {
 	mu    sync.Mutex
 	names map[string]bool
 }
 
-func (s *suspects) add(name string) {
+func (s *nodeSet) add(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.names == nil {
@@ -27,8 +104,8 @@ func (s *suspects) add(name string) {
 	s.names[name] = true
 }
 
-// take returns the suspects and forgets them: who is still one is met again.
-func (s *suspects) take() []string {
+// take returns the nodes and forgets them.
+func (s *nodeSet) take() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := slices.Sorted(maps.Keys(s.names))
@@ -68,6 +145,7 @@ func (f *Farm) mendClosed(ctx context.Context) error {
 		mended, err := f.cfg.Store.MendClosed(ctx, name)
 		switch {
 		case mended:
+			f.fresh.add(name) // it may be the first record after a loss
 			f.log.WithField(obs.Node, name).Warn("a node's reservation did not say whether the node is drained; mended")
 		case errors.Is(err, store.ErrRefused): // somebody was faster; the next sweep looks again
 		case err != nil:

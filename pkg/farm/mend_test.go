@@ -3,12 +3,17 @@ package farm_test
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -82,7 +87,7 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	}
 	c.closed("n1", true)
 	audit, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"})
-	if err != nil || len(audit) == 0 || audit[len(audit)-1].What != "mend" || audit[len(audit)-1].Who != "f1" {
+	if err != nil || !slices.ContainsFunc(audit, func(a store.Audit) bool { return a.What == "mend" && a.Who == "f1" }) {
 		t.Errorf("audit %+v, %v", audit, err)
 	}
 
@@ -92,4 +97,189 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	c.apply("other", testManifest("other", 8081), replicas(1))
 	c.converged("other", 1)
 	c.closed("n1", false)
+}
+
+// A reservation whose record was lost is written again with the shares of all that is placed there (P3), also where somebody
+// else places there first, and whichever farm owns them.
+func TestALostReservationIsRebuilt(t *testing.T) {
+	t.Parallel()
+	for _, busy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("busy %t", busy), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.node("n1", nil, nil)
+			c.farm("f1")
+			c.farm("f2")
+			names := []string{"a", "b", "c", "d", "e"}
+			last := len(names) - 1
+			for i, name := range names[:last] {
+				c.apply(name, testManifest(name, 8080+i), replicas(1))
+			}
+			for _, name := range names[:last] {
+				c.converged(name, 1)
+			}
+			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Reservation("n1"))}); err != nil {
+				t.Fatal(err)
+			}
+			if busy {
+				c.apply(names[last], testManifest(names[last], 8080+last), replicas(1))
+				c.converged(names[last], 1)
+			} else {
+				names = names[:last]
+			}
+			consultest.Eventually(t, soon, func() error {
+				found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+				if err != nil {
+					return err
+				}
+				for i, name := range names {
+					h := found["n1"].Value.Holders[pod.Identity{RCID: name, Role: "main"}.String()]
+					if !slices.Equal(h.Ports, []int{8080 + i}) {
+						return fmt.Errorf("%s holds %+v of %+v", name, h, found["n1"].Value.Holders)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// Placements without a controller are told, left as they are, and stopped when an operator asks for that.
+func TestPlacementsWithoutAController(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	alerts := &recorder{}
+	c.watchedFarm("f1", alerts)
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.converged("web", 1)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("web"))}); err != nil {
+		t.Fatal(err)
+	}
+	told := func(prefix string) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			said := alerts.about("Unreadable")
+			if !slices.ContainsFunc(said, func(line string) bool { return strings.HasPrefix(line, prefix+" pods/web/") }) {
+				return fmt.Errorf("alerts: %q", said)
+			}
+			return nil
+		})
+	}
+	told("raise")
+	if on := c.running("web"); len(on) != 1 {
+		t.Errorf("running: %v", on)
+	}
+	id := pod.Identity{RCID: "web", Role: "main"}
+	err := c.store.Ask(t.Context(), store.Request{ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: "n1", Pod: id}, store.NewAudit("test", "sweep", "web", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.nothingLeft("web")
+	told("resolve")
+}
+
+// stray is a controller of three pods whose record was lost.
+func (c *cluster) stray(react func(pod.Intent) pod.Reality) {
+	c.t.Helper()
+	for i := range 3 {
+		c.node(fmt.Sprintf("n%d", i), nil, react)
+	}
+	stop := c.farm("f0")
+	c.apply("web", testManifest("web", 8080), replicas(3))
+	c.converged("web", 3)
+	stop()
+	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("web"))}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) askWeb(kind store.RequestKind, node string, index int) {
+	c.t.Helper()
+	c.ask("web", kind, node, pod.Identity{RCID: "web", Role: "main", Index: index})
+}
+
+// What is asked about one pod of a controller without a record stops nothing else of it.
+func TestOnlyASweepStopsWhatAControllerLeftBehind(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.stray(nil)
+	c.farm("f1")
+	c.apply("other", testManifest("other", 8081), replicas(1))
+	c.converged("other", 1) // the farm does not hold back any more
+	c.askWeb(store.RepairReservation, "n0", 0)
+	c.askWeb(store.ForgetPod, "n0", 0)
+	consultest.Eventually(t, soon, func() error {
+		left, err := c.client.Keys(t.Context(), c.store.Keys().Requests("web"))
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("requests left: %v", left)
+		}
+		return err
+	})
+	elapse(2 * time.Second) // two sweeps
+	if on := c.running("web"); len(on) != 3 {
+		t.Errorf("running: %v", on)
+	}
+	c.askWeb(store.SweepOrphan, "n1", 1)
+	c.nothingLeft("web")
+}
+
+// A sweep goes on under the next farm, while nodes have still to confirm that they stopped.
+func TestASweepOutlivesItsFarm(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	stopped := make(chan struct{})
+	letStop := sync.OnceFunc(func() { close(stopped) })
+	c.stray(func(in pod.Intent) pod.Reality {
+		if in.State == pod.Stopped {
+			<-stopped
+		}
+		return simnode.Obey(in)
+	})
+	t.Cleanup(letStop)
+	stop := c.farm("f1")
+	c.askWeb(store.SweepOrphan, "n1", 1)
+	consultest.Eventually(t, soon, func() error {
+		recs, _, err := c.store.Placements(t.Context(), "web", true)
+		for i := range recs {
+			if err == nil && recs[i].Value.RunState != pod.Stopped {
+				err = fmt.Errorf("%s is not told to stop", recs[i].Value.Identity)
+			}
+		}
+		return err
+	})
+	stop()
+	c.farm("f2")
+	letStop()
+	c.nothingLeft("web")
+}
+
+// A reservation that is an older one is brought up to date: what it lacks could be given away.
+func TestAnOlderReservationIsMended(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.converged("web", 1)
+	key := c.store.Keys().Reservation("n1")
+	old, err := c.client.Get(t.Context(), key, consul.Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.apply("web", testManifest("web", 8081), replicas(1))
+	ports := func(want ...int) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+			if h := found["n1"].Value.Holders["web/main.0"]; err == nil && !slices.Equal(h.Ports, want) {
+				err = fmt.Errorf("%+v", h)
+			}
+			return err
+		})
+	}
+	ports(8081)
+	c.put(key, old.Value)
+	c.askWeb(store.RepairReservation, "n1", 0)
+	ports(8081)
 }

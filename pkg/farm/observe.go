@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // errNotReady is what Ready returns until every standing query has answered once.
@@ -49,5 +51,10 @@ func (f *Farm) observe() {
 func (c *ReplicationController) commit(ctx context.Context, b *batch) error {
 	err := c.farm.cfg.Store.Commit(ctx, &b.Batch)
 	c.farm.cfg.Metrics.committed(b.actions, err)
+	for i := range b.Reservations {
+		if landed := err == nil || errors.Is(err, store.ErrUnknown); landed && b.Reservations[i].Index == 0 {
+			c.farm.fresh.add(b.Reservations[i].Node)
+		}
+	}
 	return err
 }

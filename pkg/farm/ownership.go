@@ -48,17 +48,17 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
 	members := f.world.members()
 	var set labels.Set
-	read := false
+	read, exists := false, true
 	var candidates []string
 	for _, m := range members {
 		if m.RCSelector != "" && !read {
-			if set, err = f.labelsOf(ctx, id); err != nil {
+			if set, exists, err = f.labelsOf(ctx, id); err != nil {
 				return "", false, err
 			}
 			read = true
 		}
 		sel, err := rc.ParseSelector(m.RCSelector)
-		if err == nil && sel.Matches(set) {
+		if err == nil && (sel.Matches(set) || !exists) { // what one without a record left behind is anybody's
 			candidates = append(candidates, m.ID)
 			mine = mine || m.ID == f.cfg.ID
 		}
@@ -66,14 +66,18 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 	return placement.PreferredOwner(id, candidates), mine, nil
 }
 
-// labelsOf reads a controller's labels. One whose record cannot be read has none: a farm without a selector owns it.
-func (f *Farm) labelsOf(ctx context.Context, id string) (labels.Set, error) {
+// labelsOf reads a controller's labels, and whether there is one. One whose record cannot be read has none: a farm without a
+// selector owns it.
+func (f *Farm) labelsOf(ctx context.Context, id string) (set labels.Set, exists bool, err error) {
 	rec, err := f.cfg.Store.RC(ctx, id, false)
 	var corrupt *store.CorruptError
-	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
-		return nil, nil
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, false, nil
+	case errors.As(err, &corrupt):
+		return nil, true, nil
 	}
-	return rec.Value.Labels, err
+	return rec.Value.Labels, true, err
 }
 
 // isFree reports whether a controller lacks an owner, and with grace: still does some time after it was first seen. If it
@@ -123,6 +127,7 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 		ID: id, farm: f, fence: got.Fence, deep: true, consistent: true, claimed: &got, log: f.log.WithField(obs.RCID, id),
 	}
 	c.phantom = errors.Is(got.HeadErr, store.ErrNotFound)
+	c.learn(&got.Head)
 	if c.phantom && len(got.Head.Requests) == 0 {
 		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
 			return nil, 0, err // the next look claims again

@@ -23,12 +23,14 @@ type Reads interface {
 	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
 	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
+	Node(ctx context.Context, name string) (store.Rec[node.Node], error)
 	ClusterReads
 }
 
 // ClusterReads are what Consul itself knows of nodes.
 type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
+	NodeHeld(ctx context.Context, nodeName string) (index uint64, held bool, err error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 }
 
@@ -60,8 +62,8 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	}
 	s := &reconcile.Snapshot{
 		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: v.head.RC.Value, Previous: v.head.Status,
-		Orphans: f.world.orphansOf(c.ID),
-		Hold:    f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
+		Orphans: f.world.orphansOf(c.ID), Stopped: c.stoppedAt(),
+		Hold: f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
 	}
 	s.Nodes, v.nodesVersion = f.world.nodesAt()
 	v.snapshot = s
@@ -78,8 +80,18 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	return nil
 }
 
-// readHead reads the controller with its bell, status and placements. A phantom's record is made up: deleted, so that all
-// that it left behind goes. Nobody else writes the placements: where one is older than at the last look the store went back
+// phantomRecord makes up the record of a controller that has none, for as long as somebody asks for something. Where that is a
+// sweep it is deleted, so that all that it left behind goes; otherwise disabled, so that nothing goes but what was asked for.
+func phantomRecord(id, by string, requests []store.Rec[store.Request]) rc.RC {
+	r := rc.RC{ID: id, Name: id, Disabled: true, ChangedBy: by}
+	if slices.ContainsFunc(requests, func(r store.Rec[store.Request]) bool { return r.Value.Kind == store.SweepOrphan }) {
+		now := time.Now().UTC()
+		r.DeletedAt, r.Disabled = &now, false
+	}
+	return r
+}
+
+// readHead reads the controller with its bell, status and placements. A phantom's record is made up. Nobody else writes the placements: where one is older than at the last look the store went back
 // in time, even if others have written so much since that no watch could tell.
 func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error) {
 	first, consistent := c.claimed, c.consistent
@@ -96,9 +108,8 @@ func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error
 		switch {
 		case err == nil:
 			c.phantom = false // it came back
-		case errors.Is(err, store.ErrNotFound) && c.phantom:
-			now := time.Now().UTC()
-			head.RC.Value = rc.RC{ID: c.ID, Name: c.ID, DeletedAt: &now, ChangedBy: c.farm.cfg.ID}
+		case errors.Is(err, store.ErrNotFound) && c.phantom && len(head.Requests) > 0:
+			head.RC.Value = phantomRecord(c.ID, c.farm.cfg.ID, head.Requests)
 		default:
 			return head, err
 		}
@@ -120,17 +131,31 @@ func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error
 // count that somebody asked to be swept, or that have a placement by now.
 func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
 	swept := map[store.At]bool{}
-	for _, rec := range requests[:min(len(requests), store.MaxAnswered)] {
+	for _, rec := range requests {
 		r := rec.Value
-		s.Requests = append(s.Requests, reconcile.Request{ID: r.ID, Forget: r.Kind == store.ForgetPod, Node: r.Node, Pod: r.Pod})
-		switch r.Kind {
-		case store.ForgetPod: // the decision needs nothing more
-		case store.SweepOrphan:
+		if c.phantom && r.Kind == store.SweepOrphan {
+			// It stays until the last transaction, which removes all: it is what tells a successor that a sweep is under way.
 			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
+			continue
+		}
+		asked := reconcile.Request{ID: r.ID, Node: r.Node, Pod: r.Pod}
+		switch r.Kind {
+		case store.ForgetPod:
+			// What is watched may be older than the operator's word, or than the node's return.
+			index, held, err := c.farm.cfg.Store.NodeHeld(ctx, r.Node)
+			if err != nil {
+				return err
+			}
+			asked.Forget, asked.Alive, asked.NodeIndex = true, held, index
+		case store.SweepOrphan: // there is a record again
 		case store.RepairReservation:
+			c.checkDeeply() // in the next pass: shares may be missing, too
 			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: []string{r.Node}}, false)
 			if err != nil {
 				return err
+			}
+			if e := d.Unreadable[r.Node]; e != nil {
+				asked.Waits = "a request to repair a reservation waits: " + e.Error()
 			}
 			for _, h := range d.Reservations[r.Node].Value.Holders {
 				if h.Pod.RCID == c.ID {
@@ -138,7 +163,9 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 				}
 			}
 		}
+		s.Requests = append(s.Requests, asked)
 	}
+	s.Orphans = c.notConfirmed(s.Orphans)
 	if c.phantom {
 		placed := map[pod.Identity]bool{}
 		for i := range s.Pods {
@@ -147,8 +174,86 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 		s.Orphans = slices.DeleteFunc(slices.Clone(s.Orphans), func(o reconcile.Orphan) bool {
 			return !swept[store.At{Node: o.Node, Identity: o.Identity}] && !placed[o.Identity]
 		})
+		var err error
+		s.Orphans, err = c.stillThere(ctx, s.Orphans)
+		return err
 	}
 	return nil
+}
+
+// stillThere reads again whether nodes run what they were seen to. A sweep adopts an orphan, which may start it, and has it
+// stopped: once is enough.
+func (c *ReplicationController) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([]reconcile.Orphan, error) {
+	var there []reconcile.Orphan
+	for _, o := range orphans {
+		rec, err := c.farm.cfg.Store.Node(ctx, o.Node)
+		var corrupt *store.CorruptError
+		switch {
+		case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		if slices.ContainsFunc(rec.Value.Orphans, func(other pod.Orphan) bool { return other.Identity == o.Identity }) {
+			there = append(there, o)
+		}
+	}
+	return there, nil
+}
+
+// maxConfirmed bounds what is remembered of confirmed stops.
+const maxConfirmed = 10_000
+
+// noteConfirmed remembers the stops that nodes have confirmed and whose placements the plan takes away. A node's list of
+// orphans may be older than that.
+func (c *ReplicationController) noteConfirmed(v *view, plan *reconcile.Plan) {
+	if len(c.confirmed) > maxConfirmed {
+		c.confirmed = nil
+	}
+	note := func(node string, r *pod.Reality) {
+		if r == nil || r.State != pod.StateStopped {
+			return
+		}
+		if c.confirmed == nil {
+			c.confirmed = map[store.At]int64{}
+		}
+		at := store.At{Node: node, Identity: r.Identity}
+		c.confirmed[at] = max(c.confirmed[at], r.Revision)
+	}
+	removed := map[pod.Identity]bool{}
+	for i := range plan.Changes {
+		removed[plan.Changes[i].Identity] = removed[plan.Changes[i].Identity] || plan.Changes[i].Action == reconcile.Remove
+	}
+	for i := range v.snapshot.Pods {
+		p := &v.snapshot.Pods[i]
+		if !removed[p.Identity] {
+			continue
+		}
+		note(p.Node, p.Reality)
+		for node, r := range p.Ghosts {
+			note(node, r)
+		}
+	}
+}
+
+// stoppedAt returns the highest revision of a confirmed stop by replica.
+func (c *ReplicationController) stoppedAt() map[pod.Identity]int64 {
+	at := make(map[pod.Identity]int64, len(c.confirmed))
+	for where, revision := range c.confirmed {
+		at[where.Identity] = max(at[where.Identity], revision)
+	}
+	return at
+}
+
+// notConfirmed leaves out what its node has confirmed to have stopped since it was listed.
+func (c *ReplicationController) notConfirmed(orphans []reconcile.Orphan) []reconcile.Orphan {
+	if len(c.confirmed) == 0 || len(orphans) == 0 {
+		return orphans
+	}
+	return slices.DeleteFunc(slices.Clone(orphans), func(o reconcile.Orphan) bool {
+		stopped, known := c.confirmed[store.At{Node: o.Node, Identity: o.Identity}]
+		return known && o.Revision <= stopped
+	})
 }
 
 func breakerReason(b store.Rec[store.Breaker]) string {
@@ -190,8 +295,11 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 	if err := c.guess(ctx, v); err != nil {
 		return err
 	}
+	if v.deep {
+		w.Reservations = nodesOfAll(s.Pods)
+	}
 	if v.nodes != nil {
-		w.Reservations = v.nodes.guessed
+		w.Reservations = append(w.Reservations, without(v.nodes.guessed, w.Reservations)...)
 	}
 	d, err := c.farm.cfg.Store.ReadDetails(ctx, w, c.consistent)
 	if err != nil {
@@ -216,6 +324,9 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 	maps.Copy(d.Intents, more.Intents)
 	for i := range s.Pods {
 		addReports(&s.Pods[i], d, asked[s.Pods[i].Identity])
+		if v.deep {
+			addHeld(&s.Pods[i], d)
+		}
 	}
 	return nil
 }
@@ -291,6 +402,30 @@ func at(p *reconcile.Pod) []store.At {
 		out[i] = store.At{Node: name, Identity: p.Identity}
 	}
 	return out
+}
+
+// addHeld adds which nodes hold a share for a pod.
+func addHeld(p *reconcile.Pod, d store.Details) {
+	p.Held = map[string]*node.Holder{}
+	for _, name := range nodesOf(p) {
+		if res, read := d.Reservations[name]; read && d.Unreadable[name] == nil {
+			p.Held[name] = nil
+			if h, held := res.Value.Holders[p.Identity.String()]; held {
+				p.Held[name] = &h
+			}
+		}
+	}
+}
+
+// nodesOfAll returns every node that has, or may still have, a copy of one of the pods.
+func nodesOfAll(pods []reconcile.Pod) []string {
+	seen := map[string]bool{}
+	for i := range pods {
+		for _, name := range nodesOf(&pods[i]) {
+			seen[name] = true
+		}
+	}
+	return slices.Collect(maps.Keys(seen))
 }
 
 // nodesOf returns every node that has, or may still have, a copy of the pod.

@@ -1,17 +1,16 @@
 package farm_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -36,41 +35,47 @@ func newOwnCluster(t *testing.T) *cluster {
 	return c
 }
 
-// snapshot takes a snapshot of the whole Consul (GET) or restores one (PUT).
-func (c *cluster) snapshot(method string, body []byte) []byte {
+func (c *cluster) snapshot() []byte {
 	c.t.Helper()
-	req, err := http.NewRequestWithContext(c.t.Context(), method, "http://"+c.addr+"/v1/snapshot", bytes.NewReader(body))
+	saved, err := consultest.Snapshot(c.t.Context(), c.addr)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	return saved
+}
+
+// restored is what a restore came to; a server that hung in it is tried again by consultest.DespiteHangs.
+func (c *cluster) restored(err error) {
+	c.t.Helper()
+	if errors.Is(err, consultest.ErrHung) {
+		panic(consultest.ErrHung)
+	}
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		c.t.Fatalf("%s snapshot: %d %v %s", method, resp.StatusCode, err, data)
-	}
-	return data
 }
 
 // A snapshot older than every living session: the sessions vanish with the restore, so that each daemon learns of it through
 // the loss of its session. The nonce is renewed (R1), and what runs is adopted where it runs, all the same.
 func TestARestoreOlderThanTheSessions(t *testing.T) {
 	t.Parallel()
+	consultest.DespiteHangs(t, func() { testOldRestore(t) })
+}
+
+func testOldRestore(t *testing.T) {
+	t.Helper()
 	c := newOwnCluster(t)
 	old := store.Schema{FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
 	c.put(c.store.Keys().Schema(), mustJSON(t, old)) // nothing waits because the nonce is new
 	c.apply("web", testManifest("web", 0), replicas(3))
-	snapshot := c.snapshot(http.MethodGet, nil)
+	snapshot := c.snapshot()
 	for i := range 6 {
 		c.node(fmt.Sprintf("n%d", i), nil, nil)
 	}
 	c.farm("f1")
 	c.converged("web", 3)
 	before := c.running("web")
-	c.snapshot(http.MethodPut, snapshot)
+	c.restored(consultest.Restore(t.Context(), c.addr, snapshot))
 	consultest.Eventually(t, soon, func() error {
 		for id, on := range c.running("web") {
 			if len(on) != 1 || before[id] == nil || on[0] != before[id][0] {
@@ -96,4 +101,64 @@ func TestARestoreOlderThanTheSessions(t *testing.T) {
 		return nil
 	})
 	c.converged("web", 3)
+}
+
+// A snapshot is restored between the removal of a deleted controller's last placement and the transaction that removes the
+// controller itself, whose record is the same before and after. The placements that came back with it are not left behind.
+func TestARestoreBeforeTheLastTransactionLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"before the last look", "after the last look"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			consultest.DespiteHangs(t, func() { testRestoreBeforeFinish(t, when == "after the last look") })
+		})
+	}
+}
+
+func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
+	t.Helper()
+	c := newOwnCluster(t)
+	c.put(c.store.Keys().Schema(), mustJSON(t, store.Schema{
+		FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
+	}))
+	c.node("n1", nil, nil)
+	var once, again sync.Once
+	var saved []byte
+	result := make(chan error, 1)
+	faults := &faulty{}
+	faults.commit = func(b *store.Batch) error {
+		var err error
+		if len(b.Pods) == 1 && b.Pods[0].Placement == nil {
+			once.Do(func() { saved, err = consultest.Snapshot(t.Context(), c.addr) })
+		}
+		return err
+	}
+	restore := func() error {
+		var err error
+		again.Do(func() {
+			err = consultest.Restore(t.Context(), c.addr, saved)
+			result <- err
+		})
+		return err
+	}
+	if afterLook {
+		faults.finish = restore
+	} else {
+		faults.bump = restore
+	}
+	c.faultyFarm("f1", faults, nil)
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.converged("web", 1)
+	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+	select {
+	case err := <-result:
+		c.restored(err)
+	case <-time.After(soon):
+		t.Fatal("the controller was not removed")
+	}
+	c.nothingLeft("web")
+	found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+	if err != nil || len(found["n1"].Value.Holders) != 0 {
+		t.Errorf("reservation %+v, %v", found["n1"], err)
+	}
 }

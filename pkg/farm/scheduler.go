@@ -83,23 +83,29 @@ type eligible struct {
 	others      placement.Reasons
 }
 
+// choice is what a pass chooses from: eligible nodes in an order of its own.
+type choice struct {
+	share, rest placement.Walk
+	others      placement.Reasons
+}
+
 // EligibleNodes implements Scheduler from the farm's view of the nodes.
 func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
 	e, err := s.split(snap, 0)
-	return append(e.share, e.rest...), e.others, err
+	return slices.AppendSeq(slices.Collect(e.share.All()), e.rest.All()), e.others, err
 }
 
 // split is EligibleNodes with the farm's share of the nodes apart from the rest. The version is that of the snapshot's
 // nodes; zero: not known.
-func (s *selecting) split(snap *reconcile.Snapshot, version uint64) (eligible, error) {
+func (s *selecting) split(snap *reconcile.Snapshot, version uint64) (choice, error) {
 	e, err := s.eligible(snap.Nodes, version, snap.RC.NodeSelector)
 	if err != nil {
-		return eligible{}, err
+		return choice{}, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
 	seed := h.Sum64()
-	return eligible{placement.Order(e.share, seed), placement.Order(e.rest, seed), maps.Clone(e.others)}, nil
+	return choice{placement.NewWalk(e.share, seed), placement.NewWalk(e.rest, seed), maps.Clone(e.others)}, nil
 }
 
 func (s *selecting) eligible(nodes map[string]*node.View, version uint64, selector string) (eligible, error) {

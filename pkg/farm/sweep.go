@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 )
@@ -24,7 +25,8 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 	}
 }
 
-// sweep makes missing bells, removes stray ones, mends reservations of drained nodes, and looks at every controller that is not known to be in good hands.
+// sweep makes missing bells, removes stray ones, reports placements without a controller, mends reservations, and looks at
+// every controller that is not known to be in good hands.
 func (f *Farm) sweep(ctx context.Context) error {
 	ids, err := f.cfg.Store.SweepBells(ctx)
 	if err != nil {
@@ -35,6 +37,12 @@ func (f *Farm) sweep(ctx context.Context) error {
 		return err
 	}
 	f.reportUnclaimed(ctx, ids, locks)
+	if err := f.reportStrays(ctx, ids); err != nil && ctx.Err() == nil {
+		f.log.WithError(err).Warn("cannot look for placements without a controller")
+	}
+	if err := errors.Join(f.mendFresh(ctx), f.mendShares(ctx)); err != nil && ctx.Err() == nil {
+		f.log.WithError(err).Warn("cannot look for shares of nodes that are not reserved")
+	}
 	if err := f.mendClosed(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}

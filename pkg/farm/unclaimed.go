@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
@@ -40,8 +43,10 @@ func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.Lo
 			}
 		}
 	}
+	seen := f.unowned.free != nil // there was a sweep before
 	f.unowned.free = free
-	if !IsLowest(f.cfg.ID, f.Members()) {
+	lowest := IsLowest(f.cfg.ID, f.Members())
+	if !lowest {
 		unclaimed = nil
 	}
 	f.cfg.Metrics.unclaimedNow(len(unclaimed))
@@ -56,7 +61,12 @@ func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.Lo
 		told[id] = pending
 	}
 	f.unowned.told = told
-	f.unreadable.set("unowned", corrupt)
+	switch {
+	case !lowest:
+		f.unreadable.forget(unownedKind)
+	case seen:
+		f.unreadable.found(unownedKind, corruptKeys(corrupt))
+	}
 }
 
 // reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.
@@ -98,4 +108,62 @@ func (f *Farm) tell(ctx context.Context, rcID string, t alert.Tell) {
 	} else {
 		f.cfg.Alerter.Raise(ctx, in)
 	}
+}
+
+const strayText = "the controller %s has placements on %s and no record; its pods are left as they are: write the record back, or stop them with rcctl node sweep NODE"
+
+// reportStrays alerts about placements of controllers that have no record. What they run runs on (P4): whether the record was
+// lost or the controller is gone is for an operator to say. The farm with the lowest id does it for all.
+func (f *Farm) reportStrays(ctx context.Context, ids []string) error {
+	if !IsLowest(f.cfg.ID, f.Members()) {
+		f.unreadable.forget(straysKind)
+		return nil
+	}
+	placed, err := f.cfg.Store.ListPlacedRCIDs(ctx)
+	if err != nil {
+		return err
+	}
+	found := map[string]string{}
+	strays := without(placed, ids)
+	slices.Sort(strays)
+	for _, id := range strays[:min(len(strays), maxReports)] {
+		exists, err := f.cfg.Store.RCExists(ctx, id)
+		if err != nil {
+			return err
+		}
+		if exists {
+			continue // it is new
+		}
+		where, err := f.placesOf(ctx, id)
+		if err != nil {
+			return err
+		}
+		if where != "" {
+			found["pods/"+id] = fmt.Sprintf(strayText, id, where)
+		}
+	}
+	f.unreadable.found(straysKind, found)
+	return nil
+}
+
+// placesOf names the nodes of a controller's placements, a few of them; "" when there are none.
+func (f *Farm) placesOf(ctx context.Context, id string) (string, error) {
+	const few = 3
+	recs, corrupt, err := f.cfg.Store.Placements(ctx, id, false)
+	if err != nil {
+		return "", err
+	}
+	names := map[string]bool{}
+	for i := range recs {
+		names[recs[i].Value.Node] = true
+	}
+	some := slices.Sorted(maps.Keys(names))
+	text := strings.Join(some[:min(len(some), few)], ", ")
+	if len(some) > few {
+		text += fmt.Sprintf(" and %d more", len(some)-few)
+	}
+	if text == "" && len(corrupt) > 0 {
+		text = "a node that its placements do not tell"
+	}
+	return text, nil
 }

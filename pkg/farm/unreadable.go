@@ -34,7 +34,7 @@ func (c *ReplicationController) sayUnreadable(ctx context.Context, head store.He
 		st = *head.Status
 		st.Conditions = slices.Clone(st.Conditions)
 	}
-	st.Owner, st.LastError = c.farm.cfg.ID, strings.ReplaceAll(failure.Error(), "\n", "; ")
+	st.Owner, st.LastError = c.farm.cfg.ID, reconcile.Few(strings.Split(failure.Error(), "\n"))
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unclaimed, false, "", now)
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, true, st.LastError, now)
 	record := &head.RC.Value
@@ -56,6 +56,39 @@ type unreadables struct {
 	mu      sync.Mutex
 	at      map[string]map[string]string // by watch or the like: errors by key
 	changed bool
+	looked  map[string]bool // what only the farm with the lowest id looks for, once it has
+}
+
+// Kinds of findings that only the farm with the lowest id looks for.
+const (
+	straysKind  = "strays"
+	unownedKind = "unowned"
+)
+
+// found is say for such a kind.
+func (u *unreadables) found(kind string, errs map[string]string) {
+	u.say(kind, errs)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.looked == nil {
+		u.looked = map[string]bool{}
+	}
+	u.looked[kind], u.changed = true, u.changed || !u.looked[kind]
+}
+
+// forget is for a farm that has not the lowest id: it finds nothing of such kinds.
+func (u *unreadables) forget(kind string) {
+	u.say(kind, nil)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.looked, kind)
+}
+
+// complete reports whether all such kinds were looked for, so that what is not there is over.
+func (u *unreadables) complete() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.looked[straysKind] && u.looked[unownedKind]
 }
 
 // foundCorrupt notes what one watch cannot read.
@@ -66,6 +99,11 @@ func (f *Farm) foundCorrupt(where string, found []error) {
 
 // set replaces what one watch found.
 func (u *unreadables) set(where string, found []error) {
+	u.say(where, corruptKeys(found))
+}
+
+// corruptKeys returns what is said about unreadable records, by their keys.
+func corruptKeys(found []error) map[string]string {
 	errs := map[string]string{}
 	for _, err := range found {
 		var corrupt *store.CorruptError
@@ -73,6 +111,11 @@ func (u *unreadables) set(where string, found []error) {
 			errs[corrupt.Key] = corrupt.Error()
 		}
 	}
+	return errs
+}
+
+// say replaces what is told of one kind of finding: reasons by key.
+func (u *unreadables) say(where string, errs map[string]string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if maps.Equal(u.at[where], errs) {
@@ -139,7 +182,7 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 		return told, true, err
 	}
 	now := time.Now().UTC()
-	next, tells, active := trackRecords(rec.Value.Records, errs, now, told)
+	next, tells, active := trackRecords(rec.Value.Records, errs, now, told, f.unreadable.complete())
 	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
 		rec.Value.Records = next
 		err := f.cfg.Store.WriteIncidents(ctx, rec)
@@ -160,8 +203,9 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 	return pending, len(tells) > 0, nil
 }
 
-// trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller.
-func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType) {
+// trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller. Where not
+// everything was looked for, what another farm had found stays as it is.
+func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool, complete bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType) {
 	keys := map[string]bool{}
 	for key := range before {
 		keys[key] = true
@@ -172,7 +216,13 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 	next = map[string][]rc.Incident{}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		was, is := &rc.Status{RCID: key, Incidents: before[key]}, &rc.Status{RCID: key}
-		if reason, corrupt := errs[key]; corrupt {
+		reason, corrupt := errs[key]
+		if !corrupt && !complete {
+			next[key] = before[key]
+			active = append(active, alert.Active(was, now)...)
+			continue
+		}
+		if corrupt {
 			is.Conditions = rc.SetCondition(nil, rc.Unreadable, true, reason, now)
 		}
 		is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: told})

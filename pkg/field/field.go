@@ -98,11 +98,17 @@ func (es Errors) Err() error {
 	return es
 }
 
-// Error renders one mistake per line.
+// maxMistakes is how many mistakes are rendered. A document may have as many as it has bytes.
+const maxMistakes = 100
+
+// Error renders one mistake per line, and how many more there are.
 func (es Errors) Error() string {
-	lines := make([]string, len(es))
-	for i, e := range es {
-		lines[i] = e.Error()
+	lines := make([]string, min(len(es), maxMistakes))
+	for i := range lines {
+		lines[i] = es[i].Error()
+	}
+	if more := len(es) - len(lines); more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more mistakes", more))
 	}
 	return strings.Join(lines, "\n")
 }

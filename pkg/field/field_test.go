@@ -46,6 +46,13 @@ func TestErrors(t *testing.T) {
 	if got := errs.Err().Error(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
+	var many field.Errors
+	for range 10_000 {
+		many.Missing("url", "a URL")
+	}
+	if got := many.Error(); strings.Count(got, "\n") != 100 || !strings.HasSuffix(got, "\nand 9900 more mistakes") {
+		t.Errorf("10,000 mistakes: %d lines, %.300s", strings.Count(got, "\n"), got)
+	}
 }
 
 func TestCheckName(t *testing.T) {

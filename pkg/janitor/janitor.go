@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -100,7 +101,14 @@ func (j *Janitor) audit(ctx context.Context, now time.Time) error {
 		return err
 	}
 	old := Expired(ids, now, j.cfg.AuditKeep, j.cfg.AuditAge)
-	n, err := j.cfg.Records.DeleteAudit(ctx, old[:min(len(old), j.cfg.Most)])
+	n := 0
+	for some := range slices.Chunk(old, j.cfg.Most) {
+		var removed int
+		removed, err = j.cfg.Records.DeleteAudit(ctx, some)
+		if n += removed; err != nil {
+			break
+		}
+	}
 	if n > 0 {
 		j.cfg.Log.WithFields(obs.Fields{"removed": n, "kept": len(ids) - n}).Info("removed old audit records")
 	}

@@ -64,7 +64,7 @@ func TestAuditGrowsNoFurther(t *testing.T) {
 	}
 	put(t, client, st.Keys().Audit("by-hand"), "note")
 	j := janitor.New(janitor.Config{Records: st, Log: quiet(t), AuditKeep: 100, AuditAge: 50*time.Hour + time.Minute, Most: 90})
-	for _, want := range []int{150 - 90, 51, 51} {
+	for _, want := range []int{51, 51} { // in as many parts as it takes
 		if err := j.Round(t.Context(), now); err != nil {
 			t.Fatal(err)
 		}

@@ -18,12 +18,13 @@ type Node struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Capacity    Capacity          `json:"capacity"`
 	PortRange   PortRange         `json:"port_range,omitzero"`
-	Address     string            `json:"address"`       // given to pods as NODE_ADDRESS
-	ConsulNode  string            `json:"consul_node"`   // the node name of its Consul agent
-	Version     string            `json:"version"`       // of the preparer
-	API         string            `json:"api,omitempty"` // URL of the preparer's HTTP API (logs, commands); empty: none
-	Incarnation string            `json:"incarnation"`   // of the preparer process
-	Nonce       string            `json:"nonce"`         // cluster nonce that it has seen (R1)
+	Host        string            `json:"host,omitempty"` // random, of the preparer's data directory; tells machines with one name apart
+	Address     string            `json:"address"`        // given to pods as NODE_ADDRESS
+	ConsulNode  string            `json:"consul_node"`    // the node name of its Consul agent
+	Version     string            `json:"version"`        // of the preparer
+	API         string            `json:"api,omitempty"`  // URL of the preparer's HTTP API (logs, commands); empty: none
+	Incarnation string            `json:"incarnation"`    // of the preparer process
+	Nonce       string            `json:"nonce"`          // cluster nonce that it has seen (R1)
 	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or
 	// after the cluster's nonce renew that.
 	Regressed string       `json:"regressed,omitempty"`
@@ -65,8 +66,8 @@ type View struct {
 	Node
 	Ops   Ops
 	Alive bool // its preparer holds the lock on the record
-	// Gone means that the machine's Consul agent has failed or left, besides the preparer. A node that is neither alive
-	// nor gone is unmanaged: its pods are assumed to run on.
+	// Gone means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor gone is
+	// unmanaged: its pods are assumed to run on, unless its machine was gone before; see reconcile.Snapshot.
 	Gone bool
 }
 
@@ -123,20 +124,9 @@ func (r Reservation) Bytes() int {
 	size := rest
 	for key, h := range r.Holders {
 		const names = len(`"":{"pod":{"rc_id":"","role":"","index":},"ports":[],"cpu":,"memory":},`)
-		size += names + textBytes(key) + textBytes(h.Pod.RCID) + textBytes(h.Pod.Role) + (3+len(h.Ports))*number
+		size += names + field.TextBytes(key) + field.TextBytes(h.Pod.RCID) + field.TextBytes(h.Pod.Role) + (3+len(h.Ports))*number
 	}
 	return size
-}
-
-// textBytes returns an upper bound of a text's length in JSON, without its quotes.
-func textBytes(s string) int {
-	const escape = len(`\u0000`)
-	for i := range len(s) {
-		if b := s[i]; b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
-			return escape * len(s)
-		}
-	}
-	return len(s)
 }
 
 // Clone returns a copy that can be changed without touching the original.

@@ -39,8 +39,14 @@ type span struct {
 	newer fileID
 }
 
-// fileID tells files apart whatever they are called.
-type fileID struct{ dev, ino uint64 }
+// fileID tells rotated files apart whatever they are called. Nothing is written to them any more, so that the time of the last
+// write tells those apart too that have had one number after the other.
+type fileID struct {
+	dev, ino uint64
+	written  unix.Timespec
+}
+
+func idFrom(st *unix.Stat_t) fileID { return fileID{st.Dev, st.Ino, st.Mtim} }
 
 func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
 
@@ -50,7 +56,7 @@ func idOf(path string) fileID {
 	if unix.Lstat(path, &st) != nil {
 		return fileID{}
 	}
-	return fileID{st.Dev, st.Ino}
+	return idFrom(&st)
 }
 
 // openLog opens a regular file, and nothing else: the directory may belong to whoever wrote the program.
@@ -277,6 +283,26 @@ type tail struct {
 	printer printer
 	offset  int64  // in the log, of what was not read yet
 	rotated fileID // of the newest rotated file that was read
+	waited  int    // looks in a row that found the log half way through its rotation
+}
+
+// maxWaited bounds these looks: one whose supervisor was killed half way stays so.
+const maxWaited = 10
+
+// wait reports whether to look again before anything is taken as it is.
+func (t *tail) wait(halfWay bool) bool {
+	if !halfWay {
+		t.waited = 0
+		return false
+	}
+	t.waited++
+	return t.waited <= maxWaited
+}
+
+// copied reports whether a log is still what its newest rotated file was copied from: it is copied first and cut after.
+func (t *tail) copied(log fs.FileInfo) bool {
+	rotated, err := os.Lstat(rotatedPath(t.path, 1))
+	return err == nil && log.Size() >= rotated.Size() && !log.ModTime().After(rotated.ModTime())
 }
 
 // begin prints the part of the log that is asked for, and remembers where it ended.
@@ -298,6 +324,10 @@ func (t *tail) begin(previous bool, lines int) error {
 // rotated is copied first and cut after, and what is read in between would be read twice.
 func (t *tail) next() (settled bool, err error) {
 	if newest := idOf(rotatedPath(t.path, 1)); newest != t.rotated {
+		// Between two renames the second newest is there, and the newest is not yet.
+		if t.wait(newest == fileID{} && idOf(rotatedPath(t.path, 2)) != fileID{}) {
+			return false, nil
+		}
 		return false, t.readRotated(newest)
 	}
 	f, err := openLog(t.path)
@@ -312,6 +342,9 @@ func (t *tail) next() (settled bool, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return true, err
+	}
+	if t.wait(t.offset == 0 && t.copied(info)) {
+		return false, nil
 	}
 	if info.Size() < t.offset {
 		if idOf(rotatedPath(t.path, 1)) != t.rotated {
@@ -341,14 +374,14 @@ func (t *tail) readRotated(newest fileID) error {
 		if err != nil {
 			return err
 		}
-		var st unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			_ = f.Close()
-			return err
-		}
-		if (fileID{st.Dev, st.Ino}) == t.rotated {
+		id := idOfFile(f)
+		if id == t.rotated {
 			_ = f.Close()
 			break
+		}
+		if len(files) > 0 && id == idOfFile(files[len(files)-1]) {
+			_ = f.Close() // it was moved on just now
+			continue
 		}
 		files = append(files, f)
 	}
@@ -375,7 +408,7 @@ func idOfFile(f *os.File) fileID {
 	if unix.Fstat(int(f.Fd()), &st) != nil {
 		return fileID{}
 	}
-	return fileID{st.Dev, st.Ino}
+	return idFrom(&st)
 }
 
 // counter counts what was read.

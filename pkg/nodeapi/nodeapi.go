@@ -1,5 +1,6 @@
 // Package nodeapi serves logs of a node's pods, and commands in them, over HTTP; Client is the other side. Whoever may
-// use it may do what the pods may do, so it listens on loopback unless it is given a token to ask for.
+// use it may do what the pods may do, so it listens on loopback, for root and the preparer's own user, unless it is given a
+// token to ask for.
 package nodeapi
 
 import (
@@ -13,6 +14,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -37,6 +39,7 @@ const minToken = 16
 // Limits of the server. There is none on how long an answer takes: a log may be followed for days.
 const (
 	headerTimeout  = 10 * time.Second
+	idleTimeout    = time.Minute // of a connection between two requests
 	maxHeaderBytes = 256 << 10
 	endLimit       = time.Second // how long requests under way may take when the preparer ends
 )
@@ -164,7 +167,7 @@ func (s *Server) Run(ctx context.Context, pods Pods) error {
 	}
 	s.pods = pods
 	srv := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeaderBytes,
+		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
 	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
@@ -233,7 +236,11 @@ func (s *Server) allowed(r *http.Request) (status int, why string) {
 	if r.Header.Get(askHeader) == "" {
 		return http.StatusBadRequest, "the header " + askHeader + " is missing"
 	}
-	if s.cfg.TokenFile != "" {
+	if s.cfg.TokenFile == "" {
+		if err := mayWithoutToken(r); err != nil {
+			return http.StatusForbidden, fmt.Sprintf("without a token only root and the preparer's own user may use the API: %v; --api-token-file of the preparer gives others access", err)
+		}
+	} else {
 		want, err := readToken(s.cfg.TokenFile)
 		if err != nil {
 			s.cfg.Log.WithError(err).Warn("the token of the node API cannot be read; all requests are refused")
@@ -250,6 +257,29 @@ func (s *Server) allowed(r *http.Request) (status int, why string) {
 		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node, node)
 	}
 	return 0, ""
+}
+
+// mayWithoutToken returns why whoever made a request, over loopback, may not without a token: it comes from a user that could
+// not do by itself what the API does. Pods are such users, and they share the machine's network.
+func mayWithoutToken(r *http.Request) error {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return err
+	}
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	own, err := netip.ParseAddrPort(fmt.Sprint(local))
+	if err != nil {
+		return err
+	}
+	unmapped := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+	uid, err := peerUID(unmapped(peer), unmapped(own))
+	if err != nil {
+		return fmt.Errorf("it is not known who asks: %w", err)
+	}
+	if uid != 0 && uid != os.Geteuid() {
+		return fmt.Errorf("user %d asks", uid)
+	}
+	return nil
 }
 
 // readToken reads it anew each time, so that it can be changed.

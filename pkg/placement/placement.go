@@ -3,6 +3,7 @@ package placement
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -79,27 +80,49 @@ func labelsOf(v *node.View) labels.Set {
 	return v.AllLabels()
 }
 
-// Order returns the names in the order in which a farm with this seed should try them. Different seeds give different
-// orders, so that farms that place at the same time do not all start with the same node. It walks the names in equal steps
-// from some place on: this is done for each pass of each controller, where sorting thousands of names would be most of the
-// work.
-func Order(names []string, seed uint64) []string {
+// Walk is an order of names that is not written down: each is found when it is asked for.
+type Walk struct {
+	names    []string
+	at, step uint64
+}
+
+// InOrder walks the names as they stand.
+func InOrder(names []string) Walk { return Walk{names: names, step: 1} }
+
+// NewWalk returns the order in which a farm with this seed should try the names. Different seeds give different
+// orders, so that farms that place at the same time do not all start with the same node. It goes through the names in equal
+// steps from some place on: this is done for each pass of each controller, and most passes need a few of thousands.
+func NewWalk(names []string, seed uint64) Walk {
 	n := uint64(len(names))
 	if n == 0 {
-		return nil
+		return Walk{}
 	}
 	seed = finish(seed)
 	at, step := seed%n, 1+finish(seed)%n
 	for gcd(step, n) != 1 { // else the walk would miss names
 		step++
 	}
-	out := make([]string, n)
-	for i := range out {
-		out[i] = names[at]
-		at = (at + step) % n
-	}
-	return out
+	return Walk{names: names, at: at, step: step}
 }
+
+// Len returns how many names there are.
+func (w Walk) Len() int { return len(w.names) }
+
+// All yields the names in their order.
+func (w Walk) All() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		at := w.at
+		for range w.names {
+			if !yield(w.names[at]) {
+				return
+			}
+			at = (at + w.step) % uint64(len(w.names))
+		}
+	}
+}
+
+// Order returns the names in the order of their walk.
+func Order(names []string, seed uint64) []string { return slices.Collect(NewWalk(names, seed).All()) }
 
 func gcd(a, b uint64) uint64 {
 	for b != 0 {

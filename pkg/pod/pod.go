@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Labels that every pod carries besides those of its manifest and its replication controller.
@@ -63,6 +65,46 @@ type Placement struct {
 	ChangedAt           time.Time  `json:"changed_at"`                      // when this revision was decided
 }
 
+// Bytes returns an upper bound of the placement's length as JSON.
+func (p *Placement) Bytes() int {
+	const rest = len(`{"rc_id":"","role":"","index":,"node":"","pod_id":"","labels":null,"digest":"","ports":{},"run_state":"",` +
+		`"revision":,"switching":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"adopted_at_generation":,"changed_at":}`)
+	size := rest + p.Identity.bytes() + field.TextBytes(p.Node) + field.TextBytes(p.PodID) + field.TextBytes(p.Digest) +
+		field.TextBytes(string(p.RunState)) + 2*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
+	for _, g := range p.Ghosts {
+		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"since":,"ports":{}},`)
+		size += ghost + field.TextBytes(g.Node) + field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
+	}
+	return size
+}
+
+// Bytes returns an upper bound of the intent's length as JSON.
+func (in *Intent) Bytes() int {
+	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":}`)
+	return rest + in.Identity.bytes() + field.TextBytes(in.PodID) + field.TextBytes(in.Digest) + field.TextBytes(string(in.State)) +
+		field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
+}
+
+func (id Identity) bytes() int {
+	return field.TextBytes(id.RCID) + field.TextBytes(id.Role) + field.NumberBytes
+}
+
+func labelBytes(labels map[string]string) int {
+	size := len(`{}`)
+	for k, v := range labels {
+		size += len(`"":"",`) + field.TextBytes(k) + field.TextBytes(v)
+	}
+	return size
+}
+
+func portBytes(ports map[string]int) int {
+	size := 0
+	for name := range ports {
+		size += len(`"":,`) + field.TextBytes(name) + field.NumberBytes
+	}
+	return size
+}
+
 // Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written it.
 func (p *Placement) Check() error {
 	switch {
@@ -92,6 +134,7 @@ type Ghost struct {
 	// pod is available on its new node (R7).
 	Revision int64     `json:"revision,omitempty"`
 	Lost     bool      `json:"lost,omitempty"` // it was left because its node was lost; if it returns in time it keeps the pod
+	Gone     bool      `json:"gone,omitempty"` // its machine is lost: what it reported last does not count
 	Since    time.Time `json:"since"`
 	// Ports are the numbers that the copy has there: dynamic ones differ from node to node.
 	Ports map[string]int `json:"ports,omitempty"`

@@ -37,6 +37,9 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 		}
 	}
 	for i := range procs {
+		if procs[i].Phase == runtime.Unknown {
+			continue
+		}
 		files[procs[i].Spec.Name] = procs[i].Spec.LogPath
 	}
 	return files, more

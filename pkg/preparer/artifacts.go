@@ -1,10 +1,12 @@
 package preparer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"time"
 
@@ -90,17 +92,23 @@ func (p *Preparer) checkArtifacts(ctx context.Context) {
 	for {
 		now := time.Now()
 		all := !now.Before(due)
-		broken := p.checkOnce(ctx, all)
-		switch {
-		case broken > 0:
-			due = now.Add(spread(p.cfg.CheckArtifacts / 256)) // some five minutes of a day
-		case all:
-			due = now.Add(spread(p.cfg.CheckArtifacts))
-		}
+		due = nextCheck(now, due, p.cfg.CheckArtifacts, p.checkOnce(ctx, all) > 0)
 		if pause(ctx, min(suspectEvery, max(time.Until(due), 0), p.cfg.CheckArtifacts)) != nil {
 			return
 		}
 	}
+}
+
+// nextCheck returns when all artifacts are to be looked at next: in time again after they were, and soon while one is broken.
+// Nothing puts off what is due: a look at a few may find one broken each minute.
+func nextCheck(now, due time.Time, every time.Duration, broken bool) time.Time {
+	if !now.Before(due) {
+		due = now.Add(spread(every))
+	}
+	if soon := now.Add(spread(every / 256)); broken && soon.Before(due) { // some five minutes of a day
+		return soon
+	}
+	return due
 }
 
 // spread returns d, up to an eighth shorter or longer.
@@ -109,11 +117,15 @@ func spread(d time.Duration) time.Duration { return d*7/8 + rand.N(d/4+1) }
 // checkOnce returns how many artifacts are not whole.
 func (p *Preparer) checkOnce(ctx context.Context, all bool) (broken int) {
 	needed := p.neededArtifacts(all)
-	for _, digest := range slices.Sorted(maps.Keys(needed)) {
+	for _, key := range slices.Sorted(maps.Keys(needed)) {
 		if ctx.Err() != nil {
 			return broken
 		}
-		if !p.checkArtifact(ctx, needed[digest]) {
+		check := p.checkArtifact
+		if needed[key].Kind == manifest.ArtifactExec {
+			check = p.checkExec
+		}
+		if !check(ctx, needed[key]) {
 			broken++
 		}
 	}
@@ -144,7 +156,22 @@ func (p *Preparer) checkArtifact(ctx context.Context, a manifest.Artifact) bool 
 	return true
 }
 
-// neededArtifacts returns by digest what the installed versions run from: of all pods that shall run, or of those that
+// checkExec returns whether a program of the node's own is there. Nobody but the operator can bring it back.
+func (p *Preparer) checkExec(_ context.Context, a manifest.Artifact) bool {
+	key := "program " + a.Path
+	info, err := os.Stat(a.Path)
+	if err == nil {
+		err = checkProgram(a.Path, info)
+	}
+	if err != nil {
+		p.trouble.report(key, "a program of the node that a running pod is started from is missing or cannot be executed; its pods run on, and may not start again", err)
+		return false
+	}
+	p.trouble.over(key)
+	return true
+}
+
+// neededArtifacts returns by digest, or path, what the installed versions run from: of all pods that shall run, or of those that
 // have a process which cannot be started.
 func (p *Preparer) neededArtifacts(all bool) map[string]manifest.Artifact {
 	p.mu.Lock()
@@ -156,9 +183,7 @@ func (p *Preparer) neededArtifacts(all bool) map[string]manifest.Artifact {
 			continue
 		}
 		for _, l := range m.Launchables {
-			if l.Artifact.Kind == manifest.ArtifactTar {
-				needed[l.Artifact.SHA256] = l.Artifact
-			}
+			needed[cmp.Or(l.Artifact.SHA256, l.Artifact.Path)] = l.Artifact
 		}
 	}
 	return needed

@@ -67,6 +67,41 @@ func (b *bench) packed(version string, ballast int) (manifest.Manifest, string) 
 	return m, file
 }
 
+// A program of the node's own that is missing is told before the next start needs it.
+func TestMissingProgramIsNoticed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.realArtifacts(artifact.Config{})
+	reg := prometheus.NewRegistry()
+	b.cfg.Metrics = preparer.NewMetrics(reg)
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m := b.sleeper("1")
+	m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: program}
+	digest := b.upload(m)
+	b.start()
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	pid := b.pid(0)
+	for _, spoil := range []struct{ do, mend func() error }{
+		{func() error { return os.Rename(program, program+".away") }, func() error { return os.Rename(program+".away", program) }},
+		{func() error { return os.Chmod(program, 0o644) }, func() error { return os.Chmod(program, 0o755) }},
+	} {
+		if err := spoil.do(); err != nil {
+			t.Fatal(err)
+		}
+		b.eventually(func() error { return metric(reg, "rcfarm_preparer_artifacts_broken", 1) })
+		if err := spoil.mend(); err != nil {
+			t.Fatal(err)
+		}
+		b.eventually(func() error { return metric(reg, "rcfarm_preparer_artifacts_broken", 0) })
+	}
+	b.awaitLog("is missing or cannot be executed; its pods run on")
+	b.mustKeepPID(0, pid)
+}
+
 func TestBrokenArtifactsAreRestored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -162,13 +197,16 @@ func TestUnneededArtifactsArePruned(t *testing.T) {
 	})
 }
 
-// A full disk keeps new intents out, not pods down; nothing is lost, it is reported, and it goes on when there is room.
+// A full disk keeps new pods out, not pods down, and none from being stopped; nothing is lost, it is reported, and it goes on when
+// there is room.
 func TestFullDisk(t *testing.T) {
 	consultest.Shared(t) // its own files are elsewhere
-	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
+	disktest.Run(t, 12<<20, func(t *testing.T, disk string) {
 		t.Setenv("TMPDIR", disk)
 		b := newBench(t)
 		b.realArtifacts(artifact.Config{ReserveBytes: -1})
+		reg := prometheus.NewRegistry()
+		b.cfg.Metrics = preparer.NewMetrics(reg)
 		t.Setenv("TMPDIR", "/tmp")
 		a := b.start()
 		old, _ := b.packed("old", 0)
@@ -176,40 +214,63 @@ func TestFullDisk(t *testing.T) {
 		b.tell(intent(0, oldDigest, pod.Running, 10))
 		b.awaitReady(0, oldDigest, 10)
 		pid := b.pid(0)
+		b.awaitReserves(reg)
 
+		// Records find room, an artifact does not.
 		filler := disktest.Fill(t, disk)
 		next, _ := b.packed("next", 2<<20)
 		nextDigest := b.upload(next)
 		b.tell(intent(0, nextDigest, pod.Running, 20))
-		b.awaitState(0, pod.StateFailed, 10, "the node cannot write to its disk")
-		b.mustKeepPID(0, pid)
-
-		// Room for the records, not for the artifact.
-		if err := os.Truncate(filler, 6<<20); err != nil {
-			t.Fatal(err)
-		}
 		b.awaitState(0, pod.StateFailed, 20, "not enough disk space")
+		b.awaitLog("no room for records can be set aside; make room on the disk")
 		b.mustKeepPID(0, pid)
 
-		// A restart of the preparer on the full disk changes nothing.
+		// A restart of the preparer on the full disk changes nothing, and what fills the disk can be stopped.
 		a.stop() // before: a fetch under way gives its room back when it fails
 		disktest.Fill(t, disk)
+		b.cfg.Metrics = nil
 		a = b.start()
 		b.awaitServing()
 		b.awaitState(0, pod.StateFailed, 20, "")
 		b.mustKeepPID(0, pid)
+		disktest.Fill(t, disk)
 		b.tell(intent(0, nextDigest, pod.Stopped, 30))
-		b.awaitReality(0, "that the stop cannot be recorded", func(r pod.Reality) bool {
-			return r.State == pod.StateFailed && r.Revision == 20 && strings.Contains(r.Message, "cannot write to its disk")
-		})
-		b.mustKeepPID(0, pid)
+		b.awaitState(0, pod.StateStopped, 30, "")
 
+		// Without anything set aside, what cannot be saved is not done.
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
-		b.awaitState(0, pod.StateStopped, 30, "")
-		b.tell(intent(0, nextDigest, pod.Running, 40))
-		b.awaitReady(0, nextDigest, 40)
+		b.tell(intent(0, oldDigest, pod.Running, 40))
+		b.awaitReady(0, oldDigest, 40)
+		pid = b.pid(0)
 		a.stop()
+		reserve := filepath.Join(b.cfg.Dir, preparer.ReserveDir)
+		if err := os.RemoveAll(reserve); err != nil {
+			t.Fatal(err)
+		}
+		disktest.Fill(t, disk)
+		a = b.start()
+		b.tell(intent(0, nextDigest, pod.Stopped, 50))
+		b.awaitReality(0, "that the stop cannot be recorded", func(r pod.Reality) bool {
+			return r.State == pod.StateFailed && r.Revision == 40 && strings.Contains(r.Message, "cannot write to its disk")
+		})
+		b.mustKeepPID(0, pid)
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		b.awaitState(0, pod.StateStopped, 50, "")
+		b.tell(intent(0, nextDigest, pod.Running, 60))
+		b.awaitReady(0, nextDigest, 60)
+		a.stop()
+	})
+}
+
+// awaitReserves waits until preparer and supervisor have set room aside.
+func (b *bench) awaitReserves(reg *prometheus.Registry) {
+	b.t.Helper()
+	b.eventually(func() error {
+		_, err := os.Stat(filepath.Join(filepath.Dir(b.cfg.Dir), "shim", "reserve", "63"))
+		return errors.Join(err, metric(reg, "rcfarm_preparer_reserve_bytes", 1<<20))
 	})
 }

@@ -47,7 +47,7 @@ func (p *Preparer) collectOnce(now time.Time) {
 	for _, e := range p.pods {
 		switch {
 		case e.rec.StoppedAt == nil || e.want != nil || e.working:
-		case !e.collected && now.Sub(*e.rec.StoppedAt) >= p.cfg.KeepStopped:
+		case !e.collected && p.stoppedFor(&e.rec, now) >= p.cfg.KeepStopped:
 			if e.collected = !p.leftDirs(e.id); !e.collected {
 				p.enqueue(e) // its worker removes them, so that nothing is removed under a pod that starts again
 			}
@@ -72,9 +72,21 @@ func (p *Preparer) collectOnce(now time.Time) {
 	}
 }
 
+// plausible is before any pod was stopped. A clock that says less had not been set.
+var plausible = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// stoppedFor returns for how long a pod has been stopped: by the monotonic clock where this preparer stopped it, else by the
+// time on the record. Where that cannot be, because the clock was wrong, it counts from the start of this preparer.
+func (p *Preparer) stoppedFor(rec *Record, now time.Time) time.Duration {
+	if rec.StoppedAt.Before(plausible) {
+		return now.Sub(p.began)
+	}
+	return now.Sub(*rec.StoppedAt)
+}
+
 // expired returns the tombstones that may go: those that have stood their time, and the oldest of those that are too many.
 func (p *Preparer) expired(now time.Time, tombs []*entry) []*entry {
-	age := func(e *entry) time.Duration { return now.Sub(*e.rec.StoppedAt) }
+	age := func(e *entry) time.Duration { return p.stoppedFor(&e.rec, now) }
 	slices.SortFunc(tombs, func(a, b *entry) int { return a.rec.StoppedAt.Compare(*b.rec.StoppedAt) })
 	n := 0
 	for n < len(tombs) && (age(tombs[n]) >= p.cfg.KeepTombstones || len(tombs)-n > p.cfg.MaxTombstones && age(tombs[n]) >= minTombstone) {
@@ -85,7 +97,7 @@ func (p *Preparer) expired(now time.Time, tombs []*entry) []*entry {
 
 // removeDirs removes what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
 func (p *Preparer) removeDirs(e *entry, rec *Record) error {
-	collected := rec.StoppedAt != nil && time.Since(*rec.StoppedAt) >= p.cfg.KeepStopped
+	collected := rec.StoppedAt != nil && p.stoppedFor(rec, time.Now()) >= p.cfg.KeepStopped
 	var errs []error
 	for _, kind := range podDirs {
 		if !collected {

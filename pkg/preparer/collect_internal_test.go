@@ -43,12 +43,38 @@ func TestExpiredTombstones(t *testing.T) {
 	}
 }
 
+// A stop in the year in which clocks begin says nothing of when it was.
+func TestStoppedFor(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	p := &Preparer{began: now.Add(-time.Hour), cfg: Config{KeepTombstones: 2 * time.Hour}}
+	for at, want := range map[time.Time]time.Duration{
+		time.Unix(100, 0):        time.Hour,
+		{}:                       time.Hour,
+		now.Add(-time.Minute):    time.Minute,
+		now.Add(-10 * time.Hour): 10 * time.Hour,
+	} {
+		rec := Record{StoppedAt: &at}
+		if got := p.stoppedFor(&rec, now); got != want {
+			t.Errorf("stopped at %s: for %s, want %s", at, got, want)
+		}
+		if gone := len(p.expired(now, []*entry{{rec: rec}})) > 0; gone != (want > 2*time.Hour) {
+			t.Errorf("stopped at %s: gone is %t", at, gone)
+		}
+	}
+	// The clock was set while the preparer ran: what it stopped itself it knows better.
+	rec := Record{}.buried(now)
+	if got := p.stoppedFor(&rec, now.Add(time.Second)); got != time.Second || !strings.Contains(rec.StoppedAt.String(), " m=") {
+		t.Errorf("the stop of this preparer's own: %s, %v; want it with its monotonic reading", got, rec.StoppedAt)
+	}
+}
+
 // Earlier versions stay in the record, so many as are kept, the newest first.
 func TestRecordKeepsVersions(t *testing.T) {
 	t.Parallel()
 	var rec Record
 	for n := range 5 {
-		rec = rec.installed(&Installed{Revision: int64(n + 1)})
+		rec = rec.installed(&Installed{Revision: int64(n + 1)}, "web")
 		var got []int64
 		for _, in := range rec.versions() {
 			got = append(got, in.Revision)

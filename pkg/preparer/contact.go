@@ -105,6 +105,7 @@ func stopAfter(m *manifest.Manifest) time.Duration {
 // contact is when Consul's servers were last in touch, as a successor must know it. Preparer.mu guards it.
 type contact struct {
 	path    string
+	reserve *durable.Reserve
 	started Moment
 	serving bool
 	last    Moment // the zero value when it is not known
@@ -114,12 +115,12 @@ type contact struct {
 const contactFile = "contact.json"
 
 // openContact reads what the predecessor noted. A note that cannot be read is as none.
-func openContact(dir string) (contact, error) {
+func openContact(dir string, reserve *durable.Reserve) (contact, error) {
 	now, err := Now()
 	if err != nil {
 		return contact{}, err
 	}
-	c := contact{path: filepath.Join(dir, contactFile), started: now}
+	c := contact{path: filepath.Join(dir, contactFile), reserve: reserve, started: now}
 	data, err := os.ReadFile(c.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -215,7 +216,7 @@ func (p *Preparer) tendContact() (wait time.Duration, err error) {
 	}
 	data, err := json.Marshal(c.last)
 	if err == nil {
-		err = durable.WriteFile(c.path, data)
+		err = c.reserve.WriteFile(c.path, data)
 	}
 	if err != nil {
 		return minNoteEvery, fmt.Errorf("write time of last contact: %w", err)

@@ -56,7 +56,7 @@ func TestNoteOfContactThatCannotBeRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, contactFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := openContact(dir)
+	c, err := openContact(dir, nil)
 	if err != nil || c.last != (Moment{}) || c.started.Boot == "" {
 		t.Errorf("%+v, %v; want no last contact", c, err)
 	}

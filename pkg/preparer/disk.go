@@ -22,18 +22,23 @@ const (
 
 // Disk keeps one JSON file per identity. A file is replaced by rename after its content is on the disk, so that a crash
 // leaves either the old record or the new one.
-type Disk struct{ dir string }
+type Disk struct {
+	dir     string
+	reserve *durable.Reserve
+}
 
-// NewDisk opens a directory of records, making it if needed. The directory belongs to one daemon (R11).
-func NewDisk(dir string) (*Disk, error) {
+// NewDisk opens a directory of records, making it if needed. The directory belongs to one daemon (R11). On a full disk,
+// records go into the reserve, which may be nil.
+func NewDisk(dir string, reserve *durable.Reserve) (*Disk, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of pod records: %w", err)
 	}
-	return &Disk{dir: dir}, nil
+	return &Disk{dir: dir, reserve: reserve}, nil
 }
 
-// Load reads all records. A file that cannot be read is set aside under another name, and reported, one error each: it
-// must not keep the others from running. The last result is about the directory itself.
+// Load reads all records. A file whose content is no record is set aside under another name, and reported, one error each:
+// it must not keep the others from running. The last result is about the disk: where a file cannot be read at all, or the
+// directory, nobody knows what the node was told, and nothing is changed. Reading may work later.
 func (d *Disk) Load() ([]Record, []error, error) {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
@@ -52,6 +57,10 @@ func (d *Disk) Load() ([]Record, []error, error) {
 			}
 		case strings.HasSuffix(name, recordSuffix):
 			rec, err := d.read(name)
+			var garbage *garbageError
+			if err != nil && !errors.As(err, &garbage) {
+				return nil, nil, err
+			}
 			if err != nil {
 				bad = append(bad, errors.Join(err, d.setAside(name)))
 				continue
@@ -65,9 +74,10 @@ func (d *Disk) Load() ([]Record, []error, error) {
 func (d *Disk) read(name string) (Record, error) {
 	var rec Record
 	data, err := os.ReadFile(name)
-	if err == nil {
-		err = json.Unmarshal(data, &rec)
+	if err != nil {
+		return Record{}, fmt.Errorf("read pod record: %w", err)
 	}
+	err = json.Unmarshal(data, &rec)
 	if err == nil {
 		err = rec.Check()
 	}
@@ -75,10 +85,22 @@ func (d *Disk) read(name string) (Record, error) {
 		err = fmt.Errorf("it is about %s", rec.Intent.Identity)
 	}
 	if err != nil {
-		return Record{}, fmt.Errorf("unreadable pod record %s: %w", name, err)
+		return Record{}, &garbageError{name, err}
 	}
 	return rec, nil
 }
+
+// garbageError is about a file that was read, and is no record.
+type garbageError struct {
+	name string
+	err  error
+}
+
+func (e *garbageError) Error() string {
+	return fmt.Sprintf("unreadable pod record %s: %v", e.name, e.err)
+}
+
+func (e *garbageError) Unwrap() error { return e.err }
 
 func (d *Disk) setAside(name string) error {
 	aside := name + "." + strconv.FormatInt(time.Now().UnixNano(), 10) + asideSuffix
@@ -100,7 +122,7 @@ func (d *Disk) Save(rec Record) (err error) {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(name, data)
+	return d.reserve.WriteFile(name, data)
 }
 
 // Forget removes the record of an identity. A power failure may bring it back.

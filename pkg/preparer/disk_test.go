@@ -1,10 +1,12 @@
 package preparer
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,7 +31,7 @@ func sampleRecord(index int) Record {
 func TestDiskKeepsRecords(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	disk, err := NewDisk(dir)
+	disk, err := NewDisk(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +55,7 @@ func TestDiskKeepsRecords(t *testing.T) {
 func TestDiskSetsGarbageAside(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	disk, err := NewDisk(dir)
+	disk, err := NewDisk(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +97,34 @@ func TestDiskSetsGarbageAside(t *testing.T) {
 	}
 	if names, err := filepath.Glob(filepath.Join(dir, "*"+durable.TempSuffix)); err != nil || slices.ContainsFunc(names, func(string) bool { return true }) {
 		t.Errorf("leftovers %v (%v)", names, err)
+	}
+}
+
+// What the disk does not give is no garbage: nothing is set aside, and nobody starts without knowing it.
+func TestDiskThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	disk, err := NewDisk(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Save(sampleRecord(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(disk.file(ident(1)), 0o700); err != nil { // reading it fails (EISDIR), for root too
+		t.Fatal(err)
+	}
+	if records, bad, err := disk.Load(); !errors.Is(err, syscall.EISDIR) || !strings.Contains(err.Error(), disk.file(ident(1))) || len(records)+len(bad) > 0 {
+		t.Errorf("loaded %v and %v, %v; want an error that names the file", records, bad, err)
+	}
+	if kept, err := filepath.Glob(filepath.Join(dir, "*"+asideSuffix)); err != nil || len(kept) > 0 {
+		t.Errorf("set aside %v (%v)", kept, err)
+	}
+	if err := os.Remove(disk.file(ident(1))); err != nil {
+		t.Fatal(err)
+	}
+	if records, bad, err := disk.Load(); err != nil || len(bad) > 0 || len(records) != 1 {
+		t.Errorf("when the disk can be read again: %v, %v, %v", records, bad, err)
 	}
 }
 

@@ -43,7 +43,7 @@ func (p *Preparer) env(v *version, l *manifest.Launchable) map[string]string {
 // the operator's own hooks may rely on it.
 func (p *Preparer) nodeEnv(v *version, l *manifest.Launchable) map[string]string {
 	env := map[string]string{
-		envNode: p.cfg.Node.Name, envAddress: p.cfg.Node.Address, envPodID: v.podID, envHome: p.home(v.id),
+		envNode: p.cfg.Node.Name, envAddress: p.cfg.Node.Address, envPodID: v.m.ID, envHome: p.home(v.id),
 		envDigest: v.in.Digest, envRC: v.id.RCID, envRole: v.id.Role, envIndex: strconv.Itoa(v.id.Index),
 		envLaunchable: l.Name, envConfig: v.configPath(l),
 	}

@@ -27,19 +27,13 @@ func (s *serving) keepRecord(ctx context.Context) error {
 		n := s.nodeRecord()
 		if must || !s.isWritten(n) {
 			err := s.hold(ctx, n)
-			_, foreign := store.HeldBy(err)
 			switch {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
 			case errors.Is(err, store.ErrLost):
 				return err
-			case foreign:
-				s.setHolding(false)
-				s.trouble.report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
 			case err != nil:
-				s.trouble.report(key, "node record cannot be written", err)
-			}
-			if err != nil {
+				s.notHeld(key, err)
 				must = true
 				if err := pause(ctx, pace.NextBackOff()); err != nil {
 					return err
@@ -61,16 +55,43 @@ func (s *serving) keepRecord(ctx context.Context) error {
 	}
 }
 
+// notHeld says why the node's lock is not held.
+func (s *serving) notHeld(key string, err error) {
+	var foreign *store.ForeignError
+	_, held := store.HeldBy(err)
+	switch {
+	case errors.As(err, &foreign):
+		s.setHolding(false)
+		s.refuse(err)
+		// With the host in the message, another one is told at once.
+		s.trouble.report(key, "this node's name belongs to another host; no intents are taken: "+hostOf(foreign.Record), err)
+	case held:
+		s.setHolding(false)
+		s.trouble.report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
+	default:
+		s.trouble.report(key, "node record cannot be written", err)
+	}
+}
+
+func hostOf(n node.Node) string { return n.Host + " at agent " + n.ConsulNode }
+
 func (s *serving) hold(ctx context.Context, n node.Node) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
 	defer cancel()
-	return s.tenure.Hold(ctx, n)
+	s.Preparer.mu.Lock()
+	takeOver := s.takeOver
+	s.Preparer.mu.Unlock()
+	return s.tenure.Hold(ctx, n, takeOver)
 }
 
 func (s *serving) tookLock(n node.Node) {
 	s.mu.Lock()
 	s.written = recordText(n)
 	s.mu.Unlock()
+	s.Preparer.mu.Lock()
+	s.takeOver = false // it was for one time
+	s.Preparer.mu.Unlock()
+	s.refuse(nil)
 	s.setHolding(true)
 	s.heldOnce.Do(func() { close(s.held) })
 	s.renewed.raise()

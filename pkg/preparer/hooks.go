@@ -176,6 +176,7 @@ func (p *Preparer) runHook(ctx context.Context, e *entry, v *version, h *hook) e
 	timeout := fmt.Errorf("was killed after %s", h.timeout)
 	limited, cancel := context.WithTimeoutCause(ctx, h.timeout, timeout)
 	defer cancel()
+	defer p.during(e, fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
 	p.step("hook " + h.point)
 	exit, err := p.cfg.Programs.Run(limited, h.command)
 	if err == nil && !exit.OK() {

@@ -158,7 +158,7 @@ func TestRequiredHooks(t *testing.T) {
 	m := b.pod("# 2\nexec sleep 1000", "2")
 	m.Hooks = &manifest.Hooks{
 		BeforeInstall: b.required(m, "install"), AfterInstall: b.required(m, "installed"),
-		BeforeLaunch: b.required(m, "launch"), AfterLaunch: b.required(m, "launched"),
+		BeforeLaunch: b.required(m, "launching"), AfterLaunch: b.required(m, "launched"),
 		BeforeStop: b.required(m, "stop"), AfterStop: b.required(m, "stopped"),
 	}
 	second := b.upload(m)
@@ -171,7 +171,7 @@ func TestRequiredHooks(t *testing.T) {
 		b.mustKeepPID(0, pid)
 		b.allow(hook)
 	}
-	r := b.awaitState(0, pod.StateFailed, 20, "main:bin/launch ended with exit status 9")
+	r := b.awaitState(0, pod.StateFailed, 20, "main:bin/launching ended with exit status 9")
 	if r.Digest != second || r.Available || !strings.Contains(r.Message, "version "+first[:12]+" stays installed") {
 		t.Errorf("reality %+v", r)
 	}
@@ -181,7 +181,7 @@ func TestRequiredHooks(t *testing.T) {
 	if got := b.names("versions", "rc1.main.0"); len(got) != 3 {
 		t.Errorf("versions %v", got)
 	}
-	b.allow("launch")
+	b.allow("launching")
 	r = b.awaitState(0, pod.StateFailed, 20, "main:bin/launched ended with exit status 9")
 	if procs := b.procs(0); len(procs) != 1 || len(b.services()) != 0 || r.Available {
 		t.Errorf("processes %+v, services %v", procs, b.services())

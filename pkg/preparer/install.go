@@ -32,7 +32,7 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 		e.up = false // the service stays that of the earlier version until its processes go
 		p.mu.Unlock()
 		var saved Record
-		if saved, err = p.save(e, rec.installed(v.in)); err == nil {
+		if saved, err = p.save(e, rec.installed(v.in, m.ID)); err == nil {
 			rec = saved
 		}
 	}
@@ -60,18 +60,12 @@ func (p *Preparer) installFailed(ctx context.Context, e *entry, rec *Record, err
 
 // prepare makes a new version out of the manifest, up to its directory, with the hooks around that.
 func (p *Preparer) prepare(ctx context.Context, e *entry, rec *Record, m *manifest.Manifest) (*version, error) {
-	p.setActivity(e, pod.StateFetching, "")
-	select {
-	case p.installs <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	p.setActivity(e, pod.StateFetching, fetchText(m))
 	roots, err := p.fetch(ctx, m)
-	<-p.installs
 	if err != nil {
 		return nil, err
 	}
-	p.setActivity(e, pod.StateInstalling, "")
+	p.setActivity(e, pod.StateInstalling, "installing "+short(rec.Intent.Digest))
 	ports := effectivePorts(m, rec.Intent.Ports)
 	if err := p.checkPorts(ctx, newPorts(ports, rec.Installed)); err != nil {
 		return nil, err
@@ -81,7 +75,10 @@ func (p *Preparer) prepare(ctx context.Context, e *entry, rec *Record, m *manife
 	if v.in.Processes, err = v.processesOf(); err != nil {
 		return nil, err
 	}
-	if err := p.makeDirs(v); err != nil {
+	if err := p.moveIn(v); err != nil {
+		return nil, err
+	}
+	if err := p.makeDirs(v, rec.Installed == nil); err != nil {
 		return nil, err
 	}
 	if err := p.runHooks(ctx, e, v, beforeInstall); err != nil {
@@ -118,13 +115,19 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 	digest := rec.Intent.Digest
 	if rec.Wanted != nil {
 		var m manifest.Manifest
-		if err := json.Unmarshal(rec.Wanted, &m); err == nil {
+		if err := json.Unmarshal(rec.Wanted, &m); err == nil && samePod(rec.Intent, &m) == nil {
 			return &m, rec, nil
 		}
 	}
 	m, canonical, signature, err := p.readManifest(ctx, digest)
 	if err == nil {
+		err = samePod(rec.Intent, m)
+	}
+	if err == nil {
 		err = p.trusted(m, canonical, signature)
+	}
+	if err == nil {
+		err = p.mayMoveIn(&rec, m)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
@@ -134,6 +137,9 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 		return nil, rec, err
 	}
 	rec.Wanted = canonical
+	if rec.Tenant == "" && rec.Installed == nil {
+		rec.Tenant = m.ID
+	}
 	rec, err = p.save(e, rec)
 	return m, rec, err
 }

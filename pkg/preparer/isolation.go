@@ -243,9 +243,9 @@ func (p *Preparer) owner(v *version, l *manifest.Launchable) (*account, error) {
 	return &account{uid: iso.UID, gid: p.pods[v.id].rec.UID}, nil
 }
 
-// ownDir makes a directory and gives it to its owner, with everything in it where it was another's. What is there keeps
-// its mode; what is made is open to the whole pod.
-func ownDir(dir string, owner *account) error {
+// ownDir makes a directory and gives it to its owner; with takeOver also one that was another's, with everything in it. What
+// is there keeps its mode; what is made is open to the whole pod.
+func ownDir(dir string, owner *account, takeOver bool) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
@@ -265,7 +265,9 @@ func ownDir(dir string, owner *account) error {
 	case owner == nil:
 		return nil
 	}
-	if uid, gid, err := ownerOf(dir); err != nil || uid == owner.uid && gid == owner.gid {
+	uid, gid, err := ownerOf(dir)
+	made := uid == os.Getuid() && gid == os.Getgid() // now, or by a predecessor that got no further
+	if err != nil || uid == owner.uid && gid == owner.gid || !takeOver && !made {
 		return err
 	}
 	// No link in it leads anywhere else, and it changes hands last: what was interrupted is done again.

@@ -158,7 +158,7 @@ func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
 	home, outside := filepath.Join(base, "homes", "p"), filepath.Join(base, "outside")
 	self := &account{uid: os.Getuid(), gid: os.Getgid()}
-	if err := ownDir(home, self); err != nil {
+	if err := ownDir(home, self, false); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(home); err != nil || info.Mode().Perm() != 0o770 {
@@ -173,7 +173,19 @@ func TestOwnDirChangesHands(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := &account{uid: 1_900_000_021, gid: 1_900_000_022}
-	err := ownDir(home, other)
+	if os.Getuid() == 0 {
+		theirs := &account{uid: other.uid + 2, gid: other.gid}
+		if err := os.Lchown(home, theirs.uid, theirs.gid); err != nil {
+			t.Fatal(err)
+		}
+		if err := ownDir(home, other, false); err != nil {
+			t.Fatal(err)
+		}
+		if uid, _, err := ownerOf(home); err != nil || uid != theirs.uid {
+			t.Errorf("home was taken from the version that runs: it belongs to %d, %v", uid, err)
+		}
+	}
+	err := ownDir(home, other, true)
 	if os.Getuid() != 0 {
 		if !errors.Is(err, os.ErrPermission) {
 			t.Errorf("not root: %v, want a refusal", err)
@@ -192,7 +204,7 @@ func TestOwnDirChangesHands(t *testing.T) {
 			t.Errorf("%s belongs to %d:%d, %v; want %d:%d", path, uid, gid, err, owner.uid, owner.gid)
 		}
 	}
-	if err := ownDir(outside, other); err == nil {
+	if err := ownDir(outside, other, true); err == nil {
 		t.Error("a file was taken for a home")
 	}
 }

@@ -149,6 +149,55 @@ func TestPodNamesAccount(t *testing.T) {
 	}
 }
 
+// What versions share changes hands when the new one is launched: one that cannot be installed takes nothing from the one
+// that runs.
+func TestFailedInstallTakesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	host := b.isolated()
+	b.start()
+	const script = `while :; do : > "$VOLUME_DATA/$VERSION" && : > work && sleep 0.05; done`
+	m := b.pod(script, "1")
+	m.Volumes = []manifest.Volume{{Name: "data"}}
+	m.Launchables[0].WorkDir = "deep"
+	first := b.upload(m)
+	b.tell(intent(0, first, pod.Running, 10))
+	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
+		b.awaitState(0, pod.StateFailed, 10, "operation not permitted")
+		return
+	}
+	b.awaitReady(0, first, 10)
+	shared := [][]string{{"homes", "rc1.main.0"}, {"homes", "rc1.main.0", "deep"}, {"volumes", "rc1.main.0", "data"}}
+	own, _ := b.ownerOf(shared[0]...)
+
+	m = b.pod(script, "2")
+	m.Volumes = []manifest.Volume{{Name: "data"}}
+	m.Launchables[0].WorkDir, m.Launchables[0].User = "deep", "nobody"
+	m.Config = config(t, `{"secret": {"$file": "/no/such/file"}}`)
+	b.tell(intent(0, b.upload(m), pod.Running, 20))
+	b.awaitState(0, pod.StateFailed, 20, "version "+first[:12]+" stays as it is")
+	for _, path := range shared {
+		if uid, _ := b.ownerOf(path...); uid != own {
+			t.Errorf("%v belongs to %d although %d runs on", path, uid, own)
+		}
+	}
+	if err := os.Remove(b.inNode("volumes", "rc1.main.0", "data", "1")); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(func() error { _, err := os.Stat(b.inNode("volumes", "rc1.main.0", "data", "1")); return err })
+
+	m.Config = nil
+	third := b.upload(m)
+	b.tell(intent(0, third, pod.Running, 30))
+	b.awaitReady(0, third, 30)
+	b.eventually(func() error { _, err := os.Stat(b.inNode("volumes", "rc1.main.0", "data", "2")); return err })
+	for _, path := range shared {
+		if uid, _ := b.ownerOf(path...); uid == own {
+			t.Errorf("%v still belongs to %d, which runs no more", path, uid)
+		}
+	}
+}
+
 // Without isolation nothing runs as a user that it was not meant for.
 func TestAccountWithoutIsolation(t *testing.T) {
 	t.Parallel()

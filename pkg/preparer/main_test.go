@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
@@ -30,10 +30,8 @@ const (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
-		case shim.StubArg:
-			shim.ExecStub()
 		case oneshot.Arg:
-			oneshot.Exec(isolate.Apply)
+			oneshot.Exec(confine.Apply)
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
 		case victimArg:

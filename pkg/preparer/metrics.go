@@ -11,6 +11,7 @@ import (
 type Metrics struct {
 	pods                        *prometheus.GaugeVec
 	orphans, holding, connected prometheus.Gauge
+	nameRefused, reserve        prometheus.Gauge
 	restarts, written, failures prometheus.Counter
 	hookFailures                prometheus.Counter
 
@@ -36,12 +37,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: "rcfarm", Subsystem: "preparer", Name: "pods", Help: "Pods of this node, by state.",
 		}, []string{"state"}),
-		orphans:   gauge("orphans", "Pods that run without a matching intent."),
-		holding:   gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
-		connected: gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
-		restarts:  counter("restarts_total", "Processes of pods that were started again after they had ended."),
-		written:   counter("realities_written_total", "Reports about pods that were written to Consul."),
-		failures:  counter("install_failures_total", "Installations that failed and are tried again."),
+		orphans:     gauge("orphans", "Pods that run without a matching intent."),
+		holding:     gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
+		connected:   gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
+		nameRefused: gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
+		reserve:     gauge("reserve_bytes", "What is set aside on the disk for records, should it be full."),
+		restarts:    counter("restarts_total", "Processes of pods that were started again after they had ended."),
+		written:     counter("realities_written_total", "Reports about pods that were written to Consul."),
+		failures:    counter("install_failures_total", "Installations that failed and are tried again."),
 
 		hookFailures: counter("hook_failures_total", "Hooks that failed or took too long."),
 
@@ -53,7 +56,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	for _, state := range podStates {
 		m.pods.WithLabelValues(string(state))
 	}
-	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.restarts, m.written, m.failures, m.hookFailures)
+	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.nameRefused, m.reserve, m.restarts, m.written, m.failures, m.hookFailures)
 	reg.MustRegister(m.artifactBytes, m.artifactsBroken, m.artifactsPruned, m.artifactsRestored)
 	return m
 }
@@ -77,6 +80,20 @@ func (m *Metrics) stands(holding, known bool) {
 	}
 	m.holding.Set(flag(holding))
 	m.connected.Set(flag(holding && known))
+}
+
+// refused publishes whether the node's name is another host's.
+func (m *Metrics) refused(yes bool) {
+	if m != nil {
+		m.nameRefused.Set(flag(yes))
+	}
+}
+
+// reserved publishes how much is set aside for records.
+func (m *Metrics) reserved(bytes int64) {
+	if m != nil {
+		m.reserve.Set(float64(bytes))
+	}
 }
 
 func flag(yes bool) float64 {

@@ -19,6 +19,7 @@ type observation struct {
 	rec       Record
 	standing  standing
 	activity  activity
+	doing     string
 	procs     []runtime.Status // of the installed version
 	missing   bool             // not all of its processes are there
 	available bool
@@ -59,9 +60,16 @@ func observe(o observation) pod.Reality {
 			}
 		}
 	}
+	if o.doing != "" && r.State != pod.StateFailed { // why it failed last stays until it does not any more
+		r.Message = o.doing
+	}
 	standOut(&r, o.standing)
+	r.Message = shorten(r.Message, maxMessage)
 	return r
 }
+
+// startingMessage is the same for whatever is missing, so that a reality changes no more often than its state does.
+const startingMessage = "not all of its processes run yet"
 
 // processState derives the state from the processes alone.
 func processState(o observation) (state pod.State, message string) {
@@ -69,11 +77,13 @@ func processState(o observation) (state pod.State, message string) {
 		return pod.StatePending, ""
 	}
 	if o.missing {
-		return pod.StateStarting, ""
+		return pod.StateStarting, startingMessage
 	}
 	state = pod.StateRunning
 	for _, status := range o.procs {
 		switch {
+		case status.Phase == runtime.Unknown:
+			return pod.StateFailed, "what the runtime recorded of a process cannot be read, so it is left alone: " + status.Message
 		case status.Phase == runtime.Backoff:
 			return pod.StateFailed, downMessage(status)
 		case done(status):
@@ -85,6 +95,7 @@ func processState(o observation) (state pod.State, message string) {
 	}
 	switch {
 	case state == pod.StateStarting:
+		return state, startingMessage
 	case o.available:
 		state = pod.StateReady
 	case o.unhealthy && o.complaint != "":
@@ -102,16 +113,26 @@ func done(status runtime.Status) bool {
 	return status.Phase == runtime.Exited && status.LastExit != nil && !status.LastExit.Unknown && status.LastExit.Code == 0
 }
 
+// maxMessage bounds the message of a reality, in bytes. Errors repeat what others wrote, and a record that Consul refuses
+// for its size would report nothing at all.
+const maxMessage = 2 << 10
+
+// shorten makes text valid UTF-8 of at most so many bytes.
+func shorten(text string, most int) string {
+	const more = "..."
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if len(text) <= most {
+		return text
+	}
+	return strings.TrimRight(strings.ToValidUTF8(text[:most-len(more)], ""), " ") + more
+}
+
 // maxComplaint bounds what a reality repeats of a health script's output, in bytes.
 const maxComplaint = 200
 
 // oneLine makes text fit a message.
 func oneLine(text string) string {
-	line := strings.Join(strings.Fields(text), " ")
-	if len(line) > maxComplaint {
-		line = strings.ToValidUTF8(line[:maxComplaint], "") + "..."
-	}
-	return line
+	return shorten(strings.Join(strings.Fields(text), " "), maxComplaint)
 }
 
 func downMessage(status runtime.Status) string {
@@ -237,14 +258,27 @@ func instances(procs []runtime.Status, missing bool) string {
 	return strings.Join(lines, " ")
 }
 
-// watchPods observes all pods whenever something about one has changed, or time alone changes it.
+// observeAllEvery is how often pods are observed of which nothing is known to have changed.
+const observeAllEvery = time.Minute
+
+// changed has a pod observed. Whatever changes what observe reads calls it, and holds p.mu.
+func (p *Preparer) changed(e *entry) {
+	e.observed = false
+	p.seen.raise()
+}
+
+// allChanged has all pods observed. The caller holds p.mu.
+func (p *Preparer) allChanged() {
+	for _, e := range p.pods {
+		p.changed(e)
+	}
+}
+
+// watchPods observes pods when something about them has changed, or time alone changes it.
 func (p *Preparer) watchPods(ctx context.Context) {
 	for {
-		var timer <-chan time.Time
 		now := time.Now()
-		if due := p.observeAll(now); !due.IsZero() {
-			timer = time.After(due.Sub(now))
-		}
+		timer := time.After(p.observeDue(now).Sub(now))
 		select {
 		case <-ctx.Done():
 			return
@@ -254,26 +288,39 @@ func (p *Preparer) watchPods(ctx context.Context) {
 	}
 }
 
-// observeAll returns when to look again.
-func (p *Preparer) observeAll(now time.Time) (due time.Time) {
+// observeDue observes the pods that have changed, or whose time has come, and returns when to look again.
+func (p *Preparer) observeDue(now time.Time) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	next := now.Add(observeAllEvery)
 	if !p.runtimeSeen || !p.healthSeen {
-		return time.Time{}
+		return next
 	}
 	for _, e := range p.pods {
-		if next := p.observeOne(e, now); next.After(now) && (due.IsZero() || next.Before(due)) {
-			due = next
+		if !e.observed || !now.Before(e.due) {
+			e.observed, e.due = true, now.Add(observeAllEvery)
+			if due := p.observeOne(e, now); due.After(now) && due.Before(e.due) {
+				e.due = due
+			}
+		}
+		if !e.saveBy.IsZero() && !now.Before(e.saveBy) {
+			e.saveBy = time.Time{}
+			p.enqueue(e)
+		}
+		for _, due := range []time.Time{e.due, e.saveBy} {
+			if !due.IsZero() && due.Before(next) {
+				next = due
+			}
 		}
 	}
 	p.count()
-	return due
+	return next
 }
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	health := e.healthOf()
 	health.silent = !p.agentSeen && e.script == nil
-	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, unlisted: !health.known}
+	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, unlisted: !health.known}
 	if e.script != nil && health.known {
 		o.complaint = e.script.verdict.Output
 	}

@@ -37,8 +37,11 @@ func TestObserve(t *testing.T) {
 	}{
 		"accepted":        {observation{rec: fresh}, pod.StatePending, false, rec.Intent.Digest, 7, ""},
 		"fetching":        {observation{rec: fresh, activity: activity{state: pod.StateFetching}}, pod.StateFetching, false, rec.Intent.Digest, 7, ""},
-		"starting":        {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Starting)}, pod.StateStarting, false, rec.Intent.Digest, 7, ""},
-		"half there":      {observation{rec: rec, procs: procsIn(runtime.Running), missing: true}, pod.StateStarting, false, rec.Intent.Digest, 7, ""},
+		"starting":        {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Starting)}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
+		"half there":      {observation{rec: rec, procs: procsIn(runtime.Running), missing: true}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
+		"hook runs":       {observation{rec: rec, missing: true, doing: "hook x runs"}, pod.StateStarting, false, rec.Intent.Digest, 7, "hook x runs"},
+		"stop takes long": {observation{rec: stopping, procs: up, activity: activity{pod.StateStopping, "waiting"}, doing: "hook x runs"}, pod.StateStopping, false, rec.Intent.Digest, 9, "hook x runs"},
+		"tried again":     {observation{rec: rec, missing: true, activity: activity{pod.StateFailed, "no such file"}, doing: "hook x runs"}, pod.StateFailed, false, rec.Intent.Digest, 7, "no such file"},
 		"running":         {observation{rec: rec, procs: up}, pod.StateRunning, false, rec.Intent.Digest, 7, ""},
 		"unhealthy":       {observation{rec: rec, procs: up, unhealthy: true}, pod.StateUnhealthy, false, rec.Intent.Digest, 7, "health check"},
 		"available":       {observation{rec: rec, procs: up, available: true}, pod.StateReady, true, rec.Intent.Digest, 7, ""},
@@ -140,5 +143,77 @@ func TestSpecIDsAreSafeAndNew(t *testing.T) {
 	one, other := specID(id, 1, strings.Repeat("0", 64), long), specID(id, 2, strings.Repeat("0", 64), long)
 	if one == other || len(one) > maxSpecID {
 		t.Errorf("%q and %q", one, other)
+	}
+}
+
+// A change of one pod costs the others nothing, and what time alone changes is not missed.
+func TestObservesWhatChangedOrIsDue(t *testing.T) {
+	t.Parallel()
+	p := &Preparer{
+		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: newSignal(), queued: newSignal(), publish: newSignal(),
+		runtimeSeen: true, healthSeen: true, agentSeen: true,
+	}
+	for i := range 2 {
+		rec := sampleRecord(i)
+		rec.Installed.Processes = []Process{{Name: "web", Launchable: "web"}}
+		rec.Installed.Manifest = []byte(`{"version":1,"id":"web","launchables":null,"health":{"tcp":{"port":"http"},"interval":"5s","timeout":"1s"}}`)
+		e := newEntry(rec)
+		e.procs = []runtime.Status{{Spec: runtime.Spec{ID: specIDs(e.id, rec.Installed)[0]}, Phase: runtime.Running, PID: 1}}
+		p.pods[e.id] = e
+	}
+	changed, other := p.pods[ident(0)], p.pods[ident(1)]
+	now := time.Now()
+	late := now.Add(11 * time.Second) // the first run within 5 s, one that passes 5 s later, 1 s for each to answer
+	if due := p.observeDue(now); !due.Equal(late) || changed.reality == nil || changed.reality.State != pod.StateRunning {
+		t.Fatalf("looks again in %s, want %s; %+v", due.Sub(now), late.Sub(now), changed.reality)
+	}
+	other.activity.message = "nobody was told of this"
+	p.setActivity(changed, pod.StateFailed, "port taken")
+	now = now.Add(time.Second)
+	p.observeDue(now)
+	if changed.reality.Message != "port taken" || other.reality.Message != "" {
+		t.Errorf("observed %q and %q", changed.reality.Message, other.reality.Message)
+	}
+	p.observeDue(late)
+	if other.reality.State != pod.StateUnhealthy {
+		t.Errorf("it is %s when its check has had its time", other.reality.State)
+	}
+	next := late.Add(observeAllEvery)
+	if due := p.observeDue(late); due.After(next) {
+		t.Errorf("looks again %s after everything may have been observed", due.Sub(late))
+	}
+	other.activity.message = "nobody was told of this either"
+	p.observeDue(next)
+	if other.reality.Message != other.activity.message {
+		t.Errorf("observed %q although all are observed now and then", other.reality.Message)
+	}
+	p.queue = nil
+	other.saveBy = next.Add(saveServiceWithin)
+	if due := p.observeDue(next); !due.Equal(other.saveBy) || len(p.queue) > 0 {
+		t.Errorf("looks again in %s for a service to be noted in %s; %d queued before", due.Sub(next), saveServiceWithin, len(p.queue))
+	}
+	if p.observeDue(other.saveBy); len(p.queue) != 1 || p.queue[0] != other || !other.saveBy.IsZero() {
+		t.Errorf("%d queued when the service must be noted", len(p.queue))
+	}
+}
+
+// The id is all that is left of a process whose record cannot be read.
+func TestPodOf(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 63)
+	for _, id := range []pod.Identity{ident(3), {RCID: long, Role: long, Index: 1 << 30}} {
+		status := runtime.Status{Phase: runtime.Unknown, Spec: runtime.Spec{ID: specID(id, 7, strings.Repeat("0", 64), "main-a.b")}}
+		if got, ok := podOf(&status); !ok || got != id {
+			t.Errorf("%s: %v, %t", status.Spec.ID, got, ok)
+		}
+	}
+	for _, id := range []string{"", "web", "rc.main.x.web", "rc.main.01.web", "rc.main.0"} {
+		if got, ok := podOf(&runtime.Status{Phase: runtime.Unknown, Spec: runtime.Spec{ID: id}}); ok {
+			t.Errorf("%q: %v", id, got)
+		}
+	}
+	known := runtime.Status{Phase: runtime.Running, Spec: runtime.Spec{ID: "x", Pod: ident(1)}}
+	if got, ok := podOf(&known); !ok || got != ident(1) {
+		t.Errorf("a process that is known: %v, %t", got, ok)
 	}
 }

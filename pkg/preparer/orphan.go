@@ -27,12 +27,20 @@ func (p *Preparer) orphans() (listed []pod.Orphan, leftOut int) {
 }
 
 func (e *entry) orphan() (pod.Orphan, bool) {
-	reason := map[Verdict]string{Orphan: pod.ReasonOrphaned, Regress: pod.ReasonRegressed}[e.standing.verdict]
+	var reason string
+	switch e.standing.verdict {
+	case Orphan:
+		reason = pod.ReasonOrphaned
+	case Regress:
+		reason = pod.ReasonRegressed
+	default:
+		return pod.Orphan{}, false
+	}
 	rec := e.rec
 	if e.want != nil {
 		rec = rec.accept(*e.want)
 	}
-	if reason == "" || rec.Intent.State == pod.Stopped {
+	if rec.Intent.State == pod.Stopped {
 		return pod.Orphan{}, false
 	}
 	digest, ports := rec.runs()

@@ -24,7 +24,9 @@ type entry struct {
 	want     *pod.Intent // accepted and not saved yet
 	standing standing
 	activity activity
-	procs    []runtime.Status // all that the runtime has of the pod
+	doing    string            // what its worker has been waiting for a while; empty: nothing
+	procs    []runtime.Status  // all that the runtime has of the pod
+	seenAt   map[run]time.Time // when this preparer first saw each of them, on the monotonic clock
 	parsed   *manifest.Manifest
 	parsedOf *Installed // whose manifest is parsed
 	ids      []string   // of the processes of idsOf
@@ -35,6 +37,7 @@ type entry struct {
 	heldBack  bool         // it must not run while Consul is out of touch
 	up        bool         // the installed processes were started, so the service may be registered
 	service   string       // fingerprint of the service as registered; saved by the worker
+	saveBy    time.Time    // when that must be under way; zero: it is saved
 	gate      gate         // paces registrations that do not last
 	health    checkState   // of its service, as the local agent says
 	script    *scriptWatch // nil while no health script runs
@@ -45,9 +48,11 @@ type entry struct {
 	reality *pod.Reality // as last observed; nil when there is nothing to report
 	// restarts is how many of those in reality were counted; negative: none was looked at, as after a restart of ours.
 	restarts int
-	erase    bool // the stored reality has served its purpose
-	erased   bool // and Consul does not have it any more
-	since    bool // the state of reality was entered under this process, so Since is right
+	observed bool      // nothing that observe reads has changed since
+	due      time.Time // when time alone may change what is observed
+	erase    bool      // the stored reality has served its purpose
+	erased   bool      // and Consul does not have it any more
+	since    bool      // the state of reality was entered under this process, so Since is right
 
 	working bool // a worker is at it, or will be
 	again   bool // something happened since that worker began its pass
@@ -199,6 +204,11 @@ func (p *Preparer) settle(ctx context.Context, e *entry) error {
 	if keepErr != nil {
 		return keepErr
 	}
+	// What runs is as asked for, except perhaps for its name: a newer intent for the same digest installs nothing.
+	if err := samePod(rec.Intent, rec.Installed.manifest()); err != nil {
+		p.setActivity(e, pod.StateFailed, err.Error())
+		return nil
+	}
 	p.setActivity(e, "", "")
 	return nil
 }
@@ -246,8 +256,11 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
+	if rec.Service == e.service {
+		e.saveBy = time.Time{}
+	}
+	p.changed(e)
 	p.prunable.raise()
-	p.seen.raise()
 	p.record.raise()
 	return rec, nil
 }
@@ -256,7 +269,7 @@ func (p *Preparer) cannotSave(e *entry, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
-	p.seen.raise()
+	p.changed(e)
 }
 
 // setActivity says what a worker does. Once a newer intent is accepted, what is said about the earlier one is dropped.
@@ -266,7 +279,7 @@ func (p *Preparer) setActivity(e *entry, state pod.State, message string) {
 	next := activity{state: state, message: message}
 	if e.want == nil && e.activity != next {
 		e.activity = next
-		p.seen.raise()
+		p.changed(e)
 	}
 }
 
@@ -279,8 +292,8 @@ func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
 	}
 	if rec.StoppedAt == nil || len(procs) > 0 {
 		p.withdraw(ctx, e)
-		p.setActivity(e, pod.StateStopping, "")
 		stop, stopped := stopIDs(rec, procs)
+		p.setActivity(e, pod.StateStopping, stopText(procs, stop))
 		if err := p.halt(ctx, e, &rec, procs, stop, stopped); err != nil {
 			p.setActivity(e, pod.StateStopping, "not stopped yet: "+err.Error())
 			return err

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -35,14 +36,15 @@ type Store interface {
 
 // Tenure is what a preparer writes under one session; *store.NodeTenure is one.
 type Tenure interface {
-	Hold(ctx context.Context, n node.Node) error
+	Hold(ctx context.Context, n node.Node, takeOver bool) error
 	WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error)
 	DeleteReality(ctx context.Context, id pod.Identity, index uint64) error
 	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
 	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
 }
 
-// Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing.
+// Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing, whatever
+// else is being fetched. It bounds by itself how many are fetched at a time.
 type Artifacts interface {
 	Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error)
 }
@@ -57,7 +59,7 @@ type Services interface {
 
 // State is the node's own disk; *Disk is one.
 type State interface {
-	// Load returns all records, an error for each that cannot be read, and one about the place as a whole.
+	// Load returns all records, an error for each whose content is none, and one when not everything could be read.
 	Load() ([]Record, []error, error)
 	// Save returns nil when the record survives a power failure.
 	Save(rec Record) error
@@ -80,7 +82,6 @@ const (
 	DefaultLogBytes    = 10 << 20
 	DefaultLogKeep     = 3
 	DefaultOrphanBytes = 64 << 10
-	DefaultInstalls    = 4
 
 	DefaultKeepStopped    = 24 * time.Hour
 	DefaultKeepTombstones = 30 * 24 * time.Hour
@@ -93,7 +94,7 @@ const (
 
 // Config is what New needs. Zero values mean the defaults above.
 type Config struct {
-	// Node says what the machine is. Name and Address are required; incarnation, Consul node, nonce and orphans are
+	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, nonce and orphans are
 	// filled in.
 	Node      node.Node
 	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
@@ -115,7 +116,9 @@ type Config struct {
 	LogBytes    int64         // of one process before its log file is rotated
 	LogKeep     int           // rotated log files kept for each process
 	OrphanBytes int           // of the orphans in the node record; the rest is counted
-	Installs    int           // pods whose artifacts are fetched at the same time
+
+	// TakeOver takes the node's name over from another host, once.
+	TakeOver bool
 
 	Isolation Isolation // what keeps pods apart
 	HooksDir  string    // absolute: the node's own hooks; empty: it has none
@@ -173,7 +176,6 @@ func (c *Config) setDefaults() {
 	orDefault(&c.LogBytes, DefaultLogBytes)
 	orDefault(&c.LogKeep, DefaultLogKeep)
 	orDefault(&c.OrphanBytes, DefaultOrphanBytes)
-	orDefault(&c.Installs, DefaultInstalls)
 	orDefault(&c.KeepStopped, DefaultKeepStopped)
 	orDefault(&c.KeepTombstones, DefaultKeepTombstones)
 	orDefault(&c.MaxTombstones, DefaultMaxTombstones)
@@ -194,13 +196,15 @@ func orDefault[T comparable](value *T, def T) {
 
 // Preparer is the agent of one node.
 type Preparer struct {
-	cfg      Config
-	log      obs.Logger
-	trouble  *trouble
-	installs chan struct{} // a slot per pod that may fetch
-	looking  chan struct{} // holds whoever asks the runtime
-	ready    chan struct{} // closed when disk and runtime have both been read
+	cfg     Config
+	log     obs.Logger
+	trouble *trouble
+	began   time.Time
+	looking chan struct{} // holds whoever asks the runtime
+	ready   chan struct{} // closed when disk and runtime have both been read
 
+	reserve  *durable.Reserve
+	spent    signal // something of the reserve was used
 	queued   signal // somebody is in queue
 	seen     signal // something that observe reads has changed
 	service  signal // a pod needs its service registered
@@ -216,6 +220,8 @@ type Preparer struct {
 	runtimeSeen bool     // runtime.Watch has answered
 	healthSeen  bool     // the local agent was asked at least once
 	agentSeen   bool     // and has answered
+	refused     error    // why the node's name is another host's; nil: it is not, or nobody knows
+	takeOver    bool     // from whichever host has the name; false once it was done
 	holding     bool     // Serve holds the node's lock
 	world       World    // of the running Serve
 	nonce       string   // that belongs to world
@@ -225,27 +231,34 @@ type Preparer struct {
 	nextLook    *look // that nobody carries out yet; nil when nobody waits for one
 }
 
-// New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged.
+// New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and
+// logged. A disk that does not give them is an error: a preparer that does not know what it was told would rebuild pods from
+// the runtime, forget what was stopped, and write over what may be readable later. Pods run on without it.
 func New(cfg Config) (*Preparer, error) {
 	cfg.setDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	spent := newSignal()
+	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, ReserveDir), Used: spent.raise}
 	if cfg.State == nil {
-		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"))
+		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"), reserve)
 		if err != nil {
 			return nil, err
 		}
 		cfg.State = disk
 	}
+	var err error
+	if cfg.Node.Host, err = hostID(cfg.Dir, reserve); err != nil {
+		return nil, err
+	}
 	p := &Preparer{
-		cfg: cfg, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
-		installs: make(chan struct{}, cfg.Installs), looking: make(chan struct{}, 1), ready: make(chan struct{}),
+		cfg: cfg, takeOver: cfg.TakeOver, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
+		began: time.Now(), looking: make(chan struct{}, 1), ready: make(chan struct{}),
 		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(),
 	}
 	p.trouble = newTrouble(p.log)
-	var err error
-	if p.contact, err = openContact(cfg.Dir); err != nil {
+	if p.contact, err = openContact(cfg.Dir, reserve); err != nil {
 		return nil, err
 	}
 	records, bad, err := cfg.State.Load()
@@ -270,6 +283,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchPods(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
 	parts.Go(func() { p.collect(ctx) })
+	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.checkArtifacts(ctx) })
 	for ctx.Err() == nil {
@@ -328,6 +342,7 @@ func (p *Preparer) apply(d Decision) {
 		e.want = &in
 		e.expect()
 		e.interrupt()
+		p.changed(e)
 		p.enqueue(e)
 		e.standing = standing{verdict: Agree}
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: short(in.Digest)}).Info("intent accepted")
@@ -339,6 +354,9 @@ func (p *Preparer) apply(d Decision) {
 		}
 	default:
 		e.standing = standing{verdict: d.Verdict, revision: d.Intent.Revision}
+	}
+	if e.standing != before {
+		p.changed(e)
 	}
 	if e.standing != before && (d.Verdict != Agree || before.verdict != "") {
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -30,6 +31,32 @@ func specID(id pod.Identity, revision int64, digest, process string) string {
 	}
 	sum := sha256.Sum256([]byte(full))
 	return full[:maxSpecID-17] + "." + hex.EncodeToString(sum[:8])
+}
+
+// podOf returns whose process a status is about. Of one whose record the runtime cannot read only the id is left, which
+// begins with the identity; ok is false when it is nobody's.
+func podOf(status *runtime.Status) (id pod.Identity, ok bool) {
+	if status.Phase != runtime.Unknown {
+		return status.Spec.Pod, true
+	}
+	parts := strings.SplitN(status.Spec.ID, ".", 4)
+	if len(parts) < 4 {
+		return pod.Identity{}, false
+	}
+	index, err := strconv.Atoi(parts[2])
+	id = pod.Identity{RCID: parts[0], Role: parts[1], Index: index}
+	return id, err == nil && strings.HasPrefix(status.Spec.ID, fileName(id)+".")
+}
+
+// byPod sorts what the runtime has by whose it is.
+func byPod(procs []runtime.Status) map[pod.Identity][]runtime.Status {
+	sorted := map[pod.Identity][]runtime.Status{}
+	for i := range procs {
+		if id, ok := podOf(&procs[i]); ok {
+			sorted[id] = append(sorted[id], procs[i])
+		}
+	}
+	return sorted
 }
 
 // specIDs names all processes of a version.
@@ -114,7 +141,6 @@ func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, erro
 	if !e.up {
 		e.up = true
 		p.service.raise()
-		p.seen.raise()
 	}
 	return rec, nil
 }
@@ -161,7 +187,7 @@ func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, procs []r
 	launching, done := p.interruptible(ctx, e, rec.Intent.Revision)
 	defer done()
 	if len(plan.start) > 0 { // before anything is stopped
-		if err := p.ensureVersion(launching, v); err != nil {
+		if err := p.ensureVersion(launching, e, v); err != nil {
 			return rec, err
 		}
 	}
@@ -179,7 +205,8 @@ func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, procs []r
 }
 
 // ensureVersion makes everything present that the version is launched from. It is there unless the disk lost it.
-func (p *Preparer) ensureVersion(ctx context.Context, v *version) error {
+func (p *Preparer) ensureVersion(ctx context.Context, e *entry, v *version) error {
+	defer p.during(e, fetchText(v.m))()
 	roots, err := p.fetch(ctx, v.m)
 	if err != nil {
 		return err
@@ -205,7 +232,9 @@ func (p *Preparer) halt(ctx context.Context, e *entry, rec *Record, procs []runt
 			}
 		}
 	}
-	if err := p.stopProcs(ctx, stop); err != nil {
+	over := p.during(e, stopText(procs, stop))
+	err := p.stopProcs(ctx, stop)
+	if over(); err != nil {
 		return err
 	}
 	for _, v := range p.versionsOf(rec, among(slices.Concat(stop, stopped))) {
@@ -251,7 +280,7 @@ func (p *Preparer) prepareLaunch(ctx context.Context, e *entry, rec *Record, v *
 			return err
 		}
 	}
-	if err := p.makeDirs(v); err != nil {
+	if err := p.makeDirs(v, true); err != nil {
 		return err
 	}
 	if err := p.switchTo(v); err != nil {

@@ -119,7 +119,9 @@ func (pub *publisher) pass(ctx context.Context) error {
 		case err == nil:
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, store.ErrConflict):
+		case errors.Is(err, store.ErrLost):
+			return err
+		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrTooLarge), errors.Is(err, store.ErrRefused):
 			failed = err
 		default:
 			return err

@@ -4,11 +4,12 @@ import "errors"
 
 var errNotReady = errors.New("the node's disk and its supervisor have not both been read yet")
 
-// Ready returns nil when the preparer supervises the node's pods, whether Consul answers or not.
+// Ready returns nil when the preparer supervises the node's pods, whether Consul answers or not, and the node's name is not
+// known to be another host's.
 func (p *Preparer) Ready() error {
 	select {
 	case <-p.ready:
-		return nil
+		return p.refusal()
 	default:
 		return errNotReady
 	}

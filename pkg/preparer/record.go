@@ -38,6 +38,9 @@ type Record struct {
 	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
 	// for min_ready again.
 	Ready string `json:"ready,omitempty"`
+	// Tenant is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
+	// first manifest was read.
+	Tenant string `json:"tenant,omitempty"`
 	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
 	UID int `json:"uid,omitempty"`
 }
@@ -77,8 +80,7 @@ func (r Record) accept(in pod.Intent) Record {
 func (r Record) buried(now time.Time) Record {
 	r.Wanted, r.Installed, r.Previous, r.Service, r.Ready = nil, nil, nil, "", ""
 	if r.StoppedAt == nil {
-		now = now.UTC()
-		r.StoppedAt = &now
+		r.StoppedAt = &now // with its monotonic reading, which UTC would take away
 	}
 	return r
 }
@@ -98,13 +100,13 @@ func (r *Record) wasReady() bool {
 	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", short(r.Installed.Digest), r.Installed.Revision))
 }
 
-// installed returns the record with a new version in it. The one before it and others stay, so many as are kept.
-func (r Record) installed(in *Installed) Record {
+// installed returns the record with a new version of a pod in it. The one before it and others stay, so many as are kept.
+func (r Record) installed(in *Installed, podID string) Record {
 	if r.Installed != nil {
 		r.Previous = append([]Installed{*r.Installed}, r.Previous...)
 		r.Previous = r.Previous[:min(len(r.Previous), keepVersions-1)]
 	}
-	r.Installed, r.Wanted = in, nil
+	r.Installed, r.Wanted, r.Tenant = in, nil, podID
 	return r
 }
 
@@ -194,7 +196,7 @@ func (r *Record) Check() error {
 func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 	var newest *runtime.Status
 	for i := range procs {
-		if procs[i].Phase != runtime.Stopped && (newest == nil || procs[i].Spec.Revision > newest.Spec.Revision) {
+		if procs[i].Phase != runtime.Stopped && procs[i].Phase != runtime.Unknown && (newest == nil || procs[i].Spec.Revision > newest.Spec.Revision) {
 			newest = &procs[i]
 		}
 	}
@@ -214,7 +216,7 @@ func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 		State: pod.Running, Revision: newest.Spec.Revision,
 	}
 	return Record{
-		Version: RecordVersion, Intent: in,
+		Version: RecordVersion, Intent: in, Tenant: in.PodID,
 		Installed: &Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(ports)},
 	}, CheckIntent(in) == nil
 }

@@ -67,6 +67,7 @@ func (p *Preparer) tendScripts(ctx context.Context) {
 			w.verdict.Passing, w.known = true, true
 		}
 		e.script = w
+		p.changed(e)
 		go func() {
 			defer close(w.done)
 			defer cancel()
@@ -117,7 +118,7 @@ func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *v
 	h := v.m.Health
 	// What the version links to: somebody may have removed the artifact of a running pod.
 	for _, err := p.fetch(ctx, v.m); err != nil; _, err = p.fetch(ctx, v.m) {
-		p.sawScript(w, health.Verdict{Output: err.Error()})
+		p.sawScript(e, w, health.Verdict{Output: err.Error()})
 		if pause(ctx, h.Interval.Or(manifest.DefaultHealthInterval)) != nil {
 			return
 		}
@@ -133,7 +134,7 @@ func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *v
 	}
 	id := ServiceID(p.cfg.Node.Name, e.id)
 	health.Watch(ctx, check, w.verdict.Passing, func(v health.Verdict) {
-		p.sawScript(w, v)
+		p.sawScript(e, w, v)
 		// An agent that does not have the check yet, or is away, is told with the next verdict.
 		if err := p.cfg.Services.UpdateCheck(ctx, id, v.Passing, v.Output); err != nil && ctx.Err() == nil {
 			p.podLog(e.id).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
@@ -160,14 +161,13 @@ func (p *Preparer) askScript(ctx context.Context, command oneshot.Command, timeo
 	return string(said), errors.Join(err, readErr)
 }
 
-func (p *Preparer) sawScript(w *scriptWatch, v health.Verdict) {
+func (p *Preparer) sawScript(e *entry, w *scriptWatch, v health.Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	changed := !w.known || w.verdict != v
-	w.verdict, w.known = v, true
-	if changed {
-		p.seen.raise()
+	if !w.known || w.verdict != v {
+		p.changed(e)
 	}
+	w.verdict, w.known = v, true
 }
 
 // healthOf returns the pod's health: what its script says, else what the local agent said. The caller holds p.mu.

@@ -44,7 +44,7 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	}
 	p.leave()
 	defer p.leave()
-	p.setServing(true)
+	p.setServing(p.refusal() == nil)
 	defer p.setServing(false)
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.keepRecord(ctx) })

@@ -91,6 +91,10 @@ type checkState struct {
 	silent  bool // the agent has not answered since this preparer started
 }
 
+// saveServiceWithin is how long the fingerprint of a registered service may wait for another change of the record, mostly that
+// the pod is available: a preparer that is killed before only registers the service once more, as if killed before it was noted.
+const saveServiceWithin = time.Second
+
 // gate paces registrations of a service that the agent does not keep, or does not show to our token.
 type gate struct {
 	next  time.Time
@@ -184,12 +188,17 @@ func (p *Preparer) failed(ctx context.Context, key, message string, err error) b
 func (p *Preparer) sawServices(local map[string]bool, err error) (register []serviceChange, strays []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.healthSeen = true
-	p.seen.raise()
+	if !p.healthSeen {
+		p.healthSeen = true
+		p.seen.raise()
+	}
 	if err != nil {
 		return nil, nil
 	}
-	p.agentSeen = true
+	if !p.agentSeen {
+		p.agentSeen = true
+		p.allChanged()
+	}
 	now := time.Now()
 	expected := map[string]bool{}
 	for _, e := range p.pods {
@@ -199,13 +208,13 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 		expected[id] = e.up || anyAlive(e.procs)
 		m := e.manifest()
 		if !e.up || m == nil {
-			e.health = checkState{known: there, passing: there && passing}
+			p.sawHealth(e, checkState{known: there, passing: there && passing})
 			continue
 		}
 		s := serviceOf(&p.cfg.Node, &e.rec, m)
 		change := serviceChange{entry: e, service: s, fingerprint: fingerprint(s)}
 		right := there && e.service == change.fingerprint
-		e.health = checkState{known: right, passing: right && passing}
+		p.sawHealth(e, checkState{known: right, passing: right && passing})
 		if right {
 			e.gate = gate{}
 		} else if e.rested(m, now) && e.gate.pass(now) {
@@ -220,21 +229,51 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 	return register, strays
 }
 
+// sawHealth takes in what the agent says of a pod. The caller holds p.mu.
+func (p *Preparer) sawHealth(e *entry, h checkState) {
+	if e.health != h {
+		e.health = h
+		p.changed(e)
+	}
+}
+
 // rested reports whether the initial delay of the pod's health check is over: the check begins with the registration.
 func (e *entry) rested(m *manifest.Manifest, now time.Time) bool {
 	if m.Health == nil || m.Health.InitialDelay == nil {
 		return true
 	}
-	var started time.Time
-	for _, status := range e.procs {
-		if status.Phase != runtime.Running {
+	delay, running := m.Health.InitialDelay.Or(0), false
+	for i := range e.procs {
+		if e.procs[i].Phase != runtime.Running {
 			continue
 		}
-		if status.StartedAt.After(started) {
-			started = status.StartedAt
+		// The clock may have been ahead when the process was started; the time since it was first seen is nobody's to set.
+		if running = true; now.Before(e.procs[i].StartedAt.Add(delay)) && now.Before(e.seenAt[runOf(&e.procs[i])].Add(delay)) {
+			return false
 		}
 	}
-	return !started.IsZero() && !now.Before(started.Add(m.Health.InitialDelay.Or(0)))
+	return running
+}
+
+// run is one run of a process.
+type run struct {
+	id      string
+	pid     int
+	started int64
+}
+
+func runOf(s *runtime.Status) run { return run{s.Spec.ID, s.PID, s.StartedAt.UnixNano()} }
+
+// sawProcs notes what the runtime has of the pod, and since when this preparer knows of each run. The caller holds p.mu.
+func (e *entry) sawProcs(procs []runtime.Status, now time.Time) {
+	before := e.seenAt
+	e.procs, e.seenAt = procs, make(map[run]time.Time, len(procs))
+	for i := range procs {
+		key := runOf(&procs[i])
+		if e.seenAt[key] = now; !before[key].IsZero() {
+			e.seenAt[key] = before[key]
+		}
+	}
 }
 
 func anyAlive(procs []runtime.Status) bool {
@@ -260,7 +299,8 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.entry.service = c.fingerprint
-	p.enqueue(c.entry)
+	c.entry.saveBy = time.Now().Add(saveServiceWithin)
+	p.changed(c.entry)
 	p.service.raise() // one without a check passes at once
 	return nil
 }
@@ -274,6 +314,7 @@ func (p *Preparer) withdraw(ctx context.Context, e *entry) {
 	e.up, e.service, e.health, e.gate = false, "", checkState{}, gate{}
 	script := e.script
 	e.script = nil
+	p.changed(e)
 	p.mu.Unlock()
 	script.end()
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -273,46 +272,6 @@ func TestRegressedStore(t *testing.T) {
 	b.mustKeepPID(0, pid)
 }
 
-// A node whose name is taken runs what it has and accepts nothing.
-func TestForeignHolder(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	other := make(chan string)
-	ctx, release := context.WithCancel(t.Context())
-	defer release()
-	var held sync.WaitGroup
-	held.Go(func() {
-		_ = b.client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "other", TTL: patience, Journal: new(journal)},
-			func(ctx context.Context, sess *consul.Session) error {
-				if err := b.store.NodeTenure(sess, b.cfg.Node.Name).Hold(ctx, b.cfg.Node); err != nil {
-					return err
-				}
-				select {
-				case other <- sess.Releasing:
-					<-ctx.Done()
-				case <-ctx.Done():
-				}
-				return context.Cause(ctx)
-			})
-	})
-	var session string
-	select {
-	case session = <-other:
-	case <-time.After(patience):
-		t.Fatal("the other preparer does not get the node")
-	}
-	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
-	b.start()
-	b.awaitLog("another preparer holds this node's name")
-	if !strings.Contains(b.log.text(), session) || len(b.procs(0)) != 0 {
-		t.Errorf("processes %+v; the log must name session %s", b.procs(0), session)
-	}
-	release()
-	held.Wait()
-	b.awaitReady(0, digest, 10)
-}
-
 // What vanishes from Consul is written again.
 func TestVanishedRecords(t *testing.T) {
 	t.Parallel()
@@ -435,7 +394,7 @@ func (f *flaky) LocalServices(ctx context.Context, key, value string) (local map
 func TestFlakyNode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	disk, err := preparer.NewDisk(filepath.Join(b.cfg.Dir, "pods"))
+	disk, err := preparer.NewDisk(filepath.Join(b.cfg.Dir, "pods"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,11 +32,10 @@ const maxProcesses = 64
 
 // version is one version of a pod on this node.
 type version struct {
-	id    pod.Identity
-	podID string
-	in    *Installed
-	m     *manifest.Manifest
-	dir   string
+	id  pod.Identity
+	in  *Installed
+	m   *manifest.Manifest
+	dir string
 	// roots are where the artifacts are, by launchable, while dir is not there yet.
 	roots map[string]string
 }
@@ -47,10 +46,7 @@ func (p *Preparer) version(rec *Record, in *Installed) *version {
 	if m == nil {
 		return nil
 	}
-	v := &version{id: rec.Intent.Identity, podID: rec.Intent.PodID, in: in, m: m}
-	if v.podID == "" {
-		v.podID = m.ID // a stop need not say it
-	}
+	v := &version{id: rec.Intent.Identity, in: in, m: m}
 	v.dir = filepath.Join(p.dirOf(versionsDir, v.id), v.name())
 	return v
 }

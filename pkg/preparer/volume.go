@@ -33,8 +33,9 @@ func (p *Preparer) dirOf(kind string, id pod.Identity) string {
 }
 
 // makeDirs makes the directories that a pod's processes and hooks find. Home and volumes belong to the user of the first
-// launchable, a working directory to that of its own, and all to the pod's group.
-func (p *Preparer) makeDirs(v *version) error {
+// launchable, a working directory to that of its own, and all to the pod's group. What another version of the pod left
+// changes hands only with takeOver: that version may run.
+func (p *Preparer) makeDirs(v *version, takeOver bool) error {
 	if err := os.MkdirAll(p.logs(v.id), 0o750); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
 	}
@@ -45,16 +46,16 @@ func (p *Preparer) makeDirs(v *version) error {
 	if err != nil {
 		return err
 	}
-	if err := ownDir(p.home(v.id), owner); err != nil {
+	if err := ownDir(p.home(v.id), owner, takeOver); err != nil {
 		return fmt.Errorf("make home of pod: %w", err)
 	}
 	for _, vol := range v.m.Volumes {
-		if err := ownDir(p.volume(v.id, vol.Name), owner); err != nil {
+		if err := ownDir(p.volume(v.id, vol.Name), owner, takeOver); err != nil {
 			return fmt.Errorf("make volume %s: %w", vol.Name, err)
 		}
 	}
 	for i := range v.m.Launchables {
-		if err := p.makeWorkDir(v, &v.m.Launchables[i]); err != nil {
+		if err := p.makeWorkDir(v, &v.m.Launchables[i], takeOver); err != nil {
 			return err
 		}
 	}
@@ -62,7 +63,7 @@ func (p *Preparer) makeDirs(v *version) error {
 }
 
 // makeWorkDir makes a working directory below the pod's home. One elsewhere on the node is the operator's.
-func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable) error {
+func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable, takeOver bool) error {
 	if l.WorkDir == "" || filepath.IsAbs(l.WorkDir) {
 		return nil
 	}
@@ -76,6 +77,9 @@ func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable) error {
 		return fmt.Errorf("make work_dir of %s: %w", l.Name, err)
 	}
 	defer func() { _ = home.Close() }()
+	if _, err := home.Lstat(l.WorkDir); err == nil && !takeOver {
+		return nil
+	}
 	if err := home.MkdirAll(l.WorkDir, 0o750); err != nil {
 		return fmt.Errorf("make work_dir of %s: %w", l.Name, err)
 	}

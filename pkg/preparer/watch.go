@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
@@ -44,36 +45,37 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 // sawRuntime hands each pod its processes. The first time it also takes in the pods whose record was lost, and starts
 // a worker for each pod, because any of them may be half way through something.
 func (p *Preparer) sawRuntime(procs []runtime.Status) {
-	byPod := map[pod.Identity][]runtime.Status{}
 	for _, status := range procs {
 		if status.Phase == runtime.Unknown {
 			p.trouble.report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
-			continue
 		}
-		byPod[status.Spec.Pod] = append(byPod[status.Spec.Pod], status)
 	}
-	for _, found := range byPod {
+	all := byPod(procs)
+	for _, found := range all {
 		slices.SortFunc(found, func(a, b runtime.Status) int { return strings.Compare(a.Spec.ID, b.Spec.ID) })
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	first := !p.runtimeSeen
 	p.runtimeSeen = true
-	for id, found := range byPod {
+	for id, found := range all {
 		if p.pods[id] == nil {
 			p.takeIn(id, found)
 		}
 	}
 	for id, e := range p.pods {
-		changed := !reflect.DeepEqual(e.procs, byPod[id])
-		e.procs = byPod[id]
+		changed := !reflect.DeepEqual(e.procs, all[id])
+		if changed {
+			e.sawProcs(all[id], time.Now())
+			p.changed(e)
+		}
 		tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
 		if (changed || first) && !tombstone {
 			p.enqueue(e)
 		}
 	}
-	p.seen.raise()
 	if first {
+		p.seen.raise()
 		close(p.ready)
 	}
 }
@@ -81,6 +83,9 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 // takeIn takes in a pod that the runtime has and the disk does not know. The caller holds p.mu.
 func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 	rec, ok := recovered(id, found)
+	if !ok && found[0].Phase == runtime.Unknown {
+		return // it was reported
+	}
 	if !ok {
 		p.podLog(id).WithField(obs.Process, found[0].Spec.ID).Warn("runtime has a process that no pod record explains; left alone")
 		return
@@ -145,10 +150,7 @@ func (p *Preparer) carryOutLook(ctx context.Context, l *look) {
 	var procs []runtime.Status
 	procs, _, l.err = p.cfg.Runtime.Watch(ctx, 0)
 	l.void = l.err != nil && ctx.Err() != nil
-	l.procs = map[pod.Identity][]runtime.Status{}
-	for _, status := range procs {
-		l.procs[status.Spec.Pod] = append(l.procs[status.Spec.Pod], status)
-	}
+	l.procs = byPod(procs)
 	close(l.done)
 }
 

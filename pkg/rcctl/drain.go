@@ -19,8 +19,8 @@ func (t *tool) drainCommand() *cli.Command {
 		UsageText: "rcctl node drain NODE [--deadline TIME [--force]] [--wait [--timeout 5m]]",
 		Description: `From the moment this returns nothing new can be placed on the node. The owners of its pods move them one at a
 time, without taking any controller below its minimum. A pod of a static controller, and one whose controller has
-no room to move, stays. With --force what is left at the deadline is stopped; without it the deadline only says
-from when on a drain is late. Draining again changes what is given and keeps the rest.
+no room to move, stays; rcctl rc status says so. With --force what is left at the deadline is stopped, unless its
+controller is disabled; without it the deadline only says from when on a drain is late. Draining again changes what is given and keeps the rest.
 
 Examples:
   rcctl node drain node-17 --wait

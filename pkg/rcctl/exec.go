@@ -41,16 +41,7 @@ func (t *tool) exec(c *cli.Context) error {
 	if len(argv) == 0 || argv[0] == "" {
 		return usagef(c, "no command; allowed: POD -- COMMAND [arguments]")
 	}
-	s, err := connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	target, err := s.findPod(c, ref)
-	if err != nil {
-		return err
-	}
-	client, err := t.nodeClient(c, s, target.Node)
+	target, client, err := t.preparerOf(c, ref)
 	if err != nil {
 		return err
 	}

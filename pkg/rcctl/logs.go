@@ -53,16 +53,7 @@ func (t *tool) logs(c *cli.Context) error {
 			return badFlag(c, "--tail", c.String("tail"), "a number of lines, zero or more")
 		}
 	}
-	s, err := connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	target, err := s.findPod(c, ref)
-	if err != nil {
-		return err
-	}
-	client, err := t.nodeClient(c, s, target.Node)
+	target, client, err := t.preparerOf(c, ref)
 	if err != nil {
 		return err
 	}

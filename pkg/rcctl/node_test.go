@@ -124,6 +124,10 @@ func TestPlanSweep(t *testing.T) {
 	if diff := cmp.Diff(want, got.leaked); diff != "" || !slices.Equal(got.repairs, []string{"a", "ab", "gone"}) || !slices.Equal(got.unexplained, []string{"who/main.0"}) {
 		t.Errorf("repairs %v, unexplained %v\n%s", got.repairs, got.unexplained, diff)
 	}
+	in.placements = append(in.placements, pod.Placement{Identity: id("lost", 0), Node: "n1"}, pod.Placement{Identity: id("lost", 1), Node: "n2"}, pod.Placement{Identity: id("other", 0), Node: "n2"})
+	if got := planSweep(in).strays; len(got) != 2 || got[0].Identity != id("lost", 0) || got[1].Identity != id("lost", 1) {
+		t.Errorf("strays %+v", got)
+	}
 	in.leftOut = 1 // what is not listed may be what a share is held for
 	if got := planSweep(in); len(got.leaked)+len(got.unexplained) != 0 {
 		t.Errorf("%+v", got)

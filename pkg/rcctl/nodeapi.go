@@ -23,7 +23,23 @@ func nodeFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "node-token-file", EnvVars: []string{"RCFARM_NODE_TOKEN_FILE"}, Usage: "`FILE` with the token of the preparers, for logs and exec"},
 		&cli.StringFlag{Name: "node-ca", EnvVars: []string{"RCFARM_NODE_CA"}, Usage: "`FILE` with the certificates, in PEM, that vouch for preparers (default: the system's)"},
+		&cli.BoolFlag{Name: "node-insecure", EnvVars: []string{"RCFARM_NODE_INSECURE"}, Usage: "send the token to preparers without TLS, too"},
 	}
+}
+
+// preparerOf finds the copy of a pod that the command line means, and returns a client of its node's preparer.
+func (t *tool) preparerOf(c *cli.Context, ref string) (PodView, *nodeapi.Client, error) {
+	s, err := connect(c)
+	if err != nil {
+		return PodView{}, nil, err
+	}
+	defer s.close()
+	target, err := s.findPod(c, ref)
+	if err != nil {
+		return target, nil, err
+	}
+	client, err := t.nodeClient(c, s, target.Node)
+	return target, client, err
 }
 
 // nodeClient returns a client of the preparer of a node.
@@ -60,8 +76,9 @@ func (t *tool) nodeClient(c *cli.Context, s *conn, name string) (*nodeapi.Client
 		transport.TLSClientConfig.RootCAs = pool
 	}
 	client.HTTP = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	if client.Token != "" && address.Scheme != "https" && !onThisMachine(address) {
-		fmt.Fprintf(t.err, "rcctl: the token goes to %s in clear; --api-tls-cert of the preparer prevents that\n", address.Host)
+	// The record says where, and whoever may write it must not be given what opens every node.
+	if client.Token != "" && address.Scheme != "https" && !onThisMachine(address) && !c.Bool("node-insecure") {
+		return nil, refusedf("the token would go to %s in clear, and to whoever listens there: give the preparer --api-tls-cert, or add --node-insecure; nothing was sent", address.Host)
 	}
 	if rec.Session == "" {
 		fmt.Fprintf(t.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)

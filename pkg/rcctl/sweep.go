@@ -21,7 +21,8 @@ func (t *tool) sweepCommand() *cli.Command {
 		Name: "sweep", Usage: "stop what runs on a machine without a controller, and release what is reserved for nothing",
 		UsageText: "rcctl node sweep NODE [--dry-run] [--force]",
 		Description: `Pods that the node lists as orphans and whose controller has no record are stopped; orphans of a controller that
-exists are left to its owner, which adopts them. Shares of the node that are reserved for pods which are neither
+exists are left to its owner, which adopts them. Where placements are left of a controller without a record, all of
+them go, on other machines too. Shares of the node that are reserved for pods which are neither
 placed there nor run there are released. Both are asked of the farms, which carry them out.
 
 Where no controller at all has a record, the records are probably lost, and the pods are what is left: then it is
@@ -51,6 +52,7 @@ type inventory struct {
 // sweepPlan is what a sweep asks for.
 type sweepPlan struct {
 	orphans     []pod.Orphan        // to be stopped
+	strays      []pod.Placement     // of controllers without a record that have to do with the node: to be stopped, wherever they are
 	repairs     []string            // ids of controllers whose shares are to be looked at
 	leaked      map[string][]string // the shares, by controller
 	unexplained []string            // shares that do not say whose they are
@@ -69,10 +71,22 @@ func planSweep(in inventory) sweepPlan {
 			plan.orphans = append(plan.orphans, o)
 		}
 	}
+	gone := map[string]bool{} // controllers without a record
+	for _, o := range plan.orphans {
+		gone[o.RCID] = true
+	}
 	for i := range in.placements {
 		p := &in.placements[i]
+		if p.Node == in.node && !in.rcs[p.RCID] {
+			gone[p.RCID] = true
+		}
 		if p.Node == in.node || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == in.node }) {
 			expected[p.Identity] = true
+		}
+	}
+	for i := range in.placements {
+		if gone[in.placements[i].RCID] {
+			plan.strays = append(plan.strays, in.placements[i])
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(in.holders)) {
@@ -131,9 +145,9 @@ func (t *tool) sweep(c *cli.Context) error {
 		return err
 	}
 	plan := planSweep(in)
-	if len(in.rcs) == 0 && len(plan.orphans) > 0 && !c.Bool("force") && !c.Bool("dry-run") {
+	if n := len(plan.orphans) + len(plan.strays); len(in.rcs) == 0 && n > 0 && !c.Bool("force") && !c.Bool("dry-run") {
 		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/operating.md), or add --force; nothing was written",
-			name, podCount(len(plan.orphans)))
+			name, podCount(n))
 	}
 	if err := s.askSweep(c, name, plan); err != nil {
 		return err
@@ -153,6 +167,17 @@ func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
 			fmt.Sprintf("stop %s on %s: it runs without a controller", podName(o.PodID, o.Identity), name))
 		if err != nil {
 			return fmt.Errorf("after %d of %d requests: %w", i, len(plan.orphans), err)
+		}
+	}
+	for i := range plan.strays {
+		p := &plan.strays[i]
+		if i > 0 && plan.strays[i-1].RCID == p.RCID {
+			continue // one request is enough for all that is left of a controller
+		}
+		err := s.ask(c.Context, store.Request{RCID: p.RCID, Kind: store.SweepOrphan, Node: p.Node, Pod: p.Identity},
+			fmt.Sprintf("stop what is left of rc %s: it has no record", p.RCID))
+		if err != nil {
+			return err
 		}
 	}
 	for _, id := range plan.repairs {
@@ -195,6 +220,10 @@ func (t *tool) printSweep(name string, plan sweepPlan, dry bool, leftOut int) {
 	for _, o := range plan.orphans {
 		fmt.Fprintf(t.out, "%s stop %s (rc %s)\n", verb, podName(o.PodID, o.Identity), o.RCID)
 	}
+	for i := range plan.strays {
+		p := &plan.strays[i]
+		fmt.Fprintf(t.out, "%s stop %s on %s (rc %s, which has no record)\n", verb, podName(p.PodID, p.Identity), p.Node, p.RCID)
+	}
 	for _, id := range plan.repairs {
 		for _, key := range plan.leaked[id] {
 			fmt.Fprintf(t.out, "%s release the share of %s\n", verb, key)
@@ -209,7 +238,7 @@ func (t *tool) printSweep(name string, plan sweepPlan, dry bool, leftOut int) {
 	if leftOut > 0 {
 		fmt.Fprintf(t.err, "rcctl: node %s lists only some of its orphans, %d are left out; sweep again when these are gone\n", name, leftOut)
 	}
-	if len(plan.orphans)+len(plan.repairs) == 0 {
+	if len(plan.orphans)+len(plan.strays)+len(plan.repairs) == 0 {
 		fmt.Fprintf(t.out, "node %s: nothing to sweep; nothing was written\n", name)
 	} else if !dry {
 		fmt.Fprintf(t.out, "watch: rcctl pods --node %s\n", name)

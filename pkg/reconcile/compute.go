@@ -16,26 +16,32 @@ const ProgressDeadline = 2 * time.Minute
 // Compute decides everything about one controller. Each identity changes at most once per plan; what one change makes
 // possible comes with the next look.
 func Compute(s *Snapshot) Plan {
-	c := &computation{s: s, touched: map[pod.Identity]bool{}}
+	c := &computation{s: s, touched: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
+	s.rememberLost()
 	c.forget()
 	c.confirmStops()
 	c.adopt()
 	c.repair()
 	c.markLost()
-	c.release()
+	waits := c.answer(c.release())
 	switch {
 	case s.RC.DeletedAt != nil:
 		c.stopAll()
 		// While holding, pods may run on nodes that have not spoken yet (R1).
-		c.plan.Finish = len(s.Pods) == 0 && len(c.plan.Changes) == 0 && s.Hold == ""
-	case !s.RC.Disabled:
+		c.plan.Finish = len(s.Pods) == 0 && len(c.plan.Changes) == 0 && s.Hold == "" && !waits
+	case s.RC.Disabled:
+		c.drainsWait()
+	default:
+		c.force()
 		c.finishMoves()
 		c.replaceLost()
 		c.scale()
 		c.transfer()
 		c.upgrade()
+		c.drainsWait()
 	}
+	c.markGhosts()
 	c.report()
 	return c.plan
 }
@@ -44,9 +50,10 @@ type computation struct {
 	s       *Snapshot
 	plan    Plan
 	touched map[pod.Identity]bool
-	blocked string // why the upgrade is halted
-	held    int    // pods that are not stopped because of the breaker
-	waiting bool   // something is not done because of the hold
+	stopped map[pod.Identity]bool // by this very plan
+	blocked string                // why a drain or an upgrade does not go on
+	held    int                   // pods that are not stopped because of the breaker
+	waiting bool                  // something is not done because of the hold
 }
 
 // mayStop reports whether anything may be asked to stop now. While the nodes have not said what they run, a pod that looks
@@ -89,12 +96,16 @@ func (c *computation) confirmStops() {
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: g.Node})
 		}
 		stopped := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) || confirmed(p.Reality, p.Revision+1)
-		gone := stopped && len(next.Ghosts) == 0
-		if gone {
+		// Its node is done with it, also where a former copy may stay for long because its machine is lost.
+		handOn := stopped && p.RunState == pod.Stopped && len(next.Ghosts) > 0 && c.mayStop()
+		if gone := stopped && len(next.Ghosts) == 0; gone || handOn {
 			ch.Intents = append(ch.Intents, IntentChange{Node: p.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: p.Node})
 		} else {
 			ch.Placement = &next
+		}
+		if handOn {
+			c.handOn(&ch, p, next)
 		}
 		if len(ch.Intents) > 0 {
 			c.add(ch)
@@ -192,7 +203,7 @@ func (c *computation) repair() {
 		if c.touched[p.Identity] {
 			continue
 		}
-		if c.repairGhosts(p) {
+		if c.repairGhosts(p) || c.repairShares(p) {
 			continue
 		}
 		next, reason := p.Placement, ""
@@ -255,7 +266,7 @@ func (c *computation) shrink(p *Pod) {
 
 // repairGhosts writes the stop of a former node again where it vanished.
 func (c *computation) repairGhosts(p *Pod) bool {
-	if p.Intents == nil || len(p.Placement.Ghosts) == 0 || !c.mayStop() {
+	if p.Intents == nil {
 		return false
 	}
 	same := p.Placement
@@ -271,10 +282,57 @@ func (c *computation) repairGhosts(p *Pod) bool {
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &stop})
 		}
 	}
-	if len(ch.Intents) > 0 {
+	if len(ch.Intents) == 0 || !c.mayStop() {
+		return false
+	}
+	c.add(ch)
+	return true
+}
+
+// repairShares reserves again what the pod and its former copies take of nodes whose reservations do not say so, because the
+// record was lost or is an older one. Until then others could be placed on top of them (P3).
+func (c *computation) repairShares(p *Pod) bool {
+	same := p.Placement
+	ch := Change{
+		Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &same, Reason: "its share was not reserved",
+	}
+	reserve := func(nodeName string, ports map[string]int) {
+		held, read := p.Held[nodeName]
+		if !read {
+			return
+		}
+		need := c.shareOf(p, ports)
+		if held == nil || !holds(*held, need) {
+			// What is held besides may be that of a version that still runs; shrink gives it back.
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Holder: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest})
+		}
+	}
+	reserve(p.Node, p.Ports)
+	for _, g := range p.Placement.Ghosts {
+		if g.Node != p.Node {
+			reserve(g.Node, g.Ports)
+		}
+	}
+	if len(ch.Reserve) > 0 {
 		c.add(ch)
 	}
-	return len(ch.Intents) > 0
+	return len(ch.Reserve) > 0
+}
+
+// shareOf returns what a copy of the pod with these ports takes of its node, as far as it is known: the resources of another
+// manifest than the controller's are not.
+func (c *computation) shareOf(p *Pod, ports map[string]int) node.Holder {
+	if c.s.Manifest == nil || p.Digest != c.s.RC.ManifestDigest {
+		return node.NewHolder(p.Identity, ports, 0, 0)
+	}
+	res := c.s.Manifest.Resources()
+	return node.NewHolder(p.Identity, ports, res.CPU, res.Memory)
+}
+
+// holds reports whether a share is enough for what is needed.
+func holds(held, need node.Holder) bool {
+	return !slices.ContainsFunc(need.Ports, func(port int) bool { return !slices.Contains(held.Ports, port) }) &&
+		held.CPU >= need.CPU && held.Memory >= need.Memory
 }
 
 func sameIntent(got *pod.Intent, want pod.Intent) bool {
@@ -305,6 +363,7 @@ func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &also})
 		}
 	}
+	c.stopped[p.Identity] = true
 	c.add(ch)
 }
 

@@ -199,3 +199,27 @@ func TestTheOnlyReplicaMovesWhereThereIsRoom(t *testing.T) {
 		t.Errorf("changes %v, adds %v", plan.Changes, plan.Adds)
 	}
 }
+
+// A deep check that finds every stop of former copies in its place waits for nothing.
+func TestStopsThatAreThereWaitForNothing(t *testing.T) {
+	for _, missing := range []bool{false, true} {
+		for want, change := range map[rc.ConditionType]func(*reconcile.Snapshot){
+			rc.Holding:        func(s *reconcile.Snapshot) { s.Hold = "the records are new" },
+			rc.BreakerTripped: func(s *reconcile.Snapshot) { s.Breaker = "tripped" },
+		} {
+			s := snapshotOf(1)
+			s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
+			p := &s.Pods[0]
+			p.Placement.Ghosts = []pod.Ghost{{Node: "n1", Revision: 4}}
+			here, there := p.Intent(), p.GhostIntent(p.Placement.Ghosts[0])
+			p.Intents = map[string]*pod.Intent{"n0": &here, "n1": &there}
+			if missing {
+				delete(p.Intents, "n1")
+			}
+			change(s)
+			if plan := reconcile.Compute(s); len(plan.Changes) != 0 || plan.Status.Is(want) != missing {
+				t.Errorf("missing %t: changes %v, conditions %+v", missing, plan.Changes, plan.Status.Conditions)
+			}
+		}
+	}
+}

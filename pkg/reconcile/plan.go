@@ -17,7 +17,7 @@ type Action string
 // The actions.
 const (
 	Adopt   Action = "adopt"   // take over a pod that runs without an intent
-	Repair  Action = "repair"  // write an intent again that is missing or differs
+	Repair  Action = "repair"  // write an intent or a reservation again that is missing or differs
 	Place   Action = "place"   // a new pod on a node
 	Upgrade Action = "upgrade" // a new manifest, in place
 	Stop    Action = "stop"    // ask for a stop
@@ -43,8 +43,18 @@ type Change struct {
 	NeedsBreaker bool
 	// NeedsBell: the change relies on pods being available (P6), so nothing may have been reported meanwhile.
 	NeedsBell bool
+	// NeedsDead: a node's preparer is taken to be dead, so it must not have come back meanwhile.
+	NeedsDead *DeadNode
 	// NeedsSchema: a pod is placed, so the cluster nonce must not change meanwhile (R1).
 	NeedsSchema bool
+	// Answers are the requests that are carried out with this change: they go with it or stay.
+	Answers []string
+}
+
+// DeadNode is a node whose record nobody held when it was read, with the index that it had: holding it moves that.
+type DeadNode struct {
+	Name  string
+	Index uint64 // zero: there was no record
 }
 
 // IntentChange writes, or with a nil Intent removes, what a node must do about the identity.
@@ -100,7 +110,9 @@ func (c *Change) String() string {
 type Plan struct {
 	Changes []Change
 	Adds    []pod.Identity // to be placed or, if they exist, moved, in this order, where nodes can be found
-	// Answered are the requests that are dealt with once the plan is carried out.
+	// Marks note since when nodes are lost, for those of Adds whose move would: where no node is found they are written alone.
+	Marks []Change
+	// Answered are the requests that ask for nothing that is left to do. Others are with the changes; see Change.Answers.
 	Answered []string
 	Finish   bool          // the controller is deleted and nothing of it is left: remove its records
 	Status   rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
@@ -173,7 +185,7 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 	m := s.Manifest
 	p := pod.Placement{
 		Identity: id, Node: nodeName, PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: s.RC.ManifestDigest,
-		Ports: m.PortMap(), RunState: pod.Running, Revision: pod.NextRevision(s.Now), ChangedAt: s.Now,
+		Ports: m.PortMap(), RunState: pod.Running, Revision: pod.NextRevision(s.Now, s.Stopped[id]), ChangedAt: s.Now,
 	}
 	in := p.Intent()
 	holder := NewHolder(s, id)

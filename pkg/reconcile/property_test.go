@@ -100,17 +100,35 @@ func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 
 func (w *world) available() int {
 	n := 0
-	for id, p := range w.pods {
-		r := w.reality[at{p.Node, id}]
-		ok := r.Available && r.Digest == p.Digest && !w.gone(p.Node)
-		for _, g := range p.Ghosts {
-			ok = ok || g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.gone(g.Node)
-		}
-		if ok && p.RunState == pod.Running {
+	for id := range w.pods {
+		if w.counts(id) {
 			n++
 		}
 	}
 	return n
+}
+
+// counts reports whether a pod counts as available.
+func (w *world) counts(id pod.Identity) bool {
+	p := w.pods[id]
+	r := w.reality[at{p.Node, id}]
+	ok := r.Available && r.Digest == p.Digest && !w.gone(p.Node)
+	for _, g := range p.Ghosts {
+		ok = ok || g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.gone(g.Node)
+	}
+	return ok && p.RunState == pod.Running
+}
+
+// forced reports whether an operator said that a pod stops wherever it is placed.
+func (w *world) forced(p pod.Placement) bool {
+	v := w.nodes[p.Node]
+	return v != nil && v.Alive && v.Ops.Drain != nil && v.Ops.Drain.Force &&
+		(p.AdoptedAtGeneration != w.rc.Generation || v.Ops.Drain.Since.After(p.ChangedAt))
+}
+
+// forcesGhost is forced for a former copy of the pod.
+func (w *world) forcesGhost(p pod.Placement) bool {
+	return slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return w.nodes[g.Node].Ops.Drain != nil && w.nodes[g.Node].Ops.Drain.Force })
 }
 
 func (w *world) gone(name string) bool { return !w.nodes[name].Alive && w.nodes[name].Gone }
@@ -133,9 +151,7 @@ func (w *world) pass(t *rapid.T, deep bool) int {
 	plan := reconcile.Compute(s)
 	w.status = &plan.Status
 	w.checkPlan(t, &plan, before)
-	if len(plan.Answered) == len(w.requests) {
-		w.requests = nil
-	}
+	w.answered(plan.Answered)
 	for _, id := range plan.Adds {
 		if name := w.nodeFor(id); name != "" {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, name))
@@ -153,9 +169,19 @@ func (w *world) pass(t *rapid.T, deep bool) int {
 	return len(plan.Changes)
 }
 
+func (w *world) answered(ids []string) {
+	w.requests = slices.DeleteFunc(w.requests, func(r reconcile.Request) bool { return slices.Contains(ids, r.ID) })
+}
+
 func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 	seen := map[pod.Identity]bool{}
 	stops := 0
+	for i := range plan.Changes {
+		// Forced ones outrank the minimum; whatever else goes must leave it without them.
+		if ch := &plan.Changes[i]; ch.Action == reconcile.Stop && w.forced(w.pods[ch.Identity]) && w.counts(ch.Identity) {
+			available--
+		}
+	}
 	for i := range plan.Changes {
 		ch := &plan.Changes[i]
 		if seen[ch.Identity] {
@@ -179,19 +205,20 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 		}
 		was, placed := w.pods[ch.Identity]
 		r := w.reality[at{was.Node, ch.Identity}]
-		if placed && (ch.Action == reconcile.Stop || ch.Action == reconcile.Upgrade) && r.Available && r.Digest == was.Digest && was.RunState == pod.Running && !w.gone(was.Node) {
+		forced := ch.Action == reconcile.Stop && w.forced(was)
+		if placed && !forced && (ch.Action == reconcile.Stop || ch.Action == reconcile.Upgrade) && r.Available && r.Digest == was.Digest && was.RunState == pod.Running && !w.gone(was.Node) {
 			stops++
 			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && !ch.NeedsBell {
 				t.Fatalf("%s relies on others being available without the bell's condition", ch)
 			}
 		}
-		if ch.Action == reconcile.Expel && (!r.Available || r.Digest != was.Digest) {
+		if ch.Action == reconcile.Expel && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) {
 			t.Fatalf("%s: the winning copy is not available", ch)
 		}
 		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
 			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
 		}
-		if placed && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
+		if placed && !forced && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
 			t.Fatalf("%s stops what was adopted at this generation", ch)
 		}
 		if ch.Placement != nil && placed && ch.Placement.Revision < was.Revision {
@@ -234,6 +261,7 @@ func (w *world) apply(t *rapid.T, ch *reconcile.Change) {
 		t.Fatalf("%s is computed from index %d, the record has %d", ch, ch.Index, w.indices[ch.Identity])
 	}
 	w.index++
+	w.answered(ch.Answers)
 	if ch.Placement == nil {
 		p := w.pods[ch.Identity]
 		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running && w.nodes[p.Node].Alive {
@@ -325,7 +353,7 @@ func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	switch rapid.SampledFrom([]string{
 		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
-		"node dies", "node dies", "node returns", "node returns", "drain", "undrain", "forget",
+		"node dies", "node dies", "node returns", "node returns", "drain", "force", "undrain", "forget",
 	}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 8).Draw(t, "replicas")
@@ -370,12 +398,16 @@ func (w *world) step(t *rapid.T) {
 		v.Alive, v.Gone = true, false
 	case "drain":
 		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
+	case "force":
+		deadline := w.now
+		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now.Truncate(time.Second), Deadline: &deadline, Force: true}
 	case "undrain":
 		w.anyNode(t).Ops.Drain = nil
 	case "forget":
 		if where, ok := draw(t, w.copies); ok {
-			w.requests = append(w.requests, reconcile.Request{ID: "r", Forget: true, Node: where.node, Pod: where.id})
-			if !w.nodes[where.node].Alive {
+			dead := !w.nodes[where.node].Alive
+			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Alive: !dead, Node: where.node, Pod: where.id})
+			if dead {
 				delete(w.copies, where) // the operator is right: it is gone
 				delete(w.reality, where)
 			}
@@ -467,6 +499,9 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 				t.Logf("copy %s %s: %s %d", k.node, k.id, v.State, v.Revision)
 			}
 			t.Fatalf("desired %d, placed %d, running %d, available %d\npods %+v\nreality %+v\ncopies %+v\nstatus %+v", desired, len(w.pods), w.running(), w.available(), w.pods, w.reality, w.copies, w.status)
+		}
+		if len(w.requests) != 0 {
+			t.Fatalf("requests are left: %+v", w.requests)
 		}
 		if !w.status.Is(rc.Converged) {
 			t.Fatalf("settled but not converged: %+v", w.status)

@@ -51,7 +51,13 @@ func (c *computation) report() {
 			adopted++
 		}
 	}
-	st.LastError = strings.Join(s.Errors, "; ")
+	failures := slices.Clone(s.Errors)
+	for _, r := range s.Requests {
+		if r.Waits != "" {
+			failures = append(failures, r.Waits)
+		}
+	}
+	st.LastError = Few(failures)
 	c.plan.Status = st
 	c.conditions(outdated, adopted, waitingFor)
 	c.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf("%d pods on lost nodes, %d on nodes without a preparer: %s",
@@ -106,4 +112,22 @@ func describe(r *pod.Reality) string {
 	default:
 		return string(r.State)
 	}
+}
+
+// How much of what is wrong a status repeats: it is stored several times, in one transaction with everything else.
+const (
+	maxErrors     = 5
+	maxErrorBytes = 2000
+)
+
+// Few joins what is wrong to one text that is not long, however much it is.
+func Few(errs []string) string {
+	text := strings.Join(errs[:min(len(errs), maxErrors)], "; ")
+	if len(text) > maxErrorBytes {
+		text = strings.ToValidUTF8(text[:maxErrorBytes], "") + "..."
+	}
+	if more := len(errs) - maxErrors; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
 }

@@ -84,6 +84,10 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 		if n == 0 {
 			return
 		}
+		if c.stopped[p.Identity] {
+			n-- // for another reason, but it goes
+			continue
+		}
 		if c.touched[p.Identity] || c.s.available(p) && *spare <= 0 {
 			continue
 		}
@@ -169,7 +173,7 @@ func (c *computation) upgrade() {
 	if len(outdated) == 0 {
 		return // nothing is held up: a pod that fails is not a failed upgrade
 	}
-	c.blocked = cmp.Or(c.blocked, failed)
+	c.block(failed)
 	if waiting {
 		return
 	}
@@ -177,8 +181,8 @@ func (c *computation) upgrade() {
 		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
 	if least := c.s.RC.MinimumAvailable(); c.s.available(p) && available-1 < least {
-		c.blocked = fmt.Sprintf("%d available replicas and a minimum of %d leave no room to upgrade in place; lower min_available or add replicas",
-			available, least)
+		c.block(fmt.Sprintf("%d available replicas and a minimum of %d leave no room to upgrade in place; lower min_available or add replicas",
+			available, least))
 		return
 	}
 	c.upgradeOne(p)

@@ -25,17 +25,27 @@ type Snapshot struct {
 	Hold     string                // why nothing may be added yet (R1); empty when it may
 	Breaker  string                // why nothing may be stopped (mass-stop breaker); empty when it may
 	Requests []Request             // what operators ask of the owner
-	Leaks    []Leak                // reservations of this controller for pods that are not there
+	Leaks    []Leak                // reservations of this controller, on nodes that somebody asks to be looked at
+	// Stopped are the highest revisions at which nodes are known to have stopped replicas that have no placement. A clock that
+	// was ahead leaves ones that are above the present time, and nodes refuse what is not higher (R3).
+	Stopped  map[pod.Identity]int64
 	Previous *rc.Status
 	Errors   []string // what could not be read, for the status
+
+	lost map[string]bool // nodes whose machines were lost when they were looked at last, as the placements say
 }
 
 // Request asks the owner for something about one node, and for ForgetPod about one identity.
 type Request struct {
 	ID     string
-	Forget bool // the pod's copy on the node counts as stopped, if the node is not alive
+	Forget bool // the pod's copy on the node counts as stopped
 	Node   string
 	Pod    pod.Identity
+	// Alive: the node's record was held when it was read for this. Then a pod there is not forgotten. NodeIndex is that of
+	// the record, zero where there was none.
+	Alive     bool
+	NodeIndex uint64
+	Waits     string // what it needs that cannot be read now; the status says so
 }
 
 // Leak is a share of a node that an identity holds without being there.
@@ -53,6 +63,9 @@ type Pod struct {
 	// Intents are those of Placement.Node and of the ghosts' nodes, by node; nil when they were not read. They are
 	// read after a claim, where a node lists the pod as an orphan, and by the slow deep check.
 	Intents map[string]*pod.Intent
+	// Held is the pod's share in the reservations of the same nodes, nil where there is none; a node whose reservation cannot
+	// be read is absent. It is nil when they were not read: only the slow deep check, and the first pass after a claim, do.
+	Held map[string]*node.Holder
 }
 
 // Orphan is a pod that a living node runs without a matching intent.
@@ -81,10 +94,28 @@ func (s *Snapshot) available(p *Pod) bool {
 	return false
 }
 
-// gone reports whether the machine is known to be lost. One without a record is not: records can vanish.
+// gone reports whether the machine is known to be lost. That stays so until a preparer holds the node again: Consul forgets a
+// failed agent some day, and then knows no more of the machine than of one whose agent left in order. A node without a record
+// is not lost: records can vanish.
 func (s *Snapshot) gone(name string) bool {
 	v := s.Nodes[name]
-	return v != nil && !v.Alive && v.Gone
+	return v != nil && !v.Alive && (v.Gone || s.lost[name])
+}
+
+// rememberLost collects which machines were lost, as the placements say.
+func (s *Snapshot) rememberLost() {
+	s.lost = map[string]bool{}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if p.RunState == pod.Running && p.LostSince != nil {
+			s.lost[p.Node] = true
+		}
+		for _, g := range p.Placement.Ghosts {
+			if g.Gone {
+				s.lost[g.Node] = true
+			}
+		}
+	}
 }
 
 // runs reports whether the node says that it runs the pod, in whatever way.

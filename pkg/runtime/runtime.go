@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
 // Runtime supervises processes. All methods are safe for concurrent use. An error means that the runtime could not be
@@ -69,21 +70,8 @@ const (
 	Never     RestartPolicy = "never"
 )
 
-// Isolation is what keeps a process from the rest of the node. It is applied after the fork and before the program.
-type Isolation struct {
-	UID    int   `json:"uid"`
-	GID    int   `json:"gid"`
-	Groups []int `json:"groups,omitempty"` // supplementary
-
-	NoNewPrivileges bool   `json:"no_new_privileges,omitempty"` // setuid programs give it nothing (prctl(2))
-	Tmp             string `json:"tmp,omitempty"`               // directory that it sees as /tmp and /var/tmp; empty: the node's
-	// Cgroup is a directory of cgroup v2, made when missing, that the process and all its descendants live in, whatever
-	// sessions they make; empty: none. The limits are of this group; zero: none.
-	Cgroup string `json:"cgroup,omitempty"`
-	CPU    int64  `json:"cpu,omitempty"`    // thousandths of a core
-	Memory int64  `json:"memory,omitempty"` // bytes
-	PIDs   int64  `json:"pids,omitempty"`   // processes and threads
-}
+// Isolation is what keeps a process from the rest of the node.
+type Isolation = confine.Isolation
 
 // Phase is where a process is in its life.
 type Phase string

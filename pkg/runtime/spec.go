@@ -87,24 +87,3 @@ func (s Spec) Same(other Spec) bool {
 	s.Command, s.Env, other.Command, other.Env = nil, nil, nil, nil
 	return reflect.DeepEqual(s, other)
 }
-
-// Validate reports why an isolation cannot be applied anywhere.
-func (i Isolation) Validate() error {
-	const maxID = 1<<32 - 2 // one more means "leave it"
-	for _, id := range append([]int{i.UID, i.GID}, i.Groups...) {
-		if id < 0 || id > maxID {
-			return fmt.Errorf("isolation: user or group %d is not valid; allowed: 0 to %d", id, maxID)
-		}
-	}
-	for _, dir := range []string{i.Tmp, i.Cgroup} {
-		if dir != "" && dir[0] != '/' {
-			return fmt.Errorf("isolation: directory %q is not valid; allowed: an absolute path, or nothing", dir)
-		}
-	}
-	for name, limit := range map[string]int64{"cpu": i.CPU, "memory": i.Memory, "pids": i.PIDs} {
-		if limit < 0 || limit > 0 && i.Cgroup == "" {
-			return fmt.Errorf("isolation: %s limit %d is not valid; allowed: zero for none, or more together with a cgroup", name, limit)
-		}
-	}
-	return nil
-}

@@ -19,12 +19,14 @@ type Batch struct {
 	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
 	// Indices that must not have moved; zero means that the batch does not depend on them.
 	SchemaIndex, BreakerIndex, BellIndex uint64
-	Audit                                *Audit
-	Status                               *rc.Status
-	Pods                                 []PodWrite
-	Intents                              []IntentWrite
-	Reservations                         []ReservationWrite
-	Answered                             []string // ids of requests that this batch deals with
+	// Dead are nodes whose records nobody may have come to hold, with the indices of those; zero: there was no record.
+	Dead         map[string]uint64
+	Audit        *Audit
+	Status       *rc.Status
+	Pods         []PodWrite
+	Intents      []IntentWrite
+	Reservations []ReservationWrite
+	Answered     []string // ids of requests that this batch deals with
 }
 
 // PodWrite replaces, creates (index zero) or removes (nil) a placement.
@@ -32,8 +34,6 @@ type PodWrite struct {
 	Identity  pod.Identity
 	Index     uint64
 	Placement *pod.Placement
-
-	encoded []byte // the placement, once its cost was asked for
 }
 
 // IntentWrite sets or removes (nil) an intent.
@@ -41,8 +41,6 @@ type IntentWrite struct {
 	Node     string
 	Identity pod.Identity
 	Intent   *pod.Intent
-
-	encoded []byte // the intent, once its cost was asked for
 }
 
 // ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
@@ -62,6 +60,9 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 		if cond.index != 0 {
 			ops = append(ops, consul.CheckIndex(cond.key, cond.index))
 		}
+	}
+	for name, index := range b.Dead {
+		ops = append(ops, t.same(t.keys.Node(name), index))
 	}
 	for _, r := range b.Reservations {
 		ops = append(ops, t.reservationOp(r))
@@ -85,44 +86,54 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 }
 
 // sameRC is the condition that a controller's record is the one that was read (P2).
-func (t *FarmTenure) sameRC(id string, index uint64) consul.Op {
+func (t *FarmTenure) sameRC(id string, index uint64) consul.Op { return t.same(t.keys.RC(id), index) }
+
+// same is the condition that a key has an index, or with zero that there is none.
+func (t *FarmTenure) same(key string, index uint64) consul.Op {
 	if index == 0 {
-		return consul.CheckMissing(t.keys.RC(id))
+		return consul.CheckMissing(key)
 	}
-	return consul.CheckIndex(t.keys.RC(id), index)
+	return consul.CheckIndex(key, index)
 }
 
 // What a transaction takes; see consul.MaxTxnOps.
 const (
 	MaxBatchOps   = consul.MaxTxnOps
 	MaxBatchBytes = consul.MaxTxnBytes
-	// MaxAnswered is how many requests one batch may deal with.
+	// MaxAnswered is how many requests one batch may deal with besides those that its pods answer.
 	MaxAnswered = 8
-	// BatchHead is how many operations a batch may need besides its pods, intents and reservations.
-	BatchHead = 8 + MaxAnswered
+	// BatchHead is how many operations a batch may need besides its pods, intents and reservations. A request takes its
+	// removal, and that its node is dead.
+	BatchHead = 8 + 2*MaxAnswered
 )
 
 // Cost is what a change adds to a batch.
 type Cost struct{ Ops, Bytes int }
 
-// CostOf returns an upper bound of what these writes add to a batch; the first may be nil. The
-// placement and the intents must not change any more: their encoding is kept for the commit, because encoding thousands of
-// pods twice would be a good part of placing them.
+// CostOf returns an upper bound of what these writes add to a batch; the first may be nil. Nothing is encoded for it: that is
+// left to the commits, which are carried out side by side.
 func (t *FarmTenure) CostOf(p *PodWrite, intents []IntentWrite, reservations []ReservationWrite) Cost {
 	var cost Cost
-	count := func(op consul.Op) {
+	count := func(key string, value int) {
 		cost.Ops++
-		cost.Bytes += op.Bytes()
+		cost.Bytes += consul.OpBytes(key, value)
 	}
-	if p != nil {
-		count(t.podOp(p))
+	switch {
+	case p == nil:
+	case p.Placement == nil:
+		count(t.keys.Pod(p.Identity), 0)
+	default:
+		count(t.keys.Pod(p.Identity), p.Placement.Bytes())
 	}
 	for i := range intents {
-		count(t.intentOp(&intents[i]))
+		if in := &intents[i]; in.Intent != nil {
+			count(t.keys.Intent(in.Node, in.Identity), in.Intent.Bytes())
+		} else {
+			count(t.keys.Intent(in.Node, in.Identity), 0)
+		}
 	}
 	for _, r := range reservations {
-		cost.Ops++
-		cost.Bytes += consul.OpBytes(t.keys.Reservation(r.Node), r.Value.Bytes())
+		count(t.keys.Reservation(r.Node), r.Value.Bytes())
 	}
 	return cost
 }
@@ -132,10 +143,7 @@ func (t *FarmTenure) podOp(p *PodWrite) consul.Op {
 	if p.Placement == nil {
 		return consul.DeleteCAS(key, p.Index)
 	}
-	if p.encoded == nil {
-		p.encoded = encode(p.Placement)
-	}
-	return consul.CAS(key, p.encoded, p.Index)
+	return consul.CAS(key, encode(p.Placement), p.Index)
 }
 
 func (t *FarmTenure) intentOp(in *IntentWrite) consul.Op {
@@ -143,10 +151,7 @@ func (t *FarmTenure) intentOp(in *IntentWrite) consul.Op {
 	if in.Intent == nil {
 		return consul.Delete(key)
 	}
-	if in.encoded == nil {
-		in.encoded = encode(in.Intent)
-	}
-	return consul.Set(key, in.encoded)
+	return consul.Set(key, encode(in.Intent))
 }
 
 func (t *FarmTenure) reservationOp(r ReservationWrite) consul.Op {

@@ -370,6 +370,39 @@ func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
 	return held != "" && held != t.sess.Releasing, err
 }
 
+// Unreserved returns what nodes have been told about and hold no share for. It is a hint: what changes meanwhile may be
+// among it. A node whose reservation cannot be read is left out.
+func (t *FarmTenure) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
+	if len(nodes) == 0 {
+		return nil, nil
+	}
+	var intents consul.Reading
+	for _, name := range nodes {
+		intents.Prefixes = append(intents.Prefixes, t.keys.Intents(name))
+	}
+	_, below, err := t.merged.Read(ctx, intents, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	found, err := t.c.GetMany(ctx, t.reservationKeys(nodes), consul.Default) // later: what is placed meanwhile has a share
+	if err != nil {
+		return nil, err
+	}
+	reserved, unreadable := t.taken(found, nodes)
+	var missing []At
+	for _, p := range below {
+		name, _, _ := strings.Cut(p.Key[len(t.keys.prefix+"intent/"):], "/")
+		in, err := decode[pod.Intent](t.keys, p)
+		if err != nil || unreadable[name] != nil {
+			continue // also the marker
+		}
+		if _, held := reserved[name].Value.Holders[in.Value.Identity.String()]; !held {
+			missing = append(missing, At{Node: name, Identity: in.Value.Identity})
+		}
+	}
+	return missing, nil
+}
+
 // RCExists reports whether there is a record of a controller, readable or not.
 func (s *Store) RCExists(ctx context.Context, rcID string) (bool, error) {
 	return s.exists(ctx, s.keys.RC(rcID))

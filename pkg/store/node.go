@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -22,14 +23,52 @@ func (s *Store) NodeTenure(sess *consul.Session, name string) *NodeTenure {
 	return &NodeTenure{Store: s, sess: sess, name: name}
 }
 
+// ForeignError says that a node's name belongs to another machine, or to another data directory.
+type ForeignError struct {
+	Record node.Node // as it is
+	Writer node.Node // who would write it
+	Key    string    // of the record
+}
+
+// Error says whose the name is and what to do.
+func (e *ForeignError) Error() string {
+	next := "give one of the two another name with --node; or, once nothing of the other's pods runs any more, start this preparer once with " +
+		"--take-over-name, or remove the key " + e.Key
+	if e.Record.Host == e.Writer.Host {
+		next = "if this data directory is a copy, start with an empty one and another name; if this machine's agent was renamed, start this preparer once with --take-over-name"
+	}
+	return fmt.Sprintf("node name %s belongs to %s, and this is %s; what to do next: %s", e.Record.Name, hostText(e.Record), hostText(e.Writer), next)
+}
+
+func hostText(n node.Node) string {
+	host := n.Host
+	if host == "" {
+		host = "without an id"
+	}
+	return fmt.Sprintf("host %s (Consul agent %q, address %s)", host, n.ConsulNode, n.Address)
+}
+
 // Hold takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
-// Incarnation and ConsulNode are replaced by the session's. It returns *consul.HeldError when another preparer claims the
-// same node name, and ErrLost when the session is dead.
-func (t *NodeTenure) Hold(ctx context.Context, n node.Node) error {
+// Incarnation and ConsulNode are replaced by the session's. It returns *ForeignError when the name belongs to another host,
+// whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.HeldError when
+// another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
+// nobody.
+func (t *NodeTenure) Hold(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode = t.sess.Incarnation, t.sess.ConsulNode
-	value := encode(n)
-	_, err := t.c.Acquire(ctx, t.keys.Node(t.name), t.sess.Releasing, func() []byte { return value })
+	key := t.keys.Node(t.name)
+	err := t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) error {
+		rec, err := decode[node.Node](t.keys, present)
+		if err != nil || present.Session == t.sess.Releasing || takeOver || !rec.Value.Foreign(n) {
+			return nil //nolint:nilerr // nothing to compare with
+		}
+		if rec.Value.ConsulNode != "" {
+			if gone, err := t.c.AgentGone(ctx, rec.Value.ConsulNode); gone || err != nil {
+				return err
+			}
+		}
+		return &ForeignError{Record: rec.Value, Writer: n, Key: key}
+	})
 	if err == nil {
 		t.sess.Confirm(sent)
 	}
@@ -47,8 +86,8 @@ func HeldBy(err error) (session string, ok bool) {
 
 // WriteReality writes a reality and rings the controller's bell, in one transaction under the node's lock. index is that
 // of the record as last read or written (zero: none exists), so that a write that lingers somewhere cannot land over a
-// later one. It returns the new index; ErrConflict when index is not the record's, ErrLost when the lock is not held, or
-// ErrUnknown, after which the record must be read again.
+// later one. It returns the new index; ErrConflict when index is not the record's, ErrLost when the lock is not held,
+// ErrTooLarge when the record cannot be written at all, or ErrUnknown, after which the record must be read again.
 func (t *NodeTenure) WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error) {
 	key := t.keys.Reality(t.name, r.Identity)
 	written, err := t.commit(ctx, key, consul.CAS(key, encode(r), index), t.ring(r.RCID))

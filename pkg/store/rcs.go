@@ -33,18 +33,31 @@ func (s *Store) ListRCs(ctx context.Context) ([]Rec[rc.RC], []error, error) {
 // ListRCIDs returns the ids of all controllers, readable or not.
 func (s *Store) ListRCIDs(ctx context.Context) ([]string, error) { return s.ids(ctx, s.keys.RCs()) }
 
+// ListPlacedRCIDs returns the ids of all controllers that have placements, with or without a record of their own.
+func (s *Store) ListPlacedRCIDs(ctx context.Context) ([]string, error) {
+	keys, err := s.c.Children(ctx, s.keys.AllPods())
+	return idsOf(keys, s.keys.AllPods()), err
+}
+
+// ListReservedNodes returns the names of all nodes that have a reservation, readable or not.
+func (s *Store) ListReservedNodes(ctx context.Context) ([]string, error) {
+	return s.ids(ctx, s.keys.AllReservations())
+}
+
 func (s *Store) ids(ctx context.Context, prefix string) ([]string, error) {
 	keys, err := s.c.Keys(ctx, prefix)
-	if err != nil {
-		return nil, err
-	}
+	return idsOf(keys, prefix), err
+}
+
+// idsOf returns the last parts of keys, without the marker of the prefix that they are below.
+func idsOf(keys []string, prefix string) []string {
 	ids := make([]string, 0, len(keys))
 	for _, key := range keys {
 		if key != prefix {
 			ids = append(ids, path.Base(key))
 		}
 	}
-	return ids, nil
+	return ids
 }
 
 // RCChange is one operator act on one controller.

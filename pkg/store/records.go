@@ -22,6 +22,8 @@ var (
 	ErrRefused = consul.ErrRefused
 	// ErrUnknown means that a transaction may have landed, or may yet: bump the fence before reading on.
 	ErrUnknown = consul.ErrUnknown
+	// ErrTooLarge means that a record is larger than Consul takes; it was not sent.
+	ErrTooLarge = consul.ErrTooLarge
 	// ErrLost means that the session or the lock is not ours any more.
 	ErrLost = consul.ErrLost
 	// ErrRegressed means that the store went back in time.

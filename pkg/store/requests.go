@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -17,7 +18,8 @@ const (
 	ForgetPod RequestKind = "forget-pod"
 	// SweepOrphan stops a pod that runs without a controller.
 	SweepOrphan RequestKind = "sweep-orphan"
-	// RepairReservation releases what a node has reserved for pods of the controller that are not there.
+	// RepairReservation releases what a node has reserved for pods of the controller that are not there, and reserves what
+	// it has not for those that are.
 	RepairReservation RequestKind = "repair-reservation"
 )
 
@@ -30,6 +32,16 @@ type Request struct {
 	Pod  pod.Identity `json:"pod,omitzero"` // not for RepairReservation
 	By   string       `json:"by"`
 	At   time.Time    `json:"at"`
+}
+
+// NodeHeld reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
+// there is none.
+func (s *Store) NodeHeld(ctx context.Context, name string) (index uint64, held bool, err error) {
+	pair, err := s.c.Get(ctx, s.keys.Node(name), consul.Consistent)
+	if errors.Is(err, ErrNotFound) {
+		return 0, false, nil
+	}
+	return pair.ModifyIndex, pair.Session != "", err
 }
 
 // Ask leaves a request for a controller's owner, with an audit record, and rings.

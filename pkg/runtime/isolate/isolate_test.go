@@ -8,57 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
-
-// Apply itself is tested by the conformance suite of the runtimes, in real processes.
-
-func TestLimits(t *testing.T) {
-	all := limitControllers()
-	for name, tt := range map[string]struct {
-		iso    runtime.Isolation
-		usable []string
-		want   string
-	}{
-		"none":              {runtime.Isolation{}, all, ""},
-		"all":               {runtime.Isolation{CPU: 1500, Memory: 512 << 20, PIDs: 64}, all, "cpu.max=150000 100000 memory.max=536870912 pids.max=64"},
-		"least CPU":         {runtime.Isolation{CPU: 1}, all, "cpu.max=1000 100000"}, // the kernel takes no less
-		"a hundredth":       {runtime.Isolation{CPU: 10}, all, "cpu.max=1000 100000"},
-		"without memory":    {runtime.Isolation{CPU: 1000, Memory: 1, PIDs: 1}, []string{CPU, PIDs}, "cpu.max=100000 100000 pids.max=1"},
-		"other controllers": {runtime.Isolation{CPU: 1000, Memory: 1, PIDs: 1}, []string{"hugetlb", "io"}, ""},
-	} {
-		mount := t.TempDir()
-		dir := filepath.Join(mount, "group")
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		group, err := cgroup2.Load("/group", cgroup2.WithMountpoint(mount))
-		if err == nil {
-			err = group.Update(limits(tt.iso, tt.usable))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		files, err := os.ReadDir(dir) // in the order of their names
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, file := range files {
-			data, err := os.ReadFile(filepath.Join(dir, file.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got = append(got, file.Name()+"="+string(data))
-		}
-		if strings.Join(got, " ") != tt.want {
-			t.Errorf("%s: %q, want %q", name, got, tt.want)
-		}
-	}
-}
 
 func TestFindCgroup2(t *testing.T) {
 	const hybrid = `24 1 0:22 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -105,7 +58,7 @@ func TestProbe(t *testing.T) {
 	t.Logf("%+v", h)
 	offers := map[string]bool{"users": h.Users, "tmp": h.Tmp, "cgroup": h.Cgroup != ""}
 	if h.Cgroup != "" {
-		for _, c := range limitControllers() {
+		for _, c := range confine.Controllers() {
 			offers[c+" limit"] = slices.Contains(h.Limits, c)
 		}
 	}
@@ -141,7 +94,7 @@ func TestCgroupKillAndRemove(t *testing.T) {
 		}
 	}()
 	dir := filepath.Join(h.Cgroup, "p")
-	if _, err := manage(filepath.Join(dir, "below")); err != nil {
+	if err := confine.MakeCgroup(filepath.Join(dir, "below")); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ > below/cgroup.procs; exec sleep 1000`)
@@ -175,25 +128,5 @@ func TestCgroupKillAndRemove(t *testing.T) {
 	}
 	if in, err := Members(dir); err != nil || len(in) > 0 {
 		t.Errorf("members of what is gone: %v, %v", in, err)
-	}
-}
-
-func TestSplit(t *testing.T) {
-	mount := t.TempDir()
-	for _, dir := range []string{mount, filepath.Join(mount, "a")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, controllersFile), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for dir, want := range map[string]string{"a": "/a", "a/b": "/a/b", "a/not/there": "/a/not/there"} {
-		if at, group, err := split(filepath.Join(mount, dir)); at != mount || group != want || err != nil {
-			t.Errorf("%s: %q, %q, %v; want %q below %q", dir, at, group, err, want, mount)
-		}
-	}
-	if at, group, err := split("/no/such/mount"); err == nil {
-		t.Errorf("split into %q and %q", at, group)
 	}
 }

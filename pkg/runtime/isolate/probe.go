@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
 // Host says which parts of an Isolation can be had here.
@@ -20,7 +22,7 @@ type Host struct {
 	Users   bool     // processes may run as other users
 	Tmp     bool     // processes may have a tmp of their own
 	Cgroup  string   // directory of cgroup v2 whose children processes may live in; empty: none
-	Limits  []string // of CPU, Memory and PIDs, those that such children can have
+	Limits  []string // of confine.CPU, Memory and PIDs, those that such children can have
 	Without []string // what cannot be had, and why; one sentence each
 	uids    []idRange
 	gids    []idRange
@@ -81,7 +83,7 @@ func (h *Host) probeTmp() {
 	tried := make(chan error)
 	go func() {
 		goruntime.LockOSThread() // never unlocked: the thread goes with its mounts
-		tried <- ownMounts()
+		tried <- confine.OwnMounts()
 	}()
 	if err := <-tried; err != nil {
 		h.lack("tmp", "%v", err)
@@ -103,7 +105,7 @@ func (h *Host) probeCgroup(parent string) {
 		return
 	}
 	h.Cgroup = dir
-	for _, c := range limitControllers() {
+	for _, c := range confine.Controllers() {
 		if slices.Contains(usable, c) {
 			h.Limits = append(h.Limits, c)
 		} else {
@@ -114,19 +116,15 @@ func (h *Host) probeCgroup(parent string) {
 
 // tryChild makes the parent, gives it what a child needs, and returns the controllers of that child.
 func tryChild(parent string) ([]string, error) {
-	if _, err := manage(parent); err != nil {
-		return nil, fmt.Errorf("make cgroup %s: %w", parent, err)
+	if err := confine.MakeCgroup(parent); err != nil {
+		return nil, err
 	}
 	child, err := os.MkdirTemp(parent, "probe-")
 	if err != nil {
 		return nil, fmt.Errorf("make cgroup: %w", err)
 	}
 	defer func() { _ = Remove(child) }()
-	group, err := manage(child)
-	if err != nil {
-		return nil, fmt.Errorf("make cgroup: %w", err)
-	}
-	return passDown(group, limitControllers())
+	return confine.PassDown(child, confine.Controllers())
 }
 
 func cgroupMount() (string, error) {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -21,7 +22,8 @@ const maxRotated = 4
 
 // Rotate moves the content of a log that is larger than limit into log.1, log.1 into log.2 and so on, keeping so many
 // of them. It copies and truncates, because the program holds the file open and appends to it (R12). What the
-// program writes between the last read and the truncation is lost: some microseconds' worth.
+// program writes between the last read and the truncation is lost: some microseconds' worth. On a full disk all of it is, which
+// is the error then.
 func Rotate(path string, limit int64, keep int) (err error) {
 	// Next to always this is all: a node looks at hundreds of logs each second.
 	if info, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().IsRegular() && info.Size() <= limit {
@@ -44,14 +46,18 @@ func Rotate(path string, limit int64, keep int) (err error) {
 		return nil
 	}
 	if keep > 0 {
-		if err := copyAside(log, path, max(0, info.Size()-maxRotated*limit)); err != nil {
-			return fmt.Errorf("rotate log: %w", err)
+		err = copyAside(log, path, max(0, info.Size()-maxRotated*limit))
+		if err == nil {
+			err = shift(path, keep)
 		}
-		if err := shift(path, keep); err != nil {
+		if err != nil && !durable.Full(err) {
 			return fmt.Errorf("rotate log: %w", err)
 		}
 	}
-	if err := log.Truncate(0); err != nil {
+	if err != nil { // a log that waits for room takes what is left of it
+		err = fmt.Errorf("the log's content is lost, because there is no room for a copy: %w", err)
+	}
+	if err = errors.Join(err, log.Truncate(0)); err != nil {
 		return fmt.Errorf("rotate log: %w", err)
 	}
 	return nil

@@ -160,6 +160,8 @@ func become(isolate func(*rt.Isolation) error) {
 		fmt.Fprintf(os.NewFile(answerFD, "answer"), format, args...)
 		os.Exit(1)
 	}
+	runtime.LockOSThread() // what is asked of the kernel below is a thread's
+	parent := os.Getppid() // the guard: where it is gone already, so is this process
 	closeOnExec()
 	var c Command
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&c); err != nil {
@@ -173,6 +175,13 @@ func become(isolate func(*rt.Isolation) error) {
 		if err := isolate(c.Isolation); err != nil {
 			complain("isolate: %v", err)
 		}
+	}
+	// A change of the user has undone what startProgram asked for (prctl(2)); the guard may have been killed meanwhile.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
+		complain("ask to be killed with the guard: %v", err)
+	}
+	if os.Getppid() != parent {
+		os.Exit(1)
 	}
 	if err := os.Chdir(c.Dir); err != nil {
 		complain("change to the working directory: %v", err)

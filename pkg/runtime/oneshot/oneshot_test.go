@@ -13,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	rt "github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
 // patience is how long a test waits for something that must happen.
@@ -27,7 +30,12 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case Arg:
-			Exec(func(i *rt.Isolation) error { return fmt.Errorf("uid %d is not for this test", i.UID) })
+			Exec(func(i *rt.Isolation) error {
+				if i.UID == 7 {
+					return fmt.Errorf("uid %d is not for this test", i.UID)
+				}
+				return confine.Apply(i)
+			})
 		case callerArg:
 			_, err := Runner{}.Run(context.Background(), script(os.Args[2], family))
 			fmt.Fprintln(os.Stderr, err)
@@ -240,6 +248,47 @@ func TestDeathOfTheCallerKillsEverything(t *testing.T) {
 			if alive(pid) {
 				return fmt.Errorf("%s, process %d, still runs", name, pid)
 			}
+		}
+		return nil
+	})
+}
+
+// A guard that is killed -9 takes the program with it, also one that has another user.
+func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
+	t.Parallel()
+	out, err := os.OpenFile(filepath.Join(t.TempDir(), "out"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	c := script("/", "echo $$ $PPID; exec sleep 1000")
+	c.Output, c.Isolation = out, &rt.Isolation{UID: os.Getuid(), GID: os.Getgid()}
+	if os.Getuid() == 0 {
+		c.Isolation = &rt.Isolation{UID: 65534, GID: 65534}
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Runner{}.Run(t.Context(), c)
+		ended <- err
+	}()
+	var program, guard int
+	eventually(t, func() error {
+		text, err := os.ReadFile(out.Name())
+		if err == nil {
+			_, err = fmt.Sscanln(string(text), &program, &guard)
+		}
+		return err
+	})
+	t.Cleanup(func() { _ = unix.Kill(program, unix.SIGKILL) })
+	if err := unix.Kill(guard, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "without a result") {
+		t.Errorf("run of a guard that was killed: %v", err)
+	}
+	eventually(t, func() error {
+		if alive(program) {
+			return fmt.Errorf("the program, process %d, still runs", program)
 		}
 		return nil
 	})

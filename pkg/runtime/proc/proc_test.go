@@ -2,8 +2,12 @@ package proc
 
 import (
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestParseStat(t *testing.T) {
@@ -38,4 +42,48 @@ func TestScannerSeesItself(t *testing.T) {
 		}
 	}
 	t.Errorf("this process is not among %d", len(table))
+}
+
+// A node's processes are ended together, with one look at the table for all of them in each round.
+func TestSignalAll(t *testing.T) {
+	var sc Scanner
+	var procs []*Process
+	for range 3 {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "trap '' TERM; sleep 1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Wait() })
+		st, err := ReadStat(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Find(st.PID, st.Start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		procs = append(procs, p)
+	}
+	live, errs := SignalAll(&sc, procs, 0)
+	for i := range procs {
+		if live[i] < 1 || errs[i] != nil {
+			t.Errorf("process %d: %d alive, %v; want one or more", i, live[i], errs[i])
+		}
+	}
+	rounds := uint64(1)
+	for left := true; left && t.Context().Err() == nil; rounds++ {
+		left = false
+		live, errs = SignalAll(&sc, procs, unix.SIGKILL)
+		for i, p := range procs {
+			left = left || live[i] > 0 || !p.Exited()
+			if errs[i] != nil {
+				t.Error(errs[i])
+			}
+		}
+	}
+	if looks := sc.begun.Load(); looks != rounds {
+		t.Errorf("%d looks at the table of processes in %d rounds", looks, rounds)
+	}
 }

@@ -119,8 +119,33 @@ func (p *Process) Close() {
 // through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
 // itself a session. It returns how many live processes there were; sig 0 counts.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
-	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
-	held := p.Own || !p.Exited()
+	live, errs := SignalAll(sc, []*Process{p}, sig)
+	return live[0], errs[0]
+}
+
+// SignalAll is Signal for many, with one look at the table of all processes. The results are in the order of the processes.
+func SignalAll(sc *Scanner, procs []*Process, sig unix.Signal) (live []int, errs []error) {
+	live, errs = make([]int, len(procs)), make([]error, len(procs))
+	held := make([]bool, len(procs))
+	for i, p := range procs {
+		// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
+		held[i] = p.Own || !p.Exited()
+		errs[i] = p.signalGroups(held[i], sig)
+	}
+	table, err := sc.Scan()
+	for i, p := range procs {
+		if err != nil {
+			errs[i] = errors.Join(errs[i], err)
+			continue
+		}
+		n, err := p.signalMembers(table, held[i], sig)
+		live[i], errs[i] = n, errors.Join(errs[i], err)
+	}
+	return live, errs
+}
+
+// signalGroups signals at one stroke what can be: the process group, if it can be nobody else's, and for SIGKILL the cgroup.
+func (p *Process) signalGroups(held bool, sig unix.Signal) error {
 	var errs []error
 	if held && sig != 0 {
 		if err := unix.Kill(-p.PID, sig); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -130,10 +155,16 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
 	if p.Cgroup != "" && sig == unix.SIGKILL {
 		errs = append(errs, isolate.Kill(p.Cgroup))
 	}
-	members, err := p.Members(sc)
+	return errors.Join(errs...)
+}
+
+// signalMembers signals one by one what is not in the process group, and returns how many live processes there are.
+func (p *Process) signalMembers(table []Stat, held bool, sig unix.Signal) (int, error) {
+	members, err := p.membersIn(table)
 	if err != nil {
-		return 0, errors.Join(append(errs, err)...)
+		return 0, err
 	}
+	var errs []error
 	for _, m := range members {
 		if sig != 0 && !(held && m.PGID == p.PID) {
 			errs = append(errs, signalOne(m, sig))
@@ -150,19 +181,15 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
 	return live, errors.Join(errs...)
 }
 
-// Members returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
+// membersIn returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
 // session of its own is not among them.
-func (p *Process) Members(sc *Scanner) ([]Stat, error) {
+func (p *Process) membersIn(table []Stat) ([]Stat, error) {
 	var inside []int
 	if p.Cgroup != "" {
 		var err error
 		if inside, err = isolate.Members(p.Cgroup); err != nil {
 			return nil, err
 		}
-	}
-	table, err := sc.Scan()
-	if err != nil {
-		return nil, err
 	}
 	// The kernel uses a pid again only when the session that bears it is empty.
 	usedAgain := slices.ContainsFunc(table, func(st Stat) bool { return st.PID == p.PID && st.Start != p.Start })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -290,7 +291,7 @@ func runProgram(spec runtime.Spec, log *os.File) error {
 		return err
 	}
 	if spec.Isolation != nil {
-		if err := isolate.Apply(spec.Isolation); err != nil {
+		if err := confine.Apply(spec.Isolation); err != nil {
 			return fmt.Errorf("isolate: %w", err)
 		}
 	}
@@ -302,10 +303,10 @@ func runProgram(spec runtime.Spec, log *os.File) error {
 			return fmt.Errorf("prepare descriptor %d: %w", fd, err)
 		}
 	}
-	if err := errors.Join(proc.CloseOnExec(), dieWithParent(0)); err != nil {
+	if err := errors.Join(confine.CloseOnExec(), dieWithParent(0)); err != nil {
 		return err
 	}
-	proc.ResetSignals()
+	confine.ResetSignals()
 	return fmt.Errorf("exec %s: %w", spec.Command[0], unix.Exec(spec.Command[0], spec.Command, spec.Env))
 }
 
@@ -338,7 +339,7 @@ func empty(ctx context.Context, p *proc.Process, sc *proc.Scanner, sig unix.Sign
 // detach starts a keeper in a session of its own and returns, so that it becomes an orphan and nobody has to wait for
 // it. The keeper's output goes to ours.
 func detach(dir string) error {
-	if err := proc.CloseOnExec(); err != nil {
+	if err := confine.CloseOnExec(); err != nil {
 		return err
 	}
 	exe, err := os.Executable()
@@ -379,10 +380,10 @@ func becomeKeeper(l layout) error {
 	if err := writeKeeper(l, data); err != nil {
 		return err
 	}
-	if err := proc.CloseOnExec(); err != nil {
+	if err := confine.CloseOnExec(); err != nil {
 		return err
 	}
-	proc.ResetSignals()
+	confine.ResetSignals()
 	// -P: each runsv gets a session of its own, so that a signal to this one's group reaches none.
 	return fmt.Errorf("exec %s: %w", path, unix.Exec(path, []string{"runsvdir", "-P", l.path(scannedName)}, os.Environ()))
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
@@ -265,9 +266,9 @@ func testIsolationLimits(t *testing.T, b *bench) {
 	spec.Isolation.CPU, spec.Isolation.Memory, spec.Isolation.PIDs = 1500, 512<<20, 64
 	b.startReady(t, spec)
 	for _, limit := range []struct{ controller, file, want string }{
-		{isolate.CPU, "cpu.max", "150000 100000\n"},
-		{isolate.Memory, "memory.max", "536870912\n"},
-		{isolate.PIDs, "pids.max", "64\n"},
+		{confine.CPU, "cpu.max", "150000 100000\n"},
+		{confine.Memory, "memory.max", "536870912\n"},
+		{confine.PIDs, "pids.max", "64\n"},
 	} {
 		said := slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, limit.controller+" limit: ") })
 		has := slices.Contains(host.Limits, limit.controller)

@@ -9,8 +9,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strconv"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -43,6 +44,8 @@ type Client struct {
 
 	mu        sync.Mutex // held while spawning, so that concurrent calls start one supervisor
 	lastSpawn time.Time
+
+	seen atomic.Pointer[snapshot] // the latest answer to a watch, never changed; nil before the first
 }
 
 var _ runtime.Runtime = (*Client)(nil)
@@ -89,15 +92,25 @@ func (c *Client) Remove(ctx context.Context, id string) error {
 // Watch implements runtime.Runtime. A cursor of an earlier supervisor is answered at once. When ctx ends it returns
 // its error and the cursor that it was given. Another error to test for: ErrUnreachable.
 func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uint64, error) {
-	path := watchPath + "?cursor=" + strconv.FormatUint(cursor, 10)
 	for {
+		var base snapshot
+		if seen := c.seen.Load(); seen != nil {
+			base = *seen
+		}
+		path := fmt.Sprintf("%s?cursor=%d&base=%d", watchPath, cursor, base.Cursor)
 		var snap snapshot
 		if err := c.call(ctx, http.MethodGet, path, nil, &snap); err != nil {
 			return nil, cursor, err
 		}
-		if snap.Cursor != 0 { // else nothing changed for as long as a poll lasts
-			return snap.Processes, snap.Cursor, nil
+		if snap.Cursor == 0 { // nothing changed for as long as a poll lasts
+			continue
 		}
+		if snap.Base != 0 && snap.Base != base.Cursor {
+			return nil, cursor, fmt.Errorf("watch processes: the supervisor answers to cursor %d, want %d", snap.Base, base.Cursor)
+		}
+		all := snap.over(base)
+		c.seen.Store(&all)
+		return slices.Clone(all.Processes), all.Cursor, nil
 	}
 }
 

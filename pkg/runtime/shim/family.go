@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
 // orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
@@ -38,7 +39,7 @@ func (f *family) fork(files []*os.File) (*child, error) {
 	}
 	// Held across the fork, so that the reaper cannot see the child before it is known.
 	f.mu.Lock()
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], StubArg}, attr)
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], stub.Arg}, attr)
 	if err == nil {
 		f.own[pid] = struct{}{}
 	}

@@ -1,16 +1,21 @@
 package shim
 
 import (
+	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 func TestRecords(t *testing.T) {
-	r := records{t.TempDir()}
+	r := records{dir: t.TempDir()}
 	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
 	if err := r.save(rec); err != nil {
 		t.Fatal(err)
@@ -58,5 +63,53 @@ func TestGap(t *testing.T) {
 		if got := s.gap(now); got != step.want {
 			t.Errorf("change %d waits %s, want %s", i, got, step.want)
 		}
+	}
+}
+
+// What a client makes of its earlier answer, whichever that is, and of what has changed since is what it would be told in full.
+func TestChangesOverABase(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &supervisor{instance: newInstance(), procs: map[string]*process{}, wake: make(chan struct{})}
+		answer := func(base uint64) snapshot {
+			snap, changed := s.watch(context.Background(), 0, base)
+			if !changed {
+				t.Fatal("a watch from zero was not answered")
+			}
+			return snap
+		}
+		id := rapid.StringMatching("[a-e]")
+		answers := []snapshot{{}, {Cursor: s.instance + 1<<33, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "of another supervisor"}}}}}
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(t *rapid.T) {
+				full := answer(0)
+				base := rapid.SampledFrom(answers).Draw(t, "base")
+				if diff := cmp.Diff(full, answer(base.Cursor).over(base)); diff != "" {
+					t.Errorf("over %+v:\n%s", base, diff)
+				}
+				answers = append(answers, full)
+			},
+			"change": func(t *rapid.T) {
+				id := id.Draw(t, "id")
+				p := s.slot(id)
+				p.install(record{Spec: runtime.Spec{ID: id}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, runtime.Running, "")
+				if snap := answer(s.instance | uint64(s.version-1)); snap.Base != 0 && len(snap.Processes) != 1 {
+					t.Errorf("a change of one process was told as %+v", snap)
+				}
+			},
+			"slot":   func(t *rapid.T) { s.slot(id.Draw(t, "id")) },
+			"remove": func(t *rapid.T) { s.forget(id.Draw(t, "id")) },
+		})
+	})
+}
+
+// A supervisor that knows no base answers with everything.
+func TestFullAnswerOverABase(t *testing.T) {
+	var full snapshot
+	if err := json.Unmarshal([]byte(`{"processes":[{"spec":{"id":"b"}}],"cursor":9}`), &full); err != nil {
+		t.Fatal(err)
+	}
+	base := snapshot{Cursor: 8, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "a"}}}}
+	if diff := cmp.Diff(full, full.over(base)); diff != "" {
+		t.Errorf("%s", diff)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
+	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
 // stubTimeout bounds how long a stub may take to become its program. It has next to nothing to do: a stub that takes
@@ -83,7 +84,7 @@ func (f *stubFiles) close() {
 }
 
 // release sends the order and returns nil once the program runs in place of the stub.
-func (f *stubFiles) release(o order) error {
+func (f *stubFiles) release(o stub.Order) error {
 	deadline := time.Now().Add(stubTimeout)
 	if err := errors.Join(f.order.SetDeadline(deadline), f.result.SetDeadline(deadline)); err != nil {
 		return fmt.Errorf("start the program: %w", err)
@@ -124,7 +125,7 @@ func (p *process) launch() (*child, error) {
 		r.Starts++
 	})
 	if err == nil {
-		err = files.release(order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation})
+		err = files.release(stub.Order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation})
 	}
 	if err != nil {
 		p.discard(c)

@@ -38,3 +38,26 @@ func (s *supervisor) rotateLogs(ctx context.Context) {
 		}
 	}
 }
+
+// fillReserve is the time between two looks at what is set aside for records.
+const fillReserve = 10 * time.Second
+
+// keepReserve keeps room for records set aside until ctx ends, so that on a full disk processes are still stopped, and
+// started again. What it cannot do it says once.
+func (s *supervisor) keepReserve(ctx context.Context) {
+	told := false
+	for {
+		_, err := s.records.reserve.Fill()
+		if err != nil && !told {
+			s.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
+		}
+		told = err != nil
+		timer := time.NewTimer(fillReserve)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+}

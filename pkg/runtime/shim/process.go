@@ -28,6 +28,7 @@ type process struct {
 	broken  error      // the state file cannot be read: nothing is known and nothing may be done
 	removed bool       // no longer in the supervisor's map
 	ended   chan struct{}
+	version uint32             // of the supervisor when what clients see changed last; its mu guards it
 	recall  context.CancelFunc // wakes the keeper to look at what is desired
 
 	write sync.Mutex // held from reading rec until its change is on disk
@@ -81,7 +82,7 @@ func (p *process) install(next record, phase runtime.Phase, message string) {
 	p.mu.Lock()
 	p.rec, p.phase, p.message = next, phase, message
 	p.mu.Unlock()
-	p.sup.changed()
+	p.sup.changed(p)
 }
 
 // enter changes what clients see where the record stays as it is.
@@ -89,7 +90,7 @@ func (p *process) enter(phase runtime.Phase, message string) {
 	p.mu.Lock()
 	p.phase, p.message = phase, message
 	p.mu.Unlock()
-	p.sup.changed()
+	p.sup.changed(p)
 }
 
 func (p *process) hold(c *child) {
@@ -220,12 +221,7 @@ func (p *process) await(recalled context.Context, c *child) {
 		}
 		// Not knowing is no reason to touch what may run well: look again.
 		p.log("process not watched", map[string]any{"pid": c.PID, "error": err})
-		timer := time.NewTimer(retryWatch)
-		select {
-		case <-timer.C:
-		case <-recalled.Done():
-		}
-		timer.Stop()
+		pause(recalled, retryWatch)
 	}
 }
 
@@ -255,12 +251,7 @@ func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 		} else if live == 0 && c.Exited() {
 			return true
 		}
-		timer := time.NewTimer(look)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		pause(ctx, look)
 	}
 	return false
 }
@@ -282,12 +273,17 @@ func (p *process) pause(recalled context.Context) bool {
 	if delay == 0 {
 		return true
 	}
-	timer := time.NewTimer(delay)
+	return pause(recalled, delay)
+}
+
+// pause returns false when ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
-	case <-recalled.Done():
+	case <-ctx.Done():
 		return false
 	}
 }

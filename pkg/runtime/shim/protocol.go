@@ -2,6 +2,8 @@ package shim
 
 import (
 	"errors"
+	"slices"
+	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -12,7 +14,7 @@ const (
 	startPath  = "/v1/start"  // POST runtime.Spec
 	stopPath   = "/v1/stop"   // POST target; answers when nothing runs
 	removePath = "/v1/remove" // POST target
-	watchPath  = "/v1/watch"  // GET ?cursor=; answers with snapshot, or 204 when nothing changed for a while
+	watchPath  = "/v1/watch"  // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
 )
 
 // maxRequest bounds what a client may send, in bytes. A manifest has at most 64 KiB.
@@ -23,12 +25,34 @@ type target struct {
 	ID string `json:"id"`
 }
 
-// snapshot is the answer to a watch.
+// snapshot is the answer to a watch. A client that still has the answer to an earlier cursor asks with this as its base, and
+// need only be told what has changed since.
 type snapshot struct {
-	Processes []runtime.Status `json:"processes"`
+	Processes []runtime.Status `json:"processes"` // in the order of their ids
 	// Cursor has the supervisor's random instance in its upper half, so that one from another supervisor never
 	// equals the current one and is answered at once.
 	Cursor uint64 `json:"cursor"`
+	// Base is the cursor that the client has the answer to: Processes are those that have changed since, and none has gone.
+	// Zero: they are all, as they always are from a supervisor that knows no base.
+	Base uint64 `json:"base,omitempty"`
+}
+
+// over returns the snapshot of all processes that an answer makes of its base.
+func (s snapshot) over(base snapshot) snapshot {
+	if s.Base == 0 {
+		return s
+	}
+	all := make([]runtime.Status, 0, len(base.Processes)+len(s.Processes))
+	rest := base.Processes
+	for _, changed := range s.Processes {
+		i, found := slices.BinarySearchFunc(rest, changed.Spec.ID, func(st runtime.Status, id string) int { return strings.Compare(st.Spec.ID, id) })
+		all = append(append(all, rest[:i]...), changed)
+		if found {
+			i++
+		}
+		rest = rest[i:]
+	}
+	return snapshot{Processes: append(all, rest...), Cursor: s.Cursor}
 }
 
 // failure is the body of any answer but 2xx.

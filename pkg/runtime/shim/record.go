@@ -43,7 +43,10 @@ type record struct {
 const recordSuffix = ".json"
 
 // records keeps the state files. Each is replaced as a whole and durable when a call returns.
-type records struct{ dir string }
+type records struct {
+	dir     string
+	reserve *durable.Reserve // where the disk is full
+}
 
 // load returns the records by id, and for those that cannot be read the reason. Leftovers of a crash are removed.
 func (r records) load() (good map[string]record, bad map[string]error, err error) {
@@ -103,7 +106,7 @@ func (r records) save(rec record) (err error) {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(filepath.Join(r.dir, id+recordSuffix), data) // Env may hold secrets: owner only
+	return r.reserve.WriteFile(filepath.Join(r.dir, id+recordSuffix), data) // Env may hold secrets: owner only
 }
 
 func (r records) remove(id string) error {

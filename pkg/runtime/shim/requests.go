@@ -143,10 +143,7 @@ func (s *supervisor) remove(id string) error {
 		}
 	}
 	p.removed = true
-	s.mu.Lock()
-	delete(s.procs, id)
-	s.mu.Unlock()
-	s.changed()
+	s.forget(id)
 	return nil
 }
 

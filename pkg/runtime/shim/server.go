@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,10 +44,15 @@ func (s *supervisor) handler() http.Handler {
 			s.answer(w, nil, fmt.Errorf("%w: cursor: %w", runtime.ErrInvalid, err))
 			return
 		}
-		list, now, changed := s.watch(r.Context(), cursor)
+		base, err := strconv.ParseUint(cmp.Or(r.URL.Query().Get("base"), "0"), 10, 64)
+		if err != nil {
+			s.answer(w, nil, fmt.Errorf("%w: base: %w", runtime.ErrInvalid, err))
+			return
+		}
+		snap, changed := s.watch(r.Context(), cursor, base)
 		switch {
 		case changed:
-			s.answer(w, snapshot{Processes: list, Cursor: now}, nil)
+			s.answer(w, snap, nil)
 		case r.Context().Err() != nil:
 			s.answer(w, nil, errLeaving)
 		default:

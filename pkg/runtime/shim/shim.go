@@ -2,7 +2,7 @@
 // running and outlives the preparer.
 //
 // Three kinds of process are involved, all of the same binary. The preparer holds a Client. The supervisor runs Serve.
-// For each start the supervisor makes a stub, which runs ExecStub: it waits until its pid is recorded on disk and then
+// For each start the supervisor makes a stub, see package stub: it waits until its pid is recorded on disk and then
 // becomes the real program. So the supervisor may be killed at any instant (R12): its successor finds every process
 // that runs, and there is none that is not recorded. Programs write straight into their log files, and nothing that
 // they need passes through the supervisor.
@@ -48,6 +48,8 @@ const (
 	newSocket  = "shim.new" // becomes socketName once it has its mode; not longer than it
 	stateName  = "state"
 	logName    = "supervisor.log"
+
+	reserveName = "reserve"
 )
 
 // maxSocketPath is what fits into a unix socket's address: 108 bytes with the zero byte at the end (unix(7)).

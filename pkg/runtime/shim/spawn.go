@@ -8,13 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
 // spawnTimeout bounds how long starting a detached process may take on a loaded machine.
 const spawnTimeout = 10 * time.Second
 
 // Spawn starts a supervisor that outlives the caller: in a session of its own, a child of nobody, its output appended
-// to supervisor.log in dir. exe must call ExecStub for StubArg. The supervisor's working directory is "/", so paths
+// to supervisor.log in dir. exe must import package stub. The supervisor's working directory is "/", so paths
 // in args must be absolute. Spawn returns when the process exists, not when it serves; starting one too many is
 // harmless, because it ends with ErrRunning.
 func Spawn(exe string, args []string, dir string) error {
@@ -28,7 +30,7 @@ func Spawn(exe string, args []string, dir string) error {
 	defer func() { _ = log.Close() }()
 	ctx, cancel := context.WithTimeout(context.Background(), spawnTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, exe, append([]string{StubArg, detachArg, exe}, args...)...)
+	cmd := exec.CommandContext(ctx, exe, append([]string{stub.Arg, stub.DetachArg, exe}, args...)...)
 	cmd.ExtraFiles = []*os.File{log}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr

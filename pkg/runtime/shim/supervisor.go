@@ -9,12 +9,12 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -24,7 +24,7 @@ const (
 	// pollWait bounds one long poll, so that a connection whose client is gone is noticed.
 	pollWait = 20 * time.Second
 	// coalesce is how long a poll waits after a change for those that usually follow at once, and busy how long when
-	// they keep coming: an answer holds all processes, so that its cost grows with them.
+	// they keep coming: each answer costs a client a look at everything, and an old one is sent all processes.
 	coalesce = 5 * time.Millisecond
 	busy     = 50 * time.Millisecond
 	// drainWait bounds how long requests may take to notice that the supervisor leaves.
@@ -49,6 +49,7 @@ type supervisor struct {
 	mu      sync.Mutex
 	procs   map[string]*process
 	version uint32        // lower half of the cursor
+	removed uint32        // version of the latest removal: who has seen only less is told everything
 	wake    chan struct{} // closed at the next change
 	told    time.Time     // when a change last woke a poll
 }
@@ -59,8 +60,11 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
+	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, reserveName), Used: func() {
+		cfg.Log("the disk is full: a record went where room was set aside", nil)
+	}}
 	s := &supervisor{
-		cfg: cfg, records: records{filepath.Join(cfg.Dir, stateName)}, boot: boot,
+		cfg: cfg, records: records{filepath.Join(cfg.Dir, stateName), reserve}, boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
 		procs:    map[string]*process{}, wake: make(chan struct{}),
@@ -151,6 +155,7 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 		s.family.reapOrphans(ctx, &s.scanner, func(err error) { s.cfg.Log("orphan not reaped", map[string]any{"error": err}) })
 	})
 	keepers.Go(func() { s.rotateLogs(ctx) })
+	keepers.Go(func() { s.keepReserve(ctx) })
 	s.beginAll()
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: drainWait,
@@ -178,7 +183,10 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	<-served
 	keepers.Wait()
 	if killAll {
-		s.killAll() //nolint:contextcheck // the context has ended; every process must
+		// The context has ended; every process must.
+		kill, done := context.WithTimeout(context.WithoutCancel(parent), killWait)
+		defer done()
+		s.killAll(kill)
 	}
 	return err
 }
@@ -203,32 +211,64 @@ func (s *supervisor) beginAll() {
 
 // all returns the processes in the order of their ids, slots without a record included.
 func (s *supervisor) all() []*process {
+	procs, _ := s.since(0)
+	return procs
+}
+
+// since returns the cursor, and the processes that have changed since the base in the order of their ids: all of them if the
+// base is not a cursor of this supervisor, or something was removed since.
+func (s *supervisor) since(base uint64) ([]*process, snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := make([]string, 0, len(s.procs))
-	for id := range s.procs {
-		ids = append(ids, id)
+	snap := snapshot{Cursor: s.instance | uint64(s.version)}
+	seen := uint32(base)
+	if base-uint64(seen) == s.instance && seen >= s.removed && seen <= s.version {
+		snap.Base = base
 	}
-	slices.SortFunc(ids, strings.Compare)
-	list := make([]*process, len(ids))
+	var ids []string
+	for id, p := range s.procs {
+		if snap.Base == 0 || p.version > seen {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	procs := make([]*process, len(ids))
 	for i, id := range ids {
-		list[i] = s.procs[id]
+		procs[i] = s.procs[id]
 	}
-	return list
+	return procs, snap
 }
 
 // killAll ends everything without a grace. The keepers have returned.
-func (s *supervisor) killAll() {
-	ctx, cancel := context.WithTimeout(context.Background(), killWait)
-	defer cancel()
-	procs := s.all()
-	for _, p := range procs {
+func (s *supervisor) killAll(ctx context.Context) {
+	var left []*process
+	for _, p := range s.all() {
 		if p.child != nil {
-			_, _ = p.child.Signal(&s.scanner, unix.SIGKILL) // sent again, and errors logged, below
+			left = append(left, p)
 		}
 	}
-	for _, p := range procs {
-		if p.child != nil && p.empty(ctx, p.child, unix.SIGKILL) {
+	for look := firstLook; ; look = min(2*look, lastLook) {
+		if left = s.killRound(left); len(left) == 0 || !pause(ctx, look) {
+			return
+		}
+	}
+}
+
+// killRound kills what is left with one look at the table of processes, clears up behind what has ended, and returns the rest.
+func (s *supervisor) killRound(left []*process) (rest []*process) {
+	children := make([]*proc.Process, len(left))
+	for i, p := range left {
+		children[i] = p.child.Process
+	}
+	live, errs := proc.SignalAll(&s.scanner, children, unix.SIGKILL)
+	for i, p := range left {
+		switch {
+		case errs[i] != nil:
+			p.log("signal not sent", map[string]any{"error": errs[i]})
+			rest = append(rest, p)
+		case live[i] > 0 || !p.child.Exited():
+			rest = append(rest, p)
+		default:
 			p.child.status("")
 			p.removeCgroup(p.child)
 			if p.child.Cgroup != "" {
@@ -236,6 +276,7 @@ func (s *supervisor) killAll() {
 			}
 		}
 	}
+	return rest
 }
 
 // close gives all pidfds back. What runs goes on.
@@ -247,10 +288,25 @@ func (s *supervisor) close() {
 	}
 }
 
-// changed lets all polls look again.
-func (s *supervisor) changed() {
+// changed lets all polls look again, because of what has changed about the process.
+func (s *supervisor) changed(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.nextVersion()
+	p.version = s.version
+}
+
+// forget removes a process.
+func (s *supervisor) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nextVersion()
+	delete(s.procs, id)
+	s.removed = s.version
+}
+
+// nextVersion wakes all polls. The caller holds s.mu.
+func (s *supervisor) nextVersion() {
 	s.version++
 	close(s.wake)
 	s.wake = make(chan struct{})
@@ -274,9 +330,9 @@ func (s *supervisor) gap(now time.Time) time.Duration {
 	return busy
 }
 
-// watch returns all states and the cursor that they belong to, as soon as that differs from the given one. changed
-// is false when nothing did for as long as a poll lasts.
-func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.Status, now uint64, changed bool) {
+// watch returns the states and the cursor that they belong to, as soon as that differs from the given one: all of them, or
+// what has changed since the base if that is one of ours. changed is false when nothing did for as long as a poll lasts.
+func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snapshot, changed bool) {
 	end := time.NewTimer(pollWait)
 	defer end.Stop()
 	now, wake := s.cursor()
@@ -284,9 +340,9 @@ func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.S
 		select {
 		case <-wake:
 		case <-end.C:
-			return nil, cursor, false
+			return snap, false
 		case <-ctx.Done():
-			return nil, cursor, false
+			return snap, false
 		}
 		end.Reset(s.gap(time.Now()))
 		select {
@@ -294,12 +350,12 @@ func (s *supervisor) watch(ctx context.Context, cursor uint64) (list []runtime.S
 		case <-ctx.Done():
 		}
 	}
-	now, _ = s.cursor() // before the states, so that a change in between is told once more, not lost
-	list = []runtime.Status{}
-	for _, p := range s.all() {
+	procs, snap := s.since(base) // before the states are read, so that a change in between is told once more, not lost
+	snap.Processes = []runtime.Status{}
+	for _, p := range procs {
 		if st, ok := p.status(); ok {
-			list = append(list, st)
+			snap.Processes = append(snap.Processes, st)
 		}
 	}
-	return list, now, true
+	return snap, true
 }

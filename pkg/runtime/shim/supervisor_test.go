@@ -18,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
 const idle = `echo $$ >> "$0.pids"; exec sleep 1000`
@@ -84,7 +85,7 @@ func TestStubWithoutOrderRunsNothing(t *testing.T) {
 			if _, err := orders.WriteAt([]byte(sent), 0); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", shim.StubArg)
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", stub.Arg)
 			cmd.ExtraFiles = []*os.File{orders, orders}
 			var exit *exec.ExitError
 			if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {

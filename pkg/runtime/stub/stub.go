@@ -1,4 +1,13 @@
-package shim
+// Package stub is what the supervisor starts for each process (see package shim): it waits until its pid is recorded on disk
+// and then becomes the program.
+//
+// It does so in its init, although an init that acts is a surprise, because of what it would cost in main. The stub is the
+// program that the supervisor is, with all that this imports, and the initialisation of that takes several times as long as
+// everything the stub does itself. Go initialises packages by import path among those whose imports are initialised (Go
+// specification, "Program initialization"): a package that imports little runs before nearly all others, and a stub never
+// comes to the rest. So what is imported here, directly or not, decides what a start costs; a test guards it. Whatever
+// imports this package is a stub when its first argument is Arg.
+package stub
 
 import (
 	"encoding/json"
@@ -6,16 +15,14 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
-	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
-// StubArg is the first argument of a process that is to call ExecStub before anything else.
-const StubArg = "shim-exec"
+// Arg is the first argument of a stub.
+const Arg = "shim-exec"
 
-// detachArg, behind StubArg, asks the stub to start a supervisor and go away (Spawn).
-const detachArg = "detach"
+// DetachArg behind Arg asks the stub to start the command that follows, in a session of its own and as a child of nobody.
+const DetachArg = "detach"
 
 // Descriptors that a stub inherits besides 0 to 2.
 const (
@@ -23,38 +30,44 @@ const (
 	resultFD = 4 // write end: why the program could not be run; closed by the kernel when it runs
 )
 
-// order is what the stub is to become.
-type order struct {
+// Order is what the stub is to become.
+type Order struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env"`
 	Dir     string   `json:"dir"`
 
-	Isolation *runtime.Isolation `json:"isolation,omitempty"`
+	Isolation *confine.Isolation `json:"isolation,omitempty"`
 }
 
-// ExecStub is the whole life of a stub. A binary that runs Serve or calls Spawn calls it first thing in main when
-// os.Args[1] is StubArg. It never returns.
-func ExecStub() {
-	if len(os.Args) > 3 && os.Args[2] == detachArg {
+func init() {
+	if len(os.Args) < 2 || os.Args[1] != Arg {
+		return
+	}
+	if len(os.Args) > 3 && os.Args[2] == DetachArg {
 		detach(os.Args[3:])
 	}
+	become()
+}
+
+// become is the life of a stub. It never returns.
+func become() {
 	// Nothing but 0 to 2 reaches the program, whatever this process inherited.
-	if err := proc.CloseOnExec(); err != nil {
+	if err := confine.CloseOnExec(); err != nil {
 		report("close inherited descriptors: %v", err)
 	}
-	var o order
+	var o Order
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&o); err != nil || len(o.Command) == 0 {
 		os.Exit(1) // nobody is left to be told
 	}
 	if o.Isolation != nil {
-		if err := isolate.Apply(o.Isolation); err != nil {
+		if err := confine.Apply(o.Isolation); err != nil {
 			report("isolate: %v", err)
 		}
 	}
 	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
 		report("change to the working directory: %v", err)
 	}
-	proc.ResetSignals()
+	confine.ResetSignals()
 	err := syscall.Exec(o.Command[0], o.Command, o.Env)
 	report("exec %s: %v", o.Command[0], err)
 }
@@ -68,7 +81,7 @@ func report(format string, args ...any) {
 // for it. Descriptor 3 becomes its output.
 func detach(args []string) {
 	const output = 3
-	if err := proc.CloseOnExec(); err != nil {
+	if err := confine.CloseOnExec(); err != nil {
 		fmt.Fprintf(os.Stderr, "close inherited descriptors: %v", err)
 		os.Exit(1)
 	}

@@ -1,19 +1,26 @@
-package proc
+package confine
 
 import (
-	"errors"
 	"os"
 	"strconv"
+	"syscall"
 	"unsafe"
+)
 
-	"golang.org/x/sys/unix"
+// What package syscall lacks; the same on all architectures (close_range(2)).
+const (
+	sysCloseRange     = 436
+	closeRangeCloexec = 4
 )
 
 // CloseOnExec marks every descriptor from 3 on.
 func CloseOnExec() error {
-	err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
-	if err == nil || !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
-		return err
+	_, _, no := syscall.RawSyscall(sysCloseRange, 3, ^uintptr(0), closeRangeCloexec)
+	if no == 0 {
+		return nil
+	}
+	if no != syscall.ENOSYS && no != syscall.EINVAL {
+		return no
 	}
 	// Before Linux 5.11.
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -22,7 +29,7 @@ func CloseOnExec() error {
 	}
 	for _, entry := range entries {
 		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= 3 {
-			unix.CloseOnExec(fd)
+			syscall.CloseOnExec(fd)
 		}
 	}
 	return nil
@@ -38,6 +45,6 @@ func ResetSignals() {
 	var standard [4]uint64 // the kernel's sigaction, all zero: SIG_DFL, no flags, an empty mask
 	for sig := uintptr(1); sig <= lastSignal; sig++ {
 		// SIGKILL and SIGSTOP refuse, and are never ignored.
-		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
 	}
 }

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// What operators do with nodes and single pods they do with rcctl itself.
+
+// rcctl runs one command against one of the servers.
+func (c *chaos) rcctl(ctx context.Context, args ...string) error {
+	server := c.serverMachines[rand.IntN(servers)]
+	args = append([]string{"--consul-addr", fmt.Sprintf("%s:%d", server.ip(), consulPort), "--token", managementToken}, args...)
+	out, err := exec.CommandContext(ctx, c.cfg.rcctl, args...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("rcctl %s: %w: %s", strings.Join(args[4:], " "), err, strings.TrimSpace(string(out)))
+	}
+	return err
+}
+
+// forceAfter is how long after a forced drain began what is left is stopped.
+const forceAfter = "1s"
+
+// drain closes a node, or opens one that was closed. At most two are closed at a time.
+func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	name, force := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name, rng.IntN(2) == 0
+	w.mu.Lock()
+	closed, room := w.closed[name], len(w.closed) < maxClosed
+	if !closed && !room {
+		for other := range w.closed {
+			name = min(name, other) // the choice is the same for the same seed
+		}
+		closed = true
+	}
+	if !closed {
+		w.closed[name] = true // also if it is not known whether it is
+	}
+	w.mu.Unlock()
+	switch {
+	case closed:
+		if err := w.c.rcctl(ctx, "node", "undrain", name); err != nil {
+			return "undrain", err
+		}
+		w.mu.Lock()
+		delete(w.closed, name)
+		w.mu.Unlock()
+		return "undrain", nil
+	case force:
+		return "drain by force", w.c.rcctl(ctx, "node", "drain", name, "--deadline", forceAfter, "--force")
+	default:
+		return "drain", w.c.rcctl(ctx, "node", "drain", name)
+	}
+}
+
+// open ends every drain.
+func (w *workload) open(ctx context.Context) error {
+	st := w.c.stores[rand.IntN(servers)]
+	for _, n := range w.c.nodes {
+		ops, err := st.NodeOps(ctx, n.Record.Name)
+		if errors.Is(err, store.ErrNotFound) || err == nil && ops.Value.Drain == nil {
+			continue
+		}
+		if err := errors.Join(err, w.c.rcctl(ctx, "node", "undrain", n.Record.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dead returns the nodes whose machine has died and is not back yet.
+func (c *chaos) dead() []string {
+	c.deadMu.Lock()
+	defer c.deadMu.Unlock()
+	return slices.Clone(c.deadNodes)
+}
+
+// forget declares pods of machines that died as gone.
+func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) error {
+	dead := w.c.dead()
+	placed, corrupt, err := st.AllPlacements(ctx)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return err
+	}
+	rng.Shuffle(len(placed), func(i, j int) { placed[i], placed[j] = placed[j], placed[i] })
+	for i := range placed {
+		p := &placed[i].Value
+		on := []string{p.Node}
+		for _, g := range p.Ghosts {
+			on = append(on, g.Node)
+		}
+		for _, name := range on {
+			if slices.Contains(dead, name) {
+				pod := fmt.Sprintf("%s-%s-%d", p.PodID, p.Role, p.Identity.Index)
+				return w.c.rcctl(ctx, "pod", "forget", pod, "--rc", p.RCID, "--node", name)
+			}
+		}
+	}
+	return nil // none was placed there
+}
+
+// firstLeaked is the first index of identities that no controller reaches: what holds a share under it is not there.
+const firstLeaked = 900
+
+// leak gives a share of a node to a pod of a controller that is not there, as a defect might.
+func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *rand.Rand) error {
+	name := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name
+	id := pod.Identity{RCID: of.ID, Role: rc.DefaultRole, Index: firstLeaked + rng.IntN(100)}
+	found, unreadable, err := st.Reservations(ctx, []string{name})
+	if err = errors.Join(err, unreadable[name]); err != nil {
+		return err
+	}
+	next := found[name].Value.Clone()
+	port := freePort(next, rng)
+	if port == 0 || len(next.Holders) >= slots {
+		return nil
+	}
+	next.Holders[id.String()] = node.NewHolder(id, map[string]int{"admin": port}, 0, 0)
+	value, err := json.Marshal(next)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.leaky[name] = true
+	w.mu.Unlock()
+	w.c.events.write(checker.Event{Kind: checker.EventLeak, Node: name, ID: id.String()})
+	_, err = w.c.client[0].Commit(ctx, []consul.Op{consul.CAS(st.Keys().Reservation(name), value, found[name].Index)})
+	if errors.Is(err, consul.ErrRefused) {
+		return nil // somebody else was first
+	}
+	return err
+}
+
+// freePort returns a dynamic port of a node that nobody holds, or zero.
+func freePort(res node.Reservation, rng *rand.Rand) int {
+	var free []int
+	for port := portMin; port <= portMax; port++ {
+		taken := false
+		for _, h := range res.Holders {
+			taken = taken || slices.Contains(h.Ports, port)
+		}
+		if !taken {
+			free = append(free, port)
+		}
+	}
+	if len(free) == 0 {
+		return 0
+	}
+	return free[rng.IntN(len(free))]
+}
+
+// sweep has rcctl look after one node: one where something was leaked, if there is any.
+func (w *workload) sweep(ctx context.Context, rng *rand.Rand) error {
+	name := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name
+	w.mu.Lock()
+	if !w.leaky[name] {
+		for other := range w.leaky {
+			name = max(name, other)
+		}
+	}
+	w.mu.Unlock()
+	return w.c.rcctl(ctx, "node", "sweep", name)
+}
+
+// clean sweeps each node where something was leaked, or that has pods of a controller without a record, as after an older
+// snapshot that was taken in the middle of a sweep.
+func (w *workload) clean(ctx context.Context, st *store.Store) error {
+	placed, _, err := st.AllPlacements(ctx)
+	if err != nil {
+		return err
+	}
+	ids, err := st.ListRCIDs(ctx)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	names := []string{}
+	for name := range w.leaky {
+		names = append(names, name)
+	}
+	w.mu.Unlock()
+	for i := range placed {
+		if p := &placed[i].Value; !slices.Contains(ids, p.RCID) && !slices.Contains(names, p.Node) {
+			names = append(names, p.Node)
+		}
+	}
+	for _, name := range names {
+		if err := w.c.rcctl(ctx, "node", "sweep", name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unanswered says which requests no owner has carried out. What an orphan's sweep began shows in the placements from then on.
+func (c *chaos) unanswered(ctx context.Context) error {
+	n := rand.IntN(servers)
+	asked, err := c.client[n].List(ctx, c.stores[n].Keys().AllRequests(), consul.Consistent)
+	if err == nil && len(asked) > 0 {
+		err = fmt.Errorf("%d requests, %s the first, are not carried out", len(asked), asked[0].Key)
+	}
+	return err
+}
+
+// leaked says which shares are still held by what is not there.
+func (c *chaos) leaked(ctx context.Context, st *store.Store) error {
+	all, corrupt, err := st.ListReservations(ctx)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return err
+	}
+	for name, res := range all {
+		for id, h := range res.Holders {
+			if h.Pod.Index >= firstLeaked {
+				return errors.New(name + " still has a share for " + strconv.Quote(id))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,327 @@
+package checker
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+)
+
+// promises returns what was found, without what only says that a history ends early.
+func (w *world) promises() map[string]int {
+	counts := w.verdict().Count()
+	for rule := range counts {
+		if !strings.HasPrefix(rule, "P") && !strings.HasPrefix(rule, "R") || strings.HasSuffix(rule, "at the end") {
+			delete(counts, rule)
+		}
+	}
+	return counts
+}
+
+// expect fails unless exactly the given rule was broken, "" for none.
+func (w *world) expect(rule string) {
+	w.t.Helper()
+	found := w.promises()
+	if rule == "" && len(found) > 0 || rule != "" && (len(found) != 1 || found[rule] == 0) {
+		w.t.Errorf("found %v, expected %q", found, rule)
+	}
+}
+
+// change writes the controller anew.
+func (w *world) change(generation, count int, more fields) {
+	record := controllerOf(generation, count)
+	maps.Copy(record, more)
+	w.rc = w.txn(kv("set", rcKey, record))
+}
+
+func (w *world) stop(revision int64) {
+	w.pod = w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker),
+		kv("cas", podKey, placed("n1", stopped, revision)).at(w.pod), kv("set", intentN1, told(stopped, revision)))...)
+}
+
+// place puts a second replica on a node, with the ports that it is placed with and those that it holds.
+func (w *world) place(node string, ports fields, held []int) {
+	p := placed(node, running, 30)
+	p["index"], p["ports"] = 1, ports
+	holders := fields{"c/main.1": fields{"ports": held}}
+	if node == "n1" {
+		holders["c/main.0"] = fields{"ports": []int{80}}
+	}
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/"+node, fields{"holders": holders}))...)
+}
+
+// asks leaves a request and returns what removes it.
+func (w *world) asks(kind, node string) Op {
+	w.txn(kv("set", "requests/c/r1", fields{"rc_id": "c", "kind": kind, "node": node, "pod": fields{"rc_id": "c", "role": "main", "index": 0}}))
+	return kv("delete", "requests/c/r1", nil)
+}
+
+// dies ends the session of node n1 and what runs there.
+func (w *world) dies() {
+	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n1"}})
+	w.add(Event{Kind: EventLost, At: w.log[len(w.log)-1].At + 1, Node: "n1"})
+}
+
+// givesUp removes the pod with all that belongs to it.
+func (w *world) givesUp(more ...Op) {
+	w.txn(w.fenced(append(more, kv("delete-cas", podKey, nil).at(w.pod), kv("delete", intentN1, nil), kv("set", "reservations/n1", holding()))...)...)
+}
+
+func TestForgotten(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kind, node string
+		dies       bool
+		rule       string
+	}{
+		"on a dead node":   {forgetPod, "n1", true, ""},
+		"another copy":     {forgetPod, "n2", true, "P5 given up before the stop was confirmed"},
+		"another request":  {"repair-reservation", "n1", true, "P5 given up before the stop was confirmed"},
+		"on a living node": {forgetPod, "n1", false, "P5 forgotten on a living node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(1, 0, nil)
+			if c.dies {
+				w.dies()
+			}
+			w.givesUp(w.asks(c.kind, c.node))
+			w.expect(c.rule)
+		})
+	}
+	// It was carried out in one transaction, and the request is removed by a later one.
+	w := newWorld(t)
+	w.dies()
+	done := w.asks(forgetPod, "n1")
+	w.givesUp()
+	w.txn(w.fenced(done)...)
+	w.expect("")
+}
+
+func TestForcedDrain(t *testing.T) {
+	t.Parallel()
+	whenever := time.Unix(0, epoch)
+	for name, c := range map[string]struct {
+		drain fields
+		ended time.Duration // before the stop; zero: it goes on
+		rule  string
+	}{
+		"past its deadline":      {fields{"force": true, "deadline": whenever}, 0, ""},
+		"before it":              {fields{"force": true, "deadline": whenever.Add(time.Hour)}, 0, "P6 below the minimum"},
+		"not forced":             {fields{"deadline": whenever}, 0, "P6 below the minimum"},
+		"ended a moment ago":     {fields{"force": true, "deadline": whenever}, time.Millisecond, ""},
+		"ended before it forced": {fields{"force": true, "deadline": whenever.Add(time.Hour)}, time.Millisecond, "P6 below the minimum"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(1, 1, fields{"min_available": 1})
+			w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": c.drain}))
+			if c.ended > 0 {
+				w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1"}))
+			}
+			w.stop(20)
+			w.expect(c.rule)
+		})
+	}
+	// Long after its end a drain justifies nothing.
+	w := newWorld(t)
+	w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": fields{"force": true}}))
+	w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1"}))
+	w.stop(20)
+	w.log[len(w.log)-1].At += int64(time.Minute)
+	w.expect("P4 stop that nobody asked for")
+}
+
+// A pod that is given back to the node that it came from is as available as it was, if that still runs what it shall.
+func TestReturned(t *testing.T) {
+	t.Parallel()
+	for digest, rule := range map[string]string{"d1": "", "d0": "P6 below the minimum"} {
+		w := newWorld(t)
+		w.change(1, 1, fields{"min_available": 1})
+		p := placed("n2", running, 20)
+		p["ghosts"] = []fields{{"node": "n1", "lost": true}}
+		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		r := did("ready", 10, true)
+		r["digest"] = digest
+		w.txn(kv("set", realityN1, r))
+		p = placed("n1", running, 30)
+		p["ghosts"] = []fields{{"node": "n2", "revision": 30}}
+		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 30)),
+			kv("set", "intent/n2/c/main.0", told(stopped, 30)))...)
+		w.expect(rule)
+	}
+}
+
+func TestDisabled(t *testing.T) {
+	t.Parallel()
+	for _, disabled := range []bool{true, false} {
+		rule := func(name string) string {
+			if disabled {
+				return name
+			}
+			return ""
+		}
+		w := newWorld(t)
+		w.change(2, 0, fields{"disabled": disabled})
+		w.stop(20)
+		w.expect(rule("P2 removed while disabled"))
+
+		w = newWorld(t)
+		w.change(2, 2, fields{"disabled": disabled})
+		w.place("n2", fields{"http": 80}, []int{80})
+		w.expect(rule("P2 placed while disabled"))
+
+		// A stop under way is confirmed and forgotten, whatever it was asked for.
+		w = newWorld(t)
+		w.change(2, 0, nil)
+		w.stop(20)
+		w.change(3, 0, fields{"disabled": disabled})
+		w.ran(stopped, 20)
+		w.txn(kv("set", realityN1, did(stopped, 20, false)))
+		w.givesUp()
+		w.expect("")
+	}
+}
+
+func TestPorts(t *testing.T) {
+	t.Parallel()
+	asked := fields{"manifest": fields{"ports": []fields{{"name": "http", "port": 80}, {"name": "admin", "dynamic": true}}}}
+	for name, c := range map[string]struct {
+		node  string
+		ports fields
+		held  []int
+		rule  string
+	}{
+		"as they should be":       {"n2", fields{"http": 80, "admin": 9001}, []int{80, 9001}, ""},
+		"a port that it not held": {"n2", fields{"http": 80, "admin": 9001}, []int{80}, "P3 port without a share"},
+		"out of the range":        {"n2", fields{"http": 80, "admin": 7}, []int{7, 80}, "P3 not the ports that the manifest asks for"},
+		"no number":               {"n2", fields{"http": 80}, []int{80}, "P3 not the ports that the manifest asks for"},
+		"another static port":     {"n2", fields{"http": 81, "admin": 9001}, []int{81, 9001}, "P3 not the ports that the manifest asks for"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.txn(kv("set", "manifests/d1", asked))
+			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": "n0", "port_range": fields{"min": 9000, "max": 9010}}))
+			w.change(2, 2, nil)
+			w.place(c.node, c.ports, c.held)
+			w.expect(c.rule)
+		})
+	}
+}
+
+// A pod that has left a node keeps its ports and its slot there until it is confirmed to have stopped, also where the
+// reservation says nothing of it.
+func TestRoomByPlacementsAlone(t *testing.T) {
+	t.Parallel()
+	moved := func(t *testing.T, ghosts []fields) *world {
+		t.Helper()
+		w := newWorld(t)
+		p := placed("n2", running, 20)
+		p["ghosts"] = ghosts
+		w.change(2, 2, nil)
+		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		return w
+	}
+	second := func(w *world, ports fields, held []int) {
+		p := placed("n1", running, 30)
+		p["index"], p["ports"] = 1, ports
+		w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+			kv("set", "reservations/n1", fields{"holders": fields{"c/main.0": fields{"ports": []int{}}, "c/main.1": fields{"ports": held}}}))...)
+	}
+	w := moved(t, []fields{{"node": "n1", "ports": fields{"http": 90}}})
+	second(w, fields{"http": 80}, []int{80})
+	w.expect("")
+	w = moved(t, []fields{{"node": "n1"}})
+	second(w, fields{"http": 80}, []int{80})
+	w.expect("P3 port placed twice")
+
+	// Two slots: one pod that left, one that is there, and a third.
+	w = moved(t, []fields{{"node": "n1"}})
+	second(w, fields{"http": 81}, []int{81})
+	p := placed("n1", running, 40)
+	p["index"], p["ports"] = 2, nil
+	w.change(3, 3, nil)
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.2", p), kv("set", "reservations/n1", holding("c/main.1", "c/main.2")))...)
+	if found := w.promises(); found["P3 more pods placed than slots"] != 1 {
+		t.Errorf("found %v", found)
+	}
+}
+
+func TestPortReservedTwice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.change(2, 2, nil)
+	w.add(Event{Kind: EventLeak, Node: "n2", ID: "c/main.900"})
+	w.txn(kv("set", "reservations/n2", fields{"holders": fields{"c/main.900": fields{"ports": []int{80}}}}))
+	w.expect("") // a share that the run leaked
+	p := placed("n2", running, 30)
+	p["index"] = 1
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/n2", holding("c/main.900", "c/main.1")))...)
+	w.expect("P3 port reserved twice")
+}
+
+// A machine that died may be told again what it did before; one that did not may not.
+func TestLostMachine(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{true, false} {
+		w := newWorld(t)
+		rule := "P4 node obeyed an old revision"
+		if lost {
+			w.dies()
+			rule = ""
+		}
+		w.txn(kv("set", "names/x", "x"))
+		w.ran(running, 10)
+		w.expect(rule)
+	}
+}
+
+// An orphan without a controller gets a placement, to be stopped; nothing else is placed without one.
+func TestLeftBehind(t *testing.T) {
+	t.Parallel()
+	for _, listed := range []bool{true, false} {
+		w := newWorld(t)
+		record := fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": "n0"}
+		if listed {
+			record["orphans"] = []fields{{"rc_id": "c", "role": "main", "index": 1}}
+		}
+		w.txn(kv("set", "nodes/0/n2", record))
+		w.asks(sweepOrphan, "n2")
+		w.txn(kv("delete", rcKey, nil))
+		p := placed("n2", running, 30)
+		p["index"] = 1
+		w.txn(
+			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock), kv("check-not-exists", rcKey, nil),
+			kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")),
+		)
+		if listed {
+			w.expect("")
+		} else {
+			w.expect("P2 placed for no controller")
+		}
+	}
+}
+
+// What an orphan's sweep asked for goes on after its request was answered.
+func TestSwept(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{sweepOrphan, forgetPod} {
+		w := newWorld(t)
+		done := w.asks(kind, "n2")
+		w.txn(kv("delete", rcKey, nil))
+		fence := []Op{
+			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock), kv("check-not-exists", rcKey, nil),
+			kv("check-index", "breaker", nil).at(w.breaker),
+		}
+		w.txn(append(fence, done)...)
+		w.txn(append(fence, kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		if kind == sweepOrphan {
+			w.expect("")
+		} else {
+			w.expect("P4 stop that nobody asked for")
+		}
+	}
+}

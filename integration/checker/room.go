@@ -1,0 +1,115 @@
+package checker
+
+import (
+	"maps"
+	"slices"
+)
+
+// committed is P3: where a pod is placed there is room, by the placements alone, and in the reservation, which is part of
+// the same transaction.
+func (j *judgement) committed(w *Write) {
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		p := c.places()
+		if p == nil || w.left(p) {
+			continue
+		}
+		j.looked("P3 placed")
+		if w.before(prefix+"rcs/"+p.RCID) == nil {
+			j.violated("P2", "placed for no controller", w.Index, "%s on %s", p.id(), p.Node)
+		}
+		j.roomPlaced(w, p, c.news() != nil)
+		j.roomReserved(w, p, c.news() != nil)
+		j.portsAsked(w, p)
+	}
+}
+
+// copies returns the ports of each identity that has a copy on a node, where it is placed or where it came from and has not
+// been confirmed to have stopped. Versions of ports are not told: those of the newest placement count.
+func (s *state) copies(node string) map[string]map[string]int {
+	out := map[string]map[string]int{}
+	for _, p := range s.placementsOf("") {
+		if p.Node == node || p.isGhostOn(node) {
+			out[p.id()] = p.portsOn(node)
+		}
+	}
+	return out
+}
+
+// portsOn returns the ports that a copy of the pod has on a node.
+func (p *placement) portsOn(node string) map[string]int {
+	if p.Node != node {
+		for _, g := range p.Ghosts {
+			if g.Node == node && g.Ports != nil {
+				return g.Ports
+			}
+		}
+	}
+	return p.Ports
+}
+
+// roomPlaced looks at nothing but placements: what is on the node, also of pods that left it and may still run there, does
+// not have the pod's ports, and leaves a slot.
+func (j *judgement) roomPlaced(w *Write, p *placement, isNew bool) {
+	there := w.state.copies(p.Node)
+	for id, ports := range there {
+		if id == p.id() {
+			continue
+		}
+		for _, port := range p.Ports {
+			if slices.Contains(slices.Collect(maps.Values(ports)), port) {
+				j.violated("P3", "port placed twice", w.Index, "%s and %s both have port %d on %s", p.id(), id, port, p.Node)
+			}
+		}
+	}
+	if n, _ := w.state.node(p.Node); isNew && n != nil && len(there) > n.Capacity.Slots {
+		j.violated("P3", "more pods placed than slots", w.Index, "%s on %s: %d pods there, %d slots", p.id(), p.Node, len(there), n.Capacity.Slots)
+	}
+}
+
+// roomReserved looks at nothing but the reservation.
+func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
+	res := w.after(prefix + "reservations/" + p.Node).reservation()
+	if res == nil {
+		j.violated("P3", "placed without a reservation", w.Index, "%s on %s", p.id(), p.Node)
+		return
+	}
+	holder, holds := res.Holders[p.id()]
+	if !holds {
+		j.violated("P3", "placed without a share", w.Index, "%s on %s", p.id(), p.Node)
+	}
+	for name, port := range p.Ports {
+		if holds && !slices.Contains(holder.Ports, port) {
+			j.violated("P3", "port without a share", w.Index, "%s on %s: %s is %d, it holds %v", p.id(), p.Node, name, port, holder.Ports)
+		}
+		for id, other := range res.Holders {
+			if id != p.id() && slices.Contains(other.Ports, port) {
+				j.violated("P3", "port reserved twice", w.Index, "%s and %s both hold port %d of %s", p.id(), id, port, p.Node)
+			}
+		}
+	}
+	node, _ := w.state.node(p.Node)
+	if node == nil {
+		j.violated("P3", "placed on an unknown node", w.Index, "%s on %s", p.id(), p.Node)
+	} else if isNew && len(res.Holders) > node.Capacity.Slots {
+		j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Holders), node.Capacity.Slots)
+	}
+}
+
+// portsAsked: each port has the number that the manifest gives it, or one from the node's range, no two the same.
+func (j *judgement) portsAsked(w *Write, p *placement) {
+	m, node := w.after(prefix+"manifests/"+p.Digest).manifest(), (*nodeRecord)(nil)
+	if node, _ = w.state.node(p.Node); m == nil || node == nil {
+		return
+	}
+	j.looked("P3 ports asked")
+	used := map[int]bool{}
+	for _, asked := range m.Manifest.Ports {
+		port := p.Ports[asked.Name]
+		inRange := port >= max(1, node.PortRange.Min) && port <= node.PortRange.Max
+		if asked.Dynamic && !inRange || !asked.Dynamic && port != asked.Port || used[port] {
+			j.violated("P3", "not the ports that the manifest asks for", w.Index, "%s on %s (range %v): asked for %v, given %v", p.id(), p.Node, node.PortRange, m.Manifest.Ports, p.Ports)
+		}
+		used[port] = true
+	}
+}

@@ -1,0 +1,98 @@
+package checker
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// tenure returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
+// did. A session that lives by its own TTL, and not by a check, bears the incarnation in its name too.
+func (w *Write) tenure(rcID string) (farm, sessionID string) {
+	lock := w.before(prefix + "locks/" + rcID)
+	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
+		return "", ""
+	}
+	farm = lock.lockValue().Farm
+	s, alive := w.state.sessions[lock.Session]
+	name, ours := strings.CutPrefix(s.name, "rcfarm/farm/")
+	if stable, _, _ := strings.Cut(name, "/"); !alive || !ours || stable != farm {
+		return "", ""
+	}
+	return farm, lock.Session
+}
+
+// held is P1 by the locks alone, whatever the transaction says about itself and whatever it checks: who changes a
+// controller's placements, intents or shares does so while a farm's session holds that controller's lock. A farm sends
+// writes of several controllers together, each with a fence of its own: then one session holds all of their locks.
+func (j *judgement) held(w *Write) {
+	written := j.written(w)
+	sessions := map[string]bool{}
+	for id := range written {
+		j.looked("P1 held")
+		farm, sessionID := w.tenure(id)
+		if farm == "" {
+			j.violated("P1", ruleNotHeld, w.Index, "%s of controller %s was written while no farm held its lock", w.summary(), id)
+			continue
+		}
+		sessions[sessionID] = true
+	}
+	if len(written) > 1 {
+		j.looked("P1 merged")
+	}
+	if len(sessions) > 1 {
+		j.violated("P1", ruleTwoSessions, w.Index, "%s: controllers %v, whose locks are held by %v",
+			w.summary(), slices.Sorted(maps.Keys(written)), slices.Sorted(maps.Keys(sessions)))
+	}
+}
+
+// written returns the controllers whose placements, intents or shares the transaction changes.
+func (j *judgement) written(w *Write) map[string]bool {
+	out := map[string]bool{}
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		for _, id := range j.shares(c) {
+			out[rcOf(id)] = true
+		}
+		if g := group(c.Key); g != "pods" && g != "intent" {
+			continue
+		}
+		if id := c.controllerOf(); id != "" {
+			out[id] = true
+		}
+	}
+	return out
+}
+
+// shares returns the identities whose share of a node a change gives, takes or alters. Shares that the run itself leaked
+// are not among those given.
+func (j *judgement) shares(c *Change) []string {
+	if group(c.Key) != "reservations" {
+		return nil
+	}
+	before, after := c.Before.reservation(), c.After.reservation()
+	var out []string
+	for id, ports := range after.shares() {
+		had, known := before.shares()[id]
+		switch {
+		case !known && j.leaked[nodeBelow(c.Key, "reservations/")+"|"+id]:
+		case !known, !slices.Equal(had, ports):
+			out = append(out, id)
+		}
+	}
+	for id := range before.shares() {
+		if _, has := after.shares()[id]; !has {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// leaks returns the shares that a run wrote itself, for nobody, by node and identity: something for operators to sweep.
+func leaks(events []Event) map[string]bool {
+	out := map[string]bool{}
+	for _, e := range ofKind(events, EventLeak) {
+		out[e.Node+"|"+e.ID] = true
+	}
+	return out
+}

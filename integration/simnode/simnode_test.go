@@ -1,0 +1,131 @@
+package simnode_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
+
+const soon = 20 * time.Second
+
+// rig is one node, what it has done, and a client that tells it what to do.
+type rig struct {
+	*simnode.Node
+	t      *testing.T
+	client *consul.Client
+	obeyed chan pod.Intent
+}
+
+var web = pod.Identity{RCID: "web", Role: "main", Index: 0}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	client, prefix := consultest.Client(t)
+	keys, err := store.NewKeys(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, client: client, obeyed: make(chan pod.Intent, 10)}
+	r.Node = &simnode.Node{
+		Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 5}}, Client: client, Store: store.New(client, keys), TTL: 5 * time.Second,
+		React: func(in pod.Intent) pod.Reality { r.obeyed <- in; return simnode.Obey(in) },
+	}
+	return r
+}
+
+// start runs the node and returns what ends it.
+func (r *rig) start(run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(r.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			r.t.Error(err)
+		}
+	}
+}
+
+func (r *rig) tell(revision int64) {
+	r.t.Helper()
+	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"d","state":"running","revision":%d}`, revision)
+	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intent("n1", web), []byte(in))}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) reports(revision int64, state pod.State) {
+	r.t.Helper()
+	consultest.Eventually(r.t, soon, func() error {
+		var got pod.Reality
+		pair, err := r.client.Get(r.t.Context(), r.Store.Keys().Reality("n1", web), consul.Consistent)
+		if err == nil {
+			err = json.Unmarshal(pair.Value, &got)
+		}
+		if err == nil && (got.Revision != revision || got.State != state || got.Available != (state == pod.StateReady)) {
+			err = fmt.Errorf("reality %+v", got)
+		}
+		return err
+	})
+}
+
+// What changes by itself is reported, but not about an intent that has been replaced.
+func TestAmend(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	defer r.start(r.Run)()
+	r.tell(5)
+	r.reports(5, pod.StateReady)
+	if !r.Amend(web, 5, pod.StateUnhealthy, false) {
+		t.Error("nothing was amended")
+	}
+	r.reports(5, pod.StateUnhealthy)
+	r.tell(6)
+	r.reports(6, pod.StateReady)
+	if r.Amend(web, 5, pod.StateFailed, false) {
+		t.Error("what became of an earlier intent was amended")
+	}
+}
+
+// A preparer that is started again finds what ran; a machine that died has to begin anew.
+func TestResumeAndDie(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	stop := r.start(r.Run)
+	r.tell(5)
+	r.reports(5, pod.StateReady)
+	<-r.obeyed
+	stop()
+	r.Amend(web, 5, pod.StateUnhealthy, false) // nobody reports it yet
+	if len(r.Running()) != 1 {
+		t.Error("it has ended with its preparer")
+	}
+	stop = r.start(r.Resume)
+	r.reports(5, pod.StateUnhealthy)
+	stop()
+	if len(r.obeyed) > 0 {
+		t.Error("it was started again with its preparer")
+	}
+	r.Die()
+	if len(r.Running()) != 0 {
+		t.Error("it runs on a machine that died")
+	}
+	defer r.start(r.Run)()
+	if in := <-r.obeyed; in.Revision != 5 {
+		t.Errorf("it obeyed %+v", in)
+	}
+	r.reports(5, pod.StateReady)
+}

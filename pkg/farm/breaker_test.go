@@ -1,0 +1,72 @@
+package farm_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// A farm that takes over counts what it has claimed and not looked at yet, and judges nothing while it has more to claim: the
+// deletion of 12 of 42 pods is no mass stop, whichever controller is looked at first.
+func TestTakingOverTripsNothing(t *testing.T) {
+	t.Parallel()
+	for _, claimed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("claimed %t", claimed), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			for i := range 5 {
+				c.node(fmt.Sprintf("n%d", i), nil, nil)
+			}
+			stop := c.farm("f1")
+			c.apply("big", testManifest("big", 0), replicas(30))
+			c.apply("small", testManifest("small", 0), replicas(12))
+			c.converged("big", 30)
+			c.converged("small", 12)
+			stop()
+			c.apply("small", testManifest("small", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+
+			ended := make(chan struct{})
+			var once sync.Once
+			end := func() { once.Do(func() { close(ended) }) }
+			defer end()
+			var looks atomic.Int32
+			faults := &faulty{}
+			faults.readHead = func(rcID string) error {
+				switch {
+				case rcID == "small" && looks.Add(1) > 3 && !claimed:
+					end() // it was not judged meanwhile, or the breaker would have tripped
+				case rcID == "big" && claimed:
+					<-ended
+				}
+				return nil
+			}
+			if !claimed {
+				faults.claim = func(rcID string) {
+					if rcID == "big" {
+						<-ended
+					}
+				}
+			}
+			c.faultyFarm("f2", faults, nil)
+			consultest.Eventually(t, soon, func() error {
+				if b, err := c.store.ReadBreaker(t.Context()); err != nil || b.Value.Tripped {
+					t.Fatalf("breaker %+v, %v", b.Value, err)
+				}
+				_, err := c.store.RC(t.Context(), "small", true)
+				if errors.Is(err, store.ErrNotFound) {
+					return nil
+				}
+				return errors.Join(errors.New("small is there"), err)
+			})
+			end()
+			c.converged("big", 30)
+		})
+	}
+}

@@ -1,0 +1,85 @@
+package farm_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// statusOf waits for a status that a test calls good.
+func (c *cluster) statusOf(id string, good func(*rc.Status) bool) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		st, err := c.store.Status(c.t.Context(), id)
+		if err == nil && !good(&st.Value) {
+			err = fmt.Errorf("status %s", mustJSON(c.t, st.Value))
+		}
+		return err
+	})
+}
+
+// Pods of a lost machine stay lost when Consul has forgotten its agent, also for the next owner, until the preparer is back: those
+// that their controller keeps, and those that no node takes.
+func TestALostMachineStaysLost(t *testing.T) {
+	t.Parallel()
+	for _, action := range []string{"keep", "replace"} {
+		t.Run(action, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			stopNode := c.node("n1", nil, nil)
+			rec := node.Node{}
+			consultest.Eventually(t, soon, func() error {
+				n, err := c.store.Node(t.Context(), "n1")
+				rec = n.Value
+				return err
+			})
+			faults := &faulty{}
+			stopFarm := c.faultyFarm("f1", faults, nil)
+			c.apply("web", testManifest("web", 0), func(r *rc.RC) {
+				r.NodeLoss = rc.NodeLoss{Action: action, After: new(field.Duration), UnmanagedAfter: new(field.Duration)}
+			})
+			c.converged("web", 1)
+			failed, forgotten := map[string]bool{rec.ConsulNode: true}, map[string]bool{}
+			lost := func(st *rc.Status) bool {
+				return st.Lost == 1 && st.Available == 0 && st.Is(rc.NodeLost) && !st.Is(rc.Converged)
+			}
+			faults.agents.Store(&failed)
+			stopNode()
+			c.statusOf("web", lost)
+			marked := func() error {
+				recs, _, err := c.store.Placements(t.Context(), "web", true)
+				if err == nil && (len(recs) != 1 || recs[0].Value.LostSince == nil || recs[0].Value.UnmanagedSince != nil || recs[0].Value.Node != "n1") {
+					err = fmt.Errorf("placements %s", mustJSON(t, recs))
+				}
+				return err
+			}
+			consultest.Eventually(t, soon, marked)
+			stopFarm()
+
+			second := &faulty{}
+			second.agents.Store(&forgotten)
+			c.faultyFarm("f2", second, nil)
+			c.statusOf("web", func(st *rc.Status) bool { return st.Owner == "f2" && lost(st) })
+			seen := time.Now()
+			c.ring("web")
+			consultest.Eventually(t, soon, func() error { // it has asked for failed agents, and looked at the controller
+				if err := marked(); err != nil {
+					t.Fatal(err)
+				}
+				if time.Since(seen) < 2*time.Second {
+					return errors.New("the farm may not have asked yet")
+				}
+				return nil
+			})
+			c.statusOf("web", lost)
+			c.node("n1", nil, nil)
+			c.converged("web", 1)
+		})
+	}
+}

@@ -1,0 +1,111 @@
+package farm_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// ask leaves a request for a controller's owner and returns its id.
+func (c *cluster) ask(rcID string, kind store.RequestKind, nodeName string, id pod.Identity) string {
+	c.t.Helper()
+	r := store.Request{ID: store.NewID(), RCID: rcID, Kind: kind, Node: nodeName, Pod: id, By: "test", At: time.Now()}
+	if err := c.store.Ask(c.t.Context(), r, store.NewAudit("test", string(kind), rcID, nil)); err != nil {
+		c.t.Fatal(err)
+	}
+	return r.ID
+}
+
+// answered reports whether a request is gone.
+func (c *cluster) answered(rcID, id string) (bool, error) {
+	_, err := c.client.Get(c.t.Context(), c.store.Keys().Request(rcID, id), consul.Consistent)
+	if errors.Is(err, consul.ErrNotFound) {
+		return true, nil
+	}
+	return false, err
+}
+
+// A declaration about a node whose reservation cannot be read waits for that record, and is carried out then.
+func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	stop := c.node("n1", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeLoss.Action = "keep" })
+	c.converged("web", 1)
+	stop()
+	c.condition("web", rc.NodeLost, true, "n1")
+	key := c.store.Keys().Reservation("n1")
+	good := c.spoil(key)
+	id := pod.Identity{RCID: "web", Role: "main"}
+	requests := []string{c.ask("web", store.ForgetPod, "n1", id), c.ask("web", store.RepairReservation, "n1", pod.Identity{})}
+	consultest.Eventually(t, soon, func() error {
+		st, err := c.store.Status(t.Context(), "web")
+		if err == nil && strings.Count(st.Value.LastError, "reservations/n1") < 2 {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+	for _, r := range requests {
+		if done, err := c.answered("web", r); done || err != nil {
+			t.Errorf("request %s: answered %t, %v", r, done, err)
+		}
+	}
+	c.put(key, good)
+	c.ring("web")
+	consultest.Eventually(t, soon, func() error {
+		for _, r := range requests {
+			if done, err := c.answered("web", r); !done || err != nil {
+				return errors.Join(fmt.Errorf("request %s: answered %t", r, done), err)
+			}
+		}
+		placed, _, err := c.store.Placements(t.Context(), "web", true)
+		if err == nil && len(placed) != 0 {
+			err = fmt.Errorf("placements %+v", placed)
+		}
+		return err
+	})
+}
+
+// What a node holds for replicas that are not there is released when somebody asks for it, also for those that are elsewhere.
+func TestARepairReleasesWhatNobodyHas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.converged("web", 1)
+	c.node("n2", nil, nil)
+	here, gone := pod.Identity{RCID: "web", Role: "main"}, pod.Identity{RCID: "web", Role: "main", Index: 7}
+	other := pod.Identity{RCID: "db", Role: "main"}
+	leaked := node.Reservation{Holders: map[string]node.Holder{}}
+	for _, id := range []pod.Identity{here, gone, other} {
+		leaked.Holders[id.String()] = node.NewHolder(id, map[string]int{"http": 9000 + id.Index}, 0, 0)
+	}
+	c.put(c.store.Keys().Reservation("n2"), mustJSON(t, leaked))
+	r := c.ask("web", store.RepairReservation, "n2", pod.Identity{})
+	consultest.Eventually(t, soon, func() error {
+		found, _, err := c.store.Reservations(t.Context(), []string{"n1", "n2"})
+		if err != nil {
+			return err
+		}
+		holders := found["n2"].Value.Holders
+		if _, kept := holders[other.String()]; !kept || len(holders) != 1 || len(found["n1"].Value.Holders) != 1 {
+			return fmt.Errorf("n1 %+v, n2 %+v", found["n1"].Value, found["n2"].Value)
+		}
+		if done, err := c.answered("web", r); !done {
+			return errors.Join(errors.New("not answered"), err)
+		}
+		return nil
+	})
+	c.converged("web", 1)
+}

@@ -1,0 +1,59 @@
+package pod_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Batches are packed by these bounds, so that they must never be less than what is written.
+func TestBytesAreUpperBounds(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.String()
+		number := rapid.Int64()
+		ports := rapid.MapOfN(text, rapid.Int(), 0, 3)
+		when := rapid.Custom(func(t *rapid.T) time.Time {
+			zone := time.FixedZone("", rapid.IntRange(-20*3600, 20*3600).Draw(t, "zone")/60*60)
+			return time.Unix(rapid.Int64Range(0, 1<<37).Draw(t, "seconds"), rapid.Int64Range(0, 999999999).Draw(t, "nanoseconds")).In(zone)
+		})
+		moment := rapid.Ptr(when, true)
+		p := pod.Placement{
+			Identity: pod.Identity{RCID: text.Draw(t, "rc"), Role: text.Draw(t, "role"), Index: rapid.Int().Draw(t, "index")},
+			Node:     text.Draw(t, "node"), PodID: text.Draw(t, "pod"), Labels: rapid.MapOfN(text, text, 0, 3).Draw(t, "labels"), Digest: text.Draw(t, "digest"),
+			Ports: ports.Draw(t, "ports"), RunState: pod.RunState(text.Draw(t, "state")), Revision: number.Draw(t, "revision"), Switching: rapid.Bool().Draw(t, "switching"),
+			StoppingSince: moment.Draw(t, "stopping"), LostSince: moment.Draw(t, "lost"), UnmanagedSince: moment.Draw(t, "unmanaged"),
+			AdoptedAtGeneration: number.Draw(t, "generation"), ChangedAt: when.Draw(t, "changed"),
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "ghosts") {
+			p.Ghosts = append(p.Ghosts, pod.Ghost{
+				Node: text.Draw(t, "ghost"), Revision: number.Draw(t, "stop"), Lost: rapid.Bool().Draw(t, "lost"), Gone: rapid.Bool().Draw(t, "gone"), Since: when.Draw(t, "since"), Ports: ports.Draw(t, "ports"),
+			})
+		}
+		atMost(t, p, p.Bytes())
+		in := p.Intent()
+		atMost(t, in, in.Bytes())
+	})
+	usual := pod.Placement{
+		Identity: pod.Identity{RCID: "01k9z8y7x6w5v4t3s2r1q0p9n8", Role: "main"}, Node: "node-17", PodID: "web", RunState: pod.Running, Revision: 1700000000000,
+		Labels: map[string]string{pod.RCIDLabel: "01k9z8y7x6w5v4t3s2r1q0p9n8", pod.PodIDLabel: "web"}, Digest: string(make([]byte, 0, 64)), ChangedAt: time.Now(),
+	}
+	if data, err := json.Marshal(usual); err != nil || 3*len(data) < usual.Bytes() {
+		t.Errorf("%d bytes, said %d, %v: batches would be small", len(data), usual.Bytes(), err)
+	}
+}
+
+func atMost(t *rapid.T, record any, bound int) {
+	t.Helper()
+	data, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) > bound {
+		t.Fatalf("%d bytes, said %d: %s", len(data), bound, data)
+	}
+}

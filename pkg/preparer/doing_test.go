@@ -1,0 +1,74 @@
+package preparer_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// What an operator waits for stands in the reality: each slow hook, and processes that use their grace.
+func TestRealitySaysWhatIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	gates := t.TempDir()
+	pass := func(name string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(gates, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waits := func(name string) string {
+		return fmt.Sprintf("while ! [ -e %s/%s-$VERSION ]; do sleep 0.02; done", gates, name)
+	}
+	gated := func(version string) manifest.Manifest {
+		m := b.pod(`trap '`+waits("process")+`; exit 0' TERM; while :; do sleep 0.02; done`, version)
+		grace := field.Duration(time.Minute)
+		m.Launchables[0].StopGrace, m.Hooks = &grace, &manifest.Hooks{}
+		for name, hook := range map[string]**manifest.Hook{
+			"after_install": &m.Hooks.AfterInstall, "before_launch": &m.Hooks.BeforeLaunch, "before_stop": &m.Hooks.BeforeStop,
+		} {
+			b.addProgram(m, "bin/"+name, waits(name))
+			*hook = &manifest.Hook{Path: "bin/" + name}
+		}
+		return m
+	}
+	first, second := b.upload(gated("1")), b.upload(gated("2"))
+	await := func(state pod.State, revision int64, message string) {
+		t.Helper()
+		b.awaitState(0, state, revision, message)
+	}
+	b.tell(intent(0, first, pod.Running, 10))
+	await(pod.StateInstalling, 10, "hook after_install runs: main:bin/after_install")
+	pass("after_install-1")
+	await(pod.StateStarting, 10, "hook before_launch runs")
+	pass("before_launch-1")
+	if r := b.awaitReady(0, first, 10); r.Message != "" {
+		t.Errorf("ready, and waits for %q", r.Message)
+	}
+
+	pass("after_install-2")
+	b.tell(intent(0, second, pod.Running, 20))
+	await(pod.StateStarting, 20, "hook before_stop runs: main:bin/before_stop")
+	pass("before_stop-1")
+	await(pod.StateStarting, 20, "waiting for main to stop, its grace is 1m0s")
+	pass("process-1")
+	await(pod.StateStarting, 20, "hook before_launch runs")
+	pass("before_launch-2")
+	b.awaitReady(0, second, 20)
+
+	b.tell(intent(0, second, pod.Stopped, 30))
+	await(pod.StateStopping, 30, "hook before_stop runs")
+	pass("before_stop-2")
+	await(pod.StateStopping, 30, "waiting for main to stop, its grace is 1m0s")
+	pass("process-2")
+	if r := b.awaitReality(0, "stopped", func(r pod.Reality) bool { return r.State == pod.StateStopped }); r.Message != "" {
+		t.Errorf("stopped, and waits for %q", r.Message)
+	}
+}

@@ -1,0 +1,188 @@
+package preparer_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+)
+
+// otherHost makes the node's name another host's, as its preparer does, and returns what ends that.
+func (b *bench) otherHost() (release func()) {
+	b.t.Helper()
+	other := make(chan struct{})
+	ctx, cancel := context.WithCancel(b.t.Context())
+	var held sync.WaitGroup
+	held.Go(func() {
+		_ = b.client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "other", TTL: patience, Journal: new(journal)},
+			func(ctx context.Context, sess *consul.Session) error {
+				n := b.cfg.Node
+				n.Host = "other-host"
+				if err := b.store.NodeTenure(sess, n.Name).Hold(ctx, n, false); err != nil {
+					return err
+				}
+				select {
+				case other <- struct{}{}:
+					<-ctx.Done()
+				case <-ctx.Done():
+				}
+				return context.Cause(ctx)
+			})
+	})
+	release = func() { cancel(); held.Wait() }
+	b.t.Cleanup(release)
+	select {
+	case <-other:
+	case <-time.After(patience):
+		b.t.Fatal("the other preparer does not get the node")
+	}
+	return release
+}
+
+// refusals counts how often the name was refused, which the log does not say.
+type refusals struct {
+	preparer.Tenure
+	mu    sync.Mutex
+	count int
+	last  error
+}
+
+func (r *refusals) Hold(ctx context.Context, n node.Node, takeOver bool) error {
+	err := r.Tenure.Hold(ctx, n, takeOver)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.count++
+		r.last = err
+	}
+	return err
+}
+
+func (b *bench) awaitRefusals(r *refusals, more int) {
+	b.t.Helper()
+	r.mu.Lock()
+	want := r.count + more
+	r.mu.Unlock()
+	b.eventually(func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.count < want {
+			return fmt.Errorf("%d refusals, want %d; the last: %w", r.count, want, r.last)
+		}
+		return nil
+	})
+}
+
+func (b *bench) startCounting(r *refusals) *agent {
+	return b.startWith(func(t preparer.Tenure) preparer.Tenure { r.Tenure = t; return r })
+}
+
+// A node whose name is another host's accepts nothing, whether or not that one's preparer lives. An operator who knows that
+// nothing of the other runs any more says so, once.
+func TestForeignHost(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	reg := prometheus.NewRegistry()
+	b.cfg.Metrics = preparer.NewMetrics(reg)
+	release := b.otherHost()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	r := &refusals{}
+	a := b.startCounting(r)
+	b.awaitLog("this node's name belongs to another host; no intents are taken: other-host")
+	release()
+	b.awaitRefusals(r, 3) // also with the lock free
+	for _, want := range []string{"--take-over-name", "--node", b.keys.Node(b.cfg.Node.Name)} {
+		if !strings.Contains(b.log.text(), want) {
+			t.Errorf("the log does not say %s", want)
+		}
+	}
+	b.eventually(func() error {
+		if err := a.Ready(); err == nil || !strings.Contains(err.Error(), "other-host") {
+			return fmt.Errorf("ready: %w", err)
+		}
+		return nil
+	})
+	if err := metric(reg, "rcfarm_preparer_name_refused", 1); err != nil || len(b.procs(0)) != 0 {
+		t.Errorf("%v; processes %+v", err, b.procs(0))
+	}
+	if n, _ := b.node(); n.Host != "other-host" {
+		t.Errorf("the record is host %s's", n.Host)
+	}
+	a.stop()
+
+	b.cfg.TakeOver, b.cfg.Metrics = true, nil
+	a = b.start()
+	b.awaitReady(0, digest, 10)
+	pid := b.pid(0)
+	if err := a.Ready(); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+	mine, _ := b.node()
+	// It said so once: after the name has become another's again it needs to be said again.
+	b.setNode(node.Node{Name: mine.Name, Host: "third-host", ConsulNode: mine.ConsulNode})
+	b.awaitLog("this node's name belongs to another host; no intents are taken: third-host")
+	b.mustKeepPID(0, pid)
+}
+
+func (b *bench) node() (n node.Node, session string) {
+	b.t.Helper()
+	pair, err := b.client.Get(b.t.Context(), b.keys.Node(b.cfg.Node.Name), consul.Consistent)
+	if err == nil {
+		err = json.Unmarshal(pair.Value, &n)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n, pair.Session
+}
+
+// setNode puts a record in place of what is there, and nobody holds its lock.
+func (b *bench) setNode(n node.Node) {
+	b.t.Helper()
+	data, err := json.Marshal(n)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	key := b.keys.Node(b.cfg.Node.Name)
+	b.commit(consul.Delete(key), consul.Set(key, data))
+}
+
+// The name of a machine whose agent is not known any more is free, and so is one without a record.
+func TestForeignHostGone(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(*bench){
+		"agent not known": func(b *bench) {
+			b.setNode(node.Node{Name: b.cfg.Node.Name, Host: "other", ConsulNode: "no-such-agent"})
+		},
+		"no record": func(*bench) {},
+		"garbage":   func(b *bench) { b.commit(consul.Set(b.keys.Node(b.cfg.Node.Name), []byte("{"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			prepare(b)
+			a := b.start()
+			b.awaitServing()
+			first, _ := b.node()
+			if err := a.Ready(); err != nil || first.Host == "" || first.Host == "other" {
+				t.Errorf("host %q, ready: %v", first.Host, err)
+			}
+			a.stop()
+			b.start()
+			b.awaitNode("the same host again", func(n node.Node, session string) bool {
+				return session != "" && n.Incarnation != first.Incarnation && n.Host == first.Host
+			})
+		})
+	}
+}

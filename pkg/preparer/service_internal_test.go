@@ -1,0 +1,48 @@
+package preparer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// The initial delay is over when the clock says so, and never later than that long after the process was first seen.
+func TestRested(t *testing.T) {
+	t.Parallel()
+	delay := field.Duration(10 * time.Second)
+	m := &manifest.Manifest{Health: &manifest.Health{InitialDelay: &delay}}
+	now := time.Now()
+	started := func(pid int, ago time.Duration) runtime.Status {
+		return runtime.Status{Spec: runtime.Spec{ID: "web"}, Phase: runtime.Running, PID: pid, StartedAt: now.Add(-ago).Round(0)}
+	}
+	for name, c := range map[string]struct {
+		procs []runtime.Status
+		after time.Duration // since it was first seen
+		want  bool
+	}{
+		"just started":         {[]runtime.Status{started(1, 0)}, time.Second, false},
+		"its time is over":     {[]runtime.Status{started(1, 0)}, 10 * time.Second, true},
+		"seen late":            {[]runtime.Status{started(1, time.Minute)}, 0, true},
+		"clock was ahead":      {[]runtime.Status{started(1, -time.Hour)}, 9 * time.Second, false},
+		"and waited for":       {[]runtime.Status{started(1, -time.Hour)}, 10 * time.Second, true},
+		"one of two":           {[]runtime.Status{started(1, time.Minute), started(2, 0)}, time.Second, false},
+		"nothing runs":         {[]runtime.Status{{Phase: runtime.Backoff}}, time.Hour, false},
+		"the other waits only": {[]runtime.Status{started(1, time.Minute), {Phase: runtime.Backoff}}, 0, true},
+	} {
+		var e entry
+		e.sawProcs(c.procs, now)
+		e.sawProcs(c.procs, now.Add(c.after)) // seen again is not first seen
+		if got := e.rested(m, now.Add(c.after)); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+	var e entry
+	e.sawProcs([]runtime.Status{started(1, -time.Hour)}, now)
+	e.sawProcs([]runtime.Status{started(2, -time.Hour)}, now.Add(time.Minute))
+	if e.rested(m, now.Add(time.Minute)) {
+		t.Error("a new process was taken for the one before it")
+	}
+}

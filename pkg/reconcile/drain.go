@@ -1,0 +1,182 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// force stops what is left on nodes whose drain is forced, from its deadline on. That the operator said so outranks the
+// minimum, the strategy and a rollout, and it asks for no manifest.
+func (c *computation) force() {
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if p.RunState != pod.Running || c.touched[p.Identity] {
+			continue
+		}
+		due := func(nodeName string) bool { return c.forcedOff(p, nodeName) }
+		if due(p.Node) {
+			c.stop(p, "the drain of "+p.Node+" is forced", false)
+			continue
+		}
+		c.dismiss(p, due, "the drain of the node that it leaves is forced", true)
+	}
+}
+
+// forcedOff reports whether a drain stops what a node has of a pod. It asks for another look when the deadline comes.
+func (c *computation) forcedOff(p *Pod, nodeName string) bool {
+	d := c.forcing(p, nodeName)
+	if d == nil {
+		return false
+	}
+	if d.Deadline != nil && c.s.Now.Before(*d.Deadline) {
+		c.lookAgain(d.Deadline.Sub(c.s.Now))
+		return false
+	}
+	return true
+}
+
+// forcing returns the drain that stops what a living node has of a pod at its deadline, nil for none. What stays as it was
+// found is stopped only if the drain began after that: an older one may have come back with a restored store (P4, R2).
+func (c *computation) forcing(p *Pod, nodeName string) *node.Drain {
+	v := c.s.Nodes[nodeName]
+	if v == nil || !v.Alive || v.Ops.Drain == nil || !v.Ops.Drain.Force || c.stays(p) && !v.Ops.Drain.Since.After(p.ChangedAt) {
+		return nil
+	}
+	return v.Ops.Drain
+}
+
+// transfer moves pods off nodes that they may not stay on: one at a time, dynamic controllers only, and only if the minimum
+// would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new
+// copy is placed first where there is room, otherwise the pod stops first.
+func (c *computation) transfer() {
+	available, standing, busy := 0, 0, false
+	var misplaced []*Pod
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		standing += c.standing(p)
+		busy = busy || c.leaving(p)
+		if p.RunState != pod.Running || c.touched[p.Identity] {
+			continue
+		}
+		if c.s.available(p) {
+			available++
+		}
+		if c.misplaced(p) && c.kept(p) == "" {
+			misplaced = append(misplaced, p)
+		}
+	}
+	if len(misplaced) == 0 || busy {
+		return
+	}
+	if c.s.Hold != "" {
+		c.waiting = true
+		return
+	}
+	p := slices.MinFunc(misplaced, func(a, b *Pod) int {
+		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
+	})
+	least := c.s.RC.MinimumAvailable()
+	room := standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge()
+	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
+	whole := available >= c.s.RC.Desired() && room
+	switch {
+	case c.s.available(p) && available-1 < least && !whole:
+		c.block(fmt.Sprintf("%s.%d must leave %s, but %d available replicas and a minimum of %d leave no room",
+			p.Role, p.Identity.Index, p.Node, available, least))
+	case room:
+		c.plan.Adds = append(c.plan.Adds, p.Identity)
+		c.touched[p.Identity] = true
+	default:
+		c.stop(p, "it must leave "+p.Node+", and there is no room for a second copy", least > 0)
+	}
+}
+
+// misplaced reports whether a pod must leave its living node.
+func (c *computation) misplaced(p *Pod) bool {
+	v := c.s.Nodes[p.Node]
+	return v != nil && v.Alive && (v.MustLeave() || !c.s.matches(v))
+}
+
+// leaving reports whether a former copy of the pod runs, or may.
+func (c *computation) leaving(p *Pod) bool { return slices.ContainsFunc(p.Placement.Ghosts, c.lingers) }
+
+// lingers tells a former copy that runs, or may, from one whose machine is lost. The latter is in nobody's way: if it comes
+// back it is told what to do then.
+func (c *computation) lingers(g pod.Ghost) bool {
+	return c.s.aliveOn(g.Node) || !g.Lost && !c.s.gone(g.Node)
+}
+
+// kept returns why a pod that must leave its node is not moved, "" when it may be.
+func (c *computation) kept(p *Pod) string {
+	switch {
+	case c.s.RC.Disabled:
+		return "its controller is disabled: nothing is placed and nothing removed"
+	case c.stays(p):
+		return "it was found running and stays as it is until the controller is changed"
+	case c.s.RC.Strategy == rc.Static:
+		return "its controller is static; end the drain, or drain with --deadline and --force"
+	case c.s.RC.Mutator != "":
+		return "rollout " + c.s.RC.Mutator + " is in charge of its controller"
+	case c.s.Manifest == nil:
+		return "the manifest that it would be placed with cannot be read"
+	}
+	return ""
+}
+
+// drainsWait says which pod keeps a drain from ending, and why, unless it is on its way.
+func (c *computation) drainsWait() {
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if p.RunState != pod.Running || c.touched[p.Identity] {
+			continue
+		}
+		if c.drained(p.Node) {
+			if why := c.waitsFor(p); why != "" {
+				c.block(fmt.Sprintf("%s.%d must leave %s: %s", p.Role, p.Identity.Index, p.Node, why))
+			}
+		} else if slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 && c.drained(g.Node) }) && !p.arrived() {
+			c.block(c.judge(p))
+		}
+	}
+}
+
+// drained reports whether pods must leave a living node.
+func (c *computation) drained(nodeName string) bool {
+	v := c.s.Nodes[nodeName]
+	return v != nil && v.Alive && v.MustLeave()
+}
+
+// waitsFor returns why a pod does not leave its drained node, "" when nothing but its turn is awaited.
+func (c *computation) waitsFor(p *Pod) string {
+	why, drain := c.kept(p), c.forcing(p, p.Node)
+	switch {
+	case why == "":
+		return c.unconfirmed()
+	case drain != nil && !c.s.RC.Disabled && drain.Deadline != nil && drain.Deadline.After(c.s.Now):
+		why += "; it is stopped at " + drain.Deadline.UTC().Format(time.RFC3339)
+	}
+	return why
+}
+
+// unconfirmed returns which former copy keeps others from being moved, because its node cannot say that it has stopped.
+func (c *computation) unconfirmed() string {
+	for i := range c.s.Pods {
+		for _, g := range c.s.Pods[i].Placement.Ghosts {
+			if c.lingers(g) && !c.s.aliveOn(g.Node) {
+				id := c.s.Pods[i].Identity
+				return fmt.Sprintf("one pod moves at a time, and %s, which has no preparer, has not confirmed that %s.%d stopped there",
+					g.Node, id.Role, id.Index)
+			}
+		}
+	}
+	return ""
+}
+
+// block says why a drain or an upgrade does not go on; what was said first stays.
+func (c *computation) block(why string) { c.blocked = cmp.Or(c.blocked, why) }

@@ -1,0 +1,177 @@
+package reconcile_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+)
+
+// drained is a controller of two with pods on n0, which is drained, and n1.
+func drained() *reconcile.Snapshot {
+	s := snapshotOf(2)
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+	s.Nodes["n0"].Ops.Drain = &node.Drain{Since: s.Now.Add(-time.Minute)}
+	return s
+}
+
+// forced makes the drain of n0 a forced one that ends some time from now.
+func forced(s *reconcile.Snapshot, in time.Duration) {
+	deadline := s.Now.Add(in)
+	s.Nodes["n0"].Ops.Drain.Deadline, s.Nodes["n0"].Ops.Drain.Force = &deadline, true
+}
+
+// dead makes a machine lost, with a former copy of the snapshot's first pod on it.
+func dead(s *reconcile.Snapshot, name string, lost bool) {
+	s.Nodes[name].Alive, s.Nodes[name].Gone = false, true
+	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: name, Lost: lost, Revision: 4}}
+}
+
+func blocked(t *testing.T, plan *reconcile.Plan, want string) {
+	t.Helper()
+	i := slices.IndexFunc(plan.Status.Conditions, func(c rc.Condition) bool { return c.Type == rc.Blocked })
+	if i < 0 || !plan.Status.Conditions[i].True || !strings.Contains(plan.Status.Conditions[i].Reason, want) {
+		t.Errorf("conditions %+v, want one that it is blocked: %s", plan.Status.Conditions, want)
+	}
+	if plan.Status.Is(rc.Converged) {
+		t.Error("it is converged while a drain waits")
+	}
+}
+
+func stops(plan *reconcile.Plan) (names []string) {
+	for _, ch := range plan.Changes {
+		for _, in := range ch.Intents {
+			if in.Intent != nil && in.Intent.State == pod.Stopped {
+				names = append(names, in.Node)
+			}
+		}
+	}
+	return names
+}
+
+// A machine that is lost for good says nothing any more, so that nothing may wait for it: the pod that it had is moved again.
+func TestAPodThatReplacedALostOneIsDrained(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{true, false} { // or died when the pod was moved off it
+		s := drained()
+		dead(s, "n3", lost)
+		plan := reconcile.Compute(s)
+		if !slices.Equal(plan.Adds, []pod.Identity{s.Pods[0].Identity}) || len(plan.Changes) != 0 {
+			t.Errorf("adds %v, changes %v; want main.0 to move", plan.Adds, plan.Changes)
+		}
+	}
+}
+
+// The node that has stopped a pod is free of it, while the stop of a former copy may never be confirmed.
+func TestAStoppedPodLeavesItsNodeAlsoWithACopyOnALostOne(t *testing.T) {
+	t.Parallel()
+	s := drained()
+	dead(s, "n3", true)
+	p := &s.Pods[0]
+	p.RunState, p.Revision, p.StoppingSince = pod.Stopped, 7, &s.Now
+	p.Reality.State, p.Reality.Available, p.Reality.Revision = pod.StateStopped, false, 7
+	plan := reconcile.Compute(s)
+	i := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Identity == p.Identity })
+	if i < 0 {
+		t.Fatalf("no change of main.0 in %v", plan.Changes)
+	}
+	ch := plan.Changes[i]
+	if ch.Placement == nil || ch.Placement.Node != "n3" || ch.Placement.RunState != pod.Stopped || len(ch.Placement.Ghosts) != 0 || ch.Placement.Revision <= 7 {
+		t.Fatalf("placement %+v; want a stop on n3", ch.Placement)
+	}
+	if in := ch.Intents; len(in) != 2 || in[0].Node != "n0" || in[0].Intent != nil || in[1].Node != "n3" || in[1].Intent.State != pod.Stopped || !ch.NeedsBreaker {
+		t.Errorf("intents %+v", in)
+	}
+	if len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n0" || ch.Reserve[0].Holder != nil {
+		t.Errorf("reservations %+v", ch.Reserve)
+	}
+}
+
+// What keeps a drain from ending is said, and the deadline of a forced one ends it in any case but those where nothing may be
+// stopped at all.
+func TestWhatADrainWaitsFor(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		says   string
+		stays  bool // past the deadline, too
+	}{
+		"static":   {func(s *reconcile.Snapshot) { s.RC.Strategy = rc.Static }, "static", false},
+		"rollout":  {func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" }, "rollout r1 is in charge", false},
+		"manifest": {func(s *reconcile.Snapshot) { s.Manifest = nil }, "cannot be read", false},
+		"minimum":  {func(s *reconcile.Snapshot) { two, zero := 2, 0; s.RC.MinAvailable, s.RC.MaxSurge = &two, &zero }, "a minimum of 2", false},
+		"found":    {func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, "found running", false},
+		"disabled": {func(s *reconcile.Snapshot) { s.RC.Disabled = true }, "disabled", true},
+		"found after the drain": {func(s *reconcile.Snapshot) {
+			s.Pods[0].AdoptedAtGeneration, s.Pods[0].ChangedAt = 7, s.Now.Add(-time.Second)
+		}, "found running", true},
+		"former copy": {func(s *reconcile.Snapshot) {
+			s.Nodes["n3"].Alive = false // its machine lives
+			s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
+		}, "n3, which has no preparer", false},
+		"new copy": {func(s *reconcile.Snapshot) {
+			p := &s.Pods[0]
+			p.Node, p.Placement.Ghosts = "n2", []pod.Ghost{{Node: "n0"}}
+			p.Ghosts["n0"], p.Reality = p.Reality, &pod.Reality{State: pod.StateFailed, Revision: 5, Message: "no such program"}
+		}, "no such program", false},
+	} {
+		s := drained()
+		c.change(s)
+		plan := reconcile.Compute(s)
+		if len(stops(&plan))+len(plan.Adds) > 0 {
+			t.Errorf("%s: adds %v, stops on %v", name, plan.Adds, stops(&plan))
+		}
+		blocked(t, &plan, c.says)
+
+		forced(s, time.Minute)
+		plan = reconcile.Compute(s)
+		if len(stops(&plan)) > 0 || !c.stays && plan.Again != time.Minute {
+			t.Errorf("%s: before the deadline: stops on %v, again after %s", name, stops(&plan), plan.Again)
+		}
+		blocked(t, &plan, c.says)
+
+		forced(s, -time.Second)
+		plan = reconcile.Compute(s)
+		if got := stops(&plan); c.stays != (len(got) == 0) || len(got) > 1 || len(got) == 1 && got[0] != "n0" {
+			t.Errorf("%s: past the deadline: stops on %v", name, got)
+		}
+		if c.stays {
+			blocked(t, &plan, c.says)
+		}
+	}
+}
+
+// What is forced off a node counts against what is removed anyway, and before anything else goes.
+func TestAForcedStopIsOneOfThoseThatGo(t *testing.T) {
+	t.Parallel()
+	s := drained()
+	s.Pods = append(s.Pods, running(2, "n2", 5, 0))
+	forced(s, -time.Second)
+	plan := reconcile.Compute(s)
+	if got := stops(&plan); !slices.Equal(got, []string{"n0"}) {
+		t.Errorf("stops on %v, want n0 alone: three run, two are desired", got)
+	}
+}
+
+// Nothing is stopped while the nodes have not spoken, or while the breaker has tripped; both are said.
+func TestAForcedDrainWaitsForHoldAndBreaker(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[rc.ConditionType]func(*reconcile.Snapshot){
+		rc.Holding:        func(s *reconcile.Snapshot) { s.Hold = "the records are new" },
+		rc.BreakerTripped: func(s *reconcile.Snapshot) { s.Breaker = "tripped" },
+	} {
+		s := drained()
+		forced(s, -time.Second)
+		s.Nodes["n1"].Ops.Drain = s.Nodes["n0"].Ops.Drain
+		change(s)
+		plan := reconcile.Compute(s)
+		if len(stops(&plan)) > 0 || !plan.Status.Is(want) {
+			t.Errorf("%s: stops on %v, conditions %+v", want, stops(&plan), plan.Status.Conditions)
+		}
+	}
+}

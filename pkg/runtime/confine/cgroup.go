@@ -1,0 +1,163 @@
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// The controllers behind the limits of an Isolation.
+const (
+	CPU    = "cpu"
+	Memory = "memory"
+	PIDs   = "pids"
+)
+
+// Controllers returns all of them.
+func Controllers() []string { return []string{CPU, Memory, PIDs} }
+
+// Files of a cgroup (cgroup-v2, core interface files).
+const (
+	controllersFile = "cgroup.controllers"
+	subtreeFile     = "cgroup.subtree_control"
+	membersFile     = "cgroup.procs"
+)
+
+// cpuPeriod is the kernel's default, in microseconds; minQuota is the least that it takes (cgroup-v2, cpu.max).
+const (
+	cpuPeriod = 100_000
+	minQuota  = 1_000
+)
+
+// limit is one limit of a cgroup.
+type limit struct{ controller, file, value string }
+
+// limits returns those that an isolation has.
+func limits(iso Isolation) []limit {
+	var all []limit
+	if iso.CPU > 0 {
+		all = append(all, limit{CPU, "cpu.max", fmt.Sprintf("%d %d", max(iso.CPU*cpuPeriod/1000, minQuota), cpuPeriod)})
+	}
+	if iso.Memory > 0 {
+		all = append(all, limit{Memory, "memory.max", strconv.FormatInt(iso.Memory, 10)})
+	}
+	if iso.PIDs > 0 {
+		all = append(all, limit{PIDs, "pids.max", strconv.FormatInt(iso.PIDs, 10)})
+	}
+	return all
+}
+
+// joinCgroup makes the cgroup with the limits that its controllers can hold, and moves the calling process into it.
+func joinCgroup(iso Isolation) error {
+	if iso.Cgroup == "" {
+		return nil
+	}
+	if err := MakeCgroup(iso.Cgroup); err != nil {
+		return err
+	}
+	if err := applyLimits(iso.Cgroup, limits(iso)); err != nil {
+		return fmt.Errorf("limit cgroup %s: %w", iso.Cgroup, err)
+	}
+	if err := write(iso.Cgroup, membersFile, strconv.Itoa(os.Getpid())); err != nil {
+		return fmt.Errorf("join cgroup %s: %w", iso.Cgroup, err)
+	}
+	return nil
+}
+
+// applyLimits gives a cgroup its limits. What cannot be passed down, or is in the hands of cgroup v1, is no reason not to
+// run: whoever asked for it has been told by isolate.Probe.
+func applyLimits(dir string, wanted []limit) error {
+	if len(wanted) == 0 {
+		return nil
+	}
+	var controllers []string
+	for _, l := range wanted {
+		controllers = append(controllers, l.controller)
+	}
+	usable, err := PassDown(dir, controllers)
+	if err != nil {
+		return err
+	}
+	for _, l := range wanted {
+		if !slices.Contains(usable, l.controller) {
+			continue
+		}
+		if err := write(dir, l.file, l.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MakeCgroup makes a cgroup when it is missing. Somebody else may be removing empty ones above it at this moment.
+func MakeCgroup(dir string) error {
+	_, _, err := SplitCgroup(dir)
+	if err != nil {
+		return fmt.Errorf("make cgroup %s: %w", dir, err)
+	}
+	for tries := 10; ; tries-- {
+		err := os.MkdirAll(dir, 0o755)
+		if err == nil {
+			return nil
+		}
+		if tries == 0 || !Gone(err) {
+			return fmt.Errorf("make cgroup %s: %w", dir, err)
+		}
+	}
+}
+
+// PassDown makes controllers available in a cgroup as far as those above it have them, and returns what it has then.
+func PassDown(dir string, controllers []string) ([]string, error) {
+	mount, group, err := SplitCgroup(dir)
+	if err != nil {
+		return nil, err
+	}
+	above := mount
+	for name := range strings.SplitSeq(strings.TrimPrefix(group, "/"), "/") {
+		for _, c := range controllers { // each by itself: one that is refused would keep the others out
+			_ = write(above, subtreeFile, "+"+c)
+		}
+		above = path.Join(above, name)
+	}
+	data, err := os.ReadFile(path.Join(dir, controllersFile))
+	if err != nil {
+		return nil, err
+	}
+	return strings.Fields(string(data)), nil
+}
+
+// SplitCgroup divides a directory, which need not be there yet, into the mount of cgroup v2 and a path below it. Every cgroup
+// has a list of its controllers, and nothing above the mount has.
+func SplitCgroup(dir string) (mount, group string, err error) {
+	dir = path.Clean(dir)
+	for at := path.Dir(dir); at != "/"; at = path.Dir(at) {
+		if _, err := os.Stat(path.Join(at, controllersFile)); err == nil {
+			mount = at
+		} else if mount != "" {
+			break
+		}
+	}
+	if mount == "" {
+		return "", "", fmt.Errorf("%s is not below a mount of cgroup v2", dir)
+	}
+	return mount, strings.TrimPrefix(dir, mount), nil
+}
+
+// write changes a file of a cgroup. The kernel makes these files: none is ever created.
+func write(dir, file, text string) error {
+	f, err := os.OpenFile(path.Join(dir, file), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// Gone reports whether an error says that a cgroup has been removed, before or meanwhile.
+func Gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
