@@ -57,7 +57,7 @@ func newWorld() *world {
 
 func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
-		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.requests, Manifest: &manifest.Manifest{Version: 1, ID: "p"}, Nodes: w.nodes, Previous: w.status,
+		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p"}, Nodes: w.nodes, Previous: w.status,
 	}
 	if w.hold {
 		s.Hold = "the records are new"
@@ -98,6 +98,15 @@ func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 	return s
 }
 
+// read returns the requests as they look now: whether the node is alive is asked again at every look.
+func (w *world) read() []reconcile.Request {
+	requests := slices.Clone(w.requests)
+	for i := range requests {
+		requests[i].Alive = w.nodes[requests[i].Node].Alive
+	}
+	return requests
+}
+
 func (w *world) available() int {
 	n := 0
 	for id := range w.pods {
@@ -131,7 +140,14 @@ func (w *world) forcesGhost(p pod.Placement) bool {
 	return slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return w.nodes[g.Node].Ops.Drain != nil && w.nodes[g.Node].Ops.Drain.Force })
 }
 
-func (w *world) gone(name string) bool { return !w.nodes[name].Alive && w.nodes[name].Gone }
+// gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back.
+func (w *world) gone(name string) bool {
+	remembered := func(p pod.Placement) bool {
+		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil ||
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone })
+	}
+	return !w.nodes[name].Alive && (w.nodes[name].Gone || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
+}
 
 // running counts the copies that really run.
 func (w *world) running() int {
@@ -406,7 +422,7 @@ func (w *world) step(t *rapid.T) {
 	case "forget":
 		if where, ok := draw(t, w.copies); ok {
 			dead := !w.nodes[where.node].Alive
-			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Alive: !dead, Node: where.node, Pod: where.id})
+			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id})
 			if dead {
 				delete(w.copies, where) // the operator is right: it is gone
 				delete(w.reality, where)
