@@ -35,7 +35,8 @@ type config struct {
 	faults  string        // comma-separated; empty: all
 	expect  bool          // succeed only if violations are found
 	keep    bool
-	check   bool // judge the run in dir again
+	check   bool   // judge the run in dir again
+	trace   string // with check: show what happened to the keys that contain it
 	verbose bool
 }
 
@@ -86,6 +87,7 @@ func parse(args []string) (config, error) {
 	flags.BoolVar(&cfg.expect, "expect-violations", false, "succeed only if a write by another than the lock's holder is found")
 	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
 	flags.BoolVar(&cfg.check, "check", false, "only judge the run in -dir again")
+	flags.StringVar(&cfg.trace, "trace", "", "with -check: show every change of the keys that contain `text`, such as an RC id or schema")
 	flags.BoolVar(&cfg.verbose, "v", false, "say each fault as it happens")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err

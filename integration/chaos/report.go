@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type report struct {
 	LastErrors map[string]string `json:"last_errors,omitempty"` // of each kind of operation
 	Faults     map[string]int    `json:"faults"`
 	Slow       string            `json:"slow_network,omitempty"` // how it was made slow
+	Hung       int               `json:"servers_hung,omitempty"` // in a restore, and were restarted for it
 	Converged  string            `json:"converged_after"`
 	Late       []string          `json:"late,omitempty"` // broken promises that are about time
 	Judgement  *checker.Result
@@ -45,6 +47,12 @@ func newReport(cfg config) *report {
 func (r *report) begin() {
 	r.Started = time.Now()
 	fmt.Printf("the cluster runs; faults begin (seed %d)\n", r.Seed)
+}
+
+func (r *report) hang() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Hung++
 }
 
 func (r *report) operation(what string, err error) {
@@ -98,7 +106,7 @@ func judge(cfg config, r *report) (int, error) {
 	for i := range servers {
 		names = append(names, serverName(i))
 	}
-	result, checkErr := checker.Check(cfg.dir, names)
+	result, checkErr := checker.Check(cfg.dir, names, cfg.tracer())
 	r.Judgement = result
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
@@ -120,6 +128,26 @@ func judge(cfg config, r *report) (int, error) {
 	}
 }
 
+// tracer returns what shows the history of the keys that somebody wants to understand.
+func (cfg config) tracer() func(*checker.Write) {
+	if cfg.trace == "" {
+		return nil
+	}
+	value := func(k *checker.Key) string {
+		if k == nil {
+			return "-"
+		}
+		return fmt.Sprintf("[%d %.8s] %s", k.Index, k.Session, k.Value)
+	}
+	return func(w *checker.Write) {
+		for _, c := range w.Changes {
+			if strings.Contains(c.Key, cfg.trace) {
+				fmt.Printf("%s %d %s\n  %s\n  %s\n", time.Unix(0, w.At).UTC().Format("15:04:05.000"), w.Index, c.Key, value(c.Before), value(c.After))
+			}
+		}
+	}
+}
+
 // print writes the report for people.
 func (r *report) print() {
 	fmt.Printf("\nseed %d, %s of faults, converged %s after healing\n", r.Seed, r.Length, r.Converged)
@@ -128,6 +156,9 @@ func (r *report) print() {
 	printCounts("faults", r.Faults)
 	if r.Slow != "" {
 		fmt.Println("slow network by:", r.Slow)
+	}
+	if r.Hung > 0 {
+		fmt.Println("servers that hung in a restore and were restarted:", r.Hung)
 	}
 	for _, late := range r.Late {
 		fmt.Println("VIOLATION", late)

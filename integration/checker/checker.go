@@ -57,8 +57,8 @@ func (r *Result) Count() map[string]int {
 // ErrHarness means that the run cannot be judged: its account has gaps, or the replay does not end where Consul did.
 var ErrHarness = errors.New("the run cannot be judged")
 
-// Check judges the run whose files are below dir.
-func Check(dir string, servers []string) (*Result, error) {
+// Check judges the run whose files are below dir. It shows trace, unless that is nil, every command that was carried out.
+func Check(dir string, servers []string, trace func(*Write)) (*Result, error) {
 	log, err := readLogs(dir, servers)
 	if err != nil {
 		return nil, err
@@ -71,15 +71,15 @@ func Check(dir string, servers []string) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return judge(log, events, final)
+	return judge(log, events, final, trace)
 }
 
 // judge replays the log and applies every rule.
-func judge(log []Entry, events []Event, final Final) (*Result, error) {
+func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Result, error) {
 	log = slices.DeleteFunc(log, func(e Entry) bool { return e.Index > final.Index })
 	j := &judgement{
 		state: newState(), result: &Result{Entries: len(log), Checked: map[string]int{}},
-		nodes: newNodes(), ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{},
+		nodes: newNodes(), ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{}, trace: trace,
 	}
 	if err := j.replay(log, events); err != nil {
 		return nil, err
@@ -99,6 +99,7 @@ type judgement struct {
 	state   *state
 	nodes   *nodes
 	result  *Result
+	trace   func(*Write)
 	ordered map[string]asked // every intent ever written, by node, identity and revision
 	leaked  map[string]bool  // shares that the run itself gave to nobody, by node and identity
 
@@ -142,6 +143,9 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 		w, err := j.state.apply(e)
 		if err != nil {
 			return err
+		}
+		if j.trace != nil {
+			j.trace(w)
 		}
 		if len(w.Changes) > 0 {
 			j.rules(w)

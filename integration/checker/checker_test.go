@@ -82,7 +82,7 @@ func (h *history) verdict() *Result {
 			final.Keys = append(final.Keys, FinalKey{Key: k.Name, Value: k.Value, ModifyIndex: k.Index, Session: k.Session})
 		}
 	}
-	r, err := judge(h.log, h.events, final)
+	r, err := judge(h.log, h.events, final, nil)
 	if err != nil {
 		h.t.Fatal(err)
 	}
