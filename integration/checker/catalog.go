@@ -105,19 +105,26 @@ func (s *state) deregister(r *deregisterRequest, index uint64) {
 	}
 }
 
-// passingPreparers returns the liveness checks of preparers that do not fail, with the names of their nodes.
-func (s *state) passingPreparers() map[string]string {
-	out := map[string]string{}
-	for name, c := range s.checks {
+// passingPreparers returns the liveness checks of preparers that pass, with the names of their nodes.
+func (s *state) passingPreparers() map[checkName]string {
+	out := map[checkName]string{}
+	for name := range s.checks {
 		rest, ours := strings.CutPrefix(name.id, "rcfarm-preparer-")
-		if !ours || c.status == critical {
+		if !ours || !s.passing(name) {
 			continue
 		}
 		// <node>-<incarnation>-ttl
 		parts := strings.Split(rest, "-")
 		if len(parts) >= 3 {
-			out[name.id] = strings.Join(parts[:len(parts)-2], "-")
+			out[name] = strings.Join(parts[:len(parts)-2], "-")
 		}
 	}
 	return out
+}
+
+// passing reports whether a check passes, as Consul understands it: that of its agent's machine does, too.
+func (s *state) passing(name checkName) bool {
+	c, known := s.checks[name]
+	machine, watched := s.checks[checkName{name.node, "serfHealth"}]
+	return known && c.status != critical && (!watched || machine.status != critical)
 }

@@ -106,9 +106,9 @@ type judgement struct {
 	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
 	drains map[string]drained // the last drain of each node that was ended
 
-	restoredAt uint64            // index of the last restore
-	nonceAt    uint64            // index since which the cluster has its nonce
-	before     map[string]string // preparers' checks that passed when the nonce was made: check id -> node
+	restoredAt uint64               // index of the last restore
+	nonceAt    uint64               // index since which the cluster has its nonce
+	silent     map[checkName]string // preparers' checks that have passed ever since the nonce was made, whose nodes have not echoed it
 }
 
 // asked is one intent as it was written.
@@ -150,6 +150,7 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 		if len(w.Changes) > 0 {
 			j.rules(w)
 		}
+		j.speak()
 		restores.keep(e.Index, j.state)
 	}
 	for _, ev := range pending {
@@ -197,7 +198,7 @@ func (j *judgement) remember(w *Write) {
 		}
 		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
 			j.nonceAt = w.Index
-			j.before = j.state.passingPreparers()
+			j.silent = j.state.passingPreparers()
 		}
 		if r := c.After.request(); r != nil && r.Kind == sweepOrphan {
 			j.swept[r.RCID] = true

@@ -371,6 +371,52 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
+// Placing waits for each node that passes all the time until it has said, under the new nonce, what it runs.
+func TestPlacingWaitsForSilentNodes(t *testing.T) {
+	t.Parallel()
+	const rule = "R1 placed before every node has spoken"
+	preparer := func(status string) fields {
+		return fields{"Node": "n2", "Check": fields{"CheckID": "rcfarm-preparer-n2-1-ttl", "Status": status}}
+	}
+	machine := func(status string) fields {
+		return fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": status}}
+	}
+	echo := func(nonce string) Op {
+		return kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": nonce, "consul_node": "n2"})
+	}
+	for name, tt := range map[string]struct {
+		meanwhile func(w *world)
+		want      int
+	}{
+		"silent":                  {func(*world) {}, 1},
+		"echoes an older one":     {func(w *world) { w.txn(echo("n0")) }, 1},
+		"echoes":                  {func(w *world) { w.txn(echo("n1")) }, 0},
+		"echoes and starts again": {func(w *world) { w.txn(echo("n1")); w.txn(echo("")) }, 0},
+		"fails for a moment": {func(w *world) {
+			w.command(typeRegister, preparer(critical))
+			w.command(typeRegister, preparer("passing"))
+		}, 0},
+		"its machine is away for a moment": {func(w *world) {
+			w.command(typeRegister, machine(critical))
+			w.command(typeRegister, machine("passing"))
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.command(typeRegister, preparer("passing"))
+			w.schema = w.txn(kv("set", "schema", fields{"nonce": "n1"}))
+			tt.meanwhile(w)
+			p := placed("n2", running, 30)
+			p["index"] = 1
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")))...)
+			if counts := w.verdict().Count(); counts[rule] != tt.want {
+				t.Errorf("found %v, want %d of %s", counts, tt.want, rule)
+			}
+		})
+	}
+}
+
 // A value written under an earlier fence must not be read once somebody else has the lock.
 func TestFencedRegister(t *testing.T) {
 	t.Parallel()

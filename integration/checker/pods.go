@@ -199,8 +199,22 @@ func (j *judgement) freed(w *Write, c *Change) {
 	}
 }
 
+// speak forgets the nodes that placing need not wait for any more: those that have said under the nonce what they run, and
+// those whose preparers did not pass for a moment, which may have been the one in which a farm looked.
+func (j *judgement) speak() {
+	if len(j.silent) == 0 {
+		return
+	}
+	nonce := j.state.get(keySchema).schema().Nonce
+	for check, name := range j.silent {
+		if n, _ := j.state.node(name); !j.state.passing(check) || n != nil && n.Nonce == nonce {
+			delete(j.silent, check)
+		}
+	}
+}
+
 // settled is R1: after the store went back in time nothing is placed before the nonce is new and every node that was alive
-// then has said, under it, what it runs.
+// then has said, under it, what it runs. Having said it once is enough: a preparer that starts again begins anew.
 func (j *judgement) settled(w *Write) {
 	for i := range w.Changes {
 		p := w.Changes[i].news()
@@ -215,15 +229,8 @@ func (j *judgement) settled(w *Write) {
 			j.violated("R1", "placed before the nonce was renewed", w.Index, "%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)
 			continue
 		}
-		nonce := w.before(keySchema).schema().Nonce
-		alive := w.state.passingPreparers()
-		for check, name := range j.before {
-			if _, still := alive[check]; !still {
-				continue
-			}
-			if n, _ := w.state.node(name); n == nil || n.Nonce != nonce {
-				j.violated("R1", "placed before every node has spoken", w.Index, "%s on %s; %s has not echoed the nonce made at index %d", p.id(), p.Node, name, j.nonceAt)
-			}
+		for _, name := range slices.Sorted(maps.Values(j.silent)) {
+			j.violated("R1", "placed before every node has spoken", w.Index, "%s on %s; %s has not echoed the nonce made at index %d", p.id(), p.Node, name, j.nonceAt)
 		}
 	}
 }
