@@ -107,9 +107,13 @@ type judgement struct {
 	drains map[string]drained // the last drain of each node that was ended
 
 	restoredAt uint64               // index of the last restore
+	rewound    []span               // when each restore happened, as the log shows it
 	nonceAt    uint64               // index since which the cluster has its nonce
 	silent     map[checkName]string // preparers' checks that have passed ever since the nonce was made, whose nodes have not echoed it
 }
+
+// span is a time between two moments in unix nanoseconds.
+type span struct{ from, to int64 }
 
 // asked is one intent as it was written.
 type asked struct {
@@ -167,6 +171,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	}
 	j.state = saved.clone()
 	j.restoredAt = last.Index + 1
+	j.rewound = append(j.rewound, span{last.At, next.At})
 	j.result.Restores++
 	return nil
 }

@@ -432,8 +432,8 @@ func TestFencedRegister(t *testing.T) {
 			op(2, LockRead, 0, "b", LockDone, 9, 10), op(2, LockRead, 0, "a", LockDone, 12, 13),
 		}
 	}
-	check := func(events []Event) int {
-		j := &judgement{result: &Result{Checked: map[string]int{}}}
+	check := func(events []Event, rewound ...span) int {
+		j := &judgement{result: &Result{Checked: map[string]int{}}, rewound: rewound}
 		j.locks(events)
 		return j.result.Count()["P1 "+ruleRegister]
 	}
@@ -442,5 +442,9 @@ func TestFencedRegister(t *testing.T) {
 	}
 	if check(history(LockUnknown, 4)[:5]) != 0 || check(history(LockRefused, 11)[:5]) != 0 {
 		t.Error("an orderly history was found at fault")
+	}
+	// What a register shows after a restore says nothing about fences, and what it showed before still does.
+	if check(history(LockDone, 11), span{9, 9}) != 0 || check(history(LockDone, 11), span{14, 15}) != 1 || check(history(LockDone, 11), span{0, 1}) != 1 {
+		t.Error("a restore is not taken for what it is")
 	}
 }

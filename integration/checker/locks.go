@@ -73,13 +73,15 @@ var fencedRegister = porcupine.NondeterministicModel{
 // locks judges the recorded history of the fenced registers: is there an order of their operations in which no write of an
 // earlier tenure took effect?
 func (j *judgement) locks(events []Event) {
-	var restored []int64
-	for _, e := range ofKind(events, EventRestore) {
-		restored = append(restored, e.Call)
+	began := map[string]int64{} // the first use of each register
+	for _, e := range ofKind(events, EventLock) {
+		if at, known := began[e.Lock.Key]; !known || e.Lock.Call < at {
+			began[e.Lock.Key] = e.Lock.Call
+		}
 	}
 	byKey := map[string][]porcupine.Operation{}
 	for _, e := range ofKind(events, EventLock) {
-		if op, keep := cut(*e.Lock, restored); keep {
+		if op, keep := cut(*e.Lock, j.rewoundAfter(began[e.Lock.Key])); keep {
 			j.looked("P1 register")
 			byKey[op.Key] = append(byKey[op.Key], porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: op.Return})
 		}
@@ -96,16 +98,25 @@ func (j *judgement) locks(events []Event) {
 	}
 }
 
-// cut makes an operation fit a history that a restored snapshot ended: registers are used between two restores only. What
-// was under way then has an unknown outcome, or shows nothing.
-func cut(op LockOp, restored []int64) (LockOp, bool) {
-	for _, at := range restored {
-		if op.Call < at && op.Return > at {
-			if op.Op != LockWrite {
-				return op, false
-			}
-			op.Outcome = LockUnknown
+// rewoundAfter returns when the first restore that a register saw may have begun: one that had not ended when it was first
+// used. The log tells when: who asks for a restore and gives up waiting does not know whether it comes later.
+func (j *judgement) rewoundAfter(began int64) int64 {
+	for _, r := range j.rewound {
+		if r.to > began {
+			return r.from
 		}
+	}
+	return math.MaxInt64
+}
+
+// cut makes an operation fit a history that a restored snapshot ended: what began later is left out, and what was under way
+// has an unknown outcome or shows nothing.
+func cut(op LockOp, rewound int64) (LockOp, bool) {
+	switch {
+	case op.Call >= rewound || op.Return >= rewound && op.Op != LockWrite:
+		return op, false
+	case op.Return >= rewound:
+		op.Outcome = LockUnknown
 	}
 	if op.Op == LockWrite && op.Outcome == LockUnknown {
 		op.Return = math.MaxInt64 // it may land at any time
