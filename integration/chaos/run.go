@@ -131,7 +131,13 @@ func (c *chaos) converge(ctx context.Context, w *workload, healed time.Time) err
 	if err := w.sayAgain(limited); err != nil {
 		return fmt.Errorf("no controller can be changed after healing: %w", err)
 	}
-	err := cluster.Until(limited, func() error { return c.converged(limited) })
+	err := cluster.Until(limited, func() error {
+		err := c.converged(limited)
+		if err != nil {
+			err = errors.Join(err, w.sayAgainWhereFound(limited))
+		}
+		return err
+	})
 	took := time.Since(healed)
 	c.report.Converged = took.Round(10 * time.Millisecond).String()
 	switch {

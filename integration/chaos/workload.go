@@ -281,3 +281,31 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 	}
 	return nil
 }
+
+// sayAgainWhereFound writes the controllers anew of which pods were found running: some may have been found after that was done
+// for all.
+func (w *workload) sayAgainWhereFound(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	st := w.c.stores[rand.IntN(servers)]
+	statuses, _, err := st.ListStatus(call)
+	if err != nil {
+		return err
+	}
+	for _, s := range statuses {
+		if !s.Value.Is(rc.Regressed) {
+			continue
+		}
+		rec, err := st.RC(call, s.Value.RCID, true)
+		if err != nil {
+			return err
+		}
+		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil {
+			continue // what was said is not yet heard
+		}
+		if err := writeRC(call, st, rec, nil, "apply again"); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -115,7 +115,7 @@ type judgement struct {
 // span is a time between two moments in unix nanoseconds.
 type span struct{ from, to int64 }
 
-// asked is one intent as it was written.
+// asked is one intent as it was first written.
 type asked struct {
 	state string
 	at    int64 // unix nanoseconds, by the clock of the leader that appended it
@@ -199,7 +199,10 @@ func (j *judgement) remember(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
 		if in := c.After.intent(); in != nil {
-			j.ordered[orderKey(nodeOfIntent(c.Key), in.id(), in.Revision)] = asked{state: in.State, at: w.At}
+			key := orderKey(nodeOfIntent(c.Key), in.id(), in.Revision)
+			if was, said := j.ordered[key]; !said || was.state != in.State { // else it is said again, with another manifest at the most
+				j.ordered[key] = asked{state: in.State, at: w.At}
+			}
 		}
 		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
 			j.nonceAt = w.Index
