@@ -108,6 +108,7 @@ type judgement struct {
 
 	restoredAt uint64               // index of the last restore
 	rewound    []span               // when each restore happened, as the log shows it
+	undone     *state               // what the last one took back
 	nonceAt    uint64               // index since which the cluster has its nonce
 	silent     map[checkName]string // preparers' checks that have passed ever since the nonce was made, whose nodes have not echoed it
 }
@@ -169,7 +170,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	if err != nil {
 		return err
 	}
-	j.state = saved.clone()
+	j.undone, j.state = j.state, saved.clone()
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})
 	j.result.Restores++

@@ -371,6 +371,30 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
+// What a node had confirmed before a snapshot was restored is confirmed: it remembers. What it had not is not.
+func TestAStopThatARestoreTookBack(t *testing.T) {
+	t.Parallel()
+	const rule = "P5 given up before the stop was confirmed"
+	for state, want := range map[string]int{stopped: 0, "ready": 1} {
+		w := newWorld(t)
+		stop := w.txn(w.fenced(
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		w.ran(stopped, 20)
+		w.txn(kv("set", realityN1, did(state, 20, false)))
+		hole := w.last() + 1
+		w.log = append(w.log, Entry{Index: hole + 1, Kind: raftCommand + 1, At: epoch + int64(time.Second)})
+		w.add(Event{Kind: EventRestore, Index: stop, Call: epoch + int64(time.Second)/2, At: epoch + 2*int64(time.Second)})
+		w.txn(w.fenced(kv("delete-cas", podKey, nil).at(stop), kv("delete", intentN1, nil))...)
+		j := &judgement{state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), ordered: map[string]asked{}}
+		if err := j.replay(w.log, w.events); err != nil {
+			t.Fatal(err)
+		}
+		if counts := j.result.Count(); counts[rule] != want {
+			t.Errorf("%s: found %v, want %d of %s", state, counts, want, rule)
+		}
+	}
+}
+
 // Placing waits for each node that passes all the time until it has said, under the new nonce, what it runs.
 func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	t.Parallel()

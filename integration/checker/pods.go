@@ -150,7 +150,7 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 		}
 		j.looked("P5 given up")
 		r := w.before(realityKey(node, id)).reality()
-		if r == nil || r.State != stopped || r.Revision < revision {
+		if !r.stopped(revision) && !j.hadStopped(node, id, revision) {
 			j.violated("P5", "given up before the stop was confirmed", w.Index, "%s on %s: stop at revision %d, the node reports %+v", id, node, revision, r)
 		}
 		if ran, ok := j.nodes.runs(node, id); ok {
@@ -174,6 +174,16 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 		}
 		gone(g.Node, g.Revision)
 	}
+}
+
+func (r *reality) stopped(revision int64) bool {
+	return r != nil && r.State == stopped && r.Revision >= revision
+}
+
+// hadStopped reports whether a node had confirmed a stop to the world that a restored snapshot took back. It remembers, whatever
+// the records say: a farm that had read it need not read it again.
+func (j *judgement) hadStopped(node, id string, revision int64) bool {
+	return j.undone != nil && j.undone.get(realityKey(node, id)).reality().stopped(revision)
 }
 
 func (j *judgement) freed(w *Write, c *Change) {
