@@ -26,7 +26,7 @@ const (
 	Shrink  Action = "shrink"  // give back what only the former version of a pod needed
 	Mark    Action = "mark"    // note since when a node is lost, or that it is back
 	Move    Action = "move"    // another node, the old copy runs on until the new one is available
-	Return  Action = "return"  // back to the lost node that returned
+	Return  Action = "return"  // back to a former node whose copy was left running
 	Release Action = "release" // give back a share that nobody uses
 )
 
