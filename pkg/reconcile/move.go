@@ -136,7 +136,7 @@ func (c *computation) finishMoves() {
 		for _, g := range p.Placement.Ghosts {
 			r := p.Ghosts[g.Node]
 			if g.Lost && g.Revision == 0 && c.s.aliveOn(g.Node) && r != nil && r.Available {
-				c.comeBack(p, g)
+				c.comeBack(p, g, "its lost node came back before the replacement on "+p.Node+" was available", true)
 				break
 			}
 		}
@@ -168,8 +168,8 @@ func (c *computation) dismiss(p *Pod, from func(nodeName string) bool, reason st
 	}
 }
 
-// comeBack gives a pod back to the node that was lost and returned before the replacement was available.
-func (c *computation) comeBack(p *Pod, g pod.Ghost) {
+// comeBack gives a pod back to the node of a former copy that was left running, and stops the one where it is placed.
+func (c *computation) comeBack(p *Pod, g pod.Ghost, reason string, dependsOnOthers bool) {
 	if !c.mayStop() {
 		return
 	}
@@ -178,8 +178,7 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost) {
 	next.Ghosts = append(next.Ghosts, left)
 	in, stop := next.Intent(), next.GhostIntent(left)
 	c.add(Change{
-		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: true,
-		Reason:  "its lost node came back before the replacement on " + p.Node + " was available",
+		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: dependsOnOthers, Reason: reason,
 		Intents: []IntentChange{{Node: g.Node, Intent: &in}, {Node: p.Node, Intent: &stop}},
 	})
 }

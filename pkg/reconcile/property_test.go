@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -148,7 +149,7 @@ func (w *world) forced(p pod.Placement) bool {
 // isForced reports whether a change does what an operator forces.
 func (w *world) isForced(ch *reconcile.Change) bool {
 	was := w.pods[ch.Identity]
-	return ch.Action == reconcile.Stop && w.forced(was) || ch.Action == reconcile.Expel && w.forcesGhost(was)
+	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) || ch.Action == reconcile.Expel && w.forcesGhost(was)
 }
 
 // forcesGhost is forced for a former copy of the pod.
@@ -278,6 +279,14 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 		}
 		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
 			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
+		}
+		if ch.Action == reconcile.Stop && strings.HasPrefix(ch.Reason, "the drain of") {
+			for _, g := range was.Ghosts {
+				r := w.reality[at{g.Node, ch.Identity}]
+				if drain := w.nodes[g.Node].Ops.Drain; g.Revision == 0 && r.Available && (drain == nil || !drain.Force) {
+					t.Fatalf("%s stops a copy on %s, of which nobody spoke (P4)", ch, g.Node)
+				}
+			}
 		}
 		if placed && !forced && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
 			t.Fatalf("%s stops what was adopted at this generation", ch)
