@@ -26,20 +26,44 @@ func (p *pool) empty() bool { return p.share.left()+p.rest.left() == 0 }
 
 // preference is nodes in the order in which they are tried, without those that the pass has taken already.
 type preference struct {
-	order placement.Walk
-	taken map[string]bool
+	order  placement.Walk
+	spread *placement.Spread // instead, where pods are spread over a label
+	taken  map[string]bool
 }
 
-func (p *preference) left() int { return p.order.Len() - len(p.taken) }
+func (p *preference) left() int {
+	if p.spread != nil {
+		return p.spread.Len() - len(p.taken)
+	}
+	return p.order.Len() - len(p.taken)
+}
 
-func (p *preference) all() iter.Seq[string] {
+func anyNode(string) bool { return true }
+
+func (p *preference) all() iter.Seq[string] { return p.those(anyNode) }
+
+// those yields the nodes that fit.
+func (p *preference) those(fit func(name string) bool) iter.Seq[string] {
 	return func(yield func(string) bool) {
+		if p.spread != nil {
+			for name := range p.levels(fit) {
+				if !yield(name) {
+					return
+				}
+			}
+			return
+		}
 		for name := range p.order.All() {
-			if !p.taken[name] && !yield(name) {
+			if !p.taken[name] && fit(name) && !yield(name) {
 				return
 			}
 		}
 	}
+}
+
+// levels is those with what each is worth where pods are spread; see placement.Spread.
+func (p *preference) levels(fit func(name string) bool) iter.Seq2[string, int] {
+	return p.spread.Usable(func(name string) bool { return !p.taken[name] && fit(name) })
 }
 
 func (p *preference) has(name string) bool {
@@ -87,7 +111,7 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 			most = min(n, max(enough, (from.share.left()-len(l.busy))/freePart))
 		}
 		free := l.free(&from.share, most)
-		if wait && len(free) < enough && len(free) < from.share.left() {
+		if wait && (len(free) < enough && len(free) < from.share.left() || l.uneven(&from.share, enough)) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
 			}
@@ -114,20 +138,38 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 
 // free returns up to n of the nodes that nobody has. The caller holds the mutex.
 func (l *ledger) free(from *preference, n int) []string {
-	return first(n, from.all(), func(name string) bool { return l.busy[name] == 0 })
+	return first(n, from.those(l.isFree))
 }
 
-// first returns the first n names that fit.
-func first(n int, names iter.Seq[string], fits func(string) bool) []string {
+func (l *ledger) isFree(name string) bool { return l.busy[name] == 0 }
+
+// uneven reports whether pods would be spread worse over the nodes that nobody has than over all. The caller holds the mutex.
+func (l *ledger) uneven(from *preference, pods int) bool {
+	if from.spread == nil || len(l.busy) == 0 {
+		return false
+	}
+	next, stop := iter.Pull2(from.levels(l.isFree))
+	defer stop()
+	for _, best := range from.levels(anyNode) {
+		if pods--; pods < 0 {
+			break
+		}
+		if _, level, found := next(); !found || level > best {
+			return true
+		}
+	}
+	return false
+}
+
+// first returns the first n names.
+func first(n int, names iter.Seq[string]) []string {
 	var some []string
 	if n <= 0 {
 		return nil
 	}
 	for name := range names {
-		if fits(name) {
-			if some = append(some, name); len(some) == n {
-				break
-			}
+		if some = append(some, name); len(some) == n {
+			break
 		}
 	}
 	return some
@@ -136,6 +178,10 @@ func first(n int, names iter.Seq[string], fits func(string) bool) []string {
 // takeNow takes the free ones, a few of the rest, and if that is not enough those that others have. The caller holds the
 // mutex.
 func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign []string) {
+	if l.uneven(&from.share, enough) { // it need not wait any longer
+		best := first(enough, from.share.all())
+		own = append(best, without(own, best)...)
+	}
 	if from.share.left() == 0 {
 		foreign = l.free(&from.rest, n)
 	} else {
@@ -144,9 +190,8 @@ func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign
 	from.share.take(own)
 	from.rest.take(foreign)
 	// Those that are left and free were not wanted; what comes now is shared.
-	any := func(string) bool { return true }
-	shared := first(enough-len(own)-len(foreign), from.share.all(), any)
-	others := first(enough-len(own)-len(foreign)-len(shared), from.rest.all(), any)
+	shared := first(enough-len(own)-len(foreign), from.share.all())
+	others := first(enough-len(own)-len(foreign)-len(shared), from.rest.all())
 	from.share.take(shared)
 	from.rest.take(others)
 	some = slices.Concat(own, foreign, shared, others)
