@@ -44,15 +44,10 @@ func (p *preference) all() iter.Seq[string] { return p.those(anyNode) }
 
 // those yields the nodes that fit.
 func (p *preference) those(fit func(name string) bool) iter.Seq[string] {
+	if p.spread != nil {
+		return p.spreading(fit, anyNode)
+	}
 	return func(yield func(string) bool) {
-		if p.spread != nil {
-			for name := range p.levels(fit) {
-				if !yield(name) {
-					return
-				}
-			}
-			return
-		}
 		for name := range p.order.All() {
 			if !p.taken[name] && fit(name) && !yield(name) {
 				return
@@ -61,9 +56,15 @@ func (p *preference) those(fit func(name string) bool) iter.Seq[string] {
 	}
 }
 
-// levels is those with what each is worth where pods are spread; see placement.Spread.
-func (p *preference) levels(fit func(name string) bool) iter.Seq2[string, int] {
-	return p.spread.Usable(func(name string) bool { return !p.taken[name] && fit(name) })
+// spreading yields the nodes that fit, where pods are spread: better ones first where that spreads no worse.
+func (p *preference) spreading(fit, better func(name string) bool) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range p.spread.Usable(func(name string) bool { return !p.taken[name] && fit(name) }, better) {
+			if !yield(name) {
+				return
+			}
+		}
+	}
 }
 
 func (p *preference) has(name string) bool {
@@ -111,7 +112,8 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 			most = min(n, max(enough, (from.share.left()-len(l.busy))/freePart))
 		}
 		free := l.free(&from.share, most)
-		if wait && (len(free) < enough && len(free) < from.share.left() || l.uneven(&from.share, enough)) {
+		best := l.best(&from.share, enough)
+		if wait && (len(free) < enough && len(free) < from.share.left() || slices.ContainsFunc(best, l.isBusy)) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
 			}
@@ -132,7 +134,7 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 			continue
 		}
 		defer l.mu.Unlock()
-		return l.takeNow(from, free, n, enough)
+		return l.takeNow(from, append(best, without(free, best)...), n, enough)
 	}
 }
 
@@ -143,22 +145,15 @@ func (l *ledger) free(from *preference, n int) []string {
 
 func (l *ledger) isFree(name string) bool { return l.busy[name] == 0 }
 
-// uneven reports whether pods would be spread worse over the nodes that nobody has than over all. The caller holds the mutex.
-func (l *ledger) uneven(from *preference, pods int) bool {
-	if from.spread == nil || len(l.busy) == 0 {
-		return false
+func (l *ledger) isBusy(name string) bool { return l.busy[name] > 0 }
+
+// best returns the nodes over which some pods are spread best, busy ones among them only where free ones would not do as well;
+// none where pods are not spread. The caller holds the mutex.
+func (l *ledger) best(from *preference, pods int) []string {
+	if from.spread == nil {
+		return nil
 	}
-	next, stop := iter.Pull2(from.levels(l.isFree))
-	defer stop()
-	for _, best := range from.levels(anyNode) {
-		if pods--; pods < 0 {
-			break
-		}
-		if _, level, found := next(); !found || level > best {
-			return true
-		}
-	}
-	return false
+	return first(pods, from.spreading(anyNode, l.isFree))
 }
 
 // first returns the first n names.
@@ -175,13 +170,9 @@ func first(n int, names iter.Seq[string]) []string {
 	return some
 }
 
-// takeNow takes the free ones, a few of the rest, and if that is not enough those that others have. The caller holds the
+// takeNow takes the own ones given, a few of the rest, and if that is not enough those that others have. The caller holds the
 // mutex.
 func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign []string) {
-	if l.uneven(&from.share, enough) { // it need not wait any longer
-		best := first(enough, from.share.all())
-		own = append(best, without(own, best)...)
-	}
 	if from.share.left() == 0 {
 		foreign = l.free(&from.rest, n)
 	} else {

@@ -94,8 +94,11 @@ func NewSpread(groups []Group, pods, perNode map[string]int, seed uint64) *Sprea
 func (s *Spread) Len() int { return s.size }
 
 // Usable yields the nodes that are usable, in their order, each with its level: how many pods its group would have before one
-// went there, if each of the nodes before it got one. Levels never go down.
-func (s *Spread) Usable(usable func(name string) bool) iter.Seq2[string, int] {
+// went there, if each of the nodes before it got one. Levels never go down. Nodes that are better come before the others of
+// their group and, for as far as that makes no level higher, of other groups.
+func (s *Spread) Usable(usable, better func(name string) bool) iter.Seq2[string, int] {
+	good := func(name string) bool { return usable(name) && better(name) }
+	poor := func(name string) bool { return usable(name) && !better(name) }
 	return func(yield func(string, int) bool) {
 		waiting := make([]turns, len(s.groups))
 		for i := range s.groups {
@@ -113,9 +116,20 @@ func (s *Spread) Usable(usable func(name string) bool) iter.Seq2[string, int] {
 			for len(waiting) > 0 && waiting[0].level == level {
 				taking, waiting = append(taking, waiting[0]), waiting[1:]
 			}
-			left := taking[:0]
+			var left, poorer []turns
 			for _, t := range taking {
-				name, ok := t.next(usable)
+				name, ok := t.next(&t.good, good)
+				if !ok {
+					poorer = append(poorer, t)
+					continue
+				}
+				if !yield(name, level) {
+					return
+				}
+				left = append(left, t)
+			}
+			for _, t := range poorer {
+				name, ok := t.next(&t.poor, poor)
 				if !ok {
 					continue
 				}
@@ -133,19 +147,20 @@ func (s *Spread) Usable(usable func(name string) bool) iter.Seq2[string, int] {
 type turns struct {
 	group *spreadGroup
 	level int // of the first
-	seen  int
+	// How many nodes have been looked at for a better one, and for another.
+	good, poor int
 }
 
-// next returns the next node that is usable.
-func (t *turns) next(usable func(name string) bool) (string, bool) {
+// next returns the next node that fits, after those that were seen.
+func (t *turns) next(seen *int, fits func(name string) bool) (string, bool) {
 	g := t.group
-	for t.seen < g.first.Len()+g.rest.Len() {
-		from, i := g.first, t.seen
+	for *seen < g.first.Len()+g.rest.Len() {
+		from, i := g.first, *seen
 		if i >= from.Len() {
 			from, i = g.rest, i-from.Len()
 		}
-		t.seen++
-		if name := from.nth(i); usable(name) {
+		*seen++
+		if name := from.nth(i); fits(name) {
 			return name, true
 		}
 	}

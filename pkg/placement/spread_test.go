@@ -180,8 +180,8 @@ func TestAssignRanksWithinAGroup(t *testing.T) {
 	}
 }
 
-// TestSpreadOrder: every usable node once, in levels that never go down and are what the nodes before make of them, nodes that
-// come first before the others of their group, and the same for the same seed.
+// TestSpreadOrder: every usable node once, in levels that never go down and are what the nodes before make of them, better
+// nodes before others of their group and level, then nodes that come first, and the same for the same seed.
 func TestSpreadOrder(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -206,30 +206,45 @@ func TestSpreadOrder(t *testing.T) {
 				pods[v.Labels["rack"]] += perNode[name]
 			}
 		}
+		better := map[string]bool{}
+		for name := range nodes {
+			better[name] = rapid.IntRange(0, 2).Draw(t, "better") > 0
+		}
+		isUsable := func(name string) bool { return slices.Contains(usable, name) }
+		isBetter := func(name string) bool { return better[name] }
 		seed := rapid.Uint64().Draw(t, "seed")
 		s := placement.NewSpread(placement.GroupBy(nodes, "rack", first, rest), pods, perNode, seed)
 		if s.Len() != len(nodes) {
 			t.Fatalf("%d nodes, of %d", s.Len(), len(nodes))
 		}
 		var got []string
-		last, turn := 0, maps.Clone(pods)
+		last, poor, turn := -1, false, maps.Clone(pods)
 		latest := map[string]string{} // by rack
-		for name, level := range s.Usable(func(name string) bool { return slices.Contains(usable, name) }) {
+		for name, level := range s.Usable(isUsable, isBetter) {
 			rack := nodes[name].Labels["rack"]
 			if level < last || rack != "" && level != turn[rack] || (rack == "") != (level > len(nodes)*3) {
 				t.Fatalf("%s of rack %q has level %d after %d; pods of the racks would be %v", name, rack, level, last, turn)
 			}
-			if before := latest[rack]; before != "" && (perNode[before] > perNode[name] ||
-				perNode[before] == perNode[name] && isRest[before] && !isRest[name]) {
+			before := latest[rack]
+			switch {
+			case before == "":
+			case better[before] != better[name]:
+				if better[name] {
+					t.Fatalf("%s comes before %s of the same rack, which is better", before, name)
+				}
+			case perNode[before] > perNode[name] || perNode[before] == perNode[name] && isRest[before] && !isRest[name]:
 				t.Fatalf("%s comes before %s of the same rack", before, name)
 			}
-			last, latest[rack] = level, name
+			if level == last && better[name] && poor {
+				t.Fatalf("%s comes after another of level %d that is not better", name, level)
+			}
+			poor, last, latest[rack] = !better[name], level, name
 			turn[rack]++
 			got = append(got, name)
 		}
 		var again []string
 		other := placement.NewSpread(placement.GroupBy(nodes, "rack", first, rest), pods, perNode, seed)
-		for name := range other.Usable(func(name string) bool { return slices.Contains(usable, name) }) {
+		for name := range other.Usable(isUsable, isBetter) {
 			again = append(again, name)
 		}
 		if !slices.Equal(got, again) {
@@ -240,6 +255,8 @@ func TestSpreadOrder(t *testing.T) {
 		}
 	})
 }
+
+func all(string) bool { return true }
 
 // Farms that place at the same time do not all begin with the same rack.
 func TestSpreadBeginsAnywhere(t *testing.T) {
@@ -252,7 +269,7 @@ func TestSpreadBeginsAnywhere(t *testing.T) {
 	groups := placement.GroupBy(nodes, "rack", slices.Sorted(maps.Keys(nodes)), nil)
 	begins := map[string]int{}
 	for seed := range uint64(400) {
-		for name := range placement.NewSpread(groups, nil, nil, seed).Usable(func(string) bool { return true }) {
+		for name := range placement.NewSpread(groups, nil, nil, seed).Usable(all, all) {
 			begins[nodes[name].Labels["rack"]]++
 			break
 		}
