@@ -23,6 +23,7 @@ A document:
   name: web
   replicas: 3
   node_selector: rack in (a,b)
+  spread: rack
   pod:
     version: 1
     id: web
