@@ -56,9 +56,10 @@ func (m Moment) since(earlier Moment) time.Duration {
 // manifest says that it stops by itself when there is none.
 type touch struct {
 	serving bool          // a session is held
-	agreed  bool          // and under it, the pod's intent was read and is the accepted one
+	agreed  bool          // when this preparer last read the intents under the node's lock, the pod's was the accepted one
 	running bool          // processes of the pod run
 	silence time.Duration // since the servers were last in touch, never when that is not known
+	unread  time.Duration // since the intents were known under the lock, never when this preparer has not read them yet
 	started time.Duration // since this preparer started
 }
 
@@ -66,20 +67,18 @@ type touch struct {
 // silence, which may have been its own.
 const startGrace = 5 * time.Second
 
-// mayRun decides. What runs goes on until the silence has lasted. What does not run waits for its intent when it would have
-// been stopped by now, as it does after a restart of the machine: it may have been started elsewhere.
+// mayRun decides. What runs goes on until the silence has lasted. What does not run may have been started elsewhere, after a
+// restart of the machine as after a silence, and only its intent tells: a session, or the lock, does not.
 func (t touch) mayRun(stopAfter time.Duration) bool {
 	switch {
-	case t.silence < stopAfter:
+	case !t.running:
+		return t.agreed && t.unread < stopAfter
+	case t.serving, t.silence < stopAfter:
 		return true
-	case t.serving:
-		return t.running || t.agreed
-	case t.running && t.silence == never: // the note of the last contact is lost
+	case t.silence == never: // the note of the last contact is lost
 		return t.started < stopAfter
-	case t.running:
-		return t.started < min(stopAfter, startGrace)
 	default:
-		return false
+		return t.started < min(stopAfter, startGrace)
 	}
 }
 
@@ -110,6 +109,8 @@ type contact struct {
 	serving bool
 	last    Moment // the zero value when it is not known
 	noted   Moment // last as it is on the disk
+	// read is when the intents were last known under the node's lock. It is not on the disk: whoever starts has read none.
+	read Moment
 }
 
 const contactFile = "contact.json"
@@ -140,7 +141,7 @@ func (p *Preparer) setServing(serving bool) {
 	now, err := Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err == nil {
+	if err == nil && (serving || p.contact.serving) { // a session of a preparer that is refused is no contact
 		p.contact.last = now
 	}
 	p.contact.serving = serving
@@ -231,11 +232,31 @@ func (p *Preparer) tendContact() (wait time.Duration, err error) {
 func (p *Preparer) touchOf(e *entry, now Moment) touch {
 	return touch{
 		serving: p.contact.serving,
-		agreed:  p.holding && p.world.Known && e.standing.verdict == Agree,
+		agreed:  e.standing.verdict == Agree,
 		running: anyAlive(e.procs),
 		silence: now.since(p.contact.last),
+		unread:  p.unread(now),
 		started: now.since(p.contact.started),
 	}
+}
+
+// informed reports whether the intents are known, and were read under the node's lock. The caller holds p.mu.
+func (p *Preparer) informed() bool { return p.holding && p.world.Known }
+
+// unread returns for how long it has not been so. The caller holds p.mu.
+func (p *Preparer) unread(now Moment) time.Duration {
+	if p.informed() {
+		return 0
+	}
+	return now.since(p.contact.read)
+}
+
+// uninform notes that the intents are not known any more. The caller holds p.mu.
+func (p *Preparer) uninform() {
+	if now, err := Now(); err == nil && p.informed() {
+		p.contact.read = now
+	}
+	p.world = World{}
 }
 
 // heldBack reports whether the pod must not run, because its manifest says that it does not without Consul, and says so.

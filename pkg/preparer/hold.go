@@ -138,7 +138,7 @@ func (p *Preparer) nodeRecord() node.Node {
 	n := p.cfg.Node
 	n.Orphans, n.OrphansLeftOut = p.orphans()
 	n.Nonce = ""
-	if p.holding && p.world.Known {
+	if p.informed() {
 		n.Nonce = p.nonce
 	}
 	if p.nonce <= p.regressed {

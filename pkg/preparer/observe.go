@@ -162,6 +162,9 @@ func standOut(r *pod.Reality, s standing) {
 	switch s.verdict {
 	case Orphan:
 		text = "orphaned: it has no intent and keeps running until its owner adopts it or stops it with a higher revision"
+		if r.State == pod.StatePending { // it is held back
+			text = "orphaned: it has no intent, so that it does not start until its owner adopts it"
+		}
 		if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
 			r.State = pod.StateOrphaned
 		}

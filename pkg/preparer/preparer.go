@@ -309,7 +309,7 @@ func (p *Preparer) takeQueue() []*entry {
 
 // decide compares the world with the local pods and applies every verdict. The caller holds p.mu.
 func (p *Preparer) decide() {
-	if !p.holding || !p.world.Known {
+	if !p.informed() {
 		return
 	}
 	local := make(map[pod.Identity]Local, len(p.pods))
