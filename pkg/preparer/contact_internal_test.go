@@ -30,6 +30,11 @@ func TestMayRun(t *testing.T) {
 		"crashed, and it had no intent":           {touch{silence: after - 1, unread: after - 1, started: never}, false},
 		"stopped by the silence":                  {touch{agreed: true, silence: after, unread: after, started: never}, false},
 		"rebooted without Consul":                 {touch{silence: never, unread: never, started: 1}, false},
+		"the name is lost":                        {touch{lost: true, serving: true, agreed: true, running: true}, false},
+		"stopped for that, the intent says run":   {touch{waits: true, serving: true, agreed: true}, true},
+		"stopped for that, the intents not known": {touch{waits: true, agreed: true, unread: 1}, false},
+		"stopped for that, no intent":             {touch{waits: true, serving: true}, false},
+		"the name is back before it was stopped":  {touch{waits: true, serving: true, running: true}, true},
 	} {
 		if got := tt.mayRun(after); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)

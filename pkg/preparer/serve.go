@@ -26,6 +26,9 @@ type serving struct {
 
 	heldOnce, askedOnce sync.Once
 
+	suspicion suspicion // of keepRecord alone, as kept is
+	kept      string    // why pods keep running without the name, as last logged
+
 	mu       sync.Mutex
 	nonce    string
 	schema   signal // raised when nonce was first set
