@@ -10,6 +10,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
+	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -32,14 +33,16 @@ type entry struct {
 	ids      []string   // of the processes of idsOf
 	idsOf    *Installed
 
-	tidied    int64        // revision of the version after whose launch all was tidied up; only the worker uses it
-	collected bool         // what a stopped pod leaves behind is gone
-	heldBack  bool         // it must not run while Consul is out of touch
-	up        bool         // the installed processes were started, so the service may be registered
-	service   string       // fingerprint of the service as registered; saved by the worker
-	saveBy    time.Time    // when that must be under way; zero: it is saved
-	gate      gate         // paces registrations that do not last
-	health    checkState   // of its service, as the local agent says
+	tidied    int64      // revision of the version after whose launch all was tidied up; only the worker uses it
+	collected bool       // what a stopped pod leaves behind is gone
+	heldBack  bool       // it must not run while Consul is out of touch
+	up        bool       // the installed processes were started, so the service may be registered
+	service   string     // fingerprint of the service as registered; saved by the worker
+	saveBy    time.Time  // when that must be under way; zero: it is saved
+	gate      gate       // paces registrations that do not last
+	health    checkState // of its service, as the local agent says
+	check     string     // name of its check there
+	complaint health.Complaint
 	script    *scriptWatch // nil while no health script runs
 	readiness readiness
 	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.

@@ -55,7 +55,7 @@ type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
 	DeregisterService(ctx context.Context, id string) error
 	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
-	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error)
+	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]consul.Health, error)
 }
 
 // State is the node's own disk; *Disk is one.
