@@ -76,7 +76,7 @@ const startingMessage = "not all of its processes run yet"
 // processState derives the state from the processes alone.
 func processState(o observation) (state pod.State, message string) {
 	if o.rec.Installed == nil {
-		return pod.StatePending, ""
+		return pod.StatePending, "nothing of it is installed yet"
 	}
 	if o.missing {
 		return pod.StateStarting, startingMessage

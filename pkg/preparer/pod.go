@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -104,7 +105,19 @@ func (e *entry) expect() {
 	rec := e.rec.accept(*e.want)
 	e.activity = activity{}
 	if rec.Intent.State == pod.Running && !rec.upToDate() {
-		e.activity.state = pod.StatePending
+		e.activity = activity{pod.StatePending, e.pendingText()}
+	}
+}
+
+// pendingText says what an accepted intent waits for. It is part of the report that says pending, and costs none of its own.
+func (e *entry) pendingText() string {
+	switch {
+	case e.rec.Intent.State == pod.Stopped && e.rec.StoppedAt == nil && e.rec.Version != 0:
+		return "waiting for the stop of revision " + strconv.FormatInt(e.rec.Intent.Revision, 10) + " to end"
+	case e.working && e.rec.Installed != nil:
+		return "waiting for what is being done for version " + short(e.rec.Installed.Digest)
+	default:
+		return "manifest " + short(e.want.Digest) + " is to be read from Consul"
 	}
 }
 
@@ -225,6 +238,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 	rec := saved
 	if want != nil {
 		rec = rec.accept(*want)
+		defer p.during(e, "writing the intent to the node's disk")()
 	}
 	rec, err := p.save(e, p.withUser(rec, p.procsOf(e)))
 	if err != nil {
