@@ -110,6 +110,21 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	return c, nil
 }
 
+// computeDisable says whether farms leave the controller as it is. It returns *refusedError.
+func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
+	if err := deleting(&cur, "it cannot be disabled or enabled"); err != nil {
+		return change{}, err
+	}
+	after := cur
+	after.Disabled = disabled
+	c := change{what: "enable", rc: after, none: same(&cur, &after), lines: differences(&cur, nil, &after, nil)}
+	if disabled {
+		c.what = "disable"
+	}
+	c.next(massStop)
+	return c, nil
+}
+
 // computeDelete marks the controller for deletion. It returns *refusedError while replicas are asked for, unless forced. For
 // one that is marked already nothing is left to do but to let its mass stop pass: no other change could.
 func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, error) {

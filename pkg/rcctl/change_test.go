@@ -130,6 +130,33 @@ func TestMassStopIsForOneGeneration(t *testing.T) {
 	}
 }
 
+// Disabling and enabling change that field alone, each one generation, and only where it is not so already.
+func TestDisable(t *testing.T) {
+	made, err := computeApply(wish{spec: goodSpec(t)}, current{}, "id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	off, err := computeDisable(made.rc, true, false)
+	if err != nil || off.none || off.what != "disable" || !off.rc.Disabled || off.rc.Generation != 2 || off.manifest != nil {
+		t.Errorf("%+v, %v", off, err)
+	}
+	if diff := cmp.Diff([]string{"disabled: (none) -> true"}, off.lines); diff != "" {
+		t.Error(diff)
+	}
+	if again, err := computeDisable(off.rc, true, false); err != nil || !again.none || again.rc.Generation != 2 {
+		t.Errorf("%+v, %v", again, err)
+	}
+	on, err := computeDisable(off.rc, false, true)
+	if err != nil || on.none || on.what != "enable" || on.rc.AllowMassStop != 3 || on.rc.Generation != 3 || !same(&on.rc, &made.rc) {
+		t.Errorf("%+v, %v", on, err)
+	}
+	off.rc.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	var refused *refusedError
+	if _, err := computeDisable(off.rc, false, false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; it cannot be disabled or enabled") {
+		t.Error(err)
+	}
+}
+
 func TestScaleTouchesOneRole(t *testing.T) {
 	before := rc.RC{Name: "web", Generation: 4, ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: ptr(1)}, {Role: "b", Count: ptr(2)}}}
 	c, err := computeScale(before, "b", 5, false)

@@ -167,7 +167,7 @@ func (s *situation) intended() []Cause {
 			"Watch: rcctl rc status " + s.rc.Name + " --watch --until Gone",
 		}}
 	case s.rc.Disabled:
-		return []Cause{{"It is disabled: nothing is placed and nothing is removed.", "Apply it with disabled: false."}}
+		return []Cause{{"It is disabled: nothing is placed and nothing is removed.", "When that is over: rcctl rc enable " + s.rc.Name}}
 	}
 	return nil
 }
