@@ -110,7 +110,8 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// The permission to stop many pods is for one generation only, and alone it changes nothing.
+// The permission to stop many pods is for one generation only. Alone it is a change where it was not given yet: what tripped
+// the breaker is let pass by saying the same again.
 func TestMassStopIsForOneGeneration(t *testing.T) {
 	made, err := computeApply(wish{spec: goodSpec(t), massStop: true}, current{}, "id")
 	if err != nil || made.rc.AllowMassStop != 1 {
@@ -127,6 +128,25 @@ func TestMassStopIsForOneGeneration(t *testing.T) {
 	allowed, err := computeScale(next.rc, "", 0, true)
 	if err != nil || allowed.rc.AllowMassStop != 3 {
 		t.Errorf("%+v, %v", allowed, err)
+	}
+	said := []string{"allow_mass_stop: for this generation"}
+	again, err := computeScale(next.rc, "", 1, true)
+	if err != nil || again.none || again.rc.AllowMassStop != 3 || again.rc.Generation != 3 || !slices.Equal(again.lines, said) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	spec := goodSpec(t)
+	made, err = computeApply(wish{spec: spec}, current{}, "id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, signature := range []string{"", "new"} {
+		again, err = computeApply(wish{spec: spec, massStop: true, signature: signature}, current{rc: &made.rc, manifest: spec.Pod}, "")
+		if err != nil || again.none || again.signOnly || again.what != "apply" || again.rc.AllowMassStop != 2 || again.manifest == nil || again.lines[len(again.lines)-1] != said[0] {
+			t.Errorf("signature %q: %+v, %v", signature, again, err)
+		}
+	}
+	if twice, err := computeApply(wish{spec: spec, massStop: true}, current{rc: &again.rc, manifest: spec.Pod}, ""); err != nil || !twice.none {
+		t.Errorf("%+v, %v", twice, err)
 	}
 }
 

@@ -87,7 +87,7 @@ func explainCases() map[string]struct {
 		"breaker": {func(s *situation) {
 			s.breaker = &store.Breaker{Tripped: true, By: "f2", Since: before, Reason: "12 of 20"}
 			s.not(rc.BreakerTripped, "x")
-		}, []string{"tripped by f2 at 2026-01-02T03:03:55Z (12 of 20), so that nothing is stopped.", "rcctl audit", "rcctl farm resume"}, ""},
+		}, []string{"tripped by f2 at 2026-01-02T03:03:55Z (12 of 20), so that nothing is stopped.", "rcctl audit", "--allow-mass-stop", "rcctl farm resume"}, ""},
 		"breaker, of no concern": {func(s *situation) { s.breaker = &store.Breaker{Tripped: true} }, []string{"It has converged"}, "breaker"},
 		"breaker missing":        {func(s *situation) { s.breaker = nil }, []string{"breaker is missing or unreadable"}, ""},
 		"holding":                {func(s *situation) { s.not(rc.Holding, "waiting for nodes to report: n9") }, []string{"Nothing is added for now: waiting for nodes to report: n9.", "look at its preparer"}, ""},

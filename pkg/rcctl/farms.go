@@ -159,13 +159,14 @@ func (t *tool) resumeCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "resume", Usage: "reset the mass-stop breaker",
 		UsageText: "rcctl farm resume",
-		Description: `A farm that has stopped more than half of its pods within a minute trips the breaker: from then on no farm stops
-anything. Find out why first (rcctl audit --since 10m): what was about to be stopped is stopped when it is reset.
-It also mends a breaker record that cannot be read.
+		Description: `A farm that is about to have stopped more than half of its pods within a minute, and 10 at least, trips the breaker:
+from then on no farm stops anything. Find out why first (rcctl audit --since 10m). What is not meant must be taken
+back before, as it goes on when the breaker is reset. For what is meant, give the same command again with
+--allow-mass-stop, or the breaker may trip again. It also mends a breaker record that cannot be read.
 
 Examples:
   rcctl audit --since 10m
-  rcctl farm resume`,
+  rcctl rc scale web 1 --allow-mass-stop && rcctl farm resume`,
 		Action: t.resume,
 	})
 }
