@@ -44,29 +44,45 @@ func matches(pattern, text string) []string {
 	return found
 }
 
-// Every flag of the daemons is in docs/operating.md, and every flag that it lists exists.
+// section returns the part of docs/operating.md below a heading, up to the next of the same level.
+func section(t *testing.T, heading string) string {
+	t.Helper()
+	_, text, found := strings.Cut(read(t, "docs", "operating.md"), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("docs/operating.md has no section %q", heading)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	return text
+}
+
+// Every flag of the daemons is in docs/operating.md, with the variables that stand for it, and every flag that it lists
+// exists. For rcctl the tests of pkg/rcctl look at this.
 func TestFlagsAreDocumented(t *testing.T) {
 	t.Parallel()
 	root, err := cluster.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	real := []string{}
+	both := section(t, "Flags of both daemons")
 	for _, program := range []string{"farm", "preparer"} {
 		out, err := exec.CommandContext(t.Context(), filepath.Join(root, "bin", program), "--help").CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s --help (run `make build` first): %v\n%s", program, err, out)
 		}
-		for _, flag := range matches(`(?m)^ +--([a-z-]+)`, string(out)) {
-			if flag != "help" && flag != "version" && !slices.Contains(real, flag) {
-				real = append(real, flag)
+		_, help, _ := strings.Cut(string(out), "GLOBAL OPTIONS:")
+		real := slices.DeleteFunc(matches(`(?m)^ +--([a-z-]+)`, help), func(flag string) bool { return flag == "help" || flag == "version" })
+		tables := both + section(t, "Flags of the "+program)
+		if documented := matches("(?m)^\\| `--([a-z-]+)`", tables); !slices.Equal(real, documented) {
+			t.Errorf("%s has the flags %v,\ndocs/operating.md lists %v", program, real, documented)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^ +--([a-z-]+).*\[(\$[A-Z_, $]+)\]`).FindAllStringSubmatch(help, -1) {
+			row := regexp.MustCompile("(?m)^\\| `--" + m[1] + "` .*$").FindString(tables)
+			for _, variable := range strings.Split(strings.ReplaceAll(m[2], "$", ""), ", ") {
+				if !strings.Contains(row, "`"+variable+"`") {
+					t.Errorf("%s --%s: docs/operating.md does not name %s: %q", program, m[1], variable, row)
+				}
 			}
 		}
-	}
-	slices.Sort(real)
-	documented := matches("(?m)^\\| `--([a-z-]+)`", read(t, "docs", "operating.md"))
-	if !slices.Equal(real, documented) {
-		t.Errorf("the daemons have the flags %v,\ndocs/operating.md lists %v", real, documented)
 	}
 }
 

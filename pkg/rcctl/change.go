@@ -64,10 +64,11 @@ func computeApply(w wish, cur current, newID string) (change, error) {
 		c.what = "create"
 	}
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
+	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil
 	switch {
-	case cur.rc != nil && same(cur.rc, &after) && cur.manifest != nil && c.signature == "":
+	case stays && c.signature == "":
 		c.none, c.manifest = true, nil
-	case cur.rc != nil && same(cur.rc, &after) && cur.manifest != nil:
+	case stays:
 		c.what, c.signOnly = "sign", true
 	case cur.rc != nil && cur.manifest == nil && cur.rc.ManifestDigest == digest:
 		c.lines = []string{"manifest: its record was missing or unreadable -> written again"}
@@ -105,16 +106,31 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	if total := after.Desired(); total > rc.MaxReplicas {
 		return change{}, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
 	}
-	c := change{what: "scale", rc: after, none: same(&cur, &after), lines: differences(&cur, nil, &after, nil)}
+	c := change{what: "scale", rc: after, none: unchanged(&cur, &after, massStop), lines: differences(&cur, nil, &after, nil)}
+	c.next(massStop)
+	return c, nil
+}
+
+// computeDisable says whether farms leave the controller as it is. It returns *refusedError.
+func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
+	if err := deleting(&cur, "it cannot be disabled or enabled"); err != nil {
+		return change{}, err
+	}
+	after := cur
+	after.Disabled = disabled
+	c := change{what: "enable", rc: after, none: unchanged(&cur, &after, massStop), lines: differences(&cur, nil, &after, nil)}
+	if disabled {
+		c.what = "disable"
+	}
 	c.next(massStop)
 	return c, nil
 }
 
 // computeDelete marks the controller for deletion. It returns *refusedError while replicas are asked for, unless forced. For
-// one that is marked already nothing is left to do but to let its mass stop pass: no other change could.
+// one that is marked already nothing is left to do but to let its mass stop pass.
 func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, error) {
 	if cur.DeletedAt != nil {
-		c := change{what: "delete", rc: cur, none: !massStop || cur.AllowMassStop == cur.Generation}
+		c := change{what: "delete", rc: cur, none: unchanged(&cur, &cur, massStop)}
 		c.next(massStop)
 		return c, nil
 	}
@@ -127,6 +143,12 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 	c := change{what: "delete", rc: after, lines: differences(&cur, nil, &after, nil)}
 	c.next(massStop)
 	return c, nil
+}
+
+// unchanged reports whether there is nothing to write. To let the breaker pass what was asked for before is something: the
+// breaker tripped because nobody had said so, and what is wanted has not changed.
+func unchanged(before, after *rc.RC, massStop bool) bool {
+	return same(before, after) && (!massStop || before.AllowMassStop == before.Generation)
 }
 
 // next gives a change that is one its generation.

@@ -111,7 +111,8 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// The permission to stop many pods is for one generation only, and alone it changes nothing.
+// The permission to stop many pods is for one generation only. Alone it is a change where it was not given yet: what tripped
+// the breaker is let pass by saying the same again.
 func TestMassStopIsForOneGeneration(t *testing.T) {
 	made, err := computeApply(wish{spec: goodSpec(t), massStop: true}, current{}, "id")
 	if err != nil || made.rc.AllowMassStop != 1 {
@@ -128,6 +129,52 @@ func TestMassStopIsForOneGeneration(t *testing.T) {
 	allowed, err := computeScale(next.rc, "", 0, true)
 	if err != nil || allowed.rc.AllowMassStop != 3 {
 		t.Errorf("%+v, %v", allowed, err)
+	}
+	said := []string{"allow_mass_stop: for this generation"}
+	again, err := computeScale(next.rc, "", 1, true)
+	if err != nil || again.none || again.rc.AllowMassStop != 3 || again.rc.Generation != 3 || !slices.Equal(again.lines, said) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	spec := goodSpec(t)
+	made, err = computeApply(wish{spec: spec}, current{}, "id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, signature := range []string{"", "new"} {
+		again, err = computeApply(wish{spec: spec, massStop: true, signature: signature}, current{rc: &made.rc, manifest: spec.Pod}, "")
+		if err != nil || again.none || again.signOnly || again.what != "apply" || again.rc.AllowMassStop != 2 || again.manifest == nil || again.lines[len(again.lines)-1] != said[0] {
+			t.Errorf("signature %q: %+v, %v", signature, again, err)
+		}
+	}
+	if twice, err := computeApply(wish{spec: spec, massStop: true}, current{rc: &again.rc, manifest: spec.Pod}, ""); err != nil || !twice.none {
+		t.Errorf("%+v, %v", twice, err)
+	}
+}
+
+// Disabling and enabling change that field alone, each one generation, and only where it is not so already.
+func TestDisable(t *testing.T) {
+	made, err := computeApply(wish{spec: goodSpec(t)}, current{}, "id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	off, err := computeDisable(made.rc, true, false)
+	if err != nil || off.none || off.what != "disable" || !off.rc.Disabled || off.rc.Generation != 2 || off.manifest != nil {
+		t.Errorf("%+v, %v", off, err)
+	}
+	if diff := cmp.Diff([]string{"disabled: (none) -> true"}, off.lines); diff != "" {
+		t.Error(diff)
+	}
+	if again, err := computeDisable(off.rc, true, false); err != nil || !again.none || again.rc.Generation != 2 {
+		t.Errorf("%+v, %v", again, err)
+	}
+	on, err := computeDisable(off.rc, false, true)
+	if err != nil || on.none || on.what != "enable" || on.rc.AllowMassStop != 3 || on.rc.Generation != 3 || !same(&on.rc, &made.rc) {
+		t.Errorf("%+v, %v", on, err)
+	}
+	off.rc.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	var refused *refusedError
+	if _, err := computeDisable(off.rc, false, false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; it cannot be disabled or enabled") {
+		t.Error(err)
 	}
 }
 

@@ -177,11 +177,24 @@ func connectToList(c *cli.Context) (out string, s *conn, err error) {
 	if out, err = format(c); err != nil {
 		return "", nil, err
 	}
-	if c.Args().Present() {
-		return "", nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	s, err = connect(c)
+	s, err = connectToAll(c)
 	return out, s, err
+}
+
+// connectToListWide is connectToList for a command that also has a wide table.
+func connectToListWide(c *cli.Context) (out string, s *conn, err error) {
+	if out, err = formatWide(c); err != nil {
+		return "", nil, err
+	}
+	s, err = connectToAll(c)
+	return out, s, err
+}
+
+func connectToAll(c *cli.Context) (*conn, error) {
+	if c.Args().Present() {
+		return nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	return connect(c)
 }
 
 // connectToShow is the beginning of every command that shows one thing: its output format, which one, a connection to close.

@@ -164,7 +164,7 @@ func inputLines(e *inputError) []string {
 func writes(command string) bool {
 	words := strings.Fields(command)
 	return slices.Contains([]string{
-		"apply", "create", "scale", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
+		"apply", "create", "scale", "disable", "enable", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
 	}, words[len(words)-1])
 }
 

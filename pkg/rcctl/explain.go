@@ -167,7 +167,7 @@ func (s *situation) intended() []Cause {
 			"Watch: rcctl rc status " + s.rc.Name + " --watch --until Gone",
 		}}
 	case s.rc.Disabled:
-		return []Cause{{"It is disabled: nothing is placed and nothing is removed.", "Apply it with disabled: false."}}
+		return []Cause{{"It is disabled: nothing is placed and nothing is removed.", "When that is over: rcctl rc enable " + s.rc.Name}}
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func (s *situation) held() []Cause {
 	} else if s.breaker.Tripped && (s.is(rc.BreakerTripped) || s.rc.DeletedAt != nil || s.running() > s.rc.Desired()) {
 		causes = append(causes, Cause{
 			fmt.Sprintf("The mass-stop breaker was tripped by %s at %s (%s), so that nothing is stopped.", s.breaker.By, s.breaker.Since.UTC().Format(time.RFC3339), s.breaker.Reason),
-			"Find out why (rcctl audit --since 1h), then: rcctl farm resume",
+			"Find out why (rcctl audit --since 1h). Ask again for what is meant, with --allow-mass-stop, take back what is not; then: rcctl farm resume",
 		})
 	}
 	if s.is(rc.Holding) {

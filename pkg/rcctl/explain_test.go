@@ -83,11 +83,11 @@ func explainCases() map[string]struct {
 		"no manifest":    {func(s *situation) { s.manifest = nil; s.not(rc.Unreadable, "x") }, []string{"The manifest d that it asks for is missing", "rcctl apply -f FILE"}, ""},
 		"unreadable":     {func(s *situation) { s.status.LastError = "unreadable record x/pods/y"; s.not(rc.Unreadable, "") }, []string{"could not read all of it: unreadable record x/pods/y.", "Mend or remove"}, ""},
 		"deleted":        {func(s *situation) { s.rc.DeletedAt = &before }, []string{"(Deleting)", "marked for deletion since 2026-01-02T03:03:55Z; 2 pods are left", "--until Gone"}, ""},
-		"disabled":       {func(s *situation) { s.rc.Disabled = true }, []string{"(Disabled)", "It is disabled", "disabled: false"}, ""},
+		"disabled":       {func(s *situation) { s.rc.Disabled = true }, []string{"(Disabled)", "It is disabled", "rcctl rc enable web"}, ""},
 		"breaker": {func(s *situation) {
 			s.breaker = &store.Breaker{Tripped: true, By: "f2", Since: before, Reason: "12 of 20"}
 			s.not(rc.BreakerTripped, "x")
-		}, []string{"tripped by f2 at 2026-01-02T03:03:55Z (12 of 20), so that nothing is stopped.", "rcctl audit", "rcctl farm resume"}, ""},
+		}, []string{"tripped by f2 at 2026-01-02T03:03:55Z (12 of 20), so that nothing is stopped.", "rcctl audit", "--allow-mass-stop", "rcctl farm resume"}, ""},
 		"breaker, of no concern": {func(s *situation) { s.breaker = &store.Breaker{Tripped: true} }, []string{"It has converged"}, "breaker"},
 		"breaker missing":        {func(s *situation) { s.breaker = nil }, []string{"breaker is missing or unreadable"}, ""},
 		"holding":                {func(s *situation) { s.not(rc.Holding, "waiting for nodes to report: n9") }, []string{"Nothing is added for now: waiting for nodes to report: n9.", "look at its preparer"}, ""},

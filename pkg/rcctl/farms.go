@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -22,25 +23,36 @@ type FarmView struct {
 	Address          string `json:"address,omitempty"`     // of its debug server
 	RCSelector       string `json:"rc_selector,omitempty"` // of the controllers that it works on; empty: all
 	Owned            int    `json:"owned"`                 // controllers
+	// OwnedRCs are these controllers, sorted by name.
+	OwnedRCs []OwnedRC `json:"owned_rcs"`
+}
+
+// OwnedRC is a controller that a farm owns.
+type OwnedRC struct {
+	ID   string `json:"id"`
+	Name string `json:"name,omitempty"` // empty when its record cannot be read
 }
 
 func (t *tool) farmsCommand() *cli.Command {
 	return leaf(&cli.Command{
-		Name: "farms", Usage: "list the living farms and how many rcs each owns",
-		UsageText: "rcctl farms [-o table|json|yaml]",
-		Description: `A farm is in the list for as long as its session with Consul lives. ADDRESS is that of its debug server, on its own
-machine. SELECTOR says which rcs it works on; without one it works on all.
+		Name: "farms", Usage: "list the living farms and the rcs that each owns",
+		UsageText: "rcctl farms [-o table|wide|json|yaml]",
+		Description: `A farm is in the list for as long as its session with Consul lives. OWNED is how many rcs it owns, and -o wide lists
+them; a lone id is one whose record cannot be read. ADDRESS is that of its debug server, on its own machine.
+SELECTOR says which rcs it works on; without one it works on all.
 
 Examples:
   rcctl farms
-  rcctl farms -o json | jq 'map(.owned) | add'`,
-		Flags:  []cli.Flag{outputFlag()},
+  rcctl farms -o wide
+  rcctl farms -o json | jq 'map(.owned) | add'
+  rcctl farms -o json | jq -r '.[] | select(any(.owned_rcs[]; .name == "web")) | .id'`,
+		Flags:  []cli.Flag{wideOutputFlag()},
 		Action: t.farms,
 	})
 }
 
 func (t *tool) farms(c *cli.Context) error {
-	out, s, err := connectToList(c)
+	out, s, err := connectToListWide(c)
 	if err != nil {
 		return err
 	}
@@ -57,13 +69,21 @@ func (t *tool) farms(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	views, free := joinFarms(values(members), owners, ids)
+	var names map[string]string
+	if out != formats[0] { // else the keys of the records are enough
+		var bad []error
+		if names, bad, err = s.allNames(c.Context); err != nil {
+			return err
+		}
+		corrupt = append(corrupt, bad...)
+	}
+	views, free := joinFarms(values(members), owners, ids, names)
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
 			return err
 		}
 	}
-	if err := t.print(out, views, func(w io.Writer) error { return writeFarms(w, views) }); err != nil {
+	if err := t.printWide(out, views, func(w io.Writer, wide bool) error { return writeFarms(w, views, wide) }); err != nil {
 		return err
 	}
 	if free > 0 {
@@ -72,38 +92,55 @@ func (t *tool) farms(c *cli.Context) error {
 	return t.warn(corrupt)
 }
 
-// joinFarms counts what each farm owns, and the controllers that nobody does.
-func joinFarms(members []store.Member, owners map[string]string, rcIDs []string) (views []FarmView, free int) {
-	owned := map[string]int{}
+// joinFarms says what each farm owns, and counts the controllers that nobody does. names are those of controllers by id.
+func joinFarms(members []store.Member, owners map[string]string, rcIDs []string, names map[string]string) (views []FarmView, free int) {
+	owned := map[string][]OwnedRC{}
 	for _, id := range rcIDs {
 		farm, has := owners[id]
 		if !has {
 			free++
 			continue
 		}
-		owned[farm]++
+		owned[farm] = append(owned[farm], OwnedRC{ID: id, Name: names[id]})
 	}
 	views = make([]FarmView, 0, len(members))
 	for _, m := range members {
-		views = append(views, FarmView{
+		v := FarmView{
 			ID: m.ID, Version: m.Version, EmulationVersion: m.EmulationVersion, Incarnation: m.Incarnation,
-			Address: m.Address, RCSelector: m.RCSelector, Owned: owned[m.ID],
-		})
+			Address: m.Address, RCSelector: m.RCSelector, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...),
+		}
+		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b FarmView) int { return cmp.Compare(a.ID, b.ID) })
 	return views, free
 }
 
-func writeFarms(w io.Writer, views []FarmView) error {
+func writeFarms(w io.Writer, views []FarmView, wide bool) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no farms; start one: farm --id farm-1")
 		return err
 	}
 	tb := table{header: []string{"ID", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
+	if wide {
+		tb.header = append(tb.header, "RCS")
+	}
 	for _, v := range views {
-		tb.rows = append(tb.rows, []string{v.ID, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, v.RCSelector})
+		row := []string{v.ID, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, v.RCSelector}
+		if wide {
+			row = append(row, ownedText(v.OwnedRCs))
+		}
+		tb.rows = append(tb.rows, row)
 	}
 	return tb.write(w, false)
+}
+
+func ownedText(rcs []OwnedRC) string {
+	names := make([]string, len(rcs))
+	for i, r := range rcs {
+		names[i] = cmp.Or(r.Name, r.ID)
+	}
+	return strings.Join(names, ",")
 }
 
 // farmCommand groups the commands about the farms as a whole.
@@ -122,13 +159,14 @@ func (t *tool) resumeCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "resume", Usage: "reset the mass-stop breaker",
 		UsageText: "rcctl farm resume",
-		Description: `A farm that has stopped more than half of its pods within a minute trips the breaker: from then on no farm stops
-anything. Find out why first (rcctl audit --since 10m): what was about to be stopped is stopped when it is reset.
-It also mends a breaker record that cannot be read.
+		Description: `A farm that is about to have stopped more than half of its pods within a minute, and 10 at least, trips the breaker:
+from then on no farm stops anything. Find out why first (rcctl audit --since 10m). What is not meant must be taken
+back before, as it goes on when the breaker is reset. For what is meant, give the same command again with
+--allow-mass-stop, or the breaker may trip again. It also mends a breaker record that cannot be read.
 
 Examples:
   rcctl audit --since 10m
-  rcctl farm resume`,
+  rcctl rc scale web 1 --allow-mass-stop && rcctl farm resume`,
 		Action: t.resume,
 	})
 }

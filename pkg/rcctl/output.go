@@ -18,8 +18,15 @@ import (
 
 var formats = [...]string{"table", "json", "yaml"}
 
+// wideFormat is a table with all columns, of the commands that have one.
+const wideFormat = "wide"
+
 func outputFlag() cli.Flag {
 	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, json or yaml"}
+}
+
+func wideOutputFlag() cli.Flag {
+	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, wide, json or yaml"}
 }
 
 // format reads -o.
@@ -29,6 +36,23 @@ func format(c *cli.Context) (string, error) {
 		return "", badFlag(c, "--output", f, list(formats[:]))
 	}
 	return f, nil
+}
+
+// formatWide reads -o of a command that also has a wide table.
+func formatWide(c *cli.Context) (string, error) {
+	f := c.String("output")
+	if allowed := append([]string{formats[0], wideFormat}, formats[1:]...); !slices.Contains(allowed, f) {
+		return "", badFlag(c, "--output", f, list(allowed))
+	}
+	return f, nil
+}
+
+// printWide is print for a command that also has a wide table.
+func (t *tool) printWide(format string, view any, table func(w io.Writer, wide bool) error) error {
+	if format == wideFormat {
+		return table(t.out, true)
+	}
+	return t.print(format, view, func(w io.Writer) error { return table(w, false) })
 }
 
 // print writes a view in the format asked for. table is called for the format "table" only.

@@ -1,9 +1,9 @@
 package rcctl
 
 import (
+	"context"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -11,9 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
-
-// wideFormat is a table with all columns.
-const wideFormat = "wide"
 
 func (t *tool) podsCommand() *cli.Command {
 	return leaf(&cli.Command{
@@ -31,16 +28,16 @@ Examples:
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
 			&cli.StringFlag{Name: "node", Usage: "only pods on this `NODE`"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, wide, json or yaml"},
+			wideOutputFlag(),
 		},
 		Action: t.pods,
 	})
 }
 
 func (t *tool) pods(c *cli.Context) error {
-	out := c.String("output")
-	if allowed := append([]string{formats[0], wideFormat}, formats[1:]...); !slices.Contains(allowed, out) {
-		return badFlag(c, "--output", out, list(allowed))
+	out, err := formatWide(c)
+	if err != nil {
+		return err
 	}
 	if c.Args().Present() {
 		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
@@ -62,11 +59,12 @@ func (t *tool) pods(c *cli.Context) error {
 			return err
 		}
 	}
-	if out == wideFormat {
-		err = writePodsWide(t.out, views, time.Now(), coloured(t.out))
-	} else {
-		err = t.print(out, views, func(w io.Writer) error { return writePods(w, views, coloured(w)) })
-	}
+	err = t.printWide(out, views, func(w io.Writer, wide bool) error {
+		if wide {
+			return writePodsWide(w, views, time.Now(), coloured(w))
+		}
+		return writePods(w, views, coloured(w))
+	})
 	if err != nil {
 		return err
 	}
@@ -94,15 +92,21 @@ func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, co
 		}
 		return map[string]string{rec.Value.ID: rec.Value.Name}, rec.Value.ID, nil, nil
 	}
-	recs, corrupt, err := s.ListRCs(c.Context)
+	names, corrupt, err = s.allNames(c.Context)
+	return names, "", corrupt, err
+}
+
+// allNames returns the names of all controllers by id.
+func (s *conn) allNames(ctx context.Context) (names map[string]string, corrupt []error, err error) {
+	recs, corrupt, err := s.ListRCs(ctx)
 	if err != nil {
-		return nil, "", nil, err
+		return nil, nil, err
 	}
 	names = make(map[string]string, len(recs))
 	for i := range recs {
 		names[recs[i].Value.ID] = recs[i].Value.Name
 	}
-	return names, "", corrupt, nil
+	return names, corrupt, nil
 }
 
 func values[T any](recs []store.Rec[T]) []T {

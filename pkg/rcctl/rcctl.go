@@ -83,14 +83,14 @@ func (t *tool) app() *cli.App {
 // rcCommand groups the commands about one controller.
 func (t *tool) rcCommand() *cli.Command {
 	return &cli.Command{
-		Name: "rc", Usage: "create, show, explain, scale and delete replication controllers",
+		Name: "rc", Usage: "create, show, explain, scale, disable and delete replication controllers",
 		UsageText:       "rcctl rc COMMAND [flags] [arguments]",
 		HideHelpCommand: true,
 		Action:          t.group,
 		OnUsageError:    onUsageError,
 		Subcommands: []*cli.Command{
-			t.createCommand(), t.getCommand(), t.listCommand(), t.scaleCommand(), t.deleteCommand(), t.statusCommand(),
-			t.explainCommand(),
+			t.createCommand(), t.getCommand(), t.listCommand(), t.scaleCommand(), t.disableCommand(), t.enableCommand(), t.deleteCommand(),
+			t.statusCommand(), t.explainCommand(),
 		},
 	}
 }

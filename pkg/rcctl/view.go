@@ -77,7 +77,9 @@ const (
 )
 
 // alarms are the conditions that name a controller's state when they are true, the worst first.
-var alarms = [...]rc.ConditionType{rc.Unreadable, rc.BreakerTripped, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.Holding, rc.Regressed}
+var alarms = [...]rc.ConditionType{
+	rc.Unreadable, rc.BreakerTripped, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
+}
 
 // stateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is
 // in the way, Converged or Progressing.

@@ -3,6 +3,8 @@ package rcctl
 import (
 	"bytes"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,11 +42,44 @@ func TestStateOf(t *testing.T) {
 		{rc.RC{Generation: 2}, status(2), all, "Progressing"},
 		{rc.RC{Generation: 2}, status(2, rc.Converged, rc.Regressed), all, "Regressed"},
 		{rc.RC{Generation: 2}, status(2, rc.InsufficientNodes, rc.Blocked), all, "Blocked"},
+		{rc.RC{Generation: 2}, status(2, rc.Converged, rc.BooksDiffer), all, "BooksDiffer"},
+		{rc.RC{Generation: 2}, status(2, rc.Holding, rc.BooksDiffer, rc.NodeLost), all, "NodeLost"},
 		{rc.RC{Generation: 2, Disabled: true}, status(2, rc.Converged), nil, "Disabled"},
 		{rc.RC{Generation: 2, Disabled: true, DeletedAt: &now}, status(2), nil, "Deleting"},
 	} {
 		if got := stateOf(&tt.rc, tt.st, tt.farms); got != tt.want {
 			t.Errorf("%+v: got %s, want %s", tt, got, tt.want)
+		}
+	}
+}
+
+// Every condition that there is can be the state of a controller and the goal of a watch, and the help says so.
+func TestStatesAreComplete(t *testing.T) {
+	var conditions []string
+	for _, file := range []string{"status.go", "incident.go"} {
+		source, err := os.ReadFile("../rc/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)ConditionType += "([A-Za-z]+)"`).FindAllSubmatch(source, -1) {
+			conditions = append(conditions, string(m[1]))
+		}
+	}
+	states := []string{string(rc.Converged), string(rc.Unclaimed)}
+	for _, alarm := range alarms {
+		states = append(states, string(alarm))
+	}
+	goals := slices.DeleteFunc(slices.Clone(untilAllowed), func(goal string) bool { return goal == untilGone })
+	slices.Sort(conditions)
+	slices.Sort(states)
+	slices.Sort(goals)
+	if !slices.Equal(states, conditions) || !slices.Equal(goals, conditions) {
+		t.Errorf("there are the conditions %v,\nthe states %v,\nthe goals %v", conditions, states, goals)
+	}
+	help := (&tool{}).statusCommand().Description
+	for _, state := range append(states, stateDeleting, stateDisabled, statePending, stateProgressing) {
+		if !strings.Contains(help, state) {
+			t.Errorf("rcctl rc status --help does not name %s", state)
 		}
 	}
 }

@@ -119,7 +119,7 @@ func (s *conn) writeTo(ctx context.Context, id string, compute func(rc.RC) (chan
 }
 
 func massStopFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "allow-mass-stop", Usage: "let this change stop more pods at once than the mass-stop breaker allows"}
+	return &cli.BoolFlag{Name: "allow-mass-stop", Usage: "let this change, also if it is written already, stop more pods at once than the mass-stop breaker allows"}
 }
 
 // printChange says what was done and what was different.
