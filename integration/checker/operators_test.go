@@ -59,7 +59,7 @@ func (w *world) asks(kind, node string) Op {
 // dies ends the session of node n1 and what runs there.
 func (w *world) dies() {
 	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n1"}})
-	w.add(Event{Kind: EventLost, At: w.log[len(w.log)-1].At + 1, Node: "n1"})
+	w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"})
 }
 
 // givesUp removes the pod with all that belongs to it.
