@@ -222,6 +222,9 @@ func (j *judgement) settled(w *Write) {
 			continue
 		}
 		j.looked("R1 placed")
+		if j.restoredAt > 0 {
+			j.looked("R1 placed after a restore")
+		}
 		if !w.has(keySchema, "check-index") {
 			j.violated("R1", "placed without the nonce", w.Index, "%s on %s", p.id(), p.Node)
 		}
