@@ -41,6 +41,7 @@ type Result struct {
 	Entries      int            `json:"entries"`      // of the Raft log
 	Transactions int            `json:"transactions"` // that changed records of rcfarm
 	Restores     int            `json:"restores"`
+	Trips        int            `json:"trips"`   // of the mass-stop breaker
 	Checked      map[string]int `json:"checked"` // how often each rule had something to judge
 	Violations   []Violation    `json:"violations"`
 }
@@ -191,6 +192,7 @@ func (j *judgement) rules(w *Write) {
 	j.confirmed(w)
 	j.minimum(w)
 	j.disabled(w)
+	j.static(w)
 	j.settled(w)
 }
 
@@ -207,6 +209,9 @@ func (j *judgement) remember(w *Write) {
 		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
 			j.nonceAt = w.Index
 			j.silent = j.state.passingPreparers()
+		}
+		if c.Key == keyBreaker && c.After.tripped() && !c.Before.tripped() {
+			j.result.Trips++
 		}
 		if r := c.After.request(); r != nil && r.Kind == sweepOrphan {
 			j.swept[r.RCID] = true

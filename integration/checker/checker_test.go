@@ -336,6 +336,11 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 		"P4 stop without the breaker": func(w *world) {
 			w.txn(w.fenced(kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
 		},
+		"P4 stop while the breaker is tripped": func(w *world) {
+			w.change(2, 0, nil)
+			w.breaker = w.txn(kv("set", "breaker", fields{"tripped": true}))
+			w.stop(20)
+		},
 		"P4 revision not higher": func(w *world) {
 			w.txn(w.fenced(kv("set", intentN1, told(stopped, 9)))...)
 		},
@@ -364,6 +369,12 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 				p["index"], p["ports"] = i, nil
 				w.txn(w.fenced(kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))...)
 			}
+		},
+		"R7 static pod moved": func(w *world) {
+			w.change(1, 1, fields{"strategy": "static"})
+			p := placed("n2", running, 20)
+			p["ghosts"] = []fields{{"node": "n1"}}
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
 		},
 		"R1 placed without the nonce": func(w *world) {
 			w.second("n2", kv("cas", "reservations/n2", holding("c/main.1")))

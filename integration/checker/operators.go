@@ -90,6 +90,27 @@ func (j *judgement) disabled(w *Write) {
 	}
 }
 
+// static: a pod of a static controller stays on its node until it is stopped there; a node that is lost, drained or not
+// selected any more gives it to no other. What is found running elsewhere is only taken note of. That it is not stopped for
+// such a reason either is among the rules about stops.
+func (j *judgement) static(w *Write) {
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		before := c.Before.placement()
+		if before == nil || before.RunState != running {
+			continue
+		}
+		rc := w.before(prefix + "rcs/" + before.RCID).controller()
+		if rc == nil || !rc.staysPut() {
+			continue
+		}
+		j.looked("R7 static")
+		if p := c.news(); p != nil {
+			j.violated("R7", "static pod moved", w.Index, "%s from %s to %s", p.id(), before.Node, p.Node)
+		}
+	}
+}
+
 // confirmedStop reports whether the node of a placement says that it has stopped the pod at a higher revision, as where the
 // store is an older one: the pod is not started again where it was.
 func (w *Write) confirmedStop(p *placement) bool {

@@ -134,6 +134,61 @@ func TestForcedDrain(t *testing.T) {
 	w.expect("P4 stop that nobody asked for")
 }
 
+// A tripped breaker forbids new stops, not what was written before or says the same again, and nothing once it is reset.
+func TestTrippedBreaker(t *testing.T) {
+	t.Parallel()
+	const rule = "P4 stop while the breaker is tripped"
+	trip := func(w *world, tripped bool) { w.breaker = w.txn(kv("set", "breaker", fields{"tripped": tripped})) }
+	for name, c := range map[string]struct {
+		do    func(w *world)
+		rule  string
+		trips int
+	}{
+		"stopped while it is tripped": {func(w *world) { trip(w, true); w.stop(20) }, rule, 1},
+		"stopped before":              {func(w *world) { w.stop(20); trip(w, true) }, "", 1},
+		"said again":                  {func(w *world) { w.stop(20); trip(w, true); w.stop(30) }, "", 1},
+		"after it was reset":          {func(w *world) { trip(w, true); trip(w, false); w.stop(20) }, "", 1},
+		"tripped twice":               {func(w *world) { trip(w, true); trip(w, false); trip(w, true); w.stop(20) }, rule, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(2, 0, nil)
+			c.do(w)
+			w.expect(c.rule)
+			if n := w.verdict().Trips; n != c.trips {
+				t.Errorf("%d trips were counted, expected %d", n, c.trips)
+			}
+		})
+	}
+}
+
+// A static controller's pods are stopped where they are by force or because they are too many, not because they should be
+// elsewhere; those of a dynamic one may be.
+func TestStaticStops(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		strategy string
+		drain    fields
+		count    int
+		rule     string
+	}{
+		"static, drained":  {"static", fields{}, 1, "P4 stop that nobody asked for"},
+		"static, by force": {"static", fields{"force": true}, 1, ""},
+		"static, too many": {"static", fields{}, 0, ""},
+		"dynamic, drained": {"dynamic", fields{}, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(1, c.count, fields{"strategy": c.strategy})
+			w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": c.drain}))
+			w.stop(20)
+			w.expect(c.rule)
+		})
+	}
+}
+
 // A pod that is given back to the node that it came from is as available as it was, if that still runs what it shall.
 func TestReturned(t *testing.T) {
 	t.Parallel()
