@@ -106,21 +106,29 @@ func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
 	j.violated("P6", "below the minimum", w.Index, "controller %s: %d available are left by %s, minimum %d", rc.Name, least, w.summary(), rc.minimum())
 }
 
-// belowSurge counts copies on living nodes only: lost ones do not count.
+// belowSurge counts every copy that takes up a living node, also one that was asked to stop and is not confirmed, and those of
+// nodes that only lack a preparer, which count as they last reported. Lost ones do not count.
 func (j *judgement) belowSurge(w *Write, rc *controller) {
 	n := 0
 	for _, p := range w.state.placementsOf(rc.ID) {
-		if p.RunState == running && w.state.alive(p.Node) {
-			n++
-		}
-		for _, g := range p.Ghosts {
-			if g.Revision == 0 && !g.Lost && w.state.alive(g.Node) {
-				n++
-			}
-		}
+		n += w.state.standing(p)
 	}
 	j.looked("P6 surge")
 	if most := rc.desired() + rc.surge(); n > most {
 		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
 	}
+}
+
+// standing returns how many copies of a pod count against desired + surge.
+func (s *state) standing(p *placement) int {
+	n := 0
+	if p.RunState == running && !s.gone(p.Node) || p.RunState == stopped && s.alive(p.Node) {
+		n++
+	}
+	for _, g := range p.Ghosts {
+		if !g.Lost && s.alive(g.Node) {
+			n++
+		}
+	}
+	return n
 }

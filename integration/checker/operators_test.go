@@ -1,6 +1,7 @@
 package checker
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -206,6 +207,54 @@ func TestReturned(t *testing.T) {
 		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 30)),
 			kv("set", "intent/n2/c/main.0", told(stopped, 30)))...)
 		w.expect(rule)
+	}
+}
+
+// Desired and surge are two here, and two more are placed: a copy on n1 besides is one too many wherever it takes up a node.
+func TestSurge(t *testing.T) {
+	t.Parallel()
+	const rule = "P6 above the surge"
+	agentFails := func(w *world) {
+		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "serfHealth", "Status": critical}})
+	}
+	leaves := func(w *world, ghost fields) {
+		p := placed("n2", stopped, 20)
+		p["ports"], p["ghosts"] = nil, []fields{ghost}
+		w.pod = w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod))...)
+		w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n2"}}) // so that the copy there does not count
+	}
+	for name, c := range map[string]struct {
+		before func(w *world)
+		rule   string
+	}{
+		"it runs":                          {func(*world) {}, rule},
+		"it is asked to stop":              {func(w *world) { w.stop(20) }, rule},
+		"asked to stop, no preparer":       {func(w *world) { w.stop(20); w.dies() }, ""},
+		"runs, no preparer":                {func(w *world) { w.dies() }, rule},
+		"runs, its machine is gone":        {func(w *world) { w.dies(); agentFails(w) }, ""},
+		"a former copy that is to go":      {func(w *world) { leaves(w, fields{"node": "n1"}) }, rule},
+		"a former copy that stops":         {func(w *world) { leaves(w, fields{"node": "n1", "revision": 20}) }, rule},
+		"a former copy that is lost":       {func(w *world) { leaves(w, fields{"node": "n1", "lost": true}) }, ""},
+		"a former copy, and no preparer":   {func(w *world) { w.dies(); leaves(w, fields{"node": "n1"}) }, ""},
+		"a surge that leaves room for all": {func(w *world) { w.change(1, 0, fields{"max_surge": 3}) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(1, 0, fields{"max_surge": 2})
+			c.before(w)
+			w.txn(kv("lock", "nodes/0/n3", fields{"name": "n3", "capacity": fields{"slots": 5}, "nonce": "n0", "consul_node": "n3"}).by("s-f2"))
+			var ops []Op
+			for i := 1; i <= 2; i++ {
+				p := placed("n3", running, 30)
+				p["index"], p["ports"] = i, nil
+				ops = append(ops, kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))
+			}
+			w.txn(w.fenced(append(ops, kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n3", holding("c/main.1", "c/main.2")))...)...)
+			if got := w.promises()[rule]; (got > 0) != (c.rule != "") {
+				t.Errorf("found %v, expected %q", w.promises(), c.rule)
+			}
+		})
 	}
 }
 
