@@ -173,8 +173,8 @@ func (r *report) print() {
 	if r.Judgement == nil {
 		return
 	}
-	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots\n",
-		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores)
+	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots, the breaker tripped %d times\n",
+		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores, r.Judgement.Trips)
 	printCounts("checks made", r.Judgement.Checked)
 	printCounts("violations", r.Judgement.Count())
 	shown := map[string]int{}

@@ -134,7 +134,7 @@ func (c *chaos) converge(ctx context.Context, w *workload, healed time.Time) err
 	err := cluster.Until(limited, func() error {
 		err := c.converged(limited)
 		if err != nil {
-			err = errors.Join(err, w.sayAgainWhereFound(limited))
+			err = errors.Join(err, c.resume(limited), w.sayAgainWhereFound(limited))
 		}
 		return err
 	})
