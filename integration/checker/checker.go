@@ -78,10 +78,8 @@ func Check(dir string, servers []string, trace func(*Write)) (*Result, error) {
 // judge replays the log and applies every rule.
 func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Result, error) {
 	log = slices.DeleteFunc(log, func(e Entry) bool { return e.Index > final.Index })
-	j := &judgement{
-		state: newState(), result: &Result{Entries: len(log), Checked: map[string]int{}},
-		nodes: newNodes(), ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{}, trace: trace,
-	}
+	j := newJudgement(events, trace)
+	j.result.Entries = len(log)
 	if err := j.replay(log, events); err != nil {
 		return nil, err
 	}
@@ -106,6 +104,7 @@ type judgement struct {
 
 	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
 	drains map[string]drained // the last drain of each node that was ended
+	away   away
 
 	restoredAt uint64               // index of the last restore
 	rewound    []span               // when each restore happened, as the log shows it
@@ -120,6 +119,14 @@ type span struct{ from, to int64 }
 type asked struct {
 	state string
 	at    int64 // unix nanoseconds, by the clock of the leader that appended it
+}
+
+func newJudgement(events []Event, trace func(*Write)) *judgement {
+	return &judgement{
+		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
+		ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{},
+		away: away{dead: map[string]int64{}, gone: map[string]int64{}},
+	}
 }
 
 func (j *judgement) violated(promise, rule string, index uint64, format string, args ...any) {
@@ -152,6 +159,7 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 		if j.trace != nil {
 			j.trace(w)
 		}
+		j.away.see(j.state, e.At)
 		if len(w.Changes) > 0 {
 			j.rules(w)
 		}

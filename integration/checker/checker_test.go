@@ -16,6 +16,7 @@ type history struct {
 	t      *testing.T
 	log    []Entry
 	events []Event
+	late   time.Duration // of the entries to come
 }
 
 const epoch = int64(1_800_000_000) * int64(time.Second)
@@ -31,7 +32,7 @@ func (h *history) command(kind byte, request any) uint64 {
 	if n := len(h.log); n > 0 {
 		index = h.log[n-1].Index + 1
 	}
-	h.log = append(h.log, Entry{Index: index, Kind: raftCommand, Data: data.Bytes(), At: epoch + int64(index)*int64(time.Millisecond)})
+	h.log = append(h.log, Entry{Index: index, Kind: raftCommand, Data: data.Bytes(), At: epoch + int64(index)*int64(time.Millisecond) + int64(h.late)})
 	return index
 }
 
@@ -418,7 +419,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	w.txn(kv("set", "names/late", "late"))
 	w.restores(saved)
 	w.second("n2", kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n2", holding("c/main.1")))
-	j := &judgement{state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), ordered: map[string]asked{}}
+	j := newJudgement(nil, nil)
 	if err := j.replay(w.log, w.events); err != nil {
 		t.Fatal(err)
 	}

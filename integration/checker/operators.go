@@ -43,7 +43,7 @@ type drained struct {
 	at int64
 }
 
-// heardLate is how much later than Consul a farm may hear that a drain has ended: one that hears nothing for longer than its
+// heardLate is how much later than Consul a farm may hear that a drain has ended or a node is back: one that hears nothing for longer than its
 // session lasts, 10 s at the most in these runs, has lost it. What it does until then is done in good faith, as the end of a
 // drain makes nothing wrong that was right a moment ago.
 const heardLate = 10 * time.Second

@@ -217,6 +217,10 @@ func TestSurge(t *testing.T) {
 	agentFails := func(w *world) {
 		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "serfHealth", "Status": critical}})
 	}
+	back := func(w *world) {
+		w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-f2"))
+	}
+	later := func(w *world) { w.late += 2 * heardLate }
 	leaves := func(w *world, ghost fields) {
 		p := placed("n2", stopped, 20)
 		p["ports"], p["ghosts"] = nil, []fields{ghost}
@@ -232,6 +236,9 @@ func TestSurge(t *testing.T) {
 		"asked to stop, no preparer":       {func(w *world) { w.stop(20); w.dies() }, ""},
 		"runs, no preparer":                {func(w *world) { w.dies() }, rule},
 		"runs, its machine is gone":        {func(w *world) { w.dies(); agentFails(w) }, ""},
+		"asked to stop, back a moment ago": {func(w *world) { w.stop(20); w.dies(); back(w) }, ""},
+		"asked to stop, back for long":     {func(w *world) { w.stop(20); w.dies(); back(w); later(w) }, rule},
+		"runs, no preparer for a moment":   {func(w *world) { w.dies(); back(w) }, rule},
 		"a former copy that is to go":      {func(w *world) { leaves(w, fields{"node": "n1"}) }, rule},
 		"a former copy that stops":         {func(w *world) { leaves(w, fields{"node": "n1", "revision": 20}) }, rule},
 		"a former copy that is lost":       {func(w *world) { leaves(w, fields{"node": "n1", "lost": true}) }, ""},
