@@ -33,7 +33,7 @@ type ClusterWatches interface {
 	EnsureSchema(ctx context.Context) (store.Rec[store.Schema], error)
 	RenewNonce(ctx context.Context, known string) error
 	RestoreBreaker(ctx context.Context) error
-	TripBreaker(ctx context.Context, index uint64, b store.Breaker) error
+	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
 // world is what the farm's watches have seen: a cache without authority.
