@@ -112,7 +112,7 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 			most = min(n, max(enough, (from.share.left()-len(l.busy))/freePart))
 		}
 		free := l.free(&from.share, most)
-		best := l.best(&from.share, enough)
+		best := l.best(&from.share, min(enough, minCandidates))
 		if wait && (len(free) < enough && len(free) < from.share.left() || slices.ContainsFunc(best, l.isBusy)) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
@@ -148,7 +148,8 @@ func (l *ledger) isFree(name string) bool { return l.busy[name] == 0 }
 func (l *ledger) isBusy(name string) bool { return l.busy[name] > 0 }
 
 // best returns the nodes over which some pods are spread best, busy ones among them only where free ones would not do as well;
-// none where pods are not spread. The caller holds the mutex.
+// none where pods are not spread. A pass with many pods asks for some only: were it to wait until none of many groups lacks a
+// free node, it would wait for most of the other passes. The caller holds the mutex.
 func (l *ledger) best(from *preference, pods int) []string {
 	if from.spread == nil {
 		return nil
