@@ -44,9 +44,18 @@ func TestSuspicion(t *testing.T) {
 		at   time.Duration
 		sure bool
 	}{
-		{"", 0, false}, {"", time.Hour, false},
-		{"a", 0, false}, {"a", 4, false}, {"a", 5, true}, {"a", 6, true},
-		{"", 7, false}, {"a", 100, false}, {"b", 200, false}, {"a", 300, false}, {"a", 304, false}, {"a", 305, true},
+		{"", 0, false},
+		{"", time.Hour, false},
+		{"a", 0, false},
+		{"a", 4, false},
+		{"a", 5, true},
+		{"a", 6, true},
+		{"", 7, false},
+		{"a", 100, false},
+		{"b", 200, false},
+		{"a", 300, false},
+		{"a", 304, false},
+		{"a", 305, true},
 	} {
 		if got := s.add(tt.host, began.Add(tt.at), 5); got != tt.sure {
 			t.Errorf("answer %d, %q at %d: %v, want %v", i, tt.host, tt.at, got, tt.sure)
