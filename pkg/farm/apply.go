@@ -54,7 +54,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 		assigned, refused := placement.Assign(placement.Request{
 			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
-			Spread: s.RC.Spread, PerGroup: nodes.perGroup, Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
+			Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))

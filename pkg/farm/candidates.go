@@ -21,6 +21,8 @@ const minCandidates = 12
 type candidates struct {
 	pool    pool              // not taken yet
 	others  placement.Reasons // why the other nodes are not among them
+	strict  bool              // their order is that of an outside scheduler
+	spread  string            // key of the label over whose values the pods are spread; empty: over none
 	perNode map[string]int    // pods of the controller
 	// perGroup are those pods of the controller that stay where they are, and those that this pass has found nodes for, by the
 	// value of the label that they are spread over.
@@ -65,18 +67,19 @@ func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err err
 	if err != nil {
 		return err
 	}
-	v.nodes = newCandidates(s, others)
+	v.nodes = newCandidates(s, others, "")
+	v.nodes.strict = true
 	v.nodes.inOrder(placement.InOrder(names), placement.Walk{})
 	return nil
 }
 
-// newCandidates returns candidates without nodes.
-func newCandidates(s *reconcile.Snapshot, others placement.Reasons) *candidates {
+// newCandidates returns candidates without nodes, of which pods are to be spread over the values of a label, or over none.
+func newCandidates(s *reconcile.Snapshot, others placement.Reasons, spread string) *candidates {
 	if others == nil {
 		others = placement.Reasons{}
 	}
 	found := &candidates{
-		others: others, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{},
+		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{},
 	}
 	for i := range s.Pods {
 		found.perNode[s.Pods[i].Node]++
@@ -149,20 +152,20 @@ func staying(s *reconcile.Snapshot, plan *reconcile.Plan) map[pod.Identity]strin
 
 // count counts the pods of each group that stay there by a plan; nil: as most likely they will.
 func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
-	if s.RC.Spread == "" {
+	if n.spread == "" {
 		return
 	}
 	clear(n.perGroup)
 	for _, name := range staying(s, plan) {
-		n.perGroup[placement.GroupOf(s.Nodes[name], s.RC.Spread)]++
+		n.perGroup[placement.GroupOf(s.Nodes[name], n.spread)]++
 	}
 }
 
 // placed counts a pod that was found a node.
 func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
 	n.perNode[nodeName]++
-	if s.RC.Spread != "" {
-		n.perGroup[placement.GroupOf(s.Nodes[nodeName], s.RC.Spread)]++
+	if n.spread != "" {
+		n.perGroup[placement.GroupOf(s.Nodes[nodeName], n.spread)]++
 	}
 }
 

@@ -20,7 +20,8 @@ import (
 // outside of them; one that counts what it has given away implements Allocator too.
 type Scheduler interface {
 	// EligibleNodes returns node names in the order in which they should be tried, and counts the other nodes by why
-	// they are not among them. A name that is unknown, repeated, or of a node that is not eligible as the farm sees it
+	// they are not among them. A pod goes to the first that has room, of those with the fewest pods of its controller; what else
+	// nodes have, and the controller's spread, are for the scheduler to consider. A name that is unknown, repeated, or of a node that is not eligible as the farm sees it
 	// (alive, open, matching the controller's selector) is ignored, logged and counted.
 	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
 }
@@ -106,7 +107,7 @@ func (s *selecting) candidates(snap *reconcile.Snapshot, version uint64) (*candi
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	found := newCandidates(snap, maps.Clone(e.others))
+	found := newCandidates(snap, maps.Clone(e.others), snap.RC.Spread)
 	if snap.RC.Spread != "" {
 		found.spreadOver(e.groups, h.Sum64())
 		found.foreign = e.foreign // shared: none are added, since there is no rest apart

@@ -17,8 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Watches are the farm's standing queries.
-type Watches interface {
+// ReplicationControllerWatcher is the farm's standing queries.
+type ReplicationControllerWatcher interface {
 	WatchBells(ctx context.Context, shard int, onError func(error), deliver func(store.Bells) error) error
 	WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(store.Seen[node.Node]) error) error
 	WatchNodeOps(ctx context.Context, onError func(error), deliver func(store.Seen[node.Ops]) error) error

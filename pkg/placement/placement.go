@@ -193,6 +193,8 @@ type Request struct {
 	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
 	Avoid map[pod.Identity][]string
 	Order []string // candidates in order of preference
+	// Strict: the order decides among nodes with equally many pods of the controller, however much is taken on them.
+	Strict bool
 	// Spread is the key of the label over whose values the pods are spread; empty: over none. PerGroup are the pods of this
 	// controller by value, before.
 	Spread   string
@@ -213,7 +215,8 @@ type Assignment struct {
 const reluctance = 3
 
 // Assign spreads the pods over the candidates: always to the group with the fewest pods of the controller that has room, and
-// there to a node with the fewest pods of the controller, then with the fewest pods at all, then in order of preference. Nodes
+// there to a node with the fewest pods of the controller, then with the fewest pods at all unless the order is strict, then in order
+// of preference. Nodes
 // without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
 // could not, why each candidate refused. It changes none of its inputs.
 func Assign(r Request) ([]Assignment, Reasons) {
@@ -221,7 +224,7 @@ func Assign(r Request) ([]Assignment, Reasons) {
 	for i, name := range r.Order {
 		res := r.Reservations[name].Clone()
 		candidates[i] = &candidate{
-			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: GroupOf(r.Nodes[name], r.Spread),
+			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: GroupOf(r.Nodes[name], r.Spread), strict: r.Strict,
 		}
 		if r.Reluctant[name] {
 			candidates[i].handicap = reluctance

@@ -101,6 +101,33 @@ func TestAssignSpreads(t *testing.T) {
 	}
 }
 
+// A strict order decides among nodes with equally many pods of the controller, whatever else they have.
+func TestAssignInAStrictOrder(t *testing.T) {
+	t.Parallel()
+	order := []string{"busy", "second", "third"}
+	nodes := map[string]*node.View{}
+	for _, name := range order {
+		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 3}}, Alive: true}
+	}
+	holders := map[string]node.Holder{identity("other", 0).String(): {}, identity("other", 1).String(): {}}
+	for pods, want := range map[int][]string{1: {"busy"}, 2: {"busy", "second"}, 4: {"busy", "second", "third", "second"}} {
+		req := placement.Request{
+			Strict: true, Order: order, Nodes: nodes, PerNode: map[string]int{}, Reservations: map[string]node.Reservation{"busy": {Holders: holders}},
+		}
+		for i := range pods {
+			req.Pods = append(req.Pods, identity("rc", i))
+		}
+		var got []string
+		assigned, _ := placement.Assign(req)
+		for _, a := range assigned {
+			got = append(got, a.Node)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%d pods: %v, want %v", pods, got, want)
+		}
+	}
+}
+
 // A reluctant candidate is taken only where the others are far fuller, or have more of the controller.
 func TestAssignReluctantly(t *testing.T) {
 	t.Parallel()

@@ -17,15 +17,20 @@ type candidate struct {
 	// handicap counts like pods that are there already.
 	handicap int
 	group    string // value of the label that the pods are spread over; empty: it has none
+	strict   bool   // see Request.Strict
 }
 
 // compare orders candidates of one group, the best first.
 func (c *candidate) compare(other *candidate) int {
-	return cmp.Or(
-		cmp.Compare(c.mine, other.mine),
-		cmp.Compare(len(c.res.Holders)+c.handicap, len(other.res.Holders)+other.handicap),
-		cmp.Compare(c.rank, other.rank),
-	)
+	return cmp.Or(cmp.Compare(c.mine, other.mine), cmp.Compare(c.load(), other.load()), cmp.Compare(c.rank, other.rank))
+}
+
+// load is what counts besides the pods of the controller itself.
+func (c *candidate) load() int {
+	if c.strict {
+		return 0
+	}
+	return len(c.res.Holders) + c.handicap
 }
 
 // queue hands out the best candidate first: the best of the group with the fewest pods. Without a label to spread over, all
