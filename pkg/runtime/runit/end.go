@@ -79,8 +79,8 @@ func killOnce(l layout, boot string, sc *proc.Scanner) (int, error) {
 	return live, nil
 }
 
-// killSupervisors kills runsvdir, which is known by name, and every runsv and stub: those work in the directory, as no
-// program does.
+// killSupervisors kills runsvdir, which is known by name, whoever is about to become one, and every runsv and stub: those
+// work in the directory, as no program does.
 func (l layout) killSupervisors() (int, error) {
 	keeper, err := l.keeperProcess()
 	if err != nil {
@@ -102,7 +102,7 @@ func (l layout) killSupervisors() (int, error) {
 	for _, e := range procs {
 		pid, err := strconv.Atoi(e.Name())
 		cwd, _ := os.Readlink(filepath.Join("/proc", e.Name(), "cwd")) // none: a zombie, or it has gone
-		if err != nil || pid == os.Getpid() || !strings.HasPrefix(cwd, dir+"/") {
+		if err != nil || pid == os.Getpid() || !strings.HasPrefix(cwd, dir+"/") && !l.startsKeeper(pid) {
 			continue
 		}
 		live++
@@ -111,4 +111,18 @@ func (l layout) killSupervisors() (int, error) {
 		}
 	}
 	return live, nil
+}
+
+// startsKeeper reports whether a process starts a runsvdir here: killing the present one lets it go on.
+func (l layout) startsKeeper(pid int) bool {
+	cmdline, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline")) // none: a zombie, or it has gone
+	args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+	switch {
+	case len(args) == 4 && args[1] == StubArg:
+		return (args[2] == detachMode || args[2] == keeperMode) && args[3] == string(l)
+	case len(args) == 3 && args[0] == "runsvdir":
+		return args[2] == l.path(scannedName)
+	default:
+		return false
+	}
 }
