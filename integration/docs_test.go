@@ -116,6 +116,34 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
+// Every row of docs/operating.md that should say what to do does.
+func TestCuresAreDocumented(t *testing.T) {
+	t.Parallel()
+	var tables, rows int
+	what := -1 // column of the table that is being read; negative: none
+	for _, line := range strings.Split(read(t, "docs", "operating.md"), "\n") {
+		cells := strings.Split(line, "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			what = -1
+		case slices.Contains(cells, "what to do"):
+			what = slices.Index(cells, "what to do")
+			tables++
+		case what >= 0:
+			rows++
+			if len(cells) <= what || len(cells[what]) < 3 {
+				t.Errorf("docs/operating.md does not say what to do: %s", line)
+			}
+		}
+	}
+	if tables < 5 || rows < 50 {
+		t.Errorf("%d rows in %d tables were looked at", rows, tables)
+	}
+}
+
 // Every alert is in docs/operating.md, and every alert that it lists exists.
 func TestAlertsAreDocumented(t *testing.T) {
 	t.Parallel()
