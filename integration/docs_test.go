@@ -85,7 +85,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 		}
 		for _, m := range regexp.MustCompile(`(?m)^ +--([a-z-]+).*\[(\$[A-Z_, $]+)\]`).FindAllStringSubmatch(help, -1) {
 			row := regexp.MustCompile("(?m)^\\| `--" + m[1] + "` .*$").FindString(tables)
-			for _, variable := range strings.Split(strings.ReplaceAll(m[2], "$", ""), ", ") {
+			for variable := range strings.SplitSeq(strings.ReplaceAll(m[2], "$", ""), ", ") {
 				if !strings.Contains(row, "`"+variable+"`") {
 					t.Errorf("%s --%s: docs/operating.md does not name %s: %q", program, m[1], variable, row)
 				}
@@ -129,7 +129,7 @@ func TestCuresAreDocumented(t *testing.T) {
 	t.Parallel()
 	var tables, rows int
 	what := -1 // column of the table that is being read; negative: none
-	for _, line := range strings.Split(read(t, "docs", "operating.md"), "\n") {
+	for line := range strings.SplitSeq(read(t, "docs", "operating.md"), "\n") {
 		cells := strings.Split(line, "|")
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])

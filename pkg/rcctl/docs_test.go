@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -25,9 +26,7 @@ func flagsOf(name string, flags []cli.Flag, commands []*cli.Command) map[string]
 		if c.Hidden {
 			continue
 		}
-		for sub, flags := range flagsOf(name+" "+c.Name, c.Flags, c.Subcommands) {
-			all[sub] = flags
-		}
+		maps.Copy(all, flagsOf(name+" "+c.Name, c.Flags, c.Subcommands))
 	}
 	return all
 }
