@@ -14,9 +14,24 @@ import (
 func main() {
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()
+	cmd := command(func(cfg app.FarmConfig) error {
+		f, err := app.NewFarm(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		return f.Run(ctx)
+	})
+	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
+		fmt.Fprintln(os.Stderr, "farm:", err)
+		os.Exit(1)
+	}
+}
+
+// command reads the command line and starts a farm as it says.
+func command(start func(app.FarmConfig) error) *cli.App {
 	hostname, _ := os.Hostname() // the flag is checked, whatever its default
 	var cfg app.FarmConfig
-	cmd := &cli.App{
+	return &cli.App{
 		Name: "farm", Version: app.Version, Usage: "own replication controllers and keep their pods placed",
 		Description: "Example:\n   farm --id farm-1 --data-dir /var/lib/rcfarm/farm\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
@@ -27,16 +42,6 @@ func main() {
 			&cli.StringFlag{Name: "rc-selector", Usage: "work only on controllers whose labels match this `SELECTOR`, such as env=prod", Destination: &cfg.RCSelector},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once", Value: 64, Destination: &cfg.Workers},
 		),
-		Action: func(*cli.Context) error {
-			f, err := app.NewFarm(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			return f.Run(ctx)
-		},
-	}
-	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
-		fmt.Fprintln(os.Stderr, "farm:", err)
-		os.Exit(1)
+		Action: app.Action(func() error { return start(cfg) }),
 	}
 }

@@ -27,10 +27,25 @@ func main() {
 	}
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()
+	cmd := command(func(cfg app.PreparerConfig) error {
+		p, err := app.NewPreparer(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		return p.Run(ctx)
+	}, func(cfg app.SupervisorConfig) error { return app.RunSupervisor(ctx, cfg) })
+	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
+		fmt.Fprintln(os.Stderr, "preparer:", err)
+		os.Exit(1)
+	}
+}
+
+// command reads the command line and starts a preparer, or its supervisor, as it says.
+func command(start func(app.PreparerConfig) error, supervisor func(app.SupervisorConfig) error) *cli.App {
 	hostname, _ := os.Hostname() // the flag is checked, whatever its default
 	var cfg app.PreparerConfig
 	var labels cli.StringSlice
-	cmd := &cli.App{
+	return &cli.App{
 		Name: "preparer", Version: app.Version, Usage: "run the pods of this node",
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
@@ -52,24 +67,16 @@ func main() {
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay", Value: app.DefaultKeepStopped, Destination: &cfg.KeepStopped},
 		}),
-		Action: func(*cli.Context) error {
+		Action: app.Action(func() error {
 			cfg.Labels = labels.Value()
-			p, err := app.NewPreparer(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			return p.Run(ctx)
-		},
-		Commands: []*cli.Command{supervise(ctx)},
-	}
-	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
-		fmt.Fprintln(os.Stderr, "preparer:", err)
-		os.Exit(1)
+			return start(cfg)
+		}),
+		Commands: []*cli.Command{supervise(supervisor)},
 	}
 }
 
 // supervise is the preparer's other half; it starts it by itself.
-func supervise(ctx context.Context) *cli.Command {
+func supervise(start func(app.SupervisorConfig) error) *cli.Command {
 	var cfg app.SupervisorConfig
 	return &cli.Command{
 		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
@@ -78,6 +85,6 @@ func supervise(ctx context.Context) *cli.Command {
 			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
 			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
 		},
-		Action: func(*cli.Context) error { return app.RunSupervisor(ctx, cfg) },
+		Action: app.Action(func() error { return start(cfg) }),
 	}
 }

@@ -138,7 +138,7 @@ func (w watched) Commit(ctx context.Context, b *store.Batch) error {
 }
 
 // farmIn runs a farm in this program, at a Consul address of its own, and returns when it may place.
-func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string, noted *commits, change func(*farm.Config)) error {
+func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string, noted *commits) error {
 	out, err := b.logFile(sc, id)
 	if err != nil {
 		return err
@@ -156,9 +156,6 @@ func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string
 	background(ctx, sc, func(ctx context.Context) error {
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 			cfg := farm.Config{ID: id, Store: watched{st.FarmTenure(s, id), noted}, Log: log}
-			if change != nil {
-				change(&cfg)
-			}
 			return farm.NewFarm(cfg).Start(ctx)
 		})
 	})

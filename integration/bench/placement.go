@@ -16,7 +16,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/integration/simnode"
-	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -205,7 +204,12 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 		return placed{}, err
 	}
 	started, before := time.Now(), spent(a)
-	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) { r.MaxPerNode = p.shape.perNode })
+	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) {
+		r.MaxPerNode = p.shape.perNode
+		if p.spread {
+			r.Spread = "rack"
+		}
+	})
 	if err != nil {
 		return placed{}, err
 	}
@@ -247,11 +251,7 @@ func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing
 		var farmScope scope
 		sc.add(farmScope.close)
 		farms.Go(func() error {
-			return b.farmIn(ctx, &farmScope, w, fmt.Sprintf("farm-%d", i), addr, noted, func(cfg *farm.Config) {
-				if p.spread {
-					cfg.Scheduler = overRacks{}
-				}
-			})
+			return b.farmIn(ctx, &farmScope, w, fmt.Sprintf("farm-%d", i), addr, noted)
 		})
 	}
 	return farms.Wait()

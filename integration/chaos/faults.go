@@ -59,7 +59,7 @@ var faults = []fault{
 	{"leader-kill", hitsServer, medium, leaderKill},
 	{"leader-pause", hitsServer, medium, leaderPause},
 	{"leader-transfer", hitsServer, brief, leaderTransfer},
-	{"snapshot-restore", hitsStore, brief, snapshotRestore},
+	{restoreFault, hitsStore, brief, snapshotRestore},
 	{"blind-token", hitsFarm, medium, blindToken},
 	{"slow-network", hitsServer, medium, slowNetwork},
 	{"host-cut", hitsHost, long, hostCut},
@@ -301,7 +301,7 @@ func snapshotRestore(ctx context.Context, c *chaos, rng *rand.Rand) (string, fun
 	}
 	age := time.Second + upTo(rng, 6*time.Second)
 	if !wait(ctx, age) {
-		return "", nil, nil
+		return "", nil, context.Cause(ctx)
 	}
 	c.keeping.Lock()
 	defer c.keeping.Unlock()

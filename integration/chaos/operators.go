@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/integration/checker"
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -79,6 +80,47 @@ func (w *workload) open(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// How an operator attends to the mass-stop breaker.
+const (
+	breakerLook = 500 * time.Millisecond // between two looks
+	finding     = time.Second            // to find out why it tripped, at least
+	findingMore = 3 * time.Second        // and at most this much longer
+)
+
+// attend resets the breaker some seconds after it tripped, again and again until ctx ends.
+func (w *workload) attend(ctx context.Context, rng *rand.Rand) {
+	for wait(ctx, breakerLook) {
+		tripped, err := w.c.tripped(ctx)
+		if err != nil || !tripped || !wait(ctx, finding+upTo(rng, findingMore)) {
+			continue // what cannot be read now is read next time
+		}
+		w.c.acting.RLock()
+		call, cancel := context.WithTimeout(ctx, callLimit)
+		err = w.c.rcctl(call, "farm", "resume")
+		cancel()
+		w.c.acting.RUnlock()
+		if ctx.Err() == nil {
+			w.c.report.operation("resume", err)
+		}
+	}
+}
+
+func (c *chaos) tripped(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	b, err := c.stores[rand.IntN(servers)].ReadBreaker(ctx)
+	return err == nil && b.Value.Tripped, err
+}
+
+// resume resets the breaker if it is tripped.
+func (c *chaos) resume(ctx context.Context) error {
+	tripped, err := c.tripped(ctx)
+	if err != nil || !tripped {
+		return err
+	}
+	return c.rcctl(ctx, "farm", "resume")
 }
 
 // dead returns the nodes whose machine has died and is not back yet.

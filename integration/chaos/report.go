@@ -19,6 +19,7 @@ import (
 // report is what a run says about itself.
 type report struct {
 	Seed       int64             `json:"seed"`
+	Task       *task             `json:"task,omitempty"`
 	Started    time.Time         `json:"started"`
 	Length     string            `json:"length"`
 	Operations map[string]int    `json:"operations"`
@@ -39,7 +40,8 @@ const reportFile = "report.json"
 
 func newReport(cfg config) *report {
 	return &report{
-		Seed: cfg.seed, verbose: cfg.verbose, Converged: "never",
+		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect},
+		verbose: cfg.verbose, Converged: "never",
 		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{},
 	}
 }
@@ -65,11 +67,15 @@ func (r *report) operation(what string, err error) {
 	}
 }
 
-func (r *report) fault(name, what string, err error) {
+// fault notes an attempt at a fault. One that the end of the run cut short says nothing about its kind.
+func (r *report) fault(name, what string, err error, ended bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err != nil {
-		name += " (failed)"
+	switch {
+	case err != nil && ended:
+		name = cutShort(name)
+	case err != nil:
+		name = failed(name)
 	}
 	r.Faults[name]++
 	if r.verbose {
@@ -94,6 +100,7 @@ func judge(cfg config, r *report) (int, error) {
 	path := filepath.Join(cfg.dir, reportFile)
 	if r == nil {
 		r = newReport(cfg)
+		r.Task = nil // the one that the run was given, if it says so
 		data, err := os.ReadFile(path)
 		if err == nil {
 			err = json.Unmarshal(data, r)
@@ -117,14 +124,14 @@ func judge(cfg config, r *report) (int, error) {
 		return exitHarness, err
 	}
 	r.print()
-	found := len(result.Violations)+len(r.Late) > 0
+	code, why := r.verdict(cfg.expect)
 	switch {
-	case cfg.expect && !result.Breached():
-		return exitViolations, errors.New("no write by another than a lock's holder was found, though the fence is off")
-	case cfg.expect, !found:
-		return exitGood, nil
+	case why == "":
+		return code, nil
+	case code == exitHarness:
+		return code, fmt.Errorf("%w: %s", checker.ErrHarness, why)
 	default:
-		return exitViolations, nil
+		return code, errors.New(why)
 	}
 }
 
@@ -166,8 +173,8 @@ func (r *report) print() {
 	if r.Judgement == nil {
 		return
 	}
-	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots\n",
-		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores)
+	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots, the breaker tripped %d times\n",
+		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores, r.Judgement.Trips)
 	printCounts("checks made", r.Judgement.Checked)
 	printCounts("violations", r.Judgement.Count())
 	shown := map[string]int{}

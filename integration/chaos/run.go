@@ -134,7 +134,7 @@ func (c *chaos) converge(ctx context.Context, w *workload, healed time.Time) err
 	err := cluster.Until(limited, func() error {
 		err := c.converged(limited)
 		if err != nil {
-			err = errors.Join(err, w.sayAgainWhereFound(limited))
+			err = errors.Join(err, c.resume(limited), w.sayAgainWhereFound(limited))
 		}
 		return err
 	})
@@ -215,7 +215,7 @@ func draw(left []fault, rng *rand.Rand) (now, rest []fault) {
 // strike carries one fault out and undoes it, also when ctx ends meanwhile.
 func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
 	what, undo, err := f.do(ctx, c, rng)
-	c.report.fault(f.name, what, err)
+	c.report.fault(f.name, what, err, ctx.Err() != nil)
 	if undo == nil {
 		return
 	}
@@ -223,7 +223,7 @@ func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
 	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), bootLimit)
 	defer cancel()
 	if err := undo(undoing); err != nil {
-		c.report.fault(f.name+" (undo)", what, err)
+		c.report.fault(f.name+" (undo)", what, err, false)
 	}
 }
 

@@ -32,6 +32,7 @@ const (
 	slotCount   = 12 // controllers at a time, one in each slot; two slots share a static port
 	maxReplicas = 6
 	callLimit   = 10 * time.Second
+	maxSurge    = 3                      // of those controllers that do not leave it to the default
 	maxClosed   = 2                      // nodes that are drained at a time
 	pauseLimit  = 600 * time.Millisecond // between two acts of one operator
 )
@@ -77,6 +78,8 @@ func (w *workload) start(ctx context.Context, group *errgroup.Group) {
 			return nil
 		})
 	}
+	rng := newRand(w.c.cfg.seed, 8)
+	group.Go(func() error { w.attend(ctx, rng); return nil })
 }
 
 // act does one thing to one slot, through one of the servers.
@@ -105,17 +108,17 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	switch {
 	case dice < 50:
 		rec.Value.ReplicaGroups = groups(slot, n)
-		return "scale", writeRC(ctx, st, rec, nil, "scale")
+		return "scale", w.change(ctx, st, rec, nil, "scale", rng)
 	case dice < 72:
-		return "change manifest", writeRC(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest")
+		return "change manifest", w.change(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest", rng)
 	case dice < 78:
 		return w.drain(ctx, rng)
 	case dice < 82:
 		rec.Value.NodeSelector = []string{"", "rack=a", "rack=b"}[rng.IntN(3)]
-		return "change selector", writeRC(ctx, st, rec, nil, "change selector")
+		return "change selector", w.change(ctx, st, rec, nil, "change selector", rng)
 	case dice < 87:
 		rec.Value.Disabled = !rec.Value.Disabled
-		return fmt.Sprintf("disabled: %t", rec.Value.Disabled), writeRC(ctx, st, rec, nil, "disable or enable")
+		return fmt.Sprintf("disabled: %t", rec.Value.Disabled), w.change(ctx, st, rec, nil, "disable or enable", rng)
 	case dice < 89:
 		return "leak", w.leak(ctx, st, &rec.Value, rng)
 	case dice < 92:
@@ -123,8 +126,14 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	default:
 		now := time.Now().UTC()
 		rec.Value.DeletedAt = &now
-		return "delete", writeRC(ctx, st, rec, nil, "delete")
+		return "delete", w.change(ctx, st, rec, nil, "delete", rng)
 	}
+}
+
+// change writes a controller as operators do: three times out of four with the word that it may stop many pods at once.
+// Without it the mass-stop breaker may trip.
+func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string, rng *rand.Rand) error {
+	return writeRC(ctx, st, rec, m, what, rng.IntN(4) > 0)
 }
 
 // hurry scales every controller again and again, through all servers at once, until the time is up. What cannot be reached
@@ -132,6 +141,7 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	_ = c.resume(ctx) // farms that may stop nothing are not busy
 	recs, _, err := c.stores[rng.IntN(servers)].ListRCs(ctx)
 	if err != nil || len(recs) == 0 {
 		return
@@ -145,7 +155,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 				if err == nil && rec.Value.DeletedAt == nil {
 					slot, _ := strconv.Atoi(rec.Value.Labels["slot"]) // as create wrote it
 					rec.Value.ReplicaGroups = groups(slot, 1+rng.IntN(maxReplicas))
-					err = writeRC(ctx, c.stores[server], rec, nil, "scale")
+					err = writeRC(ctx, c.stores[server], rec, nil, "scale", true)
 				}
 				if ctx.Err() == nil {
 					c.report.operation("scale", err)
@@ -191,9 +201,21 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
 		ReplicaGroups: groups(slot, 1+rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
-		NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+		NodeLoss:     rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+		MinAvailable: maybe(rng, maxReplicas+1), MaxSurge: maybe(rng, maxSurge+1),
 	}
-	return writeRC(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create")
+	if rng.IntN(4) == 0 {
+		r.Strategy = rc.Static
+	}
+	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create", rng)
+}
+
+// maybe returns a number below the limit, or nothing, which means the default.
+func maybe(rng *rand.Rand, limit int) *int {
+	if n := rng.IntN(limit); rng.IntN(2) == 0 {
+		return &n
+	}
+	return nil
 }
 
 // manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each; half of the slots
@@ -220,11 +242,14 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 }
 
 // writeRC sends one change of a controller. That another operator was first is no error.
-func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string) error {
+func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string, allowMassStop bool) error {
 	change := store.RCChange{RC: rec.Value, Index: rec.Index}
 	change.RC.Generation++
 	change.RC.ChangedBy = "chaos"
-	change.RC.AllowMassStop = change.RC.Generation // half of all pods may well stop within a minute here
+	change.RC.AllowMassStop = 0
+	if allowMassStop {
+		change.RC.AllowMassStop = change.RC.Generation
+	}
 	if m != nil {
 		canonical, err := m.Canonical()
 		if err != nil {
@@ -240,14 +265,18 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain leaves nothing undone: drains are ended, leaked shares swept, and each controller written anew and enabled, as an
-// operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
+// sayAgain leaves nothing undone: drains are ended, leaked shares swept, the breaker reset, and each controller written anew
+// and enabled, as an operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
+// It may stop many pods at once now, or what the breaker held up would trip it again; so may one that is being deleted.
 func (w *workload) sayAgain(ctx context.Context) error {
 	said := map[string]bool{}
 	for {
 		err := w.open(ctx)
 		if err == nil {
 			err = w.sayOnce(ctx, said)
+		}
+		if err == nil {
+			err = w.c.resume(ctx)
 		}
 		if err == nil {
 			err = w.clean(ctx, w.c.stores[rand.IntN(servers)])
@@ -270,11 +299,14 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 		return err
 	}
 	for _, r := range recs {
-		if said[r.Value.ID] || r.Value.DeletedAt != nil {
+		if said[r.Value.ID] {
 			continue
 		}
 		r.Value.Disabled = false
-		if err := writeRC(call, st, r, nil, "apply again"); err != nil {
+		if least := r.Value.MinAvailable; least != nil && *least >= r.Value.Desired() {
+			r.Value.MinAvailable = nil // it may leave no room for what is left to be done, as a status says
+		}
+		if err := writeRC(call, st, r, nil, "apply again", true); err != nil {
 			return err
 		}
 		said[r.Value.ID] = true
@@ -303,7 +335,7 @@ func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil {
 			continue // what was said is not yet heard
 		}
-		if err := writeRC(call, st, rec, nil, "apply again"); err != nil {
+		if err := writeRC(call, st, rec, nil, "apply again", true); err != nil {
 			return err
 		}
 	}

@@ -41,6 +41,7 @@ type Result struct {
 	Entries      int            `json:"entries"`      // of the Raft log
 	Transactions int            `json:"transactions"` // that changed records of rcfarm
 	Restores     int            `json:"restores"`
+	Trips        int            `json:"trips"`   // of the mass-stop breaker
 	Checked      map[string]int `json:"checked"` // how often each rule had something to judge
 	Violations   []Violation    `json:"violations"`
 }
@@ -77,10 +78,8 @@ func Check(dir string, servers []string, trace func(*Write)) (*Result, error) {
 // judge replays the log and applies every rule.
 func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Result, error) {
 	log = slices.DeleteFunc(log, func(e Entry) bool { return e.Index > final.Index })
-	j := &judgement{
-		state: newState(), result: &Result{Entries: len(log), Checked: map[string]int{}},
-		nodes: newNodes(), ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{}, trace: trace,
-	}
+	j := newJudgement(events, trace)
+	j.result.Entries = len(log)
 	if err := j.replay(log, events); err != nil {
 		return nil, err
 	}
@@ -105,9 +104,11 @@ type judgement struct {
 
 	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
 	drains map[string]drained // the last drain of each node that was ended
+	away   away
 
 	restoredAt uint64               // index of the last restore
 	rewound    []span               // when each restore happened, as the log shows it
+	undone     *state               // what the last one took back
 	nonceAt    uint64               // index since which the cluster has its nonce
 	silent     map[checkName]string // preparers' checks that have passed ever since the nonce was made, whose nodes have not echoed it
 }
@@ -119,6 +120,14 @@ type span struct{ from, to int64 }
 type asked struct {
 	state string
 	at    int64 // unix nanoseconds, by the clock of the leader that appended it
+}
+
+func newJudgement(events []Event, trace func(*Write)) *judgement {
+	return &judgement{
+		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
+		ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{},
+		away: away{dead: map[string]int64{}, gone: map[string]int64{}},
+	}
 }
 
 func (j *judgement) violated(promise, rule string, index uint64, format string, args ...any) {
@@ -151,6 +160,7 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 		if j.trace != nil {
 			j.trace(w)
 		}
+		j.away.see(j.state, e.At)
 		if len(w.Changes) > 0 {
 			j.rules(w)
 		}
@@ -169,7 +179,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	if err != nil {
 		return err
 	}
-	j.state = saved.clone()
+	j.undone, j.state = j.state, saved.clone()
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})
 	j.result.Restores++
@@ -191,6 +201,7 @@ func (j *judgement) rules(w *Write) {
 	j.confirmed(w)
 	j.minimum(w)
 	j.disabled(w)
+	j.static(w)
 	j.settled(w)
 }
 
@@ -207,6 +218,9 @@ func (j *judgement) remember(w *Write) {
 		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
 			j.nonceAt = w.Index
 			j.silent = j.state.passingPreparers()
+		}
+		if c.Key == keyBreaker && c.After.tripped() && !c.Before.tripped() {
+			j.result.Trips++
 		}
 		if r := c.After.request(); r != nil && r.Kind == sweepOrphan {
 			j.swept[r.RCID] = true

@@ -16,6 +16,7 @@ type history struct {
 	t      *testing.T
 	log    []Entry
 	events []Event
+	late   time.Duration // of the entries to come
 }
 
 const epoch = int64(1_800_000_000) * int64(time.Second)
@@ -31,7 +32,7 @@ func (h *history) command(kind byte, request any) uint64 {
 	if n := len(h.log); n > 0 {
 		index = h.log[n-1].Index + 1
 	}
-	h.log = append(h.log, Entry{Index: index, Kind: raftCommand, Data: data.Bytes(), At: epoch + int64(index)*int64(time.Millisecond)})
+	h.log = append(h.log, Entry{Index: index, Kind: raftCommand, Data: data.Bytes(), At: epoch + int64(index)*int64(time.Millisecond) + int64(h.late)})
 	return index
 }
 
@@ -56,6 +57,7 @@ func kv(verb, key string, value any) Op {
 func (o Op) at(index uint64) Op        { o.DirEnt.ModifyIndex = index; return o }
 func (o Op) by(session string) Op      { o.DirEnt.Session = session; return o }
 func (h *history) last() uint64        { return h.log[len(h.log)-1].Index }
+func (h *history) now() int64          { return h.log[len(h.log)-1].At }
 func (h *history) replay() *state      { return h.replayTo(h.last()) }
 func (h *history) add(events ...Event) { h.events = append(h.events, events...) }
 
@@ -143,10 +145,32 @@ func (w *world) fenced(ops ...Op) []Op {
 	}, ops...)
 }
 
+// unversioned returns a write of the status under the fence, without a word about the controller's version.
+func (w *world) unversioned() []Op {
+	return []Op{
+		kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock),
+		kv("set", "status/c", fields{"rc_id": "c", "observed_generation": 1, "owner": "f1"}),
+	}
+}
+
+// second places a second replica, in a transaction that says nothing more than it is given.
+func (w *world) second(node string, more ...Op) {
+	p := placed(node, running, 30)
+	p["index"] = 1
+	w.txn(w.fenced(append([]Op{kv("cas", "pods/c/main.1", p)}, more...)...)...)
+}
+
+// restores puts the history back to what it was at an index.
+func (w *world) restores(index uint64) {
+	asked := w.now() + 1
+	w.log = append(w.log, Entry{Index: w.last() + 2, Kind: raftCommand + 1, At: asked + 1})
+	w.add(Event{Kind: EventRestore, Index: index, Call: asked, At: asked + 2})
+}
+
 // ran notes what node n1 did with the pod, right after the last entry.
 func (w *world) ran(state string, revision int64) {
 	w.add(Event{
-		Kind: EventNode, At: w.log[len(w.log)-1].At + 1, Node: "n1", ID: "c/main.0", State: state, Revision: revision,
+		Kind: EventNode, At: w.now() + 1, Node: "n1", ID: "c/main.0", State: state, Revision: revision,
 		Digest: "d1", Ports: map[string]int{"http": 80},
 	})
 }
@@ -271,6 +295,11 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 		"P1 share changed by another": func(w *world) {
 			w.txn(kv("set", "reservations/n1", holding()))
 		},
+		"P2 without the controller's version": func(w *world) { w.txn(w.unversioned()...) },
+		"P2 no such controller": func(w *world) {
+			w.txn(kv("delete", rcKey, nil))
+			w.txn(w.unversioned()...)
+		},
 		"P2 superseded generation": func(w *world) {
 			w.txn(w.fenced(kv("set", "status/c", fields{"rc_id": "c", "observed_generation": 7, "owner": "f1"}))...)
 		},
@@ -284,6 +313,19 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 			p["index"] = 1
 			w.txn(w.fenced(kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", holding("c/main.0", "c/main.1")))...)
 		},
+		"P3 port used twice on a node": func(w *world) {
+			w.add(Event{
+				Kind: EventNode, At: w.now() + 1, Node: "n1", ID: "d/main.0", State: running, Revision: 10,
+				Ports: map[string]int{"http": 80},
+			})
+		},
+		"P3 placed without a share":       func(w *world) { w.second("n2", kv("set", "reservations/n2", holding())) },
+		"P3 placed without a reservation": func(w *world) { w.second("n2") },
+		"P3 placed on an unknown node":    func(w *world) { w.second("n9", kv("set", "reservations/n9", holding("c/main.1"))) },
+		"P3 no share at the end":          func(w *world) { w.txn(w.fenced(kv("set", "reservations/n1", holding()))...) },
+		"P3 share of nobody at the end": func(w *world) {
+			w.txn(w.fenced(kv("set", "reservations/n2", holding("c/main.7")))...)
+		},
 		"P3 more pods than slots": func(w *world) {
 			p := placed("n1", running, 30)
 			p["index"] = 1
@@ -295,10 +337,19 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 		"P4 stop without the breaker": func(w *world) {
 			w.txn(w.fenced(kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
 		},
+		"P4 stop while the breaker is tripped": func(w *world) {
+			w.change(2, 0, nil)
+			w.breaker = w.txn(kv("set", "breaker", fields{"tripped": true}))
+			w.stop(20)
+		},
 		"P4 revision not higher": func(w *world) {
 			w.txn(w.fenced(kv("set", intentN1, told(stopped, 9)))...)
 		},
 		"P4 node acted without an intent": func(w *world) { w.ran(stopped, 12) },
+		"P4 orphan not reported": func(w *world) {
+			w.restores(w.last())
+			w.add(Event{Kind: EventEnd, Node: "n1", ID: "gone/main.0", State: running, Revision: 10, Digest: "d1"})
+		},
 		"P5 given up before the stop was confirmed": func(w *world) {
 			w.txn(w.fenced(kv("delete-cas", podKey, nil).at(w.pod), kv("delete", intentN1, nil))...)
 		},
@@ -320,7 +371,20 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 				w.txn(w.fenced(kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))...)
 			}
 		},
-		"final not converged": func(*world) {},
+		"R7 static pod moved": func(w *world) {
+			w.change(1, 1, fields{"strategy": "static"})
+			p := placed("n2", running, 20)
+			p["ghosts"] = []fields{{"node": "n1"}}
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		},
+		"R1 placed without the nonce": func(w *world) {
+			w.second("n2", kv("cas", "reservations/n2", holding("c/main.1")))
+		},
+		"final not converged":           func(*world) {},
+		"final placed and does not run": func(w *world) { w.converged() },
+		"final runs without a placement": func(w *world) {
+			w.add(Event{Kind: EventEnd, Node: "n2", ID: "c/main.5", State: running, Revision: 10, Digest: "d1"})
+		},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			t.Parallel()
@@ -353,13 +417,9 @@ func TestRestoredSnapshot(t *testing.T) {
 	w := newWorld(t)
 	saved := w.last()
 	w.txn(kv("set", "names/late", "late"))
-	hole := w.last() + 1
-	w.log = append(w.log, Entry{Index: hole + 1, Kind: raftCommand + 1, At: epoch + int64(time.Second)})
-	w.add(Event{Kind: EventRestore, Index: saved, Call: epoch + int64(time.Second)/2, At: epoch + 2*int64(time.Second)})
-	p := placed("n2", running, 30)
-	p["index"] = 1
-	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")))...)
-	j := &judgement{state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), ordered: map[string]asked{}}
+	w.restores(saved)
+	w.second("n2", kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n2", holding("c/main.1")))
+	j := newJudgement(nil, nil)
 	if err := j.replay(w.log, w.events); err != nil {
 		t.Fatal(err)
 	}
@@ -368,6 +428,30 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 	if counts := j.result.Count(); counts["R1 placed before the nonce was renewed"] != 1 {
 		t.Errorf("found %v", counts)
+	}
+}
+
+// What a node had confirmed before a snapshot was restored is confirmed: it remembers. What it had not is not.
+func TestAStopThatARestoreTookBack(t *testing.T) {
+	t.Parallel()
+	const rule = "P5 given up before the stop was confirmed"
+	for state, want := range map[string]int{stopped: 0, "ready": 1} {
+		w := newWorld(t)
+		stop := w.txn(w.fenced(
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		w.ran(stopped, 20)
+		w.txn(kv("set", realityN1, did(state, 20, false)))
+		hole := w.last() + 1
+		w.log = append(w.log, Entry{Index: hole + 1, Kind: raftCommand + 1, At: epoch + int64(time.Second)})
+		w.add(Event{Kind: EventRestore, Index: stop, Call: epoch + int64(time.Second)/2, At: epoch + 2*int64(time.Second)})
+		w.txn(w.fenced(kv("delete-cas", podKey, nil).at(stop), kv("delete", intentN1, nil))...)
+		j := &judgement{state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), ordered: map[string]asked{}}
+		if err := j.replay(w.log, w.events); err != nil {
+			t.Fatal(err)
+		}
+		if counts := j.result.Count(); counts[rule] != want {
+			t.Errorf("%s: found %v, want %d of %s", state, counts, want, rule)
+		}
 	}
 }
 

@@ -106,21 +106,51 @@ func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
 	j.violated("P6", "below the minimum", w.Index, "controller %s: %d available are left by %s, minimum %d", rc.Name, least, w.summary(), rc.minimum())
 }
 
-// belowSurge counts copies on living nodes only: lost ones do not count.
+// belowSurge counts every copy that takes up a living node, also one that was asked to stop and is not confirmed, and those of
+// nodes that only lack a preparer, which count as they last reported. Lost ones do not count.
 func (j *judgement) belowSurge(w *Write, rc *controller) {
 	n := 0
 	for _, p := range w.state.placementsOf(rc.ID) {
-		if p.RunState == running && w.state.alive(p.Node) {
-			n++
-		}
-		for _, g := range p.Ghosts {
-			if g.Revision == 0 && !g.Lost && w.state.alive(g.Node) {
-				n++
-			}
-		}
+		n += j.standing(w, p)
 	}
 	j.looked("P6 surge")
 	if most := rc.desired() + rc.surge(); n > most {
 		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
+	}
+}
+
+// standing returns how many copies of a pod count against desired + surge. A node that came back a moment ago may still be away
+// for the farm: nothing tells it sooner, and where it is wrong it only places what it would have placed anyway.
+func (j *judgement) standing(w *Write, p *placement) int {
+	lives := func(node string) bool { return w.state.alive(node) && !j.recently(w, j.away.dead[node]) }
+	n := 0
+	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) || p.RunState == stopped && lives(p.Node) {
+		n++
+	}
+	for _, g := range p.Ghosts {
+		if !g.Lost && lives(g.Node) {
+			n++
+		}
+	}
+	return n
+}
+
+// recently reports whether something was so a moment before the transaction, zero for never.
+func (j *judgement) recently(w *Write, at int64) bool { return at != 0 && w.At-at <= int64(heardLate) }
+
+// away is when nodes were last seen without a preparer, and when their machines were last lost, in unix nanoseconds.
+type away struct{ dead, gone map[string]int64 }
+
+// see notes which nodes are away after an entry of the log.
+func (a *away) see(s *state, at int64) {
+	for _, k := range s.groups["nodes"] {
+		n := k.nodeRecord()
+		if n == nil || k.Session != "" {
+			continue
+		}
+		a.dead[n.Name] = at
+		if s.gone(n.Name) {
+			a.gone[n.Name] = at
+		}
 	}
 }

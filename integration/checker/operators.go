@@ -43,7 +43,7 @@ type drained struct {
 	at int64
 }
 
-// heardLate is how much later than Consul a farm may hear that a drain has ended: one that hears nothing for longer than its
+// heardLate is how much later than Consul a farm may hear that a drain has ended or a node is back: one that hears nothing for longer than its
 // session lasts, 10 s at the most in these runs, has lost it. What it does until then is done in good faith, as the end of a
 // drain makes nothing wrong that was right a moment ago.
 const heardLate = 10 * time.Second
@@ -86,6 +86,27 @@ func (j *judgement) disabled(w *Write) {
 		case after == nil && w.confirmedStop(before):
 		case after == nil || after.RunState != running:
 			j.violated("P2", "removed while disabled", w.Index, "%s from %s", before.id(), before.Node)
+		}
+	}
+}
+
+// static: a pod of a static controller stays on its node until it is stopped there; a node that is lost, drained or not
+// selected any more gives it to no other. What is found running elsewhere is only taken note of. That it is not stopped for
+// such a reason either is among the rules about stops.
+func (j *judgement) static(w *Write) {
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		before := c.Before.placement()
+		if before == nil || before.RunState != running {
+			continue
+		}
+		rc := w.before(prefix + "rcs/" + before.RCID).controller()
+		if rc == nil || !rc.staysPut() {
+			continue
+		}
+		j.looked("R7 static")
+		if p := c.news(); p != nil {
+			j.violated("R7", "static pod moved", w.Index, "%s from %s to %s", p.id(), before.Node, p.Node)
 		}
 	}
 }

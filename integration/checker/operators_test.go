@@ -1,6 +1,7 @@
 package checker
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func (w *world) asks(kind, node string) Op {
 // dies ends the session of node n1 and what runs there.
 func (w *world) dies() {
 	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n1"}})
-	w.add(Event{Kind: EventLost, At: w.log[len(w.log)-1].At + 1, Node: "n1"})
+	w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"})
 }
 
 // givesUp removes the pod with all that belongs to it.
@@ -134,6 +135,61 @@ func TestForcedDrain(t *testing.T) {
 	w.expect("P4 stop that nobody asked for")
 }
 
+// A tripped breaker forbids new stops, not what was written before or says the same again, and nothing once it is reset.
+func TestTrippedBreaker(t *testing.T) {
+	t.Parallel()
+	const rule = "P4 stop while the breaker is tripped"
+	trip := func(w *world, tripped bool) { w.breaker = w.txn(kv("set", "breaker", fields{"tripped": tripped})) }
+	for name, c := range map[string]struct {
+		do    func(w *world)
+		rule  string
+		trips int
+	}{
+		"stopped while it is tripped": {func(w *world) { trip(w, true); w.stop(20) }, rule, 1},
+		"stopped before":              {func(w *world) { w.stop(20); trip(w, true) }, "", 1},
+		"said again":                  {func(w *world) { w.stop(20); trip(w, true); w.stop(30) }, "", 1},
+		"after it was reset":          {func(w *world) { trip(w, true); trip(w, false); w.stop(20) }, "", 1},
+		"tripped twice":               {func(w *world) { trip(w, true); trip(w, false); trip(w, true); w.stop(20) }, rule, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(2, 0, nil)
+			c.do(w)
+			w.expect(c.rule)
+			if n := w.verdict().Trips; n != c.trips {
+				t.Errorf("%d trips were counted, expected %d", n, c.trips)
+			}
+		})
+	}
+}
+
+// A static controller's pods are stopped where they are by force or because they are too many, not because they should be
+// elsewhere; those of a dynamic one may be.
+func TestStaticStops(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		strategy string
+		drain    fields
+		count    int
+		rule     string
+	}{
+		"static, drained":  {"static", fields{}, 1, "P4 stop that nobody asked for"},
+		"static, by force": {"static", fields{"force": true}, 1, ""},
+		"static, too many": {"static", fields{}, 0, ""},
+		"dynamic, drained": {"dynamic", fields{}, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(1, c.count, fields{"strategy": c.strategy})
+			w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": c.drain}))
+			w.stop(20)
+			w.expect(c.rule)
+		})
+	}
+}
+
 // A pod that is given back to the node that it came from is as available as it was, if that still runs what it shall.
 func TestReturned(t *testing.T) {
 	t.Parallel()
@@ -151,6 +207,61 @@ func TestReturned(t *testing.T) {
 		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 30)),
 			kv("set", "intent/n2/c/main.0", told(stopped, 30)))...)
 		w.expect(rule)
+	}
+}
+
+// Desired and surge are two here, and two more are placed: a copy on n1 besides is one too many wherever it takes up a node.
+func TestSurge(t *testing.T) {
+	t.Parallel()
+	const rule = "P6 above the surge"
+	agentFails := func(w *world) {
+		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "serfHealth", "Status": critical}})
+	}
+	back := func(w *world) {
+		w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-f2"))
+	}
+	later := func(w *world) { w.late += 2 * heardLate }
+	leaves := func(w *world, ghost fields) {
+		p := placed("n2", stopped, 20)
+		p["ports"], p["ghosts"] = nil, []fields{ghost}
+		w.pod = w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod))...)
+		w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n2"}}) // so that the copy there does not count
+	}
+	for name, c := range map[string]struct {
+		before func(w *world)
+		rule   string
+	}{
+		"it runs":                          {func(*world) {}, rule},
+		"it is asked to stop":              {func(w *world) { w.stop(20) }, rule},
+		"asked to stop, no preparer":       {func(w *world) { w.stop(20); w.dies() }, ""},
+		"runs, no preparer":                {func(w *world) { w.dies() }, rule},
+		"runs, its machine is gone":        {func(w *world) { w.dies(); agentFails(w) }, ""},
+		"asked to stop, back a moment ago": {func(w *world) { w.stop(20); w.dies(); back(w) }, ""},
+		"asked to stop, back for long":     {func(w *world) { w.stop(20); w.dies(); back(w); later(w) }, rule},
+		"runs, no preparer for a moment":   {func(w *world) { w.dies(); back(w) }, rule},
+		"a former copy that is to go":      {func(w *world) { leaves(w, fields{"node": "n1"}) }, rule},
+		"a former copy that stops":         {func(w *world) { leaves(w, fields{"node": "n1", "revision": 20}) }, rule},
+		"a former copy that is lost":       {func(w *world) { leaves(w, fields{"node": "n1", "lost": true}) }, ""},
+		"a former copy, and no preparer":   {func(w *world) { w.dies(); leaves(w, fields{"node": "n1"}) }, ""},
+		"a surge that leaves room for all": {func(w *world) { w.change(1, 0, fields{"max_surge": 3}) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.change(1, 0, fields{"max_surge": 2})
+			c.before(w)
+			w.txn(kv("lock", "nodes/0/n3", fields{"name": "n3", "capacity": fields{"slots": 5}, "nonce": "n0", "consul_node": "n3"}).by("s-f2"))
+			var ops []Op
+			for i := 1; i <= 2; i++ {
+				p := placed("n3", running, 30)
+				p["index"], p["ports"] = i, nil
+				ops = append(ops, kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))
+			}
+			w.txn(w.fenced(append(ops, kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n3", holding("c/main.1", "c/main.2")))...)...)
+			if got := w.promises()[rule]; (got > 0) != (c.rule != "") {
+				t.Errorf("found %v, expected %q", w.promises(), c.rule)
+			}
+		})
 	}
 }
 

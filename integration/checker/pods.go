@@ -59,8 +59,11 @@ func (j *judgement) stops(w *Write) {
 			continue
 		}
 		j.looked("P4 stop")
-		if !w.has(prefix+"breaker", "check-index") {
+		if !w.has(keyBreaker, "check-index") {
 			j.violated("P4", "stop without the breaker", w.Index, "%s on %s", in.id(), node)
+		}
+		if isNew := was == nil || was.State != stopped; isNew && w.before(keyBreaker).tripped() {
+			j.violated("P4", "stop while the breaker is tripped", w.Index, "%s on %s", in.id(), node)
 		}
 		if why := j.unasked(w, in, node); why != "" {
 			j.violated("P4", "stop that nobody asked for", w.Index, "%s on %s: %s", in.id(), node, why)
@@ -92,7 +95,9 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "" // a former copy is all that is left
 	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
 		return "it was adopted at the present generation and must stay"
-	case !w.state.mayStay(rc, node), j.drained(w, node):
+	case j.forced(w, node):
+		return ""
+	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node)):
 		return ""
 	}
 	n := 0
@@ -150,7 +155,7 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 		}
 		j.looked("P5 given up")
 		r := w.before(realityKey(node, id)).reality()
-		if r == nil || r.State != stopped || r.Revision < revision {
+		if !r.stopped(revision) && !j.hadStopped(node, id, revision) {
 			j.violated("P5", "given up before the stop was confirmed", w.Index, "%s on %s: stop at revision %d, the node reports %+v", id, node, revision, r)
 		}
 		if ran, ok := j.nodes.runs(node, id); ok {
@@ -174,6 +179,16 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 		}
 		gone(g.Node, g.Revision)
 	}
+}
+
+func (r *reality) stopped(revision int64) bool {
+	return r != nil && r.State == stopped && r.Revision >= revision
+}
+
+// hadStopped reports whether a node had confirmed a stop to the world that a restored snapshot took back. It remembers, whatever
+// the records say: a farm that had read it need not read it again.
+func (j *judgement) hadStopped(node, id string, revision int64) bool {
+	return j.undone != nil && j.undone.get(realityKey(node, id)).reality().stopped(revision)
 }
 
 func (j *judgement) freed(w *Write, c *Change) {
@@ -222,6 +237,9 @@ func (j *judgement) settled(w *Write) {
 			continue
 		}
 		j.looked("R1 placed")
+		if j.restoredAt > 0 {
+			j.looked("R1 placed after a restore")
+		}
 		if !w.has(keySchema, "check-index") {
 			j.violated("R1", "placed without the nonce", w.Index, "%s on %s", p.id(), p.Node)
 		}

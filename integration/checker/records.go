@@ -9,8 +9,9 @@ import (
 
 // The key schema. See docs/consul-keys.md.
 const (
-	prefix    = "rcfarm/"
-	keySchema = prefix + "schema"
+	prefix     = "rcfarm/"
+	keySchema  = prefix + "schema"
+	keyBreaker = prefix + "breaker"
 )
 
 // identity is one replica.
@@ -76,6 +77,7 @@ type controller struct {
 	ID            string `json:"id"`
 	Name          string `json:"name"`
 	Manifest      string `json:"manifest"`
+	Strategy      string `json:"strategy"`
 	NodeSelector  string `json:"node_selector"`
 	ReplicaGroups []struct {
 		Role  string `json:"role"`
@@ -87,6 +89,9 @@ type controller struct {
 	Generation   int64   `json:"generation"`
 	Disabled     bool    `json:"disabled"`
 }
+
+// staysPut reports whether the controller's pods stay where they are, whatever operators say about their nodes, but for force.
+func (c *controller) staysPut() bool { return c.Strategy == "static" }
 
 func (c *controller) desired() int {
 	n := 0
@@ -190,6 +195,10 @@ type manifestRecord struct {
 	} `json:"manifest"`
 }
 
+type breakerRecord struct {
+	Tripped bool `json:"tripped"`
+}
+
 type lockValue struct {
 	Farm        string `json:"farm"`
 	Incarnation string `json:"incarnation"`
@@ -254,6 +263,12 @@ func (k *Key) audit() *auditRecord       { return record[auditRecord](k, "audit"
 func (k *Key) status() *statusRecord     { return record[statusRecord](k, "status") }
 func (k *Key) request() *request         { return record[request](k, "requests") }
 func (k *Key) manifest() *manifestRecord { return record[manifestRecord](k, "manifests") }
+
+// tripped reports whether the mass-stop breaker is: then nothing is stopped.
+func (k *Key) tripped() bool {
+	b := record[breakerRecord](k, "breaker")
+	return b != nil && b.Tripped
+}
 
 func (k *Key) schema() schemaRecord {
 	if s := record[schemaRecord](k, "schema"); s != nil {

@@ -52,6 +52,7 @@ var scenarios = map[string]func(*env){
 	"preparer-gone":    preparerGone,
 	"transfer":         transfer,
 	"drain":            drain,
+	"drain-force":      drainForce,
 	"runit":            underRunit,
 	"readyz":           readyz,
 	"unclaimed":        unclaimed,

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -319,6 +320,109 @@ func drain(e *env) {
 	if !slices.ContainsFunc(e.intents(), func(in pod.Intent) bool { return in.RCID == id }) {
 		e.t.Error("no intent is left")
 	}
+}
+
+// drainForce: a pod that may not be moved stays at the deadline of a drain, and is stopped at that of a forced one. When the
+// drain ends its node takes it again.
+func drainForce(e *env) {
+	e.startConsul("")
+	e.preparer(1)
+	e.preparer(2)
+	e.farm("f1", "")
+	h := e.hello(1, nil)
+	h.Selector = "rack=a"
+	spec := func() string { return "strategy: static\n" + cluster.HelloSpec(h) }
+	e.applyText(spec(), "--wait", "--timeout", limit.String())
+	id := e.rcID("hello")
+	before := e.processes()
+
+	// Without --force the deadline says from when on the drain is late, and no more.
+	e.rcctl("", "node", "drain", "n1", "--deadline", "1s")
+	e.within(limit, func() error { return e.blocked(id, "its controller is static") })
+	e.within(limit, func() error {
+		if left := time.Until(e.deadline("n1")); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+	h.NodeLoss = "{after: 1h}" // a change that concerns no pod: what is decided now is decided after the deadline
+	e.applyText(spec())
+	e.within(limit, func() error { return e.blocked(id, "its controller is static") })
+	e.sameProcesses(before, "after the deadline of a drain without --force")
+	if err := e.availableAll(id, 1); err != nil {
+		e.t.Error(err)
+	}
+	out, err := e.tryRcctl("", "node", "drain", "n1", "--wait", "--timeout", "1s")
+	if err == nil || !strings.Contains(out, "1 pod left: hello-main-0") {
+		e.t.Errorf("waiting for the drain: %v, %s", err, out)
+	}
+
+	// With it the pod is stopped, at the deadline and not before.
+	e.rcctl("", "node", "drain", "n1", "--deadline", "1h", "--force")
+	e.within(limit, func() error {
+		return e.blocked(id, "it is stopped at "+e.deadline("n1").UTC().Format(time.RFC3339))
+	})
+	e.sameProcesses(before, "before the deadline of a forced drain")
+	e.rcctl("", "node", "drain", "n1", "--deadline", "3s")
+	at := e.deadline("n1")
+	e.within(limit, func() error {
+		if n := len(e.processes()); n > 0 {
+			return fmt.Errorf("%d processes run", n)
+		}
+		return nil
+	})
+	if early := time.Until(at); early > 0 {
+		e.t.Errorf("the pod was stopped %s before the deadline", early)
+	}
+	e.rcctl("", "node", "drain", "n1", "--wait", "--timeout", limit.String())
+	e.within(limit, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
+			err = fmt.Errorf("the pod found another node, or waits for nothing: %+v", st.Value)
+		}
+		return err
+	})
+	e.sameProcessCount(0)
+
+	e.rcctl("", "node", "undrain", "n1")
+	e.within(limit, func() error { return e.converged(id, 1) })
+	for key, pid := range e.processes() {
+		if before[key] == 0 || before[key] == pid {
+			e.t.Errorf("%s has pid %d after the drain; the processes before were %v", key, pid, before)
+		}
+	}
+	e.oneCopyEach()
+}
+
+// blocked reports whether the owner says about the newest generation that a drain or an upgrade waits, and why.
+func (e *env) blocked(rcID, why string) error {
+	rec, err := e.store.RC(e.t.Context(), rcID, true)
+	if err != nil {
+		return err
+	}
+	st, err := e.store.Status(e.t.Context(), rcID)
+	if err != nil {
+		return err
+	}
+	for _, c := range st.Value.Conditions {
+		if c.Type == rc.Blocked && c.True && strings.Contains(c.Reason, why) && st.Value.ObservedGeneration == rec.Value.Generation {
+			return nil
+		}
+	}
+	return fmt.Errorf("not blocked because %s: generation %d, status %+v", why, rec.Value.Generation, st.Value)
+}
+
+// deadline is that of a node's drain.
+func (e *env) deadline(node string) time.Time {
+	e.t.Helper()
+	ops, err := e.store.NodeOps(e.t.Context(), node)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if ops.Value.Drain == nil || ops.Value.Drain.Deadline == nil {
+		e.t.Fatalf("%s has no drain with a deadline: %+v", node, ops.Value)
+	}
+	return *ops.Value.Drain.Deadline
 }
 
 // intents returns what every node must do.

@@ -91,6 +91,9 @@ func TestBadFlagsAreNamed(t *testing.T) {
 	node := app.PreparerConfig{
 		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange, Runtime: app.RuntimeAuto,
+		Artifacts: app.ArtifactConfig{
+			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second, CheckEvery: time.Second,
+		},
 	}
 	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1, Session: "check"}
 	for name, c := range map[string]struct {
@@ -109,7 +112,16 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"label":   {func() error { p := node; p.Labels = []string{"rack"}; return startNode(t, p) }, []string{"label", "rack", "key=value"}},
 		"value":   {func() error { p := node; p.Labels = []string{"rack=a b"}; return startNode(t, p) }, []string{"label.rack", "a b", "Kubernetes"}},
 		"slots":   {func() error { p := node; p.Slots = 0; return startNode(t, p) }, []string{"slots", "0", "1 or more"}},
-		"ports":   {func() error { p := node; p.PortsMax = 0; return startNode(t, p) }, []string{"port-range", "1-0", "65535"}},
+		"ports":   {func() error { p := node; p.PortsMin, p.PortsMax = 5, 3; return startNode(t, p) }, []string{"port-max: 3", "--port-min, which is 5", "65535"}},
+		"lowest":  {func() error { p := node; p.PortsMin = 0; return startNode(t, p) }, []string{"port-min: 0", "1 to 65535", "--port-max"}},
+		"highest": {func() error { p := node; p.PortsMax = 65536; return startNode(t, p) }, []string{"port-max: 65536", "1 to 65535", "--port-min"}},
+		"cache":   {func() error { p := node; p.Artifacts.CacheBytes = 0; return startNode(t, p) }, []string{"artifact-cache-bytes: 0", "1 or more"}},
+		"reserve": {func() error { p := node; p.Artifacts.ReserveBytes = -1; return startNode(t, p) }, []string{"artifact-reserve-bytes: -1", "0 (none) or more"}},
+		"fetched": {func() error { p := node; p.Artifacts.MaxBytes = 0; return startNode(t, p) }, []string{"artifact-max-bytes: 0", "1 or more"}},
+		"large":   {func() error { p := node; p.Artifacts.MaxUnpackedBytes = 0; return startNode(t, p) }, []string{"artifact-max-unpacked-bytes: 0", "1 or more"}},
+		"fetch":   {func() error { p := node; p.Artifacts.FetchTimeout = 0; return startNode(t, p) }, []string{"artifact-timeout", "0s", "1s or more"}},
+		"stall":   {func() error { p := node; p.Artifacts.StallTimeout = 0; return startNode(t, p) }, []string{"artifact-stall-timeout", "0s", "1s or more"}},
+		"check":   {func() error { p := node; p.Artifacts.CheckEvery = 0; return startNode(t, p) }, []string{"artifact-check-every", "0s", "1s or more"}},
 		"keep":    {func() error { p := node; p.KeepStopped = 0; return startNode(t, p) }, []string{"keep-stopped", "0s", "24h"}},
 		"isolate": {func() error { p := node; p.Isolation = "some"; return startNode(t, p) }, []string{"isolation", "some", "auto, on, off"}},
 		"users":   {func() error { p := node; p.UserRange = "999-2000"; return startNode(t, p) }, []string{"user-range", "999-2000", "1000"}},
@@ -122,6 +134,9 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: accepted", name)
 			continue
+		}
+		if strings.Count(err.Error(), "allowed: ") > 1 { // or what is looked for may be about something else
+			t.Errorf("%s: more than one mistake: %v", name, err)
 		}
 		for _, part := range c.says {
 			if !strings.Contains(err.Error(), part) {

@@ -10,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
-// ArtifactConfig is what a node is told about artifacts. A zero value means the default, except for ReserveBytes.
+// ArtifactConfig is what a node is told about artifacts. Only ReserveBytes may be zero.
 type ArtifactConfig struct {
 	CacheBytes       int64
 	ReserveBytes     int64
@@ -40,13 +40,15 @@ func (c *ArtifactConfig) validate(errs *field.Errors) {
 		value int64
 	}{
 		{"artifact-cache-bytes", c.CacheBytes},
-		{"artifact-reserve-bytes", c.ReserveBytes},
 		{"artifact-max-bytes", c.MaxBytes},
 		{"artifact-max-unpacked-bytes", c.MaxUnpackedBytes},
 	} {
-		if size.value < 0 {
-			errs.Add(size.name, size.value, "a number of bytes, zero or more")
+		if size.value < 1 { // artifact's zero is its default
+			errs.Add(size.name, size.value, "a number of bytes, 1 or more")
 		}
+	}
+	if c.ReserveBytes < 0 {
+		errs.Add("artifact-reserve-bytes", c.ReserveBytes, "a number of bytes, 0 (none) or more")
 	}
 	for _, length := range []struct {
 		name  string
@@ -56,7 +58,7 @@ func (c *ArtifactConfig) validate(errs *field.Errors) {
 		{"artifact-stall-timeout", c.StallTimeout},
 		{"artifact-check-every", c.CheckEvery},
 	} {
-		if length.value < 0 || length.value > 0 && length.value < time.Second {
+		if length.value < time.Second {
 			errs.Add(length.name, length.value.String(), "a length of time of 1s or more")
 		}
 	}

@@ -1,6 +1,8 @@
 package app
 
 import (
+	"fmt"
+
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -33,6 +35,19 @@ func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 		&cli.StringFlag{Name: "log-format", Usage: "text or json", Value: "text", Destination: &c.LogFormat},
 		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one; off: none", Value: debugAddr, Destination: &c.DebugAddr},
 		&cli.BoolFlag{Name: "debug-public", Usage: "allow a debug address that other machines can reach", Destination: &c.DebugPublic},
+		// Hidden, because pods end with it too: see Lifeline, and the last chapter of docs/architecture.md.
 		&cli.StringFlag{Name: "lifeline", Usage: "socket of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
+	}
+}
+
+// Action returns the action of a daemon's command, which takes flags alone. The flags after another argument would be
+// ignored, --data-dir among them; so nothing is started then.
+func Action(start func() error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		if c.Args().Present() {
+			return fmt.Errorf("unexpected argument %q; allowed: flags alone, see --help. What follows it was not read. "+
+				"A flag that takes no value is turned off as --FLAG=false", c.Args().First())
+		}
+		return start()
 	}
 }

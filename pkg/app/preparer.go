@@ -65,9 +65,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		labels[key] = value
 	}
 	manifest.ValidateLabels(&errs, "label", labels)
-	if c.PortsMin < 1 || c.PortsMax > 65535 || c.PortsMin > c.PortsMax {
-		errs.Add("port-range", fmt.Sprintf("%d-%d", c.PortsMin, c.PortsMax), "two ports from 1 to 65535, the lower first")
-	}
+	c.ports(&errs)
 	if !slices.Contains(runtimes(), c.Runtime) {
 		errs.Add("runtime", c.Runtime, strings.Join(runtimes(), ", "))
 	}
@@ -92,6 +90,21 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		Name: c.Node, Labels: labels, Capacity: capacity, Address: c.Address, Version: Version,
 		PortRange: node.PortRange{Min: c.PortsMin, Max: c.PortsMax},
 	}, errs.Err()
+}
+
+// maxPort is the highest TCP port.
+const maxPort = 65535
+
+func (c *PreparerConfig) ports(errs *field.Errors) {
+	if c.PortsMin < 1 || c.PortsMin > maxPort {
+		errs.Add("port-min", c.PortsMin, fmt.Sprintf("a port from 1 to %d, not above --port-max", maxPort))
+	}
+	switch {
+	case c.PortsMax < 1 || c.PortsMax > maxPort:
+		errs.Add("port-max", c.PortsMax, fmt.Sprintf("a port from 1 to %d, not below --port-min", maxPort))
+	case c.PortsMin > c.PortsMax && c.PortsMin <= maxPort:
+		errs.Add("port-max", c.PortsMax, fmt.Sprintf("a port from --port-min, which is %d, to %d", c.PortsMin, maxPort))
+	}
 }
 
 // Preparer is the agent of one node.

@@ -129,9 +129,16 @@ func (c *Client) DeregisterService(ctx context.Context, id string) error {
 	return nil
 }
 
-// LocalServices returns the ids of the services at the local agent whose meta has the value under the key, and for each
-// whether its check passes. A service without a check passes.
-func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error) {
+// Health is what the local agent says of a service.
+type Health struct {
+	Passing bool   // its check passes, or it has none
+	Check   string // name of the check; empty: it has none
+	Output  string // what the check said last
+}
+
+// LocalServices returns the services at the local agent whose meta has the value under the key, by their ids. A service
+// without a check passes.
+func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]Health, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	// The filter language knows no escapes in double quotes; in backticks everything but they stands for itself.
@@ -143,17 +150,19 @@ func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (
 	if err != nil {
 		return nil, fmt.Errorf("read services of the local agent: %w", err)
 	}
-	passing := make(map[string]bool, len(services))
+	health := make(map[string]Health, len(services))
 	if len(services) == 0 {
-		return passing, nil
+		return health, nil
 	}
 	checks, err := c.api.Agent().ChecksWithFilterOpts("", opts)
 	if err != nil {
 		return nil, fmt.Errorf("read checks of the local agent: %w", err)
 	}
 	for id := range services {
-		check, has := checks[ServiceCheckID(id)]
-		passing[id] = !has || check.Status == api.HealthPassing
+		health[id] = Health{Passing: true}
+		if check, has := checks[ServiceCheckID(id)]; has {
+			health[id] = Health{Passing: check.Status == api.HealthPassing, Check: check.Name, Output: check.Output}
+		}
 	}
-	return passing, nil
+	return health, nil
 }

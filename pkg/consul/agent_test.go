@@ -34,7 +34,11 @@ func TestAgentNode(t *testing.T) {
 func passing(t *testing.T, c *consul.Client, key, value string, want map[string]bool) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() error {
-		got, err := c.LocalServices(t.Context(), key, value)
+		local, err := c.LocalServices(t.Context(), key, value)
+		got := map[string]bool{}
+		for id, health := range local {
+			got[id] = health.Passing
+		}
 		if err == nil && !maps.Equal(got, want) {
 			err = fmt.Errorf("got %v, want %v", got, want)
 		}
@@ -87,6 +91,13 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 
 	sick.Store(true)
 	passing(t, c, key, value, map[string]bool{id("http"): false, id("tcp"): true, id("plain"): true})
+	local, err := c.LocalServices(t.Context(), key, value)
+	if h := local[id("http")]; err != nil || h.Check != "health of web" || !strings.Contains(h.Output, "503 Service Unavailable Output: ") {
+		t.Errorf("the failing check is %+v (%v)", h, err) // pkg/health relies on the form
+	}
+	if h := local[id("plain")]; h != (consul.Health{Passing: true}) {
+		t.Errorf("the service without a check has %+v", h)
+	}
 	sick.Store(false)
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
 	_ = listener.Close()
@@ -119,7 +130,7 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
-	if got := must[map[string]bool](t)(c.LocalServices(t.Context(), "k", id)); !maps.Equal(got, map[string]bool{id: false}) {
+	if got := must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", id)); len(got) != 1 || got[id].Passing || got[id].Check != "health of slow" {
 		t.Fatalf("got %v", got)
 	}
 }
@@ -141,7 +152,7 @@ func TestRegisteringAgain(t *testing.T) {
 		if err := c.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		return must[map[string]bool](t)(c.LocalServices(t.Context(), "k", id))[id]
+		return must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", id))[id].Passing
 	}
 	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
 	register()

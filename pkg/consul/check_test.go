@@ -87,7 +87,7 @@ func TestTTLCheck(t *testing.T) {
 		}
 		local, err := c.LocalServices(t.Context(), "k", id)
 		checks, otherErr := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == `%s`", id))
-		if err = errors.Join(err, otherErr); err == nil && (!local[id] || checks[consul.ServiceCheckID(id)].Output != "all is well") {
+		if err = errors.Join(err, otherErr); err == nil && (!local[id].Passing || checks[consul.ServiceCheckID(id)].Output != "all is well") {
 			err = fmt.Errorf("services %v, checks %v", local, checks)
 		}
 		return err

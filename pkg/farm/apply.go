@@ -46,6 +46,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		return c.assignAllocated(ctx, v, plan)
 	}
 	nodes, left, placed := v.nodes, plan.Adds, len(plan.Changes)
+	nodes.count(s, plan)
 	for len(left) > 0 && (!nodes.pool.empty() || len(nodes.guessed) > 0) {
 		some, reservations, err := c.nextNodes(ctx, v, len(left))
 		if err != nil {
@@ -53,11 +54,11 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		}
 		assigned, refused := placement.Assign(placement.Request{
 			Pods: left, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
-			Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
+			Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: some, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 		})
 		for _, a := range assigned {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
-			nodes.perNode[a.Node]++
+			nodes.placed(s, a.Node)
 		}
 		left = unplaced(left, assigned)
 		for reason, n := range refused {

@@ -103,7 +103,8 @@ func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reco
 	reason := fmt.Sprintf("farm %s was about to have stopped %d of its %d pods within a minute, the last for controller %s; "+
 		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", f.cfg.ID, recent+len(planned), owned, record.Name)
 	c.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
-	err = f.cfg.Store.TripBreaker(ctx, v.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: f.cfg.ID, Since: now})
+	audit := store.NewAudit(f.cfg.ID, "trip", c.ID, []string{"breaker: not tripped -> tripped (" + reason + ")"})
+	err = f.cfg.Store.TripBreaker(ctx, v.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: f.cfg.ID, Since: now}, audit)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return false, err
 	}

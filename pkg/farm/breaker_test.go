@@ -70,3 +70,39 @@ func TestTakingOverTripsNothing(t *testing.T) {
 		})
 	}
 }
+
+// What trips the breaker is in the audit records, where operators are sent to look.
+func TestATrippedBreakerIsInTheAudit(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range 3 {
+		c.node(fmt.Sprintf("n%d", i), nil, nil)
+	}
+	c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(20))
+	c.converged("web", 20)
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+	consultest.Eventually(t, soon, func() error {
+		if b, err := c.store.ReadBreaker(t.Context()); err != nil || !b.Value.Tripped {
+			return errors.Join(errors.New("the breaker has not tripped"), err)
+		}
+		return nil
+	})
+	breaker, err := c.store.ReadBreaker(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{RCID: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, a := range records {
+		if a.What == "trip" && a.Who == "f1" {
+			lines = append(lines, a.Changes...)
+		}
+	}
+	if want := "breaker: not tripped -> tripped (" + breaker.Value.Reason + ")"; len(lines) != 1 || lines[0] != want {
+		t.Errorf("audited %q, want %q", lines, want)
+	}
+}

@@ -21,11 +21,16 @@ const minCandidates = 12
 type candidates struct {
 	pool    pool              // not taken yet
 	others  placement.Reasons // why the other nodes are not among them
+	strict  bool              // their order is that of an outside scheduler
+	spread  string            // key of the label over whose values the pods are spread; empty: over none
 	perNode map[string]int    // pods of the controller
-	avoid   map[pod.Identity][]string
-	foreign map[string]bool // taken, and other farms try them first
-	guessed []string        // taken before the plan was computed, until they are used
-	early   map[string]store.Rec[node.Reservation]
+	// perGroup are those pods of the controller that stay where they are, and those that this pass has found nodes for, by the
+	// value of the label that they are spread over.
+	perGroup map[string]int
+	avoid    map[pod.Identity][]string
+	foreign  map[string]bool // other farms try them first; where pods are not spread, only those taken
+	guessed  []string        // taken before the plan was computed, until they are used
+	early    map[string]store.Rec[node.Reservation]
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -37,7 +42,7 @@ func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	}
 	n := s.RC.Desired()
 	for i := range s.Pods {
-		if on := s.Nodes[s.Pods[i].Node]; s.Pods[i].RunState == pod.Running && (on == nil || on.Alive || !on.Gone) {
+		if stays(s, &s.Pods[i]) {
 			n--
 		}
 	}
@@ -54,36 +59,114 @@ func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 // findNodes asks the scheduler.
 func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err error) {
 	s := v.snapshot
-	found := &candidates{perNode: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{}}
 	if own, builtIn := c.farm.scheduler.(*selecting); builtIn {
-		var e choice
-		e, err = own.split(s, v.nodesVersion)
-		found.pool, found.others = pool{preference{order: e.share}, preference{order: e.rest}}, e.others
-	} else {
-		var names []string
-		names, found.others, err = c.farm.scheduler.EligibleNodes(ctx, s)
-		found.pool.share.order = placement.InOrder(names)
+		v.nodes, err = own.candidates(s, v.nodesVersion)
+		return err
 	}
+	names, others, err := c.farm.scheduler.EligibleNodes(ctx, s)
 	if err != nil {
 		return err
 	}
-	if found.others == nil {
-		found.others = placement.Reasons{}
+	v.nodes = newCandidates(s, others, "")
+	v.nodes.strict = true
+	v.nodes.inOrder(placement.InOrder(names), placement.Walk{})
+	return nil
+}
+
+// newCandidates returns candidates without nodes, of which pods are to be spread over the values of a label, or over none.
+func newCandidates(s *reconcile.Snapshot, others placement.Reasons, spread string) *candidates {
+	if others == nil {
+		others = placement.Reasons{}
+	}
+	found := &candidates{
+		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{},
 	}
 	for i := range s.Pods {
 		found.perNode[s.Pods[i].Node]++
 		found.avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
 	}
-	if len(found.perNode) > 0 {
-		// Nodes with few pods of this controller first: reading the others would be in vain.
-		for _, p := range []*preference{&found.pool.share, &found.pool.rest} {
-			names := slices.Collect(p.order.All())
-			slices.SortStableFunc(names, func(a, b string) int { return found.perNode[a] - found.perNode[b] })
-			p.order = placement.InOrder(names)
+	found.count(s, nil)
+	return found
+}
+
+// inOrder makes candidates of the nodes of the farm's share and of the rest.
+func (n *candidates) inOrder(share, rest placement.Walk) {
+	n.pool = pool{preference{order: share}, preference{order: rest}}
+	if len(n.perNode) == 0 {
+		return
+	}
+	// Nodes with few pods of this controller first: reading the others would be in vain.
+	for _, p := range []*preference{&n.pool.share, &n.pool.rest} {
+		names := slices.Collect(p.order.All())
+		slices.SortStableFunc(names, func(a, b string) int { return n.perNode[a] - n.perNode[b] })
+		p.order = placement.InOrder(names)
+	}
+}
+
+// spreadOver makes candidates of the nodes of some groups. Share and rest are not apart then: the emptiest group may have
+// nodes of the rest alone. Within a group those of the share come first.
+func (n *candidates) spreadOver(groups []placement.Group, seed uint64) {
+	n.pool = pool{share: preference{spread: placement.NewSpread(groups, n.perGroup, n.perNode, seed)}}
+}
+
+// stays reports whether a pod most likely needs no other node.
+func stays(s *reconcile.Snapshot, p *reconcile.Pod) bool {
+	on := s.Nodes[p.Node]
+	return p.RunState == pod.Running && (on == nil || on.Alive || !on.Gone)
+}
+
+// staying returns where the pods are that need no other node, as the plan has it; nil: as it most likely will. Those that stop
+// are nowhere.
+func staying(s *reconcile.Snapshot, plan *reconcile.Plan) map[pod.Identity]string {
+	if plan == nil {
+		plan = &reconcile.Plan{}
+		for i := range s.Pods {
+			if p := &s.Pods[i]; !stays(s, p) {
+				plan.Adds = append(plan.Adds, p.Identity)
+			}
 		}
 	}
-	v.nodes = found
-	return nil
+	on := make(map[pod.Identity]string, len(s.Pods))
+	note := func(p *pod.Placement) {
+		if p.RunState == pod.Running {
+			on[p.Identity] = p.Node
+		} else {
+			delete(on, p.Identity)
+		}
+	}
+	for i := range s.Pods {
+		note(&s.Pods[i].Placement)
+	}
+	for i := range plan.Changes {
+		if p := plan.Changes[i].Placement; p != nil {
+			note(p)
+		} else {
+			delete(on, plan.Changes[i].Identity)
+		}
+	}
+	for _, id := range plan.Adds {
+		delete(on, id)
+	}
+	return on
+}
+
+// count counts the pods of each group that stay there by a plan; nil: as most likely they will.
+func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
+	if n.spread == "" {
+		return
+	}
+	clear(n.perGroup)
+	for _, name := range staying(s, plan) {
+		n.perGroup[placement.GroupOf(s.Nodes[name], n.spread)]++
+	}
+}
+
+// placed counts a pod that was found a node.
+func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
+	n.perNode[nodeName]++
+	if n.spread != "" {
+		n.perGroup[placement.GroupOf(s.Nodes[nodeName], n.spread)]++
+	}
 }
 
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.

@@ -68,16 +68,21 @@ func (c *Config) setDefaults() {
 
 // Tenure is the store under one session, as the farm uses it.
 type Tenure interface {
-	Watches
-	Ownership
-	Reads
-	Writes
+	ReplicationControllerWatcher
+	ReplicationControllerLocker
+	ReplicationControllerStore
 	Unowned
 	Incidents
 }
 
-// Ownership is how the farm becomes and stops being the owner of controllers.
-type Ownership interface {
+// ReplicationControllerStore is what a pass reads and writes.
+type ReplicationControllerStore interface {
+	Reads
+	Writes
+}
+
+// ReplicationControllerLocker is how the farm becomes and stops being the owner of controllers.
+type ReplicationControllerLocker interface {
 	Join(ctx context.Context, m store.Member) error
 	Claim(ctx context.Context, rcID string) (store.Claimed, error)
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)

@@ -26,16 +26,41 @@ func (p *pool) empty() bool { return p.share.left()+p.rest.left() == 0 }
 
 // preference is nodes in the order in which they are tried, without those that the pass has taken already.
 type preference struct {
-	order placement.Walk
-	taken map[string]bool
+	order  placement.Walk
+	spread *placement.Spread // instead, where pods are spread over a label
+	taken  map[string]bool
 }
 
-func (p *preference) left() int { return p.order.Len() - len(p.taken) }
+func (p *preference) left() int {
+	if p.spread != nil {
+		return p.spread.Len() - len(p.taken)
+	}
+	return p.order.Len() - len(p.taken)
+}
 
-func (p *preference) all() iter.Seq[string] {
+func anyNode(string) bool { return true }
+
+func (p *preference) all() iter.Seq[string] { return p.those(anyNode) }
+
+// those yields the nodes that fit.
+func (p *preference) those(fit func(name string) bool) iter.Seq[string] {
+	if p.spread != nil {
+		return p.spreading(fit, anyNode)
+	}
 	return func(yield func(string) bool) {
 		for name := range p.order.All() {
-			if !p.taken[name] && !yield(name) {
+			if !p.taken[name] && fit(name) && !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+// spreading yields the nodes that fit, where pods are spread: better ones first where that spreads no worse.
+func (p *preference) spreading(fit, better func(name string) bool) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range p.spread.Usable(func(name string) bool { return !p.taken[name] && fit(name) }, better) {
+			if !yield(name) {
 				return
 			}
 		}
@@ -87,7 +112,8 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 			most = min(n, max(enough, (from.share.left()-len(l.busy))/freePart))
 		}
 		free := l.free(&from.share, most)
-		if wait && len(free) < enough && len(free) < from.share.left() {
+		best := l.best(&from.share, min(enough, minCandidates))
+		if wait && (len(free) < enough && len(free) < from.share.left() || slices.ContainsFunc(best, l.isBusy)) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
 			}
@@ -108,32 +134,44 @@ func (l *ledger) take(ctx context.Context, from *pool, pods int, wait bool) (som
 			continue
 		}
 		defer l.mu.Unlock()
-		return l.takeNow(from, free, n, enough)
+		return l.takeNow(from, append(best, without(free, best)...), n, enough)
 	}
 }
 
 // free returns up to n of the nodes that nobody has. The caller holds the mutex.
 func (l *ledger) free(from *preference, n int) []string {
-	return first(n, from.all(), func(name string) bool { return l.busy[name] == 0 })
+	return first(n, from.those(l.isFree))
 }
 
-// first returns the first n names that fit.
-func first(n int, names iter.Seq[string], fits func(string) bool) []string {
+func (l *ledger) isFree(name string) bool { return l.busy[name] == 0 }
+
+func (l *ledger) isBusy(name string) bool { return l.busy[name] > 0 }
+
+// best returns the nodes over which some pods are spread best, busy ones among them only where free ones would not do as well;
+// none where pods are not spread. A pass with many pods asks for some only: were it to wait until none of many groups lacks a
+// free node, it would wait for most of the other passes. The caller holds the mutex.
+func (l *ledger) best(from *preference, pods int) []string {
+	if from.spread == nil {
+		return nil
+	}
+	return first(pods, from.spreading(anyNode, l.isFree))
+}
+
+// first returns the first n names.
+func first(n int, names iter.Seq[string]) []string {
 	var some []string
 	if n <= 0 {
 		return nil
 	}
 	for name := range names {
-		if fits(name) {
-			if some = append(some, name); len(some) == n {
-				break
-			}
+		if some = append(some, name); len(some) == n {
+			break
 		}
 	}
 	return some
 }
 
-// takeNow takes the free ones, a few of the rest, and if that is not enough those that others have. The caller holds the
+// takeNow takes the own ones given, a few of the rest, and if that is not enough those that others have. The caller holds the
 // mutex.
 func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign []string) {
 	if from.share.left() == 0 {
@@ -144,9 +182,8 @@ func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign
 	from.share.take(own)
 	from.rest.take(foreign)
 	// Those that are left and free were not wanted; what comes now is shared.
-	any := func(string) bool { return true }
-	shared := first(enough-len(own)-len(foreign), from.share.all(), any)
-	others := first(enough-len(own)-len(foreign)-len(shared), from.rest.all(), any)
+	shared := first(enough-len(own)-len(foreign), from.share.all())
+	others := first(enough-len(own)-len(foreign)-len(shared), from.rest.all())
 	from.share.take(shared)
 	from.rest.take(others)
 	some = slices.Concat(own, foreign, shared, others)

@@ -92,3 +92,64 @@ func TestLedgerWaits(t *testing.T) {
 		}
 	})
 }
+
+// racked is an order over nodes of racks, by rack, whose pods are spread.
+func racked(racks map[string][]string, pods map[string]int) preference {
+	var groups []placement.Group
+	for rack, nodes := range racks {
+		groups = append(groups, placement.Group{Value: rack, First: nodes})
+	}
+	return preference{spread: placement.NewSpread(groups, pods, nil, 7)}
+}
+
+// A pass that spreads takes other nodes of a rack in place of those that somebody has; where a rack has no other it waits for
+// one, but not for ever, and not where that rack is not the emptiest.
+func TestLedgerSpreads(t *testing.T) {
+	t.Parallel()
+	racks := map[string][]string{"a": {"a0"}, "b": names("b", 20), "c": names("c", 20)}
+	for name, tt := range map[string]struct {
+		busy   []string
+		pods   map[string]int
+		needs  []string // nodes
+		waited time.Duration
+	}{
+		"free":                    {nil, nil, []string{"a0"}, 0},
+		"others of the rack":      {names("b", 19), nil, []string{"a0", "b19"}, 0},
+		"none other":              {[]string{"a0"}, nil, []string{"a0"}, nodesWait},
+		"none of the rack":        {names("b", 20), nil, []string{"a0"}, nodesWait},
+		"of a rack that has more": {[]string{"a0"}, map[string]int{"a": 2}, nil, 0},
+		"of the emptiest":         {[]string{"a0"}, map[string]int{"b": 3, "c": 3}, []string{"a0"}, nodesWait},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := ledger{busy: map[string]int{}}
+				for _, name := range tt.busy {
+					l.busy[name] = 1
+				}
+				started := time.Now()
+				from := &pool{share: racked(racks, tt.pods)}
+				some, foreign := l.take(t.Context(), from, 3, true)
+				if waited := time.Since(started); waited != tt.waited || len(foreign) > 0 {
+					t.Errorf("took %v after %s, want that after %s", some, waited, tt.waited)
+				}
+				perRack, seen := map[string]int{}, map[string]bool{}
+				for _, name := range some {
+					if seen[name] || from.share.has(name) {
+						t.Errorf("took %v with %s twice, or left it", some, name)
+					}
+					seen[name] = true
+					perRack[name[:1]]++
+				}
+				for _, name := range tt.needs {
+					if !seen[name] {
+						t.Errorf("took %v without %s", some, name)
+					}
+				}
+				if perRack["b"] == 0 || perRack["c"] == 0 || from.share.left() != 41-len(some) {
+					t.Errorf("took %v and left %d", some, from.share.left())
+				}
+			})
+		})
+	}
+}

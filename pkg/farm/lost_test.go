@@ -83,3 +83,57 @@ func TestALostMachineStaysLost(t *testing.T) {
 		})
 	}
 }
+
+// So does a pod that cannot be placed elsewhere because an outside scheduler fails: since when it is lost is written all the same,
+// and no later owner begins to count anew (P7).
+func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"allocate", "eligible"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			stopNode := c.node("n1", nil, nil)
+			var rec node.Node
+			consultest.Eventually(t, soon, func() error {
+				n, err := c.store.Node(t.Context(), "n1")
+				rec = n.Value
+				return err
+			})
+			k, faults := newKeeper(), &faulty{}
+			_, stopFarm := c.bookedFarm("f1", k, &recorder{}, faults)
+			c.apply("web", testManifest("web", 0), func(r *rc.RC) {
+				r.NodeLoss = rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}
+			})
+			c.converged("web", 1)
+			k.set(func() { k.failing[call] = errors.New("out of order") })
+			failed, forgotten := map[string]bool{rec.ConsulNode: true}, map[string]bool{}
+			faults.agents.Store(&failed)
+			stopNode()
+			var since time.Time
+			consultest.Eventually(t, soon, func() error {
+				recs, _, err := c.store.Placements(t.Context(), "web", true)
+				if err == nil && (len(recs) != 1 || recs[0].Value.LostSince == nil) {
+					return fmt.Errorf("placements %s", mustJSON(t, recs))
+				} else if err == nil {
+					since = *recs[0].Value.LostSince
+				}
+				return err
+			})
+			c.condition("web", rc.InsufficientNodes, true, "out of order")
+			stopFarm()
+
+			second := &faulty{}
+			second.agents.Store(&forgotten)
+			c.bookedFarm("f2", k, &recorder{}, second)
+			c.statusOf("web", func(st *rc.Status) bool { return st.Owner == "f2" && st.Lost == 1 })
+			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			if err != nil || len(recs) != 1 || recs[0].Value.LostSince == nil || !recs[0].Value.LostSince.Equal(since) {
+				t.Errorf("placements %s, %v; it is lost since %s", mustJSON(t, recs), err, since)
+			}
+			c.node("n2", nil, nil)
+			k.set(func() { k.failing[call] = nil })
+			c.ring("web")
+			c.statusOf("web", func(st *rc.Status) bool { return st.Available == 1 && st.Lost == 0 })
+		})
+	}
+}

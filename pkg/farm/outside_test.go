@@ -607,3 +607,33 @@ func (h *hanging) EligibleNodes(ctx context.Context, _ *reconcile.Snapshot) ([]s
 	<-ctx.Done()
 	return nil, nil, ctx.Err()
 }
+
+// ordered names the nodes in an order of its own and keeps no books.
+type ordered []string
+
+func (o ordered) EligibleNodes(context.Context, *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+	return o, nil, nil
+}
+
+// What a scheduler prefers is taken first, whatever else is there already: it may want to pack.
+func TestTheOrderOfASchedulerIsFollowed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, name := range []string{"n1", "n2", "n3"} {
+		c.node(name, nil, nil)
+	}
+	c.bookedFarm("f1", ordered{"n3", "n1", "n2"}, &recorder{}, &faulty{})
+	for _, id := range []string{"first", "second", "third"} {
+		c.apply(id, testManifest(id, 0), replicas(2))
+		c.converged(id, 2)
+		on := map[string]int{}
+		for _, names := range c.running(id) {
+			for _, name := range names {
+				on[name]++
+			}
+		}
+		if on["n3"] != 1 || on["n1"] != 1 || on["n2"] != 0 {
+			t.Errorf("%s runs on %v", id, on)
+		}
+	}
+}

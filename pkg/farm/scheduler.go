@@ -20,7 +20,8 @@ import (
 // outside of them; one that counts what it has given away implements Allocator too.
 type Scheduler interface {
 	// EligibleNodes returns node names in the order in which they should be tried, and counts the other nodes by why
-	// they are not among them. A name that is unknown, repeated, or of a node that is not eligible as the farm sees it
+	// they are not among them. A pod goes to the first that has room, of those with the fewest pods of its controller; what else
+	// nodes have, and the controller's spread, are for the scheduler to consider. A name that is unknown, repeated, or of a node that is not eligible as the farm sees it
 	// (alive, open, matching the controller's selector) is ignored, logged and counted.
 	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
 }
@@ -73,42 +74,50 @@ type selecting struct {
 	version uint64 // of the nodes that found is about
 	members []string
 	nonce   string
-	found   map[string]eligible // by selector
+	found   map[asked]eligible
 }
+
+// asked is what controllers may have in common.
+type asked struct{ selector, spread string }
 
 // eligible is what a selector gave. Each node is the share of one farm, which tries it first: farms that place at the same
 // time rarely meet then.
 type eligible struct {
 	share, rest []string
 	others      placement.Reasons
-}
-
-// choice is what a pass chooses from: eligible nodes in an order of its own.
-type choice struct {
-	share, rest placement.Walk
-	others      placement.Reasons
+	// Where pods are spread over a label: the same nodes by its value, and those of the rest. What is here is shared.
+	groups  []placement.Group
+	foreign map[string]bool
 }
 
 // EligibleNodes implements Scheduler from the farm's view of the nodes.
 func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
-	e, err := s.split(snap, 0)
-	return slices.AppendSeq(slices.Collect(e.share.All()), e.rest.All()), e.others, err
+	c, err := s.candidates(snap, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return slices.AppendSeq(slices.Collect(c.pool.share.all()), c.pool.rest.all()), c.others, nil
 }
 
-// split is EligibleNodes with the farm's share of the nodes apart from the rest. The version is that of the snapshot's
-// nodes; zero: not known.
-func (s *selecting) split(snap *reconcile.Snapshot, version uint64) (choice, error) {
-	e, err := s.eligible(snap.Nodes, version, snap.RC.NodeSelector)
+// candidates is EligibleNodes as a pass uses it. The version is that of the snapshot's nodes; zero: not known.
+func (s *selecting) candidates(snap *reconcile.Snapshot, version uint64) (*candidates, error) {
+	e, err := s.eligible(snap.Nodes, version, asked{snap.RC.NodeSelector, snap.RC.Spread})
 	if err != nil {
-		return choice{}, err
+		return nil, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, s.farm.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	seed := h.Sum64()
-	return choice{placement.NewWalk(e.share, seed), placement.NewWalk(e.rest, seed), maps.Clone(e.others)}, nil
+	found := newCandidates(snap, maps.Clone(e.others), snap.RC.Spread)
+	if snap.RC.Spread != "" {
+		found.spreadOver(e.groups, h.Sum64())
+		found.foreign = e.foreign // shared: none are added, since there is no rest apart
+	} else {
+		found.inOrder(placement.NewWalk(e.share, h.Sum64()), placement.NewWalk(e.rest, h.Sum64()))
+	}
+	return found, nil
 }
 
-func (s *selecting) eligible(nodes map[string]*node.View, version uint64, selector string) (eligible, error) {
+func (s *selecting) eligible(nodes map[string]*node.View, version uint64, by asked) (eligible, error) {
 	nonce := s.farm.world.schemaRec().Value.Nonce
 	var members []string
 	for _, m := range s.farm.world.members() {
@@ -118,12 +127,12 @@ func (s *selecting) eligible(nodes map[string]*node.View, version uint64, select
 	defer s.mu.Unlock()
 	same := version != 0 && s.version == version && s.nonce == nonce && slices.Equal(s.members, members)
 	if !same || len(s.found) >= maxCachedSelectors {
-		s.version, s.members, s.nonce, s.found = version, members, nonce, map[string]eligible{}
+		s.version, s.members, s.nonce, s.found = version, members, nonce, map[asked]eligible{}
 	}
-	if e, ok := s.found[selector]; ok {
+	if e, ok := s.found[by]; ok {
 		return e, nil
 	}
-	sel, err := rc.ParseSelector(selector)
+	sel, err := rc.ParseSelector(by.selector)
 	if err != nil {
 		return eligible{}, err
 	}
@@ -137,7 +146,13 @@ func (s *selecting) eligible(nodes map[string]*node.View, version uint64, select
 			e.rest = append(e.rest, name)
 		}
 	}
-	s.found[selector] = e
+	if by.spread != "" {
+		e.groups, e.foreign = placement.GroupBy(nodes, by.spread, e.share, e.rest), make(map[string]bool, len(e.rest))
+		for _, name := range e.rest {
+			e.foreign[name] = true
+		}
+	}
+	s.found[by] = e
 	return e, nil
 }
 

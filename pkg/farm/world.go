@@ -17,8 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Watches are the farm's standing queries.
-type Watches interface {
+// ReplicationControllerWatcher is the farm's standing queries.
+type ReplicationControllerWatcher interface {
 	WatchBells(ctx context.Context, shard int, onError func(error), deliver func(store.Bells) error) error
 	WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(store.Seen[node.Node]) error) error
 	WatchNodeOps(ctx context.Context, onError func(error), deliver func(store.Seen[node.Ops]) error) error
@@ -33,7 +33,7 @@ type ClusterWatches interface {
 	EnsureSchema(ctx context.Context) (store.Rec[store.Schema], error)
 	RenewNonce(ctx context.Context, known string) error
 	RestoreBreaker(ctx context.Context) error
-	TripBreaker(ctx context.Context, index uint64, b store.Breaker) error
+	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
 // world is what the farm's watches have seen: a cache without authority.

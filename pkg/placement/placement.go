@@ -93,36 +93,43 @@ func InOrder(names []string) Walk { return Walk{names: names, step: 1} }
 // orders, so that farms that place at the same time do not all start with the same node. It goes through the names in equal
 // steps from some place on: this is done for each pass of each controller, and most passes need a few of thousands.
 func NewWalk(names []string, seed uint64) Walk {
-	n := uint64(len(names))
-	if n == 0 {
-		return Walk{}
-	}
-	seed = finish(seed)
-	at, step := seed%n, 1+finish(seed)%n
-	for gcd(step, n) != 1 { // else the walk would miss names
-		step++
-	}
+	at, step := stride(len(names), seed)
 	return Walk{names: names, at: at, step: step}
 }
+
+// stride returns where to begin with a number of things and in which steps to go on, so that none is missed.
+func stride(number int, seed uint64) (at, step uint64) {
+	n := uint64(number)
+	if n == 0 {
+		return 0, 1
+	}
+	seed = finish(seed)
+	at, step = seed%n, 1+finish(seed)%n
+	for gcd(step, n) != 1 {
+		step++
+	}
+	return at, step
+}
+
+// nth returns the position of the i-th of a number of things.
+func nth(at, step uint64, i, number int) uint64 { return (at + uint64(i)*step) % uint64(number) }
 
 // Len returns how many names there are.
 func (w Walk) Len() int { return len(w.names) }
 
+// nth returns the i-th name; there must be one.
+func (w Walk) nth(i int) string { return w.names[nth(w.at, w.step, i, len(w.names))] }
+
 // All yields the names in their order.
 func (w Walk) All() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		at := w.at
-		for range w.names {
-			if !yield(w.names[at]) {
+		for i := range w.names {
+			if !yield(w.nth(i)) {
 				return
 			}
-			at = (at + w.step) % uint64(len(w.names))
 		}
 	}
 }
-
-// Order returns the names in the order of their walk.
-func Order(names []string, seed uint64) []string { return slices.Collect(NewWalk(names, seed).All()) }
 
 func gcd(a, b uint64) uint64 {
 	for b != 0 {
@@ -186,6 +193,12 @@ type Request struct {
 	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
 	Avoid map[pod.Identity][]string
 	Order []string // candidates in order of preference
+	// Strict: the order decides among nodes with equally many pods of the controller, however much is taken on them.
+	Strict bool
+	// Spread is the key of the label over whose values the pods are spread; empty: over none. PerGroup are the pods of this
+	// controller by value, before.
+	Spread   string
+	PerGroup map[string]int
 	// Reluctant are candidates that are taken only where they have far fewer pods than the others.
 	Reluctant    map[string]bool
 	Nodes        map[string]*node.View
@@ -201,21 +214,25 @@ type Assignment struct {
 // reluctance is how many pods fewer a reluctant candidate must have.
 const reluctance = 3
 
-// Assign spreads the pods over the candidates: always to a node with the fewest pods of the controller, then with the fewest
-// pods at all, then in order of preference. It returns what it could place and, for what it could not, why each candidate
-// refused. It changes none of its inputs.
+// Assign spreads the pods over the candidates: always to the group with the fewest pods of the controller that has room, and
+// there to a node with the fewest pods of the controller, then with the fewest pods at all unless the order is strict, then in order
+// of preference. Nodes
+// without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
+// could not, why each candidate refused. It changes none of its inputs.
 func Assign(r Request) ([]Assignment, Reasons) {
 	candidates := make([]*candidate, len(r.Order))
 	for i, name := range r.Order {
 		res := r.Reservations[name].Clone()
-		candidates[i] = &candidate{name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i}
+		candidates[i] = &candidate{
+			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: GroupOf(r.Nodes[name], r.Spread), strict: r.Strict,
+		}
 		if r.Reluctant[name] {
 			candidates[i].handicap = reluctance
 		}
 	}
 	var out []Assignment
 	refused := Reasons{}
-	queue := newQueue(candidates)
+	queue := newQueue(candidates, r.PerGroup)
 	for _, id := range r.Pods {
 		c, avoided := r.pick(queue, id, refused)
 		for _, other := range avoided {
@@ -230,7 +247,7 @@ func Assign(r Request) ([]Assignment, Reasons) {
 		c.res.Holders[id.String()] = share
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})
-		queue.push(c)
+		queue.placed(c)
 	}
 	if len(out) == len(r.Pods) {
 		return out, nil

@@ -101,6 +101,33 @@ func TestAssignSpreads(t *testing.T) {
 	}
 }
 
+// A strict order decides among nodes with equally many pods of the controller, whatever else they have.
+func TestAssignInAStrictOrder(t *testing.T) {
+	t.Parallel()
+	order := []string{"busy", "second", "third"}
+	nodes := map[string]*node.View{}
+	for _, name := range order {
+		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 3}}, Alive: true}
+	}
+	holders := map[string]node.Holder{identity("other", 0).String(): {}, identity("other", 1).String(): {}}
+	for pods, want := range map[int][]string{1: {"busy"}, 2: {"busy", "second"}, 4: {"busy", "second", "third", "second"}} {
+		req := placement.Request{
+			Strict: true, Order: order, Nodes: nodes, PerNode: map[string]int{}, Reservations: map[string]node.Reservation{"busy": {Holders: holders}},
+		}
+		for i := range pods {
+			req.Pods = append(req.Pods, identity("rc", i))
+		}
+		var got []string
+		assigned, _ := placement.Assign(req)
+		for _, a := range assigned {
+			got = append(got, a.Node)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%d pods: %v, want %v", pods, got, want)
+		}
+	}
+}
+
 // A reluctant candidate is taken only where the others are far fuller, or have more of the controller.
 func TestAssignReluctantly(t *testing.T) {
 	t.Parallel()
@@ -205,6 +232,10 @@ func TestEligible(t *testing.T) {
 	}
 }
 
+func order(names []string, seed uint64) []string {
+	return slices.Collect(placement.NewWalk(names, seed).All())
+}
+
 // TestOrder: every name once, the same for the same seed, and different beginnings for different seeds.
 func TestOrder(t *testing.T) {
 	t.Parallel()
@@ -214,8 +245,8 @@ func TestOrder(t *testing.T) {
 			names[i] = fmt.Sprintf("n%03d", i)
 		}
 		seed := rapid.Uint64().Draw(t, "seed")
-		got := placement.Order(names, seed)
-		if !slices.Equal(got, placement.Order(names, seed)) {
+		got := order(names, seed)
+		if !slices.Equal(got, order(names, seed)) {
 			t.Fatalf("seed %d gives two orders", seed)
 		}
 		slices.Sort(got)
@@ -226,7 +257,7 @@ func TestOrder(t *testing.T) {
 	first := map[string]int{}
 	names := []string{"a", "b", "c", "d"}
 	for seed := range uint64(400) {
-		first[placement.Order(names, seed)[0]]++
+		first[order(names, seed)[0]]++
 	}
 	for _, name := range names {
 		if first[name] < 50 {

@@ -389,14 +389,18 @@ func (b *bench) mustKeepPID(index, pid int) {
 	}
 }
 
-// services returns the services of the node at the local agent.
+// services returns the services of the node at the local agent, and whether they pass.
 func (b *bench) services() map[string]bool {
 	b.t.Helper()
 	local, err := b.client.LocalServices(b.t.Context(), preparer.MetaNode, b.cfg.Node.Name)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return local
+	passing := map[string]bool{}
+	for id, health := range local {
+		passing[id] = health.Passing
+	}
+	return passing
 }
 
 func (b *bench) awaitLog(text string) {

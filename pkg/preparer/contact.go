@@ -52,13 +52,16 @@ func (m Moment) since(earlier Moment) time.Duration {
 	return max(0, m.Up-earlier.Up)
 }
 
-// touch is what is known of the connection to Consul's servers at one moment. It decides whether a pod may run whose
-// manifest says that it stops by itself when there is none.
+// touch is what is known of the connection to Consul's servers at one moment, and of the node's name. It decides whether a pod
+// may run whose manifest says that it stops by itself when there is none, or that was stopped because the name was lost.
 type touch struct {
 	serving bool          // a session is held
-	agreed  bool          // and under it, the pod's intent was read and is the accepted one
+	agreed  bool          // when this preparer last read the intents under the node's lock, the pod's was the accepted one
 	running bool          // processes of the pod run
+	lost    bool          // the node's name was taken over, so that nothing may run here
+	waits   bool          // the pod was stopped for that, and its intent not read since
 	silence time.Duration // since the servers were last in touch, never when that is not known
+	unread  time.Duration // since the intents were known under the lock, never when this preparer has not read them yet
 	started time.Duration // since this preparer started
 }
 
@@ -66,20 +69,24 @@ type touch struct {
 // silence, which may have been its own.
 const startGrace = 5 * time.Second
 
-// mayRun decides. What runs goes on until the silence has lasted. What does not run waits for its intent when it would have
-// been stopped by now, as it does after a restart of the machine: it may have been started elsewhere.
+// mayRun decides. What runs goes on until the silence has lasted. What does not run may have been started elsewhere, after a
+// restart of the machine as after a silence, and only its intent tells: a session, or the lock, does not.
 func (t touch) mayRun(stopAfter time.Duration) bool {
 	switch {
-	case t.silence < stopAfter:
-		return true
-	case t.serving:
-		return t.running || t.agreed
-	case t.running && t.silence == never: // the note of the last contact is lost
-		return t.started < stopAfter
-	case t.running:
-		return t.started < min(stopAfter, startGrace)
-	default:
+	case t.lost:
 		return false
+	case !t.running && t.waits:
+		return t.agreed && t.unread == 0
+	case stopAfter == never:
+		return true
+	case !t.running:
+		return t.agreed && t.unread < stopAfter
+	case t.serving, t.silence < stopAfter:
+		return true
+	case t.silence == never: // the note of the last contact is lost
+		return t.started < stopAfter
+	default:
+		return t.started < min(stopAfter, startGrace)
 	}
 }
 
@@ -110,6 +117,8 @@ type contact struct {
 	serving bool
 	last    Moment // the zero value when it is not known
 	noted   Moment // last as it is on the disk
+	// read is when the intents were last known under the node's lock. It is not on the disk: whoever starts has read none.
+	read Moment
 }
 
 const contactFile = "contact.json"
@@ -140,7 +149,7 @@ func (p *Preparer) setServing(serving bool) {
 	now, err := Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err == nil {
+	if err == nil && (serving || p.contact.serving) { // a session of a preparer that is refused is no contact
 		p.contact.last = now
 	}
 	p.contact.serving = serving
@@ -231,32 +240,67 @@ func (p *Preparer) tendContact() (wait time.Duration, err error) {
 func (p *Preparer) touchOf(e *entry, now Moment) touch {
 	return touch{
 		serving: p.contact.serving,
-		agreed:  p.holding && p.world.Known && e.standing.verdict == Agree,
+		agreed:  e.standing.verdict == Agree,
 		running: anyAlive(e.procs),
+		lost:    p.lostTo() != "",
+		waits:   e.rec.AwaitsIntent,
 		silence: now.since(p.contact.last),
+		unread:  p.unread(now),
 		started: now.since(p.contact.started),
 	}
 }
 
-// heldBack reports whether the pod must not run, because its manifest says that it does not without Consul, and says so.
-func (p *Preparer) heldBack(e *entry, m *manifest.Manifest) (bool, error) {
-	after := stopAfter(m)
-	if after == never {
+// informed reports whether the intents are known, and were read under the node's lock. The caller holds p.mu.
+func (p *Preparer) informed() bool { return p.holding && p.world.Known }
+
+// unread returns for how long it has not been so. The caller holds p.mu.
+func (p *Preparer) unread(now Moment) time.Duration {
+	if p.informed() {
+		return 0
+	}
+	return now.since(p.contact.read)
+}
+
+// uninform notes that the intents are not known any more. The caller holds p.mu.
+func (p *Preparer) uninform() {
+	if now, err := Now(); err == nil && p.informed() {
+		p.contact.read = now
+	}
+	p.world = World{}
+}
+
+// heldBack reports whether the pod must not run, because its manifest says that it does not without Consul or because the
+// node's name is lost, and says so.
+func (p *Preparer) heldBack(e *entry, rec *Record) (bool, error) {
+	after := stopAfter(rec.Installed.manifest())
+	now, err := Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if after == never && !p.nameless(rec) {
+		e.heldBack = false
 		return false, nil
 	}
-	now, err := Now()
 	if err != nil {
 		return false, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.touched.raise() // the note of the last contact may be needed from now on
 	held := !p.touchOf(e, now).mayRun(after)
 	if held && !e.heldBack {
-		p.logChange(e, "hold back without contact to Consul", obs.Fields{fieldRevision: e.rec.Intent.Revision})
+		p.logChange(e, "hold back "+p.without(rec), obs.Fields{fieldRevision: e.rec.Intent.Revision})
 	}
 	e.heldBack = held
 	return held, nil
+}
+
+// nameless reports whether the pod is one that the loss of the node's name has stopped, or is to. The caller holds p.mu.
+func (p *Preparer) nameless(rec *Record) bool { return p.lostTo() != "" || rec.AwaitsIntent }
+
+// without says what a pod that is held back lacks. The caller holds p.mu.
+func (p *Preparer) without(rec *Record) string {
+	if p.nameless(rec) {
+		return "without the node's name"
+	}
+	return "without contact to Consul"
 }
 
 // errHeldBack says that a pod does not run, and that nothing needs to be done about it.
@@ -264,11 +308,24 @@ var errHeldBack = errors.New("held back until Consul is in touch")
 
 // holdBack stops what runs of a pod that must not, and returns errHeldBack when nothing runs.
 func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
-	p.setActivity(e, pod.StatePending,
-		fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.manifest())))
+	p.mu.Lock()
+	nameless, lack := p.nameless(rec), p.without(rec)
+	p.mu.Unlock()
+	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.manifest()))
+	var noted error
+	if nameless {
+		message = "stopped when the node's name was taken over from this host; starts when its intent is read again"
+		// A successor must know, also when the name is ours again. A disk that does not take it keeps nothing running.
+		rec.AwaitsIntent = true
+		var saved Record
+		if saved, noted = p.save(e, *rec); noted == nil {
+			*rec = saved
+		}
+	}
+	p.setActivity(e, pod.StatePending, message)
 	procs, err := p.refresh(ctx, e)
 	if err != nil {
-		return err
+		return errors.Join(err, noted)
 	}
 	var alive []string
 	for _, status := range procs {
@@ -278,10 +335,13 @@ func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
 	}
 	if len(alive) > 0 {
 		p.withdraw(ctx, e)
-		p.logChange(e, "stop without contact to Consul", obs.Fields{obs.Process: strings.Join(alive, " ")})
+		p.logChange(e, "stop "+lack, obs.Fields{obs.Process: strings.Join(alive, " ")})
 		if err := p.halt(ctx, e, rec, procs, alive, nil); err != nil {
-			return err
+			return errors.Join(err, noted)
 		}
+	}
+	if noted != nil {
+		return noted
 	}
 	return errHeldBack
 }

@@ -1,18 +1,22 @@
 package preparer_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // stopsAfter returns a manifest of one process that stops by itself without Consul.
@@ -113,14 +117,7 @@ func TestRebootWaitsForContact(t *testing.T) {
 	b.awaitReady(0, lone, 10)
 	b.awaitReady(1, other, 10)
 	a.stop()
-	for i := range 2 { // a machine that starts has none of them
-		for _, status := range b.procs(i) {
-			if err := b.cfg.Runtime.Stop(t.Context(), status.Spec.ID); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	b.setContact(func(m *preparer.Moment) { m.Boot = "an earlier one" })
+	b.reboot(0, 1)
 
 	alone := b.startAlone()
 	b.awaitPhase(1, runtime.Running)
@@ -129,4 +126,97 @@ func TestRebootWaitsForContact(t *testing.T) {
 	alone.stop()
 	b.start()
 	b.awaitReady(0, lone, 10)
+}
+
+// reboot leaves the node as a restart of the machine does: nothing of its pods runs, and the clock has begun anew.
+func (b *bench) reboot(indices ...int) {
+	b.t.Helper()
+	for _, i := range indices {
+		for _, status := range b.procs(i) {
+			if err := b.runtime.Stop(b.t.Context(), status.Spec.ID); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+	}
+	b.setContact(func(m *preparer.Moment) { m.Boot = "an earlier one" })
+}
+
+// gatedIntents gives the intents once it is opened.
+type gatedIntents struct {
+	preparer.Store
+	open chan struct{}
+}
+
+func (g *gatedIntents) WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
+	select {
+	case <-g.open:
+		return g.Store.WatchIntents(ctx, node, onError, deliver)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// gatedRuntime tells what it has once it is opened.
+type gatedRuntime struct {
+	runtime.Runtime
+	open chan struct{}
+}
+
+func (g *gatedRuntime) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uint64, error) {
+	select {
+	case <-g.open:
+		return g.Runtime.Watch(ctx, cursor)
+	case <-ctx.Done():
+		return nil, cursor, ctx.Err()
+	}
+}
+
+// After a restart of the machine, a session, and even the node's lock, is not enough for a pod with stop_after: it may have
+// been started elsewhere, which only its intent can tell. Nor is it enough that the intents were read, if its own is not there.
+func TestRebootWaitsForIntent(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	lone := b.upload(b.stopsAfter(time.Hour))
+	for i := range 3 {
+		b.tell(intent(i, lone, pod.Running, 10))
+	}
+	for i := range 3 {
+		b.awaitReady(i, lone, 10)
+	}
+	before := b.awaitServing()
+	a.stop()
+	b.reboot(0, 1, 2)
+
+	intents, procs := &gatedIntents{Store: b.store, open: make(chan struct{})}, &gatedRuntime{Runtime: b.runtime, open: make(chan struct{})}
+	b.cfg.Store, b.cfg.Runtime = intents, procs
+	b.start()
+	b.awaitNode("the lock", func(n node.Node, session string) bool { return session != "" && n.Incarnation != before.Incarnation })
+	close(procs.open) // from here on pods are looked at
+	for i := range 3 {
+		b.awaitHeldBack(i)
+	}
+	b.forget(1)
+	b.tell(intent(2, lone, pod.Stopped, 11))
+	close(intents.open)
+	b.awaitReady(0, lone, 10)
+	b.awaitState(1, pod.StatePending, 10, "orphaned")
+	b.awaitState(2, pod.StateStopped, 11, "")
+	b.awaitPhase(1, runtime.Stopped)
+
+	b.tell(intent(1, lone, pod.Running, 10)) // the same one is back
+	b.awaitReady(1, lone, 10)
+}
+
+// awaitHeldBack waits until the preparer has said that it does not start a pod.
+func (b *bench) awaitHeldBack(index int) {
+	b.t.Helper()
+	b.eventually(func() error {
+		for line := range strings.Lines(b.log.text()) {
+			if strings.Contains(line, "hold back without contact to Consul") && strings.Contains(line, identity(index).String()) {
+				return nil
+			}
+		}
+		return fmt.Errorf("pod %s is not held back", identity(index))
+	})
 }

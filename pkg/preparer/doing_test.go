@@ -1,15 +1,18 @@
 package preparer_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
 // What an operator waits for stands in the reality: each slow hook, and processes that use their grace.
@@ -71,4 +74,56 @@ func TestRealitySaysWhatIsWaitedFor(t *testing.T) {
 	if r := b.awaitReality(0, "stopped", func(r pod.Reality) bool { return r.State == pod.StateStopped }); r.Message != "" {
 		t.Errorf("stopped, and waits for %q", r.Message)
 	}
+}
+
+// gatedManifests gives manifests once it is opened.
+type gatedManifests struct {
+	preparer.Store
+	open chan struct{}
+}
+
+func (g *gatedManifests) SignedManifest(ctx context.Context, digest string) (*manifest.Manifest, string, error) {
+	select {
+	case <-g.open:
+		return g.Store.SignedManifest(ctx, digest)
+	case <-ctx.Done():
+		return nil, "", context.Cause(ctx)
+	}
+}
+
+// A pod that is pending says what it waits for, from the first report on.
+func TestPendingSaysWhy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	manifests := &gatedManifests{Store: b.store, open: make(chan struct{})}
+	b.cfg.Store = manifests
+	b.start()
+	gates := t.TempDir()
+	m := b.pod(`trap 'while ! [ -e `+gates+`/process ]; do sleep 0.02; done; exit 0' TERM; while :; do sleep 0.02; done`, "1")
+	grace := field.Duration(time.Minute)
+	m.Launchables[0].StopGrace = &grace
+	first, second := b.upload(m), b.upload(b.sleeper("2"))
+	b.tell(intent(0, first, pod.Running, 10))
+	r := b.awaitReality(0, "its first report", func(pod.Reality) bool { return true })
+	if r.State != pod.StatePending || r.Message == "" {
+		t.Errorf("the first report is %s, %q", r.State, r.Message)
+	}
+	b.awaitState(0, pod.StatePending, 10, "reading manifest "+first[:12]+" from Consul")
+	close(manifests.open)
+	b.awaitReady(0, first, 10)
+
+	// What is accepted in the middle of a stop waits for its end, and says so.
+	b.tell(intent(0, first, pod.Stopped, 20))
+	b.awaitState(0, pod.StateStopping, 20, "waiting for main to stop")
+	b.tell(intent(0, second, pod.Running, 30))
+	b.awaitReality(0, "what the next revision waits for", func(r pod.Reality) bool {
+		if r.State == pod.StatePending && r.Message == "" {
+			t.Errorf("pending without a reason: %+v", r)
+		}
+		return strings.Contains(r.Message, "waiting for main to stop")
+	})
+	if err := os.WriteFile(filepath.Join(gates, "process"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitReady(0, second, 30)
 }

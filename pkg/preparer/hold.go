@@ -33,7 +33,7 @@ func (s *serving) keepRecord(ctx context.Context) error {
 			case errors.Is(err, store.ErrLost):
 				return err
 			case err != nil:
-				s.notHeld(key, err)
+				s.notHeld(ctx, key, err)
 				must = true
 				if err := pause(ctx, pace.NextBackOff()); err != nil {
 					return err
@@ -56,7 +56,7 @@ func (s *serving) keepRecord(ctx context.Context) error {
 }
 
 // notHeld says why the node's lock is not held.
-func (s *serving) notHeld(key string, err error) {
+func (s *serving) notHeld(ctx context.Context, key string, err error) {
 	var foreign *store.ForeignError
 	_, held := store.HeldBy(err)
 	switch {
@@ -65,6 +65,7 @@ func (s *serving) notHeld(key string, err error) {
 		s.refuse(err)
 		// With the host in the message, another one is told at once.
 		s.trouble.report(key, "this node's name belongs to another host; no intents are taken: "+hostOf(foreign.Record), err)
+		s.judge(ctx)
 	case held:
 		s.setHolding(false)
 		s.trouble.report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
@@ -91,6 +92,11 @@ func (s *serving) tookLock(n node.Node) {
 	s.Preparer.mu.Lock()
 	s.takeOver = false // it was for one time
 	s.Preparer.mu.Unlock()
+	s.suspicion, s.kept = suspicion{}, ""
+	s.noteName(func(n nameNote) nameNote { // pods that were stopped for it wait for their intents all the same
+		n.Lost = ""
+		return n
+	})
 	s.refuse(nil)
 	s.setHolding(true)
 	s.heldOnce.Do(func() { close(s.held) })
@@ -124,6 +130,9 @@ func (s *serving) watchRecord(ctx context.Context) error {
 			return s.wentBack()
 		}
 		s.trouble.over(key)
+		if len(seen.Recs) > 0 && seen.Recs[0].Session != "" && seen.Recs[0].Value.Host == s.cfg.Node.Host {
+			s.noteName(func(n nameNote) nameNote { return n.held(seen.Recs[0]) })
+		}
 		if len(seen.Recs) == 0 || seen.Recs[0].Session == "" || !s.isWritten(seen.Recs[0].Value) {
 			s.recheck.raise()
 		}
@@ -138,7 +147,7 @@ func (p *Preparer) nodeRecord() node.Node {
 	n := p.cfg.Node
 	n.Orphans, n.OrphansLeftOut = p.orphans()
 	n.Nonce = ""
-	if p.holding && p.world.Known {
+	if p.informed() {
 		n.Nonce = p.nonce
 	}
 	if p.nonce <= p.regressed {

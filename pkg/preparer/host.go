@@ -44,7 +44,7 @@ func (p *Preparer) refuse(err error) {
 	p.refused = err
 	p.cfg.Metrics.refused(err != nil)
 	p.mu.Unlock()
-	if began {
+	if began || err == nil { // whose name was lost is not serving before it is its own again
 		p.setServing(err == nil)
 	}
 }
@@ -53,5 +53,8 @@ func (p *Preparer) refuse(err error) {
 func (p *Preparer) refusal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if host := p.lostTo(); host != "" {
+		return errors.Join(fmt.Errorf("the name of node %s was taken over from this host by %s, so that none of its pods may run", p.cfg.Node.Name, host), p.refused)
+	}
 	return p.refused
 }

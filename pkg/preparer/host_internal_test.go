@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 func TestHostID(t *testing.T) {
@@ -30,5 +31,54 @@ func TestHostID(t *testing.T) {
 	}
 	if id, err := hostID(filepath.Join(dir, "missing"), nil); err == nil {
 		t.Errorf("id %q was kept nowhere", id)
+	}
+}
+
+// One answer is not believed, nor are two that come at once, nor two with another one between them.
+func TestSuspicion(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	var s suspicion
+	for i, tt := range []struct {
+		host string
+		at   time.Duration
+		sure bool
+	}{
+		{"", 0, false},
+		{"", time.Hour, false},
+		{"a", 0, false},
+		{"a", 4, false},
+		{"a", 5, true},
+		{"a", 6, true},
+		{"", 7, false},
+		{"a", 100, false},
+		{"b", 200, false},
+		{"a", 300, false},
+		{"a", 304, false},
+		{"a", 305, true},
+	} {
+		if got := s.add(tt.host, began.Add(tt.at), 5); got != tt.sure {
+			t.Errorf("answer %d, %q at %d: %v, want %v", i, tt.host, tt.at, got, tt.sure)
+		}
+	}
+}
+
+func TestNoteThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, nameFile), []byte(`{"node": "n", "lost"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := openName(dir, nil); err != nil || n.note != (nameNote{}) {
+		t.Errorf("garbage: %+v, %v; want an empty note", n.note, err)
+	}
+	if err := os.Remove(filepath.Join(dir, nameFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, nameFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openName(dir, nil); err == nil { // it may say that nothing may run
+		t.Error("a note that the disk does not give is taken for none")
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -15,10 +17,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // otherHost makes the node's name another host's, as its preparer does, and returns what ends that.
 func (b *bench) otherHost() (release func()) {
+	b.t.Helper()
+	return b.otherHostAs(false, func(*node.Node) {})
+}
+
+func (b *bench) otherHostAs(takeOver bool, change func(*node.Node)) (release func()) {
 	b.t.Helper()
 	other := make(chan struct{})
 	ctx, cancel := context.WithCancel(b.t.Context())
@@ -28,7 +36,8 @@ func (b *bench) otherHost() (release func()) {
 			func(ctx context.Context, sess *consul.Session) error {
 				n := b.cfg.Node
 				n.Host = "other-host"
-				if err := b.store.NodeTenure(sess, n.Name).Hold(ctx, n, false); err != nil {
+				change(&n)
+				if err := b.store.NodeTenure(sess, n.Name).Hold(ctx, n, takeOver); err != nil {
 					return err
 				}
 				select {
@@ -184,5 +193,156 @@ func TestForeignHostGone(t *testing.T) {
 				return session != "" && n.Incarnation != first.Incarnation && n.Host == first.Host
 			})
 		})
+	}
+}
+
+// When another host has taken the name over, this one's pods run a second time over there: they stop here, once Consul has said
+// so twice, and stay so through restarts, until the name is this host's again and their intents say that they run.
+func TestNameTakenOver(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cfg.ConfirmLoss = 200 * time.Millisecond
+	a := b.start()
+	plain, lone := b.upload(b.sleeper("1")), b.upload(b.stopsAfter(time.Hour))
+	b.tell(intent(0, plain, pod.Running, 10), intent(1, lone, pod.Running, 10), intent(2, plain, pod.Running, 10))
+	b.awaitReady(0, plain, 10)
+	b.awaitReady(1, lone, 10)
+	b.awaitReady(2, plain, 10)
+	b.awaitNamed()
+	a.stop()
+	release := b.otherHostAs(true, func(n *node.Node) { n.Nonce = b.nonce() })
+
+	a = b.start()
+	b.awaitLog("this node's name was taken over by another host")
+	for i := range 3 {
+		b.awaitPhase(i, runtime.Stopped)
+	}
+	taken := func() error {
+		if err := a.Ready(); err == nil || !strings.Contains(err.Error(), "taken over from this host by other-host") {
+			return fmt.Errorf("ready: %w", err)
+		}
+		return nil
+	}
+	b.eventually(taken)
+	a.stop()
+
+	a = b.startAlone() // without Consul, it knows
+	b.eventually(taken)
+	b.eventually(func() error { // all have been looked at
+		if n := strings.Count(b.log.text(), "hold back without the node's name"); n < 6 {
+			return fmt.Errorf("%d pods held back", n)
+		}
+		return nil
+	})
+	a.stop()
+	release()
+	b.forget(2)
+
+	b.cfg.TakeOver = true
+	a = b.start()
+	b.awaitReady(0, plain, 10)
+	b.awaitReady(1, lone, 10)
+	b.awaitState(2, pod.StatePending, 10, "orphaned")
+	b.awaitPhase(2, runtime.Stopped)
+	if err := a.Ready(); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+	pid := b.pid(0)
+	b.awaitNamed()
+	a.stop()
+	b.cfg.TakeOver = false
+	a = b.startAlone() // and none but the one without an intent waits any more
+	b.mustKeepPID(0, pid)
+	b.awaitPhase(2, runtime.Stopped)
+	a.stop()
+}
+
+// awaitNamed waits until the preparer has noted that it holds the name now.
+func (b *bench) awaitNamed() {
+	b.t.Helper()
+	n := b.awaitServing()
+	b.eventually(func() error {
+		data, err := os.ReadFile(filepath.Join(b.cfg.Dir, "name.json"))
+		if err == nil && !strings.Contains(string(data), n.Incarnation) {
+			err = fmt.Errorf("noted is %s, want incarnation %s", data, n.Incarnation)
+		}
+		return err
+	})
+}
+
+// What does not say that the name was taken over since ends no pod, however often it is read.
+func TestForeignRecordStopsNothing(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		note   func(map[string]any)
+		record func(b *bench, n *node.Node)
+		why    string
+	}{
+		"an older record": {
+			note:   func(m map[string]any) { m["index"] = 1 << 50 },
+			record: func(b *bench, n *node.Node) { n.Nonce = b.nonce() },
+			why:    "older than this host's last",
+		},
+		"another world": {
+			record: func(_ *bench, n *node.Node) { n.Nonce = "another" },
+			why:    "wiped or restored",
+		},
+		"a world that went back": {
+			record: func(b *bench, n *node.Node) { n.Nonce, n.Regressed = b.nonce(), b.nonce() },
+			why:    "wiped or restored",
+		},
+		"it has read nothing": {
+			record: func(*bench, *node.Node) {},
+			why:    "has not read its intents",
+		},
+		"another name's directory": {
+			note:   func(m map[string]any) { m["node"] = "other" },
+			record: func(b *bench, n *node.Node) { n.Nonce = b.nonce() },
+			why:    "has not held the name",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.cfg.ConfirmLoss = time.Millisecond
+			a := b.start()
+			digest := b.upload(b.sleeper("1"))
+			b.tell(intent(0, digest, pod.Running, 10))
+			b.awaitReady(0, digest, 10)
+			b.awaitNamed()
+			pid := b.pid(0)
+			a.stop()
+			if tt.note != nil {
+				b.changeNote(tt.note)
+			}
+			b.otherHostAs(true, func(n *node.Node) { tt.record(b, n) })
+			r := &refusals{}
+			b.startCounting(r)
+			b.awaitLog(tt.why)
+			b.awaitRefusals(r, 5)
+			b.mustKeepPID(0, pid)
+			if strings.Contains(b.log.text(), "was taken over") {
+				t.Error("it says that the name was taken over")
+			}
+		})
+	}
+}
+
+func (b *bench) changeNote(change func(map[string]any)) {
+	b.t.Helper()
+	path, m := filepath.Join(b.cfg.Dir, "name.json"), map[string]any{}
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &m)
+	}
+	if err == nil {
+		change(m)
+		data, err = json.Marshal(m)
+	}
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		b.t.Fatal(err)
 	}
 }

@@ -119,7 +119,9 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 			return &m, rec, nil
 		}
 	}
+	over := p.during(e, "reading manifest "+short(digest)+" from Consul")
 	m, canonical, signature, err := p.readManifest(ctx, digest)
+	over()
 	if err == nil {
 		err = samePod(rec.Intent, m)
 	}

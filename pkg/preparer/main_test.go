@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,7 +66,13 @@ func serve() error {
 	if err != nil {
 		return err
 	}
+	var asked atomic.Int64
 	return http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if ill := os.Getenv("ILL"); ill != "" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = fmt.Fprintf(w, "%s, asked %d times", ill, asked.Add(1))
+			return
+		}
 		_ = json.NewEncoder(w).Encode(os.Environ()) // a reader that left is its own trouble
 	}))
 }

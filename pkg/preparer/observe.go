@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -25,7 +26,8 @@ type observation struct {
 	available bool
 	unhealthy bool   // the check has had its time and does not pass
 	unlisted  bool   // the local agent does not have the service
-	complaint string // of the health script
+	check     string // that the local agent runs, by its name there; empty: it runs none, or does not have it
+	complaint string // of the health script, or of that check
 }
 
 // observe derives what is reported about a pod that has a saved record. Since is left to the caller.
@@ -74,7 +76,7 @@ const startingMessage = "not all of its processes run yet"
 // processState derives the state from the processes alone.
 func processState(o observation) (state pod.State, message string) {
 	if o.rec.Installed == nil {
-		return pod.StatePending, ""
+		return pod.StatePending, "nothing of it is installed yet"
 	}
 	if o.missing {
 		return pod.StateStarting, startingMessage
@@ -98,6 +100,8 @@ func processState(o observation) (state pod.State, message string) {
 		return state, startingMessage
 	case o.available:
 		state = pod.StateReady
+	case o.unhealthy && o.check != "":
+		return pod.StateUnhealthy, strings.TrimSuffix(fmt.Sprintf("its check %q does not pass at the local Consul agent: %s", o.check, oneLine(o.complaint)), ": ")
 	case o.unhealthy && o.complaint != "":
 		return pod.StateUnhealthy, oneLine(o.complaint)
 	case o.unhealthy && o.unlisted:
@@ -127,12 +131,21 @@ func shorten(text string, most int) string {
 	return strings.TrimRight(strings.ToValidUTF8(text[:most-len(more)], ""), " ") + more
 }
 
-// maxComplaint bounds what a reality repeats of a health script's output, in bytes.
+// maxComplaint bounds what a reality repeats of a health check's output, in bytes.
 const maxComplaint = 200
 
-// oneLine makes text fit a message.
+// oneLine makes text fit a message. What would do something to a terminal is left out.
 func oneLine(text string) string {
-	return shorten(strings.Join(strings.Fields(text), " "), maxComplaint)
+	printable := strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return -1
+		}
+		return r
+	}, text)
+	return shorten(strings.Join(strings.Fields(printable), " "), maxComplaint)
 }
 
 func downMessage(status runtime.Status) string {
@@ -162,6 +175,9 @@ func standOut(r *pod.Reality, s standing) {
 	switch s.verdict {
 	case Orphan:
 		text = "orphaned: it has no intent and keeps running until its owner adopts it or stops it with a higher revision"
+		if r.State == pod.StatePending { // it is held back
+			text = "orphaned: it has no intent, so that it does not start until its owner adopts it"
+		}
 		if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
 			r.State = pod.StateOrphaned
 		}
@@ -321,8 +337,11 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	health := e.healthOf()
 	health.silent = !p.agentSeen && e.script == nil
 	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, unlisted: !health.known}
-	if e.script != nil && health.known {
-		o.complaint = e.script.verdict.Output
+	if health.known {
+		o.complaint = e.complaint.Text()
+	}
+	if e.script == nil && health.known {
+		o.check = e.check
 	}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved

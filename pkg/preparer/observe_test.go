@@ -35,7 +35,7 @@ func TestObserve(t *testing.T) {
 		revision  int64
 		message   string
 	}{
-		"accepted":        {observation{rec: fresh}, pod.StatePending, false, rec.Intent.Digest, 7, ""},
+		"accepted":        {observation{rec: fresh}, pod.StatePending, false, rec.Intent.Digest, 7, "nothing of it is installed"},
 		"fetching":        {observation{rec: fresh, activity: activity{state: pod.StateFetching}}, pod.StateFetching, false, rec.Intent.Digest, 7, ""},
 		"starting":        {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Starting)}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
 		"half there":      {observation{rec: rec, procs: procsIn(runtime.Running), missing: true}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
+	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -32,14 +34,16 @@ type entry struct {
 	ids      []string   // of the processes of idsOf
 	idsOf    *Installed
 
-	tidied    int64        // revision of the version after whose launch all was tidied up; only the worker uses it
-	collected bool         // what a stopped pod leaves behind is gone
-	heldBack  bool         // it must not run while Consul is out of touch
-	up        bool         // the installed processes were started, so the service may be registered
-	service   string       // fingerprint of the service as registered; saved by the worker
-	saveBy    time.Time    // when that must be under way; zero: it is saved
-	gate      gate         // paces registrations that do not last
-	health    checkState   // of its service, as the local agent says
+	tidied    int64      // revision of the version after whose launch all was tidied up; only the worker uses it
+	collected bool       // what a stopped pod leaves behind is gone
+	heldBack  bool       // it must not run while Consul is out of touch
+	up        bool       // the installed processes were started, so the service may be registered
+	service   string     // fingerprint of the service as registered; saved by the worker
+	saveBy    time.Time  // when that must be under way; zero: it is saved
+	gate      gate       // paces registrations that do not last
+	health    checkState // of its service, as the local agent says
+	check     string     // name of its check there
+	complaint health.Complaint
 	script    *scriptWatch // nil while no health script runs
 	readiness readiness
 	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
@@ -101,7 +105,19 @@ func (e *entry) expect() {
 	rec := e.rec.accept(*e.want)
 	e.activity = activity{}
 	if rec.Intent.State == pod.Running && !rec.upToDate() {
-		e.activity.state = pod.StatePending
+		e.activity = activity{pod.StatePending, e.pendingText()}
+	}
+}
+
+// pendingText says what an accepted intent waits for. It is part of the report that says pending, and costs none of its own.
+func (e *entry) pendingText() string {
+	switch {
+	case e.rec.Intent.State == pod.Stopped && e.rec.StoppedAt == nil && e.rec.Version != 0:
+		return "waiting for the stop of revision " + strconv.FormatInt(e.rec.Intent.Revision, 10) + " to end"
+	case e.working && e.rec.Installed != nil:
+		return "waiting for what is being done for version " + short(e.rec.Installed.Digest)
+	default:
+		return "manifest " + short(e.want.Digest) + " is to be read from Consul"
 	}
 }
 
@@ -222,6 +238,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 	rec := saved
 	if want != nil {
 		rec = rec.accept(*want)
+		defer p.during(e, "writing the intent to the node's disk")()
 	}
 	rec, err := p.save(e, p.withUser(rec, p.procsOf(e)))
 	if err != nil {

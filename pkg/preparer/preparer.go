@@ -30,6 +30,7 @@ import (
 type Store interface {
 	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
 	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
+	Node(ctx context.Context, name string) (store.Rec[node.Node], error)
 	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 }
@@ -54,7 +55,7 @@ type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
 	DeregisterService(ctx context.Context, id string) error
 	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
-	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]bool, error)
+	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]consul.Health, error)
 }
 
 // State is the node's own disk; *Disk is one.
@@ -90,6 +91,8 @@ const (
 
 	DefaultCheckArtifacts = 24 * time.Hour
 	DefaultPruneArtifacts = time.Hour
+
+	DefaultConfirmLoss = 5 * time.Second
 )
 
 // Config is what New needs. Zero values mean the defaults above.
@@ -119,6 +122,8 @@ type Config struct {
 
 	// TakeOver takes the node's name over from another host, once.
 	TakeOver bool
+	// ConfirmLoss is the time between two answers of Consul that the name was taken over from this host, before its pods stop.
+	ConfirmLoss time.Duration
 
 	Isolation Isolation // what keeps pods apart
 	HooksDir  string    // absolute: the node's own hooks; empty: it has none
@@ -182,6 +187,7 @@ func (c *Config) setDefaults() {
 	orDefault(&c.CollectEvery, DefaultCollectEvery)
 	orDefault(&c.CheckArtifacts, DefaultCheckArtifacts)
 	orDefault(&c.PruneArtifacts, DefaultPruneArtifacts)
+	orDefault(&c.ConfirmLoss, DefaultConfirmLoss)
 	if c.Programs == nil {
 		c.Programs = oneshot.Runner{}
 	}
@@ -213,6 +219,8 @@ type Preparer struct {
 	prunable signal // other artifacts may be needed than before, or one could not be fetched
 	touched  signal // contact with the servers began or ended, or matters to a pod more
 
+	noting sync.Mutex // held while name is changed
+
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
 	users       users
@@ -228,6 +236,7 @@ type Preparer struct {
 	newest      string   // the newest nonce ever seen
 	regressed   string   // the newest nonce when the store was last seen to go back in time
 	contact     contact
+	name        name
 	nextLook    *look // that nobody carries out yet; nil when nobody waits for one
 }
 
@@ -261,6 +270,10 @@ func New(cfg Config) (*Preparer, error) {
 	if p.contact, err = openContact(cfg.Dir, reserve); err != nil {
 		return nil, err
 	}
+	if p.name, err = openName(cfg.Dir, reserve); err != nil {
+		return nil, err
+	}
+	cfg.Metrics.refused(p.lostTo() != "")
 	records, bad, err := cfg.State.Load()
 	if err != nil {
 		return nil, err
@@ -309,7 +322,7 @@ func (p *Preparer) takeQueue() []*entry {
 
 // decide compares the world with the local pods and applies every verdict. The caller holds p.mu.
 func (p *Preparer) decide() {
-	if !p.holding || !p.world.Known {
+	if !p.informed() {
 		return
 	}
 	local := make(map[pod.Identity]Local, len(p.pods))

@@ -105,17 +105,24 @@ func planProcs(wanted []string, procs []runtime.Status) procPlan {
 // keep makes exactly the installed processes run. Processes that run already are left alone, whatever their
 // specification says: a new version of the preparer must not restart pods.
 func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, error) {
-	if !rec.Installed.known() {
-		var err error
+	held, err := p.heldBack(e, &rec)
+	if !held && err == nil && !rec.Installed.known() {
 		if rec, err = p.identify(ctx, e, rec); err != nil {
 			return rec, err
 		}
+		held, err = p.heldBack(e, &rec)
 	}
-	if held, err := p.heldBack(e, rec.Installed.manifest()); held || err != nil {
-		if err == nil {
-			err = p.holdBack(ctx, e, &rec)
-		}
+	if held && err == nil {
+		err = p.holdBack(ctx, e, &rec)
+	}
+	if err != nil {
 		return rec, err
+	}
+	if rec.AwaitsIntent {
+		rec.AwaitsIntent = false
+		if rec, err = p.save(e, rec); err != nil {
+			return rec, err
+		}
 	}
 	wanted := specIDs(e.id, rec.Installed)
 	procs := p.procsOf(e)

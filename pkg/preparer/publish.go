@@ -156,7 +156,7 @@ func (pub *publisher) due() []pendingWrite {
 			writes = append(writes, pendingWrite{id: id, reality: *e.reality})
 		}
 	}
-	if !p.holding || !p.world.Known {
+	if !p.informed() {
 		return writes
 	}
 	for id, rec := range pub.stored {

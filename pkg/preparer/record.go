@@ -41,6 +41,8 @@ type Record struct {
 	// Tenant is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
 	// first manifest was read.
 	Tenant string `json:"tenant,omitempty"`
+	// AwaitsIntent: it was stopped because the node's name was taken over, and does not start before its intent was read again.
+	AwaitsIntent bool `json:"awaits_intent,omitempty"`
 	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
 	UID int `json:"uid,omitempty"`
 }
@@ -78,7 +80,7 @@ func (r Record) accept(in pod.Intent) Record {
 
 // buried returns the record as a tombstone. An earlier burial keeps its time.
 func (r Record) buried(now time.Time) Record {
-	r.Wanted, r.Installed, r.Previous, r.Service, r.Ready = nil, nil, nil, "", ""
+	r.Wanted, r.Installed, r.Previous, r.Service, r.Ready, r.AwaitsIntent = nil, nil, nil, "", "", false
 	if r.StoppedAt == nil {
 		r.StoppedAt = &now // with its monotonic reading, which UTC would take away
 	}

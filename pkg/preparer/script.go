@@ -164,9 +164,10 @@ func (p *Preparer) askScript(ctx context.Context, command oneshot.Command, timeo
 func (p *Preparer) sawScript(e *entry, w *scriptWatch, v health.Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !w.known || w.verdict != v {
+	if !w.known || w.verdict.Passing != v.Passing {
 		p.changed(e)
 	}
+	p.sawComplaint(e, v.Passing, v.Output, time.Now())
 	w.verdict, w.known = v, true
 }
 

@@ -2,8 +2,10 @@ package preparer_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -104,4 +106,60 @@ func TestInitialDelay(t *testing.T) {
 	if took := time.Since(started); took < 2*time.Second {
 		t.Errorf("checked %s after the start", took)
 	}
+}
+
+// What an HTTP check is answered stands in the reality, in a bounded and printable form, and not again with each number in it.
+func TestUnhealthySaysWhy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	counted := &countedServices{Services: b.client}
+	b.cfg.Services = counted
+	b.start()
+	m := b.server("1")
+	m.Launchables[0].Env["ILL"] = "db  is down\x1b[31m"
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	r := b.awaitState(0, pod.StateUnhealthy, 10, "503 Service Unavailable Output: db is down[31m, asked ")
+	if !strings.Contains(r.Message, `its check "health of web" does not pass`) {
+		t.Errorf("the message is %q", r.Message)
+	}
+	_, index, err := b.reality(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	said := map[string]bool{}
+	b.eventually(func() error { // the check says something else each time
+		local, err := b.client.LocalServices(t.Context(), preparer.MetaNode, b.cfg.Node.Name)
+		if said[local[id].Output] = true; err == nil && len(said) < 4 {
+			err = fmt.Errorf("it said %v", said)
+		}
+		return err
+	})
+	looks := counted.looks.Load()
+	b.eventually(func() error {
+		if counted.looks.Load() < looks+3 {
+			return errors.New("the agent was not looked at often enough")
+		}
+		return nil
+	})
+	b.tell(intent(1, digest, pod.Stopped, 5))
+	b.awaitState(1, pod.StateStopped, 5, "") // by now all realities have been compared
+	if r, now, err := b.reality(0); err != nil || now != index {
+		t.Errorf("the reality was written again: index %d, then %d (%v), %+v", index, now, err, r)
+	}
+}
+
+// A TCP check says what became of the connection.
+func TestNobodyListens(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.sleeper("1")
+	interval := field.Duration(time.Second)
+	m.Ports = []manifest.Port{{Name: "main", Port: httpPort}}
+	m.Health = &manifest.Health{TCP: &manifest.TCPCheck{Port: "main"}, Interval: &interval}
+	b.tell(intent(0, b.upload(m), pod.Running, 10))
+	b.awaitState(0, pod.StateUnhealthy, 10, `its check "health of web" does not pass at the local Consul agent: dial tcp `)
+	b.awaitState(0, pod.StateUnhealthy, 10, "connection refused")
 }

@@ -26,6 +26,9 @@ type serving struct {
 
 	heldOnce, askedOnce sync.Once
 
+	suspicion suspicion // of keepRecord alone, as kept is
+	kept      string    // why pods keep running without the name, as last logged
+
 	mu       sync.Mutex
 	nonce    string
 	schema   signal // raised when nonce was first set
@@ -73,18 +76,28 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 func (p *Preparer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.holding, p.world, p.nonce = false, World{}, ""
+	p.uninform()
+	p.holding, p.nonce = false, ""
 	p.cfg.Metrics.stands(false, false)
 }
 
-// setHolding opens or closes the door to new intents.
-func (p *Preparer) setHolding(holding bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.holding != holding {
-		p.holding = holding
-		p.decide() // what came while the door was closed
-		p.cfg.Metrics.stands(p.holding, p.world.Known)
+// setHolding opens or closes the door to new intents. What was read while it was closed may be older than the lock, and is
+// read again.
+func (s *serving) setHolding(holding bool) {
+	s.Preparer.mu.Lock()
+	defer s.Preparer.mu.Unlock()
+	if s.holding == holding {
+		return
+	}
+	s.uninform()
+	s.holding = holding
+	s.cfg.Metrics.stands(holding, false)
+	if holding {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.endEpoch != nil {
+			s.endEpoch(errNewEpoch)
+		}
 	}
 }
 
@@ -117,19 +130,19 @@ func (s *serving) watchSchema(ctx context.Context) error {
 	})
 }
 
-var errNewNonce = errors.New("the cluster has a new nonce")
+var errNewEpoch = errors.New("the cluster has a new nonce, or the node's lock was taken anew")
 
 func (s *serving) setNonce(nonce string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.endEpoch != nil && s.nonce != nonce {
-		s.endEpoch(errNewNonce)
+		s.endEpoch(errNewEpoch)
 	}
 	s.nonce, s.tried = nonce, true
 	s.schema.raise()
 }
 
-// beginEpoch returns a context that ends with the nonce.
+// beginEpoch returns a context that ends with the nonce, and when the lock is taken anew.
 func (s *serving) beginEpoch(ctx context.Context) (context.Context, string, error) {
 	for {
 		s.mu.Lock()
@@ -171,10 +184,10 @@ func (s *serving) watchIntents(ctx context.Context) error {
 				return s.wentBack()
 			}
 			s.trouble.over(key)
-			s.sawIntents(seen, nonce)
+			s.sawIntents(epoch, seen, nonce)
 			return nil
 		})
-		ended := errors.Is(context.Cause(epoch), errNewNonce)
+		ended := errors.Is(context.Cause(epoch), errNewEpoch)
 		s.mu.Lock()
 		s.endEpoch(nil)
 		s.mu.Unlock()
@@ -184,8 +197,12 @@ func (s *serving) watchIntents(ctx context.Context) error {
 	}
 }
 
-func (s *serving) sawIntents(seen store.Seen[pod.Intent], nonce string) {
+func (s *serving) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
 	s.Preparer.mu.Lock()
+	if epoch.Err() != nil {
+		s.Preparer.mu.Unlock()
+		return // read before what ended the epoch
+	}
 	world, problems := newWorld(seen, s.cfg.Node.Name, s.pods)
 	s.world, s.Preparer.nonce = world, nonce
 	s.decide()

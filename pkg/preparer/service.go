@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -185,7 +186,7 @@ func (p *Preparer) failed(ctx context.Context, key, message string, err error) b
 }
 
 // sawServices takes in what the agent has and returns what it should have in addition, and what it should not.
-func (p *Preparer) sawServices(local map[string]bool, err error) (register []serviceChange, strays []string) {
+func (p *Preparer) sawServices(local map[string]consul.Health, err error) (register []serviceChange, strays []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.healthSeen {
@@ -203,18 +204,21 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 	expected := map[string]bool{}
 	for _, e := range p.pods {
 		id := ServiceID(p.cfg.Node.Name, e.id)
-		passing, there := local[id]
+		said, there := local[id]
 		// What is registered without a process would send its clients to whatever else answers there.
 		expected[id] = e.up || anyAlive(e.procs)
 		m := e.manifest()
 		if !e.up || m == nil {
-			p.sawHealth(e, checkState{known: there, passing: there && passing})
+			p.sawHealth(e, checkState{known: there, passing: said.Passing})
 			continue
 		}
 		s := serviceOf(&p.cfg.Node, &e.rec, m)
 		change := serviceChange{entry: e, service: s, fingerprint: fingerprint(s)}
 		right := there && e.service == change.fingerprint
-		p.sawHealth(e, checkState{known: right, passing: right && passing})
+		p.sawHealth(e, checkState{known: right, passing: right && said.Passing})
+		if e.check = said.Check; m.Health == nil || m.Health.Script == nil {
+			p.sawComplaint(e, !right || said.Passing, said.Output, now)
+		}
 		if right {
 			e.gate = gate{}
 		} else if e.rested(m, now) && e.gate.pass(now) {
@@ -233,6 +237,16 @@ func (p *Preparer) sawServices(local map[string]bool, err error) (register []ser
 func (p *Preparer) sawHealth(e *entry, h checkState) {
 	if e.health != h {
 		e.health = h
+		p.changed(e)
+	}
+}
+
+// sawComplaint takes in what the check of a pod said. The caller holds p.mu.
+func (p *Preparer) sawComplaint(e *entry, passing bool, text string, now time.Time) {
+	switch {
+	case passing:
+		e.complaint = health.Complaint{} // that it passes is a change already
+	case e.complaint.Hear(text, now):
 		p.changed(e)
 	}
 }
@@ -311,7 +325,7 @@ func (p *Preparer) withdraw(ctx context.Context, e *entry) {
 	e.registering.Lock()
 	defer e.registering.Unlock()
 	p.mu.Lock()
-	e.up, e.service, e.health, e.gate = false, "", checkState{}, gate{}
+	e.up, e.service, e.health, e.complaint, e.gate = false, "", checkState{}, health.Complaint{}, gate{}
 	script := e.script
 	e.script = nil
 	p.changed(e)

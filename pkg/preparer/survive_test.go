@@ -74,7 +74,7 @@ type countedServices struct {
 	looks, registered atomic.Int64
 }
 
-func (c *countedServices) LocalServices(ctx context.Context, key, value string) (map[string]bool, error) {
+func (c *countedServices) LocalServices(ctx context.Context, key, value string) (map[string]consul.Health, error) {
 	defer c.looks.Add(1)
 	return c.Services.LocalServices(ctx, key, value)
 }
@@ -385,7 +385,7 @@ func (f *flaky) DeregisterService(ctx context.Context, id string) error {
 	return f.fail(func() error { return f.Services.DeregisterService(ctx, id) })
 }
 
-func (f *flaky) LocalServices(ctx context.Context, key, value string) (local map[string]bool, err error) {
+func (f *flaky) LocalServices(ctx context.Context, key, value string) (local map[string]consul.Health, err error) {
 	err = f.fail(func() (err error) { local, err = f.Services.LocalServices(ctx, key, value); return err })
 	return local, err
 }

@@ -196,11 +196,11 @@ func TestDirectoryOfScripts(t *testing.T) {
 	if err := os.Chmod(program("b b"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b.addProgram(m, "run/web.sh", "exec sleep 1000")
 	b.addProgram(m, "run/.new", "exec sleep 1000")
 	if err := os.Chmod(program(".new"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	b.addProgram(m, "run/web.sh", "exec sleep 1000") // after the bad one: alone it would be installed
 	b.awaitState(0, pod.StateFailed, 10, `script ".new"`)
 	if err := os.Rename(program(".new"), program("10-work")); err != nil {
 		t.Fatal(err)

@@ -43,6 +43,7 @@ type RC struct {
 	PodLabels      map[string]string `json:"pod_labels,omitempty"`
 	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`
 	MaxPerNode     int               `json:"max_per_node,omitempty"`  // zero: no limit
+	Spread         string            `json:"spread,omitempty"`        // key of a node label; empty: nodes count alone
 	MinAvailable   *int              `json:"min_available,omitempty"` // nil: MinimumAvailable
 	MaxSurge       *int              `json:"max_surge,omitempty"`     // nil: DefaultMaxSurge
 	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`

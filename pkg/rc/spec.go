@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -29,6 +31,7 @@ type Spec struct {
 	ReplicaGroups []ReplicaGroup     `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
 	MaxPerNode    int                `json:"max_per_node,omitempty"`
+	Spread        string             `json:"spread,omitempty"` // label key, such as rack
 	MinAvailable  *int               `json:"min_available,omitempty"`
 	MaxSurge      *int               `json:"max_surge,omitempty"`
 	NodeLoss      NodeLoss           `json:"node_loss,omitzero"`
@@ -57,6 +60,7 @@ func (s *Spec) Validate() field.Errors {
 	manifest.ValidateLabels(&errs, "pod_labels", s.PodLabels)
 	checkReserved(&errs, "pod_labels", s.PodLabels)
 	s.validateSelector(&errs)
+	s.validateSpread(&errs)
 	s.validateGroups(&errs)
 	checkCount(&errs, "max_per_node", &s.MaxPerNode, "; 0 means no limit")
 	checkCount(&errs, "min_available", s.MinAvailable, "")
@@ -86,6 +90,17 @@ func (s *Spec) validateSelector(errs *field.Errors) {
 		errs.Add("node_selector", s.NodeSelector, allowed)
 	} else if len(s.NodeSelector) > MaxSelectorBytes {
 		errs.Add("node_selector", s.NodeSelector, fmt.Sprintf("at most %d bytes", MaxSelectorBytes))
+	}
+}
+
+func (s *Spec) validateSpread(errs *field.Errors) {
+	const allowed = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
+		"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
+	if s.Spread == "" {
+		return
+	}
+	if _, err := labels.ValidatedSelectorFromSet(labels.Set{s.Spread: ""}); err != nil {
+		errs.Add("spread", s.Spread, allowed)
 	}
 }
 
@@ -148,7 +163,7 @@ func (s *Spec) Apply(r *RC, manifestDigest string) {
 	if s.Replicas != nil {
 		r.ReplicaGroups = []ReplicaGroup{{Role: DefaultRole, Count: s.Replicas}}
 	}
-	r.MaxPerNode, r.MinAvailable, r.MaxSurge = s.MaxPerNode, s.MinAvailable, s.MaxSurge
+	r.MaxPerNode, r.Spread, r.MinAvailable, r.MaxSurge = s.MaxPerNode, s.Spread, s.MinAvailable, s.MaxSurge
 	r.NodeLoss, r.Disabled = s.NodeLoss, s.Disabled
 	r.Strategy = s.Strategy
 	if r.Strategy == "" {

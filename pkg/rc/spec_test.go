@@ -17,7 +17,9 @@ func TestDecodeSpec(t *testing.T) {
 	const (
 		count = "a whole number from 0 to 10000"
 		oneOf = "exactly one of replicas and replica_groups"
-		name  = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
+		key   = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
+			"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
+		name = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
 	)
 	for _, tt := range []struct {
 		name, in string // the document between its braces, without the pod
@@ -25,7 +27,7 @@ func TestDecodeSpec(t *testing.T) {
 	}{
 		{"replicas", `"name":"web","replicas":0`, ""},
 		{"groups", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"b","count":9999}]`, ""},
-		{"everything", `"name":"web","replicas":1,"labels":{"a":"b"},"node_selector":"a=b","pod_labels":{"x.y/z":""},"max_per_node":1,
+		{"everything", `"name":"web","replicas":1,"labels":{"a":"b"},"node_selector":"a=b","pod_labels":{"x.y/z":""},"max_per_node":1,"spread":"rack",
 			"min_available":0,"max_surge":0,"node_loss":{"action":"keep","after":"1s","unmanaged_after":"1m"},"strategy":"static","disabled":true`, ""},
 		{"no name", `"replicas":1`, "name: missing; allowed: " + name},
 		{"name", `"name":"` + strings.Repeat("a", 64) + `","replicas":1`, `name: "` + strings.Repeat("a", 64) + `" is not valid; allowed: ` + name},
@@ -44,6 +46,12 @@ func TestDecodeSpec(t *testing.T) {
 		{"role twice", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"a","count":1}]`, `replica_groups[1].role: "a" is not valid; allowed: a role that no other group has`},
 		{"too many groups", `"name":"web","replica_groups":[` + strings.Repeat(`{"role":"a"},`, 64) + `{"role":"a"}]`, "replica_groups: 65 groups is not valid; allowed: 1 to 64 groups"},
 		{"selector", `"name":"web","replicas":1,"node_selector":"rack in ("`, `node_selector: "rack in (" is not valid; allowed: a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`},
+		{"spread with a prefix", `"name":"web","replicas":1,"spread":"example.org/rack"`, ""},
+		{"spread without a key", `"name":"web","replicas":1,"spread":""`, ""},
+		{"spread over a selector", `"name":"web","replicas":1,"spread":"rack=a"`, `spread: "rack=a" is not valid; allowed: ` + key},
+		{"spread over two keys", `"name":"web","replicas":1,"spread":"rack,zone"`, `spread: "rack,zone" is not valid; allowed: ` + key},
+		{"spread over a key too long", `"name":"web","replicas":1,"spread":"` + strings.Repeat("r", 64) + `"`, `spread: "` + strings.Repeat("r", 64) + `" is not valid; allowed: ` + key},
+		{"spread of another type", `"name":"web","replicas":1,"spread":["rack"]`, `spread: a list is not valid; allowed: a string`},
 		{"per node", `"name":"web","replicas":1,"max_per_node":-1`, "max_per_node: -1 is not valid; allowed: " + count + "; 0 means no limit"},
 		{"minimum", `"name":"web","replicas":1,"min_available":-1`, "min_available: -1 is not valid; allowed: " + count},
 		{"surge that overflows", `"name":"web","replicas":1,"max_surge":9223372036854775807`, "max_surge: 9223372036854775807 is not valid; allowed: " + count},
@@ -76,14 +84,14 @@ func TestDecodeSpecPod(t *testing.T) {
 }
 
 func TestApply(t *testing.T) {
-	spec, err := rc.DecodeSpec([]byte(`{"name":"web","replicas":2,"node_selector":" a=b ",` + podText + `}`))
+	spec, err := rc.DecodeSpec([]byte(`{"name":"web","replicas":2,"node_selector":" a=b ","spread":"rack",` + podText + `}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := record()
 	spec.Apply(&r, "d")
 	want := rc.RC{
-		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Strategy: rc.Dynamic,
+		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Spread: "rack", Strategy: rc.Dynamic,
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: ptr(2)}},
 		// What the document does not speak of stays.
 		DeletedAt: r.DeletedAt, Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: "roll-1",

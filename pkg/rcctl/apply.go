@@ -26,6 +26,7 @@ A document, with the fields that are used most; docs/controller.md has all of th
   max_per_node: 1               # by default there is no limit
   strategy: dynamic             # pods may move; static: they stay where they are
   node_selector: rack in (a,b)
+  spread: rack
   pod:
     version: 1
     id: web

@@ -30,9 +30,10 @@ type RCView struct {
 	PodLabels      map[string]string  `json:"pod_labels,omitempty"`
 	Replicas       int                `json:"replicas"` // of all groups together
 	ReplicaGroups  []rc.ReplicaGroup  `json:"replica_groups"`
-	MaxPerNode     int                `json:"max_per_node"`  // zero: no limit
-	MinAvailable   int                `json:"min_available"` // in effect, default included
-	MaxSurge       int                `json:"max_surge"`     // in effect, default included
+	MaxPerNode     int                `json:"max_per_node"`     // zero: no limit
+	Spread         string             `json:"spread,omitempty"` // key of the node label that pods are spread over
+	MinAvailable   int                `json:"min_available"`    // in effect, default included
+	MaxSurge       int                `json:"max_surge"`        // in effect, default included
 	NodeLoss       NodeLossView       `json:"node_loss"`
 	Strategy       rc.Strategy        `json:"strategy"`
 	Mutator        string             `json:"mutator,omitempty"` // rollout in charge
@@ -128,7 +129,7 @@ func newRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 	v := RCView{
 		ID: r.ID, Name: r.Name, State: stateOf(r, st, farms), Generation: r.Generation, ChangedBy: r.ChangedBy,
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
-		PodLabels: r.PodLabels, Replicas: r.Desired(), ReplicaGroups: r.ReplicaGroups, MaxPerNode: r.MaxPerNode,
+		PodLabels: r.PodLabels, Replicas: r.Desired(), ReplicaGroups: r.ReplicaGroups, MaxPerNode: r.MaxPerNode, Spread: r.Spread,
 		MinAvailable: r.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
 		ManifestDigest: r.ManifestDigest,
 		NodeLoss: NodeLossView{

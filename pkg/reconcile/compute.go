@@ -77,7 +77,7 @@ func (c *computation) add(ch Change) {
 
 // confirmStops forgets pods and ghosts whose stop the node has confirmed. A stop that the
 // node remembers and an older store does not is confirmed too: what it freed may be taken, so the pod is not started again
-// where it was; if it is desired it is placed like any other (R1, R8).
+// where it was; if it is desired it is given back to a former copy that was left running, or placed like any other (R1, R8).
 func (c *computation) confirmStops() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
@@ -97,15 +97,12 @@ func (c *computation) confirmStops() {
 		}
 		stopped := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) || confirmed(p.Reality, p.Revision+1)
 		// Its node is done with it, also where a former copy may stay for long because its machine is lost.
-		handOn := stopped && p.RunState == pod.Stopped && len(next.Ghosts) > 0 && c.mayStop()
-		if gone := stopped && len(next.Ghosts) == 0; gone || handOn {
-			ch.Intents = append(ch.Intents, IntentChange{Node: p.Node})
+		passedOn := stopped && len(next.Ghosts) > 0 && c.passOn(&ch, p, next)
+		if gone := stopped && len(next.Ghosts) == 0; gone || passedOn {
+			ch.Intents = slices.Insert(ch.Intents, 0, IntentChange{Node: p.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: p.Node})
 		} else {
 			ch.Placement = &next
-		}
-		if handOn {
-			c.handOn(&ch, p, next)
 		}
 		if len(ch.Intents) > 0 {
 			c.add(ch)
@@ -177,7 +174,7 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 // expel stops the losing copy of an identity, once the winning one is available.
 func (c *computation) expel(o *Orphan, p *Pod) {
 	isGhost := func(g pod.Ghost) bool { return g.Node == o.Node && g.Revision > o.Revision }
-	if !p.arrived() || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
+	if !c.s.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
 		return
 	}
 	if !c.mayStop() {
@@ -214,7 +211,7 @@ func (c *computation) repair() {
 			continue
 		case p.Reality != nil && p.Reality.Revision > p.Revision:
 			if p.Reality.State == pod.StateStopped {
-				continue // its ghosts go first; see confirmStops
+				continue // see confirmStops
 			}
 			// It runs: what was asked for since the store's time is what stays (R2).
 			reason = "the node has applied a higher revision"

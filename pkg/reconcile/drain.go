@@ -21,11 +21,22 @@ func (c *computation) force() {
 		}
 		due := func(nodeName string) bool { return c.forcedOff(p, nodeName) }
 		if due(p.Node) {
-			c.stop(p, "the drain of "+p.Node+" is forced", false)
+			c.leave(p, due, "the drain of "+p.Node+" is forced", false)
 			continue
 		}
 		c.dismiss(p, due, "the drain of the node that it leaves is forced", true)
 	}
+}
+
+// leave stops a pod where it is placed. A former copy that was left running is the pod again: its node is another one than that
+// which must be left, and nobody asked it to stop (P4, P6), unless its node must be left, too.
+func (c *computation) leave(p *Pod, left func(nodeName string) bool, reason string, dependsOnOthers bool) {
+	others := slices.DeleteFunc(slices.Clone(p.Placement.Ghosts), func(g pod.Ghost) bool { return left(g.Node) })
+	if g, runs := c.formerCopy(p, others); runs {
+		c.comeBack(p, g, reason, dependsOnOthers)
+		return
+	}
+	c.stop(p, reason, dependsOnOthers)
 }
 
 // forcedOff reports whether a drain stops what a node has of a pod. It asks for another look when the deadline comes.
@@ -93,7 +104,7 @@ func (c *computation) transfer() {
 		c.plan.Adds = append(c.plan.Adds, p.Identity)
 		c.touched[p.Identity] = true
 	default:
-		c.stop(p, "it must leave "+p.Node+", and there is no room for a second copy", least > 0)
+		c.leave(p, c.drained, "it must leave "+p.Node+", and there is no room for a second copy", least > 0)
 	}
 }
 

@@ -175,3 +175,52 @@ func TestAForcedDrainWaitsForHoldAndBreaker(t *testing.T) {
 		}
 	}
 }
+
+// An operator who forces a drain speaks of one node. A copy that was left running on another, while the pod moved, is the pod
+// again; only if it must leave, too, the pod stops.
+func TestAForcedDrainLeavesTheFormerCopyAlone(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		former func(v *node.View)
+		node   string // where the pod is next
+		state  pod.RunState
+		stops  []string
+	}{
+		"runs":         {func(*node.View) {}, "n2", pod.Running, []string{"n0"}},
+		"lost":         {func(v *node.View) { v.Alive, v.Gone = false, true }, "n2", pod.Running, []string{"n0"}},
+		"drained":      {func(v *node.View) { v.Ops.Drain = &node.Drain{} }, "n2", pod.Running, []string{"n0"}},
+		"forced, too":  {func(v *node.View) { v.Ops.Drain = &node.Drain{Force: true} }, "n0", pod.Stopped, []string{"n0", "n2"}},
+		"asked to end": {nil, "n0", pod.Stopped, []string{"n0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := drained()
+			forced(s, -time.Second)
+			g := pod.Ghost{Node: "n2", Since: s.Now.Add(-time.Second)}
+			v := *s.Nodes["n1"]
+			v.Name = "n2"
+			if tt.former == nil {
+				g.Revision = 6
+			} else {
+				tt.former(&v)
+			}
+			s.Nodes["n2"] = &v
+			s.Pods[0].Placement.Ghosts = []pod.Ghost{g}
+			s.Pods[0].Ghosts = map[string]*pod.Reality{"n2": {Identity: s.Pods[0].Identity, Node: "n2", Digest: "before", Revision: 4, State: pod.StateReady, Available: true}}
+			plan := reconcile.Compute(s)
+			if len(plan.Changes) != 1 || plan.Changes[0].Placement == nil {
+				t.Fatalf("changes %v", plan.Changes)
+			}
+			next := plan.Changes[0].Placement
+			if next.Node != tt.node || next.RunState != tt.state || next.Revision <= 5 {
+				t.Errorf("placed on %s, %s, at %d", next.Node, next.RunState, next.Revision)
+			}
+			if got := stops(&plan); !slices.Equal(slices.Sorted(slices.Values(got)), tt.stops) {
+				t.Errorf("stops on %v, want %v", got, tt.stops)
+			}
+			if tt.state == pod.Running && (next.Digest != "before" || len(next.Ghosts) != 1 || next.Ghosts[0].Node != "n0" || next.Ghosts[0].Revision == 0) {
+				t.Errorf("with %s and former copies %+v", next.Digest, next.Ghosts)
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -86,5 +87,22 @@ func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 	plan = reconcile.Compute(s)
 	if p.Placement = next(t, &plan, p); p.Placement.Ghosts[0].Gone {
 		t.Errorf("back: %+v", p.Placement)
+	}
+}
+
+// What a move would have brought along is written alone where a scheduler fails (P7).
+func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(1)
+	s.RC.NodeLoss.After = new(field.Duration)
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
+	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+	plan := reconcile.Compute(s)
+	if len(plan.Adds) != 1 || len(plan.Changes) != 0 {
+		t.Fatalf("adds %v, changes %v", plan.Adds, plan.Changes)
+	}
+	plan.Unscheduled(s.Now, "out of order")
+	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark || plan.Changes[0].Placement.LostSince == nil {
+		t.Errorf("changes %v", plan.Changes)
 	}
 }

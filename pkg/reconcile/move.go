@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -83,7 +84,6 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 	if c.s.Hold != "" || c.s.Manifest == nil || !c.s.RC.ReplacesLost() || c.s.RC.Disabled || c.s.RC.DeletedAt != nil {
 		return false
 	}
-	loss := c.s.RC.NodeLoss
 	due := func(since *time.Time, after time.Duration) bool {
 		if since == nil {
 			return false
@@ -94,8 +94,7 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 		}
 		return left <= 0
 	}
-	return due(p.LostSince, loss.After.Or(rc.DefaultNodeLossAfter)) ||
-		due(p.UnmanagedSince, loss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter))
+	return due(p.LostSince, c.grace(true)) || due(p.UnmanagedSince, c.grace(false))
 }
 
 // surplus reports whether a role has more pods than it should. Those that are lost are then the first to stop (see remove),
@@ -130,14 +129,14 @@ func (c *computation) finishMoves() {
 		if c.touched[p.Identity] || p.RunState != pod.Running {
 			continue
 		}
-		if p.arrived() && !c.s.gone(p.Node) {
+		if c.s.availableHere(p) {
 			c.dismiss(p, func(string) bool { return true }, "it is available on "+p.Node, false)
 			continue
 		}
 		for _, g := range p.Placement.Ghosts {
 			r := p.Ghosts[g.Node]
 			if g.Lost && g.Revision == 0 && c.s.aliveOn(g.Node) && r != nil && r.Available {
-				c.comeBack(p, g, r)
+				c.comeBack(p, g, "its lost node came back before the replacement on "+p.Node+" was available", true)
 				break
 			}
 		}
@@ -169,24 +168,73 @@ func (c *computation) dismiss(p *Pod, from func(nodeName string) bool, reason st
 	}
 }
 
-// comeBack gives a pod back to the node that was lost and returned before the replacement was available.
-func (c *computation) comeBack(p *Pod, g pod.Ghost, r *pod.Reality) {
+// comeBack gives a pod back to the node of a former copy that was left running, and stops the one where it is placed.
+func (c *computation) comeBack(p *Pod, g pod.Ghost, reason string, dependsOnOthers bool) {
 	if !c.mayStop() {
 		return
 	}
-	next := p.Placement
-	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(o pod.Ghost) bool { return o.Node == g.Node })
+	next := c.backOn(p, p.Placement, g)
 	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now, Ports: p.Ports}
 	next.Ghosts = append(next.Ghosts, left)
-	next.Node, next.Digest, next.Ports, next.Switching = g.Node, r.Digest, p.PortsOf(g), false
-	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
-	next.LostSince, next.UnmanagedSince = nil, nil
 	in, stop := next.Intent(), next.GhostIntent(left)
 	c.add(Change{
-		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: true,
-		Reason:  "its lost node came back before the replacement on " + p.Node + " was available",
+		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: dependsOnOthers, Reason: reason,
 		Intents: []IntentChange{{Node: g.Node, Intent: &in}, {Node: p.Node, Intent: &stop}},
 	})
+}
+
+// backOn returns the next placement of a pod that is given back to a former node, with the manifest that its copy there has as far
+// as anybody says: another one would restart it.
+func (c *computation) backOn(p *Pod, next pod.Placement, g pod.Ghost) pod.Placement {
+	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(o pod.Ghost) bool { return o.Node == g.Node })
+	next.Node, next.Ports, next.Switching = g.Node, p.PortsOf(g), false
+	if in := p.Intents[g.Node]; in != nil {
+		next.Digest = in.Digest
+	}
+	if r := p.Ghosts[g.Node]; r != nil {
+		next.Digest = cmp.Or(r.Digest, next.Digest)
+		if r.Revision > p.Revision {
+			next.AdoptedAtGeneration = c.s.RC.Generation // the store is an older one (R2)
+		}
+	}
+	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
+	next.LostSince, next.UnmanagedSince = nil, nil
+	switch v := c.s.Nodes[g.Node]; {
+	case c.s.gone(g.Node):
+		next.LostSince = c.lostSince(g)
+	case v != nil && !v.Alive:
+		next.UnmanagedSince = c.lostSince(g)
+	}
+	return next
+}
+
+// lostSince returns since when the node of a former copy is gone, or without a preparer, as far as the placements remember
+// (P7): other pods there say so, and a pod that was moved because of that had waited for as long as its controller says.
+func (c *computation) lostSince(g pod.Ghost) *time.Time {
+	since := c.s.Now
+	gone := c.s.gone(g.Node)
+	if g.Lost {
+		since = g.Since.Add(-c.grace(gone))
+	}
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		mark := p.UnmanagedSince
+		if gone {
+			mark = p.LostSince
+		}
+		if p.Node == g.Node && p.RunState == pod.Running && mark != nil && mark.Before(since) {
+			since = *mark
+		}
+	}
+	return &since
+}
+
+// grace returns for how long a node is gone, or without a preparer, before its pods are replaced.
+func (c *computation) grace(gone bool) time.Duration {
+	if gone {
+		return c.s.RC.NodeLoss.After.Or(rc.DefaultNodeLossAfter)
+	}
+	return c.s.RC.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
 }
 
 // standing returns how many copies of a pod count against desired + surge: where it is placed unless that is lost, and

@@ -26,7 +26,7 @@ const (
 	Shrink  Action = "shrink"  // give back what only the former version of a pod needed
 	Mark    Action = "mark"    // note since when a node is lost, or that it is back
 	Move    Action = "move"    // another node, the old copy runs on until the new one is available
-	Return  Action = "return"  // back to the lost node that returned
+	Return  Action = "return"  // back to a former node whose copy was left running
 	Release Action = "release" // give back a share that nobody uses
 )
 
@@ -110,7 +110,8 @@ func (c *Change) String() string {
 type Plan struct {
 	Changes []Change
 	Adds    []pod.Identity // to be placed or, if they exist, moved, in this order, where nodes can be found
-	// Marks note since when nodes are lost, for those of Adds whose move would: where no node is found they are written alone.
+	// Marks note since when nodes are lost, for those of Adds whose move would: where no node is found they are written alone, for
+	// whatever reason.
 	Marks []Change
 	// Answered are the requests that ask for nothing that is left to do. Others are with the changes; see Change.Answers.
 	Answered []string
@@ -140,9 +141,11 @@ func (p *Plan) Short(now time.Time, missing, nodes int, reasons string) {
 		fmt.Sprintf("%d of %d replicas have no node; of %d nodes, these take none: %s", missing, p.Status.Desired, nodes, reasons))
 }
 
-// Unscheduled says in the status that nothing could be placed because a scheduler failed.
+// Unscheduled says in the status that nothing could be placed because a scheduler failed. What would have come with a move is
+// written alone: a successor counts from the same moment (P7).
 func (p *Plan) Unscheduled(now time.Time, failure string) {
 	p.Retry()
+	p.Changes = append(p.Changes, p.Marks...)
 	p.set(now, rc.InsufficientNodes, true,
 		fmt.Sprintf("%d of %d replicas have no node: %s", len(p.Adds), p.Status.Desired, failure))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,9 +31,17 @@ type world struct {
 	copies   map[at]pod.Intent // what really runs, or is remembered as stopped
 	status   *rc.Status
 	requests []reconcile.Request
+	saved    records
 	hold     bool
 	trace    bool
 	breaker  bool
+}
+
+// records are what a restore brings back.
+type records struct {
+	pods    map[pod.Identity]pod.Placement
+	intents map[at]pod.Intent
+	reality map[at]pod.Reality
 }
 
 type at struct {
@@ -118,8 +127,10 @@ func (w *world) available() int {
 }
 
 // counts reports whether a pod counts as available.
-func (w *world) counts(id pod.Identity) bool {
-	p := w.pods[id]
+func (w *world) counts(id pod.Identity) bool { return w.countsAs(id, w.pods[id]) }
+
+// countsAs is counts for a pod whose placement is, or would be, the given one.
+func (w *world) countsAs(id pod.Identity, p pod.Placement) bool {
 	r := w.reality[at{p.Node, id}]
 	ok := r.Available && r.Digest == p.Digest && !w.gone(p.Node)
 	for _, g := range p.Ghosts {
@@ -135,9 +146,43 @@ func (w *world) forced(p pod.Placement) bool {
 		(p.AdoptedAtGeneration != w.rc.Generation || v.Ops.Drain.Since.After(p.ChangedAt))
 }
 
+// isForced reports whether a change does what an operator forces.
+func (w *world) isForced(ch *reconcile.Change) bool {
+	was := w.pods[ch.Identity]
+	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) || ch.Action == reconcile.Expel && w.forcesGhost(was)
+}
+
 // forcesGhost is forced for a former copy of the pod.
 func (w *world) forcesGhost(p pod.Placement) bool {
 	return slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return w.nodes[g.Node].Ops.Drain != nil && w.nodes[g.Node].Ops.Drain.Force })
+}
+
+// takes reports whether a change takes away a pod that counts as available: by a stop, or by another manifest for the copy
+// that does. What an operator declares gone is not taken by us.
+func (w *world) takes(ch *reconcile.Change) bool {
+	was, placed := w.pods[ch.Identity]
+	if !placed || !w.counts(ch.Identity) {
+		return false
+	}
+	for _, r := range w.requests {
+		if slices.Contains(ch.Answers, r.ID) {
+			was = without(was, r.Node)
+		}
+	}
+	after := pod.Placement{}
+	if ch.Placement != nil {
+		after = *ch.Placement
+	}
+	return w.countsAs(ch.Identity, was) && !w.countsAs(ch.Identity, after)
+}
+
+// without returns the placement as if there were no copy on a node.
+func without(p pod.Placement, nodeName string) pod.Placement {
+	if p.Node == nodeName {
+		p.Node = ""
+	}
+	p.Ghosts = slices.DeleteFunc(slices.Clone(p.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
+	return p
 }
 
 // gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back.
@@ -146,7 +191,8 @@ func (w *world) gone(name string) bool {
 		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil ||
 			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone })
 	}
-	return !w.nodes[name].Alive && (w.nodes[name].Gone || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
+	v := w.nodes[name]
+	return v != nil && !v.Alive && (v.Gone || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
 }
 
 // running counts the copies that really run.
@@ -194,7 +240,7 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 	stops := 0
 	for i := range plan.Changes {
 		// Forced ones outrank the minimum; whatever else goes must leave it without them.
-		if ch := &plan.Changes[i]; ch.Action == reconcile.Stop && w.forced(w.pods[ch.Identity]) && w.counts(ch.Identity) {
+		if ch := &plan.Changes[i]; w.isForced(ch) && w.takes(ch) {
 			available--
 		}
 	}
@@ -221,8 +267,8 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 		}
 		was, placed := w.pods[ch.Identity]
 		r := w.reality[at{was.Node, ch.Identity}]
-		forced := ch.Action == reconcile.Stop && w.forced(was)
-		if placed && !forced && (ch.Action == reconcile.Stop || ch.Action == reconcile.Upgrade) && r.Available && r.Digest == was.Digest && was.RunState == pod.Running && !w.gone(was.Node) {
+		forced := w.isForced(ch)
+		if !forced && w.takes(ch) {
 			stops++
 			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && !ch.NeedsBell {
 				t.Fatalf("%s relies on others being available without the bell's condition", ch)
@@ -233,6 +279,14 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 		}
 		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
 			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
+		}
+		if ch.Action == reconcile.Stop && strings.HasPrefix(ch.Reason, "the drain of") {
+			for _, g := range was.Ghosts {
+				r := w.reality[at{g.Node, ch.Identity}]
+				if drain := w.nodes[g.Node].Ops.Drain; g.Revision == 0 && r.Available && (drain == nil || !drain.Force) {
+					t.Fatalf("%s stops a copy on %s, of which nobody spoke (P4)", ch, g.Node)
+				}
+			}
 		}
 		if placed && !forced && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
 			t.Fatalf("%s stops what was adopted at this generation", ch)
@@ -324,23 +378,27 @@ func (w *world) obey(where at) {
 		return
 	}
 	in, told := w.intents[where]
-	have := w.copies[where]
-	_, reported := w.reality[where]
-	if told && (in.Revision > have.Revision || in.Revision == have.Revision && !reported) {
+	if told && in.Revision > w.copies[where].Revision {
 		w.copies[where] = in
-		w.reality[where] = pod.Reality{
-			Identity: where.id, Node: where.node, Digest: in.Digest, Revision: in.Revision,
-			State: pod.StateReady, Available: in.State == pod.Running,
-		}
-		if in.State == pod.Stopped {
-			r := w.reality[where]
-			r.State = pod.StateStopped
-			w.reality[where] = r
-		}
+		w.report(where)
+	}
+	have := w.copies[where]
+	if told && w.reality[where].Revision != have.Revision {
+		w.report(where) // it was lost, or is an older one; a node says what it has also when it refuses what it is told (R3)
 	}
 	if !told && have.State == pod.Stopped {
 		delete(w.reality, where) // the tombstone stays
 	}
+}
+
+// report writes what a node has of one identity.
+func (w *world) report(where at) {
+	c := w.copies[where]
+	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
+	if c.State == pod.Running {
+		r.State, r.Available = pod.StateReady, true
+	}
+	w.reality[where] = r
 }
 
 func (w *world) obeyAll() {
@@ -369,7 +427,7 @@ func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	switch rapid.SampledFrom([]string{
 		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
-		"node dies", "node dies", "node returns", "node returns", "drain", "force", "undrain", "forget",
+		"node dies", "node dies", "node returns", "node returns", "drain", "force", "undrain", "forget", "forget", "save", "restore",
 	}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 8).Draw(t, "replicas")
@@ -406,6 +464,10 @@ func (w *world) step(t *rapid.T) {
 		clear(w.intents)
 		clear(w.reality)
 		w.rereport()
+	case "save":
+		w.saved = w.records()
+	case "restore":
+		w.restore()
 	case "node dies":
 		v := w.anyNode(t)
 		v.Alive, v.Gone = false, rapid.Bool().Draw(t, "gone")
@@ -420,7 +482,7 @@ func (w *world) step(t *rapid.T) {
 	case "undrain":
 		w.anyNode(t).Ops.Drain = nil
 	case "forget":
-		if where, ok := draw(t, w.copies); ok {
+		if where, ok := draw(t, w.forgettable()); ok {
 			dead := !w.nodes[where.node].Alive
 			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id})
 			if dead {
@@ -454,13 +516,57 @@ func (w *world) step(t *rapid.T) {
 	}
 }
 
+func (w *world) records() records {
+	return records{pods: maps.Clone(w.pods), intents: maps.Clone(w.intents), reality: maps.Clone(w.reality)}
+}
+
+// restore brings older placements and intents back. What nodes know of stopped replicas, too, they report again.
+func (w *world) restore() {
+	if w.saved.pods == nil {
+		return
+	}
+	old := w.records()
+	w.pods, w.intents, w.reality = w.saved.pods, w.saved.intents, w.saved.reality
+	w.saved = old // which could be brought back as well
+	clear(w.indices)
+	for id := range w.pods {
+		w.index++
+		w.indices[id] = w.index
+	}
+	for where := range w.reality {
+		if _, there := w.copies[where]; !there && w.nodes[where.node].Alive {
+			delete(w.reality, where)
+		}
+	}
+	for where := range w.intents {
+		w.obey(where)
+	}
+	w.rereport()
+}
+
 // rereport lets the nodes write their realities again, as they do when they vanished.
 func (w *world) rereport() {
 	for where, c := range w.copies {
 		if c.State == pod.Running {
-			w.reality[where] = pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateReady, Available: true}
+			w.report(where)
 		}
 	}
+}
+
+// forgettable returns where an operator may declare copies gone: on dead nodes, or if there are none wherever they run.
+func (w *world) forgettable() map[at]pod.Intent {
+	dead := map[at]pod.Intent{}
+	for _, there := range []map[at]pod.Intent{w.intents, w.copies} {
+		for where, in := range there {
+			if !w.nodes[where.node].Alive {
+				dead[where] = in
+			}
+		}
+	}
+	if len(dead) > 0 {
+		return dead
+	}
+	return w.copies
 }
 
 func draw[V any](t *rapid.T, m map[at]V) (at, bool) {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -41,18 +42,78 @@ func (c *computation) forgetCopy(p *Pod, r Request) {
 	case p.Node != r.Node:
 		ch.Placement = &next
 	case len(next.Ghosts) > 0:
-		if !c.mayStop() {
+		if !c.passOn(&ch, p, next) {
 			return
 		}
-		c.handOn(&ch, p, next)
+		if ch.Placement.RunState == pod.Running {
+			ch.Action, ch.Reason = Return, "an operator declared its copy on "+p.Node+" gone"
+		}
 	}
 	c.add(ch)
 }
 
-// handOn completes a change after which a pod is not where it was placed any more, while a former copy may still run: that
-// one's node becomes the pod's, asked to stop. The caller knows that something may be stopped.
-func (c *computation) handOn(ch *Change, p *Pod, next pod.Placement) {
-	g := next.Ghosts[0]
+// passOn completes a change after which a pod is not where it was placed any more, while former copies run, or may: the node of
+// one of them becomes the pod's. It reports whether that may be done now.
+func (c *computation) passOn(ch *Change, p *Pod, next pod.Placement) bool {
+	g, left := c.formerCopy(p, next.Ghosts)
+	switch {
+	case c.claimed(p):
+		return false
+	case !left:
+		if !c.mayStop() {
+			return false
+		}
+		c.stopAt(ch, p, next, next.Ghosts[0])
+	case c.s.Hold != "" && !p.runsOn(g):
+		c.waiting = true // it would be started there, while it may run on a node that has not spoken yet (R1)
+		return false
+	default:
+		c.handBack(ch, p, next, g)
+	}
+	return true
+}
+
+// claimed reports whether the pod runs elsewhere at a higher revision than its placement knows: then adopt takes that one (R2).
+func (c *computation) claimed(p *Pod) bool {
+	return slices.ContainsFunc(c.s.Orphans, func(o Orphan) bool {
+		return o.Identity == p.Identity && o.Node != p.Node && o.Revision > p.Revision
+	})
+}
+
+// formerCopy returns which of some former copies of a pod that is to run takes its place, if one was left running: nobody
+// asked that one to stop, and while the pod moved it was the one that counted (P6).
+func (c *computation) formerCopy(p *Pod, ghosts []pod.Ghost) (best pod.Ghost, left bool) {
+	if p.RunState != pod.Running {
+		return best, false
+	}
+	some := slices.DeleteFunc(slices.Clone(ghosts), func(g pod.Ghost) bool {
+		r := p.Ghosts[g.Node]
+		return g.Revision != 0 || r != nil && r.State == pod.StateStopped
+	})
+	if len(some) == 0 {
+		return best, false
+	}
+	return slices.MinFunc(some, func(a, b pod.Ghost) int {
+		return cmp.Or(
+			boolFirst(c.s.counts(p, a), c.s.counts(p, b)),
+			boolFirst(c.s.aliveOn(a.Node), c.s.aliveOn(b.Node)),
+			boolFirst(!c.s.gone(a.Node), !c.s.gone(b.Node)),
+			b.Since.Compare(a.Since),
+		)
+	}), true
+}
+
+// handBack completes a change after which a former copy that was left running is the pod again. Nothing stops by that. If its
+// node is lost too, or must be left, it is replaced or moved like any other.
+func (c *computation) handBack(ch *Change, p *Pod, next pod.Placement, g pod.Ghost) {
+	next = c.backOn(p, next, g)
+	in := next.Intent()
+	ch.Placement, ch.NeedsSchema = &next, true
+	ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &in})
+}
+
+// stopAt completes a change after which a pod is where it was asked to stop, or has to with the pod.
+func (c *computation) stopAt(ch *Change, p *Pod, next pod.Placement, g pod.Ghost) {
 	next.Node, next.Ports, next.Ghosts, next.RunState = g.Node, p.PortsOf(g), next.Ghosts[1:], pod.Stopped
 	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 	next.LostSince, next.UnmanagedSince = nil, nil

@@ -59,7 +59,7 @@ func TestAForgetThatMustStopWaits(t *testing.T) {
 		s := snapshotOf(1)
 		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
 		s.Nodes["n0"].Alive = false
-		s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n1"}}
+		s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n1", Revision: 4}}
 		s.Requests = []reconcile.Request{forgetOn("a", "n0", s.Pods[0].Identity)}
 		change(s)
 		plan := reconcile.Compute(s)

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -80,18 +81,19 @@ func (p *Pod) arrived() bool {
 	return p.RunState == pod.Running && p.Reality != nil && p.Reality.Available && p.Reality.Digest == p.Digest
 }
 
+// availableHere reports whether the pod counts as available where it is placed, so that its former copies may go.
+func (s *Snapshot) availableHere(p *Pod) bool { return p.arrived() && !s.gone(p.Node) }
+
 // available reports whether the pod counts as available: where it is placed, or while it moves where it comes from. On a
 // node that is gone nothing is available, whatever was reported last; on one without a preparer the last report counts.
 func (s *Snapshot) available(p *Pod) bool {
-	if p.arrived() && !s.gone(p.Node) {
-		return true
-	}
-	for _, g := range p.Placement.Ghosts {
-		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && !s.gone(g.Node) && p.RunState == pod.Running {
-			return true
-		}
-	}
-	return false
+	return s.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return s.counts(p, g) })
+}
+
+// counts reports whether a pod that is to run counts as available because of a former copy.
+func (s *Snapshot) counts(p *Pod, g pod.Ghost) bool {
+	r := p.Ghosts[g.Node]
+	return p.RunState == pod.Running && g.Revision == 0 && r != nil && r.Available && !s.gone(g.Node)
 }
 
 // gone reports whether the machine is known to be lost. That stays so until a preparer holds the node again: Consul forgets a
@@ -120,6 +122,12 @@ func (s *Snapshot) rememberLost() {
 
 // runs reports whether the node says that it runs the pod, in whatever way.
 func (p *Pod) runs() bool { return p.Reality != nil && p.Reality.State != pod.StateStopped }
+
+// runsOn is runs for a former copy.
+func (p *Pod) runsOn(g pod.Ghost) bool {
+	r := p.Ghosts[g.Node]
+	return r != nil && r.State != pod.StateStopped
+}
 
 // confirmed reports whether a node's reality proves that a stop of at least this revision was carried out (P5).
 func confirmed(r *pod.Reality, revision int64) bool {

@@ -413,9 +413,10 @@ func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
 	return s.c.FailedNodes(ctx)
 }
 
-// TripBreaker trips the mass-stop breaker, if it is as it was read. It returns ErrConflict when it is not.
-func (t *FarmTenure) TripBreaker(ctx context.Context, index uint64, b Breaker) error {
-	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index)})
+// TripBreaker trips the mass-stop breaker, if it is as it was read, and writes the audit record with it. It returns
+// ErrConflict when it is not.
+func (t *FarmTenure) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
+	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index), t.audit(a)})
 	if consul.RefusedOn(err, t.keys.Breaker()) {
 		return errors.Join(ErrConflict, err)
 	}

@@ -114,13 +114,17 @@ func (s *Store) createSchema(ctx context.Context) error {
 
 // RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
 // before; a newer one in the store means that somebody else was first, and is left alone.
-func (s *Store) RenewNonce(ctx context.Context, known string) error {
+func (t *FarmTenure) RenewNonce(ctx context.Context, known string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		rec, err := s.EnsureSchema(ctx)
+		rec, err := t.EnsureSchema(ctx)
 		if err != nil || rec.Value.Nonce > known {
 			return struct{}{}, permanent(err)
 		}
-		_, err = s.c.Commit(ctx, []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema(known, rec.Value.Nonce)), rec.Index)})
+		next := newSchema(known, rec.Value.Nonce)
+		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Nonce, next.Nonce)
+		_, err = t.c.Commit(ctx, []consul.Op{
+			consul.CAS(t.keys.Schema(), encode(next), rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
+		})
 		if !again(err) {
 			err = permanent(err)
 		}

@@ -24,6 +24,7 @@ const (
 	stubName     = "stub"    // link to our own binary, which the scripts start
 	keeperName   = "runsvdir.json"
 	keeperLog    = "runsvdir.log"
+	reserveName  = "reserve" // room for records
 )
 
 // Prefixes of directories in sv/ that are not services: one being made, and one being removed.
@@ -39,6 +40,9 @@ func (l layout) path(name string) string { return filepath.Join(string(l), name)
 func (l layout) service(id string) service {
 	return service(filepath.Join(string(l), servicesName, id))
 }
+
+// reserve is the room for records on a full disk.
+func (l layout) reserve() *durable.Reserve { return &durable.Reserve{Dir: l.path(reserveName)} }
 
 func (l layout) link(s service) string { return filepath.Join(string(l), scannedName, s.id()) }
 

@@ -117,7 +117,7 @@ func leftNow() []string {
 	var lines []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
-		if dir == "/proc/"+strconv.Itoa(os.Getpid()) {
+		if dir == "/proc/"+strconv.Itoa(os.Getpid()) || dir == "/proc/"+strconv.Itoa(os.Getppid()) { // see disktest.Run
 			continue
 		}
 		exe, _ := os.Readlink(dir + "/exe")

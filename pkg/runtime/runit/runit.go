@@ -140,6 +140,7 @@ func Open(cfg Config) (*Runtime, error) {
 		r.workers.Go(func() { r.notifier.run(ctx, shortGap, r.view.poke) })
 	}
 	r.workers.Go(func() { r.tend(ctx) })
+	r.workers.Go(func() { r.keepReserve(ctx) })
 	return r, nil
 }
 

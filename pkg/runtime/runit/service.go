@@ -58,11 +58,14 @@ func (s service) load() (record, error) {
 	return rec, nil
 }
 
-// save replaces the record. The caller holds the lock.
+// layout is the directory that the service is in.
+func (s service) layout() layout { return layout(filepath.Dir(filepath.Dir(string(s)))) }
+
+// save replaces the record, on a full disk with room of the reserve. The caller holds the lock.
 func (s service) save(rec record) error {
 	data, err := json.Marshal(rec)
 	if err == nil {
-		err = durable.WriteFile(s.path(recordName), data) // Env may hold secrets: owner only
+		err = s.layout().reserve().WriteFile(s.path(recordName), data) // Env may hold secrets: owner only
 	}
 	if err != nil {
 		return fmt.Errorf("write record of %s: %w", s.id(), err)
@@ -171,9 +174,13 @@ const (
 	commandExit = 'x'
 )
 
-// putDown keeps the next runsv from starting what is not wanted. The record decides; this only spares some work.
+// putDown keeps the next runsv from starting what is not wanted. The record decides; this only spares some work, and may fail
+// on a full disk.
 func (s service) putDown() error {
 	f, err := os.OpenFile(s.path(downName), os.O_WRONLY|os.O_CREATE, 0o644)
+	if durable.Full(err) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("put service %s down: %w", s.id(), err)
 	}

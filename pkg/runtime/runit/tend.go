@@ -20,6 +20,28 @@ const (
 	ownLogKeep  = 2
 )
 
+// fillReserve is the time between two looks at what is set aside for records.
+const fillReserve = 10 * time.Second
+
+// keepReserve keeps room for records set aside until ctx ends, so that on a full disk processes are still stopped, and started
+// again. Stubs take from it too. What it cannot do it says once.
+func (r *Runtime) keepReserve(ctx context.Context) {
+	told := false
+	for ctx.Err() == nil {
+		_, err := r.dir.reserve().Fill()
+		if err != nil && !told {
+			r.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
+		}
+		told = err != nil
+		timer := time.NewTimer(fillReserve)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
 // tend looks after the directory until ctx ends.
 func (r *Runtime) tend(ctx context.Context) {
 	look := time.NewTicker(upkeep)

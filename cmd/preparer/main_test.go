@@ -1,0 +1,48 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+)
+
+// A preparer that another argument leads to the default data directory would look for the pods of the machine's own.
+func TestNothingStartsWithAnArgument(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, tt := range map[string]struct {
+		args   []string
+		starts bool
+		says   string
+	}{
+		"flags alone":             {[]string{"--data-dir", dir, "--label", "rack=a"}, true, ""},
+		"before the flags":        {[]string{"extra", "--data-dir", dir}, false, `"extra"`},
+		"after them":              {[]string{"--data-dir", dir, "extra"}, false, `"extra"`},
+		"empty":                   {[]string{"", "--data-dir", dir}, false, `""`},
+		"value of a bool":         {[]string{"--take-over-name", "false", "--data-dir", dir}, false, "--FLAG=false"},
+		"two dashes":              {[]string{"--", "--data-dir", dir}, false, `"--data-dir"`},
+		"the supervisor":          {[]string{"supervise", "--dir", dir}, true, ""},
+		"of the supervisor":       {[]string{"supervise", "--dir", dir, "extra"}, false, `"extra"`},
+		"before the supervisor's": {[]string{"extra", "supervise", "--dir", dir}, false, `"extra"`},
+	} {
+		started := 0
+		in := func(path string) error {
+			started++
+			if path != dir {
+				t.Errorf("%s: it would start in %s", name, path)
+			}
+			return nil
+		}
+		cmd := command(
+			func(cfg app.PreparerConfig) error { return in(cfg.DataDir) },
+			func(cfg app.SupervisorConfig) error { return in(cfg.Dir) },
+		)
+		cmd.Writer, cmd.ErrWriter = io.Discard, io.Discard
+		err := cmd.RunContext(t.Context(), append([]string{"preparer"}, tt.args...))
+		if tt.starts != (err == nil) || tt.starts != (started == 1) || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: started %d times, %v; want started %t, or an error with %s", name, started, err, tt.starts, tt.says)
+		}
+	}
+}

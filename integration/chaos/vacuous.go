@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// task is what a run was told to do. Runs from before it was noted are judged by what they show alone.
+type task struct {
+	Length time.Duration `json:"length"`           // of the time with faults, in nanoseconds
+	Faults string        `json:"faults,omitempty"` // only these; empty: all
+	Expect bool          `json:"expect,omitempty"` // violations
+}
+
+// How long a run must be before it must have shown something.
+const (
+	everyKindFrom = time.Minute     // of each kind of fault that was tried one succeeded
+	restoredFrom  = 5 * time.Minute // also of restored snapshots, which need a leader and may be too few to judge by before
+)
+
+const restoreFault = "snapshot-restore"
+
+// checked are the groups of checks without which nothing is known about a promise.
+var checked = []string{
+	"P1 author", "P1 fence", "P1 register", "P2 version", "P3 placed", "P4 stop", "P5 freed", "P6 minimum",
+}
+
+// afterRestore is also needed where a snapshot was restored.
+const afterRestore = "R1 placed after a restore"
+
+// missing says why a run proves nothing although no violation was found in it, "" when it does: a promise is only kept where
+// it could have been broken. A run that must find violations has proved by them what it is for.
+func (r *report) missing() string {
+	if r.Task == nil || r.Task.Expect || r.Judgement == nil {
+		return ""
+	}
+	succeeded := func(name string) bool {
+		// A restore may come after nobody waits for it any more.
+		return r.Faults[name] > 0 || name == restoreFault && r.Judgement.Restores > 0
+	}
+	if !slices.ContainsFunc(faultNames(), succeeded) {
+		return "no fault of any kind succeeded, so that nothing was disturbed; run it with -v to see what each says"
+	}
+	var never []string
+	for _, name := range faultNames() {
+		tried := r.Faults[failed(name)] > 0
+		if name == restoreFault {
+			tried = r.Task.Length >= restoredFrom
+		}
+		if tried && !succeeded(name) {
+			never = append(never, name)
+		}
+	}
+	if r.Task.Faults == "" && r.Task.Length >= everyKindFrom && len(never) > 0 {
+		return fmt.Sprintf("faults of these kinds were to happen and never did: %s; run it with -v to see what each says", strings.Join(never, ", "))
+	}
+	needed := slices.Clone(checked)
+	if r.Judgement.Restores > 0 {
+		needed = append(needed, afterRestore)
+	}
+	needed = slices.DeleteFunc(needed, func(group string) bool { return r.Judgement.Checked[group] > 0 })
+	if len(needed) > 0 {
+		return fmt.Sprintf("these checks had nothing to judge: %s; a longer -time gives them more", strings.Join(needed, ", "))
+	}
+	return ""
+}
+
+// failed is what the attempts at a fault that failed are counted under.
+func failed(name string) string { return name + " (failed)" }
+
+// cutShort is what the attempts are counted under that the end of the run came before.
+func cutShort(name string) string { return name + " (cut short)" }
+
+// verdict decides how a run ends, and says why unless the report has said it: what is found is found, however little was
+// looked at.
+func (r *report) verdict(expect bool) (code int, why string) {
+	missing := r.missing()
+	switch {
+	case expect && r.Judgement.Breached():
+		return exitGood, ""
+	case expect:
+		return exitViolations, "no write by another than a lock's holder was found, though the fence is off"
+	case len(r.Judgement.Violations)+len(r.Late) > 0:
+		return exitViolations, missing
+	case missing != "":
+		return exitHarness, missing
+	default:
+		return exitGood, ""
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
+)
+
+// full is the report of a run of a minute in which enough happened.
+func full() *report {
+	r := &report{
+		Task:      &task{Length: time.Minute},
+		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
+		Judgement: &checker.Result{Checked: map[string]int{}},
+	}
+	for _, group := range checked {
+		r.Judgement.Checked[group] = 1
+	}
+	return r
+}
+
+func TestVacuousRunsAreNotGreen(t *testing.T) {
+	t.Parallel()
+	fault := func(name string, n int) func(*report) { return func(r *report) { r.Faults[name] = n } }
+	unchecked := func(group string) func(*report) { return func(r *report) { delete(r.Judgement.Checked, group) } }
+	never, restored := fault(failed("slow-network"), 1), func(r *report) { r.Judgement.Restores = 1 }
+	lasting := func(length time.Duration) func(*report) { return func(r *report) { r.Task.Length = length } }
+	for name, tt := range map[string]struct {
+		change func(*report)
+		more   func(*report)
+		want   string // in what is missing; empty: nothing is
+	}{
+		"enough":                            {want: ""},
+		"no fault":                          {func(r *report) { clear(r.Faults) }, nil, "no fault of any kind"},
+		"only faults that failed":           {func(r *report) { r.Faults = map[string]int{failed("farm-kill"): 9} }, nil, "no fault of any kind"},
+		"nothing but an undo":               {func(r *report) { r.Faults = map[string]int{"farm-kill (undo)": 1} }, nil, "no fault of any kind"},
+		"a kind that never succeeded":       {never, nil, "slow-network"},
+		"it once did":                       {never, fault("slow-network", 1), ""},
+		"it was cut short":                  {fault(cutShort("slow-network"), 1), nil, ""},
+		"in a short run":                    {never, lasting(time.Minute - 1), ""},
+		"in a run of few kinds":             {never, func(r *report) { r.Task.Faults = "slow-network,farm-kill" }, ""},
+		"no restore in a minute":            {fault(failed(restoreFault), 5), nil, ""},
+		"no restore in five":                {lasting(restoredFrom), nil, restoreFault},
+		"a restore that nobody waited for":  {lasting(restoredFrom), func(r *report) { restored(r); r.Judgement.Checked[afterRestore] = 1 }, ""},
+		"nothing placed after a restore":    {restored, nil, afterRestore},
+		"violations are expected":           {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task.Expect = true }, ""},
+		"an old run, whose task is unknown": {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task = nil }, ""},
+	} {
+		r := full()
+		for _, change := range []func(*report){tt.change, tt.more} {
+			if change != nil {
+				change(r)
+			}
+		}
+		got := r.missing()
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q is missing, expected %q", name, got, tt.want)
+		}
+	}
+	for _, group := range checked {
+		r := full()
+		unchecked(group)(r)
+		if got := r.missing(); !strings.Contains(got, group) {
+			t.Errorf("without %s: %q is missing", group, got)
+		}
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	breach := checker.Violation{Promise: "P1", Rule: "lock not held by a farm"}
+	other := checker.Violation{Promise: "P6", Rule: "above the surge"}
+	for name, tt := range map[string]struct {
+		found   []checker.Violation
+		late    []string
+		vacuous bool
+		expect  bool
+		code    int
+		says    bool
+	}{
+		"good":                         {code: exitGood},
+		"vacuous":                      {vacuous: true, code: exitHarness, says: true},
+		"violations":                   {found: []checker.Violation{other}, code: exitViolations},
+		"late":                         {late: []string{"late"}, code: exitViolations},
+		"violations, little looked at": {found: []checker.Violation{other}, vacuous: true, code: exitViolations, says: true},
+		"expected":                     {found: []checker.Violation{breach}, vacuous: true, expect: true, code: exitGood},
+		"another one was expected":     {found: []checker.Violation{other}, expect: true, code: exitViolations, says: true},
+		"expected ones were not found": {expect: true, code: exitViolations, says: true},
+		"nor looked for long enough":   {vacuous: true, expect: true, code: exitViolations, says: true},
+	} {
+		r := full()
+		r.Judgement.Violations, r.Late = tt.found, tt.late
+		if tt.vacuous {
+			clear(r.Faults)
+		}
+		if code, why := r.verdict(tt.expect); code != tt.code || (why != "") != tt.says {
+			t.Errorf("%s: exit code %d, %q", name, code, why)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+)
+
+// tenures returns what so many farms write with below one prefix, which has a schema and a breaker.
+func tenures(t *testing.T, farms int) []*FarmTenure {
+	t.Helper()
+	client, prefix := consultest.Client(t)
+	keys, err := NewKeys(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := New(client, keys)
+	if _, err := st.EnsureSchema(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var out []*FarmTenure
+	for i := range farms {
+		out = append(out, st.FarmTenure(&consul.Session{}, fmt.Sprintf("f%d", i)))
+	}
+	return out
+}
+
+func audited(t *testing.T, st *FarmTenure) []Audit {
+	t.Helper()
+	records, corrupt, err := st.ListAudit(t.Context(), AuditFilter{})
+	if err != nil || len(corrupt) > 0 {
+		t.Fatal(err, corrupt)
+	}
+	return records
+}
+
+// Operators are sent to the audit records to find out why the breaker tripped.
+func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
+	t.Parallel()
+	farm := tenures(t, 1)[0]
+	before, err := farm.ReadBreaker(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tripped := Breaker{Tripped: true, Reason: "12 of 20", By: "f0", Since: time.Now().UTC()}
+	said := NewAudit("f0", "trip", "web", []string{"breaker: not tripped -> tripped (12 of 20)"})
+	if err := farm.TripBreaker(t.Context(), before.Index, tripped, said); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := farm.ReadBreaker(t.Context()); err != nil || now.Value != tripped {
+		t.Errorf("breaker %+v, %v", now.Value, err)
+	}
+	if err := farm.TripBreaker(t.Context(), before.Index, tripped, NewAudit("f0", "trip", "other", nil)); !errors.Is(err, ErrConflict) {
+		t.Errorf("tripped again from what was read before: %v", err)
+	}
+	got := audited(t, farm)
+	if len(got) != 1 || got[0].ID != said.ID || got[0].RCID != "web" || !slices.Equal(got[0].Changes, said.Changes) {
+		t.Errorf("audit records %+v, want that of the farm that tripped it", got)
+	}
+}
+
+// Of all farms that see the store go back in time, one renews the nonce and says so.
+func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
+	t.Parallel()
+	farms := tenures(t, 5)
+	before, err := farms[0].Schema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for _, farm := range farms {
+		all.Go(func() {
+			if err := farm.RenewNonce(t.Context(), before.Value.Nonce); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	after, err := farms[0].Schema(t.Context())
+	if err != nil || after.Value.Nonce <= before.Value.Nonce {
+		t.Fatalf("nonce %s after %s, %v", after.Value.Nonce, before.Value.Nonce, err)
+	}
+	want := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", before.Value.Nonce, after.Value.Nonce)
+	got := audited(t, farms[0])
+	isFarm := func(f *FarmTenure) bool { return f.farmID == got[0].Who }
+	if len(got) != 1 || got[0].What != "renew-nonce" || !slices.ContainsFunc(farms, isFarm) || !slices.Equal(got[0].Changes, []string{want}) {
+		t.Errorf("audit records %+v, want one, of a farm: %s", got, want)
+	}
+}
