@@ -2,21 +2,29 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -77,7 +85,7 @@ func TestFlagsAreDocumented(t *testing.T) {
 		}
 		for _, m := range regexp.MustCompile(`(?m)^ +--([a-z-]+).*\[(\$[A-Z_, $]+)\]`).FindAllStringSubmatch(help, -1) {
 			row := regexp.MustCompile("(?m)^\\| `--" + m[1] + "` .*$").FindString(tables)
-			for _, variable := range strings.Split(strings.ReplaceAll(m[2], "$", ""), ", ") {
+			for variable := range strings.SplitSeq(strings.ReplaceAll(m[2], "$", ""), ", ") {
 				if !strings.Contains(row, "`"+variable+"`") {
 					t.Errorf("%s --%s: docs/operating.md does not name %s: %q", program, m[1], variable, row)
 				}
@@ -113,6 +121,34 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	if documented := matches("(?m)^\\| `(rcfarm_[a-z_]+)`", read(t, "docs", "operating.md")); !slices.Equal(real, documented) {
 		t.Errorf("the daemons have the metrics %v,\ndocs/operating.md lists %v", real, documented)
+	}
+}
+
+// Every row of docs/operating.md that should say what to do does.
+func TestCuresAreDocumented(t *testing.T) {
+	t.Parallel()
+	var tables, rows int
+	what := -1 // column of the table that is being read; negative: none
+	for line := range strings.SplitSeq(read(t, "docs", "operating.md"), "\n") {
+		cells := strings.Split(line, "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			what = -1
+		case slices.Contains(cells, "what to do"):
+			what = slices.Index(cells, "what to do")
+			tables++
+		case what >= 0:
+			rows++
+			if len(cells) <= what || len(cells[what]) < 3 {
+				t.Errorf("docs/operating.md does not say what to do: %s", line)
+			}
+		}
+	}
+	if tables < 5 || rows < 50 {
+		t.Errorf("%d rows in %d tables were looked at", rows, tables)
 	}
 }
 
@@ -159,6 +195,104 @@ func TestKeysAreDocumented(t *testing.T) {
 	slices.Sort(real)
 	if documented := matches("(?m)^\\| `([a-z]+)", read(t, "docs", "consul-keys.md")); !slices.Equal(real, documented) {
 		t.Errorf("the schema has %v,\ndocs/consul-keys.md lists %v", real, documented)
+	}
+}
+
+// fields lists every field below a struct as docs/controller.md names it. The manifest has a document of its own.
+func fields(at string, t reflect.Type) []string {
+	switch {
+	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Manifest]():
+		return nil
+	case t.Kind() == reflect.Pointer:
+		return fields(at, t.Elem())
+	case t.Kind() == reflect.Slice:
+		return fields(at+"[]", t.Elem())
+	case t.Kind() != reflect.Struct || t == reflect.TypeFor[time.Time]():
+		return nil
+	}
+	var found []string
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		path := strings.TrimPrefix(at+"."+name, ".")
+		found = append(append(found, path), fields(path, f.Type)...)
+	}
+	slices.Sort(found)
+	return found
+}
+
+// firstCells returns the first cells of all tables of a text with this header, sorted.
+func firstCells(text, header string) []string {
+	var found []string
+	for _, table := range strings.Split(text, "\n| "+header+" |")[1:] {
+		table, _, _ = strings.Cut(table, "\n\n")
+		for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1) {
+			found = append(found, row[1])
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// Every field of a controller's document and record is in docs/controller.md, and every field that it lists exists.
+func TestControllerIsDocumented(t *testing.T) {
+	t.Parallel()
+	text := read(t, "docs", "controller.md")
+	spec := fields("", reflect.TypeFor[rc.Spec]())
+	if diff := cmp.Diff(spec, firstCells(text, "field")); diff != "" {
+		t.Errorf("the document of a controller has -, docs/controller.md lists +:\n%s", diff)
+	}
+	besides := slices.DeleteFunc(fields("", reflect.TypeFor[rc.RC]()), func(path string) bool { return slices.Contains(spec, path) })
+	if diff := cmp.Diff(besides, firstCells(text, "record field")); diff != "" {
+		t.Errorf("the record has besides -, docs/controller.md lists +:\n%s", diff)
+	}
+}
+
+// What docs/controller.md says of limits and defaults is what they are.
+func TestControllerLimitsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text := regexp.MustCompile(`(\d),(\d{3})`).ReplaceAllString(read(t, "docs", "controller.md"), "$1$2")
+	for path, want := range map[string]string{
+		"replica_groups":            fmt.Sprintf("| list, 1 to %d | | replicas by role, at most %d in all together", rc.MaxGroups, rc.MaxReplicas),
+		"node_selector":             fmt.Sprintf("| text, up to %d bytes | every node |", rc.MaxSelectorBytes),
+		"max_surge":                 fmt.Sprintf("| number | `%d` |", rc.DefaultMaxSurge),
+		"replicas":                  "one group of the role `" + rc.DefaultRole + "`",
+		"strategy":                  fmt.Sprintf("| `%s` or `%s` | `%[1]s` |", rc.Dynamic, rc.Static),
+		"node_loss.after":           "| `" + rc.DefaultNodeLossAfter.String() + "` |",
+		"node_loss.unmanaged_after": "| `" + strings.TrimSuffix(rc.DefaultUnmanagedAfter.String(), "0s") + "` |",
+	} {
+		row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(path) + "` \\|.*$").FindString(text)
+		if !strings.Contains(row, want) {
+			t.Errorf("%s: no %s in %q", path, want, row)
+		}
+	}
+	for _, want := range []string{fmt.Sprintf("whole, from 0 to %d", rc.MaxReplicas), fmt.Sprintf("up to %d entries", manifest.MaxLabels)} {
+		if !strings.Contains(text, want) {
+			t.Errorf("docs/controller.md does not say %q", want)
+		}
+	}
+}
+
+// Every document in docs/controller.md and README.md is valid, and the first has nearly everything.
+func TestControllersOfTheDocsAreValid(t *testing.T) {
+	t.Parallel()
+	text := read(t, "docs", "controller.md")
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text+strings.ReplaceAll(read(t, "README.md"), "4f1c...", strings.Repeat("a", 64)), -1)
+	if len(examples) < 4 {
+		t.Fatalf("%d examples", len(examples))
+	}
+	for _, example := range examples {
+		converted, err := document.ToJSON([]byte(example[1]), "a controller")
+		if err != nil {
+			t.Fatalf("%s: %v", example[1], err)
+		}
+		if _, err := rc.DecodeSpec(converted); err != nil {
+			t.Errorf("%s: %v", example[1], err)
+		}
+	}
+	for f := range reflect.TypeFor[rc.Spec]().Fields() {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "replica_groups" && !strings.Contains("\n"+examples[0][1], "\n"+name+":") {
+			t.Errorf("the complete example has no %s", name)
+		}
 	}
 }
 

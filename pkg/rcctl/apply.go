@@ -19,9 +19,12 @@ Examples:
   rcctl apply -f rc.yaml --wait           wait until as many pods are available as it asks for
   sed s/v1/v2/ rc.yaml | rcctl apply -f - read standard input
 
-A document:
+A document, with the fields that are used most; docs/controller.md has all of them:
   name: web
   replicas: 3
+  min_available: 2              # by default one less than the replicas
+  max_per_node: 1               # by default there is no limit
+  strategy: dynamic             # pods may move; static: they stay where they are
   node_selector: rack in (a,b)
   spread: rack
   pod:

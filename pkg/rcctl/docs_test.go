@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // flagsOf returns the flags of a program and of all its commands that are not hidden, by the full name of the command. A
@@ -22,9 +26,7 @@ func flagsOf(name string, flags []cli.Flag, commands []*cli.Command) map[string]
 		if c.Hidden {
 			continue
 		}
-		for sub, flags := range flagsOf(name+" "+c.Name, c.Flags, c.Subcommands) {
-			all[sub] = flags
-		}
+		maps.Copy(all, flagsOf(name+" "+c.Name, c.Flags, c.Subcommands))
 	}
 	return all
 }
@@ -61,6 +63,19 @@ func documentedFlags(t *testing.T) map[string]map[string]string {
 		}
 	}
 	return all
+}
+
+// The document in the help of apply is valid.
+func TestDocumentOfTheHelpIsValid(t *testing.T) {
+	_, text, _ := strings.Cut((&tool{}).applyCommand().Description, "\n\nA document, ")
+	_, text, _ = strings.Cut(text, ":\n")
+	data, err := document.ToJSON([]byte(strings.Replace(text, "64 hex digits", strings.Repeat("a", 64), 1)), "a controller")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec, err := rc.DecodeSpec(data); err != nil || spec.MinAvailable == nil {
+		t.Errorf("%v in\n%s", err, text)
+	}
 }
 
 // Every flag of every command is in docs/operating.md with its default and its variables, and every one that it lists exists.
