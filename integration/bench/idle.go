@@ -45,7 +45,7 @@ func idleBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	link, err := startProxy(ctx, &sc, dev.addr, 0)
+	link, err := startProxy(&sc, dev.addr, 0)
 	if err != nil {
 		return err
 	}

@@ -240,7 +240,7 @@ func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing
 	}
 	addr := w.addr
 	if p.delay > 0 {
-		slow, err := startProxy(ctx, sc, addr, p.delay)
+		slow, err := startProxy(sc, addr, p.delay)
 		if err != nil {
 			return err
 		}

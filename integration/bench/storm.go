@@ -39,7 +39,7 @@ func stormBench(ctx context.Context, b *bench) error {
 	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes}); err != nil {
 		return err
 	}
-	link, err := startProxy(ctx, &sc, dev.addr, 0)
+	link, err := startProxy(&sc, dev.addr, 0)
 	if err != nil {
 		return err
 	}
