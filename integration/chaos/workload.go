@@ -94,6 +94,9 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 		return "create", w.create(ctx, st, slot, rng)
 	case err != nil:
 		return "read", err
+	case rec.Value.DeletedAt != nil && rec.Value.AllowMassStop != rec.Value.Generation && dice < 20:
+		// The breaker may hold it up. It is for another operator to say that it is meant.
+		return "delete again", writeRC(ctx, st, rec, nil, "delete", true)
 	case rec.Value.DeletedAt != nil:
 		return "wait for a deletion", nil
 	}

@@ -441,11 +441,9 @@ func TestAStopThatARestoreTookBack(t *testing.T) {
 			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
 		w.ran(stopped, 20)
 		w.txn(kv("set", realityN1, did(state, 20, false)))
-		hole := w.last() + 1
-		w.log = append(w.log, Entry{Index: hole + 1, Kind: raftCommand + 1, At: epoch + int64(time.Second)})
-		w.add(Event{Kind: EventRestore, Index: stop, Call: epoch + int64(time.Second)/2, At: epoch + 2*int64(time.Second)})
+		w.restores(stop)
 		w.txn(w.fenced(kv("delete-cas", podKey, nil).at(stop), kv("delete", intentN1, nil))...)
-		j := &judgement{state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), ordered: map[string]asked{}}
+		j := newJudgement(nil, nil)
 		if err := j.replay(w.log, w.events); err != nil {
 			t.Fatal(err)
 		}

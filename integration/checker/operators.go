@@ -83,7 +83,7 @@ func (j *judgement) disabled(w *Write) {
 		case c.places() != nil:
 			j.violated("P2", "placed while disabled", w.Index, "%s on %s", after.id(), after.Node)
 		case before == nil || before.RunState != running || w.forgotten(before.Node, before.id()):
-		case after == nil && w.confirmedStop(before):
+		case w.confirmedStop(before) && (after == nil || w.hasStopped(after)):
 		case after == nil || after.RunState != running:
 			j.violated("P2", "removed while disabled", w.Index, "%s from %s", before.id(), before.Node)
 		}
@@ -109,6 +109,13 @@ func (j *judgement) static(w *Write) {
 			j.violated("R7", "static pod moved", w.Index, "%s from %s to %s", p.id(), before.Node, p.Node)
 		}
 	}
+}
+
+// hasStopped reports whether the node that a placement names says that it does not run the pod: what is handed on to a former copy
+// that has stopped too takes nothing away.
+func (w *Write) hasStopped(p *placement) bool {
+	r := w.before(realityKey(p.Node, p.id())).reality()
+	return r != nil && r.State == stopped
 }
 
 // confirmedStop reports whether the node of a placement says that it has stopped the pod at a higher revision, as where the

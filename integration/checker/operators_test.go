@@ -57,6 +57,24 @@ func (w *world) asks(kind, node string) Op {
 	return kv("delete", "requests/c/r1", nil)
 }
 
+// A restored store says that a pod moves, whose node has stopped it since. Of a disabled controller it is handed on to where it came
+// from only if that has stopped it too.
+func TestHandedOnWhileDisabled(t *testing.T) {
+	t.Parallel()
+	for state, rule := range map[string]string{stopped: "", "ready": "P2 removed while disabled"} {
+		w := newWorld(t)
+		p := placed("n2", running, 20)
+		p["ghosts"] = []fields{{"node": "n1"}}
+		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		w.change(2, 1, fields{"disabled": true, "min_available": 0})
+		w.txn(kv("set", "reality/n2/c/main.0", did(stopped, 21, false)))
+		w.txn(kv("set", realityN1, did(state, 22, state != stopped)))
+		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 30)).at(w.pod),
+			kv("set", "reservations/n2", holding()))...)
+		w.expect(rule)
+	}
+}
+
 // dies ends the session of node n1 and what runs there.
 func (w *world) dies() {
 	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n1"}})
