@@ -45,6 +45,7 @@ var scenarios = map[string]func(*env){
 	"handover":         handover,
 	"many-rcs":         manyRCs,
 	"corrupt-record":   corruptRecord,
+	"corrupt-node":     corruptNode,
 	"first-pod":        firstPod,
 	"name-prefix":      namePrefix,
 	"breaker":          breaker,
