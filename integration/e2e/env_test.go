@@ -45,6 +45,7 @@ var scenarios = map[string]func(*env){
 	"handover":         handover,
 	"many-rcs":         manyRCs,
 	"corrupt-record":   corruptRecord,
+	"corrupt-node":     corruptNode,
 	"first-pod":        firstPod,
 	"name-prefix":      namePrefix,
 	"breaker":          breaker,
@@ -57,6 +58,7 @@ var scenarios = map[string]func(*env){
 	"readyz":           readyz,
 	"unclaimed":        unclaimed,
 	"preparer-crash":   preparerCrash,
+	"preparer-upgrade": preparerUpgrade,
 	"supervisor-crash": supervisorCrash,
 	"consul-away":      consulAway,
 	"bad-artifacts":    badArtifacts,
@@ -220,9 +222,13 @@ type process struct {
 	ended chan struct{}
 }
 
+// start starts a program: one of bin/ by its name, any other by its path.
 func (e *env) start(name, program string, args ...string) *daemon {
 	e.t.Helper()
-	d := &daemon{e: e, name: name, path: filepath.Join(e.root, "bin", program), args: args}
+	if !filepath.IsAbs(program) {
+		program = filepath.Join(e.root, "bin", program)
+	}
+	d := &daemon{e: e, name: name, path: program, args: args}
 	e.daemons = append(e.daemons, d)
 	d.startAgain()
 	return d

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,6 +16,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
+
+// alerts counts what the farms told about a record: "raised" or "resolved".
+func (e *env) alerts(what, key string) int {
+	n := 0
+	for _, d := range e.daemons {
+		for line := range strings.Lines(d.logText()) {
+			if strings.Contains(line, "alert "+what) && strings.Contains(line, key) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// keptProcesses fails unless all of these processes still run, whatever else does.
+func (e *env) keptProcesses(want map[string]int, when string) {
+	e.t.Helper()
+	now := e.processes()
+	for key, pid := range want {
+		if now[key] != pid {
+			e.t.Errorf("%s: %s had pid %d, now %d", when, key, pid, now[key])
+		}
+	}
+}
 
 // members waits until exactly these farms are members.
 func (e *env) members(want ...string) {
@@ -261,6 +286,108 @@ func corruptRecord(e *env) {
 	f1.kill() // and a farm that starts into it goes on, too
 	f1.startAgain()
 	e.applied(e.hello(1, nil))
+}
+
+// corruptNode: the record of a living node becomes garbage while pods run there. Its preparer writes it again. Until it does,
+// the alert names the record, nothing new is placed there, what runs there runs on and counts, and the rest goes on.
+func corruptNode(e *env) {
+	e.startConsul("")
+	preparers := map[string]*daemon{}
+	for n := range 3 {
+		preparers[fmt.Sprintf("n%d", n+1)] = e.preparer(n+1, "--ttl", "1m") // its session outlives what follows
+	}
+	f1 := e.farm("f1", "")
+	e.applied(e.hello(2, nil))
+	id := e.rcID("hello")
+	before := e.processes()
+	where := e.placements(id)["main.0"].Value.Node
+	key, rack := e.store.Keys().Node(where), e.nodes()[where].Value.Labels["rack"]
+	spoil := func() {
+		if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, []byte("{garbage"))}); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	mended := func() error {
+		rec, err := e.store.Node(e.t.Context(), where)
+		if err == nil && rec.Session == "" {
+			err = fmt.Errorf("%s has no lock", where)
+		}
+		return err
+	}
+	spoil()
+	e.within(limit, mended)
+	e.sameProcesses(before, "after the record of "+where+" was written again")
+
+	// A preparer that stands still cannot write it.
+	over := func() error {
+		if raised, resolved := e.alerts("raised", key), e.alerts("resolved", key); raised != resolved {
+			return fmt.Errorf("%d alerts about %s, of which %d are over", raised, key, resolved)
+		}
+		return nil
+	}
+	e.within(limit, over)
+	raised := e.alerts("raised", key)
+	e.stop(preparers[where].current().cmd.Process.Pid)
+	spoil()
+	e.within(limit, func() error {
+		incidents, err := e.store.ReadIncidents(e.t.Context())
+		if err != nil {
+			return err
+		}
+		for _, in := range incidents.Value.Records[key] {
+			if in.AlertedAt != nil && in.ResolvedAt == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf("no alert about %s: %+v", key, incidents.Value)
+	})
+	e.applied(e.hello(3, nil)) // for which there is a node left
+	there := e.hello(1, nil)
+	there.Name, there.Port, there.Selector = "there", 8081, "rack="+rack
+	e.apply(there)
+	thereID := e.rcID("there")
+	e.within(limit, func() error { return e.says(thereID, rc.InsufficientNodes, "of 2 nodes") })
+	e.keptProcesses(before, "while the record of "+where+" cannot be read")
+
+	// A farm that starts into it does not know what runs there. It places nothing, stops nothing, and tells nothing again.
+	processes := e.processes()
+	f1.kill()
+	f1.startAgain()
+	elsewhere := e.hello(1, nil)
+	elsewhere.Name, elsewhere.Port = "elsewhere", 8082
+	e.apply(elsewhere)
+	elsewhereID := e.rcID("elsewhere")
+	e.within(limit, func() error {
+		return e.says(elsewhereID, rc.Holding, "waiting for nodes to report what they run: "+where)
+	})
+	e.sameProcesses(processes, "after another farm started")
+	if err := mended(); !errors.As(err, new(*store.CorruptError)) {
+		e.t.Errorf("somebody else than its preparer has written the record of %s: %v", where, err)
+	}
+
+	preparers[where].signal(syscall.SIGCONT)
+	e.within(limit, func() error {
+		return errors.Join(mended(), over(), e.converged(id, 3), e.converged(thereID, 1), e.converged(elsewhereID, 1))
+	})
+	e.keptProcesses(processes, "after the preparer wrote the record again")
+	if n := e.alerts("raised", key); n != raised+1 {
+		e.t.Errorf("%d alerts about %s, want one after %d", n, key, raised)
+	}
+	e.oneCopyEach()
+}
+
+// says reports whether a condition is true of a controller, for a reason that contains the text.
+func (e *env) says(rcID string, condition rc.ConditionType, why string) error {
+	st, err := e.store.Status(e.t.Context(), rcID)
+	if err != nil {
+		return err
+	}
+	for _, c := range st.Value.Conditions {
+		if c.Type == condition && c.True && strings.Contains(c.Reason, why) {
+			return nil
+		}
+	}
+	return fmt.Errorf("not %s because of %q: status %+v", condition, why, st.Value)
 }
 
 // firstPod: the first controller on an empty cluster, applied before any node exists.

@@ -401,15 +401,10 @@ func (e *env) blocked(rcID, why string) error {
 		return err
 	}
 	st, err := e.store.Status(e.t.Context(), rcID)
-	if err != nil {
-		return err
+	if err == nil && st.Value.ObservedGeneration != rec.Value.Generation {
+		err = fmt.Errorf("generation %d, status %+v", rec.Value.Generation, st.Value)
 	}
-	for _, c := range st.Value.Conditions {
-		if c.Type == rc.Blocked && c.True && strings.Contains(c.Reason, why) && st.Value.ObservedGeneration == rec.Value.Generation {
-			return nil
-		}
-	}
-	return fmt.Errorf("not blocked because %s: generation %d, status %+v", why, rec.Value.Generation, st.Value)
+	return errors.Join(err, e.says(rcID, rc.Blocked, why))
 }
 
 // deadline is that of a node's drain.

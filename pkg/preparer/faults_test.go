@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -42,11 +41,13 @@ type victim struct {
 	Consul, Prefix string
 	Node           node.Node
 	Dir            string // data directory
-	Artifacts      string
+	Store          string // of artifacts
+	Certificate    []byte // of the server that they are fetched from
 	Shim           string
 	HooksDir       string
-	KillAt         int    // the number of the step at which it dies; zero: never
-	Steps          string // file that the name of each step is appended to
+	KillAt         int           // the number of the step at which it dies; zero: never
+	Late           time.Duration // how much later it dies where the artifact store does more than it says
+	Steps          string        // file that the name of each step is appended to
 }
 
 // runVictim is the preparer. The file at path holds a victim.
@@ -87,20 +88,31 @@ func runVictim(path string) error {
 		mu    sync.Mutex
 		count int
 	)
+	step := func(name string) {
+		mu.Lock()
+		defer mu.Unlock() // never, when it dies: nobody takes a step beyond the last
+		if v.KillAt > 0 && count >= v.KillAt {
+			return // it dies late
+		}
+		fmt.Fprintln(steps, name)
+		switch count++; {
+		case count != v.KillAt:
+		case loose(name):
+			time.AfterFunc(v.Late, die)
+		default:
+			die()
+			select {}
+		}
+	}
+	fetched, err := v.open(step)
+	if err != nil {
+		return err
+	}
 	s := store.New(client, keys)
 	p, err := preparer.New(preparer.Config{
-		Node: v.Node, Dir: v.Dir, Store: s, Artifacts: &artifacts{dir: v.Artifacts}, Runtime: supervisor, Services: client, Log: log,
+		Node: v.Node, Dir: v.Dir, Store: s, Artifacts: fetched, Cache: fetched, Runtime: supervisor, Services: client, Log: log,
 		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
-		HooksDir: v.HooksDir,
-		Step: func(name string) {
-			mu.Lock()
-			defer mu.Unlock() // never, when it dies: nobody takes a step beyond the last
-			fmt.Fprintln(steps, name)
-			if count++; count == v.KillAt {
-				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-				select {}
-			}
-		},
+		CheckArtifacts: 100 * time.Millisecond, HooksDir: v.HooksDir, Step: step,
 	})
 	if err != nil {
 		return err
@@ -119,14 +131,16 @@ func runVictim(path string) error {
 // faultRun is one node whose preparer is killed again and again.
 type faultRun struct {
 	*bench
-	rnd      *rand.Rand
-	v        victim
-	cmd      *exec.Cmd
-	ended    chan struct{}
-	digests  []string // of versions that differ; those with odd numbers have hooks
-	running  int      // number of the version that is to run; -1: none
-	revision int64
-	diedAt   map[string]int
+	rnd       *rand.Rand
+	v         victim
+	mirror    *mirror
+	cmd       *exec.Cmd
+	ended     chan struct{}
+	manifests []manifest.Manifest // of versions that differ; those with odd numbers have hooks
+	digests   []string            // of the manifests
+	running   int                 // number of the version that is to run; -1: none
+	revision  int64
+	diedAt    map[string]int
 }
 
 // alone is a process that writes down when another of its kind runs on the node at the same time.
@@ -137,14 +151,15 @@ exec sleep 1000`
 func newFaultRun(t *testing.T, rnd *rand.Rand) *faultRun {
 	t.Helper()
 	b := newBench(t)
-	f := &faultRun{bench: b, rnd: rnd, running: -1, diedAt: map[string]int{}}
+	f := &faultRun{bench: b, rnd: rnd, mirror: newMirror(t), running: -1, diedAt: map[string]int{}}
 	for i := range 4 {
-		f.digests = append(f.digests, b.upload(f.manifest(i)))
+		m := f.publish(f.manifest(i))
+		f.manifests, f.digests = append(f.manifests, m), append(f.digests, b.upload(m))
 	}
 	dir := filepath.Dir(b.cfg.Dir)
 	f.v = victim{
 		Consul: consultest.Shared(t).Addr, Prefix: b.keys.Prefix(), Node: b.cfg.Node, Dir: b.cfg.Dir,
-		Artifacts: b.artifacts.dir, Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(dir, "steps"),
+		Store: filepath.Join(dir, "store"), Certificate: f.mirror.certificate(), Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(dir, "steps"),
 	}
 	t.Cleanup(f.kill)
 	return f
@@ -171,10 +186,13 @@ func (f *faultRun) manifest(n int) manifest.Manifest {
 	return m
 }
 
+// maxLate is about how long it takes to make an unpacked artifact durable and put it in place.
+const maxLate = 20 * time.Millisecond
+
 // begin starts the preparer, which dies at a step unless that is zero.
 func (f *faultRun) begin(killAt int) {
 	f.t.Helper()
-	f.v.KillAt = killAt
+	f.v.KillAt, f.v.Late = killAt, time.Duration(f.rnd.Int64N(int64(maxLate)))
 	data, err := json.Marshal(f.v)
 	if err != nil {
 		f.t.Fatal(err)
@@ -237,6 +255,9 @@ func (f *faultRun) trial(limit int) {
 	f.t.Helper()
 	before := f.running
 	f.choose()
+	if f.running >= 0 {
+		f.spoil(f.running)
+	}
 	_ = os.Remove(f.state("hooks")) // there may be none
 	for range 1 + f.rnd.IntN(3) {
 		f.begin(1 + f.rnd.IntN(limit))
@@ -257,8 +278,10 @@ func (f *faultRun) trial(limit int) {
 	f.eventually(f.converged)
 	f.mustHaveRun(before)
 	f.mustBeOne()
+	f.beWhole()
 	f.kill()
 	f.mustBeOne()
+	f.mustBeWhole()
 }
 
 // choose gives the pod another state.
@@ -379,7 +402,8 @@ func (f *faultRun) onMachine() map[int]string {
 	return found
 }
 
-// The preparer is killed with SIGKILL at random steps of installations, upgrades and stops. No pod is lost, none runs
+// The preparer is killed with SIGKILL at random steps of installations, upgrades and stops, those of fetching, unpacking and
+// restoring artifacts included. No pod is lost, none runs
 // twice, nothing runs unsupervised, every hook runs, and in the end everything is as it was told to be.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
@@ -406,7 +430,7 @@ func TestKilledAnywhere(t *testing.T) {
 
 	// How many steps there are is learned from a life without faults, beside a pod that must not notice anything.
 	f.begin(0)
-	bystander := f.upload(f.sleeper("bystander"))
+	bystander := f.upload(f.publish(f.sleeper("bystander")))
 	f.tell(intent(9, bystander, pod.Running, 1))
 	f.awaitReady(9, bystander, 1)
 	pid := f.pid(9)

@@ -1,0 +1,147 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/rcfarm/rcfarm/pkg/app"
+)
+
+// nextVersion is that of the build which buildNext makes.
+const nextVersion = app.Version + "-next"
+
+// buildNext builds the preparer as another version of itself.
+func (e *env) buildNext() string {
+	e.t.Helper()
+	source := filepath.Join(e.root, "pkg", "app", "app.go")
+	text, err := os.ReadFile(source)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	now, next := fmt.Sprintf("const Version = %q", app.Version), fmt.Sprintf("const Version = %q", nextVersion)
+	if strings.Count(string(text), now) != 1 {
+		e.t.Fatalf("%s does not have %s", source, now)
+	}
+	program, changed, overlay := filepath.Join(e.dir, "preparer-next"), filepath.Join(e.dir, "app.go"), filepath.Join(e.dir, "overlay.json")
+	if err := errors.Join(
+		os.WriteFile(changed, []byte(strings.Replace(string(text), now, next, 1)), 0o600),
+		os.WriteFile(overlay, e.encode(map[string]any{"Replace": map[string]string{source: changed}}), 0o600),
+	); err != nil {
+		e.t.Fatal(err)
+	}
+	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-overlay", overlay, "-o", program, "./cmd/preparer")
+	build.Dir = e.root
+	if out, err := build.CombinedOutput(); err != nil {
+		e.t.Fatalf("build the next preparer: %v\n%s", err, out)
+	}
+	return program
+}
+
+// copyProgram returns a copy of one of our programs that may be removed.
+func (e *env) copyProgram(name string) string {
+	e.t.Helper()
+	data, err := os.ReadFile(filepath.Join(e.root, "bin", name))
+	path := filepath.Join(e.dir, name+"-old")
+	if err == nil {
+		err = os.WriteFile(path, data, 0o755)
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return path
+}
+
+// preparerUpgrade: preparers are replaced by those of another build at another path, and the old build is removed. What
+// keeps the pods running stays that of the old build. Pods keep their pids, and are looked after as before.
+func preparerUpgrade(e *env) {
+	e.startConsul("")
+	token := filepath.Join(e.dir, "token")
+	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+	old, next := e.copyProgram("preparer"), e.buildNext()
+	runtimes := map[string]string{"n1": app.RuntimeShim, "n2": app.RuntimeRunit}
+	preparers := map[string]*daemon{}
+	for n := range len(runtimes) {
+		name := fmt.Sprintf("n%d", n+1)
+		preparers[name] = e.start(name, old, append(e.common(name, ""),
+			"--node", name, "--address", e.address(n+1), "--api-token-file", token, "--runtime", runtimes[name])...)
+	}
+	e.farm("f1", "")
+	h := e.hello(2, map[string]string{"HELLO_VERSION": "1"})
+	e.applied(h)
+	e.remember("hello")
+	before := e.processes()
+	keepers := func() []int {
+		return slices.Sorted(slices.Values(slices.Concat(e.supervisors(1), e.servedBy(e.onNode("n2", app.RuntimeRunit)))))
+	}
+	kept := keepers()
+	if len(kept) < 3 {
+		e.t.Fatalf("pods are kept running by %v; want a supervisor, runsvdir and runsv", kept)
+	}
+
+	for _, name := range slices.Sorted(maps.Keys(preparers)) {
+		if v := e.nodes()[name].Value.Version; v != app.Version {
+			e.t.Errorf("%s has version %s before the upgrade, want %s", name, v, app.Version)
+		}
+		d := preparers[name]
+		d.signal(syscall.SIGTERM)
+		<-d.current().ended
+		d.path = next
+		d.startAgain()
+		e.within(limit, func() error {
+			if rec := e.nodes()[name]; rec.Session == "" || rec.Value.Version != nextVersion {
+				return fmt.Errorf("%s has session %q and version %s", name, rec.Session, rec.Value.Version)
+			}
+			return nil
+		})
+	}
+	if err := os.Remove(old); err != nil {
+		e.t.Fatal(err)
+	}
+	id := e.rcIDs["hello"]
+	e.within(limit, func() error { return e.converged(id, 2) })
+	e.sameProcesses(before, "after the upgrade of the preparers")
+	if now := keepers(); !slices.Equal(now, kept) {
+		e.t.Errorf("pods are kept running by %v, before the upgrade by %v", now, kept)
+	}
+
+	// What ran before is started again when it crashes, and its log goes on.
+	for index := range 2 {
+		e.crash("hello", index)
+		pod := fmt.Sprintf("hello-main-%d", index)
+		e.within(limit, func() error {
+			out, err := e.tryRcctl("", "logs", "--node-token-file", token, pod)
+			if err == nil && strings.Count(out, "listening on ") != 2 {
+				err = fmt.Errorf("log of %s: %q", pod, out)
+			}
+			return err
+		})
+	}
+	e.within(limit, func() error { return e.converged(id, 2) })
+
+	// New pods start, and those of before are upgraded.
+	other := e.hello(2, nil)
+	other.Name, other.Port = "other", 8081
+	e.applied(other)
+	crashed := e.processes()
+	h.Env["HELLO_VERSION"] = "2"
+	e.applied(h)
+	for key, pid := range e.processes() {
+		if same := crashed[key] == pid; same == strings.HasPrefix(key, id+"/") {
+			e.t.Errorf("%s: pid %d, before a change of hello %d", key, pid, crashed[key])
+		}
+	}
+	if out := e.rcctl("", "exec", "--node-token-file", token, "hello-main-0", "--", "printenv", "HELLO_VERSION"); out != "2\n" {
+		e.t.Errorf("environment of a pod after its upgrade: %q", out)
+	}
+	e.sameProcessCount(4)
+	e.oneCopyEach()
+}
