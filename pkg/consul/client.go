@@ -58,6 +58,7 @@ type Client struct {
 	timeout   time.Duration
 	pools     []*http.Transport
 	tokenless bool
+	past      past
 }
 
 // New returns a client. It does not connect yet.
@@ -119,11 +120,12 @@ type Pair struct {
 	Value       []byte
 	ModifyIndex uint64
 	Session     string // that holds the key as a lock; empty when none
+	LockIndex   uint64 // how many sessions have held it so far
 	Flags       uint64
 }
 
 func pairOf(p *api.KVPair) Pair {
-	return Pair{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, Session: p.Session, Flags: p.Flags}
+	return Pair{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, Session: p.Session, LockIndex: p.LockIndex, Flags: p.Flags}
 }
 
 // Consistency chooses what a read may miss.

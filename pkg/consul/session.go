@@ -77,6 +77,10 @@ func (s *Session) lastConfirmed() time.Time {
 // so RunSession destroys every session that bears the daemon's name before it takes a new one (R5).
 var ErrRegressed = errors.New("the store went back in time")
 
+// ErrUnanswered, joined to ErrRegressed by the receiver of a watch, says that it could not act on what it saw. The next watch says
+// it again.
+var ErrUnanswered = errors.New("not answered yet")
+
 // RunSession holds a session and runs the role under it, again and again, until ctx ends. The role's context ends with
 // cause ErrLost as soon as the servers do not confirm the session any more; the role must return then, and whatever it
 // started must have stopped. When the role returns, the sessions are destroyed, which releases every lock at once.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -14,6 +16,9 @@ import (
 type WatchOptions struct {
 	Wait    time.Duration   // longest time the server keeps the query open; DefaultWait
 	OnError func(err error) // told about each failed poll, before the retry; ErrFiltered among them
+	// Released says that the keys are locks which their sessions leave behind when they end, so that nobody deletes and
+	// takes one anew. That tells one of an older store that somebody has taken since.
+	Released bool
 }
 
 // DefaultWait is how long a server keeps a standing query open.
@@ -36,7 +41,8 @@ const (
 type Snapshot struct {
 	Pairs []Pair
 	Index uint64
-	// Regressed means that the store went back in time since the last snapshot, as after restoring an older one.
+	// Regressed means that the store went back in time since the last snapshot, as after restoring an older one. That may be
+	// one which an earlier watch of this client delivered.
 	Regressed bool
 }
 
@@ -49,16 +55,18 @@ type Snapshot struct {
 //     reported in the snapshot;
 //   - the first wait after a change is short, because a store that goes back between two polls wakes nobody;
 //   - an index that moved over the same keys and versions is no change: an empty prefix moves with the whole store;
-//   - an answer that ACLs filtered is an error, never an empty world.
+//   - an answer that ACLs filtered is an error, never an empty world;
+//   - a watch goes on from what the last one of this client has seen there: a store that goes back takes the session with
+//     it whose role was watching, and the next role would find a world that looks like any other.
 func (c *Client) WatchPrefix(ctx context.Context, prefix string, o WatchOptions, deliver func(Snapshot) error) error {
-	return c.watch(ctx, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
+	return c.watch(ctx, "below "+prefix, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
 		return c.list(prefix, opts)
 	}, deliver)
 }
 
 // WatchKey is WatchPrefix for one key; the snapshot holds one pair, or none when the key is missing.
 func (c *Client) WatchKey(ctx context.Context, key string, o WatchOptions, deliver func(Snapshot) error) error {
-	return c.watch(ctx, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
+	return c.watch(ctx, key, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
 		pair, meta, err := c.api.KV().Get(key, opts)
 		switch {
 		case err != nil:
@@ -75,12 +83,15 @@ func (c *Client) WatchKey(ctx context.Context, key string, o WatchOptions, deliv
 
 type poll func(opts *api.QueryOptions) ([]Pair, uint64, error)
 
-func (c *Client) watch(ctx context.Context, o WatchOptions, read poll, deliver func(Snapshot) error) error {
+func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read poll, deliver func(Snapshot) error) error {
 	if o.Wait == 0 {
 		o.Wait = DefaultWait
 	}
+	seen, epoch := c.past.recall(what)
+	seen.released = o.Released
+	defer func() { c.past.keep(what, seen, epoch) }()
 	var (
-		seen  history
+		first = true
 		index uint64 // to wait on; zero answers at once
 		fails int
 		gap   gapper
@@ -110,15 +121,24 @@ func (c *Client) watch(ctx context.Context, o WatchOptions, read poll, deliver f
 		if index > 0 {
 			idle = minGap
 		}
-		if moved := !seen.valid || next != seen.index; moved || fails > 0 {
+		if moved := first || next != seen.index; moved || fails > 0 {
 			snap := Snapshot{Pairs: pairs, Index: next, Regressed: seen.wentBack(pairs, next)}
 			// After failures the receiver's world may be another one: deliver even what looks the same.
-			changed := fails > 0 || !seen.same(pairs)
-			seen = remember(pairs, next)
+			changed := first || fails > 0 || !seen.same(pairs)
+			first = false
+			var err error
 			if changed {
-				if err := deliver(snap); err != nil {
-					return err
-				}
+				err = deliver(snap)
+			}
+			if errors.Is(err, ErrUnanswered) {
+				return err // seen is from before
+			}
+			seen = seen.remember(pairs, next)
+			if snap.Regressed {
+				epoch = c.past.forget()
+			}
+			if err != nil {
+				return err
 			}
 			idle, wait = gap.next(), min(o.Wait, probeWait)
 		} else if index > 0 {
@@ -156,19 +176,72 @@ func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait tim
 	return pairs, next, err
 }
 
-// history is what the last delivered snapshot looked like.
-type history struct {
-	valid bool
-	index uint64
-	keys  map[string]uint64 // modify index by key
+// past is what the watches of a client have seen, by what they watch.
+type past struct {
+	mu    sync.Mutex
+	epoch int // of the store: another one since it went back
+	seen  map[string]history
 }
 
-func remember(pairs []Pair, index uint64) history {
-	h := history{valid: true, index: index, keys: make(map[string]uint64, len(pairs))}
-	for _, p := range pairs {
-		h.keys[p.Key] = p.ModifyIndex
+// recall returns what was seen last, and the epoch.
+func (p *past) recall(what string) (history, int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.seen[what]
+	h.locks = maps.Clone(h.locks) // several may watch the same
+	return h, p.epoch
+}
+
+// keep remembers what a watch has seen that began, or saw the store go back, in an epoch.
+func (p *past) keep(what string, h history, epoch int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !h.valid || epoch != p.epoch {
+		return
 	}
-	return h
+	if p.seen == nil {
+		p.seen = map[string]history{}
+	}
+	p.seen[what] = h
+}
+
+// forget begins another epoch, so that one return in time is reported once. What is watched still is not kept.
+func (p *past) forget() (epoch int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.epoch++
+	clear(p.seen)
+	return p.epoch
+}
+
+// history is what the last delivered snapshot looked like.
+type history struct {
+	valid    bool
+	index    uint64
+	keys     map[string]uint64 // modify index by key
+	released bool              // see WatchOptions.Released
+	locks    map[string]taken  // of released ones, also of keys that have vanished
+}
+
+// taken is who took a lock last, and how many had by then.
+type taken struct {
+	session string
+	count   uint64
+}
+
+// remember returns the history after one more snapshot.
+func (h history) remember(pairs []Pair, index uint64) history {
+	next := history{valid: true, index: index, keys: make(map[string]uint64, len(pairs)), released: h.released, locks: h.locks}
+	if next.released && next.locks == nil {
+		next.locks = map[string]taken{}
+	}
+	for _, p := range pairs {
+		next.keys[p.Key] = p.ModifyIndex
+		if next.released && p.Session != "" {
+			next.locks[p.Key] = taken{p.Session, p.LockIndex}
+		}
+	}
+	return next
 }
 
 // same reports whether the snapshot holds the keys and versions remembered.
@@ -187,13 +260,17 @@ func (h history) same(pairs []Pair) bool {
 // wentBack reports whether the snapshot is of an earlier time than the one remembered. The index alone cannot tell:
 // it also goes back when Consul forgets a deletion (tombstones live 15 minutes), and after a restore the next write
 // carries it ahead again. What cannot happen in one history is a version that was not there before and yet is not newer
-// than the index then, or a deletion together with a lower index.
+// than the index then, or a deletion together with a lower index, or a lock that another session has taken without being
+// one more to have it.
 func (h history) wentBack(pairs []Pair, index uint64) bool {
 	if !h.valid {
 		return false
 	}
 	for _, p := range pairs {
 		if p.ModifyIndex != h.keys[p.Key] && p.ModifyIndex <= h.index {
+			return true
+		}
+		if last, known := h.locks[p.Key]; known && p.Session != "" && p.Session != last.session && p.LockIndex <= last.count {
 			return true
 		}
 	}

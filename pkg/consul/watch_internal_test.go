@@ -40,11 +40,69 @@ func TestHistoryWentBack(t *testing.T) {
 	} {
 		var h history
 		if !tc.first {
-			h = remember(pairsOf(tc.before), tc.index)
+			h = h.remember(pairsOf(tc.before), tc.index)
 		}
 		if got := h.wentBack(pairsOf(tc.after), tc.next); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
+	}
+}
+
+// A lock that its sessions leave behind counts them: one that another session has, and that is not one more, was taken in an
+// older store.
+func TestHistoryOfLocksWentBack(t *testing.T) {
+	t.Parallel()
+	lock := func(session string, count, index uint64) []Pair {
+		return []Pair{{Key: "a", Session: session, LockIndex: count, ModifyIndex: index}}
+	}
+	for name, tc := range map[string]struct {
+		before  [][]Pair
+		after   []Pair
+		deleted bool // who deletes a lock begins to count anew
+		want    bool
+	}{
+		"written again":             {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s1", 3, 9)},
+		"taken by the next":         {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s2", 4, 9)},
+		"free":                      {before: [][]Pair{lock("s1", 3, 5)}, after: lock("", 3, 9)},
+		"free, taken by the next":   {before: [][]Pair{lock("s1", 3, 5), lock("", 3, 7)}, after: lock("s2", 4, 9)},
+		"taken in an older store":   {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s2", 3, 9), want: true},
+		"made anew and taken":       {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s2", 1, 9), want: true},
+		"vanished, taken anew":      {before: [][]Pair{lock("s1", 3, 5), nil}, after: lock("s2", 1, 9), want: true},
+		"free, taken in an older":   {before: [][]Pair{lock("s1", 3, 5), lock("", 3, 7)}, after: lock("s2", 2, 9), want: true},
+		"deleted with its session":  {before: [][]Pair{lock("s1", 3, 5), nil}, after: lock("s2", 1, 9), deleted: true},
+		"a lock that was not there": {before: [][]Pair{nil}, after: lock("s1", 1, 9)},
+	} {
+		h := history{released: !tc.deleted}
+		for i, pairs := range tc.before {
+			h = h.remember(pairs, uint64(5+i))
+		}
+		if got := h.wentBack(tc.after, 9); got != tc.want {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
+// What one watch has seen, the next one knows, until the store went back: that is told once.
+func TestThePastOutlivesAWatch(t *testing.T) {
+	t.Parallel()
+	var p past
+	_, early := p.recall("a")
+	p.keep("a", history{}.remember(nil, 7), early)
+	if h, _ := p.recall("a"); !h.valid || h.index != 7 {
+		t.Errorf("kept %+v", h)
+	}
+	p.keep("a", history{}, early) // a watch that saw nothing
+	if h, _ := p.recall("a"); !h.valid {
+		t.Error("a watch that saw nothing took the past away")
+	}
+	late := p.forget()
+	p.keep("a", history{}.remember(nil, 8), early)
+	if h, _ := p.recall("a"); h.valid {
+		t.Errorf("what was seen before the store went back is known still: %+v", h)
+	}
+	p.keep("a", history{}.remember(nil, 9), late)
+	if h, _ := p.recall("a"); h.index != 9 {
+		t.Errorf("kept %+v", h)
 	}
 }
 

@@ -340,3 +340,44 @@ func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	<-finished
 	t.Logf("%d deliveries", seen)
 }
+
+// A return in time is told to the next watch, until a receiver has acted on it, and not again. (A lock that was deleted and
+// taken anew looks like one of an older store to who knows that nobody deletes it.)
+func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	key, first, second := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
+	lock := func(session string) {
+		t.Helper()
+		must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte(session), session)}))
+	}
+	enough := errors.New("enough")
+	look := func(released bool, answer error) (regressed bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		err := c.WatchPrefix(ctx, prefix, consul.WatchOptions{Released: released}, func(s consul.Snapshot) error {
+			regressed = s.Regressed
+			return answer
+		})
+		if !errors.Is(err, answer) {
+			t.Fatal(err)
+		}
+		return regressed
+	}
+	lock(first)
+	if look(true, enough) {
+		t.Error("the first look is a return in time")
+	}
+	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Delete(key)}))
+	if look(true, enough) {
+		t.Error("a deletion is a return in time")
+	}
+	lock(second)
+	if !look(true, errors.Join(consul.ErrRegressed, consul.ErrUnanswered)) || !look(true, consul.ErrRegressed) {
+		t.Error("a lock that was taken in an older store was missed, or not told again")
+	}
+	if look(true, enough) {
+		t.Error("a return in time that was answered is told again")
+	}
+}

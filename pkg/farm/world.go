@@ -174,7 +174,7 @@ func (w *world) regressed(ctx context.Context) error {
 func (w *world) regressedFrom(ctx context.Context, nonce string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
 	if err := w.farm.cfg.Store.RenewNonce(ctx, nonce); err != nil {
-		return errors.Join(store.ErrRegressed, err)
+		return errors.Join(store.ErrRegressed, store.ErrUnanswered, err)
 	}
 	return store.ErrRegressed
 }

@@ -28,6 +28,8 @@ var (
 	ErrLost = consul.ErrLost
 	// ErrRegressed means that the store went back in time.
 	ErrRegressed = consul.ErrRegressed
+	// ErrUnanswered, joined to ErrRegressed, means that nothing could be done about that yet.
+	ErrUnanswered = consul.ErrUnanswered
 	// ErrFiltered means that the token may not read what was asked for.
 	ErrFiltered = consul.ErrFiltered
 )

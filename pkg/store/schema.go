@@ -113,11 +113,12 @@ func (s *Store) createSchema(ctx context.Context) error {
 }
 
 // RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
-// before; a newer one in the store means that somebody else was first, and is left alone.
+// before; a newer one in the store means that somebody else was first, and is left alone. A caller that does not know, because it
+// has only begun to look, has the present one replaced: it may be from before.
 func (t *FarmTenure) RenewNonce(ctx context.Context, known string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		rec, err := t.EnsureSchema(ctx)
-		if err != nil || rec.Value.Nonce > known {
+		if err != nil || known != "" && rec.Value.Nonce > known {
 			return struct{}{}, permanent(err)
 		}
 		next := newSchema(known, rec.Value.Nonce)

@@ -19,12 +19,12 @@ type Seen[T any] struct {
 	MarkerMissing bool
 }
 
-func watch[T any](ctx context.Context, s *Store, prefix string, onError func(error), deliver func(Seen[T]) error) error {
-	return s.c.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+func watch[T any](ctx context.Context, s *Store, prefix string, o consul.WatchOptions, deliver func(Seen[T]) error) error {
+	return s.c.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error {
 		seen := Seen[T]{Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix)}
 		if seen.MarkerMissing {
 			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
-				onError(err)
+				o.OnError(err)
 			}
 		}
 		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
@@ -65,41 +65,41 @@ func (s *Store) WatchBells(ctx context.Context, shard int, onError func(error), 
 
 // WatchNodes delivers the node records of one shard. A record's Session is empty while no preparer holds it.
 func (s *Store) WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(Seen[node.Node]) error) error {
-	return watch(ctx, s, s.keys.Nodes(shard), onError, deliver)
+	return watch(ctx, s, s.keys.Nodes(shard), consul.WatchOptions{OnError: onError, Released: true}, deliver)
 }
 
 // WatchNodeOps delivers the operators' side of all nodes.
 func (s *Store) WatchNodeOps(ctx context.Context, onError func(error), deliver func(Seen[node.Ops]) error) error {
-	return watch(ctx, s, s.keys.AllNodeOps(), onError, deliver)
+	return watch(ctx, s, s.keys.AllNodeOps(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchFarms delivers the member records.
 func (s *Store) WatchFarms(ctx context.Context, onError func(error), deliver func(Seen[Member]) error) error {
-	return watch(ctx, s, s.keys.Farms(), onError, deliver)
+	return watch(ctx, s, s.keys.Farms(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchIntents delivers what one node must do.
 func (s *Store) WatchIntents(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[pod.Intent]) error) error {
-	return watch(ctx, s, s.keys.Intents(nodeName), onError, deliver)
+	return watch(ctx, s, s.keys.Intents(nodeName), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchSchema delivers the schema record; Recs is empty while it is missing.
 func (s *Store) WatchSchema(ctx context.Context, onError func(error), deliver func(Seen[Schema]) error) error {
-	return watchKey(ctx, s, s.keys.Schema(), onError, deliver)
+	return watchKey(ctx, s, s.keys.Schema(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchBreaker delivers the breaker record; Recs is empty while it is missing.
 func (s *Store) WatchBreaker(ctx context.Context, onError func(error), deliver func(Seen[Breaker]) error) error {
-	return watchKey(ctx, s, s.keys.Breaker(), onError, deliver)
+	return watchKey(ctx, s, s.keys.Breaker(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchNode delivers one node's own record; Recs is empty while it is missing.
 func (s *Store) WatchNode(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[node.Node]) error) error {
-	return watchKey(ctx, s, s.keys.Node(nodeName), onError, deliver)
+	return watchKey(ctx, s, s.keys.Node(nodeName), consul.WatchOptions{OnError: onError, Released: true}, deliver)
 }
 
-func watchKey[T any](ctx context.Context, s *Store, key string, onError func(error), deliver func(Seen[T]) error) error {
-	return s.c.WatchKey(ctx, key, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+func watchKey[T any](ctx context.Context, s *Store, key string, o consul.WatchOptions, deliver func(Seen[T]) error) error {
+	return s.c.WatchKey(ctx, key, o, func(snap consul.Snapshot) error {
 		seen := Seen[T]{Regressed: snap.Regressed}
 		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
 		return deliver(seen)
