@@ -77,8 +77,8 @@ func (s *Session) lastConfirmed() time.Time {
 // so RunSession destroys every session that bears the daemon's name before it takes a new one (R5).
 var ErrRegressed = errors.New("the store went back in time")
 
-// ErrUnanswered, joined to ErrRegressed by the receiver of a watch, says that it could not act on what it saw. The next watch says
-// it again.
+// ErrUnanswered says that the receiver of a watch, who joins it to ErrRegressed, could not act on what it saw. The next watch
+// says it again.
 var ErrUnanswered = errors.New("not answered yet")
 
 // RunSession holds a session and runs the role under it, again and again, until ctx ends. The role's context ends with

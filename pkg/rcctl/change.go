@@ -29,6 +29,8 @@ type current struct {
 	manifest *manifest.Manifest // nil: missing or unreadable, so it must be written
 	// signature is that of manifest, and next that which is stored already with the manifest of the change, if any.
 	signature, next string
+	// found: pods of it were found running and stay as they are until the record is written again (R2).
+	found bool
 }
 
 // wish is what a user asks for.
@@ -66,6 +68,8 @@ func computeApply(w wish, cur current, newID string) (change, error) {
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
 	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil
 	switch {
+	case stays && cur.found:
+		c.lines = []string{"pods that were found running: as they were -> as this asks for"}
 	case stays && c.signature == "":
 		c.none, c.manifest = true, nil
 	case stays:

@@ -58,6 +58,10 @@ func TestApplyProperties(t *testing.T) {
 		if err != nil || !again.none || again.manifest != nil || len(again.lines) > 0 || again.rc.Generation != 1 {
 			rt.Fatalf("%+v, %v", again, err)
 		}
+		found, err := computeApply(wish{spec: first}, current{rc: &made.rc, manifest: first.Pod, found: true}, "other")
+		if err != nil || found.none || len(found.lines) == 0 || found.rc.Generation != 2 || !same(&found.rc, &made.rc) {
+			rt.Fatalf("%+v, %v", found, err)
+		}
 		next, err := computeApply(wish{spec: second}, current{rc: &made.rc, manifest: first.Pod}, "other")
 		if err != nil || next.rc.ID != "id" {
 			rt.Fatalf("%+v, %v", next, err)

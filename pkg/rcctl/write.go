@@ -86,6 +86,9 @@ func (s *conn) writeApply(ctx context.Context, w wish, existing func(*rc.RC) err
 			if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
 				return change{}, 0, err
 			}
+			if cur.found, err = s.foundRunning(ctx, cur.rc); err != nil {
+				return change{}, 0, err
+			}
 		}
 		if cur.next = cur.signature; cur.rc == nil || cur.rc.ManifestDigest != digest {
 			if _, cur.next, err = readable(s.SignedManifest(ctx, digest)); err != nil {
@@ -95,6 +98,17 @@ func (s *conn) writeApply(ctx context.Context, w wish, existing func(*rc.RC) err
 		c, err := computeApply(w, cur, id)
 		return c, rec.Index, err
 	})
+}
+
+// foundRunning reports whether pods of a controller were found running that its records did not know, as its owner saw it at the
+// present generation.
+func (s *conn) foundRunning(ctx context.Context, r *rc.RC) (bool, error) {
+	st, err := s.Status(ctx, r.ID)
+	var corrupt *store.CorruptError
+	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
+		return false, nil
+	}
+	return st.Value.ObservedGeneration == r.Generation && st.Value.Is(rc.Regressed), err
 }
 
 // readable turns a manifest that is missing or corrupt into nil: then it is written again.

@@ -28,7 +28,7 @@ var (
 	ErrLost = consul.ErrLost
 	// ErrRegressed means that the store went back in time.
 	ErrRegressed = consul.ErrRegressed
-	// ErrUnanswered, joined to ErrRegressed, means that nothing could be done about that yet.
+	// ErrUnanswered means, joined to ErrRegressed, that nothing could be done about that yet.
 	ErrUnanswered = consul.ErrUnanswered
 	// ErrFiltered means that the token may not read what was asked for.
 	ErrFiltered = consul.ErrFiltered
