@@ -171,6 +171,9 @@ func (c *chaos) healAll(ctx context.Context) error {
 	if err := c.wake(ctx); err != nil {
 		return err
 	}
+	if err := c.seen(ctx); err != nil {
+		return err
+	}
 	for i, id := range c.policies {
 		_, err := c.policy(ctx, id, c.farms[i].name, seeing+daemonACL)
 		errs = append(errs, err)
@@ -202,6 +205,29 @@ func (c *chaos) wake(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// seen waits until the servers know of every machine that it lives. A snapshot of the time when one was away says the contrary
+// when it is restored, and the leader compares that with what gossip says once a minute only. No session is made there until then.
+func (c *chaos) seen(ctx context.Context) error {
+	limited, cancel := context.WithTimeoutCause(ctx, bootLimit, errors.New("the servers take machines for dead"))
+	defer cancel()
+	return cluster.Until(limited, func() error {
+		data, err := c.anyServer(limited, http.MethodGet, "/v1/health/state/critical", nil)
+		if err != nil {
+			return err
+		}
+		var critical []struct{ Node, CheckID string }
+		if err := json.Unmarshal(data, &critical); err != nil {
+			return err
+		}
+		for _, check := range critical {
+			if check.CheckID == "serfHealth" {
+				return fmt.Errorf("%s is critical", check.Node)
+			}
+		}
+		return nil
+	})
 }
 
 // saveFinal writes down all keys, at one index of the Raft log, and makes sure that every server has it.

@@ -91,6 +91,8 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "" // said again
 	case rc.DeletedAt != nil:
 		return ""
+	case j.hasStopped(w, node, in.id()):
+		return "" // nothing stops by that
 	case before != nil && w.forgotten(before.Node, before.id()):
 		return "" // a former copy is all that is left
 	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
@@ -110,6 +112,12 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return fmt.Sprintf("%d replicas of role %s were placed, %d desired", n, in.Role, want)
 	}
 	return ""
+}
+
+// hasStopped reports whether a node says that it has stopped a pod, and has: a restored store may have it run there still.
+func (j *judgement) hasStopped(w *Write, node, id string) bool {
+	_, runs := j.nodes.runs(node, id)
+	return w.before(realityKey(node, id)).reality().stopped(0) && !runs
 }
 
 // placementsBefore returns a controller's placements as they were when the transaction was carried out.

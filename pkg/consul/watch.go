@@ -133,10 +133,10 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			if errors.Is(err, ErrUnanswered) {
 				return err // seen is from before
 			}
-			seen = seen.remember(pairs, next)
 			if snap.Regressed {
-				epoch = c.past.forget()
+				seen, epoch = history{released: o.Released}, c.past.forget() // what was seen before is of another history
 			}
+			seen = seen.remember(pairs, next)
 			if err != nil {
 				return err
 			}

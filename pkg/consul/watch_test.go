@@ -380,4 +380,11 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 	if look(true, enough) {
 		t.Error("a return in time that was answered is told again")
 	}
+	// What the store was before does not count any more: this lock is the next one of this history.
+	lock(second)
+	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Unlock(key, nil, second)}))
+	lock(first)
+	if look(true, enough) {
+		t.Error("a lock is compared with that of a history which is over")
+	}
 }

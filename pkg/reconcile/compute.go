@@ -54,6 +54,9 @@ type computation struct {
 	blocked string                // why a drain or an upgrade does not go on
 	held    int                   // pods that are not stopped because of the breaker
 	waiting bool                  // something is not done because of the hold
+	forLost *int                  // how many lost pods may be replaced besides; nil: not yet reckoned
+	// replaced counts the pods of lost machines that are: their new copies stand besides all that stands now.
+	replaced int
 }
 
 // mayStop reports whether anything may be asked to stop now. While the nodes have not said what they run, a pod that looks

@@ -106,3 +106,19 @@ func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
 		t.Errorf("changes %v", plan.Changes)
 	}
 }
+
+// A lost pod is replaced once there is room for one more: while another one moves, both of its copies take some (P6).
+func TestALostPodWaitsForRoom(t *testing.T) {
+	t.Parallel()
+	for surge, want := range []int{0, 1} { // how many are replaced at each surge
+		s := snapshotOf(2)
+		s.RC.MaxSurge, s.RC.NodeLoss.After = &surge, new(field.Duration)
+		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+		since := s.Now.Add(-time.Minute)
+		s.Nodes["n1"].Alive, s.Nodes["n1"].Gone, s.Pods[1].LostSince = false, true, &since
+		s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
+		if plan := reconcile.Compute(s); len(plan.Adds) != want {
+			t.Errorf("surge %d: adds %v", surge, plan.Adds)
+		}
+	}
+}

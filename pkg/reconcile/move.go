@@ -33,7 +33,7 @@ func (c *computation) markLost() {
 			reason = "its node has no preparer"
 		}
 		mark := Change{Action: Mark, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason}
-		if id := p.Identity; !c.surplus(p.Role) && c.dueForReplacement(&next) {
+		if id := p.Identity; !c.surplus(p.Role) && c.dueForReplacement(&next) && c.takeRoom(p) {
 			c.plan.Adds = append(c.plan.Adds, id) // the mark comes with the move, or instead of it
 			c.plan.Marks = append(c.plan.Marks, mark)
 			c.touched[id] = true
@@ -109,12 +109,49 @@ func (c *computation) surplus(role string) bool {
 	return len(c.running(role)) > want
 }
 
+// takeRoom reports whether one more lost pod may be replaced now, and takes the room for it: what runs, or has yet to stop, on
+// living nodes counts against desired + surge, and lost pods do not (P6). When one of those has stopped, its report rings.
+func (c *computation) takeRoom(p *Pod) bool {
+	if c.forLost == nil {
+		room := c.s.RC.Desired() + c.s.RC.Surge()
+		for i := range c.s.Pods {
+			room -= c.standing(&c.s.Pods[i])
+			if c.asGoodAsLost(&c.s.Pods[i]) {
+				room++
+			}
+		}
+		c.forLost = &room
+	}
+	if *c.forLost <= 0 {
+		return false
+	}
+	*c.forLost--
+	if c.s.gone(p.Node) {
+		c.replaced++
+	}
+	return true
+}
+
+// asGoodAsLost reports whether the pod's node lacks a preparer for so long that the pod may be replaced, though the machine is
+// not known to be lost.
+func (c *computation) asGoodAsLost(p *Pod) bool {
+	v := c.s.Nodes[p.Node]
+	if p.RunState != pod.Running || v == nil || v.Alive || c.s.gone(p.Node) {
+		return false
+	}
+	since := c.s.Now
+	if p.UnmanagedSince != nil {
+		since = *p.UnmanagedSince
+	}
+	return c.s.Now.Sub(since) >= c.grace(false)
+}
+
 // replaceLost asks for another node for each pod whose node has been lost for long enough. The old copy's intent keeps
 // saying `running` until the new one is available.
 func (c *computation) replaceLost() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
-		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && !c.surplus(p.Role) && c.dueForReplacement(&p.Placement) {
+		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && !c.surplus(p.Role) && c.dueForReplacement(&p.Placement) && c.takeRoom(p) {
 			c.plan.Adds = append(c.plan.Adds, p.Identity)
 			c.touched[p.Identity] = true
 		}

@@ -37,7 +37,7 @@ func (c *computation) scale() {
 		adopted[ch.Identity.Role]++
 	}
 	spare := available - c.s.RC.MinimumAvailable() // how many available pods may be removed now (P6)
-	room := c.s.RC.Desired() + c.s.RC.Surge() - standing
+	room := c.s.RC.Desired() + c.s.RC.Surge() - standing - c.replaced
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
