@@ -453,6 +453,33 @@ func TestAStopThatARestoreTookBack(t *testing.T) {
 	}
 }
 
+// A pod that is marked as lost counts as lost until a preparer holds its node, also where Consul knows the machine again.
+func TestALostPodIsNotAvailable(t *testing.T) {
+	t.Parallel()
+	const rule = "P6 below the minimum"
+	for name, tt := range map[string]struct {
+		marked, held bool
+		want         int
+	}{"marked": {true, false, 0}, "not marked": {false, false, 1}, "marked, and back": {true, true, 1}} {
+		w := newWorld(t)
+		record := controllerOf(1, 1)
+		record["min_available"] = 1
+		w.rc = w.txn(kv("set", rcKey, record))
+		if !tt.held {
+			w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n1"}})
+		}
+		if p := placed("n1", running, 10); tt.marked {
+			p["lost_since"] = "2026-01-02T03:04:05Z"
+			w.pod = w.txn(w.fenced(kv("cas", podKey, p).at(w.pod))...)
+		}
+		w.txn(w.fenced(
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		if counts := w.verdict().Count(); counts[rule] != tt.want {
+			t.Errorf("%s: found %v, want %d of %s", name, counts, tt.want, rule)
+		}
+	}
+}
+
 // Placing waits for each node that passes all the time until it has said, under the new nonce, what it runs.
 func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	t.Parallel()

@@ -65,15 +65,15 @@ func (w *Write) available(p *placement, knowsGone bool) bool {
 	if p.RunState != running {
 		return false
 	}
-	at := func(node, digest string) bool {
+	at := func(node, digest string, lost bool) bool {
 		r := w.before(realityKey(node, p.id())).reality()
-		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !(knowsGone && w.state.gone(node))
+		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !(knowsGone && w.state.lost(node, lost))
 	}
-	if at(p.Node, p.Digest) {
+	if at(p.Node, p.Digest, p.LostSince != nil) {
 		return true
 	}
 	for _, g := range p.Ghosts {
-		if g.Revision == 0 && at(g.Node, "") {
+		if g.Revision == 0 && at(g.Node, "", g.Gone) {
 			return true
 		}
 	}
@@ -124,7 +124,7 @@ func (j *judgement) belowSurge(w *Write, rc *controller) {
 func (j *judgement) standing(w *Write, p *placement) int {
 	lives := func(node string) bool { return w.state.alive(node) && !j.recently(w, j.away.dead[node]) }
 	n := 0
-	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) || p.RunState == stopped && lives(p.Node) {
+	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) || p.RunState == stopped && lives(p.Node) {
 		n++
 	}
 	for _, g := range p.Ghosts {

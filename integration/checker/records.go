@@ -34,9 +34,11 @@ type placement struct {
 		Node     string         `json:"node"`
 		Revision int64          `json:"revision"` // zero: it is to run on until the pod is available where it is placed
 		Lost     bool           `json:"lost"`
+		Gone     bool           `json:"gone"`  // its machine was lost when it was looked at last
 		Ports    map[string]int `json:"ports"` // nil: those of the placement
 	} `json:"ghosts"`
-	AdoptedAtGeneration int64 `json:"adopted_at_generation"`
+	AdoptedAtGeneration int64      `json:"adopted_at_generation"`
+	LostSince           *time.Time `json:"lost_since"`
 }
 
 const (
@@ -313,6 +315,10 @@ func (s *state) alive(name string) bool {
 	_, k := s.node(name)
 	return k != nil && k.Session != ""
 }
+
+// lost reports whether a machine is lost on which a controller has a copy, marked as on a lost machine or not: a mark holds until a
+// preparer is back, as Consul may know the machine again long before (docs/adr/0005-leaving.md).
+func (s *state) lost(name string, marked bool) bool { return s.gone(name) || marked && !s.alive(name) }
 
 // gone reports whether the machine is lost: nobody holds its record, and its Consul agent has failed or left.
 func (s *state) gone(name string) bool {
