@@ -208,3 +208,21 @@ func connectToShow(c *cli.Context) (out, ref string, s *conn, err error) {
 	s, err = connect(c)
 	return out, ref, s, err
 }
+
+// connectToChange is the beginning of every command that changes the one controller it names: a connection to close, and the
+// controller as it is.
+func connectToChange(c *cli.Context) (*conn, store.Rec[rc.RC], error) {
+	ref, err := oneRef(c)
+	if err != nil {
+		return nil, store.Rec[rc.RC]{}, err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return nil, store.Rec[rc.RC]{}, err
+	}
+	found, err := s.find(c, ref)
+	if err != nil {
+		s.close()
+	}
+	return s, found, err
+}

@@ -34,19 +34,11 @@ func (t *tool) delete(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	ref, err := oneRef(c)
-	if err != nil {
-		return err
-	}
-	s, err := connect(c)
+	s, found, err := connectToChange(c)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	found, err := s.find(c, ref)
-	if err != nil {
-		return err
-	}
 	now := time.Now()
 	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
 		return computeDelete(cur, c.Bool("force"), c.Bool("allow-mass-stop"), now)

@@ -62,19 +62,11 @@ func (t *tool) enable(c *cli.Context) error {
 
 // turn disables or enables one controller, says that it is done, and goes on with then.
 func (t *tool) turn(c *cli.Context, done string, disabled bool, then func(*conn, change) error) error {
-	ref, err := oneRef(c)
-	if err != nil {
-		return err
-	}
-	s, err := connect(c)
+	s, found, err := connectToChange(c)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	found, err := s.find(c, ref)
-	if err != nil {
-		return err
-	}
 	written, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
 		return computeDisable(cur, disabled, c.Bool("allow-mass-stop"))
 	})

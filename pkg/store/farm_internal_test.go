@@ -93,3 +93,29 @@ func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 		t.Errorf("audit records %+v, want one, of a farm: %s", got, want)
 	}
 }
+
+// A farm that has seen the store go back before it has seen the nonce replaces the one that it finds: it may be from before. One
+// that knows an older nonce has been forestalled.
+func TestAnUnknownNonceIsRenewed(t *testing.T) {
+	t.Parallel()
+	farm := tenures(t, 1)[0]
+	nonce := func() string {
+		t.Helper()
+		rec, err := farm.Schema(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rec.Value.Nonce
+	}
+	first := nonce()
+	if err := farm.RenewNonce(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	second := nonce()
+	if second <= first {
+		t.Errorf("nonce %s after %s", second, first)
+	}
+	if err := farm.RenewNonce(t.Context(), first); err != nil || nonce() != second {
+		t.Errorf("nonce %s after %s, %v; want it left alone", nonce(), second, err)
+	}
+}
