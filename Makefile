@@ -23,8 +23,9 @@ help: ## show this text
 
 build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
 
+# Static: they run on any Linux, and whatever a preparer starts begins as a copy of it, which takes half the time.
 bin/%: $(SOURCES)
-	$(GO) build -trimpath -o $@ ./cmd/$*
+	CGO_ENABLED=0 $(GO) build -trimpath -o $@ ./cmd/$*
 
 bin/hello.tar.gz: integration/hello/main.go integration/hello/pack.sh
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/hello ./integration/hello

@@ -3,6 +3,7 @@ package durable
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -14,7 +15,19 @@ const TempSuffix = ".tmp"
 // failure. Nobody else may write the same path meanwhile.
 func WriteFile(path string, data []byte) error {
 	temp := path + TempSuffix
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	err := fill(temp, data)
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		return errors.Join(err, discard(temp))
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// fill makes data the content of the file at path, made if it is missing, durably.
+func fill(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -22,13 +35,15 @@ func WriteFile(path string, data []byte) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temp, path)
+	return errors.Join(err, f.Close())
+}
+
+// discard removes a half-written file, if it was made.
+func discard(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	return SyncDir(filepath.Dir(path))
+	return nil
 }
 
 // SyncDir makes what was created, renamed and removed in a directory survive a power failure.

@@ -29,7 +29,11 @@ type Reserve struct {
 
 // WriteFile is WriteFile, with a piece of the reserve where the disk is full.
 func (r *Reserve) WriteFile(path string, data []byte) error {
-	err := WriteFile(path, data)
+	return r.orGive(WriteFile(path, data), path, data)
+}
+
+// orGive is the end of a write that has failed with err, or not: where the disk is full, a piece takes the content.
+func (r *Reserve) orGive(err error, path string, data []byte) error {
 	if r == nil || !Full(err) {
 		return err
 	}

@@ -23,8 +23,7 @@ const (
 // Disk keeps one JSON file per identity. A file is replaced by rename after its content is on the disk, so that a crash
 // leaves either the old record or the new one.
 type Disk struct {
-	dir     string
-	reserve *durable.Reserve
+	files *durable.Records
 }
 
 // NewDisk opens a directory of records, making it if needed. The directory belongs to one daemon (R11). On a full disk,
@@ -33,14 +32,14 @@ func NewDisk(dir string, reserve *durable.Reserve) (*Disk, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of pod records: %w", err)
 	}
-	return &Disk{dir: dir, reserve: reserve}, nil
+	return &Disk{files: &durable.Records{Dir: dir, Reserve: reserve}}, nil
 }
 
 // Load reads all records. A file whose content is no record is set aside under another name, and reported, one error each:
 // it must not keep the others from running. The last result is about the disk: where a file cannot be read at all, or the
 // directory, nobody knows what the node was told, and nothing is changed. Reading may work later.
 func (d *Disk) Load() ([]Record, []error, error) {
-	entries, err := os.ReadDir(d.dir)
+	entries, err := os.ReadDir(d.files.Dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read directory of pod records: %w", err)
 	}
@@ -49,7 +48,7 @@ func (d *Disk) Load() ([]Record, []error, error) {
 		bad     []error
 	)
 	for _, entry := range entries {
-		name := filepath.Join(d.dir, entry.Name())
+		name := filepath.Join(d.files.Dir, entry.Name())
 		switch {
 		case strings.HasSuffix(name, durable.TempSuffix):
 			if err := os.Remove(name); err != nil {
@@ -122,7 +121,7 @@ func (d *Disk) Save(rec Record) (err error) {
 	if err != nil {
 		return err
 	}
-	return d.reserve.WriteFile(name, data)
+	return d.files.WriteFile(filepath.Base(name), data)
 }
 
 // Forget removes the record of an identity. A power failure may bring it back.
@@ -133,7 +132,9 @@ func (d *Disk) Forget(id pod.Identity) error {
 	return nil
 }
 
-func (d *Disk) file(id pod.Identity) string { return filepath.Join(d.dir, fileName(id)+recordSuffix) }
+func (d *Disk) file(id pod.Identity) string {
+	return filepath.Join(d.files.Dir, fileName(id)+recordSuffix)
+}
 
 // fileName names an identity in one path element. RC ids and roles hold no dots, so no two are alike.
 func fileName(id pod.Identity) string { return fmt.Sprintf("%s.%s.%d", id.RCID, id.Role, id.Index) }

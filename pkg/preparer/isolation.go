@@ -6,13 +6,12 @@ import (
 	"hash/fnv"
 	"io/fs"
 	"os"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
@@ -135,7 +134,7 @@ func (p *Preparer) isolation(id pod.Identity, l *manifest.Launchable) (*runtime.
 		number = e.rec.UID
 	}
 	p.mu.Unlock()
-	iso, err := p.cfg.Isolation.of(number, l, lookUp)
+	iso, err := p.cfg.Isolation.of(number, l, p.lookUp)
 	if err != nil {
 		return nil, fmt.Errorf("user of %s: %w", l.Name, err)
 	}
@@ -146,8 +145,8 @@ func (p *Preparer) isolation(id pod.Identity, l *manifest.Launchable) (*runtime.
 }
 
 // of decides as whom a launchable runs.
-func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (account, error)) (*runtime.Isolation, error) {
-	own := account{uid: os.Getuid(), gid: os.Getgid()}
+func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (account.Account, error)) (*runtime.Isolation, error) {
+	own := account.Account{UID: os.Getuid(), GID: os.Getgid()}
 	if l.User != "" {
 		var err error
 		if own, err = lookUp(l.User); err != nil {
@@ -159,10 +158,10 @@ func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (
 		return nil, fmt.Errorf("user numbers from %d to %d: %w", in.Users.First, in.Users.Last, errNoUser)
 	case in.Users.on() && l.User != "":
 		// The pod's group besides the account's own, for what belongs to the pod.
-		return &runtime.Isolation{UID: own.uid, GID: own.gid, Groups: append(own.groups, number), NoNewPrivileges: true}, nil
+		return &runtime.Isolation{UID: own.UID, GID: own.GID, Groups: append(own.Groups, number), NoNewPrivileges: true}, nil
 	case in.Users.on():
 		return &runtime.Isolation{UID: number, GID: number, NoNewPrivileges: true}, nil
-	case own.uid != os.Getuid():
+	case own.UID != os.Getuid():
 		return nil, fmt.Errorf("the manifest asks for %q, and this node runs pods as the preparer's user alone; see --isolation", l.User)
 	case in == Isolation{}:
 		return nil, nil //nolint:nilnil // no isolation is an answer
@@ -180,43 +179,16 @@ func (in Isolation) confine(iso *runtime.Isolation, specID string, r manifest.Re
 	iso.CPU, iso.Memory, iso.PIDs = r.CPU, r.Memory, r.PIDs
 }
 
-// account is a user of the node.
-type account struct {
-	uid, gid int
-	groups   []int // besides gid
-}
-
-// lookUp finds an account by its name, or by its number. User 0 has one name here, so that nobody gets it unawares.
-func lookUp(name string) (account, error) {
-	find := user.Lookup
-	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
-		find = user.LookupId
-	}
-	found, err := find(name)
-	if err == nil && found.Uid == "0" && name != "root" {
+// lookUp finds an account of the node by its name, or by its number. User 0 has one name here, so that nobody gets it unawares.
+func (p *Preparer) lookUp(name string) (account.Account, error) {
+	found, err := p.accounts.Lookup(name)
+	if err == nil && found.UID == 0 && name != "root" {
 		err = errors.New("it is user 0, which only the name root asks for")
 	}
 	if err != nil {
-		return account{}, fmt.Errorf("%q: %w; allowed: an account of this node", name, err)
+		return account.Account{}, fmt.Errorf("%q: %w; allowed: an account of this node", name, err)
 	}
-	ids, err := found.GroupIds()
-	if err != nil {
-		return account{}, fmt.Errorf("groups of %q: %w", name, err)
-	}
-	var a account
-	var errs []error
-	number := func(s string) int {
-		n, err := strconv.Atoi(s)
-		errs = append(errs, err)
-		return n
-	}
-	a.uid, a.gid = number(found.Uid), number(found.Gid)
-	for _, id := range ids {
-		if n := number(id); n != a.gid {
-			a.groups = append(a.groups, n)
-		}
-	}
-	return a, errors.Join(errs...)
+	return found, nil
 }
 
 func ownerOf(path string) (uid, gid int, err error) {
@@ -233,19 +205,19 @@ func ownerOf(path string) (uid, gid int, err error) {
 
 // owner is whom files of a launchable belong to: its user, and the pod's own group, which all processes of the pod are in.
 // Nil: whoever made them.
-func (p *Preparer) owner(v *version, l *manifest.Launchable) (*account, error) {
+func (p *Preparer) owner(v *version, l *manifest.Launchable) (*account.Account, error) {
 	iso, err := p.isolation(v.id, l)
 	if err != nil || !p.cfg.Isolation.Users.on() {
 		return nil, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return &account{uid: iso.UID, gid: p.pods[v.id].rec.UID}, nil
+	return &account.Account{UID: iso.UID, GID: p.pods[v.id].rec.UID}, nil
 }
 
 // ownDir makes a directory and gives it to its owner; with takeOver also one that was another's, with everything in it. What
 // is there keeps its mode; what is made is open to the whole pod.
-func ownDir(dir string, owner *account, takeOver bool) error {
+func ownDir(dir string, owner *account.Account, takeOver bool) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
@@ -267,7 +239,7 @@ func ownDir(dir string, owner *account, takeOver bool) error {
 	}
 	uid, gid, err := ownerOf(dir)
 	made := uid == os.Getuid() && gid == os.Getgid() // now, or by a predecessor that got no further
-	if err != nil || uid == owner.uid && gid == owner.gid || !takeOver && !made {
+	if err != nil || uid == owner.UID && gid == owner.GID || !takeOver && !made {
 		return err
 	}
 	// No link in it leads anywhere else, and it changes hands last: what was interrupted is done again.
@@ -280,12 +252,12 @@ func ownDir(dir string, owner *account, takeOver bool) error {
 		if err != nil || path == "." {
 			return err
 		}
-		return root.Lchown(path, owner.uid, owner.gid)
+		return root.Lchown(path, owner.UID, owner.GID)
 	})
 	if err != nil {
 		return err
 	}
-	return os.Lchown(dir, owner.uid, owner.gid)
+	return os.Lchown(dir, owner.UID, owner.GID)
 }
 
 // makeTmp makes the directory that the pod sees as /tmp. Nobody else can enter the one that it is in.

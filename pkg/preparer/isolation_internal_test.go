@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -80,14 +81,14 @@ func TestNumberOf(t *testing.T) {
 
 func TestIsolationOf(t *testing.T) {
 	own := os.Getuid()
-	accounts := func(name string) (account, error) {
+	accounts := func(name string) (account.Account, error) {
 		switch name {
 		case "web":
-			return account{uid: own + 33, gid: 34, groups: []int{35}}, nil
+			return account.Account{UID: own + 33, GID: 34, Groups: []int{35}}, nil
 		case "self":
-			return account{uid: own, gid: os.Getgid()}, nil
+			return account.Account{UID: own, GID: os.Getgid()}, nil
 		}
-		return account{}, errors.New("no such account")
+		return account.Account{}, errors.New("no such account")
 	}
 	users := Isolation{Users: UserRange{First: 5000, Last: 5999}}
 	for name, tt := range map[string]struct {
@@ -122,18 +123,19 @@ func TestConfine(t *testing.T) {
 	iso := &runtime.Isolation{UID: 7}
 	Isolation{}.confine(iso, "p", r)
 	if diff := cmp.Diff(&runtime.Isolation{UID: 7}, iso); diff != "" {
-		t.Errorf("without cgroups:\n%s", diff)
+		t.Errorf("without cGroups:\n%s", diff)
 	}
 	Isolation{Cgroup: "/c"}.confine(iso, "p", r)
 	if diff := cmp.Diff(&runtime.Isolation{UID: 7, Cgroup: "/c/p", CPU: 1, Memory: 2, PIDs: 3}, iso); diff != "" {
-		t.Errorf("with cgroups:\n%s", diff)
+		t.Errorf("with cGroups:\n%s", diff)
 	}
 	Isolation{Cgroup: "/c"}.confine(nil, "p", r)
 }
 
 func TestLookUp(t *testing.T) {
+	lookUp := (&Preparer{}).lookUp
 	root, err := lookUp("root")
-	if err != nil || root.uid != 0 || root.gid != 0 || slices.Contains(root.groups, 0) {
+	if err != nil || root.UID != 0 || root.GID != 0 || slices.Contains(root.Groups, 0) {
 		t.Errorf("root is %+v, %v", root, err)
 	}
 	if a, err := lookUp("no-such-account-here"); err == nil || !strings.Contains(err.Error(), `"no-such-account-here"`) {
@@ -143,7 +145,7 @@ func TestLookUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, err := lookUp(strconv.Itoa(byName.uid)); err != nil || a.uid != byName.uid || a.gid != byName.gid {
+	if a, err := lookUp(strconv.Itoa(byName.UID)); err != nil || a.UID != byName.UID || a.GID != byName.GID {
 		t.Errorf("by number %+v, %v; by name %+v", a, err, byName)
 	}
 	for _, name := range []string{"0", "4294967294"} {
@@ -157,7 +159,7 @@ func TestLookUp(t *testing.T) {
 func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
 	home, outside := filepath.Join(base, "homes", "p"), filepath.Join(base, "outside")
-	self := &account{uid: os.Getuid(), gid: os.Getgid()}
+	self := &account.Account{UID: os.Getuid(), GID: os.Getgid()}
 	if err := ownDir(home, self, false); err != nil {
 		t.Fatal(err)
 	}
@@ -172,16 +174,16 @@ func TestOwnDirChangesHands(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(home, "deep"), 0o700), os.Symlink(outside, filepath.Join(home, "deep", "link"))); err != nil {
 		t.Fatal(err)
 	}
-	other := &account{uid: 1_900_000_021, gid: 1_900_000_022}
+	other := &account.Account{UID: 1_900_000_021, GID: 1_900_000_022}
 	if os.Getuid() == 0 {
-		theirs := &account{uid: other.uid + 2, gid: other.gid}
-		if err := os.Lchown(home, theirs.uid, theirs.gid); err != nil {
+		theirs := &account.Account{UID: other.UID + 2, GID: other.GID}
+		if err := os.Lchown(home, theirs.UID, theirs.GID); err != nil {
 			t.Fatal(err)
 		}
 		if err := ownDir(home, other, false); err != nil {
 			t.Fatal(err)
 		}
-		if uid, _, err := ownerOf(home); err != nil || uid != theirs.uid {
+		if uid, _, err := ownerOf(home); err != nil || uid != theirs.UID {
 			t.Errorf("home was taken from the version that runs: it belongs to %d, %v", uid, err)
 		}
 	}
@@ -195,13 +197,13 @@ func TestOwnDirChangesHands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]account{
+	want := map[string]account.Account{
 		home: *other, filepath.Join(home, "file"): *other, filepath.Join(home, "deep"): *other, filepath.Join(home, "deep", "link"): *other,
 		outside: *self, filepath.Dir(home): *self,
 	}
 	for path, owner := range want {
-		if uid, gid, err := ownerOf(path); err != nil || uid != owner.uid || gid != owner.gid {
-			t.Errorf("%s belongs to %d:%d, %v; want %d:%d", path, uid, gid, err, owner.uid, owner.gid)
+		if uid, gid, err := ownerOf(path); err != nil || uid != owner.UID || gid != owner.GID {
+			t.Errorf("%s belongs to %d:%d, %v; want %d:%d", path, uid, gid, err, owner.UID, owner.GID)
 		}
 	}
 	if err := ownDir(outside, other, true); err == nil {

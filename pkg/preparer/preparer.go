@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -38,7 +39,7 @@ type Store interface {
 // Tenure is what a preparer writes under one session; *store.NodeTenure is one.
 type Tenure interface {
 	Hold(ctx context.Context, n node.Node, takeOver bool) error
-	WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error)
+	WriteRealities(ctx context.Context, writes ...store.RealityWrite) ([]uint64, error)
 	DeleteReality(ctx context.Context, id pod.Identity, index uint64) error
 	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
 	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
@@ -209,6 +210,7 @@ type Preparer struct {
 	looking chan struct{} // holds whoever asks the runtime
 	ready   chan struct{} // closed when disk and runtime have both been read
 
+	accounts account.Directory
 	reserve  *durable.Reserve
 	spent    signal // something of the reserve was used
 	queued   signal // somebody is in queue

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -21,8 +22,8 @@ const (
 	writeTries = 3
 )
 
-// publisher writes realities one after the other: a preparer has few connections (P8), and each write takes less than a
-// millisecond of the server's time. stored is what Consul has, as last read or written.
+// publisher writes realities, many in one transaction where many have changed, and one transaction after the other: a preparer
+// has few connections (P8). stored is what Consul has, as last read or written.
 type publisher struct {
 	*serving
 	stored map[pod.Identity]store.Rec[pod.Reality]
@@ -110,8 +111,11 @@ func (pub *publisher) list(ctx context.Context) error {
 
 // pass writes everything that differs. It goes on after a failure that is about one record only.
 func (pub *publisher) pass(ctx context.Context) error {
-	var failed error
-	for _, r := range pub.due() {
+	alone, failed := pub.writeTogether(ctx, pub.due())
+	if failed != nil {
+		return failed
+	}
+	for _, r := range alone {
 		err := pub.write(ctx, r)
 		switch {
 		case err == nil && r.erase:
@@ -121,13 +125,61 @@ func (pub *publisher) pass(ctx context.Context) error {
 			return context.Cause(ctx)
 		case errors.Is(err, store.ErrLost):
 			return err
-		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrTooLarge), errors.Is(err, store.ErrRefused):
+		case aboutRecord(err):
 			failed = err
 		default:
 			return err
 		}
 	}
 	return failed
+}
+
+// writeTogether writes realities many at a time and returns what has to be written alone: what is to be erased, a single one,
+// and all of a transaction that failed because of a record, for each finds out by itself whether it is the one.
+func (pub *publisher) writeTogether(ctx context.Context, due []pendingWrite) (alone []pendingWrite, err error) {
+	var together []pendingWrite
+	for _, r := range due {
+		if r.erase {
+			alone = append(alone, r)
+		} else {
+			together = append(together, r)
+		}
+	}
+	for some := range slices.Chunk(together, store.MaxRealities) {
+		if len(some) == 1 {
+			alone = append(alone, some...)
+			continue
+		}
+		writes := make([]store.RealityWrite, len(some))
+		for i, r := range some {
+			writes[i] = store.RealityWrite{Reality: r.reality, Index: pub.stored[r.id].Index}
+		}
+		written, err := pub.tenure.WriteRealities(ctx, writes...)
+		switch {
+		case err == nil:
+			for i, r := range some {
+				pub.wrote(r, written[i])
+			}
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(err, store.ErrLost) || !aboutRecord(err) && !errors.Is(err, store.ErrUnknown):
+			return nil, fmt.Errorf("%d realities: %w", len(some), err)
+		default:
+			alone = append(alone, some...)
+		}
+	}
+	return alone, nil
+}
+
+// aboutRecord reports whether an error is about what is written, so that other writes may do better.
+func aboutRecord(err error) bool {
+	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrRefused)
+}
+
+// wrote notes that Consul has a reality, and at what index.
+func (pub *publisher) wrote(r pendingWrite, index uint64) {
+	pub.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
+	pub.cfg.Metrics.wrote()
 }
 
 // erased notes that Consul has no reality of a pod any more.
@@ -183,10 +235,9 @@ func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 				delete(pub.stored, r.id)
 			}
 		default:
-			var index uint64
-			if index, err = pub.tenure.WriteReality(ctx, r.reality, rec.Index); err == nil {
-				pub.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
-				pub.cfg.Metrics.wrote()
+			var written []uint64
+			if written, err = pub.tenure.WriteRealities(ctx, store.RealityWrite{Reality: r.reality, Index: rec.Index}); err == nil {
+				pub.wrote(r, written[0])
 			}
 		}
 		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {

@@ -302,13 +302,15 @@ type lossyTenure struct {
 	lost map[pod.Reality]bool
 }
 
-func (l *lossyTenure) WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error) {
-	written, err := l.Tenure.WriteReality(ctx, r, index)
+func (l *lossyTenure) WriteRealities(ctx context.Context, writes ...store.RealityWrite) ([]uint64, error) {
+	written, err := l.Tenure.WriteRealities(ctx, writes...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err == nil && !l.lost[r] {
-		l.lost[r] = true
-		return 0, store.ErrUnknown
+	for _, w := range writes {
+		if err == nil && !l.lost[w.Reality] {
+			l.lost[w.Reality] = true
+			return nil, store.ErrUnknown
+		}
 	}
 	return written, err
 }
@@ -327,6 +329,29 @@ func TestUnknownOutcomesAreReadAgain(t *testing.T) {
 	b.awaitState(0, pod.StateStopped, 11, "")
 	if syscall.Kill(pid, 0) == nil {
 		t.Errorf("process %d still runs", pid)
+	}
+}
+
+// Somebody's change of one report keeps none of the others from being written, though they are written together.
+func TestOneChangedReportAmongMany(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	const pods = 8
+	for round := range 3 {
+		revision := int64(10 + round)
+		var intents []pod.Intent
+		for i := range pods {
+			intents = append(intents, intent(i, digest, pod.Running, revision))
+		}
+		if round > 0 {
+			b.commit(consul.Set(b.keys.Reality(b.cfg.Node.Name, identity(round)), []byte("{")))
+		}
+		b.tell(intents...)
+		for i := range pods {
+			b.awaitReady(i, digest, revision)
+		}
 	}
 }
 

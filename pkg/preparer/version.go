@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -118,13 +119,13 @@ func (p *Preparer) layOut(v *version) error {
 }
 
 // writeConfig writes a file that only its owner and group can read, to the disk.
-func writeConfig(path string, data []byte, owner *account) error {
+func writeConfig(path string, data []byte, owner *account.Account) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if err != nil {
 		return err
 	}
 	if owner != nil {
-		err = f.Chown(owner.uid, owner.gid)
+		err = f.Chown(owner.UID, owner.GID)
 	}
 	if err == nil {
 		_, err = f.Write(data)

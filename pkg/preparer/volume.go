@@ -86,7 +86,7 @@ func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable, takeOver bool
 	if owner == nil {
 		return nil
 	}
-	if err := home.Lchown(l.WorkDir, owner.uid, owner.gid); err != nil {
+	if err := home.Lchown(l.WorkDir, owner.UID, owner.GID); err != nil {
 		return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
 	}
 	return nil

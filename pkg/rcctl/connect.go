@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/user"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -70,10 +70,7 @@ func (s *conn) who(ctx context.Context) (string, error) {
 	if err != nil || name != "" {
 		return name, err
 	}
-	login := "unknown"
-	if u, err := user.Current(); err == nil {
-		login = u.Username
-	}
+	login := account.Name(ctx, os.Getuid())
 	host, err := os.Hostname()
 	if err != nil {
 		return login, nil //nolint:nilerr // a machine without a name is no reason to refuse

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -84,24 +85,54 @@ func HeldBy(err error) (session string, ok bool) {
 	return "", false
 }
 
-// WriteReality writes a reality and rings the controller's bell, in one transaction under the node's lock. index is that
-// of the record as last read or written (zero: none exists), so that a write that lingers somewhere cannot land over a
-// later one. It returns the new index; ErrConflict when index is not the record's, ErrLost when the lock is not held,
-// ErrTooLarge when the record cannot be written at all, or ErrUnknown, after which the record must be read again.
-func (t *NodeTenure) WriteReality(ctx context.Context, r pod.Reality, index uint64) (uint64, error) {
-	key := t.keys.Reality(t.name, r.Identity)
-	written, err := t.commit(ctx, key, consul.CAS(key, encode(r), index), t.ring(r.RCID))
-	return written[key], err
+// RealityWrite is a reality to be written. Index is that of the record as last read or written (zero: none exists), so that a
+// write that lingers somewhere cannot land over a later one.
+type RealityWrite struct {
+	Reality pod.Reality
+	Index   uint64
 }
 
-// DeleteReality removes a reality. Its errors are those of WriteReality.
+// MaxRealities is how many realities fit into one transaction, each with the bell of another controller.
+const MaxRealities = (consul.MaxTxnOps - 1) / 2
+
+// WriteRealities writes up to MaxRealities realities of different pods and rings their controllers' bells, in one transaction
+// under the node's lock: all or none. It returns the new indices in the order of the writes; ErrConflict when one of the
+// indices is not the record's, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or
+// ErrUnknown, after which the records must be read again.
+func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite) ([]uint64, error) {
+	var (
+		keys []string
+		ops  []consul.Op
+		rung = map[string]bool{}
+	)
+	for _, w := range writes {
+		key := t.keys.Reality(t.name, w.Reality.Identity)
+		keys, ops = append(keys, key), append(ops, consul.CAS(key, encode(w.Reality), w.Index))
+		if id := w.Reality.RCID; !rung[id] {
+			rung[id] = true
+			ops = append(ops, t.ring(id))
+		}
+	}
+	written, err := t.commit(ctx, keys, ops...)
+	if err != nil {
+		return nil, err
+	}
+	indices := make([]uint64, len(keys))
+	for i, key := range keys {
+		indices[i] = written[key]
+	}
+	return indices, nil
+}
+
+// DeleteReality removes a reality. Its errors are those of WriteRealities.
 func (t *NodeTenure) DeleteReality(ctx context.Context, id pod.Identity, index uint64) error {
 	key := t.keys.Reality(t.name, id)
-	_, err := t.commit(ctx, key, consul.DeleteCAS(key, index))
+	_, err := t.commit(ctx, []string{key}, consul.DeleteCAS(key, index))
 	return err
 }
 
-func (t *NodeTenure) commit(ctx context.Context, key string, ops ...consul.Op) (map[string]uint64, error) {
+// commit writes under the node's lock. Whoever is refused on one of the keys had another record in mind.
+func (t *NodeTenure) commit(ctx context.Context, keys []string, ops ...consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
 	fence := consul.CheckSession(t.keys.Node(t.name), t.sess.Releasing)
 	written, err := t.c.Commit(ctx, append([]consul.Op{fence}, ops...))
@@ -111,7 +142,7 @@ func (t *NodeTenure) commit(ctx context.Context, key string, ops ...consul.Op) (
 		return written, nil
 	case consul.RefusedOn(err, t.keys.Node(t.name)):
 		return nil, errors.Join(ErrLost, err)
-	case consul.RefusedOn(err, key):
+	case slices.ContainsFunc(keys, func(key string) bool { return consul.RefusedOn(err, key) }):
 		return nil, errors.Join(ErrConflict, err)
 	default:
 		return nil, err

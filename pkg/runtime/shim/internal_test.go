@@ -11,18 +11,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 func TestRecords(t *testing.T) {
-	r := records{dir: t.TempDir()}
+	r := records{&durable.Records{Dir: t.TempDir()}}
 	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
 	if err := r.save(rec); err != nil {
 		t.Fatal(err)
 	}
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(r.dir, name), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(r.files.Dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,7 +43,7 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%s.json was not reported", id)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(r.dir, "a.b.json.tmp")); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(r.files.Dir, "a.b.json.tmp")); !os.IsNotExist(err) {
 		t.Errorf("the unfinished file: %v", err)
 	}
 	for range 2 {

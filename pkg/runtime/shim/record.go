@@ -43,21 +43,18 @@ type record struct {
 const recordSuffix = ".json"
 
 // records keeps the state files. Each is replaced as a whole and durable when a call returns.
-type records struct {
-	dir     string
-	reserve *durable.Reserve // where the disk is full
-}
+type records struct{ files *durable.Records }
 
 // load returns the records by id, and for those that cannot be read the reason. Leftovers of a crash are removed.
 func (r records) load() (good map[string]record, bad map[string]error, err error) {
-	entries, err := os.ReadDir(r.dir)
+	entries, err := os.ReadDir(r.files.Dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read supervisor state: %w", err)
 	}
 	good, bad = map[string]record{}, map[string]error{}
 	for _, entry := range entries {
-		path := filepath.Join(r.dir, entry.Name())
-		if strings.HasSuffix(entry.Name(), recordSuffix+durable.TempSuffix) {
+		path := filepath.Join(r.files.Dir, entry.Name())
+		if strings.HasSuffix(entry.Name(), durable.TempSuffix) {
 			if err := os.Remove(path); err != nil {
 				return nil, nil, fmt.Errorf("remove unfinished state file: %w", err)
 			}
@@ -106,13 +103,13 @@ func (r records) save(rec record) (err error) {
 	if err != nil {
 		return err
 	}
-	return r.reserve.WriteFile(filepath.Join(r.dir, id+recordSuffix), data) // Env may hold secrets: owner only
+	return r.files.WriteFile(id+recordSuffix, data) // Env may hold secrets: owner only
 }
 
 func (r records) remove(id string) error {
-	err := os.Remove(filepath.Join(r.dir, id+recordSuffix))
+	err := os.Remove(filepath.Join(r.files.Dir, id+recordSuffix))
 	if err == nil {
-		err = durable.SyncDir(r.dir)
+		err = durable.SyncDir(r.files.Dir)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove state of %s: %w", id, err)
