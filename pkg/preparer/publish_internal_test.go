@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -12,40 +13,69 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// refusingTenure answers every write with an error.
-type refusingTenure struct {
+// countingTenure answers every write with an error, or without one.
+type countingTenure struct {
 	Tenure
 	err   error
-	tried map[int]bool // by index
+	sizes []int        // of the transactions
+	alone map[int]bool // by index of the identity
 }
 
-func (r *refusingTenure) WriteReality(_ context.Context, reality pod.Reality, _ uint64) (uint64, error) {
-	r.tried[reality.Index] = true
-	return 0, fmt.Errorf("write: %w", r.err)
+func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.RealityWrite) ([]uint64, error) {
+	if c.sizes = append(c.sizes, len(writes)); len(writes) == 1 {
+		c.alone[writes[0].Reality.Index] = true
+	}
+	if c.err != nil {
+		return nil, fmt.Errorf("write: %w", c.err)
+	}
+	return make([]uint64, len(writes)), nil
 }
 
-// What Consul refuses about one record keeps no other from being written; a lost session, or none that answers, does.
+func publisherOf(pods int, err error) (*publisher, *countingTenure) {
+	tenure := &countingTenure{err: err, alone: map[int]bool{}}
+	p := &Preparer{pods: map[pod.Identity]*entry{}}
+	for i := range pods {
+		p.pods[ident(i)] = &entry{id: ident(i), reality: &pod.Reality{Identity: ident(i)}}
+	}
+	return &publisher{serving: &serving{Preparer: p, tenure: tenure}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, tenure
+}
+
+// What Consul refuses about one record keeps no other from being written: each is tried alone. A lost session, or none that
+// answers, does.
 func TestPassGoesOnAfterOneRecord(t *testing.T) {
 	t.Parallel()
 	const pods = 5
 	for _, c := range []struct {
-		err  error
-		want int
+		err   error
+		alone int
 	}{
 		{store.ErrTooLarge, pods},
 		{store.ErrRefused, pods},
-		{errors.Join(store.ErrLost, store.ErrRefused), 1},
-		{errors.New("connection refused"), 1},
+		{errors.Join(store.ErrLost, store.ErrRefused), 0},
+		{errors.New("connection refused"), 0},
 	} {
-		tenure := &refusingTenure{err: c.err, tried: map[int]bool{}}
-		p := &Preparer{pods: map[pod.Identity]*entry{}}
-		for i := range pods {
-			p.pods[ident(i)] = &entry{id: ident(i), reality: &pod.Reality{Identity: ident(i)}}
+		pub, tenure := publisherOf(pods, c.err)
+		if err := pub.pass(t.Context()); !errors.Is(err, c.err) || len(tenure.alone) != c.alone || tenure.sizes[0] != pods {
+			t.Errorf("%v: transactions of %d, %d records tried alone, want %d; the pass says %v", c.err, tenure.sizes, len(tenure.alone), c.alone, err)
 		}
-		pub := &publisher{serving: &serving{Preparer: p, tenure: tenure}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}
-		if err := pub.pass(t.Context()); !errors.Is(err, c.err) || len(tenure.tried) != c.want {
-			t.Errorf("%v: %d records were tried, want %d; the pass says %v", c.err, len(tenure.tried), c.want, err)
+	}
+	// One that is alone from the beginning is tried once.
+	if pub, tenure := publisherOf(1, store.ErrTooLarge); pub.pass(t.Context()) == nil || len(tenure.sizes) != 1 {
+		t.Errorf("transactions of %d", tenure.sizes)
+	}
+}
+
+// Many realities are few transactions, and what was written is not written again.
+func TestPassWritesManyTogether(t *testing.T) {
+	t.Parallel()
+	pub, tenure := publisherOf(2*store.MaxRealities+1, nil)
+	for range 2 {
+		if err := pub.pass(t.Context()); err != nil {
+			t.Fatal(err)
 		}
+	}
+	if want := []int{store.MaxRealities, store.MaxRealities, 1}; !slices.Equal(tenure.sizes, want) {
+		t.Errorf("transactions of %d, want %d", tenure.sizes, want)
 	}
 }
 

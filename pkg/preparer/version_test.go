@@ -33,7 +33,9 @@ func (b *bench) names(parts ...string) []string {
 	}
 	var names []string
 	for _, entry := range entries {
-		names = append(names, entry.Name())
+		if !strings.HasPrefix(entry.Name(), ".") {
+			names = append(names, entry.Name())
+		}
 	}
 	return names
 }
