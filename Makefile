@@ -40,6 +40,7 @@ runit: ## provide runit: on PATH, else Debian's package, which root may install
 test: build bin/consul runit ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
+	CGO_ENABLED=0 $(GO) test ./pkg/account # as the programs are built
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 ./integration/...
 
 race: build bin/consul runit ## the tests three times in a row, in another order each time
@@ -63,7 +64,7 @@ chaos: build bin/consul ## a cluster under faults, judged from Consul's own log;
 # One late write in a run is enough, and not every run has one.
 chaos-nofence: build bin/consul ## the same without the fence: succeeds only if the checker finds writes that it prevents
 	$(GO) build -trimpath -tags nofence -o bin/chaos-nofence ./integration/chaos
-	$(GO) build -trimpath -tags nofence -o bin/farm-nofence ./cmd/farm
+	CGO_ENABLED=0 $(GO) build -trimpath -tags nofence -o bin/farm-nofence ./cmd/farm
 	for try in 1 2 3 4; do \
 	  bin/chaos-nofence -farm bin/farm-nofence -expect-violations -faults agent-pause-busy -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS) && exit 0; \
 	done; exit 1

@@ -37,7 +37,7 @@ func (e *env) buildNext() string {
 		e.t.Fatal(err)
 	}
 	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-overlay", overlay, "-o", program, "./cmd/preparer")
-	build.Dir = e.root
+	build.Dir, build.Env = e.root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		e.t.Fatalf("build the next preparer: %v\n%s", err, out)
 	}

@@ -173,6 +173,7 @@ func (a *Account) join(ctx context.Context) error {
 			a.Groups = append(a.Groups, n)
 		}
 	}
+	a.Groups = slices.Clip(a.Groups) // a Directory hands them to several, each of which may append its own
 	return nil
 }
 

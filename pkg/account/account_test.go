@@ -78,12 +78,13 @@ func TestDirectoryService(t *testing.T) {
 		"getent": `echo >> ` + calls + `
 case "$1 $2" in
 "passwd ada"|"passwd 70001") echo 'ada:*:70001:70002:Ada,,,:/home/ada:/bin/sh' ;;
+"passwd three") echo 'three:*:3:3::/:/bin/sh' ;;
 "passwd odd") echo 'nothing' ;;
 "passwd big") echo 'big:*:many:1::/:/bin/sh' ;;
 "passwd down") echo 'no server answers' >&2; exit 1 ;;
 *) exit 2 ;;
 esac`,
-		"id": `[ "$2" = ada ] && echo 70002 70003 70004`,
+		"id": `case "$2" in ada) echo 70002 70003 70004 ;; three) echo 3 4 5 6 ;; esac`,
 	})
 	want := account.Account{Name: "ada", UID: 70001, GID: 70002, Groups: []int{70003, 70004}}
 	for _, name := range []string{"ada", "70001"} {
@@ -97,6 +98,19 @@ esac`,
 		if a, err := account.Lookup(t.Context(), name); err == nil || errors.As(err, &unknown) || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s is %+v, %v; want an error with %q", name, a, err, part)
 		}
+	}
+	// What one caller appends is no other's.
+	var shared account.Directory
+	var groups [2][]int
+	for i := range groups {
+		a, err := shared.Lookup("three")
+		if err != nil || len(a.Groups) != 3 {
+			t.Fatalf("%+v, %v", a, err)
+		}
+		groups[i] = append(a.Groups, i)
+	}
+	if groups[0][3] != 0 || groups[1][3] != 1 {
+		t.Errorf("groups of two callers: %v", groups)
 	}
 	// One who is asked for often is looked up once, one who was not found is asked for again.
 	if err := os.Remove(calls); err != nil {

@@ -11,6 +11,9 @@ import (
 // TempSuffix ends the names of files that a crash left half-written. They may be removed.
 const TempSuffix = ".tmp"
 
+// mode is that of all files that are written here: they may hold secrets.
+const mode = 0o600
+
 // WriteFile replaces the file at path, readable by its owner only. When it returns nil the content survives a power
 // failure. Nobody else may write the same path meanwhile.
 func WriteFile(path string, data []byte) error {
@@ -27,7 +30,7 @@ func WriteFile(path string, data []byte) error {
 
 // fill makes data the content of the file at path, made if it is missing, durably.
 func fill(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
 		return err
 	}

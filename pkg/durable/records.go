@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,11 +24,13 @@ type Records struct {
 	Dir     string
 	Reserve *Reserve // for a full disk; may be nil
 
-	mu     sync.Mutex
-	spares []string // paths of empty files
-	made   int
+	mu       sync.Mutex
+	spares   []string // paths of empty files
+	unsynced []string // of files that were replaced, while it is not known to be durable
+	made     int
 
 	exchange func(a, b string) error // nil: the kernel's; a test has file systems that cannot
+	sync     func(dir string) error  // nil: SyncDir
 }
 
 // WriteFile replaces the file of that name, readable by its owner only. When it returns nil the content survives a power
@@ -47,10 +50,31 @@ func (r *Records) write(path string, data []byte) error {
 	if err != nil {
 		return errors.Join(err, discard(spare)) // what failed once is not tried again
 	}
-	if err := SyncDir(r.Dir); err != nil {
-		return err // a power failure may want either content
-	}
 	if replaced {
+		r.mu.Lock()
+		r.unsynced = append(r.unsynced, spare)
+		r.mu.Unlock()
+	}
+	return r.settle()
+}
+
+// settle makes what was placed durable. Until then a power failure may want the old content of what was replaced.
+func (r *Records) settle() error {
+	r.mu.Lock()
+	durable := r.unsynced
+	r.unsynced = nil
+	r.mu.Unlock()
+	syncDir := r.sync
+	if syncDir == nil {
+		syncDir = SyncDir
+	}
+	if err := syncDir(r.Dir); err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.unsynced = append(r.unsynced, durable...)
+		return err
+	}
+	for _, spare := range durable {
 		r.keep(spare)
 	}
 	return nil
@@ -58,29 +82,27 @@ func (r *Records) write(path string, data []byte) error {
 
 // place puts the spare file at path. It reports whether the former file is now where the spare was.
 func (r *Records) place(spare, path string) (replaced bool, err error) {
-	info, err := os.Lstat(path)
-	if err == nil && info.Mode().IsRegular() {
+	if info, err := os.Lstat(path); err == nil && ours(info) {
 		exchange := r.exchange
 		if exchange == nil {
 			exchange = renameExchange
 		}
-		err = exchange(spare, path)
-		if err == nil {
+		if exchange(spare, path) == nil {
 			return true, nil
 		}
-		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
-			return false, err
-		}
 	}
-	return false, os.Rename(spare, path) // there is none yet, or this file system cannot exchange
+	return false, os.Rename(spare, path) // there is none yet, or it is not ours to write again, or this file system cannot exchange
+}
+
+// ours reports whether a file may be written again once it is replaced: it is as fill makes them, and has no other name, such as
+// a backup's.
+func ours(info os.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && info.Mode() == mode && st.Nlink == 1 && int(st.Uid) == os.Geteuid()
 }
 
 func renameExchange(a, b string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
-	if err != nil {
-		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
-	}
-	return nil
+	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 
 // take returns the path of a spare file, or of one that is still to be made.
@@ -98,11 +120,18 @@ func (r *Records) take() string {
 
 // keep empties a file that was replaced, for it may hold secrets and takes room, and keeps it for a later record.
 func (r *Records) keep(spare string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.spares) < maxSpares && os.Truncate(spare, 0) == nil {
-		r.spares = append(r.spares, spare)
+	if os.Truncate(spare, 0) == nil && r.store(spare) {
 		return
 	}
 	_ = discard(spare) // else a later start does it
+}
+
+func (r *Records) store(spare string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.spares) == maxSpares {
+		return false
+	}
+	r.spares = append(r.spares, spare)
+	return true
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/disktest"
@@ -63,55 +64,130 @@ func TestRecordsTakeTurns(t *testing.T) {
 	}
 }
 
-// A crash at any moment leaves the old content or the new at the path: here it comes around the exchange.
+// files returns what is in a directory, and what it holds.
+func files(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, e := range entries {
+		got[e.Name()] = content(t, filepath.Join(dir, e.Name()))
+	}
+	return got
+}
+
+// Around the exchange and after it both contents are whole: a crash at any moment leaves the old or the new at the path. What a
+// crash leaves is in nobody's way.
 func TestRecordsCrash(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	path := filepath.Join(dir, "r")
 	r := &durable.Records{Dir: dir}
 	if err := r.WriteFile("r", []byte("old")); err != nil {
 		t.Fatal(err)
 	}
+	var moments []map[string]string
 	r.SetExchange(func(spare, target string) error {
-		if got := content(t, target); got != "old" {
-			t.Errorf("before the exchange the record is %q", got)
-		}
-		if got := content(t, spare); got != "new" {
-			t.Errorf("before the exchange the spare file is %q", got)
-		}
-		return errors.New("crash")
+		moments = append(moments, files(t, dir))
+		return unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, target, unix.RENAME_EXCHANGE)
 	})
-	if err := r.WriteFile("r", []byte("new")); err == nil || content(t, path) != "old" {
-		t.Errorf("%v, and the record is %q", err, content(t, path))
+	r.SetSync(func(string) error {
+		moments = append(moments, files(t, dir))
+		return nil
+	})
+	if err := r.WriteFile("r", []byte("new")); err != nil {
+		t.Fatal(err)
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, "*"+durable.TempSuffix)); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+	moments = append(moments, files(t, dir))
+	want := []map[string]string{{"r": "old", ".spare-2.tmp": "new"}, {"r": "new", ".spare-2.tmp": "old"}, {"r": "new", ".spare-2.tmp": ""}}
+	if diff := cmp.Diff(want, moments); diff != "" {
+		t.Error(diff)
 	}
-	// A spare file of an earlier run is in nobody's way.
-	for n := range 3 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf(".spare-%d%s", n, durable.TempSuffix)), []byte("half of a longer one"), 0o600); err != nil {
-			t.Fatal(err)
+	for i, moment := range moments {
+		dir := t.TempDir()
+		for name, text := range moment {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+", and longer"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if err := (&durable.Records{Dir: dir}).WriteFile("r", []byte("new")); err != nil || content(t, path) != "new" {
-		t.Errorf("%v, and the record is %q", err, content(t, path))
+		again := &durable.Records{Dir: dir}
+		for _, text := range []string{"a", "b", "c"} {
+			if err := again.WriteFile("r", []byte(text)); err != nil || content(t, filepath.Join(dir, "r")) != text {
+				t.Errorf("after a crash at moment %d: %v, and the record is %q", i, err, content(t, filepath.Join(dir, "r")))
+			}
+		}
 	}
 }
 
-// Where files cannot be exchanged they are replaced.
+// While it is not known to be durable that a record was replaced its old content stays whole; then it goes.
+func TestRecordsUnsynced(t *testing.T) {
+	t.Parallel()
+	r := &durable.Records{Dir: t.TempDir()}
+	if err := r.WriteFile("r", []byte("0")); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("broken disk")
+	r.SetSync(func(string) error { return broken })
+	for _, text := range []string{"1", "2"} {
+		if err := r.WriteFile("r", []byte(text)); !errors.Is(err, broken) {
+			t.Errorf("%v, want the disk's error", err)
+		}
+	}
+	want := map[string]string{"r": "2", ".spare-2.tmp": "0", ".spare-3.tmp": "1"}
+	if diff := cmp.Diff(want, files(t, r.Dir)); diff != "" {
+		t.Error(diff)
+	}
+	r.SetSync(nil)
+	if err := r.WriteFile("r", []byte("3")); err != nil {
+		t.Fatal(err)
+	}
+	want = map[string]string{"r": "3", ".spare-2.tmp": "", ".spare-3.tmp": "", ".spare-4.tmp": ""}
+	if diff := cmp.Diff(want, files(t, r.Dir)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Where files cannot be exchanged they are replaced, whatever the reason.
 func TestRecordsWithoutExchange(t *testing.T) {
 	t.Parallel()
-	for _, no := range []error{unix.EINVAL, unix.ENOSYS} {
+	for _, no := range []error{unix.EINVAL, unix.ENOSYS, unix.EPERM, unix.EOPNOTSUPP} {
 		r := &durable.Records{Dir: t.TempDir()}
-		r.SetExchange(func(a, b string) error { return &os.LinkError{Op: "exchange", Old: a, New: b, Err: no} })
+		r.SetExchange(func(string, string) error { return no })
 		for i := range 3 {
 			if err := r.WriteFile("r", fmt.Append(nil, i)); err != nil || content(t, filepath.Join(r.Dir, "r")) != fmt.Sprint(i) {
 				t.Errorf("%v: write %d: %v", no, i, err)
 			}
 		}
-		if entries, err := os.ReadDir(r.Dir); err != nil || len(entries) != 1 {
-			t.Errorf("%v: %v, %v; want the record alone", no, entries, err)
+		if diff := cmp.Diff(map[string]string{"r": "2"}, files(t, r.Dir)); diff != "" {
+			t.Errorf("%v:\n%s", no, diff)
 		}
+	}
+}
+
+// A record that is somebody's backup, too, or that others may read, is not written again.
+func TestRecordsOfOthers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path, backup := filepath.Join(dir, "r"), filepath.Join(t.TempDir(), "backup")
+	r := &durable.Records{Dir: dir}
+	if err := r.WriteFile("r", []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(path, backup); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteFile("r", []byte("new")); err != nil || content(t, path) != "new" || content(t, backup) != "old" {
+		t.Errorf("%v, the record is %q, its backup %q", err, content(t, path), content(t, backup))
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteFile("r", []byte("newer")); err != nil || len(r.Spares()) != 0 {
+		t.Errorf("%v, spare files %q; want none that others may read", err, r.Spares())
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v; want only the owner to read it", info, err)
 	}
 }
 

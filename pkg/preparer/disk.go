@@ -20,8 +20,8 @@ const (
 	asideSuffix  = ".unreadable"
 )
 
-// Disk keeps one JSON file per identity. A file is replaced by rename after its content is on the disk, so that a crash
-// leaves either the old record or the new one.
+// Disk keeps one JSON file per identity. A file is replaced after its content is on the disk, so that a crash leaves either the
+// old record or the new one.
 type Disk struct {
 	files *durable.Records
 }

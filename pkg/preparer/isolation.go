@@ -158,7 +158,7 @@ func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (
 		return nil, fmt.Errorf("user numbers from %d to %d: %w", in.Users.First, in.Users.Last, errNoUser)
 	case in.Users.on() && l.User != "":
 		// The pod's group besides the account's own, for what belongs to the pod.
-		return &runtime.Isolation{UID: own.UID, GID: own.GID, Groups: append(own.Groups, number), NoNewPrivileges: true}, nil
+		return &runtime.Isolation{UID: own.UID, GID: own.GID, Groups: slices.Concat(own.Groups, []int{number}), NoNewPrivileges: true}, nil
 	case in.Users.on():
 		return &runtime.Isolation{UID: number, GID: number, NoNewPrivileges: true}, nil
 	case own.UID != os.Getuid():

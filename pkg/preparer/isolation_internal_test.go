@@ -123,11 +123,11 @@ func TestConfine(t *testing.T) {
 	iso := &runtime.Isolation{UID: 7}
 	Isolation{}.confine(iso, "p", r)
 	if diff := cmp.Diff(&runtime.Isolation{UID: 7}, iso); diff != "" {
-		t.Errorf("without cGroups:\n%s", diff)
+		t.Errorf("without cgroups:\n%s", diff)
 	}
 	Isolation{Cgroup: "/c"}.confine(iso, "p", r)
 	if diff := cmp.Diff(&runtime.Isolation{UID: 7, Cgroup: "/c/p", CPU: 1, Memory: 2, PIDs: 3}, iso); diff != "" {
-		t.Errorf("with cGroups:\n%s", diff)
+		t.Errorf("with cgroups:\n%s", diff)
 	}
 	Isolation{Cgroup: "/c"}.confine(nil, "p", r)
 }

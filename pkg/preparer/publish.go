@@ -162,7 +162,12 @@ func (pub *publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 			}
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
-		case errors.Is(err, store.ErrLost) || !aboutRecord(err) && !errors.Is(err, store.ErrUnknown):
+		case errors.Is(err, store.ErrUnknown):
+			if listErr := pub.list(ctx); listErr != nil {
+				return nil, fmt.Errorf("%d realities: %w; read them again: %w", len(some), err, listErr)
+			}
+			alone = append(alone, some...) // of which those that were written after all are not written again
+		case errors.Is(err, store.ErrLost) || !aboutRecord(err):
 			return nil, fmt.Errorf("%d realities: %w", len(some), err)
 		default:
 			alone = append(alone, some...)

@@ -19,6 +19,10 @@ type countingTenure struct {
 	err   error
 	sizes []int        // of the transactions
 	alone map[int]bool // by index of the identity
+
+	lists   int
+	there   []store.Rec[pod.Reality]
+	listErr error
 }
 
 func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.RealityWrite) ([]uint64, error) {
@@ -62,6 +66,30 @@ func TestPassGoesOnAfterOneRecord(t *testing.T) {
 	// One that is alone from the beginning is tried once.
 	if pub, tenure := publisherOf(1, store.ErrTooLarge); pub.pass(t.Context()) == nil || len(tenure.sizes) != 1 {
 		t.Errorf("transactions of %d", tenure.sizes)
+	}
+}
+
+func (c *countingTenure) ListRealities(context.Context) ([]store.Rec[pod.Reality], []error, error) {
+	c.lists++
+	return c.there, nil, c.listErr
+}
+
+// After an unknown outcome the pass reads what is there: what was written after all is not written again, and where nothing
+// answers nothing more is tried.
+func TestPassAfterUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	const pods = 5
+	pub, tenure := publisherOf(pods, store.ErrUnknown)
+	tenure.listErr = errors.New("no answer")
+	if err := pub.pass(t.Context()); !errors.Is(err, store.ErrUnknown) || !errors.Is(err, tenure.listErr) || len(tenure.sizes) != 1 || tenure.lists != 1 {
+		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, tenure.sizes, tenure.lists)
+	}
+	pub, tenure = publisherOf(pods, store.ErrUnknown)
+	for i := range pods {
+		tenure.there = append(tenure.there, store.Rec[pod.Reality]{Value: pod.Reality{Identity: ident(i)}, Index: 7})
+	}
+	if err := pub.pass(t.Context()); err != nil || len(tenure.sizes) != 1 || tenure.lists != 1 {
+		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, tenure.sizes, tenure.lists)
 	}
 }
 

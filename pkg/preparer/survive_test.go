@@ -322,8 +322,10 @@ func TestUnknownOutcomesAreReadAgain(t *testing.T) {
 		return &lossyTenure{Tenure: tenure, lost: map[pod.Reality]bool{}}
 	})
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
-	b.awaitReady(0, digest, 10)
+	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Running, 10))
+	for i := range 3 {
+		b.awaitReady(i, digest, 10)
+	}
 	pid := b.pid(0)
 	b.tell(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")

@@ -27,7 +27,8 @@ func TestRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("a.b.json.tmp", "{") // a crash between write and rename
+	write("a.b.json.tmp", "{") // crashes before the content was put into place
+	write(".spare-9.tmp", "{")
 	write("half.json", "{")
 	write("other.json", `{"spec":{"id":"x"},"desired":"run"}`)
 	write("future.json", `{"spec":{"id":"future"},"desired":"pause"}`)
@@ -43,8 +44,10 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%s.json was not reported", id)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(r.files.Dir, "a.b.json.tmp")); !os.IsNotExist(err) {
-		t.Errorf("the unfinished file: %v", err)
+	for _, name := range []string{"a.b.json.tmp", ".spare-9.tmp"} {
+		if _, err := os.Stat(filepath.Join(r.files.Dir, name)); !os.IsNotExist(err) {
+			t.Errorf("the unfinished file %s: %v", name, err)
+		}
 	}
 	for range 2 {
 		if err := r.remove("a.b"); err != nil {
