@@ -323,10 +323,10 @@ func (n *Node) act(in pod.Intent) {
 
 func (t *tenure) write(ctx context.Context, r pod.Reality) error {
 	for {
-		written, err := t.out.WriteRealities(ctx, store.RealityWrite{Reality: r, Index: t.index[r.Identity]})
+		index, err := t.out.WriteRealities(ctx, store.RealityWrite{Reality: r, Index: t.index[r.Identity]})
 		switch {
 		case err == nil:
-			t.index[r.Identity], t.told[r.Identity] = written[0], r
+			t.index[r.Identity], t.told[r.Identity] = index, r
 			return nil
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
 			rec, err := t.out.Reality(ctx, r.Identity)

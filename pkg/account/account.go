@@ -102,11 +102,6 @@ func Name(ctx context.Context, uid int) string {
 	return number
 }
 
-func isNumber(name string) bool {
-	_, err := strconv.ParseUint(name, 10, 32)
-	return err == nil
-}
-
 // passwd finds an account without its groups.
 func passwd(ctx context.Context, name string) (Account, error) {
 	out, err := run(ctx, "getent", "passwd", name)
@@ -129,7 +124,7 @@ func passwd(ctx context.Context, name string) (Account, error) {
 // passwdFile looks where Go does by itself.
 func passwdFile(name string) (Account, error) {
 	find := user.Lookup
-	if isNumber(name) {
+	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
 		find = user.LookupId
 	}
 	found, err := find(name)
@@ -169,7 +164,7 @@ func (a *Account) join(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("groups of %q: %w", a.Name, err)
 		}
-		if n != a.GID && !slices.Contains(a.Groups, n) {
+		if n != a.GID {
 			a.Groups = append(a.Groups, n)
 		}
 	}

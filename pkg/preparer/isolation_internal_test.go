@@ -118,6 +118,25 @@ func TestIsolationOf(t *testing.T) {
 	}
 }
 
+// What one pod of an account adds to the account's groups is no other pod's, though they are found once for both.
+func TestGroupsOfTwoPods(t *testing.T) {
+	found := account.Account{UID: 33, GID: 34, Groups: append(make([]int, 0, 8), 35, 36, 37)}
+	accounts := func(string) (account.Account, error) { return found, nil }
+	users := Isolation{Users: UserRange{First: 5000, Last: 5999}}
+	var got [2]*runtime.Isolation
+	for i := range got {
+		var err error
+		if got[i], err = users.of(5001+i, &manifest.Launchable{User: "web"}, accounts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, iso := range got {
+		if want := []int{35, 36, 37, 5001 + i}; !slices.Equal(iso.Groups, want) {
+			t.Errorf("pod %d has the groups %v, want %v", i, iso.Groups, want)
+		}
+	}
+}
+
 func TestConfine(t *testing.T) {
 	r := manifest.Resources{CPU: 1, Memory: 2, PIDs: 3}
 	iso := &runtime.Isolation{UID: 7}

@@ -39,7 +39,7 @@ type Store interface {
 // Tenure is what a preparer writes under one session; *store.NodeTenure is one.
 type Tenure interface {
 	Hold(ctx context.Context, n node.Node, takeOver bool) error
-	WriteRealities(ctx context.Context, writes ...store.RealityWrite) ([]uint64, error)
+	WriteRealities(ctx context.Context, writes ...store.RealityWrite) (index uint64, err error)
 	DeleteReality(ctx context.Context, id pod.Identity, index uint64) error
 	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
 	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)

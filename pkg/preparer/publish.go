@@ -154,11 +154,11 @@ func (pub *publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 		for i, r := range some {
 			writes[i] = store.RealityWrite{Reality: r.reality, Index: pub.stored[r.id].Index}
 		}
-		written, err := pub.tenure.WriteRealities(ctx, writes...)
+		index, err := pub.tenure.WriteRealities(ctx, writes...)
 		switch {
 		case err == nil:
-			for i, r := range some {
-				pub.wrote(r, written[i])
+			for _, r := range some {
+				pub.wrote(r, index)
 			}
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
@@ -240,9 +240,9 @@ func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 				delete(pub.stored, r.id)
 			}
 		default:
-			var written []uint64
-			if written, err = pub.tenure.WriteRealities(ctx, store.RealityWrite{Reality: r.reality, Index: rec.Index}); err == nil {
-				pub.wrote(r, written[0])
+			var index uint64
+			if index, err = pub.tenure.WriteRealities(ctx, store.RealityWrite{Reality: r.reality, Index: rec.Index}); err == nil {
+				pub.wrote(r, index)
 			}
 		}
 		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {

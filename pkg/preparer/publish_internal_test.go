@@ -25,14 +25,14 @@ type countingTenure struct {
 	listErr error
 }
 
-func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.RealityWrite) ([]uint64, error) {
+func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.RealityWrite) (uint64, error) {
 	if c.sizes = append(c.sizes, len(writes)); len(writes) == 1 {
 		c.alone[writes[0].Reality.Index] = true
 	}
 	if c.err != nil {
-		return nil, fmt.Errorf("write: %w", c.err)
+		return 0, fmt.Errorf("write: %w", c.err)
 	}
-	return make([]uint64, len(writes)), nil
+	return 1, nil
 }
 
 func publisherOf(pods int, err error) (*publisher, *countingTenure) {

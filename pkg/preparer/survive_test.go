@@ -302,14 +302,14 @@ type lossyTenure struct {
 	lost map[pod.Reality]bool
 }
 
-func (l *lossyTenure) WriteRealities(ctx context.Context, writes ...store.RealityWrite) ([]uint64, error) {
+func (l *lossyTenure) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
 	written, err := l.Tenure.WriteRealities(ctx, writes...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, w := range writes {
 		if err == nil && !l.lost[w.Reality] {
 			l.lost[w.Reality] = true
-			return nil, store.ErrUnknown
+			return 0, store.ErrUnknown
 		}
 	}
 	return written, err

@@ -12,15 +12,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// tenures returns what so many farms write with below one prefix, which has a schema and a breaker.
-func tenures(t *testing.T, farms int) []*FarmTenure {
+// empty returns a store with nothing below its prefix.
+func empty(t *testing.T) *Store {
 	t.Helper()
 	client, prefix := consultest.Client(t)
 	keys, err := NewKeys(prefix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := New(client, keys)
+	return New(client, keys)
+}
+
+// tenures returns what so many farms write with below one prefix, which has a schema and a breaker.
+func tenures(t *testing.T, farms int) []*FarmTenure {
+	t.Helper()
+	st := empty(t)
 	if _, err := st.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}

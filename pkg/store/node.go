@@ -95,11 +95,11 @@ type RealityWrite struct {
 // MaxRealities is how many realities fit into one transaction, each with the bell of another controller.
 const MaxRealities = (consul.MaxTxnOps - 1) / 2
 
-// WriteRealities writes up to MaxRealities realities of different pods and rings their controllers' bells, in one transaction
-// under the node's lock: all or none. It returns the new indices in the order of the writes; ErrConflict when one of the
-// indices is not the record's, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or
+// WriteRealities writes one to MaxRealities realities of different pods and rings their controllers' bells, in one transaction
+// under the node's lock: all or none. It returns the new index, which they share; ErrConflict when one of the indices is not
+// the record's, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or
 // ErrUnknown, after which the records must be read again.
-func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite) ([]uint64, error) {
+func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite) (index uint64, err error) {
 	var (
 		keys []string
 		ops  []consul.Op
@@ -114,14 +114,7 @@ func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite)
 		}
 	}
 	written, err := t.commit(ctx, keys, ops...)
-	if err != nil {
-		return nil, err
-	}
-	indices := make([]uint64, len(keys))
-	for i, key := range keys {
-		indices[i] = written[key]
-	}
-	return indices, nil
+	return written[keys[0]], err
 }
 
 // DeleteReality removes a reality. Its errors are those of WriteRealities.

@@ -14,12 +14,9 @@ func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 // A bell is removed only in the transaction that proves that its controller is missing.
 func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	t.Parallel()
-	client, prefix := consultest.Client(t)
-	keys, err := NewKeys(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tenure := New(client, keys).FarmTenure(&consul.Session{}, "f")
+	st := empty(t)
+	client, keys := st.c, st.keys
+	tenure := st.FarmTenure(&consul.Session{}, "f")
 	const shard = 3
 	var alive []string
 	for i := 0; len(alive) < 64; i++ {
