@@ -3,6 +3,7 @@ package preparer_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -145,7 +146,8 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("reality %+v", r)
 	}
 	b.mustKeepPID(0, pid)
-	if err := os.WriteFile(path, []byte(secret+"2"), 0o600); err != nil {
+	// Put there whole: the preparer looks again and again, and would take what is there.
+	if err := errors.Join(os.WriteFile(path+".new", []byte(secret+"2"), 0o600), os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}
 	b.awaitReady(0, second, 20)
