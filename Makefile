@@ -2,24 +2,26 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build runit test race e2e faults bench chaos chaos-nofence fuzz demo schema lint fmt clean
+.PHONY: help build runit dig test race e2e faults bench chaos chaos-nofence fuzz mutants demo schema lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
 SOURCES  := $(shell find cmd pkg -name '*.go' -not -name '*_test.go') go.mod go.sum
 LINTER   := bin/golangci-lint
+GREMLINS := bin/gremlins
 TESTTIME ?= 15m
 SEED     ?= 0
 CHAOS_TIME ?= 2m
 FAULTS   ?= 200
 FUZZ_TIME ?= 60s
+MUTANTS  ?= pkg/reconcile pkg/placement pkg/scheduler
 
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
 	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo; echo 'Variables: RUN=name runs one end-to-end scenario; BENCH=name one benchmark; SEED=n and CHAOS_TIME=10m'
 	@echo 'make a fault run that one and that long; CONSUL_BIN=path uses that Consul;'
-	@echo 'FUZZ_TIME=10m is how long each fuzz target runs.'
+	@echo 'FUZZ_TIME=10m is how long each fuzz target runs; MUTANTS=pkg/x is what is mutated, MUTANTSFLAGS="-only scale" a part of it.'
 
 build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
 
@@ -35,18 +37,21 @@ bin/consul: integration/tools/consul/go.mod ## provide Consul: $CONSUL_BIN, else
 	integration/tools/consul.sh $@
 
 runit: ## provide runit: on PATH, else Debian's package, which root may install
-	integration/tools/runit.sh
+	integration/tools/debian.sh runit runsvdir runsv sv
 
-test: build bin/consul runit ## everything that must pass: unit, real-Consul and end-to-end tests
+dig: ## provide dig, in the same way
+	integration/tools/debian.sh bind9-dnsutils dig
+
+test: build bin/consul runit dig ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
 	CGO_ENABLED=0 $(GO) test ./pkg/account # as the programs are built
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 ./integration/...
 
-race: build bin/consul runit ## the tests three times in a row, in another order each time
+race: build bin/consul runit dig ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
 
-e2e: build bin/consul runit ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
+e2e: build bin/consul runit dig ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
 
 faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n); set the machine's clock and back
@@ -77,6 +82,10 @@ fuzz: ## run every fuzz target of the module; FUZZ_TIME=10m for longer than a mi
 	done < <(grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' cmd pkg integration | sed 's/func //'); \
 	[ $$found = 1 ] || { echo 'no fuzz target found'; exit 1; }
 
+mutants: $(GREMLINS) ## change the pure decisions, one operator at a time: their own tests must notice 95 %; MUTANTS=pkg/x for others
+	$(GO) build -trimpath -o bin/mutants ./integration/mutants
+	bin/mutants -gremlins $(GREMLINS) $(MUTANTSFLAGS) $(MUTANTS)
+
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo
 
@@ -94,5 +103,8 @@ $(LINTER): integration/tools/lint/go.mod
 	@echo 'building golangci-lint, once; about two minutes on two cores'
 	cd integration/tools/lint && $(GO) build -mod=mod -o ../../../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
-clean: ## remove what was built, except Consul and the linter
-	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz bin/chaos bin/chaos-nofence bin/farm-nofence
+$(GREMLINS): integration/tools/mutants/go.mod
+	cd integration/tools/mutants && $(GO) build -mod=mod -o ../../../$@ github.com/go-gremlins/gremlins/cmd/gremlins
+
+clean: ## remove what was built, except Consul, the linter and gremlins
+	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz bin/bench bin/chaos bin/chaos-nofence bin/farm-nofence bin/mutants

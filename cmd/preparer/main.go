@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
+	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
 func main() {
@@ -23,6 +24,8 @@ func main() {
 			runit.ExecStub()
 		case oneshot.Arg:
 			oneshot.Exec(confine.Apply)
+		case tree.Arg:
+			tree.Exec()
 		}
 	}
 	ctx, stop := app.WithSignals(context.Background())
@@ -59,8 +62,9 @@ func command(start func(app.PreparerConfig) error, supervisor func(app.Superviso
 			&cli.Int64Flag{Name: "cpu", Usage: "thousandths of a core for pods; 0: not limited", Destination: &cfg.CPU},
 			&cli.Int64Flag{Name: "memory", Usage: "bytes for pods; 0: not limited", Destination: &cfg.Memory},
 			&cli.IntFlag{Name: "port-min", Usage: "first dynamic port", Value: 20000, Destination: &cfg.PortsMin},
-			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows; on: fully or not at all; off", Value: app.IsolationAuto, Destination: &cfg.Isolation},
+			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows, and start none as root; on: fully or not at all; off", Value: app.IsolationAuto, Destination: &cfg.Isolation},
 			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: app.DefaultUserRange, Destination: &cfg.UserRange},
+			&cli.BoolFlag{Name: "allow-root-pods", Usage: "start pods whose manifests say user: root", Destination: &cfg.AllowRoot},
 			&cli.IntFlag{Name: "port-max", Usage: "last dynamic port", Value: 29999, Destination: &cfg.PortsMax},
 			&cli.StringFlag{Name: "runtime", Usage: "auto, shim (built in) or runit; auto: what the node's pods run under, else shim", Value: app.RuntimeAuto, Destination: &cfg.Runtime},
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},

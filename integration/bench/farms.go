@@ -117,6 +117,13 @@ func (c *commits) note(b *store.Batch, err error) {
 	}
 }
 
+// placed returns how many pods were placed.
+func (c *commits) placed() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pods
+}
+
 // refusedShare is of the batches with pods, once the farms have stopped.
 func (c *commits) refusedShare() float64 {
 	c.mu.Lock()

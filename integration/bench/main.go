@@ -29,7 +29,10 @@ type benchmark struct {
 var benchmarks = []benchmark{
 	{"placement", 8 * time.Minute, placementBench},
 	{"failover", 4 * time.Minute, failoverBench},
+	{"failover-large", 5 * time.Minute, failoverLargeBench},
+	{"full", 5 * time.Minute, fullBench},
 	{"change", 4 * time.Minute, changeBench},
+	{"large", 4 * time.Minute, largeBench},
 	{"idle", 3 * time.Minute, idleBench},
 	{"recovery", 2 * time.Minute, recoveryBench},
 	{"storm", 2 * time.Minute, stormBench},
@@ -46,6 +49,7 @@ type options struct {
 	idleFor                         time.Duration
 	lostNodes, lostRCs              int
 	stormRCs                        int
+	largeRCs, fullNodes             int
 	logs, profiles, json, farm, run string
 }
 
@@ -53,7 +57,7 @@ func (o *options) flags() {
 	flag.StringVar(&o.run, "run", "", "one benchmark, as `NAME` or NAME/PART; all when empty")
 	flag.IntVar(&o.nodes, "nodes", 1000, "simulated nodes")
 	flag.IntVar(&o.manyNodes, "many-nodes", 5000, "placement: nodes of the large cluster")
-	flag.IntVar(&o.onePods, "one-pods", 5000, "placement: replicas of the one controller")
+	flag.IntVar(&o.onePods, "one-pods", 5000, "placement, large: replicas of the one controller")
 	flag.IntVar(&o.mediumRCs, "medium-rcs", 200, "placement: controllers of 25 replicas")
 	flag.IntVar(&o.smallRCs, "small-rcs", 1000, "placement: controllers of 3 replicas")
 	flag.IntVar(&o.repeat, "repeat", 3, "placement: runs of each part; the one with the median time counts")
@@ -65,6 +69,8 @@ func (o *options) flags() {
 	flag.IntVar(&o.lostNodes, "lost-nodes", 200, "recovery: nodes that are lost")
 	flag.IntVar(&o.lostRCs, "lost-rcs", 1000, "recovery: controllers of 10 replicas")
 	flag.IntVar(&o.stormRCs, "storm-rcs", 500, "storm: controllers of 10 replicas")
+	flag.IntVar(&o.largeRCs, "large-rcs", 10_000, "failover-large: controllers of 3 replicas")
+	flag.IntVar(&o.fullNodes, "full-nodes", 10_000, "full: nodes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
 	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
 	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")

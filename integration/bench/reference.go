@@ -75,7 +75,7 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 func (w *world) plain(to store.Keys, b *store.Batch, index uint64) (plain, error) {
 	p := plain{read: []string{w.keys.RC(b.RCID), w.keys.Bell(b.RCID), w.keys.Status(b.RCID)}}
 	conditions := 3 // fence and record
-	for _, index := range []uint64{b.SchemaIndex, b.BreakerIndex, b.BellIndex} {
+	for _, index := range []uint64{b.SchemaIndex, b.BreakerIndex, b.BellIndex, b.DropsIndex} {
 		if index != 0 {
 			conditions++
 		}

@@ -117,14 +117,15 @@ func (w *world) fleet(ctx context.Context, sc *scope, f simnode.Fleet) (*simnode
 	}
 }
 
-// controller returns a record with a manifest of its own.
-func controller(name string, replicas int, change func(*rc.RC)) (rc.RC, []byte, error) {
+// controller returns a record with a manifest of its own, whose pods take some thousandths of a core each.
+func controller(name string, replicas int, cpu int64, change func(*rc.RC)) (rc.RC, []byte, error) {
 	m := &manifest.Manifest{
 		Version: 1, ID: name, Labels: map[string]string{"team": "bench"},
 		Launchables: []manifest.Launchable{{
-			Name:     "main",
-			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name + ".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},
-			Env:      map[string]string{"LOG_LEVEL": "info", "REGION": "here"},
+			Name:      "main",
+			Artifact:  manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name + ".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},
+			Env:       map[string]string{"LOG_LEVEL": "info", "REGION": "here"},
+			Resources: manifest.Resources{CPU: cpu},
 		}},
 	}
 	canonical, err := m.Canonical()
@@ -143,12 +144,17 @@ func controller(name string, replicas int, change func(*rc.RC)) (rc.RC, []byte, 
 
 // create writes n controllers as their operators would, but many to a transaction.
 func (w *world) create(ctx context.Context, name string, n, replicas int, change func(*rc.RC)) ([]rc.RC, error) {
+	return w.createSized(ctx, name, n, replicas, 0, change)
+}
+
+// createSized is create for pods that take some thousandths of a core each.
+func (w *world) createSized(ctx context.Context, name string, n, replicas int, cpu int64, change func(*rc.RC)) ([]rc.RC, error) {
 	rcs := make([]rc.RC, n)
 	const perRC = 5
 	var txns [][]consul.Op
 	var ops []consul.Op
 	for i := range n {
-		r, canonical, err := controller(fmt.Sprintf("%s-%05d", name, i), replicas, change)
+		r, canonical, err := controller(fmt.Sprintf("%s-%05d", name, i), replicas, cpu, change)
 		if err != nil {
 			return nil, err
 		}

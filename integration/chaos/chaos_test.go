@@ -20,14 +20,14 @@ func TestMain(m *testing.M) {
 // A short run with a fixed seed, whose first faults are a restored snapshot, a restarted farm, a killed leader, a slow network
 // and a machine that dies with its nodes. Longer ones: make chaos.
 func TestShortRun(t *testing.T) {
-	if code := start([]string{"-seed", "2555", "-time", "40s", "-v", "-dir", t.TempDir()}); code != exitGood {
+	if code := start([]string{"-seed", "2555", "-time", "40s", "-pods", "100", "-v", "-dir", t.TempDir()}); code != exitGood {
 		t.Fatalf("exit code %d; the report above says why", code)
 	}
 }
 
 func TestBadFlagsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"-faults", "earthquake"}, {"-time", "1s"}, {"-farm", "/nowhere/farm"}, {"-time", "never"}} {
+	for _, args := range [][]string{{"-faults", "earthquake"}, {"-time", "1s"}, {"-farm", "/nowhere/farm"}, {"-time", "never"}, {"-pods", "301"}, {"-pods", "0"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%v was accepted", args)
 		}

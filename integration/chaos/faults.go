@@ -22,6 +22,8 @@ type fault struct {
 	name string
 	hits target
 	hold func(ttl time.Duration) time.Duration // how long it lasts, at least
+	// machine: a machine of nodes may be taken for lost; what it did names that.
+	machine bool
 	// do brings it about, says what it did, and returns what undoes it; nil: nothing does, or need.
 	do func(ctx context.Context, c *chaos, rng *rand.Rand) (what string, undo func(context.Context) error, err error)
 }
@@ -46,26 +48,26 @@ func medium(time.Duration) time.Duration   { return 4 * time.Second }
 func past(ttl time.Duration) time.Duration { return 2*max(ttl, consul.MinSessionTTL) + time.Second }
 
 var faults = []fault{
-	{"farm-kill", hitsFarm, long, farmKill},
-	{"farm-restart", hitsFarm, brief, farmRestart},
-	{"farm-pause", hitsFarm, long, farmPause},
-	{"farm-pause-ttl", hitsFarm, past, farmPauseTTL},
-	{"agent-pause", hitsAgent, long, agentPause},
-	{"agent-pause-busy", hitsAgent, long, agentPauseBusy},
-	{"agent-kill", hitsAgent, brief, agentKill},
-	{"farm-cut", hitsAgent, long, farmCut},
-	{"server-cut", hitsServer, medium, serverCut},
-	{"servers-cut", hitsServer, medium, serversCut},
-	{"leader-kill", hitsServer, medium, leaderKill},
-	{"leader-pause", hitsServer, medium, leaderPause},
-	{"leader-transfer", hitsServer, brief, leaderTransfer},
-	{restoreFault, hitsStore, brief, snapshotRestore},
-	{"blind-token", hitsFarm, medium, blindToken},
-	{"slow-network", hitsServer, medium, slowNetwork},
-	{"host-cut", hitsHost, long, hostCut},
-	{"host-pause", hitsHost, long, hostPause},
-	{"host-loss", hitsHost, long, hostLoss},
-	{"preparer-stop", hitsHost, long, preparerStop},
+	{name: "farm-kill", hits: hitsFarm, hold: long, do: farmKill},
+	{name: "farm-restart", hits: hitsFarm, hold: brief, do: farmRestart},
+	{name: "farm-pause", hits: hitsFarm, hold: long, do: farmPause},
+	{name: "farm-pause-ttl", hits: hitsFarm, hold: past, do: farmPauseTTL},
+	{name: "agent-pause", hits: hitsAgent, hold: long, do: agentPause},
+	{name: "agent-pause-busy", hits: hitsAgent, hold: long, do: agentPauseBusy},
+	{name: "agent-kill", hits: hitsAgent, hold: brief, do: agentKill},
+	{name: "farm-cut", hits: hitsAgent, hold: long, do: farmCut},
+	{name: "server-cut", hits: hitsServer, hold: medium, do: serverCut},
+	{name: "servers-cut", hits: hitsServer, hold: medium, do: serversCut},
+	{name: "leader-kill", hits: hitsServer, hold: medium, do: leaderKill},
+	{name: "leader-pause", hits: hitsServer, hold: medium, do: leaderPause},
+	{name: "leader-transfer", hits: hitsServer, hold: brief, do: leaderTransfer},
+	{name: restoreFault, hits: hitsStore, hold: brief, do: snapshotRestore},
+	{name: "blind-token", hits: hitsFarm, hold: medium, do: blindToken},
+	{name: "slow-network", hits: hitsServer, hold: medium, do: slowNetwork},
+	{name: "host-cut", hits: hitsHost, hold: long, do: hostCut, machine: true},
+	{name: "host-pause", hits: hitsHost, hold: long, do: hostPause, machine: true},
+	{name: "host-loss", hits: hitsHost, hold: long, do: hostLoss, machine: true},
+	{name: "preparer-stop", hits: hitsHost, hold: long, do: preparerStop},
 }
 
 func faultNames() []string {
@@ -154,7 +156,9 @@ func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func
 const busyFor = 300 * time.Millisecond
 
 func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
-	return paused(pick(c.hosts, rng))
+	p := pick(c.hosts, rng)
+	_, undo, err := paused(p)
+	return p.on.name, undo, err
 }
 
 // hostLoss takes a machine with all its nodes: nothing that ran there runs on, and nothing is remembered. It comes back as

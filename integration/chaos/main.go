@@ -33,6 +33,7 @@ type config struct {
 	consul  string        // path of Consul
 	dir     string        // of the run
 	faults  string        // comma-separated; empty: all
+	pods    int           // of large controllers, at most
 	expect  bool          // succeed only if violations are found
 	keep    bool
 	check   bool   // judge the run in dir again
@@ -84,6 +85,7 @@ func parse(args []string) (config, error) {
 	flags.StringVar(&cfg.farm, "farm", "", "the farm program; default bin/farm")
 	flags.StringVar(&cfg.dir, "dir", "", "where the run keeps its files, for good; default a new one, removed after a good run")
 	flags.StringVar(&cfg.faults, "faults", "", "only these, comma-separated; default all: "+strings.Join(faultNames(), ","))
+	flags.IntVar(&cfg.pods, "pods", maxPods, "of large controllers, at most")
 	flags.BoolVar(&cfg.expect, "expect-violations", false, "succeed only if a write by another than the lock's holder is found")
 	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
 	flags.BoolVar(&cfg.check, "check", false, "only judge the run in -dir again")
@@ -104,6 +106,9 @@ func parse(args []string) (config, error) {
 	}
 	if cfg.length < 5*time.Second || cfg.length > 2*time.Hour {
 		return cfg, fmt.Errorf("-time %s: allowed 5s to 2h", cfg.length)
+	}
+	if cfg.pods < 1 || cfg.pods > maxPods {
+		return cfg, fmt.Errorf("-pods %d: allowed 1 to %d", cfg.pods, maxPods)
 	}
 	if _, err := deck(cfg.faults); err != nil {
 		return cfg, err

@@ -47,12 +47,19 @@ type simulated struct {
 	next   chan func(context.Context) error
 }
 
-const slots = 12
+// What a node has. Every tenth one is small.
+const (
+	slots      = 60
+	cores      = 4000    // thousandths
+	memory     = 4 << 30 // bytes
+	smallCores = 500
+	smallSize  = 512 << 20
+)
 
 // The range of dynamic ports leaves little to choose from, so that numbers are used again.
 const (
 	portMin = 20_000
-	portMax = portMin + 2*slots
+	portMax = portMin + 24
 )
 
 // reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
@@ -64,11 +71,15 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 	if err != nil {
 		return nil, err
 	}
+	capacity := node.Capacity{Slots: slots, CPU: cores, Memory: memory}
+	if n%10 == 2 {
+		capacity.CPU, capacity.Memory = smallCores, smallSize
+	}
 	s := &simulated{
 		Node: simnode.Node{
 			Record: node.Node{
 				Name: fmt.Sprintf("n%d", n+1), Labels: map[string]string{"rack": string("ab"[n%2])},
-				Capacity: node.Capacity{Slots: slots}, PortRange: node.PortRange{Min: portMin, Max: portMax}, Address: m.ip(),
+				Capacity: capacity, PortRange: node.PortRange{Min: portMin, Max: portMax}, Address: m.ip(),
 			},
 			Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
 		},
@@ -97,10 +108,10 @@ func (s *simulated) run(ctx context.Context) error {
 		s.mu.Unlock()
 		err := start(living)
 		cancel()
+		close(halted)
 		if !errors.Is(err, context.Canceled) {
 			return fmt.Errorf("node %s: %w", s.Record.Name, err)
 		}
-		close(halted)
 		select {
 		case start = <-s.next:
 		case <-ctx.Done():

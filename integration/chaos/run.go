@@ -214,8 +214,10 @@ func draw(left []fault, rng *rand.Rand) (now, rest []fault) {
 
 // strike carries one fault out and undoes it, also when ctx ends meanwhile.
 func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
+	began := time.Now()
 	what, undo, err := f.do(ctx, c, rng)
 	c.report.fault(f.name, what, err, ctx.Err() != nil)
+	defer func() { c.noteMachine(f, what, began) }()
 	if undo == nil {
 		return
 	}
@@ -225,6 +227,18 @@ func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
 	if err := undo(undoing); err != nil {
 		c.report.fault(f.name+" (undo)", what, err, false)
 	}
+}
+
+// noteMachine writes down that a fault hit a machine of nodes, or the servers, which speak for all machines, until now.
+func (c *chaos) noteMachine(f fault, what string, began time.Time) {
+	e := checker.Event{Kind: checker.EventMachine, Call: began.UnixNano(), At: time.Now().UnixNano()}
+	switch {
+	case f.machine:
+		e.Node = what
+	case f.hits != hitsServer && f.hits != hitsStore:
+		return
+	}
+	c.events.write(e)
 }
 
 // wait returns after a time, or false when ctx has ended.

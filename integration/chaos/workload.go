@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -29,12 +30,20 @@ type workload struct {
 
 const (
 	operators   = 3
-	slotCount   = 12 // controllers at a time, one in each slot; two slots share a static port
-	maxReplicas = 6
+	slotCount   = 12  // controllers at a time, one in each slot; two slots share a static port
+	maxReplicas = 6   // of most controllers
+	maxPods     = 300 // of large ones: the nodes have room for two of them
 	callLimit   = 10 * time.Second
 	maxSurge    = 3                      // of those controllers that do not leave it to the default
 	maxClosed   = 2                      // nodes that are drained at a time
 	pauseLimit  = 600 * time.Millisecond // between two acts of one operator
+)
+
+// What pods take of a node. Few of those that take most fit on a small node; see newSimulated.
+const (
+	someCPU    = 100       // thousandths of a core
+	someMemory = 128 << 20 // bytes
+	largeCPU   = 20        // of each pod of a large controller
 )
 
 // Nodes count as lost early, so that faults of a few seconds have their pods replaced.
@@ -87,7 +96,8 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	st := w.c.stores[rng.IntN(servers)]
-	slot, dice, n := rng.IntN(slotCount), rng.IntN(100), rng.IntN(maxReplicas+1)
+	slot, dice := rng.IntN(slotCount), rng.IntN(100)
+	n := rng.IntN(w.c.most(slot) + 1)
 	rec, err := w.find(ctx, st, slot)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -108,8 +118,10 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 
 // actOn does one thing to a controller, or to a node.
 func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], slot, dice, n int, rng *rand.Rand) (string, error) {
+	// What pods do one after the other takes hundreds of them too long.
+	oneByOne := dice >= 50 && dice < 72 || dice >= 78 && dice < 82
 	switch {
-	case dice < 50:
+	case dice < 50, oneByOne && isLarge(slot):
 		rec.Value.ReplicaGroups = groups(slot, n)
 		return "scale", w.change(ctx, st, rec, nil, "scale", rng)
 	case dice < 72:
@@ -157,7 +169,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 				rec, err := c.stores[server].RC(ctx, recs[rng.IntN(len(recs))].Value.ID, true)
 				if err == nil && rec.Value.DeletedAt == nil {
 					slot, _ := strconv.Atoi(rec.Value.Labels["slot"]) // as create wrote it
-					rec.Value.ReplicaGroups = groups(slot, 1+rng.IntN(maxReplicas))
+					rec.Value.ReplicaGroups = groups(slot, 1+rng.IntN(c.most(slot)))
 					err = writeRC(ctx, c.stores[server], rec, nil, "scale", true)
 				}
 				if ctx.Err() == nil {
@@ -186,6 +198,17 @@ func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.R
 	return store.Rec[rc.RC]{}, store.ErrNotFound
 }
 
+// isLarge reports whether the controllers in a slot have many pods. They have no ports, which are few.
+func isLarge(slot int) bool { return slot%4 == 3 && slot > 3 }
+
+// most returns how many replicas a controller in a slot may have.
+func (c *chaos) most(slot int) int {
+	if isLarge(slot) {
+		return max(maxReplicas, c.cfg.pods)
+	}
+	return maxReplicas
+}
+
 // groups shares replicas between roles. Every third slot has two.
 func groups(slot, n int) []rc.ReplicaGroup {
 	if slot%3 != 1 {
@@ -203,12 +226,15 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	w.mu.Unlock()
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
-		ReplicaGroups: groups(slot, 1+rng.IntN(maxReplicas)), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
+		ReplicaGroups: groups(slot, 1+rng.IntN(w.c.most(slot))), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
 		NodeLoss:     rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 		MinAvailable: maybe(rng, maxReplicas+1), MaxSurge: maybe(rng, maxSurge+1),
 	}
 	if rng.IntN(4) == 0 {
 		r.Strategy = rc.Static
+	}
+	if isLarge(slot) {
+		r.MaxPerNode = 0
 	}
 	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create", rng)
 }
@@ -228,16 +254,25 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	if slot%4 != 3 {
 		ports = append(ports, manifest.Port{Name: "http", Port: 8000 + slot/2})
 	}
-	if slot%4 >= 2 {
+	if slot%4 >= 2 && !isLarge(slot) {
 		ports = append(ports, manifest.Port{Name: "admin", Dynamic: true})
 		if rng.IntN(2) == 0 {
 			ports = append(ports, manifest.Port{Name: fmt.Sprintf("extra-%d", rng.IntN(2)), Dynamic: true})
 		}
 	}
+	// All versions of a controller take the same. One that took more might find no room where its pods are, which is reported
+	// and waits for an operator, for ever.
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(name)) // never fails (hash.Hash)
+	much := hash.Sum32()
+	takes := manifest.Resources{CPU: int64(much%4) * someCPU, Memory: int64(much/4%4) * someMemory}
+	if isLarge(slot) {
+		takes = manifest.Resources{CPU: largeCPU}
+	}
 	return &manifest.Manifest{
 		Version: manifest.Version, ID: name,
 		Launchables: []manifest.Launchable{{
-			Name:     "main",
+			Name: "main", Resources: takes,
 			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", rng.Uint64())},
 		}},
 		Ports: ports,

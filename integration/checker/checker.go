@@ -102,9 +102,14 @@ type judgement struct {
 	ordered map[string]asked // every intent ever written, by node, identity and revision
 	leaked  map[string]bool  // shares that the run itself gave to nobody, by node and identity
 
+	listed map[listedPage]string // nonces of the pages of orphans that were ever written
+
 	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
 	drains map[string]drained // the last drain of each node that was ended
 	away   away
+	hits   []Event // what the run did to machines
+
+	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
 	restoredAt uint64               // index of the last restore
 	rewound    []span               // when each restore happened, as the log shows it
@@ -125,8 +130,8 @@ type asked struct {
 func newJudgement(events []Event, trace func(*Write)) *judgement {
 	return &judgement{
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
-		ordered: map[string]asked{}, leaked: leaks(events), swept: map[string]bool{}, drains: map[string]drained{},
-		away: away{dead: map[string]int64{}, gone: map[string]int64{}},
+		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{},
+		away: newAway(), hits: ofKind(events, EventMachine), stopped: map[string]*stopsBy{},
 	}
 }
 
@@ -189,6 +194,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 // rules judges one change.
 func (j *judgement) rules(w *Write) {
 	j.remember(w)
+	j.echoes(w)
 	if !w.touches() {
 		return
 	}
@@ -198,6 +204,8 @@ func (j *judgement) rules(w *Write) {
 	j.fresh(w)
 	j.committed(w)
 	j.stops(w)
+	j.massStop(w)
+	j.lostRightly(w)
 	j.confirmed(w)
 	j.minimum(w)
 	j.disabled(w)
@@ -226,6 +234,7 @@ func (j *judgement) remember(w *Write) {
 			j.swept[r.RCID] = true
 		}
 		j.rememberDrain(c, w.At)
+		j.rememberHolder(c, w.At)
 	}
 }
 

@@ -377,6 +377,12 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 			p["ghosts"] = []fields{{"node": "n1"}}
 			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
 		},
+		"R1 echoed before the pages of orphans": func(w *world) {
+			record := fields{"name": "n2", "nonce": "n1", "orphan_pages": fields{"edition": "e1", "count": 2}}
+			w.txn(kv("set", "orphans/n2/0", fields{"edition": "e1", "nonce": "n1"}))
+			w.txn(kv("set", "orphans/n2/1", fields{"page": 1, "edition": "e1", "nonce": "n0"}))
+			w.txn(kv("lock", "nodes/0/n2", record).by("s-n2"))
+		},
 		"R1 placed without the nonce": func(w *world) {
 			w.second("n2", kv("cas", "reservations/n2", holding("c/main.1")))
 		},
@@ -411,23 +417,26 @@ func TestReplayDecidesAsConsulDoes(t *testing.T) {
 	}
 }
 
-// A restored snapshot rewinds the replay, and placing then waits for a new nonce.
+// A restored snapshot rewinds the replay, and placing then waits for a new nonce. What was on its way lands.
 func TestRestoredSnapshot(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	saved := w.last()
-	w.txn(kv("set", "names/late", "late"))
-	w.restores(saved)
-	w.second("n2", kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n2", holding("c/main.1")))
-	j := newJudgement(nil, nil)
-	if err := j.replay(w.log, w.events); err != nil {
-		t.Fatal(err)
-	}
-	if j.state.get(prefix+"names/late") != nil || j.result.Restores != 1 {
-		t.Errorf("%d restores; names/late is %v", j.result.Restores, j.state.get(prefix+"names/late"))
-	}
-	if counts := j.result.Count(); counts["R1 placed before the nonce was renewed"] != 1 {
-		t.Errorf("found %v", counts)
+	for late, want := range map[time.Duration]int{0: 0, onItsWay - 100*time.Millisecond: 0, onItsWay: 1} {
+		w := newWorld(t)
+		saved := w.last()
+		w.txn(kv("set", "names/late", "late"))
+		w.restores(saved)
+		w.late += late // besides the milliseconds that entries are apart
+		w.second("n2", kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n2", holding("c/main.1")))
+		j := newJudgement(nil, nil)
+		if err := j.replay(w.log, w.events); err != nil {
+			t.Fatal(err)
+		}
+		if j.state.get(prefix+"names/late") != nil || j.result.Restores != 1 {
+			t.Errorf("%d restores; names/late is %v", j.result.Restores, j.state.get(prefix+"names/late"))
+		}
+		if counts := j.result.Count(); counts["R1 placed before the nonce was renewed"] != want {
+			t.Errorf("%s late: found %v", late, counts)
+		}
 	}
 }
 

@@ -24,6 +24,9 @@ type Event struct {
 	Revision int64          `json:"revision,omitempty"`
 	Ports    map[string]int `json:"ports,omitempty"`
 
+	// EventMachine: from Call to At the run did something to the machine whose Consul agent is Node, so that it may be taken for lost;
+	// without Node to the servers, which speak for all machines.
+
 	// EventSnapshot and EventRestore: the Raft index that the snapshot was taken at. A restore lasts from Call to At.
 	Index uint64 `json:"index,omitempty"`
 	Call  int64  `json:"call,omitempty"`
@@ -37,6 +40,7 @@ const (
 	EventEnd      = "end"
 	EventLost     = "lost"
 	EventLeak     = "leak"
+	EventMachine  = "machine"
 	EventSnapshot = "snapshot"
 	EventRestore  = "restore"
 	EventLock     = "lock"

@@ -56,18 +56,18 @@ func (c *Change) takes() bool {
 // remains reports whether a pod is as available after the change as it was before, as where it is given back to the node that it
 // came from, whose copy has been running all the time.
 func (w *Write) remains(after *placement) bool {
-	return after != nil && w.available(after, true)
+	return after != nil && w.available(after, w.state.lost)
 }
 
 // available reports whether a pod counted as available when the transaction was carried out: where it was placed, or while
-// it moved where it came from. Nothing is available on a machine that is gone, if that is known.
-func (w *Write) available(p *placement, knowsGone bool) bool {
+// it moved where it came from. Nothing is available on a machine of which lost says that it is.
+func (w *Write) available(p *placement, lost func(node string, marked bool) bool) bool {
 	if p.RunState != running {
 		return false
 	}
-	at := func(node, digest string, lost bool) bool {
+	at := func(node, digest string, marked bool) bool {
 		r := w.before(realityKey(node, p.id())).reality()
-		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !(knowsGone && w.state.lost(node, lost))
+		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !lost(node, marked)
 	}
 	if at(p.Node, p.Digest, p.LostSince != nil) {
 		return true
@@ -80,18 +80,23 @@ func (w *Write) available(p *placement, knowsGone bool) bool {
 	return false
 }
 
-// aboveMinimum counts twice: a farm learns a little later than Consul that a machine is gone, and may not know it yet.
+// aboveMinimum counts twice. A farm learns a little later than Consul that a machine is gone: for that time, and no longer, it may count
+// what was available there, or not. Where the placements say that the machine is gone everybody knows.
 func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
 	least := 0
-	for _, knowsGone := range []bool{false, true} {
+	knowsNot := func(node string, marked bool) bool {
+		since, gone := j.away.lost[node]
+		return w.state.lost(node, marked) && (marked || gone && w.At-since > int64(heardLate))
+	}
+	for _, isLost := range []func(string, bool) bool{knowsNot, w.state.lost} {
 		available, lost := 0, 0
 		for _, p := range w.placementsBefore(rc.ID) {
-			if w.available(p, knowsGone) {
+			if w.available(p, isLost) {
 				available++
 			}
 		}
 		for _, p := range taken {
-			if w.available(p, knowsGone) {
+			if w.available(p, isLost) {
 				lost++
 			}
 		}
@@ -137,20 +142,3 @@ func (j *judgement) standing(w *Write, p *placement) int {
 
 // recently reports whether something was so a moment before the transaction, zero for never.
 func (j *judgement) recently(w *Write, at int64) bool { return at != 0 && w.At-at <= int64(heardLate) }
-
-// away is when nodes were last seen without a preparer, and when their machines were last lost, in unix nanoseconds.
-type away struct{ dead, gone map[string]int64 }
-
-// see notes which nodes are away after an entry of the log.
-func (a *away) see(s *state, at int64) {
-	for _, k := range s.groups["nodes"] {
-		n := k.nodeRecord()
-		if n == nil || k.Session != "" {
-			continue
-		}
-		a.dead[n.Name] = at
-		if s.gone(n.Name) {
-			a.gone[n.Name] = at
-		}
-	}
-}

@@ -10,9 +10,13 @@ import (
 type nodes struct {
 	run map[string]map[string]Event // node -> identity
 	top map[string]int64            // highest revision applied, by node and identity
+	// forgot are the same of machines that have died since: what they had stopped they do not know.
+	forgot map[string]int64
 }
 
-func newNodes() *nodes { return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}} }
+func newNodes() *nodes {
+	return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}, forgot: map[string]int64{}}
+}
 
 func (n *nodes) runs(node, id string) (Event, bool) {
 	e, ok := n.run[node][id]
@@ -22,6 +26,11 @@ func (n *nodes) runs(node, id string) (Event, bool) {
 // lose forgets a node whose machine died: nothing runs there, and it may be told the same again.
 func (n *nodes) lose(node string) {
 	delete(n.run, node)
+	for key, revision := range n.top {
+		if strings.HasPrefix(key, node+"|") {
+			n.forgot[key] = revision
+		}
+	}
 	maps.DeleteFunc(n.top, func(key string, _ int64) bool { return strings.HasPrefix(key, node+"|") })
 }
 
@@ -46,7 +55,7 @@ func (n *nodes) apply(j *judgement, e Event) {
 	}
 	n.run[e.Node][e.ID] = e
 	for id, other := range n.run[e.Node] {
-		if id == e.ID {
+		if id == e.ID || j.nodes.revived(e) || j.nodes.revived(other) {
 			continue
 		}
 		for _, port := range e.Ports {
@@ -57,6 +66,10 @@ func (n *nodes) apply(j *judgement, e Event) {
 		}
 	}
 }
+
+// revived reports whether a pod runs at a revision below one that its node had applied before its machine died: a restored snapshot
+// asks for what was stopped since, and the node, which remembered, has forgotten. The pod that has its place by now is adopted beside it.
+func (n *nodes) revived(e Event) bool { return e.Revision < n.forgot[e.Node+"|"+e.ID] }
 
 // lastIndex is the newest version in the replay, which says about when something outside of it happened.
 func (j *judgement) lastIndex() uint64 {
@@ -95,8 +108,7 @@ func (j *judgement) nodeStops(events []Event) {
 // orphan judges a pod whose controller a restored snapshot does not know: nothing may stop it, and its node must say so.
 func (j *judgement) orphan(e Event) {
 	j.looked("P4 orphan")
-	n, _ := j.state.node(e.Node)
-	if n == nil || !slices.ContainsFunc(n.Orphans, func(o identity) bool { return o.id() == e.ID }) {
+	if !j.state.lists(e.Node, e.ID) {
 		j.violated("P4", "orphan not reported", 0, "%s runs on %s, its controller does not exist", e.ID, e.Node)
 	}
 }

@@ -411,11 +411,15 @@ func TestLostMachine(t *testing.T) {
 // An orphan without a controller gets a placement, to be stopped; nothing else is placed without one.
 func TestLeftBehind(t *testing.T) {
 	t.Parallel()
-	for _, listed := range []bool{true, false} {
+	for _, listed := range []string{"on a page", "in the record", ""} {
 		w := newWorld(t)
 		record := fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": "n0"}
-		if listed {
-			record["orphans"] = []fields{{"rc_id": "c", "role": "main", "index": 1}}
+		switch orphans := []fields{{"rc_id": "c", "role": "main", "index": 1}}; listed {
+		case "on a page":
+			w.txn(kv("set", "orphans/n2/0", fields{"edition": "e1", "nonce": "n0", "orphans": orphans}))
+			record["orphan_pages"] = fields{"edition": "e1", "count": 1}
+		case "in the record":
+			record["orphans"] = orphans
 		}
 		w.txn(kv("set", "nodes/0/n2", record))
 		w.asks(sweepOrphan, "n2")
@@ -426,7 +430,7 @@ func TestLeftBehind(t *testing.T) {
 			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock), kv("check-not-exists", rcKey, nil),
 			kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")),
 		)
-		if listed {
+		if listed != "" {
 			w.expect("")
 		} else {
 			w.expect("P2 placed for no controller")

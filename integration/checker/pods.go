@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 )
 
 // places returns the change's placement if it puts a pod where it was not, or gives it other ports, by decision: what is
@@ -34,8 +35,7 @@ func (c *Change) news() *placement {
 // left reports whether the write takes note of a pod that its controller has left behind: there is no controller any more, and
 // the node says that it runs the pod without being told to. It is stopped next, if somebody asked for that.
 func (w *Write) left(p *placement) bool {
-	n, _ := w.state.node(p.Node)
-	return n != nil && w.before(prefix+"rcs/"+p.RCID) == nil && slices.ContainsFunc(n.Orphans, func(o identity) bool { return o.id() == p.id() })
+	return w.before(prefix+"rcs/"+p.RCID) == nil && w.state.lists(p.Node, p.id())
 }
 
 func adopts(before, after *placement) bool {
@@ -236,6 +236,23 @@ func (j *judgement) speak() {
 	}
 }
 
+// elsewhere: nothing is placed anew that runs on a living node, whatever the records say: that must be adopted. A node that came back
+// a moment ago, or whose preparer was not heard then, may not have been asked.
+func (j *judgement) elsewhere(w *Write, p *placement) {
+	j.looked("R1 adopted")
+	for node := range j.nodes.run {
+		ran, runs := j.nodes.runs(node, p.id())
+		if !runs || node == p.Node || !w.state.alive(node) || j.recently(w, j.away.dead[node]) || w.forgotten(node, p.id()) {
+			continue
+		}
+		j.violated("R1", "placed although it runs", w.Index, "%s on %s; it has run on %s since %d ms, at revision %d", p.id(), p.Node, node, (w.At-ran.At)/1e6, ran.Revision)
+	}
+}
+
+// onItsWay is how long after a restore a placement may land that was on its way, or decided by a farm that had not heard of it: all that
+// its transaction depends on may be as it was in the snapshot, so that Consul refuses nothing.
+const onItsWay = 500 * time.Millisecond
+
 // settled is R1: after the store went back in time nothing is placed before the nonce is new and every node that was alive
 // then has said, under it, what it runs. Having said it once is enough: a preparer that starts again begins anew.
 func (j *judgement) settled(w *Write) {
@@ -244,12 +261,18 @@ func (j *judgement) settled(w *Write) {
 		if p == nil || w.left(p) {
 			continue
 		}
+		if w.Changes[i].Before == nil {
+			j.elsewhere(w, p)
+		}
 		j.looked("R1 placed")
 		if j.restoredAt > 0 {
 			j.looked("R1 placed after a restore")
 		}
 		if !w.has(keySchema, "check-index") {
 			j.violated("R1", "placed without the nonce", w.Index, "%s on %s", p.id(), p.Node)
+		}
+		if j.restoredAt > j.nonceAt && w.At-j.rewound[len(j.rewound)-1].to <= int64(onItsWay) {
+			continue
 		}
 		if j.restoredAt > j.nonceAt {
 			j.violated("R1", "placed before the nonce was renewed", w.Index, "%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)

@@ -36,9 +36,13 @@ type placement struct {
 		Lost     bool           `json:"lost"`
 		Gone     bool           `json:"gone"`  // its machine was lost when it was looked at last
 		Ports    map[string]int `json:"ports"` // nil: those of the placement
+		// DeadIndex is the index of the record of the node that is gone: the name of its death.
+		DeadIndex uint64 `json:"dead_index"`
 	} `json:"ghosts"`
 	AdoptedAtGeneration int64      `json:"adopted_at_generation"`
 	LostSince           *time.Time `json:"lost_since"`
+	DeadIndex           uint64     `json:"dead_index"`
+	StoppingSince       *time.Time `json:"stopping_since"`
 }
 
 const (
@@ -90,6 +94,8 @@ type controller struct {
 	DeletedAt    *string `json:"deleted_at"`
 	Generation   int64   `json:"generation"`
 	Disabled     bool    `json:"disabled"`
+	// AllowMassStop is the generation that may stop many pods at once.
+	AllowMassStop int64 `json:"allow_mass_stop"`
 }
 
 // staysPut reports whether the controller's pods stay where they are, whatever operators say about their nodes, but for force.
@@ -130,7 +136,9 @@ func (c *controller) surge() int {
 type nodeRecord struct {
 	Name     string `json:"name"`
 	Capacity struct {
-		Slots int `json:"slots"`
+		Slots  int   `json:"slots"`
+		CPU    int64 `json:"cpu"`    // thousandths of a core; zero: no limit
+		Memory int64 `json:"memory"` // bytes; zero: no limit
 	} `json:"capacity"`
 	PortRange struct {
 		Min int `json:"min"`
@@ -139,7 +147,8 @@ type nodeRecord struct {
 	Labels     map[string]string `json:"labels"`
 	Nonce      string            `json:"nonce"`
 	ConsulNode string            `json:"consul_node"`
-	Orphans    []identity        `json:"orphans"`
+	Pages      *orphanPages      `json:"orphan_pages"`
+	Orphans    []identity        `json:"orphans"` // of older preparers
 }
 
 type nodeOps struct {
@@ -158,9 +167,27 @@ func (d *drain) stops(at int64) bool {
 }
 
 type reservation struct {
-	Holders map[string]struct {
-		Ports []int `json:"ports"`
-	} `json:"holders"`
+	Holders map[string]holder `json:"holders"`
+}
+
+type holder struct {
+	Ports []int `json:"ports"`
+	resources
+}
+
+// resources are thousandths of a core, and bytes.
+type resources struct {
+	CPU    int64 `json:"cpu"`
+	Memory int64 `json:"memory"`
+}
+
+func (r resources) plus(o resources) resources {
+	return resources{CPU: r.CPU + o.CPU, Memory: r.Memory + o.Memory}
+}
+
+// exceeds reports whether a node with this record has less.
+func (r resources) exceeds(n *nodeRecord) bool {
+	return n.Capacity.CPU > 0 && r.CPU > n.Capacity.CPU || n.Capacity.Memory > 0 && r.Memory > n.Capacity.Memory
 }
 
 // shares returns the ports of each holder.
@@ -194,7 +221,20 @@ type manifestRecord struct {
 			Port    int    `json:"port"`
 			Dynamic bool   `json:"dynamic"`
 		} `json:"ports"`
+		Launchables []struct {
+			Resources resources `json:"resources"`
+		} `json:"launchables"`
 	} `json:"manifest"`
+}
+
+// takes returns what a pod of the manifest takes of its node; nothing where that is not known.
+func (m *manifestRecord) takes() (sum resources) {
+	if m != nil {
+		for _, l := range m.Manifest.Launchables {
+			sum = sum.plus(l.Resources)
+		}
+	}
+	return sum
 }
 
 type breakerRecord struct {

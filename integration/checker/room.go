@@ -62,9 +62,27 @@ func (j *judgement) roomPlaced(w *Write, p *placement, isNew bool) {
 			}
 		}
 	}
-	if n, _ := w.state.node(p.Node); isNew && n != nil && len(there) > n.Capacity.Slots {
+	n, _ := w.state.node(p.Node)
+	if !isNew || n == nil {
+		return
+	}
+	if len(there) > n.Capacity.Slots {
 		j.violated("P3", "more pods placed than slots", w.Index, "%s on %s: %d pods there, %d slots", p.id(), p.Node, len(there), n.Capacity.Slots)
 	}
+	if all := w.state.taken(p.Node); all.exceeds(n) {
+		j.violated("P3", "more placed than CPU or memory", w.Index, "%s on %s: pods there take %+v of %+v", p.id(), p.Node, all, n.Capacity)
+	}
+}
+
+// taken returns what the pods that are placed on a node take there. Of former copies it is not known: it counts as nothing, as does what a
+// pod that is upgraded takes besides.
+func (s *state) taken(node string) (sum resources) {
+	for _, p := range s.placementsOf("") {
+		if p.Node == node {
+			sum = sum.plus(s.get(prefix + "manifests/" + p.Digest).manifest().takes())
+		}
+	}
+	return sum
 }
 
 // roomReserved looks at nothing but the reservation.
@@ -88,11 +106,26 @@ func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 			}
 		}
 	}
+	if asked := w.after(prefix + "manifests/" + p.Digest).manifest().takes(); holds && (holder.CPU < asked.CPU || holder.Memory < asked.Memory) {
+		j.violated("P3", "CPU or memory without a share", w.Index, "%s on %s takes %+v and holds %+v", p.id(), p.Node, asked, holder.resources)
+	}
 	node, _ := w.state.node(p.Node)
-	if node == nil {
+	switch {
+	case node == nil:
 		j.violated("P3", "placed on an unknown node", w.Index, "%s on %s", p.id(), p.Node)
-	} else if isNew && len(res.Holders) > node.Capacity.Slots {
+		return
+	case !isNew:
+		return
+	case len(res.Holders) > node.Capacity.Slots:
 		j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Holders), node.Capacity.Slots)
+	}
+	var sum resources
+	for _, h := range res.Holders {
+		sum = sum.plus(h.resources)
+	}
+	j.looked("P3 resources")
+	if sum.exceeds(node) {
+		j.violated("P3", "more reserved than CPU or memory", w.Index, "%s on %s: holders have %+v of %+v", p.id(), p.Node, sum, node.Capacity)
 	}
 }
 

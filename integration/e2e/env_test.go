@@ -36,6 +36,7 @@ var scenarios = map[string]func(*env){
 	"late-write":       lateWrite,
 	"fast-restart":     fastRestart,
 	"wipe":             wipe,
+	"wipe-large":       wipeLarge,
 	"restore":          restore,
 	"restore-scale":    restoreScale,
 	"blind-token":      blindToken,
@@ -50,6 +51,10 @@ var scenarios = map[string]func(*env){
 	"name-prefix":      namePrefix,
 	"breaker":          breaker,
 	"node-loss":        nodeLoss,
+	"agent-rebooted":   agentRebooted,
+	"forget-late":      forgetLate,
+	"site-lost":        siteLost,
+	"node-forget":      nodeForget,
 	"preparer-gone":    preparerGone,
 	"transfer":         transfer,
 	"drain":            drain,
@@ -63,12 +68,18 @@ var scenarios = map[string]func(*env){
 	"consul-away":      consulAway,
 	"bad-artifacts":    badArtifacts,
 	"logs-exec":        logsExec,
+	"exec-stop":        execStop,
+	"hostile-pod":      hostilePod,
 	"reboot":           reboot,
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,
 	"signatures":       signatures,
 	"dynamic-ports":    dynamicPorts,
+	"services":         services,
+	"default-install":  defaultInstall,
 	"two-hosts":        twoHosts,
+	"sick-move":        sickMove,
+	"misplaced":        misplaced,
 }
 
 func TestScenario(t *testing.T) {
@@ -97,6 +108,7 @@ type env struct {
 	environ []string // that daemons get besides this process's
 	daemons []*daemon
 	rcIDs   map[string]string // see remember
+	dirs    []string          // removed at the end, besides dir
 }
 
 // nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.
@@ -158,8 +170,10 @@ func (e *env) cleanup() {
 			e.t.Logf("log of %s:\n%s", d.name, d.logTail(60))
 		}
 	}
-	if err := os.RemoveAll(e.dir); err != nil {
-		e.t.Error(err)
+	for _, dir := range append(e.dirs, e.dir) {
+		if err := os.RemoveAll(dir); err != nil {
+			e.t.Errorf("%.300s", err)
+		}
 	}
 }
 

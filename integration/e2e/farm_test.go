@@ -58,7 +58,19 @@ func (e *env) members(want ...string) {
 // emptyRCs writes n controllers without replicas, straight into the store, and returns their ids.
 func (e *env) emptyRCs(n int) []string {
 	e.t.Helper()
-	zero := 0
+	if _, err := e.store.EnsureSchema(e.t.Context()); err != nil {
+		e.t.Fatal(err)
+	}
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = e.writeRC(fmt.Sprintf("rc-%d", i), 0, func(*rc.RC) {})
+	}
+	return ids
+}
+
+// writeRC writes a controller whose pods only simulated nodes can run, straight into the store, and returns its id.
+func (e *env) writeRC(name string, replicas int, change func(*rc.RC)) string {
+	e.t.Helper()
 	m := manifest.Manifest{Version: 1, ID: "none", Launchables: []manifest.Launchable{{
 		Name: "none", Artifact: manifest.Artifact{Kind: "tar", URL: "file:///none", SHA256: strings.Repeat("0", 64)},
 	}}}
@@ -66,24 +78,16 @@ func (e *env) emptyRCs(n int) []string {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := e.store.EnsureSchema(e.t.Context()); err != nil {
+	r := rc.RC{
+		ID: store.NewID(), Name: name, ManifestDigest: manifest.Digest(canonical), Generation: 1,
+		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}, Strategy: rc.Dynamic,
+	}
+	change(&r)
+	err = e.store.ChangeRC(e.t.Context(), store.RCChange{RC: r, Manifest: canonical, Audit: store.NewAudit("scenario", "create", r.ID, nil)})
+	if err != nil {
 		e.t.Fatal(err)
 	}
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = store.NewID()
-		err := e.store.ChangeRC(e.t.Context(), store.RCChange{
-			RC: rc.RC{
-				ID: ids[i], Name: fmt.Sprintf("rc-%d", i), ManifestDigest: manifest.Digest(canonical), Generation: 1,
-				ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &zero}}, Strategy: rc.Dynamic,
-			},
-			Manifest: canonical, Audit: store.NewAudit("scenario", "create", ids[i], nil),
-		})
-		if err != nil {
-			e.t.Fatal(err)
-		}
-	}
-	return ids
+	return r.ID
 }
 
 // owners counts controllers by the farm that holds their lock; the key "" counts those without an owner.

@@ -105,7 +105,7 @@ func wipe(e *env) {
 		e.within(limit, func() error {
 			orphans := 0
 			for _, n := range e.nodes() {
-				orphans += len(n.Value.Orphans)
+				orphans += n.Value.OrphanCount()
 			}
 			if orphans != 3 {
 				return fmt.Errorf("the nodes report %d orphans, want 3", orphans)
@@ -120,7 +120,7 @@ func wipe(e *env) {
 		}
 		e.within(limit, func() error {
 			for _, n := range e.nodes() {
-				if len(n.Value.Orphans) > 0 {
+				if n.Value.OrphanCount() > 0 {
 					return fmt.Errorf("%s still has orphans", n.Value.Name)
 				}
 			}

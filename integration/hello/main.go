@@ -1,7 +1,8 @@
 // Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that says who it is.
 //
 // Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_SICK=1 makes
-// its health check fail, HELLO_VERSION is repeated in its answers.
+// its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its answers. HELLO_HOSTILE=n
+// makes it do to its node what it can, with a tree of directories n deep.
 package main
 
 import (
@@ -11,7 +12,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -20,6 +26,9 @@ func main() {
 	if os.Getenv("HELLO_FAIL") != "" {
 		fmt.Fprintln(os.Stderr, "failing as HELLO_FAIL says")
 		os.Exit(3)
+	}
+	if levels, _ := strconv.Atoi(os.Getenv("HELLO_HOSTILE")); levels > 0 {
+		go mischief(levels)
 	}
 	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -32,7 +41,7 @@ func serve() error {
 	defer stop()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
-		if os.Getenv("HELLO_SICK") != "" {
+		if sick := strings.Split(os.Getenv("HELLO_SICK"), ","); slices.Contains(sick, "1") || slices.Contains(sick, os.Getenv("NODE_NAME")) {
 			http.Error(w, "sick as HELLO_SICK says", http.StatusServiceUnavailable)
 			return
 		}
@@ -61,4 +70,42 @@ func serve() error {
 		return err
 	}
 	return nil
+}
+
+// mischief leaves in the pod's home what is hard to walk and to delete, starts what is hard to stop, and stretches its log.
+// What fails has been done before.
+func mischief(levels int) {
+	home := os.Getenv("POD_HOME")
+	_ = syscall.Mkfifo(filepath.Join(home, "pipe"), 0o600)
+	_ = os.Symlink("/", filepath.Join(home, "link"))
+	_ = os.Mkdir(filepath.Join(home, "closed"), 0)
+	if f, err := os.Create(filepath.Join(home, "sparse")); err == nil {
+		_ = errors.Join(f.Truncate(1<<40), f.Close())
+	}
+	child := exec.Command("/bin/sh", "-c", `trap "" TERM INT HUP; while :; do sleep 1; done`)
+	child.Env, child.SysProcAttr = []string{}, &syscall.SysProcAttr{Setsid: true}
+	_ = child.Start()
+	go func() { _ = child.Wait() }()
+	if err := deep(home, levels); err != nil {
+		fmt.Println("deep:", err)
+	}
+	fmt.Println("mischief done")
+	for range time.Tick(100 * time.Millisecond) {
+		fmt.Println("stretching the log")
+		_ = os.Stdout.Truncate(1 << 40)
+	}
+}
+
+// deep makes directories below each other.
+func deep(dir string, levels int) error {
+	at, err := syscall.Open(dir, syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
+	for n := 0; n < levels && err == nil; n++ {
+		var next int
+		if err = syscall.Mkdirat(at, "d", 0o700); err == nil {
+			next, err = syscall.Openat(at, "d", syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
+		}
+		_ = syscall.Close(at)
+		at = next
+	}
+	return err
 }

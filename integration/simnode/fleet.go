@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -36,6 +38,10 @@ type Fleet struct {
 	Groups int
 	// StartTime is how long a pod takes from its intent to being available, and from being told to stop to having stopped.
 	StartTime time.Duration
+	// Loops says which pods crash again and again: every LoopEvery each of them fails, starts or becomes available for a while.
+	// nil: none.
+	Loops     func(pod.Identity) bool
+	LoopEvery time.Duration
 	// Prepare may change a node's record before it is written; nil changes nothing.
 	Prepare func(i int, record *node.Node)
 	// OnReady is called once every record is written and locked, in each tenure.
@@ -83,6 +89,7 @@ func (t *fleetTenure) hold(ctx context.Context, nonce string) error {
 		record := node.Node{
 			Name: t.NodeName(i), Capacity: node.Capacity{Slots: 100}, Address: "127.0.0.1",
 			ConsulNode: t.session.ConsulNode, Incarnation: t.session.Incarnation, Nonce: nonce,
+			CountsDrops: true, OrphanPages: &node.OrphanPages{},
 		}
 		if t.Prepare != nil {
 			t.Prepare(i, &record)
@@ -129,26 +136,35 @@ func (t *fleetTenure) serve(ctx context.Context, nonce string) error {
 	})
 	for g := range t.groups() {
 		prefix := fmt.Sprintf("%s%s-%x-", t.intents(), t.Name, g)
-		nodes := &fleetGroup{fleetTenure: t, seen: map[string]uint64{}, applied: map[string]int64{}}
+		nodes := &fleetGroup{
+			fleetTenure: t, seen: map[string]uint64{}, applied: map[string]int64{}, told: map[string]pod.Reality{}, drops: map[string]int64{},
+		}
 		group.Go(func() error {
 			return t.Client.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
 				return nodes.accept(ctx, s.Pairs)
 			})
 		})
+		if t.Loops != nil {
+			group.Go(func() error { return nodes.loop(ctx) })
+		}
 	}
 	return group.Wait()
 }
 
-// fleetGroup is the part of a fleet that one standing query serves. One goroutine works on it.
+// fleetGroup is the part of a fleet that one standing query serves.
 type fleetGroup struct {
 	*fleetTenure
 	seen    map[string]uint64 // modify index of each intent, by key
 	applied map[string]int64  // revision, by the intent's key
+
+	mu    sync.Mutex             // guards what follows, and the realities in Consul
+	told  map[string]pod.Reality // as they are in Consul, by the intent's key
+	drops map[string]int64       // counted, by key
 }
 
 // accept carries out what changed. Meanwhile nothing is watched, so that a burst of intents is read in two lists.
 func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
-	var news []pod.Reality
+	var news []fleetReport
 	now := make(map[string]uint64, len(pairs))
 	for _, p := range pairs {
 		now[p.Key] = p.ModifyIndex
@@ -162,7 +178,7 @@ func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
 		g.applied[p.Key] = in.Revision
 		r := Obey(in)
 		r.Node, _, _ = strings.Cut(strings.TrimPrefix(p.Key, g.intents()), "/")
-		news = append(news, r)
+		news = append(news, fleetReport{p.Key, r})
 	}
 	var gone []string
 	for key := range g.seen {
@@ -177,20 +193,73 @@ func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
 	if err := wait(ctx, g.StartTime); err != nil {
 		return err
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	return g.report(ctx, news, gone)
+}
+
+// loop moves the pods that crash again and again on, until ctx ends.
+func (g *fleetGroup) loop(ctx context.Context) error {
+	for {
+		if err := wait(ctx, g.LoopEvery); err != nil {
+			return err
+		}
+		if err := g.crash(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (g *fleetGroup) crash(ctx context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var news []fleetReport
+	for key, r := range g.told {
+		if !g.Loops(r.Identity) {
+			continue
+		}
+		switch r.Available = false; r.State {
+		case pod.StateReady:
+			r.State, r.Restarts = pod.StateFailed, r.Restarts+1
+		case pod.StateFailed:
+			r.State = pod.StateStarting
+		case pod.StateStarting:
+			r.State, r.Available = pod.StateReady, true
+		default:
+			continue
+		}
+		news = append(news, fleetReport{key, r})
+	}
+	return g.report(ctx, news, nil)
+}
+
+// fleetReport is what becomes of an intent, by its key.
+type fleetReport struct {
+	key string
+	pod.Reality
 }
 
 // intents is the prefix of the intents of all nodes.
 func (t *fleetTenure) intents() string { return strings.TrimSuffix(t.Store.Keys().Intents(""), "/") }
 
 // report writes realities, each under its node's lock and with its controller's bell, and removes those whose intent is
-// gone. Many share a transaction.
-func (g *fleetGroup) report(ctx context.Context, news []pod.Reality, gone []string) error {
+// gone. Many share a transaction. Drops are counted as by a real preparer, but that a pod was told to stop is taken for granted.
+// Transactions land in any order, so that each of them that has a drop says what is counted with all of them.
+func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []string) error {
 	keys := g.Store.Keys()
-	slices.SortFunc(news, func(a, b pod.Reality) int { return a.Identity.Compare(b.Identity) })
+	slices.SortFunc(news, func(a, b fleetReport) int { return a.Identity.Compare(b.Identity) })
+	counters := map[string]string{} // of the drops among the news, by the intent's key
+	for i := range news {
+		r := &news[i]
+		if was := g.told[r.key]; was.Drops(&r.Reality) && r.State != pod.StateStopped {
+			counters[r.key] = keys.DropCount(r.RCID, r.Node)
+			g.drops[counters[r.key]]++
+		}
+		g.told[r.key] = r.Reality
+	}
 	var txns [][]consul.Op
 	ops := []consul.Op{}
-	head := map[string]bool{} // locks and bells that the transaction has
+	head := map[string]bool{} // locks, bells and counters that the transaction has
 	flush := func() {
 		if len(ops) > 0 {
 			txns = append(txns, ops)
@@ -204,23 +273,29 @@ func (g *fleetGroup) report(ctx context.Context, news []pod.Reality, gone []stri
 		}
 	}
 	for _, r := range news {
-		if len(ops)+3 > consul.MaxTxnOps {
+		const most = 5
+		if len(ops)+most > consul.MaxTxnOps {
 			flush()
 		}
 		r.Since = time.Now().UTC()
-		value, err := json.Marshal(r)
+		value, err := json.Marshal(r.Reality)
 		if err != nil {
 			return err
 		}
 		once(consul.CheckSession(keys.Node(r.Node), g.session.Releasing))
 		ops = append(ops, consul.Set(keys.Reality(r.Node, r.Identity), value))
 		once(consul.Set(keys.Bell(r.RCID), []byte(store.NewID())))
+		if counter := counters[r.key]; counter != "" {
+			once(consul.Set(keys.Drops(r.RCID), []byte(store.NewID())))
+			once(consul.Set(counter, strconv.AppendInt(nil, g.drops[counter], 10)))
+		}
 	}
 	for _, key := range gone {
 		if len(ops)+1 > consul.MaxTxnOps {
 			flush()
 		}
 		delete(g.applied, key)
+		delete(g.told, key)
 		ops = append(ops, consul.Delete(keys.AllRealities()+strings.TrimPrefix(key, g.intents())))
 	}
 	flush()

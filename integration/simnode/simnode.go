@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,8 @@ type Node struct {
 	done    map[pod.Identity]pod.Reality // what came of it
 	journal *Journal
 	amended chan struct{} // something in done changed by itself
+	// newest is the newest nonce ever seen, regressed the newest when the store was last seen to go back in time.
+	newest, regressed string
 }
 
 // Obey reports a running pod as ready and a stopped one as stopped, at once.
@@ -110,9 +113,12 @@ type tenure struct {
 	node *Node
 	out  *store.NodeTenure
 
+	holding sync.Mutex // while the record and its pages are written
+
 	mu      sync.Mutex
 	nonce   string
 	intents map[pod.Identity]pod.Intent
+	stops   map[pod.Identity]uint64 // indices of the intents that say `stopped`
 
 	writing sync.Mutex                   // guards what follows, and the realities in Consul
 	index   map[pod.Identity]uint64      // of realities
@@ -128,6 +134,7 @@ func (t *tenure) run(ctx context.Context) error {
 		return err
 	}
 	t.nonce = schema.Value.Nonce
+	t.node.saw(t.nonce)
 	// What has no intent is not known before the intents are.
 	if err := t.readIntents(ctx); err != nil {
 		return err
@@ -140,11 +147,12 @@ func (t *tenure) run(ctx context.Context) error {
 	group.Go(func() error {
 		return t.out.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
 			if s.Regressed {
-				return store.ErrRegressed
+				return t.node.wentBack()
 			}
 			if len(s.Recs) == 0 {
 				return nil
 			}
+			t.node.saw(s.Recs[0].Value.Nonce)
 			// The world may be another one. The nonce is echoed with orphans that follow from intents read after it (R1).
 			if err := t.readIntents(ctx); err != nil {
 				return err
@@ -161,13 +169,46 @@ func (t *tenure) run(ctx context.Context) error {
 	group.Go(func() error {
 		return t.out.WatchIntents(ctx, t.node.Record.Name, ignore, func(s store.Seen[pod.Intent]) error {
 			if s.Regressed {
-				return store.ErrRegressed
+				return t.node.wentBack()
 			}
 			return t.accept(ctx, s.Recs)
 		})
 	})
+	group.Go(func() error {
+		return t.out.WatchNode(ctx, t.node.Record.Name, ignore, func(s store.Seen[node.Node]) error {
+			if s.Regressed {
+				return t.node.wentBack()
+			}
+			return nil
+		})
+	})
 	group.Go(func() error { return t.followAmended(ctx) })
 	return group.Wait()
+}
+
+// saw notes a cluster nonce. They sort by the time of their making.
+func (n *Node) saw(nonce string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.newest = max(n.newest, nonce)
+}
+
+// wentBack notes that the store went back in time, which the node's record tells the farms: they may have missed it.
+func (n *Node) wentBack() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.regressed = n.newest
+	return store.ErrRegressed
+}
+
+// wentBackSince returns when the store was seen to go back, "" if a farm has answered that with a newer nonce.
+func (n *Node) wentBackSince(nonce string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if nonce > n.regressed {
+		return ""
+	}
+	return n.regressed
 }
 
 // followAmended reports what changes without an intent.
@@ -204,9 +245,12 @@ func (t *tenure) readIntents(ctx context.Context) error {
 func (t *tenure) know(recs []store.Rec[pod.Intent]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.intents = map[pod.Identity]pod.Intent{}
+	t.intents, t.stops = map[pod.Identity]pod.Intent{}, map[pod.Identity]uint64{}
 	for _, rec := range recs {
 		t.intents[rec.Value.Identity] = rec.Value
+		if rec.Value.State == pod.Stopped {
+			t.stops[rec.Value.Identity] = rec.Index
+		}
 	}
 }
 
@@ -257,11 +301,36 @@ func (t *tenure) tell(ctx context.Context, id pod.Identity) error {
 	return t.write(ctx, r)
 }
 
-// hold writes the node's record with the nonce and the orphans of now.
+// hold writes the node's record with the nonce of now, after the orphans of now, as a preparer does.
 func (t *tenure) hold(ctx context.Context) error {
-	record := t.node.Record
+	t.holding.Lock()
+	defer t.holding.Unlock()
+	for again := false; ; again = true {
+		if ctx.Err() != nil { // what fails for that alone has an unknown outcome, too
+			return context.Cause(ctx)
+		}
+		record := t.node.Record
+		nonce, orphans := t.orphans()
+		record.Regressed = t.node.wentBackSince(nonce)
+		pages, err := t.out.WriteOrphans(ctx, nonce, orphans, again)
+		switch {
+		case err == nil:
+			record.Nonce, record.OrphanPages = nonce, &pages
+			return t.out.Hold(ctx, record, false)
+		case errors.Is(err, store.ErrLost): // the lock is not held yet, or its key has vanished
+			if err := t.out.Hold(ctx, record, false); err != nil {
+				return err
+			}
+		case !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown):
+			return err
+		}
+	}
+}
+
+// orphans returns what runs without a matching intent, and the nonce after which the intents were read.
+func (t *tenure) orphans() (nonce string, orphans []pod.Orphan) {
 	t.mu.Lock()
-	record.Nonce = t.nonce
+	defer t.mu.Unlock()
 	for id, in := range t.node.Running() {
 		reason := pod.ReasonOrphaned
 		if seen, ok := t.intents[id]; ok {
@@ -270,12 +339,12 @@ func (t *tenure) hold(ctx context.Context) error {
 			}
 			reason = pod.ReasonRegressed
 		}
-		record.Orphans = append(record.Orphans, pod.Orphan{
+		orphans = append(orphans, pod.Orphan{
 			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, Reason: reason,
 		})
 	}
-	t.mu.Unlock()
-	return t.out.Hold(ctx, record, false)
+	slices.SortFunc(orphans, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })
+	return t.nonce, orphans
 }
 
 func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {
@@ -302,7 +371,7 @@ func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error
 			continue
 		}
 		if _, runs := t.node.Running()[id]; !runs {
-			if err := t.out.DeleteReality(ctx, id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
+			if err := t.out.DeleteReality(ctx, t.told[id], id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
 				return err
 			}
 			delete(t.index, id)
@@ -322,8 +391,12 @@ func (n *Node) act(in pod.Intent) {
 }
 
 func (t *tenure) write(ctx context.Context, r pod.Reality) error {
+	t.mu.Lock()
+	stop := t.stops[r.Identity]
+	t.mu.Unlock()
 	for {
-		index, err := t.out.WriteRealities(ctx, store.RealityWrite{Reality: r, Index: t.index[r.Identity]})
+		w := store.RealityWrite{Reality: r, Index: t.index[r.Identity], Before: t.told[r.Identity], StopIndex: stop}
+		index, err := t.out.WriteRealities(ctx, w)
 		switch {
 		case err == nil:
 			t.index[r.Identity], t.told[r.Identity] = index, r
@@ -333,7 +406,7 @@ func (t *tenure) write(ctx context.Context, r pod.Reality) error {
 			if err != nil && !errors.Is(err, store.ErrNotFound) {
 				return err
 			}
-			t.index[r.Identity] = rec.Index
+			t.index[r.Identity], t.told[r.Identity], stop = rec.Index, rec.Value, 0
 		default:
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -33,6 +34,7 @@ var Rules = []Rule{
 	{Type: PreparerGone, After: 10 * time.Second},
 	{Type: "Blocked", After: 10 * time.Second},
 	{Type: "InsufficientNodes", After: 10 * time.Second},
+	{Type: rc.Misplaced, After: 10 * time.Second},
 	{Type: "Holding", After: 5 * time.Minute},
 	{Type: NotConverged, After: 15 * time.Minute},
 	{Type: "Regressed", After: time.Hour},
@@ -68,9 +70,9 @@ func (t Tell) ID() string {
 // An incident goes through these steps, each of which is stored before the next: seen; told, after it lasted (AlertedAt);
 // over (ResolvedAt); the end told (removed). One that is over before it could be told is removed in silence. A farm that dies
 // between telling and storing leaves it to its successor to tell again, or to tell that it is over: at least once, never
-// never.
+// never. The next incident of a kind begins when the end of the last one was told, so that there are never more than kinds.
 func Track(in Input) (incidents []rc.Incident, due time.Duration) {
-	known := map[rc.ConditionType]bool{} // open incidents
+	known := map[rc.ConditionType]bool{} // of which one is there already
 	if in.Before != nil {
 		for _, old := range in.Before.Incidents {
 			next, keep := in.step(old)
@@ -78,9 +80,7 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 				continue
 			}
 			incidents = append(incidents, next)
-			if next.ResolvedAt == nil {
-				known[next.Type] = true
-			}
+			known[next.Type] = true
 		}
 	}
 	for _, rule := range Rules {
@@ -104,6 +104,7 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 
 // step moves one incident that is known already.
 func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
+	i.Reason = field.Cut(i.Reason, rc.MaxReason) // whoever wrote it
 	if i.AlertedAt == nil && in.Told[Tell{Incident: i}.ID()] {
 		now := in.Now
 		i.AlertedAt = &now

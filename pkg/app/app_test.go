@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,29 @@ func TestDataDirBelongsToOneDaemon(t *testing.T) {
 	}
 	if got, err := second.Incarnations(); err != nil || len(got) != 0 {
 		t.Errorf("incarnations of garbage %v, %v", got, err)
+	}
+}
+
+// Pods pass through the directories above a data directory, whatever the umask is; the data directory itself is its owner's.
+func TestDataDirIsReachable(t *testing.T) {
+	top := t.TempDir()
+	defer syscall.Umask(syscall.Umask(0o077)) // of the whole process, so that this test runs alone
+	kept := filepath.Join(top, "kept")
+	if err := os.Mkdir(kept, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d, err := app.OpenDataDir(filepath.Join(kept, "a", "b", "own"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for dir, want := range map[string]os.FileMode{kept: 0o700, filepath.Join(kept, "a"): 0o755, filepath.Join(kept, "a", "b"): 0o755, d.Path(""): 0o700} {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s has %v (%v), want mode %o", dir, info.Mode(), err, want)
+		}
+	}
+	if _, err := app.OpenDataDir(filepath.Join(d.Path("lock"), "x")); err == nil {
+		t.Error("a directory below a file was opened")
 	}
 }
 

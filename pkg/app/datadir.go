@@ -28,7 +28,7 @@ type DataDir struct {
 func OpenDataDir(path string) (*DataDir, error) {
 	path, err := filepath.Abs(path)
 	if err == nil {
-		err = os.MkdirAll(path, 0o700)
+		err = makeDataDir(path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
@@ -45,6 +45,35 @@ func OpenDataDir(path string) (*DataDir, error) {
 		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
 	}
 	return &DataDir{path: path, lock: lock}, nil
+}
+
+// makeDataDir makes a directory that only its owner can enter, below ones that everybody can pass through: pods have users of
+// their own, and a preparer opens its directory for them. What is there keeps its mode.
+func makeDataDir(path string) error {
+	parent := filepath.Dir(path)
+	if _, err := os.Stat(parent); errors.Is(err, os.ErrNotExist) {
+		if err := makeParent(parent); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+func makeParent(path string) error {
+	if above := filepath.Dir(path); above != path {
+		if _, err := os.Stat(above); errors.Is(err, os.ErrNotExist) {
+			if err := makeParent(above); err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return os.Chmod(path, 0o755) // whatever the umask is
 }
 
 // Path returns the absolute path of a file or directory inside.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,10 +96,8 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	for dir, mode := range map[string]os.FileMode{"logs": 0o700, "data": 0o711, "consul": 0o700} { // pods pass through data
-		if err := os.MkdirAll(filepath.Join(cfg.Dir, dir), mode); err != nil {
-			return fmt.Errorf("development cluster: %w", err)
-		}
+	if err := makeDevDirs(cfg.Dir); err != nil {
+		return fmt.Errorf("development cluster: %w", err)
 	}
 	line, err := ListenLifeline(filepath.Join(cfg.Dir, lifelineName))
 	if err != nil {
@@ -121,7 +120,11 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 		rack := string(rune('a' + i%3))
 		address := fmt.Sprintf("127.1.0.%d", i+1)
 		group.Go(func() error {
-			return d.keep(ctx, name, "preparer", "--node", name, "--address", address, "--label", "rack="+rack)
+			args := []string{"--node", name, "--address", address, "--label", "rack=" + rack}
+			if !CanHaveUsers() { // as in a user namespace with one user
+				args = append(args, "--isolation", IsolationOff)
+			}
+			return d.keep(ctx, name, "preparer", args...)
 		})
 	}
 	if err := d.waitNodes(ctx); err != nil {
@@ -133,9 +136,41 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	return context.Cause(ctx)
 }
 
+// makeDevDirs makes what is missing of the cluster's directory. Pods have users of their own, who pass through it to their data
+// whatever the umask is; one that is there already stays as it is.
+func makeDevDirs(dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return err
+		}
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	for name, mode := range map[string]os.FileMode{"logs": 0o700, "data": 0o711, "consul": 0o700} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(path, mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// conns returns how many connections the daemons of the cluster may have, which all come from one address, and as many more
+// for people as Consul lets one address have by default.
+func (c *DevConfig) conns() int {
+	const people = 200
+	return c.Farms*farmConns + c.Nodes*preparerConns + people
+}
+
 // startConsul starts Consul under a guard that ends it when this process is gone, and waits until it answers.
 func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
-	addr, args, err := devserver.Args(ctx, devserver.Config{Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port})
+	addr, args, err := devserver.Args(ctx, devserver.Config{
+		Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port, MaxClientConns: d.cfg.conns(),
+	})
 	if err != nil {
 		return err
 	}

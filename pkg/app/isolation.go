@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,7 +22,7 @@ import (
 
 // How much a node keeps its pods apart.
 const (
-	IsolationAuto = "auto" // as far as the host allows
+	IsolationAuto = "auto" // as far as the host allows; a preparer that is root starts no pod as root in place of a user of its own
 	IsolationOn   = "on"   // fully, or the preparer does not start
 	IsolationOff  = "off"
 )
@@ -62,15 +63,22 @@ func (c *PreparerConfig) isolation(dir string, log obs.Logger) (preparer.Isolati
 	if in.Users == users {
 		without = append(without, openDir(dir, &in)...)
 	}
+	in.AllowRoot = c.AllowRoot
 	if len(without) == 0 {
 		return in, nil
 	}
 	if c.Isolation == IsolationOn {
 		return in, fmt.Errorf("--isolation on: this host does not allow all of it: %s", strings.Join(without, "; "))
 	}
+	if os.Getuid() == 0 && in.Users != users {
+		in.NoUsers = strings.Join(slices.DeleteFunc(slices.Clone(without), func(s string) bool { return !strings.HasPrefix(s, usersLack) }), "; ")
+	}
 	log.WithField("without", strings.Join(without, "; ")).Warn("pods are isolated only as far as this host allows")
 	return in, nil
 }
+
+// usersLack begins the reasons for which pods cannot have users of their own.
+const usersLack = "users: "
 
 // plan decides what is used of what a host offers, and why not all of it is.
 func plan(host isolate.Host, users preparer.UserRange, dir string) (in preparer.Isolation, without []string) {
@@ -82,7 +90,7 @@ func plan(host isolate.Host, users preparer.UserRange, dir string) (in preparer.
 	case host.Mapped(users.First, users.Last):
 		in.Users = users
 	default:
-		without = append(without, fmt.Sprintf("users: not all numbers from %d to %d exist in this user namespace; choose others with --user-range", users.First, users.Last))
+		without = append(without, fmt.Sprintf(usersLack+"not all numbers from %d to %d exist in this user namespace; choose others with --user-range", users.First, users.Last))
 	}
 	switch hidden := below(dir, "/tmp", "/var/tmp"); {
 	case hidden != "":
@@ -111,7 +119,7 @@ func openDir(dir string, in *preparer.Isolation) (without []string) {
 	}
 	if err != nil {
 		in.Users = preparer.UserRange{}
-		return []string{"users: " + err.Error()}
+		return []string{usersLack + err.Error()}
 	}
 	unix.Umask(0o022) // a stricter one would keep pods out of what is made for them
 	return nil
@@ -136,6 +144,14 @@ func passable(dir string) error {
 			return nil
 		}
 	}
+}
+
+// CanHaveUsers reports whether a preparer that this process starts can give its pods users of their own, or need not, because
+// it is not root.
+func CanHaveUsers() bool {
+	errs := field.Errors{}
+	all := (&PreparerConfig{Isolation: IsolationAuto, UserRange: DefaultUserRange}).users(&errs)
+	return os.Getuid() != 0 || isolate.Mapped(all.First, all.Last)
 }
 
 // cgroupName is the parent of the cgroups of a preparer's pods. Several may run on one machine, each in its own directory.

@@ -33,12 +33,18 @@ func TestIsolationOfThisHost(t *testing.T) {
 	if host.Users != strings.Contains(said.String(), "cannot be reached by other users") || strings.Count(said.String(), "\n") != 1 {
 		t.Errorf("it said %q, want one line with the directory that is closed if users could be had", said.String())
 	}
+	if root := os.Getuid() == 0; root != (closed.NoUsers != "") || host.Users && !strings.Contains(closed.NoUsers, filepath.Dir(dir)) || strings.Contains(closed.NoUsers, "tmp: ") {
+		t.Errorf("root: %t, and pods start without users of their own unless %q", root, closed.NoUsers)
+	}
 	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
 		t.Fatal(err)
 	}
 	opened, err := node.isolation(dir, log)
 	if want := (preparer.UserRange{First: 1900000000, Last: 1900065535}); err != nil || host.Users && opened.Users != want {
 		t.Errorf("%+v, %v; want users %+v if they can be had", opened, err, want)
+	}
+	if host.Users && opened.NoUsers != "" {
+		t.Errorf("users can be had, and are refused: %q", opened.NoUsers)
 	}
 	if opened.Tmp {
 		t.Error("a private tmp that would hide the data directory")

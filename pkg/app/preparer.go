@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -39,6 +40,7 @@ type PreparerConfig struct {
 
 	Isolation string // IsolationAuto, IsolationOn or IsolationOff
 	UserRange string // first-last
+	AllowRoot bool   // manifests may ask for the user root
 
 	Artifacts   ArtifactConfig
 	API         APIConfig
@@ -159,12 +161,15 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	if isolation.Cgroup != "" {
 		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
+		// Hooks of a preparer that was killed. Their guards end them too; what is still in there goes with the next hook.
+		hooks := filepath.Join(isolation.Cgroup, preparer.HooksCgroup)
+		_ = errors.Join(isolate.Kill(hooks), isolate.Remove(hooks))
 	}
 	if p.api, err = nodeapi.New(ctx, cfg.API.config(cfg.Node, cfg.Address, b.log)); err != nil {
 		return nil, err
 	}
 	b.undo = append(b.undo, p.api.Close)
-	record.API = p.api.URL()
+	record.API, record.Isolation = p.api.URL(), isolation.String()
 	reg := obs.NewRegistry()
 	p.agent, err = preparer.New(preparer.Config{
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,

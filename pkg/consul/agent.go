@@ -36,7 +36,7 @@ type Service struct {
 	Check   *Check
 }
 
-// Check is one check. Exactly one of HTTP, TCP and TTL is set.
+// Check is one check. Exactly one of HTTP, TCP, TTL and Alias is set.
 type Check struct {
 	HTTP     string // URL for a GET that must answer 2xx
 	TCP      string // host:port that must accept a connection
@@ -46,12 +46,18 @@ type Check struct {
 	SuccessThreshold, FailureThreshold int
 	// TTL makes it one that the agent does not run: it is critical when UpdateCheck was silent for so long.
 	TTL time.Duration
+	// Alias is the id of another service of the agent whose state is this one's, too.
+	Alias string `json:",omitempty"`
 }
 
 // registration returns the check in the API's form.
 func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 	reg := &api.AgentServiceCheck{CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name, Status: api.HealthCritical}
-	if c.TTL > 0 {
+	switch {
+	case c.Alias != "":
+		reg.AliasService = c.Alias
+		return reg
+	case c.TTL > 0:
 		reg.TTL = c.TTL.String()
 		return reg
 	}

@@ -117,6 +117,29 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true})
 }
 
+// The state of a service is also that of those whose checks are its aliases, without a request more.
+func TestAliasCheck(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	main := strings.TrimSuffix(prefix, "/")
+	meta := map[string]string{"k": main}
+	for _, s := range []consul.Service{
+		{ID: main, Name: "web", Port: 80, Meta: meta, Check: &consul.Check{TTL: time.Hour}},
+		{ID: main + ".admin", Name: "web-admin", Port: 81, Meta: meta, Check: &consul.Check{Alias: main}},
+	} {
+		if err := c.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
+	}
+	for _, state := range []bool{false, true, false} {
+		if err := c.UpdateCheck(t.Context(), main, state, ""); err != nil {
+			t.Fatal(err)
+		}
+		passing(t, c, "k", main, map[string]bool{main: state, main + ".admin": state})
+	}
+}
+
 // A check starts critical, so that nothing counts as available before it was looked at.
 func TestRegisteredCheckStartsCritical(t *testing.T) {
 	t.Parallel()

@@ -119,13 +119,14 @@ type Pair struct {
 	Key         string
 	Value       []byte
 	ModifyIndex uint64
+	CreateIndex uint64 // of the first write since the key was last missing
 	Session     string // that holds the key as a lock; empty when none
 	LockIndex   uint64 // how many sessions have held it so far
 	Flags       uint64
 }
 
 func pairOf(p *api.KVPair) Pair {
-	return Pair{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, Session: p.Session, LockIndex: p.LockIndex, Flags: p.Flags}
+	return Pair{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, CreateIndex: p.CreateIndex, Session: p.Session, LockIndex: p.LockIndex, Flags: p.Flags}
 }
 
 // Consistency chooses what a read may miss.

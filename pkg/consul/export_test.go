@@ -4,6 +4,7 @@ package consul
 const (
 	MergedReads  = mergedReads
 	MergedWrites = mergedWrites
+	MergedParts  = mergedParts
 )
 
 // Waiting returns how many calls wait for others.

@@ -264,3 +264,32 @@ func TestFactBehaviorDeleteRemovesTheKeys(t *testing.T) {
 		t.Fatalf("the key outlived its session: %v", err)
 	}
 }
+
+// This names one death of a lock's holder: the key's index moves when the holder's session ends, and when somebody holds it again.
+// A transaction that checks the index from in between is refused from then on, also when the key is free again.
+func TestFactFreeingAndTakingALockMoveTheIndex(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	key := prefix + "lock"
+	var free []uint64
+	for range 2 { // with the same value both times
+		session := rawSession(t, raw, nil)
+		consultest.Eventually(t, 12*time.Second, func() error { // the lock delay is a millisecond
+			_, err := c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte("mine"), session)})
+			return err
+		})
+		held := get(t, c, key)
+		if _, err := raw.Session().Destroy(session, nil); err != nil {
+			t.Fatal(err)
+		}
+		pair := get(t, c, key)
+		if pair.Session != "" || pair.ModifyIndex <= held.ModifyIndex || len(free) > 0 && held.ModifyIndex <= free[0] {
+			t.Fatalf("held %+v, then %+v; free before at %v", held, pair, free)
+		}
+		free = append(free, pair.ModifyIndex)
+	}
+	if _, err := c.Commit(t.Context(), []consul.Op{consul.CheckIndex(key, free[0])}); !errors.Is(err, consul.ErrRefused) {
+		t.Errorf("the index of the first death: %v", err)
+	}
+	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.CheckIndex(key, free[1])}))
+}

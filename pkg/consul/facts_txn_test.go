@@ -214,3 +214,31 @@ func TestFactCheckSessionWithEmptySessionPasses(t *testing.T) {
 		t.Fatalf("it was sent: %v", err)
 	}
 }
+
+// What is counted in a key is comparable only while the key is the one that it was: also a transaction that removes it and makes it
+// again makes another one.
+func TestFactAKeyThatIsMadeAgainIsAnother(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	key := prefix + "k"
+	made := func(ops ...consul.Op) (created, modified uint64) {
+		t.Helper()
+		if _, err := c.Commit(t.Context(), ops); err != nil {
+			t.Fatal(err)
+		}
+		pair, err := c.Get(t.Context(), key, consul.Consistent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair.CreateIndex, pair.ModifyIndex
+	}
+	first, index := made(consul.Set(key, []byte("1")))
+	if same, later := made(consul.CAS(key, []byte("2"), index)); same != first || later == index {
+		t.Errorf("changed: made at %d, then at %d", first, same)
+	} else {
+		index = later
+	}
+	if other, _ := made(consul.DeleteCAS(key, index), consul.CAS(key, []byte("2"), 0)); other == first {
+		t.Errorf("removed and made again: made at %d both times", first)
+	}
+}

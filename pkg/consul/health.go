@@ -26,11 +26,12 @@ func (c *Client) AgentGone(ctx context.Context, name string) (bool, error) {
 	return len(checks) == 0, nil
 }
 
-// FailedNodes returns the names of the machines whose agents the cluster considers failed.
+// FailedNodes returns the names of the machines whose agents the cluster considers failed at a moment after it was called: the
+// leader makes sure that it still is one.
 func (c *Client) FailedNodes(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	opts := Default.options(ctx)
+	opts := Consistent.options(ctx)
 	opts.Filter = `CheckID == "serfHealth"`
 	checks, meta, err := c.api.Health().State(api.HealthCritical, opts)
 	if err != nil {

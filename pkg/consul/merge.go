@@ -21,29 +21,47 @@ const (
 	largeWrites  = 8
 )
 
+// mergedParts is how many callers share a write: what becomes of it without an answer, each of them has to settle.
+const mergedParts = 16
+
+// Kinds of requests that callers share; see Merger.Spoiled.
+const (
+	SpoiledReads  = "read"
+	SpoiledWrites = "write"
+)
+
 // aloneFor is how long transactions are not merged after one with several parts had an unknown outcome: if a part is to
 // blame, the others must not suffer again.
 const aloneFor = 10 * time.Second
 
+// suspectFor is how long a read that failed alone too shares no request.
+const suspectFor = time.Minute
+
 // Merger sends reads and transactions of many callers together where they would have to wait for each other. Each caller
-// sees what it would have seen alone: a refusal of one part does not concern the others, which are sent again, because
-// nothing was written; an unknown outcome concerns them all, because all may have been written. It serves one token.
+// sees what it would have seen alone: a read that fails is done again alone by each of those that shared it; a refusal of one part
+// does not concern the others, which are sent again, because nothing was written; an unknown outcome concerns them all, because all
+// may have been written. Each owner of such a part bumps its fence, once: at the most mergedWrites transactions of mergedParts
+// parts are under way when the first of them has no answer, and then nothing is merged for aloneFor. It serves one token.
 type Merger struct {
 	c *Client
+	// Spoiled, if set before the first call, is told of each request that failed and was shared: how many reads are done again
+	// alone, or of how many writes the outcome is unknown.
+	Spoiled func(kind string, parts int)
 
 	reads  gatherer[*readPart]
 	locks  gatherer[*writePart] // acquisitions
 	writes gatherer[*writePart]
 	large  gatherer[*writePart]
 
-	mu    sync.Mutex
-	alone time.Time // until then
+	mu       sync.Mutex
+	alone    time.Time            // until then writes are
+	suspects map[string]time.Time // reads that are until then, by their first key
 }
 
 // NewMerger returns a merger.
 func (c *Client) NewMerger() *Merger {
 	m := &Merger{c: c}
-	m.reads = gatherer[*readPart]{most: mergedReads, joins: joinsReads, run: m.read}
+	m.reads = gatherer[*readPart]{most: mergedReads, joins: m.joinsReads, run: m.read}
 	m.locks = gatherer[*writePart]{most: mergedWrites, joins: m.joinsWrites, run: m.write}
 	m.writes = gatherer[*writePart]{most: mergedWrites, joins: m.joinsWrites, run: m.write}
 	m.large = gatherer[*writePart]{most: largeWrites, run: m.write}
@@ -58,7 +76,10 @@ type readPart struct {
 	err   error
 }
 
-func joinsReads(group []*readPart, next *readPart) bool {
+func (m *Merger) joinsReads(group []*readPart, next *readPart) bool {
+	if m.suspect(group[0]) || m.suspect(next) {
+		return false
+	}
 	ops := len(next.ops)
 	for _, p := range group {
 		ops += len(p.ops)
@@ -74,6 +95,49 @@ func (m *Merger) read(ctx context.Context, group []*readPart) {
 	got, err := m.c.readTxn(ctx, ops, group[0].level)
 	for _, p := range group {
 		p.got, p.err = got, err
+	}
+	if err != nil && len(group) > 1 && ctx.Err() == nil {
+		m.spoiled(SpoiledReads, len(group))
+		m.readAlone(ctx, group)
+	}
+}
+
+// readAlone does the reads of a group again, each alone. Those that fail again, while others do not, share no request for a while.
+func (m *Merger) readAlone(ctx context.Context, group []*readPart) {
+	var all errgroup.Group
+	all.SetLimit(readsAtOnce)
+	for _, p := range group {
+		all.Go(func() error {
+			p.got, p.err = m.c.readTxn(ctx, p.ops, p.level)
+			return nil
+		})
+	}
+	_ = all.Wait() // the errors are in the parts
+	works := slices.ContainsFunc(group, func(p *readPart) bool { return p.err == nil })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(m.suspects, func(_ string, until time.Time) bool { return now.After(until) })
+	for _, p := range group {
+		if works && p.err != nil {
+			if m.suspects == nil {
+				m.suspects = map[string]time.Time{}
+			}
+			m.suspects[p.ops[0].Key()] = now.Add(suspectFor)
+		}
+	}
+}
+
+// suspect reports whether a read is to share no request.
+func (m *Merger) suspect(p *readPart) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Now().Before(m.suspects[p.ops[0].Key()])
+}
+
+func (m *Merger) spoiled(kind string, parts int) {
+	if m.Spoiled != nil {
+		m.Spoiled(kind, parts)
 	}
 }
 
@@ -137,7 +201,7 @@ func (m *Merger) joinsWrites(group []*writePart, next *writePart) bool {
 			touched[p.ops[i].Key()] = touched[p.ops[i].Key()] || p.ops[i].writes()
 		}
 	}
-	if ops > MaxTxnOps || cost > MaxTxnBytes {
+	if ops > MaxTxnOps || cost > MaxTxnBytes || len(group) >= mergedParts {
 		return false
 	}
 	for i := range next.ops {
@@ -160,6 +224,7 @@ func (m *Merger) write(ctx context.Context, group []*writePart) {
 		if !errors.As(err, &refused) || len(group) == 1 {
 			if err != nil && len(group) > 1 {
 				m.sendAlone()
+				m.spoiled(SpoiledWrites, len(group))
 			}
 			for _, p := range group {
 				p.got, p.err = got, err

@@ -20,7 +20,8 @@ import (
 
 // gate stands before Consul, counts transactions and holds them until it is opened.
 type gate struct {
-	cut    atomic.Bool // answer nothing
+	cut    atomic.Bool            // answer nothing
+	bad    atomic.Pointer[string] // nothing either, where a transaction speaks of this
 	passed atomic.Int32
 
 	mu   sync.Mutex
@@ -62,6 +63,9 @@ func merging(t *testing.T) (m *consul.Merger, c *consul.Client, g *gate, prefix 
 			}
 			r.Body = io.NopCloser(bytes.NewReader(body))
 			g.wait(r.Context())
+			if bad := g.bad.Load(); bad != nil && bytes.Contains(body, []byte(*bad)) {
+				panic(http.ErrAbortHandler)
+			}
 		}
 		if g.cut.Load() {
 			panic(http.ErrAbortHandler)

@@ -34,6 +34,16 @@ func (o Op) writes() bool {
 	}
 }
 
+// Conditional reports whether the state of its key can make Consul refuse the operation.
+func (o Op) Conditional() bool {
+	switch o.kv.Verb {
+	case api.KVCAS, api.KVDeleteCAS, api.KVCheckIndex, api.KVCheckNotExists:
+		return true
+	default:
+		return false
+	}
+}
+
 // Key returns the key that the operation is about.
 func (o Op) Key() string { return o.kv.Key }
 
@@ -134,6 +144,12 @@ func RefusedOn(err error, key string) bool {
 	return false
 }
 
+// RefusedOnly reports whether err is a refusal in which operations on no other keys took part.
+func RefusedOnly(err error, keys ...string) bool {
+	var refused *RefusedError
+	return errors.As(err, &refused) && !slices.ContainsFunc(refused.Failures, func(f Failure) bool { return !slices.Contains(keys, f.Key) })
+}
+
 // Commit carries out a transaction: all of it or nothing. It has three outcomes: nil with the new index of every written
 // key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
 // it before reading on). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
@@ -173,19 +189,26 @@ func (a *answer) indices(ops []Op) map[string]uint64 {
 	return written
 }
 
+// TxnBytes returns an upper bound of the body of a transaction.
+func TxnBytes(ops []Op) int {
+	size := len("[]\n")
+	for i := range ops {
+		size += ops[i].Bytes()
+	}
+	return size
+}
+
 // check returns the bytes of a transaction, or why it cannot be sent.
 func check(ops []Op) (size int, err error) {
 	if len(ops) > MaxTxnOps {
 		return 0, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
 	}
-	size = len("[]\n")
 	for i := range ops {
 		if ops[i].kv.Verb == api.KVCheckSession && ops[i].kv.Session == "" {
 			return 0, fmt.Errorf("%w: a fence without a session on %s", ErrLost, ops[i].kv.Key)
 		}
-		size += ops[i].Bytes()
 	}
-	if size > MaxTxnBytes {
+	if size = TxnBytes(ops); size > MaxTxnBytes {
 		return 0, fmt.Errorf("%w: about %d bytes, allowed %d", ErrTooLarge, size, MaxTxnBytes)
 	}
 	return size, nil

@@ -16,9 +16,12 @@ import (
 type WatchOptions struct {
 	Wait    time.Duration   // longest time the server keeps the query open; DefaultWait
 	OnError func(err error) // told about each failed poll, before the retry; ErrFiltered among them
-	// Released says that the keys are locks which their sessions leave behind when they end, so that nobody deletes and
-	// takes one anew. That tells one of an older store that somebody has taken since.
+	// Released says that the keys are locks which their sessions leave behind when they end: each counts the sessions that have
+	// had it. That tells one of an older store that somebody has taken since.
 	Released bool
+	// Own says besides that nobody but the watcher makes the keys: one that was made anew, and not under the session that
+	// held it before, is of an older store. For who watches the keys of others, somebody may have removed one.
+	Own bool
 }
 
 // DefaultWait is how long a server keeps a standing query open.
@@ -88,7 +91,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		o.Wait = DefaultWait
 	}
 	seen, epoch := c.past.recall(what)
-	seen.released = o.Released
+	seen.released, seen.own = o.Released, o.Own
 	defer func() { c.past.keep(what, seen, epoch) }()
 	var (
 		first = true
@@ -134,7 +137,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 				return err // seen is from before
 			}
 			if snap.Regressed {
-				seen, epoch = history{released: o.Released}, c.past.forget() // what was seen before is of another history
+				seen, epoch = history{released: o.Released, own: o.Own}, c.past.forget() // what was seen before is of another history
 			}
 			seen = seen.remember(pairs, next)
 			if err != nil {
@@ -220,25 +223,27 @@ type history struct {
 	index    uint64
 	keys     map[string]uint64 // modify index by key
 	released bool              // see WatchOptions.Released
+	own      bool              // see WatchOptions.Own
 	locks    map[string]taken  // of released ones, also of keys that have vanished
 }
 
-// taken is who took a lock last, and how many had by then.
+// taken is who took a lock last, how many had by then, and when the key was made.
 type taken struct {
 	session string
 	count   uint64
+	made    uint64
 }
 
 // remember returns the history after one more snapshot.
 func (h history) remember(pairs []Pair, index uint64) history {
-	next := history{valid: true, index: index, keys: make(map[string]uint64, len(pairs)), released: h.released, locks: h.locks}
+	next := history{valid: true, index: index, keys: make(map[string]uint64, len(pairs)), released: h.released, own: h.own, locks: h.locks}
 	if next.released && next.locks == nil {
 		next.locks = map[string]taken{}
 	}
 	for _, p := range pairs {
 		next.keys[p.Key] = p.ModifyIndex
-		if next.released && p.Session != "" {
-			next.locks[p.Key] = taken{p.Session, p.LockIndex}
+		if next.released && (p.Session != "" || next.locks[p.Key].made != p.CreateIndex) {
+			next.locks[p.Key] = taken{p.Session, p.LockIndex, p.CreateIndex}
 		}
 	}
 	return next
@@ -261,7 +266,8 @@ func (h history) same(pairs []Pair) bool {
 // it also goes back when Consul forgets a deletion (tombstones live 15 minutes), and after a restore the next write
 // carries it ahead again. What cannot happen in one history is a version that was not there before and yet is not newer
 // than the index then, or a deletion together with a lower index, or a lock that another session has taken without being
-// one more to have it.
+// one more to have it. A lock that was removed and made again since counts from the beginning; whose it is knows better
+// whether that can be.
 func (h history) wentBack(pairs []Pair, index uint64) bool {
 	if !h.valid {
 		return false
@@ -270,7 +276,9 @@ func (h history) wentBack(pairs []Pair, index uint64) bool {
 		if p.ModifyIndex != h.keys[p.Key] && p.ModifyIndex <= h.index {
 			return true
 		}
-		if last, known := h.locks[p.Key]; known && p.Session != "" && p.Session != last.session && p.LockIndex <= last.count {
+		last, known := h.locks[p.Key]
+		madeAnew := p.CreateIndex != last.made && p.CreateIndex > h.index
+		if known && p.Session != "" && p.Session != last.session && p.LockIndex <= last.count && (h.own || !madeAnew) {
 			return true
 		}
 	}

@@ -49,35 +49,47 @@ func TestHistoryWentBack(t *testing.T) {
 }
 
 // A lock that its sessions leave behind counts them: one that another session has, and that is not one more, was taken in an
-// older store.
+// older store, or made anew since the last look, which only whoever makes it can tell apart.
 func TestHistoryOfLocksWentBack(t *testing.T) {
 	t.Parallel()
-	lock := func(session string, count, index uint64) []Pair {
-		return []Pair{{Key: "a", Session: session, LockIndex: count, ModifyIndex: index}}
+	lock := func(session string, count, index uint64, made uint64) []Pair {
+		return []Pair{{Key: "a", Session: session, LockIndex: count, ModifyIndex: index, CreateIndex: made}}
 	}
 	for name, tc := range map[string]struct {
 		before  [][]Pair
 		after   []Pair
 		deleted bool // who deletes a lock begins to count anew
-		want    bool
+		want    bool // for the watcher of another's key
+		own     bool // for that of its own
 	}{
-		"written again":             {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s1", 3, 9)},
-		"taken by the next":         {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s2", 4, 9)},
-		"free":                      {before: [][]Pair{lock("s1", 3, 5)}, after: lock("", 3, 9)},
-		"free, taken by the next":   {before: [][]Pair{lock("s1", 3, 5), lock("", 3, 7)}, after: lock("s2", 4, 9)},
-		"taken in an older store":   {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s2", 3, 9), want: true},
-		"made anew and taken":       {before: [][]Pair{lock("s1", 3, 5)}, after: lock("s2", 1, 9), want: true},
-		"vanished, taken anew":      {before: [][]Pair{lock("s1", 3, 5), nil}, after: lock("s2", 1, 9), want: true},
-		"free, taken in an older":   {before: [][]Pair{lock("s1", 3, 5), lock("", 3, 7)}, after: lock("s2", 2, 9), want: true},
-		"deleted with its session":  {before: [][]Pair{lock("s1", 3, 5), nil}, after: lock("s2", 1, 9), deleted: true},
-		"a lock that was not there": {before: [][]Pair{nil}, after: lock("s1", 1, 9)},
+		"written again":                  {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("s1", 3, 9, 2)},
+		"taken by the next":              {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("s2", 4, 9, 2)},
+		"free":                           {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("", 3, 9, 2)},
+		"free, taken by the next":        {before: [][]Pair{lock("s1", 3, 5, 2), lock("", 3, 7, 2)}, after: lock("s2", 4, 9, 2)},
+		"taken in an older store":        {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("s2", 3, 9, 2), want: true, own: true},
+		"free, taken in an older":        {before: [][]Pair{lock("s1", 3, 5, 2), lock("", 3, 7, 2)}, after: lock("s2", 2, 9, 2), want: true, own: true},
+		"made anew and taken":            {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("s2", 1, 9, 9), own: true},
+		"made anew by its session":       {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("s1", 1, 9, 9)},
+		"vanished, taken anew":           {before: [][]Pair{lock("s1", 3, 5, 2), nil}, after: lock("s2", 1, 9, 8), own: true},
+		"made anew, then taken":          {before: [][]Pair{lock("s1", 3, 5, 2), lock("", 1, 6, 6)}, after: lock("s3", 2, 9, 6)},
+		"made anew, then in an older":    {before: [][]Pair{lock("s1", 3, 5, 2), lock("s2", 2, 6, 6)}, after: lock("s3", 2, 9, 6), want: true, own: true},
+		"made at a time that is past":    {before: [][]Pair{lock("s1", 3, 5, 2)}, after: lock("s2", 1, 9, 4), want: true, own: true},
+		"deleted with its session":       {before: [][]Pair{lock("s1", 3, 5, 2), nil}, after: lock("s2", 1, 9, 9), deleted: true},
+		"a lock that was not there":      {before: [][]Pair{nil}, after: lock("s1", 1, 9, 9)},
+		"removed, and others have taken": {before: [][]Pair{lock("s1", 3, 5, 2), nil, lock("s2", 1, 6, 6), lock("s3", 2, 7, 6)}, after: lock("s4", 3, 9, 6)},
 	} {
-		h := history{released: !tc.deleted}
-		for i, pairs := range tc.before {
-			h = h.remember(pairs, uint64(5+i))
-		}
-		if got := h.wentBack(tc.after, 9); got != tc.want {
-			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		for _, own := range []bool{false, true} {
+			h := history{released: !tc.deleted, own: own}
+			for i, pairs := range tc.before {
+				h = h.remember(pairs, uint64(5+i))
+			}
+			want := tc.want
+			if own {
+				want = tc.own
+			}
+			if got := h.wentBack(tc.after, 9); got != want {
+				t.Errorf("%s, own %v: %v, want %v", name, own, got, want)
+			}
 		}
 	}
 }

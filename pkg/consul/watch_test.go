@@ -342,7 +342,7 @@ func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 }
 
 // A return in time is told to the next watch, until a receiver has acted on it, and not again. (A lock that was deleted and
-// taken anew looks like one of an older store to who knows that nobody deletes it.)
+// taken anew looks like one of an older store to who knows that nobody else makes it.)
 func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -356,7 +356,7 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		err := c.WatchPrefix(ctx, prefix, consul.WatchOptions{Released: released}, func(s consul.Snapshot) error {
+		err := c.WatchPrefix(ctx, prefix, consul.WatchOptions{Released: released, Own: released}, func(s consul.Snapshot) error {
 			regressed = s.Regressed
 			return answer
 		})
@@ -386,5 +386,45 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 	lock(first)
 	if look(true, enough) {
 		t.Error("a lock is compared with that of a history which is over")
+	}
+}
+
+// Operators may remove the lock of a machine that is gone, and the next one takes it anew: one key that was deleted and made
+// again says nothing about the store, whether a watch has looked in between or not.
+func TestAKeyMadeAnewIsNoReturnInTime(t *testing.T) {
+	t.Parallel()
+	for _, looked := range []bool{false, true} {
+		c, raw, prefix := setup(t)
+		key := prefix + "lock"
+		w := startWatch(t, c, prefix, consul.WatchOptions{Released: true})
+		lock := func() {
+			t.Helper()
+			session := rawSession(t, raw, nil)
+			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte(session), session)}))
+			w.until(t, func(s consul.Snapshot) bool {
+				if s.Regressed {
+					t.Fatalf("looked %v: a return in time at index %d", looked, s.Index)
+				}
+				return strings.Contains(contents(s), session)
+			})
+		}
+		release := func() {
+			t.Helper()
+			held := get(t, c, key)
+			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Unlock(key, held.Value, held.Session)}))
+		}
+		for range 3 { // the count of its sessions is what begins anew
+			lock()
+			release()
+		}
+		drop(t, c, key)
+		if looked {
+			w.until(t, func(s consul.Snapshot) bool { return len(s.Pairs) == 0 })
+		}
+		for range 5 {
+			lock()
+			release()
+		}
+		w.stop()
 	}
 }

@@ -2,7 +2,6 @@ package farm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -66,7 +66,7 @@ func (c *ReplicationController) reallyLoose(ctx context.Context, loose []Allocat
 		return nil, nil
 	}
 	placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
-	if err = errors.Join(append(corrupt, err)...); err != nil {
+	if err = joined(append(corrupt, err)); err != nil {
 		return nil, err
 	}
 	there := map[Allocation]bool{}
@@ -95,9 +95,10 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 	for _, o := range orphans {
 		there[Allocation{Pod: o.Identity, Node: o.Node}] = true
 	}
+	added := setOf(adds)
 	for a, ours := range held {
 		// What was allocated for a replica that is still to be placed is asked for again, and placed.
-		if ours && !there[a] && !slices.Contains(adds, a.Pod) {
+		if ours && !there[a] && !added[a.Pod] {
 			loose = append(loose, a)
 		}
 	}
@@ -179,6 +180,7 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 		c.held = nil
 		return nil, err
 	}
+	eligible := setOf(slices.Collect(v.nodes.pool.share.all()))
 	var usable, back []Allocation
 	var names []string
 	for _, a := range given {
@@ -188,7 +190,7 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 		switch {
 		case slices.Contains(avoid[a.Pod], a.Node):
 			c.farm.books.ignore(s, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
-		case !v.nodes.pool.share.has(a.Node):
+		case !eligible[a.Node]:
 			c.farm.books.ignore(s, a.Node, "it is not among the eligible nodes")
 			back = append(back, a)
 		default:
@@ -219,16 +221,14 @@ func fitting(v *view, shares []Allocation, reservations map[string]store.Rec[nod
 			res = reservations[a.Node].Value.Clone()
 			taken[a.Node] = res
 		}
-		holder := reconcile.NewHolder(s, a.Pod)
-		holder, _, reason := placement.Share(s.Nodes[a.Node], res, holder, s.Manifest.DynamicPorts(), nil)
-		if s.RC.MaxPerNode > 0 && perNode[a.Node] >= s.RC.MaxPerNode {
-			reason = placement.MaxPerNode
-		}
+		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, a.Pod), Dynamic: s.Manifest.DynamicPorts()}
+		reason := rule.Refuses(scheduler.Candidate{View: s.Nodes[a.Node], Reservation: res, Pods: perNode[a.Node]}, a.Pod)
 		if reason != "" {
 			v.nodes.others[reason]++
 			unfit = append(unfit, a)
 			continue
 		}
+		holder, _, _ := scheduler.Share(s.Nodes[a.Node], res, rule.Share, rule.Dynamic, nil)
 		res.Holders[a.Pod.String()] = holder
 		perNode[a.Node]++
 		fit = append(fit, placement.Assignment{Pod: a.Pod, Node: a.Node})
@@ -246,7 +246,7 @@ func (c *ReplicationController) assignAllocated(ctx context.Context, v *view, pl
 	for _, a := range assigned {
 		plan.Changes = append(plan.Changes, reconcile.PlaceOn(v.snapshot, a.Pod, a.Node))
 	}
-	c.assigned(v, plan, placed, unplaced(plan.Adds, assigned))
+	c.assigned(v, plan, placed, unplaced(plan.Adds, assigned), reconcile.RoomRetry, v.nodes.others)
 	return nil
 }
 
@@ -256,7 +256,7 @@ func (c *ReplicationController) unscheduled(ctx context.Context, v *view, plan *
 		return failure
 	}
 	c.log.WithError(failure).WithField(obs.Desired, plan.Status.Desired).Warn("nothing can be placed")
-	plan.Unscheduled(v.snapshot.Now, failure.Error())
+	plan.Unscheduled(v.snapshot, failure.Error())
 	c.farm.cfg.Metrics.short(c.ID, len(plan.Adds), nil)
 	return nil
 }

@@ -34,6 +34,9 @@ type stop struct {
 
 // add notes stops; the same pod counts once in the window.
 func (s *stopCounter) add(now time.Time, stops []stop) {
+	if len(stops) == 0 {
+		return // most passes
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last = slices.DeleteFunc(s.last, func(old stop) bool { return now.Sub(old.at) > massStopWindow })
@@ -48,16 +51,31 @@ func (s *stopCounter) add(now time.Time, stops []stop) {
 	}
 }
 
-func (s *stopCounter) count(now time.Time) int {
+// admit decides about stops that a controller plans, at one moment for all workers: it counts them with those of the window,
+// each pod once, and with running, what the farm's controllers mean to run besides. Where that is no mass stop the stops are
+// noted, and admitted is called before anybody else counts.
+func (s *stopCounter) admit(now time.Time, planned []stop, running func() int, admitted func()) (stops, owned int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for _, st := range s.last {
-		if now.Sub(st.at) <= massStopWindow {
-			n++
+	s.last = slices.DeleteFunc(s.last, func(old stop) bool { return now.Sub(old.at) > massStopWindow })
+	known := make(map[pod.Identity]bool, len(s.last))
+	for _, old := range s.last {
+		known[old.pod] = true
+	}
+	var fresh []stop
+	for _, st := range planned {
+		if !known[st.pod] {
+			fresh = append(fresh, st)
 		}
 	}
-	return n
+	stops = len(known) + len(fresh)
+	owned = running() + stops
+	if massStop(stops, owned) {
+		return stops, owned, false
+	}
+	s.last = append(s.last, fresh...)
+	admitted()
+	return stops, owned, true
 }
 
 // massStop is the breaker's rule.
@@ -80,19 +98,13 @@ func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reco
 	}
 	under := stopping(v.head.Placements)
 	f.stops.add(now, under)
-	var planned []stop
-	for i := range plan.Changes {
-		if plan.Changes[i].Action == reconcile.Stop {
-			planned = append(planned, stop{at: now, pod: plan.Changes[i].Identity})
-		}
-	}
+	planned := stopsOf(plan, now)
 	if len(planned) == 0 {
 		return true, nil
 	}
-	recent := f.stops.count(now)
-	owned := f.ownedPods(c, len(v.head.Placements)-len(under)) + recent
-	if !massStop(recent+len(planned), owned) {
-		f.stops.add(now, planned)
+	left := len(v.head.Placements) - len(under) - len(planned)
+	stops, owned, ok := f.stops.admit(now, planned, func() int { return f.ownedPods(c, left) }, func() { c.meansToRun(left) })
+	if ok {
 		return true, nil
 	}
 	if time.Since(f.world.membersSince()) < claimsWait {
@@ -101,7 +113,7 @@ func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reco
 		}
 	}
 	reason := fmt.Sprintf("farm %s was about to have stopped %d of its %d pods within a minute, the last for controller %s; "+
-		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", f.cfg.ID, recent+len(planned), owned, record.Name)
+		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", f.cfg.ID, stops, owned, record.Name)
 	c.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
 	audit := store.NewAudit(f.cfg.ID, "trip", c.ID, []string{"breaker: not tripped -> tripped (" + reason + ")"})
 	err = f.cfg.Store.TripBreaker(ctx, v.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: f.cfg.ID, Since: now}, audit)
@@ -109,6 +121,17 @@ func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reco
 		return false, err
 	}
 	return false, errTripped
+}
+
+// stopsOf returns the stops that a plan asks for.
+func stopsOf(plan *reconcile.Plan, now time.Time) []stop {
+	var stops []stop
+	for i := range plan.Changes {
+		if plan.Changes[i].Action == reconcile.Stop {
+			stops = append(stops, stop{at: now, pod: plan.Changes[i].Identity})
+		}
+	}
+	return stops
 }
 
 // errTripped ends a pass whose plan was computed before the breaker tripped; the breaker's watch asks for another.
@@ -167,6 +190,12 @@ func (f *Farm) ownedPods(c *ReplicationController, pods int) int {
 		}
 	}
 	return pods
+}
+
+func (c *ReplicationController) meansToRun(pods int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pods = pods
 }
 
 func (c *ReplicationController) podCount() int {

@@ -8,6 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -20,7 +21,7 @@ const minCandidates = 12
 // candidates are the nodes that a pass may place pods on.
 type candidates struct {
 	pool    pool              // not taken yet
-	others  placement.Reasons // why the other nodes are not among them
+	others  scheduler.Reasons // why the other nodes are not among them
 	strict  bool              // their order is that of an outside scheduler
 	spread  string            // key of the label over whose values the pods are spread; empty: over none
 	perNode map[string]int    // pods of the controller
@@ -28,9 +29,11 @@ type candidates struct {
 	// value of the label that they are spread over.
 	perGroup map[string]int
 	avoid    map[pod.Identity][]string
-	foreign  map[string]bool // other farms try them first; where pods are not spread, only those taken
-	guessed  []string        // taken before the plan was computed, until they are used
+	foreign  map[string]bool            // of those taken: other farms try them first
+	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
+	guessed  []string                   // taken before the plan was computed, until they are used
 	early    map[string]store.Rec[node.Reservation]
+	looked   int // at how many nodes' reservations
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -38,6 +41,9 @@ type candidates struct {
 func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	s := v.snapshot
 	if _, builtIn := c.farm.scheduler.(*selecting); !builtIn || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
+		return nil
+	}
+	if !c.roomKnown(s) {
 		return nil
 	}
 	n := s.RC.Desired()
@@ -74,16 +80,16 @@ func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err err
 }
 
 // newCandidates returns candidates without nodes, of which pods are to be spread over the values of a label, or over none.
-func newCandidates(s *reconcile.Snapshot, others placement.Reasons, spread string) *candidates {
+func newCandidates(s *reconcile.Snapshot, others scheduler.Reasons, spread string) *candidates {
 	if others == nil {
-		others = placement.Reasons{}
+		others = scheduler.Reasons{}
 	}
 	found := &candidates{
 		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{},
 	}
 	for i := range s.Pods {
 		found.perNode[s.Pods[i].Node]++
-		found.avoid[s.Pods[i].Identity] = nodesOf(&s.Pods[i])
+		found.avoid[s.Pods[i].Identity] = s.AvoidedBy(&s.Pods[i])
 	}
 	found.count(s, nil)
 	return found
@@ -172,31 +178,15 @@ func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.
 func (c *ReplicationController) takeNodes(ctx context.Context, v *view, pods int) []string {
 	some, foreign := c.farm.ledger.take(ctx, &v.nodes.pool, pods, len(v.taken) == 0)
+	if v.nodes.mine != nil {
+		foreign = slices.DeleteFunc(slices.Clone(some), v.nodes.mine)
+	}
 	for _, name := range foreign {
 		v.nodes.foreign[name] = true
 	}
 	v.taken = append(v.taken, some...)
+	v.nodes.looked += len(some)
 	return some
-}
-
-// nextNodes returns nodes for some pods with what is taken on them; none when there are no more.
-func (c *ReplicationController) nextNodes(ctx context.Context, v *view, pods int) (names []string, taken map[string]node.Reservation, err error) {
-	recs := v.nodes.early
-	if names = v.nodes.guessed; len(names) == 0 {
-		names = c.takeNodes(ctx, v, pods)
-		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
-		if err != nil {
-			return nil, nil, err
-		}
-		c.keepReservations(v, d)
-		recs = d.Reservations
-	}
-	v.nodes.guessed, v.nodes.early = nil, nil
-	taken = make(map[string]node.Reservation, len(names))
-	for _, name := range names {
-		taken[name] = recs[name].Value
-	}
-	return names, taken, nil
 }
 
 // giveBack lets other passes have the nodes that this one does not write to.

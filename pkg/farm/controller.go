@@ -32,6 +32,7 @@ type ReplicationController struct {
 	consistent bool // the next read must be: it is the first of this tenure
 	unsure     bool // a write may linger: the fence must be bumped before anything is read
 	deep       bool // the next pass compares intents too
+	relied     bool // the last pass needed the minimum
 	last       memory
 	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
@@ -120,6 +121,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
 	}
 	plan := reconcile.Compute(v.snapshot)
+	if made, err := c.relyOn(ctx, v, &plan); made || err != nil {
+		return time.Millisecond, err
+	}
 	if even := c.balance(ctx, v, &plan); even && plan.Finish {
 		return 0, c.finish(ctx, v)
 	}
@@ -142,7 +146,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return 0, c.afterFailure(ctx, err)
 	}
 	told := c.alert(ctx, &plan)
-	if wrote > 0 && slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }) {
+	if wrote > 0 && frees(plan.Changes) {
 		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
 	}
 	switch {
@@ -260,7 +264,7 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes, c.pods = nodes, len(v.snapshot.Pods)-len(stopping(v.head.Placements))
+	c.nodes, c.pods = nodes, len(v.snapshot.Pods)-len(stopping(v.head.Placements))-len(stopsOf(plan, v.snapshot.Now))
 	c.hungry = plan.Status.Placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) // also for a move
 	if v.deep && settled && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
 		c.lastDeep, c.deep = time.Now(), false
@@ -339,13 +343,11 @@ func (c *ReplicationController) checkDeeply() {
 	c.deep = true
 }
 
-// deepDue asks for a deep check in the next pass if the last one is older than the given time.
-func (c *ReplicationController) deepDue(before time.Time) bool {
+// checkedAt returns when the last deep check was done; zero: not by this farm.
+func (c *ReplicationController) checkedAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	due := c.lastDeep.Before(before)
-	c.deep = c.deep || due
-	return due
+	return c.lastDeep
 }
 
 // summary counts changes by action, for the log.

@@ -13,22 +13,23 @@ const (
 )
 
 // watchFailed tells nodes that are gone from nodes that have only lost their preparer (R10). It asks while a node's lock is
-// free, and not at all otherwise.
+// free, and not at all otherwise. An answer is about the deaths that were known when it was asked for: Consul may have meant
+// an earlier one, of a machine that has come back since.
 func (w *world) watchFailed(ctx context.Context) error {
 	pace := failedMin
-	last := map[string]bool{} // nodes without a preparer
+	last := map[string]uint64{} // nodes without a preparer
 	for {
-		dead := w.dead()
-		if !maps.Equal(dead, last) {
-			last, pace = dead, failedMin
+		free := w.free()
+		if !maps.Equal(free, last) {
+			last, pace = free, failedMin
 		}
-		if len(dead) > 0 {
+		if len(free) > 0 {
 			failed, err := w.farm.cfg.Store.FailedAgents(ctx)
 			if err != nil && ctx.Err() == nil {
 				w.log.WithError(err).Warn("cannot tell lost nodes from nodes without a preparer; none counts as lost anew")
 			}
 			if err == nil {
-				w.failedSeen(failed)
+				w.failedSeen(free, failed)
 			}
 			pace = min(pace*5/4, failedMax)
 		}
@@ -44,22 +45,34 @@ func (w *world) watchFailed(ctx context.Context) error {
 	}
 }
 
-// dead returns the nodes whose preparers do not hold their records.
-func (w *world) dead() map[string]bool {
+// free returns the nodes whose preparers do not hold their records, with the indices that these have since.
+func (w *world) free() map[string]uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	dead := map[string]bool{}
+	free := map[string]uint64{}
 	for name, v := range w.views {
 		if !v.Alive {
-			dead[name] = true
+			free[name] = v.FreeIndex
 		}
 	}
-	return dead
+	return free
 }
 
-func (w *world) failedSeen(failed map[string]bool) {
+// failedSeen uses an answer: which of the nodes that were free when it was asked for are on machines that have failed. One whose
+// agent nobody knows is not among them (R10).
+func (w *world) failedSeen(asked map[string]uint64, failed map[string]bool) {
 	w.mu.Lock()
-	w.failed, w.sources = failed, nil
+	gone := map[string]uint64{}
+	for name, index := range asked {
+		if v := w.views[name]; v != nil && failed[v.ConsulNode] {
+			gone[name] = index
+		}
+	}
+	if maps.Equal(gone, w.gone) {
+		w.mu.Unlock()
+		return
+	}
+	w.gone, w.sources = gone, nil
 	changed, orphaned := w.publish()
 	w.mu.Unlock()
 	w.nodesChanged(changed, orphaned)

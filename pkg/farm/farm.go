@@ -71,8 +71,11 @@ type Tenure interface {
 	ReplicationControllerWatcher
 	ReplicationControllerLocker
 	ReplicationControllerStore
+	Settlement
 	Unowned
 	Incidents
+	// OnSpoiled has f told of each request that failed and was shared; see consul.Merger.
+	OnSpoiled(f func(kind string, parts int))
 }
 
 // ReplicationControllerStore is what a pass reads and writes.
@@ -111,14 +114,15 @@ type Farm struct {
 	queue workqueue.TypedRateLimitingInterface[string]
 	world *world
 
-	mu      sync.Mutex
-	owned   map[string]*ReplicationController
-	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
-	freed   map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
-	nonce   settling
-	ledger  ledger
-	stops   stopCounter
-	unowned unowned
+	mu       sync.Mutex
+	owned    map[string]*ReplicationController
+	foreign  map[string]bool      // known to be owned by another farm, until the members change or a sweep
+	freed    map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
+	nonce    settling
+	ledger   ledger
+	scarcity scarcity
+	stops    stopCounter
+	unowned  unowned
 
 	unreadable unreadables
 	suspects   nodeSet // their reservations say that they are drained, and nobody drains them
@@ -129,6 +133,8 @@ type Farm struct {
 	manifests *manifestCache
 	fatal     chan error    // capacity 1: why the farm must start over
 	sweepNow  chan struct{} // capacity 1
+	moved     chan struct{} // capacity 1: the members have changed
+	deepLeft  int           // deep checks of controllers that are claimed before the next sweep
 }
 
 // The pace of repeated tries of one controller.
@@ -152,6 +158,8 @@ func NewFarm(cfg Config) *Farm {
 		manifests: newManifestCache(),
 		fatal:     make(chan error, 1),
 		sweepNow:  make(chan struct{}, 1),
+		moved:     make(chan struct{}, 1),
+		deepLeft:  deepAtOnce,
 	}
 	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
@@ -171,6 +179,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		return fmt.Errorf("join: %w", err)
 	}
 	defer f.cfg.Metrics.reset()
+	f.cfg.Store.OnSpoiled(f.cfg.Metrics.mergedFailed)
 	group, ctx := errgroup.WithContext(ctx)
 	f.world.watch(ctx, group)
 	group.Go(func() error {
@@ -192,7 +201,9 @@ func (f *Farm) Start(ctx context.Context) error {
 		}
 		group.Go(func() error { return f.settle(ctx) })
 		group.Go(func() error { return f.handOver(ctx) })
+		group.Go(func() error { return f.takeOver(ctx) })
 		group.Go(func() error { return f.world.watchFailed(ctx) })
+		group.Go(func() error { return f.world.readOrphans(ctx) })
 		group.Go(func() error { return f.tellUnreadable(ctx) })
 		return f.sweepLoop(ctx)
 	})

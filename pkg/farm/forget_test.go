@@ -2,14 +2,16 @@ package farm_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -49,10 +51,7 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	}
 	stop()
 	consultest.Eventually(t, soon, func() error { return held(false) })
-	r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: "n1", Pod: id, By: "operator", At: time.Now().UTC()}
-	if err := c.store.Ask(t.Context(), r, store.NewAudit("operator", "forget", "web", nil)); err != nil {
-		t.Fatal(err)
-	}
+	c.ask("web", store.ForgetPod, "n1", id)
 	<-tried
 	consultest.Eventually(t, soon, func() error {
 		asked, err := client.List(t.Context(), c.store.Keys().Requests("web"), consul.Consistent)
@@ -65,5 +64,178 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	after, _, err := c.store.Placements(t.Context(), "web", true)
 	if err != nil || len(after) != 1 || after[0].Value.Revision != before[0].Value.Revision {
 		t.Errorf("P5: it was forgotten and placed again: %+v, %v", after, err)
+	}
+}
+
+// What an operator declares gone is what was there when he looked. Once the node was back, for however short a time, its pod runs, and
+// the request is void: the audit trail and the status say so.
+func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
+	t.Parallel()
+	for name, after := range map[string]func(c *cluster, stop func()){
+		"was back":   func(_ *cluster, stop func()) { stop() },
+		"is back":    func(*cluster, func()) {},
+		"vanished":   func(c *cluster, stop func()) { stop(); c.remove(c.store.Keys().Node("n1")) },
+		"unreadable": func(c *cluster, stop func()) { stop(); c.put(c.store.Keys().Node("n1"), []byte("{")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			stop := c.node("n1", nil, nil)
+			stopFarm := c.farm("f1")
+			c.apply("web", testManifest("web", 0), func(*rc.RC) {})
+			c.converged("web", 1)
+			before, _, err := c.store.Placements(t.Context(), "web", true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stopFarm()
+			stop()
+			c.heldIs("n1", false)
+			id := c.ask("web", store.ForgetPod, "n1", before[0].Value.Identity)
+			stop = c.node("n1", nil, nil)
+			c.heldIs("n1", true)
+			after(c, stop)
+			c.farm("f2")
+			c.condition("web", rc.RequestVoid, true, "request "+id+" to forget main.0 on n1 is void: ")
+			if done, err := c.answered("web", id); !done || err != nil {
+				t.Errorf("answered: %t, %v", done, err)
+			}
+			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			if err != nil || len(recs) != 1 || recs[0].Value.Revision != before[0].Value.Revision || recs[0].Value.Node != "n1" {
+				t.Errorf("P5: placements %s, %v", mustJSON(t, recs), err)
+			}
+			c.audited("web", "request "+id)
+		})
+	}
+}
+
+// A node that never had a record, as where records are lost, is declared by that; a record that appears makes the request void.
+func TestAForgetAboutANodeWithoutARecord(t *testing.T) {
+	t.Parallel()
+	for _, appears := range []bool{false, true} {
+		t.Run(fmt.Sprint("appears ", appears), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			stop := c.node("n1", nil, nil)
+			stopFarm := c.farm("f1")
+			c.apply("web", testManifest("web", 0), func(*rc.RC) {})
+			c.converged("web", 1)
+			stopFarm()
+			stop()
+			c.heldIs("n1", false)
+			c.remove(c.store.Keys().Node("n1"))
+			id := c.ask("web", store.ForgetPod, "n1", pod.Identity{RCID: "web", Role: "main"})
+			if appears {
+				c.visit("n1")
+			}
+			c.farm("f2")
+			consultest.Eventually(t, soon, func() error {
+				done, err := c.answered("web", id)
+				if err == nil && !done {
+					err = errors.New("the request is not answered")
+				}
+				return err
+			})
+			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			if there := len(recs) == 1; err != nil || there != appears {
+				t.Errorf("placements %s, %v", mustJSON(t, recs), err)
+			}
+		})
+	}
+}
+
+// A declaration about a node that is back is not even written.
+func TestAskingToForgetDependsOnTheNode(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.visit("n1")
+	index, held, err := c.store.NodeHeld(t.Context(), "n1")
+	if err != nil || held || index == 0 {
+		t.Fatal(index, held, err)
+	}
+	c.visit("n1")
+	for _, seen := range []uint64{index, 0} {
+		r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: "n1", Pod: pod.Identity{RCID: "web", Role: "main"}, NodeIndex: seen}
+		if err := c.store.Ask(t.Context(), r, store.NewAudit("operator", "forget", "web", nil)); !errors.Is(err, store.ErrConflict) {
+			t.Errorf("asked about the record at %d: %v", seen, err)
+		}
+	}
+}
+
+// audited fails the test unless a line of the audit trail about a controller contains a text.
+func (c *cluster) audited(id, text string) {
+	c.t.Helper()
+	audits, _, err := c.store.ListAudit(c.t.Context(), store.AuditFilter{RCID: id})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, a := range audits {
+		for _, line := range a.Changes {
+			if strings.Contains(line, text) {
+				return
+			}
+		}
+	}
+	c.t.Errorf("nothing in the audit trail says %q: %s", text, mustJSON(c.t, audits))
+}
+
+// visit has a node hold its record, and not any more.
+func (c *cluster) visit(name string) {
+	c.t.Helper()
+	stop := c.node(name, nil, nil)
+	c.heldIs(name, true)
+	stop()
+	c.heldIs(name, false)
+}
+
+// remove removes a key.
+func (c *cluster) remove(key string) {
+	c.t.Helper()
+	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// A machine with hundreds of pods is declared gone in as many transactions as it takes, each on condition that it is still dead.
+func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
+	t.Parallel()
+	const pods, controllers = 300, 40
+	c := newCluster(t)
+	c.visit("n1")
+	index, _, err := c.store.NodeHeld(t.Context(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := func(index uint64) (audits int, err error) {
+		requests := make([]store.Request, pods)
+		for i := range requests {
+			id := pod.Identity{RCID: fmt.Sprintf("rc%d", i%controllers), Role: "main", Index: i}
+			requests[i] = store.Request{ID: store.NewID(), RCID: id.RCID, Kind: store.ForgetPod, Node: "n1", Pod: id, NodeIndex: index, By: "operator"}
+		}
+		err = c.store.AskForget(t.Context(), "n1", requests, func(_ []store.Request) store.Audit {
+			audits++
+			return store.NewAudit("operator", "forget-node", "", nil).OnNodes("n1")
+		})
+		return audits, err
+	}
+	count := func() (requests int) {
+		for i := range controllers {
+			keys, err := c.client.Keys(t.Context(), c.store.Keys().Requests(fmt.Sprintf("rc%d", i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			requests += len(keys)
+		}
+		return requests
+	}
+	if _, err := asked(index - 1); !errors.Is(err, store.ErrConflict) || count() != 0 {
+		t.Errorf("about another death: %v, %d requests", err, count())
+	}
+	audits, err := asked(index)
+	if err != nil || count() != pods {
+		t.Errorf("%v, %d requests", err, count())
+	}
+	if found, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"}); err != nil || len(found) != audits || audits < 2 {
+		t.Errorf("%d audit records of %d, %v", len(found), audits, err)
 	}
 }

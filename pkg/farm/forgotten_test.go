@@ -16,11 +16,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -33,10 +34,12 @@ type faulty struct {
 	bump     func() error
 	finish   func() error
 	claim    func(rcID string)
-	agents   atomic.Pointer[map[string]bool] // those that have failed; nil: as Consul says
-	reads    func(consistent bool)           // of realities
-	hidden   atomic.Bool                     // transactions do not show placements, as where rules of their own hide them
-	looks    atomic.Int32                    // at heads while they are hidden
+	orphans  func(complete bool, err error) (bool, error) // what reading a node's orphans came to
+	agents   atomic.Pointer[map[string]bool]              // those that have failed; nil: as Consul says
+	answers  *answers                                     // instead of agents
+	reads    func(consistent bool)                        // of realities
+	hidden   atomic.Bool                                  // transactions do not show placements, as where rules of their own hide them
+	looks    atomic.Int32                                 // at heads while they are hidden
 }
 
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
@@ -71,7 +74,18 @@ func (f *faulty) Claim(ctx context.Context, rcID string) (store.Claimed, error) 
 	return f.Tenure.Claim(ctx, rcID)
 }
 
+func (f *faulty) NodeOrphans(ctx context.Context, name string) (store.Rec[node.Node], bool, error) {
+	rec, complete, err := f.Tenure.NodeOrphans(ctx, name)
+	if f.orphans != nil {
+		complete, err = f.orphans(complete, err)
+	}
+	return rec, complete, err
+}
+
 func (f *faulty) FailedAgents(ctx context.Context) (map[string]bool, error) {
+	if f.answers != nil {
+		return f.answers.answer(), nil
+	}
 	if failed := f.agents.Load(); failed != nil {
 		return *failed, nil
 	}
@@ -157,7 +171,7 @@ func TestAShortControllerFindsRoomThatAnotherGaveBack(t *testing.T) {
 // late is the built-in choice, made from what a pass has read, after something else has happened.
 type late struct{ before func() }
 
-func (l *late) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+func (l *late) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
 	sel, err := s.RC.Selector()
 	if err != nil {
 		return nil, nil, err
@@ -167,7 +181,8 @@ func (l *late) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string
 		nonce = v.Nonce
 	}
 	l.before()
-	names, others := placement.Eligible(s.Nodes, sel, nonce)
+	rule := scheduler.Rule{Selector: sel, Nonce: nonce}
+	names, others := rule.Eligible(s.Nodes)
 	return names, others, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 )
@@ -16,8 +17,9 @@ func TestAMoveWithoutRoomIsHungry(t *testing.T) {
 	for missing, want := range map[int]bool{0: false, 1: true} {
 		c := &ReplicationController{}
 		plan := &reconcile.Plan{Status: rc.Status{Desired: 2, Placed: 2}}
-		plan.Short(time.Now(), missing, 3, "drained 3")
-		c.remember(&view{snapshot: &reconcile.Snapshot{}}, plan, false)
+		s := &reconcile.Snapshot{Now: time.Now()}
+		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
+		c.remember(&view{snapshot: s}, plan, false)
 		if c.isHungry() != want || c.concernedBy(other) != want {
 			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.isHungry(), c.concernedBy(other))
 		}

@@ -67,15 +67,6 @@ func (p *preference) spreading(fit, better func(name string) bool) iter.Seq[stri
 	}
 }
 
-func (p *preference) has(name string) bool {
-	for other := range p.all() {
-		if other == name {
-			return true
-		}
-	}
-	return false
-}
-
 // take takes nodes out.
 func (p *preference) take(names []string) {
 	if p.taken == nil {
@@ -188,13 +179,25 @@ func (l *ledger) takeNow(from *pool, own []string, n, enough int) (some, foreign
 	from.rest.take(others)
 	some = slices.Concat(own, foreign, shared, others)
 	foreign = append(foreign, others...)
+	l.note(some)
+	return some, foreign
+}
+
+// hold takes nodes that were chosen in another way, whoever has them.
+func (l *ledger) hold(nodes []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.note(nodes)
+}
+
+// note counts a pass for each node. The caller holds the mutex.
+func (l *ledger) note(nodes []string) {
 	if l.busy == nil {
 		l.busy = map[string]int{}
 	}
-	for _, name := range some {
+	for _, name := range nodes {
 		l.busy[name]++
 	}
-	return some, foreign
 }
 
 func (l *ledger) giveBack(nodes []string) {

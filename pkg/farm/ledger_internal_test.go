@@ -18,6 +18,10 @@ func names(prefix string, n int) []string {
 	return out
 }
 
+func (p *preference) has(name string) bool {
+	return slices.Contains(slices.Collect(p.all()), name)
+}
+
 func listed(names []string) preference { return preference{order: placement.InOrder(names)} }
 
 // Passes keep off each other's nodes, and off those of other farms as far as they can.

@@ -90,7 +90,10 @@ func (c *cluster) connect() (*consul.Client, *store.Store) {
 	return client, store.New(client, c.store.Keys())
 }
 
-func (c *cluster) farm(id string) (stop func()) {
+func (c *cluster) farm(id string) (stop func()) { return c.patientFarm(id, 500*time.Millisecond) }
+
+// patientFarm is farm that waits for twice the given TTL after a new nonce.
+func (c *cluster) patientFarm(id string, wait time.Duration) (stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -100,7 +103,7 @@ func (c *cluster) farm(id string) (stop func()) {
 	return c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
-				ID: id, Store: st.FarmTenure(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+				ID: id, Store: st.FarmTenure(s, id), Log: log, TTL: wait, SweepEvery: time.Second,
 			})
 			return f.Start(ctx)
 		})

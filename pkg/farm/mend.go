@@ -153,5 +153,5 @@ func (f *Farm) mendClosed(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return joined(errs)
 }

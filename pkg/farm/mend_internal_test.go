@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -24,11 +24,11 @@ func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
 		rec     store.Rec[node.Reservation]
 		reserve reconcile.ReserveChange
 		closed  bool
-		refused placement.Reason
+		refused scheduler.Reason
 	}{
 		"adopted there":           {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder, Force: true}, closed: true},
 		"released there":          {reserve: reconcile.ReserveChange{Node: "n1"}, closed: true},
-		"placed there":            {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder}, refused: placement.Drained},
+		"placed there":            {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder}, refused: scheduler.Drained},
 		"there, and not drained":  {rec: store.Rec[node.Reservation]{Index: 7}, reserve: reconcile.ReserveChange{Node: "n1"}},
 		"another node, not known": {reserve: reconcile.ReserveChange{Node: "n2"}},
 	} {

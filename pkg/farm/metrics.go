@@ -9,9 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -22,7 +22,7 @@ type Metrics struct {
 	corrupt, missing                   prometheus.Gauge
 	missingBy, alerts                  *prometheus.GaugeVec
 	passes, batches, changes, watches  *prometheus.CounterVec
-	scheduler                          *prometheus.CounterVec
+	scheduler, spoiled                 *prometheus.CounterVec
 	bumps, losses                      prometheus.Counter
 	passTime                           prometheus.Histogram
 	queue                              queueMetrics
@@ -36,7 +36,7 @@ type Metrics struct {
 // shortage is what one controller lacks.
 type shortage struct {
 	missing int
-	reasons placement.Reasons
+	reasons scheduler.Reasons
 }
 
 // The outcomes of passes and batches.
@@ -74,12 +74,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		watches: f.counters("watch_errors_total", "Failed polls of standing queries.", "watch"),
 		scheduler: f.counters("scheduler_errors_total",
 			"Failed calls of a scheduler that is not the built-in one, by call; answer counts nodes that it named and must not.", "call"),
+		spoiled: f.counters("merged_failures_total",
+			"Reads that were done again alone, and writes whose outcome became unknown, because the request that they shared with others failed.", "kind"),
 		bumps:    f.counter("fence_bumps_total", "Times that a lock's index was moved, to shut out writes whose outcome is unknown."),
 		losses:   f.counter("session_losses_total", "Sessions that ended while they were needed."),
 		passTime: f.histogram("pass_duration_seconds", "How long a look at an owned controller took.", passBuckets),
 		queue:    newQueueMetrics(f),
 	}
-	for _, reason := range placement.AllReasons {
+	for _, reason := range scheduler.AllReasons {
 		m.missingBy.WithLabelValues(string(reason))
 	}
 	for _, rule := range alert.Rules {
@@ -93,6 +95,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	for _, call := range schedulerCalls {
 		m.scheduler.WithLabelValues(call)
+	}
+	for _, kind := range []string{store.SpoiledReads, store.SpoiledWrites} {
+		m.spoiled.WithLabelValues(kind)
 	}
 	for _, outcome := range []string{outcomeOK, outcomeRefused, outcomeUnknown, outcomeError} {
 		m.passes.WithLabelValues(outcome)
@@ -230,6 +235,13 @@ func (m *Metrics) bumped() {
 	}
 }
 
+// mergedFailed counts what shared a request that failed.
+func (m *Metrics) mergedFailed(kind string, parts int) {
+	if m != nil {
+		m.spoiled.WithLabelValues(kind).Add(float64(parts))
+	}
+}
+
 // watchFailed counts a failed poll of the query with this name, such as nodes/3.
 func (m *Metrics) watchFailed(name string) {
 	if m == nil {
@@ -264,7 +276,7 @@ func (m *Metrics) unreadable(where string, n int) {
 }
 
 // short reports how many replicas of a controller no node takes, and why nodes do not.
-func (m *Metrics) short(rcID string, missing int, reasons placement.Reasons) {
+func (m *Metrics) short(rcID string, missing int, reasons scheduler.Reasons) {
 	if m == nil {
 		return
 	}
@@ -311,7 +323,7 @@ func (m *Metrics) publish() {
 	for _, n := range m.corruptAt {
 		corrupt += n
 	}
-	byReason := map[placement.Reason]int{}
+	byReason := map[scheduler.Reason]int{}
 	for _, s := range m.shortOf {
 		missing += s.missing
 		for reason := range s.reasons {
@@ -326,7 +338,7 @@ func (m *Metrics) publish() {
 	}
 	m.corrupt.Set(float64(corrupt))
 	m.missing.Set(float64(missing))
-	for _, reason := range placement.AllReasons {
+	for _, reason := range scheduler.AllReasons {
 		m.missingBy.WithLabelValues(string(reason)).Set(float64(byReason[reason]))
 	}
 	for _, rule := range alert.Rules {

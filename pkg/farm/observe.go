@@ -56,5 +56,8 @@ func (c *ReplicationController) commit(ctx context.Context, b *batch) error {
 			c.farm.fresh.add(b.Reservations[i].Node)
 		}
 	}
+	if err == nil || errors.Is(err, store.ErrUnknown) {
+		c.farm.scarcity.changed(b.freed)
+	}
 	return err
 }

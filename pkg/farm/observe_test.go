@@ -286,3 +286,29 @@ func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
 		return nil
 	})
 }
+
+// What passes share and lose together is counted by kind from the start.
+func TestMergedFailuresAreCounted(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var tell func(kind string, parts int)
+	reg, _ := c.farmWith("f1", &recorder{}, func(s farm.Tenure) farm.Tenure {
+		return &spied{Tenure: s, seen: func(f func(string, int)) { tell = f }}
+	})
+	metric(t, reg, "rcfarm_farm_settled", "", is(1))
+	tell(store.SpoiledReads, 7)
+	tell(store.SpoiledWrites, 3)
+	metric(t, reg, "rcfarm_farm_merged_failures_total", store.SpoiledReads, is(7))
+	metric(t, reg, "rcfarm_farm_merged_failures_total", store.SpoiledWrites, is(3))
+}
+
+// spied shows what is to be told of shared requests that fail.
+type spied struct {
+	farm.Tenure
+	seen func(func(kind string, parts int))
+}
+
+func (s *spied) OnSpoiled(f func(kind string, parts int)) {
+	s.seen(f)
+	s.Tenure.OnSpoiled(f)
+}

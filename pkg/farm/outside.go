@@ -10,9 +10,9 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // How an outside scheduler is asked: a few times in a row at the most, then again in a later pass.
@@ -60,7 +60,7 @@ func schedulerOf(f *Farm) (Scheduler, *books) {
 }
 
 // EligibleNodes implements Scheduler. Only nodes that may take pods as we see it are among its answers.
-func (o *outside) EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error) {
+func (o *outside) EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others scheduler.Reasons, err error) {
 	var names []string
 	err = o.try(ctx, callEligible, func(ctx context.Context) (err error) {
 		names, others, err = o.Scheduler.EligibleNodes(ctx, s)
@@ -94,11 +94,11 @@ func (o *outside) refuses(s *reconcile.Snapshot, name string) (why string, err e
 	if v == nil {
 		return "there is no such node", nil
 	}
-	sel, err := s.RC.Selector()
+	rule, err := s.Rule()
 	if err != nil {
 		return "", err
 	}
-	if reason := placement.Closed(v, sel, o.farm.world.schemaRec().Value.Nonce); reason != "" {
+	if reason := rule.Excludes(v); reason != "" {
 		return "it is not eligible: " + string(reason), nil
 	}
 	return "", nil

@@ -20,10 +20,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -57,7 +57,7 @@ func (k *keeper) in(o farm.Owner) error {
 	return nil
 }
 
-func (k *keeper) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+func (k *keeper) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.called("eligible"); err != nil || k.eligible != nil {
@@ -71,7 +71,8 @@ func (k *keeper) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]stri
 	for _, v := range s.Nodes {
 		nonce = max(nonce, v.Nonce)
 	}
-	names, others := placement.Eligible(s.Nodes, sel, nonce)
+	rule := scheduler.Rule{Selector: sel, Nonce: nonce}
+	names, others := rule.Eligible(s.Nodes)
 	return names, others, nil
 }
 
@@ -134,7 +135,8 @@ func (k *keeper) find(s *reconcile.Snapshot, w farm.Want) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		v := s.Nodes[name]
-		if names, _ := placement.Eligible(map[string]*node.View{name: v}, sel, v.Nonce); len(names) == 1 && !full[name] && !slices.Contains(w.Avoid, name) {
+		rule := scheduler.Rule{Selector: sel, Nonce: v.Nonce}
+		if rule.Excludes(v) == "" && !full[name] && !slices.Contains(w.Avoid, name) {
 			return name
 		}
 	}
@@ -602,7 +604,7 @@ func TestASchedulerThatHangsHoldsNobodyUp(t *testing.T) {
 // hanging answers when its caller gives up.
 type hanging struct{ *keeper }
 
-func (h *hanging) EligibleNodes(ctx context.Context, _ *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+func (h *hanging) EligibleNodes(ctx context.Context, _ *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
 	h.set(func() { h.calls["eligible"]++ })
 	<-ctx.Done()
 	return nil, nil, ctx.Err()
@@ -611,7 +613,7 @@ func (h *hanging) EligibleNodes(ctx context.Context, _ *reconcile.Snapshot) ([]s
 // ordered names the nodes in an order of its own and keeps no books.
 type ordered []string
 
-func (o ordered) EligibleNodes(context.Context, *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+func (o ordered) EligibleNodes(context.Context, *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
 	return o, nil, nil
 }
 

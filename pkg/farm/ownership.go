@@ -9,7 +9,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
-	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -46,21 +45,19 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 
 // preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
 func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
-	members := f.world.members()
 	var set labels.Set
 	read, exists := false, true
 	var candidates []string
-	for _, m := range members {
-		if m.RCSelector != "" && !read {
+	for _, m := range f.world.contenders() {
+		if !m.selector.Empty() && !read {
 			if set, exists, err = f.labelsOf(ctx, id); err != nil {
 				return "", false, err
 			}
 			read = true
 		}
-		sel, err := rc.ParseSelector(m.RCSelector)
-		if err == nil && (sel.Matches(set) || !exists) { // what one without a record left behind is anybody's
-			candidates = append(candidates, m.ID)
-			mine = mine || m.ID == f.cfg.ID
+		if m.selector.Matches(set) || !exists { // what one without a record left behind is anybody's
+			candidates = append(candidates, m.id)
+			mine = mine || m.id == f.cfg.ID
 		}
 	}
 	return placement.PreferredOwner(id, candidates), mine, nil
@@ -124,7 +121,7 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 		return nil, 0, err
 	}
 	c := &ReplicationController{
-		ID: id, farm: f, fence: got.Fence, deep: true, consistent: true, claimed: &got, log: f.log.WithField(obs.RCID, id),
+		ID: id, farm: f, fence: got.Fence, consistent: true, claimed: &got, log: f.log.WithField(obs.RCID, id),
 	}
 	c.phantom = errors.Is(got.HeadErr, store.ErrNotFound)
 	c.learn(&got.Head)
@@ -136,6 +133,7 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 		return nil, 0, errGone
 	}
 	f.mu.Lock()
+	f.checkClaimed(c, len(got.Head.Placements))
 	f.owned[id] = c
 	delete(f.foreign, id)
 	f.mu.Unlock()
@@ -159,9 +157,35 @@ func (f *Farm) handOver(ctx context.Context) error {
 		if changed.Equal(done) || time.Since(changed) < f.cfg.StableAfter {
 			continue
 		}
+		if err := f.handOverSome(ctx); err != nil {
+			if ctx.Err() == nil {
+				f.log.WithError(err).Warn("cannot tell which controllers other farms prefer")
+			}
+			continue
+		}
 		done = changed
-		f.enqueueOwned(func(c *ReplicationController) bool { c.rebalance(); return true })
 	}
+}
+
+// handOverSome asks for a look at each controller that another farm prefers. The look makes sure of it.
+func (f *Farm) handOverSome(ctx context.Context) error {
+	var owned []*ReplicationController
+	f.mu.Lock()
+	for _, c := range f.owned {
+		owned = append(owned, c)
+	}
+	f.mu.Unlock()
+	for _, c := range owned {
+		owner, _, err := f.preferred(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		if owner != f.cfg.ID {
+			c.rebalance()
+			f.enqueue(c.ID)
+		}
+	}
+	return nil
 }
 
 // drop forgets a controller that is not ours any more.
@@ -191,14 +215,4 @@ func (f *Farm) bellGone(id string) {
 	}
 	delete(f.foreign, id)
 	delete(f.freed, id)
-}
-
-// membersChanged looks at every controller whose owner may be gone.
-func (f *Farm) membersChanged() {
-	f.mu.Lock()
-	clear(f.foreign)
-	f.mu.Unlock()
-	for _, id := range f.world.bellIDs() {
-		f.enqueue(id)
-	}
 }

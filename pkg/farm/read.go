@@ -21,9 +21,10 @@ import (
 // Reads are what a pass reads: the head, and then everything else together.
 type Reads interface {
 	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
+	Drops(ctx context.Context, rcID string) (store.Drops, error)
 	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
-	Node(ctx context.Context, name string) (store.Rec[node.Node], error)
+	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
 	ClusterReads
 }
 
@@ -39,6 +40,9 @@ type view struct {
 	head       store.Head
 	schema     store.Rec[store.Schema]
 	breaker    store.Rec[store.Breaker]
+	drops      store.Drops         // as listed before the realities
+	reported   map[store.At]uint64 // indices of the realities
+	minimum    *minimum            // nil: no change needs it
 	snapshot   *reconcile.Snapshot
 	deep       bool
 	consistent bool // what was read is not that of a leader that is behind
@@ -49,8 +53,9 @@ type view struct {
 	taken        []string                               // from the ledger, until the pass is over
 }
 
-// read takes the snapshot for one pass, in two round trips. What is read first (the bell) is the oldest: a report that comes
-// in later moves the bell and so refuses a write that depends on it. An unreadable placement fails the whole pass, because
+// read takes the snapshot for one pass, in two round trips, or three where the last pass needed the minimum and so this one may:
+// then drops are counted from before the realities. Nodes are looked at before their realities, too: one whose preparer is found to
+// count drops has reported under another one before that (ADR 11). An unreadable placement fails the whole pass, because
 // what it holds is not known. With an error the view has what was read before that.
 func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	f := c.farm
@@ -60,10 +65,17 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	if v.head, err = c.readHead(ctx); err != nil {
 		return err
 	}
+	// Before the orphans: what they say must be at least as new as what the hold ended for.
+	hold := f.hold(v.schema.Value.Nonce)
+	if v.drops = v.head.Drops; c.relied {
+		if v.drops, err = f.cfg.Store.Drops(ctx, c.ID); err != nil {
+			return err
+		}
+	}
 	s := &reconcile.Snapshot{
 		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: v.head.RC.Value, Previous: v.head.Status,
 		Orphans: f.world.orphansOf(c.ID), Stopped: c.stoppedAt(),
-		Hold: f.hold(v.schema.Value.Nonce), Breaker: breakerReason(v.breaker),
+		Nonce: v.schema.Value.Nonce, Hold: hold, Breaker: breakerReason(v.breaker),
 	}
 	s.Nodes, v.nodesVersion = f.world.nodesAt()
 	v.snapshot = s
@@ -113,7 +125,7 @@ func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error
 		default:
 			return head, err
 		}
-		if err := errors.Join(head.Corrupt...); err != nil {
+		if err := joined(head.Corrupt); err != nil {
 			return head, err
 		}
 		switch index := head.RC.Index; {
@@ -146,7 +158,7 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 			if err != nil {
 				return err
 			}
-			asked.Forget, asked.Alive, asked.NodeIndex = true, held, index
+			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, held, index, r.NodeIndex
 		case store.SweepOrphan: // there is a record again
 		case store.RepairReservation:
 			c.checkDeeply() // in the next pass: shares may be missing, too
@@ -185,16 +197,29 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 // stopped: once is enough.
 func (c *ReplicationController) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([]reconcile.Orphan, error) {
 	var there []reconcile.Orphan
+	listed := map[store.At]bool{}
+	asked := map[string]bool{}
 	for _, o := range orphans {
-		rec, err := c.farm.cfg.Store.Node(ctx, o.Node)
+		if asked[o.Node] {
+			continue
+		}
+		asked[o.Node] = true
+		rec, complete, err := c.farm.cfg.Store.NodeOrphans(ctx, o.Node)
 		var corrupt *store.CorruptError
 		switch {
 		case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
 			continue
 		case err != nil:
 			return nil, err
+		case !complete:
+			return nil, fmt.Errorf("node %s is writing what it runs: %w", o.Node, store.ErrRefused)
 		}
-		if slices.ContainsFunc(rec.Value.Orphans, func(other pod.Orphan) bool { return other.Identity == o.Identity }) {
+		for i := range rec.Value.Orphans {
+			listed[store.At{Node: o.Node, Identity: rec.Value.Orphans[i].Identity}] = true
+		}
+	}
+	for _, o := range orphans {
+		if listed[store.At{Node: o.Node, Identity: o.Identity}] {
 			there = append(there, o)
 		}
 	}
@@ -308,6 +333,7 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 	if v.nodes != nil {
 		v.nodes.early = d.Reservations
 	}
+	v.reported = d.Reported
 	c.keepReservations(v, d)
 	if w.Manifest != "" {
 		if err := c.useManifest(s, d); err != nil {

@@ -19,6 +19,10 @@ import (
 func (c *cluster) ask(rcID string, kind store.RequestKind, nodeName string, id pod.Identity) string {
 	c.t.Helper()
 	r := store.Request{ID: store.NewID(), RCID: rcID, Kind: kind, Node: nodeName, Pod: id, By: "test", At: time.Now()}
+	var err error
+	if r.NodeIndex, _, err = c.store.NodeHeld(c.t.Context(), nodeName); err != nil {
+		c.t.Fatal(err)
+	}
 	if err := c.store.Ask(c.t.Context(), r, store.NewAudit("test", string(kind), rcID, nil)); err != nil {
 		c.t.Fatal(err)
 	}

@@ -162,3 +162,58 @@ func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 		t.Errorf("reservation %+v, %v", found["n1"], err)
 	}
 }
+
+// An operator removes the record of a machine that is gone, and a new one takes the name (docs/operating.md): no farm takes that
+// for a store that went back in time.
+func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	stop := c.node("n2", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	schema, err := c.store.Schema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	farm, err := c.client.Get(t.Context(), c.store.Keys().Farm("f1"), consul.Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // the next one's lock is as old as the last one's was
+		stop()
+		c.commit(consul.Delete(c.store.Keys().Node("n2")))
+		stop = c.replaced("n2")
+		consultest.Eventually(t, soon, func() error {
+			if rec, err := c.store.Node(t.Context(), "n2"); err != nil || rec.Value.Nonce != schema.Value.Nonce {
+				return fmt.Errorf("n2 is not back with the nonce: %+v, %w", rec.Value, err)
+			}
+			return nil
+		})
+		c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.PodLabels = map[string]string{"round": store.NewID()} })
+		c.converged("web", 1)
+	}
+	after, err := c.store.Schema(t.Context())
+	if err != nil || after.Index != schema.Index {
+		t.Errorf("the cluster's record was %+v, now %+v, %v", schema, after, err)
+	}
+	if now, err := c.client.Get(t.Context(), c.store.Keys().Farm("f1"), consul.Consistent); err != nil || now.Session != farm.Session {
+		t.Errorf("the farm's session was %s, now %s, %v", farm.Session, now.Session, err)
+	}
+}
+
+// replaced runs another machine under the name of one that is gone.
+func (c *cluster) replaced(name string) (stop func()) {
+	c.mu.Lock()
+	delete(c.nodes, name)
+	c.mu.Unlock()
+	return c.node(name, nil, nil)
+}
+
+func (c *cluster) commit(ops ...consul.Op) {
+	c.t.Helper()
+	if _, err := c.client.Commit(c.t.Context(), ops); err != nil {
+		c.t.Fatal(err)
+	}
+}

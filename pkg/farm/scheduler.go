@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // Scheduler says which nodes may take pods. The built-in one selects by label among the nodes that are alive and open, and
@@ -23,7 +24,7 @@ type Scheduler interface {
 	// they are not among them. A pod goes to the first that has room, of those with the fewest pods of its controller; what else
 	// nodes have, and the controller's spread, are for the scheduler to consider. A name that is unknown, repeated, or of a node that is not eligible as the farm sees it
 	// (alive, open, matching the controller's selector) is ignored, logged and counted.
-	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others placement.Reasons, err error)
+	EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others scheduler.Reasons, err error)
 }
 
 // Allocation is one replica's share of one node.
@@ -35,7 +36,7 @@ type Allocation struct {
 // Want asks for a share for one replica.
 type Want struct {
 	Pod pod.Identity
-	// Avoid names nodes where the replica is, or was and may still run. It keeps its shares of those.
+	// Avoid names nodes where the replica is, or was and may still run, whose shares it keeps, and those to which it was moved in vain.
 	Avoid []string
 	// Node, if set, is where the replica is already: its share there is to be booked whether it fits or not.
 	Node string
@@ -65,33 +66,29 @@ type Allocator interface {
 	DeallocateNodes(ctx context.Context, o Owner, shares []Allocation) error
 }
 
-// selecting is the built-in scheduler. It remembers what each selector gave for the nodes and farms as they are:
-// controllers share few selectors, and there are thousands of both.
+// selecting is the built-in scheduler. It remembers what each selector gave for the nodes and farms as they were, and looks only
+// at the nodes that have changed since: controllers share few selectors, and there are thousands of both.
 type selecting struct {
 	farm *Farm
 
 	mu      sync.Mutex
-	version uint64 // of the nodes that found is about
-	members []string
+	members []string // what found is about
 	nonce   string
-	found   map[asked]eligible
+	found   map[asked]*remembered
 }
 
 // asked is what controllers may have in common.
 type asked struct{ selector, spread string }
 
-// eligible is what a selector gave. Each node is the share of one farm, which tries it first: farms that place at the same
-// time rarely meet then.
-type eligible struct {
-	share, rest []string
-	others      placement.Reasons
-	// Where pods are spread over a label: the same nodes by its value, and those of the rest. What is here is shared.
-	groups  []placement.Group
-	foreign map[string]bool
+// remembered is a selector with what it gave last.
+type remembered struct {
+	selector
+	selection
+	version uint64 // of the nodes; zero: there is no selection yet
 }
 
 // EligibleNodes implements Scheduler from the farm's view of the nodes.
-func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, placement.Reasons, error) {
+func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
 	c, err := s.candidates(snap, 0)
 	if err != nil {
 		return nil, nil, err
@@ -101,7 +98,7 @@ func (s *selecting) EligibleNodes(_ context.Context, snap *reconcile.Snapshot) (
 
 // candidates is EligibleNodes as a pass uses it. The version is that of the snapshot's nodes; zero: not known.
 func (s *selecting) candidates(snap *reconcile.Snapshot, version uint64) (*candidates, error) {
-	e, err := s.eligible(snap.Nodes, version, asked{snap.RC.NodeSelector, snap.RC.Spread})
+	by, e, err := s.selected(snap.Nodes, version, asked{snap.RC.NodeSelector, snap.RC.Spread})
 	if err != nil {
 		return nil, err
 	}
@@ -110,14 +107,15 @@ func (s *selecting) candidates(snap *reconcile.Snapshot, version uint64) (*candi
 	found := newCandidates(snap, maps.Clone(e.others), snap.RC.Spread)
 	if snap.RC.Spread != "" {
 		found.spreadOver(e.groups, h.Sum64())
-		found.foreign = e.foreign // shared: none are added, since there is no rest apart
-	} else {
-		found.inOrder(placement.NewWalk(e.share, h.Sum64()), placement.NewWalk(e.rest, h.Sum64()))
+		found.mine = by.mine
+	} else if len(e.groups) > 0 {
+		found.inOrder(placement.NewWalk(e.groups[0].First, h.Sum64()), placement.NewWalk(e.groups[0].Rest, h.Sum64()))
 	}
 	return found, nil
 }
 
-func (s *selecting) eligible(nodes map[string]*node.View, version uint64, by asked) (eligible, error) {
+// selected returns what a selector gives for the nodes of a version.
+func (s *selecting) selected(nodes map[string]*node.View, version uint64, by asked) (selector, selection, error) {
 	nonce := s.farm.world.schemaRec().Value.Nonce
 	var members []string
 	for _, m := range s.farm.world.members() {
@@ -125,35 +123,54 @@ func (s *selecting) eligible(nodes map[string]*node.View, version uint64, by ask
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	same := version != 0 && s.version == version && s.nonce == nonce && slices.Equal(s.members, members)
-	if !same || len(s.found) >= maxCachedSelectors {
-		s.version, s.members, s.nonce, s.found = version, members, nonce, map[asked]eligible{}
+	if s.found == nil || s.nonce != nonce || !slices.Equal(s.members, members) || len(s.found) >= maxCachedSelectors {
+		s.members, s.nonce, s.found = members, nonce, map[asked]*remembered{}
 	}
-	if e, ok := s.found[by]; ok {
-		return e, nil
+	r := s.found[by]
+	if r == nil {
+		made, err := s.selectorFor(by)
+		if err != nil {
+			return selector{}, selection{}, err
+		}
+		r = &remembered{selector: made}
+		s.found[by] = r
 	}
+	now, known := s.since(r, version)
+	if !known {
+		now = r.all(nodes)
+	}
+	if version > r.version {
+		r.selection, r.version = now, version
+	}
+	return r.selector, now, nil
+}
+
+// since returns what a selector gives for the nodes of a version, from what it gave for those of another, if it is known what has
+// changed in between.
+func (s *selecting) since(r *remembered, version uint64) (now selection, known bool) {
+	if version == 0 || r.version == 0 {
+		return selection{}, false
+	}
+	changes, known := s.farm.world.between(r.version, version)
+	if !known || len(changes) == 0 {
+		return r.selection, known
+	}
+	return r.after(r.selection, changes), true
+}
+
+// selectorFor makes a selector for the nonce and the members of now. The caller holds the mutex.
+func (s *selecting) selectorFor(by asked) (selector, error) {
 	sel, err := rc.ParseSelector(by.selector)
 	if err != nil {
-		return eligible{}, err
+		return selector{}, err
 	}
-	var e eligible
-	names, others := placement.Eligible(nodes, sel, nonce)
-	e.others = others
-	for _, name := range names {
-		if placement.PreferredOwner(name, members) == s.farm.cfg.ID {
-			e.share = append(e.share, name)
-		} else {
-			e.rest = append(e.rest, name)
-		}
-	}
-	if by.spread != "" {
-		e.groups, e.foreign = placement.GroupBy(nodes, by.spread, e.share, e.rest), make(map[string]bool, len(e.rest))
-		for _, name := range e.rest {
-			e.foreign[name] = true
-		}
-	}
-	s.found[by] = e
-	return e, nil
+	members := s.members
+	rule := scheduler.Rule{Selector: sel, Nonce: s.nonce}
+	return selector{
+		excludes: rule.Excludes,
+		mine:     func(name string) bool { return placement.PreferredOwner(name, members) == s.farm.cfg.ID },
+		spread:   by.spread,
+	}, nil
 }
 
 const maxCachedSelectors = 1000

@@ -2,11 +2,18 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
+
+// Settlement is what the store knows of the end of a hold.
+type Settlement interface {
+	SettledNonce(ctx context.Context) (string, error)
+	MarkSettled(ctx context.Context, schema store.Rec[store.Schema]) error
+}
 
 // settling is where the farm stands with the current cluster nonce (R1).
 type settling struct {
@@ -23,6 +30,9 @@ const (
 	settleEveryMax = 4 * time.Second
 )
 
+// tellHoldEvery is how often statuses follow the reason why nothing is added: nodes may answer one after the other.
+const tellHoldEvery = 5 * time.Second
+
 // clockError is how far the clocks of the farms may be apart.
 const clockError = 10 * time.Second
 
@@ -30,14 +40,17 @@ const clockError = 10 * time.Second
 func (f *Farm) settle(ctx context.Context) error {
 	ticker := time.NewTicker(settleEvery)
 	defer ticker.Stop()
-	var next time.Time
+	var next, toldAt time.Time
 	var gap time.Duration
+	told := ""   // why the controllers were last looked at
+	marked := "" // the nonce of which the store says that the hold has ended
 	for {
-		schema := f.world.schemaRec().Value
+		rec := f.world.schemaRec()
+		schema := rec.Value
 		f.mu.Lock()
 		if f.nonce.current != schema.Nonce {
 			f.nonce.current, f.nonce.since, f.nonce.reason = schema.Nonce, time.Now(), ""
-			next, gap = time.Time{}, settleEvery
+			next, gap, told = time.Time{}, settleEvery, ""
 		}
 		done, since := schema.Nonce != "" && f.nonce.nonce == schema.Nonce, f.nonce.since
 		f.mu.Unlock()
@@ -53,10 +66,17 @@ func (f *Farm) settle(ctx context.Context) error {
 				f.nonce.nonce = schema.Nonce
 			}
 			f.mu.Unlock()
+			if reason != "" && reason != told && now.Sub(toldAt) >= tellHoldEvery {
+				told, toldAt = reason, now
+				f.enqueueOwned(func(*ReplicationController) bool { return true }) // their statuses say why they wait
+			}
 			if reason == "" {
 				f.log.WithField("nonce", schema.Nonce).Info("every living node has reported")
 				f.enqueueOwned(func(*ReplicationController) bool { return true })
 			}
+		}
+		if done && marked != schema.Nonce && f.markSettled(ctx, rec) {
+			marked = schema.Nonce
 		}
 		f.observe()
 		select {
@@ -65,6 +85,18 @@ func (f *Farm) settle(ctx context.Context) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// markSettled tells successors that they need not wait for nodes to appear, and reports whether there is nothing left to tell.
+func (f *Farm) markSettled(ctx context.Context, schema store.Rec[store.Schema]) bool {
+	err := f.cfg.Store.MarkSettled(ctx, schema)
+	switch {
+	case err == nil, errors.Is(err, store.ErrRefused):
+		return true // refused: the nonce is another one by now, or the token may not, and then successors wait
+	case ctx.Err() == nil:
+		f.log.WithError(err).Debug("cannot tell that the hold has ended; trying again")
+	}
+	return false
 }
 
 // unsettled says what is missing before pods may be added in a world with this nonce, "" when nothing is.
@@ -80,28 +112,46 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Ti
 	}
 	// Our own clock counts. The other one only tells a nonce that is old beyond doubt.
 	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+clockError {
-		return "the records are new: waiting for nodes to report what they run"
+		// Unless some farm has waited already. That spares the time only, not the answer of a single node.
+		if settled, err := f.cfg.Store.SettledNonce(ctx); err != nil || settled != schema.Nonce {
+			return "the records are new: waiting for nodes to report what they run"
+		}
 	}
 	passing, err := f.cfg.Store.Passing(ctx)
 	if err != nil {
 		return "cannot tell which nodes are alive: " + err.Error()
 	}
-	views := f.world.nodes()
-	var silent []string
-	for _, name := range passing {
-		if v := views[name]; v == nil || v.Nonce != schema.Nonce {
-			silent = append(silent, name)
-		}
-	}
+	silent, without := f.world.silent(passing, schema.Nonce)
 	if len(silent) > 0 {
 		const show = 5
 		more := ""
 		if len(silent) > show {
 			silent, more = silent[:show], " and others"
 		}
-		return "waiting for nodes to report what they run: " + strings.Join(silent, ", ") + more
+		return "waiting for nodes to report what they run: " + strings.Join(silent, ", ") + more +
+			" (for one that cannot: rcctl farm release-hold NODE)"
+	}
+	if len(without) > 0 {
+		f.log.WithField("nodes", without).Warn("operators let the farms go on without knowing what these nodes run")
 	}
 	return ""
+}
+
+// silent returns which of the passing nodes have not said what they run, and apart those of them whose word operators do not
+// want to wait for under this nonce.
+func (w *world) silent(passing []string, nonce string) (silent, released []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range passing {
+		switch v := w.views[name]; {
+		case v != nil && v.Spoke(nonce):
+		case w.ops[name].HoldReleased == nonce:
+			released = append(released, name)
+		default:
+			silent = append(silent, name)
+		}
+	}
+	return silent, released
 }
 
 // hold returns why nothing may be added now, "" when it may.

@@ -11,7 +11,8 @@ import (
 
 type nobodyPasses struct{ Tenure }
 
-func (nobodyPasses) Passing(context.Context) ([]string, error) { return nil, nil }
+func (nobodyPasses) Passing(context.Context) ([]string, error)    { return nil, nil }
+func (nobodyPasses) SettledNonce(context.Context) (string, error) { return "", nil }
 
 // The wait of R1 counts by this farm's own clock, whatever the clock says that stamped the nonce.
 func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {

@@ -1,9 +1,11 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -46,9 +48,9 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err := f.mendClosed(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
-	deepBefore := time.Now().Add(-f.cfg.DeepEvery)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.checkSome(time.Now())
 	for _, id := range ids {
 		c := f.owned[id]
 		switch {
@@ -61,9 +63,51 @@ func (f *Farm) sweep(ctx context.Context) error {
 			}
 		case locks[id]:
 			f.queue.Add(id) // another's: its next write finds out
-		case c.deepDue(deepBefore):
-			f.queue.Add(id)
 		}
 	}
 	return nil
+}
+
+// deepAtOnce is how many of the controllers that a farm claims between two sweeps it checks deeply at once, and the least that a sweep
+// asks for.
+const deepAtOnce = 64
+
+// checkClaimed says when a controller that was claimed is checked deeply first: at once, unless a farm takes over many, which would
+// keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some. The caller holds the
+// mutex of the farm.
+func (f *Farm) checkClaimed(c *ReplicationController, placements int) {
+	switch {
+	case placements == 0 && f.books == nil && !c.phantom:
+		c.lastDeep = time.Now()
+	case c.phantom || f.deepLeft > 0:
+		f.deepLeft = max(0, f.deepLeft-1)
+		c.deep = true
+	}
+}
+
+// checkSome asks for the deep checks that are due, spread over the time until the next sweep: those first that have waited longest, and
+// so many that all of the farm's controllers would have their turn in half of the time that one may go without. The caller
+// holds the mutex.
+func (f *Farm) checkSome(now time.Time) {
+	f.deepLeft = deepAtOnce
+	var due []*ReplicationController
+	last := map[*ReplicationController]time.Time{}
+	for _, c := range f.owned {
+		if at := c.checkedAt(); now.Sub(at) >= f.cfg.DeepEvery {
+			due, last[c] = append(due, c), at
+		}
+	}
+	slices.SortFunc(due, func(a, b *ReplicationController) int {
+		return cmp.Or(last[a].Compare(last[b]), cmp.Compare(a.ID, b.ID))
+	})
+	due = due[:min(len(due), deepShare(len(f.owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
+	for i, c := range due {
+		c.checkDeeply()
+		f.queue.AddAfter(c.ID, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))
+	}
+}
+
+// deepShare returns how many of some controllers a sweep checks deeply.
+func deepShare(owned int, sweepEvery, deepEvery time.Duration) int {
+	return max(deepAtOnce, int(2*float64(owned)*float64(sweepEvery)/float64(deepEvery)))
 }

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -158,10 +158,7 @@ func (f *Farm) placesOf(ctx context.Context, id string) (string, error) {
 		names[recs[i].Value.Node] = true
 	}
 	some := slices.Sorted(maps.Keys(names))
-	text := strings.Join(some[:min(len(some), few)], ", ")
-	if len(some) > few {
-		text += fmt.Sprintf(" and %d more", len(some)-few)
-	}
+	text := field.Few(some, few, ", ")
 	if text == "" && len(corrupt) > 0 {
 		text = "a node that its placements do not tell"
 	}

@@ -3,14 +3,15 @@ package farm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -34,7 +35,7 @@ func (c *ReplicationController) sayUnreadable(ctx context.Context, head store.He
 		st = *head.Status
 		st.Conditions = slices.Clone(st.Conditions)
 	}
-	st.Owner, st.LastError = c.farm.cfg.ID, reconcile.Few(strings.Split(failure.Error(), "\n"))
+	st.Owner, st.LastError = c.farm.cfg.ID, reconcile.Few(textsOf(failure))
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unclaimed, false, "", now)
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, true, st.LastError, now)
 	record := &head.RC.Value
@@ -182,7 +183,7 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 		return told, true, err
 	}
 	now := time.Now().UTC()
-	next, tells, active := trackRecords(rec.Value.Records, errs, now, told, f.unreadable.complete())
+	next, tells, active := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
 	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
 		rec.Value.Records = next
 		err := f.cfg.Store.WriteIncidents(ctx, rec)
@@ -201,6 +202,43 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 	}
 	f.cfg.Metrics.alerting(recordsName, active)
 	return pending, len(tells) > 0, nil
+}
+
+// maxRecords is how many records that cannot be read are told by their keys; those besides are told together, as moreRecords.
+// What was told about all of them is one record.
+const (
+	maxRecords  = 100
+	moreRecords = "more records"
+)
+
+// together returns what is told of unreadable records, by key. Which ones are told by their keys does not change while they
+// cannot be read, and none is added while there are more: they would be raised one by one as others are mended.
+func together(before map[string][]rc.Incident, errs map[string]string) map[string]string {
+	told, fresh := map[string]string{}, []string{}
+	for key, text := range errs {
+		if _, known := before[key]; known {
+			told[key] = text
+		} else {
+			fresh = append(fresh, key)
+		}
+	}
+	slices.Sort(fresh)
+	_, more := before[moreRecords]
+	room := maxRecords - len(before)
+	if more {
+		room++ // it is one of those before
+	}
+	if more && len(fresh) > room {
+		room = 0
+	}
+	alone := min(len(fresh), max(room, 0))
+	for _, key := range fresh[:alone] {
+		told[key] = errs[key]
+	}
+	if rest := fresh[alone:]; len(rest) > 0 {
+		told[moreRecords] = fmt.Sprintf("%d more records cannot be read: %s", len(rest), field.Few(rest, 3, ", "))
+	}
+	return told
 }
 
 // trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller. Where not

@@ -3,9 +3,11 @@ package farm_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -159,4 +161,48 @@ func (c *cluster) spoil(key string) []byte {
 	}
 	c.put(key, []byte("{"))
 	return pair.Value
+}
+
+// However many records cannot be read, somebody is told: of the first ones by name, of the rest together. Otherwise what must be
+// kept about them would be larger than Consul takes, and nobody would be told anything.
+func TestThousandsOfUnreadableRecordsAreTold(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var said recorder
+	reg, _ := c.watchedFarm("f1", &said)
+	metric(t, reg, "rcfarm_farm_settled", "", is(1))
+	write := func(op func(key string) consul.Op) {
+		t.Helper()
+		var ops []consul.Op
+		for i := range 3000 {
+			ops = append(ops, op(c.store.Keys().Node(fmt.Sprintf("%s-%04d", strings.Repeat("n", 200), i))))
+		}
+		if err := simnode.CommitAll(t.Context(), c.client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(func(key string) consul.Op { return consul.Set(key, []byte("{")) })
+	raised := func() (n int, rest bool) {
+		for _, line := range said.about("Unreadable") {
+			n += strings.Count(line, "raise ")
+			rest = rest || strings.HasPrefix(line, "raise more records/")
+		}
+		return n, rest
+	}
+	consultest.Eventually(t, soon, func() error {
+		if n, rest := raised(); n != 101 || !rest {
+			return fmt.Errorf("%d raised, the rest among them: %t", n, rest)
+		}
+		return nil
+	})
+	metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(101))
+	write(consul.Delete)
+	metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(0))
+	consultest.Eventually(t, soon, func() error {
+		n, _ := raised()
+		if all := len(said.about("Unreadable")); all != 2*n {
+			return fmt.Errorf("%d raised, %d said", n, all)
+		}
+		return nil
+	})
 }

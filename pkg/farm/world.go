@@ -1,18 +1,20 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -46,22 +48,30 @@ type world struct {
 	records [store.Shards]map[string]*node.View // without the operators' side
 	ops     map[string]node.Ops
 	views   map[string]*node.View // records and ops joined; never changed once published
-	version uint64                // of the views; moves when they change
+	version uint64                // of the views; moves by one when they change
+	history history               // of the views
 	sources map[string]*node.View // the records that the views were made of; nil when something else of them has changed
 	orphans map[string][]reconcile.Orphan
+	listed  map[string]orphanList // by node: its pages of orphans as last read
 	farms   []store.Member
-	stable  time.Time       // when the members changed last
-	failed  map[string]bool // machines whose agents have failed, by Consul's name
+	able    []contender       // of the farms, those whose selectors can be read
+	stable  time.Time         // when the members changed last
+	gone    map[string]uint64 // nodes whose machines have failed, with the FreeIndex that Consul was asked about
 	schema  store.Rec[store.Schema]
 	breaker store.Rec[store.Breaker]
 	waiting map[string]bool // watches that have not delivered yet
 	ready   chan struct{}   // closed when none is waiting
 	// nodeDied wakes the query for failed agents; capacity 1.
 	nodeDied chan struct{}
+	// orphansMoved wakes the reading of pages of orphans; capacity 1.
+	orphansMoved chan struct{}
 }
 
 func newWorld(f *Farm) *world {
-	return &world{farm: f, log: f.log, waiting: map[string]bool{}, ready: make(chan struct{}), nodeDied: make(chan struct{}, 1)}
+	return &world{
+		farm: f, log: f.log, waiting: map[string]bool{}, listed: map[string]orphanList{}, ready: make(chan struct{}),
+		nodeDied: make(chan struct{}, 1), orphansMoved: make(chan struct{}, 1),
+	}
 }
 
 // watch starts every standing query in the group.
@@ -203,112 +213,6 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 	return nil
 }
 
-func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node]) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
-	w.farm.foundCorrupt(fmt.Sprintf("nodes/%x", shard), s.Corrupt)
-	for _, err := range s.Corrupt {
-		w.log.WithError(err).Error("a node is left out")
-	}
-	records := make(map[string]*node.View, len(s.Recs))
-	for _, rec := range s.Recs {
-		if known := w.schemaRec().Value.Nonce; known != "" && rec.Session != "" && rec.Value.Regressed >= known {
-			w.log.WithField(obs.Node, rec.Value.Name).Warn("a node saw the store go back in time")
-			return w.regressedFrom(ctx, rec.Value.Regressed)
-		}
-		records[rec.Value.Name] = &node.View{Node: rec.Value, Alive: rec.Session != ""}
-	}
-	w.mu.Lock()
-	w.records[shard] = records
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
-	w.nodesChanged(changed, orphaned)
-	if s.MarkerMissing {
-		w.farm.requestSweep()
-	}
-	return nil
-}
-
-func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
-	w.farm.foundCorrupt("nodeops", s.Corrupt)
-	for _, err := range s.Corrupt {
-		w.log.WithError(err).Error("an operator's record of a node is left out")
-	}
-	ops := make(map[string]node.Ops, len(s.Recs))
-	for _, rec := range s.Recs {
-		ops[rec.Value.Name] = rec.Value
-	}
-	w.mu.Lock()
-	w.ops, w.sources = ops, nil
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
-	w.nodesChanged(changed, orphaned)
-	return nil
-}
-
-// publish joins records and ops into new views. It returns the nodes whose use for pods may have changed, and the
-// controllers of orphans that came or went. The caller holds the mutex.
-func (w *world) publish() (changed, orphaned map[string]bool) {
-	views, sources := make(map[string]*node.View, len(w.views)), make(map[string]*node.View, len(w.views))
-	orphans := map[string][]reconcile.Orphan{}
-	changed, orphaned = map[string]bool{}, map[string]bool{}
-	for _, records := range w.records {
-		for name, record := range records {
-			v := w.views[name]
-			if w.sources[name] != record { // else its shard has delivered nothing new
-				if next := w.join(record); v == nil || !reflect.DeepEqual(*v, *next) {
-					v, changed[name] = next, true
-				}
-			}
-			views[name], sources[name] = v, record
-			for _, o := range v.Orphans {
-				if v.Alive {
-					orphans[o.RCID] = append(orphans[o.RCID], reconcile.Orphan{Node: name, Orphan: o})
-				}
-				if changed[name] {
-					orphaned[o.RCID] = true
-				}
-			}
-		}
-	}
-	for name := range w.views {
-		if views[name] == nil {
-			changed[name] = true
-		}
-	}
-	if len(changed) > 0 || w.version == 0 {
-		w.version++
-	}
-	w.views, w.sources, w.orphans = views, sources, orphans
-	return changed, orphaned
-}
-
-// join returns the view of a node. The caller holds the mutex.
-func (w *world) join(record *node.View) *node.View {
-	v := *record
-	v.Ops = w.ops[v.Name]
-	v.Gone = !v.Alive && w.failed[v.ConsulNode]
-	return &v
-}
-
-// nodesChanged looks at the controllers that a changed node may matter to.
-func (w *world) nodesChanged(changed, orphaned map[string]bool) {
-	for id := range orphaned {
-		w.farm.enqueue(id)
-	}
-	if len(changed) > 0 {
-		select {
-		case w.nodeDied <- struct{}{}:
-		default: // one wake-up is enough
-		}
-		w.farm.enqueueOwned(func(c *ReplicationController) bool { return c.concernedBy(changed) })
-	}
-}
-
 func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error {
 	if s.Regressed {
 		return w.regressed(ctx)
@@ -333,7 +237,7 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	w.mu.Lock()
 	names := memberNames(farms)
 	same := slices.Equal(memberNames(w.farms), names)
-	w.farms = farms
+	w.farms, w.able = farms, contendersOf(farms)
 	if !same {
 		w.stable = time.Now()
 	}
@@ -365,8 +269,12 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 		rec = s.Recs[0]
 	}
 	w.mu.Lock()
+	other := w.schema.Value.Nonce != rec.Value.Nonce
 	w.schema = rec
 	w.mu.Unlock()
+	if other { // nodes that have not said what they run have no room, and those that have may
+		w.farm.scarcity.with((*placement.Scarcity).Reset)
+	}
 	done()
 	return nil
 }
@@ -403,6 +311,29 @@ func (w *world) members() []store.Member {
 	return w.farms
 }
 
+// contender is a farm that may own the controllers that its selector matches.
+type contender struct {
+	id       string
+	selector labels.Selector
+}
+
+// contendersOf parses the selectors: every controller is compared with all of them whenever the members change.
+func contendersOf(farms []store.Member) []contender {
+	var able []contender
+	for _, m := range farms {
+		if sel, err := rc.ParseSelector(m.RCSelector); err == nil {
+			able = append(able, contender{m.ID, sel})
+		}
+	}
+	return able
+}
+
+func (w *world) contenders() []contender {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.able
+}
+
 // memberNames lists ids with selectors: what ownership depends on.
 func memberNames(farms []store.Member) []string {
 	names := make([]string, len(farms))
@@ -435,6 +366,13 @@ func (w *world) nodesAt() (map[string]*node.View, uint64) {
 	return w.views, w.version
 }
 
+// between returns how the nodes of one version became those of another; ok is false where that is not known any more.
+func (w *world) between(from, to uint64) (changes []nodeChange, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.history.between(from, to)
+}
+
 func (w *world) orphansOf(rcID string) []reconcile.Orphan {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -451,6 +389,22 @@ func (w *world) breakerRec() store.Rec[store.Breaker] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.breaker
+}
+
+// lastRung returns the controllers, those first whose bells rang last.
+func (w *world) lastRung() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var ids []string
+	rung := map[string]uint64{}
+	for _, bells := range w.bells {
+		for id, index := range bells {
+			ids = append(ids, id)
+			rung[id] = index
+		}
+	}
+	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(rung[b], rung[a]), cmp.Compare(a, b)) })
+	return ids
 }
 
 func (w *world) bellIDs() []string {

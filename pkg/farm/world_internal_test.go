@@ -14,7 +14,11 @@ func TestPublishedViews(t *testing.T) {
 	t.Parallel()
 	w := newWorld(&Farm{})
 	record := func(name string) *node.View {
-		return &node.View{Node: node.Node{Name: name, ConsulNode: "on-" + name}, Alive: name != "dead"}
+		v := &node.View{Node: node.Node{Name: name, ConsulNode: "on-" + name}, Alive: name != "dead"}
+		if !v.Alive {
+			v.FreeIndex = 7
+		}
+		return v
 	}
 	step := func(what string, want ...string) {
 		t.Helper()
@@ -41,8 +45,10 @@ func TestPublishedViews(t *testing.T) {
 	step("the same again")
 	w.ops, w.sources = map[string]node.Ops{"b": {Name: "b", Unschedulable: true}}, nil
 	step("operators", "b")
-	w.failed, w.sources = map[string]bool{"on-dead": true, "on-a": true}, nil
+	w.gone, w.sources = map[string]uint64{"dead": 7, "a": 7}, nil
 	step("machines", "dead")
+	w.gone, w.sources = map[string]uint64{"dead": 6}, nil
+	step("an earlier death of the same", "dead")
 	w.records[1] = nil
 	step("gone", "b")
 }

@@ -1,4 +1,5 @@
-// Package janitor keeps what grows for ever from doing so: audit records and manifests that nobody uses any more. One
+// Package janitor keeps what grows for ever from doing so: audit records, manifests that nobody uses any more, and drops of
+// controllers that are gone. One
 // farm at a time does it; two that both do for a moment do no harm, because nothing is removed that has changed since it
 // was looked at.
 package janitor
@@ -29,6 +30,7 @@ type Records interface {
 	DeleteAudit(ctx context.Context, ids []string) (int, error)
 	UnusedManifests(ctx context.Context) ([]store.ManifestRef, error)
 	DeleteManifest(ctx context.Context, ref store.ManifestRef) error
+	SweepDrops(ctx context.Context, most int) (removed int, err error)
 }
 
 // Config is what a janitor needs. Zero values mean the defaults above.
@@ -92,7 +94,18 @@ func (j *Janitor) Run(ctx context.Context) error {
 
 // Round cleans up once.
 func (j *Janitor) Round(ctx context.Context, now time.Time) error {
-	return errors.Join(j.audit(ctx, now), j.manifests(ctx, now))
+	return errors.Join(j.audit(ctx, now), j.manifests(ctx, now), j.drops(ctx))
+}
+
+func (j *Janitor) drops(ctx context.Context) error {
+	n, err := j.cfg.Records.SweepDrops(ctx, j.cfg.Most)
+	if n > 0 {
+		j.cfg.Log.WithField("removed", n).Info("removed the drops of controllers that are gone")
+	}
+	if errors.Is(err, store.ErrRefused) {
+		return nil // a controller came back meanwhile
+	}
+	return err
 }
 
 func (j *Janitor) audit(ctx context.Context, now time.Time) error {

@@ -211,6 +211,7 @@ func (r *idle) AuditIDs(context.Context) ([]string, error)                   { r
 func (r *idle) DeleteAudit(context.Context, []string) (int, error)           { return 0, nil }
 func (r *idle) UnusedManifests(context.Context) ([]store.ManifestRef, error) { return nil, nil }
 func (r *idle) DeleteManifest(context.Context, store.ManifestRef) error      { return nil }
+func (r *idle) SweepDrops(context.Context, int) (int, error)                 { return 0, nil }
 
 func TestOnlyTheChosenCleansUp(t *testing.T) {
 	t.Parallel()

@@ -59,6 +59,14 @@ var constraints = map[string]node{
 	"Hook.path":                of(workPath),
 	"Hook.args":                texts(),
 
+	"Service.name": name(),
+	"Service.port": name(),
+	"Service.tags": {"maxItems": MaxTags, "items": node{"type": "string", "pattern": serviceTag.re.String()}},
+	"Service.meta": {
+		"maxProperties": MaxMeta, "propertyNames": of(metaKey),
+		"additionalProperties": node{"type": "string", "pattern": metaValue.re.String()},
+	},
+
 	"Volume.name": name(),
 }
 

@@ -39,6 +39,7 @@ type Manifest struct {
 	Launchables []Launchable      `json:"launchables"`
 	Config      Config            `json:"config,omitempty"` // written to the file that CONFIG_PATH names
 	Ports       []Port            `json:"ports,omitempty"`
+	Service     *Service          `json:"service,omitempty"`
 	Health      *Health           `json:"health,omitempty"`
 	Hooks       *Hooks            `json:"hooks,omitempty"`
 	Disconnect  *Disconnect       `json:"disconnect,omitempty"`
@@ -101,6 +102,14 @@ type Port struct {
 	Name    string `json:"name"`
 	Port    int    `json:"port,omitempty"`    // 1 to 65535, the same on every node
 	Dynamic bool   `json:"dynamic,omitempty"` // the farm picks a number from the node's port range
+}
+
+// Service is how others find the pod in Consul. A pod without one is found under its id.
+type Service struct {
+	Name string            `json:"name,omitempty"` // default: the pod's id
+	Port string            `json:"port,omitempty"` // name of the port that it stands for; default: see Manifest.Services
+	Tags []string          `json:"tags,omitempty"`
+	Meta map[string]string `json:"meta,omitempty"`
 }
 
 // Health is how a node finds out whether the pod works. Exactly one of HTTP, TCP and Script is set.

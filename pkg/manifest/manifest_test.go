@@ -34,12 +34,14 @@ const all = `{"version":1,"id":"all","launchables":[{"name":"server","artifact":
 	`"after_stop":{"launchable":"probe","path":"/usr/bin/f","args":["x"],"timeout":"5s","required":true}},` +
 	`"disconnect":{"stop_after":"1h0m0s"},"volumes":[{"name":"data"}],"labels":{"app":"all"}}`
 
-// allTCP and allScript have the checks that all cannot have beside its own.
+// allTCP and allScript have the checks that all cannot have beside its own, allService what came after them.
 const (
 	allTCP = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"ports":[{"name":"http","port":1}],"health":{"tcp":{"port":"http"}}}`
 	allScript = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"health":{"script":{"launchable":"server","path":"/opt/check","args":["-q"]}}}`
+	allService = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
+		`"ports":[{"name":"http","port":1}],"service":{"name":"shop","port":"http","tags":["v1"],"meta":{"team":"a"}}}`
 )
 
 // least is the smallest valid manifest.
@@ -62,6 +64,7 @@ func TestCanonicalIsForEver(t *testing.T) {
 		{least, "d4787d558a0385cf93ab9459255e7add9f86c56e7ae2cf56040546c376ab49bf"},
 		{full, "ded7a146e1381eed38c07bc97995b2230e8d94ed835b13ac9f2bd0f4d3db4fea"},
 		{all, "a8bde0b9d134c19b52d0aff8adc0d658e62cff7cc77af7d6ee511c4cd6ce4c39"},
+		{allService, "7694a2b83db15c2ab963fd14825bafd9785a86e75785e022a81255b6468f567b"},
 		{allTCP, "93edf3b65bc1ce4118989c4e5cef40768d6bab13ae4163587fb471655f4fdb7e"},
 		{allScript, "9b906cb3ef6f67e6ef2572e496fbf5fb200e1d3661f9c5a3e4d87f1eb99423e3"},
 	} {

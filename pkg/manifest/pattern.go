@@ -40,6 +40,14 @@ var (
 		regexp.MustCompile(`^(?:[A-Za-z_][A-Za-z0-9._-]{0,31}|[1-9][0-9]{0,9})$`),
 		"the name of an account of the node, or a user id from 1 to 4294967294 in quotes; user 0 only as root",
 	}
+
+	// A tag that is no DNS label is found by Consul's API only.
+	serviceTag = pattern{regexp.MustCompile(`^[!-~]{1,255}$`), "1 to 255 visible ASCII characters"}
+	metaKey    = pattern{
+		regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`),
+		"1 to 128 letters, digits, '-' and '_', not starting with \"consul-\" or \"rcfarm_\"",
+	}
+	metaValue = pattern{regexp.MustCompile(`^[^\x00-\x1f\x7f]{0,512}$`), "at most 512 characters, none of them a control character"}
 )
 
 // ok reports whether a text is of this form. Every form is bounded.

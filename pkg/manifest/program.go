@@ -15,21 +15,12 @@ import (
 func (h *Health) validate(m *Manifest) field.Errors {
 	var errs field.Errors
 	h.validateKind(&errs)
-	named := func(path, port string) {
-		ports := m.PortMap()
-		allowed := "the name of one of the pod's ports: " + orNone(slices.Sorted(maps.Keys(ports)), "(the pod names no ports)")
-		if port == "" {
-			errs.Missing(path, allowed)
-		} else if _, ok := ports[port]; !ok {
-			errs.Add(path, port, allowed)
-		}
-	}
 	if h.HTTP != nil {
-		named("http.port", h.HTTP.Port)
+		m.checkPort(&errs, "http.port", h.HTTP.Port)
 		h.HTTP.validatePath(&errs)
 	}
 	if h.TCP != nil {
-		named("tcp.port", h.TCP.Port)
+		m.checkPort(&errs, "tcp.port", h.TCP.Port)
 	}
 	if h.Script != nil {
 		errs.Nest("script", m.checkProgram(h.Script.Launchable, h.Script.Path, h.Script.Args))
@@ -43,6 +34,17 @@ func (h *Health) validate(m *Manifest) field.Errors {
 	checkRange(&errs, "success_threshold", "passes in a row", int64(h.SuccessThreshold), MaxThreshold)
 	checkRange(&errs, "failure_threshold", "failures in a row", int64(h.FailureThreshold), MaxThreshold)
 	return errs
+}
+
+// checkPort records a mistake unless the text names one of the pod's ports.
+func (m *Manifest) checkPort(errs *field.Errors, path, port string) {
+	ports := m.PortMap()
+	allowed := "the name of one of the pod's ports: " + orNone(slices.Sorted(maps.Keys(ports)), "(the pod names no ports)")
+	if port == "" {
+		errs.Missing(path, allowed)
+	} else if _, ok := ports[port]; !ok {
+		errs.Add(path, port, allowed)
+	}
 }
 
 func (h *Health) validateKind(errs *field.Errors) {

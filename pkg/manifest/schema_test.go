@@ -78,7 +78,7 @@ func TestSchemaAgrees(t *testing.T) {
 			}
 		})
 	}
-	for _, text := range []string{least, full, all, allTCP, allScript} {
+	for _, text := range []string{least, full, all, allTCP, allScript, allService} {
 		if err := conforms(t, schema, []byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

@@ -46,6 +46,7 @@ func (m *Manifest) Validate() field.Errors {
 		errs.Add("version", m.Version, fmt.Sprint(Version))
 	}
 	errs.CheckName("id", m.ID)
+	checkServiceName(&errs, "id", m.ID)
 	checkCount(&errs, "launchables", len(m.Launchables), 1, MaxLaunchables)
 	names := map[string]bool{}
 	for i := range m.Launchables {
@@ -55,6 +56,10 @@ func (m *Manifest) Validate() field.Errors {
 	}
 	errs.Nest("config", m.Config.validate())
 	m.validatePorts(&errs)
+	if m.Service != nil {
+		errs.Nest("service", m.Service.validate(m))
+	}
+	m.checkServiceNames(&errs)
 	if m.Health != nil {
 		errs.Nest("health", m.Health.validate(m))
 	}

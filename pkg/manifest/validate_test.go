@@ -12,15 +12,18 @@ import (
 
 func TestValidate(t *testing.T) {
 	const (
-		count  = "1 to 16 entries"
-		name   = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
-		url    = "file:///absolute/path or https://host/path"
-		digest = "64 lower-case hex digits (the output of sha256sum)"
-		env    = "a name of letters, digits and '_' that does not start with a digit"
-		path   = "a path that starts with '/', without spaces, '#' or '..' segments"
-		unique = "a value that no other entry has"
-		text   = "at most 4096 bytes without a zero byte"
-		labels = "labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
+		count   = "1 to 16 entries"
+		name    = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
+		url     = "file:///absolute/path or https://host/path"
+		digest  = "64 lower-case hex digits (the output of sha256sum)"
+		env     = "a name of letters, digits and '_' that does not start with a digit"
+		path    = "a path that starts with '/', without spaces, '#' or '..' segments"
+		unique  = "a value that no other entry has"
+		taken   = `a name other than "consul" that does not start with "rcfarm-": those are taken in Consul`
+		tag     = "1 to 255 visible ASCII characters"
+		metaKey = `1 to 128 letters, digits, '-' and '_', not starting with "consul-" or "rcfarm_"`
+		text    = "at most 4096 bytes without a zero byte"
+		labels  = "labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
 	)
 	seconds := func(n int) *field.Duration { d := field.Duration(time.Duration(n) * time.Second); return &d }
 	for _, tt := range []struct {
@@ -32,6 +35,43 @@ func TestValidate(t *testing.T) {
 		{"version", func(m *manifest.Manifest) { m.Version = 2 }, "version: 2 is not valid; allowed: 1"},
 		{"no id", func(m *manifest.Manifest) { m.ID = "" }, "id: missing; allowed: " + name},
 		{"id", func(m *manifest.Manifest) { m.ID = "Web" }, `id: "Web" is not valid; allowed: ` + name},
+		{"id of Consul", func(m *manifest.Manifest) { m.ID = "consul" }, `id: "consul" is not valid; allowed: ` + taken},
+		{"id of a daemon", func(m *manifest.Manifest) { m.ID = "rcfarm-x" }, `id: "rcfarm-x" is not valid; allowed: ` + taken},
+		{"id like one of a daemon", func(m *manifest.Manifest) { m.ID = "rcfarm" }, ""},
+		{"a service", func(m *manifest.Manifest) {
+			m.Service = &manifest.Service{Name: "shop", Port: "http", Tags: []string{"a", "b=c"}, Meta: map[string]string{"team_1": "x y"}}
+		}, ""},
+		{"service name", func(m *manifest.Manifest) { m.Service = &manifest.Service{Name: "Shop"} }, `service.name: "Shop" is not valid; allowed: ` + name},
+		{"service name of Consul", func(m *manifest.Manifest) { m.Service = &manifest.Service{Name: "consul"} }, `service.name: "consul" is not valid; allowed: ` + taken},
+		{
+			"service port", func(m *manifest.Manifest) { m.Service = &manifest.Service{Port: "admin"} },
+			`service.port: "admin" is not valid; allowed: the name of one of the pod's ports: http`,
+		},
+		{
+			"service name too long with a port", func(m *manifest.Manifest) {
+				m.Service = &manifest.Service{Name: strings.Repeat("a", 58)}
+				m.Ports = append(m.Ports, manifest.Port{Name: "abcd", Port: 1}, manifest.Port{Name: "abcde", Port: 2}, manifest.Port{Name: "abcdef", Port: 3})
+			},
+			`service.name: "` + strings.Repeat("a", 58) + `-abcde" is not valid; allowed: at most 63 characters together with "-" and the name of each further port; give the service a shorter name`,
+		},
+		{
+			"tags", func(m *manifest.Manifest) { m.Service = &manifest.Service{Tags: []string{"a", "a", "b c", ""}} },
+			"service.tags[1]: \"a\" is not valid; allowed: " + unique + "\nservice.tags[2]: \"b c\" is not valid; allowed: " + tag + "\nservice.tags[3]: \"\" is not valid; allowed: " + tag,
+		},
+		{"too many tags", func(m *manifest.Manifest) {
+			m.Service = &manifest.Service{}
+			for i := range 65 {
+				m.Service.Tags = append(m.Service.Tags, fmt.Sprint(i))
+			}
+		}, "service.tags: 65 entries is not valid; allowed: 0 to 64 entries"},
+		{
+			"meta", func(m *manifest.Manifest) {
+				m.Service = &manifest.Service{Meta: map[string]string{"a b": "", "consul-x": "", "rcfarm_node": "n1", "ok": "a\nb"}}
+			},
+			"service.meta.a b: \"a b\" is not valid; allowed: " + metaKey + "\nservice.meta.consul-x: \"consul-x\" is not valid; allowed: " + metaKey +
+				"\nservice.meta.ok: \"a\\nb\" is not valid; allowed: at most 512 characters, none of them a control character" +
+				"\nservice.meta.rcfarm_node: \"rcfarm_node\" is not valid; allowed: " + metaKey,
+		},
 		{"no launchables", func(m *manifest.Manifest) { m.Launchables = nil }, "launchables: missing; allowed: " + count},
 		{"too many launchables", func(m *manifest.Manifest) {
 			for i := range 16 {

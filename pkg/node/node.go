@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -25,12 +27,22 @@ type Node struct {
 	API         string            `json:"api,omitempty"`  // URL of the preparer's HTTP API (logs, commands); empty: none
 	Incarnation string            `json:"incarnation"`    // of the preparer process
 	Nonce       string            `json:"nonce"`          // cluster nonce that it has seen (R1)
+	// CountsDrops: the preparer counts the copies that stop being available (ADR 11). While one does not, whatever its node reports
+	// may be a drop.
+	CountsDrops bool `json:"counts_drops,omitempty"`
+	// Isolation is what pods of the node have of their own: "none", or some of "users,cgroup,tmp"; "refused": they should have
+	// users and cannot, so that none is started. Empty: an older preparer, which does not say.
+	Isolation string `json:"isolation,omitempty"`
 	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or
 	// after the cluster's nonce renew that.
-	Regressed string       `json:"regressed,omitempty"`
-	Orphans   []pod.Orphan `json:"orphans,omitempty"`
-	// OrphansLeftOut counts orphans that did not fit; their realities are complete.
-	OrphansLeftOut int `json:"orphans_left_out,omitempty"`
+	Regressed string `json:"regressed,omitempty"`
+	// OrphanPages says where the pods are listed that run without a matching intent. Without it the record does not say, as
+	// when the preparer has not read its intents yet; or it is of an older preparer, which listed them in Orphans.
+	OrphanPages *OrphanPages `json:"orphan_pages,omitempty"`
+	// Orphans are the pods that run without a matching intent, for those who have read the pages. In the record itself older
+	// preparers wrote as many as fitted, and in OrphansLeftOut how many did not.
+	Orphans        []pod.Orphan `json:"orphans,omitempty"`
+	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
 }
 
 // Capacity is what a node offers to pods. A zero CPU or Memory means that it is not limited.
@@ -52,6 +64,8 @@ type Ops struct {
 	Labels        map[string]string `json:"labels,omitempty"` // override the node's own
 	Unschedulable bool              `json:"unschedulable,omitempty"`
 	Drain         *Drain            `json:"drain,omitempty"`
+	// HoldReleased is the cluster nonce for which farms do not wait until the node has said what it runs (R1).
+	HoldReleased string `json:"hold_released,omitempty"`
 }
 
 // Drain asks owners to move every pod off the node.
@@ -66,9 +80,14 @@ type View struct {
 	Node
 	Ops   Ops
 	Alive bool // its preparer holds the lock on the record
+	// FreeIndex is the index of the record while nobody holds it, else zero. It names one death of the preparer: whoever holds the
+	// record moves it.
+	FreeIndex uint64
 	// Gone means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor gone is
 	// unmanaged: its pods are assumed to run on, unless its machine was gone before; see reconcile.Snapshot.
 	Gone bool
+	// OrphansUnread: the record speaks of pages that have not been read. Until they are, Orphans are those of an earlier record.
+	OrphansUnread bool
 }
 
 // AllLabels returns the node's labels with the operators' on top.
@@ -79,6 +98,28 @@ func (v *View) AllLabels() map[string]string {
 	}
 	maps.Copy(all, v.Ops.Labels)
 	return all
+}
+
+// Matches reports whether the node's labels, with the operators' on top, match a selector. It copies none of them: a farm asks this of
+// thousands of nodes.
+func (v *View) Matches(sel labels.Selector) bool { return sel.Matches((*layered)(v)) }
+
+// layered shows both layers of a node's labels as labels.Labels.
+type layered View
+
+// Has implements labels.Labels.
+func (l *layered) Has(key string) bool { _, ok := l.Lookup(key); return ok }
+
+// Get implements labels.Labels.
+func (l *layered) Get(key string) string { value, _ := l.Lookup(key); return value }
+
+// Lookup implements labels.Labels.
+func (l *layered) Lookup(key string) (value string, exists bool) {
+	if value, exists = l.Ops.Labels[key]; exists {
+		return value, true
+	}
+	value, exists = l.Labels[key]
+	return value, exists
 }
 
 // MustLeave reports whether pods have to leave the node as far as its operators are concerned.

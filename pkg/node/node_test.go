@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -40,4 +41,21 @@ func TestReservationBytesIsAnUpperBound(t *testing.T) {
 	if err != nil || 2*len(data) < r.Bytes() {
 		t.Errorf("%d bytes, said %d, %v", len(data), r.Bytes(), err)
 	}
+}
+
+// A node matches by its labels with the operators' on top, as its copied labels would, and without copying them.
+func TestMatches(t *testing.T) {
+	t.Parallel()
+	selectors := []string{"", "a=1", "a!=1", "a in (1,2)", "a notin (1,2)", "a", "!a", "a=1,b", "a>1", "b!=2,!c"}
+	draw := rapid.MapOfN(rapid.SampledFrom([]string{"a", "b", "c"}), rapid.SampledFrom([]string{"", "1", "2", "3"}), 0, 3)
+	rapid.Check(t, func(t *rapid.T) {
+		v := &node.View{Node: node.Node{Labels: draw.Draw(t, "own")}, Ops: node.Ops{Labels: draw.Draw(t, "operators'")}}
+		sel, err := labels.Parse(rapid.SampledFrom(selectors).Draw(t, "selector"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := v.Matches(sel), sel.Matches(labels.Set(v.AllLabels())); got != want {
+			t.Fatalf("%v and %v match %q: %v, want %v", v.Labels, v.Ops.Labels, sel, got, want)
+		}
+	})
 }

@@ -36,12 +36,17 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 		http.Error(w, "arg: missing; allowed: a program and its arguments", http.StatusBadRequest)
 		return
 	}
-	command, err := s.pods.CommandIn(id, q.Get(paramProcess), argv)
+	err := s.pods.RunIn(r.Context(), id, q.Get(paramProcess), argv, func(ctx context.Context, command oneshot.Command) {
+		s.answerExec(ctx, w, r, id, argv[0], command)
+	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
-		return
 	}
-	log := s.cfg.Log.WithFields(obs.Fields{obs.Pod: id.String(), "command": argv[0], "remote": r.RemoteAddr})
+}
+
+// answerExec runs the command and answers with what it writes.
+func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.Request, id pod.Identity, name string, command oneshot.Command) {
+	log := s.cfg.Log.WithFields(obs.Fields{obs.Pod: id.String(), "command": name, "remote": r.RemoteAddr})
 	answer := http.NewResponseController(w)
 	if err := answer.EnableFullDuplex(); err != nil && r.ProtoMajor < 2 {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -51,10 +56,10 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	w.Header().Set("Connection", "close")
 	w.WriteHeader(http.StatusOK)
 	out := &frames{to: w, flush: answer.Flush}
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var stdin io.Reader
-	if q.Get(paramStdin) != "" {
+	if r.URL.Query().Get(paramStdin) != "" {
 		stdin = r.Body
 	}
 	ended := s.run(ctx, cancel, command, stdin, out, func() {

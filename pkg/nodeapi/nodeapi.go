@@ -52,8 +52,9 @@ type Pods interface {
 	// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
 	// anything may still be written to them.
 	LogFiles(id pod.Identity) (files map[string]string, more bool)
-	// CommandIn returns how a command is run as one of the pod's processes is; an empty name means its first.
-	CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error)
+	// RunIn has a command run as one of the pod's processes is; an empty name means its first. The context that run is given ends
+	// with ctx, and with that process. An error means that run was not called.
+	RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error
 }
 
 // Config is what New needs.

@@ -58,11 +58,12 @@ func (p *pods) LogFiles(id pod.Identity) (map[string]string, bool) {
 	return maps.Clone(p.files), !p.ended
 }
 
-func (p *pods) CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error) {
+func (p *pods) RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error {
 	if id != webPod || process != "" && process != "web" {
-		return oneshot.Command{}, fmt.Errorf("pod %s has no process that runs on this node", id)
+		return fmt.Errorf("pod %s has no process that runs on this node", id)
 	}
-	return oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir}, nil
+	run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir})
+	return nil
 }
 
 // node is a server with one pod.

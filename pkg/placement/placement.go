@@ -1,84 +1,14 @@
-// Package placement decides which nodes get pods. Everything here is a pure function of node records and reservations.
+// Package placement decides which of the nodes that may take pods (see package scheduler) get them. Everything here is a pure function of node records and reservations.
 package placement
 
 import (
-	"fmt"
 	"iter"
-	"maps"
 	"slices"
-	"strings"
-
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
-
-// Reason is why a node does not take a pod.
-type Reason string
-
-// The reasons. Their texts appear in statuses and metrics.
-const (
-	Selector   Reason = "selector"     // its labels do not match
-	NotAlive   Reason = "not alive"    // no preparer holds its record
-	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
-	Drained    Reason = "drained"      // operators closed it
-	Resources  Reason = "resources"    // slots, CPU or memory
-	Ports      Reason = "ports"        // a static port is taken, or too few dynamic ones are free
-	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
-)
-
-// Reasons counts nodes by why they take no pod.
-type Reasons map[Reason]int
-
-// String lists the reasons with their counts of nodes, in a stable order. It is empty when there is none.
-func (r Reasons) String() string {
-	parts := make([]string, 0, len(r))
-	for _, reason := range slices.Sorted(maps.Keys(r)) {
-		parts = append(parts, fmt.Sprintf("%s: %d", reason, r[reason]))
-	}
-	return strings.Join(parts, ", ")
-}
-
-// Eligible returns the names of the nodes that may take pods of a controller with this selector, sorted, and counts the
-// others.
-func Eligible(nodes map[string]*node.View, sel labels.Selector, nonce string) ([]string, Reasons) {
-	excluded := Reasons{}
-	var names []string
-	for name, v := range nodes {
-		if reason := Closed(v, sel, nonce); reason != "" {
-			excluded[reason]++
-		} else {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names, excluded
-}
-
-// Closed returns why a node may take no pods of a controller with this selector, whatever is taken there, or "" when it may.
-func Closed(v *node.View, sel labels.Selector, nonce string) Reason {
-	switch {
-	case !sel.Matches(labelsOf(v)):
-		return Selector
-	case !v.Alive:
-		return NotAlive
-	case v.Nonce != nonce:
-		return NotSettled
-	case !v.Open():
-		return Drained
-	default:
-		return ""
-	}
-}
-
-// labelsOf spares the copy where operators have set nothing.
-func labelsOf(v *node.View) labels.Set {
-	if len(v.Ops.Labels) == 0 {
-		return v.Labels
-	}
-	return v.AllLabels()
-}
 
 // Walk is an order of names that is not written down: each is found when it is asked for.
 type Walk struct {
@@ -138,51 +68,6 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
-// the identity holds already does not count against it; orphans without a share do (R13).
-func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) Reason {
-	_, reason := takenBesides(v, res, id, want)
-	return reason
-}
-
-// takenBesides is Fits, and returns the ports that others have.
-func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) (map[int]bool, Reason) {
-	if res.Closed {
-		return nil, Drained
-	}
-	slots, cpu, memory := 1, want.CPU, want.Memory
-	taken := map[int]bool{}
-	count := func(h node.Holder) {
-		slots++
-		cpu += h.CPU
-		memory += h.Memory
-		for _, port := range h.Ports {
-			taken[port] = true
-		}
-	}
-	for key, h := range res.Holders {
-		if key != id.String() {
-			count(h)
-		}
-	}
-	for i := range v.Orphans {
-		o := &v.Orphans[i]
-		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != id {
-			count(node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory))
-		}
-	}
-	for _, port := range want.Ports {
-		if taken[port] {
-			return nil, Ports
-		}
-	}
-	limit := v.Capacity
-	if slots > limit.Slots || limit.CPU > 0 && cpu > limit.CPU || limit.Memory > 0 && memory > limit.Memory {
-		return nil, Resources
-	}
-	return taken, ""
-}
-
 // Request asks for nodes for new pods of one controller. All pods want the same share.
 type Request struct {
 	Pods       []pod.Identity
@@ -219,7 +104,7 @@ const reluctance = 3
 // of preference. Nodes
 // without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
 // could not, why each candidate refused. It changes none of its inputs.
-func Assign(r Request) ([]Assignment, Reasons) {
+func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 	candidates := make([]*candidate, len(r.Order))
 	for i, name := range r.Order {
 		res := r.Reservations[name].Clone()
@@ -231,7 +116,7 @@ func Assign(r Request) ([]Assignment, Reasons) {
 		}
 	}
 	var out []Assignment
-	refused := Reasons{}
+	refused := scheduler.Reasons{}
 	queue := newQueue(candidates, r.PerGroup)
 	for _, id := range r.Pods {
 		c, avoided := r.pick(queue, id, refused)
@@ -239,11 +124,14 @@ func Assign(r Request) ([]Assignment, Reasons) {
 			queue.push(other)
 		}
 		if c == nil {
+			if len(avoided) > refused[scheduler.Avoided] {
+				refused[scheduler.Avoided] = len(avoided)
+			}
 			continue // a pod that avoids less may still find a node
 		}
 		share := r.Want
 		share.Pod = id
-		share, _, _ = Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
+		share, _, _ = scheduler.Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
 		c.res.Holders[id.String()] = share
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})
@@ -257,25 +145,21 @@ func Assign(r Request) ([]Assignment, Reasons) {
 
 // pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the
 // same) are dropped and counted; those that only this pod avoids come back in avoided.
-func (r *Request) pick(q *queue, id pod.Identity, refused Reasons) (best *candidate, avoided []*candidate) {
+func (r *Request) pick(q *queue, id pod.Identity, refused scheduler.Reasons) (best *candidate, avoided []*candidate) {
+	rule := scheduler.Rule{MaxPerNode: r.MaxPerNode, Share: r.Want, Dynamic: r.Dynamic}
 	for {
 		c := q.pop()
 		if c == nil {
 			return nil, avoided
 		}
-		if slices.Contains(r.Avoid[id], c.name) {
-			avoided = append(avoided, c)
-			continue
-		}
-		want := r.Want
-		want.Pod = id
-		_, _, reason := Share(c.view, c.res, want, r.Dynamic, nil)
-		if r.MaxPerNode > 0 && c.mine >= r.MaxPerNode {
-			reason = MaxPerNode
-		}
-		if reason == "" {
+		at := scheduler.Candidate{View: c.view, Reservation: c.res, Pods: c.mine, Avoid: slices.Contains(r.Avoid[id], c.name)}
+		switch reason := rule.Refuses(at, id); reason {
+		case "":
 			return c, avoided
+		case scheduler.Avoided:
+			avoided = append(avoided, c)
+		default:
+			refused[reason]++
 		}
-		refused[reason]++
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 func identity(rcID string, i int) pod.Identity {
@@ -54,7 +54,7 @@ func TestAssignNeverOverCommits(t *testing.T) {
 		perNode := map[string]int{}
 		for _, a := range assigned {
 			res := reservations[a.Node].Clone()
-			if reason := placement.Fits(nodes[a.Node], res, a.Pod, want); reason != "" {
+			if reason := scheduler.Fits(nodes[a.Node], res, a.Pod, want); reason != "" {
 				t.Fatalf("%s was put on %s, which cannot take it: %s", a.Pod, a.Node, reason)
 			}
 			res.Holders[a.Pod.String()] = want
@@ -68,7 +68,7 @@ func TestAssignNeverOverCommits(t *testing.T) {
 		for _, id := range req.Pods[len(assigned):] {
 			for _, name := range order {
 				full := req.MaxPerNode > 0 && perNode[name] >= req.MaxPerNode
-				if !full && placement.Fits(nodes[name], reservations[name], id, want) == "" {
+				if !full && scheduler.Fits(nodes[name], reservations[name], id, want) == "" {
 					t.Fatalf("%s was left over although %s takes it", id, name)
 				}
 			}
@@ -171,67 +171,6 @@ func TestAssignAvoids(t *testing.T) {
 	}
 }
 
-func TestFits(t *testing.T) {
-	t.Parallel()
-	id := identity("rc", 0)
-	view := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2, CPU: 1000, Memory: 1000}}}
-	orphaned := *view
-	orphaned.Orphans = []pod.Orphan{{Identity: identity("rc", 7), Ports: map[string]int{"http": 80}}}
-	held := func(h node.Holder) node.Reservation {
-		return node.Reservation{Holders: map[string]node.Holder{identity("other", 1).String(): h}}
-	}
-	mine := node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
-	for name, c := range map[string]struct {
-		view *node.View
-		res  node.Reservation
-		want node.Holder
-		says placement.Reason
-	}{
-		"empty":                 {view, node.Reservation{}, node.Holder{CPU: 1000}, ""},
-		"closed":                {view, node.Reservation{Closed: true}, node.Holder{}, placement.Drained},
-		"port taken":            {view, held(node.Holder{Ports: []int{80}}), node.Holder{Ports: []int{80}}, placement.Ports},
-		"port free":             {view, held(node.Holder{Ports: []int{81}}), node.Holder{Ports: []int{80}}, ""},
-		"cpu":                   {view, held(node.Holder{CPU: 600}), node.Holder{CPU: 500}, placement.Resources},
-		"memory":                {view, held(node.Holder{Memory: 600}), node.Holder{Memory: 500}, placement.Resources},
-		"own share is no rival": {view, mine, node.Holder{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
-		"orphan holds a port":   {&orphaned, node.Reservation{}, node.Holder{Ports: []int{80}}, placement.Ports},
-		"orphan holds a slot":   {&orphaned, held(node.Holder{}), node.Holder{}, placement.Resources},
-	} {
-		if got := placement.Fits(c.view, c.res, id, c.want); got != c.says {
-			t.Errorf("%s: %q, want %q", name, got, c.says)
-		}
-	}
-}
-
-func TestEligible(t *testing.T) {
-	t.Parallel()
-	view := func(change func(*node.View)) *node.View {
-		v := &node.View{Node: node.Node{Labels: map[string]string{"rack": "a"}, Nonce: "now"}, Alive: true}
-		change(v)
-		return v
-	}
-	nodes := map[string]*node.View{
-		"good":      view(func(*node.View) {}),
-		"overruled": view(func(v *node.View) { v.Labels["rack"] = "b"; v.Ops.Labels = map[string]string{"rack": "a"} }),
-		"other":     view(func(v *node.View) { v.Labels["rack"] = "b" }),
-		"dead":      view(func(v *node.View) { v.Alive = false }),
-		"silent":    view(func(v *node.View) { v.Nonce = "before" }),
-		"closed":    view(func(v *node.View) { v.Ops.Unschedulable = true }),
-		"drained":   view(func(v *node.View) { v.Ops.Drain = &node.Drain{} }),
-	}
-	sel, err := rc.ParseSelector("rack=a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names, others := placement.Eligible(nodes, sel, "now")
-	if !slices.Equal(names, []string{"good", "overruled"}) {
-		t.Errorf("eligible: %v", names)
-	}
-	if got, want := others.String(), "drained: 2, not alive: 1, not settled: 1, selector: 1"; got != want {
-		t.Errorf("others: %s, want %s", got, want)
-	}
-}
-
 func order(names []string, seed uint64) []string {
 	return slices.Collect(placement.NewWalk(names, seed).All())
 }
@@ -296,122 +235,45 @@ func TestPreferredOwner(t *testing.T) {
 	}
 }
 
-// TestNoPortIsGivenTwice places pods with static and dynamic ports, upgrades and removes them, in any order, as a farm does:
-// each step changes the node's reservation by what it was given. At no moment do two pods have one port.
-func TestNoPortIsGivenTwice(t *testing.T) {
+// Farms of different versions must prefer the same owner, or they would hand controllers to and fro.
+func TestPreferredOwnerIsForEver(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		lowest := rapid.IntRange(1, 5).Draw(t, "lowest")
-		v := &node.View{Alive: true, Node: node.Node{
-			Name: "n1", Capacity: node.Capacity{Slots: 100},
-			PortRange: node.PortRange{Min: lowest, Max: lowest + rapid.IntRange(0, 7).Draw(t, "size") - 1},
-		}}
-		if rapid.Bool().Draw(t, "orphan") {
-			v.Orphans = []pod.Orphan{{Identity: identity("orphan", 0), Ports: map[string]int{"http": rapid.IntRange(1, 12).Draw(t, "its port")}}}
+	farms := []string{"farm1", "farm2", "farm3"}
+	for id, want := range map[string]string{
+		"01m7wnbkkxgwev108sdze00000": "farm2", "01m7wnbkkxgwev108sdze00001": "farm3", "web": "farm1", "": "farm2",
+	} {
+		if got := placement.PreferredOwner(id, farms); got != want {
+			t.Errorf("controller %q: %s, want %s", id, got, want)
 		}
-		res := node.Reservation{Holders: map[string]node.Holder{}}
-		ports := map[string]map[string]int{} // what each pod's version that was placed last has, by name
-		for range rapid.IntRange(0, 30).Draw(t, "steps") {
-			id := identity("rc", rapid.IntRange(0, 4).Draw(t, "pod"))
-			key := id.String()
-			if rapid.IntRange(0, 3).Draw(t, "remove") == 0 {
-				delete(res.Holders, key)
-				delete(ports, key)
-				continue
-			}
-			static := map[string]int{} // a manifest does not name one number twice
-			for _, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 12), 0, 2, rapid.ID).Draw(t, "static") {
-				static[fmt.Sprintf("s%d", port)] = port
-			}
-			dynamic := rapid.SliceOfDistinct(rapid.SampledFrom([]string{"d1", "d2", "d3"}), rapid.ID).Draw(t, "dynamic")
-			before := ports[key]
-			share, given, reason := placement.Share(v, res, node.NewHolder(id, static, 0, 0), dynamic, before)
-			if reason != "" {
-				checkRefused(t, v, res, id, static, dynamic, reason)
-				continue
-			}
-			checkGiven(t, v, given, dynamic, before, static, res.Holders[key])
-			if rapid.Bool().Draw(t, "both versions") {
-				share = share.With(res.Holders[key])
-			}
-			res.Holders[key] = share
-			ports[key] = given
-			checkDistinct(t, v, res)
-		}
+	}
+}
+
+// Of pods that move and find nothing, that one counts whose former nodes are most.
+func TestAssignCountsAvoidedNodes(t *testing.T) {
+	t.Parallel()
+	nodes := map[string]*node.View{}
+	order := []string{"n1", "n2", "n3"}
+	for _, name := range order {
+		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+	}
+	full := node.Reservation{Holders: map[string]node.Holder{"x": {}}}
+	a, b, c := identity("rc", 0), identity("rc", 1), identity("rc", 2)
+	assigned, refused := placement.Assign(placement.Request{
+		Pods: []pod.Identity{a, b, c}, Order: order, Nodes: nodes, Reservations: map[string]node.Reservation{"n3": full},
+		Avoid: map[pod.Identity][]string{a: {"n1"}, b: {"n1", "n2"}, c: {"n1"}},
 	})
-}
-
-func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string, before, static map[string]int, held node.Holder) {
-	if len(given) != len(dynamic) {
-		t.Fatalf("dynamic ports %v were given %v", dynamic, given)
+	if len(assigned) != 1 || assigned[0] != (placement.Assignment{Pod: a, Node: "n2"}) {
+		t.Errorf("assigned %v, want %s on n2", assigned, a)
 	}
-	seen := map[int]bool{}
-	for _, port := range static {
-		seen[port] = true
+	if refused[scheduler.Avoided] != 2 || refused[scheduler.Resources] != 2 {
+		t.Errorf("refused %v; want n2 and n3 as full, and n1 and n2 as avoided", refused)
 	}
-	for _, name := range dynamic {
-		port, was := given[name], before[name]
-		if port < v.PortRange.Min || port > v.PortRange.Max || seen[port] {
-			t.Fatalf("port %s got %d of %+v, besides %v and static %v", name, port, v.PortRange, given, static)
-		}
-		seen[port] = true
-		if clash := slices.Contains(node.NewHolder(pod.Identity{}, static, 0, 0).Ports, was); was != 0 && !clash && slices.Contains(held.Ports, was) && port != was {
-			t.Fatalf("port %s had %d and got %d", name, was, port)
-		}
-		if port != was && slices.Contains(held.Ports, port) {
-			t.Fatalf("port %s got %d, which the version before may still use", name, port)
-		}
-	}
-}
-
-func checkDistinct(t *rapid.T, v *node.View, res node.Reservation) {
-	owner := map[int]string{}
-	for i := range v.Orphans {
-		for _, port := range v.Orphans[i].Ports {
-			owner[port] = "an orphan"
-		}
-	}
-	for key, h := range res.Holders {
-		for _, port := range h.Ports {
-			if other := owner[port]; other != "" {
-				t.Fatalf("P3: port %d is given to %s and to %s", port, other, key)
-			}
-			owner[port] = key
-		}
-	}
-}
-
-// checkRefused proves that there was a reason: a static port of another pod, or too few free numbers.
-func checkRefused(t *rapid.T, v *node.View, res node.Reservation, id pod.Identity, static map[string]int, dynamic []string, reason placement.Reason) {
-	if reason != placement.Ports {
-		t.Fatalf("refused for %s; only ports are scarce", reason)
-	}
-	others, all := map[int]bool{}, map[int]bool{}
-	for i := range v.Orphans {
-		for _, port := range v.Orphans[i].Ports {
-			others[port], all[port] = true, true
-		}
-	}
-	for key, h := range res.Holders {
-		for _, port := range h.Ports {
-			all[port] = true
-			others[port] = others[port] || key != id.String()
-		}
-	}
-	for _, port := range static {
-		if others[port] {
-			return
-		}
-		all[port] = true
-	}
-	free := 0
-	for port := v.PortRange.Min; port <= v.PortRange.Max; port++ {
-		if !all[port] {
-			free++
-		}
-	}
-	if free >= len(dynamic) {
-		t.Fatalf("refused %d dynamic ports although %d are free", len(dynamic), free)
+	_, refused = placement.Assign(placement.Request{
+		Pods: []pod.Identity{b, a}, Order: order[:2], Nodes: nodes, Reservations: map[string]node.Reservation{"n2": full},
+		Avoid: map[pod.Identity][]string{a: {"n1"}, b: {"n1", "n2"}},
+	})
+	if refused[scheduler.Avoided] != 2 {
+		t.Errorf("refused %v; want both nodes as avoided, as %s has them", refused, b)
 	}
 }
 
@@ -427,7 +289,7 @@ func TestAssignCountsDynamicPorts(t *testing.T) {
 		Pods:  []pod.Identity{identity("rc", 0), identity("rc", 1), identity("rc", 2)},
 		Order: []string{"n1", "n2"}, Nodes: nodes, Dynamic: []string{"http", "grpc"}, Reservations: map[string]node.Reservation{"n1": taken},
 	})
-	if len(assigned) != 2 || assigned[0].Node != "n1" || assigned[1].Node != "n1" || refused[placement.Ports] != 2 {
+	if len(assigned) != 2 || assigned[0].Node != "n1" || assigned[1].Node != "n1" || refused[scheduler.Ports] != 2 {
 		t.Errorf("assigned %v, refused %v; want two on n1, and ports short on both nodes", assigned, refused)
 	}
 }

@@ -27,32 +27,6 @@ func GroupOf(v *node.View, label string) string {
 	return v.Labels[label]
 }
 
-// GroupBy sorts nodes into groups by their value of a label, in the order of the values.
-func GroupBy(nodes map[string]*node.View, label string, first, rest []string) []Group {
-	byValue := map[string]*Group{}
-	group := func(name string) *Group {
-		value := GroupOf(nodes[name], label)
-		if byValue[value] == nil {
-			byValue[value] = &Group{Value: value}
-		}
-		return byValue[value]
-	}
-	for _, name := range first {
-		g := group(name)
-		g.First = append(g.First, name)
-	}
-	for _, name := range rest {
-		g := group(name)
-		g.Rest = append(g.Rest, name)
-	}
-	groups := make([]Group, 0, len(byValue))
-	for _, g := range byValue {
-		groups = append(groups, *g)
-	}
-	slices.SortFunc(groups, func(a, b Group) int { return cmp.Compare(a.Value, b.Value) })
-	return groups
-}
-
 // Spread is an order of nodes in which the groups take turns: those with fewer pods come first, until they have caught up.
 // Like a Walk it is found while it is asked for.
 type Spread struct {

@@ -1,6 +1,7 @@
 package placement_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // racked is a node of a rack; without one where that is empty.
@@ -123,7 +125,7 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		for _, id := range req.Pods {
 			takes := func(name string) bool {
 				return !slices.Contains(req.Avoid[id], name) && (req.MaxPerNode == 0 || perNode[name] < req.MaxPerNode) &&
-					placement.Fits(nodes[name], taken[name], id, node.Holder{}) == ""
+					scheduler.Fits(nodes[name], taken[name], id, node.Holder{}) == ""
 			}
 			best, found := 0, false
 			for _, name := range req.Order {
@@ -213,7 +215,7 @@ func TestSpreadOrder(t *testing.T) {
 		isUsable := func(name string) bool { return slices.Contains(usable, name) }
 		isBetter := func(name string) bool { return better[name] }
 		seed := rapid.Uint64().Draw(t, "seed")
-		s := placement.NewSpread(placement.GroupBy(nodes, "rack", first, rest), pods, perNode, seed)
+		s := placement.NewSpread(groupBy(nodes, "rack", first, rest), pods, perNode, seed)
 		if s.Len() != len(nodes) {
 			t.Fatalf("%d nodes, of %d", s.Len(), len(nodes))
 		}
@@ -243,7 +245,7 @@ func TestSpreadOrder(t *testing.T) {
 			got = append(got, name)
 		}
 		var again []string
-		other := placement.NewSpread(placement.GroupBy(nodes, "rack", first, rest), pods, perNode, seed)
+		other := placement.NewSpread(groupBy(nodes, "rack", first, rest), pods, perNode, seed)
 		for name := range other.Usable(isUsable, isBetter) {
 			again = append(again, name)
 		}
@@ -266,7 +268,7 @@ func TestSpreadBeginsAnywhere(t *testing.T) {
 		name := fmt.Sprintf("n%d", i)
 		nodes[name] = racked(name, string("abcd"[i%4]), 1)
 	}
-	groups := placement.GroupBy(nodes, "rack", slices.Sorted(maps.Keys(nodes)), nil)
+	groups := groupBy(nodes, "rack", slices.Sorted(maps.Keys(nodes)), nil)
 	begins := map[string]int{}
 	for seed := range uint64(400) {
 		for name := range placement.NewSpread(groups, nil, nil, seed).Usable(all, all) {
@@ -277,6 +279,49 @@ func TestSpreadBeginsAnywhere(t *testing.T) {
 	for _, rack := range []string{"a", "b", "c", "d"} {
 		if begins[rack] < 50 {
 			t.Errorf("%s comes first %d times of 400: %v", rack, begins[rack], begins)
+		}
+	}
+}
+
+// groupBy sorts nodes into groups by their value of a label, in the order of the values.
+func groupBy(nodes map[string]*node.View, label string, first, rest []string) []placement.Group {
+	byValue := map[string]*placement.Group{}
+	group := func(name string) *placement.Group {
+		value := placement.GroupOf(nodes[name], label)
+		if byValue[value] == nil {
+			byValue[value] = &placement.Group{Value: value}
+		}
+		return byValue[value]
+	}
+	for _, name := range first {
+		g := group(name)
+		g.First = append(g.First, name)
+	}
+	for _, name := range rest {
+		g := group(name)
+		g.Rest = append(g.Rest, name)
+	}
+	groups := make([]placement.Group, 0, len(byValue))
+	for _, g := range byValue {
+		groups = append(groups, *g)
+	}
+	slices.SortFunc(groups, func(a, b placement.Group) int { return cmp.Compare(a.Value, b.Value) })
+	return groups
+}
+
+// Within a group the first come before the rest, each in the order of a walk with the same seed.
+func TestUsableWalksOneGroup(t *testing.T) {
+	t.Parallel()
+	first, rest := []string{"a", "b", "c"}, []string{"d", "e", "f", "g", "h"}
+	always := func(string) bool { return true }
+	for seed := range uint64(50) {
+		spread := placement.NewSpread([]placement.Group{{Value: "r1", First: first, Rest: rest}}, nil, nil, seed)
+		var got []string
+		for name := range spread.Usable(always, always) {
+			got = append(got, name)
+		}
+		if want := slices.Concat(order(first, seed), order(rest, seed)); !slices.Equal(got, want) {
+			t.Fatalf("seed %d: %v, want %v", seed, got, want)
 		}
 	}
 }

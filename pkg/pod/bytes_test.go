@@ -27,11 +27,12 @@ func TestBytesAreUpperBounds(t *testing.T) {
 			Node:     text.Draw(t, "node"), PodID: text.Draw(t, "pod"), Labels: rapid.MapOfN(text, text, 0, 3).Draw(t, "labels"), Digest: text.Draw(t, "digest"),
 			Ports: ports.Draw(t, "ports"), RunState: pod.RunState(text.Draw(t, "state")), Revision: number.Draw(t, "revision"), Switching: rapid.Bool().Draw(t, "switching"),
 			StoppingSince: moment.Draw(t, "stopping"), LostSince: moment.Draw(t, "lost"), UnmanagedSince: moment.Draw(t, "unmanaged"),
+			DeadIndex:           rapid.Uint64().Draw(t, "death"),
 			AdoptedAtGeneration: number.Draw(t, "generation"), ChangedAt: when.Draw(t, "changed"),
 		}
 		for range rapid.IntRange(0, 3).Draw(t, "ghosts") {
 			p.Ghosts = append(p.Ghosts, pod.Ghost{
-				Node: text.Draw(t, "ghost"), Revision: number.Draw(t, "stop"), Lost: rapid.Bool().Draw(t, "lost"), Gone: rapid.Bool().Draw(t, "gone"), Since: when.Draw(t, "since"), Ports: ports.Draw(t, "ports"),
+				Node: text.Draw(t, "ghost"), Revision: number.Draw(t, "stop"), Lost: rapid.Bool().Draw(t, "lost"), Gone: rapid.Bool().Draw(t, "gone"), DeadIndex: rapid.Uint64().Draw(t, "ghost death"), Since: when.Draw(t, "since"), Ports: ports.Draw(t, "ports"),
 			})
 		}
 		atMost(t, p, p.Bytes())

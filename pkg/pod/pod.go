@@ -61,19 +61,35 @@ type Placement struct {
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
 	LostSince           *time.Time `json:"lost_since,omitempty"`
 	UnmanagedSince      *time.Time `json:"unmanaged_since,omitempty"`
+	DeadIndex           uint64     `json:"dead_index,omitempty"`            // of the node's record: the death that the two above are about
 	AdoptedAtGeneration int64      `json:"adopted_at_generation,omitempty"` // runs as found until the RC moves past this (R2)
 	ChangedAt           time.Time  `json:"changed_at"`                      // when this revision was decided
+	// Avoid are nodes that the pod was moved to and left again because it did not become available there, the latest last. How
+	// many there may be, and which of them count, is for the controller to say; see rc.RC.Avoided.
+	Avoid []Avoided `json:"avoid,omitempty"`
+}
+
+// Avoided is a node that a pod was moved to in vain.
+type Avoided struct {
+	Node       string    `json:"node"`
+	Since      time.Time `json:"since"`
+	Generation int64     `json:"generation"`       // of the controller at that time
+	Reason     string    `json:"reason,omitempty"` // what the node said, shortened
 }
 
 // Bytes returns an upper bound of the placement's length as JSON.
 func (p *Placement) Bytes() int {
 	const rest = len(`{"rc_id":"","role":"","index":,"node":"","pod_id":"","labels":null,"digest":"","ports":{},"run_state":"",` +
-		`"revision":,"switching":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"adopted_at_generation":,"changed_at":}`)
+		`"revision":,"switching":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"dead_index":,"adopted_at_generation":,"changed_at":}`)
 	size := rest + p.Identity.bytes() + field.TextBytes(p.Node) + field.TextBytes(p.PodID) + field.TextBytes(p.Digest) +
-		field.TextBytes(string(p.RunState)) + 2*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
+		field.TextBytes(string(p.RunState)) + 3*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
 	for _, g := range p.Ghosts {
-		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"since":,"ports":{}},`)
-		size += ghost + field.TextBytes(g.Node) + field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
+		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"dead_index":,"since":,"ports":{}},`)
+		size += ghost + field.TextBytes(g.Node) + 2*field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
+	}
+	for _, a := range p.Avoid {
+		const avoided = len(`"avoid":[],{"node":"","since":,"generation":,"reason":""},`)
+		size += avoided + field.TextBytes(a.Node) + field.TimeBytes + field.NumberBytes + field.TextBytes(a.Reason)
 	}
 	return size
 }
@@ -132,10 +148,11 @@ type Ghost struct {
 	Node string `json:"node"`
 	// Revision is that of the stop that the node must confirm. While it is zero the copy keeps running, until the
 	// pod is available on its new node (R7).
-	Revision int64     `json:"revision,omitempty"`
-	Lost     bool      `json:"lost,omitempty"` // it was left because its node was lost; if it returns in time it keeps the pod
-	Gone     bool      `json:"gone,omitempty"` // its machine is lost: what it reported last does not count
-	Since    time.Time `json:"since"`
+	Revision  int64     `json:"revision,omitempty"`
+	Lost      bool      `json:"lost,omitempty"`       // it was left because its node was lost; if it returns in time it keeps the pod
+	Gone      bool      `json:"gone,omitempty"`       // its machine is lost: what it reported last does not count
+	DeadIndex uint64    `json:"dead_index,omitempty"` // of the node's record: the death that Gone is about
+	Since     time.Time `json:"since"`
 	// Ports are the numbers that the copy has there: dynamic ones differ from node to node.
 	Ports map[string]int `json:"ports,omitempty"`
 }
@@ -204,6 +221,12 @@ type Reality struct {
 	LastExit  *Exit     `json:"last_exit,omitempty"`
 	Message   string    `json:"message,omitempty"` // why, in one sentence; what to do where something can be done
 	Since     time.Time `json:"since"`             // in this state, by the node's clock
+}
+
+// Drops reports whether a copy that counted as available, wherever it counts, may not do so any more once the next reality is
+// reported: for its owner it counts at one digest only.
+func (r *Reality) Drops(next *Reality) bool {
+	return r.Available && !(next.Available && next.Digest == r.Digest)
 }
 
 // Exit is how a process ended.

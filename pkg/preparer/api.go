@@ -45,33 +45,6 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 	return files, more
 }
 
-// CommandIn returns how a command is run as one of the pod's running processes is: with its environment, directory and
-// isolation. An empty name means the first of them. A program without a slash is looked for along the process's PATH, one
-// with a relative path in its directory.
-func (p *Preparer) CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error) {
-	p.mu.Lock()
-	var procs []runtime.Status
-	if e := p.pods[id]; e != nil {
-		procs = e.procs
-	}
-	p.mu.Unlock()
-	var running []string
-	for i := range procs {
-		if procs[i].Phase != runtime.Running {
-			continue
-		}
-		spec := &procs[i].Spec
-		if process == "" || spec.Name == process {
-			return commandLike(spec, argv)
-		}
-		running = append(running, spec.Name)
-	}
-	if len(running) == 0 {
-		return oneshot.Command{}, fmt.Errorf("pod %s has no process that runs on this node", id)
-	}
-	return oneshot.Command{}, fmt.Errorf("process: %q is not valid; allowed: %s", process, strings.Join(running, ", "))
-}
-
 var errNoProgram = errors.New("there is no such program")
 
 func commandLike(spec *runtime.Spec, argv []string) (oneshot.Command, error) {

@@ -321,16 +321,12 @@ func (b *bench) awaitNode(want string, ok func(n node.Node, session string) bool
 	b.t.Helper()
 	var n node.Node
 	b.eventually(func() error {
-		pair, err := b.client.Get(b.t.Context(), b.keys.Node(b.cfg.Node.Name), consul.Consistent)
-		if err != nil {
-			return fmt.Errorf("want %s: %w", want, err)
+		rec, complete, err := b.store.NodeOrphans(b.t.Context(), b.cfg.Node.Name)
+		if err != nil || !complete {
+			return fmt.Errorf("want %s, pages of orphans are complete: %v: %w", want, complete, err)
 		}
-		n = node.Node{}
-		if err := json.Unmarshal(pair.Value, &n); err != nil {
-			return err
-		}
-		if !ok(n, pair.Session) {
-			return fmt.Errorf("want %s, node record is %s, session %q", want, pair.Value, pair.Session)
+		if n = rec.Value; !ok(n, rec.Session) {
+			return fmt.Errorf("want %s, node record is %+v, session %q", want, n, rec.Session)
 		}
 		return nil
 	})

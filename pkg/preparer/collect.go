@@ -3,7 +3,6 @@ package preparer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,37 +38,66 @@ func (p *Preparer) collect(ctx context.Context) {
 	}
 }
 
+// collectOnce touches the disk without p.mu, which everything that is reported needs.
 func (p *Preparer) collectOnce(now time.Time) {
-	const key = "tombstones"
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var old []*entry
-	for _, e := range p.pods {
-		switch {
-		case e.rec.StoppedAt == nil || e.want != nil || e.working:
-		case !e.collected && p.stoppedFor(&e.rec, now) >= p.cfg.KeepStopped:
-			if e.collected = !p.leftDirs(e.id); !e.collected {
-				p.enqueue(e) // its worker removes them, so that nothing is removed under a pod that starts again
-			}
-		case e.collected && e.standing.verdict == Gone && e.erased:
-			old = append(old, e)
+	stopped, old := p.collectable(now)
+	for _, e := range stopped {
+		left := p.leftDirs(e.id)
+		p.mu.Lock()
+		if e.collected = !left; left {
+			p.enqueue(e) // its worker removes them, so that nothing is removed under a pod that starts again
 		}
+		p.mu.Unlock()
 	}
+	const key = "tombstones"
 	var errs []error
-	for _, e := range p.expired(now, old) {
-		// Nobody else writes this record: no worker is at it, and none begins while p.mu is held.
-		if err := p.cfg.State.Forget(e.id); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		delete(p.pods, e.id)
-		p.step("tombstone removed")
+	for _, e := range old {
+		errs = append(errs, p.forget(e))
 	}
 	if err := errors.Join(errs...); err != nil {
 		p.trouble.report(key, "old tombstones cannot be removed", err)
 	} else {
 		p.trouble.over(key)
 	}
+	p.releaseUsers()
+}
+
+// collectable returns the pods that have been stopped for long enough, and those whose tombstones may go. Of these no worker
+// begins until forget is done.
+func (p *Preparer) collectable(now time.Time) (stopped, old []*entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.pods {
+		switch {
+		case e.rec.StoppedAt == nil || e.want != nil || e.working:
+		case !e.collected && p.stoppedFor(&e.rec, now) >= p.cfg.KeepStopped:
+			stopped = append(stopped, e)
+		case e.collected && e.standing.verdict == Gone && e.erased:
+			old = append(old, e)
+		}
+	}
+	old = p.expired(now, old)
+	for _, e := range old {
+		e.working, e.again = true, false
+	}
+	return stopped, old
+}
+
+// forget removes a tombstone. A pod that was told something meanwhile stays, and gets its worker.
+func (p *Preparer) forget(e *entry) error {
+	err := p.cfg.State.Forget(e.id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.working = false
+	switch {
+	case e.again || e.want != nil:
+		e.unsaved = true
+		p.enqueue(e)
+	case err == nil:
+		delete(p.pods, e.id)
+		p.step("tombstone removed")
+	}
+	return err
 }
 
 // plausible is before any pod was stopped. A clock that says less had not been set.
@@ -95,7 +123,7 @@ func (p *Preparer) expired(now time.Time, tombs []*entry) []*entry {
 	return tombs[:n]
 }
 
-// removeDirs removes what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
+// removeDirs takes away what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
 func (p *Preparer) removeDirs(e *entry, rec *Record) error {
 	collected := rec.StoppedAt != nil && p.stoppedFor(rec, time.Now()) >= p.cfg.KeepStopped
 	var errs []error
@@ -103,15 +131,16 @@ func (p *Preparer) removeDirs(e *entry, rec *Record) error {
 		if !collected {
 			break
 		}
-		if err := os.RemoveAll(p.dirOf(kind, e.id)); err != nil {
-			errs = append(errs, fmt.Errorf("remove what a stopped pod left: %w", err))
-		}
-		p.step("directory removed")
+		errs = append(errs, p.discard(kind, e.id))
 	}
+	if collected {
+		_ = os.Remove(p.commandsPath(e.id)) // it is empty, and may be made again
+	}
+	err := errors.Join(errs...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e.collected = collected && len(errs) == 0
-	return errors.Join(errs...)
+	e.collected = collected && err == nil
+	return err
 }
 
 func (p *Preparer) leftDirs(id pod.Identity) bool {
@@ -134,7 +163,7 @@ func (p *Preparer) reportStrangers() {
 		entries, _ := os.ReadDir(filepath.Join(p.cfg.Dir, kind)) // it may not be there yet
 		var strange []string
 		for _, entry := range entries {
-			if !known[entry.Name()] {
+			if !known[entry.Name()] && entry.Name() != removedDir {
 				strange = append(strange, entry.Name())
 			}
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-func tree(t *testing.T, text string) manifest.Config {
+func treeOf(t *testing.T, text string) manifest.Config {
 	t.Helper()
 	var c manifest.Config
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
@@ -33,7 +33,7 @@ func TestRenderConfig(t *testing.T) {
 	two := write("two", "a\n\n")
 	crlf := write("crlf", "b\r\n")
 	none := write("none", `"c" <é>`)
-	got, err := renderConfig(tree(t, `{"n": 12345678901234567890, "f": 1.0, "s": "<&>", "deep": [{"x": {"$file": "`+two+`"}}, {"$file": "`+crlf+`"}], "c": {"$file": "`+none+`"}}`))
+	got, err := renderConfig(treeOf(t, `{"n": 12345678901234567890, "f": 1.0, "s": "<&>", "deep": [{"x": {"$file": "`+two+`"}}, {"$file": "`+crlf+`"}], "c": {"$file": "`+none+`"}}`))
 	want := `{
   "c": "\"c\" <é>",
   "deep": [
@@ -75,7 +75,7 @@ func TestRenderConfig(t *testing.T) {
 		"no path":     {`{"a": {"$file": 7}}`, "something other than a path"},
 		"too much":    {`{"a": [` + strings.Join(many, ",") + `]}`, "allowed: at most 1048576"},
 	} {
-		if _, err := renderConfig(tree(t, c.config)); err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "xxxx") {
+		if _, err := renderConfig(treeOf(t, c.config)); err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "xxxx") {
 			t.Errorf("%s: got %.300v", name, err)
 		}
 	}

@@ -15,6 +15,8 @@ type World struct {
 	Intents map[pod.Identity]pod.Intent
 	// Unreadable are the identities whose intent exists and cannot be understood, as after a newer version wrote it.
 	Unreadable map[pod.Identity]bool
+	// Stops are the indices of the intents that say `stopped`.
+	Stops map[pod.Identity]uint64
 }
 
 // Local is what the node has accepted for one identity.

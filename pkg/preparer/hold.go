@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -17,15 +18,17 @@ const holdTimeout = 10 * time.Second
 
 var errHoldTimeout = errors.New("the node record could not be written within " + holdTimeout.String())
 
-// keepRecord holds the node's lock and keeps the record under it true. It writes only what differs.
+// keepRecord holds the node's lock and keeps the record under it true, and the pages of orphans that it leads to. It writes
+// only what differs.
 func (s *serving) keepRecord(ctx context.Context) error {
 	const key = "node record"
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = s.cfg.RetryMin, min(s.cfg.RetryMax, 5*time.Second)
-	must := true
+	pace, tellPace := s.newPace(), s.newPace()
+	must := true  // the record must be written, whatever it says
+	again := true // what is there of the pages must be read
 	for {
-		n := s.nodeRecord()
-		if must || !s.isWritten(n) {
+		n, untold := s.told(ctx, again)
+		must = must || errors.Is(untold, store.ErrLost)
+		if must || untold == nil && !s.isWritten(n) {
 			err := s.hold(ctx, n)
 			switch {
 			case ctx.Err() != nil:
@@ -34,7 +37,7 @@ func (s *serving) keepRecord(ctx context.Context) error {
 				return err
 			case err != nil:
 				s.notHeld(ctx, key, err)
-				must = true
+				must, again = true, true
 				if err := pause(ctx, pace.NextBackOff()); err != nil {
 					return err
 				}
@@ -44,15 +47,64 @@ func (s *serving) keepRecord(ctx context.Context) error {
 			pace.Reset()
 			s.tookLock(n)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-s.record:
-			must = false
-		case <-s.recheck:
-			must = true
+		wait := s.cfg.RelistEvery
+		if untold == nil {
+			tellPace.Reset()
+		} else {
+			wait = tellPace.NextBackOff()
 		}
+		var err error
+		if must, again, err = s.nextRecord(ctx, wait); err != nil {
+			return err
+		}
+		again = again || untold != nil
 	}
+}
+
+func (s *serving) newPace() *backoff.ExponentialBackOff {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = s.cfg.RetryMin, min(s.cfg.RetryMax, 5*time.Second)
+	return pace
+}
+
+// nextRecord waits until the record should be looked at again, and returns whether it must be written then, and whether it
+// should be read what there is of the pages, which nothing watches.
+func (s *serving) nextRecord(ctx context.Context, wait time.Duration) (must, again bool, err error) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, false, context.Cause(ctx)
+	case <-s.record:
+		return false, false, nil
+	case <-s.recheck:
+		return true, true, nil
+	case <-timer.C:
+		return false, true, nil
+	}
+}
+
+// told returns the record as it should be, after it has written the pages that the record leads to: whoever reads its nonce
+// can read all that the node runs (R1). Where the node does not know, or could not tell, the record says nothing about that.
+func (s *serving) told(ctx context.Context, again bool) (node.Node, error) {
+	const key = "orphans"
+	n, orphans, knows := s.nodeRecord()
+	if !knows {
+		return n, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+	defer cancel()
+	pages, err := s.tenure.WriteOrphans(ctx, n.Nonce, orphans, again)
+	if err != nil {
+		if !errors.Is(err, store.ErrLost) && ctx.Err() == nil {
+			s.trouble.report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
+		}
+		n.Nonce = ""
+		return n, err
+	}
+	s.trouble.over(key)
+	n.OrphanPages = &pages
+	return n, nil
 }
 
 // notHeld says why the node's lock is not held.
@@ -140,20 +192,20 @@ func (s *serving) watchRecord(ctx context.Context) error {
 	})
 }
 
-// nodeRecord is what the node record should say now.
-func (p *Preparer) nodeRecord() node.Node {
+// nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known.
+func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.cfg.Node
-	n.Orphans, n.OrphansLeftOut = p.orphans()
+	n = p.cfg.Node
 	n.Nonce = ""
-	if p.informed() {
-		n.Nonce = p.nonce
-	}
 	if p.nonce <= p.regressed {
 		n.Regressed = p.regressed // until a farm has answered with a newer nonce
 	}
-	return n
+	if !p.informed() {
+		return n, nil, false
+	}
+	n.Nonce = p.nonce
+	return n, p.orphans(), true
 }
 
 // wentBack notes that the store went back in time, which the node record tells the farms: they may have missed it.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
@@ -98,12 +99,13 @@ func (p *Preparer) podHook(v *version, point string, l *manifest.Launchable, pat
 	if err != nil {
 		return hook{}, err
 	}
+	p.cfg.Isolation.confineHook(iso, v.id, point, l.Resources)
 	env := p.env(v, l)
 	env[envHook] = point
 	return hook{
 		point: point, label: l.Name + ":" + path, timeout: manifest.DefaultHookTimeout,
 		command: oneshot.Command{
-			Argv: append([]string{v.path(l.Name, path)}, args...), Env: joinEnv(env), Dir: p.home(v.id), Isolation: iso,
+			Argv: append([]string{v.path(l.Name, path)}, args...), Env: joinEnv(env), Dir: p.home(v.id), Isolation: iso, OwnCgroup: true,
 		},
 	}, nil
 }
@@ -130,7 +132,8 @@ func (p *Preparer) switches(v *version, name string) ([]hook, error) {
 }
 
 // nodeHooks are the operator's: executable files in the directories <point> and <point>.d, in the order of their names.
-// They run as the preparer does, and so get nothing from the pod's manifest that could bend them.
+// They run as the preparer does, and so get nothing from the pod's manifest that could bend them, nor the pod's home as their
+// directory: what they name without a path would be the pod's choice.
 func (p *Preparer) nodeHooks(v *version, point string) ([]hook, error) {
 	if p.cfg.HooksDir == "" {
 		return nil, nil
@@ -153,11 +156,16 @@ func (p *Preparer) nodeHooks(v *version, point string) ([]hook, error) {
 	}
 	env := p.nodeEnv(v, &v.m.Launchables[0])
 	env[envPath], env[envHook] = defaultPath, point
+	var iso *runtime.Isolation
+	if p.cfg.Isolation.Cgroup != "" {
+		iso = &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid()}
+		p.cfg.Isolation.confineHook(iso, v.id, point, manifest.Resources{})
+	}
 	var hooks []hook
 	for _, key := range slices.Sorted(maps.Keys(found)) {
 		hooks = append(hooks, hook{
 			point: point, label: found[key], required: strings.HasSuffix(found[key], requiredSuffix), timeout: manifest.DefaultHookTimeout,
-			command: oneshot.Command{Argv: []string{found[key]}, Env: joinEnv(env), Dir: p.home(v.id)},
+			command: oneshot.Command{Argv: []string{found[key]}, Env: joinEnv(env), Dir: "/", Isolation: iso, OwnCgroup: true},
 		})
 	}
 	return hooks, nil

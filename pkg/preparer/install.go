@@ -78,7 +78,7 @@ func (p *Preparer) prepare(ctx context.Context, e *entry, rec *Record, m *manife
 	if err := p.moveIn(v); err != nil {
 		return nil, err
 	}
-	if err := p.makeDirs(v, rec.Installed == nil); err != nil {
+	if err := p.makeDirs(ctx, v, rec.Installed == nil); err != nil {
 		return nil, err
 	}
 	if err := p.runHooks(ctx, e, v, beforeInstall); err != nil {

@@ -1,6 +1,7 @@
 package preparer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -22,6 +23,31 @@ type Isolation struct {
 	Users  UserRange // each pod is one of them; zero: all run as the preparer's own user
 	Tmp    bool      // each pod has a /tmp of its own
 	Cgroup string    // directory of cgroup v2 below which each process has one; empty: none has
+	// AllowRoot lets manifests ask for the user root.
+	AllowRoot bool
+	// NoUsers is why a preparer that is root cannot give pods users of their own. Then no process is started as root in place
+	// of one. Empty: it can, or need not.
+	NoUsers string
+}
+
+// String names what pods have of their own, for the node's record.
+func (in Isolation) String() string {
+	var parts []string
+	for _, part := range []struct {
+		name string
+		has  bool
+	}{{"users", in.Users.on()}, {"cgroup", in.Cgroup != ""}, {"tmp", in.Tmp}} {
+		if part.has {
+			parts = append(parts, part.name)
+		}
+	}
+	switch {
+	case in.NoUsers != "":
+		return "refused" // what runs goes on, nothing is started
+	case len(parts) == 0:
+		return "none"
+	}
+	return strings.Join(parts, ",")
 }
 
 // UserRange holds the numbers that pods are given, each as a user and as a group of that number.
@@ -84,18 +110,73 @@ func (u *users) number(r UserRange, name string) (int, error) {
 // loadUsers collects the numbers that are in use. A directory of a pod without a record still has its number.
 func (p *Preparer) loadUsers() {
 	p.users = users{of: map[string]int{}, taken: map[int]bool{}}
-	for _, pattern := range []string{homesDir + "/*", volumesDir + "/*/*"} {
+	for _, pattern := range []string{homesDir + "/*", tmpDir + "/" + removedDir + "/*", homesDir + "/" + removedDir + "/*", volumesDir + "/*/*"} {
 		paths, _ := filepath.Glob(filepath.Join(p.cfg.Dir, filepath.FromSlash(pattern))) // the pattern is well formed
 		for _, path := range paths {
 			rel, _ := filepath.Rel(p.cfg.Dir, path) // it was found there
+			parts := strings.Split(rel, string(filepath.Separator))
+			name := parts[1]
+			if name == removedDir && len(parts) > 2 {
+				name = removedOf(parts[2])
+			}
 			if _, group, err := ownerOf(path); err == nil && p.cfg.Isolation.Users.holds(group) {
-				p.users.give(strings.Split(rel, string(filepath.Separator))[1], group)
+				p.users.give(name, group)
 			}
 		}
 	}
 	for id, e := range p.pods {
 		p.users.give(fileName(id), e.rec.UID)
 	}
+}
+
+// releaseUsers gives back the numbers of pods of which neither a record nor anything on the disk is left.
+func (p *Preparer) releaseUsers() {
+	p.mu.Lock()
+	var names []string
+	known := p.knownNames()
+	for name := range p.users.of {
+		if !known[name] {
+			names = append(names, name)
+		}
+	}
+	p.mu.Unlock()
+	for _, name := range names {
+		if p.leftOf(name) {
+			continue
+		}
+		p.mu.Lock()
+		if !p.knownNames()[name] { // what is there since then has been given another number, or this one
+			delete(p.users.taken, p.users.of[name])
+			delete(p.users.of, name)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// knownNames returns the file names of all identities that are known. The caller holds p.mu.
+func (p *Preparer) knownNames() map[string]bool {
+	known := make(map[string]bool, len(p.pods))
+	for id := range p.pods {
+		known[fileName(id)] = true
+	}
+	return known
+}
+
+// leftOf reports whether anything on the disk may belong to a pod's user.
+func (p *Preparer) leftOf(name string) bool {
+	for _, kind := range append([]string{volumesDir}, podDirs...) {
+		if _, err := os.Lstat(filepath.Join(p.cfg.Dir, kind, name)); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+		entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, kind, removedDir))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+		if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return removedOf(e.Name()) == name }) {
+			return true
+		}
+	}
+	return false
 }
 
 // withUser gives a pod that is to run its number, before the record that says so is saved. Without a free one the record has
@@ -154,6 +235,10 @@ func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (
 		}
 	}
 	switch {
+	case (in.Users.on() || in.NoUsers != "") && own.UID == 0 && l.User != "" && !in.AllowRoot:
+		return nil, fmt.Errorf("the manifest asks for %q, and this node does not allow it; see --allow-root-pods", l.User)
+	case in.NoUsers != "" && (l.User == "" || own.UID != 0):
+		return nil, fmt.Errorf("this node gives pods no users of their own, and starts none as root in place of one: %s; see --isolation", in.NoUsers)
 	case in.Users.on() && number == 0:
 		return nil, fmt.Errorf("user numbers from %d to %d: %w", in.Users.First, in.Users.Last, errNoUser)
 	case in.Users.on() && l.User != "":
@@ -163,12 +248,15 @@ func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (
 		return &runtime.Isolation{UID: number, GID: number, NoNewPrivileges: true}, nil
 	case own.UID != os.Getuid():
 		return nil, fmt.Errorf("the manifest asks for %q, and this node runs pods as the preparer's user alone; see --isolation", l.User)
-	case in == Isolation{}:
+	case in.none():
 		return nil, nil //nolint:nilnil // no isolation is an answer
 	default:
 		return &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid(), NoNewPrivileges: true}, nil
 	}
 }
+
+// none reports whether processes run just as the preparer does.
+func (in Isolation) none() bool { return !in.Users.on() && !in.Tmp && in.Cgroup == "" }
 
 // confine gives a process, besides, a cgroup of its own with the limits of its launchable.
 func (in Isolation) confine(iso *runtime.Isolation, specID string, r manifest.Resources) {
@@ -177,6 +265,14 @@ func (in Isolation) confine(iso *runtime.Isolation, specID string, r manifest.Re
 	}
 	iso.Cgroup = filepath.Join(in.Cgroup, specID)
 	iso.CPU, iso.Memory, iso.PIDs = r.CPU, r.Memory, r.PIDs
+}
+
+// HooksCgroup is the part of the node's cgroup that hooks are in.
+const HooksCgroup = "hooks"
+
+// confineHook gives a hook a cgroup of its own, with the limits of the launchable that it is of.
+func (in Isolation) confineHook(iso *runtime.Isolation, id pod.Identity, point string, r manifest.Resources) {
+	in.confine(iso, filepath.Join(HooksCgroup, fileName(id)+"."+point), r)
 }
 
 // lookUp finds an account of the node by its name, or by its number. User 0 has one name here, so that nobody gets it unawares.
@@ -215,9 +311,9 @@ func (p *Preparer) owner(v *version, l *manifest.Launchable) (*account.Account, 
 	return &account.Account{UID: iso.UID, GID: p.pods[v.id].rec.UID}, nil
 }
 
-// ownDir makes a directory and gives it to its owner; with takeOver also one that was another's, with everything in it. What
-// is there keeps its mode; what is made is open to the whole pod.
-func ownDir(dir string, owner *account.Account, takeOver bool) error {
+// ownDir makes a directory and gives it to its owner; with takeOver also one that was another's, with what that one has in it.
+// What is there keeps its mode; what is made is open to the whole pod.
+func (p *Preparer) ownDir(ctx context.Context, dir string, owner *account.Account, takeOver bool) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
@@ -242,22 +338,7 @@ func ownDir(dir string, owner *account.Account, takeOver bool) error {
 	if err != nil || uid == owner.UID && gid == owner.GID || !takeOver && !made {
 		return err
 	}
-	// No link in it leads anywhere else, and it changes hands last: what was interrupted is done again.
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	err = fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || path == "." {
-			return err
-		}
-		return root.Lchown(path, owner.UID, owner.GID)
-	})
-	if err != nil {
-		return err
-	}
-	return os.Lchown(dir, owner.UID, owner.GID)
+	return p.giveDir(ctx, dir, owner)
 }
 
 // makeTmp makes the directory that the pod sees as /tmp. Nobody else can enter the one that it is in.

@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
 func TestUserRangeChoose(t *testing.T) {
@@ -88,8 +89,12 @@ func TestIsolationOf(t *testing.T) {
 		case "self":
 			return account.Account{UID: own, GID: os.Getgid()}, nil
 		}
+		if name == "root" {
+			return account.Account{}, nil
+		}
 		return account.Account{}, errors.New("no such account")
 	}
+	refusing := Isolation{NoUsers: "users: the directory is closed", Cgroup: "/c"}
 	users := Isolation{Users: UserRange{First: 5000, Last: 5999}}
 	for name, tt := range map[string]struct {
 		in     Isolation
@@ -98,15 +103,24 @@ func TestIsolationOf(t *testing.T) {
 		want   *runtime.Isolation
 		says   string
 	}{
-		"own number":         {in: users, number: 5001, want: &runtime.Isolation{UID: 5001, GID: 5001, NoNewPrivileges: true}},
-		"account":            {in: users, number: 5001, user: "web", want: &runtime.Isolation{UID: own + 33, GID: 34, Groups: []int{35, 5001}, NoNewPrivileges: true}},
-		"unknown account":    {in: users, number: 5001, user: "wbe", says: "no such account"},
-		"no number left":     {in: users, says: "5000 to 5999: all are taken"},
-		"off":                {},
-		"off, same user":     {user: "self"},
-		"off, another user":  {user: "web", says: `asks for "web"`},
-		"only a cgroup":      {in: Isolation{Cgroup: "/c"}, want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true}},
-		"cgroup, other user": {in: Isolation{Cgroup: "/c"}, user: "web", says: `asks for "web"`},
+		"own number":      {in: users, number: 5001, want: &runtime.Isolation{UID: 5001, GID: 5001, NoNewPrivileges: true}},
+		"account":         {in: users, number: 5001, user: "web", want: &runtime.Isolation{UID: own + 33, GID: 34, Groups: []int{35, 5001}, NoNewPrivileges: true}},
+		"unknown account": {in: users, number: 5001, user: "wbe", says: "no such account"},
+		"no number left":  {in: users, says: "5000 to 5999: all are taken"},
+		"root":            {in: users, number: 5001, user: "root", says: `asks for "root", and this node does not allow it; see --allow-root-pods`},
+		"root, allowed": {
+			in: Isolation{Users: users.Users, AllowRoot: true}, number: 5001, user: "root",
+			want: &runtime.Isolation{Groups: []int{5001}, NoNewPrivileges: true},
+		},
+		"refused":               {in: refusing, says: "starts none as root in place of one: users: the directory is closed; see --isolation"},
+		"refused, with account": {in: refusing, user: "web", says: "gives pods no users of their own"},
+		"refused, root":         {in: refusing, user: "root", says: "--allow-root-pods"},
+		"refused, unknown":      {in: refusing, user: "wbe", says: "no such account"},
+		"off":                   {},
+		"off, same user":        {user: "self"},
+		"off, another user":     {user: "web", says: `asks for "web"`},
+		"only a cgroup":         {in: Isolation{Cgroup: "/c"}, want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true}},
+		"cgroup, other user":    {in: Isolation{Cgroup: "/c"}, user: "web", says: `asks for "web"`},
 	} {
 		got, err := tt.in.of(tt.number, &manifest.Launchable{User: tt.user}, accounts)
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
@@ -114,6 +128,18 @@ func TestIsolationOf(t *testing.T) {
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s:\n%s", name, diff)
+		}
+	}
+}
+
+func TestIsolationNamed(t *testing.T) {
+	users := UserRange{First: 1, Last: 2}
+	for want, in := range map[string]Isolation{
+		"none": {AllowRoot: true}, "users": {Users: users}, "users,cgroup,tmp": {Users: users, Cgroup: "/c", Tmp: true}, "tmp": {Tmp: true},
+		"refused": {NoUsers: "users: why", Cgroup: "/c"},
+	} {
+		if got := in.String(); got != want {
+			t.Errorf("%+v is called %q, want %q", in, got, want)
 		}
 	}
 }
@@ -177,6 +203,10 @@ func TestLookUp(t *testing.T) {
 // A directory that changes hands does so with everything in it, and with nothing outside.
 func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
+	p := &Preparer{cfg: Config{Trees: tree.Runner{}}}
+	ownDir := func(dir string, owner *account.Account, takeOver bool) error {
+		return p.ownDir(t.Context(), dir, owner, takeOver)
+	}
 	home, outside := filepath.Join(base, "homes", "p"), filepath.Join(base, "outside")
 	self := &account.Account{UID: os.Getuid(), GID: os.Getgid()}
 	if err := ownDir(home, self, false); err != nil {
@@ -190,14 +220,17 @@ func TestOwnDirChangesHands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(home, "deep"), 0o700), os.Symlink(outside, filepath.Join(home, "deep", "link"))); err != nil {
+	hard := filepath.Join(home, "deep", "hard")
+	if err := errors.Join(os.Mkdir(filepath.Join(home, "deep"), 0o700), os.Symlink(outside, filepath.Join(home, "deep", "link")), os.Link(outside, hard)); err != nil {
 		t.Fatal(err)
 	}
 	other := &account.Account{UID: 1_900_000_021, GID: 1_900_000_022}
 	if os.Getuid() == 0 {
 		theirs := &account.Account{UID: other.UID + 2, GID: other.GID}
-		if err := os.Lchown(home, theirs.UID, theirs.GID); err != nil {
-			t.Fatal(err)
+		for _, path := range []string{home, filepath.Join(home, "file"), filepath.Join(home, "deep"), filepath.Join(home, "deep", "link")} {
+			if err := os.Lchown(path, theirs.UID, theirs.GID); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := ownDir(home, other, false); err != nil {
 			t.Fatal(err)

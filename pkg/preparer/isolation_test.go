@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
@@ -212,6 +213,33 @@ func TestAccountWithoutIsolation(t *testing.T) {
 		return
 	}
 	b.awaitState(0, pod.StateFailed, 10, "this node runs pods as the preparer's user alone")
+}
+
+// A preparer that can give pods no users of their own starts none as root. What runs goes on, also through a restart of it, and
+// an upgrade that is refused leaves it as it is.
+func TestNoPodStartsAsRoot(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	first := b.upload(b.sleeper("1"))
+	b.tell(intent(0, first, pod.Running, 10))
+	b.awaitReady(0, first, 10)
+	pid := b.pid(0)
+	a.stop()
+	b.cfg.Isolation = preparer.Isolation{NoUsers: "users: the data directory is closed"}
+	b.cfg.Node.Isolation = b.cfg.Isolation.String()
+	b.start()
+	b.tell(intent(1, first, pod.Running, 10))
+	b.awaitState(1, pod.StateFailed, 10, "starts none as root in place of one: users: the data directory is closed")
+	b.tell(intent(0, b.upload(b.sleeper("2")), pod.Running, 20))
+	b.eventually(func() error {
+		if r, _, err := b.reality(0); err != nil || r.Revision != 20 || !strings.Contains(r.Message, "starts none as root") {
+			return fmt.Errorf("%+v, %w", r, err)
+		}
+		return nil
+	})
+	b.mustKeepPID(0, pid)
+	b.awaitNode("what it does about isolation", func(n node.Node, _ string) bool { return n.Isolation == "refused" })
 }
 
 // A pod sees its own directory as /tmp and /var/tmp, with its hooks, and loses it with its home.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -293,6 +294,89 @@ func TestServicesAreKept(t *testing.T) {
 	if err != nil || len(others) != 1 {
 		t.Errorf("services of another node: %v (%v)", others, err)
 	}
+}
+
+// Each named port is a service; an upgrade takes away those whose ports went, a stop all of them.
+func TestServiceOfEachPort(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	first := b.server("1")
+	first.Ports = append([]manifest.Port{{Name: "admin", Dynamic: true}, {Name: "metrics", Dynamic: true}}, first.Ports...)
+	first.Service = &manifest.Service{Name: "shop", Tags: []string{"v1", "blue"}, Meta: map[string]string{"team": "a"}}
+	in := intent(0, b.upload(first), pod.Running, 10)
+	in.Ports = map[string]int{"http-main": httpPort, "admin": 7001, "metrics": 7002}
+	b.tell(in)
+	b.awaitReady(0, in.Digest, 10)
+	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	b.awaitServices(map[string]string{id: "shop:" + strconv.Itoa(httpPort), id + ".admin": "shop-admin:7001", id + ".metrics": "shop-metrics:7002"}, first.Service)
+
+	next := b.server("2")
+	next.Ports = append(next.Ports, manifest.Port{Name: "metrics", Dynamic: true})
+	next.Service = &manifest.Service{Port: "metrics"}
+	in.Digest, in.Revision = b.upload(next), 20
+	delete(in.Ports, "admin")
+	b.tell(in)
+	b.awaitReady(0, in.Digest, 20)
+	b.awaitServices(map[string]string{id: "web:7002", id + ".http-main": "web-http-main:" + strconv.Itoa(httpPort)}, &manifest.Service{})
+
+	in.State, in.Revision = pod.Stopped, 30
+	b.tell(in)
+	b.awaitState(0, pod.StateStopped, 30, "")
+	b.awaitServices(map[string]string{}, nil)
+}
+
+// awaitServices waits until the agent has exactly these services of the node, as name:port by their ids, all of them passing, with
+// the tags and the meta of the given one.
+func (b *bench) awaitServices(want map[string]string, as *manifest.Service) {
+	b.t.Helper()
+	b.eventually(func() error {
+		got := map[string]string{}
+		for id, passing := range b.services() {
+			var s struct {
+				Service string
+				Port    int
+				Tags    []string
+				Meta    map[string]string
+			}
+			if err := agentSays(b.t, "/v1/agent/service/"+id, &s); err != nil {
+				return err
+			}
+			if got[id] = fmt.Sprintf("%s:%d", s.Service, s.Port); !passing {
+				got[id] += " not passing"
+			}
+			if !slices.Equal(s.Tags, as.Tags) && len(s.Tags)+len(as.Tags) > 0 {
+				return fmt.Errorf("service %s has the tags %q, want %q", id, s.Tags, as.Tags)
+			}
+			for key, value := range as.Meta {
+				if s.Meta[key] != value {
+					return fmt.Errorf("service %s has the meta %v, want %s=%s", id, s.Meta, key, value)
+				}
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("services %v, want %v", got, want)
+		}
+		return nil
+	})
+}
+
+// agentSays reads what the local agent answers to a GET.
+func agentSays(t *testing.T, path string, answer any) error {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+consultest.Shared(t).Addr+path, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, res.Status)
+	}
+	return json.NewDecoder(res.Body).Decode(answer)
 }
 
 // A pod whose artifact takes for ever to come can be stopped all the same.

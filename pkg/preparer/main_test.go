@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
 // patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
@@ -33,6 +34,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case oneshot.Arg:
 			oneshot.Exec(confine.Apply)
+		case tree.Arg:
+			tree.Exec()
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
 		case victimArg:

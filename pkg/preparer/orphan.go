@@ -1,29 +1,20 @@
 package preparer
 
 import (
-	"encoding/json"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// orphans lists the pods that run without a matching intent, in order, as many as fit, and counts the rest. The caller
-// holds p.mu.
-func (p *Preparer) orphans() (listed []pod.Orphan, leftOut int) {
+// orphans lists the pods that run without a matching intent, in order. The caller holds p.mu.
+func (p *Preparer) orphans() (listed []pod.Orphan) {
 	for _, e := range p.pods {
 		if o, is := e.orphan(); is {
 			listed = append(listed, o)
 		}
 	}
 	slices.SortFunc(listed, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })
-	size := 0
-	for i := range listed {
-		data, err := json.Marshal(listed[i])
-		if size += len(data) + 1; err != nil || size > p.cfg.OrphanBytes {
-			return listed[:i:i], len(listed) - i
-		}
-	}
-	return listed, 0
+	return listed
 }
 
 func (e *entry) orphan() (pod.Orphan, bool) {

@@ -58,10 +58,12 @@ type entry struct {
 	erased   bool      // and Consul does not have it any more
 	since    bool      // the state of reality was entered under this process, so Since is right
 
-	working bool // a worker is at it, or will be
-	again   bool // something happened since that worker began its pass
-	wake    signal
-	cancel  context.CancelFunc // of the installation under way; nil when none is
+	working  bool // a worker is at it, or will be
+	again    bool // something happened since that worker began its pass
+	commands commands
+
+	wake   signal
+	cancel context.CancelFunc // of the installation under way; nil when none is
 }
 
 // standing is what the intents say about a pod besides what it accepted; the zero value means that they are not known.

@@ -24,6 +24,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -39,8 +40,14 @@ type Store interface {
 // Tenure is what a preparer writes under one session; *store.NodeTenure is one.
 type Tenure interface {
 	Hold(ctx context.Context, n node.Node, takeOver bool) error
+	WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
+	Realities
+}
+
+// Realities are what came of the node's pods, as Consul has it.
+type Realities interface {
 	WriteRealities(ctx context.Context, writes ...store.RealityWrite) (index uint64, err error)
-	DeleteReality(ctx context.Context, id pod.Identity, index uint64) error
+	DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error
 	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
 	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
 }
@@ -83,7 +90,6 @@ const (
 	DefaultRetryMax    = time.Minute
 	DefaultLogBytes    = 10 << 20
 	DefaultLogKeep     = 3
-	DefaultOrphanBytes = 64 << 10
 
 	DefaultKeepStopped    = 24 * time.Hour
 	DefaultKeepTombstones = 30 * 24 * time.Hour
@@ -119,7 +125,6 @@ type Config struct {
 	RetryMax    time.Duration // bound of that doubling
 	LogBytes    int64         // of one process before its log file is rotated
 	LogKeep     int           // rotated log files kept for each process
-	OrphanBytes int           // of the orphans in the node record; the rest is counted
 
 	// TakeOver takes the node's name over from another host, once.
 	TakeOver bool
@@ -129,6 +134,7 @@ type Config struct {
 	Isolation Isolation // what keeps pods apart
 	HooksDir  string    // absolute: the node's own hooks; empty: it has none
 	Programs  Programs  // runs hooks; nil: oneshot.Runner
+	Trees     Trees     // deletes what pods leave; nil: tree.Runner
 
 	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
 	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
@@ -181,7 +187,6 @@ func (c *Config) setDefaults() {
 	orDefault(&c.RetryMax, DefaultRetryMax)
 	orDefault(&c.LogBytes, DefaultLogBytes)
 	orDefault(&c.LogKeep, DefaultLogKeep)
-	orDefault(&c.OrphanBytes, DefaultOrphanBytes)
 	orDefault(&c.KeepStopped, DefaultKeepStopped)
 	orDefault(&c.KeepTombstones, DefaultKeepTombstones)
 	orDefault(&c.MaxTombstones, DefaultMaxTombstones)
@@ -191,6 +196,9 @@ func (c *Config) setDefaults() {
 	orDefault(&c.ConfirmLoss, DefaultConfirmLoss)
 	if c.Programs == nil {
 		c.Programs = oneshot.Runner{}
+	}
+	if c.Trees == nil {
+		c.Trees = tree.Runner{}
 	}
 }
 
@@ -219,9 +227,11 @@ type Preparer struct {
 	publish  signal // a reality has changed
 	record   signal // the node record may have changed
 	prunable signal // other artifacts may be needed than before, or one could not be fetched
+	litter   signal // something was taken away that is to be deleted
 	touched  signal // contact with the servers began or ended, or matters to a pod more
 
-	noting sync.Mutex // held while name is changed
+	noting   sync.Mutex // held while name is changed
+	removing sync.Mutex // held while a removedDir is made, filled or removed
 
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
@@ -266,7 +276,7 @@ func New(cfg Config) (*Preparer, error) {
 	p := &Preparer{
 		cfg: cfg, takeOver: cfg.TakeOver, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
 		began: time.Now(), looking: make(chan struct{}, 1), ready: make(chan struct{}),
-		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(),
+		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(), litter: newSignal(),
 	}
 	p.trouble = newTrouble(p.log)
 	if p.contact, err = openContact(cfg.Dir, reserve); err != nil {
@@ -298,6 +308,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchPods(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
 	parts.Go(func() { p.collect(ctx) })
+	parts.Go(func() { p.deleteRemoved(ctx) })
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.checkArtifacts(ctx) })

@@ -239,9 +239,7 @@ func (p *Preparer) halt(ctx context.Context, e *entry, rec *Record, procs []runt
 			}
 		}
 	}
-	over := p.during(e, stopText(procs, stop))
-	err := p.stopProcs(ctx, stop)
-	if over(); err != nil {
+	if err := p.stopWithCommands(ctx, e, procs, stop, stopped); err != nil {
 		return err
 	}
 	for _, v := range p.versionsOf(rec, among(slices.Concat(stop, stopped))) {
@@ -250,6 +248,20 @@ func (p *Preparer) halt(ctx context.Context, e *entry, rec *Record, procs []runt
 		}
 	}
 	return nil
+}
+
+// stopWithCommands stops processes, and ends what operators run beside them: whatever was started in the pod is gone before
+// its stop is confirmed (P5).
+func (p *Preparer) stopWithCommands(ctx context.Context, e *entry, procs []runtime.Status, stop, stopped []string) error {
+	if len(stop)+len(stopped) == 0 {
+		return nil
+	}
+	defer p.during(e, stopText(procs, stop))()
+	defer p.endCommands(e)()
+	if err := p.stopProcs(ctx, stop); err != nil {
+		return err
+	}
+	return p.awaitCommands(ctx, e.id)
 }
 
 // launch switches to the version and starts what it lacks, with the hooks around it. What has to follow a start is noted
@@ -287,7 +299,7 @@ func (p *Preparer) prepareLaunch(ctx context.Context, e *entry, rec *Record, v *
 			return err
 		}
 	}
-	if err := p.makeDirs(v, true); err != nil {
+	if err := p.makeDirs(ctx, v, true); err != nil {
 		return err
 	}
 	if err := p.switchTo(v); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -34,6 +33,12 @@ type pendingWrite struct {
 	id      pod.Identity
 	reality pod.Reality
 	erase   bool
+	stop    uint64 // index of the pod's present intent if it says `stopped`
+}
+
+// over returns what is to be written over what Consul has.
+func (r *pendingWrite) over(stored store.Rec[pod.Reality]) store.RealityWrite {
+	return store.RealityWrite{Reality: r.reality, Index: stored.Index, Before: stored.Value, StopIndex: r.stop}
 }
 
 // publishRealities makes the stored realities those of the local pods, until ctx ends. Nothing watches the stored ones,
@@ -145,14 +150,17 @@ func (pub *publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 			together = append(together, r)
 		}
 	}
-	for some := range slices.Chunk(together, store.MaxRealities) {
+	for len(together) > 0 {
+		writes := make([]store.RealityWrite, len(together))
+		for i := range together {
+			writes[i] = together[i].over(pub.stored[together[i].id])
+		}
+		writes = writes[:store.Together(writes)]
+		some := together[:len(writes)]
+		together = together[len(writes):]
 		if len(some) == 1 {
 			alone = append(alone, some...)
 			continue
-		}
-		writes := make([]store.RealityWrite, len(some))
-		for i, r := range some {
-			writes[i] = store.RealityWrite{Reality: r.reality, Index: pub.stored[r.id].Index}
 		}
 		index, err := pub.tenure.WriteRealities(ctx, writes...)
 		switch {
@@ -210,7 +218,7 @@ func (pub *publisher) due() []pendingWrite {
 		case e.erase:
 			writes = append(writes, pendingWrite{id: id, erase: true})
 		case e.reality != nil && !(found && sameReality(rec.Value, *e.reality)):
-			writes = append(writes, pendingWrite{id: id, reality: *e.reality})
+			writes = append(writes, pendingWrite{id: id, reality: *e.reality, stop: p.world.Stops[id]})
 		}
 	}
 	if !p.informed() {
@@ -236,18 +244,19 @@ func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 		case r.erase && !found, !r.erase && found && sameReality(rec.Value, r.reality):
 			return nil
 		case r.erase:
-			if err = pub.tenure.DeleteReality(ctx, r.id, rec.Index); err == nil {
+			if err = pub.tenure.DeleteReality(ctx, rec.Value, r.id, rec.Index); err == nil {
 				delete(pub.stored, r.id)
 			}
 		default:
 			var index uint64
-			if index, err = pub.tenure.WriteRealities(ctx, store.RealityWrite{Reality: r.reality, Index: rec.Index}); err == nil {
+			if index, err = pub.tenure.WriteRealities(ctx, r.over(rec)); err == nil {
 				pub.wrote(r, index)
 			}
 		}
 		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
 			break
 		}
+		r.stop = 0 // it may be the intent that has changed; what is counted without need only makes the owner look again
 		if readErr := pub.reread(ctx, r.id); readErr != nil {
 			return fmt.Errorf("%w; read it again: %w", err, readErr)
 		}
@@ -265,7 +274,9 @@ func (pub *publisher) reread(ctx context.Context, id pod.Identity) error {
 	case errors.Is(err, store.ErrNotFound):
 		delete(pub.stored, id)
 		return nil
-	case err != nil && !errors.As(err, &corrupt):
+	case errors.As(err, &corrupt):
+		rec.Value = pod.Reality{Available: true} // as far as anybody knows
+	case err != nil:
 		return err
 	}
 	pub.stored[id] = rec

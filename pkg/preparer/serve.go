@@ -224,7 +224,7 @@ func (s *serving) sawIntents(epoch context.Context, seen store.Seen[pod.Intent],
 // newWorld sorts what was read into what can be acted on and what cannot. Of two intents for one identity, the higher
 // revision counts.
 func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identity]*entry) (World, []error) {
-	w := World{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}}
+	w := World{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}, Stops: map[pod.Identity]uint64{}}
 	problems := append([]error(nil), seen.Corrupt...)
 	for _, rec := range seen.Recs {
 		in := rec.Value
@@ -235,6 +235,10 @@ func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identi
 		}
 		if other, twice := w.Intents[in.Identity]; !twice || in.Revision > other.Revision {
 			w.Intents[in.Identity] = in
+			delete(w.Stops, in.Identity)
+			if in.State == pod.Stopped {
+				w.Stops[in.Identity] = rec.Index
+			}
 		}
 	}
 	for _, err := range seen.Corrupt {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -42,47 +43,76 @@ func ServiceID(nodeName string, id pod.Identity) string {
 	return fmt.Sprintf("%s%s-%s-%s-%d", servicePrefix, nodeName, id.RCID, id.Role, id.Index)
 }
 
-// serviceOf describes the service of an installed pod.
-func serviceOf(n *node.Node, rec *Record, m *manifest.Manifest) consul.Service {
-	id := rec.Intent.Identity
-	s := consul.Service{
-		ID: ServiceID(n.Name, id), Name: m.ID, Address: n.Address,
-		Meta: map[string]string{
-			MetaNode: n.Name, MetaRC: id.RCID, MetaRole: id.Role, MetaIndex: strconv.Itoa(id.Index), MetaDigest: rec.Installed.Digest,
-		},
+// serviceIDs returns the ids of all services of a pod, the main one first.
+func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest) []string {
+	main := ServiceID(nodeName, id)
+	ids := []string{main}
+	if m == nil {
+		return ids
 	}
-	if len(m.Ports) > 0 {
-		s.Port = rec.Installed.Ports[m.Ports[0].Name]
+	for _, named := range m.Services()[1:] {
+		ids = append(ids, main+"."+named.Port) // neither a role nor an index has a dot
 	}
-	h := m.Health
-	if h == nil {
-		return s
+	return ids
+}
+
+// servicesOf describes the services of an installed pod, one for each of its ports, the main one first. The check of the main
+// one is that of all of them.
+func servicesOf(n *node.Node, rec *Record, m *manifest.Manifest) []consul.Service {
+	id, ids, named := rec.Intent.Identity, serviceIDs(n.Name, rec.Intent.Identity, m), m.Services()
+	var tags []string
+	meta := map[string]string{}
+	if m.Service != nil {
+		tags = m.Service.Tags
+		maps.Copy(meta, m.Service.Meta)
 	}
-	s.Check = &consul.Check{
+	maps.Copy(meta, map[string]string{
+		MetaNode: n.Name, MetaRC: id.RCID, MetaRole: id.Role, MetaIndex: strconv.Itoa(id.Index), MetaDigest: rec.Installed.Digest,
+	})
+	services := make([]consul.Service, len(named))
+	for i := range named {
+		services[i] = consul.Service{
+			ID: ids[i], Name: named[i].Name, Address: n.Address, Port: rec.Installed.Ports[named[i].Port], Tags: tags, Meta: meta,
+		}
+		switch {
+		case m.Health == nil:
+		case i == 0:
+			services[i].Check = checkOf(n, rec, m.Health)
+		default:
+			services[i].Check = &consul.Check{Alias: ids[0]}
+		}
+	}
+	return services
+}
+
+func checkOf(n *node.Node, rec *Record, h *manifest.Health) *consul.Check {
+	check := &consul.Check{
 		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
 		SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
 	}
+	at := func(port string) string { return net.JoinHostPort(n.Address, strconv.Itoa(rec.Installed.Ports[port])) }
 	switch {
 	case h.HTTP != nil:
-		s.Port = rec.Installed.Ports[h.HTTP.Port]
-		s.Check.HTTP = "http://" + net.JoinHostPort(n.Address, strconv.Itoa(s.Port)) + h.HTTP.Path
+		check.HTTP = "http://" + at(h.HTTP.Port) + h.HTTP.Path
 	case h.Script != nil:
-		*s.Check = consul.Check{TTL: scriptTTL(h)}
+		check = &consul.Check{TTL: scriptTTL(h)}
 	case h.TCP != nil:
-		s.Port = rec.Installed.Ports[h.TCP.Port]
-		s.Check.TCP = net.JoinHostPort(n.Address, strconv.Itoa(s.Port))
+		check.TCP = at(h.TCP.Port)
 	}
-	return s
+	return check
 }
 
-// fingerprint tells two definitions of a service apart.
-func fingerprint(s consul.Service) string {
-	data, err := json.Marshal(s)
-	if err != nil {
-		return "" // cannot be: it is made of plain fields
+// fingerprint tells two definitions of a pod's services apart.
+func fingerprint(services []consul.Service) string {
+	sum := sha256.New()
+	for i := range services {
+		data, err := json.Marshal(&services[i])
+		if err != nil {
+			return "" // cannot be: it is made of plain fields
+		}
+		sum.Write(data)
 	}
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:8])
+	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
 // checkState is what is known of a pod's health.
@@ -149,7 +179,7 @@ func (p *Preparer) pollInterval() time.Duration {
 // serviceChange is one difference between the agent and the pods.
 type serviceChange struct {
 	entry       *entry
-	service     consul.Service
+	services    []consul.Service // all of the pod
 	fingerprint string
 }
 
@@ -203,17 +233,21 @@ func (p *Preparer) sawServices(local map[string]consul.Health, err error) (regis
 	now := time.Now()
 	expected := map[string]bool{}
 	for _, e := range p.pods {
-		id := ServiceID(p.cfg.Node.Name, e.id)
-		said, there := local[id]
-		// What is registered without a process would send its clients to whatever else answers there.
-		expected[id] = e.up || anyAlive(e.procs)
 		m := e.manifest()
+		ids := serviceIDs(p.cfg.Node.Name, e.id, m)
+		said, there := local[ids[0]]
+		for _, id := range ids {
+			// What is registered without a process would send its clients to whatever else answers there.
+			expected[id] = e.up || anyAlive(e.procs)
+			_, has := local[id]
+			there = there && has
+		}
 		if !e.up || m == nil {
 			p.sawHealth(e, checkState{known: there, passing: said.Passing})
 			continue
 		}
-		s := serviceOf(&p.cfg.Node, &e.rec, m)
-		change := serviceChange{entry: e, service: s, fingerprint: fingerprint(s)}
+		s := servicesOf(&p.cfg.Node, &e.rec, m)
+		change := serviceChange{entry: e, services: s, fingerprint: fingerprint(s)}
 		right := there && e.service == change.fingerprint
 		p.sawHealth(e, checkState{known: right, passing: right && said.Passing})
 		if e.check = said.Check; m.Health == nil || m.Health.Script == nil {
@@ -303,13 +337,16 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	if !up {
 		return nil // withdrawn since
 	}
-	if err := p.cfg.Services.RegisterService(ctx, c.service); err != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		c.entry.gate = gate{} // it paces what succeeds and does not last
-		return err
+	for _, s := range c.services {
+		if err := p.cfg.Services.RegisterService(ctx, s); err != nil {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			c.entry.gate = gate{} // it paces what succeeds and does not last
+			return err
+		}
 	}
-	p.logChange(c.entry, "register service", obs.Fields{fieldService: c.service.ID, fieldDigest: short(c.service.Meta[MetaDigest])})
+	main := &c.services[0]
+	p.logChange(c.entry, "register service", obs.Fields{fieldService: main.ID, fieldDigest: short(main.Meta[MetaDigest])})
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.entry.service = c.fingerprint
@@ -319,12 +356,13 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	return nil
 }
 
-// withdraw takes a pod's service away before its processes are stopped. A stop does not depend on it: what the agent
+// withdraw takes a pod's services away before its processes are stopped. A stop does not depend on it: what the agent
 // did not hear is swept by the next look at it.
 func (p *Preparer) withdraw(ctx context.Context, e *entry) {
 	e.registering.Lock()
 	defer e.registering.Unlock()
 	p.mu.Lock()
+	ids := serviceIDs(p.cfg.Node.Name, e.id, e.manifest())
 	e.up, e.service, e.health, e.complaint, e.gate = false, "", checkState{}, health.Complaint{}, gate{}
 	script := e.script
 	e.script = nil
@@ -333,7 +371,10 @@ func (p *Preparer) withdraw(ctx context.Context, e *entry) {
 	script.end()
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
-	if err := p.cfg.Services.DeregisterService(ctx, ServiceID(p.cfg.Node.Name, e.id)); err != nil {
-		p.podLog(e.id).WithField(obs.Error, err).Debug("service not deregistered yet")
+	for _, id := range ids {
+		if err := p.cfg.Services.DeregisterService(ctx, id); err != nil {
+			p.podLog(e.id).WithField(obs.Error, err).Debug("service not deregistered yet")
+			return
+		}
 	}
 }

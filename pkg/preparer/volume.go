@@ -1,9 +1,11 @@
 package preparer
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -35,7 +37,7 @@ func (p *Preparer) dirOf(kind string, id pod.Identity) string {
 // makeDirs makes the directories that a pod's processes and hooks find. Home and volumes belong to the user of the first
 // launchable, a working directory to that of its own, and all to the pod's group. What another version of the pod left
 // changes hands only with takeOver: that version may run.
-func (p *Preparer) makeDirs(v *version, takeOver bool) error {
+func (p *Preparer) makeDirs(ctx context.Context, v *version, takeOver bool) error {
 	if err := os.MkdirAll(p.logs(v.id), 0o750); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
 	}
@@ -46,11 +48,11 @@ func (p *Preparer) makeDirs(v *version, takeOver bool) error {
 	if err != nil {
 		return err
 	}
-	if err := ownDir(p.home(v.id), owner, takeOver); err != nil {
+	if err := p.ownDir(ctx, p.home(v.id), owner, takeOver); err != nil {
 		return fmt.Errorf("make home of pod: %w", err)
 	}
 	for _, vol := range v.m.Volumes {
-		if err := ownDir(p.volume(v.id, vol.Name), owner, takeOver); err != nil {
+		if err := p.ownDir(ctx, p.volume(v.id, vol.Name), owner, takeOver); err != nil {
 			return fmt.Errorf("make volume %s: %w", vol.Name, err)
 		}
 	}
@@ -86,7 +88,13 @@ func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable, takeOver bool
 	if owner == nil {
 		return nil
 	}
-	if err := home.Lchown(l.WorkDir, owner.UID, owner.GID); err != nil {
+	// By descriptor: whatever the pod does meanwhile, a directory has one name, while a file may have another one elsewhere.
+	dir, err := home.OpenFile(l.WorkDir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
+	}
+	defer func() { _ = dir.Close() }()
+	if err := dir.Chown(owner.UID, owner.GID); err != nil {
 		return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
 	}
 	return nil

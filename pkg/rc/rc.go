@@ -31,6 +31,8 @@ const (
 	DefaultNodeLossAfter  = 30 * time.Second
 	DefaultUnmanagedAfter = 10 * time.Minute
 	DefaultMaxSurge       = 1
+	// DefaultProgressDeadline is also what a length of zero stands for in a stored record.
+	DefaultProgressDeadline = 2 * time.Minute
 )
 
 // RC is the record at rcs/<rc-id>.
@@ -47,13 +49,15 @@ type RC struct {
 	MinAvailable   *int              `json:"min_available,omitempty"` // nil: MinimumAvailable
 	MaxSurge       *int              `json:"max_surge,omitempty"`     // nil: DefaultMaxSurge
 	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`
-	Strategy       Strategy          `json:"strategy"`
-	Disabled       bool              `json:"disabled,omitempty"`
-	DeletedAt      *time.Time        `json:"deleted_at,omitempty"` // deletion mark
-	Generation     int64             `json:"generation"`           // grows with every change of the record
-	ChangedBy      string            `json:"changed_by"`
-	AllowMassStop  int64             `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
-	Mutator        string            `json:"mutator,omitempty"`         // rollout in charge
+	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available; nil: DefaultProgressDeadline.
+	ProgressDeadline *field.Duration `json:"progress_deadline,omitempty"`
+	Strategy         Strategy        `json:"strategy"`
+	Disabled         bool            `json:"disabled,omitempty"`
+	DeletedAt        *time.Time      `json:"deleted_at,omitempty"` // deletion mark
+	Generation       int64           `json:"generation"`           // grows with every change of the record
+	ChangedBy        string          `json:"changed_by"`
+	AllowMassStop    int64           `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
+	Mutator          string          `json:"mutator,omitempty"`         // rollout in charge
 }
 
 // ReplicaGroup is how many replicas of one role there are.
@@ -99,6 +103,37 @@ func (r *RC) Surge() int {
 	}
 	return DefaultMaxSurge
 }
+
+// Deadline returns how long a pod that is upgraded or moved may take to become available.
+func (r *RC) Deadline() time.Duration {
+	if d := r.ProgressDeadline.Or(DefaultProgressDeadline); d > 0 {
+		return d
+	}
+	return DefaultProgressDeadline
+}
+
+// Moves that do not get anywhere.
+const (
+	// MaxTries is on how many nodes a pod is tried within the time for which they are avoided.
+	MaxTries = 3
+	// avoidDeadlines is for how many deadlines a node is avoided.
+	avoidDeadlines = 10
+)
+
+// Avoided returns the nodes that a pod is not moved to, because it did not become available there when it was: not for ten
+// deadlines, unless the controller is changed meanwhile.
+func (r *RC) Avoided(p *pod.Placement, now time.Time) []pod.Avoided {
+	var counting []pod.Avoided
+	for _, a := range p.Avoid {
+		if a.Generation == r.Generation && now.Before(r.AvoidedUntil(a)) {
+			counting = append(counting, a)
+		}
+	}
+	return counting
+}
+
+// AvoidedUntil returns when a node is not avoided any more.
+func (r *RC) AvoidedUntil(a pod.Avoided) time.Time { return a.Since.Add(avoidDeadlines * r.Deadline()) }
 
 // Selector parses the node selector.
 func (r *RC) Selector() (labels.Selector, error) { return ParseSelector(r.NodeSelector) }

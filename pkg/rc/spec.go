@@ -3,6 +3,7 @@ package rc
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -24,20 +25,22 @@ var CountAllowed = fmt.Sprintf("a whole number from 0 to %d", MaxReplicas)
 
 // Spec is the document that a user applies: the controller and, inline, the manifest of its pods.
 type Spec struct {
-	Name          string             `json:"name"`
-	Labels        map[string]string  `json:"labels,omitempty"`
-	NodeSelector  string             `json:"node_selector,omitempty"`
-	Replicas      *int               `json:"replicas,omitempty"` // short for one replica group of DefaultRole
-	ReplicaGroups []ReplicaGroup     `json:"replica_groups,omitempty"`
-	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
-	MaxPerNode    int                `json:"max_per_node,omitempty"`
-	Spread        string             `json:"spread,omitempty"` // label key, such as rack
-	MinAvailable  *int               `json:"min_available,omitempty"`
-	MaxSurge      *int               `json:"max_surge,omitempty"`
-	NodeLoss      NodeLoss           `json:"node_loss,omitzero"`
-	Strategy      Strategy           `json:"strategy,omitempty"`
-	Disabled      bool               `json:"disabled,omitempty"`
-	Pod           *manifest.Manifest `json:"pod"`
+	Name          string            `json:"name"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	NodeSelector  string            `json:"node_selector,omitempty"`
+	Replicas      *int              `json:"replicas,omitempty"` // short for one replica group of DefaultRole
+	ReplicaGroups []ReplicaGroup    `json:"replica_groups,omitempty"`
+	PodLabels     map[string]string `json:"pod_labels,omitempty"`
+	MaxPerNode    int               `json:"max_per_node,omitempty"`
+	Spread        string            `json:"spread,omitempty"` // label key, such as rack
+	MinAvailable  *int              `json:"min_available,omitempty"`
+	MaxSurge      *int              `json:"max_surge,omitempty"`
+	NodeLoss      NodeLoss          `json:"node_loss,omitzero"`
+	// ProgressDeadline is more than zero.
+	ProgressDeadline *field.Duration    `json:"progress_deadline,omitempty"`
+	Strategy         Strategy           `json:"strategy,omitempty"`
+	Disabled         bool               `json:"disabled,omitempty"`
+	Pod              *manifest.Manifest `json:"pod"`
 }
 
 // DecodeSpec reads a controller document strictly and validates it. Mistakes come back as field.Errors.
@@ -65,6 +68,9 @@ func (s *Spec) Validate() field.Errors {
 	checkCount(&errs, "max_per_node", &s.MaxPerNode, "; 0 means no limit")
 	checkCount(&errs, "min_available", s.MinAvailable, "")
 	checkCount(&errs, "max_surge", s.MaxSurge, "")
+	if d := s.ProgressDeadline; d != nil && *d <= 0 {
+		errs.Add("progress_deadline", field.Text(time.Duration(*d).String()), `a length of time with a unit, more than zero, such as "30s" or "2m"`)
+	}
 	switch s.NodeLoss.Action {
 	case "", "replace", "keep":
 	default:
@@ -164,7 +170,7 @@ func (s *Spec) Apply(r *RC, manifestDigest string) {
 		r.ReplicaGroups = []ReplicaGroup{{Role: DefaultRole, Count: s.Replicas}}
 	}
 	r.MaxPerNode, r.Spread, r.MinAvailable, r.MaxSurge = s.MaxPerNode, s.Spread, s.MinAvailable, s.MaxSurge
-	r.NodeLoss, r.Disabled = s.NodeLoss, s.Disabled
+	r.NodeLoss, r.Disabled, r.ProgressDeadline = s.NodeLoss, s.Disabled, s.ProgressDeadline
 	r.Strategy = s.Strategy
 	if r.Strategy == "" {
 		r.Strategy = Dynamic

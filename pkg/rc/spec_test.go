@@ -28,7 +28,7 @@ func TestDecodeSpec(t *testing.T) {
 		{"replicas", `"name":"web","replicas":0`, ""},
 		{"groups", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"b","count":9999}]`, ""},
 		{"everything", `"name":"web","replicas":1,"labels":{"a":"b"},"node_selector":"a=b","pod_labels":{"x.y/z":""},"max_per_node":1,"spread":"rack",
-			"min_available":0,"max_surge":0,"node_loss":{"action":"keep","after":"1s","unmanaged_after":"1m"},"strategy":"static","disabled":true`, ""},
+			"min_available":0,"max_surge":0,"node_loss":{"action":"keep","after":"1s","unmanaged_after":"1m"},"progress_deadline":"1m30s","strategy":"static","disabled":true`, ""},
 		{"no name", `"replicas":1`, "name: missing; allowed: " + name},
 		{"name", `"name":"` + strings.Repeat("a", 64) + `","replicas":1`, `name: "` + strings.Repeat("a", 64) + `" is not valid; allowed: ` + name},
 		{"no count", `"name":"web"`, "replicas: missing; allowed: " + oneOf},
@@ -58,6 +58,7 @@ func TestDecodeSpec(t *testing.T) {
 		{"action", `"name":"web","replicas":1,"node_loss":{"action":"drop"}`, `node_loss.action: "drop" is not valid; allowed: replace or keep`},
 		{"strategy", `"name":"web","replicas":1,"strategy":"best"`, `strategy: "best" is not valid; allowed: dynamic or static`},
 		{"reserved label", `"name":"web","replicas":1,"pod_labels":{"pod_id":"x"}`, `pod_labels.pod_id: "x" is not valid; allowed: any other key; rcfarm sets this one`},
+		{"deadline", `"name":"web","replicas":1,"progress_deadline":"0s"`, `progress_deadline: 0s is not valid; allowed: a length of time with a unit, more than zero, such as "30s" or "2m"`},
 		{"two mistakes", `"name":"web","replicas":-1,"strategy":"best"`, "replicas: -1 is not valid; allowed: " + count + "\n" + `strategy: "best" is not valid; allowed: dynamic or static`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -73,7 +74,7 @@ func TestDecodeSpecPod(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"name":"web","replicas":1}`:            "pod: missing; allowed: the pod's manifest",
 		`{"name":"web","replicas":1,"pod":null}`: "pod: missing; allowed: the pod's manifest",
-		`{"name":"web","replicas":1,"pod":[]}`:   "pod: a list is not valid; allowed: a map with the fields config, disconnect, health, hooks, id, labels, launchables, ports, version, volumes",
+		`{"name":"web","replicas":1,"pod":[]}`:   "pod: a list is not valid; allowed: a map with the fields config, disconnect, health, hooks, id, labels, launchables, ports, service, version, volumes",
 		`{"name":"web","replicas":1,` + strings.Replace(podText, `"version":1`, `"version":1,"labels":{"replication_controller_id":"x"}`, 1) + `}`: `pod.labels.replication_controller_id: "x" is not valid; allowed: any other key; rcfarm sets this one`,
 		`{"name":"web","replicas":1,` + strings.Replace(podText, `"tar"`, `"zip"`, 1) + `}`:                                                        `pod.launchables[0].artifact.kind: "zip" is not valid; allowed: tar or exec`,
 	} {

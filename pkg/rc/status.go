@@ -3,6 +3,8 @@ package rc
 import (
 	"slices"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Status is what the owner farm reports, at status/<rc-id>.
@@ -24,6 +26,13 @@ type Status struct {
 // ConditionType names one thing that may be true of a controller.
 type ConditionType string
 
+// Texts in a status are short whatever they speak of: it is written in one transaction with changes, and read in one with
+// others. MaxReason is in bytes of JSON, and MaxStatusBytes is more than all of a status takes.
+const (
+	MaxReason      = 1000
+	MaxStatusBytes = 48 * 1024
+)
+
 // The conditions.
 const (
 	Converged         ConditionType = "Converged"
@@ -33,9 +42,12 @@ const (
 	Holding           ConditionType = "Holding"   // the world changed; nothing is added until the nodes have spoken (R1)
 	BreakerTripped    ConditionType = "BreakerTripped"
 	NodeLost          ConditionType = "NodeLost"   // pods are on nodes that are gone or whose preparer is
+	Misplaced         ConditionType = "Misplaced"  // pods stay on nodes that the selector does not match
 	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
 	// BooksDiffer: an outside scheduler did not take a share of a node back, or did not book one.
 	BooksDiffer ConditionType = "BooksDiffer"
+	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
+	RequestVoid ConditionType = "RequestVoid"
 )
 
 // Condition is one thing that is true or not, why, and since when.
@@ -47,9 +59,10 @@ type Condition struct {
 }
 
 // SetCondition returns the conditions with one replaced; Since is kept while True does not change. A condition that was
-// never true is not listed as false, except Converged.
+// never true is not listed as false, except Converged. A reason is cut to MaxReason.
 func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string, now time.Time) []Condition {
 	i := slices.IndexFunc(conds, func(c Condition) bool { return c.Type == t })
+	reason = field.Cut(reason, MaxReason)
 	switch {
 	case i < 0 && !isTrue && t != Converged:
 		return conds

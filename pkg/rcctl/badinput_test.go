@@ -217,7 +217,7 @@ func TestBadCommandLines(t *testing.T) {
 		{[]string{"node", "label", "n1", "rack=a", "rack-"}, []string{"LABEL:", `"rack-"`, "each key once"}},
 		{[]string{"node", "sweep"}, []string{"NODE: missing", "nothing was written"}},
 		{[]string{"node", "sweep", "n1", "--yes"}, []string{"not defined: -yes"}},
-		{[]string{"node"}, []string{"cordon, drain, label, sweep, uncordon or undrain"}},
+		{[]string{"node"}, []string{"cordon, drain, forget, label, sweep, uncordon or undrain"}},
 		{[]string{"pod", "forget"}, []string{"POD: missing", "web-main-0", "nothing was written"}},
 		{[]string{"pod", "forget", "web/main.0"}, []string{"POD:", `"web/main.0"`, "as rcctl pods shows it"}},
 		{[]string{"pod", "forget", "web-main-0", "--node", ""}, []string{"--node: missing", "the name of a node"}},

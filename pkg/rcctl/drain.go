@@ -143,32 +143,13 @@ const maxNamed = 5
 // waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
 // node's word that the pod stopped. It returns *waitError when the time is up.
 func (t *tool) waitDrained(ctx context.Context, s *conn, name string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not drained after %s", limit))
-	defer cancel()
-	last := ""
-	for {
-		line, done, err := s.leftOn(ctx, name)
-		var ended *refusedError
-		switch {
-		case errors.As(err, &ended):
-			return err
-		case err != nil && ctx.Err() == nil:
-			line = err.Error()
-		case err == nil && done:
-			fmt.Fprintf(t.out, "node %s is drained\n", name)
-			return nil
-		}
-		if ctx.Err() == nil && line != last {
-			fmt.Fprintf(t.err, "node %s: %s\n", name, line)
-			last = line
-		}
-		if err := rest(ctx, pollEvery); err != nil {
-			if errors.Is(err, context.Canceled) {
-				err = errors.New("interrupted")
-			}
-			return &waitError{text: fmt.Sprintf("node %s: the drain is written; %v; last seen: %s; look with: rcctl pods --node %s", name, err, last, name)}
-		}
+	err := t.waitFor(ctx, pending{
+		subject: "node " + name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + name,
+	}, limit, func(ctx context.Context) (string, bool, error) { return s.leftOn(ctx, name) })
+	if err == nil {
+		fmt.Fprintf(t.out, "node %s is drained\n", name)
 	}
+	return err
 }
 
 // leftOn says which pods are left on a node, and whether there are none.

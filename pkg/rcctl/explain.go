@@ -2,17 +2,16 @@ package rcctl
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -41,6 +40,7 @@ type situation struct {
 	realities  map[store.At]pod.Reality
 	nodes      map[string]*node.View
 	taken      map[string]node.Reservation
+	nonce      string // of the cluster
 	farms      []store.Member
 	owner      string         // farm that holds the lock; empty: none
 	breaker    *store.Breaker // nil: missing or unreadable
@@ -67,7 +67,7 @@ func (s *situation) summary(state string) string {
 	if s.status != nil {
 		available = s.status.Available
 	}
-	if state == string(rc.Converged) {
+	if state == string(rc.Converged) || state == string(rc.Misplaced) && s.is(rc.Converged) {
 		return fmt.Sprintf("It has converged: %d of %s available.", available, replicas(s.rc.Desired()))
 	}
 	return fmt.Sprintf("It has not converged (%s): %d of %s available, %d placed.", state, available, replicas(s.rc.Desired()), s.running())
@@ -191,10 +191,16 @@ func (s *situation) held() []Cause {
 		})
 	}
 	if s.is(rc.Holding) {
-		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer, or stop its Consul service if it is gone for good."})
+		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer's log, or stop its Consul service if it is gone for good. Where it cannot answer: rcctl farm release-hold NODE"})
 	}
 	if s.is(rc.BooksDiffer) {
 		causes = append(causes, Cause{"The scheduler's books differ from what is placed: " + s.why(rc.BooksDiffer) + ".", "Look at the scheduler; its farm asks it again by itself."})
+	}
+	if s.is(rc.Misplaced) {
+		causes = append(causes, Cause{
+			"Pods stay on nodes that its selector does not match: " + s.why(rc.Misplaced) + ".",
+			"Label the nodes as they were, or change node_selector. A pod of a static controller leaves with: rcctl node drain NODE --deadline 0s --force",
+		})
 	}
 	if s.is(rc.Regressed) {
 		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
@@ -234,64 +240,84 @@ func (s *situation) upgrade() []Cause {
 	return causes
 }
 
-// refusals returns, by reason, the nodes that would not take one more pod.
-func (s *situation) refusals() (reasons map[placement.Reason][]string, takes []string) {
-	reasons = map[placement.Reason][]string{}
+// mover returns the first pod that has to leave its node, nil where there is none or where others have none at all.
+func (s *situation) mover() *pod.Placement {
+	sel, err := s.rc.Selector()
+	if err != nil || s.running() < s.rc.Desired() {
+		return nil
+	}
+	for i := range s.placements {
+		p := &s.placements[i]
+		if v := s.nodes[p.Node]; p.RunState == pod.Running && (p.LostSince != nil || p.UnmanagedSince != nil || v != nil && (v.MustLeave() || !v.Matches(sel))) {
+			return p
+		}
+	}
+	return nil
+}
+
+// avoids returns the nodes that a pod must not be moved to.
+func (s *situation) avoids(p *pod.Placement) map[string]bool {
+	names := map[string]bool{}
+	if p == nil {
+		return names
+	}
+	names[p.Node] = true
+	for _, g := range p.Ghosts {
+		names[g.Node] = true
+	}
+	for _, a := range s.rc.Avoided(p, s.now) {
+		names[a.Node] = true
+	}
+	return names
+}
+
+// refusals returns, by reason, the nodes that would not take one more pod, or the one that has to move.
+func (s *situation) refusals(mover *pod.Placement) (reasons map[scheduler.Reason][]string, takes []string) {
+	reasons = map[scheduler.Reason][]string{}
 	sel, err := s.rc.Selector()
 	if err != nil {
 		return reasons, nil
+	}
+	next := pod.Identity{RCID: s.rc.ID}
+	rule := scheduler.Rule{Selector: sel, Nonce: s.nonce, MaxPerNode: s.rc.MaxPerNode, Share: node.Holder{Pod: next}}
+	if s.manifest != nil {
+		res := s.manifest.Resources()
+		rule.Share = node.NewHolder(next, s.manifest.PortMap(), res.CPU, res.Memory)
+		rule.Dynamic = s.manifest.DynamicPorts()
+	}
+	avoids := s.avoids(mover)
+	if mover != nil {
+		next = mover.Identity
 	}
 	perNode := map[string]int{}
 	for i := range s.placements {
 		perNode[s.placements[i].Node]++
 	}
-	next := pod.Identity{RCID: s.rc.ID}
-	want := node.Holder{Pod: next}
-	var dynamic []string
-	if s.manifest != nil {
-		res := s.manifest.Resources()
-		want = node.NewHolder(next, s.manifest.PortMap(), res.CPU, res.Memory)
-		dynamic = s.manifest.DynamicPorts()
-	}
-	for name, v := range s.nodes {
-		var reason placement.Reason
-		switch {
-		case !sel.Matches(labels.Set(v.AllLabels())):
-			reason = placement.Selector
-		case !v.Alive:
-			reason = placement.NotAlive
-		case !v.Open():
-			reason = placement.Drained
-		case s.rc.MaxPerNode > 0 && perNode[name] >= s.rc.MaxPerNode:
-			reason = placement.MaxPerNode
-		default:
-			_, _, reason = placement.Share(v, s.taken[name], want, dynamic, nil)
-		}
-		if reason == "" {
+	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
+		at := scheduler.Candidate{View: s.nodes[name], Reservation: s.taken[name], Pods: perNode[name], Avoid: avoids[name]}
+		if reason := rule.Check(at, next); reason != "" {
+			reasons[reason] = append(reasons[reason], name)
+		} else {
 			takes = append(takes, name)
-			continue
 		}
-		reasons[reason] = append(reasons[reason], name)
 	}
-	for _, names := range reasons {
-		slices.Sort(names)
-	}
-	slices.Sort(takes)
 	return reasons, takes
 }
 
 // advice says, for each reason, why nodes take no pod and what to do.
 var advice = []struct {
-	reason placement.Reason
+	reason scheduler.Reason
 	what   string // after the names of nodes
 	next   string
 }{
-	{placement.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl node label NODE KEY=VALUE"},
-	{placement.NotAlive, "have no living preparer", "Start the preparer there."},
-	{placement.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
-	{placement.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
-	{placement.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},
-	{placement.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
+	{scheduler.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl node label NODE KEY=VALUE"},
+	{scheduler.NotAlive, "have no living preparer", "Start the preparer there."},
+	{scheduler.NotSettled, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
+	{scheduler.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
+	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
+	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
+	{scheduler.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},
+	{scheduler.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
 }
 
 // shortage looks for nodes, where replicas lack them.
@@ -302,15 +328,20 @@ func (s *situation) shortage() []Cause {
 	if len(s.nodes) == 0 {
 		return []Cause{{"There is no node at all.", "Start a preparer on each machine."}}
 	}
-	causes := []Cause{{What: fmt.Sprintf("%s no node: %s.", replicasHave(s.rc.Desired()-s.running()), s.why(rc.InsufficientNodes))}}
-	reasons, takes := s.refusals()
+	what := replicasHave(s.rc.Desired()-s.running()) + " no node"
+	mover := s.mover()
+	if s.running() >= s.rc.Desired() && mover != nil {
+		what = podName(mover.PodID, mover.Identity) + " has to leave its node, and no other takes it"
+	}
+	causes := []Cause{{What: what + ": " + s.why(rc.InsufficientNodes) + "."}}
+	reasons, takes := s.refusals(mover)
 	for _, a := range advice {
 		names := reasons[a.reason]
 		if len(names) == 0 {
 			continue
 		}
 		what := a.what
-		if a.reason == placement.Selector {
+		if a.reason == scheduler.Selector {
 			what = fmt.Sprintf(a.what, s.rc.NodeSelector)
 		}
 		causes = append(causes, Cause{fmt.Sprintf("These nodes (%d of %d) %s: %s.", len(names), len(s.nodes), what, someOf(names)), a.next})

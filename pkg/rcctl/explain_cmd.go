@@ -82,11 +82,28 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 		byName[o.Value.Name] = o.Value
 	}
 	for _, rec := range recs {
+		if rec.Value.OrphanPages != nil && rec.Value.OrphanPages.Count > 0 {
+			// Whole or not: what the pages say by now is what counts against the node's room.
+			if listed, _, err := s.NodeOrphans(ctx, rec.Value.Name); err == nil {
+				rec.Value.Orphans = listed.Value.Orphans
+			} else {
+				corrupt = append(corrupt, err)
+			}
+		}
 		sit.nodes[rec.Value.Name] = &node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
 	}
 	corrupt = append(append(corrupt, bad...), badOps...)
 	if sit.taken, bad, err = s.ListReservations(ctx); err != nil {
 		return nil, nil, err
+	}
+	var unreadable *store.CorruptError
+	switch schema, err := s.Schema(ctx); {
+	case errors.As(err, &unreadable):
+		corrupt = append(corrupt, err)
+	case err != nil && !errors.Is(err, store.ErrNotFound):
+		return nil, nil, fmt.Errorf("read the record of the cluster: %w", err)
+	default:
+		sit.nonce = schema.Value.Nonce
 	}
 	owners, err := s.LockOwners(ctx)
 	if err != nil {

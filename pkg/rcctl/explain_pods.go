@@ -168,6 +168,12 @@ func aboutState(p *pod.Placement, r pod.Reality, name string) Cause {
 // aboutGhost is about a former copy that has not confirmed its stop.
 func (s *situation) aboutGhost(p *pod.Placement, g pod.Ghost) Cause {
 	name := podName(p.PodID, p.Identity)
+	if v := s.nodes[g.Node]; g.Revision == 0 && v != nil && v.Alive {
+		return Cause{
+			fmt.Sprintf("%s moves from node %s, where it runs on, to %s.", name, g.Node, p.Node),
+			fmt.Sprintf("Wait: if it is not available there within %s it goes back.", s.rc.Deadline()),
+		}
+	}
 	what := fmt.Sprintf("%s has left node %s for %s, and its stop there is not confirmed", name, g.Node, p.Node)
 	if v := s.nodes[g.Node]; v != nil && v.Alive {
 		return Cause{what + ".", "Wait; the node stops it when the new copy is available."}

@@ -125,6 +125,32 @@ func explainCases() map[string]struct {
 			s.not(rc.InsufficientNodes, "x")
 			s.nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
 		}, []string{"By now there is room on n3."}, ""},
+		"a move without a node": {func(s *situation) {
+			s.not(rc.InsufficientNodes, "main.0 must leave n1 and has no other node; of 2 nodes, these take none: x")
+			s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}
+			s.rc.MaxPerNode = 1
+			s.nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+			s.placements[0].Avoid = []pod.Avoided{{Node: "n3", Since: before, Generation: 3}}
+		}, []string{
+			"1. web-main-0 has to leave its node, and no other takes it: main.0 must leave n1", "are drained or cordoned: n1.",
+			"did not become available when it was moved there: n3.", "as max_per_node allows: n2.",
+		}, "replicas have no node"},
+		"misplaced": {func(s *situation) {
+			s.status.Conditions = append(s.status.Conditions, rc.Condition{Type: rc.Misplaced, True: true, Reason: "main.0 stays on n1: static"})
+		}, []string{"It has converged: 2 of 2", "does not match: main.0 stays on n1: static.", "Label the nodes as they were"}, ""},
+		"moving": {
+			func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} },
+			[]string{"web-main-0 moves from node n2, where it runs on, to n1.", "within 2m0s it goes back"},
+			"not confirmed",
+		},
+		"a node that has not spoken": {func(s *situation) {
+			s.not(rc.InsufficientNodes, "x")
+			s.nonce = "now"
+			for _, v := range s.nodes {
+				v.Nonce = "now"
+			}
+			s.nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, Nonce: "before"}, Alive: true}
+		}, []string{"have not yet said what they run, since the store was new or went back: n3.", "look at the preparer"}, "there is room"},
 		"failed": {func(s *situation) {
 			s.report(func(r *pod.Reality) {
 				r.State, r.Available, r.Message, r.Restarts = pod.StateFailed, false, "exit status 3", 4
@@ -174,7 +200,7 @@ func explainCases() map[string]struct {
 			[]string{"stays there because its controller is static.", "rcctl node undrain n1", "--deadline 0s --force"},
 			"",
 		},
-		"ghost": {func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} }, []string{"web-main-0 has left node n2 for n1, and its stop there is not confirmed.", "Wait"}, ""},
+		"ghost": {func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2", Revision: 4}} }, []string{"web-main-0 has left node n2 for n1, and its stop there is not confirmed.", "Wait"}, ""},
 		"ghost on a dead node": {
 			func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n9"}} },
 			[]string{"because no preparer lives there.", "rcctl pod forget web-main-0 --node n9"},

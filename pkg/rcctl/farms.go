@@ -146,12 +146,12 @@ func ownedText(rcs []OwnedRC) string {
 // farmCommand groups the commands about the farms as a whole.
 func (t *tool) farmCommand() *cli.Command {
 	return &cli.Command{
-		Name: "farm", Usage: "let the farms go on after the mass-stop breaker tripped",
+		Name: "farm", Usage: "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer",
 		UsageText:       "rcctl farm COMMAND [flags]",
 		HideHelpCommand: true,
 		Action:          t.group,
 		OnUsageError:    onUsageError,
-		Subcommands:     []*cli.Command{t.resumeCommand()},
+		Subcommands:     []*cli.Command{t.resumeCommand(), t.releaseHoldCommand()},
 	}
 }
 

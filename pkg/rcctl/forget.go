@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -29,20 +30,21 @@ func (t *tool) podCommand() *cli.Command {
 func (t *tool) forgetCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "forget", Usage: "declare that a pod on a dead machine has stopped for good",
-		UsageText: "rcctl pod forget POD [--rc REF] [--node NODE]",
+		UsageText: "rcctl pod forget POD [--rc REF] [--node NODE] [--wait [--timeout TIME]]",
 		Description: `Nothing can confirm that a pod stopped whose machine is gone, so that it keeps its index and ports and holds up the
 deletion of its controller. This says in the machine's place that it stopped. Be sure: if the machine is only cut
-off, the pod may still run, and a second copy beside it. Refused while the node's preparer lives.
+off, the pod may still run, and a second copy beside it. Refused while the node's preparer lives, and void if that comes
+back before the owner has carried it out: --wait tells.
 
 POD is a name as rcctl pods shows it. --rc and --node choose where several pods bear it.
 
 Examples:
   rcctl pods --node node-17
   rcctl pod forget web-main-3 --node node-17`,
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
 			&cli.StringFlag{Name: "node", Usage: "only the copy on this `NODE`"},
-		},
+		}, waitFlags("until the owner has carried it out, or says why not")...),
 		Action: t.forget,
 	})
 }
@@ -54,6 +56,10 @@ type copyOf struct {
 }
 
 func (t *tool) forget(c *cli.Context) error {
+	limit, err := timeout(c)
+	if err != nil {
+		return err
+	}
 	name, err := podArg(c)
 	if err != nil {
 		return err
@@ -67,13 +73,16 @@ func (t *tool) forget(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.mustBeDead(c.Context, target); err != nil {
-		return err
-	}
-	err = s.ask(c.Context, store.Request{RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity},
-		fmt.Sprintf("forget %s on %s", target.name, target.node))
+	index, err := s.mustBeDead(c.Context, target)
 	if err != nil {
 		return err
+	}
+	r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
+	if err := s.ask(c.Context, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
+		return err
+	}
+	if c.Bool("wait") {
+		return t.waitForgotten(c.Context, s, target, r.ID, limit)
 	}
 	fmt.Fprintf(t.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
 	return nil
@@ -148,18 +157,53 @@ func copiesNamed(placements []pod.Placement, name, onNode string) []copyOf {
 	return found
 }
 
-// mustBeDead refuses to forget what a living preparer can speak for.
-func (s *conn) mustBeDead(ctx context.Context, target copyOf) error {
-	rec, err := s.Node(ctx, target.node)
-	var corrupt *store.CorruptError
+// mustBeDead refuses to forget what a living preparer can speak for. It returns the index of the node's record, which need not be
+// readable: zero where there is none.
+func (s *conn) mustBeDead(ctx context.Context, target copyOf) (index uint64, err error) {
+	index, held, err := s.NodeHeld(ctx, target.node)
 	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return nil
-	case err != nil && !errors.As(err, &corrupt):
-		return fmt.Errorf("read node %s: %w", target.node, err)
-	case rec.Session != "":
-		return refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
-	default:
-		return nil
+	case err != nil:
+		return 0, fmt.Errorf("read node %s: %w", target.node, err)
+	case held:
+		return 0, refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
 	}
+	return index, nil
+}
+
+// waitForgotten waits until a request is answered. It returns *refusedError when that was void, *waitError when the time is up.
+func (t *tool) waitForgotten(ctx context.Context, s *conn, target copyOf, request string, limit time.Duration) error {
+	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
+	err := t.waitFor(ctx, pending{
+		subject: "pod " + target.name, written: "the request is written", goal: "forgotten", hint: "rcctl pods --rc " + target.RCID,
+	}, limit, func(ctx context.Context) (string, bool, error) {
+		open, err := s.RequestOpen(ctx, target.RCID, request)
+		if open || err != nil {
+			return "waiting for its owner", false, err
+		}
+		why, err := s.whyVoid(ctx, store.AuditFilter{RCID: target.RCID, Since: since}, request)
+		if why != "" {
+			err = refusedf("pod %s: nothing was forgotten: %s", target.name, why)
+		}
+		return "waiting for what its owner says", err == nil, err
+	})
+	if err == nil {
+		fmt.Fprintf(t.out, "%s on %s is forgotten\n", target.name, target.node)
+	}
+	return err
+}
+
+// whyVoid returns what the audit trail says about a request that was not carried out, "" for one that was.
+func (s *conn) whyVoid(ctx context.Context, f store.AuditFilter, request string) (string, error) {
+	found, _, err := s.ListAudit(ctx, f)
+	if err != nil {
+		return "", fmt.Errorf("read the audit trail: %w", err)
+	}
+	for _, a := range found {
+		for _, line := range a.Changes {
+			if strings.HasPrefix(line, "request "+request+" ") {
+				return line, nil
+			}
+		}
+	}
+	return "", nil
 }

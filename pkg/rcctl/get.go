@@ -100,6 +100,7 @@ func writeRC(w io.Writer, v RCView, st StatusView, colours bool, now time.Time) 
 		{"Strategy", string(v.Strategy)},
 		{"Node loss", fmt.Sprintf("%s after %s (preparer gone: %s)", v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))},
 	}
+	lines = append(lines, [2]string{"Deadline", time.Duration(v.ProgressDeadline).String() + " to become available, when upgraded or moved"})
 	if v.Spread != "" {
 		lines = append(lines, [2]string{"Spread", "over the node label " + v.Spread})
 	}

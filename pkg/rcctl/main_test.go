@@ -48,6 +48,7 @@ func TestMain(m *testing.M) {
 //	kvdel KEY              delete a key below the prefix
 //	kvcat KEY              print a value
 //	kvkeys                 print all keys below the prefix, without it
+//	passing NODE           let a preparer of that name pass in Consul's catalog
 //	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as the preparer of a node would; sets API
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
 func TestScripts(t *testing.T) {
@@ -69,7 +70,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "capture": capture,
-			"nodeapi": serveNode,
+			"nodeapi": serveNode, "passing": passing,
 		},
 	})
 }
@@ -128,6 +129,19 @@ func kvhold(ts *testscript.TestScript, _ bool, args []string) {
 	var session struct{ ID string }
 	ts.Check(json.Unmarshal([]byte(answer), &session))
 	kv(ts, http.MethodPut, args[0]+"?acquire="+session.ID, args[1])
+}
+
+// passing registers what a living preparer registers. Nothing renews it within the hour that it passes.
+func passing(ts *testscript.TestScript, _ bool, args []string) {
+	keys, err := store.NewKeys(ts.Getenv("RCFARM_PREFIX"))
+	ts.Check(err)
+	service, err := json.Marshal(map[string]any{
+		"ID": ts.Getenv("RCFARM_PREFIX") + args[0], "Name": consul.ServiceName("preparer"),
+		"Meta": store.New(nil, keys).PreparerMeta(args[0]), "Check": map[string]string{"TTL": "1h", "Status": "passing"},
+	})
+	ts.Check(err)
+	_, err = raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodPut, "agent/service/register", string(service))
+	ts.Check(err)
 }
 
 func kvdel(ts *testscript.TestScript, _ bool, args []string) {

@@ -16,13 +16,13 @@ import (
 // nodeCommand groups the commands about one machine.
 func (t *tool) nodeCommand() *cli.Command {
 	return &cli.Command{
-		Name: "node", Usage: "drain, cordon, label and sweep machines",
+		Name: "node", Usage: "drain, cordon, label, sweep and forget machines",
 		UsageText:       "rcctl node COMMAND [flags] [arguments]",
 		HideHelpCommand: true,
 		Action:          t.group,
 		OnUsageError:    onUsageError,
 		Subcommands: []*cli.Command{
-			t.drainCommand(), t.undrainCommand(), t.cordonCommand(), t.uncordonCommand(), t.labelCommand(), t.sweepCommand(),
+			t.drainCommand(), t.undrainCommand(), t.cordonCommand(), t.uncordonCommand(), t.labelCommand(), t.sweepCommand(), t.forgetNodeCommand(),
 		},
 	}
 }

@@ -35,13 +35,14 @@ func (d logDir) LogFiles(id pod.Identity) (map[string]string, bool) {
 	return files, false
 }
 
-func (d logDir) CommandIn(id pod.Identity, process string, argv []string) (oneshot.Command, error) {
+func (d logDir) RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error {
 	if id.Role != "main" || id.Index != 0 || process == "other" {
-		return oneshot.Command{}, errors.New("it has no process that runs on this node")
+		return errors.New("it has no process that runs on this node")
 	}
 	argv = slices.Clone(argv)
 	argv[0] = filepath.Join("/bin", argv[0])
-	return oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d)}, nil
+	run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d)})
+	return nil
 }
 
 // serveNode is the command nodeapi of the scripts.

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -30,6 +31,7 @@ type NodeView struct {
 	Capacity       Usage             `json:"capacity"`
 	Used           Usage             `json:"used"` // reserved
 	Orphans        int               `json:"orphans"`
+	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/operating.md
 	Version        string            `json:"version"`
 }
 
@@ -163,16 +165,15 @@ func joinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 		view := node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
 		n := NodeView{
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
-			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: view.Open(), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
+			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Closed(&view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
-			Orphans:  len(view.Orphans) + view.OrphansLeftOut, Version: view.Version,
+			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation,
 		}
 		for _, h := range taken[view.Name].Holders {
 			n.Used.Slots++
 			n.Used.CPU += h.CPU
 			n.Used.Memory += h.Memory
 		}
-		n.Open = n.Open && !taken[view.Name].Closed
 		views = append(views, n)
 	}
 	slices.SortFunc(views, func(a, b NodeView) int { return cmp.Compare(a.Name, b.Name) })
@@ -185,7 +186,7 @@ func writeNodes(w io.Writer, views []NodeView, colours bool) error {
 		return err
 	}
 	tb := table{
-		header: []string{"NAME", "ALIVE", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "VERSION", "LABELS"},
+		header: []string{"NAME", "ALIVE", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour {
 			if alive == "yes" {
 				return green
@@ -204,7 +205,7 @@ func writeNodes(w io.Writer, views []NodeView, colours bool) error {
 		}
 		tb.rows = append(tb.rows, []string{
 			v.Name, v.aliveText(), v.openText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
-			fmt.Sprint(v.Orphans), v.Version, labelText(labels),
+			fmt.Sprint(v.Orphans), v.Isolation, v.Version, labelText(labels),
 		})
 	}
 	return tb.write(w, colours)

@@ -3,6 +3,7 @@ package rcctl
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 	"sigs.k8s.io/yaml"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 var formats = [...]string{"table", "json", "yaml"}
@@ -189,11 +192,42 @@ func labelText(set map[string]string) string {
 	return strings.Join(pairs, ",")
 }
 
+// cureOf says, by the first part of its key below the prefix, what becomes of a record that cannot be read.
+var cureOf = map[string]string{
+	"reality":   "the preparer of the node writes an unreadable report (reality/) again within 90 s; its pods run on meanwhile",
+	"nodes":     "remove the unreadable record of a node (consul kv delete KEY); its preparer writes it again; its pods run on meanwhile",
+	"status":    "the owner writes an unreadable status again with its next look at the controller",
+	"manifests": "apply the document of a controller whose manifest is unreadable again (rcctl apply -f FILE); its pods run on meanwhile",
+}
+
+// cures returns what becomes of unreadable records, each once.
+func cures(corrupt []error) []string {
+	var all []string
+	for _, err := range corrupt {
+		var record *store.CorruptError
+		if !errors.As(err, &record) {
+			continue
+		}
+		for part := range strings.SplitSeq(record.Key, "/") {
+			if cure := cureOf[part]; cure != "" {
+				if !slices.Contains(all, cure) {
+					all = append(all, cure)
+				}
+				break
+			}
+		}
+	}
+	return all
+}
+
 // warn prints what could not be read, next to an answer that goes without it, and returns the error that makes the exit
 // code say so.
 func (t *tool) warn(corrupt []error) error {
 	for _, err := range corrupt {
 		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+	}
+	for _, cure := range cures(corrupt) {
+		fmt.Fprintln(t.err, "next: "+cure)
 	}
 	if len(corrupt) > 0 {
 		return fmt.Errorf("the answer is incomplete: %d unreadable records", len(corrupt))

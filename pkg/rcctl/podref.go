@@ -85,6 +85,7 @@ func (s *conn) podViews(c *cli.Context) (views []PodView, bad []error, err error
 		return nil, nil, err
 	}
 	views = filterPods(joinPods(values(placements), values(realities), names), rcID, c.String("node"))
+	markUnreadable(views, badRealities, s.Keys())
 	return views, slices.Concat(bad, badPlacements, badRealities), nil
 }
 

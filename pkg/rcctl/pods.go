@@ -18,7 +18,7 @@ func (t *tool) podsCommand() *cli.Command {
 		UsageText: "rcctl pods [--rc REF] [--node NODE] [-o table|wide|json|yaml]",
 		Description: `One line for each replica on each node that has to do with it. Besides what nodes report (pending, fetching,
 installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
-node has reported nothing yet) or "lost" (its node is gone).
+node has reported nothing yet), "lost" (its node is gone) or "unknown" (the report of its node cannot be read).
 
 Examples:
   rcctl pods

@@ -2,11 +2,13 @@ package rcctl
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // PodView is one replica on one node: the farm's decision joined with the node's report.
@@ -19,7 +21,7 @@ type PodView struct {
 	Index           int            `json:"index"`
 	Node            string         `json:"node"`
 	Kind            string         `json:"kind"`  // placed, ghost (left this node, stop not confirmed) or orphan (no placement)
-	State           string         `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone
+	State           string         `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read
 	Available       bool           `json:"available"`
 	Restarts        int            `json:"restarts"`
 	Digest          string         `json:"digest"`           // that the farm asks for; for an orphan that the node runs
@@ -43,8 +45,9 @@ const (
 
 // The states of a PodView besides those that nodes report.
 const (
-	statePlaced = "placed"
-	stateLost   = "lost"
+	statePlaced  = "placed"
+	stateLost    = "lost"
+	stateUnknown = "unknown" // its node's report cannot be read
 )
 
 // onNode is one identity on one node.
@@ -160,6 +163,22 @@ func (v *PodView) note(format string, args ...any) {
 		v.Message += "; "
 	}
 	v.Message += fmt.Sprintf(format, args...)
+}
+
+// markUnreadable says of pods whose nodes' reports are there and cannot be read that this is why nothing is known of them.
+func markUnreadable(views []PodView, bad []error, keys store.Keys) {
+	unreadable := map[string]bool{}
+	for _, err := range bad {
+		var corrupt *store.CorruptError
+		if errors.As(err, &corrupt) {
+			unreadable[corrupt.Key] = true
+		}
+	}
+	for i := range views {
+		if v := &views[i]; unreadable[keys.Reality(v.Node, v.identity())] {
+			v.State, v.Message = stateUnknown, "what "+v.Node+" reports cannot be read"
+		}
+	}
 }
 
 // filterPods keeps the pods of one controller, of one node, or both; empty means all.

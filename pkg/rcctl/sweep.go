@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,12 +106,14 @@ func planSweep(in inventory) sweepPlan {
 // takeInventory reads what a sweep is decided from.
 func (s *conn) takeInventory(ctx context.Context, name string) (inventory, error) {
 	in := inventory{node: name, rcs: map[string]bool{}}
-	rec, err := s.Node(ctx, name)
-	if errors.Is(err, store.ErrNotFound) {
+	rec, complete, err := s.NodeOrphans(ctx, name)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
 		return in, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
-	}
-	if err != nil {
+	case err != nil:
 		return in, fmt.Errorf("read node %s: %w", name, err)
+	case !complete:
+		return in, refusedf("node %s is writing the list of what it runs; try again, and if that is of no use, look at its preparer; nothing was written", name)
 	}
 	in.orphans, in.leftOut = rec.Value.Orphans, rec.Value.OrphansLeftOut
 	found, unreadable, err := s.Reservations(ctx, []string{name})
@@ -191,14 +194,18 @@ func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
 }
 
 // ask leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
-// does no harm.
+// does no harm. An id that the request has already stays. It returns *refusedError where the request is about a node that has come back.
 func (s *conn) ask(ctx context.Context, r store.Request, line string) error {
 	author, err := s.who(ctx)
 	if err != nil {
 		return err
 	}
-	r.ID, r.By, r.At = store.NewID(), author, time.Now().UTC()
-	if err := s.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node)); err != nil {
+	r.ID, r.By, r.At = cmp.Or(r.ID, store.NewID()), author, time.Now().UTC()
+	err = s.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node))
+	if errors.Is(err, store.ErrConflict) {
+		return refusedf("node %s: its preparer was back a moment ago, or its record was removed; nothing was written; look again", r.Node)
+	}
+	if err != nil {
 		return fmt.Errorf("ask for %s of rc %s: %w", r.Kind, r.RCID, err)
 	}
 	return nil

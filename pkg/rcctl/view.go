@@ -18,28 +18,30 @@ import (
 
 // RCView is one controller: what it asks for, and its status.
 type RCView struct {
-	ID             string             `json:"id"`
-	Name           string             `json:"name"`
-	State          string             `json:"state"` // one word, see stateOf
-	Generation     int64              `json:"generation"`
-	ChangedBy      string             `json:"changed_by"`
-	DeletedAt      *time.Time         `json:"deleted_at,omitempty"`
-	Disabled       bool               `json:"disabled"`
-	Labels         map[string]string  `json:"labels,omitempty"`
-	NodeSelector   string             `json:"node_selector"` // empty selects every node
-	PodLabels      map[string]string  `json:"pod_labels,omitempty"`
-	Replicas       int                `json:"replicas"` // of all groups together
-	ReplicaGroups  []rc.ReplicaGroup  `json:"replica_groups"`
-	MaxPerNode     int                `json:"max_per_node"`     // zero: no limit
-	Spread         string             `json:"spread,omitempty"` // key of the node label that pods are spread over
-	MinAvailable   int                `json:"min_available"`    // in effect, default included
-	MaxSurge       int                `json:"max_surge"`        // in effect, default included
-	NodeLoss       NodeLossView       `json:"node_loss"`
-	Strategy       rc.Strategy        `json:"strategy"`
-	Mutator        string             `json:"mutator,omitempty"` // rollout in charge
-	ManifestDigest string             `json:"manifest_digest"`
-	Manifest       *manifest.Manifest `json:"manifest,omitempty"` // only from rc get
-	Status         *StatusView        `json:"status"`             // null while no farm has reported
+	ID            string            `json:"id"`
+	Name          string            `json:"name"`
+	State         string            `json:"state"` // one word, see stateOf
+	Generation    int64             `json:"generation"`
+	ChangedBy     string            `json:"changed_by"`
+	DeletedAt     *time.Time        `json:"deleted_at,omitempty"`
+	Disabled      bool              `json:"disabled"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	NodeSelector  string            `json:"node_selector"` // empty selects every node
+	PodLabels     map[string]string `json:"pod_labels,omitempty"`
+	Replicas      int               `json:"replicas"` // of all groups together
+	ReplicaGroups []rc.ReplicaGroup `json:"replica_groups"`
+	MaxPerNode    int               `json:"max_per_node"`     // zero: no limit
+	Spread        string            `json:"spread,omitempty"` // key of the node label that pods are spread over
+	MinAvailable  int               `json:"min_available"`    // in effect, default included
+	MaxSurge      int               `json:"max_surge"`        // in effect, default included
+	NodeLoss      NodeLossView      `json:"node_loss"`
+	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available, default included.
+	ProgressDeadline field.Duration     `json:"progress_deadline"`
+	Strategy         rc.Strategy        `json:"strategy"`
+	Mutator          string             `json:"mutator,omitempty"` // rollout in charge
+	ManifestDigest   string             `json:"manifest_digest"`
+	Manifest         *manifest.Manifest `json:"manifest,omitempty"` // only from rc get
+	Status           *StatusView        `json:"status"`             // null while no farm has reported
 }
 
 // NodeLossView says when the pods of a lost node are replaced, defaults included.
@@ -79,6 +81,7 @@ const (
 // alarms are the conditions that name a controller's state when they are true, the worst first.
 var alarms = [...]rc.ConditionType{
 	rc.Unreadable, rc.BreakerTripped, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
+	rc.RequestVoid, rc.Misplaced,
 }
 
 // stateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is
@@ -131,7 +134,7 @@ func newRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
 		PodLabels: r.PodLabels, Replicas: r.Desired(), ReplicaGroups: r.ReplicaGroups, MaxPerNode: r.MaxPerNode, Spread: r.Spread,
 		MinAvailable: r.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
-		ManifestDigest: r.ManifestDigest,
+		ManifestDigest: r.ManifestDigest, ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{
 			Action:         r.NodeLoss.Action,
 			After:          field.Duration(r.NodeLoss.After.Or(rc.DefaultNodeLossAfter)),

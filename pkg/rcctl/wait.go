@@ -149,3 +149,41 @@ func progress(want rc.RC, o observation) string {
 	}
 	return line + alarms
 }
+
+// pending is something that is written, and that others carry out.
+type pending struct {
+	subject string // such as "node n1"
+	written string // a sentence: what is written
+	goal    string // what it will be, such as "drained"
+	hint    string // the command that shows how far it is
+}
+
+// waitFor looks until look says that it is done, and prints what it says of the way there whenever that is new. A read that fails
+// is said too and tried again. It returns *waitError when the time is up, and a *refusedError of look's at once.
+func (t *tool) waitFor(ctx context.Context, p pending, limit time.Duration, look func(ctx context.Context) (line string, done bool, err error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", p.goal, limit))
+	defer cancel()
+	last := ""
+	for {
+		line, done, err := look(ctx)
+		var refused *refusedError
+		switch {
+		case errors.As(err, &refused):
+			return err
+		case err != nil && ctx.Err() == nil:
+			line = err.Error()
+		case err == nil && done:
+			return nil
+		}
+		if ctx.Err() == nil && line != last {
+			fmt.Fprintf(t.err, "%s: %s\n", p.subject, forTerminal(line))
+			last = line
+		}
+		if err := rest(ctx, pollEvery); err != nil {
+			if errors.Is(err, context.Canceled) {
+				err = errors.New("interrupted")
+			}
+			return &waitError{text: fmt.Sprintf("%s: %s; %v; last seen: %s; look with: %s", p.subject, p.written, err, last, p.hint)}
+		}
+	}
+}

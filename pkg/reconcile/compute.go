@@ -4,14 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
-
-// ProgressDeadline is how long an upgraded pod may take to become available before the rest of the upgrade is halted.
-const ProgressDeadline = 2 * time.Minute
 
 // Compute decides everything about one controller. Each identity changes at most once per plan; what one change makes
 // possible comes with the next look.
@@ -42,6 +38,7 @@ func Compute(s *Snapshot) Plan {
 		c.drainsWait()
 	}
 	c.markGhosts()
+	c.rely()
 	c.report()
 	return c.plan
 }
@@ -55,6 +52,8 @@ type computation struct {
 	held    int                   // pods that are not stopped because of the breaker
 	waiting bool                  // something is not done because of the hold
 	forLost *int                  // how many lost pods may be replaced besides; nil: not yet reckoned
+	over    map[string]bool       // roles with more pods than they should have; nil: not yet reckoned
+	awaited *string               // see unconfirmed; nil: not yet looked for
 	// replaced counts the pods of lost machines that are: their new copies stand besides all that stands now.
 	replaced int
 }
@@ -73,7 +72,12 @@ func (c *computation) mayStop() bool {
 	return false
 }
 
+// add plans a change. What is decided about a pod whose machine is taken for lost lands only while it is: back, it may be
+// available as it last said, which moves nothing else that the change depends on.
 func (c *computation) add(ch Change) {
+	if p := c.find(ch.Identity); p != nil && c.s.gone(p.Node) {
+		ch.needsDead(c.s.death(p.Node))
+	}
 	c.touched[ch.Identity] = true
 	c.plan.Changes = append(c.plan.Changes, ch)
 }
@@ -140,13 +144,7 @@ func (c *computation) adopt() {
 	}
 }
 
-func (c *computation) find(id pod.Identity) *Pod {
-	i, ok := slices.BinarySearchFunc(c.s.Pods, id, func(p Pod, id pod.Identity) int { return p.Identity.Compare(id) })
-	if !ok {
-		return nil
-	}
-	return &c.s.Pods[i]
-}
+func (c *computation) find(id pod.Identity) *Pod { return c.s.find(id) }
 
 func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 	next := p.Placement
@@ -159,7 +157,7 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 		next.Labels = c.s.RC.PodLabelSet(o.PodID, c.s.Manifest.Labels)
 	}
 	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
-	next.StoppingSince, next.LostSince, next.UnmanagedSince = nil, nil, nil
+	next.StoppingSince, next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, nil, 0
 	next.AdoptedAtGeneration, next.Switching = c.s.RC.Generation, false
 	in, holder := next.Intent(), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	ch := Change{
@@ -188,7 +186,7 @@ func (c *computation) expel(o *Orphan, p *Pod) {
 	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
 	stop, holder := next.GhostIntent(ghost), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	c.add(Change{
-		Action: Expel, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: true,
+		Action: Expel, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: true,
 		Reason:  fmt.Sprintf("a second copy runs on %s at a lower revision", o.Node),
 		Intents: []IntentChange{{Node: o.Node, Intent: &stop}},
 		Reserve: []ReserveChange{{Node: o.Node, Holder: &holder, Force: true}},
@@ -351,7 +349,7 @@ func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
 	in := next.Intent()
 	ch := Change{
 		Action: Stop, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
-		NeedsBreaker: true, NeedsBell: dependsOnOthers,
+		NeedsBreaker: true, NeedsMinimum: dependsOnOthers,
 		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
 	}
 	next.Ghosts = slices.Clone(next.Ghosts)

@@ -33,7 +33,7 @@ func (c *computation) force() {
 func (c *computation) leave(p *Pod, left func(nodeName string) bool, reason string, dependsOnOthers bool) {
 	others := slices.DeleteFunc(slices.Clone(p.Placement.Ghosts), func(g pod.Ghost) bool { return left(g.Node) })
 	if g, runs := c.formerCopy(p, others); runs {
-		c.comeBack(p, g, reason, dependsOnOthers)
+		c.comeBack(p, g, p.Avoid, reason, dependsOnOthers)
 		return
 	}
 	c.stop(p, reason, dependsOnOthers)
@@ -71,14 +71,15 @@ func (c *computation) transfer() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		standing += c.standing(p)
-		busy = busy || c.leaving(p)
+		_, occupied := c.occupied(p)
+		busy = busy || occupied
 		if p.RunState != pod.Running || c.touched[p.Identity] {
 			continue
 		}
 		if c.s.available(p) {
 			available++
 		}
-		if c.misplaced(p) && c.kept(p) == "" {
+		if c.misplaced(p) && c.kept(p) == "" && !c.triedEnough(p) {
 			misplaced = append(misplaced, p)
 		}
 	}
@@ -89,8 +90,9 @@ func (c *computation) transfer() {
 		c.waiting = true
 		return
 	}
+	// Those that were tried in vain come last: what ails them may spare the others.
 	p := slices.MinFunc(misplaced, func(a, b *Pod) int {
-		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
+		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
 	least := c.s.RC.MinimumAvailable()
 	room := standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge()
@@ -104,7 +106,7 @@ func (c *computation) transfer() {
 		c.plan.Adds = append(c.plan.Adds, p.Identity)
 		c.touched[p.Identity] = true
 	default:
-		c.leave(p, c.drained, "it must leave "+p.Node+", and there is no room for a second copy", least > 0)
+		c.leave(p, c.drained, "it must leave "+p.Node+", and there is no room for a second copy", true)
 	}
 }
 
@@ -113,9 +115,6 @@ func (c *computation) misplaced(p *Pod) bool {
 	v := c.s.Nodes[p.Node]
 	return v != nil && v.Alive && (v.MustLeave() || !c.s.matches(v))
 }
-
-// leaving reports whether a former copy of the pod runs, or may.
-func (c *computation) leaving(p *Pod) bool { return slices.ContainsFunc(p.Placement.Ghosts, c.lingers) }
 
 // lingers tells a former copy that runs, or may, from one whose machine is lost. The latter is in nobody's way: if it comes
 // back it is told what to do then.
@@ -131,7 +130,7 @@ func (c *computation) kept(p *Pod) string {
 	case c.stays(p):
 		return "it was found running and stays as it is until the controller is changed"
 	case c.s.RC.Strategy == rc.Static:
-		return "its controller is static; end the drain, or drain with --deadline and --force"
+		return "its controller is static"
 	case c.s.RC.Mutator != "":
 		return "rollout " + c.s.RC.Mutator + " is in charge of its controller"
 	case c.s.Manifest == nil:
@@ -140,21 +139,39 @@ func (c *computation) kept(p *Pod) string {
 	return ""
 }
 
-// drainsWait says which pod keeps a drain from ending, and why, unless it is on its way.
+// drainsWait says which pod does not leave its node, though it should, and why, unless it is on its way.
 func (c *computation) drainsWait() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		if p.RunState != pod.Running || c.touched[p.Identity] {
 			continue
 		}
-		if c.drained(p.Node) {
+		if state, _, why := c.moveOf(p); state == stuck {
+			c.block(why)
+		} else if c.misplaced(p) && (c.drained(p.Node) || c.kept(p) == "") {
 			if why := c.waitsFor(p); why != "" {
 				c.block(fmt.Sprintf("%s.%d must leave %s: %s", p.Role, p.Identity.Index, p.Node, why))
 			}
-		} else if slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 && c.drained(g.Node) }) && !p.arrived() {
-			c.block(c.judge(p))
 		}
 	}
+}
+
+// misplacements says which pods stay on nodes that the selector does not match, and why nobody moves them; "" for none.
+func (c *computation) misplacements() string {
+	if c.s.RC.Disabled || c.s.RC.DeletedAt != nil {
+		return ""
+	}
+	var stay []string
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if v := c.s.Nodes[p.Node]; p.RunState != pod.Running || v == nil || !v.Alive || c.s.matches(v) {
+			continue
+		}
+		if why := c.kept(p); why != "" {
+			stay = append(stay, fmt.Sprintf("%s.%d stays on %s, whose labels %q does not match: %s", p.Role, p.Identity.Index, p.Node, c.s.RC.NodeSelector, why))
+		}
+	}
+	return Few(stay)
 }
 
 // drained reports whether pods must leave a living node.
@@ -167,8 +184,12 @@ func (c *computation) drained(nodeName string) bool {
 func (c *computation) waitsFor(p *Pod) string {
 	why, drain := c.kept(p), c.forcing(p, p.Node)
 	switch {
+	case why == "" && c.triedEnough(p):
+		return fmt.Sprintf("%s; it is tried again at %s", c.s.tried(p), c.s.RC.AvoidedUntil(c.s.RC.Avoided(&p.Placement, c.s.Now)[0]).UTC().Format(time.RFC3339))
 	case why == "":
 		return c.unconfirmed()
+	case c.s.RC.Strategy == rc.Static && drain == nil:
+		why += "; end the drain, or drain with --deadline and --force"
 	case drain != nil && !c.s.RC.Disabled && drain.Deadline != nil && drain.Deadline.After(c.s.Now):
 		why += "; it is stopped at " + drain.Deadline.UTC().Format(time.RFC3339)
 	}
@@ -177,13 +198,19 @@ func (c *computation) waitsFor(p *Pod) string {
 
 // unconfirmed returns which former copy keeps others from being moved, because its node cannot say that it has stopped.
 func (c *computation) unconfirmed() string {
+	if c.awaited == nil {
+		text := c.awaitedNow()
+		c.awaited = &text
+	}
+	return *c.awaited
+}
+
+func (c *computation) awaitedNow() string {
 	for i := range c.s.Pods {
-		for _, g := range c.s.Pods[i].Placement.Ghosts {
-			if c.lingers(g) && !c.s.aliveOn(g.Node) {
-				id := c.s.Pods[i].Identity
-				return fmt.Sprintf("one pod moves at a time, and %s, which has no preparer, has not confirmed that %s.%d stopped there",
-					g.Node, id.Role, id.Index)
-			}
+		if g, occupied := c.occupied(&c.s.Pods[i]); occupied && !c.s.aliveOn(g.Node) {
+			id := c.s.Pods[i].Identity
+			return fmt.Sprintf("one pod moves at a time, and %s, which has no preparer, has not confirmed that %s.%d stopped there",
+				g.Node, id.Role, id.Index)
 		}
 	}
 	return ""

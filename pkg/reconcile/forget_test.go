@@ -13,7 +13,7 @@ import (
 )
 
 func forget(id, on string, p *reconcile.Pod) reconcile.Request {
-	return reconcile.Request{ID: id, Forget: true, Node: on, Pod: p.Identity, NodeIndex: 5}
+	return reconcile.Request{ID: id, Forget: true, Node: on, Pod: p.Identity, NodeIndex: 5, Declared: 5}
 }
 
 // What is forgotten is so on condition that its node stays dead. A second request about the pod waits for the next pass.
@@ -25,11 +25,14 @@ func TestForgettingDependsOnTheNode(t *testing.T) {
 	s.Pods = []reconcile.Pod{p}
 	s.Requests = []reconcile.Request{forget("first", "n1", &p), forget("second", "n0", &p), {ID: "node lives", Forget: true, Alive: true, Node: "n0", Pod: p.Identity}}
 	plan := reconcile.Compute(s)
-	if len(plan.Changes) != 1 || plan.Changes[0].NeedsDead == nil || *plan.Changes[0].NeedsDead != (reconcile.DeadNode{Name: "n1", Index: 5}) {
+	if len(plan.Changes) != 1 || !slices.Equal(plan.Changes[0].NeedsDead, []reconcile.DeadNode{{Name: "n1", Index: 5}}) {
 		t.Errorf("changes %+v", plan.Changes)
 	}
 	if got := answers(&plan); !slices.Equal(got, []string{"first", "node lives"}) {
 		t.Errorf("answered %v", got)
+	}
+	if len(plan.Void) != 1 || plan.Void[0].Request != "node lives" || !plan.Status.Is(rc.RequestVoid) {
+		t.Errorf("void %v, status %+v", plan.Void, plan.Status)
 	}
 }
 
@@ -45,7 +48,7 @@ func TestForgettingWaitsForTheBreaker(t *testing.T) {
 		s.Pods = []reconcile.Pod{p}
 		s.Requests = []reconcile.Request{forget("r", "n0", &p)}
 		plan := reconcile.Compute(s)
-		i := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.NeedsDead != nil })
+		i := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.NeedsDead != nil && ch.Action != reconcile.Mark })
 		if waits := breaker != ""; waits != (i < 0) || waits != (len(answers(&plan)) == 0) {
 			t.Errorf("breaker %q: answered %v, changes %+v", breaker, answers(&plan), plan.Changes)
 		}
@@ -326,5 +329,30 @@ func TestTheLoserStaysWhileTheWinnersMachineIsLost(t *testing.T) {
 		if got := stops(&plan); slices.Contains(got, "n1") == lost || plan.Status.Available != 1 {
 			t.Errorf("lost %t: stops on %v, status %+v", lost, got, plan.Status)
 		}
+	}
+}
+
+// A request is about the death that the operator saw. The status tells for a while that it was void.
+func TestForgettingIsVoidOnceTheNodeWasBack(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(1)
+	p := running(0, "n0", 5, 0)
+	s.Nodes["n0"].Alive, s.Nodes["n0"].FreeIndex = false, 9
+	p.UnmanagedSince, p.DeadIndex = &s.Now, 9
+	s.Pods = []reconcile.Pod{p}
+	r := forget("r", "n0", &p)
+	r.NodeIndex = 9
+	s.Requests = []reconcile.Request{r}
+	plan := reconcile.Compute(s)
+	if len(plan.Changes) != 0 || len(plan.Void) != 1 || !slices.Equal(answers(&plan), []string{"r"}) || !plan.Status.Is(rc.RequestVoid) {
+		t.Errorf("void %v, changes %v, status %+v", plan.Void, plan.Changes, plan.Status)
+	}
+	s.Requests, s.Previous, s.Now = nil, &plan.Status, s.Now.Add(time.Minute)
+	if plan = reconcile.Compute(s); !plan.Status.Is(rc.RequestVoid) || plan.Again > 9*time.Minute {
+		t.Errorf("a minute later: look again after %s, status %+v", plan.Again, plan.Status)
+	}
+	s.Previous, s.Now = &plan.Status, s.Now.Add(10*time.Minute)
+	if plan = reconcile.Compute(s); plan.Status.Is(rc.RequestVoid) {
+		t.Errorf("at last: %+v", plan.Status)
 	}
 }

@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -121,7 +122,7 @@ func TestAdoptedPodsOfOneRoleTakeTheRoomOfAnother(t *testing.T) {
 }
 
 // Stopping a pod because it is not available relies on its not having become available since.
-func TestStoppingTheUnavailableDependsOnTheBell(t *testing.T) {
+func TestStoppingTheUnavailableDependsOnTheMinimum(t *testing.T) {
 	s := snapshotOf(2)
 	least := 2
 	s.RC.MinAvailable = &least
@@ -129,8 +130,35 @@ func TestStoppingTheUnavailableDependsOnTheBell(t *testing.T) {
 	sick.Reality.Available = false
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0), sick}
 	for _, ch := range reconcile.Compute(s).Changes {
-		if !ch.NeedsBell {
-			t.Errorf("P6: %s would land although it became available and another did not stay so", &ch)
+		if !ch.NeedsMinimum || ch.Takes || len(ch.NeedsReports) > 0 {
+			t.Errorf("P6: %s would land although it became available and another did not stay so: %+v", &ch, ch)
+		}
+	}
+	if plan := reconcile.Compute(s); len(plan.Counting) != 2 || plan.Minimum != 2 {
+		t.Errorf("counting are %v, the minimum is %d", plan.Counting, plan.Minimum)
+	}
+	// Below the minimum nothing that has become available since may go.
+	s.Pods[1].Reality.Available = false
+	for _, ch := range reconcile.Compute(s).Changes {
+		if ch.NeedsMinimum || !slices.Equal(ch.NeedsReports, []string{ch.Placement.Node}) {
+			t.Errorf("P6: %s would land although it became available: %+v", &ch, ch)
+		}
+	}
+}
+
+// The copy that counts while another of the same pod goes is the one that must not fall, whatever the others do, and also where there is no
+// minimum.
+func TestAFormerCopyGoesOnlyWithTheReportOfTheOther(t *testing.T) {
+	for least := range 2 {
+		s := snapshotOf(1)
+		s.RC.MinAvailable = &least
+		p := running(0, "n1", 5, 0)
+		p.Placement.Ghosts = []pod.Ghost{{Node: "n0", Since: s.Now}}
+		p.Ghosts = map[string]*pod.Reality{"n0": {Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}}
+		s.Pods = []reconcile.Pod{p}
+		plan := reconcile.Compute(s)
+		if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Expel || plan.Changes[0].NeedsMinimum || !slices.Equal(plan.Changes[0].NeedsReports, []string{"n1"}) {
+			t.Errorf("minimum %d: %+v", least, plan.Changes)
 		}
 	}
 }

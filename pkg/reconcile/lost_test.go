@@ -71,7 +71,7 @@ func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 
 	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = true, false
 	p.Node, p.Placement.Ghosts = "n1", []pod.Ghost{{Node: "n0"}}
-	p.Ghosts["n0"], p.Reality = p.Reality, nil
+	p.Ghosts["n0"], p.Reality, p.ChangedAt = p.Reality, nil, s.Now
 	if plan = reconcile.Compute(s); plan.Status.Available != 1 {
 		t.Fatalf("it moves, and its former copy is available: %+v", plan.Status)
 	}
@@ -101,7 +101,7 @@ func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
 	if len(plan.Adds) != 1 || len(plan.Changes) != 0 {
 		t.Fatalf("adds %v, changes %v", plan.Adds, plan.Changes)
 	}
-	plan.Unscheduled(s.Now, "out of order")
+	plan.Unscheduled(s, "out of order")
 	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark || plan.Changes[0].Placement.LostSince == nil {
 		t.Errorf("changes %v", plan.Changes)
 	}
@@ -120,5 +120,88 @@ func TestALostPodWaitsForRoom(t *testing.T) {
 		if plan := reconcile.Compute(s); len(plan.Adds) != want {
 			t.Errorf("surge %d: adds %v", surge, plan.Adds)
 		}
+	}
+}
+
+// A node that came back and lost its preparer again before its owner looked has not died a second time: what the placements say is
+// about another death, and the time counts from now.
+func TestALossIsAboutOneDeath(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(2)
+	s.RC.NodeLoss.After = new(field.Duration)
+	before := s.Now.Add(-time.Hour)
+	s.Nodes["n0"].Alive, s.Nodes["n0"].FreeIndex = false, 40
+	s.Nodes["n3"].Alive, s.Nodes["n3"].FreeIndex = false, 60
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+	p, former := &s.Pods[0], &s.Pods[1]
+	p.LostSince, p.DeadIndex = &before, 30
+	former.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, Gone: true, DeadIndex: 50}}
+	plan := reconcile.Compute(s)
+	p.Placement, former.Placement = next(t, &plan, p), next(t, &plan, former)
+	if p.LostSince != nil || p.UnmanagedSince == nil || !p.UnmanagedSince.Equal(s.Now) || p.DeadIndex != 40 || plan.Status.Lost != 0 || plan.Status.Available != 2 || len(plan.Adds) > 0 {
+		t.Errorf("%+v, status %+v, adds %v", p.Placement, plan.Status, plan.Adds)
+	}
+	if g := former.Placement.Ghosts[0]; g.Gone || g.DeadIndex != 0 {
+		t.Errorf("former copy %+v", g)
+	}
+
+	// Consul says that this time the machine died.
+	s.Nodes["n3"].Gone = true
+	plan = reconcile.Compute(s)
+	former.Placement = next(t, &plan, former)
+	if g := former.Placement.Ghosts[0]; !g.Gone || g.DeadIndex != 60 {
+		t.Errorf("former copy %+v", g)
+	}
+	if ch := plan.Changes[0]; len(plan.Changes) != 1 || len(ch.NeedsDead) != 1 || ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n3", Index: 60}) {
+		t.Errorf("changes %+v", plan.Changes)
+	}
+}
+
+// A lost pod goes first where there are too many. Its node may come back with it, available as it last said and without a word, so
+// that the stop lands only while it is away (P6).
+func TestAStopOfALostPodDependsOnTheLoss(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(1)
+	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Nodes["n0"].FreeIndex = false, true, 40
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+	s.Pods[0].LostSince, s.Pods[0].DeadIndex = &s.Now, 40
+	plan := reconcile.Compute(s)
+	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || len(ch.NeedsDead) != 1 || ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n0", Index: 40}) {
+		t.Errorf("changes %+v", plan.Changes)
+	}
+}
+
+// A machine that never comes back keeps no controller from having converged: neither with a former copy nor with a pod that was to stop.
+// One that may run, because only its preparer is away, does; and a deleted controller is not done before the operator's word.
+func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
+	t.Parallel()
+	for name, there := range map[string]func(s *reconcile.Snapshot){
+		"former copy": func(s *reconcile.Snapshot) {
+			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, Gone: true, DeadIndex: 40}}
+		},
+		"stopping": func(s *reconcile.Snapshot) {
+			p := running(1, "n3", 5, 0)
+			p.RunState, p.StoppingSince = pod.Stopped, &s.Now
+			s.Pods = append(s.Pods, p)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := snapshotOf(1)
+			s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
+			s.Nodes["n3"].Alive, s.Nodes["n3"].Gone, s.Nodes["n3"].FreeIndex = false, true, 40
+			there(s)
+			if plan := reconcile.Compute(s); !plan.Status.Is(rc.Converged) || len(plan.Changes) != 0 {
+				t.Errorf("lost: %+v, changes %v", plan.Status, plan.Changes)
+			}
+			s.RC.DeletedAt = &s.Now
+			if plan := reconcile.Compute(s); plan.Status.Is(rc.Converged) || plan.Finish {
+				t.Errorf("deleted: %+v", plan.Status)
+			}
+			s.RC.DeletedAt, s.Nodes["n3"].Gone, s.Nodes["n3"].FreeIndex = nil, false, 50
+			if plan := reconcile.Compute(s); plan.Status.Is(rc.Converged) {
+				t.Errorf("without a preparer: %+v", plan.Status)
+			}
+		})
 	}
 }

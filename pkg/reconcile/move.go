@@ -10,7 +10,7 @@ import (
 )
 
 // markLost keeps in the placements since when a node is gone or without a preparer, so that a successor counts from the
-// same moment (P7).
+// same moment (P7). What was written about an earlier death counts no more: the node has been alive since.
 func (c *computation) markLost() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
@@ -20,7 +20,11 @@ func (c *computation) markLost() {
 		}
 		next := p.Placement
 		lost, unmanaged := c.s.gone(p.Node), !v.Alive && !c.s.gone(p.Node)
-		changed := c.since(&next.LostSince, lost)
+		changed := next.DeadIndex != v.FreeIndex
+		if changed {
+			next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, v.FreeIndex
+		}
+		changed = c.since(&next.LostSince, lost) || changed
 		changed = c.since(&next.UnmanagedSince, unmanaged) || changed
 		if !changed {
 			continue
@@ -33,11 +37,14 @@ func (c *computation) markLost() {
 			reason = "its node has no preparer"
 		}
 		mark := Change{Action: Mark, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason}
-		if id := p.Identity; !c.surplus(p.Role) && c.dueForReplacement(&next) && c.takeRoom(p) {
+		if !v.Alive {
+			mark.needsDead(c.s.death(p.Node))
+		}
+		if id := p.Identity; c.toReplace(p, &next) {
 			c.plan.Adds = append(c.plan.Adds, id) // the mark comes with the move, or instead of it
 			c.plan.Marks = append(c.plan.Marks, mark)
 			c.touched[id] = true
-			p.LostSince, p.UnmanagedSince = next.LostSince, next.UnmanagedSince
+			p.LostSince, p.UnmanagedSince, p.DeadIndex = next.LostSince, next.UnmanagedSince, next.DeadIndex
 			continue
 		}
 		c.add(mark)
@@ -48,21 +55,64 @@ func (c *computation) markLost() {
 func (c *computation) markGhosts() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
+		if len(p.Placement.Ghosts) == 0 {
+			continue
+		}
 		next, changed := p.Placement, false
 		next.Ghosts = slices.Clone(next.Ghosts)
+		ch := Change{
+			Action: Mark, Identity: p.Identity, Index: p.Index, Placement: &next,
+			Reason: "the machine of a former copy is lost, or is back",
+		}
 		for i := range next.Ghosts {
 			g := &next.Ghosts[i]
-			if gone := c.s.gone(g.Node); c.s.Nodes[g.Node] != nil && g.Gone != gone {
-				g.Gone, changed = gone, true
+			if c.s.Nodes[g.Node] == nil {
+				continue
+			}
+			if !c.s.noteGone(g) {
+				continue
+			}
+			changed = true
+			if g.Gone {
+				ch.needsDead(c.s.death(g.Node))
 			}
 		}
-		if changed && !c.touched[p.Identity] {
-			c.add(Change{
-				Action: Mark, Identity: p.Identity, Index: p.Index, Placement: &next,
-				Reason: "the machine of a former copy is lost, or is back",
-			})
+		switch {
+		case !changed:
+		case !c.touched[p.Identity]:
+			c.add(ch)
+		default:
+			c.markInstead(ch)
 		}
 	}
+}
+
+// markInstead keeps a mark of a former copy for where a pod that is to be placed elsewhere finds no node.
+func (c *computation) markInstead(ch Change) {
+	if !slices.Contains(c.plan.Adds, ch.Identity) {
+		return
+	}
+	i := slices.IndexFunc(c.plan.Marks, func(m Change) bool { return m.Identity == ch.Identity })
+	if i < 0 {
+		c.plan.Marks = append(c.plan.Marks, ch)
+		return
+	}
+	m := &c.plan.Marks[i]
+	m.Placement.Ghosts = ch.Placement.Ghosts
+	for _, dead := range ch.NeedsDead {
+		m.needsDead(dead)
+	}
+}
+
+// noteGone writes down whether the machine of a former copy, on a node that has a record, is lost. It reports whether that is new.
+func (s *Snapshot) noteGone(g *pod.Ghost) (isNew bool) {
+	gone, death := s.gone(g.Node), uint64(0)
+	if gone {
+		death = s.death(g.Node).Index
+	}
+	isNew = g.Gone != gone || g.DeadIndex != death
+	g.Gone, g.DeadIndex = gone, death
+	return isNew
 }
 
 // since sets or clears a mark, and reports whether that changed it.
@@ -97,16 +147,37 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 	return due(p.LostSince, c.grace(true)) || due(p.UnmanagedSince, c.grace(false))
 }
 
+// toReplace reports whether a pod is to be placed elsewhere now because its node is lost, as its next placement says, and takes
+// the room for that. One that has somewhere to go back to goes back instead.
+func (c *computation) toReplace(p *Pod, next *pod.Placement) bool {
+	if c.surplus(p.Role) || !c.dueForReplacement(next) || c.triedEnough(p) {
+		return false
+	}
+	if _, back, _ := c.moveOf(p); back != nil {
+		return false
+	}
+	return c.takeRoom(p)
+}
+
 // surplus reports whether a role has more pods than it should. Those that are lost are then the first to stop (see remove),
 // not to be replaced.
 func (c *computation) surplus(role string) bool {
-	want := 0
-	for _, g := range c.s.RC.ReplicaGroups {
-		if g.Role == role {
-			want = *g.Count
+	if c.over == nil {
+		running := map[string]int{}
+		for i := range c.s.Pods {
+			if p := &c.s.Pods[i]; p.RunState == pod.Running {
+				running[p.Role]++
+			}
+		}
+		for _, g := range c.s.RC.ReplicaGroups {
+			running[g.Role] -= *g.Count
+		}
+		c.over = map[string]bool{}
+		for role, more := range running {
+			c.over[role] = more > 0
 		}
 	}
-	return len(c.running(role)) > want
+	return c.over[role]
 }
 
 // takeRoom reports whether one more lost pod may be replaced now, and takes the room for it: what runs, or has yet to stop, on
@@ -140,7 +211,7 @@ func (c *computation) asGoodAsLost(p *Pod) bool {
 		return false
 	}
 	since := c.s.Now
-	if p.UnmanagedSince != nil {
+	if p.UnmanagedSince != nil && c.s.sinceDeath(&p.Placement) {
 		since = *p.UnmanagedSince
 	}
 	return c.s.Now.Sub(since) >= c.grace(false)
@@ -151,42 +222,20 @@ func (c *computation) asGoodAsLost(p *Pod) bool {
 func (c *computation) replaceLost() {
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
-		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && !c.surplus(p.Role) && c.dueForReplacement(&p.Placement) && c.takeRoom(p) {
+		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && c.toReplace(p, &p.Placement) {
 			c.plan.Adds = append(c.plan.Adds, p.Identity)
 			c.touched[p.Identity] = true
 		}
 	}
 }
 
-// finishMoves ends the old copy of a moved pod once the new one is available, or keeps the old one if its lost node came
-// back first.
-func (c *computation) finishMoves() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if c.touched[p.Identity] || p.RunState != pod.Running {
-			continue
-		}
-		if c.s.availableHere(p) {
-			c.dismiss(p, func(string) bool { return true }, "it is available on "+p.Node, false)
-			continue
-		}
-		for _, g := range p.Placement.Ghosts {
-			r := p.Ghosts[g.Node]
-			if g.Lost && g.Revision == 0 && c.s.aliveOn(g.Node) && r != nil && r.Available {
-				c.comeBack(p, g, "its lost node came back before the replacement on "+p.Node+" was available", true)
-				break
-			}
-		}
-	}
-}
-
-// dismiss stops every former copy that still runs on one of some nodes. Whether it may depends on the bell unless somebody
-// said that they go in any case.
+// dismiss stops every former copy that still runs on one of some nodes. Whether it may depends on what is available unless
+// somebody said that they go in any case.
 func (c *computation) dismiss(p *Pod, from func(nodeName string) bool, reason string, anyway bool) {
 	next := p.Placement
 	next.Ghosts = slices.Clone(next.Ghosts)
 	ch := Change{
-		Action: Expel, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: !anyway, Reason: reason,
+		Action: Expel, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: !anyway, Reason: reason,
 	}
 	for i := range next.Ghosts {
 		g := &next.Ghosts[i]
@@ -205,17 +254,19 @@ func (c *computation) dismiss(p *Pod, from func(nodeName string) bool, reason st
 	}
 }
 
-// comeBack gives a pod back to the node of a former copy that was left running, and stops the one where it is placed.
-func (c *computation) comeBack(p *Pod, g pod.Ghost, reason string, dependsOnOthers bool) {
+// comeBack gives a pod back to the node of a former copy that was left running, and stops the one where it is placed. Avoid are
+// the nodes to which it was moved in vain.
+func (c *computation) comeBack(p *Pod, g pod.Ghost, avoid []pod.Avoided, reason string, dependsOnOthers bool) {
 	if !c.mayStop() {
 		return
 	}
 	next := c.backOn(p, p.Placement, g)
+	next.Avoid = avoid
 	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now, Ports: p.Ports}
 	next.Ghosts = append(next.Ghosts, left)
 	in, stop := next.Intent(), next.GhostIntent(left)
 	c.add(Change{
-		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsBell: dependsOnOthers, Reason: reason,
+		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: dependsOnOthers, Reason: reason,
 		Intents: []IntentChange{{Node: g.Node, Intent: &in}, {Node: p.Node, Intent: &stop}},
 	})
 }
@@ -235,12 +286,12 @@ func (c *computation) backOn(p *Pod, next pod.Placement, g pod.Ghost) pod.Placem
 		}
 	}
 	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
-	next.LostSince, next.UnmanagedSince = nil, nil
+	next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, 0
 	switch v := c.s.Nodes[g.Node]; {
 	case c.s.gone(g.Node):
-		next.LostSince = c.lostSince(g)
+		next.LostSince, next.DeadIndex = c.lostSince(g), v.FreeIndex
 	case v != nil && !v.Alive:
-		next.UnmanagedSince = c.lostSince(g)
+		next.UnmanagedSince, next.DeadIndex = c.lostSince(g), v.FreeIndex
 	}
 	return next
 }
@@ -259,7 +310,7 @@ func (c *computation) lostSince(g pod.Ghost) *time.Time {
 		if gone {
 			mark = p.LostSince
 		}
-		if p.Node == g.Node && p.RunState == pod.Running && mark != nil && mark.Before(since) {
+		if p.Node == g.Node && p.RunState == pod.Running && c.s.sinceDeath(&p.Placement) && mark != nil && mark.Before(since) {
 			since = *mark
 		}
 	}
@@ -294,20 +345,37 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next := p.Placement
 	m := s.Manifest
 	lost := !s.aliveOn(p.Node)
+	ghost := pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now, Ports: p.Ports}
+	known := s.Nodes[p.Node] != nil
+	if known {
+		s.noteGone(&ghost)
+	}
+	if !lost && slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 }) {
+		next.Avoid = s.avoiding(p) // it is moved on, because it got stuck here
+	}
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
-	next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Lost: lost, Gone: s.gone(p.Node), Since: s.Now, Ports: p.Ports})
+	next.Ghosts = append(next.Ghosts, ghost)
 	next.Node, next.Digest, next.PodID, next.Ports = nodeName, s.RC.ManifestDigest, m.ID, m.PortMap()
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
-	next.LostSince, next.UnmanagedSince, next.Switching = nil, nil, false
+	next.LostSince, next.UnmanagedSince, next.DeadIndex, next.Switching = nil, nil, 0, false
 	in, holder := next.Intent(), NewHolder(s, p.Identity)
 	reason := p.Node + " may not keep it"
 	if lost {
 		reason = p.Node + " is lost"
 	}
-	return Change{
+	ch := Change{
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
 	}
+	if lost && known {
+		ch.needsDead(s.death(p.Node))
+	}
+	for i := range next.Ghosts {
+		if g := &next.Ghosts[i]; s.Nodes[g.Node] != nil && s.noteGone(g) && g.Gone {
+			ch.needsDead(s.death(g.Node))
+		}
+	}
+	return ch
 }

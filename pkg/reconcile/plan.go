@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -41,10 +42,16 @@ type Change struct {
 	Reserve   []ReserveChange // one per node at the most
 	// NeedsBreaker: a `stopped` intent is written, so the breaker must not trip meanwhile.
 	NeedsBreaker bool
-	// NeedsBell: the change relies on pods being available (P6), so nothing may have been reported meanwhile.
-	NeedsBell bool
-	// NeedsDead: a node's preparer is taken to be dead, so it must not have come back meanwhile.
-	NeedsDead *DeadNode
+	// NeedsMinimum: the change may land only while the minimum is left (P6): of Plan.Counting, less what has stopped counting
+	// since and what changes of the plan that Take have taken, at least Plan.Minimum.
+	NeedsMinimum bool
+	// Takes: the pod counts as available and does not any more.
+	Takes bool
+	// NeedsReports are nodes whose realities of the pod must be as they were read: one that makes it count while another copy
+	// stops, or those that show that it does not count.
+	NeedsReports []string
+	// NeedsDead: these nodes' preparers are taken to be dead, so none may have come back meanwhile. Each is named once.
+	NeedsDead []DeadNode
 	// NeedsSchema: a pod is placed, so the cluster nonce must not change meanwhile (R1).
 	NeedsSchema bool
 	// Answers are the requests that are carried out with this change: they go with it or stay.
@@ -55,6 +62,13 @@ type Change struct {
 type DeadNode struct {
 	Name  string
 	Index uint64 // zero: there was no record
+}
+
+// needsDead makes the change depend on a node's staying dead, unless it does already.
+func (c *Change) needsDead(n DeadNode) {
+	if !slices.ContainsFunc(c.NeedsDead, func(other DeadNode) bool { return other.Name == n.Name }) {
+		c.NeedsDead = append(c.NeedsDead, n)
+	}
 }
 
 // IntentChange writes, or with a nil Intent removes, what a node must do about the identity.
@@ -97,13 +111,54 @@ func (c *Change) AssignPorts(nodeName string, numbers map[string]int) {
 
 // String describes the change on one line for the audit trail.
 func (c *Change) String() string {
-	where := ""
-	if c.Placement != nil {
+	where, left := "", strings.Join(c.left(), ", ")
+	switch {
+	case c.Action != Move && c.Action != Return && left != "":
+		where = " from " + left
+	case c.Placement != nil && left != "":
+		where = " from " + left + " to " + c.Placement.Node
+	case c.Placement != nil:
 		where = " on " + c.Placement.Node
-	} else if len(c.Intents) > 0 {
+	case len(c.Intents) > 0:
 		where = " from " + c.Intents[0].Node
 	}
 	return fmt.Sprintf("%s %s.%d%s: %s", c.Action, c.Identity.Role, c.Identity.Index, where, c.Reason)
+}
+
+// left returns the nodes that the pod leaves, or has left, with this change while it is on another.
+func (c *Change) left() []string {
+	if c.Placement == nil {
+		return nil
+	}
+	if ghosts := c.Placement.Ghosts; c.Action == Move && len(ghosts) > 0 {
+		return []string{ghosts[len(ghosts)-1].Node}
+	}
+	if c.Action != Expel && c.Action != Return && c.Action != Remove {
+		return nil
+	}
+	var names []string
+	for _, in := range c.Intents {
+		if in.Node != c.Placement.Node {
+			names = append(names, in.Node)
+		}
+	}
+	return names
+}
+
+// Nodes returns every node that the change has to do with, for the audit trail.
+func (c *Change) Nodes() []string {
+	names := c.left()
+	if c.Placement != nil {
+		names = append(names, c.Placement.Node)
+	}
+	for _, in := range c.Intents {
+		names = append(names, in.Node)
+	}
+	for _, r := range c.Reserve {
+		names = append(names, r.Node)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Plan is what to do next.
@@ -115,13 +170,36 @@ type Plan struct {
 	Marks []Change
 	// Answered are the requests that ask for nothing that is left to do. Others are with the changes; see Change.Answers.
 	Answered []string
-	Finish   bool          // the controller is deleted and nothing of it is left: remove its records
-	Status   rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
-	Again    time.Duration // look again after this long even if nothing rings; zero: no need
+	// Void are those of Answered that are not carried out, because what they say is not so any more.
+	Void   []Void
+	Finish bool          // the controller is deleted and nothing of it is left: remove its records
+	Status rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
+	Again  time.Duration // look again after this long even if nothing rings; zero: no need
+	// Counting are the copies that count as available, one of each pod, without those that changes take which do not need the
+	// minimum. Empty where no change needs it.
+	Counting []Copy
+	Minimum  int
+
+	failures []string // that Status.LastError names the first few of
 }
 
-// RoomRetry is how long after a pod found no room the nodes are asked again: nothing rings when another controller gives
-// room back.
+// Void is a request that is not carried out.
+type Void struct {
+	Request, Node string
+	Reason        string // a sentence that names the request
+}
+
+// voidShown is for how long a status tells of requests that were void.
+const voidShown = 10 * time.Minute
+
+// Copy is a pod on one of its nodes.
+type Copy struct {
+	Node string
+	pod.Identity
+}
+
+// RoomRetry is how long after something outside failed, or a change found no room where it must go, it is tried again: nothing rings
+// when another controller gives room back.
 const RoomRetry = 15 * time.Second
 
 func (p *Plan) lookAgain(after time.Duration) {
@@ -130,24 +208,46 @@ func (p *Plan) lookAgain(after time.Duration) {
 	}
 }
 
-// Short completes the status with what could not be placed: how many replicas, of how many nodes, and why those take none.
-func (p *Plan) Short(now time.Time, missing, nodes int, reasons string) {
-	if missing == 0 {
-		p.set(now, rc.InsufficientNodes, false, "")
+// Short completes the status with those of the plan's adds that could not be placed, and why the nodes take none; and asks for
+// another look when the nodes are to be asked again.
+func (p *Plan) Short(s *Snapshot, left []pod.Identity, reasons string, again time.Duration) {
+	if len(left) == 0 {
+		p.set(s.Now, rc.InsufficientNodes, false, "")
 		return
 	}
-	p.lookAgain(RoomRetry)
-	p.set(now, rc.InsufficientNodes, true,
-		fmt.Sprintf("%d of %d replicas have no node; of %d nodes, these take none: %s", missing, p.Status.Desired, nodes, reasons))
+	p.lookAgain(again)
+	p.set(s.Now, rc.InsufficientNodes, true,
+		fmt.Sprintf("%s; of %d nodes, these take none: %s", p.lacking(s, left), len(s.Nodes), reasons))
+}
+
+// lacking says what has no node: so many new replicas, and pods that have to leave the node where they are.
+func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
+	missing := 0
+	var move []string
+	for _, id := range left {
+		at := s.find(id)
+		if at == nil {
+			missing++
+			continue
+		}
+		text := fmt.Sprintf("%s.%d must leave %s and has no other node", id.Role, id.Index, at.Node)
+		if tried := s.tried(at); tried != "" {
+			text += " (" + tried + ")"
+		}
+		move = append(move, text)
+	}
+	if missing > 0 {
+		move = append([]string{fmt.Sprintf("%d of %d replicas have no node", missing, p.Status.Desired)}, move...)
+	}
+	return Few(move)
 }
 
 // Unscheduled says in the status that nothing could be placed because a scheduler failed. What would have come with a move is
 // written alone: a successor counts from the same moment (P7).
-func (p *Plan) Unscheduled(now time.Time, failure string) {
+func (p *Plan) Unscheduled(s *Snapshot, failure string) {
 	p.Retry()
 	p.Changes = append(p.Changes, p.Marks...)
-	p.set(now, rc.InsufficientNodes, true,
-		fmt.Sprintf("%d of %d replicas have no node: %s", len(p.Adds), p.Status.Desired, failure))
+	p.set(s.Now, rc.InsufficientNodes, true, p.lacking(s, p.Adds)+": "+failure)
 }
 
 // Block says in the status that changes could not be applied and why.
@@ -170,20 +270,18 @@ func (p *Plan) BooksDiffer(now time.Time, reason string) {
 // Fail says in the status that something could not be done because of a record that cannot be read. The rest goes on.
 func (p *Plan) Fail(text string) {
 	p.lookAgain(RoomRetry)
-	if p.Status.LastError != "" {
-		text = p.Status.LastError + "; " + text
-	}
-	p.Status.LastError = text
+	p.failures = append(p.failures, text)
+	p.Status.LastError = Few(p.failures)
 }
 
 func (p *Plan) set(now time.Time, t rc.ConditionType, isTrue bool, reason string) {
 	p.Status.Conditions = rc.SetCondition(p.Status.Conditions, t, isTrue, reason, now)
 }
 
-// PlaceOn returns the change that places, or moves, one of the plan's adds to a node.
+// PlaceOn returns the change that places, or moves, one of the adds to a node of a plan that was computed from the snapshot.
 func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
-	if i := slices.IndexFunc(s.Pods, func(p Pod) bool { return p.Identity == id }); i >= 0 {
-		return move(s, &s.Pods[i], nodeName)
+	if p := s.find(id); p != nil {
+		return move(s, p, nodeName)
 	}
 	m := s.Manifest
 	p := pod.Placement{

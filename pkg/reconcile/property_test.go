@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // world is a model of a cluster: the records, and nodes that do what they are told when the model lets them.
@@ -35,6 +36,9 @@ type world struct {
 	hold     bool
 	trace    bool
 	breaker  bool
+	lands    func() bool     // whether the next change lands; nil: all do
+	deaths   uint64          // of preparers so far: the index of a node's record while it is dead
+	sick     map[string]bool // nodes on which nothing becomes available
 }
 
 // records are what a restore brings back.
@@ -53,14 +57,14 @@ func newWorld() *world {
 	w := &world{
 		now: time.Unix(1_700_000_000, 0), nodes: map[string]*node.View{}, pods: map[pod.Identity]pod.Placement{},
 		indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{}, copies: map[at]pod.Intent{},
-		index: 1,
+		index: 1, sick: map[string]bool{},
 	}
 	for i := range 6 {
 		name := fmt.Sprintf("n%d", i)
 		w.nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 50}}, Alive: true}
 	}
-	zero := 0
-	w.rc = rc.RC{NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
+	zero, deadline := 0, field.Duration(3*time.Second)
+	w.rc = rc.RC{ProgressDeadline: &deadline, NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
 	return w
 }
 
@@ -111,7 +115,7 @@ func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 func (w *world) read() []reconcile.Request {
 	requests := slices.Clone(w.requests)
 	for i := range requests {
-		requests[i].Alive = w.nodes[requests[i].Node].Alive
+		requests[i].Alive, requests[i].NodeIndex = w.nodes[requests[i].Node].Alive, w.nodes[requests[i].Node].FreeIndex
 	}
 	return requests
 }
@@ -185,13 +189,14 @@ func without(p pod.Placement, nodeName string) pod.Placement {
 	return p
 }
 
-// gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back.
+// gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back, whether or not
+// anybody saw it.
 func (w *world) gone(name string) bool {
-	remembered := func(p pod.Placement) bool {
-		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil ||
-			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone })
-	}
 	v := w.nodes[name]
+	remembered := func(p pod.Placement) bool {
+		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone && g.DeadIndex == v.FreeIndex })
+	}
 	return v != nil && !v.Alive && (v.Gone || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
 }
 
@@ -207,7 +212,7 @@ func (w *world) running() int {
 }
 
 // pass makes one pass, checks the plan and applies it.
-func (w *world) pass(t *rapid.T, deep bool) int {
+func (w *world) pass(t rapid.TB, deep bool) int {
 	s := w.snapshot(deep)
 	before := w.available()
 	plan := reconcile.Compute(s)
@@ -215,27 +220,94 @@ func (w *world) pass(t *rapid.T, deep bool) int {
 	w.checkPlan(t, &plan, before)
 	w.answered(plan.Answered)
 	for _, id := range plan.Adds {
-		if name := w.nodeFor(id); name != "" {
+		if name := w.nodeFor(s, id); name != "" {
 			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, name))
+			w.checkDeaths(t, &plan.Changes[len(plan.Changes)-1])
 		}
 	}
 	for i := range plan.Changes {
+		if w.lands != nil && !w.lands() {
+			continue // its batch was refused, or the farm died before
+		}
 		if w.trace {
 			t.Logf("%s", &plan.Changes[i])
 		}
 		w.apply(t, &plan.Changes[i])
 	}
+	w.checkMoves(t, &plan)
 	if plan.Finish && len(w.pods) != 0 {
 		t.Fatalf("finished with %d placements", len(w.pods))
 	}
 	return len(plan.Changes)
 }
 
+// checkMoves proves that no move is left where it got stuck, if anything may be done about it.
+func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
+	for id, p := range w.pods {
+		if len(p.Avoid) > rc.MaxTries {
+			t.Fatalf("%s avoids %d nodes", id, len(p.Avoid))
+		}
+		r := w.reality[at{p.Node, id}]
+		if slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Identity == id }) {
+			continue // something else comes first
+		}
+		late := w.now.Sub(p.ChangedAt) >= w.rc.Deadline() && p.AdoptedAtGeneration == 0 && p.RunState == pod.Running
+		if w.hold || w.breaker || w.rc.DeletedAt != nil || !late || r.Available && r.Digest == p.Digest && !w.gone(p.Node) {
+			continue
+		}
+		for _, g := range p.Ghosts {
+			if g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.gone(g.Node) {
+				t.Fatalf("%s is stuck on %s, and its copy on %s is not the pod again", id, p.Node, g.Node)
+			}
+		}
+	}
+}
+
+// checkReliance makes sure that a change which stops something that does not count cannot take what has come to count meanwhile, below
+// the minimum, and that one which stops a copy because another counts needs that one.
+func (w *world) checkReliance(t rapid.TB, plan *reconcile.Plan, ch *reconcile.Change, stops bool) {
+	was, placed := w.pods[ch.Identity]
+	if !placed || !stops || ch.Placement == nil || ch.Action == reconcile.Repair || w.forcesGhost(was) {
+		return
+	}
+	if ch.Action == reconcile.Remove {
+		return // its node has stopped it, or is dead and stays so; what is left was asked to stop before, or has
+	}
+	if w.countsAs(ch.Identity, *ch.Placement) {
+		if len(ch.NeedsReports) != 1 || !w.reality[at{ch.NeedsReports[0], ch.Identity}].Available {
+			t.Fatalf("%s needs the reports of %v", ch, ch.NeedsReports)
+		}
+		return
+	}
+	if w.rc.MinimumAvailable() == 0 || w.takes(ch) {
+		return
+	}
+	if ch.Action == reconcile.Remove {
+		return // its node has stopped it, or was declared gone, and the other copies were asked to stop already
+	}
+	if left := len(plan.Counting) - takes(plan); ch.NeedsMinimum && left < w.rc.MinimumAvailable() {
+		t.Fatalf("%s depends on a minimum of %d, of which %d are left", ch, w.rc.MinimumAvailable(), left)
+	}
+	if !ch.NeedsMinimum && !slices.Contains(ch.NeedsReports, was.Node) {
+		t.Fatalf("%s would stop what has become available", ch)
+	}
+}
+
+func takes(plan *reconcile.Plan) int {
+	n := 0
+	for i := range plan.Changes {
+		if plan.Changes[i].Takes {
+			n++
+		}
+	}
+	return n
+}
+
 func (w *world) answered(ids []string) {
 	w.requests = slices.DeleteFunc(w.requests, func(r reconcile.Request) bool { return slices.Contains(ids, r.ID) })
 }
 
-func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
+func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 	seen := map[pod.Identity]bool{}
 	stops := 0
 	for i := range plan.Changes {
@@ -250,6 +322,7 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 			t.Fatalf("%s is changed twice in one plan", ch.Identity)
 		}
 		seen[ch.Identity] = true
+		w.checkDeaths(t, ch)
 		writesStop := false
 		for _, in := range ch.Intents {
 			if in.Intent != nil && in.Intent.State == pod.Stopped {
@@ -270,10 +343,13 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 		forced := w.isForced(ch)
 		if !forced && w.takes(ch) {
 			stops++
-			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && !ch.NeedsBell {
-				t.Fatalf("%s relies on others being available without the bell's condition", ch)
+			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && (!ch.NeedsMinimum || !ch.Takes) {
+				t.Fatalf("%s relies on others being available without the condition for that", ch)
 			}
+		} else if ch.Takes {
+			t.Fatalf("%s is said to take what counts", ch)
 		}
+		w.checkReliance(t, plan, ch, writesStop && !forced && w.rc.DeletedAt == nil)
 		if ch.Action == reconcile.Expel && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) {
 			t.Fatalf("%s: the winning copy is not available", ch)
 		}
@@ -325,11 +401,39 @@ func (w *world) checkPlan(t *rapid.T, plan *reconcile.Plan, available int) {
 	}
 }
 
-func (w *world) apply(t *rapid.T, ch *reconcile.Change) {
+// checkDeaths fails unless a change that follows from a machine's loss lands only while that lasts.
+func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
+	needs := func(name string) {
+		if death := (reconcile.DeadNode{Name: name, Index: w.nodes[name].FreeIndex}); !slices.Contains(ch.NeedsDead, death) {
+			t.Fatalf("%s: nothing keeps it from landing when %s is back; it needs %v", ch, name, ch.NeedsDead)
+		}
+	}
+	was, placed := w.pods[ch.Identity]
+	if placed && (w.gone(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
+		needs(was.Node)
+	}
+	if next := ch.Placement; next != nil {
+		if placed && next.Node == was.Node && (next.LostSince != nil || next.UnmanagedSince != nil) && next.DeadIndex != was.DeadIndex {
+			needs(next.Node)
+		}
+		for _, g := range next.Ghosts {
+			if i := slices.IndexFunc(was.Ghosts, func(o pod.Ghost) bool { return o.Node == g.Node }); g.Gone && (i < 0 || !was.Ghosts[i].Gone || was.Ghosts[i].DeadIndex != g.DeadIndex) {
+				needs(g.Node)
+			}
+		}
+	}
+}
+
+func (w *world) apply(t rapid.TB, ch *reconcile.Change) {
 	if ch.Index != w.indices[ch.Identity] {
 		t.Fatalf("%s is computed from index %d, the record has %d", ch, ch.Index, w.indices[ch.Identity])
 	}
 	w.index++
+	for _, r := range w.requests {
+		if v := w.nodes[r.Node]; slices.Contains(ch.Answers, r.ID) && (v.Alive || v.FreeIndex != r.Declared) {
+			t.Fatalf("%s: %s was declared dead at %d, and has been back (P5)", ch, r.Node, r.Declared)
+		}
+	}
 	w.answered(ch.Answers)
 	if ch.Placement == nil {
 		p := w.pods[ch.Identity]
@@ -351,17 +455,35 @@ func (w *world) apply(t *rapid.T, ch *reconcile.Change) {
 	}
 }
 
-// nodeFor is a scheduler: a living, open node without a copy of the identity.
-func (w *world) nodeFor(id pod.Identity) string {
+// nodeFor is a scheduler: the first node that the rule allows, from one on that depends on the identity.
+func (w *world) nodeFor(s *reconcile.Snapshot, id pod.Identity) string {
+	rule, err := s.Rule()
+	if err != nil {
+		return ""
+	}
+	var avoid []string
+	perNode := map[string]int{}
+	for i := range s.Pods {
+		p := w.pods[s.Pods[i].Identity]
+		if perNode[p.Node]++; p.Identity == id {
+			avoid = s.AvoidedBy(&s.Pods[i])
+		}
+	}
 	names := slices.Sorted(maps.Keys(w.nodes))
 	for i := range names {
 		name := names[(i+id.Index)%len(names)]
-		v := w.nodes[name]
-		if _, taken := w.copies[at{name, id}]; v.Alive && v.Open() && !taken {
+		at := scheduler.Candidate{View: w.nodes[name], Pods: perNode[name], Avoid: slices.Contains(avoid, name) || w.has(name, id)}
+		if rule.Check(at, id) == "" {
 			return name
 		}
 	}
 	return ""
+}
+
+// has reports whether a node has a copy, or remembers a stop that is ahead of the clock.
+func (w *world) has(name string, id pod.Identity) bool {
+	c, has := w.copies[at{name, id}]
+	return has && (c.State == pod.Running || c.Revision >= w.now.UnixMilli())
 }
 
 func (w *world) anyNode(t *rapid.T) *node.View {
@@ -394,7 +516,11 @@ func (w *world) obey(where at) {
 func (w *world) report(where at) {
 	c := w.copies[where]
 	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
-	if c.State == pod.Running {
+	switch {
+	case c.State != pod.Running:
+	case w.sick[where.node]:
+		r.State, r.Message = pod.StateUnhealthy, "no answer"
+	default:
 		r.State, r.Available = pod.StateReady, true
 	}
 	w.reality[where] = r
@@ -410,7 +536,7 @@ func (w *world) obeyAll() {
 }
 
 // settle runs until nothing changes, and fails if that takes too long.
-func (w *world) settle(t *rapid.T) {
+func (w *world) settle(t rapid.TB) {
 	for i := range 200 {
 		w.trace = i > 190 // what goes on when it does not settle
 		w.now = w.now.Add(time.Second)
@@ -426,11 +552,17 @@ func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	switch rapid.SampledFrom([]string{
 		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
-		"node dies", "node dies", "node returns", "node returns", "drain", "force", "undrain", "forget", "forget", "save", "restore",
+		"node dies", "node dies", "node returns", "node returns", "sick node", "well node", "drain", "force", "undrain", "strategy", "forget", "forget", "save", "restore",
 	}).Draw(t, "step") {
 	case "scale":
-		n := rapid.IntRange(0, 8).Draw(t, "replicas")
-		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n}}
+		w.rc.ReplicaGroups = nil
+		for _, role := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"main", "side", "third"}), 1, 3, rapid.ID).Draw(t, "roles") {
+			n := rapid.IntRange(0, 5).Draw(t, "replicas")
+			w.rc.ReplicaGroups = append(w.rc.ReplicaGroups, rc.ReplicaGroup{Role: role, Count: &n})
+		}
+		w.rc.Generation++
+	case "strategy":
+		w.rc.Strategy = rapid.SampledFrom([]rc.Strategy{rc.Dynamic, rc.Static}).Draw(t, "strategy")
 		w.rc.Generation++
 	case "manifest":
 		w.rc.ManifestDigest = rapid.SampledFrom([]string{"m1", "m2", "m3"}).Draw(t, "digest")
@@ -441,8 +573,11 @@ func (w *world) step(t *rapid.T) {
 		w.rc.Generation++
 	case "pass":
 		w.hold, w.breaker = rapid.IntRange(0, 9).Draw(t, "hold") == 0, rapid.IntRange(0, 9).Draw(t, "breaker") == 0
+		if rapid.Bool().Draw(t, "partly") {
+			w.lands = func() bool { return rapid.Bool().Draw(t, "lands") }
+		}
 		w.pass(t, rapid.Bool().Draw(t, "deep"))
-		w.hold, w.breaker = false, false
+		w.hold, w.breaker, w.lands = false, false, nil
 	case "obey":
 		if where, ok := draw(t, w.intents); ok {
 			w.obey(where)
@@ -469,10 +604,18 @@ func (w *world) step(t *rapid.T) {
 		w.restore()
 	case "node dies":
 		v := w.anyNode(t)
+		if v.Alive || rapid.Bool().Draw(t, "was back, unseen") {
+			w.deaths++
+			v.FreeIndex = w.deaths
+		}
 		v.Alive, v.Gone = false, rapid.Bool().Draw(t, "gone")
 	case "node returns":
 		v := w.anyNode(t)
-		v.Alive, v.Gone = true, false
+		v.Alive, v.Gone, v.FreeIndex = true, false, 0
+	case "sick node":
+		w.sick[w.anyNode(t).Name] = true
+	case "well node":
+		delete(w.sick, w.anyNode(t).Name)
 	case "drain":
 		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
 	case "force":
@@ -483,7 +626,7 @@ func (w *world) step(t *rapid.T) {
 	case "forget":
 		if where, ok := draw(t, w.forgettable()); ok {
 			dead := !w.nodes[where.node].Alive
-			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id})
+			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id, Declared: w.nodes[where.node].FreeIndex})
 			if dead {
 				delete(w.copies, where) // the operator is right: it is gone
 				delete(w.reality, where)
@@ -591,6 +734,10 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 			w.step(t)
 		}
 		w.heal()
+		if rapid.IntRange(0, 3).Draw(t, "one node never comes back") == 0 {
+			w.without(t, w.anyNode(t))
+			return
+		}
 		w.rereport()
 		w.rereportSick()
 		w.settle(t)
@@ -645,11 +792,39 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 	})
 }
 
+// without settles a world in which one machine is lost for good: what is desired runs elsewhere, unless it must stay.
+func (w *world) without(t *rapid.T, v *node.View) {
+	w.deaths++
+	v.Alive, v.Gone, v.FreeIndex = false, true, w.deaths
+	for where := range w.copies {
+		if where.node == v.Name {
+			delete(w.copies, where)
+		}
+	}
+	w.rereport()
+	w.rereportSick()
+	w.settle(t)
+	w.rc.Generation++
+	w.settle(t)
+	if least := w.rc.MinimumAvailable(); w.rc.Strategy == rc.Static || least >= w.rc.Desired() {
+		return
+	}
+	if n := w.available(); n != w.rc.Desired() {
+		t.Fatalf("without %s: desired %d, available %d; status %+v", v.Name, w.rc.Desired(), n, w.status)
+	}
+	for id, p := range w.pods {
+		if p.Node == v.Name && p.RunState == pod.Running {
+			t.Fatalf("%s is still placed on %s, which is lost", id, v.Name)
+		}
+	}
+}
+
 // heal brings every node back.
 func (w *world) heal() {
+	clear(w.sick)
 	for name, old := range w.nodes {
 		v := *old
-		v.Alive, v.Gone, v.Ops.Drain = true, false, nil
+		v.Alive, v.Gone, v.FreeIndex, v.Ops.Drain = true, false, 0, nil
 		w.nodes[name] = &v
 	}
 }
@@ -667,8 +842,8 @@ func (w *world) outdated() bool {
 // rereportSick makes every running copy healthy again.
 func (w *world) rereportSick() {
 	for where, r := range w.reality {
-		if r.State == pod.StateReady {
-			r.Available = true
+		if r.State == pod.StateReady || r.State == pod.StateUnhealthy {
+			r.State, r.Available, r.Message = pod.StateReady, true, ""
 			w.reality[where] = r
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -16,6 +17,9 @@ func (c *computation) report() {
 	st := rc.Status{RCID: s.RC.ID, ObservedGeneration: s.RC.Generation, Desired: s.RC.Desired(), Owner: s.Owner}
 	if s.Previous != nil {
 		st.Conditions = slices.Clone(s.Previous.Conditions)
+		for i := range st.Conditions { // whoever wrote them
+			st.Conditions[i].Reason = field.Cut(st.Conditions[i].Reason, rc.MaxReason)
+		}
 	}
 	if s.RC.DeletedAt != nil {
 		st.Desired = 0
@@ -51,17 +55,38 @@ func (c *computation) report() {
 			adopted++
 		}
 	}
-	failures := slices.Clone(s.Errors)
+	c.plan.failures = slices.Clone(s.Errors)
 	for _, r := range s.Requests {
 		if r.Waits != "" {
-			failures = append(failures, r.Waits)
+			c.plan.failures = append(c.plan.failures, r.Waits)
 		}
 	}
-	st.LastError = Few(failures)
+	st.LastError = Few(c.plan.failures)
 	c.plan.Status = st
+	c.reportVoid()
 	c.conditions(outdated, adopted, waitingFor)
 	c.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf("%d pods on lost nodes, %d on nodes without a preparer: %s",
-		st.Lost, st.Unmanaged, strings.Join(slices.Sorted(maps.Keys(lost)), ", ")))
+		st.Lost, st.Unmanaged, field.Few(slices.Sorted(maps.Keys(lost)), maxNames, ", ")))
+}
+
+// reportVoid says in the status for a while that requests were not carried out: whoever asked may not be there any more.
+func (c *computation) reportVoid() {
+	var reasons []string
+	for _, v := range c.plan.Void {
+		reasons = append(reasons, v.Reason)
+	}
+	if len(reasons) > 0 {
+		c.plan.set(c.s.Now, rc.RequestVoid, true, Few(reasons))
+	}
+	i := slices.IndexFunc(c.plan.Status.Conditions, func(cond rc.Condition) bool { return cond.Type == rc.RequestVoid && cond.True })
+	if i < 0 {
+		return
+	}
+	if left := voidShown - c.s.Now.Sub(c.plan.Status.Conditions[i].Since); left > 0 {
+		c.lookAgain(left)
+	} else if len(reasons) == 0 {
+		c.plan.set(c.s.Now, rc.RequestVoid, false, "")
+	}
 }
 
 func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
@@ -69,16 +94,23 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
 	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
+	misplaced := c.misplacements()
+	set(rc.Misplaced, misplaced != "", misplaced)
 	set(rc.BreakerTripped, c.held > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(
 		"%d pods were found running and stay as they are until the controller is changed", adopted))
 	if st.Placed >= st.Desired {
 		set(rc.InsufficientNodes, false, "")
 	}
-	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && !c.moving()
+	left, dead := c.leftBehind()
+	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
 	switch {
-	case settled && st.Placed == st.Desired && st.Available == st.Desired && st.Stopping == 0 && outdated == 0:
-		set(rc.Converged, true, fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired))
+	case settled && st.Placed == st.Desired && st.Available == st.Desired && outdated == 0:
+		reason := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
+		if len(dead) > 0 {
+			reason += "; nothing can confirm that copies have stopped on machines that are lost: " + field.Few(dead, maxNames, ", ")
+		}
+		set(rc.Converged, true, reason)
 	case s.RC.Disabled:
 		set(rc.Converged, false, "the controller is disabled: nothing is placed and nothing removed")
 	default:
@@ -93,13 +125,41 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 			reason += fmt.Sprintf("; waiting for %s.%d on %s (%s)",
 				waitingFor.Role, waitingFor.Identity.Index, waitingFor.Node, describe(waitingFor.Reality))
 		}
+		if waitingFor == nil && left != nil {
+			reason += fmt.Sprintf("; %s has not confirmed that %s.%d stopped there", left.Name, left.Pod.Role, left.Pod.Index)
+		}
 		set(rc.Converged, false, reason)
 	}
 }
 
-// moving reports whether a pod has copies elsewhere that have not confirmed their stop.
-func (c *computation) moving() bool {
-	return slices.ContainsFunc(c.s.Pods, func(p Pod) bool { return len(p.Placement.Ghosts) > 0 })
+// unconfirmedStop is a copy of a pod that must stop, and that its node has not confirmed to have stopped.
+type unconfirmedStop struct {
+	Name string // of the node
+	Pod  pod.Identity
+}
+
+// leftBehind returns the first copy that must stop and has not, nil for none. Those on lost machines do not count: they may stay there
+// for ever, and hold up nothing but the end of a deleted controller (P5). Their nodes come back by name.
+func (c *computation) leftBehind() (left *unconfirmedStop, dead []string) {
+	lost := map[string]bool{}
+	note := func(p *Pod, name string) {
+		switch {
+		case c.s.gone(name) && c.s.RC.DeletedAt == nil:
+			lost[name] = true
+		case left == nil:
+			left = &unconfirmedStop{name, p.Identity}
+		}
+	}
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if p.RunState == pod.Stopped {
+			note(p, p.Node)
+		}
+		for _, g := range p.Placement.Ghosts {
+			note(p, g.Node)
+		}
+	}
+	return left, slices.Sorted(maps.Keys(lost))
 }
 
 // describe says in a few words what a node reports.
@@ -116,18 +176,19 @@ func describe(r *pod.Reality) string {
 
 // How much of what is wrong a status repeats: it is stored several times, in one transaction with everything else.
 const (
+	maxNames      = 5
 	maxErrors     = 5
-	maxErrorBytes = 2000
+	maxErrorBytes = 400 // of each, in JSON
 )
 
 // Few joins what is wrong to one text that is not long, however much it is.
 func Few(errs []string) string {
-	text := strings.Join(errs[:min(len(errs), maxErrors)], "; ")
-	if len(text) > maxErrorBytes {
-		text = strings.ToValidUTF8(text[:maxErrorBytes], "") + "..."
+	first := slices.Clone(errs[:min(len(errs), maxErrors)])
+	for i := range first {
+		first[i] = field.Cut(first[i], maxErrorBytes)
 	}
-	if more := len(errs) - maxErrors; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
+	if more := len(errs) - len(first); more > 0 {
+		first = append(first, fmt.Sprintf("and %d more", more))
 	}
-	return text
+	return strings.Join(first, "; ")
 }

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -9,7 +10,7 @@ import (
 )
 
 // forget carries out what operators declare: a copy on a node that is not alive counts as stopped. A request is answered with
-// the change that it asks for, or when there is nothing to change; else it stays for the next look.
+// the change that it asks for, or when there is nothing to change, or when it is void; else it stays for the next look.
 func (c *computation) forget() {
 	for _, r := range c.s.Requests {
 		if !r.Forget {
@@ -17,12 +18,28 @@ func (c *computation) forget() {
 		}
 		p := c.find(r.Pod)
 		switch {
-		case p == nil || r.Alive || !p.has(r.Node):
+		case p == nil || !p.has(r.Node):
 			c.plan.Answered = append(c.plan.Answered, r.ID)
+		case r.void() != "":
+			c.plan.Answered = append(c.plan.Answered, r.ID)
+			c.plan.Void = append(c.plan.Void, Void{Request: r.ID, Node: r.Node, Reason: fmt.Sprintf(
+				"request %s to forget %s.%d on %s is void: %s", r.ID, r.Pod.Role, r.Pod.Index, r.Node, r.void())})
 		case !c.touched[p.Identity]:
 			c.forgetCopy(p, r)
 		}
 	}
+}
+
+// void returns why a declaration is about nothing any more, "" while it holds. What ran on the machine when the operator looked
+// may have died with it; of what runs there since, nobody has said anything.
+func (r *Request) void() string {
+	switch {
+	case r.Alive:
+		return "the node's preparer is back"
+	case r.NodeIndex != r.Declared:
+		return "the node's preparer was back in between, or the node's record was removed; look again, and ask again if the pod is gone"
+	}
+	return ""
 }
 
 // has reports whether a copy of the pod is, or may still be, on a node.
@@ -33,7 +50,7 @@ func (p *Pod) has(nodeName string) bool {
 func (c *computation) forgetCopy(p *Pod, r Request) {
 	ch := Change{
 		Action: Remove, Identity: p.Identity, Index: p.Index, Reason: "an operator declared it gone", Answers: []string{r.ID},
-		NeedsDead: &DeadNode{Name: r.Node, Index: r.NodeIndex},
+		NeedsDead: []DeadNode{{Name: r.Node, Index: r.NodeIndex}},
 		Intents:   []IntentChange{{Node: r.Node}}, Reserve: []ReserveChange{{Node: r.Node}},
 	}
 	next := p.Placement
@@ -116,7 +133,7 @@ func (c *computation) handBack(ch *Change, p *Pod, next pod.Placement, g pod.Gho
 func (c *computation) stopAt(ch *Change, p *Pod, next pod.Placement, g pod.Ghost) {
 	next.Node, next.Ports, next.Ghosts, next.RunState = g.Node, p.PortsOf(g), next.Ghosts[1:], pod.Stopped
 	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
-	next.LostSince, next.UnmanagedSince = nil, nil
+	next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, 0
 	if next.StoppingSince == nil {
 		now := c.s.Now
 		next.StoppingSince = &now

@@ -71,33 +71,47 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 	if n <= 0 {
 		return
 	}
-	order := slices.Clone(pods)
-	slices.SortFunc(order, func(a, b *Pod) int {
-		return cmp.Or(
-			boolFirst(!c.s.eligible(a.Node), !c.s.eligible(b.Node)),
-			boolFirst(!c.s.available(a), !c.s.available(b)),
-			b.ChangedAt.Compare(a.ChangedAt),
-			cmp.Compare(b.Identity.Index, a.Identity.Index),
-		)
-	})
-	for _, p := range order {
+	for _, r := range c.removalOrder(pods) {
 		if n == 0 {
 			return
 		}
+		p := r.Pod
 		if c.stopped[p.Identity] {
 			n-- // for another reason, but it goes
 			continue
 		}
-		if c.touched[p.Identity] || c.s.available(p) && *spare <= 0 {
+		if c.touched[p.Identity] || r.available && *spare <= 0 {
 			continue
 		}
-		if c.s.available(p) {
+		if r.available {
 			*spare--
 		}
-		// Also one that is not available may have become so meanwhile, and then the minimum counts it.
-		c.stop(p, reason, c.s.RC.MinimumAvailable() > 0)
+		c.stop(p, reason, true)
 		n--
 	}
+}
+
+// removable is a pod with what its place in the order of removal depends on.
+type removable struct {
+	*Pod
+	eligible, available bool
+}
+
+// removalOrder returns pods in the order in which they are stopped.
+func (c *computation) removalOrder(pods []*Pod) []removable {
+	order := make([]removable, len(pods))
+	for i, p := range pods {
+		order[i] = removable{Pod: p, eligible: c.s.eligible(p.Node), available: c.s.available(p)}
+	}
+	slices.SortFunc(order, func(a, b removable) int {
+		return cmp.Or(
+			boolFirst(!a.eligible, !b.eligible),
+			boolFirst(!a.available, !b.available),
+			b.ChangedAt.Compare(a.ChangedAt),
+			cmp.Compare(b.Identity.Index, a.Identity.Index),
+		)
+	})
+	return order
 }
 
 func boolFirst(a, b bool) int {
@@ -192,11 +206,11 @@ func (c *computation) upgrade() {
 func (c *computation) judge(p *Pod) string {
 	waited := c.s.Now.Sub(p.ChangedAt)
 	failed := p.Reality != nil && p.Reality.State == pod.StateFailed && p.Reality.Revision >= p.Revision
-	if failed || waited >= ProgressDeadline {
+	if failed || waited >= c.s.RC.Deadline() {
 		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
 	}
-	c.lookAgain(ProgressDeadline - waited)
+	c.lookAgain(c.s.RC.Deadline() - waited)
 	return ""
 }
 
@@ -212,7 +226,7 @@ func (c *computation) upgradeOne(p *Pod) {
 	in, holder := next.Intent(), NewHolder(c.s, p.Identity)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
-		NeedsBell: c.s.RC.MinimumAvailable() > 0, NeedsSchema: true,
+		NeedsMinimum: true, NeedsSchema: true,
 		Reason:  fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
 		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
 		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Dynamic: m.DynamicPorts(), Held: p.Ports, Keep: true}},

@@ -6,12 +6,11 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // Snapshot is all that a decision about one controller depends on.
@@ -23,6 +22,7 @@ type Snapshot struct {
 	Pods     []Pod
 	Orphans  []Orphan              // of this controller, on nodes whose preparer is alive
 	Nodes    map[string]*node.View // by name
+	Nonce    string                // of the cluster: nodes that have not seen it take no pods (R1)
 	Hold     string                // why nothing may be added yet (R1); empty when it may
 	Breaker  string                // why nothing may be stopped (mass-stop breaker); empty when it may
 	Requests []Request             // what operators ask of the owner
@@ -33,7 +33,9 @@ type Snapshot struct {
 	Previous *rc.Status
 	Errors   []string // what could not be read, for the status
 
-	lost map[string]bool // nodes whose machines were lost when they were looked at last, as the placements say
+	lost    map[DeadNode]bool // deaths of nodes whose machines were lost when they were looked at last, as the placements say
+	rule    *scheduler.Rule   // made when it is first needed
+	ruleErr error             // of the selector
 }
 
 // Request asks the owner for something about one node, and for ForgetPod about one identity.
@@ -42,11 +44,11 @@ type Request struct {
 	Forget bool // the pod's copy on the node counts as stopped
 	Node   string
 	Pod    pod.Identity
-	// Alive: the node's record was held when it was read for this. Then a pod there is not forgotten. NodeIndex is that of
-	// the record, zero where there was none.
-	Alive     bool
-	NodeIndex uint64
-	Waits     string // what it needs that cannot be read now; the status says so
+	// Alive: the node's record was held when it was read for this. NodeIndex is that of the record, zero where there was none;
+	// Declared the one that it had when the operator said that the pod there is gone for good.
+	Alive               bool
+	NodeIndex, Declared uint64
+	Waits               string // what it needs that cannot be read now; the status says so
 }
 
 // Leak is a share of a node that an identity holds without being there.
@@ -97,24 +99,36 @@ func (s *Snapshot) counts(p *Pod, g pod.Ghost) bool {
 }
 
 // gone reports whether the machine is known to be lost. That stays so until a preparer holds the node again: Consul forgets a
-// failed agent some day, and then knows no more of the machine than of one whose agent left in order. A node without a record
-// is not lost: records can vanish.
+// failed agent some day, and then knows no more of the machine than of one whose agent left in order. What placements say of an
+// earlier death does not count, though nobody may have seen the node alive in between. A node without a record is not lost:
+// records can vanish.
 func (s *Snapshot) gone(name string) bool {
 	v := s.Nodes[name]
-	return v != nil && !v.Alive && (v.Gone || s.lost[name])
+	return v != nil && !v.Alive && (v.Gone || s.lost[s.death(name)])
+}
+
+// death names the present death of a node that has a record, and whose preparer is not alive.
+func (s *Snapshot) death(name string) DeadNode {
+	return DeadNode{Name: name, Index: s.Nodes[name].FreeIndex}
+}
+
+// sinceDeath reports whether what a placement says about the loss of its node is about the node's present death.
+func (s *Snapshot) sinceDeath(p *pod.Placement) bool {
+	v := s.Nodes[p.Node]
+	return v == nil || v.FreeIndex == p.DeadIndex
 }
 
 // rememberLost collects which machines were lost, as the placements say.
 func (s *Snapshot) rememberLost() {
-	s.lost = map[string]bool{}
+	s.lost = map[DeadNode]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		if p.RunState == pod.Running && p.LostSince != nil {
-			s.lost[p.Node] = true
+			s.lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
 		}
 		for _, g := range p.Placement.Ghosts {
 			if g.Gone {
-				s.lost[g.Node] = true
+				s.lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
 			}
 		}
 	}
@@ -162,14 +176,36 @@ func (s *Snapshot) aliveOn(name string) bool {
 	return v != nil && v.Alive
 }
 
-// eligible reports whether new pods of the controller may still be placed on the node, as far as selector and operators
-// are concerned.
-func (s *Snapshot) eligible(name string) bool {
-	v := s.Nodes[name]
-	return v != nil && v.Alive && v.Open() && s.matches(v)
+// Rule returns which nodes may take pods of the controller. The error is that of its selector.
+func (s *Snapshot) Rule() (*scheduler.Rule, error) {
+	if s.rule == nil {
+		s.rule = &scheduler.Rule{Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode}
+		s.rule.Selector, s.ruleErr = s.RC.Selector()
+		if s.Manifest != nil {
+			s.rule.Share, s.rule.Dynamic = NewHolder(s, pod.Identity{}), s.Manifest.DynamicPorts()
+		}
+	}
+	return s.rule, s.ruleErr
 }
 
+// eligible reports whether the node may still take pods of the controller, whatever is taken there.
+func (s *Snapshot) eligible(name string) bool {
+	v := s.Nodes[name]
+	rule, err := s.Rule()
+	return v != nil && err == nil && rule.Excludes(v) == ""
+}
+
+// matches reports whether the controller selects the node. A selector that cannot be read selects none.
 func (s *Snapshot) matches(v *node.View) bool {
-	sel, err := s.RC.Selector()
-	return err == nil && sel.Matches(labels.Set(v.AllLabels()))
+	rule, err := s.Rule()
+	return err == nil && v.Matches(rule.Selector)
+}
+
+// find returns the placement of an identity, nil when there is none. The pods are in order once Compute has begun.
+func (s *Snapshot) find(id pod.Identity) *Pod {
+	i, ok := slices.BinarySearchFunc(s.Pods, id, func(p Pod, id pod.Identity) int { return p.Identity.Compare(id) })
+	if !ok {
+		return nil
+	}
+	return &s.Pods[i]
 }

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -17,64 +15,24 @@ type Batch struct {
 	Fence   Fence
 	RCID    string
 	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
-	// Indices that must not have moved; zero means that the batch does not depend on them.
-	SchemaIndex, BreakerIndex, BellIndex uint64
-	// Dead are nodes whose records nobody may have come to hold, with the indices of those; zero: there was no record.
-	Dead         map[string]uint64
-	Audit        *Audit
-	Status       *rc.Status
-	Pods         []PodWrite
-	Intents      []IntentWrite
-	Reservations []ReservationWrite
-	Answered     []string // ids of requests that this batch deals with
+	// Newest is the last reported of the realities that are relied on besides; nil: none is.
+	Newest *Reported
+	Part
+	Audit  *Audit
+	Status *rc.Status
 }
 
-// PodWrite replaces, creates (index zero) or removes (nil) a placement.
-type PodWrite struct {
-	Identity  pod.Identity
-	Index     uint64
-	Placement *pod.Placement
-}
-
-// IntentWrite sets or removes (nil) an intent.
-type IntentWrite struct {
-	Node     string
-	Identity pod.Identity
-	Intent   *pod.Intent
-}
-
-// ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
-type ReservationWrite struct {
-	Node  string
+// Reported is a reality with the index at which it was read.
+type Reported struct {
+	At
 	Index uint64
-	Value node.Reservation
 }
 
 // ops lists the operations: conditions first, so that a refusal names the condition.
 func (t *FarmTenure) ops(b *Batch) []consul.Op {
-	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
-	for _, cond := range []struct {
-		key   string
-		index uint64
-	}{{t.keys.Schema(), b.SchemaIndex}, {t.keys.Breaker(), b.BreakerIndex}, {t.keys.Bell(b.RCID), b.BellIndex}} {
-		if cond.index != 0 {
-			ops = append(ops, consul.CheckIndex(cond.key, cond.index))
-		}
-	}
-	for name, index := range b.Dead {
-		ops = append(ops, t.same(t.keys.Node(name), index))
-	}
-	for _, r := range b.Reservations {
-		ops = append(ops, t.reservationOp(r))
-	}
-	for i := range b.Pods {
-		ops = append(ops, t.podOp(&b.Pods[i]))
-	}
-	for i := range b.Intents {
-		ops = append(ops, t.intentOp(&b.Intents[i]))
-	}
-	for _, id := range b.Answered {
-		ops = append(ops, consul.Delete(t.keys.Request(b.RCID, id)))
+	ops := t.head(b)
+	for _, o := range t.operations(b.RCID, &b.Part) {
+		ops = append(ops, o.op())
 	}
 	if b.Audit != nil {
 		ops = append(ops, t.audit(*b.Audit))
@@ -85,83 +43,44 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 	return ops
 }
 
-// sameRC is the condition that a controller's record is the one that was read (P2).
-func (t *FarmTenure) sameRC(id string, index uint64) consul.Op { return t.same(t.keys.RC(id), index) }
-
-// same is the condition that a key has an index, or with zero that there is none.
-func (t *FarmTenure) same(key string, index uint64) consul.Op {
-	if index == 0 {
-		return consul.CheckMissing(key)
-	}
-	return consul.CheckIndex(key, index)
-}
-
-// What a transaction takes; see consul.MaxTxnOps.
-const (
-	MaxBatchOps   = consul.MaxTxnOps
-	MaxBatchBytes = consul.MaxTxnBytes
-	// MaxAnswered is how many requests one batch may deal with besides those that its pods answer.
-	MaxAnswered = 8
-	// BatchHead is how many operations a batch may need besides its pods, intents and reservations. A request takes its
-	// removal, and that its node is dead.
-	BatchHead = 8 + 2*MaxAnswered
-)
-
-// Cost is what a change adds to a batch.
-type Cost struct{ Ops, Bytes int }
-
-// CostOf returns an upper bound of what these writes add to a batch; the first may be nil. Nothing is encoded for it: that is
-// left to the commits, which are carried out side by side.
-func (t *FarmTenure) CostOf(p *PodWrite, intents []IntentWrite, reservations []ReservationWrite) Cost {
-	var cost Cost
-	count := func(key string, value int) {
-		cost.Ops++
-		cost.Bytes += consul.OpBytes(key, value)
-	}
-	switch {
-	case p == nil:
-	case p.Placement == nil:
-		count(t.keys.Pod(p.Identity), 0)
-	default:
-		count(t.keys.Pod(p.Identity), p.Placement.Bytes())
-	}
-	for i := range intents {
-		if in := &intents[i]; in.Intent != nil {
-			count(t.keys.Intent(in.Node, in.Identity), in.Intent.Bytes())
-		} else {
-			count(t.keys.Intent(in.Node, in.Identity), 0)
+// head is what every batch depends on.
+func (t *FarmTenure) head(b *Batch) []consul.Op {
+	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
+	if n := b.Newest; n != nil {
+		if _, twice := b.Reported[n.At]; !twice {
+			ops = append(ops, consul.CheckIndex(t.keys.Reality(n.Node, n.Identity), n.Index))
 		}
 	}
-	for _, r := range reservations {
-		count(t.keys.Reservation(r.Node), r.Value.Bytes())
-	}
-	return cost
+	return ops
 }
 
-func (t *FarmTenure) podOp(p *PodWrite) consul.Op {
-	key := t.keys.Pod(p.Identity)
-	if p.Placement == nil {
-		return consul.DeleteCAS(key, p.Index)
-	}
-	return consul.CAS(key, encode(p.Placement), p.Index)
+// sameRC is the condition that a controller's record is the one that was read (P2).
+func (t *FarmTenure) sameRC(id string, index uint64) consul.Op {
+	return operation{verb: checkIndex, key: t.keys.RC(id), index: index}.op()
 }
 
-func (t *FarmTenure) intentOp(in *IntentWrite) consul.Op {
-	key := t.keys.Intent(in.Node, in.Identity)
-	if in.Intent == nil {
-		return consul.Delete(key)
-	}
-	return consul.Set(key, encode(in.Intent))
-}
+// ErrDropped and ErrReported say that a batch was refused only because pods have dropped, or because its Newest is not as it was
+// read.
+var (
+	ErrDropped  = errors.New("pods have stopped being available meanwhile")
+	ErrReported = errors.New("a pod that is relied on was reported again")
+)
 
-func (t *FarmTenure) reservationOp(r ReservationWrite) consul.Op {
-	return consul.CAS(t.keys.Reservation(r.Node), encode(r.Value), r.Index)
-}
-
-// Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused and RCRefused to tell
-// why) or ErrUnknown.
+// Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused, ErrDropped and ErrReported to
+// tell why) or ErrUnknown.
 func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
-	return t.fenced(ctx, t.ops(b))
+	err := t.fenced(ctx, t.ops(b))
+	drops := t.keys.Drops(b.RCID)
+	if b.Newest != nil {
+		newest := t.keys.Reality(b.Newest.Node, b.Newest.Identity)
+		if consul.RefusedOn(err, newest) && consul.RefusedOnly(err, newest, drops) {
+			return errors.Join(ErrReported, err)
+		}
+	}
+	if consul.RefusedOnly(err, drops) {
+		return errors.Join(ErrDropped, err)
+	}
+	return err
 }
 
 func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
@@ -176,7 +95,7 @@ func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
 // LockRefused reports whether a transaction was refused because its fence does not hold.
 func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) }
 
-// Finish removes what is left of a deleted controller: record, name, bell, status and lock, in the last transaction under
+// Finish removes what is left of a deleted controller: record, name, bell, drops, status and lock, in the last transaction under
 // its lock. It returns like Commit.
 // schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
 // neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
@@ -192,6 +111,7 @@ func (t *FarmTenure) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schema
 		consul.DeleteTree(t.keys.Requests(id)),
 		t.audit(a),
 	)
+	ops = append(ops, t.forgetDrops(id)...)
 	// The name may have been given to another controller by hand, after a wipe for instance.
 	name, err := t.c.Get(ctx, t.keys.Name(rec.Value.Name), consul.Consistent)
 	if err != nil && !errors.Is(err, ErrNotFound) {

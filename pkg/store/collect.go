@@ -75,7 +75,8 @@ func (s *Store) dropUsed(ctx context.Context, unused map[string]bool, prefix str
 }
 
 // DeleteManifest removes a manifest in exactly this version. It returns ErrRefused when an apply touched it meanwhile,
-// which then wins.
+// which then wins. It bears no fence, nor does the removal of audit records: a removal that lands late, or comes from two farms
+// that both think that it is theirs to do, removes the version that was found unused, or nothing; every apply moves that.
 func (s *Store) DeleteManifest(ctx context.Context, ref ManifestRef) error {
 	_, err := s.c.Commit(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifest(ref.Digest), ref.Index)})
 	return err

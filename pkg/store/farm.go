@@ -31,6 +31,16 @@ func (s *Store) FarmTenure(sess *consul.Session, farmID string) *FarmTenure {
 	return &FarmTenure{Store: s, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
 }
 
+// Kinds of requests that passes share.
+const (
+	SpoiledReads  = consul.SpoiledReads
+	SpoiledWrites = consul.SpoiledWrites
+)
+
+// OnSpoiled has f told of each request that failed and was shared: how many reads are done again alone, or of how many writes the
+// outcome is unknown. It is for before the first of them.
+func (t *FarmTenure) OnSpoiled(f func(kind string, parts int)) { t.merged.Spoiled = f }
+
 // Incarnation returns the id of the farm's session.
 func (t *FarmTenure) Incarnation() string { return t.sess.Incarnation }
 
@@ -83,11 +93,10 @@ func (t *FarmTenure) Bump(ctx context.Context, f Fence) (Fence, error) {
 	return t.c.Bump(ctx, f, t.lockValue)
 }
 
-// Release gives the lock of a controller up and rings its bell, so that others notice.
+// Release gives the lock of a controller up and rings its bell, so that others notice. It bears the whole fence: a release that
+// arrives late must not give up what the same session has taken again since.
 func (t *FarmTenure) Release(ctx context.Context, rcID string, f Fence) error {
-	_, err := t.c.Commit(ctx, []consul.Op{
-		consul.CheckSession(f.Key, f.Session), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(rcID),
-	})
+	_, err := t.c.Commit(ctx, append(f.Ops(), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(rcID)))
 	return err
 }
 
@@ -167,6 +176,7 @@ func (t *FarmTenure) sweepShard(ctx context.Context, shard int, bells []consul.P
 type Head struct {
 	RC        Rec[rc.RC]
 	BellIndex uint64 // zero: there is no bell
+	Drops     Drops  // without counters
 	Status    *rc.Status
 	Requests  []Rec[Request] // oldest first; one that cannot be read asks for nothing
 	// Placements are those that can be read; Corrupt has an error for each of the others.
@@ -174,7 +184,7 @@ type Head struct {
 	Corrupt    []error
 }
 
-// ReadHead reads a controller with its bell, its status, its placements and what is asked of its owner. Everything that is
+// ReadHead reads a controller with its bell, the key of its drops, its status, its placements and what is asked of its owner. Everything that is
 // read later is at least as new as the bell. It returns ErrNotFound when there is no such controller, and *CorruptError when
 // its record cannot be read, both with the rest.
 func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
@@ -187,7 +197,7 @@ func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool)
 
 func (t *FarmTenure) headKeys(rcID string) consul.Reading {
 	return consul.Reading{
-		Keys:     []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID)},
+		Keys:     []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID), t.keys.Drops(rcID)},
 		Prefixes: []string{t.keys.Requests(rcID), t.keys.Pods(rcID)},
 	}
 }
@@ -201,6 +211,8 @@ func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []c
 	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
 	h.Placements, h.Corrupt = decodeAll[pod.Placement](t.keys, below[pods:])
 	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
+	own := found[t.keys.Drops(rcID)]
+	h.Drops = Drops{Index: own.ModifyIndex, Created: own.CreateIndex}
 	if pair, ok := found[t.keys.Status(rcID)]; ok {
 		// An unreadable status is written anew.
 		if st, err := decode[rc.Status](t.keys, pair); err == nil {
@@ -236,6 +248,8 @@ type Details struct {
 	Realities   map[At]pod.Reality
 	Intents     map[At]pod.Intent
 	Corrupt     []error // of the realities and intents; those are absent
+	// Reported are the indices of the realities, also of those that cannot be read.
+	Reported map[At]uint64
 	// Reservations and Unreadable are as of Store.Reservations.
 	Reservations map[string]Rec[node.Reservation]
 	Unreadable   map[string]error
@@ -257,6 +271,12 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 	}
 	var corrupt []error
 	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)
+	d.Reported = make(map[At]uint64, len(w.Realities))
+	for _, at := range w.Realities {
+		if p, ok := found[t.keys.Reality(at.Node, at.Identity)]; ok {
+			d.Reported[at] = p.ModifyIndex
+		}
+	}
 	d.Intents, corrupt = decodeAt[pod.Intent](t.keys, found, w.Intents, t.keys.Intent)
 	d.Corrupt = append(d.Corrupt, corrupt...)
 	d.Reservations, d.Unreadable = t.taken(found, w.Reservations)
@@ -414,7 +434,9 @@ func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
 }
 
 // TripBreaker trips the mass-stop breaker, if it is as it was read, and writes the audit record with it. It returns
-// ErrConflict when it is not.
+// ErrConflict when it is not. It bears no fence, as it belongs to no controller: the index is enough. A farm that has lost everything
+// since, and whose write lands late, can only keep pods from being stopped, and no more once an operator has reset the
+// breaker, which moves the index.
 func (t *FarmTenure) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index), t.audit(a)})
 	if consul.RefusedOn(err, t.keys.Breaker()) {

@@ -125,3 +125,41 @@ func TestAnUnknownNonceIsRenewed(t *testing.T) {
 		t.Errorf("nonce %s after %s, %v; want it left alone", nonce(), second, err)
 	}
 }
+
+// A release of an earlier tenure that arrives late leaves the lock with the later one, though both are of one session.
+func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
+	t.Parallel()
+	st, node, _ := holder(t) // for its session
+	farm := st.FarmTenure(node.sess, "f")
+	claim := func() Fence {
+		t.Helper()
+		got, err := farm.Claim(t.Context(), "web")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Fence
+	}
+	held := func() bool {
+		t.Helper()
+		lock, err := st.c.Get(t.Context(), st.keys.Lock("web"), consul.Consistent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lock.Session != ""
+	}
+	first := claim()
+	second, err := farm.Bump(t.Context(), first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := farm.Release(t.Context(), "web", first); !LockRefused(err, first) || !held() {
+		t.Errorf("an earlier release: %v, the lock is held: %v", err, held())
+	}
+	if err := farm.Release(t.Context(), "web", second); err != nil || held() {
+		t.Errorf("the release of this tenure: %v, the lock is held: %v", err, held())
+	}
+	claim()
+	if err := farm.Release(t.Context(), "web", second); !LockRefused(err, second) || !held() {
+		t.Errorf("the release of the tenure before: %v, the lock is held: %v", err, held())
+	}
+}

@@ -5,6 +5,7 @@ package store
 import (
 	"crypto/sha256"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -90,6 +91,14 @@ func (k Keys) AllNodes() string { return k.prefix + "nodes/" }
 // Node is the key of a node record, which is also its preparer's lock.
 func (k Keys) Node(name string) string { return k.Nodes(shardOf(name)) + name }
 
+// OrphanPages is the prefix of what one node runs without a matching intent.
+func (k Keys) OrphanPages(node string) string { return k.prefix + "orphans/" + node + "/" }
+
+// OrphanPage is the key of one page of that.
+func (k Keys) OrphanPage(node string, page int) string {
+	return k.OrphanPages(node) + strconv.Itoa(page)
+}
+
 // AllNodeOps is the prefix, and the marker key, of the operators' side of all nodes.
 func (k Keys) AllNodeOps() string { return k.prefix + "nodeops/" }
 
@@ -137,6 +146,9 @@ func (k Keys) AllAudit() string { return k.prefix + "audit/" }
 // Schema is the key of the format version and the cluster nonce.
 func (k Keys) Schema() string { return k.prefix + "schema" }
 
+// Settled is the key of the nonce for which the hold has ended.
+func (k Keys) Settled() string { return k.prefix + "settled" }
+
 // own returns an error unless a record belongs at the key where it was found. What names neither itself nor its node is
 // told by its identity alone.
 func (k Keys) own(key string, record any) error {
@@ -156,6 +168,8 @@ func (k Keys) own(key string, record any) error {
 		}
 	case *node.Node:
 		home = k.Node(r.Name)
+	case *node.OrphanPage:
+		home = k.OrphanPage(r.Node, r.Page)
 	case *node.Ops:
 		home = k.NodeOps(r.Name)
 	case *Request:

@@ -12,6 +12,8 @@ import (
 // MendClosed makes a node's reservation say whether the node is drained, which follows from what operators said (R13). It
 // reports whether there was something to mend. It returns ErrRefused when one of the two records changed meanwhile, and
 // *CorruptError when one cannot be read.
+// It bears no fence: whoever writes it, and however late, closed follows from the operators' record alone, and both records must be
+// those that it was computed from.
 func (t *FarmTenure) MendClosed(ctx context.Context, name string) (mended bool, err error) {
 	opsKey, resKey := t.keys.NodeOps(name), t.keys.Reservation(name)
 	found, err := t.c.GetMany(ctx, []string{opsKey, resKey}, consul.Consistent)

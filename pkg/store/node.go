@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -17,11 +18,16 @@ type NodeTenure struct {
 	*Store
 	sess *consul.Session
 	name string
+
+	orphans orphanPages
+
+	mu    sync.Mutex
+	drops map[string]counter // by controller; those that are known
 }
 
 // NodeTenure returns the writer for one node under one session. Nothing can be written before Hold.
 func (s *Store) NodeTenure(sess *consul.Session, name string) *NodeTenure {
-	return &NodeTenure{Store: s, sess: sess, name: name}
+	return &NodeTenure{Store: s, sess: sess, name: name, drops: map[string]counter{}}
 }
 
 // ForeignError says that a node's name belongs to another machine, or to another data directory.
@@ -50,13 +56,13 @@ func hostText(n node.Node) string {
 }
 
 // Hold takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
-// Incarnation and ConsulNode are replaced by the session's. It returns *ForeignError when the name belongs to another host,
+// Incarnation and ConsulNode are replaced by the session's, and it says that drops are counted. It returns *ForeignError when the name belongs to another host,
 // whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.HeldError when
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
 // nobody.
 func (t *NodeTenure) Hold(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
-	n.Incarnation, n.ConsulNode = t.sess.Incarnation, t.sess.ConsulNode
+	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
 	key := t.keys.Node(t.name)
 	err := t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) error {
 		rec, err := decode[node.Node](t.keys, present)
@@ -85,47 +91,85 @@ func HeldBy(err error) (session string, ok bool) {
 	return "", false
 }
 
-// RealityWrite is a reality to be written. Index is that of the record as last read or written (zero: none exists), so that a
-// write that lingers somewhere cannot land over a later one.
+// RealityWrite is a reality to be written.
 type RealityWrite struct {
 	Reality pod.Reality
-	Index   uint64
+	// Index is that of the record as last read or written (zero: none exists), so that a write that lingers somewhere cannot
+	// land over a later one, and Before what that one said. One that could not be read is taken to have been available.
+	Index  uint64
+	Before pod.Reality
+	// StopIndex is that of the pod's present intent on this node if it says `stopped`, else zero.
+	StopIndex uint64
 }
 
-// MaxRealities is how many realities fit into one transaction, each with the bell of another controller.
+// MaxRealities is how many realities share a transaction at the most, each with the bell of another controller.
 const MaxRealities = (consul.MaxTxnOps - 1) / 2
 
-// WriteRealities writes one to MaxRealities realities of different pods and rings their controllers' bells, in one transaction
-// under the node's lock: all or none. It returns the new index, which they share; ErrConflict when one of the indices is not
-// the record's, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or
-// ErrUnknown, after which the records must be read again.
+// Together returns how many of some writes, from the first on, may share a transaction.
+func Together(writes []RealityWrite) int {
+	ops := 1 // the fence
+	rung, dropped := map[string]bool{}, map[string]bool{}
+	for i := range writes {
+		w, id := &writes[i], writes[i].Reality.RCID
+		ops++
+		if !rung[id] {
+			rung[id] = true
+			ops++
+		}
+		switch {
+		case !w.drops():
+		case w.StopIndex != 0:
+			ops++
+		case !dropped[id]:
+			dropped[id] = true
+			ops += 3 // one more where a counter cannot be read
+		}
+		if ops > consul.MaxTxnOps || i == MaxRealities {
+			return i
+		}
+	}
+	return len(writes)
+}
+
+// WriteRealities writes realities of different pods, as many as Together allows, rings their controllers' bells, and counts the
+// copies that do not count as available any more, in one transaction under the node's lock: all or none. It returns the new
+// index, which the realities share; ErrConflict when one of the indices is not the record's, or others changed what is counted
+// in, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or ErrUnknown, after which
+// the records must be read again.
 func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite) (index uint64, err error) {
-	var (
-		keys []string
-		ops  []consul.Op
-		rung = map[string]bool{}
-	)
+	var ops []consul.Op
+	rung := map[string]bool{}
 	for _, w := range writes {
-		key := t.keys.Reality(t.name, w.Reality.Identity)
-		keys, ops = append(keys, key), append(ops, consul.CAS(key, encode(w.Reality), w.Index))
+		ops = append(ops, consul.CAS(t.keys.Reality(t.name, w.Reality.Identity), encode(w.Reality), w.Index))
 		if id := w.Reality.RCID; !rung[id] {
 			rung[id] = true
 			ops = append(ops, t.ring(id))
 		}
 	}
-	written, err := t.commit(ctx, keys, ops...)
-	return written[keys[0]], err
+	written, err := t.report(ctx, writes, ops)
+	return written[t.keys.Reality(t.name, writes[0].Reality.Identity)], err
 }
 
-// DeleteReality removes a reality. Its errors are those of WriteRealities.
-func (t *NodeTenure) DeleteReality(ctx context.Context, id pod.Identity, index uint64) error {
-	key := t.keys.Reality(t.name, id)
-	_, err := t.commit(ctx, []string{key}, consul.DeleteCAS(key, index))
+// DeleteReality removes a reality that said before what is given. Its errors are those of WriteRealities.
+func (t *NodeTenure) DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error {
+	w := RealityWrite{Reality: pod.Reality{Identity: id}, Index: index, Before: before}
+	_, err := t.report(ctx, []RealityWrite{w}, []consul.Op{consul.DeleteCAS(t.keys.Reality(t.name, id), index)})
 	return err
 }
 
-// commit writes under the node's lock. Whoever is refused on one of the keys had another record in mind.
-func (t *NodeTenure) commit(ctx context.Context, keys []string, ops ...consul.Op) (map[string]uint64, error) {
+// report carries a report out, with what it says about drops.
+func (t *NodeTenure) report(ctx context.Context, writes []RealityWrite, ops []consul.Op) (map[string]uint64, error) {
+	drops, counters, err := t.dropOps(ctx, writes)
+	if err != nil {
+		return nil, err
+	}
+	written, err := t.commit(ctx, append(ops, drops...)...)
+	t.counted(counters, written, err)
+	return written, err
+}
+
+// commit writes under the node's lock. Whoever is refused on another key had another record in mind.
+func (t *NodeTenure) commit(ctx context.Context, ops ...consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
 	fence := consul.CheckSession(t.keys.Node(t.name), t.sess.Releasing)
 	written, err := t.c.Commit(ctx, append([]consul.Op{fence}, ops...))
@@ -135,7 +179,7 @@ func (t *NodeTenure) commit(ctx context.Context, keys []string, ops ...consul.Op
 		return written, nil
 	case consul.RefusedOn(err, t.keys.Node(t.name)):
 		return nil, errors.Join(ErrLost, err)
-	case slices.ContainsFunc(keys, func(key string) bool { return consul.RefusedOn(err, key) }):
+	case slices.ContainsFunc(ops, func(op consul.Op) bool { return op.Conditional() && consul.RefusedOn(err, op.Key()) }):
 		return nil, errors.Join(ErrConflict, err)
 	default:
 		return nil, err

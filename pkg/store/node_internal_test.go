@@ -94,3 +94,218 @@ func TestWriteRealitiesTogetherOrNot(t *testing.T) {
 		t.Errorf("without the lock: %v", err)
 	}
 }
+
+// fallen is what a pod reports that has stopped being available.
+func fallen(r pod.Reality) pod.Reality {
+	r.State, r.Available = pod.StateFailed, false
+	return r
+}
+
+// dropsOf reads what is counted of a controller.
+func dropsOf(t *testing.T, st *Store, rcID string) Drops {
+	t.Helper()
+	pairs, err := st.c.List(t.Context(), st.keys.DropCounts(rcID), consul.Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := st.c.GetMany(t.Context(), []string{st.keys.Drops(rcID)}, consul.Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.dropsOf(rcID, found, pairs)
+}
+
+// available writes pods that are, and returns the writes by which they fall.
+func available(t *testing.T, tenure *NodeTenure, n int) []RealityWrite {
+	t.Helper()
+	writes := reports(n)
+	for i := range writes {
+		writes[i].Reality.Available, writes[i].Reality.Digest = true, "m"
+	}
+	index, err := tenure.WriteRealities(t.Context(), writes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range writes {
+		before := writes[i].Reality
+		writes[i] = RealityWrite{Reality: fallen(before), Before: before, Index: index}
+	}
+	return writes
+}
+
+// What stops being available is counted in the transaction that says so, by controller, also after it was counted before, by
+// another tenure of the node, and where somebody removed or damaged the counter. Whoever looked at the counters in between
+// knows how many, or that it does not.
+func TestDropsAreCounted(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	falls := available(t, tenure, 9)
+	none := dropsOf(t, st, "rc-0")
+	if none.Index != 0 || len(none.Counts) != 0 {
+		t.Fatalf("%+v before anything dropped", none)
+	}
+	write := func(tenure *NodeTenure, w ...RealityWrite) Drops {
+		t.Helper()
+		index, err := tenure.WriteRealities(t.Context(), w...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := dropsOf(t, st, "rc-0")
+		if d.Index != index {
+			t.Errorf("drops at %d, the report at %d", d.Index, index)
+		}
+		return d
+	}
+	two := write(tenure, falls[0], falls[1], falls[3]) // the second is another controller's
+	if n, known := two.Since(none); known {
+		t.Errorf("%d drops since there was no key", n)
+	}
+	if n, known := two.Since(Drops{Created: two.Created, Counts: none.Counts}); n != 2 || !known {
+		t.Errorf("%d drops (%t), want 2: %+v", n, known, two)
+	}
+	later := st.NodeTenure(tenure.sess, "n1")
+	three := write(later, falls[6])
+	if n, known := three.Since(two); n != 1 || !known {
+		t.Errorf("%d drops (%t), want 1: %+v after %+v", n, known, three, two)
+	}
+	if n, known := three.Since(three); n != 0 || !known {
+		t.Errorf("%d drops since the same", n)
+	}
+	if err := st.MakeDrops(t.Context(), "rc-0"); err != nil || dropsOf(t, st, "rc-0").Index != three.Index {
+		t.Errorf("made where it is: %v", err)
+	}
+	for what, damage := range map[string]consul.Op{
+		"all removed": consul.DeleteTree(st.keys.Drops("rc-0")),
+		"removed":     consul.Delete(st.keys.DropCount("rc-0", "n1")), "damaged": consul.Set(st.keys.DropCount("rc-0", "n1"), []byte("{")),
+	} {
+		before := dropsOf(t, st, "rc-0")
+		if _, err := st.c.Commit(t.Context(), []consul.Op{damage}); err != nil {
+			t.Fatal(err)
+		}
+		up := RealityWrite{Reality: falls[6].Before, Before: falls[6].Reality}
+		rec, err := tenure.Reality(t.Context(), up.Reality.Identity)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up.Index = rec.Index
+		if rec.Index, err = tenure.WriteRealities(t.Context(), up); err != nil {
+			t.Fatal(err)
+		}
+		down := falls[6]
+		down.Index = rec.Index
+		if _, err := later.WriteRealities(t.Context(), down); !errors.Is(err, ErrConflict) {
+			t.Fatalf("%s: with the index of before: %v", what, err)
+		}
+		after := write(later, down)
+		if n, known := after.Since(before); known {
+			t.Errorf("%s and made anew: %d drops", what, n)
+		}
+		if n, known := after.Since(Drops{Created: after.Created, Counts: none.Counts}); n != 1 || !known {
+			t.Errorf("%s and made anew: %d drops (%t) in all", what, n, known)
+		}
+	}
+}
+
+// A pod that becomes available, stays so, or never was, is no drop. One that is to stop is none as long as it is to.
+func TestNoDrops(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	w := available(t, tenure, 1)[0]
+	same := w
+	same.Reality = same.Before
+	same.Reality.Restarts++
+	var err error
+	if w.Index, err = tenure.WriteRealities(t.Context(), same); err != nil {
+		t.Fatal(err)
+	}
+	w.Before = same.Reality
+	intent := st.keys.Intent("n1", w.Reality.Identity)
+	written, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(intent, []byte("{}"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.StopIndex = written[intent] - 1
+	if _, err := tenure.WriteRealities(t.Context(), w); !errors.Is(err, ErrConflict) {
+		t.Errorf("on another intent: %v", err)
+	}
+	w.StopIndex++
+	if w.Index, err = tenure.WriteRealities(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenure.DeleteReality(t.Context(), w.Reality, w.Reality.Identity, w.Index); err != nil {
+		t.Fatal(err)
+	}
+	if d := dropsOf(t, st, "rc-0"); d.Index != 0 || len(d.Counts) != 0 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// Another version is another pod for those who wait for it. So is none.
+func TestOtherDrops(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	w := available(t, tenure, 1)[0]
+	w.Reality = w.Before
+	w.Reality.Digest = "other"
+	var err error
+	if w.Index, err = tenure.WriteRealities(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenure.DeleteReality(t.Context(), w.Reality, w.Reality.Identity, w.Index); err != nil {
+		t.Fatal(err)
+	}
+	d := dropsOf(t, st, "rc-0")
+	if n, known := d.Since(Drops{Created: d.Created, Counts: map[string]DropCount{}}); n != 2 || !known {
+		t.Errorf("%d drops (%t), want 2", n, known)
+	}
+}
+
+// As many as Together allows are one transaction, whatever they say, and one more would not be.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	_, tenure, _ := holder(t)
+	for _, tt := range []struct {
+		name   string
+		change func(i int, w *RealityWrite)
+		want   int
+	}{
+		{"one controller's", func(_ int, w *RealityWrite) { w.Reality.RCID = "rc" }, MaxRealities},
+		{"of one controller each", func(i int, w *RealityWrite) { w.Reality.RCID = fmt.Sprint("rc-", i) }, (consul.MaxTxnOps - 1) / 5},
+		{"stopped", func(i int, w *RealityWrite) { w.Reality.RCID, w.StopIndex = fmt.Sprint("rc-", i), 1 }, (consul.MaxTxnOps - 1) / 3},
+	} {
+		writes := reports(MaxRealities + 1)
+		for i := range writes {
+			tt.change(i, &writes[i])
+			writes[i].Index, writes[i].Before.Available = 1, true
+		}
+		got := Together(writes)
+		if got != tt.want {
+			t.Errorf("%s: %d together, want %d", tt.name, got, tt.want)
+		}
+		if _, err := tenure.WriteRealities(t.Context(), writes[:got]...); !errors.Is(err, ErrConflict) { // there are none
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+// What a controller that is gone has left is removed, unless it comes back meanwhile; what others have stays.
+func TestSweepDrops(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	if _, err := tenure.WriteRealities(t.Context(), available(t, tenure, 3)...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.RC("rc-1"), []byte("{"))}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{1, 1, 0} {
+		if n, err := st.SweepDrops(t.Context(), 1); n != want || err != nil {
+			t.Errorf("removed %d, %v; want %d", n, err, want)
+		}
+	}
+	for id, want := range map[string]int{"rc-0": 0, "rc-1": 1, "rc-2": 0} {
+		if d := dropsOf(t, st, id); len(d.Counts) != want || (d.Index != 0) != (want != 0) {
+			t.Errorf("%s: %+v", id, d)
+		}
+	}
+}

@@ -69,13 +69,13 @@ type RCChange struct {
 	Audit     Audit
 }
 
-// ChangeRC writes a change with its manifest, bell and audit record in one transaction. It returns ErrConflict when the
+// ChangeRC writes a change with its manifest, bell and audit record, and for a new one the key of its drops, in one transaction. It returns ErrConflict when the
 // record, or on creation the name, was changed by somebody else. An unknown outcome is settled before it returns: the
 // audit record tells whether the change landed, and the index check keeps a second landing out.
 func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 	ops := []consul.Op{consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index)}
 	if c.Index == 0 {
-		ops = append(ops, consul.CAS(s.keys.Name(c.RC.Name), []byte(c.RC.ID), 0))
+		ops = append(ops, consul.CAS(s.keys.Name(c.RC.Name), []byte(c.RC.ID), 0), consul.Set(s.keys.Drops(c.RC.ID), []byte(NewID())))
 	}
 	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
 	what := "rc " + c.RC.Name

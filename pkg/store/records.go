@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Sentinels that callers test for with errors.Is.
@@ -151,8 +153,13 @@ type Audit struct {
 	Changes []string  `json:"changes"`         // the difference, one line each
 }
 
-// MaxAuditChanges bounds the lines of one audit record; a last line says how many were left out.
-const MaxAuditChanges = 50
+// MaxAuditChanges bounds the lines of one audit record; a last line says how many were left out. MaxAuditLine bounds each of them,
+// in bytes of JSON, and MaxAuditBytes is more than all of a record takes.
+const (
+	MaxAuditChanges = 50
+	MaxAuditLine    = 500
+	MaxAuditBytes   = 48 * 1024
+)
 
 // NewAudit returns an audit record of now.
 func NewAudit(who, what, rcID string, changes []string) Audit {
@@ -160,7 +167,13 @@ func NewAudit(who, what, rcID string, changes []string) Audit {
 		left := len(changes) - MaxAuditChanges
 		changes = append(changes[:MaxAuditChanges:MaxAuditChanges], fmt.Sprintf("and %d more", left))
 	}
-	return Audit{ID: NewID(), At: time.Now().UTC(), Who: who, What: what, RCID: rcID, Changes: changes}
+	changes = slices.Clone(changes)
+	for i := range changes {
+		changes[i] = field.Cut(changes[i], MaxAuditLine)
+	}
+	return Audit{
+		ID: NewID(), At: time.Now().UTC(), Who: field.Cut(who, MaxAuditLine), What: field.Cut(what, MaxAuditLine), RCID: rcID, Changes: changes,
+	}
 }
 
 func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audit(a.ID), encode(a)) }

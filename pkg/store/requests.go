@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -30,8 +31,11 @@ type Request struct {
 	Kind RequestKind  `json:"kind"`
 	Node string       `json:"node"`
 	Pod  pod.Identity `json:"pod,omitzero"` // not for RepairReservation
-	By   string       `json:"by"`
-	At   time.Time    `json:"at"`
+	// NodeIndex is, for ForgetPod, the index of the node's record when the operator saw nobody hold it; zero: there was none. It
+	// names the death that the request is about: once anybody has held the record since, the request is void.
+	NodeIndex uint64    `json:"node_index,omitempty"`
+	By        string    `json:"by"`
+	At        time.Time `json:"at"`
 }
 
 // NodeHeld reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
@@ -44,10 +48,84 @@ func (s *Store) NodeHeld(ctx context.Context, name string) (index uint64, held b
 	return pair.ModifyIndex, pair.Session != "", err
 }
 
-// Ask leaves a request for a controller's owner, with an audit record, and rings.
+// Ask leaves a request for a controller's owner, with an audit record, and rings. It returns ErrConflict, and nothing is written,
+// where a pod is to be forgotten whose node's record is not the one that the request names.
 func (s *Store) Ask(ctx context.Context, r Request, a Audit) error {
-	_, err := s.c.Commit(ctx, []consul.Op{
-		consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID),
-	})
+	ops := []consul.Op{consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID)}
+	if r.Kind == ForgetPod {
+		ops = append(ops, s.sameNode(r.Node, r.NodeIndex))
+	}
+	_, err := s.c.Commit(ctx, ops)
+	if consul.RefusedOn(err, s.keys.Node(r.Node)) {
+		return errors.Join(ErrConflict, err)
+	}
 	return err
+}
+
+// RequestOpen reports whether a request waits to be answered.
+func (s *Store) RequestOpen(ctx context.Context, rcID, id string) (bool, error) {
+	return s.exists(ctx, s.keys.Request(rcID, id))
+}
+
+// forgetsPerTxn leaves room for the condition, the audit record, and a bell for each request.
+const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
+
+// AskForget leaves requests to forget pods of one node, all about the same death, in as many transactions as it takes. Asking
+// again for what was asked does no harm. It returns ErrConflict where the node's record is not the one that they name; then
+// what was written before is void.
+func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) error {
+	for part := range slices.Chunk(requests, forgetsPerTxn) {
+		a := audit(part)
+		ops, rung := []consul.Op{s.sameNode(nodeName, part[0].NodeIndex), s.audit(a)}, map[string]bool{}
+		for _, r := range part {
+			ops = append(ops, consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)))
+			if !rung[r.RCID] {
+				rung[r.RCID] = true
+				ops = append(ops, s.ring(r.RCID))
+			}
+		}
+		if err := s.settled(ctx, "node "+nodeName, a.ID, ops); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sameNode is the condition that a node's record is the one with an index, or that there is none.
+func (s *Store) sameNode(name string, index uint64) consul.Op {
+	if index == 0 {
+		return consul.CheckMissing(s.keys.Node(name))
+	}
+	return consul.CheckIndex(s.keys.Node(name), index)
+}
+
+// NodeRemoval is what is left of a node that is gone for good, as it was read: indices are zero where there is no record.
+type NodeRemoval struct {
+	Name                   string
+	Node, Ops, Reservation uint64
+	Audit                  Audit
+}
+
+// RemoveNode removes all that the store has of a node: record, the operators' side, reservation, reports, and intents. It returns
+// ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
+// that none names the node: a pod that is placed there since has changed the reservation.
+func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
+	ops := []consul.Op{s.sameNode(r.Name, r.Node), s.audit(r.Audit)}
+	for key, index := range map[string]uint64{
+		s.keys.Node(r.Name): r.Node, s.keys.NodeOps(r.Name): r.Ops, s.keys.Reservation(r.Name): r.Reservation,
+	} {
+		if index != 0 {
+			ops = append(ops, consul.DeleteCAS(key, index))
+		}
+	}
+	if r.Reservation == 0 {
+		ops = append(ops, consul.CheckMissing(s.keys.Reservation(r.Name)))
+	}
+	ops = append(ops, consul.DeleteTree(s.keys.Realities(r.Name)), consul.DeleteTree(s.keys.Intents(r.Name)))
+	return s.settled(ctx, "node "+r.Name, r.Audit.ID, ops)
+}
+
+// AgentGone reports whether a machine's Consul agent has failed or left, or is not known.
+func (s *Store) AgentGone(ctx context.Context, consulNode string) (bool, error) {
+	return s.c.AgentGone(ctx, consulNode)
 }

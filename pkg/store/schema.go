@@ -134,6 +134,30 @@ func (t *FarmTenure) RenewNonce(ctx context.Context, known string) error {
 	return err
 }
 
+// Settled is the record at settled: for this nonce some farm has found that every living node had said what it runs (R1).
+type Settled struct {
+	Nonce string `json:"nonce"`
+}
+
+// SettledNonce reads for which nonce the hold has ended, "" where no farm has said so, or what it said cannot be read.
+func (s *Store) SettledNonce(ctx context.Context) (string, error) {
+	rec, err := get[Settled](ctx, s, s.keys.Settled(), consul.Consistent)
+	var corrupt *CorruptError
+	if errors.Is(err, ErrNotFound) || errors.As(err, &corrupt) {
+		return "", nil
+	}
+	return rec.Value.Nonce, err
+}
+
+// MarkSettled says that the hold has ended for the nonce of a schema record. It returns ErrRefused when that is not the
+// cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
+func (t *FarmTenure) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
+	_, err := t.c.Commit(ctx, []consul.Op{
+		consul.CheckIndex(t.keys.Schema(), schema.Index), consul.Set(t.keys.Settled(), encode(Settled{Nonce: schema.Value.Nonce})),
+	})
+	return err
+}
+
 // restoreMarker creates a marker key that vanished.
 func (s *Store) restoreMarker(ctx context.Context, key string) error { return s.create(ctx, key, nil) }
 

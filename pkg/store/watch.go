@@ -93,9 +93,10 @@ func (s *Store) WatchBreaker(ctx context.Context, onError func(error), deliver f
 	return watchKey(ctx, s, s.keys.Breaker(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
-// WatchNode delivers one node's own record; Recs is empty while it is missing.
+// WatchNode delivers the record of the caller's own node; Recs is empty while it is missing. Nobody else makes it: where it was
+// made anew while the session was lost, that is reported as a return in time.
 func (s *Store) WatchNode(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[node.Node]) error) error {
-	return watchKey(ctx, s, s.keys.Node(nodeName), consul.WatchOptions{OnError: onError, Released: true}, deliver)
+	return watchKey(ctx, s, s.keys.Node(nodeName), consul.WatchOptions{OnError: onError, Released: true, Own: true}, deliver)
 }
 
 func watchKey[T any](ctx context.Context, s *Store, key string, o consul.WatchOptions, deliver func(Seen[T]) error) error {

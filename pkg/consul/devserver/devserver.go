@@ -21,7 +21,9 @@ type Config struct {
 	Dir       string // where its configuration is written
 	Port      int    // HTTP port on 127.0.0.1; zero picks a free one
 	ExtraJSON string // more configuration, as a JSON object
-	OnDisk    bool   // a server of its own cluster that keeps its state in Dir, in place of dev mode
+	// MaxClientConns is how many connections one address may have; zero: Consul's default, which is 200.
+	MaxClientConns int
+	OnDisk         bool // a server of its own cluster that keeps its state in Dir, in place of dev mode
 }
 
 // Find returns the Consul program: $CONSUL_BIN, else consul beside this program or in one of the given folders, else
@@ -59,13 +61,17 @@ func Args(ctx context.Context, cfg Config) (addr string, args []string, err erro
 		ports[0] = cfg.Port
 	}
 	file := filepath.Join(cfg.Dir, "consul.json")
-	data, err := json.MarshalIndent(map[string]any{
+	conf := map[string]any{
 		"bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true,
 		"ports": map[string]int{
 			"http": ports[0], "server": ports[1], "serf_lan": ports[2],
 			"serf_wan": -1, "dns": -1, "grpc": -1, "grpc_tls": -1,
 		},
-	}, "", "  ")
+	}
+	if cfg.MaxClientConns != 0 {
+		conf["limits"] = map[string]int{"http_max_conns_per_client": cfg.MaxClientConns}
+	}
+	data, err := json.MarshalIndent(conf, "", "  ")
 	if err == nil {
 		err = os.WriteFile(file, data, 0o600)
 	}

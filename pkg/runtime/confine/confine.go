@@ -58,7 +58,7 @@ func (i Isolation) Validate() error {
 // it after setgroups. The limits of the cgroup hold from the first step on.
 func Apply(iso *Isolation) error {
 	runtime.LockOSThread()
-	for _, step := range []func(Isolation) error{joinCgroup, coverTmp, become, renouncePrivileges} {
+	for _, step := range []func(Isolation) error{joinCgroup, coverTmp, become, dropCapabilities, renouncePrivileges} {
 		if err := step(*iso); err != nil {
 			return err
 		}

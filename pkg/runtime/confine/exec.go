@@ -1,8 +1,11 @@
 package confine
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"unsafe"
 )
@@ -47,4 +50,43 @@ func ResetSignals() {
 		// SIGKILL and SIGSTOP refuse, and are never ignored.
 		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
 	}
+}
+
+// maxShebang is how much of a script's first line the kernel looks at, in bytes (execve(2)).
+const maxShebang = 256
+
+// ExecError says why a program could not be executed. The kernel says of a script whose interpreter is missing that the script
+// is, and not which interpreter.
+func ExecError(path string, err error) error {
+	first, interpreter := firstLine(path)
+	switch {
+	case errors.Is(err, syscall.ENOEXEC) && first != "":
+		return fmt.Errorf("exec %s: %w: it is neither a program for this machine nor a script with a #! line", path, err)
+	case interpreter == "" || !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("exec %s: %w", path, err)
+	}
+	if info, statErr := os.Stat(interpreter); statErr == nil && (info.IsDir() || info.Mode().Perm()&0o111 == 0) {
+		return fmt.Errorf("exec %s: its #! line names %q, which is no program: %w", path, interpreter, err)
+	} else if statErr == nil {
+		return fmt.Errorf("exec %s: %w", path, err)
+	}
+	return fmt.Errorf("exec %s: its #! line names %q, which is not on this node: %w", path, interpreter, err)
+}
+
+// firstLine returns the beginning of a file, and the interpreter that it names if it is a script.
+func firstLine(path string) (first, interpreter string) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", ""
+	}
+	defer func() { _ = f.Close() }()
+	buf := make([]byte, maxShebang)
+	n, _ := f.Read(buf)
+	line, _, _ := strings.Cut(string(buf[:n]), "\n")
+	rest, script := strings.CutPrefix(line, "#!")
+	if !script {
+		return string(buf[:n]), ""
+	}
+	interpreter, _, _ = strings.Cut(strings.TrimLeft(rest, " \t"), " ")
+	return line, interpreter
 }

@@ -64,6 +64,13 @@ func (h *Host) probeUsers() {
 	h.Users = true
 }
 
+// Mapped is Host.Mapped where nothing else is of interest.
+func Mapped(first, last int) bool {
+	var h Host
+	h.probeUsers()
+	return h.Mapped(first, last)
+}
+
 // Mapped reports whether all of these numbers can be users and groups here: in a user namespace not all can.
 func (h *Host) Mapped(first, last int) bool {
 	return h.Users && covered(h.uids, first, last) && covered(h.gids, first, last)

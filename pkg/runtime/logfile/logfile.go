@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -16,14 +16,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
-// maxRotated bounds the copy of one rotation, in multiples of LogBytes. A program that wrote more than that between
-// two looks loses the oldest of it, which is what rotation is about.
+// maxRotated bounds what one rotation copies of what it finds, in multiples of LogBytes. A program that wrote more than that
+// between two looks loses the oldest of it, which is what rotation is about. As much again may be copied of what is added
+// meanwhile; a program that writes more than that loses the newest, because a copy must end before its disk is full.
 const maxRotated = 4
 
 // Rotate moves the content of a log that is larger than limit into log.1, log.1 into log.2 and so on, keeping so many
 // of them. It copies and truncates, because the program holds the file open and appends to it (R12). What the
 // program writes between the last read and the truncation is lost: some microseconds' worth. On a full disk all of it is, which
-// is the error then.
+// is the error then. How long the log seems does not matter: holes in it are not copied.
 func Rotate(path string, limit int64, keep int) (err error) {
 	// Next to always this is all: a node looks at hundreds of logs each second.
 	if info, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().IsRegular() && info.Size() <= limit {
@@ -46,7 +47,7 @@ func Rotate(path string, limit int64, keep int) (err error) {
 		return nil
 	}
 	if keep > 0 {
-		err = copyAside(log, path, max(0, info.Size()-maxRotated*limit))
+		err = copyAside(log, path, begin(info, maxRotated*limit), 2*maxRotated*limit)
 		if err == nil {
 			err = shift(path, keep)
 		}
@@ -63,10 +64,20 @@ func Rotate(path string, limit int64, keep int) (err error) {
 	return nil
 }
 
+// begin returns where the last so many bytes of a log begin. One that takes no more room than that is copied whole, though a
+// program may have made it seem longer.
+func begin(info fs.FileInfo, most int64) int64 {
+	const sector = 512 // the unit of st_blocks (inode(7))
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Blocks*sector <= most && st.Blocks*sector < info.Size() {
+		return 0
+	}
+	return max(0, info.Size()-most)
+}
+
 func asidePath(path string) string { return path + ".rotating" }
 
 // copyAside copies the log from the offset on into a temporary file, so that a crash leaves no half log.1.
-func copyAside(log *os.File, path string, offset int64) error {
+func copyAside(log *os.File, path string, offset, most int64) error {
 	aside := asidePath(path)
 	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -75,27 +86,50 @@ func copyAside(log *os.File, path string, offset int64) error {
 	if err != nil {
 		return err
 	}
-	if err = errors.Join(copyFrom(f, log, offset), f.Close()); err != nil {
+	if err = errors.Join(copyFrom(f, log, offset, most), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(aside))
 	}
 	return nil
 }
 
-// copyFrom copies the log from the offset on, and from the next whole line on where that cuts one in two. A log
-// without a line break is copied as it is.
-func copyFrom(to io.Writer, log *os.File, offset int64) error {
+// copyFrom copies at most so many bytes of the log from the offset on, and from the next whole line on where that cuts one in
+// two. A log without a line break is copied as it is. The log may change all the time, in any way.
+func copyFrom(to io.Writer, log *os.File, offset, most int64) error {
 	if offset > 0 {
-		next, err := nextLine(io.NewSectionReader(log, offset, math.MaxInt64-offset))
+		next, err := nextLine(io.NewSectionReader(log, offset, most))
 		if err != nil {
 			return err
 		}
 		offset += next
 	}
-	if _, err := log.Seek(offset, io.SeekStart); err != nil {
-		return err
+	for most > 0 {
+		from, end, err := nextData(log, offset)
+		if err != nil || from == end {
+			return err
+		}
+		n, err := io.Copy(to, io.NewSectionReader(log, from, min(end-from, most)))
+		if err != nil || n == 0 { // nothing: it was cut meanwhile
+			return err
+		}
+		offset, most = from+n, most-n
 	}
-	_, err := io.Copy(to, log)
-	return err
+	return nil
+}
+
+// nextData returns the next part of a file, from the offset on, that is no hole; an empty one at the end (lseek(2)).
+func nextData(f *os.File, offset int64) (from, end int64, err error) {
+	from, err = f.Seek(offset, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return offset, offset, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	end, err = f.Seek(from, unix.SEEK_HOLE) // the end of a file counts as one
+	if errors.Is(err, unix.ENXIO) {
+		return offset, offset, nil // it was cut meanwhile
+	}
+	return from, end, err
 }
 
 // nextLine is the offset after the first line break, and 0 when there is none.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	rt "github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
 // The roles of this binary, behind Arg.
@@ -27,10 +28,15 @@ const (
 const (
 	orderFD  = 3 // read end: one order as JSON; for the guard its end means that everything must end
 	answerFD = 4 // write end: the guard's result; of the program why it could not be executed, or nothing
+	holdFD   = 5 // Command.Hold, of the guard only
 )
 
-// killGap is the pause between two rounds of killing, in which the dead are reaped and the newly born found.
-const killGap = 2 * time.Millisecond
+// The pause between two rounds of killing, in which the dead are reaped and the newly born found: the first while anything new is
+// found, doubling up to the last while it is only waited for, as for a process in uninterruptible sleep.
+const (
+	killGap     = 2 * time.Millisecond
+	lastKillGap = time.Second
+)
 
 // Exec is the whole life of a guard, and of a program until it is executed. A binary that uses Runner calls it first
 // thing in main when os.Args[1] is Arg. isolate puts the calling process under isolation before it becomes the program;
@@ -61,6 +67,7 @@ func closeOnExec() {
 	if unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) != nil { // before Linux 5.11
 		unix.CloseOnExec(orderFD)
 		unix.CloseOnExec(answerFD)
+		unix.CloseOnExec(holdFD)
 	}
 }
 
@@ -186,7 +193,7 @@ func become(isolate func(*rt.Isolation) error) {
 	if err := os.Chdir(c.Dir); err != nil {
 		complain("change to the working directory: %v", err)
 	}
-	complain("exec %s: %v", c.Argv[0], syscall.Exec(c.Argv[0], c.Argv, c.Env))
+	complain("%v", confine.ExecError(c.Argv[0], syscall.Exec(c.Argv[0], c.Argv, c.Env)))
 }
 
 // copyOutput hands on what the program writes, up to the bound; the rest is read and dropped, so that nobody blocks.
@@ -220,9 +227,10 @@ func reap(program int, ended chan<- result) {
 
 // killAll kills every descendant, again and again, until all are reaped.
 func killAll(reaped <-chan struct{}) {
-	for {
-		killRound()
-		timer := time.NewTimer(killGap)
+	killed := map[proc]bool{}
+	for gap := killGap; ; {
+		gap = nextGap(gap, killRound(killed))
+		timer := time.NewTimer(gap)
 		select {
 		case <-reaped:
 			timer.Stop()
@@ -232,13 +240,22 @@ func killAll(reaped <-chan struct{}) {
 	}
 }
 
+// nextGap returns the pause after a round of killing. found says that there was something new.
+func nextGap(last time.Duration, found bool) time.Duration {
+	if found {
+		return killGap
+	}
+	return min(2*last, lastKillGap)
+}
+
 // proc is a process in the kernel's table.
 type proc struct {
 	pid, parent int
 	start       string // since boot, in ticks; tells it from a later one with the same pid
 }
 
-func killRound() {
+// killRound kills all descendants that are there. It reports whether one of them was not among those killed before.
+func killRound(killed map[proc]bool) (found bool) {
 	table := readTable()
 	family := map[int]bool{os.Getpid(): true}
 	for grown := true; grown; {
@@ -252,8 +269,11 @@ func killRound() {
 	for _, p := range table {
 		if family[p.pid] && p.pid != os.Getpid() {
 			killOne(p)
+			known := proc{pid: p.pid, start: p.start} // its parent may change
+			found, killed[known] = found || !killed[known], true
 		}
 	}
+	return found
 }
 
 // killOne kills a process, unless its pid belongs to another one by now.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
 // Arg is the first argument of a process that is to call Exec before anything else.
@@ -32,6 +33,9 @@ const DefaultOutputBytes = 1 << 20
 // killWait bounds how long the caller waits for the guard's last word after it has asked it to kill everything. A
 // process in uninterruptible sleep must not hold it up.
 const killWait = 10 * time.Second
+
+// clearWait bounds how long the removal of a cgroup waits for what was killed in it.
+const clearWait = time.Second
 
 // Errors that a caller may test for.
 var (
@@ -57,6 +61,13 @@ type Command struct {
 	Input  *os.File `json:"-"` // stdin of a direct program; nil: nothing to read
 	Output *os.File `json:"-"` // where stdout and stderr go; nil: nowhere
 	Errors *os.File `json:"-"` // stderr of a direct program; nil: Output
+
+	// OwnCgroup says that Isolation.Cgroup is this program's alone: what its guard has left in it is killed, and it is removed.
+	OwnCgroup bool `json:"own_cgroup,omitempty"`
+
+	// Hold is kept open until nothing of the program is left, by who runs it and not by the program: a lock on it is held that
+	// long, also where the caller dies. Run closes it in this process.
+	Hold *os.File `json:"-"`
 }
 
 // Exit is how a program ended.
@@ -91,10 +102,14 @@ func (Runner) Run(ctx context.Context, c Command) (Exit, error) {
 	if err := c.validate(); err != nil {
 		return Exit{}, err
 	}
+	defer c.clearCgroup()
 	if ctx.Err() != nil {
 		return Exit{}, context.Cause(ctx)
 	}
 	order, answer, wait, err := startGuard(c)
+	if c.Hold != nil {
+		_ = c.Hold.Close() // the guard has it, or nothing runs
+	}
 	if err != nil {
 		return Exit{}, fmt.Errorf("%w: %w", ErrNotStarted, err)
 	}
@@ -121,6 +136,22 @@ func (Runner) Run(ctx context.Context, c Command) (Exit, error) {
 		return Exit{}, fmt.Errorf("%w: %s", ErrNotStarted, r.Error)
 	}
 	return r.Exit, nil
+}
+
+// clearCgroup ends what is left of a program whose guard was killed, and removes its cgroup. One that stays costs next to
+// nothing, and the next run of the program has it again.
+func (c *Command) clearCgroup() {
+	if !c.OwnCgroup || c.Isolation == nil || c.Isolation.Cgroup == "" {
+		return
+	}
+	_ = isolate.Kill(c.Isolation.Cgroup)
+	for deadline := time.Now().Add(clearWait); ; {
+		if isolate.Remove(c.Isolation.Cgroup) == nil || time.Now().After(deadline) {
+			break
+		}
+		<-time.After(killGap)
+	}
+	isolate.Prune(filepath.Dir(c.Isolation.Cgroup))
 }
 
 func (c *Command) validate() error {
@@ -157,6 +188,9 @@ func startGuard(c Command) (order, answer *os.File, wait func(), err error) {
 	cmd.Args[0] = os.Args[0]
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.ExtraFiles = []*os.File{orderEnd, answerEnd}
+	if c.Hold != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, c.Hold)
+	}
 	if c.Output != nil {
 		cmd.Stdout, cmd.Stderr = c.Output, c.Output
 	}

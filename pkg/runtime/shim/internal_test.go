@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 func TestRecords(t *testing.T) {
@@ -53,6 +55,56 @@ func TestRecords(t *testing.T) {
 		if err := r.remove("a.b"); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A process that cannot be found keeps none of the others from being kept.
+func TestOneFailedAdoption(t *testing.T) {
+	dir := t.TempDir()
+	r := records{&durable.Records{Dir: filepath.Join(dir, stateName)}}
+	if err := os.Mkdir(r.files.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := proc.ReadStat(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, pid := range map[string]int{"adrift": -5, "runs": self.PID, "stopped": 0} { // the kernel refuses the first
+		rec := record{
+			Spec: runtime.Spec{ID: id, Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: pid, Start: self.Start, Boot: boot,
+		}
+		if pid == 0 {
+			rec.Desired = wantStop
+		}
+		if err := r.save(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := newSupervisor(Config{Dir: dir}.withDefaults())
+	if err != nil {
+		t.Fatalf("none of them is kept: %v", err)
+	}
+	defer s.close()
+	for id, want := range map[string]runtime.Phase{"adrift": runtime.Unknown, "runs": runtime.Running, "stopped": runtime.Stopped} {
+		if got, _ := s.procs[id].status(); got.Phase != want {
+			t.Errorf("%s is %s (%s), want %s", id, got.Phase, got.Message, want)
+		}
+	}
+	if _, err := s.procs["adrift"].recordStop(); err == nil {
+		t.Error("the stop of a process that nobody knows of was confirmed")
+	}
+
+	// It is kept as soon as it is found.
+	s.tend = func(func(ctx, recalled context.Context)) context.CancelFunc { return func() {} }
+	p := s.procs["adrift"]
+	p.rec.PID, p.rec.Start = self.PID, self.Start
+	p.takeOver(t.Context())
+	if got, _ := p.status(); got.Phase != runtime.Running || p.broken != nil {
+		t.Errorf("after it was found: %s, %v", got.Phase, p.broken)
 	}
 }
 
@@ -115,5 +167,38 @@ func TestFullAnswerOverABase(t *testing.T) {
 	base := snapshot{Cursor: 8, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "a"}}}}
 	if diff := cmp.Diff(full, full.over(base)); diff != "" {
 		t.Errorf("%s", diff)
+	}
+}
+
+// A log that is held up holds up no other one, and is not begun twice.
+func TestRotatorGoesOnBesideAStalledLog(t *testing.T) {
+	stalled, others := make(chan struct{}), make(chan string)
+	r := rotator{rotate: func(path string, _ int64, _ int) error {
+		if path == "stalled" {
+			<-stalled
+			return nil
+		}
+		others <- path
+		return nil
+	}}
+	for range 3 {
+		for _, path := range []string{"stalled", "a", "b"} {
+			r.begin(path, 1, 1, func(err error) { t.Error(err) })
+		}
+		if first, second := <-others, <-others; first == second {
+			t.Errorf("%s was rotated twice", first)
+		}
+		// Both are done before the next round, or it would take them for busy.
+		for busy := 2; busy > 1; {
+			r.mu.Lock()
+			busy = len(r.busy)
+			r.mu.Unlock()
+			goruntime.Gosched()
+		}
+	}
+	close(stalled)
+	r.wait()
+	if len(r.busy) > 0 {
+		t.Errorf("taken for busy: %v", r.busy)
 	}
 }

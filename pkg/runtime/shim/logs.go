@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
@@ -16,6 +17,8 @@ const (
 
 // rotateLogs looks at all logs now and then until ctx ends.
 func (s *supervisor) rotateLogs(ctx context.Context) {
+	logs := rotator{rotate: logfile.Rotate}
+	defer logs.wait()
 	tick := time.NewTicker(s.cfg.LogCheck)
 	defer tick.Stop()
 	for {
@@ -32,12 +35,45 @@ func (s *supervisor) rotateLogs(ctx context.Context) {
 			if spec.LogBytes == 0 || ctx.Err() != nil {
 				continue
 			}
-			if err := logfile.Rotate(spec.LogPath, spec.LogBytes, spec.LogKeep); err != nil {
+			logs.begin(spec.LogPath, spec.LogBytes, spec.LogKeep, func(err error) {
 				p.log("log not rotated", map[string]any{"error": err})
-			}
+			})
 		}
 	}
 }
+
+// rotator rotates each log by itself: one that a pod, or the disk below it, holds up must not let the others grow.
+type rotator struct {
+	rotate func(path string, limit int64, keep int) error
+	under  sync.WaitGroup
+
+	mu   sync.Mutex
+	busy map[string]bool // by path, because two versions of a pod write to one log
+}
+
+// begin rotates a log in the background, unless that is under way.
+func (r *rotator) begin(path string, limit int64, keep int, failed func(error)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.busy[path] {
+		return
+	}
+	if r.busy == nil {
+		r.busy = map[string]bool{}
+	}
+	r.busy[path] = true
+	r.under.Go(func() {
+		if err := r.rotate(path, limit, keep); err != nil {
+			failed(err)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.busy, path)
+	})
+}
+
+// wait returns when none is under way.
+func (r *rotator) wait() { r.under.Wait() }
 
 // fillReserve is the time between two looks at what is set aside for records.
 const fillReserve = 10 * time.Second

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -86,9 +87,9 @@ func (p *process) install(next record, phase runtime.Phase, message string) {
 }
 
 // enter changes what clients see where the record stays as it is.
-func (p *process) enter(phase runtime.Phase, message string) {
+func (p *process) enter(phase runtime.Phase) {
 	p.mu.Lock()
-	p.phase, p.message = phase, message
+	p.phase, p.message = phase, ""
 	p.mu.Unlock()
 	p.sup.changed(p)
 }
@@ -123,6 +124,33 @@ func (p *process) status() (runtime.Status, bool) {
 	return st, p.rec.Spec.ID != ""
 }
 
+// adrift notes that nobody can say what became of a process that an earlier supervisor has started. It may run; nothing is
+// done about it.
+func (p *process) adrift(err error) {
+	id := p.rec.Spec.ID
+	p.broken = fmt.Errorf("take over %s: %w", id, err)
+	p.phase, p.message = runtime.Unknown, p.broken.Error()+"; the supervisor goes on trying"
+	p.sup.cfg.Log("process not taken over", map[string]any{"process": id, "error": err})
+}
+
+// takeOver tries again, until ctx ends, to find a process that is adrift, and begins to keep it. One whose record cannot be
+// read stays as it is.
+func (p *process) takeOver(ctx context.Context) {
+	for p.known() && p.current().Spec.Validate() == nil && pause(ctx, retryWatch) {
+		c, phase, err := p.sup.recover(p.current())
+		if err != nil {
+			continue
+		}
+		p.op.Lock()
+		p.broken = nil
+		p.enter(phase)
+		p.begin(c)
+		p.op.Unlock()
+		p.log("process taken over", map[string]any{"pid": p.current().PID})
+		return
+	}
+}
+
 // begin starts the keeper. c is what an earlier supervisor left, or nil. The caller holds op.
 func (p *process) begin(c *child) {
 	ended := make(chan struct{})
@@ -145,7 +173,7 @@ func (p *process) keep(ctx, recalled context.Context, c *child) {
 			}
 			c = nil
 		case p.stopping():
-			p.enter(runtime.Stopped, "")
+			p.enter(runtime.Stopped)
 			p.log("process stopped", map[string]any{})
 			return
 		case p.current().Done:
@@ -159,7 +187,7 @@ func (p *process) keep(ctx, recalled context.Context, c *child) {
 
 // start launches the program and returns it, or nil when it could not be started.
 func (p *process) start() *child {
-	p.enter(runtime.Starting, "")
+	p.enter(runtime.Starting)
 	c, err := p.launch()
 	if err != nil {
 		p.note(runtime.Backoff, err.Error(), func(r *record) {
@@ -170,7 +198,7 @@ func (p *process) start() *child {
 		return nil
 	}
 	p.hold(c)
-	p.enter(runtime.Running, "")
+	p.enter(runtime.Running)
 	p.log("process started", map[string]any{"pid": c.PID})
 	return c
 }

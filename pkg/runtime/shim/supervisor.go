@@ -83,16 +83,14 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		if rec.Spec.HoldAfterBoot && rec.Desired == wantRun && rec.Boot != boot {
 			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
 			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
-			if err := s.records.save(rec); err != nil {
-				s.close()
-				return nil, err
+			if err := s.records.save(rec); err != nil { // the next one finds the former boot in it, and does the same
+				cfg.Log("state not written", map[string]any{"process": id, "error": err})
 			}
 		}
 		p := &process{sup: s, rec: rec}
 		s.procs[id] = p
 		if p.child, p.phase, err = s.recover(rec); err != nil {
-			s.close()
-			return nil, fmt.Errorf("take over %s: %w", id, err)
+			p.adrift(err)
 		}
 	}
 	return s, nil
@@ -196,6 +194,7 @@ func (s *supervisor) beginAll() {
 		p.op.Lock()
 		switch {
 		case p.broken != nil:
+			s.tend(func(ctx, _ context.Context) { p.takeOver(ctx) })
 		case p.phase == runtime.Stopped, p.phase == runtime.Exited:
 			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
@@ -59,17 +60,20 @@ func become() {
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&o); err != nil || len(o.Command) == 0 {
 		os.Exit(1) // nobody is left to be told
 	}
-	if o.Isolation != nil {
-		if err := confine.Apply(o.Isolation); err != nil {
-			report("isolate: %v", err)
-		}
+	runtime.LockOSThread() // what is asked of the kernel is a thread's
+	isolate := func() error { return confine.Apply(o.Isolation) }
+	if o.Isolation == nil {
+		isolate = confine.DropCapabilities
+	}
+	if err := isolate(); err != nil {
+		report("isolate: %v", err)
 	}
 	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
 		report("change to the working directory: %v", err)
 	}
 	confine.ResetSignals()
 	err := syscall.Exec(o.Command[0], o.Command, o.Env)
-	report("exec %s: %v", o.Command[0], err)
+	report("%v", confine.ExecError(o.Command[0], err))
 }
 
 func report(format string, args ...any) {

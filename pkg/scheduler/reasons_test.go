@@ -1,4 +1,4 @@
-package placement_test
+package scheduler_test
 
 import (
 	"go/ast"
@@ -9,14 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // A metric has each value of the list from the start, so that none may be missing from it.
 func TestAllReasonsIsComplete(t *testing.T) {
 	t.Parallel()
 	listed := map[string]bool{}
-	for _, v := range placement.AllReasons {
+	for _, v := range scheduler.AllReasons {
 		listed[string(v)] = true
 	}
 	files, err := os.ReadDir(".")

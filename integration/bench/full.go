@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+// Goals of full.
+const (
+	besideShare   = 0.8 // of the rate without a controller that fits nowhere
+	stuckRequests = 20  // per second
+)
+
+// What the nodes of full have, and what their pods take, in thousandths of a core: a second large pod fits on none.
+const (
+	fullCPU  = 1000
+	largeCPU = 800
+)
+
+// fullBench measures what a controller that fits nowhere costs the others, on nodes that have room for small pods only. In each
+// of its runs that controller is a new one, which looks at all nodes while the others are placed.
+func fullBench(ctx context.Context, b *bench) error {
+	var sc scope
+	defer sc.close()
+	dev, err := b.startDev(ctx, &sc, manyClients)
+	if err != nil {
+		return err
+	}
+	w, err := newWorld(ctx, &sc, dev.addr)
+	if err != nil {
+		return err
+	}
+	_, err = w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.fullNodes, Prepare: func(_ int, record *node.Node) {
+		record.Capacity = node.Capacity{Slots: 100, CPU: fullCPU}
+	}})
+	if err != nil {
+		return err
+	}
+	noted := newCommits(b.fullNodes)
+	if err := b.farmIn(ctx, &sc, w, "farm", dev.addr, noted); err != nil {
+		return err
+	}
+	if _, err := w.createSized(ctx, "fill", 1, b.fullNodes, largeCPU, nil); err != nil {
+		return err
+	}
+	select {
+	case <-noted.reached:
+	case <-ctx.Done():
+		return fmt.Errorf("not all nodes were filled: %w", context.Cause(ctx))
+	}
+	if err := w.converged(ctx, 1); err != nil {
+		return err
+	}
+	var without, with []float64
+	for i := range b.repeat {
+		took, err := b.placeSmall(ctx, w, noted, fmt.Sprintf("alone-%d", i))
+		if err != nil {
+			return err
+		}
+		without = append(without, took.Seconds())
+		if _, err := w.createSized(ctx, fmt.Sprintf("stuck-%d", i), 1, 1, largeCPU+1+int64(i), nil); err != nil { // each of a size of its own
+			return err
+		}
+		if took, err = b.placeSmall(ctx, w, noted, fmt.Sprintf("beside-%d", i)); err != nil {
+			return err
+		}
+		with = append(with, took.Seconds())
+	}
+	b.report.add("full/alone", float64(3*b.smallRCs)/median(without), "pods/s", goal{})
+	b.report.add("full/beside", float64(3*b.smallRCs)/median(with), "pods/s", goal{})
+	b.report.add("full/share-of-rate-alone", median(without)/median(with), "ratio", atLeast(besideShare))
+	return b.stuckAtRest(ctx, w)
+}
+
+// stuckAtRest counts the requests while nothing happens but looks for room.
+func (b *bench) stuckAtRest(ctx context.Context, w *world) error {
+	if err := pause(ctx, atRest); err != nil {
+		return err
+	}
+	got, err := b.watchRequests(ctx, w.addr, b.idleFor)
+	if err != nil {
+		return err
+	}
+	b.report.add("full/requests", got.others, "requests/s", below(stuckRequests))
+	return nil
+}
+
+// placeSmall returns how long it takes to place small controllers.
+func (b *bench) placeSmall(ctx context.Context, w *world, noted *commits, name string) (time.Duration, error) {
+	const each = 3
+	started, target := time.Now(), noted.placed()+each*b.smallRCs
+	if _, err := w.create(ctx, name, b.smallRCs, each, nil); err != nil {
+		return 0, err
+	}
+	const pace = 5 * time.Millisecond
+	err := every(ctx, pace, func() error {
+		if n := noted.placed(); n < target {
+			return fmt.Errorf("%d of %d pods are placed", n, target)
+		}
+		return nil
+	})
+	took := time.Since(started)
+	if err != nil {
+		return 0, err
+	}
+	return took, pause(ctx, time.Second+startTime) // what they report comes to rest
+}

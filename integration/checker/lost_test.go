@@ -1,0 +1,361 @@
+package checker
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+)
+
+const marked = "2027-01-15T08:00:00Z"
+
+// agent says what Consul knows of the agent of a node.
+func (w *world) agent(node, status string) {
+	w.command(typeRegister, fields{"Node": node, "Check": fields{"CheckID": "serfHealth", "Status": status}})
+}
+
+// hit notes that the run does something to a machine from now on, for a while.
+func (w *world) hit(machine string, lasts time.Duration) {
+	w.add(Event{Kind: EventMachine, Node: machine, Call: w.now() - 1, At: w.now() + int64(lasts)})
+}
+
+// unheard ends the session of a node's preparer, and returns the index that its record has then.
+func (w *world) unheard(node string) uint64 {
+	return w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-" + node}})
+}
+
+// marks says in the placement that the machine of n1 is lost, by the death with an index.
+func (w *world) marks(death uint64, more ...Op) {
+	p := placed("n1", running, 10)
+	p["lost_since"], p["dead_index"] = marked, death
+	w.pod = w.txn(w.fenced(append(more, kv("cas", podKey, p).at(w.pod))...)...)
+}
+
+// proves that nobody holds the record of n1, as at an index.
+func proves(death uint64) Op { return kv("check-index", "nodes/0/n1", nil).at(death) }
+
+func TestWhoIsLost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		act  func(w *world)
+		rule string
+	}{
+		"its machine died": {func(w *world) {
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death, proves(death))
+		}, ""},
+		"said again": {func(w *world) {
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death, proves(death))
+			w.agent("n1", "passing")
+			w.marks(death)
+		}, ""},
+		"its agent failed, and is back": {func(w *world) {
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.marks(death, proves(death))
+		}, ""},
+		"its preparer lives": {func(w *world) {
+			w.hit("n1", time.Hour)
+			w.agent("n1", critical)
+			w.marks(1)
+		}, "R10 lost while its preparer lives"},
+		"its agent failed once, long before its preparer": {func(w *world) {
+			w.hit("n1", time.Hour)
+			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			death := w.unheard("n1")
+			w.marks(death, proves(death))
+		}, "R10 lost without a word of Consul"},
+		"another death": {func(w *world) {
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death-1, proves(death))
+		}, "R10 lost by another death"},
+		"its death may be over": {func(w *world) {
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death)
+		}, "R10 lost by another death"},
+		"it has no record": {func(w *world) {
+			w.hit("n1", time.Hour)
+			w.unheard("n1")
+			w.agent("n1", critical)
+			w.txn(kv("delete", "nodes/0/n1", nil))
+			w.marks(0)
+		}, "R10 lost without a record"},
+		"its machine lives, whatever Consul says": {func(w *world) {
+			w.hit("n2", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death, proves(death))
+		}, "R10 lost although its machine lives"},
+		"something was done to it long ago": {func(w *world) {
+			w.hit("n1", time.Second)
+			w.late += time.Second + 2*hitLate
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death, proves(death))
+		}, "R10 lost although its machine lives"},
+		"something was done to the servers": {func(w *world) {
+			w.hit("", time.Second)
+			w.late += speakersLate
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death, proves(death))
+		}, ""},
+		"something was done to the servers long ago": {func(w *world) {
+			w.hit("", time.Second)
+			w.late += 2 * speakersLate
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.marks(death, proves(death))
+		}, "R10 lost although its machine lives"},
+		"it moved off a machine that lives": {func(w *world) {
+			death := w.unheard("n1")
+			p := placed("n2", running, 20)
+			p["ghosts"] = []fields{{"node": "n1", "lost": true, "gone": true, "dead_index": death}}
+			w.txn(w.fenced(proves(death), kv("check-index", "schema", nil).at(w.schema),
+				kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		}, "R10 lost without a word of Consul"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			c.act(w)
+			w.expect(c.rule)
+		})
+	}
+}
+
+// For a while a farm may not know that a machine is gone; after that, and where its own placements say so, it must.
+func TestTheMinimumOfFarmsThatHearLate(t *testing.T) {
+	t.Parallel()
+	const rule = "P6 below the minimum"
+	for name, c := range map[string]struct {
+		late   time.Duration
+		marked bool
+		rule   string
+	}{
+		"just gone":           {0, false, ""},
+		"gone for a while":    {heardLate - time.Second, false, ""},
+		"gone for long":       {heardLate + time.Second, false, rule},
+		"just gone, and said": {0, true, rule},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			// Two replicas, one must stay: the one on n2 is stopped while that on n1 is on a lost machine.
+			w.place("n2", fields{"http": 80}, []int{80})
+			w.txn(kv("set", "reality/n2/c/main.1", fields{"rc_id": "c", "role": "main", "index": 1, "digest": "d1", "state": "ready", "revision": 30, "available": true}))
+			w.change(1, 1, fields{"min_available": 1})
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			if c.marked {
+				w.marks(death, proves(death))
+			}
+			w.late += c.late
+			p := placed("n2", stopped, 40)
+			p["index"] = 1
+			in := told(stopped, 40)
+			in["index"] = 1
+			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("set", "pods/c/main.1", p), kv("set", "intent/n2/c/main.1", in))...)
+			w.expect(c.rule)
+		})
+	}
+}
+
+// stops asks for stops of some pods of a controller of many.
+func (w *world) stops(from, to int, since time.Time) {
+	ops := []Op{kv("check-index", "breaker", nil).at(w.breaker)}
+	for i := from; i < to; i++ {
+		p := placed("n2", stopped, 40)
+		p["index"], p["ports"], p["stopping_since"] = i, nil, since.UTC().Format(time.RFC3339Nano)
+		in := told(stopped, 40)
+		in["index"] = i
+		ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p), kv("set", fmt.Sprintf("intent/n2/c/main.%d", i), in))
+	}
+	w.txn(w.fenced(ops...)...)
+}
+
+// Twenty pods run and none is desired. Ten may be stopped at once, eleven only with the word, or over a while, or by two farms.
+func TestMassStops(t *testing.T) {
+	t.Parallel()
+	const rule = "P4 more stopped than the breaker lets pass"
+	for name, c := range map[string]struct {
+		pods   int
+		record fields
+		act    func(w *world, now time.Time)
+		rule   string
+	}{
+		"half":            {20, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, ""},
+		"more than half":  {20, nil, func(w *world, now time.Time) { w.stops(1, 12, now) }, rule},
+		"all of a few":    {9, nil, func(w *world, now time.Time) { w.stops(1, 10, now) }, ""},
+		"all of some":     {10, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, rule},
+		"as it was meant": {20, fields{"allow_mass_stop": 2}, func(w *world, now time.Time) { w.stops(1, 21, now) }, ""},
+		"as it was meant once": {20, fields{"allow_mass_stop": 1}, func(w *world, now time.Time) {
+			w.stops(1, 21, now)
+		}, rule},
+		"in two steps": {20, nil, func(w *world, now time.Time) {
+			w.stops(1, 11, now)
+			w.stops(11, 13, now.Add(time.Second))
+		}, rule},
+		"over a while": {20, nil, func(w *world, now time.Time) {
+			w.stops(1, 6, now)
+			w.stops(6, 12, now.Add(2*massStopWindow))
+		}, ""},
+		"by another session": {20, nil, func(w *world, now time.Time) {
+			w.stops(1, 11, now)
+			w.txn(kv("unlock", lockKey, fields{}).by("s-f1"))
+			w.lock = w.txn(kv("lock", lockKey, fields{"farm": "f2"}).by("s-f2"))
+			ops := w.fenced(kv("check-index", "breaker", nil).at(w.breaker))
+			ops[0].DirEnt.Session = "s-f2"
+			p := placed("n2", stopped, 40)
+			p["index"], p["ports"], p["stopping_since"] = 11, nil, now.UTC().Format(time.RFC3339Nano)
+			in := told(stopped, 40)
+			in["index"] = 11
+			w.txn(append(ops, kv("set", "pods/c/main.11", p), kv("set", "intent/n2/c/main.11", in))...)
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 99}, "nonce": "n0", "consul_node": "n2"}))
+			w.change(1, c.pods+1, nil)
+			ops := []Op{kv("check-index", "schema", nil).at(w.schema)}
+			holders := fields{}
+			for i := 1; i <= c.pods; i++ {
+				p := placed("n2", running, 30)
+				p["index"], p["ports"] = i, nil
+				ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p))
+				holders[fmt.Sprintf("c/main.%d", i)] = fields{}
+			}
+			w.txn(w.fenced(append(ops, kv("set", "reservations/n2", fields{"holders": holders}))...)...)
+			record := fields{"min_available": 0}
+			maps.Copy(record, c.record)
+			w.change(2, 0, record)
+			// The pod that every history begins with is removed first.
+			w.stop(20)
+			w.ran(stopped, 20)
+			w.txn(kv("set", realityN1, did(stopped, 20, false)))
+			w.givesUp()
+			c.act(w, time.Unix(0, w.now()))
+			w.expect(c.rule)
+		})
+	}
+}
+
+// What a living node runs is adopted there, not placed anew.
+func TestPlacedAlthoughItRuns(t *testing.T) {
+	t.Parallel()
+	const rule = "R1 placed although it runs"
+	for name, c := range map[string]struct {
+		before func(w *world)
+		rule   string
+	}{
+		"it runs":             {func(*world) {}, rule},
+		"it has stopped":      {func(w *world) { w.ran(stopped, 20) }, ""},
+		"its node is dead":    {func(w *world) { w.unheard("n1") }, ""},
+		"its machine is gone": {func(w *world) { w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"}) }, ""},
+		"its node is back": {func(w *world) {
+			w.unheard("n1")
+			w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-n2"))
+		}, ""},
+		"its node is back for long": {func(w *world) {
+			w.unheard("n1")
+			w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-n2"))
+			w.late += 2 * heardLate
+		}, rule},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.txn(kv("delete", podKey, nil)) // as a restored snapshot would, or a wipe
+			c.before(w)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)),
+				kv("cas", "reservations/n2", holding("c/main.0")))...)
+			if found := w.promises(); (found[rule] > 0) != (c.rule != "") {
+				t.Errorf("found %v, expected %q", found, c.rule)
+			}
+		})
+	}
+}
+
+// CPU and memory are like slots: by the placements, and by the reservation.
+func TestResources(t *testing.T) {
+	t.Parallel()
+	const unreserved, reserved, shareless = "P3 more placed than CPU or memory", "P3 more reserved than CPU or memory", "P3 CPU or memory without a share"
+	for name, c := range map[string]struct {
+		capacity fields
+		held     fields // by the new pod
+		rules    []string
+	}{
+		"enough":            {fields{"slots": 9, "cpu": 1000, "memory": 200}, fields{"cpu": 500, "memory": 100}, nil},
+		"without limits":    {fields{"slots": 9}, fields{"cpu": 500, "memory": 100}, nil},
+		"too little cpu":    {fields{"slots": 9, "cpu": 999}, fields{"cpu": 500, "memory": 100}, []string{unreserved, reserved}},
+		"too little room":   {fields{"slots": 9, "memory": 199}, fields{"cpu": 500, "memory": 100}, []string{unreserved, reserved}},
+		"others hold more":  {fields{"slots": 9, "cpu": 1000}, fields{"cpu": 501, "memory": 100}, []string{reserved}},
+		"no share":          {fields{"slots": 9, "cpu": 1000}, fields{"cpu": 499, "memory": 100}, []string{shareless}},
+		"no memory's share": {fields{"slots": 9, "cpu": 1000}, fields{"cpu": 500, "memory": 99}, []string{shareless}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.txn(kv("set", "manifests/d1", fields{"manifest": fields{"launchables": []fields{
+				{"resources": fields{"cpu": 200, "memory": 100}}, {"resources": fields{"cpu": 300}},
+			}}}))
+			w.txn(kv("set", "nodes/0/n1", fields{"name": "n1", "capacity": c.capacity, "nonce": "n0", "consul_node": "n1"}))
+			w.change(2, 2, nil)
+			p := placed("n1", running, 30)
+			p["index"], p["ports"] = 1, nil
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", fields{"holders": fields{
+				"c/main.0": fields{"ports": []int{80}, "cpu": 500, "memory": 100}, "c/main.1": c.held,
+			}}))...)
+			want := map[string]int{}
+			for _, rule := range c.rules {
+				want[rule] = 1
+			}
+			if found := w.promises(); !maps.Equal(found, want) {
+				t.Errorf("found %v, expected %v", found, want)
+			}
+		})
+	}
+}
+
+// A node whose machine died has forgotten what it stopped: a restored snapshot may have that run again, beside what took its place.
+func TestAPortOfARevivedPod(t *testing.T) {
+	t.Parallel()
+	const rule = "P3 port used twice on a node"
+	for name, c := range map[string]struct {
+		revision int64
+		dies     bool
+		want     int
+	}{
+		"revived":            {10, true, 0},
+		"at a new revision":  {20, true, 1},
+		"it is told so only": {20, false, 1},
+	} {
+		w := newWorld(t)
+		w.ran(stopped, 15)
+		if c.dies {
+			w.add(Event{Kind: EventLost, At: w.now() + 2, Node: "n1"})
+		}
+		w.txn(kv("set", "names/later", "later"))
+		w.add(Event{Kind: EventNode, At: w.now() + 3, Node: "n1", ID: "c/main.7", State: running, Revision: 12, Ports: map[string]int{"http": 80}})
+		w.txn(kv("set", "names/later", "still later"))
+		w.ran(running, c.revision)
+		w.txn(kv("set", "names/later", "last"))
+		if counts := w.verdict().Count(); counts[rule] != c.want {
+			t.Errorf("%s: found %v, want %d of %s", name, counts, c.want, rule)
+		}
+	}
+}

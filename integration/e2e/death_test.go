@@ -1,0 +1,237 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// statusIs waits for a status that a scenario calls good.
+func (e *env) statusIs(id string, good func(*rc.Status) bool) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		st, err := e.store.Status(e.t.Context(), id)
+		if err == nil && !good(&st.Value) {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+}
+
+// audited counts the lines of the audit trail about a controller that contain a text.
+func (e *env) audited(id, text string) int {
+	e.t.Helper()
+	found, corrupt, err := e.store.ListAudit(e.t.Context(), store.AuditFilter{RCID: id})
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		e.t.Fatal(err)
+	}
+	n := 0
+	for _, a := range found {
+		for _, line := range a.Changes {
+			if strings.Contains(line, text) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// agentRebooted: a machine fails and comes back with all that runs on it. Later its preparer alone stops, again and again: that
+// is no death of the machine, whatever Consul said of it then, and though its controller would replace a lost pod at once.
+func agentRebooted(e *env) {
+	e.startConsul("")
+	agents, preparers := make([]*daemon, 3), make([]*daemon, 3)
+	for i := 1; i <= 2; i++ {
+		var addr string
+		agents[i], addr = e.agent(i)
+		preparers[i] = e.preparerAt(i, addr)
+	}
+	e.farm("f1", "")
+	h := e.hello(1, nil)
+	h.NodeLoss = "{after: 1h}"
+	e.applied(h)
+	id := e.rcID("hello")
+	where := e.placements(id)["main.0"].Value.Node
+	victim := e.nodeNumber(where)
+
+	e.powerOff(victim, agents[victim], preparers[victim])
+	e.statusIs(id, func(st *rc.Status) bool { return st.Lost == 1 })
+	agents[victim].startAgain()
+	preparers[victim].startAgain()
+	e.within(limit, func() error { return e.converged(id, 1) })
+	e.within(limit, func() error {
+		if n := len(e.processes()); n != 1 {
+			return fmt.Errorf("%d processes", n)
+		}
+		return nil
+	})
+
+	h.NodeLoss = "{after: 0s}"
+	e.applied(h)
+	processes, lost := e.processes(), e.audited(id, "its node is gone")
+	if lost != 1 {
+		e.t.Errorf("the loss was written down %d times", lost)
+	}
+	for range 3 {
+		preparers[victim].kill()
+		e.statusIs(id, func(st *rc.Status) bool { return st.Unmanaged+st.Lost == 1 })
+		if err := e.availableAll(id, 1); err != nil {
+			e.t.Errorf("while only the preparer is away: %v", err)
+		}
+		preparers[victim].startAgain()
+		e.statusIs(id, func(st *rc.Status) bool { return st.Unmanaged+st.Lost == 0 && st.Is(rc.Converged) })
+	}
+	if now := e.audited(id, "its node is gone") - lost; now != 0 {
+		e.t.Errorf("a living machine was taken for a lost one %d times", now)
+	}
+	if n := e.audited(id, " is lost"); n != 0 {
+		e.t.Errorf("a pod of a living machine was replaced %d times", n)
+	}
+	e.sameProcesses(processes, "after the preparer of a machine that once failed was stopped")
+}
+
+// forgetLate: an operator declares a pod gone whose preparer is away, and no farm is there to hear it. Before one is, the preparer was
+// back, and is away again: the pod runs, and nothing is forgotten. The audit trail, the status and the operator's own command say so.
+// Asked again, of a machine that is dead, it is.
+func forgetLate(e *env) {
+	e.startConsul("")
+	n1 := e.preparer(1)
+	f1 := e.farm("f1", "")
+	e.applied(e.hello(1, nil))
+	e.remember("hello")
+	id := e.rcIDs["hello"]
+	before, processes := e.placements(id)["main.0"].Value, e.processes()
+
+	f1.kill()
+	n1.kill()
+	e.held("n1", false)
+	e.rcctl("", "pod", "forget", "hello-main-0", "--node", "n1")
+	waited := make(chan error, 1)
+	go func() {
+		_, err := e.tryRcctl("", "pod", "forget", "hello-main-0", "--wait", "--timeout", limit.String())
+		waited <- err
+	}()
+	e.within(limit, func() error {
+		asked, err := e.client.Keys(e.t.Context(), e.store.Keys().Requests(id))
+		if err == nil && len(asked) != 2 {
+			err = fmt.Errorf("requests %v", asked)
+		}
+		return err
+	})
+	n1.startAgain()
+	e.held("n1", true)
+	n1.kill()
+	e.held("n1", false)
+	f1.startAgain()
+	if err := <-waited; err == nil || !strings.Contains(err.Error(), "nothing was forgotten: request ") || !strings.Contains(err.Error(), "was back in between") {
+		e.t.Errorf("waiting for the second request: %v", err)
+	}
+	e.within(limit, func() error { return e.says(id, rc.RequestVoid, "to forget main.0 on n1 is void: ") })
+	if n := e.audited(id, "to forget main.0 on n1 is void: "); n != 2 {
+		e.t.Errorf("the audit trail tells of %d void requests, want 2", n)
+	}
+	if now := e.placements(id)["main.0"].Value; now.Revision != before.Revision || now.Node != "n1" {
+		e.t.Errorf("the pod was %+v, now %+v", before, now)
+	}
+	e.sameProcesses(processes, "after requests that were void")
+
+	e.powerOff(1)
+	out := e.rcctl("", "pod", "forget", "hello-main-0", "--wait", "--timeout", limit.String())
+	if !strings.Contains(out, "hello-main-0 on n1 is forgotten") {
+		e.t.Error(out)
+	}
+	if p, there := e.placements(id)["main.0"]; there {
+		e.t.Errorf("not forgotten: %+v", p)
+	}
+}
+
+// held waits until a node's record is held, or free.
+func (e *env) held(name string, want bool) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		_, held, err := e.store.NodeHeld(e.t.Context(), name)
+		if err == nil && held != want {
+			err = fmt.Errorf("%s is held: %t", name, held)
+		}
+		return err
+	})
+}
+
+// nodeForget: a machine dies for good. Its pods are replaced, and their controllers have converged though nothing can confirm that the
+// former copies stopped. One command takes the machine out of the books, with all that it had; it refuses one that lives.
+func nodeForget(e *env) {
+	e.startConsul("")
+	const n = 3
+	agents, preparers := make([]*daemon, n+1), make([]*daemon, n+1)
+	for i := 1; i <= n; i++ {
+		var addr string
+		agents[i], addr = e.agent(i)
+		preparers[i] = e.preparerAt(i, addr)
+	}
+	e.farm("f1", "")
+	var ids []string
+	for i, name := range []string{"one", "two", "three"} {
+		h := e.hello(2, nil)
+		h.Name, h.Port, h.NodeLoss = name, 8081+i, "{after: 0s}"
+		e.applied(h)
+		ids = append(ids, e.rcID(name))
+	}
+	victim := e.nodeNumber(e.placements(ids[0])["main.0"].Value.Node)
+	dead := fmt.Sprintf("n%d", victim)
+	if out, err := e.tryRcctl("", "node", "forget", dead); err == nil || !strings.Contains(out, "its preparer lives") {
+		e.t.Errorf("forgetting a living node: %v", err)
+	}
+	preparers[victim].kill()
+	e.held(dead, false)
+	if out, err := e.tryRcctl("", "node", "forget", dead); err == nil || !strings.Contains(out, fmt.Sprintf("its Consul agent machine-%d lives", victim)) {
+		e.t.Errorf("forgetting a node whose agent lives: %v", err)
+	}
+
+	e.powerOff(victim, agents[victim])
+	copies := 0
+	for _, id := range ids {
+		e.within(2*limit, func() error {
+			for key, p := range e.placements(id) {
+				if p.Value.Node == dead {
+					return fmt.Errorf("%s is still on %s", key, dead)
+				}
+			}
+			return e.converged(id, 2)
+		})
+		for _, p := range e.placements(id) {
+			copies += len(p.Value.Ghosts)
+		}
+	}
+	if copies == 0 {
+		e.t.Fatal("nothing was on the machine that died")
+	}
+	if out := e.rcctl("", "node", "forget", dead, "--dry-run"); strings.Count(out, "would forget ") != copies {
+		e.t.Errorf("of %d copies: %s", copies, out)
+	}
+	out := e.rcctl("", "node", "forget", dead, "--timeout", limit.String())
+	if !strings.Contains(out, fmt.Sprintf("node %s is forgotten", dead)) {
+		e.t.Error(out)
+	}
+	for _, id := range ids {
+		e.within(limit, func() error { return e.converged(id, 2) })
+		for key, p := range e.placements(id) {
+			if len(p.Value.Ghosts) > 0 {
+				e.t.Errorf("%s %s has former copies: %+v", id, key, p.Value.Ghosts)
+			}
+		}
+	}
+	for _, p := range e.saved() {
+		for _, below := range []string{"/nodes/", "/nodeops/", "/reservations/", "/intent/", "/reality/"} {
+			if strings.Contains(p.Key, below) && strings.Contains(p.Key+"/", "/"+dead+"/") {
+				e.t.Errorf("%s is left", p.Key)
+			}
+		}
+	}
+	if out := e.rcctl("", "audit", "--node", dead); !strings.Contains(out, "forget-node") {
+		e.t.Errorf("the audit trail says nothing: %s", out)
+	}
+	e.oneCopyEach()
+}

@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
+)
+
+// services: every named port of a pod is found in Consul, under the names that its manifest chooses, by DNS and over HTTP. The
+// questions are those of docs/manifest.md. What is stopped is gone.
+func services(e *env) {
+	ports, err := devserver.FreePorts(e.t.Context(), 1)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.startConsul(fmt.Sprintf(`{"ports": {"dns": %d}}`, ports[0]))
+	e.preparer(1)
+	e.farm("f1", "")
+	spec := strings.Replace(cluster.HelloSpec(e.hello(1, nil)), "  health:",
+		"  - {name: admin, dynamic: true}\n  service: {name: shop, port: http, tags: [v1], meta: {team: front}}\n  health:", 1)
+	e.rcctl(spec, "apply", "-f", "-", "--wait", "--timeout", limit.String())
+	var admin int
+	for _, rec := range e.placements(e.rcID("hello")) {
+		admin = rec.Value.Ports["admin"]
+	}
+
+	byDNS, health := e.documentedLookups(ports[0])
+	want := []int{8080, admin}
+	if len(byDNS) != len(want) {
+		e.t.Fatalf("docs/manifest.md asks %q", byDNS)
+	}
+	for i, question := range byDNS {
+		e.within(limit, func() error { return e.asks(question, want[i]) })
+	}
+	e.within(limit, func() error { return e.finds(health, 8080, "shop") })
+	e.within(limit, func() error {
+		return e.finds(strings.Replace(health, "/shop", "/shop-admin", 1), admin, "shop-admin")
+	})
+
+	e.rcctl("", "rc", "scale", "hello", "0", "--wait", "--timeout", limit.String())
+	for _, question := range byDNS {
+		e.within(limit, func() error { return e.asks(question, 0) })
+	}
+}
+
+// documentedLookups returns the arguments of each dig in docs/manifest.md, asking the given port, and the health question.
+func (e *env) documentedLookups(dns int) (byDNS [][]string, health string) {
+	e.t.Helper()
+	data, err := os.ReadFile(filepath.Join(e.root, "docs", "manifest.md"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, line := range regexp.MustCompile(`(?m)^\$ dig (.*)$`).FindAllStringSubmatch(string(data), -1) {
+		byDNS = append(byDNS, strings.Fields(strings.Replace(line[1], "-p 8600", "-p "+strconv.Itoa(dns), 1)))
+	}
+	found := regexp.MustCompile(`127\.0\.0\.1:8500(/v1/health/service/[^']*)`).FindStringSubmatch(string(data))
+	if found == nil {
+		e.t.Fatal("docs/manifest.md asks no health question")
+	}
+	return byDNS, "http://" + e.consul.Addr + found[1]
+}
+
+// asks returns nil if the answer to a question of dig is one service at the port, or with zero none.
+func (e *env) asks(question []string, port int) error {
+	out, err := exec.CommandContext(e.t.Context(), "dig", question...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("dig %q: %w: %s", question, err, out)
+	}
+	var got []string
+	for line := range strings.Lines(string(out)) {
+		got = append(got, strings.Fields(line)[2])
+	}
+	if want := []string{strconv.Itoa(port)}; port == 0 && len(got) > 0 || port != 0 && !slices.Equal(got, want) {
+		return fmt.Errorf("dig %q finds %q, want port %d", question, out, port)
+	}
+	return nil
+}
+
+// finds returns nil if a health question is answered with one instance of the service, at the port and as the manifest says.
+func (e *env) finds(url string, port int, name string) error {
+	page, err := cluster.Get(e.t.Context(), url)
+	if err != nil {
+		return err
+	}
+	var found []struct {
+		Service struct {
+			Service, Address string
+			Port             int
+			Tags             []string
+			Meta             map[string]string
+		}
+	}
+	if err := json.Unmarshal([]byte(page), &found); err != nil {
+		return err
+	}
+	if len(found) != 1 {
+		return fmt.Errorf("%s: %d instances", url, len(found))
+	}
+	s := found[0].Service
+	if s.Service != name || s.Port != port || s.Address != e.address(1) || !slices.Equal(s.Tags, []string{"v1"}) || s.Meta["team"] != "front" || s.Meta["rcfarm_role"] != "main" {
+		return fmt.Errorf("%s: %+v, want %s at %s:%d", url, s, name, e.address(1), port)
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/tools/cover"
+)
+
+const source = `package p
+
+const limit = 2 * 60
+
+func (t *T) f(a, b int) bool {
+	if has := func() bool { return a > 0 }; a > 1 && has() {
+		return true
+	}
+	switch {
+	case a == b,
+		a == 7:
+		switch b {
+		case 1 + 2:
+			a++
+		}
+	}
+	return false
+}
+`
+
+// position of the first place where a text stands in the source.
+func position(t *testing.T, text string) token.Position {
+	t.Helper()
+	before, _, found := strings.Cut(source, text)
+	if !found {
+		t.Fatalf("the source has no %q", text)
+	}
+	return token.Position{Line: 1 + strings.Count(before, "\n"), Column: len(before) - strings.LastIndex(before, "\n")}
+}
+
+// Conditions count as reached with their statement, which coverage alone does not say; what is not reached does not.
+func TestWiden(t *testing.T) {
+	t.Parallel()
+	entered := cover.ProfileBlock{StartLine: 5, StartCol: 30, EndLine: 6, EndCol: 12, NumStmt: 1, Count: 1}
+	outer := cover.ProfileBlock{StartLine: 9, StartCol: 2, EndLine: 9, EndCol: 9, NumStmt: 1, Count: 1}
+	missed := cover.ProfileBlock{StartLine: 12, StartCol: 3, EndLine: 12, EndCol: 12, NumStmt: 1, Count: 0}
+	for name, c := range map[string]struct {
+		blocks    []cover.ProfileBlock
+		in, notIn []string
+	}{
+		"nothing":  {nil, []string{"* 60"}, []string{"> 1", "== b", "== 7", "+ 2", "++"}},
+		"function": {[]cover.ProfileBlock{entered}, []string{"> 1", "&& has"}, []string{"> 0", "== b", "+ 2"}},
+		"switch":   {[]cover.ProfileBlock{entered, outer, missed}, []string{"== b", "== 7"}, []string{"+ 2", "++"}},
+	} {
+		got, err := widen([]byte(source), c.blocks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range c.in {
+			if !covers(got, position(t, text)) {
+				t.Errorf("%s: %q does not count as reached", name, text)
+			}
+		}
+		for _, text := range c.notIn {
+			if covers(got, position(t, text)) {
+				t.Errorf("%s: %q counts as reached", name, text)
+			}
+		}
+	}
+}
+
+// A mutant is named by what stands there, not by the line.
+func TestMutantsAreNamed(t *testing.T) {
+	t.Parallel()
+	tree := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(tree, "pkg", "p"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(tree, "pkg", "p", "p.go"), []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for text, c := range map[string]struct{ kind, function, code, becomes string }{
+		"* 60": {"ARITHMETIC_BASE", "", "2 * 60", "/"},
+		"> 1":  {"CONDITIONALS_BOUNDARY", "f", "a > 1", ">="},
+		"== 7": {"CONDITIONALS_NEGATION", "f", "a == 7", "!="},
+		"++":   {"INCREMENT_DECREMENT", "f", "a++", "--"},
+	} {
+		at := position(t, text)
+		found, err := found(at, c.kind, statusLived).mutants(tree, "pkg/p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := site{File: "pkg/p/p.go", Function: c.function, Code: c.code, Becomes: c.becomes}
+		if len(found) != 1 || found[0].site != want {
+			t.Errorf("%s: %+v, want %+v", text, found, want)
+		}
+	}
+	for _, bad := range []struct {
+		at   token.Position
+		kind string
+	}{{token.Position{Line: 1, Column: 1}, "ARITHMETIC_BASE"}, {position(t, "++"), "ARITHMETIC_BASE"}} {
+		if _, err := found(bad.at, bad.kind, statusLived).mutants(tree, "pkg/p"); err == nil {
+			t.Errorf("%+v was taken for a mutant", bad)
+		}
+	}
+}
+
+// found is what gremlins writes of one mutant.
+func found(at token.Position, kind, status string) *outcome {
+	o := &outcome{}
+	o.Files = append(o.Files, struct {
+		Name      string     `json:"file_name"`
+		Mutations []mutation `json:"mutations"`
+	}{"p.go", []mutation{{kind, status, at.Line, at.Column}}})
+	return o
+}
+
+// The goals are held, survivors have reasons and reasons have survivors.
+func TestSum(t *testing.T) {
+	t.Parallel()
+	at := func(code string) site { return site{File: "pkg/p/p.go", Function: "f", Code: code, Becomes: ">="} }
+	made := func(killed, lived, unreached int) []mutant {
+		var out []mutant
+		for status, n := range map[string]int{statusKilled: killed, statusLived: lived, statusNot: unreached, "NOT VIABLE": 50} {
+			for range n {
+				out = append(out, mutant{site: at(status), status: status})
+			}
+		}
+		return out
+	}
+	why := []reason{{site: at(statusLived), Reason: "the same"}}
+	stale := []reason{{site: at("another"), Reason: "no more"}}
+	other := []reason{{site: site{File: "pkg/pp/p.go", Code: "x", Becomes: "-"}, Reason: "of another package"}}
+	for name, c := range map[string]struct {
+		found  []mutant
+		why    []reason
+		missed bool
+	}{
+		"all killed":              {made(10, 0, 0), nil, false},
+		"nothing to mutate":       {nil, nil, false},
+		"a survivor with reason":  {made(19, 1, 1), why, false},
+		"a survivor without":      {made(99, 1, 0), nil, true},
+		"too many survivors":      {made(18, 1, 0), why, true},
+		"too much is not reached": {made(18, 0, 1), nil, true},
+		"a stale reason":          {made(10, 0, 0), stale, true},
+		"a reason of another":     {made(10, 0, 0), other, false},
+		"a time limit":            {[]mutant{{site: at("x"), status: statusTimedOut}}, nil, false},
+	} {
+		s := sum("pkg/p", "", c.found, c.why)
+		var out strings.Builder
+		s.print(&out)
+		if s.missed() != c.missed {
+			t.Errorf("%s: missed %t, want %t:\n%s", name, s.missed(), c.missed, out.String())
+		}
+		if len(c.why) > 0 && c.why[0].File == "pkg/p/p.go" && !strings.Contains(out.String(), c.why[0].Code) {
+			t.Errorf("%s: the log does not speak of the reason:\n%s", name, out.String())
+		}
+	}
+	if s := sum("pkg/p", "other", nil, stale); len(s.stale) > 0 {
+		t.Error("a reason is called stale although its file was left out")
+	}
+}
+
+// The reasons that are checked in can be read, and speak of files that exist.
+func TestReasons(t *testing.T) {
+	t.Parallel()
+	why, err := readReasons("reasons.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range why {
+		src, err := os.ReadFile(filepath.Join("..", "..", r.File))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		sites, err := sitesOf(src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := false
+		for _, at := range sites {
+			known = known || at.Function == r.Function && at.Code == r.Code
+		}
+		if !known {
+			t.Errorf("nothing in %s is like that any more: %s", r.File, r.site)
+		}
+	}
+	for name, text := range map[string]string{
+		"unknown field": "- {file: a, code: b, becomes: c, reason: d, line: 3}",
+		"no reason":     "- {file: a, code: b, becomes: c}",
+		"twice":         "- &r {file: a, code: b, becomes: c, reason: d}\n- *r",
+		"no list":       "file: a",
+	} {
+		file := filepath.Join(t.TempDir(), "reasons.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readReasons(file); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := readReasons("nowhere.yaml"); err == nil {
+		t.Error("a missing file was accepted")
+	}
+}
+
+// Only where every package below knows rapid's flags are they given.
+func TestArgs(t *testing.T) {
+	t.Parallel()
+	tree := t.TempDir()
+	for file, text := range map[string]string{
+		"go.mod": "module example.com/m\n", "pkg/a/a_test.go": "import \"pgregory.net/rapid\"", "pkg/b/b_test.go": "package b", "pkg/a/b/b.go": "package b",
+	} {
+		path := filepath.Join(tree, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pattern, want := range map[string]bool{
+		"example.com/m/pkg/a": true, "./pkg/a/...": true, "example.com/m/pkg/b": false, "./pkg/...": false, "example.com/m/pkg/a/b": false,
+	} {
+		args, err := testArgs([]string{"test", "-failfast", pattern}, tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(strings.Join(args, " "), pattern+" -rapid.seed=1"); got != want {
+			t.Errorf("%s: %v", pattern, args)
+		}
+	}
+}

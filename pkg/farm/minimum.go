@@ -1,0 +1,165 @@
+package farm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// minimum lets the batches of one pass land only while they leave the minimum (P6, ADR 11). What counted when the pass read it
+// counts until a drop says otherwise: the drops listed before the realities and those listed last tell how many do not any more,
+// and Consul refuses each batch if there has been another one since. Batches in flight together count as landed.
+type minimum struct {
+	before store.Drops // as listed before the realities
+	least  int         // that must be left
+	byBell bool        // some node counts no drops: batches depend on the bell, and are not tried again
+
+	mu     sync.Mutex
+	now    store.Drops
+	relied []store.Reported      // copies of different pods that counted, the newest report first
+	taken  map[pod.Identity]bool // of these, by batches that have landed or may
+}
+
+// newMinimum begins a pass that has listed drops and then read which copies count, one of each pod.
+func newMinimum(drops store.Drops, counting []store.Reported, least int) *minimum {
+	slices.SortFunc(counting, func(a, b store.Reported) int { return cmp.Compare(b.Index, a.Index) })
+	return &minimum{before: drops, now: drops, least: least, relied: counting, taken: map[pod.Identity]bool{}}
+}
+
+// conditions are what must still be so when a batch lands.
+type conditions struct {
+	drops  uint64          // index of the controller's key for drops
+	newest *store.Reported // of what is relied on; nil: nothing is
+}
+
+// enter returns the conditions of a batch that takes pods which counted, or false when the minimum might not be left. A batch that
+// was let in and did not land must leave.
+func (m *minimum) enter(takes []pod.Identity) (conditions, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dropped, known := m.now.Since(m.before)
+	if m.byBell {
+		dropped, known = 0, true // as the bell says
+	}
+	if left := len(m.relied) - int(dropped) - len(m.taken) - len(takes); !known || left < m.least {
+		return conditions{}, false
+	}
+	for _, id := range takes {
+		m.taken[id] = true
+	}
+	return conditions{drops: m.now.Index, newest: m.newestLeft()}, true
+}
+
+// newest returns what is relied on now and was reported last, nil for nothing.
+func (m *minimum) newest() *store.Reported {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.newestLeft()
+}
+
+// newestLeft is newest for who holds the mutex. Whatever else is relied on was reported earlier: a store that went back and still has
+// this one has all.
+func (m *minimum) newestLeft() *store.Reported {
+	i := slices.IndexFunc(m.relied, func(r store.Reported) bool { return !m.taken[r.Identity] })
+	if i < 0 {
+		return nil
+	}
+	newest := m.relied[i]
+	return &newest
+}
+
+// leave says that a batch which was let in has not landed and never will.
+func (m *minimum) leave(takes []pod.Identity) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, id := range takes {
+		delete(m.taken, id)
+	}
+}
+
+// listed takes in drops that were listed later. Batches list side by side: with drops that are not the last ones a batch is refused.
+func (m *minimum) listed(drops store.Drops) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now = drops
+}
+
+// forgo gives a copy up whose reality is not as it was read: it is relied on no more, whatever became of it. A drop of it that
+// is counted, too, counts twice.
+func (m *minimum) forgo(r *store.Reported) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.relied = slices.DeleteFunc(slices.Clone(m.relied), func(o store.Reported) bool { return o == *r })
+}
+
+// relyOn prepares what batches need that depend on the minimum. It reports whether the key of the controller's drops was missing and
+// has been made: what was read before says nothing then.
+func (c *ReplicationController) relyOn(ctx context.Context, v *view, plan *reconcile.Plan) (made bool, err error) {
+	c.relied = len(plan.Counting) > 0
+	if !c.relied {
+		return false, nil
+	}
+	counting := make([]store.Reported, len(plan.Counting))
+	byBell := false
+	for i, copied := range plan.Counting {
+		at := store.At(copied)
+		counting[i] = store.Reported{At: at, Index: v.reported[at]}
+		n := v.snapshot.Nodes[at.Node]
+		byBell = byBell || n == nil || !n.CountsDrops
+	}
+	v.minimum = newMinimum(v.drops, counting, plan.Minimum)
+	if v.minimum.byBell = byBell; byBell || v.drops.Index != 0 {
+		return false, nil
+	}
+	return true, c.farm.cfg.Store.MakeDrops(ctx, c.ID)
+}
+
+// dropTries is how often a batch is sent in a pass while pods drop.
+const dropTries = 10
+
+// errShort says that a batch was not sent because the minimum might not be left any more. What counts must be read again.
+var errShort = fmt.Errorf("%w: the minimum might not be left, as pods have dropped meanwhile", store.ErrRefused)
+
+// commitLeaving carries a batch out if that leaves the minimum.
+func (c *ReplicationController) commitLeaving(ctx context.Context, v *view, b *batch) error {
+	if !b.relies {
+		b.Newest = nil
+		return c.commit(ctx, b)
+	}
+	var err error
+	for range dropTries {
+		cond, ok := v.minimum.enter(b.takes)
+		if !ok {
+			return cmp.Or(err, errShort)
+		}
+		if b.Newest = cond.newest; !v.minimum.byBell {
+			b.DropsIndex = cond.drops
+		}
+		err = c.commit(ctx, b)
+		if err == nil || errors.Is(err, store.ErrUnknown) {
+			return err
+		}
+		v.minimum.leave(b.takes)
+		switch {
+		case v.minimum.byBell:
+			return err
+		case errors.Is(err, store.ErrReported):
+			v.minimum.forgo(cond.newest)
+		case !errors.Is(err, store.ErrDropped):
+			return err
+		}
+		drops, listErr := c.farm.cfg.Store.Drops(ctx, c.ID)
+		if listErr != nil {
+			return errors.Join(err, listErr)
+		}
+		v.minimum.listed(drops)
+	}
+	return err
+}

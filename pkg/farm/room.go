@@ -1,0 +1,226 @@
+package farm
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// scarcity is placement.Scarcity for all workers.
+type scarcity struct {
+	mu sync.Mutex
+	s  placement.Scarcity
+}
+
+// with does something with what is remembered.
+func (s *scarcity) with(do func(*placement.Scarcity)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do(&s.s)
+}
+
+func (s *scarcity) known(shape placement.Shape, now time.Time) (look placement.Look) {
+	s.with(func(s *placement.Scarcity) { look = s.Known(shape, now) })
+	return look
+}
+
+// changed notes nodes that may have room now.
+func (s *scarcity) changed(nodes []string) {
+	if len(nodes) > 0 {
+		s.with(func(s *placement.Scarcity) { s.Changed(nodes) })
+	}
+}
+
+// shapeOf returns the shape of the pods that a plan adds. The controller's own pods keep it from using room that others may use where
+// it limits how many a node has, and where a pod that moves must not come back.
+func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
+	shape := placement.ShapeOf(s.RC.NodeSelector, reconcile.NewHolder(s, pod.Identity{}), len(s.Manifest.DynamicPorts()))
+	if s.RC.MaxPerNode > 0 {
+		shape.RCID = s.RC.ID
+	}
+	added := setOf(adds)
+	for i := range s.Pods {
+		if p := &s.Pods[i]; added[p.Identity] {
+			shape.RCID = s.RC.ID
+			for _, a := range s.RC.Avoided(&p.Placement, s.Now) {
+				shape.Avoid += a.Node + " "
+			}
+		}
+	}
+	return shape
+}
+
+// roomKnown reports whether a guess which nodes to read beforehand is worth it: it is known that no node has room otherwise.
+func (c *ReplicationController) roomKnown(s *reconcile.Snapshot) bool {
+	if s.Manifest == nil {
+		return true // it is not known what the pods need
+	}
+	shape := shapeOf(s, nil)
+	own := shape
+	own.RCID = s.RC.ID
+	return c.farm.scarcity.known(shape, s.Now).All && c.farm.scarcity.known(own, s.Now).All
+}
+
+// beginLook says where room for the plan's adds is to be looked for. A scheduler that is not ours is asked each time.
+func (c *ReplicationController) beginLook(s *reconcile.Snapshot, plan *reconcile.Plan) placement.Look {
+	look := placement.Look{All: true}
+	if _, builtIn := c.farm.scheduler.(*selecting); builtIn {
+		shape := shapeOf(s, plan.Adds)
+		c.farm.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, s.Now) })
+	}
+	return look
+}
+
+// search finds nodes for the plan's adds and places them there. It returns those left over, how long to wait before all nodes are
+// looked at again, and why none has room.
+func (c *ReplicationController) search(ctx context.Context, v *view, plan *reconcile.Plan, look placement.Look) (left []pod.Identity, wait time.Duration, why scheduler.Reasons, err error) {
+	s, left := v.snapshot, plan.Adds
+	if !look.All {
+		v.nodes.only(look)
+	}
+	v.nodes.count(s, plan)
+	for first := true; len(left) > 0 && (!v.nodes.pool.empty() || len(v.nodes.guessed) > 0); first = false {
+		names, reservations, err := c.nextNodes(ctx, v, len(left), first && look.All)
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		left = c.place(v, plan, left, names, reservations)
+		c.giveBack(v, plan.Changes) // what has no room is not kept from others while this one looks on
+	}
+	if v.nodes.strict {
+		return left, reconcile.RoomRetry, v.nodes.others, nil
+	}
+	shape := shapeOf(s, plan.Adds)
+	c.farm.scarcity.with(func(known *placement.Scarcity) {
+		switch {
+		case len(left) == 0:
+			known.Found(shape)
+		case look.All:
+			wait, why = known.Short(shape, s.Now, v.nodes.looked, v.nodes.others), v.nodes.others
+		default:
+			wait, why = look.Wait, look.Reasons
+		}
+	})
+	return left, wait, why, nil
+}
+
+// place places pods on some nodes as far as they fit, and returns those left over.
+func (c *ReplicationController) place(v *view, plan *reconcile.Plan, pods []pod.Identity, names []string, reservations map[string]node.Reservation) []pod.Identity {
+	s, nodes := v.snapshot, v.nodes
+	assigned, refused := placement.Assign(placement.Request{
+		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
+		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
+	})
+	for _, a := range assigned {
+		plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
+		nodes.placed(s, a.Node)
+	}
+	for reason, n := range refused {
+		nodes.others[reason] += n
+	}
+	return unplaced(pods, assigned)
+}
+
+// nextNodes returns nodes for some pods with what is taken on them; none when there are no more. Those that come first are
+// taken unseen, and most often have room.
+func (c *ReplicationController) nextNodes(ctx context.Context, v *view, pods int, unseen bool) (names []string, taken map[string]node.Reservation, err error) {
+	recs := v.nodes.early
+	if names = v.nodes.guessed; len(names) == 0 {
+		if unseen {
+			names = c.takeNodes(ctx, v, pods)
+		} else if names, err = c.lookAround(ctx, v, pods); err != nil {
+			return nil, nil, err
+		}
+		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+		if err != nil {
+			return nil, nil, err
+		}
+		c.keepReservations(v, d)
+		recs = d.Reservations
+	}
+	v.nodes.guessed, v.nodes.early = nil, nil
+	taken = make(map[string]node.Reservation, len(names))
+	for _, name := range names {
+		taken[name] = recs[name].Value
+	}
+	return names, taken, nil
+}
+
+// lookAtOnce is how many nodes' reservations are read together while room is looked for: what one request may hold.
+const lookAtOnce = 128
+
+// lookAround reads what is taken on the nodes that this pass has not seen, in their order, until some seem to have room for pods, and
+// takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
+func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods int) ([]string, error) {
+	s, enough := v.snapshot, max(minCandidates, pods)
+	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts()}
+	var found, foreign []string
+	look := func(from *preference, rest bool) error {
+		for names := range slices.Chunk(slices.Collect(from.all()), lookAtOnce) {
+			if len(found) >= enough {
+				return nil
+			}
+			from.take(names)
+			v.nodes.looked += len(names)
+			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				at := scheduler.Candidate{View: s.Nodes[name], Reservation: d.Reservations[name].Value, Pods: v.nodes.perNode[name]}
+				reason := rule.Refuses(at, pod.Identity{})
+				if reason != "" {
+					v.nodes.others[reason]++
+					continue
+				}
+				if found = append(found, name); rest || v.nodes.mine != nil && !v.nodes.mine(name) {
+					foreign = append(foreign, name)
+				}
+			}
+		}
+		return nil
+	}
+	if err := look(&v.nodes.pool.share, false); err != nil {
+		return nil, err
+	}
+	if err := look(&v.nodes.pool.rest, true); err != nil {
+		return nil, err
+	}
+	for _, name := range foreign {
+		v.nodes.foreign[name] = true
+	}
+	c.farm.ledger.hold(found)
+	v.taken = append(v.taken, found...)
+	return found, nil
+}
+
+// only leaves the nodes that a look is about.
+func (n *candidates) only(look placement.Look) {
+	for _, p := range []*preference{&n.pool.share, &n.pool.rest} {
+		*p = preference{order: placement.InOrder(look.Names(slices.Collect(p.all())))}
+	}
+}
+
+// frees reports whether changes give room back.
+func frees(changes []reconcile.Change) bool {
+	return slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return len(freedBy(&ch)) > 0 })
+}
+
+// freedBy returns the nodes where a change gives room back.
+func freedBy(ch *reconcile.Change) []string {
+	var names []string
+	for _, r := range ch.Reserve {
+		if r.Holder == nil || ch.Action == reconcile.Shrink {
+			names = append(names, r.Node)
+		}
+	}
+	return names
+}

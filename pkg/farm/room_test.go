@@ -1,0 +1,156 @@
+package farm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// looks counts what a farm reads of nodes only to find room, and can hold up the reads that look at many of them.
+type looks struct {
+	*store.FarmTenure
+	*lookCount
+}
+
+type lookCount struct {
+	nodes   atomic.Int64
+	passes  atomic.Int64  // over the controller that finds no room
+	holding atomic.Bool   // what looks at many nodes waits for the gate
+	begun   chan struct{} // gets one when such a read begins
+	gate    chan struct{}
+}
+
+func (l looks) ReadHead(ctx context.Context, id string, consistent bool) (store.Head, error) {
+	if id == "late" {
+		l.passes.Add(1)
+	}
+	return l.FarmTenure.ReadHead(ctx, id, consistent)
+}
+
+func (l looks) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
+	if len(w.Realities)+len(w.Intents) == 0 {
+		l.nodes.Add(int64(len(w.Reservations)))
+		if l.holding.Load() && len(w.Reservations) > fullNodes/4 {
+			select {
+			case l.begun <- struct{}{}:
+			default: // nobody needs to know twice
+			}
+			select {
+			case <-l.gate:
+			case <-ctx.Done():
+			}
+		}
+	}
+	return l.FarmTenure.ReadDetails(ctx, w, consistent)
+}
+
+const fullNodes = 300
+
+// sized is a manifest of pods that take that much CPU.
+func sized(id string, port int, cpu int64) *manifest.Manifest {
+	m := testManifest(id, port)
+	m.Launchables[0].Resources.CPU = cpu
+	return m
+}
+
+func (c *cluster) is(id string, t rc.ConditionType, generation int64) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		st, err := c.store.Status(c.t.Context(), id)
+		if err == nil && (!st.Value.Is(t) || st.Value.ObservedGeneration != generation) {
+			err = fmt.Errorf("not %s yet: %+v", t, st.Value)
+		}
+		return err
+	})
+}
+
+// fullCluster is a farm and many nodes, each with a pod that leaves no room for another of its size.
+func fullCluster(t *testing.T) (*cluster, *lookCount) {
+	t.Helper()
+	c := newCluster(t)
+	ready := make(chan struct{}, 1)
+	fleet := simnode.Fleet{
+		Name: "n", Size: fullNodes, TTL: ttl, StartTime: 10 * time.Millisecond,
+		Prepare: func(_ int, record *node.Node) { record.Capacity = node.Capacity{Slots: 5, CPU: 1000} },
+		OnReady: func() {
+			select {
+			case ready <- struct{}{}:
+			default: // a later tenure
+			}
+		},
+	}
+	fleet.Client, fleet.Store = c.connect()
+	c.background(fleet.Run)
+	<-ready
+	count := &lookCount{begun: make(chan struct{}, 1), gate: make(chan struct{})}
+	client, st := c.connect()
+	log, err := obs.NewLogger(testWriter{t}, "warn", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.background(func(ctx context.Context) error {
+		session := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: ttl, Journal: &simnode.Journal{}}
+		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+			own := looks{st.FarmTenure(s, "f1"), count}
+			return farm.NewFarm(farm.Config{ID: "f1", Store: own, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour}).Start(ctx)
+		})
+	})
+	c.apply("fill", sized("fill", 0, 800), replicas(fullNodes))
+	c.is("fill", rc.Converged, 1)
+	return c, count
+}
+
+// Where no node has room for a pod, each is looked at once, and then, when the farm gives something back, that one only. While it
+// looks, others are placed.
+func TestNoRoom(t *testing.T) {
+	t.Parallel()
+	c, looks := fullCluster(t)
+	before := looks.nodes.Load()
+	looks.holding.Store(true)
+	c.apply("late", sized("late", 0, 800), replicas(1))
+	<-looks.begun
+	c.apply("small", sized("small", 0, 10), replicas(3))
+	c.is("small", rc.Converged, 1)
+	looks.holding.Store(false)
+	close(looks.gate)
+	c.is("late", rc.InsufficientNodes, 1)
+	looked := time.Now()
+	// A look may take some nodes unseen first, and the other controller has looked too.
+	if n := looks.nodes.Load() - before; n > 3*fullNodes {
+		t.Errorf("read what is taken on %d nodes to find that none of %d has room", n, fullNodes)
+	}
+
+	before = looks.nodes.Load()
+	for range 5 {
+		passes := looks.passes.Load()
+		if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Bell("late"), []byte(store.NewID()))}); err != nil {
+			t.Fatal(err)
+		}
+		consultest.Eventually(t, soon, func() error {
+			if looks.passes.Load() == passes {
+				return errors.New("nobody has looked at the controller")
+			}
+			return nil
+		})
+	}
+	c.apply("fill", sized("fill", 0, 800), replicas(fullNodes-1))
+	c.is("late", rc.Converged, 1)
+	pauses := int64(time.Since(looked) / placement.FirstPause) // on a busy machine; each ends with a look at all nodes
+	if n := looks.nodes.Load() - before; n > 30+2*fullNodes*pauses {
+		t.Errorf("read what is taken on %d nodes after room became free on one", n)
+	}
+}

@@ -1,0 +1,144 @@
+package farm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// mute runs a preparer that passes in the catalog and never writes its record.
+func (c *cluster) mute(name string) (stop func()) {
+	client, st := c.connect()
+	cfg := consul.SessionConfig{Kind: "preparer", Name: name, TTL: ttl, Meta: st.PreparerMeta(name), Journal: &simnode.Journal{}}
+	return c.background(func(ctx context.Context) error {
+		return client.RunSession(ctx, cfg, func(ctx context.Context, _ *consul.Session) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+	})
+}
+
+func (c *cluster) passing(names ...string) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		if got, err := c.store.Passing(c.t.Context()); err != nil || len(got) != len(names) {
+			return fmt.Errorf("passing are %v, %w", got, err)
+		}
+		return nil
+	})
+}
+
+// A preparer that passes and cannot answer keeps everything waiting, and says so, until an operator releases the hold for it: for
+// the nonce of now, and no other.
+func TestAHoldIsReleased(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.mute("n2")
+	c.passing("n1", "n2")
+	c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.condition("web", rc.Holding, true, "what they run: n2 (for one that cannot: rcctl farm release-hold NODE)")
+	schema, err := c.store.Schema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := func(index uint64, nonce string) uint64 {
+		t.Helper()
+		ops := node.Ops{Name: "n2", HoldReleased: nonce}
+		if err := c.store.ChangeNode(t.Context(), store.NodeChange{Ops: ops, Index: index, Audit: store.NewAudit("test", "release-hold", "", nil)}); err != nil {
+			t.Fatal(err)
+		}
+		rec, err := c.store.NodeOps(t.Context(), "n2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rec.Index
+	}
+	index := release(0, "00"+schema.Value.Nonce[2:]) // what was said of other records
+	for range 3 {
+		c.apply("web", testManifest("web", 0), replicas(2))
+		c.condition("web", rc.Holding, true, "n2")
+	}
+	if n := len(c.running("web")); n > 0 {
+		t.Fatalf("%d pods were placed in spite of the hold", n)
+	}
+	release(index, schema.Value.Nonce)
+	c.converged("web", 2)
+}
+
+// What a farm has found settled, its successor need not wait for; but it asks every node all the same.
+func TestASuccessorDoesNotWaitAgain(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	stop := c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	schema, err := c.store.Schema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	consultest.Eventually(t, soon, func() error {
+		if nonce, err := c.store.SettledNonce(t.Context()); err != nil || nonce != schema.Value.Nonce {
+			return fmt.Errorf("settled for %q, %w; want %q", nonce, err, schema.Value.Nonce)
+		}
+		return nil
+	})
+	stop()
+	stopMute := c.mute("n2")
+	c.passing("n1", "n2")
+	c.patientFarm("f2", time.Hour)
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.condition("web", rc.Holding, true, "what they run: n2")
+	stopMute()
+	c.converged("web", 2)
+}
+
+// A nonce for which nothing is settled is waited for, whatever was settled before.
+func TestASuccessorWaitsForAnotherNonce(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	for i, settled := range []string{`{"nonce":"0"}`, `broken`, ``} {
+		c.put(c.store.Keys().Settled(), []byte(settled))
+		id := fmt.Sprintf("f%d", i)
+		stop := c.patientFarm(id, time.Hour)
+		c.apply("web", testManifest("web", 0), replicas(1))
+		c.statusOf("web", func(st *rc.Status) bool { return st.Owner == id && st.Is(rc.Holding) })
+		c.condition("web", rc.Holding, true, "the records are new")
+		stop()
+	}
+	if n := len(c.running("web")); n > 0 {
+		t.Errorf("%d pods were placed", n)
+	}
+}
+
+// A mark that lands after the nonce was renewed is none.
+func TestALateMarkIsRefused(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	schema, err := c.store.EnsureSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenure := c.store.FarmTenure(&consul.Session{}, "f1")
+	if err := tenure.RenewNonce(t.Context(), schema.Value.Nonce); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenure.MarkSettled(t.Context(), schema); !errors.Is(err, store.ErrRefused) {
+		t.Errorf("marked: %v", err)
+	}
+	if nonce, err := c.store.SettledNonce(t.Context()); err != nil || nonce != "" {
+		t.Errorf("settled for %q, %v", nonce, err)
+	}
+}

@@ -1,0 +1,87 @@
+package farm
+
+import (
+	"context"
+	"time"
+)
+
+// takeOver claims, whenever the members change, what has no owner then.
+func (f *Farm) takeOver(ctx context.Context) error {
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-f.moved:
+		case <-again:
+		}
+		again = nil
+		more, err := f.claimFreed(ctx)
+		if err != nil && ctx.Err() == nil {
+			f.log.WithError(err).Warn("cannot tell which controllers have no owner")
+		}
+		if more || err != nil {
+			again = time.After(unownedGrace)
+		}
+	}
+}
+
+// perClaim is how much longer a farm may take to claim what it should own for each controller that is free.
+const perClaim = time.Millisecond
+
+// claimFreed looks at all locks in one request, which with thousands of controllers is one in place of thousands, and has those
+// claimed that are free and that this farm should own, those first that rang last: what was changed while nobody could act on it is
+// among them. It returns whether there are others, which the farms that should own them have a while to claim.
+func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
+	held, err := f.cfg.Store.Locks(ctx)
+	if err != nil {
+		return false, err
+	}
+	var free []string
+	for _, id := range f.world.lastRung() {
+		if !f.heldBy(id, held[id]) {
+			free = append(free, id)
+		}
+	}
+	patience := time.Duration(len(free)) * perClaim
+	for _, id := range free {
+		owner, mine, err := f.preferred(ctx, id)
+		switch {
+		case err != nil:
+			return false, err
+		case !mine:
+		case owner == f.cfg.ID || f.graceLeft(id) <= -patience:
+			f.enqueue(id)
+		default:
+			more = true
+		}
+	}
+	return more, nil
+}
+
+// heldBy notes whether another farm holds a controller, and reports whether any does.
+func (f *Farm) heldBy(id string, another bool) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.owned[id] != nil:
+		return true // if it is not any more the next write finds out, or a sweep
+	case another:
+		f.foreign[id] = true
+		delete(f.freed, id)
+	default:
+		delete(f.foreign, id)
+	}
+	return another
+}
+
+// membersChanged forgets what is known of other farms' controllers: their owners may be gone.
+func (f *Farm) membersChanged() {
+	f.mu.Lock()
+	clear(f.foreign)
+	f.mu.Unlock()
+	select {
+	case f.moved <- struct{}{}:
+	default: // it has not been looked at since the last change
+	}
+}

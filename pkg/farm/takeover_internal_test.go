@@ -1,0 +1,70 @@
+package farm
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+)
+
+// What rang last comes first.
+func TestLastRung(t *testing.T) {
+	t.Parallel()
+	w := newWorld(&Farm{})
+	w.bells[0] = map[string]uint64{"old": 3, "changed": 90}
+	w.bells[7] = map[string]uint64{"b": 50, "a": 50}
+	if got := w.lastRung(); !slices.Equal(got, []string{"changed", "a", "b", "old"}) {
+		t.Errorf("order %v", got)
+	}
+}
+
+// Deep checks after a farm has taken over many controllers are spread out: some at once, and then a share in each sweep, those
+// first that have waited longest, so that all have had one in half of the time that one may go without.
+func TestDeepChecksAreSpread(t *testing.T) {
+	t.Parallel()
+	log, err := obs.NewLogger(io.Discard, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := NewFarm(Config{ID: "f1", Log: log})
+	defer f.queue.ShutDown()
+	const owned = 5000
+	atOnce := 0
+	for i := range owned {
+		c := &ReplicationController{ID: fmt.Sprint(i), farm: f}
+		f.checkClaimed(c, 3)
+		f.owned[c.ID] = c
+		if c.deep {
+			atOnce++
+		}
+	}
+	if atOnce != deepAtOnce {
+		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, deepAtOnce)
+	}
+	empty := &ReplicationController{farm: f}
+	if f.checkClaimed(empty, 0); empty.deep || empty.lastDeep.IsZero() {
+		t.Error("what has no pods is checked deeply")
+	}
+	now, sweeps := time.Now(), 0
+	for left := owned; left > 0; sweeps++ {
+		asked := 0
+		f.checkSome(now)
+		for _, c := range f.owned {
+			if c.deep {
+				asked++
+				c.lastDeep, c.deep = now, false // as a pass does
+			}
+		}
+		if most := owned / 8; asked == 0 || asked > most {
+			t.Fatalf("sweep %d asks for %d of %d, want at most %d", sweeps, asked, owned, most)
+		}
+		left -= asked
+		now = now.Add(f.cfg.SweepEvery)
+	}
+	if took := time.Duration(sweeps) * f.cfg.SweepEvery; took > f.cfg.DeepEvery/2+f.cfg.SweepEvery {
+		t.Errorf("it takes %s until all were checked", took)
+	}
+}

@@ -1,0 +1,143 @@
+package farm_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// asking notes which controllers a farm asks about one by one: whether somebody holds their locks.
+type asking struct {
+	*store.FarmTenure
+	*asked
+}
+
+type asked struct {
+	mu  sync.Mutex
+	ids []string
+}
+
+func (a asking) LockHeld(ctx context.Context, id string) (bool, error) {
+	a.mu.Lock()
+	a.ids = append(a.ids, id)
+	a.mu.Unlock()
+	return a.FarmTenure.LockHeld(ctx, id)
+}
+
+// about returns how many times controllers with a prefix were asked about.
+func (a *asked) about(prefix string) (times int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, id := range a.ids {
+		if strings.HasPrefix(id, prefix) {
+			times++
+		}
+	}
+	return times
+}
+
+// among returns how many times some controllers were asked about.
+func (a *asked) among(some map[string]bool) (times int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, id := range a.ids {
+		if some[id] {
+			times++
+		}
+	}
+	return times
+}
+
+// When a farm ends the others find out which controllers have no owner from one list of the locks. They do not ask about each
+// controller that another farm has.
+func TestTakeOverAsksOnce(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range 3 {
+		c.node(fmt.Sprintf("n%d", i), nil, nil)
+	}
+	log, err := obs.NewLogger(testWriter{t}, "warn", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(id string) (*asked, func()) {
+		a := &asked{}
+		client, st := c.connect()
+		cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+		return a, c.background(func(ctx context.Context) error {
+			return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+				return farm.NewFarm(farm.Config{
+					ID: id, Store: asking{st.FarmTenure(s, id), a}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour, StableAfter: time.Hour,
+				}).Start(ctx)
+			})
+		})
+	}
+	first, _ := start("f1")
+	second, _ := start("f2")
+	_, stop := start("f3")
+	consultest.Eventually(t, soon, func() error {
+		members, _, err := c.store.ListFarms(t.Context())
+		if err == nil && len(members) < 3 {
+			err = fmt.Errorf("%d members", len(members))
+		}
+		return err
+	})
+	const rcs = 24
+	for i := range rcs {
+		c.apply(fmt.Sprintf("web-%02d", i), testManifest("web", 0), replicas(1))
+	}
+	owned := func(n int, by string) func() error {
+		return func() error {
+			got := 0
+			recs, _, err := c.store.ListStatus(t.Context())
+			for _, rec := range recs {
+				if rec.Value.Owner != "" && rec.Value.Owner != by {
+					got++
+				}
+			}
+			if err == nil && got < n {
+				err = fmt.Errorf("%d of %d controllers are owned by others than %q", got, n, by)
+			}
+			return err
+		}
+	}
+	consultest.Eventually(t, soon, owned(rcs, ""))
+	// A farm asks about what it sees made and does not own, once its owner has had time to claim it: when each has asked about one of
+	// these, they have asked about all that was made before.
+	made := rcs
+	askedAbout := func(prefix string) {
+		t.Helper()
+		for i := 0; first.about(prefix) == 0 || second.about(prefix) == 0; i++ {
+			c.apply(fmt.Sprintf("%s-%02d", prefix, i), testManifest("new", 0), replicas(1))
+			made++
+			consultest.Eventually(t, soon, owned(made, ""))
+		}
+	}
+	askedAbout("then")
+	stays := map[string]bool{} // with its owner
+	recs, _, err := c.store.ListStatus(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rec := range recs {
+		stays[rec.Value.RCID] = rec.Value.Owner != "f3" && strings.HasPrefix(rec.Value.RCID, "web")
+	}
+	before := first.among(stays) + second.among(stays)
+	stop()
+	consultest.Eventually(t, soon, owned(made, "f3"))
+	askedAbout("new")
+	// A report that comes in just then may make a farm ask about a few.
+	if more, most := first.among(stays)+second.among(stays)-before, rcs/4; more > most {
+		t.Errorf("after a farm had ended the others asked %d times about controllers that were not its own, want at most %d", more, most)
+	}
+}

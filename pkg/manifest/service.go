@@ -1,0 +1,107 @@
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// Limits on what a pod says of itself in Consul's catalog, which every server keeps in memory. Those of meta are Consul's own.
+// Source: https://developer.hashicorp.com/consul/docs/reference/service
+const (
+	MaxTags = 64
+	MaxMeta = 48 // Consul takes 64; the others are for the preparer
+)
+
+// Names that the services of pods must not have: Consul's own, and those of the daemons.
+const (
+	reservedService = "consul"
+	reservedPrefix  = "rcfarm-"
+)
+
+// NamedService is one name under which a pod is found in Consul.
+type NamedService struct {
+	Name string // of the service
+	Port string // name of the port; empty: it has none
+}
+
+// Services returns the names under which the pod is found in Consul, the main one first. The main one stands for the port that
+// service.port names, else for the one that its health check asks, else for the first. Each other port has a service of its own,
+// whose name is that of the main one, "-" and the name of the port.
+func (m *Manifest) Services() []NamedService {
+	main := NamedService{Name: m.ID, Port: m.mainPort()}
+	if m.Service != nil && m.Service.Name != "" {
+		main.Name = m.Service.Name
+	}
+	all := []NamedService{main}
+	for _, p := range m.Ports {
+		if p.Name != main.Port {
+			all = append(all, NamedService{Name: main.Name + "-" + p.Name, Port: p.Name})
+		}
+	}
+	return all
+}
+
+func (m *Manifest) mainPort() string {
+	switch {
+	case m.Service != nil && m.Service.Port != "":
+		return m.Service.Port
+	case m.Health != nil && m.Health.HTTP != nil:
+		return m.Health.HTTP.Port
+	case m.Health != nil && m.Health.TCP != nil:
+		return m.Health.TCP.Port
+	case len(m.Ports) > 0:
+		return m.Ports[0].Name
+	}
+	return ""
+}
+
+// checkServiceName refuses names that are taken in every Consul with rcfarm.
+func checkServiceName(errs *field.Errors, path, name string) {
+	if name == reservedService || strings.HasPrefix(name, reservedPrefix) {
+		errs.Add(path, name, fmt.Sprintf("a name other than %q that does not start with %q: those are taken in Consul", reservedService, reservedPrefix))
+	}
+}
+
+func (s *Service) validate(m *Manifest) field.Errors {
+	var errs field.Errors
+	if s.Name != "" {
+		errs.CheckName("name", s.Name)
+		checkServiceName(&errs, "name", s.Name)
+	}
+	if s.Port != "" {
+		m.checkPort(&errs, "port", s.Port)
+	}
+	checkCount(&errs, "tags", len(s.Tags), 0, MaxTags)
+	seen := map[string]bool{}
+	for i, tag := range s.Tags {
+		path := fmt.Sprintf("tags[%d]", i)
+		if !serviceTag.ok(tag) {
+			errs.Add(path, tag, serviceTag.allowed)
+		}
+		checkUnique(&errs, path, tag, seen)
+	}
+	checkCount(&errs, "meta", len(s.Meta), 0, MaxMeta)
+	for _, key := range slices.Sorted(maps.Keys(s.Meta)) {
+		if !metaKey.ok(key) || strings.HasPrefix(key, "consul-") || strings.HasPrefix(key, "rcfarm_") {
+			errs.Add("meta."+key, key, metaKey.allowed)
+		}
+		if value := s.Meta[key]; !metaValue.ok(value) {
+			errs.Add("meta."+key, value, metaValue.allowed)
+		}
+	}
+	return errs
+}
+
+// checkServiceNames refuses names that would be too long for DNS. An id alone never is.
+func (m *Manifest) checkServiceNames(errs *field.Errors) {
+	for _, s := range m.Services()[1:] {
+		if len(s.Name) > field.MaxName {
+			errs.Add("service.name", s.Name, fmt.Sprintf("at most %d characters together with \"-\" and the name of each further port; give the service a shorter name", field.MaxName))
+			return
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// Shape is what decides which nodes have room for a pod: where one of a shape finds none, no other does.
+type Shape struct {
+	Selector    string // of nodes
+	CPU, Memory int64
+	Ports       string // the static ones
+	Dynamic     int    // how many dynamic ones
+	// RCID is set where the controller itself keeps nodes from taking the pod, as by a limit for each node: then others may
+	// find room.
+	RCID string
+	// Avoid names nodes to which some of the pods were moved in vain.
+	Avoid string
+}
+
+// ShapeOf returns the shape of pods that want a share besides some dynamic ports.
+func ShapeOf(selector string, share node.Holder, dynamic int) Shape {
+	return Shape{Selector: selector, CPU: share.CPU, Memory: share.Memory, Ports: fmt.Sprint(share.Ports), Dynamic: dynamic}
+}
+
+// How long nobody looks at all nodes for a shape that found no room. The pause doubles up to what the look has cost: some time for
+// each node, so that a small cluster is looked at often, and one of ten thousand nodes every other minute.
+const (
+	FirstPause   = 15 * time.Second
+	longestPause = 2 * time.Minute
+	pausePerNode = 12 * time.Millisecond
+	// forgetAfter is when a shape that nobody asks for any more is forgotten.
+	forgetAfter = time.Hour
+)
+
+// Scarcity remembers the shapes for which no node had room, and what has happened to nodes since. All nodes are looked at again after a
+// growing pause, since nothing tells when another farm gives room back, and a node at once when something about it changes. The zero
+// value is ready. It is not safe for concurrent use.
+type Scarcity struct{ shapes map[Shape]*shortage }
+
+// shortage is what is known of one shape.
+type shortage struct {
+	pause   time.Duration     // zero: no look has ended without room yet
+	due     time.Time         // of the next look at all nodes
+	asked   time.Time         // when somebody asked for the shape last
+	reasons scheduler.Reasons // of the last look at all nodes
+	news    map[string]bool
+}
+
+// Look says where a pod may find room.
+type Look struct {
+	All     bool              // any node may have room
+	Nodes   map[string]bool   // otherwise these: something about them has changed since they had none
+	Wait    time.Duration     // until all nodes are to be looked at again
+	Reasons scheduler.Reasons // why none had room
+}
+
+// None reports whether there is nothing to look at.
+func (l Look) None() bool { return !l.All && len(l.Nodes) == 0 }
+
+// Known returns what Begin would.
+func (s *Scarcity) Known(shape Shape, now time.Time) Look {
+	k := s.shapes[shape]
+	if k == nil || !now.Before(k.due) {
+		return Look{All: true}
+	}
+	return Look{Nodes: k.news, Wait: k.due.Sub(now), Reasons: k.reasons}
+}
+
+// Begin begins a look for a shape. What happens to nodes from now on is for the next one.
+func (s *Scarcity) Begin(shape Shape, now time.Time) Look {
+	look := s.Known(shape, now)
+	k := s.shapes[shape]
+	if k == nil {
+		if s.shapes == nil {
+			s.shapes = map[Shape]*shortage{}
+		}
+		k = &shortage{}
+		s.shapes[shape] = k
+	}
+	if look.All && k.pause > 0 {
+		k.due = now.Add(FirstPause) // others of the shape wait for what comes of this look
+	}
+	k.news, k.asked = nil, now
+	return look
+}
+
+// Short ends a look at all of some nodes after which pods were left over, and returns how long to wait.
+func (s *Scarcity) Short(shape Shape, now time.Time, nodes int, reasons scheduler.Reasons) time.Duration {
+	maps.DeleteFunc(s.shapes, func(_ Shape, k *shortage) bool { return now.Sub(k.asked) > forgetAfter })
+	k := s.shapes[shape]
+	if k == nil { // room was found meanwhile, and taken
+		s.Begin(shape, now)
+		k = s.shapes[shape]
+	}
+	longest := min(max(FirstPause, time.Duration(nodes)*pausePerNode), longestPause)
+	k.pause = min(max(FirstPause, 2*k.pause), longest)
+	k.due, k.reasons = now.Add(k.pause), maps.Clone(reasons)
+	return k.pause
+}
+
+// Found ends a look after which no pod was left over.
+func (s *Scarcity) Found(shape Shape) { delete(s.shapes, shape) }
+
+// Changed notes nodes that may have room now: one that joined, whose record or operators' side has changed, or where something was given
+// back.
+func (s *Scarcity) Changed(nodes []string) {
+	for _, k := range s.shapes {
+		if k.news == nil {
+			k.news = make(map[string]bool, len(nodes))
+		}
+		for _, name := range nodes {
+			k.news[name] = true
+		}
+	}
+}
+
+// Reset forgets everything, as when the nodes are those of another cluster.
+func (s *Scarcity) Reset() { clear(s.shapes) }
+
+// Names returns the nodes to look at, of those given.
+func (l Look) Names(from []string) []string {
+	if l.All {
+		return from
+	}
+	return slices.DeleteFunc(slices.Clone(from), func(name string) bool { return !l.Nodes[name] })
+}

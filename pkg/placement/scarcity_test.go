@@ -1,0 +1,138 @@
+package placement_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+var (
+	big   = placement.ShapeOf("zone=a", node.Holder{CPU: 4000, Memory: 1 << 30}, 0)
+	small = placement.ShapeOf("zone=a", node.Holder{CPU: 10}, 0)
+)
+
+// The pauses between looks at all nodes grow, up to what a look costs; other shapes know nothing of it.
+func TestPausesGrow(t *testing.T) {
+	t.Parallel()
+	for nodes, want := range map[int][]time.Duration{
+		5:      {15, 15, 15},
+		2500:   {15, 30, 30},
+		10_000: {15, 30, 60, 120, 120},
+	} {
+		var s placement.Scarcity
+		now := time.Unix(1_700_000_000, 0)
+		for i, seconds := range want {
+			if look := s.Begin(big, now); !look.All {
+				t.Fatalf("%d nodes: look %d is %+v", nodes, i, look)
+			}
+			pause := s.Short(big, now, nodes, scheduler.Reasons{scheduler.Resources: nodes})
+			if pause != seconds*time.Second {
+				t.Errorf("%d nodes: pause %d is %s, want %ds", nodes, i, pause, seconds)
+			}
+			early := s.Known(big, now.Add(pause-time.Second))
+			if !early.None() || early.Wait != time.Second || early.Reasons[scheduler.Resources] != nodes {
+				t.Errorf("%d nodes: before the end of pause %d: %+v", nodes, i, early)
+			}
+			if other := s.Known(small, now); !other.All {
+				t.Errorf("another shape: %+v", other)
+			}
+			now = now.Add(pause)
+		}
+	}
+}
+
+// What happens to a node is looked at once, and at once; what happens during a look is for the next one.
+func TestNewsIsLookedAtOnce(t *testing.T) {
+	t.Parallel()
+	var s placement.Scarcity
+	now := time.Unix(1_700_000_000, 0)
+	s.Changed([]string{"n1"}) // nobody has looked yet
+	s.Begin(big, now)
+	s.Changed([]string{"n2"})
+	s.Short(big, now, 3, nil)
+	s.Changed([]string{"n3"})
+	look := s.Begin(big, now.Add(time.Second))
+	if look.All || !slices.Equal(slices.Sorted(maps.Keys(look.Nodes)), []string{"n2", "n3"}) || look.Wait != 14*time.Second {
+		t.Errorf("after news: %+v", look)
+	}
+	if got := look.Names([]string{"n1", "n3"}); !slices.Equal(got, []string{"n3"}) {
+		t.Errorf("looks at %v", got)
+	}
+	if again := s.Begin(big, now.Add(2*time.Second)); !again.None() {
+		t.Errorf("the same news again: %+v", again)
+	}
+	s.Changed([]string{"n1"})
+	s.Begin(big, now.Add(3*time.Second))
+	s.Found(big)
+	if after := s.Begin(big, now.Add(4*time.Second)); !after.All {
+		t.Errorf("after room was found: %+v", after)
+	}
+	s.Short(big, now, 3, nil)
+	if s.Reset(); !s.Known(big, now).All {
+		t.Error("it is remembered")
+	}
+}
+
+// When the pause is over one pod of a shape looks, and the others wait for what comes of it.
+func TestOneOfAShapeLooks(t *testing.T) {
+	t.Parallel()
+	var s placement.Scarcity
+	now := time.Unix(1_700_000_000, 0)
+	if first, second := s.Begin(big, now), s.Begin(big, now); !first.All || !second.All {
+		t.Error("nothing was known, and somebody did not look")
+	}
+	due := now.Add(s.Short(big, now, 3, nil))
+	if first, second := s.Begin(big, due), s.Begin(big, due); !first.All || !second.None() {
+		t.Errorf("first %+v, second %+v", first, second)
+	}
+}
+
+// Room is never overlooked for longer than the longest pause, and never for a moment on a node of which there was news: whatever
+// happens, each node is looked at in time after it got room.
+func TestRoomIsFound(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var s placement.Scarcity
+		now := time.Unix(1_700_000_000, 0)
+		nodes := []string{"n0", "n1", "n2"}
+		told, hidden := map[string]bool{}, time.Time{} // nodes that got room since they were looked at, and since when one has that nobody told of
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "seconds")) * time.Second)
+			switch name := rapid.SampledFrom(nodes).Draw(t, "node"); rapid.IntRange(0, 3).Draw(t, "what") {
+			case 0:
+				told[name] = true
+				s.Changed([]string{name})
+			case 1:
+				if hidden.IsZero() {
+					hidden = now
+				}
+			default:
+				known := s.Known(big, now)
+				look := s.Begin(big, now)
+				if look.All != known.All || look.None() != known.None() {
+					t.Fatalf("known %+v, begun %+v", known, look)
+				}
+				for name := range told {
+					if !slices.Contains(look.Names(nodes), name) {
+						t.Fatalf("%s, which has room as was told, is not looked at: %+v", name, look)
+					}
+				}
+				if !look.All && !hidden.IsZero() && now.Sub(hidden) >= 2*time.Minute {
+					t.Fatalf("there has been room since %s, and not all nodes are looked at: %+v", now.Sub(hidden), look)
+				}
+				clear(told)
+				if look.All {
+					hidden = time.Time{}
+					s.Short(big, now, rapid.SampledFrom([]int{3, 10_000}).Draw(t, "size"), nil)
+				}
+			}
+		}
+	})
+}

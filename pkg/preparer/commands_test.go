@@ -1,0 +1,106 @@
+package preparer_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+)
+
+// stubborn writes its pid, and that of a child in a session of its own, and ends by nothing but SIGKILL.
+var stubborn = []string{"/bin/sh", "-c", `trap "" TERM INT HUP; setsid sh -c 'trap "" TERM; while :; do sleep 0.05; done' & echo $$ $!; while :; do sleep 0.05; done`}
+
+// commandOf runs the stubborn command in a pod, as an operator does, and returns its processes.
+func (b *bench) commandOf(index int) (pids []int, ended <-chan error) {
+	b.t.Helper()
+	out, outEnd, err := os.Pipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { out.Close() })
+	done := make(chan error, 1)
+	go func() {
+		defer outEnd.Close()
+		var err error
+		refused := b.current.RunIn(b.t.Context(), identity(index), "", stubborn, func(ctx context.Context, c oneshot.Command) {
+			c.Direct, c.Output = true, outEnd
+			_, err = oneshot.Runner{}.Run(ctx, c)
+		})
+		done <- errors.Join(refused, err)
+	}()
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	var shell, child int
+	if _, err := fmt.Sscan(line, &shell, &child); err != nil {
+		b.t.Fatalf("%q: %v; %v", line, err, <-done)
+	}
+	return []int{shell, child}, done
+}
+
+// A command that an operator runs in a pod ends before the pod's stop is confirmed, also where nothing but its guard knows what it
+// has started.
+func TestCommandsEndBeforeAStopIsConfirmed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.sleeper("1")
+	first := b.upload(m)
+	b.tell(intent(0, first, pod.Running, 10))
+	b.awaitReady(0, first, 10)
+	pids, ended := b.commandOf(0)
+	m.Launchables[0].Env["VERSION"] = "2"
+	second := b.upload(m)
+	b.tell(intent(0, second, pod.Running, 20))
+	b.awaitReady(0, second, 20)
+	b.allGone(pids, ended, "the version was replaced")
+
+	pids, ended = b.commandOf(0)
+	b.tell(intent(0, second, pod.Stopped, 30))
+	b.awaitState(0, pod.StateStopped, 30, "")
+	b.allGone(pids, ended, "the stop was confirmed")
+}
+
+func (b *bench) allGone(pids []int, ended <-chan error, when string) {
+	b.t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			b.t.Errorf("process %d of a command was there when %s: %v", pid, when, err)
+		}
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		b.t.Errorf("the command ended with %v", err)
+	}
+}
+
+// What an earlier preparer has started, and whatever holds it up, keeps a stop from being confirmed.
+func TestStopWaitsForCommandsOfAnEarlierPreparer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	if err := os.MkdirAll(b.inNode("commands"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	guard, err := os.Create(b.inNode("commands", "rc1.main.0"))
+	if err == nil {
+		err = unix.Flock(int(guard.Fd()), unix.LOCK_SH)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.awaitState(0, pod.StateStopping, 20, "a command that was run in the pod is not dead yet")
+	if err := guard.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitState(0, pod.StateStopped, 20, "")
+}

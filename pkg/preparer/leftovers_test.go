@@ -1,0 +1,157 @@
+package preparer_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+)
+
+// plantDeep makes a tree in a directory that is deeper than this machine lets a process have descriptors.
+func plantDeep(t *testing.T, path string) {
+	t.Helper()
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	levels := min(int(files.Max)+1000, 200_000)
+	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	for n := 0; n < levels && err == nil; n++ {
+		var next int
+		if err = unix.Mkdirat(dir, "d", 0o755); err == nil {
+			next, err = unix.Openat(dir, "d", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		}
+		_ = unix.Close(dir)
+		dir = next
+	}
+	if err = errors.Join(err, unix.Close(dir)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a pod leaves behind is deleted, whatever it is, and its neighbour's leftovers and stops do not wait for that.
+func TestHostileLeftovers(t *testing.T) {
+	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
+		t.Setenv("TMPDIR", "/dev/shm") // some file systems take milliseconds to remove a directory
+	}
+	b := newBench(t)
+	host := b.isolated()
+	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
+		b.cfg.Isolation.Users = preparer.UserRange{}
+	}
+	b.cfg.KeepStopped, b.cfg.CollectEvery = 1, b.cfg.BusyPoll
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	for i := range 2 {
+		b.tell(intent(i, digest, pod.Running, 10))
+		b.awaitReady(i, digest, 10)
+	}
+	home, kept := b.inNode("homes", "rc1.main.0"), b.inNode("kept")
+	plantDeep(t, home)
+	if err := errors.Join(
+		os.WriteFile(kept, []byte("precious"), 0o600), os.Link(kept, filepath.Join(home, "hard")), os.Symlink(b.cfg.Dir, filepath.Join(home, "link")),
+		unix.Mkfifo(filepath.Join(home, "pipe"), 0o600), os.Mkdir(filepath.Join(home, "closed"), 0), os.WriteFile(filepath.Join(home, "sparse"), nil, 0o400),
+		os.Truncate(filepath.Join(home, "sparse"), 1<<40),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		b.tell(intent(i, digest, pod.Stopped, 20))
+		b.awaitState(i, pod.StateStopped, 20, "")
+	}
+	for _, name := range []string{"rc1.main.0", "rc1.main.1", ".removed"} {
+		b.eventually(func() error {
+			if _, err := os.Lstat(b.inNode("homes", name)); !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%s is there: %w", name, err)
+			}
+			return nil
+		})
+	}
+	if text := b.text(kept); text != "precious" {
+		t.Errorf("what a link of the pod led to: %q", text)
+	}
+	// It starts anew.
+	b.tell(intent(0, digest, pod.Running, 30))
+	b.awaitReady(0, digest, 30)
+}
+
+// The number of a pod that is forgotten is another pod's, once nothing on the disk is the former one's.
+func TestUserNumbersAreGivenBack(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	host := b.isolated()
+	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
+		b.cfg.Isolation.Users = preparer.UserRange{} // without numbers none are used up
+	} else {
+		b.cfg.Isolation.Users.Last = b.cfg.Isolation.Users.First // one
+	}
+	b.cfg.KeepStopped, b.cfg.KeepTombstones, b.cfg.CollectEvery = 1, 1, b.cfg.BusyPoll
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	for i := range 3 {
+		b.tell(intent(i, digest, pod.Running, 10))
+		b.awaitReady(i, digest, 10)
+		b.tell(intent(i, digest, pod.Stopped, 20))
+		b.awaitState(i, pod.StateStopped, 20, "")
+		b.forget(i)
+		b.awaitNoReality(i)
+		b.eventually(func() error {
+			if got := b.names("pods"); len(got) > 0 {
+				return fmt.Errorf("records %v", got)
+			}
+			return nil
+		})
+	}
+}
+
+// stallingState takes as long over removing a record as a disk may.
+type stallingState struct {
+	preparer.State
+	begun, over chan struct{}
+}
+
+func (s *stallingState) Forget(id pod.Identity) error {
+	s.begun <- struct{}{}
+	<-s.over
+	return s.State.Forget(id)
+}
+
+// A disk that takes long over what is forgotten keeps nothing else from being done and reported.
+func TestStalledDiskHoldsNothingElseUp(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	disk, err := preparer.NewDisk(b.inNode("pods"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := &stallingState{State: disk, begun: make(chan struct{}, 1), over: make(chan struct{})}
+	t.Cleanup(func() { close(state.over) })
+	b.cfg.State = state
+	b.cfg.KeepStopped, b.cfg.KeepTombstones, b.cfg.CollectEvery = 1, 1, b.cfg.BusyPoll
+	b.start()
+	digest := b.upload(b.sleeper("1"))
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.awaitState(0, pod.StateStopped, 20, "")
+	b.forget(0)
+	select {
+	case <-state.begun:
+	case <-time.After(patience):
+		t.Fatal("the tombstone was not removed")
+	}
+	b.tell(intent(1, digest, pod.Running, 10))
+	b.awaitReady(1, digest, 10)
+	// The one that is being forgotten is told to run meanwhile: it does so once that is over, from a record of its own.
+	b.tell(intent(0, digest, pod.Running, 30))
+	state.over <- struct{}{}
+	b.awaitReady(0, digest, 30)
+}

@@ -1,0 +1,247 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) forgetNodeCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "forget", Usage: "declare that a machine is gone for good, with all that it had",
+		UsageText: "rcctl node forget NODE [--dry-run] [--force] [--timeout TIME]",
+		Description: `Nothing can confirm that pods stopped whose machine is gone. This says in the machine's place that all of them
+stopped, as rcctl pod forget does for one: their owners give up what they have there, and are waited for; then the
+node's own records go. Be sure: if the machine is only cut off, its pods may still run, and second copies beside them.
+
+Refused while the node's preparer lives. While its Consul agent lives, or nobody can tell, --force is needed: then the
+machine is most likely well, and only its preparer is away. If the preparer comes back before all is carried out, the
+rest is void. Given again it goes on where it was.
+
+Examples:
+  rcctl node forget node-17 --dry-run
+  rcctl node forget node-17`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be forgotten"},
+			&cli.BoolFlag{Name: "force", Usage: "although the machine's Consul agent lives, or nobody can tell"},
+			&cli.StringFlag{Name: "timeout", Value: "5m", Usage: "`TIME` after which it waits no longer for the owners (exit code 5)"},
+		},
+		Action: t.forgetNode,
+	})
+}
+
+// deadNode is a machine as the one who forgets it finds it.
+type deadNode struct {
+	name    string
+	index   uint64 // of its record; zero: there is none
+	agent   string // why its Consul agent may live; empty: it does not
+	copies  []copyOf
+	orphans int
+}
+
+func (t *tool) forgetNode(c *cli.Context) error {
+	limit, err := timeout(c)
+	if err != nil {
+		return err
+	}
+	name, err := oneNode(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	dead, err := s.findDead(c.Context, name)
+	if err != nil {
+		return err
+	}
+	for _, there := range dead.copies {
+		verb := "forgetting"
+		if c.Bool("dry-run") {
+			verb = "would forget"
+		}
+		fmt.Fprintf(t.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
+	}
+	if dead.orphans > 0 {
+		fmt.Fprintf(t.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, podCount(dead.orphans))
+	}
+	if c.Bool("dry-run") {
+		fmt.Fprintf(t.out, "would remove node %s; nothing was written\n", name)
+		if dead.agent != "" {
+			fmt.Fprintf(t.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
+		}
+		return nil
+	}
+	if dead.agent != "" && !c.Bool("force") {
+		return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
+	}
+	open, err := s.askForgets(c.Context, dead)
+	if err != nil {
+		return err
+	}
+	return t.waitNodeForgotten(c.Context, s, dead, open, limit)
+}
+
+// findDead reads what there is of a node that nobody holds. It returns *notFoundError where there is nothing, *refusedError where its
+// preparer lives.
+func (s *conn) findDead(ctx context.Context, name string) (deadNode, error) {
+	d := deadNode{name: name}
+	index, held, err := s.NodeHeld(ctx, name)
+	if err != nil {
+		return d, fmt.Errorf("read node %s: %w", name, err)
+	}
+	if held {
+		return d, refusedf("node %s: its preparer lives; to empty it: rcctl node drain %s; nothing was written", name, name)
+	}
+	d.index = index
+	if d.copies, err = s.copiesOn(ctx, name); err != nil {
+		return d, err
+	}
+	rec, err := s.Node(ctx, name)
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound) && len(d.copies) == 0:
+		_, opsErr := s.NodeOps(ctx, name)
+		if errors.Is(opsErr, store.ErrNotFound) {
+			return d, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
+		}
+		return d, opsErr
+	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+		d.agent = "its record is missing or unreadable, so that nobody can tell whether its Consul agent lives"
+		return d, nil
+	case err != nil:
+		return d, fmt.Errorf("read node %s: %w", name, err)
+	}
+	d.orphans = len(rec.Value.Orphans) + rec.Value.OrphansLeftOut
+	gone, err := s.AgentGone(ctx, rec.Value.ConsulNode)
+	switch {
+	case err != nil:
+		d.agent = "cannot tell whether its Consul agent lives: " + err.Error()
+	case !gone:
+		d.agent = fmt.Sprintf("its Consul agent %s lives", rec.Value.ConsulNode)
+	}
+	return d, nil
+}
+
+// copiesOn returns every copy that a node has, or may still have.
+func (s *conn) copiesOn(ctx context.Context, name string) ([]copyOf, error) {
+	recs, bad, err := s.AllPlacements(ctx)
+	if err = errors.Join(append(bad, err)...); err != nil {
+		return nil, fmt.Errorf("read placements: %w", err)
+	}
+	var found []copyOf
+	for i := range recs {
+		p := &recs[i].Value
+		if p.Node == name || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name }) {
+			found = append(found, copyOf{Identity: p.Identity, name: podName(p.PodID, p.Identity), node: name})
+		}
+	}
+	return found, nil
+}
+
+// askForgets leaves a request for each copy, and returns them.
+func (s *conn) askForgets(ctx context.Context, d deadNode) ([]store.Request, error) {
+	author, err := s.who(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := map[pod.Identity]string{}
+	var requests []store.Request
+	for _, there := range d.copies {
+		names[there.Identity] = there.name
+		requests = append(requests, store.Request{
+			ID: store.NewID(), RCID: there.RCID, Kind: store.ForgetPod, Node: d.name, Pod: there.Identity, NodeIndex: d.index,
+			By: author, At: time.Now().UTC(),
+		})
+	}
+	err = s.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
+		var lines []string
+		for _, r := range part {
+			lines = append(lines, fmt.Sprintf("forget %s (rc %s) on %s", names[r.Pod], r.RCID, d.name))
+		}
+		return store.NewAudit(author, "forget-node", "", lines).OnNodes(d.name)
+	})
+	if errors.Is(err, store.ErrConflict) {
+		return nil, cameBack(d.name)
+	}
+	return requests, err
+}
+
+func cameBack(name string) error {
+	return refusedf("node %s: its preparer was back meanwhile, or its record was removed; what the owners have not carried out is void; look again", name)
+}
+
+// waitNodeForgotten waits until every request is answered, and removes what is left of the node. It returns *refusedError where the node
+// came back, *waitError when the time is up.
+func (t *tool) waitNodeForgotten(ctx context.Context, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
+	err := t.waitFor(ctx, pending{
+		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
+	}, limit, func(ctx context.Context) (string, bool, error) {
+		if index, held, err := s.NodeHeld(ctx, d.name); err != nil || held || index != d.index {
+			if err == nil {
+				err = cameBack(d.name)
+			}
+			return "", false, err
+		}
+		for len(open) > 0 {
+			waits, err := s.RequestOpen(ctx, open[0].RCID, open[0].ID)
+			if waits || err != nil {
+				return fmt.Sprintf("waiting for the owners of %s", podCount(len(open))), false, err
+			}
+			open = open[1:]
+		}
+		err := s.removeNode(ctx, d)
+		return "waiting for what is reserved there", err == nil, err
+	})
+	if err == nil {
+		fmt.Fprintf(t.out, "node %s is forgotten, with %s\n", d.name, podCount(len(d.copies)))
+	}
+	return err
+}
+
+// removeNode removes the records of a node that has no copies any more. It returns *refusedError where it has got some.
+func (s *conn) removeNode(ctx context.Context, d deadNode) error {
+	author, err := s.who(ctx)
+	if err != nil {
+		return err
+	}
+	taken, bad, err := s.Reservations(ctx, []string{d.name})
+	if err = errors.Join(err, bad[d.name]); err != nil {
+		return fmt.Errorf("read what is reserved on node %s: %w", d.name, err)
+	}
+	ops, err := s.NodeOps(ctx, d.name)
+	var corrupt *store.CorruptError
+	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
+		return fmt.Errorf("read what operators said about node %s: %w", d.name, err)
+	}
+	left, err := s.copiesOn(ctx, d.name)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		names := make([]string, len(left))
+		for i := range left {
+			names[i] = left[i].name
+		}
+		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, podCount(len(left)), field.Few(names, maxNamed, ", "))
+	}
+	return s.RemoveNode(ctx, removalOf(d, ops, taken[d.name], author))
+}
+
+func removalOf(d deadNode, ops store.Rec[node.Ops], taken store.Rec[node.Reservation], author string) store.NodeRemoval {
+	return store.NodeRemoval{
+		Name: d.name, Node: d.index, Ops: ops.Index, Reservation: taken.Index,
+		Audit: store.NewAudit(author, "forget-node", "", []string{"remove node " + d.name + ": it is gone for good"}).OnNodes(d.name),
+	}
+}

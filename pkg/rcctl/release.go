@@ -1,0 +1,124 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) releaseHoldCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "release-hold", Usage: "let the farms go on without knowing what a machine runs",
+		UsageText: "rcctl farm release-hold NODE",
+		Description: `After the records were wiped, restored or written for the first time, nothing is added, moved or stopped before every
+machine whose preparer passes in Consul's catalog has said what it runs (condition Holding, which names those that have
+not). Look at that preparer's log first: it says what keeps it from answering. Where it cannot answer, this lets the
+farms go on without it, until the records change again: what runs there is not known, and its replicas may be started
+a second time on other machines. When it answers after all, what it runs is adopted, or stopped as the second copy.
+
+Examples:
+  rcctl explain web
+  rcctl farm release-hold node-17`,
+		Action: t.releaseHold,
+	})
+}
+
+func (t *tool) releaseHold(c *cli.Context) error {
+	name, err := oneNode(c)
+	if err != nil {
+		return err
+	}
+	s, err := connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	schema, err := s.Schema(c.Context)
+	if errors.Is(err, store.ErrNotFound) {
+		return refusedf("there is no cluster below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
+	}
+	if err != nil {
+		return fmt.Errorf("read the cluster's record: %w", err)
+	}
+	waits, why, err := s.waitsFor(c, name, schema.Value.Nonce)
+	if err != nil {
+		return err
+	}
+	if !waits {
+		return refusedf("no farm waits for node %s: %s; nothing was written", name, why)
+	}
+	change, err := s.release(c.Context, name, schema.Value.Nonce)
+	if err != nil {
+		return err
+	}
+	t.printNodeChange(name, "is not waited for any more", change)
+	return nil
+}
+
+// waitsFor reports whether farms wait for a node under a nonce, and if not, why.
+func (s *conn) waitsFor(c *cli.Context, name, nonce string) (waits bool, why string, err error) {
+	passing, err := s.Passing(c.Context)
+	if err != nil {
+		return false, "", fmt.Errorf("read which preparers pass: %w", err)
+	}
+	if !slices.Contains(passing, name) {
+		return false, "no preparer of that name passes in Consul's catalog", nil
+	}
+	rec, complete, err := s.NodeOrphans(c.Context, name)
+	var corrupt *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+		return true, "", nil // it cannot even write its record
+	case err != nil:
+		return false, "", fmt.Errorf("read node %s: %w", name, err)
+	case rec.Value.Nonce == nonce && complete && rec.Value.OrphansLeftOut == 0:
+		return false, "it has said what it runs", nil
+	}
+	return true, "", nil
+}
+
+// release writes what the farms go by. The node may have no record: then its preparer cannot even write that.
+func (s *conn) release(ctx context.Context, name, nonce string) (nodeChange, error) {
+	author, err := s.who(ctx)
+	if err != nil {
+		return nodeChange{}, err
+	}
+	for try := 1; ; try++ {
+		ops, err := s.NodeOps(ctx, name)
+		if errors.Is(err, store.ErrNotFound) {
+			ops.Value.Name, err = name, nil
+		}
+		if err != nil {
+			return nodeChange{}, fmt.Errorf("read what operators said about node %s: %w", name, err)
+		}
+		change := computeRelease(ops.Value, nonce)
+		if len(change.lines) == 0 {
+			return change, nil
+		}
+		a := store.NewAudit(author, change.what, "", change.lines).OnNodes(name)
+		err = s.ChangeNode(ctx, store.NodeChange{Ops: change.ops, Index: ops.Index, Audit: a})
+		if errors.Is(err, store.ErrConflict) && try < maxTries {
+			continue
+		}
+		if err != nil {
+			return change, fmt.Errorf("%s %s: %w", change.what, name, err)
+		}
+		return change, nil
+	}
+}
+
+// computeRelease lets farms go on without the node under one nonce. A release for an earlier one is over.
+func computeRelease(ops node.Ops, nonce string) nodeChange {
+	c := nodeChange{what: "release-hold", ops: ops}
+	if ops.HoldReleased != nonce {
+		c.ops.HoldReleased = nonce
+		c.lines = []string{fmt.Sprintf("hold_released: %s -> %s", orNone(ops.HoldReleased, ops.HoldReleased != ""), nonce)}
+	}
+	return c
+}

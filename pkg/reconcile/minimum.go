@@ -1,0 +1,89 @@
+package reconcile
+
+import "github.com/rcfarm/rcfarm/pkg/pod"
+
+// rely says of each change that depends on what is available on what exactly it does (P6, ADR 11).
+func (c *computation) rely() {
+	changed := make(map[pod.Identity]*Change, len(c.plan.Changes))
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		changed[ch.Identity] = ch
+	}
+	var counting []Copy
+	takes := 0
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		ch := changed[p.Identity]
+		before, counted := c.s.countsOn(p, &p.Placement)
+		if ch == nil {
+			if counted {
+				counting = append(counting, Copy{Node: before, Identity: p.Identity})
+			}
+			continue
+		}
+		node, counts := "", false
+		if ch.Placement != nil {
+			node, counts = c.s.countsOn(p, ch.Placement)
+		}
+		switch {
+		case counts:
+			counting = append(counting, Copy{Node: node, Identity: p.Identity})
+			if ch.NeedsMinimum {
+				ch.NeedsMinimum, ch.NeedsReports = false, []string{node}
+			}
+		case counted && ch.NeedsMinimum:
+			counting = append(counting, Copy{Node: before, Identity: p.Identity})
+			ch.Takes = true
+			takes++
+		}
+	}
+	c.settle(counting, takes)
+}
+
+// settle decides how changes that take nothing which counts are kept from taking what has come to count meanwhile. Where the minimum
+// is left without that, it is left.
+func (c *computation) settle(counting []Copy, takes int) {
+	least := c.s.RC.MinimumAvailable()
+	relied := false
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		switch {
+		case !ch.NeedsMinimum:
+			continue
+		case least == 0:
+			ch.NeedsMinimum = false
+		case !ch.Takes && len(counting)-takes < least:
+			ch.NeedsMinimum = false
+			for _, in := range ch.Intents {
+				ch.NeedsReports = append(ch.NeedsReports, in.Node)
+			}
+		}
+		relied = relied || ch.NeedsMinimum
+	}
+	if relied {
+		c.plan.Counting, c.plan.Minimum = counting, least
+	}
+}
+
+// countsOn returns the node where a pod counts as available if its placement is, or was, the given one.
+func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool) {
+	if as.RunState != pod.Running {
+		return "", false
+	}
+	on := func(name, digest string) bool {
+		r := p.Ghosts[name]
+		if name == p.Node {
+			r = p.Reality
+		}
+		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !s.gone(name)
+	}
+	if on(as.Node, as.Digest) {
+		return as.Node, true
+	}
+	for _, g := range as.Ghosts {
+		if g.Revision == 0 && on(g.Node, "") {
+			return g.Node, true
+		}
+	}
+	return "", false
+}

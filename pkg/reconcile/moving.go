@@ -1,0 +1,168 @@
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// moveState is how far a pod has got that was given another node while its former copy was left running. ADR 8 has the table
+// of what happens in each state.
+type moveState int
+
+const (
+	notMoving moveState = iota // no copy was left running, or none by a move
+	arrived                    // the new copy is available
+	needless                   // the former copy is, and its node may keep it by now
+	underWay                   // the new copy has time left
+	stuck                      // it has failed, or not become available in time
+)
+
+// moveOf returns how far the move of a pod has got, and the copy that takes its place if it goes back, if there is one. Why says what
+// is wrong with a new copy that is stuck.
+func (c *computation) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
+	left := slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 })
+	switch {
+	case p.RunState != pod.Running || !left:
+		return notMoving, nil, ""
+	case c.s.availableHere(p):
+		return arrived, nil, ""
+	}
+	found := p.AdoptedAtGeneration != 0 // then this copy is the one that counts, unless the former one was left as lost (R2)
+	for _, g := range p.Placement.Ghosts {
+		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && c.mayKeep(g) && (g.Lost || !found) {
+			return needless, &g, ""
+		}
+	}
+	if found {
+		return notMoving, nil, ""
+	}
+	if g, ok := c.formerCopy(p, p.Placement.Ghosts); ok && (c.s.counts(p, g) || c.s.aliveOn(g.Node) && p.runsOn(g)) {
+		back = &g
+	}
+	if why = c.judge(p); why != "" {
+		return stuck, back, why
+	}
+	return underWay, back, ""
+}
+
+// mayKeep reports whether nothing is left of what a pod was moved off the node of a former copy for.
+func (c *computation) mayKeep(g pod.Ghost) bool {
+	v := c.s.Nodes[g.Node]
+	switch {
+	case v == nil || !v.Alive:
+		return false
+	case g.Lost:
+		return true // it came back; if it must be left for another reason that comes next
+	default:
+		return !v.MustLeave() && c.s.matches(v)
+	}
+}
+
+// finishMoves takes each move one step further: the former copy goes when the new one is available; it is the pod again when
+// its node may keep it by now, or when the new one does not become available. A pod without such a copy is moved on.
+func (c *computation) finishMoves() {
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if c.touched[p.Identity] {
+			continue
+		}
+		switch state, back, why := c.moveOf(p); {
+		case state == arrived:
+			c.dismiss(p, func(string) bool { return true }, "it is available on "+p.Node, false)
+		case state == needless && back.Lost:
+			c.comeBack(p, *back, p.Avoid, "its lost node came back before the replacement on "+p.Node+" was available", true)
+		case state == needless:
+			c.comeBack(p, *back, p.Avoid, back.Node+" may keep it again", true)
+		case state == stuck && back != nil:
+			c.block(why)
+			c.comeBack(p, *back, c.s.avoiding(p), "it was moved in vain: "+why, true)
+		case state == stuck && c.mayMoveOn(p):
+			c.plan.Adds = append(c.plan.Adds, p.Identity)
+			c.touched[p.Identity] = true
+		}
+	}
+}
+
+// mayMoveOn reports whether a pod that is stuck on its new node, and has nowhere to go back to, is tried on another one.
+func (c *computation) mayMoveOn(p *Pod) bool {
+	if c.s.Hold != "" || c.kept(p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
+		return false
+	}
+	c.replaced++ // the copy here stands until the next one is available
+	return true
+}
+
+// triedEnough reports whether a pod was tried on so many nodes that it stays where it is for a while. It asks for another look when
+// that is over.
+func (c *computation) triedEnough(p *Pod) bool {
+	tried := c.s.RC.Avoided(&p.Placement, c.s.Now)
+	if len(tried) < rc.MaxTries {
+		return false
+	}
+	c.lookAgain(c.s.RC.AvoidedUntil(tried[0]).Sub(c.s.Now))
+	return true
+}
+
+// maxAvoidedReason bounds what a placement remembers of what a node said, in bytes of JSON.
+const maxAvoidedReason = 200
+
+// avoiding returns what a placement remembers of nodes that the pod was moved to in vain, with that where it is now.
+func (s *Snapshot) avoiding(p *Pod) []pod.Avoided {
+	tried := slices.DeleteFunc(s.RC.Avoided(&p.Placement, s.Now), func(a pod.Avoided) bool { return a.Node == p.Node })
+	tried = append(tried, pod.Avoided{
+		Node: p.Node, Since: s.Now, Generation: s.RC.Generation, Reason: field.Cut(describe(p.Reality), maxAvoidedReason),
+	})
+	return tried[max(0, len(tried)-rc.MaxTries):]
+}
+
+// AvoidedBy returns the nodes that a pod must not be moved to: those where it is, or was and may still run, and those where it did not
+// become available.
+func (s *Snapshot) AvoidedBy(p *Pod) []string {
+	names := []string{p.Node}
+	for _, g := range p.Placement.Ghosts {
+		names = append(names, g.Node)
+	}
+	for _, a := range s.RC.Avoided(&p.Placement, s.Now) {
+		names = append(names, a.Node)
+	}
+	return names
+}
+
+// tried says where a pod was moved to in vain, "" where it was not.
+func (s *Snapshot) tried(p *Pod) string {
+	avoided := s.RC.Avoided(&p.Placement, s.Now)
+	if len(avoided) == 0 {
+		return ""
+	}
+	var nodes []string
+	for _, a := range avoided {
+		nodes = append(nodes, fmt.Sprintf("%s (%s)", a.Node, a.Reason))
+	}
+	return "it did not become available on " + strings.Join(nodes, ", ")
+}
+
+// occupied reports whether others wait for a pod, since one moves at a time: it is on its way, or a former copy of it has not
+// confirmed its stop. Nobody waits for longer than the deadline. It returns a copy that is waited for.
+func (c *computation) occupied(p *Pod) (by *pod.Ghost, is bool) {
+	for _, g := range p.Placement.Ghosts {
+		if !c.lingers(g) {
+			continue
+		}
+		since := p.ChangedAt
+		if g.Revision != 0 {
+			since = time.UnixMilli(g.Revision) // of the stop, or later where revisions are ahead (R3)
+		}
+		left := c.s.RC.Deadline() - c.s.Now.Sub(since)
+		if left > 0 && (g.Revision != 0 || c.judge(p) == "") {
+			c.lookAgain(left)
+			return &g, true
+		}
+	}
+	return nil, false
+}

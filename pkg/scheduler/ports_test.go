@@ -1,0 +1,132 @@
+package scheduler_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// TestNoPortIsGivenTwice places pods with static and dynamic ports, upgrades and removes them, in any order, as a farm does:
+// each step changes the node's reservation by what it was given. At no moment do two pods have one port.
+func TestNoPortIsGivenTwice(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		lowest := rapid.IntRange(1, 5).Draw(t, "lowest")
+		v := &node.View{Alive: true, Node: node.Node{
+			Name: "n1", Capacity: node.Capacity{Slots: 100},
+			PortRange: node.PortRange{Min: lowest, Max: lowest + rapid.IntRange(0, 7).Draw(t, "size") - 1},
+		}}
+		if rapid.Bool().Draw(t, "orphan") {
+			v.Orphans = []pod.Orphan{{Identity: identity("orphan", 0), Ports: map[string]int{"http": rapid.IntRange(1, 12).Draw(t, "its port")}}}
+		}
+		res := node.Reservation{Holders: map[string]node.Holder{}}
+		ports := map[string]map[string]int{} // what each pod's version that was placed last has, by name
+		for range rapid.IntRange(0, 30).Draw(t, "steps") {
+			id := identity("rc", rapid.IntRange(0, 4).Draw(t, "pod"))
+			key := id.String()
+			if rapid.IntRange(0, 3).Draw(t, "remove") == 0 {
+				delete(res.Holders, key)
+				delete(ports, key)
+				continue
+			}
+			static := map[string]int{} // a manifest does not name one number twice
+			for _, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 12), 0, 2, rapid.ID).Draw(t, "static") {
+				static[fmt.Sprintf("s%d", port)] = port
+			}
+			dynamic := rapid.SliceOfDistinct(rapid.SampledFrom([]string{"d1", "d2", "d3"}), rapid.ID).Draw(t, "dynamic")
+			before := ports[key]
+			share, given, reason := scheduler.Share(v, res, node.NewHolder(id, static, 0, 0), dynamic, before)
+			if reason != "" {
+				checkRefused(t, v, res, id, static, dynamic, reason)
+				continue
+			}
+			checkGiven(t, v, given, dynamic, before, static, res.Holders[key])
+			if rapid.Bool().Draw(t, "both versions") {
+				share = share.With(res.Holders[key])
+			}
+			res.Holders[key] = share
+			ports[key] = given
+			checkDistinct(t, v, res)
+		}
+	})
+}
+
+func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string, before, static map[string]int, held node.Holder) {
+	if len(given) != len(dynamic) {
+		t.Fatalf("dynamic ports %v were given %v", dynamic, given)
+	}
+	seen := map[int]bool{}
+	for _, port := range static {
+		seen[port] = true
+	}
+	for _, name := range dynamic {
+		port, was := given[name], before[name]
+		if port < v.PortRange.Min || port > v.PortRange.Max || seen[port] {
+			t.Fatalf("port %s got %d of %+v, besides %v and static %v", name, port, v.PortRange, given, static)
+		}
+		seen[port] = true
+		if clash := slices.Contains(node.NewHolder(pod.Identity{}, static, 0, 0).Ports, was); was != 0 && !clash && slices.Contains(held.Ports, was) && port != was {
+			t.Fatalf("port %s had %d and got %d", name, was, port)
+		}
+		if port != was && slices.Contains(held.Ports, port) {
+			t.Fatalf("port %s got %d, which the version before may still use", name, port)
+		}
+	}
+}
+
+func checkDistinct(t *rapid.T, v *node.View, res node.Reservation) {
+	owner := map[int]string{}
+	for i := range v.Orphans {
+		for _, port := range v.Orphans[i].Ports {
+			owner[port] = "an orphan"
+		}
+	}
+	for key, h := range res.Holders {
+		for _, port := range h.Ports {
+			if other := owner[port]; other != "" {
+				t.Fatalf("P3: port %d is given to %s and to %s", port, other, key)
+			}
+			owner[port] = key
+		}
+	}
+}
+
+// checkRefused proves that there was a reason: a static port of another pod, or too few free numbers.
+func checkRefused(t *rapid.T, v *node.View, res node.Reservation, id pod.Identity, static map[string]int, dynamic []string, reason scheduler.Reason) {
+	if reason != scheduler.Ports {
+		t.Fatalf("refused for %s; only ports are scarce", reason)
+	}
+	others, all := map[int]bool{}, map[int]bool{}
+	for i := range v.Orphans {
+		for _, port := range v.Orphans[i].Ports {
+			others[port], all[port] = true, true
+		}
+	}
+	for key, h := range res.Holders {
+		for _, port := range h.Ports {
+			all[port] = true
+			others[port] = others[port] || key != id.String()
+		}
+	}
+	for _, port := range static {
+		if others[port] {
+			return
+		}
+		all[port] = true
+	}
+	free := 0
+	for port := v.PortRange.Min; port <= v.PortRange.Max; port++ {
+		if !all[port] {
+			free++
+		}
+	}
+	if free >= len(dynamic) {
+		t.Fatalf("refused %d dynamic ports although %d are free", len(dynamic), free)
+	}
+}

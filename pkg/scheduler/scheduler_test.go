@@ -1,0 +1,143 @@
+package scheduler_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+func identity(rcID string, i int) pod.Identity {
+	return pod.Identity{RCID: rcID, Role: "main", Index: i}
+}
+
+func TestFits(t *testing.T) {
+	t.Parallel()
+	id := identity("rc", 0)
+	view := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2, CPU: 1000, Memory: 1000}}}
+	orphaned := *view
+	orphaned.Orphans = []pod.Orphan{{Identity: identity("rc", 7), Ports: map[string]int{"http": 80}}}
+	held := func(h node.Holder) node.Reservation {
+		return node.Reservation{Holders: map[string]node.Holder{identity("other", 1).String(): h}}
+	}
+	mine := node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
+	boundless := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2}}}
+	for name, c := range map[string]struct {
+		view *node.View
+		res  node.Reservation
+		want node.Holder
+		says scheduler.Reason
+	}{
+		"empty":                 {view, node.Reservation{}, node.Holder{CPU: 1000}, ""},
+		"closed":                {view, node.Reservation{Closed: true}, node.Holder{}, scheduler.Drained},
+		"port taken":            {view, held(node.Holder{Ports: []int{80}}), node.Holder{Ports: []int{80}}, scheduler.Ports},
+		"port free":             {view, held(node.Holder{Ports: []int{81}}), node.Holder{Ports: []int{80}}, ""},
+		"cpu":                   {view, held(node.Holder{CPU: 600}), node.Holder{CPU: 500}, scheduler.Resources},
+		"memory":                {view, held(node.Holder{Memory: 600}), node.Holder{Memory: 500}, scheduler.Resources},
+		"cpu to the last":       {view, held(node.Holder{CPU: 600}), node.Holder{CPU: 400}, ""},
+		"memory to the last":    {view, held(node.Holder{Memory: 600}), node.Holder{Memory: 400}, ""},
+		"no limit of cpu":       {boundless, held(node.Holder{CPU: 600}), node.Holder{CPU: 500}, ""},
+		"no limit of memory":    {boundless, held(node.Holder{Memory: 600}), node.Holder{Memory: 500}, ""},
+		"own share is no rival": {view, mine, node.Holder{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
+		"orphan holds a port":   {&orphaned, node.Reservation{}, node.Holder{Ports: []int{80}}, scheduler.Ports},
+		"orphan holds a slot":   {&orphaned, held(node.Holder{}), node.Holder{}, scheduler.Resources},
+	} {
+		if got := scheduler.Fits(c.view, c.res, id, c.want); got != c.says {
+			t.Errorf("%s: %q, want %q", name, got, c.says)
+		}
+	}
+}
+
+func TestEligible(t *testing.T) {
+	t.Parallel()
+	view := func(change func(*node.View)) *node.View {
+		v := &node.View{Node: node.Node{Labels: map[string]string{"rack": "a"}, Nonce: "now"}, Alive: true}
+		change(v)
+		return v
+	}
+	nodes := map[string]*node.View{
+		"good":      view(func(*node.View) {}),
+		"overruled": view(func(v *node.View) { v.Labels["rack"] = "b"; v.Ops.Labels = map[string]string{"rack": "a"} }),
+		"other":     view(func(v *node.View) { v.Labels["rack"] = "b" }),
+		"dead":      view(func(v *node.View) { v.Alive = false }),
+		"silent":    view(func(v *node.View) { v.Nonce = "before" }),
+		"closed":    view(func(v *node.View) { v.Ops.Unschedulable = true }),
+		"drained":   view(func(v *node.View) { v.Ops.Drain = &node.Drain{} }),
+	}
+	sel, err := rc.ParseSelector("rack=a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := scheduler.Rule{Selector: sel, Nonce: "now"}
+	names, others := rule.Eligible(nodes)
+	if !slices.Equal(names, []string{"good", "overruled"}) {
+		t.Errorf("eligible: %v", names)
+	}
+	if got, want := others.String(), "drained: 2, not alive: 1, not settled: 1, selector: 1"; got != want {
+		t.Errorf("others: %s, want %s", got, want)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	sel, err := rc.ParseSelector("rack=a,disk!=old")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := identity("rc", 0)
+	rule := scheduler.Rule{Selector: sel, Nonce: "now", MaxPerNode: 2, Share: node.Holder{Ports: []int{80}}, Dynamic: []string{"admin"}}
+	full := node.Reservation{Holders: map[string]node.Holder{identity("other", 1).String(): {}}}
+	for name, c := range map[string]struct {
+		change func(*scheduler.Candidate)
+		says   scheduler.Reason
+	}{
+		"takes it": {func(*scheduler.Candidate) {}, ""},
+		"selector before all": {func(c *scheduler.Candidate) {
+			c.View.Ops.Labels = map[string]string{"disk": "old"}
+			c.View.Alive = false
+		}, scheduler.Selector},
+		"not settled":            {func(c *scheduler.Candidate) { c.View.Nonce = "before" }, scheduler.NotSettled},
+		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
+		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Closed = true }, scheduler.Drained},
+		"was there":              {func(c *scheduler.Candidate) { c.Avoid = true; c.Pods = 2 }, scheduler.Avoided},
+		"per node":               {func(c *scheduler.Candidate) { c.Pods = 2; c.Reservation = full }, scheduler.MaxPerNode},
+		"full":                   {func(c *scheduler.Candidate) { c.Reservation = full }, scheduler.Resources},
+		"no dynamic port":        {func(c *scheduler.Candidate) { c.View.PortRange = node.PortRange{} }, scheduler.Ports},
+	} {
+		at := scheduler.Candidate{View: &node.View{Alive: true, Node: node.Node{
+			Name: "n", Nonce: "now", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, PortRange: node.PortRange{Min: 20000, Max: 20009},
+		}}}
+		c.change(&at)
+		if got := rule.Check(at, id); got != c.says {
+			t.Errorf("%s: %q, want %q", name, got, c.says)
+		}
+	}
+	boundless := scheduler.Rule{Selector: sel}
+	roomy := &node.View{Alive: true, Node: node.Node{Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 9}}}
+	if got := boundless.Check(scheduler.Candidate{View: roomy, Pods: 5}, id); got != "" {
+		t.Errorf("without a limit per node: %q", got)
+	}
+	var nothing scheduler.Rule
+	if got := nothing.Excludes(&node.View{Alive: true}); got != scheduler.Selector {
+		t.Errorf("a rule without a selector says %q", got)
+	}
+}
+
+// Farms ask for every node: nothing may be parsed or copied for that.
+func TestExcludesAllocatesNothing(t *testing.T) {
+	sel, err := rc.ParseSelector("rack in (a,b),disk=ssd,!gpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := scheduler.Rule{Selector: sel}
+	v := &node.View{Alive: true, Node: node.Node{Labels: map[string]string{"rack": "a", "disk": "hdd"}}, Ops: node.Ops{Labels: map[string]string{"disk": "ssd"}}}
+	if got := rule.Excludes(v); got != "" {
+		t.Fatalf("excluded: %s", got)
+	}
+	if n := testing.AllocsPerRun(100, func() { rule.Excludes(v) }); n > 0 {
+		t.Errorf("%v allocations for one question", n)
+	}
+}

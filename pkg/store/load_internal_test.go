@@ -1,0 +1,160 @@
+package store
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// parts makes random changes: no two about one identity, and many about the same few nodes.
+type parts struct {
+	*rapid.T
+	made int
+}
+
+func (p *parts) node() string {
+	return fmt.Sprintf("%s-%d", rapid.StringMatching(`[a-z<&"]{1,40}`).Draw(p.T, "name"), rapid.IntRange(0, 3).Draw(p.T, "node"))
+}
+
+func (p *parts) holder(id pod.Identity) node.Holder {
+	ports := map[string]int{}
+	for _, port := range rapid.SliceOfN(rapid.IntRange(1, 65535), 0, 3).Draw(p.T, "ports") {
+		ports[fmt.Sprint(port)] = port
+	}
+	return node.NewHolder(id, ports, rapid.Int64Range(0, 64000).Draw(p.T, "cpu"), rapid.Int64Range(0, 1<<40).Draw(p.T, "memory"))
+}
+
+func (p *parts) change(nodes []string) Part {
+	index := rapid.SampledFrom([]uint64{0, 7})
+	part := Part{
+		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T, "breaker"), BellIndex: index.Draw(p.T, "bell"),
+		DropsIndex: index.Draw(p.T, "drops"),
+	}
+	id := pod.Identity{RCID: "web", Role: rapid.StringMatching(`[a-z]{1,10}`).Draw(p.T, "role"), Index: p.made}
+	p.made++
+	w := PodWrite{Identity: id, Index: index.Draw(p.T, "index")}
+	text := rapid.String()
+	if rapid.Bool().Draw(p.T, "there") {
+		w.Placement = &pod.Placement{
+			Identity: id, Node: nodes[0], PodID: text.Draw(p.T, "pod"), Labels: map[string]string{text.Draw(p.T, "key"): text.Draw(p.T, "value")},
+			Digest: text.Draw(p.T, "digest"), RunState: pod.Running, Revision: rapid.Int64().Draw(p.T, "revision"), ChangedAt: time.Now(),
+		}
+	}
+	part.Pods = append(part.Pods, w)
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(rapid.SliceOfN(rapid.SampledFrom(nodes), 0, 3).Draw(p.T, "nodes")))) {
+		in := IntentWrite{Node: name, Identity: id}
+		if w.Placement != nil {
+			told := w.Placement.Intent()
+			in.Intent = &told
+		}
+		part.Intents = append(part.Intents, in)
+		if rapid.Bool().Draw(p.T, "reserve") {
+			value := node.Reservation{Holders: map[string]node.Holder{id.String(): p.holder(id)}}
+			part.Reservations = append(part.Reservations, ReservationWrite{Node: name, Index: 3, Value: value})
+		}
+		if rapid.Bool().Draw(p.T, "reported") {
+			if part.Reported == nil {
+				part.Reported = map[At]uint64{}
+			}
+			part.Reported[At{Node: name, Identity: id}] = index.Draw(p.T, "reported index")
+		}
+		if rapid.Bool().Draw(p.T, "dead") {
+			if part.Dead == nil {
+				part.Dead = map[string]uint64{}
+			}
+			part.Dead[name] = rapid.SampledFrom([]uint64{0, 5, 6}).Draw(p.T, "dead index")
+		}
+	}
+	for range rapid.IntRange(0, 2).Draw(p.T, "answers") {
+		part.Answered = append(part.Answered, NewID())
+	}
+	return part
+}
+
+// What is counted while changes are added to a batch is what its transaction has in the end: the same operations, and at least
+// as many bytes. So no batch is refused for its size.
+func TestCountedIsReal(t *testing.T) {
+	t.Parallel()
+	st := empty(t).FarmTenure(&consul.Session{}, "f1")
+	rapid.Check(t, func(r *rapid.T) {
+		p := &parts{T: r}
+		nodes := make([]string, 6)
+		for i := range nodes {
+			nodes[i] = p.node()
+		}
+		b := &Batch{Fence: Fence{Key: st.keys.Lock("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
+		if rapid.Bool().Draw(r, "newest") {
+			b.Newest = &Reported{At: At{Node: nodes[0], Identity: pod.Identity{RCID: "web", Role: "newest"}}, Index: 8}
+		}
+		load := st.HeadLoad(b, true)
+		for range rapid.IntRange(0, 60).Draw(r, "changes") {
+			part := p.change(nodes)
+			l := st.LoadOf("web", &part)
+			if !b.Joins(&part) {
+				continue
+			}
+			fits := load.Takes(l, 1)
+			before := load.ops
+			load.Add(l)
+			if fits != (load.ops <= consul.MaxTxnOps && load.bytes <= consul.MaxTxnBytes) {
+				r.Fatalf("%d operations and %d of one more: fits %t", before, load.ops-before, fits)
+			}
+			b.Add(&part)
+		}
+		audit := NewAudit("f1", "reconcile", "web", []string{"place main.0"})
+		b.Audit, b.Status = &audit, &rc.Status{RCID: "web"}
+		ops := st.ops(b)
+		if len(ops) != load.ops {
+			r.Fatalf("%d operations are counted, and %d made", load.ops, len(ops))
+		}
+		if bytes := consul.TxnBytes(ops); bytes > load.bytes {
+			r.Fatalf("%d bytes are counted, and %d made", load.bytes, bytes)
+		}
+		seen := map[string]bool{b.Fence.Key: true}
+		for _, op := range ops[2:] { // the fence is two on one key
+			if seen[op.Key()] {
+				r.Fatalf("two operations on %s", op.Key())
+			}
+			seen[op.Key()] = true
+		}
+	})
+}
+
+// Of what a condition was taken from two answers, only one can be so: such changes never share a transaction.
+func TestPartsThatDisagreeAreKeptApart(t *testing.T) {
+	t.Parallel()
+	a, b := Part{Dead: map[string]uint64{"n1": 4}}, Part{Dead: map[string]uint64{"n1": 5}}
+	if a.Joins(&b) {
+		t.Error("they share a batch")
+	}
+	same := Part{Dead: map[string]uint64{"n1": 4, "n2": 0}}
+	if !a.Joins(&same) {
+		t.Error("they do not share a batch")
+	}
+	if a.Add(&same); len(a.Dead) != 2 {
+		t.Errorf("together: %+v", a)
+	}
+}
+
+// An audit record stays within what is set aside for it, whatever it speaks of.
+func TestAnAuditRecordIsBounded(t *testing.T) {
+	t.Parallel()
+	var lines, names []string
+	for i := range 1000 {
+		lines = append(lines, strings.Repeat("<", 10_000))
+		names = append(names, fmt.Sprintf("%s-%d", strings.Repeat("n", 250), i))
+	}
+	a := NewAudit(lines[0], lines[0], "web", lines).OnNodes(names...)
+	if size := len(encode(a)); size > MaxAuditBytes {
+		t.Errorf("%d bytes, allowed %d", size, MaxAuditBytes)
+	}
+}

@@ -1,0 +1,159 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// many returns orphans of which about 200 fill a page.
+func many(n int) []pod.Orphan {
+	orphans := make([]pod.Orphan, n)
+	for i := range orphans {
+		orphans[i] = pod.Orphan{
+			Identity: pod.Identity{RCID: "01jd0000000000000000000000", Role: "main", Index: i}, PodID: strings.Repeat("x", 63),
+			Digest: strings.Repeat("d", 64), Revision: 1_700_000_000_000, Ports: map[string]int{"http": 8080}, Reason: pod.ReasonOrphaned,
+		}
+	}
+	return orphans
+}
+
+// tell writes orphans and the record that leads to them.
+func tell(t *testing.T, tenure *NodeTenure, nonce string, orphans []pod.Orphan) node.OrphanPages {
+	t.Helper()
+	said, err := tenure.WriteOrphans(t.Context(), nonce, orphans, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Nonce: nonce, OrphanPages: &said}, false); err != nil {
+		t.Fatal(err)
+	}
+	return said
+}
+
+// read returns what is listed, and whether it is whole.
+func read(t *testing.T, st *Store) (orphans []pod.Orphan, complete bool) {
+	t.Helper()
+	rec, complete, err := st.NodeOrphans(t.Context(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec.Value.Orphans, complete
+}
+
+// However many there are, all are listed once the record leads to them, and nothing is left of a longer list.
+func TestOrphansOnPages(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	for _, n := range []int{0, 1, 3000, 400, 1, 0, 700} {
+		said := tell(t, tenure, "n0", many(n))
+		got, complete := read(t, st)
+		if !complete || fmt.Sprint(got) != fmt.Sprint(many(n)) || said.Orphans != n {
+			t.Fatalf("%d of %d orphans are listed, whole: %v, the record says %+v", len(got), n, complete, said)
+		}
+		keys, err := st.c.Keys(t.Context(), st.keys.OrphanPages("n1"))
+		if err != nil || len(keys) != said.Count {
+			t.Errorf("pages %v of %d orphans, %v; want %d", keys, n, err, said.Count)
+		}
+	}
+}
+
+// What is there already is not written again. Pages that vanished are.
+func TestOrphansAreWrittenOnce(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	first := tell(t, tenure, "n0", many(400))
+	for _, again := range []bool{false, true} {
+		if said, err := tenure.WriteOrphans(t.Context(), "n0", many(400), again); err != nil || said != first {
+			t.Errorf("again %v: %+v, %v; want %+v", again, said, err, first)
+		}
+	}
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Delete(st.keys.OrphanPage("n1", 0))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, complete := read(t, st); complete {
+		t.Error("a list that lacks a page counts as whole")
+	}
+	said, err := tenure.WriteOrphans(t.Context(), "n0", many(400), true)
+	if err != nil || said.Edition == first.Edition {
+		t.Errorf("pages that vanished: %+v, %v", said, err)
+	}
+	if said := tell(t, tenure, "n1", many(400)); said.Edition == first.Edition {
+		t.Error("another nonce, and the pages are the same")
+	}
+}
+
+// A preparer that is killed between its pages and its record, or between two pages, leaves no list: the record speaks of
+// another edition. The next one writes all of it anew.
+func TestOrphansOfAKilledPreparer(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	tell(t, tenure, "n0", many(400))
+	if _, err := tenure.WriteOrphans(t.Context(), "n1", many(500), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, complete := read(t, st); complete {
+		t.Error("pages that the record does not speak of count as its list")
+	}
+	next := st.NodeTenure(tenure.sess, "n1")
+	tell(t, next, "n1", many(300))
+	if got, complete := read(t, st); !complete || len(got) != 300 {
+		t.Errorf("%d orphans, whole: %v", len(got), complete)
+	}
+}
+
+// A write of pages that lands late, after its sender had given up on it and had written others, changes nothing.
+func TestLatePagesOfOrphans(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	late := pagesOf("n1", "n0", many(400))
+	lingering := []consul.Op{
+		consul.CheckSession(st.keys.Node("n1"), tenure.sess.Releasing),
+		consul.CAS(st.keys.OrphanPage("n1", 0), encode(late[0]), 0),
+	}
+	tell(t, tenure, "n1", many(500))
+	if _, err := st.c.Commit(t.Context(), lingering); !errors.Is(err, ErrRefused) {
+		t.Errorf("a late page was written: %v", err)
+	}
+	tell(t, tenure, "n1", nil)
+	if _, err := st.c.Commit(t.Context(), lingering); err != nil { // a page that no record speaks of
+		t.Fatal(err)
+	}
+	if got, complete := read(t, st); !complete || len(got) != 0 {
+		t.Errorf("%d orphans, whole: %v", len(got), complete)
+	}
+	if _, err := tenure.WriteOrphans(t.Context(), "n1", many(1), false); !errors.Is(err, ErrConflict) {
+		t.Errorf("written over a page that is not known: %v", err)
+	}
+	tell(t, tenure, "n1", many(1))
+	if got, complete := read(t, st); !complete || len(got) != 1 {
+		t.Errorf("%d orphans, whole: %v", len(got), complete)
+	}
+}
+
+// Whoever does not hold the node lists nothing for it.
+func TestOrphansNeedTheLock(t *testing.T) {
+	t.Parallel()
+	_, tenure, lose := holder(t)
+	lose()
+	if _, err := tenure.WriteOrphans(t.Context(), "n0", many(1), false); !errors.Is(err, ErrLost) {
+		t.Errorf("without the lock: %v", err)
+	}
+}
+
+// Records of older preparers list orphans themselves.
+func TestOrphansOfAnOlderPreparer(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Nonce: "n0", Orphans: many(2)}, false); err != nil {
+		t.Fatal(err)
+	}
+	if got, complete := read(t, st); !complete || len(got) != 2 {
+		t.Errorf("%d orphans, whole: %v", len(got), complete)
+	}
+}

@@ -1,0 +1,170 @@
+package store
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Part is what one change of a controller's pods brings into a batch, or several of them together.
+type Part struct {
+	// Indices that must not have moved; zero means that the part does not depend on them.
+	SchemaIndex, BreakerIndex, BellIndex, DropsIndex uint64
+	// Reported are realities that must be as they were read, with the indices of those; zero: there was none.
+	Reported map[At]uint64
+	// Dead are nodes whose records nobody may have come to hold, with the indices of those; zero: there was no record.
+	Dead         map[string]uint64
+	Pods         []PodWrite
+	Intents      []IntentWrite
+	Reservations []ReservationWrite // one per node
+	Answered     []string           // ids of requests that this deals with
+}
+
+// PodWrite replaces, creates (index zero) or removes (nil) a placement.
+type PodWrite struct {
+	Identity  pod.Identity
+	Index     uint64
+	Placement *pod.Placement
+}
+
+// IntentWrite sets or removes (nil) an intent.
+type IntentWrite struct {
+	Node     string
+	Identity pod.Identity
+	Intent   *pod.Intent
+}
+
+// ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
+type ReservationWrite struct {
+	Node  string
+	Index uint64
+	Value node.Reservation
+}
+
+// Joins reports whether two parts can share a transaction: they must not disagree on what the world is like. They are of one
+// pass, which reads the other conditions once.
+func (p *Part) Joins(other *Part) bool {
+	for name, index := range other.Dead {
+		if known, both := p.Dead[name]; both && known != index {
+			return false
+		}
+	}
+	return true
+}
+
+// Add makes another part, which joins this one, a part of it. Of two writes of one reservation the other part's stays: it was
+// computed from this one's.
+func (p *Part) Add(other *Part) {
+	p.SchemaIndex = max(p.SchemaIndex, other.SchemaIndex)
+	p.BreakerIndex = max(p.BreakerIndex, other.BreakerIndex)
+	p.BellIndex = max(p.BellIndex, other.BellIndex)
+	p.DropsIndex = max(p.DropsIndex, other.DropsIndex)
+	if p.Reported == nil && len(other.Reported) > 0 {
+		p.Reported = map[At]uint64{}
+	}
+	maps.Copy(p.Reported, other.Reported)
+	if p.Dead == nil && len(other.Dead) > 0 {
+		p.Dead = map[string]uint64{}
+	}
+	maps.Copy(p.Dead, other.Dead)
+	p.Pods = append(p.Pods, other.Pods...)
+	p.Intents = append(p.Intents, other.Intents...)
+	p.Answered = append(p.Answered, other.Answered...)
+	for _, w := range other.Reservations {
+		if at := slices.IndexFunc(p.Reservations, func(r ReservationWrite) bool { return r.Node == w.Node }); at >= 0 {
+			p.Reservations[at].Value = w.Value
+		} else {
+			p.Reservations = append(p.Reservations, w)
+		}
+	}
+}
+
+// operation is one of a part's operations before its value is encoded, which is left to the commits: they are carried out
+// side by side. All that a part makes is counted and carried out from the same list.
+type operation struct {
+	verb  verb
+	key   string
+	index uint64
+	value record // of what sets its key
+}
+
+type verb int
+
+const (
+	checkIndex verb = iota // zero: the key must be missing
+	casRecord
+	casDelete
+	setRecord
+	deleteKey
+)
+
+// record is what a part writes.
+type record interface{ Bytes() int } // an upper bound of its length as JSON
+
+func (o operation) op() consul.Op {
+	switch {
+	case o.verb == checkIndex && o.index == 0:
+		return consul.CheckMissing(o.key)
+	case o.verb == checkIndex:
+		return consul.CheckIndex(o.key, o.index)
+	case o.verb == casRecord:
+		return consul.CAS(o.key, encode(o.value), o.index)
+	case o.verb == casDelete:
+		return consul.DeleteCAS(o.key, o.index)
+	case o.verb == setRecord:
+		return consul.Set(o.key, encode(o.value))
+	default:
+		return consul.Delete(o.key)
+	}
+}
+
+// operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
+func (t *FarmTenure) operations(rcID string, p *Part) []operation {
+	ops := make([]operation, 0, 4+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
+	add := func(v verb, key string, index uint64, value record) {
+		ops = append(ops, operation{v, key, index, value})
+	}
+	if p.SchemaIndex != 0 {
+		add(checkIndex, t.keys.Schema(), p.SchemaIndex, nil)
+	}
+	if p.BreakerIndex != 0 {
+		add(checkIndex, t.keys.Breaker(), p.BreakerIndex, nil)
+	}
+	if p.BellIndex != 0 {
+		add(checkIndex, t.keys.Bell(rcID), p.BellIndex, nil)
+	}
+	if p.DropsIndex != 0 {
+		add(checkIndex, t.keys.Drops(rcID), p.DropsIndex, nil)
+	}
+	for at, index := range p.Reported {
+		add(checkIndex, t.keys.Reality(at.Node, at.Identity), index, nil)
+	}
+	for name, index := range p.Dead {
+		add(checkIndex, t.keys.Node(name), index, nil)
+	}
+	for i := range p.Reservations {
+		r := &p.Reservations[i]
+		add(casRecord, t.keys.Reservation(r.Node), r.Index, &r.Value)
+	}
+	for i := range p.Pods {
+		if w := &p.Pods[i]; w.Placement != nil {
+			add(casRecord, t.keys.Pod(w.Identity), w.Index, w.Placement)
+		} else {
+			add(casDelete, t.keys.Pod(w.Identity), w.Index, nil)
+		}
+	}
+	for i := range p.Intents {
+		if in := &p.Intents[i]; in.Intent != nil {
+			add(setRecord, t.keys.Intent(in.Node, in.Identity), 0, in.Intent)
+		} else {
+			add(deleteKey, t.keys.Intent(in.Node, in.Identity), 0, nil)
+		}
+	}
+	for _, id := range p.Answered {
+		add(deleteKey, t.keys.Request(rcID, id), 0, nil)
+	}
+	return ops
+}
