@@ -117,6 +117,9 @@ func wipe(e *env) {
 		e.within(limit, func() error { return e.adopted(id, 3) })
 		if round == "placements come back later" {
 			e.writeBack(saved, "pods/", "intent/", "bells/")
+			// The saved placements are not adopted ones. Until the farm has adopted each of them again, what nodes and status say may
+			// be about the adoption before; a generation that comes in between would be the one that they are adopted at.
+			e.within(limit, func() error { return e.adopted(id, 3) })
 		}
 		e.within(limit, func() error {
 			for _, n := range e.nodes() {
