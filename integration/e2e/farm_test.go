@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"syscall"
@@ -178,73 +177,6 @@ func handover(e *env) {
 		e.t.Errorf("the hand-over took %s", took)
 	}
 	<-f1.current().ended
-}
-
-// standingQueries is what the table in docs/architecture.md has for one farm.
-const standingQueries = 16 + 16 + 5
-
-// manyRCs: 2,000 controllers on one farm with Consul's default limit of 200 connections per client address. What the farm
-// waits for at Consul is as much as it would be with one controller.
-func manyRCs(e *env) {
-	e.startConsul(`{"telemetry": {"disable_hostname": true}}`)
-	const rcs = 2000
-	e.emptyRCs(rcs)
-	farm := e.farm("f1", "")
-	started := time.Now()
-	e.within(2*limit, func() error { return e.owned(map[string]int{"f1": rcs}) })
-	e.t.Logf("%d controllers were owned after %s", rcs, time.Since(started).Round(time.Millisecond))
-	e.within(limit, func() error {
-		recs, _, err := e.store.ListStatus(e.t.Context())
-		if err == nil && len(recs) != rcs {
-			err = fmt.Errorf("%d statuses", len(recs))
-		}
-		return err
-	})
-	conns, err := connections(farm.current().cmd.Process.Pid)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.t.Logf("the farm has %d connections", conns)
-	if most := consul.DefaultMaxConns + consul.LivenessConns; conns > most {
-		e.t.Errorf("%d connections, at most %d are allowed (P8)", conns, most)
-	}
-	if text := farm.logText(); strings.Contains(text, "too many concurrent connections") {
-		e.t.Error("Consul refused connections of the farm")
-	}
-	waiting := e.blockingQueries()
-	e.t.Logf("Consul has %d queries that wait", waiting)
-	// Consul has a few of its own, and one may just have been answered. Far fewer would mean that this counts something else.
-	if waiting < standingQueries-5 || waiting > standingQueries+5 {
-		e.t.Errorf("%d queries wait at Consul, of which the farm should have %d, whatever the number of controllers (P8)", waiting, standingQueries)
-	}
-}
-
-// blockingQueries returns how many queries wait at Consul, by its own count in an interval that begins after the call.
-func (e *env) blockingQueries() int {
-	e.t.Helper()
-	asked, n := time.Now(), 0
-	e.within(limit, func() error {
-		var seen struct {
-			Timestamp string
-			Gauges    []struct {
-				Name  string
-				Value float64
-			}
-		}
-		e.decode(e.request(http.MethodGet, "/v1/agent/metrics", nil), &seen)
-		begun, err := time.Parse("2006-01-02 15:04:05 -0700 MST", seen.Timestamp)
-		if err != nil || begun.Before(asked) {
-			return fmt.Errorf("the interval began at %s, before %s: %w", begun, asked, err)
-		}
-		for _, g := range seen.Gauges {
-			if g.Name == "consul.rpc.queries_blocking" {
-				n = int(g.Value)
-				return nil
-			}
-		}
-		return fmt.Errorf("no count of queries that wait: %v", seen)
-	})
-	return n
 }
 
 // corruptRecord: one controller, one node and one placement cannot be read. The rest goes on, and each is said loudly.

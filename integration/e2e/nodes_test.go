@@ -432,28 +432,3 @@ func (e *env) intents() []pod.Intent {
 	}
 	return all
 }
-
-// connections counts the TCP connections of a process.
-func connections(pid int) (int, error) {
-	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil {
-		return 0, err
-	}
-	inodes := map[string]bool{}
-	for _, link := range links {
-		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, "socket:[") {
-			inodes[strings.Trim(target, "socket:[]")] = true
-		}
-	}
-	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
-	if err != nil {
-		return 0, err
-	}
-	n := 0
-	for line := range strings.Lines(string(table)) {
-		if f := strings.Fields(line); len(f) > 9 && f[3] == "01" && inodes[f[9]] { // 01: established
-			n++
-		}
-	}
-	return n, nil
-}
