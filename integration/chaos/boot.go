@@ -127,8 +127,12 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
+	file := filepath.Join(c.cfg.dir, name+".token")
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+		return err
+	}
 	p := &process{name: name, on: m, dir: c.cfg.dir, args: []string{
-		c.cfg.farm, "--id", name, "--data-dir", filepath.Join(c.cfg.dir, name+"-data"), "--ttl", c.cfg.ttl.String(), "--token", token,
+		c.cfg.farm, "--id", name, "--data-dir", filepath.Join(c.cfg.dir, name+"-data"), "--ttl", c.cfg.ttl.String(), "--token-file", file,
 		"--consul-addr", fmt.Sprintf("127.0.0.1:%d", consulPort), "--log-level", "debug",
 	}}
 	if i == c.byTTL() {

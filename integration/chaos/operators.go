@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -25,10 +26,11 @@ import (
 // rcctl runs one command against one of the servers.
 func (c *chaos) rcctl(ctx context.Context, args ...string) error {
 	server := c.serverMachines[rand.IntN(servers)]
-	args = append([]string{"--consul-addr", fmt.Sprintf("%s:%d", server.ip(), consulPort), "--token", managementToken}, args...)
-	out, err := exec.CommandContext(ctx, c.cfg.rcctl, args...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, c.cfg.rcctl, append([]string{"--consul-addr", fmt.Sprintf("%s:%d", server.ip(), consulPort)}, args...)...)
+	cmd.Env = append(os.Environ(), "CONSUL_HTTP_TOKEN="+managementToken)
+	out, err := cmd.CombinedOutput()
 	if err != nil {
-		err = fmt.Errorf("rcctl %s: %w: %s", strings.Join(args[4:], " "), err, strings.TrimSpace(string(out)))
+		err = fmt.Errorf("rcctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return err
 }

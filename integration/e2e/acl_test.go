@@ -2,7 +2,10 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -25,9 +28,9 @@ func blindToken(e *env) {
 		node_prefix "" { policy = "read" }`
 	farmPolicy, farmToken := e.aclToken("farm", sees+rest)
 	nodePolicy, nodeToken := e.aclToken("node", sees+rest)
-	e.preparer(1, "--token", nodeToken)
-	e.preparer(2, "--token", managementToken)
-	e.farm("f1", "", "--token", farmToken)
+	e.preparer(1, "--token-file", e.tokenFile("node", nodeToken))
+	e.preparer(2, "--token-file", e.tokenFile("management", managementToken))
+	e.farm("f1", "", "--token-file", e.tokenFile("farm", farmToken))
 	e.applied(e.hello(2, nil))
 	id := e.rcID("hello")
 	processes, placed := e.processes(), e.placements(id)
@@ -92,6 +95,16 @@ func (e *env) aclToken(name, rules string) (policyID, token string) {
 	var made struct{ SecretID string }
 	e.decode(e.put("/v1/acl/token", e.encode(map[string]any{"Policies": []map[string]string{{"ID": policyID}}})), &made)
 	return policyID, made.SecretID
+}
+
+// tokenFile puts a token into a file, as whoever changes it would: whole.
+func (e *env) tokenFile(name, token string) string {
+	e.t.Helper()
+	file := filepath.Join(e.dir, name+".token")
+	if err := errors.Join(os.WriteFile(file+".new", []byte(token+"\n"), 0o600), os.Rename(file+".new", file)); err != nil {
+		e.t.Fatal(err)
+	}
+	return file
 }
 
 // aclPolicy makes a policy, or with an id changes it.

@@ -336,7 +336,8 @@ func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*limit) // its own --timeout comes first, and says more
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(e.root, "bin", "rcctl"),
-		append([]string{"--consul-addr", e.consul.Addr, "--token", e.token}, args...)...)
+		append([]string{"--consul-addr", e.consul.Addr}, args...)...)
+	cmd.Env = append(os.Environ(), "CONSUL_HTTP_TOKEN="+e.token)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -24,7 +24,7 @@ const Version = "0.1.0"
 // Common is what every daemon is told.
 type Common struct {
 	ConsulAddr string // empty: Consul's own environment variables
-	Token      string
+	TokenFile  string // with the Consul ACL token; empty: Consul's own environment variables
 	Prefix     string
 	TTL        time.Duration // of the liveness check
 	DataDir    string        // belongs to one daemon (R11)
@@ -79,8 +79,14 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 		return b, err
 	}
 	b.undo = append(b.undo, b.dir.Close)
-	if b.client, err = consul.New(consul.Config{Address: c.ConsulAddr, Token: c.Token, MaxConns: maxConns - consul.LivenessConns}); err != nil {
+	if b.client, err = consul.New(consul.Config{
+		Address: c.ConsulAddr, TokenFile: c.TokenFile, MaxConns: maxConns - consul.LivenessConns,
+		OnTokenFile: func(err error) { b.log.WithError(err).Warn("the token file cannot be read") },
+	}); err != nil {
 		return b, err
+	}
+	if err := b.client.CheckToken(); err != nil {
+		b.log.WithError(err).Warn("no token to use yet; nothing is asked of Consul before the file is there")
 	}
 	b.undo = append(b.undo, b.client.Close)
 	b.store = store.New(b.client, keys)

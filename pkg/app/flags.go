@@ -27,7 +27,7 @@ const DefaultSession = string(consul.ByCheck)
 func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)", Destination: &c.ConsulAddr},
-		&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE)", Destination: &c.Token, EnvVars: []string{"RCFARM_TOKEN"}},
+		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the Consul ACL token, read again when it changes (default: CONSUL_HTTP_TOKEN_FILE, else CONSUL_HTTP_TOKEN)", Destination: &c.TokenFile},
 		&cli.StringFlag{Name: "prefix", Usage: "key prefix of everything in Consul", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Destination: &c.Prefix},
 		&cli.DurationFlag{Name: "ttl", Usage: "how long this daemon may be silent before others act", Value: consul.DefaultTTL, Destination: &c.TTL},
 		&cli.StringFlag{Name: "data-dir", Usage: "`DIRECTORY` for this daemon alone", Value: dataDir, Destination: &c.DataDir},

@@ -47,18 +47,21 @@ const LivenessConns = 2
 type Config struct {
 	Address     string        // host:port, URL or unix socket
 	Token       string        // ACL token; lists need one where Consul's default policy is deny (see ErrFiltered)
+	TokenFile   string        // file with the token, read again when it changes; it goes before Token
 	MaxConns    int           // TCP connections to the agent besides LivenessConns (P8); DefaultMaxConns when zero
 	CallTimeout time.Duration // of one call that does not block; DefaultCallTimeout when zero
+	// OnTokenFile is told when the file cannot be read any more, and an earlier token is used. It may be nil.
+	OnTokenFile func(error)
 }
 
 // Client talks to the local Consul agent. It is safe for concurrent use.
 type Client struct {
-	api       *api.Client
-	live      *api.Client // for the liveness of the session
-	timeout   time.Duration
-	pools     []*http.Transport
-	tokenless bool
-	past      past
+	api     *api.Client
+	live    *api.Client // for the liveness of the session
+	timeout time.Duration
+	pools   []*http.Transport
+	source  *tokenSource
+	past    past
 }
 
 // New returns a client. It does not connect yet.
@@ -69,12 +72,27 @@ func New(cfg Config) (*Client, error) {
 	if cfg.CallTimeout == 0 {
 		cfg.CallTimeout = DefaultCallTimeout
 	}
-	c := &Client{timeout: cfg.CallTimeout}
+	c := &Client{timeout: cfg.CallTimeout, source: sourceOf(cfg)}
 	var err error
 	if c.api, err = c.dialer(cfg, cfg.MaxConns); err == nil {
 		c.live, err = c.dialer(cfg, LivenessConns)
 	}
 	return c, err
+}
+
+// sourceOf chooses as Consul's own programs do: what was said to this one, then the environment; a file before a word.
+func sourceOf(cfg Config) *tokenSource {
+	own := api.DefaultConfig()
+	switch {
+	case cfg.TokenFile != "":
+		return &tokenSource{file: cfg.TokenFile, told: cfg.OnTokenFile}
+	case cfg.Token != "":
+		return &tokenSource{token: cfg.Token}
+	case own.TokenFile != "":
+		return &tokenSource{file: own.TokenFile, told: cfg.OnTokenFile}
+	default:
+		return &tokenSource{token: own.Token}
+	}
 }
 
 // dialer returns an API client with a pool of connections of its own.
@@ -83,9 +101,7 @@ func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	if cfg.Address != "" {
 		conf.Address = cfg.Address
 	}
-	if cfg.Token != "" {
-		conf.Token = cfg.Token
-	}
+	conf.Token = "set by bearer" // with one NewClient does not read a file, which may not be there yet
 	conf.Transport.MaxConnsPerHost = conns
 	conf.Transport.MaxIdleConnsPerHost = conns
 	conf.Transport.MaxIdleConns = conns
@@ -97,12 +113,15 @@ func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}
 	}
+	inner, err := api.NewHttpClient(conf.Transport, conf.TLSConfig)
+	if err != nil {
+		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
+	}
+	conf.HttpClient = &http.Client{Transport: &bearer{source: c.source, next: inner.Transport}}
 	client, err := api.NewClient(conf)
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
-	// NewClient has filled in the token of CONSUL_HTTP_TOKEN_FILE.
-	c.tokenless = conf.Token == ""
 	c.pools = append(c.pools, conf.Transport)
 	return client, nil
 }
@@ -151,7 +170,7 @@ func (c *Client) call(ctx context.Context) (context.Context, context.CancelFunc)
 
 // hidden reports whether an answer may lack what the token may not read.
 func (c *Client) hidden(meta *api.QueryMeta) bool {
-	return meta.ResultsFilteredByACLs || c.tokenless && meta.DefaultACLPolicy == "deny"
+	return meta.ResultsFilteredByACLs || c.source.none() && meta.DefaultACLPolicy == "deny"
 }
 
 // readError gives Consul's 403 the name that callers test for.

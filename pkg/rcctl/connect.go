@@ -34,9 +34,13 @@ func connect(c *cli.Context) (*conn, error) {
 	if err != nil {
 		return nil, badFlagError(c, "--prefix", err)
 	}
-	client, err := consul.New(consul.Config{Address: c.String("consul-addr"), Token: c.String("token"), MaxConns: maxConns})
+	client, err := consul.New(consul.Config{Address: c.String("consul-addr"), TokenFile: c.String("token-file"), MaxConns: maxConns})
 	if err != nil {
 		return nil, err
+	}
+	if err := client.CheckToken(); err != nil {
+		client.Close()
+		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
 	}
 	return &conn{Store: store.New(client, keys), consul: client}, nil
 }

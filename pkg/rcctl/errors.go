@@ -176,7 +176,7 @@ func hintFor(err error) string {
 	case errors.As(err, &network):
 		return "is a Consul agent running there? --consul-addr or CONSUL_HTTP_ADDR name another"
 	case errors.Is(err, store.ErrFiltered), strings.Contains(err.Error(), "Permission denied"):
-		return "the token (--token, CONSUL_HTTP_TOKEN) needs read and write on the key prefix"
+		return "the token (--token-file, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN) needs read and write on the key prefix"
 	default:
 		return ""
 	}

@@ -53,8 +53,8 @@ Exit codes:
   4  refused by the present state, or changed by somebody else meanwhile
   5  written, but --wait ended before the goal was reached (time limit or signal)
 
-Consul is found by --consul-addr and --token, or by its own environment variables:
-CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN, CONSUL_HTTP_SSL, CONSUL_CACERT and the others.
+Consul is found by --consul-addr and --token-file, or by its own environment variables:
+CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the others.
 Colours appear only on a terminal, and never with NO_COLOR set.`
 
 // app describes the whole command line.
@@ -64,7 +64,7 @@ func (t *tool) app() *cli.App {
 		Version: version(),
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the Consul agent: host:port, URL or unix socket (default: Consul's environment, else 127.0.0.1:8500)"},
-			&cli.StringFlag{Name: "token", Usage: "Consul ACL `TOKEN` (default: Consul's environment)"},
+			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the Consul ACL token (default: Consul's environment)"},
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
 		}, nodeFlags()...),
 		Commands: []*cli.Command{

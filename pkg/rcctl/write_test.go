@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -272,7 +274,15 @@ func TestToken(t *testing.T) {
 	t.Cleanup(server.Stop)
 	with := func(token string, args ...string) (int, string, string) {
 		var out, errs bytes.Buffer
-		all := append([]string{"rcctl", "--consul-addr", server.Addr, "--token", token}, args...)
+		all := []string{"rcctl", "--consul-addr", server.Addr}
+		if token != "" {
+			file := filepath.Join(t.TempDir(), "token")
+			if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, "--token-file", file)
+		}
+		all = append(all, args...)
 		code := Main(t.Context(), all, strings.NewReader(goodDocument), &out, &errs)
 		return code, out.String(), errs.String()
 	}
@@ -296,5 +306,9 @@ func TestToken(t *testing.T) {
 				t.Errorf("%v with token %q: exit code %d\n%s%s", args, token, code, out, errs)
 			}
 		}
+	}
+	var said bytes.Buffer
+	if code := Main(t.Context(), []string{"rcctl", "--consul-addr", server.Addr, "--token-file", "/nowhere/token", "rc", "list"}, nil, &said, &said); code != exitUsage || !strings.Contains(said.String(), "/nowhere/token") {
+		t.Errorf("a token file that is not there: exit code %d, %s", code, said.String())
 	}
 }
