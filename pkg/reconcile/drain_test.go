@@ -219,3 +219,46 @@ func TestAForcedDrainLeavesTheFormerCopyAlone(t *testing.T) {
 		})
 	}
 }
+
+// What must leave its node does so one at a time: with a new copy first where there is room for one more, counting those that are placed
+// in the same pass; else it stops first. It stays while less than the minimum would be left, unless all are well and its new copy comes first.
+func TestOneLeavesADrainedNodeAtATime(t *testing.T) {
+	t.Parallel()
+	drain := func(s *reconcile.Snapshot, names ...string) {
+		for _, name := range names {
+			s.Nodes[name].Ops.Drain = &node.Drain{Since: s.Now}
+		}
+	}
+	for name, c := range map[string]struct {
+		pods, desired, least, surge int
+		change                      func(*reconcile.Snapshot)
+		adds, stops                 []string
+		halted                      bool
+	}{
+		"with room":                               {3, 3, 2, 1, nil, []string{"main.0"}, nil, false},
+		"with room, at the minimum":               {3, 3, 3, 1, nil, []string{"main.0"}, nil, false},
+		"without room":                            {3, 3, 2, 0, nil, nil, []string{"main.0"}, false},
+		"without room, at the minimum":            {3, 3, 3, 0, nil, nil, nil, true},
+		"two nodes":                               {3, 3, 1, 2, func(s *reconcile.Snapshot) { drain(s, "n1") }, []string{"main.0"}, nil, false},
+		"one of two is not well":                  {3, 3, 1, 2, func(s *reconcile.Snapshot) { drain(s, "n1"); sick(s, 1) }, []string{"main.1"}, nil, false},
+		"another one is not well":                 {3, 3, 1, 1, func(s *reconcile.Snapshot) { sick(s, 2) }, []string{"main.0"}, nil, false},
+		"another one is not well, at the minimum": {3, 3, 2, 1, func(s *reconcile.Snapshot) { sick(s, 2) }, nil, nil, true},
+		"it is not well, at the minimum":          {3, 3, 2, 1, func(s *reconcile.Snapshot) { sick(s, 0) }, []string{"main.0"}, nil, false},
+		"one is placed, and one more may":         {2, 3, 1, 1, nil, []string{"main.2", "main.0"}, nil, false},
+		"one is placed, and no more may":          {2, 3, 1, 0, nil, []string{"main.2"}, []string{"main.0"}, false},
+		"one that was moved has not stopped": {3, 3, 2, 1, func(s *reconcile.Snapshot) {
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.UnixMilli() - 1}}
+		}, nil, nil, false},
+	} {
+		s := row(c.pods, c.desired)
+		s.RC.MinAvailable, s.RC.MaxSurge = &c.least, &c.surge
+		drain(s, "n0")
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		if adds, stops := added(&plan), stopped(&plan); !slices.Equal(adds, c.adds) || !slices.Equal(stops, c.stops) || plan.Status.Is(rc.Blocked) != c.halted {
+			t.Errorf("%s: places %v, stops %v, want %v and %v: %+v", name, adds, stops, c.adds, c.stops, plan.Status.Conditions)
+		}
+	}
+}
