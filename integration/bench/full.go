@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -57,7 +58,7 @@ func fullBench(ctx context.Context, b *bench) error {
 	}
 	var without, with []float64
 	for i := range b.repeat {
-		took, err := b.placeSmall(ctx, w, noted, fmt.Sprintf("alone-%d", i))
+		took, err := b.placeSmall(ctx, dev, w, noted, fmt.Sprintf("full-alone-%d", i))
 		if err != nil {
 			return err
 		}
@@ -65,7 +66,7 @@ func fullBench(ctx context.Context, b *bench) error {
 		if _, err := w.createSized(ctx, fmt.Sprintf("stuck-%d", i), 1, 1, largeCPU+1+int64(i), nil); err != nil { // each of a size of its own
 			return err
 		}
-		if took, err = b.placeSmall(ctx, w, noted, fmt.Sprintf("beside-%d", i)); err != nil {
+		if took, err = b.placeSmall(ctx, dev, w, noted, fmt.Sprintf("full-beside-%d", i)); err != nil {
 			return err
 		}
 		with = append(with, took.Seconds())
@@ -89,22 +90,26 @@ func (b *bench) stuckAtRest(ctx context.Context, w *world) error {
 	return nil
 }
 
-// placeSmall returns how long it takes to place small controllers.
-func (b *bench) placeSmall(ctx context.Context, w *world, noted *commits, name string) (time.Duration, error) {
+// placeSmall returns how long it takes to place small controllers. Its profiles bear the name of these controllers.
+func (b *bench) placeSmall(ctx context.Context, a *agent, w *world, noted *commits, name string) (time.Duration, error) {
 	const each = 3
+	stopProfile, err := b.profile(ctx, a, name)
+	if err != nil {
+		return 0, err
+	}
 	started, target := time.Now(), noted.placed()+each*b.smallRCs
 	if _, err := w.create(ctx, name, b.smallRCs, each, nil); err != nil {
 		return 0, err
 	}
 	const pace = 5 * time.Millisecond
-	err := every(ctx, pace, func() error {
+	err = every(ctx, pace, func() error {
 		if n := noted.placed(); n < target {
 			return fmt.Errorf("%d of %d pods are placed", n, target)
 		}
 		return nil
 	})
 	took := time.Since(started)
-	if err != nil {
+	if err := errors.Join(err, stopProfile()); err != nil {
 		return 0, err
 	}
 	return took, pause(ctx, time.Second+startTime) // what they report comes to rest
