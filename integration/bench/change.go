@@ -52,15 +52,8 @@ const changeGroups = 48
 func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err error) {
 	var sc scope
 	defer sc.close()
-	dev, err := b.startDev(ctx, &sc, manyClients)
+	dev, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond})
 	if err != nil {
-		return nil, err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond}); err != nil {
 		return nil, err
 	}
 	farm, err := b.startFarm(ctx, &sc, w, "farm", "", dev.addr)

@@ -28,15 +28,8 @@ func failoverBench(ctx context.Context, b *bench) error {
 	defer sc.close()
 	// Consul keeps the connections of a killed client until their standing queries end: a few kills in a row reach its
 	// default limit of connections.
-	dev, err := b.startDev(ctx, &sc, manyClients)
+	_, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{Name: "n", Size: 20, StartTime: 10 * time.Millisecond})
 	if err != nil {
-		return err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return err
-	}
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: 20, StartTime: 10 * time.Millisecond}); err != nil {
 		return err
 	}
 	f := &failover{bench: b, world: w, sc: &sc}

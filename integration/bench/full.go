@@ -27,17 +27,10 @@ const (
 func fullBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
-	dev, err := b.startDev(ctx, &sc, manyClients)
-	if err != nil {
-		return err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return err
-	}
-	_, err = w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.fullNodes, Prepare: func(_ int, record *node.Node) {
+	nodes := simnode.Fleet{Name: "n", Size: b.fullNodes, Prepare: func(_ int, record *node.Node) {
 		record.Capacity = node.Capacity{Slots: 100, CPU: fullCPU}
-	}})
+	}}
+	dev, w, err := b.startWorld(ctx, &sc, manyClients, nodes)
 	if err != nil {
 		return err
 	}

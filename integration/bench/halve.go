@@ -52,21 +52,14 @@ func largeBench(ctx context.Context, b *bench) error {
 func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) {
 	var sc scope
 	defer sc.close()
-	dev, err := b.startDev(ctx, &sc, manyClients)
-	if err != nil {
-		return 0, err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return 0, err
-	}
 	fleet := simnode.Fleet{Name: "n", Size: b.nodes, StartTime: 50 * time.Millisecond, LoopEvery: loopEvery}
 	healthy := b.onePods
 	if looping {
 		fleet.Loops = func(id pod.Identity) bool { return id.Index%loopingShare == 0 }
 		healthy -= b.onePods / loopingShare
 	}
-	if _, err := w.fleet(ctx, &sc, fleet); err != nil {
+	dev, w, err := b.startWorld(ctx, &sc, manyClients, fleet)
+	if err != nil {
 		return 0, err
 	}
 	farm, err := b.startFarm(ctx, &sc, w, "farm", "", dev.addr)

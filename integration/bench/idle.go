@@ -26,16 +26,9 @@ const atRest = 8 * time.Second
 func idleBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
-	dev, err := b.startDev(ctx, &sc, nil)
-	if err != nil {
-		return err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return err
-	}
 	// A TTL of minutes keeps the nodes' own liveness out of the picture.
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, TTL: 4 * time.Minute}); err != nil {
+	dev, w, err := b.startWorld(ctx, &sc, nil, simnode.Fleet{Name: "n", Size: b.nodes, TTL: 4 * time.Minute})
+	if err != nil {
 		return err
 	}
 	if err := pause(ctx, atRest); err != nil {

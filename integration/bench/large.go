@@ -35,15 +35,8 @@ const (
 func failoverLargeBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
-	dev, err := b.startDev(ctx, &sc, manyClients)
+	dev, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond})
 	if err != nil {
-		return err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return err
-	}
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond}); err != nil {
 		return err
 	}
 	var farms []*process

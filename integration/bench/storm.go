@@ -28,15 +28,8 @@ const stormLimit = 60 * time.Second
 func stormBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
-	dev, err := b.startDev(ctx, &sc, manyClients)
+	dev, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{Name: "n", Size: b.nodes})
 	if err != nil {
-		return err
-	}
-	w, err := newWorld(ctx, &sc, dev.addr)
-	if err != nil {
-		return err
-	}
-	if _, err := w.fleet(ctx, &sc, simnode.Fleet{Name: "n", Size: b.nodes}); err != nil {
 		return err
 	}
 	link, err := startProxy(&sc, dev.addr, 0)

@@ -79,6 +79,20 @@ const patientTTL = 15 * time.Second
 // startTime is how long a simulated pod takes to start. A real one is no faster.
 const startTime = time.Second
 
+// startWorld starts a Consul in dev mode, with more configuration, and nodes in a world of it.
+func (b *bench) startWorld(ctx context.Context, sc *scope, conf map[string]any, nodes simnode.Fleet) (*agent, *world, error) {
+	dev, err := b.startDev(ctx, sc, conf)
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := newWorld(ctx, sc, dev.addr)
+	if err != nil {
+		return nil, nil, err
+	}
+	_, err = w.fleet(ctx, sc, nodes)
+	return dev, w, err
+}
+
 // racks is how many values the label rack has among the nodes.
 const racks = 20
 
