@@ -43,12 +43,7 @@ func (e *env) audited(id, text string) int {
 // is no death of the machine, whatever Consul said of it then, and though its controller would replace a lost pod at once.
 func agentRebooted(e *env) {
 	e.startConsul("")
-	agents, preparers := make([]*daemon, 3), make([]*daemon, 3)
-	for i := 1; i <= 2; i++ {
-		var addr string
-		agents[i], addr = e.agent(i)
-		preparers[i] = e.preparerAt(i, addr)
-	}
+	agents, preparers := e.machines(2)
 	e.farm("f1", "")
 	h := e.hello(1, nil)
 	h.NodeLoss = "{after: 1h}"
@@ -164,13 +159,7 @@ func (e *env) held(name string, want bool) {
 // former copies stopped. One command takes the machine out of the books, with all that it had; it refuses one that lives.
 func nodeForget(e *env) {
 	e.startConsul("")
-	const n = 3
-	agents, preparers := make([]*daemon, n+1), make([]*daemon, n+1)
-	for i := 1; i <= n; i++ {
-		var addr string
-		agents[i], addr = e.agent(i)
-		preparers[i] = e.preparerAt(i, addr)
-	}
+	agents, preparers := e.machines(3)
 	e.farm("f1", "")
 	var ids []string
 	for i, name := range []string{"one", "two", "three"} {
