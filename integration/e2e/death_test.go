@@ -205,12 +205,7 @@ func nodeForget(e *env) {
 		e.t.Error(out)
 	}
 	for _, id := range ids {
-		e.within(limit, func() error { return e.converged(id, 2) })
-		for key, p := range e.placements(id) {
-			if len(p.Value.Ghosts) > 0 {
-				e.t.Errorf("%s %s has former copies: %+v", id, key, p.Value.Ghosts)
-			}
-		}
+		e.within(limit, func() error { return e.alone(id, 2) })
 	}
 	for _, p := range e.saved() {
 		for _, below := range []string{"/nodes/", "/nodeops/", "/reservations/", "/intent/", "/reality/"} {
