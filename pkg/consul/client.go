@@ -27,6 +27,9 @@ var (
 	ErrRefused = errors.New("transaction refused")
 	// ErrUnknown means that a transaction may have been carried out, or may still be.
 	ErrUnknown = errors.New("transaction outcome unknown")
+	// ErrUnsent means that a transaction has not left this process. An error that matches it matches ErrUnknown too: whoever
+	// treats both alike is right, and only those who tell people what was written need the difference.
+	ErrUnsent = errors.New("transaction not sent")
 	// ErrLost means that a session or a lock is not ours any more, or cannot be proved to be.
 	ErrLost = errors.New("session lost")
 	// ErrTooLarge means that a transaction exceeds what Consul takes; it was not sent.

@@ -177,12 +177,12 @@ func testWatchRegressed(t *testing.T, p *past) {
 // restore wakes it, or it is between two polls, and nothing will.
 func (p *past) mustReport(t *testing.T, snapshot []byte, waiting bool) {
 	t.Helper()
-	proxy := startProxy(t, p.server.Addr)
+	proxy := consultest.StartProxy(t, p.server.Addr)
 	w := startWatch(t, clientOf(t, consul.Config{Address: proxy.Addr}), "w/", consul.WatchOptions{})
 	w.next(t)
 	if waiting {
 		consultest.Eventually(t, patience, func() error {
-			if proxy.seen() < 2 {
+			if proxy.Seen() < 2 {
 				return errors.New("the watch does not wait yet")
 			}
 			return nil

@@ -152,7 +152,7 @@ func TestFactDeletionsMoveTheIndexForwards(t *testing.T) {
 func TestFactConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	const limit, calls = 4, 64
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr, MaxConns: limit})
 	var all sync.WaitGroup
 	for range calls {
@@ -163,7 +163,7 @@ func TestFactConnectionsAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if most := p.mostOpen(); most > limit || p.seen() != calls {
-		t.Fatalf("%d connections at once for %d calls, allowed %d", most, p.seen(), limit)
+	if most := p.MostOpen(); most > limit || p.Seen() != calls {
+		t.Fatalf("%d connections at once for %d calls, allowed %d", most, p.Seen(), limit)
 	}
 }

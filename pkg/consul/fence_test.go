@@ -20,13 +20,13 @@ func TestBumpFencesOffALateWrite(t *testing.T) {
 	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
 	value := differ("v")
 	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), prefix+"lock", session, value))
-	p.set(onTxn(holdBack))
+	p.Set(consultest.OnTxn(consultest.HoldBack))
 	_, err := spoilt.Commit(t.Context(), append(f.Ops(), consul.Set(prefix+"late", nil)))
 	if !errors.Is(err, consul.ErrUnknown) {
 		t.Fatalf("the write that is held back: %v", err)
 	}
 	next := must[consul.Fence](t)(spoilt.Bump(t.Context(), f, value))
-	p.release(t)
+	p.Release(t)
 	if _, err := direct.Get(t.Context(), prefix+"late", consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 		t.Fatalf("the late write landed: %v", err)
 	}
@@ -105,7 +105,7 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 	mine, other := rawSession(t, raw, nil), rawSession(t, raw, nil)
 	key, value := prefix+"lock", differ("v")
 	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), key, mine, value))
-	p.set(onTxn(cutBefore, cutAfter, stall, cutAfter))
+	p.Set(consultest.OnTxn(consultest.CutBefore, consultest.CutAfter, consultest.Stall, consultest.CutAfter))
 	next := must[consul.Fence](t)(spoilt.Bump(t.Context(), f, value))
 	if got := get(t, direct, key); next.Index != got.ModifyIndex || next.Index <= f.Index {
 		t.Fatalf("fence %+v after %+v, key %+v", next, f, got)
@@ -116,17 +116,17 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 	}
 	must[consul.Fence](t)(direct.Acquire(t.Context(), key, other, differ("o")))
 	spoil := 3
-	p.set(func(r *http.Request) verdict {
+	p.Set(func(r *http.Request) consultest.Verdict {
 		if r.Method == http.MethodGet && spoil > 0 {
 			spoil--
-			return refuse
+			return consultest.Refuse
 		}
-		return forward
+		return consultest.Forward
 	})
 	if _, err := spoilt.Bump(t.Context(), next, value); !errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want ErrLost", err)
 	}
-	p.set(nil)
+	p.Set(nil)
 	if spoil != 0 {
 		t.Fatalf("%d spoilt answers were never asked for", spoil)
 	}
@@ -143,17 +143,17 @@ func TestBumpOfADeadSessionIsLostInTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	spoil := 2
-	p.set(func(r *http.Request) verdict {
+	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/session/info/") && spoil > 0 {
 			spoil--
-			return refuse
+			return consultest.Refuse
 		}
-		return forward
+		return consultest.Forward
 	})
 	if _, err := spoilt.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want ErrLost", err)
 	}
-	p.set(nil)
+	p.Set(nil)
 	if spoil != 0 {
 		t.Fatalf("%d spoilt answers were never asked for", spoil)
 	}
@@ -163,7 +163,7 @@ func TestAcquireEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	spoilt, _, p, prefix := throughProxy(t)
 	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
-	p.set(always(cutBefore))
+	p.Set(consultest.Always(consultest.CutBefore))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	tries := 0
 	_, err := spoilt.Acquire(ctx, prefix+"lock", session, func() []byte {

@@ -220,16 +220,16 @@ func TestRunSessionIsLostWhenDestroyedByHand(t *testing.T) {
 // Both ways in which the servers' word stops coming: connections that are cut, and an agent that is paused.
 func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 	t.Parallel()
-	for name, v := range map[string]verdict{"cut": cutBefore, "paused": stall} {
+	for name, v := range map[string]consultest.Verdict{"cut": consultest.CutBefore, "paused": consultest.Stall} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			direct, _, prefix := setup(t)
-			p := startProxy(t, consultest.Shared(t).Addr)
+			p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 			c := clientOf(t, consul.Config{Address: p.Addr, CallTimeout: time.Second})
 			const ttl = 4 * time.Second
 			d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl, Name: strings.ReplaceAll(t.Name(), "/", "-")}, &memJournal{})
 			first := receive(t, d.tenures)
-			p.set(always(v))
+			p.Set(consultest.Always(v))
 			cut := time.Now()
 			if err := receive(t, d.ends); !errors.Is(err, consul.ErrLost) {
 				t.Fatalf("the tenure ended with %v", err)
@@ -242,7 +242,7 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 			if took < ttl*3/4 || took > 5*ttl {
 				t.Errorf("the tenure ended after %s with a TTL of %s", took, ttl)
 			}
-			p.set(nil)
+			p.Set(nil)
 			second := receive(t, d.tenures)
 			if second.Incarnation == first.Incarnation {
 				t.Error("the incarnation was used again")
@@ -257,14 +257,14 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 // Calls that take every connection and hang do not cost the session: its liveness has connections of its own.
 func TestASessionOutlivesCallsThatHang(t *testing.T) {
 	t.Parallel()
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	var asked atomic.Int32 // about the session
-	p.set(func(r *http.Request) verdict {
+	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/kv/") {
-			return stall
+			return consultest.Stall
 		}
 		asked.Add(1)
-		return forward
+		return consultest.Forward
 	})
 	c := clientOf(t, consul.Config{Address: p.Addr, MaxConns: 4, CallTimeout: patience})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -303,16 +303,16 @@ func TestASessionOutlivesCallsThatHang(t *testing.T) {
 func TestConfirmKeepsTheTenure(t *testing.T) {
 	t.Parallel()
 	_, _, prefix := setup(t)
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr})
 	const ttl = busyTTL
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl}, &memJournal{})
 	s := receive(t, d.tenures)
-	p.set(func(r *http.Request) verdict {
+	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/session/info/") {
-			return cutBefore
+			return consultest.CutBefore
 		}
-		return forward
+		return consultest.Forward
 	})
 	cut := time.Now()
 	pace := time.NewTicker(ttl / 50)
@@ -342,10 +342,10 @@ func TestRunSessionRetiresAKilledIncarnation(t *testing.T) {
 	t.Parallel()
 	direct, raw, prefix := setup(t)
 	journal := &memJournal{}
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	killed := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{TTL: time.Minute}, journal)
 	first := receive(t, killed.tenures)
-	p.set(always(cutBefore))
+	p.Set(consultest.Always(consultest.CutBefore))
 	killed.stop()
 	if got := get(t, direct, prefix+"lock"); got.Session != first.Releasing {
 		t.Fatalf("the test's kill released the lock: %+v", got)
@@ -401,14 +401,14 @@ func TestRunSessionEndsWhenTheJournalFails(t *testing.T) {
 func TestRunSessionReleasesWithoutDeregistering(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	d := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{TTL: time.Minute}, &memJournal{})
 	s := receive(t, d.tenures)
-	p.set(func(r *http.Request) verdict {
+	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/agent/service/deregister/") {
-			return refuse
+			return consultest.Refuse
 		}
-		return forward
+		return consultest.Forward
 	})
 	d.stop()
 	if got := get(t, direct, prefix+"lock"); got.Session != "" {
@@ -432,7 +432,7 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 		return &api.SessionEntry{Name: "rcfarm/farm/" + of, LockDelay: time.Millisecond}
 	}
 	mine, longer := rawSession(t, raw, name(t.Name())), rawSession(t, raw, name(t.Name()+"x"))
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr})
 	tenures := 0
 	journal := &memJournal{}
@@ -446,12 +446,12 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 			}
 			// The next try to begin fails; the purge must not be forgotten over that.
 			failures := 2
-			p.set(func(r *http.Request) verdict {
+			p.Set(func(r *http.Request) consultest.Verdict {
 				if r.URL.Path == "/v1/session/list" && failures > 0 {
 					failures--
-					return cutAfter
+					return consultest.CutAfter
 				}
-				return forward
+				return consultest.Forward
 			})
 			return fmt.Errorf("watching: %w", consul.ErrRegressed)
 		default:

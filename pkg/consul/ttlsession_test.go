@@ -51,12 +51,12 @@ func TestFactSessionTTL(t *testing.T) {
 func TestTTLSessionNeedsNoAgent(t *testing.T) {
 	t.Parallel()
 	direct, raw, prefix := setup(t)
-	p := startProxy(t, consultest.Shared(t).Addr)
-	p.set(func(r *http.Request) verdict {
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
+	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/agent/") || strings.HasPrefix(r.URL.Path, "/v1/catalog/") {
-			return refuse
+			return consultest.Refuse
 		}
-		return forward
+		return consultest.Forward
 	})
 	c := clientOf(t, consul.Config{Address: p.Addr})
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{Mode: consul.ByTTL, TTL: time.Second}, &memJournal{})
@@ -132,10 +132,10 @@ func TestTTLSessionRetiresAKilledIncarnation(t *testing.T) {
 	direct, raw, prefix := setup(t)
 	journal := &memJournal{}
 	namesake := rawSession(t, raw, &api.SessionEntry{Name: "rcfarm/farm/" + t.Name() + "/another", LockDelay: time.Millisecond})
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	killed := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{Mode: consul.ByTTL}, journal)
 	first := receive(t, killed.tenures)
-	p.set(always(cutBefore))
+	p.Set(consultest.Always(consultest.CutBefore))
 	killed.stop()
 	if left := journal.left(); !slices.Equal(left, []string{first.Incarnation}) {
 		t.Fatalf("journal %v", left)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptrace"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sync/errgroup"
@@ -150,9 +152,18 @@ func RefusedOnly(err error, keys ...string) bool {
 	return errors.As(err, &refused) && !slices.ContainsFunc(refused.Failures, func(f Failure) bool { return !slices.Contains(keys, f.Key) })
 }
 
+// unsentError is why a transaction was not sent.
+type unsentError struct{ err error }
+
+func (e *unsentError) Error() string { return ErrUnsent.Error() + ": " + e.err.Error() }
+func (e *unsentError) Unwrap() error { return e.err }
+
+// Is matches ErrUnsent and ErrUnknown.
+func (e *unsentError) Is(target error) bool { return target == ErrUnsent || target == ErrUnknown }
+
 // Commit carries out a transaction: all of it or nothing. It has three outcomes: nil with the new index of every written
 // key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
-// it before reading on). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
+// it before reading on; ErrUnsent besides where it never will be). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
 func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
 	got, err := c.commit(ctx, ops)
 	if err != nil {
@@ -225,8 +236,12 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	}
 	ctx, cancel := c.call(ctx)
 	defer cancel()
+	var connected atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
 	ok, resp, _, err := c.api.Txn().Txn(txn, Default.options(ctx))
 	switch {
+	case err != nil && !connected.Load():
+		return nil, &unsentError{err}
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	case ok:

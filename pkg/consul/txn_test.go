@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"time"
 
@@ -12,10 +13,10 @@ import (
 )
 
 // throughProxy returns a client whose requests the proxy may spoil, and one that goes straight to the server.
-func throughProxy(t *testing.T) (spoilt, direct *consul.Client, p *proxy, prefix string) {
+func throughProxy(t *testing.T) (spoilt, direct *consul.Client, p *consultest.Proxy, prefix string) {
 	t.Helper()
 	direct, prefix = consultest.Client(t)
-	p = startProxy(t, consultest.Shared(t).Addr)
+	p = consultest.StartProxy(t, consultest.Shared(t).Addr)
 	spoilt = clientOf(t, consul.Config{Address: p.Addr, CallTimeout: 10 * time.Second}) // a stalled call costs as much
 	return spoilt, direct, p, prefix
 }
@@ -53,13 +54,13 @@ func TestCommitUnknown(t *testing.T) {
 	t.Parallel()
 	spoilt, direct, p, prefix := throughProxy(t)
 	for name, tc := range map[string]struct {
-		v     verdict
+		v     consultest.Verdict
 		lands bool
-	}{"landed": {cutAfter, true}, "cut": {cutBefore, false}, "timeout": {stall, false}} {
+	}{"landed": {consultest.CutAfter, true}, "cut": {consultest.CutBefore, false}, "timeout": {consultest.Stall, false}} {
 		key := prefix + name
-		p.set(always(tc.v))
+		p.Set(consultest.Always(tc.v))
 		_, err := spoilt.Commit(t.Context(), []consul.Op{consul.Set(key, nil)})
-		if !errors.Is(err, consul.ErrUnknown) || errors.Is(err, consul.ErrRefused) {
+		if !errors.Is(err, consul.ErrUnknown) || errors.Is(err, consul.ErrRefused) || errors.Is(err, consul.ErrUnsent) {
 			t.Errorf("%s: %v, want unknown", name, err)
 		}
 		_, err = direct.Get(t.Context(), key, consul.Consistent)
@@ -68,11 +69,38 @@ func TestCommitUnknown(t *testing.T) {
 		}
 	}
 	// A caller that left does not know either.
-	p.set(nil)
+	p.Set(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := spoilt.Commit(ctx, []consul.Op{consul.Set(prefix+"left", nil)}); !errors.Is(err, consul.ErrUnknown) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that left: %v", err)
+	}
+}
+
+// What never had a connection was not sent. That is one of the unknown outcomes for those who do not tell people of it.
+func TestCommitUnsent(t *testing.T) {
+	t.Parallel()
+	direct, _, prefix := setup(t)
+	ops := []consul.Op{consul.Set(prefix+"k", nil)}
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	_, errLeft := direct.Commit(left, ops)
+	nobody := must[net.Listener](t)(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))
+	away := clientOf(t, consul.Config{Address: nobody.Addr().String()})
+	if err := nobody.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, errAway := away.Commit(t.Context(), ops)
+	for _, err := range []error{errLeft, errAway} {
+		if !errors.Is(err, consul.ErrUnsent) || !errors.Is(err, consul.ErrUnknown) {
+			t.Errorf("%v, want not sent", err)
+		}
+	}
+	if !errors.Is(errLeft, context.Canceled) {
+		t.Errorf("a caller that left: %v", errLeft)
+	}
+	if keys := must[[]string](t)(direct.Keys(t.Context(), prefix)); len(keys) != 0 {
+		t.Errorf("it wrote %v", keys)
 	}
 }
 
@@ -89,7 +117,7 @@ func TestCommitTooLargeIsNotSent(t *testing.T) {
 			t.Errorf("%d operations: %v", len(ops), err)
 		}
 	}
-	if p.seen() != 0 {
+	if p.Seen() != 0 {
 		t.Error("it was sent")
 	}
 	must[map[string]uint64](t)(spoilt.Commit(t.Context(), many[:consul.MaxTxnOps]))

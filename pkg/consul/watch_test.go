@@ -195,12 +195,12 @@ func TestWatchSlowReceiverGetsTheNewest(t *testing.T) {
 func TestWatchGapBoundsRequestsInAStorm(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	w := startWatch(t, clientOf(t, consul.Config{Address: p.Addr}), prefix, consul.WatchOptions{})
 	w.next(t)
 	const requests = 20
 	started, writes := time.Now(), 0
-	for ; p.seen() < requests; writes++ {
+	for ; p.Seen() < requests; writes++ {
 		put(t, direct, prefix+"k", fmt.Sprint(writes))
 		select {
 		case <-w.snaps:
@@ -228,13 +228,13 @@ func TestWatchDoesNotSpinWhileIdle(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := startProxy(t, consultest.Shared(t).Addr)
+			p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 			c := clientOf(t, consul.Config{Address: p.Addr})
 			w := startWatchWith(t, watch(c), prefix+"w/", consul.WatchOptions{Wait: wait})
 			w.next(t)
-			started, before := time.Now(), p.seen()
+			started, before := time.Now(), p.Seen()
 			consultest.Eventually(t, patience, func() error {
-				if asked := p.seen() - before; asked < 2*periods {
+				if asked := p.Seen() - before; asked < 2*periods {
 					return fmt.Errorf("%d requests", asked)
 				}
 				return nil
@@ -254,15 +254,15 @@ func TestWatchDoesNotSpinWhileIdle(t *testing.T) {
 func TestWatchGoesOnAfterErrors(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	w := startWatch(t, clientOf(t, consul.Config{Address: p.Addr}), prefix, consul.WatchOptions{Wait: 300 * time.Millisecond})
 	put(t, direct, prefix+"k", "1")
 	w.until(t, func(s consul.Snapshot) bool { return contents(s) == "k=1" })
-	p.set(always(cutBefore))
+	p.Set(consultest.Always(consultest.CutBefore))
 	receive(t, w.errs)
 	receive(t, w.errs)
 	put(t, direct, prefix+"k", "2")
-	p.set(nil)
+	p.Set(nil)
 	if s := w.next(t); contents(s) != "k=2" || s.Regressed {
 		t.Fatalf("after errors: %+v", s)
 	}
@@ -270,9 +270,9 @@ func TestWatchGoesOnAfterErrors(t *testing.T) {
 	for len(w.errs) > 0 {
 		<-w.errs
 	}
-	p.set(always(cutBefore))
+	p.Set(consultest.Always(consultest.CutBefore))
 	receive(t, w.errs)
-	p.set(nil)
+	p.Set(nil)
 	if s := w.next(t); contents(s) != "k=2" || s.Regressed {
 		t.Fatalf("after errors: %+v", s)
 	}
@@ -292,15 +292,15 @@ func TestWatchReturnsTheErrorOfItsReceiver(t *testing.T) {
 func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
-	p := startProxy(t, consultest.Shared(t).Addr)
+	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	w := startWatch(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"w/", consul.WatchOptions{})
 	k := startWatchWith(t, clientOf(t, consul.Config{Address: p.Addr}).WatchKey, prefix+"w/key1", consul.WatchOptions{})
 	var flaky int
-	p.set(func(*http.Request) verdict {
+	p.Set(func(*http.Request) consultest.Verdict {
 		if flaky++; flaky%5 == 0 {
-			return cutAfter
+			return consultest.CutAfter
 		}
-		return forward
+		return consultest.Forward
 	})
 	var writers sync.WaitGroup
 	for n := range 4 {
