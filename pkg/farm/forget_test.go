@@ -212,7 +212,7 @@ func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 			id := pod.Identity{RCID: fmt.Sprintf("rc%d", i%controllers), Role: "main", Index: i}
 			requests[i] = store.Request{ID: store.NewID(), RCID: id.RCID, Kind: store.ForgetPod, Node: "n1", Pod: id, NodeIndex: index, By: "operator"}
 		}
-		err = c.store.AskForget(t.Context(), "n1", requests, func(_ []store.Request) store.Audit {
+		_, err = c.store.AskForget(t.Context(), "n1", requests, func(_ []store.Request) store.Audit {
 			audits++
 			return store.NewAudit("operator", "forget-node", "", nil).OnNodes("n1")
 		})

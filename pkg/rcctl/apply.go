@@ -55,7 +55,7 @@ func (t *tool) apply(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

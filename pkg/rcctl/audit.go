@@ -97,7 +97,7 @@ func (t *tool) audit(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

@@ -26,10 +26,12 @@ const maxConns = 4
 type conn struct {
 	*store.Store
 	consul *consul.Client
+	deeds  []deed // what was written, and what may have been
 }
 
-// connect opens the store that the flags of the program name. It does not talk to Consul yet.
-func connect(c *cli.Context) (*conn, error) {
+// connect opens the store that the flags of the program name. It does not talk to Consul yet. Whatever the command writes from then
+// on is told when it fails.
+func (t *tool) connect(c *cli.Context) (*conn, error) {
 	keys, err := store.NewKeys(c.String("prefix"))
 	if err != nil {
 		return nil, badFlagError(c, "--prefix", err)
@@ -42,7 +44,8 @@ func connect(c *cli.Context) (*conn, error) {
 		client.Close()
 		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
 	}
-	return &conn{Store: store.New(client, keys), consul: client}, nil
+	t.conn, t.command = &conn{Store: store.New(client, keys), consul: client}, commandName(c)
+	return t.conn, nil
 }
 
 // badFlagError is a value of a flag that a package refused by its own name for it.
@@ -174,50 +177,50 @@ func timeout(c *cli.Context) (time.Duration, error) {
 }
 
 // connectToList is the beginning of every command that lists: its output format, no arguments, a connection to close.
-func connectToList(c *cli.Context) (out string, s *conn, err error) {
+func (t *tool) connectToList(c *cli.Context) (out string, s *conn, err error) {
 	if out, err = format(c); err != nil {
 		return "", nil, err
 	}
-	s, err = connectToAll(c)
+	s, err = t.connectToAll(c)
 	return out, s, err
 }
 
 // connectToListWide is connectToList for a command that also has a wide table.
-func connectToListWide(c *cli.Context) (out string, s *conn, err error) {
+func (t *tool) connectToListWide(c *cli.Context) (out string, s *conn, err error) {
 	if out, err = formatWide(c); err != nil {
 		return "", nil, err
 	}
-	s, err = connectToAll(c)
+	s, err = t.connectToAll(c)
 	return out, s, err
 }
 
-func connectToAll(c *cli.Context) (*conn, error) {
+func (t *tool) connectToAll(c *cli.Context) (*conn, error) {
 	if c.Args().Present() {
 		return nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
 	}
-	return connect(c)
+	return t.connect(c)
 }
 
 // connectToShow is the beginning of every command that shows one thing: its output format, which one, a connection to close.
-func connectToShow(c *cli.Context) (out, ref string, s *conn, err error) {
+func (t *tool) connectToShow(c *cli.Context) (out, ref string, s *conn, err error) {
 	if out, err = format(c); err != nil {
 		return "", "", nil, err
 	}
 	if ref, err = oneRef(c); err != nil {
 		return "", "", nil, err
 	}
-	s, err = connect(c)
+	s, err = t.connect(c)
 	return out, ref, s, err
 }
 
 // connectToChange is the beginning of every command that changes the one controller it names: a connection to close, and the
 // controller as it is.
-func connectToChange(c *cli.Context) (*conn, store.Rec[rc.RC], error) {
+func (t *tool) connectToChange(c *cli.Context) (*conn, store.Rec[rc.RC], error) {
 	ref, err := oneRef(c)
 	if err != nil {
 		return nil, store.Rec[rc.RC]{}, err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return nil, store.Rec[rc.RC]{}, err
 	}

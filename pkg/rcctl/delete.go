@@ -34,7 +34,7 @@ func (t *tool) delete(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, found, err := connectToChange(c)
+	s, found, err := t.connectToChange(c)
 	if err != nil {
 		return err
 	}

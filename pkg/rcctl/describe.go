@@ -67,7 +67,7 @@ func (t *tool) describe(c *cli.Context) error {
 	if c.NArg() > 1 {
 		return usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func (t *tool) enable(c *cli.Context) error {
 
 // turn disables or enables one controller, says that it is done, and goes on with then.
 func (t *tool) turn(c *cli.Context, done string, disabled bool, then func(*conn, change) error) error {
-	s, found, err := connectToChange(c)
+	s, found, err := t.connectToChange(c)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func (t *tool) drain(c *cli.Context) error {
 		at := want.now.Add(d)
 		want.deadline = &at
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

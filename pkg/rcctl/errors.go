@@ -87,11 +87,38 @@ func (e *waitError) Error() string { return e.text }
 // maxErrorLines bounds how many mistakes of one document are listed.
 const maxErrorLines = 50
 
-// report prints an error, says what it means for the store, and returns the exit code.
+// report prints an error, says what was written all the same, and returns the exit code.
 func (t *tool) report(err error) int {
 	if err == nil {
 		return exitDone
 	}
+	code := t.tell(err)
+	for _, line := range t.account(code) {
+		fmt.Fprintln(t.err, line)
+	}
+	return code
+}
+
+// account says what a command that failed has written, where the error itself does not.
+func (t *tool) account(code int) []string {
+	if t.conn == nil || !writes(t.command) {
+		return nil
+	}
+	deeds := t.conn.deeds
+	switch code {
+	case exitError:
+		return written(deeds)
+	case exitWait: // it says what is written
+		deeds = slices.DeleteFunc(slices.Clone(deeds), func(d deed) bool { return !d.unknown })
+	}
+	if len(deeds) == 0 {
+		return nil
+	}
+	return written(deeds)
+}
+
+// tell prints an error and returns the exit code.
+func (t *tool) tell(err error) int {
 	var (
 		usage   *usageError
 		input   *inputError
@@ -165,6 +192,7 @@ func writes(command string) bool {
 	words := strings.Fields(command)
 	return slices.Contains([]string{
 		"apply", "create", "scale", "disable", "enable", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
+		"release-hold",
 	}, words[len(words)-1])
 }
 

@@ -29,7 +29,7 @@ Examples:
 }
 
 func (t *tool) explain(c *cli.Context) error {
-	out, ref, s, err := connectToShow(c)
+	out, ref, s, err := t.connectToShow(c)
 	if err != nil {
 		return err
 	}

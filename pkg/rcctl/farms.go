@@ -2,6 +2,7 @@ package rcctl
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -52,7 +53,7 @@ Examples:
 }
 
 func (t *tool) farms(c *cli.Context) error {
-	out, s, err := connectToListWide(c)
+	out, s, err := t.connectToListWide(c)
 	if err != nil {
 		return err
 	}
@@ -175,40 +176,53 @@ func (t *tool) resume(c *cli.Context) error {
 	if c.Args().Present() {
 		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	author, err := s.who(c.Context)
+	line, err := s.resume(c.Context)
 	if err != nil {
 		return err
 	}
+	if line == "" {
+		fmt.Fprintln(t.out, "the breaker is not tripped; nothing was written")
+		return nil
+	}
+	fmt.Fprintf(t.out, "the farms may stop pods again\n  %s\n", clean(line))
+	return nil
+}
+
+// resume resets the breaker, and returns what changed: nothing where it is not tripped.
+func (s *conn) resume(ctx context.Context) (line string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
+	author, err := s.who(ctx)
+	if err != nil {
+		return "", err
+	}
 	for try := 1; ; try++ {
-		rec, err := s.ReadBreaker(c.Context)
+		rec, err := s.ReadBreaker(ctx)
 		var corrupt *store.CorruptError
-		line := ""
 		switch {
 		case errors.Is(err, store.ErrNotFound):
-			return refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
+			return "", refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
 		case errors.As(err, &corrupt):
 			line = "breaker: unreadable -> reset"
 		case err != nil:
-			return fmt.Errorf("read breaker: %w", err)
+			return "", fmt.Errorf("read breaker: %w", err)
 		case !rec.Value.Tripped:
-			fmt.Fprintln(t.out, "the breaker is not tripped; nothing was written")
-			return nil
+			return "", nil
 		default:
 			line = fmt.Sprintf("breaker: tripped by %s since %s (%s) -> reset", rec.Value.By, rec.Value.Since.UTC().Format(time.RFC3339), rec.Value.Reason)
 		}
-		err = s.ResetBreaker(c.Context, rec.Index, store.NewAudit(author, "resume", "", []string{line}))
+		err = s.ResetBreaker(ctx, rec.Index, store.NewAudit(author, "resume", "", []string{line}))
 		if errors.Is(err, store.ErrConflict) && try < maxTries {
 			continue
 		}
-		if err != nil {
-			return fmt.Errorf("resume: %w", err)
+		if err := s.did("the reset of the breaker", "rcctl audit --since 10m", err); err != nil {
+			return "", fmt.Errorf("resume: %w", err)
 		}
-		fmt.Fprintf(t.out, "the farms may stop pods again\n  %s\n", clean(line))
-		return nil
+		return line, nil
 	}
 }

@@ -57,7 +57,7 @@ func (t *tool) forgetNode(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}
@@ -152,6 +152,8 @@ func (s *conn) copiesOn(ctx context.Context, name string) ([]copyOf, error) {
 
 // askForgets leaves a request for each copy, and returns them.
 func (s *conn) askForgets(ctx context.Context, d deadNode) ([]store.Request, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
 	author, err := s.who(ctx)
 	if err != nil {
 		return nil, err
@@ -165,13 +167,20 @@ func (s *conn) askForgets(ctx context.Context, d deadNode) ([]store.Request, err
 			By: author, At: time.Now().UTC(),
 		})
 	}
-	err = s.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
+	asked, err := s.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
 		var lines []string
 		for _, r := range part {
 			lines = append(lines, fmt.Sprintf("forget %s (rc %s) on %s", names[r.Pod], r.RCID, d.name))
 		}
 		return store.NewAudit(author, "forget-node", "", lines).OnNodes(d.name)
 	})
+	what := func(n int) string { return fmt.Sprintf("node %s: the requests to forget %s", d.name, podCount(n)) }
+	if asked > 0 {
+		_ = s.did(what(asked), "rcctl audit --node "+d.name, nil)
+	}
+	if asked < len(requests) {
+		_ = s.did(what(len(requests)-asked)+" more", "rcctl audit --node "+d.name, err)
+	}
 	if errors.Is(err, store.ErrConflict) {
 		return nil, cameBack(d.name)
 	}
@@ -236,7 +245,8 @@ func (s *conn) removeNode(ctx context.Context, d deadNode) error {
 		}
 		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, podCount(len(left)), field.Few(names, maxNamed, ", "))
 	}
-	return s.RemoveNode(ctx, removalOf(d, ops, taken[d.name], author))
+	err = s.RemoveNode(ctx, removalOf(d, ops, taken[d.name], author))
+	return s.did("node "+d.name+": its removal", "rcctl audit --node "+d.name, err)
 }
 
 func removalOf(d deadNode, ops store.Rec[node.Ops], taken store.Rec[node.Reservation], author string) store.NodeRemoval {

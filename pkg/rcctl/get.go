@@ -29,7 +29,7 @@ func (t *tool) getCommand() *cli.Command {
 }
 
 func (t *tool) get(c *cli.Context) error {
-	out, ref, s, err := connectToShow(c)
+	out, ref, s, err := t.connectToShow(c)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func (t *tool) listCommand() *cli.Command {
 }
 
 func (t *tool) list(c *cli.Context) error {
-	out, s, err := connectToList(c)
+	out, s, err := t.connectToList(c)
 	if err != nil {
 		return err
 	}

@@ -133,15 +133,22 @@ func kvhold(ts *testscript.TestScript, _ bool, args []string) {
 
 // passing registers what a living preparer registers. Nothing renews it within the hour that it passes.
 func passing(ts *testscript.TestScript, _ bool, args []string) {
-	keys, err := store.NewKeys(ts.Getenv("RCFARM_PREFIX"))
+	service, err := passingService(ts.Getenv("RCFARM_PREFIX"), args[0])
 	ts.Check(err)
+	_, err = raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodPut, "agent/service/register", service)
+	ts.Check(err)
+}
+
+func passingService(prefix, node string) (string, error) {
+	keys, err := store.NewKeys(prefix)
+	if err != nil {
+		return "", err
+	}
 	service, err := json.Marshal(map[string]any{
-		"ID": ts.Getenv("RCFARM_PREFIX") + args[0], "Name": consul.ServiceName("preparer"),
-		"Meta": store.New(nil, keys).PreparerMeta(args[0]), "Check": map[string]string{"TTL": "1h", "Status": "passing"},
+		"ID": prefix + node, "Name": consul.ServiceName("preparer"),
+		"Meta": store.New(nil, keys).PreparerMeta(node), "Check": map[string]string{"TTL": "1h", "Status": "passing"},
 	})
-	ts.Check(err)
-	_, err = raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodPut, "agent/service/register", string(service))
-	ts.Check(err)
+	return string(service), err
 }
 
 func kvdel(ts *testscript.TestScript, _ bool, args []string) {
@@ -173,9 +180,14 @@ func capture(ts *testscript.TestScript, _ bool, args []string) {
 // run runs rcctl in this process on a prefix. Its runs must not overlap: urfave/cli shares its help flag between them.
 func run(t *testing.T, prefix, stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
+	return runAt(t.Context(), consultest.Shared(t).Addr, prefix, stdin, args...)
+}
+
+// runAt is run with a Consul at some address.
+func runAt(ctx context.Context, addr, prefix, stdin string, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	all := append([]string{"rcctl", "--consul-addr", consultest.Shared(t).Addr, "--prefix", prefix}, args...)
-	code = Main(t.Context(), all, strings.NewReader(stdin), &out, &errs)
+	all := append([]string{"rcctl", "--consul-addr", addr, "--prefix", prefix}, args...)
+	code = Main(ctx, all, strings.NewReader(stdin), &out, &errs)
 	return code, out.String(), errs.String()
 }
 

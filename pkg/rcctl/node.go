@@ -121,7 +121,7 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 		if len(c.lines) == 0 && write.Reservation == nil {
 			return c, nil
 		}
-		err = s.ChangeNode(ctx, write)
+		err = s.changeNode(ctx, write)
 		switch {
 		case err == nil:
 			if len(c.lines) == 0 {
@@ -139,6 +139,12 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 	}
 }
 
+// changeNode writes a change of a node and notes how that ended.
+func (s *conn) changeNode(ctx context.Context, change store.NodeChange) error {
+	name := change.Ops.Name
+	return s.did(fmt.Sprintf("node %s: %s", name, change.Audit.What), "rcctl audit --node "+name, s.ChangeNode(ctx, change))
+}
+
 // rest waits, or returns the cause of the context's end.
 func rest(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
@@ -153,7 +159,7 @@ func rest(ctx context.Context, d time.Duration) error {
 
 // actOnNode is a command that changes one node and says what was different.
 func (t *tool) actOnNode(c *cli.Context, name, done string, compute func(node.Ops) (nodeChange, error)) error {
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

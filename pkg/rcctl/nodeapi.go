@@ -29,7 +29,7 @@ func nodeFlags() []cli.Flag {
 
 // preparerOf finds the copy of a pod that the command line means, and returns a client of its node's preparer.
 func (t *tool) preparerOf(c *cli.Context, ref string) (PodView, *nodeapi.Client, error) {
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return PodView{}, nil, err
 	}

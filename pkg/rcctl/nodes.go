@@ -60,7 +60,7 @@ Examples:
 }
 
 func (t *tool) nodes(c *cli.Context) error {
-	out, s, err := connectToList(c)
+	out, s, err := t.connectToList(c)
 	if err != nil {
 		return err
 	}

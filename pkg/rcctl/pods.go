@@ -45,7 +45,7 @@ func (t *tool) pods(c *cli.Context) error {
 	if err := checkPodFlags(c); err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

@@ -31,6 +31,8 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 type tool struct {
 	in       io.Reader
 	out, err io.Writer
+	conn     *conn  // nil: the command has not begun to talk to Consul
+	command  string // full name of the command that conn is for
 }
 
 const about = `rcctl changes and shows the replication controllers (RCs) that farms keep running.

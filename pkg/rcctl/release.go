@@ -34,7 +34,7 @@ func (t *tool) releaseHold(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}
@@ -85,6 +85,8 @@ func (s *conn) waitsFor(c *cli.Context, name, nonce string) (waits bool, why str
 
 // release writes what the farms go by. The node may have no record: then its preparer cannot even write that.
 func (s *conn) release(ctx context.Context, name, nonce string) (nodeChange, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
 	author, err := s.who(ctx)
 	if err != nil {
 		return nodeChange{}, err
@@ -102,7 +104,7 @@ func (s *conn) release(ctx context.Context, name, nonce string) (nodeChange, err
 			return change, nil
 		}
 		a := store.NewAudit(author, change.what, "", change.lines).OnNodes(name)
-		err = s.ChangeNode(ctx, store.NodeChange{Ops: change.ops, Index: ops.Index, Audit: a})
+		err = s.changeNode(ctx, store.NodeChange{Ops: change.ops, Index: ops.Index, Audit: a})
 		if errors.Is(err, store.ErrConflict) && try < maxTries {
 			continue
 		}

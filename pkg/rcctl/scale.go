@@ -46,7 +46,7 @@ func (t *tool) scale(c *cli.Context) error {
 	if err != nil || count < 0 || count > rc.MaxReplicas {
 		return badFlag(c, "N", text, rc.CountAllowed)
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

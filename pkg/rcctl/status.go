@@ -42,7 +42,7 @@ func (t *tool) status(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}

@@ -138,7 +138,7 @@ func (t *tool) sweep(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := connect(c)
+	s, err := t.connect(c)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
 		err := s.ask(c.Context, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
 			fmt.Sprintf("stop %s on %s: it runs without a controller", podName(o.PodID, o.Identity), name))
 		if err != nil {
-			return fmt.Errorf("after %d of %d requests: %w", i, len(plan.orphans), err)
+			return err
 		}
 	}
 	for i := range plan.strays {
@@ -202,6 +202,7 @@ func (s *conn) ask(ctx context.Context, r store.Request, line string) error {
 	}
 	r.ID, r.By, r.At = cmp.Or(r.ID, store.NewID()), author, time.Now().UTC()
 	err = s.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node))
+	_ = s.did("the request to "+line, "rcctl audit --node "+r.Node, err)
 	if errors.Is(err, store.ErrConflict) {
 		return refusedf("node %s: its preparer was back a moment ago, or its record was removed; nothing was written; look again", r.Node)
 	}

@@ -34,8 +34,8 @@ func (s *conn) write(ctx context.Context, compute compute) (change, error) {
 	if err != nil {
 		return change{}, err
 	}
-	if _, err := s.EnsureSchema(ctx); err != nil {
-		return change{}, fmt.Errorf("read schema: %w", err)
+	if err := s.ensureSchema(ctx); err != nil {
+		return change{}, err
 	}
 	for try := 1; ; try++ {
 		c, index, err := compute(ctx)
@@ -54,6 +54,7 @@ func (s *conn) write(ctx context.Context, compute compute) (change, error) {
 		if errors.Is(err, store.ErrConflict) && try < maxTries {
 			continue
 		}
+		_ = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
 		if errors.Is(err, store.ErrConflict) {
 			return c, fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
 		}
@@ -62,6 +63,19 @@ func (s *conn) write(ctx context.Context, compute compute) (change, error) {
 		}
 		return c, nil
 	}
+}
+
+// ensureSchema makes the records that every cluster has where there are none yet.
+func (s *conn) ensureSchema(ctx context.Context) error {
+	_, err := s.Schema(ctx)
+	if errors.Is(err, store.ErrNotFound) {
+		_, err = s.EnsureSchema(ctx)
+		err = s.did("the records that a new cluster begins with", "rcctl rc list", err)
+	}
+	if err != nil {
+		return fmt.Errorf("read schema: %w", err)
+	}
+	return nil
 }
 
 // writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.

@@ -86,10 +86,13 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 }
 
 // settled commits a change that carries an audit record until its outcome is known. The change must hold a condition that
-// its own landing breaks, so that it cannot land twice. It returns ErrConflict when the change was refused.
+// its own landing breaks, so that it cannot land twice. It returns ErrConflict when the change was refused, and ErrUnknown when
+// the context ended before the outcome was known. Any other error says that nothing was written.
 func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.Op) error {
+	open := false // some try may have landed, or may yet
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, ops)
+		open = open || errors.Is(err, ErrUnknown) && !errors.Is(err, consul.ErrUnsent)
 		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || Denied(err) {
 			return struct{}{}, permanent(err)
 		}
@@ -100,13 +103,14 @@ func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.
 		case errors.Is(err, ErrRefused) && readErr != nil:
 			return struct{}{}, permanent(readErr)
 		case errors.Is(err, ErrRefused):
+			open = false
 			return struct{}{}, permanent(fmt.Errorf("%s: %w: %w", what, ErrConflict, err))
 		default:
 			return struct{}{}, err
 		}
 	}, tries()...)
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("change of %s: %w: it may have been written; look before trying again", what, err)
+	if err != nil && open {
+		return fmt.Errorf("change of %s: %w: %w", what, ErrUnknown, err)
 	}
 	return err
 }

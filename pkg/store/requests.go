@@ -71,9 +71,9 @@ func (s *Store) RequestOpen(ctx context.Context, rcID, id string) (bool, error) 
 const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
 
 // AskForget leaves requests to forget pods of one node, all about the same death, in as many transactions as it takes. Asking
-// again for what was asked does no harm. It returns ErrConflict where the node's record is not the one that they name; then
-// what was written before is void.
-func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) error {
+// again for what was asked does no harm. It returns how many of them, from the first, are written for certain, and ErrConflict where
+// the node's record is not the one that they name; then what was written before is void.
+func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
 	for part := range slices.Chunk(requests, forgetsPerTxn) {
 		a := audit(part)
 		ops, rung := []consul.Op{s.sameNode(nodeName, part[0].NodeIndex), s.audit(a)}, map[string]bool{}
@@ -85,10 +85,11 @@ func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Reque
 			}
 		}
 		if err := s.settled(ctx, "node "+nodeName, a.ID, ops); err != nil {
-			return err
+			return asked, err
 		}
+		asked += len(part)
 	}
-	return nil
+	return asked, nil
 }
 
 // sameNode is the condition that a node's record is the one with an index, or that there is none.
