@@ -83,8 +83,8 @@ func unleash(ctx context.Context, gremlins, pkg, only string) ([]mutant, error) 
 	result := filepath.Join(dir, "result.json")
 	args := []string{
 		"unleash", "--output", result, "--output-statuses", "lt",
-		// Of the time that the tests took as they are, which is short: a mutant may wait for a busy machine.
-		"--timeout-coefficient", "20", "--workers", strconv.Itoa(runtime.NumCPU()),
+		// Of the time that the tests took as they are: a mutant may wait for a busy machine. One that never ends is ended by the shim.
+		"--timeout-coefficient", "50", "--workers", strconv.Itoa(runtime.NumCPU()),
 	}
 	files, err := excluded(filepath.Join(tree, pkg), only)
 	if err != nil {

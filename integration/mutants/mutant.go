@@ -38,13 +38,15 @@ func (s site) String() string {
 	return fmt.Sprintf("%s: %s, with %s", where, s.Code, s.Becomes)
 }
 
-// What became of a mutant, in gremlins' words. One that ran into its time limit was noticed: the tests did not pass. Others
-// than these did not compile.
+// What became of a mutant, in gremlins' words. One that never ends was killed, by the limits of the shim; one for which the tests took
+// too long otherwise has not been judged.
 const (
 	statusKilled   = "KILLED"
 	statusTimedOut = "TIMED OUT"
 	statusLived    = "LIVED"
 	statusNot      = "NOT COVERED"
+
+	statusNotViable = "NOT VIABLE" // it does not compile
 )
 
 // outcome is what gremlins writes.

@@ -3,12 +3,21 @@ package main
 import (
 	"go/token"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/tools/cover"
 )
+
+// TestMain lets the tests be `go` themselves, as the program is.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "go" {
+		os.Exit(actAsGo(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
 
 const source = `package p
 
@@ -123,7 +132,7 @@ func TestSum(t *testing.T) {
 	at := func(code string) site { return site{File: "pkg/p/p.go", Function: "f", Code: code, Becomes: ">="} }
 	made := func(killed, lived, unreached int) []mutant {
 		var out []mutant
-		for status, n := range map[string]int{statusKilled: killed, statusLived: lived, statusNot: unreached, "NOT VIABLE": 50} {
+		for status, n := range map[string]int{statusKilled: killed, statusLived: lived, statusNot: unreached, statusNotViable: 50} {
 			for range n {
 				out = append(out, mutant{site: at(status), status: status})
 			}
@@ -138,15 +147,15 @@ func TestSum(t *testing.T) {
 		why    []reason
 		missed bool
 	}{
-		"all killed":              {made(10, 0, 0), nil, false},
-		"nothing to mutate":       {nil, nil, false},
-		"a survivor with reason":  {made(19, 1, 1), why, false},
-		"a survivor without":      {made(99, 1, 0), nil, true},
-		"too many survivors":      {made(18, 1, 0), why, true},
-		"too much is not reached": {made(18, 0, 1), nil, true},
-		"a stale reason":          {made(10, 0, 0), stale, true},
-		"a reason of another":     {made(10, 0, 0), other, false},
-		"a time limit":            {[]mutant{{site: at("x"), status: statusTimedOut}}, nil, false},
+		"all killed":               {made(10, 0, 0), nil, false},
+		"nothing to mutate":        {nil, nil, false},
+		"a survivor with reason":   {made(19, 1, 1), why, false},
+		"a survivor without":       {made(99, 1, 0), nil, true},
+		"too many survivors":       {made(18, 1, 0), why, true},
+		"too much is not reached":  {made(18, 0, 1), nil, true},
+		"a stale reason":           {made(10, 0, 0), stale, true},
+		"a reason of another":      {made(10, 0, 0), other, false},
+		"tests that took too long": {append(made(99, 0, 0), mutant{site: at("x"), status: statusTimedOut}), nil, true},
 	} {
 		s := sum("pkg/p", "", c.found, c.why)
 		var out strings.Builder
@@ -204,6 +213,45 @@ func TestReasons(t *testing.T) {
 	}
 	if _, err := readReasons("nowhere.yaml"); err == nil {
 		t.Error("a missing file was accepted")
+	}
+}
+
+// Gremlins learns from the exit code whether tests noticed a mutant, and whether there was one: what does not compile is none.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		code string
+		want int
+	}{
+		"tests pass":          {"func two() int { return 1 + 1 }", 0},
+		"tests fail":          {"func two() int { return 1 - 1 }", 1},
+		"tests panic":         {"func two() int { panic(1 - 1) }", 1},
+		"it does not compile": {`func two() int { return len("1" - "1") }`, exitNotViable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			if err := os.Mkdir(filepath.Join(dir, "two"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for file, text := range map[string]string{
+				"go.mod": "module example.com/m\n\ngo 1.24\n", "two/two.go": "package two\n\n" + c.code + "\n",
+				"two/two_test.go": "package two\n\nimport \"testing\"\n\nfunc TestTwo(t *testing.T) {\n\tif two() != 2 {\n\t\tt.Fail()\n\t}\n}\n",
+			} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			env, err := shimmed(filepath.Join(dir, "bin"), dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "bin", "go"), "test", "-failfast", "example.com/m/two")
+			cmd.Dir, cmd.Env = dir, env
+			if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != c.want {
+				t.Errorf("exit code %d, want %d:\n%s", cmd.ProcessState.ExitCode(), c.want, out)
+			}
+		})
 	}
 }
 

@@ -40,10 +40,12 @@ func readReasons(file string) ([]reason, error) {
 // summary is the judgement of one package.
 type summary struct {
 	pkg                 string
-	killed, lived, left int      // left: no test reaches them
+	killed, lived, left int      // left: no test reaches them; lived: with those that were not judged
+	none                int      // changes that do not compile
 	explained           []string // survivors, each with its reason
 	unexplained         []string
 	unreached           []string
+	late                []string // tests were still running when their time was over, which proves nothing
 	stale               []string // reasons that no survivor needs
 }
 
@@ -55,8 +57,13 @@ func sum(pkg, only string, found []mutant, why []reason) summary {
 		m := &found[i]
 		at := fmt.Sprintf("%s:%d %s: %s, with %s", m.File, m.line, m.Function, m.Code, m.Becomes)
 		switch m.status {
-		case statusKilled, statusTimedOut:
+		case statusNotViable:
+			s.none++
+		case statusKilled:
 			s.killed++
+		case statusTimedOut:
+			s.lived++
+			s.late = append(s.late, at)
 		case statusNot:
 			s.left++
 			s.unreached = append(s.unreached, at)
@@ -93,7 +100,7 @@ func (s *summary) killedOf() float64 { return percent(s.killed, s.killed+s.lived
 func (s *summary) reachedOf() float64 { return percent(s.killed+s.lived, s.killed+s.lived+s.left) }
 
 func (s *summary) missed() bool {
-	return s.killedOf() < goal || s.reachedOf() < goal || len(s.unexplained) > 0 || len(s.stale) > 0
+	return s.killedOf() < goal || s.reachedOf() < goal || len(s.unexplained)+len(s.late)+len(s.stale) > 0
 }
 
 func (s *summary) print(w io.Writer) {
@@ -105,10 +112,11 @@ func (s *summary) print(w io.Writer) {
 			fmt.Fprintf(w, "    %s\n", line)
 		}
 	}
-	fmt.Fprintf(w, "%s: %d of %d reached mutants killed (%.1f %%, goal %d), %d of %d reached (%.1f %%, goal %d)\n",
-		s.pkg, s.killed, s.killed+s.lived, s.killedOf(), goal, s.killed+s.lived, s.killed+s.lived+s.left, s.reachedOf(), goal)
+	fmt.Fprintf(w, "%s: %d of %d reached mutants killed (%.1f %%, goal %d), %d of %d reached (%.1f %%, goal %d), %d more do not compile\n",
+		s.pkg, s.killed, s.killed+s.lived, s.killedOf(), goal, s.killed+s.lived, s.killed+s.lived+s.left, s.reachedOf(), goal, s.none)
 	list("survivors, each with its reason", s.explained)
 	list("survivors without a reason", s.unexplained)
+	list("not judged, because the tests took too long", s.late)
 	list("not reached by any test", s.unreached)
 	list("reasons that no survivor needs", s.stale)
 }

@@ -16,13 +16,21 @@ import (
 // Gremlins runs `go test` for everything that it wants to know. This program stands in its place, under the name `go`, and
 //   - says of more code that tests reach it, as coverage leaves out the conditions of switches; see widen;
 //   - takes the randomness out of property tests: the same mutants must die each time;
-//   - limits memory: a mutant that never ends may grow meanwhile.
+//   - says of a mutant that does not compile that it does not: gremlins takes that for tests that fail;
+//   - limits memory, and the time of the processor: a mutant that never ends is ended, and tests that wait for a busy machine are not.
 const (
 	envGo   = "MUTANTS_GO"   // the real one
 	envTree = "MUTANTS_TREE" // root of the copied module
 
 	maxMemory = 6 << 30 // bytes of address space of each process
+	maxCPU    = 60      // seconds of each process; what is pure and tested takes a few
+
+	// exitNotViable is how gremlins wants to be told that there is nothing to test; `go test` says the same of tests that fail.
+	exitNotViable = 2
 )
+
+// errNotViable means that what was mutated does not compile.
+var errNotViable = errors.New("it does not compile")
 
 // shimmed returns the environment in which this program is `go`.
 func shimmed(dir, tree string) ([]string, error) {
@@ -48,7 +56,10 @@ func shimmed(dir, tree string) ([]string, error) {
 func actAsGo(args []string) int {
 	if err := goAs(args); err != nil {
 		var failed *exec.ExitError
-		if errors.As(err, &failed) {
+		switch {
+		case errors.Is(err, errNotViable):
+			return exitNotViable
+		case errors.As(err, &failed):
 			return failed.ExitCode()
 		}
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -58,20 +69,25 @@ func actAsGo(args []string) int {
 }
 
 func goAs(args []string) error {
-	limit := syscall.Rlimit{Cur: maxMemory, Max: maxMemory}
-	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &limit); err != nil {
-		return fmt.Errorf("limit memory: %w", err)
+	for resource, most := range map[int]uint64{syscall.RLIMIT_AS: maxMemory, syscall.RLIMIT_CPU: maxCPU} {
+		if err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: most, Max: most}); err != nil {
+			return fmt.Errorf("limit memory and time: %w", err)
+		}
 	}
 	program := os.Getenv(envGo)
 	if len(args) == 0 || args[0] != "test" {
 		return syscall.Exec(program, append([]string{program}, args...), os.Environ())
 	}
+	pkg := args[len(args)-1]
 	args, err := testArgs(args, os.Getenv(envTree))
 	if err != nil {
 		return err
 	}
 	at := slices.Index(args, "-coverprofile")
 	if at < 0 {
+		if err := exec.Command(program, "build", pkg).Run(); err != nil {
+			return errors.Join(errNotViable, err)
+		}
 		// Gremlins kills what takes too long: there must be nothing between.
 		return syscall.Exec(program, append([]string{program}, args...), os.Environ())
 	}
