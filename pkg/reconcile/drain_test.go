@@ -220,6 +220,13 @@ func TestAForcedDrainLeavesTheFormerCopyAlone(t *testing.T) {
 	}
 }
 
+// onItsWay makes a pod one that was moved to n3 some time ago, from where it still runs.
+func onItsWay(s *reconcile.Snapshot, i int, ago time.Duration) {
+	p := &s.Pods[i]
+	p.Ghosts[p.Node], p.Placement.Ghosts = p.Reality, []pod.Ghost{{Node: p.Node, Since: s.Now.Add(-ago)}}
+	p.Node, p.Revision, p.ChangedAt, p.Reality = "n3", 6, s.Now.Add(-ago), nil
+}
+
 // What must leave its node does so one at a time: with a new copy first where there is room for one more, counting those that are placed
 // in the same pass; else it stops first. It stays while less than the minimum would be left, unless all are well and its new copy comes first.
 func TestOneLeavesADrainedNodeAtATime(t *testing.T) {
@@ -246,9 +253,14 @@ func TestOneLeavesADrainedNodeAtATime(t *testing.T) {
 		"it is not well, at the minimum":          {3, 3, 2, 1, func(s *reconcile.Snapshot) { sick(s, 0) }, []string{"main.0"}, nil, false},
 		"one is placed, and one more may":         {2, 3, 1, 1, nil, []string{"main.2", "main.0"}, nil, false},
 		"one is placed, and no more may":          {2, 3, 1, 0, nil, []string{"main.2"}, []string{"main.0"}, false},
-		"one that was moved has not stopped": {3, 3, 2, 1, func(s *reconcile.Snapshot) {
-			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.UnixMilli() - 1}}
+		"one that was moved has not stopped": {3, 3, 2, 2, func(s *reconcile.Snapshot) {
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.Add(-2*time.Minute).UnixMilli() + 1}}
 		}, nil, nil, false},
+		"one that was moved has not stopped in time": {3, 3, 2, 2, func(s *reconcile.Snapshot) {
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.Add(-2 * time.Minute).UnixMilli()}}
+		}, []string{"main.0"}, nil, false},
+		"one is on its way":           {3, 3, 2, 2, func(s *reconcile.Snapshot) { drain(s, "n2"); onItsWay(s, 2, time.Minute) }, nil, nil, false},
+		"one has not arrived in time": {3, 3, 1, 2, func(s *reconcile.Snapshot) { drain(s, "n2"); onItsWay(s, 2, 2*time.Minute) }, []string{"main.0"}, nil, true},
 	} {
 		s := row(c.pods, c.desired)
 		s.RC.MinAvailable, s.RC.MaxSurge = &c.least, &c.surge
@@ -259,6 +271,39 @@ func TestOneLeavesADrainedNodeAtATime(t *testing.T) {
 		plan := reconcile.Compute(s)
 		if adds, stops := added(&plan), stopped(&plan); !slices.Equal(adds, c.adds) || !slices.Equal(stops, c.stops) || plan.Status.Is(rc.Blocked) != c.halted {
 			t.Errorf("%s: places %v, stops %v, want %v and %v: %+v", name, adds, stops, c.adds, c.stops, plan.Status.Conditions)
+		}
+	}
+}
+
+// A drain that waits says what would end the wait: for a static controller that is up to the operator, and a forced one has a deadline.
+func TestADrainThatWaitsSaysUntilWhen(t *testing.T) {
+	t.Parallel()
+	static := func(s *reconcile.Snapshot) { s.RC.Strategy = rc.Static }
+	force := func(s *reconcile.Snapshot) { forced(s, time.Minute) }
+	const until = "; it is stopped at 2023-11-14T22:14:20Z"
+	for name, c := range map[string]struct {
+		changes []func(*reconcile.Snapshot)
+		says    string
+	}{
+		"static":            {[]func(*reconcile.Snapshot){static}, "its controller is static; end the drain, or drain with --deadline and --force"},
+		"static, forced":    {[]func(*reconcile.Snapshot){static, force}, "its controller is static" + until},
+		"a rollout":         {[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" }}, "rollout r1 is in charge of its controller"},
+		"a rollout, forced": {[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" }, force}, "rollout r1 is in charge of its controller" + until},
+		"disabled, forced": {
+			[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.RC.Disabled = true }, force},
+			"its controller is disabled: nothing is placed and nothing removed",
+		},
+		"forced at once, and the breaker has tripped": {[]func(*reconcile.Snapshot){static, func(s *reconcile.Snapshot) {
+			s.Nodes["n0"].Ops.Drain.Force, s.Breaker = true, "tripped"
+		}}, "its controller is static"},
+	} {
+		s := drained()
+		for _, change := range c.changes {
+			change(s)
+		}
+		plan := reconcile.Compute(s)
+		if got := condition(&plan.Status, rc.Blocked).Reason; got != "main.0 must leave n0: "+c.says {
+			t.Errorf("%s: %q, want %q", name, got, c.says)
 		}
 	}
 }

@@ -308,10 +308,12 @@ func TestACopyThatAnOlderStoreDoesNotKnowIsAdopted(t *testing.T) {
 			t.Errorf("R2, revision %d: %+v", revision, ch)
 		}
 	}
-	s := moved(pod.Ghost{Node: "n1"})
-	s.Pods[0].Ghosts["n1"].Revision = 9 // its node is yet to list it
-	if ch := only(t, s, reconcile.Return); ch.Placement.AdoptedAtGeneration != s.RC.Generation || ch.Placement.Revision <= 9 {
-		t.Errorf("R2: %+v", ch.Placement)
+	for revision, found := range map[int64]bool{9: true, 5: false} { // its node is yet to list it
+		s := moved(pod.Ghost{Node: "n1"})
+		s.Pods[0].Ghosts["n1"].Revision = revision
+		if ch := only(t, s, reconcile.Return); (ch.Placement.AdoptedAtGeneration == s.RC.Generation) != found || ch.Placement.Revision <= revision {
+			t.Errorf("R2, revision %d: %+v", revision, ch.Placement)
+		}
 	}
 }
 

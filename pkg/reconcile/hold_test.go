@@ -146,6 +146,26 @@ func TestStoppingTheUnavailableDependsOnTheMinimum(t *testing.T) {
 	}
 }
 
+// What the minimum is reckoned with names the node where each pod counts: for one that moves the node that it leaves, unless its copy
+// there was asked to stop.
+func TestTheMinimumIsReckonedWithTheCopiesThatCount(t *testing.T) {
+	t.Parallel()
+	for asked, want := range map[int64][]string{0: {"n0", "n1", "n2"}, 4: {"n1", "n2"}} {
+		s := row(3, 3)
+		onItsWay(s, 0, time.Minute)
+		s.Pods[0].Placement.Ghosts[0].Revision = asked
+		s.RC.MinAvailable, s.RC.ReplicaGroups = count(1), []rc.ReplicaGroup{{Role: "main", Count: count(1)}}
+		plan := reconcile.Compute(s)
+		var got []string
+		for _, c := range plan.Counting {
+			got = append(got, c.Node)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("asked to stop at %d: %v, want %v; changes %v", asked, got, want, plan.Changes)
+		}
+	}
+}
+
 // The copy that counts while another of the same pod goes is the one that must not fall, whatever the others do, and also where there is no
 // minimum.
 func TestAFormerCopyGoesOnlyWithTheReportOfTheOther(t *testing.T) {

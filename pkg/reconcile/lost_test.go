@@ -1,6 +1,8 @@
 package reconcile_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -203,5 +205,107 @@ func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
 				t.Errorf("without a preparer: %+v", plan.Status)
 			}
 		})
+	}
+}
+
+// lose makes the machines of pods lost for some time.
+func lose(s *reconcile.Snapshot, since time.Duration, pods ...int) {
+	at := s.Now.Add(-since)
+	for _, i := range pods {
+		s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].Gone, s.Pods[i].LostSince = false, true, &at
+	}
+}
+
+// unmanage takes the preparers of pods away for some time.
+func unmanage(s *reconcile.Snapshot, since time.Duration, pods ...int) {
+	at := s.Now.Add(-since)
+	for _, i := range pods {
+		s.Nodes[s.Pods[i].Node].Alive, s.Pods[i].UnmanagedSince = false, &at
+	}
+}
+
+// A lost pod is replaced when its time has come, and looked at again just then. One whose preparer is away so long that it may be
+// replaced takes no room any more; one that has yet to stop, or for which the time counts from another death, does.
+func TestLostPodsAreReplacedInTimeAndAsThereIsRoom(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		pods, surge int
+		change      func(*reconcile.Snapshot)
+		want        []string
+		again       time.Duration
+	}{
+		"its time has not come": {2, 0, func(s *reconcile.Snapshot) { lose(s, 10*time.Second, 0) }, nil, 20 * time.Second},
+		"a moment is left":      {2, 0, func(s *reconcile.Snapshot) { lose(s, 30*time.Second-1, 0) }, nil, 1},
+		"its time has come":     {2, 0, func(s *reconcile.Snapshot) { lose(s, 30*time.Second, 0) }, []string{"main.0"}, 0},
+		"its time has come, that of another has not": {2, 0, func(s *reconcile.Snapshot) {
+			lose(s, 10*time.Second, 0)
+			lose(s, 30*time.Second, 1)
+		}, []string{"main.1"}, 20 * time.Second},
+		"two, and room for one": {3, 0, func(s *reconcile.Snapshot) {
+			lose(s, time.Hour, 0, 1)
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
+		}, []string{"main.0"}, 0},
+		"its preparer is away":                   {2, 0, func(s *reconcile.Snapshot) { unmanage(s, 9*time.Minute, 0) }, nil, time.Minute},
+		"its preparer has been away long enough": {2, 0, func(s *reconcile.Snapshot) { unmanage(s, 10*time.Minute, 0) }, []string{"main.0"}, 0},
+		"another one's preparer is away": {3, 0, func(s *reconcile.Snapshot) {
+			lose(s, time.Hour, 0)
+			unmanage(s, 9*time.Minute, 1)
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
+		}, nil, time.Minute},
+		"another one's preparer was away, and is again": {3, 0, func(s *reconcile.Snapshot) {
+			lose(s, time.Hour, 0)
+			unmanage(s, time.Hour, 1)
+			s.Pods[1].DeadIndex, s.Nodes["n1"].FreeIndex = 30, 40
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
+		}, nil, 10 * time.Minute},
+	} {
+		s := row(c.pods, c.pods)
+		s.RC.MaxSurge = &c.surge
+		c.change(s)
+		plan := reconcile.Compute(s)
+		if got := added(&plan); !slices.Equal(got, c.want) || plan.Again != c.again {
+			t.Errorf("%s: %v are replaced, want %v; again after %s, want %s", name, got, c.want, plan.Again, c.again)
+		}
+	}
+}
+
+// A pod that got stuck after a loss stands where it is until another copy is available: what is missing besides waits for room (P6).
+func TestAStuckPodThatIsMovedOnTakesRoom(t *testing.T) {
+	t.Parallel()
+	for surge, want := range [][]string{{"main.0"}, {"main.0", "main.2"}} {
+		s := row(2, 3)
+		s.RC.MaxSurge = &surge
+		onItsWay(s, 0, time.Hour)
+		s.Pods[0].Placement.Ghosts[0].Lost = true
+		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+		plan := reconcile.Compute(s)
+		if got := added(&plan); !slices.Equal(got, want) {
+			t.Errorf("surge %d: %v, want %v", surge, got, want)
+		}
+	}
+}
+
+// What is known of a lost pod and of its former copies is one mark for each pod, with the deaths of all its nodes.
+func TestALossIsOneMarkOfEachPod(t *testing.T) {
+	t.Parallel()
+	s := row(2, 2)
+	s.RC.NodeLoss.After = new(field.Duration)
+	for i, name := range []string{"n0", "n1", "n2", "n3"} {
+		s.Nodes[name].Alive, s.Nodes[name].Gone, s.Nodes[name].FreeIndex = false, true, uint64(40+i)
+	}
+	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4}}
+	s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
+	plan := reconcile.Compute(s)
+	if len(plan.Adds) != 2 || len(plan.Marks) != 2 || len(plan.Changes) != 0 {
+		t.Fatalf("adds %v, marks %v, changes %v", plan.Adds, plan.Marks, plan.Changes)
+	}
+	for i := range plan.Marks {
+		m, at, former := &plan.Marks[i], fmt.Sprintf("n%d", i), fmt.Sprintf("n%d", i+2)
+		if p := m.Placement; m.Identity != s.Pods[i].Identity || p.Node != at || p.LostSince == nil || len(p.Ghosts) != 1 || p.Ghosts[0].Node != former || !p.Ghosts[0].Gone {
+			t.Errorf("%s: %+v", m, m.Placement)
+		}
+		if want := []reconcile.DeadNode{{Name: at, Index: uint64(40 + i)}, {Name: former, Index: uint64(42 + i)}}; !slices.Equal(m.NeedsDead, want) {
+			t.Errorf("%s needs %v, want %v", m, m.NeedsDead, want)
+		}
 	}
 }

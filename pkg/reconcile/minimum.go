@@ -10,7 +10,6 @@ func (c *computation) rely() {
 		changed[ch.Identity] = ch
 	}
 	var counting []Copy
-	takes := 0
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		ch := changed[p.Identity]
@@ -34,15 +33,15 @@ func (c *computation) rely() {
 		case counted && ch.NeedsMinimum:
 			counting = append(counting, Copy{Node: before, Identity: p.Identity})
 			ch.Takes = true
-			takes++
 		}
 	}
-	c.settle(counting, takes)
+	c.settle(counting)
 }
 
-// settle decides how changes that take nothing which counts are kept from taking what has come to count meanwhile. Where the minimum
-// is left without that, it is left.
-func (c *computation) settle(counting []Copy, takes int) {
+// settle decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
+// much as that counts, else the reports which show that they do not. A plan takes no more than there is to spare, so that what others
+// take of it makes no difference here.
+func (c *computation) settle(counting []Copy) {
 	least := c.s.RC.MinimumAvailable()
 	relied := false
 	for i := range c.plan.Changes {
@@ -52,7 +51,7 @@ func (c *computation) settle(counting []Copy, takes int) {
 			continue
 		case least == 0:
 			ch.NeedsMinimum = false
-		case !ch.Takes && len(counting)-takes < least:
+		case !ch.Takes && len(counting) < least:
 			ch.NeedsMinimum = false
 			for _, in := range ch.Intents {
 				ch.NeedsReports = append(ch.NeedsReports, in.Node)

@@ -130,8 +130,8 @@ func (c *Change) left() []string {
 	if c.Placement == nil {
 		return nil
 	}
-	if ghosts := c.Placement.Ghosts; c.Action == Move && len(ghosts) > 0 {
-		return []string{ghosts[len(ghosts)-1].Node}
+	if ghosts := c.Placement.Ghosts; c.Action == Move {
+		return []string{ghosts[len(ghosts)-1].Node} // see move
 	}
 	if c.Action != Expel && c.Action != Return && c.Action != Remove {
 		return nil
@@ -203,9 +203,10 @@ type Copy struct {
 const RoomRetry = 15 * time.Second
 
 func (p *Plan) lookAgain(after time.Duration) {
-	if p.Again == 0 || after < p.Again {
-		p.Again = after
+	if p.Again != 0 {
+		after = min(after, p.Again)
 	}
+	p.Again = after
 }
 
 // Short completes the status with those of the plan's adds that could not be placed, and why the nodes take none; and asks for

@@ -178,7 +178,8 @@ func TestWhichReplicasArePlaced(t *testing.T) {
 		"one is lost": {3, 4, 0, func(s *reconcile.Snapshot) {
 			s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Pods[0].LostSince = false, true, &s.Now
 		}, []string{"main.3"}},
-		"one is found running": {1, 3, 0, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 5)} }, []string{"main.2"}},
+		"one is found running":             {1, 3, 0, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 5)} }, []string{"main.2"}},
+		"one is found running, with surge": {1, 3, 1, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 5)} }, []string{"main.2"}},
 		"one that was to stop is found running": {2, 3, 0, func(s *reconcile.Snapshot) {
 			stopping(s, 1)
 			s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}

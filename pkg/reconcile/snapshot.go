@@ -112,11 +112,8 @@ func (s *Snapshot) death(name string) DeadNode {
 	return DeadNode{Name: name, Index: s.Nodes[name].FreeIndex}
 }
 
-// sinceDeath reports whether what a placement says about the loss of its node is about the node's present death.
-func (s *Snapshot) sinceDeath(p *pod.Placement) bool {
-	v := s.Nodes[p.Node]
-	return v == nil || v.FreeIndex == p.DeadIndex
-}
+// sinceDeath reports whether what a placement says about the loss of its node, which has a record, is about the node's present death.
+func (s *Snapshot) sinceDeath(p *pod.Placement) bool { return s.Nodes[p.Node].FreeIndex == p.DeadIndex }
 
 // rememberLost collects which machines were lost, as the placements say.
 func (s *Snapshot) rememberLost() {
