@@ -139,7 +139,7 @@ func controller(name string, replicas int, cpu int64, change func(*rc.RC)) (rc.R
 			Name:      "main",
 			Artifact:  manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name + ".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},
 			Env:       map[string]string{"LOG_LEVEL": "info", "REGION": "here"},
-			Resources: manifest.Resources{CPU: cpu},
+			Resources: manifest.Resources{CPU: manifest.Millicores(cpu)},
 		}},
 	}
 	canonical, err := m.Canonical()

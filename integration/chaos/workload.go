@@ -265,7 +265,7 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(name)) // never fails (hash.Hash)
 	much := hash.Sum32()
-	takes := manifest.Resources{CPU: int64(much%4) * someCPU, Memory: int64(much/4%4) * someMemory}
+	takes := manifest.Resources{CPU: manifest.Millicores(much%4) * someCPU, Memory: manifest.Bytes(much/4%4) * someMemory}
 	if isLarge(slot) {
 		takes = manifest.Resources{CPU: largeCPU}
 	}

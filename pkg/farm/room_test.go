@@ -61,7 +61,7 @@ func (l looks) ReadDetails(ctx context.Context, w store.Wanted, consistent bool)
 const fullNodes = 300
 
 // sized is a manifest of pods that take that much CPU.
-func sized(id string, port int, cpu int64) *manifest.Manifest {
+func sized(id string, port int, cpu manifest.Millicores) *manifest.Manifest {
 	m := testManifest(id, port)
 	m.Launchables[0].Resources.CPU = cpu
 	return m

@@ -92,9 +92,9 @@ const (
 // Resources is what a process is expected to use; the scheduler reserves CPU and memory, and a node that isolates
 // enforces all three.
 type Resources struct {
-	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
-	Memory int64 `json:"memory,omitempty"` // bytes
-	PIDs   int64 `json:"pids,omitempty"`   // processes and threads
+	CPU    Millicores `json:"cpu,omitempty"`
+	Memory Bytes      `json:"memory,omitempty"`
+	PIDs   int64      `json:"pids,omitempty"` // processes and threads
 }
 
 // Port is a named TCP port that the pod listens on at its node's address. Exactly one of Port and Dynamic is set.
@@ -219,12 +219,15 @@ func (m *Manifest) PortMap() map[string]int {
 	return ports
 }
 
+// Usage is what all processes of a pod are expected to use together: thousandths of a core, bytes, and processes and threads.
+type Usage struct{ CPU, Memory, PIDs int64 }
+
 // Resources returns what all processes of the pod use together.
-func (m *Manifest) Resources() Resources {
-	var sum Resources
+func (m *Manifest) Resources() Usage {
+	var sum Usage
 	for _, l := range m.Launchables {
-		sum.CPU += l.Resources.CPU
-		sum.Memory += l.Resources.Memory
+		sum.CPU += int64(l.Resources.CPU)
+		sum.Memory += int64(l.Resources.Memory)
 		sum.PIDs += l.Resources.PIDs
 	}
 	return sum

@@ -164,7 +164,7 @@ func TestUse(t *testing.T) {
 	grace := field.Duration(time.Minute)
 	m.Launchables = append(m.Launchables,
 		manifest.Launchable{Resources: manifest.Resources{CPU: 1, Memory: 2}, StopGrace: &grace}, manifest.Launchable{})
-	if got := m.Resources(); got != (manifest.Resources{CPU: 501, Memory: 1048578}) {
+	if got := m.Resources(); got != (manifest.Usage{CPU: 501, Memory: 1048578}) {
 		t.Errorf("resources are %+v", got)
 	}
 	if got := m.Grace(); got != time.Minute {
@@ -180,7 +180,7 @@ func TestUse(t *testing.T) {
 
 func TestDecodeReportsPathsFromTheTop(t *testing.T) {
 	_, err := manifest.Decode([]byte(strings.Replace(full, `"cpu":500`, `"cpu":"x"`, 1)))
-	want := `launchables[0].resources.cpu: "x" is not valid; allowed: a whole number`
+	want := `launchables[0].resources.cpu: "x" is not valid; allowed: thousandths of a core as a whole number, or cores as text, such as "500m" or "1.5"`
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -68,6 +68,8 @@ func typeSchema(defs node, t reflect.Type) node {
 	switch {
 	case t == reflect.TypeFor[field.Duration]():
 		return node{"type": "string", "pattern": durationText}
+	case t == reflect.TypeFor[Millicores](), t == reflect.TypeFor[Bytes]():
+		return node{"type": []string{"integer", "string"}, "pattern": quantityText}
 	case t == reflect.TypeFor[Config]():
 		return node{"type": "object", "additionalProperties": node{"$ref": "#/$defs/tree"}}
 	}
@@ -105,6 +107,9 @@ func optional(s node, t reflect.Type) node {
 	}
 	return s
 }
+
+// quantityText is what resource.ParseQuantity reads.
+const quantityText = `^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$`
 
 // durationText is what field.Duration reads.
 const durationText = `^\+?(?:0|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)$`

@@ -154,7 +154,7 @@ func checkPositive(errs *field.Errors, path string, d *field.Duration, most time
 	}
 }
 
-func checkRange(errs *field.Errors, path, what string, n, most int64) {
+func checkRange[N ~int64](errs *field.Errors, path, what string, n, most N) {
 	if n < 0 || n > most {
 		errs.Add(path, n, fmt.Sprintf("%s, from 0 to %d", what, most))
 	}
