@@ -74,6 +74,7 @@ var scenarios = map[string]func(*env){
 	"hooks":            hooks,
 	"upgrade-in-place": upgradeInPlace,
 	"signatures":       signatures,
+	"revoked":          revoked,
 	"dynamic-ports":    dynamicPorts,
 	"services":         services,
 	"default-install":  defaultInstall,

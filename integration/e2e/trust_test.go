@@ -74,6 +74,62 @@ func signatures(e *env) {
 	e.mustDiffer(third, e.processes())
 }
 
+// revoked: what a signer signed is not run once the signer does not count any more, though the node accepted it before and only its
+// artifact was missing; what was installed runs on. A rule says what a signer may name of the node.
+func revoked(e *env) {
+	e.startConsul("")
+	policy := e.trustPolicy("other")
+	node := e.preparer(1, "--trust-policy", policy)
+	e.farm("f1", "")
+	h := e.hello(1, nil)
+	archive, err := os.ReadFile(strings.TrimPrefix(h.Artifact.URL, "file://"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	late := filepath.Join(e.dir, "late.tar.gz")
+	h.Artifact.URL = "file://" + late
+	e.applySigned(h, "ed25519")
+	e.podsSay(late + ": no such file")
+
+	signers, err := os.ReadFile(e.signersFile())
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.write(e.signersFile(), strings.ReplaceAll(string(signers), "alice@", "mallory@"))
+	e.write(late, string(archive))
+	const gone = "no rule lets mallory@example.com run pods called hello"
+	e.distrusted(gone)
+	node.kill()
+	node.startAgain()
+	e.distrusted(gone)
+	if running := e.processes(); len(running) > 0 {
+		e.t.Fatalf("it runs: %v", running)
+	}
+
+	e.write(e.signersFile(), string(signers))
+	id := e.rcID("hello")
+	e.within(limit, func() error { return e.converged(id, 1) })
+	running := e.processes()
+	e.write(e.signersFile(), strings.ReplaceAll(string(signers), "alice@", "mallory@"))
+	node.kill()
+	node.startAgain()
+	h.Env = map[string]string{"HELLO_VERSION": "two"}
+	e.applySigned(h, "ed25519")
+	e.distrusted(gone)
+	e.sameProcesses(running, "its signer was revoked")
+
+	e.write(e.signersFile(), string(signers))
+	bounded := func(paths string) string {
+		return fmt.Sprintf("require_signature: true\nallowed_signers: %s\nrules: [{signers: [alice@example.com], pods: [hello], users: [], paths: [%s]}]\n", e.signersFile(), paths)
+	}
+	e.write(policy, bounded("/srv/*"))
+	e.distrusted(fmt.Sprintf("a path of the node: %q is not valid; allowed: /srv/*", late))
+	e.sameProcesses(running, "its next version named a path that its signer may not")
+	e.write(policy, bounded(e.dir+"/*"))
+	e.within(limit, func() error { return e.converged(id, 1) })
+	e.mustDiffer(running, e.processes())
+}
+
 // trustPolicy writes a policy under which alice may run hello, and bob what the pattern says. It returns its file.
 func (e *env) trustPolicy(bobs string) string {
 	e.t.Helper()

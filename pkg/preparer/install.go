@@ -28,6 +28,9 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 	}
 	v, err := p.prepare(ctx, e, &rec, m)
 	if err == nil {
+		err = p.trusted(m, rec.Signature)
+	}
+	if err == nil {
 		p.mu.Lock()
 		e.up = false // the service stays that of the earlier version until its processes go
 		p.mu.Unlock()
@@ -63,6 +66,9 @@ func (p *Preparer) prepare(ctx context.Context, e *entry, rec *Record, m *manife
 	p.setActivity(e, pod.StateFetching, fetchText(m))
 	roots, err := p.fetch(ctx, m)
 	if err != nil {
+		return nil, err
+	}
+	if err := p.trusted(m, rec.Signature); err != nil {
 		return nil, err
 	}
 	p.setActivity(e, pod.StateInstalling, "installing "+short(rec.Intent.Digest))
@@ -110,23 +116,29 @@ func (p *Preparer) interruptible(ctx context.Context, e *entry, revision int64) 
 }
 
 // wanted returns the manifest of the accepted intent: from the record, else from Consul, and then into the record, so
-// that Consul is not needed again.
+// that Consul is not needed again, unless the node's policy refuses what is there: somebody else may have signed it meanwhile.
 func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.Manifest, Record, error) {
 	digest := rec.Intent.Digest
+	var refused error
 	if rec.Wanted != nil {
 		var m manifest.Manifest
 		if err := json.Unmarshal(rec.Wanted, &m); err == nil && samePod(rec.Intent, &m) == nil {
-			return &m, rec, nil
+			if refused = p.trusted(&m, rec.Signature); refused == nil {
+				return &m, rec, nil
+			}
 		}
 	}
 	over := p.during(e, "reading manifest "+short(digest)+" from Consul")
 	m, canonical, signature, err := p.readManifest(ctx, digest)
 	over()
+	if err != nil && refused != nil {
+		err = refused // a signature that counts may be there, and cannot be read
+	}
 	if err == nil {
 		err = samePod(rec.Intent, m)
 	}
 	if err == nil {
-		err = p.trusted(m, canonical, signature)
+		err = p.trusted(m, signature)
 	}
 	if err == nil {
 		err = p.mayMoveIn(&rec, m)
@@ -138,7 +150,7 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 		}
 		return nil, rec, err
 	}
-	rec.Wanted = canonical
+	rec.Wanted, rec.Signature = canonical, signature
 	if rec.Tenant == "" && rec.Installed == nil {
 		rec.Tenant = m.ID
 	}

@@ -26,6 +26,8 @@ type Record struct {
 	Intent pod.Intent `json:"intent"`
 	// Wanted is the manifest of Intent in canonical JSON, from the time it was read until it is installed.
 	Wanted json.RawMessage `json:"wanted,omitempty"`
+	// Signature is the one that Wanted came with, so that the node can ask again whether it counts.
+	Signature string `json:"signature,omitempty"`
 	// Installed is what runs, or shall run again after a reboot; nil when nothing was ever started.
 	Installed *Installed `json:"installed,omitempty"`
 	// Previous are earlier versions that stay installed, the newest first.
@@ -69,7 +71,7 @@ type Process struct {
 // accept returns the record after a newer intent was accepted.
 func (r Record) accept(in pod.Intent) Record {
 	if in.Digest != r.Intent.Digest {
-		r.Wanted = nil
+		r.Wanted, r.Signature = nil, ""
 	}
 	r.Version, r.Intent = RecordVersion, in
 	if in.State == pod.Running {
@@ -80,7 +82,7 @@ func (r Record) accept(in pod.Intent) Record {
 
 // buried returns the record as a tombstone. An earlier burial keeps its time.
 func (r Record) buried(now time.Time) Record {
-	r.Wanted, r.Installed, r.Previous, r.Service, r.Ready, r.AwaitsIntent = nil, nil, nil, "", "", false
+	r.Wanted, r.Signature, r.Installed, r.Previous, r.Service, r.Ready, r.AwaitsIntent = nil, "", nil, nil, "", "", false
 	if r.StoppedAt == nil {
 		r.StoppedAt = &now // with its monotonic reading, which UTC would take away
 	}
@@ -108,7 +110,7 @@ func (r Record) installed(in *Installed, podID string) Record {
 		r.Previous = append([]Installed{*r.Installed}, r.Previous...)
 		r.Previous = r.Previous[:min(len(r.Previous), keepVersions-1)]
 	}
-	r.Installed, r.Wanted, r.Tenant = in, nil, podID
+	r.Installed, r.Wanted, r.Signature, r.Tenant = in, nil, "", podID
 	return r
 }
 

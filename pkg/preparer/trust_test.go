@@ -150,3 +150,53 @@ func TestSignatureIsNotLost(t *testing.T) {
 		}
 	}
 }
+
+// Whose signature does not count any more is not run, however long ago the node accepted what was signed: it may have waited for
+// its artifact, for a hook, or for a preparer.
+func TestRevokedBeforeItIsInstalled(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	policy := b.trustOnly("key_ed25519")
+	text := b.text(policy)
+	revoke := func() { b.writeFile(policy, strings.ReplaceAll(text, "[alice@example.com]", "[bob@example.com]")) }
+	const refused = "this node's trust policy refuses it: signed with ssh-ed25519"
+	a := b.start()
+
+	m := b.sleeper("1")
+	b.artifacts.setMissing(m.Launchables[0].Artifact, true)
+	first := b.uploadSigned(m, "key_ed25519")
+	b.tell(intent(0, first, pod.Running, 10))
+	b.awaitState(0, pod.StateFailed, 10, "artifact of main: no such file")
+	revoke()
+	b.artifacts.setMissing(m.Launchables[0].Artifact, false)
+	b.awaitState(0, pod.StateFailed, 10, refused)
+	a.stop()
+	b.start()
+	b.awaitState(0, pod.StateFailed, 10, refused)
+	if procs := b.procs(0); len(procs) > 0 {
+		t.Fatalf("it runs: %+v", procs)
+	}
+	b.writeFile(policy, text)
+	b.awaitReady(0, first, 10)
+	pid := b.pid(0)
+
+	// What a hook of the version does is done; the version is not installed.
+	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go-on")
+	hooked := b.sleeper("2")
+	b.addProgram(hooked, "bin/wait", fmt.Sprintf("touch %s; while [ ! -e %s ]; do sleep 0.05; done", begun, goOn))
+	hooked.Hooks = &manifest.Hooks{BeforeInstall: &manifest.Hook{Path: "bin/wait", Required: true}}
+	second := b.uploadSigned(hooked, "key_ed25519")
+	b.tell(intent(0, second, pod.Running, 20))
+	b.eventually(func() error { _, err := os.Stat(begun); return err })
+	revoke()
+	b.writeFile(goOn, "")
+	b.awaitState(0, pod.StateFailed, 20, refused)
+	b.mustKeepPID(0, pid)
+
+	// A signature of somebody else counts from when it is there, though the node has the manifest already.
+	public := b.text("../trust/testdata/key_rsa.pub")
+	b.writeFile(filepath.Join(filepath.Dir(policy), "allowed_signers"), "bob@example.com "+public)
+	b.awaitState(0, pod.StateFailed, 20, "which is not in ")
+	b.uploadSigned(hooked, "key_rsa")
+	b.awaitReady(0, second, 20)
+}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/trust"
 )
 
@@ -36,14 +37,14 @@ func FuzzCheck(f *testing.F) {
 			t.Fatal(err)
 		}
 		p, err := trust.Load(policy)
-		if err != nil || p.Check(time.Now(), "web", message, signature) != nil {
+		if err != nil || p.Check(time.Now(), &manifest.Manifest{ID: "web"}, message, signature) != nil {
 			return
 		}
 		sig, err := trust.Parse(signature)
 		if err != nil || sig.Verify(message) != nil {
 			t.Fatalf("believed: %q by %q", signature, list)
 		}
-		if err := p.Check(time.Now(), "web", append(message, ' '), signature); err == nil {
+		if err := p.Check(time.Now(), &manifest.Manifest{ID: "web"}, append(message, ' '), signature); err == nil {
 			t.Fatalf("believed of another manifest: %q by %q", signature, list)
 		}
 	})

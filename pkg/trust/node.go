@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
 // Node decides by a policy in a file. It reads the file for each decision, so that a change counts from the next one on.
@@ -20,12 +22,12 @@ func (n *Node) Policy() (*Policy, error) { return Load(n.file) }
 
 // Check returns nil when the node may run a manifest. A policy that cannot be read lets nothing run: the error is
 // ErrRefused too.
-func (n *Node) Check(podID string, canonical []byte, signature string) error {
+func (n *Node) Check(m *manifest.Manifest, canonical []byte, signature string) error {
 	p, err := n.Policy()
 	if err != nil {
 		return refuse("the policy cannot be read, so nothing new is run; mend it: %w", err)
 	}
-	return p.Check(time.Now(), podID, canonical, signature)
+	return p.Check(time.Now(), m, canonical, signature)
 }
 
 // othersWrite are the permissions of the group and of others to write.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
 // Limits of a policy.
@@ -30,10 +31,16 @@ type Policy struct {
 	signers []signer
 }
 
-// Rule lets signers run pods.
+// Rule lets signers run pods. What it does not speak of is not limited; an empty list lets nothing be named.
 type Rule struct {
 	Signers []string `json:"signers"` // principals, each as in allowed_signers; "*" for everybody in there
 	Pods    []string `json:"pods"`    // pod ids; '*' stands for any text, '?' for one character
+	// Users are the accounts of the node that manifests may name, patterns as in Pods.
+	Users []string `json:"users,omitempty"`
+	// Paths are those of the node that manifests may name, patterns as in Pods; see Manifest.HostPaths.
+	Paths []string `json:"paths,omitempty"`
+	// Resources is what all launchables of a pod may ask for together; zero: not limited. A launchable without a limit asks for more than any.
+	Resources manifest.Resources `json:"resources,omitzero"`
 }
 
 // Everyone is the signer of a rule that stands for all.
@@ -102,10 +109,8 @@ func (p *Policy) validate() field.Errors {
 func (r *Rule) validate() field.Errors {
 	var errs field.Errors
 	list := func(name string, entries []string, ok func(string) bool, allowed string) {
-		if n := len(entries); n == 0 {
-			errs.Missing(name, fmt.Sprintf("1 to %d entries: %s", maxRuleEntries, allowed))
-		} else if n > maxRuleEntries {
-			errs.Add(name, field.Text(fmt.Sprintf("%d entries", n)), fmt.Sprintf("1 to %d entries", maxRuleEntries))
+		if n := len(entries); n > maxRuleEntries {
+			errs.Add(name, field.Text(fmt.Sprintf("%d entries", n)), fmt.Sprintf("at most %d entries", maxRuleEntries))
 		}
 		for i, entry := range entries {
 			if !ok(entry) {
@@ -113,10 +118,26 @@ func (r *Rule) validate() field.Errors {
 			}
 		}
 	}
-	list("signers", r.Signers, func(s string) bool {
+	needed := func(name string, entries []string, ok func(string) bool, allowed string) {
+		if len(entries) == 0 {
+			errs.Missing(name, fmt.Sprintf("1 to %d entries: %s", maxRuleEntries, allowed))
+		}
+		list(name, entries, ok, allowed)
+	}
+	needed("signers", r.Signers, func(s string) bool {
 		return s == Everyone || s != "" && len(s) <= maxSignerLength && !strings.ContainsAny(s, "*?,! \t\"")
 	}, `a principal such as alice@example.com, or "*" for everybody in allowed_signers`)
-	list("pods", r.Pods, podPattern.MatchString, "a pod id such as web, with '*' for any text and '?' for one character")
+	needed("pods", r.Pods, podPattern.MatchString, "a pod id such as web, with '*' for any text and '?' for one character")
+	list("users", r.Users, func(s string) bool { return s != "" && len(s) <= maxSignerLength },
+		"an account of the node such as deploy, with '*' for any text and '?' for one character")
+	list("paths", r.Paths, func(s string) bool {
+		return len(s) <= manifest.MaxTextBytes && (s == "*" || filepath.IsAbs(s) && filepath.Clean(s) == s)
+	}, "an absolute path such as /srv/web/*, without '.', '..' and empty parts, with '*' for any text and '?' for one character")
+	for _, limit := range r.limits(manifest.Usage{}) {
+		if limit.most < 0 {
+			errs.Add("resources."+limit.name, limit.most, limit.unit+", zero (not limited) or more")
+		}
+	}
 	return errs
 }
 
@@ -129,7 +150,7 @@ func refuse(format string, args ...any) error {
 
 // Check returns nil when the node may run a manifest, and ErrRefused with the reason when it may not. A signature that is
 // there must be good, required or not.
-func (p *Policy) Check(now time.Time, podID string, canonical []byte, armored string) error {
+func (p *Policy) Check(now time.Time, m *manifest.Manifest, canonical []byte, armored string) error {
 	const sign = "rcctl apply -f FILE --sign-key KEY"
 	switch {
 	case armored == "" && !*p.RequireSignature, p.AllowedSigners == "":
@@ -152,14 +173,12 @@ func (p *Policy) Check(now time.Time, podID string, canonical []byte, armored st
 			continue
 		}
 		known = true
-		if err := s.usable(now); err != nil {
-			why = err
-			continue
+		if why = s.usable(now); why == nil {
+			why = p.lets(s, m)
 		}
-		if p.lets(s, podID) {
+		if why == nil {
 			return nil
 		}
-		why = fmt.Errorf("no rule lets %s run pods called %s; sign it with the key of somebody who may, or add a rule", s.principals, podID)
 	}
 	if !known {
 		return refuse("it is signed with %s, which is not in %s; sign it with a key that is, or add this one", sig.Key(), p.AllowedSigners)
@@ -167,15 +186,20 @@ func (p *Policy) Check(now time.Time, podID string, canonical []byte, armored st
 	return refuse("signed with %s: %w", sig.Key(), why)
 }
 
-// lets reports whether a rule lets the owner of a key run a pod.
-func (p *Policy) lets(s *signer, podID string) bool {
-	for _, r := range p.Rules {
-		if !slices.ContainsFunc(r.Pods, func(pattern string) bool { return glob(pattern, podID) }) {
+// lets returns why no rule lets the owner of a key run a pod, nil when one does.
+func (p *Policy) lets(s *signer, m *manifest.Manifest) error {
+	why := fmt.Errorf("no rule lets %s run pods called %s; sign it with the key of somebody who may, or add a rule", s.principals, m.ID)
+	for i := range p.Rules {
+		r := &p.Rules[i]
+		if !anyGlob(r.Pods, m.ID) ||
+			!slices.ContainsFunc(r.Signers, func(who string) bool { return who == Everyone || matchList(who, s.principals) }) {
 			continue
 		}
-		if slices.ContainsFunc(r.Signers, func(who string) bool { return who == Everyone || matchList(who, s.principals) }) {
-			return true
+		beyond := r.beyond(m).Err()
+		if beyond == nil {
+			return nil
 		}
+		why = fmt.Errorf("rules[%d] lets %s run pods called %s, but not this: %w", i, s.principals, m.ID, beyond)
 	}
-	return false
+	return why
 }

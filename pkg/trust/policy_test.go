@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/trust"
 )
 
@@ -100,7 +101,7 @@ func TestCheck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = p.Check(now, tt.pod, []byte(message), tt.signature)
+			err = p.Check(now, &manifest.Manifest{ID: tt.pod}, []byte(message), tt.signature)
 			switch {
 			case tt.want == "" && err != nil:
 				t.Error(err)
@@ -108,6 +109,72 @@ func TestCheck(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// A rule may say as whom, with what of the node, and how large a signer's pods may be.
+func TestRuleBounds(t *testing.T) {
+	const message = "x"
+	signature := sign(t, "key_ed25519", message)
+	tar := manifest.Launchable{Name: "main", Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://example.com/a"}}
+	with := func(change func(*manifest.Launchable)) *manifest.Manifest {
+		l := tar
+		change(&l)
+		return &manifest.Manifest{ID: "web", Launchables: []manifest.Launchable{l}}
+	}
+	as := func(user string) *manifest.Manifest { return with(func(l *manifest.Launchable) { l.User = user }) }
+	from := func(url string) *manifest.Manifest {
+		return with(func(l *manifest.Launchable) { l.Artifact.URL = url })
+	}
+	size := func(cpu manifest.Millicores, memory manifest.Bytes) *manifest.Manifest {
+		return with(func(l *manifest.Launchable) { l.Resources = manifest.Resources{CPU: cpu, Memory: memory} })
+	}
+	exec := with(func(l *manifest.Launchable) {
+		l.Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/usr/bin/web"}
+	})
+	secret := with(func(*manifest.Launchable) {})
+	secret.Config = manifest.Config{"a": []any{map[string]any{"b": map[string]any{manifest.FileKey: "/etc/shadow"}}}}
+	hook := with(func(*manifest.Launchable) {})
+	hook.Hooks = &manifest.Hooks{AfterStop: &manifest.Hook{Path: "/usr/bin/hook"}}
+	check := with(func(*manifest.Launchable) {})
+	check.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "/usr/bin/check"}}
+	two := size(400, 100)
+	two.Launchables = append(two.Launchables, two.Launchables[0])
+	for _, tt := range []struct {
+		name, rule string
+		m          *manifest.Manifest
+		want       string // part of the reason; empty: it may run
+	}{
+		{"nothing said", "", as("root"), ""},
+		{"no user asked for", "users: []", as(""), ""},
+		{"no user allowed", "users: []", as("root"), `rules[0] lets alice@example.com run pods called web, but not this: launchables[0].user: "root" is not valid; allowed: none`},
+		{"another user", "users: [deploy, app-*]", as("app-1"), ""},
+		{"not that user", "users: [deploy, app-*]", as("root"), `launchables[0].user: "root" is not valid; allowed: deploy, app-*`},
+		{"no path named", "paths: []", with(func(*manifest.Launchable) {}), ""},
+		{"program of the node", "paths: []", exec, `a path of the node: "/usr/bin/web" is not valid; allowed: none`},
+		{"this program", "paths: [/usr/bin/web]", exec, ""},
+		{"file in the configuration", "paths: [/etc/web/*]", secret, `a path of the node: "/etc/shadow" is not valid; allowed: /etc/web/*`},
+		{"hook", "paths: [/etc/web/*]", hook, `"/usr/bin/hook" is not valid`},
+		{"check", "paths: [/etc/web/*]", check, `"/usr/bin/check" is not valid`},
+		{"directory", "paths: [/etc/web/*]", with(func(l *manifest.Launchable) { l.WorkDir = "/root" }), `"/root" is not valid`},
+		{"archive", "paths: [/srv/*]", from("file:///srv/a.tar.gz"), ""},
+		{"archive elsewhere", "paths: [/srv/*]", from("file:///etc/a.tar.gz"), `"/etc/a.tar.gz" is not valid`},
+		{"archive by a detour", "paths: [/srv/*]", from("file:///srv/%2e%2e/etc/a.tar.gz"), `"/srv/../etc/a.tar.gz" is not valid`},
+		{"small enough", "resources: {cpu: 500m, memory: 100}", size(500, 100), ""},
+		{"too large", "resources: {cpu: 500, memory: 100}", size(501, 100), "resources.cpu: 501 is not valid; allowed: thousandths of a core, at most 500 of all launchables together"},
+		{"too large together", "resources: {cpu: 500}", two, "resources.cpu: 800 is not valid"},
+		{"without a limit", "resources: {cpu: 500, memory: 100}", size(500, 0), "launchables[0].resources.memory: missing; allowed: bytes, at most 100 of all"},
+		{"another rule", "users: []}\n- {signers: ['*'], pods: [web], paths: [/x]", as("root"), ""},
+	} {
+		policy := "require_signature: true\nallowed_signers: SIGNERS\nrules:\n- {signers: [alice@example.com], pods: [web], " + tt.rule + "}\n"
+		p, err := trust.Load(newNode(t, policy, "alice@example.com "+key(t, "ed25519")).policy)
+		if err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		err = p.Check(time.Now(), tt.m, []byte(message), signature)
+		if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, trust.ErrRefused) || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
+		}
 	}
 }
 
@@ -128,6 +195,10 @@ func TestBadPolicies(t *testing.T) {
 		{"rule without pods", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: [a]}]", good, "rules[0].pods: missing"},
 		{"pattern of signers", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: ['*@b'], pods: [web]}]", good, `rules[0].signers[0]: "*@b" is not valid; allowed: a principal such as`},
 		{"pod in upper case", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: [a], pods: [Web]}]", good, `rules[0].pods[0]: "Web" is not valid; allowed: a pod id`},
+		{"relative path", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: [a], pods: [web], paths: [srv/*]}]", good, `rules[0].paths[0]: "srv/*" is not valid; allowed: an absolute path`},
+		{"path that leads up", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: [a], pods: [web], paths: [/srv/../etc/*]}]", good, `rules[0].paths[0]: "/srv/../etc/*" is not valid`},
+		{"no user", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: [a], pods: [web], users: ['']}]", good, `rules[0].users[0]: "" is not valid; allowed: an account`},
+		{"less than nothing", "require_signature: true\nallowed_signers: SIGNERS\nrules: [{signers: [a], pods: [web], resources: {cpu: -1}}]", good, `rules[0].resources.cpu: -1 is not valid; allowed: thousandths of a core`},
 		{"missing file", "require_signature: true\nallowed_signers: /nonexistent\nrules: [{signers: [a], pods: [web]}]", good, "allowed signers: open /nonexistent"},
 		{"no key", strict, "# nothing\n", "it lists no key; allowed: PRINCIPALS"},
 		{"short line", strict, good + "\nalice", "line 2: the line is too short; allowed: PRINCIPALS [OPTIONS] KEYTYPE KEY [COMMENT]"},
@@ -165,7 +236,7 @@ func TestLocalTimes(t *testing.T) {
 		{at.UTC().Format("valid-after=20060102150405Z"), false},
 	} {
 		n := newNode(t, strict, "alice@example.com "+tt.option+" "+key(t, "ed25519"))
-		err := trust.NewNode(n.policy).Check("web", []byte(read(t, "manifest.json")), read(t, "ed25519.sig"))
+		err := trust.NewNode(n.policy).Check(&manifest.Manifest{ID: "web"}, []byte(read(t, "manifest.json")), read(t, "ed25519.sig"))
 		if refused := err != nil; refused != tt.refused {
 			t.Errorf("%s: %v", tt.option, err)
 		}
@@ -178,7 +249,7 @@ func TestNodeReadsAgain(t *testing.T) {
 	message := []byte(read(t, "manifest.json"))
 	check := func(when, want string) {
 		t.Helper()
-		err := trust.NewNode(n.policy).Check("web", message, read(t, "ed25519.sig"))
+		err := trust.NewNode(n.policy).Check(&manifest.Manifest{ID: "web"}, message, read(t, "ed25519.sig"))
 		if want == "" && err != nil || want != "" && (!errors.Is(err, trust.ErrRefused) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: got %v, want %q", when, err, want)
 		}

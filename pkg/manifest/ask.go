@@ -1,0 +1,52 @@
+package manifest
+
+import (
+	"net/url"
+	"path/filepath"
+	"slices"
+)
+
+// HostPaths returns the paths of the node that the manifest names, sorted: programs (exec, and those of its hooks and checks),
+// archives (file://), what its configuration takes ($file), and where it works.
+func (m *Manifest) HostPaths() []string {
+	var paths []string
+	add := func(path string) {
+		if filepath.IsAbs(path) {
+			paths = append(paths, path)
+		}
+	}
+	for i := range m.Launchables {
+		l := &m.Launchables[i]
+		add(l.Artifact.Path)
+		add(l.WorkDir)
+		if u, err := url.Parse(l.Artifact.URL); err == nil && u.Scheme == "file" {
+			add(u.Path)
+		}
+	}
+	if m.Health != nil && m.Health.Script != nil {
+		add(m.Health.Script.Path)
+	}
+	m.Hooks.Each(func(_ string, h *Hook) { add(h.Path) })
+	eachFile(map[string]any(m.Config), add)
+	slices.Sort(paths)
+	return slices.Compact(paths)
+}
+
+// eachFile calls do with each file that a tree of configuration takes its content from.
+func eachFile(value any, do func(string)) {
+	switch value := value.(type) {
+	case map[string]any:
+		if file, found := value[FileKey]; found {
+			name, _ := file.(string) // anything else is not valid
+			do(name)
+			return
+		}
+		for _, inner := range value {
+			eachFile(inner, do)
+		}
+	case []any:
+		for _, inner := range value {
+			eachFile(inner, do)
+		}
+	}
+}
