@@ -27,9 +27,9 @@ import (
 type Server struct {
 	Addr string // host:port of its HTTP API
 	Proc *os.Process
+	Dir  string // of its files; what a server on disk keeps is below data
 	bin  string
 	args []string
-	dir  string
 	done chan struct{}
 }
 
@@ -60,15 +60,15 @@ func startTimes(cfg devserver.Config) (s *Server, err error) {
 
 func start(cfg devserver.Config) (_ *Server, err error) {
 	s := &Server{bin: cfg.Bin}
-	if s.dir, err = os.MkdirTemp("", "consultest-"); err != nil {
+	if s.Dir, err = os.MkdirTemp("", "consultest-"); err != nil {
 		return nil, err
 	}
-	cfg.Dir = s.dir
+	cfg.Dir = s.Dir
 	if s.Addr, s.args, err = devserver.Args(context.Background(), cfg); err == nil {
 		err = s.run()
 	}
 	if err != nil {
-		_ = os.RemoveAll(s.dir) // the error at hand matters more
+		_ = os.RemoveAll(s.Dir) // the error at hand matters more
 		return nil, err
 	}
 	return s, nil
@@ -76,7 +76,7 @@ func start(cfg devserver.Config) (_ *Server, err error) {
 
 // run starts the server and waits until it answers.
 func (s *Server) run() error {
-	log, err := os.OpenFile(filepath.Join(s.dir, "consul.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(s.Dir, "consul.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func StartTied(cmd *exec.Cmd, exited func(error)) error {
 // Stop kills the server and removes its files.
 func (s *Server) Stop() {
 	s.Kill()
-	_ = os.RemoveAll(s.dir)
+	_ = os.RemoveAll(s.Dir)
 }
 
 // repoRoot is the folder that holds go.mod, found from this source file.

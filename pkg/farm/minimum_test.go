@@ -33,7 +33,8 @@ func stops(b *store.Batch) (ids []pod.Identity) {
 	return ids
 }
 
-// amend changes what a node reports of a replica, and returns when that is reported.
+// amend changes what a node reports of a replica that is placed, and returns when that is reported, or that it
+// has stopped.
 func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
 	recs, _, err := c.store.Placements(context.Background(), id.RCID, true)
 	if err != nil {
@@ -41,6 +42,9 @@ func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
 		return
 	}
 	i := slices.IndexFunc(recs, func(rec store.Rec[pod.Placement]) bool { return rec.Value.Identity == id })
+	if i < 0 {
+		return // it has gone meanwhile
+	}
 	at := store.At{Node: recs[i].Value.Node, Identity: id}
 	c.mu.Lock()
 	n := c.nodes[at.Node]
@@ -50,7 +54,7 @@ func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
 	}
 	consultest.Eventually(c.t, soon, func() error {
 		got, _, err := c.store.Realities(context.Background(), []store.At{at}, true)
-		if r := got[at]; err == nil && (r.State != state || r.Available != available) {
+		if r, there := got[at]; err == nil && there && r.State != pod.StateStopped && (r.State != state || r.Available != available) {
 			err = fmt.Errorf("%s is reported as %s", id, r.State)
 		}
 		return err

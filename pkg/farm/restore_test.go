@@ -22,17 +22,22 @@ func newOwnCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Stop)
-	c := &cluster{t: t, addr: server.Addr, nodes: map[string]*simnode.Node{}}
-	if c.client, err = consul.New(consul.Config{Address: c.addr}); err != nil {
+	return clusterAt(t, server.Addr)
+}
+
+// clusterAt returns a cluster that has the Consul at an address for itself.
+func clusterAt(t *testing.T, addr string) *cluster {
+	t.Helper()
+	client, err := consul.New(consul.Config{Address: addr})
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.client.Close)
+	t.Cleanup(client.Close)
 	keys, err := store.NewKeys(store.DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.store = store.New(c.client, keys)
-	return c
+	return &cluster{t: t, addr: addr, client: client, store: store.New(client, keys), nodes: map[string]*simnode.Node{}}
 }
 
 func (c *cluster) snapshot() []byte {
