@@ -62,6 +62,7 @@ var faults = []fault{
 	{name: "leader-pause", hits: hitsServer, hold: medium, do: leaderPause},
 	{name: "leader-transfer", hits: hitsServer, hold: brief, do: leaderTransfer},
 	{name: restoreFault, hits: hitsStore, hold: brief, do: snapshotRestore},
+	{name: wipeFault, hits: hitsStore, hold: undisturbed, do: wipe},
 	{name: "blind-token", hits: hitsFarm, hold: medium, do: blindToken},
 	{name: "slow-network", hits: hitsServer, hold: medium, do: slowNetwork},
 	{name: "host-cut", hits: hitsHost, hold: long, do: hostCut, machine: true},

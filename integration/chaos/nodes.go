@@ -12,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/checker"
 	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -85,6 +86,7 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 		},
 		trouble: newTrouble(c.cfg.seed, n), next: make(chan func(context.Context) error),
 	}
+	s.Takes = c.takes
 	name := s.Record.Name
 	s.React = func(in pod.Intent) pod.Reality {
 		<-time.After(rand.N(reactLimit)) // it takes time to start a pod
@@ -137,6 +139,13 @@ func (s *simulated) resume(ctx context.Context, how func(context.Context) error)
 	case <-ctx.Done():
 		return fmt.Errorf("node %s is not halted: %w", s.Record.Name, context.Cause(ctx))
 	}
+}
+
+// takes returns what pods with a manifest take of their nodes.
+func (c *chaos) takes(digest string) manifest.Resources {
+	r, _ := c.resources.Load(digest)
+	takes, _ := r.(manifest.Resources)
+	return takes
 }
 
 // atEnd writes down what the node runs.

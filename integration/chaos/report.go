@@ -175,6 +175,9 @@ func (r *report) print() {
 	}
 	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots, the breaker tripped %d times\n",
 		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores, r.Judgement.Trips)
+	if n := r.Judgement.Wipes; n > 0 {
+		fmt.Printf("everything was deleted %d times; what ran was found again within %s\n", n, r.Judgement.AdoptedAfter.Round(time.Millisecond))
+	}
 	printCounts("checks made", r.Judgement.Checked)
 	printCounts("violations", r.Judgement.Count())
 	shown := map[string]int{}

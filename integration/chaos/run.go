@@ -39,6 +39,8 @@ type chaos struct {
 	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only
 	epoch   int          // of the registers; see registers.go
 
+	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
+
 	deadMu    sync.Mutex
 	deadNodes []string // whose machine has died
 }
@@ -235,7 +237,7 @@ func (c *chaos) noteMachine(f fault, what string, began time.Time) {
 	switch {
 	case f.machine:
 		e.Node = what
-	case f.hits != hitsServer && f.hits != hitsStore:
+	case f.hits != hitsServer && f.name != restoreFault:
 		return
 	}
 	c.events.write(e)

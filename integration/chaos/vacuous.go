@@ -16,7 +16,7 @@ type task struct {
 
 // How long a run must be before it must have shown something.
 const (
-	everyKindFrom = time.Minute     // of each kind of fault that was tried one succeeded
+	everyKindFrom = time.Minute     // of each kind of fault that was tried one succeeded, and what ran before a wipe was waited for
 	restoredFrom  = 5 * time.Minute // also of restored snapshots, which need a leader and may be too few to judge by before
 )
 
@@ -27,8 +27,11 @@ var checked = []string{
 	"P1 author", "P1 fence", "P1 register", "P2 version", "P3 placed", "P4 stop", "P5 freed", "P6 minimum",
 }
 
-// afterRestore is also needed where a snapshot was restored.
-const afterRestore = "R1 placed after a restore"
+// These are also needed where a snapshot was restored, and where everything was deleted.
+const (
+	afterRestore = "R1 placed after a restore"
+	afterWipe    = "R1 adopted after a wipe"
+)
 
 // missing says why a run proves nothing although no violation was found in it, "" when it does: a promise is only kept where
 // it could have been broken. A run that must find violations has proved by them what it is for.
@@ -59,6 +62,9 @@ func (r *report) missing() string {
 	needed := slices.Clone(checked)
 	if r.Judgement.Restores > 0 {
 		needed = append(needed, afterRestore)
+	}
+	if r.Judgement.Wipes > 0 && r.Task.Length >= everyKindFrom {
+		needed = append(needed, afterWipe)
 	}
 	needed = slices.DeleteFunc(needed, func(group string) bool { return r.Judgement.Checked[group] > 0 })
 	if len(needed) > 0 {

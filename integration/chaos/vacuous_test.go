@@ -45,6 +45,8 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"no restore in five":                {lasting(restoredFrom), nil, restoreFault},
 		"a restore that nobody waited for":  {lasting(restoredFrom), func(r *report) { restored(r); r.Judgement.Checked[afterRestore] = 1 }, ""},
 		"nothing placed after a restore":    {restored, nil, afterRestore},
+		"nothing adopted after a wipe":      {func(r *report) { r.Judgement.Wipes = 1 }, nil, afterWipe},
+		"nor in a short run":                {lasting(time.Minute - 1), func(r *report) { r.Judgement.Wipes = 1 }, ""},
 		"violations are expected":           {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task.Expect = true }, ""},
 		"an old run, whose task is unknown": {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task = nil }, ""},
 	} {

@@ -148,6 +148,13 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 // change writes a controller as operators do: three times out of four with the word that it may stop many pods at once.
 // Without it the mass-stop breaker may trip.
 func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string, rng *rand.Rand) error {
+	if m != nil {
+		canonical, err := m.Canonical()
+		if err != nil {
+			return err
+		}
+		w.c.resources.Store(manifest.Digest(canonical), m.Launchables[0].Resources)
+	}
 	return writeRC(ctx, st, rec, m, what, rng.IntN(4) > 0)
 }
 

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"time"
 )
 
 // Files that Check reads, below the directory of one run.
@@ -41,8 +42,10 @@ type Result struct {
 	Entries      int            `json:"entries"`      // of the Raft log
 	Transactions int            `json:"transactions"` // that changed records of rcfarm
 	Restores     int            `json:"restores"`
-	Trips        int            `json:"trips"`   // of the mass-stop breaker
-	Checked      map[string]int `json:"checked"` // how often each rule had something to judge
+	Wipes        int            `json:"wipes"`                   // of the whole prefix
+	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"` // the longest that anything was found after a wipe, in nanoseconds
+	Trips        int            `json:"trips"`                   // of the mass-stop breaker
+	Checked      map[string]int `json:"checked"`                 // how often each rule had something to judge
 	Violations   []Violation    `json:"violations"`
 }
 
@@ -86,6 +89,7 @@ func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Resul
 	if err := j.state.equals(final.Keys); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHarness, err)
 	}
+	j.endWipe()
 	j.nodeStops(events)
 	j.finally()
 	j.locks(events)
@@ -109,6 +113,9 @@ type judgement struct {
 	away   away
 	hits   []Event // what the run did to machines
 
+	mistakes []Event // of operators, who deleted everything
+	wiped    *wiped  // the last one; nil: none yet
+
 	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
 	restoredAt uint64               // index of the last restore
@@ -131,7 +138,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 	return &judgement{
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{},
-		away: newAway(), hits: ofKind(events, EventMachine), stopped: map[string]*stopsBy{},
+		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
 	}
 }
 
@@ -169,6 +176,7 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 		if len(w.Changes) > 0 {
 			j.rules(w)
 		}
+		j.afterWipe(w)
 		j.speak()
 		restores.keep(e.Index, j.state)
 	}
@@ -194,6 +202,9 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 // rules judges one change.
 func (j *judgement) rules(w *Write) {
 	j.remember(w)
+	if j.wipes(w) {
+		return
+	}
 	j.echoes(w)
 	if !w.touches() {
 		return

@@ -28,6 +28,7 @@ type Event struct {
 	// without Node to the servers, which speak for all machines.
 
 	// EventSnapshot and EventRestore: the Raft index that the snapshot was taken at. A restore lasts from Call to At.
+	// EventWipe: from Call on operators delete everything; at At what is desired is back.
 	Index uint64 `json:"index,omitempty"`
 	Call  int64  `json:"call,omitempty"`
 
@@ -43,6 +44,7 @@ const (
 	EventMachine  = "machine"
 	EventSnapshot = "snapshot"
 	EventRestore  = "restore"
+	EventWipe     = "wipe"
 	EventLock     = "lock"
 )
 

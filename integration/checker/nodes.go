@@ -40,6 +40,7 @@ func (n *nodes) apply(j *judgement, e Event) {
 		n.lose(e.Node)
 		return
 	}
+	j.keeps(e)
 	key := e.Node + "|" + e.ID
 	j.looked("P4 node")
 	if e.Revision <= n.top[key] {

@@ -68,6 +68,16 @@ func (j *judgement) forced(w *Write, node string) bool {
 	return w.state.ops(node).Drain.stops(w.At) || j.drained(w, node) && d.stops(d.at)
 }
 
+// forcedSince is forced by a drain that was begun after some time: an older one is not meant for what has been found since (ADR 5).
+func (j *judgement) forcedSince(w *Write, node string, found time.Time) bool {
+	d := w.state.ops(node).Drain
+	if d == nil {
+		ended := j.drains[node].drain
+		d = &ended
+	}
+	return j.forced(w, node) && d.Since.After(found)
+}
+
 // disabled: of a disabled controller nothing is placed and nothing removed. What is adopted, mended and confirmed is no
 // decision about how many there shall be, and neither is what operators declare.
 func (j *judgement) disabled(w *Write) {

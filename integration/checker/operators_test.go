@@ -144,6 +144,21 @@ func TestForcedDrain(t *testing.T) {
 			w.expect(c.rule)
 		})
 	}
+	// What was found running at this generation stays, unless the drain was begun after that.
+	for since, rule := range map[time.Duration]string{-time.Second: "P4 stop that nobody asked for", time.Second: ""} {
+		for _, ended := range []bool{false, true} {
+			w := newWorld(t)
+			p := placed("n1", running, 11)
+			p["adopted_at_generation"], p["changed_at"] = 1, whenever
+			w.pod = w.txn(w.fenced(kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 11)))...)
+			w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": fields{"force": true, "since": whenever.Add(since)}}))
+			if ended {
+				w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1"}))
+			}
+			w.stop(20)
+			w.expect(rule)
+		}
+	}
 	// Long after its end a drain justifies nothing.
 	w := newWorld(t)
 	w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": fields{"force": true}}))

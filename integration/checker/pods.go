@@ -95,7 +95,7 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "" // nothing stops by that
 	case before != nil && w.forgotten(before.Node, before.id()):
 		return "" // a former copy is all that is left
-	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
+	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation && !j.forcedSince(w, node, before.ChangedAt):
 		return "it was adopted at the present generation and must stay"
 	case j.forced(w, node):
 		return ""

@@ -40,6 +40,7 @@ type placement struct {
 		DeadIndex uint64 `json:"dead_index"`
 	} `json:"ghosts"`
 	AdoptedAtGeneration int64      `json:"adopted_at_generation"`
+	ChangedAt           time.Time  `json:"changed_at"`
 	LostSince           *time.Time `json:"lost_since"`
 	DeadIndex           uint64     `json:"dead_index"`
 	StoppingSince       *time.Time `json:"stopping_since"`
@@ -157,6 +158,7 @@ type nodeOps struct {
 }
 
 type drain struct {
+	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline"`
 	Force    bool       `json:"force"`
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -26,6 +27,8 @@ type Node struct {
 	TTL    time.Duration
 	// React turns an intent into what the node reports; nil means Obey.
 	React func(pod.Intent) pod.Reality
+	// Takes says what a pod with a manifest takes of its node, which real preparers know from the manifest; nil: nothing.
+	Takes func(digest string) manifest.Resources
 
 	mu      sync.Mutex
 	runs    map[pod.Identity]pod.Intent  // accepted, running or stopped
@@ -339,8 +342,12 @@ func (t *tenure) orphans() (nonce string, orphans []pod.Orphan) {
 			}
 			reason = pod.ReasonRegressed
 		}
+		takes := manifest.Resources{}
+		if t.node.Takes != nil {
+			takes = t.node.Takes(in.Digest)
+		}
 		orphans = append(orphans, pod.Orphan{
-			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, Reason: reason,
+			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, CPU: int64(takes.CPU), Memory: int64(takes.Memory), Reason: reason,
 		})
 	}
 	slices.SortFunc(orphans, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })

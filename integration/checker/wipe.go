@@ -1,0 +1,148 @@
+package checker
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// AdoptedWithin is how long after its records are back the cluster may take until everything that ran before a wipe is adopted. The run
+// disturbs nothing for so long.
+const AdoptedWithin = 20 * time.Second
+
+// heardWithin is how long after its records are back a preparer may take until it passes for good: it may start over after a wipe.
+const heardWithin = 5 * time.Second
+
+// wiped is what follows from the last wipe: an operator deleted the whole prefix by mistake, and wrote back what is desired.
+type wiped struct {
+	back    int64             // when the records were back, unix nanoseconds
+	ran     map[string]copied // what ran then and was to run on, by identity; each in one place
+	silent  map[string]int64  // nodes on which something ran, with the last time that no preparer passed there
+	missing map[string]bool   // identities of ran that are not adopted yet
+	done    bool
+}
+
+// copied is a pod that ran in one place, with the generation of its controller.
+type copied struct {
+	Event
+	generation int64
+}
+
+// until is when everything must have been adopted.
+func (d *wiped) until() int64 { return d.back + int64(AdoptedWithin) }
+
+// wipes reports whether a command is an operator's mistake and nothing else: the whole prefix goes, while the run says that it
+// deletes it. That is no farm's doing; what follows from it is judged.
+func (j *judgement) wipes(w *Write) bool {
+	if len(w.Ops) != 1 || w.Ops[0].Verb != "delete-tree" || w.Ops[0].DirEnt.Key != prefix {
+		return false
+	}
+	for _, e := range j.mistakes {
+		if e.Call <= w.At && w.At <= e.At {
+			j.wipe(w, e.At)
+			return true
+		}
+	}
+	return false
+}
+
+// wipe notes what runs, of controllers that are not being deleted. What has two copies, is being stopped or upgraded, or runs where no
+// preparer passes, is left out.
+func (j *judgement) wipe(w *Write, back int64) {
+	j.result.Wipes++
+	d := &wiped{back: back, ran: map[string]copied{}, silent: map[string]int64{}, missing: map[string]bool{}}
+	j.wiped = d
+	for _, node := range w.state.passingPreparers() {
+		d.silent[node] = 0
+	}
+	out := map[string]bool{}
+	for node, there := range j.nodes.run {
+		for id, e := range there {
+			rc, in := w.before(prefix+"rcs/"+rcOf(id)).controller(), w.before(prefix+"intent/"+node+"/"+id).intent()
+			_, twice := d.ran[id]
+			if _, heard := d.silent[node]; !heard || twice || rc == nil || rc.DeletedAt != nil || in == nil || in.State != running || in.Revision != e.Revision {
+				out[id] = true
+				continue
+			}
+			d.ran[id] = copied{e, rc.Generation}
+		}
+	}
+	for id := range out {
+		delete(d.ran, id)
+	}
+	for id := range d.ran {
+		d.missing[id] = true
+	}
+}
+
+// afterWipe follows what becomes of a wiped cluster with each entry of the log.
+func (j *judgement) afterWipe(w *Write) {
+	d := j.wiped
+	if d == nil || d.done {
+		return
+	}
+	passing := slices.Collect(maps.Values(w.state.passingPreparers()))
+	for node := range d.silent {
+		if !slices.Contains(passing, node) {
+			d.silent[node] = w.At
+		}
+	}
+	if w.At > d.until() {
+		j.endWipe()
+		return
+	}
+	for i := range w.Changes {
+		p := w.Changes[i].After.placement()
+		if p == nil || !d.missing[p.id()] {
+			continue
+		}
+		switch ran := d.ran[p.id()]; {
+		case p.Node == ran.Node && p.AdoptedAtGeneration != 0 || p.isGhostOn(ran.Node):
+			delete(d.missing, p.id())
+			j.result.AdoptedAfter = max(j.result.AdoptedAfter, time.Duration(w.At-d.back))
+		case d.silent[ran.Node] != w.At && j.stillRuns(p.id()):
+			j.violated("R1", "placed although it ran before a wipe", w.Index, "%s on %s; it runs on %s at revision %d", p.id(), p.Node, ran.Node, ran.Revision)
+		}
+	}
+}
+
+// stillRuns reports whether a pod that ran before the wipe runs as it did.
+func (j *judgement) stillRuns(id string) bool {
+	ran := j.wiped.ran[id]
+	now, runs := j.nodes.runs(ran.Node, id)
+	return runs && now.Revision == ran.Revision
+}
+
+// endWipe judges the end of a wipe: everything that ran is placed where it runs.
+func (j *judgement) endWipe() {
+	d := j.wiped
+	if d == nil || d.done {
+		return
+	}
+	d.done = true
+	for id, ran := range d.ran {
+		if d.silent[ran.Node] > d.back+int64(heardWithin) {
+			continue
+		}
+		j.looked(ruleAdopted)
+		if d.missing[id] && j.stillRuns(id) {
+			j.violated("R1", "not adopted after a wipe", j.lastIndex(), "%s has run on %s at revision %d for all of the %s since the records were back", id, ran.Node, ran.Revision, AdoptedWithin)
+		}
+	}
+}
+
+// ruleAdopted is what adoptions after a wipe are counted under.
+const ruleAdopted = "R1 adopted after a wipe"
+
+// keeps judges what a node did after a wipe: what ran runs on, unless its controller was changed since (R2).
+func (j *judgement) keeps(e Event) {
+	d := j.wiped
+	if d == nil || d.done || e.State != stopped {
+		return
+	}
+	ran, known := d.ran[e.ID]
+	rc := j.state.get(prefix + "rcs/" + rcOf(e.ID)).controller()
+	if known && ran.Node == e.Node && (rc == nil || rc.Generation == ran.generation) {
+		j.violated("P4", "stopped after a wipe", j.lastIndex(), "%s on %s at revision %d; it ran before, at %d, and its controller has not been changed", e.ID, e.Node, e.Revision, ran.Revision)
+	}
+}

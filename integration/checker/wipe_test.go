@@ -1,0 +1,131 @@
+package checker
+
+import (
+	"testing"
+	"time"
+)
+
+// wiped deletes everything under the running pod and writes the controller back. f1 has its lock again, and the nodes have spoken.
+func (w *world) wiped() {
+	w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": "passing"}})
+	call := w.now()
+	w.txn(kv("delete-tree", "", nil))
+	w.schema = w.txn(kv("set", "schema", fields{"nonce": "n1"}))
+	w.rc = w.txn(kv("set", rcKey, controllerOf(1, 1)))
+	w.add(Event{Kind: EventWipe, Call: call, At: w.now()})
+	w.lock = w.txn(kv("lock", lockKey, fields{"farm": "f1"}).by("s-f1"))
+	for _, name := range []string{"n1", "n2"} {
+		w.txn(kv("lock", "nodes/0/"+name, fields{"name": name, "capacity": fields{"slots": 2}, "nonce": "n1", "consul_node": name}).by("s-" + name))
+	}
+	w.breaker = w.txn(kv("set", "breaker", fields{}))
+}
+
+// adopts takes note of the pod where it runs.
+func (w *world) adopts() {
+	p := placed("n1", running, 10)
+	p["adopted_at_generation"] = 1
+	w.pod = w.txn(w.fenced(kv("cas", podKey, p), kv("set", intentN1, told(running, 10)), kv("cas", "reservations/n1", holding("c/main.0")))...)
+	w.txn(kv("set", realityN1, did("ready", 10, true)))
+}
+
+func TestAfterAWipe(t *testing.T) {
+	t.Parallel()
+	const notAdopted, again, stop = "R1 not adopted after a wipe", "R1 placed although it ran before a wipe", "P4 stopped after a wipe"
+	const late = AdoptedWithin + 100*time.Millisecond
+	machine := func(w *world, status string) {
+		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status}})
+	}
+	for name, c := range map[string]struct {
+		then func(w *world)
+		rule string
+	}{
+		"adopted":             {func(w *world) { w.adopts() }, ""},
+		"adopted at the last": {func(w *world) { w.late += AdoptedWithin - 100*time.Millisecond; w.adopts() }, ""},
+		"adopted too late":    {func(w *world) { w.late += late; w.adopts() }, notAdopted},
+		"never adopted":       {func(*world) {}, notAdopted},
+		"its preparer starts over": {func(w *world) {
+			machine(w, critical)
+			w.late += heardWithin - 100*time.Millisecond
+			machine(w, "passing")
+			w.late += late
+			w.adopts()
+		}, notAdopted},
+		"its preparer is away for long": {func(w *world) {
+			machine(w, critical)
+			w.late += heardWithin
+			w.txn(kv("set", "names/later", "later"))
+			machine(w, "passing")
+			w.late += late
+			w.adopts()
+		}, ""},
+		"placed elsewhere while its preparer is away": {func(w *world) {
+			machine(w, critical)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)), kv("cas", "reservations/n2", holding("c/main.0")))...)
+			w.late += heardWithin
+			w.txn(kv("set", "names/later", "later"))
+		}, ""},
+		"its machine died": {func(w *world) { w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"}); w.late += late; w.adopts() }, ""},
+		"placed elsewhere": {func(w *world) {
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		}, again},
+		"placed anew": {func(w *world) {
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n1", running, 30)), kv("cas", "reservations/n1", holding("c/main.0")))...)
+		}, again},
+		"stopped": {func(w *world) { w.adopts(); w.ran(stopped, 20) }, stop},
+		"stopped after a change": {func(w *world) {
+			w.adopts()
+			w.rc = w.txn(kv("set", rcKey, controllerOf(2, 0)))
+			w.ran(stopped, 20)
+		}, ""},
+		"stopped much later": {func(w *world) {
+			w.adopts()
+			w.late += late
+			w.txn(kv("set", "names/late", "late"))
+			w.ran(stopped, 20)
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.wiped()
+			c.then(w)
+			w.txn(kv("set", "names/end", "end"))
+			r := w.verdict()
+			found := r.Count()
+			for _, rule := range []string{notAdopted, again, stop} {
+				if (found[rule] > 0) != (rule == c.rule) && (rule != notAdopted || c.rule != again) {
+					t.Errorf("found %v, expected %q", found, c.rule)
+				}
+			}
+			if r.Wipes != 1 || name == "adopted" && (r.Checked[ruleAdopted] != 1 || r.AdoptedAfter <= 0) {
+				t.Errorf("%d wipes, %d adoptions judged, the last after %s", r.Wipes, r.Checked[ruleAdopted], r.AdoptedAfter)
+			}
+		})
+	}
+}
+
+// Only what the run says that it deletes is an operator's mistake, and only all of it in a command of its own.
+func TestWhoWipes(t *testing.T) {
+	t.Parallel()
+	const rule = "P5 given up while it runs"
+	for name, c := range map[string]struct {
+		event func(call, at int64) Event
+		key   string
+		want  int
+	}{
+		"an operator":             {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0},
+		"nobody":                  {nil, "", 1},
+		"somebody before it":      {func(call, _ int64) Event { return Event{Kind: EventWipe, Call: call - 10, At: call - 1} }, "", 1},
+		"an operator, part of it": {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "pods/", 1},
+	} {
+		w := newWorld(t)
+		call := w.now()
+		w.txn(kv("delete-tree", c.key, nil))
+		if c.event != nil {
+			w.add(c.event(call, w.now()))
+		}
+		if found := w.verdict().Count(); found[rule] != c.want {
+			t.Errorf("%s: found %v, expected %d of %q", name, found, c.want, rule)
+		}
+	}
+}
