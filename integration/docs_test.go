@@ -187,7 +187,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	for _, key := range []string{
 		keys.Manifest("d"), keys.RC("rc"), keys.Name("n"), keys.Bell("rc"), keys.Lock("rc"), keys.Pod(id), keys.Intent("n", id),
 		keys.Reality("n", id), keys.Node("n"), keys.NodeOps("n"), keys.Reservation("n"), keys.Farm("f"), keys.Status("rc"),
-		keys.Breaker(), keys.Incidents(), keys.Audit("a"), keys.Schema(), keys.Request("rc", "u"), keys.Drops("rc"), keys.OrphanPages("n"), keys.Settled(),
+		keys.Breaker(), keys.Incidents(), keys.Audit("a"), keys.Schema(), keys.Request("rc", "u"), keys.Drops("rc"), keys.OrphanPages("n"), keys.Settled(), keys.AllHeard(),
 	} {
 		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")
 		real = append(real, top)
@@ -326,6 +326,46 @@ func TestReadmeTargetsExist(t *testing.T) {
 	for _, target := range matches("`?make ([a-z0-9]+)", read(t, "README.md")) {
 		if !regexp.MustCompile(`(?m)^` + target + `:`).MatchString(makefile) {
 			t.Errorf("README.md says make %s; the Makefile has no such target", target)
+		}
+	}
+}
+
+// Every row of docs/security.md about who can do what names tests that exist.
+func TestThreatsAreTested(t *testing.T) {
+	t.Parallel()
+	scenarios := matches("(?m)^\t\"([a-z-]+)\": +[a-zA-Z]+,", read(t, "integration", "e2e", "env_test.go"))
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(root, "pkg", "*", "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests = append(tests, matches("(?m)^func (Test[A-Za-z]+)\\(", string(data))...)
+	}
+	_, table, _ := strings.Cut(read(t, "docs", "security.md"), "| shown by |\n| --- | --- | --- | --- |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := strings.Split(table, "\n")
+	if len(rows) < 8 {
+		t.Fatalf("docs/security.md has %d rows of threats", len(rows))
+	}
+	for _, row := range rows {
+		cells := strings.Split(row, "|")
+		named := matches("`([^`]+)`", cells[len(cells)-2])
+		if len(named) == 0 {
+			t.Errorf("no test shows: %s", row)
+		}
+		for _, name := range named {
+			if !slices.Contains(scenarios, name) && !slices.Contains(tests, name) {
+				t.Errorf("there is no test %s, which should show: %s", name, row)
+			}
 		}
 	}
 }

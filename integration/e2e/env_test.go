@@ -40,6 +40,8 @@ var scenarios = map[string]func(*env){
 	"restore":          restore,
 	"restore-scale":    restoreScale,
 	"blind-token":      blindToken,
+	"acl":              aclPolicies,
+	"token-rotation":   tokenRotation,
 	"change-manifest":  changeManifest,
 	"two-first-farms":  twoFirstFarms,
 	"quiet-failover":   quietFailover,

@@ -36,6 +36,10 @@ type Common struct {
 	Lifeline    string // path of a socket; the daemon ends when its other end does. Development only
 }
 
+// preparerSessionTTL is the TTL of a preparer's sessions beside its check: renewals of thousands of nodes cost the servers nothing. That of
+// farms, which are few, is the shortest that Consul takes.
+const preparerSessionTTL = time.Minute
+
 // MinTTL is the shortest liveness TTL: below it a busy machine looks dead.
 const MinTTL = time.Second
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -89,6 +90,9 @@ func (f *Farm) own(ctx context.Context) error {
 	session := consul.SessionConfig{
 		Kind: "farm", Name: f.cfg.ID, Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvent,
 		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
+		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
+			return f.store.FarmHeard(ctx, s, f.cfg.ID, every)
+		},
 	}
 	selector, err := rc.ParseSelector(f.cfg.RCSelector)
 	if err != nil {

@@ -201,7 +201,10 @@ func (p *Preparer) serveAPI(ctx context.Context) error { return p.api.Run(ctx, p
 func (p *Preparer) serve(ctx context.Context) error {
 	session := consul.SessionConfig{
 		Kind: "preparer", Name: p.cfg.Node, TTL: p.cfg.TTL, Journal: p.dir, OnEvent: p.sessionEvents,
-		Meta: p.store.PreparerMeta(p.cfg.Node),
+		Meta: p.store.PreparerMeta(p.cfg.Node), SessionTTL: preparerSessionTTL,
+		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
+			return p.store.NodeHeard(ctx, s, p.cfg.Node, every)
+		},
 	}
 	return p.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 		return p.agent.Serve(ctx, p.store.NodeTenure(s, p.cfg.Node))

@@ -47,6 +47,13 @@ func (g guarded) client(t *testing.T, rules string) *consul.Client {
 
 func (g guarded) token(t *testing.T, rules string) string {
 	t.Helper()
+	secret, _ := g.tokenWith(t, rules)
+	return secret
+}
+
+// tokenWith returns a token that has just the rules, and its accessor, by which it is deleted.
+func (g guarded) tokenWith(t *testing.T, rules string) (secret, accessor string) {
+	t.Helper()
 	name := strings.ReplaceAll(t.Name(), "/", "-")
 	policy, _, err := g.raw.ACL().PolicyCreate(&api.ACLPolicy{Name: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), Rules: rules}, nil)
 	if err != nil {
@@ -56,7 +63,7 @@ func (g guarded) token(t *testing.T, rules string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return token.SecretID
+	return token.SecretID, token.AccessorID
 }
 
 // TestACL shares one server among everything that needs ACLs.

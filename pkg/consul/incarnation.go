@@ -37,17 +37,8 @@ func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session)
 		return err
 	}
 	s.ConsulNode = node
-	reg := &api.AgentServiceRegistration{
-		ID: serviceID(cfg, s.Incarnation), Name: ServiceName(cfg.Kind), Meta: cfg.Meta,
-		Check: &api.AgentServiceCheck{
-			CheckID: checkID(cfg, s.Incarnation), Name: "liveness of " + cfg.Kind + " " + cfg.Name,
-			TTL: cfg.TTL.String(), Status: api.HealthPassing,
-			DeregisterCriticalServiceAfter: "1m",
-		},
-	}
-	opts := api.ServiceRegisterOpts{}.WithContext(callCtx)
-	if err := c.live.Agent().ServiceRegisterOpts(reg, opts); err != nil {
-		return fmt.Errorf("register %s: %w", reg.ID, err)
+	if err := c.vouch(callCtx, cfg, s); err != nil {
+		return err
 	}
 	if s.Releasing, err = c.createSession(callCtx, cfg, s, api.SessionBehaviorRelease); err != nil {
 		return err
@@ -56,13 +47,38 @@ func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session)
 	return err
 }
 
+// vouch registers the incarnation, unless that is done: the agent uses the token of the registration to tell the servers about the check,
+// so that another token needs another one. Under the same ids within the TTL it leaves check and sessions as they are.
+func (c *Client) vouch(ctx context.Context, cfg SessionConfig, s *Session) error {
+	token := c.TokenID()
+	if s.vouched == token {
+		return nil
+	}
+	reg := &api.AgentServiceRegistration{
+		ID: serviceID(cfg, s.Incarnation), Name: ServiceName(cfg.Kind), Meta: cfg.Meta,
+		Check: &api.AgentServiceCheck{
+			CheckID: checkID(cfg, s.Incarnation), Name: "liveness of " + cfg.Kind + " " + cfg.Name,
+			TTL: cfg.TTL.String(), Status: api.HealthPassing,
+			DeregisterCriticalServiceAfter: "1m",
+		},
+	}
+	if err := c.live.Agent().ServiceRegisterOpts(reg, api.ServiceRegisterOpts{}.WithContext(ctx)); err != nil {
+		return fmt.Errorf("register %s: %w", reg.ID, err)
+	}
+	if s.vouched != "" {
+		cfg.OnEvent("registered with another token", s, nil)
+	}
+	s.vouched = token
+	return nil
+}
+
 func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
 	pace := backoff.NewExponentialBackOff()
 	pace.InitialInterval, pace.MaxInterval = 5*time.Millisecond, 200*time.Millisecond
 	for {
 		sent := time.Now()
 		id, _, err := c.live.Session().Create(&api.SessionEntry{
-			Name: sessionName(cfg), Node: s.ConsulNode, Behavior: behavior, LockDelay: lockDelay,
+			Name: sessionName(cfg), Node: s.ConsulNode, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.SessionTTL.String(),
 			NodeChecks:    []string{"serfHealth"},
 			ServiceChecks: []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}},
 		}, new(api.WriteOptions).WithContext(ctx))

@@ -23,17 +23,26 @@ const lockDelay = time.Millisecond
 
 // SessionConfig describes one daemon's liveness.
 type SessionConfig struct {
-	Kind string            // "farm" or "preparer"; the Consul service is rcfarm-<kind>
-	Name string            // stable name of the farm or node
-	Mode SessionMode       // ByCheck when empty
-	TTL  time.Duration     // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
-	Meta map[string]string // of the service
+	Kind string        // "farm" or "preparer"; the Consul service is rcfarm-<kind>
+	Name string        // stable name of the farm or node
+	Mode SessionMode   // ByCheck when empty
+	TTL  time.Duration // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
+	// SessionTTL is the TTL that the sessions have beside the check, at least TTL and MinSessionTTL. The agent cannot pass on that the
+	// check fails when Consul refuses the token; then this ends them, within twice the time.
+	SessionTTL time.Duration
+	Meta       map[string]string // of the service
 	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11).
 	Journal Journal
 	// OnEvent is told about sessions taken and lost, and about errors, also from several goroutines at once. The session
 	// is nil when the event is not about one. It may be nil.
 	OnEvent func(event string, s *Session, err error)
+	// OnRenewed is called each time that the servers have renewed the sessions, and told how often that is. An error is told like one of
+	// renewing, except where it matches ErrRefused, and has it all tried again sooner. It may be nil.
+	OnRenewed func(ctx context.Context, s *Session, every time.Duration) error
 }
+
+// renewEvery is how often the sessions are renewed: often enough that two renewals in a row may fail.
+func (c *SessionConfig) renewEvery() time.Duration { return c.SessionTTL / 3 }
 
 // Journal keeps incarnation ids on the daemon's own disk.
 type Journal interface {
@@ -52,6 +61,7 @@ type Session struct {
 	Releasing   string
 	Deleting    string
 	ConsulNode  string // name of the agent that vouches for it; empty with ByTTL
+	vouched     string // id of the token that the agent has for the check; of whoever sends heartbeats
 
 	mu        sync.Mutex
 	confirmed time.Time // before the last request that the servers answered
@@ -98,6 +108,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 	default:
 		return fmt.Errorf("%w %q; allowed: %s or %s", errMode, cfg.Mode, ByCheck, ByTTL)
 	}
+	cfg.SessionTTL = max(cfg.SessionTTL, cfg.TTL, MinSessionTTL)
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func(string, *Session, error) {}
 	}
@@ -180,13 +191,15 @@ func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, relics uint6
 	leaseCtx, endLease := context.WithCancelCause(ctx)
 	var side errgroup.Group
 	side.Go(func() error {
-		if cfg.Mode == ByTTL {
-			c.renew(beatCtx, cfg, s)
-		} else {
-			c.heartbeat(beatCtx, cfg, s)
-		}
+		c.renew(beatCtx, cfg, s)
 		return nil
 	})
+	if cfg.Mode == ByCheck {
+		side.Go(func() error {
+			c.heartbeat(beatCtx, cfg, s)
+			return nil
+		})
+	}
 	side.Go(func() error {
 		if err := c.confirm(leaseCtx, cfg, s); err != nil {
 			endLease(err)
@@ -209,7 +222,10 @@ func (c *Client) heartbeat(ctx context.Context, cfg SessionConfig, s *Session) {
 	defer ticker.Stop()
 	for {
 		callCtx, cancel := context.WithTimeout(ctx, cfg.TTL)
-		err := c.live.Agent().UpdateTTLOpts(checkID(cfg, s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
+		err := c.vouch(callCtx, cfg, s)
+		if err == nil {
+			err = c.live.Agent().UpdateTTLOpts(checkID(cfg, s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
+		}
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			cfg.OnEvent("heartbeat failed", s, err)

@@ -129,7 +129,7 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 		}
 		if entry.Behavior != behavior || entry.LockDelay != time.Millisecond || entry.Node != s.ConsulNode ||
 			!slices.Contains(entry.NodeChecks, "serfHealth") || len(entry.ServiceChecks) != 1 ||
-			!strings.Contains(entry.ServiceChecks[0].ID, s.Incarnation) || entry.TTL != "" {
+			!strings.Contains(entry.ServiceChecks[0].ID, s.Incarnation) || entry.TTL != consul.MinSessionTTL.String() {
 			t.Errorf("session %+v", entry)
 		}
 	}
@@ -309,7 +309,7 @@ func TestConfirmKeepsTheTenure(t *testing.T) {
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl}, &memJournal{})
 	s := receive(t, d.tenures)
 	p.Set(func(r *http.Request) consultest.Verdict {
-		if strings.HasPrefix(r.URL.Path, "/v1/session/info/") {
+		if strings.HasPrefix(r.URL.Path, "/v1/session/info/") || strings.HasPrefix(r.URL.Path, "/v1/session/renew/") {
 			return consultest.CutBefore
 		}
 		return consultest.Forward

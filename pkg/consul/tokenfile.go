@@ -13,8 +13,8 @@ import (
 	"unicode"
 )
 
-// tokenHeader bears the ACL token of a request.
-const tokenHeader = "X-Consul-Token"
+// aclHeader bears the ACL token of a request.
+const aclHeader = "X-Consul-Token"
 
 // tokenSource knows the token to use now. It is a file, or a fixed word.
 type tokenSource struct {
@@ -113,9 +113,9 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	req = req.Clone(req.Context())
-	req.Header.Del(tokenHeader)
+	req.Header.Del(aclHeader)
 	if token != "" {
-		req.Header.Set(tokenHeader, token)
+		req.Header.Set(aclHeader, token)
 	}
 	return b.next.RoundTrip(req)
 }

@@ -45,7 +45,7 @@ func (c *Client) createTTL(ctx context.Context, cfg SessionConfig, s *Session, b
 	sent := time.Now()
 	name := sessionName(cfg) + "/" + s.Incarnation
 	id, _, err := c.live.Session().CreateNoChecks(&api.SessionEntry{
-		Name: name, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.TTL.String(),
+		Name: name, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.SessionTTL.String(),
 	}, new(api.WriteOptions).WithContext(ctx))
 	if err != nil {
 		return "", fmt.Errorf("create session %s: %w", name, err)
@@ -57,29 +57,39 @@ func (c *Client) createTTL(ctx context.Context, cfg SessionConfig, s *Session, b
 // renew keeps both sessions alive at the servers until ctx ends. What the servers answer confirms the session; one that
 // they do not know any more is found out by confirm, whose query ends when it vanishes.
 func (c *Client) renew(ctx context.Context, cfg SessionConfig, s *Session) {
-	ticker := time.NewTicker(cfg.TTL / 4)
-	defer ticker.Stop()
-	for {
-		var group errgroup.Group
-		for _, id := range []string{s.Releasing, s.Deleting} {
-			group.Go(func() error { return c.renewOne(ctx, cfg, s, id) })
-		}
-		if err := group.Wait(); err != nil && ctx.Err() == nil {
-			cfg.OnEvent("renewing the session failed", s, err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
+	every := cfg.renewEvery()
+	wait := min(every/4, time.Second)
+	for pause(ctx, wait) == nil {
+		wait = every
+		if err := c.renewBoth(ctx, cfg, s); err != nil {
+			wait = every / 4
+			if ctx.Err() == nil && !errors.Is(err, ErrRefused) {
+				cfg.OnEvent("renewing the session failed", s, err)
+			}
 		}
 	}
 }
 
+func (c *Client) renewBoth(ctx context.Context, cfg SessionConfig, s *Session) error {
+	var group errgroup.Group
+	for _, id := range []string{s.Releasing, s.Deleting} {
+		group.Go(func() error { return c.renewOne(ctx, cfg, s, id) })
+	}
+	if err := group.Wait(); err != nil || cfg.OnRenewed == nil {
+		return err
+	}
+	return cfg.OnRenewed(ctx, s, cfg.renewEvery())
+}
+
 func (c *Client) renewOne(ctx context.Context, cfg SessionConfig, s *Session, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, min(c.timeout, cfg.TTL/4))
+	ctx, cancel := context.WithTimeout(ctx, min(c.timeout, cfg.renewEvery()))
 	defer cancel()
+	client := c.api // a renewal that waits for the servers must not keep a heartbeat waiting
+	if cfg.Mode == ByTTL {
+		client = c.live
+	}
 	sent := time.Now()
-	entry, _, err := c.live.Session().Renew(id, new(api.WriteOptions).WithContext(ctx))
+	entry, _, err := client.Session().Renew(id, new(api.WriteOptions).WithContext(ctx))
 	switch {
 	case err != nil:
 		return fmt.Errorf("renew session %s: %w", id, err)

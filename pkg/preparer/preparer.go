@@ -64,6 +64,8 @@ type Services interface {
 	DeregisterService(ctx context.Context, id string) error
 	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
 	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]consul.Health, error)
+	// TokenID changes with the token that registrations bear.
+	TokenID() string
 }
 
 // State is the node's own disk; *Disk is one.
@@ -249,7 +251,8 @@ type Preparer struct {
 	regressed   string   // the newest nonce when the store was last seen to go back in time
 	contact     contact
 	name        name
-	nextLook    *look // that nobody carries out yet; nil when nobody waits for one
+	vouched     string // TokenID with which the services of all pods were registered
+	nextLook    *look  // that nobody carries out yet; nil when nobody waits for one
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and
@@ -283,6 +286,9 @@ func New(cfg Config) (*Preparer, error) {
 		return nil, err
 	}
 	if p.name, err = openName(cfg.Dir, reserve); err != nil {
+		return nil, err
+	}
+	if p.vouched, err = readVouched(cfg.Dir); err != nil {
 		return nil, err
 	}
 	cfg.Metrics.refused(p.lostTo() != "")

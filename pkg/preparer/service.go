@@ -201,6 +201,7 @@ func (p *Preparer) syncServices(ctx context.Context) {
 			p.log.WithField(fieldService, id).Info("service without a pod deregistered")
 		}
 	}
+	errs = append(errs, p.vouchAnew(ctx))
 	p.failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
 }
 
@@ -337,13 +338,11 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	if !up {
 		return nil // withdrawn since
 	}
-	for _, s := range c.services {
-		if err := p.cfg.Services.RegisterService(ctx, s); err != nil {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			c.entry.gate = gate{} // it paces what succeeds and does not last
-			return err
-		}
+	if err := p.registerAll(ctx, c.services); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		c.entry.gate = gate{} // it paces what succeeds and does not last
+		return err
 	}
 	main := &c.services[0]
 	p.logChange(c.entry, "register service", obs.Fields{fieldService: main.ID, fieldDigest: short(main.Meta[MetaDigest])})

@@ -17,13 +17,15 @@ import (
 
 // FarmView is one living farm.
 type FarmView struct {
-	ID               string `json:"id"`
-	Version          string `json:"version"`
-	EmulationVersion string `json:"emulation_version"`
-	Incarnation      string `json:"incarnation"`
-	Address          string `json:"address,omitempty"`     // of its debug server
-	RCSelector       string `json:"rc_selector,omitempty"` // of the controllers that it works on; empty: all
-	Owned            int    `json:"owned"`                 // controllers
+	ID               string     `json:"id"`
+	Version          string     `json:"version"`
+	EmulationVersion string     `json:"emulation_version"`
+	Incarnation      string     `json:"incarnation"`
+	Address          string     `json:"address,omitempty"`     // of its debug server
+	RCSelector       string     `json:"rc_selector,omitempty"` // of the controllers that it works on; empty: all
+	Heard            *time.Time `json:"heard,omitempty"`       // when it last wrote, by its own clock; an older one does not say
+	Silent           bool       `json:"silent,omitempty"`      // it should have written since
+	Owned            int        `json:"owned"`                 // controllers
 	// OwnedRCs are these controllers, sorted by name.
 	OwnedRCs []OwnedRC `json:"owned_rcs"`
 }
@@ -40,6 +42,7 @@ func (t *tool) farmsCommand() *cli.Command {
 		UsageText: "rcctl farms [-o table|wide|json|yaml]",
 		Description: `A farm is in the list for as long as its session with Consul lives. OWNED is how many rcs it owns, and -o wide lists
 them; a lone id is one whose record cannot be read. ADDRESS is that of its debug server, on its own machine.
+HEARD is how long ago it wrote last; one that is silent has not written as it should: Consul may refuse its token.
 SELECTOR says which rcs it works on; without one it works on all.
 
 Examples:
@@ -78,14 +81,27 @@ func (t *tool) farms(c *cli.Context) error {
 		}
 		corrupt = append(corrupt, bad...)
 	}
+	heard, _, err := s.HeardOf(c.Context)
+	if err != nil {
+		return err
+	}
 	views, free := joinFarms(values(members), owners, ids, names)
+	now := time.Now()
+	for i := range views {
+		views[i].Heard, views[i].Silent = heardView(heard, views[i].ID, true, now)
+	}
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
 			return err
 		}
 	}
-	if err := t.printWide(out, views, func(w io.Writer, wide bool) error { return writeFarms(w, views, wide) }); err != nil {
+	if err := t.printWide(out, views, func(w io.Writer, wide bool) error { return writeFarms(w, views, now, wide) }); err != nil {
 		return err
+	}
+	for i := range views {
+		if views[i].Silent {
+			t.noteSilent("farm "+views[i].ID, *views[i].Heard, now)
+		}
 	}
 	if free > 0 {
 		fmt.Fprintf(t.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
@@ -117,17 +133,21 @@ func joinFarms(members []store.Member, owners map[string]string, rcIDs []string,
 	return views, free
 }
 
-func writeFarms(w io.Writer, views []FarmView, wide bool) error {
+func writeFarms(w io.Writer, views []FarmView, now time.Time, wide bool) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no farms; start one: farm --id farm-1")
 		return err
 	}
-	tb := table{header: []string{"ID", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
+	tb := table{header: []string{"ID", "HEARD", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
 	if wide {
 		tb.header = append(tb.header, "RCS")
 	}
 	for _, v := range views {
-		row := []string{v.ID, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, v.RCSelector}
+		said := heardText(v.Heard, now)
+		if v.Silent {
+			said = "silent " + said
+		}
+		row := []string{v.ID, said, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, v.RCSelector}
 		if wide {
 			row = append(row, ownedText(v.OwnedRCs))
 		}

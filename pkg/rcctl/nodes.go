@@ -18,7 +18,9 @@ import (
 // NodeView is one machine: what its preparer says, what operators say, what is reserved.
 type NodeView struct {
 	Name           string            `json:"name"`
-	Alive          bool              `json:"alive"` // its preparer lives
+	Alive          bool              `json:"alive"`            // its preparer lives
+	Heard          *time.Time        `json:"heard,omitempty"`  // when its preparer last wrote, by its own clock; an older one does not say
+	Silent         bool              `json:"silent,omitempty"` // it should have written since
 	Address        string            `json:"address"`
 	ConsulNode     string            `json:"consul_node"`
 	Labels         map[string]string `json:"labels"`                    // in effect: the node's own, operators' on top
@@ -48,7 +50,8 @@ func (t *tool) nodesCommand() *cli.Command {
 		UsageText: "rcctl nodes [-o table|json|yaml]",
 		Description: `ALIVE is no while its preparer does not hold the node's record, and, where the owners of its pods have found out
 more, unmanaged (the preparer is gone, the machine is not: pods count as last reported) or lost (the machine is
-gone). OPEN is yes, cordoned (nothing new is placed) or drained (its pods are moved away, too). SLOTS is
+gone). It is silent while Consul takes the preparer for alive, and it has not written as it should: Consul may refuse
+its token. HEARD is how long ago it wrote last. OPEN is yes, cordoned (nothing new is placed) or drained (its pods are moved away, too). SLOTS is
 reserved/offered pods. A label that an operator has set ends with *. ORPHANS are pods that run without a placement.
 
 Examples:
@@ -77,7 +80,16 @@ func (t *tool) nodes(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	_, heard, err := s.HeardOf(c.Context)
+	if err != nil {
+		return err
+	}
 	views := joinNodes(recs, values(ops), taken)
+	now := time.Now()
+	for i := range views {
+		v := &views[i]
+		v.Heard, v.Silent = heardView(heard, v.Name, v.Alive, now)
+	}
 	badPods, err := s.addLosses(c.Context, views)
 	if err != nil {
 		return err
@@ -87,10 +99,36 @@ func (t *tool) nodes(c *cli.Context) error {
 			return err
 		}
 	}
-	if err := t.print(out, views, func(w io.Writer) error { return writeNodes(w, views, coloured(w)) }); err != nil {
+	if err := t.print(out, views, func(w io.Writer) error { return writeNodes(w, views, now, coloured(w)) }); err != nil {
 		return err
 	}
+	for i := range views {
+		if views[i].Silent {
+			t.noteSilent("the preparer of node "+views[i].Name, *views[i].Heard, now)
+		}
+	}
 	return t.warn(slices.Concat(corrupt, badOps, badTaken, badPods))
+}
+
+// heardView returns when a daemon was heard last, nil where nothing says so, and whether it is silent although Consul takes it for alive.
+func heardView(heard map[string]store.Heard, name string, alive bool, now time.Time) (at *time.Time, silent bool) {
+	h, has := heard[name]
+	if !has {
+		return nil, false
+	}
+	return &h.At, alive && h.Silent(now)
+}
+
+// heardText says how long ago that was.
+func heardText(at *time.Time, now time.Time) string {
+	if at == nil {
+		return ""
+	}
+	return max(now.Sub(*at), 0).Round(time.Second).String()
+}
+
+func (t *tool) noteSilent(who string, at, now time.Time) {
+	fmt.Fprintf(t.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(&at, now))
 }
 
 // addLosses adds what the owners of pods found out about nodes that are not alive. Placements are read only if there are
@@ -129,6 +167,8 @@ func earlier(a, b *time.Time) *time.Time {
 // aliveText says in one word whether the node lives.
 func (v *NodeView) aliveText() string {
 	switch {
+	case v.Silent:
+		return "silent"
 	case v.Alive:
 		return "yes"
 	case v.LostSince != nil:
@@ -180,13 +220,13 @@ func joinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 	return views
 }
 
-func writeNodes(w io.Writer, views []NodeView, colours bool) error {
+func writeNodes(w io.Writer, views []NodeView, now time.Time, colours bool) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no nodes; start a preparer on each machine")
 		return err
 	}
 	tb := table{
-		header: []string{"NAME", "ALIVE", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "VERSION", "LABELS"},
+		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour {
 			if alive == "yes" {
 				return green
@@ -204,7 +244,7 @@ func writeNodes(w io.Writer, views []NodeView, colours bool) error {
 			labels[key] = value
 		}
 		tb.rows = append(tb.rows, []string{
-			v.Name, v.aliveText(), v.openText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
+			v.Name, v.aliveText(), heardText(v.Heard, now), v.openText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
 			fmt.Sprint(v.Orphans), v.Isolation, v.Version, labelText(labels),
 		})
 	}

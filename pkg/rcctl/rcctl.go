@@ -72,7 +72,7 @@ func (t *tool) app() *cli.App {
 		Commands: []*cli.Command{
 			t.applyCommand(), t.rcCommand(), t.signCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.logsCommand(), t.execCommand(),
 			t.nodesCommand(), t.nodeCommand(),
-			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.devCommand(), t.devGuardCommand(),
+			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.aclCommand(), t.devCommand(), t.devGuardCommand(),
 		},
 		Reader: t.in, Writer: t.out, ErrWriter: t.err,
 		HideHelpCommand: true,

@@ -122,7 +122,7 @@ func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
 	if r.Reservation == 0 {
 		ops = append(ops, consul.CheckMissing(s.keys.Reservation(r.Name)))
 	}
-	ops = append(ops, consul.DeleteTree(s.keys.Realities(r.Name)), consul.DeleteTree(s.keys.Intents(r.Name)))
+	ops = append(ops, consul.Delete(s.keys.HeardNode(r.Name)), consul.DeleteTree(s.keys.Realities(r.Name)), consul.DeleteTree(s.keys.Intents(r.Name)))
 	return s.settled(ctx, "node "+r.Name, r.Audit.ID, ops)
 }
 
