@@ -13,7 +13,7 @@ import (
 func (t *tool) execCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "exec", Usage: "run a command beside a pod's processes",
-		UsageText: "rcctl exec POD [-i] [--launchable NAME] [--rc REF] [--node NODE] -- COMMAND [arguments]",
+		UsageText: "rcctl exec POD [-i] [--raw] [--launchable NAME] [--rc REF] [--node NODE] -- COMMAND [arguments]",
 		Description: `The preparer of the pod's node runs the command with the environment, directory, user and limits of one of the pod's
 processes, its first unless --launchable names one. There is no terminal. POD is as for rcctl logs.
 
@@ -26,6 +26,7 @@ Examples:
   rcctl exec web-main-0 -i -- tar -x -C /tmp < files.tar`,
 		Flags: append(podFlags(),
 			&cli.BoolFlag{Name: "stdin", Aliases: []string{"i"}, Usage: "hand on what comes in"},
+			rawFlag(),
 			&cli.StringFlag{Name: "launchable", Usage: "like this process: the `NAME` of a launchable, with -SCRIPT where it is a directory of scripts"},
 		),
 		Action: t.exec,
@@ -50,7 +51,7 @@ func (t *tool) exec(c *cli.Context) error {
 	if c.Bool("stdin") {
 		stdin = t.in
 	}
-	ended, err := client.Exec(c.Context, target.identity(), c.String("launchable"), argv, stdin, t.out, t.err)
+	ended, err := client.Exec(c.Context, target.identity(), c.String("launchable"), argv, stdin, bytesTo(c, t.out), bytesTo(c, t.err))
 	if err != nil {
 		if c.Context.Err() != nil {
 			return &exitStatus{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}

@@ -14,7 +14,7 @@ import (
 func (t *tool) logsCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "logs", Usage: "show what a pod's processes wrote to stdout and stderr",
-		UsageText: "rcctl logs POD [-f] [--previous] [--launchable NAME] [--tail N] [--rc REF] [--node NODE]",
+		UsageText: "rcctl logs POD [-f] [--previous] [--launchable NAME] [--tail N] [--raw] [--rc REF] [--node NODE]",
 		Description: `Asks the preparer of the pod's node. POD is a name as rcctl pods shows it, or RC/ROLE.INDEX, or a unique beginning of
 one. Where a pod has several processes, each line says whose it is.
 
@@ -30,6 +30,7 @@ Examples:
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what is added, until the pod stops or a signal comes"},
 			&cli.BoolFlag{Name: "previous", Usage: "what was written before the last start"},
 			&cli.StringFlag{Name: "launchable", Usage: "only this process: the `NAME` of a launchable, with -SCRIPT where it is a directory of scripts"},
+			rawFlag(),
 			&cli.StringFlag{Name: "tail", Usage: "only the last `N` lines of each process"},
 		),
 		Action: t.logs,
@@ -63,7 +64,7 @@ func (t *tool) logs(c *cli.Context) error {
 		return nodeError(client, err)
 	}
 	defer func() { _ = logs.Close() }()
-	_, err = io.Copy(t.out, logs)
+	_, err = io.Copy(bytesTo(c, t.out), logs)
 	switch {
 	case options.Follow && c.Context.Err() != nil:
 		return nil // this is how following ends

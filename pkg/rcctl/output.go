@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -90,24 +89,6 @@ const (
 	yellow      colour = "\x1b[33m"
 	red         colour = "\x1b[31m"
 )
-
-// coloured reports whether colours help on this writer: it is a terminal and NO_COLOR (https://no-color.org) is not set.
-func coloured(w io.Writer) bool {
-	return os.Getenv("NO_COLOR") == "" && terminal(w)
-}
-
-// terminal reports whether a writer is a terminal that can do more than print lines.
-func terminal(w io.Writer) bool {
-	if os.Getenv("TERM") == "dumb" {
-		return false
-	}
-	file, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
 
 // table is rows of cells below a header. The cells of one column may have colours.
 type table struct {

@@ -18,13 +18,13 @@ import (
 
 // Main runs one command and returns the exit code of the process. Its end or that of ctx ends everything it started.
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	t := &tool{in: stdin, out: stdout, err: stderr}
+	t := &tool{in: stdin, out: guarded(stdout), err: guarded(stderr)}
 	app := t.app()
 	ordered, err := interspersed(app, args)
 	if err == nil {
 		err = app.RunContext(ctx, ordered)
 	}
-	return t.report(err)
+	return t.report(errors.Join(err, endOutput(t.out, t.err)))
 }
 
 // tool is one run of the program.
@@ -57,7 +57,8 @@ Exit codes:
 
 Consul is found by --consul-addr and --token-file, or by its own environment variables:
 CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the others.
-Colours appear only on a terminal, and never with NO_COLOR set.`
+Colours appear only on a terminal, and never with NO_COLOR set. What pods and records say is shown on a terminal with control
+characters, and those that turn the direction of text, as escapes such as \x1b; elsewhere it is as it is.`
 
 // app describes the whole command line.
 func (t *tool) app() *cli.App {

@@ -80,7 +80,7 @@ func (s *screen) show(v StatusView, now time.Time) error {
 	s.shown = &v
 	if s.terminal {
 		// Home, and clear from there: what scrolled away stays readable.
-		fmt.Fprint(s.out, "\x1b[H\x1b[2J")
+		fmt.Fprint(unguarded(s.out), "\x1b[H\x1b[2J")
 		fmt.Fprintf(s.out, "rc %s (%s), generation %d, at %s\n", v.Name, v.RCID, v.Generation, now.Format(time.TimeOnly))
 		return writeStatus(s.out, v, coloured(s.out), now)
 	}
