@@ -212,6 +212,9 @@ func fieldTypes(t reflect.Type) map[string]reflect.Type {
 	return types
 }
 
+// Names returns the JSON names of a struct's fields, sorted.
+func Names[T any]() []string { return fieldNames(reflect.TypeFor[T]()) }
+
 func fieldNames(t reflect.Type) []string { return sortedKeys(fieldTypes(t)) }
 
 func sortedKeys[V any](m map[string]V) []string {

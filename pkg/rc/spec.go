@@ -43,6 +43,22 @@ type Spec struct {
 	Pod              *manifest.Manifest `json:"pod"`
 }
 
+// SpecOf returns the document that makes a record what it is, with nothing that the record leaves to a default. m may be nil.
+func SpecOf(r *RC, m *manifest.Manifest) *Spec {
+	s := &Spec{
+		Name: r.Name, Labels: r.Labels, NodeSelector: r.NodeSelector, ReplicaGroups: r.ReplicaGroups, PodLabels: r.PodLabels,
+		MaxPerNode: r.MaxPerNode, Spread: r.Spread, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
+		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
+	}
+	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole {
+		s.Replicas, s.ReplicaGroups = g[0].Count, nil
+	}
+	if s.Strategy == Dynamic {
+		s.Strategy = ""
+	}
+	return s
+}
+
 // DecodeSpec reads a controller document strictly and validates it. Mistakes come back as field.Errors.
 func DecodeSpec(data []byte) (*Spec, error) {
 	var s Spec

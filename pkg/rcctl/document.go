@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -30,9 +31,17 @@ func (t *tool) readSpec(c *cli.Context) (*rc.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, err := rc.DecodeSpec(converted)
+	return t.decodeSpec(source, converted)
+}
+
+// decodeSpec decodes and validates a document, which may be what rcctl rc get has printed. Its errors are *inputError.
+func (t *tool) decodeSpec(source string, converted []byte) (*rc.Spec, error) {
+	spec, ignored, err := decodeShown(converted)
 	if err != nil {
 		return nil, &inputError{source: source, err: err}
+	}
+	if len(ignored) > 0 {
+		fmt.Fprintf(t.err, "rcctl: %s: ignored, as only rcfarm sets them: %s\n", source, strings.Join(ignored, ", "))
 	}
 	return spec, nil
 }
@@ -45,12 +54,13 @@ func (t *tool) readManifest(c *cli.Context) (*manifest.Manifest, error) {
 		return nil, err
 	}
 	var top struct {
-		Pod json.RawMessage `json:"pod"`
+		Pod      json.RawMessage `json:"pod"`
+		Manifest json.RawMessage `json:"manifest"`
 	}
-	if json.Unmarshal(converted, &top) == nil && top.Pod != nil {
-		spec, err := rc.DecodeSpec(converted)
+	if json.Unmarshal(converted, &top) == nil && (top.Pod != nil || top.Manifest != nil) {
+		spec, err := t.decodeSpec(source, converted)
 		if err != nil {
-			return nil, &inputError{source: source, err: err}
+			return nil, err
 		}
 		return spec.Pod, nil
 	}

@@ -19,9 +19,12 @@ func (t *tool) getCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "get", Usage: "show one rc: what it asks for, its pods' manifest, its status",
 		UsageText: "rcctl rc get REF [-o table|json|yaml]",
-		Description: `Examples:
+		Description: `-o yaml is the document that makes the rc what it is, with nothing in it that was left to a default, and below that what
+only rcfarm sets: rcctl apply ignores that. -o json has defaults filled in.
+
+Examples:
   rcctl rc get web
-  rcctl rc get 01k3z8 -o yaml
+  rcctl rc get web -o yaml > rc.yaml && vi rc.yaml && rcctl apply -f rc.yaml
   rcctl rc get web -o json | jq .status.conditions`,
 		Flags:  []cli.Flag{outputFlag()},
 		Action: t.get,
@@ -48,6 +51,15 @@ func (t *tool) get(c *cli.Context) error {
 		fmt.Fprintf(t.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
 	default:
 		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)
+	}
+	if out == "yaml" {
+		shown := newRCDocument(r, &view)
+		text, err := shown.text()
+		if err != nil {
+			return err
+		}
+		_, err = t.out.Write(text)
+		return err
 	}
 	return t.print(out, view, func(w io.Writer) error {
 		return writeRC(w, view, newStatusView(r, st, farms), coloured(w), time.Now())

@@ -62,22 +62,29 @@ func (t *tool) print(format string, view any, table func(io.Writer) error) error
 	if format == "table" {
 		return table(t.out)
 	}
+	out, err := indented(view)
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		if out, err = yaml.JSONToYAML(out); err != nil {
+			return fmt.Errorf("encode output: %w", err)
+		}
+	}
+	_, err = t.out.Write(out)
+	return err
+}
+
+// indented returns a view as JSON for people.
+func indented(view any) ([]byte, error) {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(view); err != nil {
-		return fmt.Errorf("encode output: %w", err)
+		return nil, fmt.Errorf("encode output: %w", err)
 	}
-	out := text.Bytes()
-	if format == "yaml" {
-		var err error
-		if out, err = yaml.JSONToYAML(out); err != nil {
-			return fmt.Errorf("encode output: %w", err)
-		}
-	}
-	_, err := t.out.Write(out)
-	return err
+	return text.Bytes(), nil
 }
 
 // colour is an ANSI foreground colour. All are equally long, so that a column in which every cell has one stays aligned.

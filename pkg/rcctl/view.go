@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The structs below are what -o json and -o yaml print. They are an interface: fields are added, never renamed or
+// The structs below are what -o json and -o yaml print; rcctl rc get -o yaml prints an RCDocument. They are an interface: fields are added, never renamed or
 // removed. Times are RFC 3339 in UTC, lengths of time are text with a unit. Lists are never null.
 
 // RCView is one controller: what it asks for, and its status.
@@ -33,14 +33,17 @@ type RCView struct {
 	MaxPerNode    int               `json:"max_per_node"`     // zero: no limit
 	Spread        string            `json:"spread,omitempty"` // key of the node label that pods are spread over
 	MinAvailable  int               `json:"min_available"`    // in effect, default included
-	MaxSurge      int               `json:"max_surge"`        // in effect, default included
-	NodeLoss      NodeLossView      `json:"node_loss"`
+	// MinAvailableAsked is what was asked for, where there are fewer replicas.
+	MinAvailableAsked *int         `json:"min_available_asked,omitempty"`
+	MaxSurge          int          `json:"max_surge"` // in effect, default included
+	NodeLoss          NodeLossView `json:"node_loss"`
 	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available, default included.
 	ProgressDeadline field.Duration     `json:"progress_deadline"`
 	Strategy         rc.Strategy        `json:"strategy"`
 	Mutator          string             `json:"mutator,omitempty"` // rollout in charge
 	ManifestDigest   string             `json:"manifest_digest"`
 	Manifest         *manifest.Manifest `json:"manifest,omitempty"` // only from rc get
+	Defaulted        []string           `json:"defaulted"`          // which of the above are not as a document has set them, as name=value
 	Status           *StatusView        `json:"status"`             // null while no farm has reported
 }
 
@@ -144,6 +147,10 @@ func newRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 	if v.NodeLoss.Action == "" {
 		v.NodeLoss.Action = "replace"
 	}
+	if r.MinAvailable != nil && *r.MinAvailable != v.MinAvailable {
+		v.MinAvailableAsked = r.MinAvailable
+	}
+	v.Defaulted = defaulted(r, &v)
 	if st != nil {
 		view := newStatusView(r, st, farms)
 		v.Status = &view

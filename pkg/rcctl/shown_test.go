@@ -1,0 +1,115 @@
+package rcctl
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func maybe[T any](t *rapid.T, name string, g *rapid.Generator[T]) *T {
+	if !rapid.Bool().Draw(t, name+" is given") {
+		return nil
+	}
+	v := g.Draw(t, name)
+	return &v
+}
+
+func anyRecord(t *rapid.T) rc.RC {
+	count, length := rapid.IntRange(0, 5), rapid.Map(rapid.IntRange(1, 3), func(n int) field.Duration { return field.Duration(time.Duration(n) * 30 * time.Second) })
+	r := rc.RC{
+		ID: "id", Name: "web", ManifestDigest: "d", NodeSelector: rapid.SampledFrom([]string{"", "a=b"}).Draw(t, "selector"),
+		MaxPerNode: count.Draw(t, "per node"), Spread: rapid.SampledFrom([]string{"", "rack"}).Draw(t, "spread"),
+		MinAvailable: maybe(t, "minimum", count), MaxSurge: maybe(t, "surge", count), ProgressDeadline: maybe(t, "deadline", length),
+		NodeLoss: rc.NodeLoss{
+			Action: rapid.SampledFrom([]string{"", "replace", "keep"}).Draw(t, "action"),
+			After:  maybe(t, "after", length), UnmanagedAfter: maybe(t, "unmanaged after", length),
+		},
+		Strategy: rapid.SampledFrom([]rc.Strategy{rc.Dynamic, rc.Static}).Draw(t, "strategy"), Disabled: rapid.Bool().Draw(t, "disabled"),
+		Generation: 7, ChangedBy: "somebody",
+	}
+	for i := range rapid.IntRange(1, 3).Draw(t, "groups") {
+		r.ReplicaGroups = append(r.ReplicaGroups, rc.ReplicaGroup{Role: []string{"main", "b", "c"}[i], Count: maybe(t, "count", count)})
+		if r.ReplicaGroups[i].Count == nil {
+			r.ReplicaGroups[i].Count = new(int)
+		}
+	}
+	if rapid.Bool().Draw(t, "another role") {
+		r.ReplicaGroups[0].Role = "a"
+	}
+	return r
+}
+
+// Whatever a record asks for, what rc get prints of it in either format asks for the same; and with another count for that, and for
+// nothing else.
+func TestShownAsksForTheSame(t *testing.T) {
+	pod := goodSpec(t).Pod
+	rapid.Check(t, func(t *rapid.T) {
+		r := anyRecord(t)
+		view := newRCView(&r, &rc.Status{}, nil)
+		view.Manifest = pod
+		shown := newRCDocument(&r, &view)
+		inYAML, err := shown.text()
+		if err != nil {
+			t.Fatal(err)
+		}
+		inJSON, err := indented(view)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range [][]byte{inYAML, inJSON} {
+			converted, err := document.ToJSON(text, specAllowed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec, ignored, err := decodeShown(converted)
+			if err != nil || !slices.Contains(ignored, "status") {
+				t.Fatalf("%v, ignored %v\n%s", err, ignored, text)
+			}
+			after := r
+			spec.Apply(&after, r.ManifestDigest)
+			if diff := cmp.Diff(r, after); diff != "" {
+				t.Fatalf("%s\n%s", diff, text)
+			}
+		}
+	})
+}
+
+// A field of a view that is not known here would be refused when it is applied.
+func TestShownIsKnown(t *testing.T) {
+	known := field.Names[shownRC]()
+	for _, name := range append(field.Names[RCView](), field.Names[RCDocument]()...) {
+		if !slices.Contains(known, name) {
+			t.Errorf("%s is printed and not taken", name)
+		}
+	}
+}
+
+// The configuration of a manifest stays to the letter, whatever YAML would make of its numbers.
+func TestShownKeepsNumbers(t *testing.T) {
+	for _, number := range []string{"1", "1.0", "-0", "1e3", "1E+3", "0.1", "1e400", "123456789012345678901234567890", "12345678901"} {
+		m := &manifest.Manifest{ID: "web", Config: manifest.Config{"n": json.Number(number)}}
+		r := rc.RC{Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: new(int)}}}
+		text, err := (&RCDocument{Spec: *rc.SpecOf(&r, m)}).text()
+		if err != nil {
+			t.Fatal(err)
+		}
+		converted, err := document.ToJSON(text, specAllowed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back rc.Spec
+		if err := json.Unmarshal(converted, &back); err != nil || fmt.Sprint(back.Pod.Config["n"]) != number {
+			t.Errorf("%s became %v, %v\n%s", number, back.Pod.Config["n"], err, text)
+		}
+	}
+}
