@@ -147,7 +147,7 @@ func (e *env) refusedAll(agent string, tokens map[string]string) {
 	}
 	writes := []string{
 		keys.Intents("n1") + "rc/main.0", keys.Intents("n2"), keys.Realities("n2") + "rc/main.0", keys.Realities("n10") + "rc/main.0", keys.OrphanPage("n2", 0),
-		keys.Node("n2"), keys.HeardNode("n2"), keys.HeardFarm("f1"), keys.RC("rc"), keys.Name("hello"), keys.Lock("rc"), keys.Pods("rc") + "main.0", keys.Reservation("n1"),
+		keys.Node("n2"), keys.HeardNode("n2"), keys.HeardFarm("f1"), keys.RC("rc"), keys.Name("hello"), keys.Lock("rc"), keys.Pods("rc") + "main.0", keys.Reservation("n2"), keys.Reservation("n10"),
 		keys.NodeOps("n1"), keys.Requests("rc") + "x", keys.Farm("f1"), keys.Status("rc"), keys.Breaker(), keys.Schema(), keys.Settled(), keys.Manifest("d"), keys.Audit("a"),
 	}
 	for _, key := range writes {

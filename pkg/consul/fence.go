@@ -93,8 +93,9 @@ func (c *Client) acquire(ctx context.Context, send sender, key, session string, 
 }
 
 // AcquireIf takes a lock for a session once may agrees to what is there, which is the zero Pair when nothing is. may is asked
-// for each attempt, and the lock is taken only over what it was asked about. Errors are those of Acquire and of may.
-func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) error) error {
+// for each attempt, and the lock is taken only over what it was asked about, together with what may wants done besides, or not at all.
+// Errors are those of Acquire and of may; ErrRefused also when the token may not do what is wanted besides.
+func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) (besides []Op, err error)) error {
 	pace := bumpBackoff()
 	for {
 		present, err := c.Get(ctx, key, Consistent)
@@ -103,10 +104,11 @@ func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byt
 			unchanged, err = CheckMissing(key), nil
 		}
 		if err == nil {
-			if err := may(present); err != nil {
-				return err
+			besides, no := may(present)
+			if no != nil {
+				return no
 			}
-			_, err = c.commit(ctx, []Op{unchanged, Lock(key, value, session)})
+			_, err = c.commit(ctx, append([]Op{unchanged, Lock(key, value, session)}, besides...))
 		}
 		switch {
 		case err == nil:

@@ -238,21 +238,34 @@ func TestAcquireIf(t *testing.T) {
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
 	var judged []string
-	err := c.AcquireIf(t.Context(), key, mine, []byte("mine"), func(p consul.Pair) error {
+	err := c.AcquireIf(t.Context(), key, mine, []byte("mine"), func(p consul.Pair) ([]consul.Op, error) {
 		judged = append(judged, string(p.Value))
 		if len(judged) <= 2 { // somebody else writes while we decide
 			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Set(key, fmt.Append(nil, len(judged)))}))
 		}
-		return nil
+		return []consul.Op{consul.Set(prefix+"besides", fmt.Append(nil, len(judged)))}, nil
 	})
 	if got := get(t, c, key); err != nil || fmt.Sprint(judged) != "[ 1 2]" || string(got.Value) != "mine" || got.Session != mine {
 		t.Fatalf("judged %q, %v; key %+v", judged, err, got)
 	}
+	if got := get(t, c, prefix+"besides"); string(got.Value) != "3" {
+		t.Errorf("done besides: %+v", got)
+	}
 	no := errors.New("no")
-	if err := c.AcquireIf(t.Context(), key, mine, []byte("again"), func(consul.Pair) error { return no }); !errors.Is(err, no) {
+	if err := c.AcquireIf(t.Context(), key, mine, []byte("again"), func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
 		t.Errorf("not allowed: %v", err)
 	}
-	yes := func(consul.Pair) error { return nil }
+	tries := 0
+	err = c.AcquireIf(t.Context(), key, mine, []byte("mine"), func(consul.Pair) ([]consul.Op, error) {
+		if tries++; tries > 1 {
+			return nil, no
+		}
+		return []consul.Op{consul.CheckMissing(prefix + "besides")}, nil
+	})
+	if !errors.Is(err, no) {
+		t.Errorf("besides refused: %v, %d tries", err, tries)
+	}
+	yes := func(consul.Pair) ([]consul.Op, error) { return nil, nil }
 	var held *consul.HeldError
 	if err := c.AcquireIf(t.Context(), key, other, []byte("other"), yes); !errors.As(err, &held) || held.Session != mine {
 		t.Errorf("held: %v", err)

@@ -29,7 +29,7 @@ type Writes interface {
 	LoadOf(rcID string, p *store.Part) store.PartLoad
 	Ring(ctx context.Context, rcID string) error
 	MakeDrops(ctx context.Context, rcID string) error
-	MendClosed(ctx context.Context, nodeName string) (mended bool, err error)
+	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
@@ -291,6 +291,9 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 		if r.Holder == nil {
 			delete(next.Holders, key)
 		} else {
+			if adds(ch) && r.Node == ch.Placement.Node && view != nil && scheduler.Outdated(view, rec.Value) {
+				return nil, scheduler.Relabelled
+			}
 			share, ports, reason := c.share(v, next, &r)
 			if reason != "" {
 				return nil, reason
@@ -301,6 +304,12 @@ func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[n
 		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
 	}
 	return writes, ""
+}
+
+// adds reports whether a change brings a pod to a node, which must match then. What is there already has its share whatever the
+// node's labels are.
+func adds(ch *reconcile.Change) bool {
+	return ch.Action == reconcile.Place || ch.Action == reconcile.Move
 }
 
 // share returns what a change takes of a node besides what is reserved there, with the numbers of dynamic ports.

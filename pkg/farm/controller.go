@@ -163,7 +163,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 const placedLook = time.Second
 
 func onlyPlaces(changes []reconcile.Change) bool {
-	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return ch.Action != reconcile.Place && ch.Action != reconcile.Move })
+	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return !adds(&ch) })
 }
 
 // soonest returns the shorter of two times; the first may be zero for none.

@@ -125,7 +125,7 @@ type Farm struct {
 	unowned  unowned
 
 	unreadable unreadables
-	suspects   nodeSet // their reservations say that they are drained, and nobody drains them
+	suspects   nodeSet // their reservations say something else than what is known of them
 	fresh      nodeSet // this farm has written their first reservation, as far as it knows
 
 	scheduler Scheduler

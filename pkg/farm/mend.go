@@ -53,9 +53,7 @@ func (f *Farm) mendFresh(ctx context.Context) error {
 		names = names[:len(names)-1]
 	}
 	if err := f.askForShares(ctx, names); err != nil {
-		for _, name := range names {
-			f.fresh.add(name)
-		}
+		f.fresh.add(names...)
 		return err
 	}
 	return nil
@@ -96,13 +94,15 @@ type nodeSet struct {
 	names map[string]bool
 }
 
-func (s *nodeSet) add(name string) {
+func (s *nodeSet) add(names ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.names == nil {
 		s.names = map[string]bool{}
 	}
-	s.names[name] = true
+	for _, name := range names {
+		s.names[name] = true
+	}
 }
 
 // take returns the nodes and forgets them.
@@ -114,40 +114,42 @@ func (s *nodeSet) take() []string {
 	return names
 }
 
-// misclosed reports whether a reservation says that a node is drained, and what operators said, as seen last, does not.
-func misclosed(v *node.View, res node.Reservation) bool {
-	return v != nil && res.Closed && v.Ops.Drain == nil
+// disagrees reports whether a reservation says of the node something else than its record and its operators, as seen last: whether it is
+// drained, or which labels it has.
+func disagrees(v *node.View, res node.Reservation) bool {
+	return v != nil && !res.Agrees(v.Ops.Drain != nil, v.Stamps)
 }
 
-// mendClosed makes reservations say which nodes are drained, where the record was lost or is an older one (R13): without
-// it a farm that has not heard of a drain yet could place there. Those of drained nodes are looked at by the farm with the
-// lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
-func (f *Farm) mendClosed(ctx context.Context) error {
-	names := f.suspects.take()
+// mendReservations makes reservations say which nodes are drained (R13) and for which labels pods may be placed (ADR 12), where the
+// record was lost, or is an older one, or was written by somebody who does not know about the one or the other. Without it a farm that
+// has not heard of a drain yet could place there, and none where the labels are said to be others. Those of drained nodes are looked at
+// by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
+func (f *Farm) mendReservations(ctx context.Context) error {
+	names, nodes := f.suspects.take(), f.world.nodes()
 	if IsLowest(f.cfg.ID, f.Members()) {
-		var drained []string
-		for name, v := range f.world.nodes() {
-			if v.Ops.Drain != nil {
-				drained = append(drained, name)
-			}
-		}
-		d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: drained}, false)
-		if err != nil {
-			return err
-		}
-		for _, name := range drained {
-			if d.Unreadable[name] == nil && !d.Reservations[name].Value.Closed {
+		for name, v := range nodes {
+			if v.Ops.Drain != nil && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
 	}
+	d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+	if err != nil {
+		f.suspects.add(names...)
+		return err
+	}
 	var errs []error
 	for _, name := range names {
-		mended, err := f.cfg.Store.MendClosed(ctx, name)
+		if d.Unreadable[name] != nil || !disagrees(nodes[name], d.Reservations[name].Value) {
+			continue // this farm has only been the last to hear
+		}
+		mended, err := f.cfg.Store.MendReservation(ctx, name)
 		switch {
 		case mended:
 			f.fresh.add(name) // it may be the first record after a loss
-			f.log.WithField(obs.Node, name).Warn("a node's reservation did not say whether the node is drained; mended")
+			f.log.WithField(obs.Node, name).Warn("a node's reservation did not say what operators and the node's record say; mended")
+			f.scarcity.changed([]string{name})
+			f.enqueueOwned((*ReplicationController).isHungry)
 		case errors.Is(err, store.ErrRefused): // somebody was faster; the next sweep looks again
 		case err != nil:
 			errs = append(errs, err)

@@ -17,29 +17,42 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// drain begins or ends a drain, as rcctl does: with the reservation in the same transaction.
-func (c *cluster) drain(name string, drained bool) {
+// operate changes what operators say of a node, as rcctl does: with the reservation in the same transaction.
+func (c *cluster) operate(name string, change func(*node.Ops)) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
 		rec, err := c.store.NodeOps(c.t.Context(), name)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		rec.Value.Name, rec.Value.Drain = name, nil
-		if drained {
-			rec.Value.Drain = &node.Drain{Since: time.Now()}
-		}
+		rec.Value.Name = name
+		change(&rec.Value)
 		found, _, err := c.store.Reservations(c.t.Context(), []string{name})
 		if err != nil {
 			return err
 		}
 		res := found[name]
-		res.Value = res.Value.Clone()
-		res.Value.Closed = drained
+		res.Value = res.Value.Told(rec.Value)
 		return c.store.ChangeNode(c.t.Context(), store.NodeChange{
-			Ops: rec.Value, Index: rec.Index, Reservation: &res, Audit: store.NewAudit("test", "drain", "", nil),
+			Ops: rec.Value, Index: rec.Index, Reservation: &res, Audit: store.NewAudit("test", "operate", "", nil),
 		})
 	})
+}
+
+// drain begins or ends a drain.
+func (c *cluster) drain(name string, drained bool) {
+	c.t.Helper()
+	c.operate(name, func(ops *node.Ops) {
+		if ops.Drain = nil; drained {
+			ops.Drain = &node.Drain{Since: time.Now()}
+		}
+	})
+}
+
+// relabel gives a node one label.
+func (c *cluster) relabel(name, key, value string) {
+	c.t.Helper()
+	c.operate(name, func(ops *node.Ops) { ops.Labels = map[string]string{key: value} })
 }
 
 // closed waits until the node's reservation says whether it is drained, and returns it.

@@ -279,18 +279,6 @@ func TestAnOutsideSchedulersBooksFollow(t *testing.T) {
 	c.inBooks(k, "web")
 }
 
-func (c *cluster) relabel(name, key, value string) {
-	c.t.Helper()
-	consultest.Eventually(c.t, soon, func() error {
-		rec, err := c.store.NodeOps(c.t.Context(), name)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			return err
-		}
-		rec.Value.Name, rec.Value.Labels = name, map[string]string{key: value}
-		return c.store.ChangeNode(c.t.Context(), store.NodeChange{Ops: rec.Value, Index: rec.Index, Audit: store.NewAudit("test", "label", "", nil)})
-	})
-}
-
 // An allocation that fails changes nothing, says why, and is tried again; so does a choice of nodes that fails.
 func TestAFailingAllocationChangesNothing(t *testing.T) {
 	t.Parallel()

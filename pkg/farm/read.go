@@ -396,7 +396,7 @@ func (c *ReplicationController) keepReservations(v *view, d store.Details) {
 		maps.Copy(v.reserved, d.Reservations)
 	}
 	for name, rec := range d.Reservations {
-		if d.Unreadable[name] == nil && misclosed(v.snapshot.Nodes[name], rec.Value) {
+		if d.Unreadable[name] == nil && disagrees(v.snapshot.Nodes[name], rec.Value) {
 			c.farm.suspects.add(name)
 		}
 	}

@@ -175,6 +175,9 @@ func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods in
 				return err
 			}
 			for _, name := range names {
+				if d.Unreadable[name] == nil && disagrees(s.Nodes[name], d.Reservations[name].Value) {
+					c.farm.suspects.add(name)
+				}
 				at := scheduler.Candidate{View: s.Nodes[name], Reservation: d.Reservations[name].Value, Pods: v.nodes.perNode[name]}
 				reason := rule.Refuses(at, pod.Identity{})
 				if reason != "" {

@@ -45,7 +45,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err := errors.Join(f.mendFresh(ctx), f.mendShares(ctx)); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for shares of nodes that are not reserved")
 	}
-	if err := f.mendClosed(ctx); err != nil && ctx.Err() == nil {
+	if err := f.mendReservations(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
 	f.mu.Lock()

@@ -27,7 +27,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 			w.log.WithField(obs.Node, rec.Value.Name).Warn("a node saw the store go back in time")
 			return w.regressedFrom(ctx, rec.Value.Regressed)
 		}
-		record := &node.View{Node: rec.Value, Alive: rec.Session != ""}
+		record := node.NewView(rec.Value, node.Ops{}, rec.Session != "")
 		if !record.Alive {
 			record.FreeIndex = rec.Index
 		}
@@ -110,7 +110,7 @@ func (w *world) publish() (changed, orphaned map[string]bool) {
 // join returns the view of a node. The caller holds the mutex.
 func (w *world) join(record *node.View) *node.View {
 	v := *record
-	v.Ops = w.ops[v.Name]
+	v.SetOps(w.ops[v.Name])
 	v.Gone = !v.Alive && w.gone[v.Name] == v.FreeIndex
 	v.Orphans, v.OrphansUnread = w.orphansOn(&record.Node)
 	return &v

@@ -86,6 +86,8 @@ type View struct {
 	// Gone means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor gone is
 	// unmanaged: its pods are assumed to run on, unless its machine was gone before; see reconcile.Snapshot.
 	Gone bool
+	// Stamps are those of the labels, made once for many questions; empty in a view that was not made by NewView.
+	Stamps Stamps
 	// OrphansUnread: the record speaks of pages that have not been read. Until they are, Orphans are those of an earlier record.
 	OrphansUnread bool
 }
@@ -132,6 +134,7 @@ func (v *View) Open() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }
 // two farms cannot hand out the same port or the last slot twice (P3).
 type Reservation struct {
 	Closed  bool              `json:"closed,omitempty"` // drained: nothing may be added
+	Labels  Stamps            `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
 	Holders map[string]Holder `json:"holders"`          // by pod.Identity.String()
 }
 
@@ -161,7 +164,7 @@ func (h Holder) With(other Holder) Holder {
 // Bytes returns an upper bound of the reservation's length as JSON. Encoding it for each pod that it is for would be a good part
 // of placing thousands.
 func (r Reservation) Bytes() int {
-	const number, rest = 21, len(`{"closed":true,"holders":{}}`)
+	const number, rest = 21, len(`{"closed":true,"labels":{"own":"","operators":""},"holders":{}}`) + 2*stampBytes
 	size := rest
 	for key, h := range r.Holders {
 		const names = len(`"":{"pod":{"rc_id":"","role":"","index":},"ports":[],"cpu":,"memory":},`)

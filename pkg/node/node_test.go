@@ -17,7 +17,7 @@ import (
 func TestReservationBytesIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		r := node.Reservation{Closed: rapid.Bool().Draw(t, "closed"), Holders: map[string]node.Holder{}}
+		r := node.Reservation{Closed: rapid.Bool().Draw(t, "closed"), Labels: drawStamps(t), Holders: map[string]node.Holder{}}
 		for range rapid.IntRange(0, 5).Draw(t, "holders") {
 			id := pod.Identity{
 				RCID: rapid.String().Draw(t, "rc"), Role: rapid.String().Draw(t, "role"),

@@ -64,8 +64,8 @@ func (t *tool) labelCommand() *cli.Command {
 		Name: "label", Usage: "set and remove operators' labels of a machine",
 		UsageText: "rcctl node label NODE KEY=VALUE ... KEY- ...",
 		Description: `Operators' labels lie on top of those that the node's preparer was started with: they win where both have a key.
-KEY- removes an operators' label; the preparer's own then shows again. A pod whose controller does not select the
-node any more may be moved.
+KEY- removes an operators' label; the preparer's own then shows again. From then on no pod is placed there by the
+former labels. A pod whose controller does not select the node any more is moved, unless the controller is static.
 
 Examples:
   rcctl node label node-17 disk=ssd rack=b

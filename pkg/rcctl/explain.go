@@ -314,6 +314,7 @@ var advice = []struct {
 	{scheduler.NotAlive, "have no living preparer", "Start the preparer there."},
 	{scheduler.NotSettled, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
 	{scheduler.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
+	{scheduler.Relabelled, "have labels that are not those that placing counts on there", "Wait: a farm mends that within a minute."},
 	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
 	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
 	{scheduler.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},

@@ -90,7 +90,7 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 				corrupt = append(corrupt, err)
 			}
 		}
-		sit.nodes[rec.Value.Name] = &node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
+		sit.nodes[rec.Value.Name] = node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
 	}
 	corrupt = append(append(corrupt, bad...), badOps...)
 	if sit.taken, bad, err = s.ListReservations(ctx); err != nil {

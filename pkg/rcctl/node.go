@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -94,7 +95,7 @@ const (
 )
 
 // writeNode carries a change of a node out: computed, written with its audit record, and computed again where a record
-// moved. Where a drain begins or ends, the node's reservation is closed or opened in the same transaction (P3, R13).
+// moved. Where a drain begins or ends, or the labels change, the node's reservation says so in the same transaction (P3, R13, ADR 12).
 func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops) (nodeChange, error)) (nodeChange, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
@@ -112,12 +113,7 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 			return c, err
 		}
 		write := store.NodeChange{Ops: c.ops, Index: cur.ops.Index, Audit: store.NewAudit(author, c.what, "", c.lines).OnNodes(name)}
-		if closed := c.ops.Drain != nil; closed != cur.reservation.Value.Closed {
-			next := cur.reservation
-			next.Value = next.Value.Clone()
-			next.Value.Closed = closed
-			write.Reservation = &next
-		}
+		write.Reservation = told(cur, c.ops)
 		if len(c.lines) == 0 && write.Reservation == nil {
 			return c, nil
 		}
@@ -125,7 +121,7 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 		switch {
 		case err == nil:
 			if len(c.lines) == 0 {
-				c.lines = []string{"reservation: was not in line with the drain -> mended"}
+				c.lines = []string{"reservation: was not in line with the drain or the labels -> mended"}
 			}
 			return c, nil
 		case errors.Is(err, store.ErrConflict) && try == maxNodeTries:
@@ -143,6 +139,18 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 func (s *conn) changeNode(ctx context.Context, change store.NodeChange) error {
 	name := change.Ops.Name
 	return s.did(fmt.Sprintf("node %s: %s", name, change.Audit.What), "rcctl audit --node "+name, s.ChangeNode(ctx, change))
+}
+
+// told returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A stamp that is missing,
+// which stands in nobody's way, is made when the labels change.
+func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
+	next := cur.reservation
+	next.Value = next.Value.Told(ops)
+	relabelled := !maps.Equal(cur.ops.Value.Labels, ops.Labels)
+	if !relabelled && cur.reservation.Value.Agrees(next.Value.Closed, next.Value.Labels) {
+		return nil
+	}
+	return &next
 }
 
 // rest waits, or returns the cause of the context's end.

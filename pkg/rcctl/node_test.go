@@ -242,3 +242,58 @@ func TestJoinFarms(t *testing.T) {
 		t.Errorf("%+v", views)
 	}
 }
+
+// A change of labels is in the node's reservation too, and nothing else of that changes. Other acts leave it alone, unless it is wrong.
+func TestLabelsAreInTheReservation(t *testing.T) {
+	s, _ := testConn(t)
+	putRecord(t, s, s.Keys().Node("n1"), `{"name":"n1"}`)
+	read := func() store.Rec[node.Reservation] {
+		t.Helper()
+		found, _, err := s.Reservations(t.Context(), []string{"n1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found["n1"]
+	}
+	act := func(compute func(node.Ops) nodeChange) {
+		t.Helper()
+		_, err := s.writeNode(t.Context(), "n1", func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	label := func(value string) func(node.Ops) nodeChange {
+		return func(ops node.Ops) nodeChange {
+			ops.Labels = map[string]string{"rack": value}
+			return nodeChange{what: "label", ops: ops, lines: []string{"rack"}}
+		}
+	}
+	cordon := func(ops node.Ops) nodeChange { return computeCordon(ops, !ops.Unschedulable) }
+	nothing := func(ops node.Ops) nodeChange { return nodeChange{what: "label", ops: ops} }
+	stamp := func(value string) string { return node.LabelStamp(map[string]string{"rack": value}) }
+
+	act(cordon)
+	if res := read(); res.Index != 0 {
+		t.Errorf("after a cordon: %+v", res)
+	}
+	act(label("a"))
+	if res := read(); res.Value.Labels != (node.Stamps{Operators: stamp("a")}) {
+		t.Errorf("after the first label: %+v", res)
+	}
+	putRecord(t, s, s.Keys().Reservation("n1"), `{"labels":{"own":"x","operators":"`+stamp("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
+	before := read()
+	act(cordon)
+	act(nothing)
+	if res := read(); res.Index != before.Index {
+		t.Errorf("after acts that change no label: %+v, was %+v", res, before)
+	}
+	act(label("b"))
+	if res := read(); res.Value.Labels != (node.Stamps{Own: "x", Operators: stamp("b")}) || res.Value.Holders["web/main.0"].CPU != 5 {
+		t.Errorf("after another label: %+v", res)
+	}
+	putRecord(t, s, s.Keys().Reservation("n1"), `{"labels":{"operators":"wrong"},"holders":{}}`)
+	act(nothing)
+	if res := read(); res.Value.Labels.Operators != stamp("b") {
+		t.Errorf("a wrong stamp: %+v", res)
+	}
+}

@@ -202,10 +202,10 @@ func joinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 	}
 	views := make([]NodeView, 0, len(recs))
 	for _, rec := range recs {
-		view := node.View{Node: rec.Value, Ops: byName[rec.Value.Name], Alive: rec.Session != ""}
+		view := node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
 		n := NodeView{
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
-			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Closed(&view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
+			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Closed(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
 			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation,
 		}

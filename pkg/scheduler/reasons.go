@@ -1,4 +1,4 @@
 package scheduler
 
 // AllReasons lists every reason, for metrics.
-var AllReasons = []Reason{Selector, NotAlive, NotSettled, Drained, Avoided, Resources, Ports, MaxPerNode}
+var AllReasons = []Reason{Selector, NotAlive, NotSettled, Drained, Relabelled, Avoided, Resources, Ports, MaxPerNode}

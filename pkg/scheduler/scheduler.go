@@ -27,6 +27,7 @@ const (
 	NotAlive   Reason = "not alive"    // no preparer holds its record
 	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
 	Drained    Reason = "drained"      // operators closed it
+	Relabelled Reason = "relabelled"   // its labels are not those that were looked at
 	Avoided    Reason = "avoided"      // the pod that moves is or was there
 	Resources  Reason = "resources"    // slots, CPU or memory
 	Ports      Reason = "ports"        // a static port is taken, or too few dynamic ones are free
@@ -86,6 +87,8 @@ func (r *Rule) Refuses(c Candidate, id pod.Identity) Reason {
 		return Avoided
 	case r.MaxPerNode > 0 && c.Pods >= r.MaxPerNode:
 		return MaxPerNode
+	case Outdated(c.View, c.Reservation):
+		return Relabelled
 	}
 	want := r.Share
 	want.Pod = id
@@ -119,6 +122,10 @@ func (r *Rule) Eligible(nodes map[string]*node.View) ([]string, Reasons) {
 // Closed reports whether operators keep new pods off a node: as they say, or as the reservation has it, which a farm meets
 // that has not heard of them yet.
 func Closed(v *node.View, res node.Reservation) bool { return res.Closed || !v.Open() }
+
+// Outdated reports whether the reservation was stamped for other labels than those of the view. Whoever adds a pod and finds it so
+// knows older labels than those of now; or somebody who changed them does not know stamps, and the reservation waits to be mended.
+func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.Stamps) }
 
 // Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
 // the identity holds already does not count against it; orphans without a share do (R13).

@@ -102,14 +102,20 @@ func TestCheck(t *testing.T) {
 		"not settled":            {func(c *scheduler.Candidate) { c.View.Nonce = "before" }, scheduler.NotSettled},
 		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
 		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Closed = true }, scheduler.Drained},
-		"was there":              {func(c *scheduler.Candidate) { c.Avoid = true; c.Pods = 2 }, scheduler.Avoided},
-		"per node":               {func(c *scheduler.Candidate) { c.Pods = 2; c.Reservation = full }, scheduler.MaxPerNode},
-		"full":                   {func(c *scheduler.Candidate) { c.Reservation = full }, scheduler.Resources},
-		"no dynamic port":        {func(c *scheduler.Candidate) { c.View.PortRange = node.PortRange{} }, scheduler.Ports},
+		"labels of now":          {func(c *scheduler.Candidate) { c.Reservation.Labels = c.View.Stamps }, ""},
+		"no stamps":              {func(c *scheduler.Candidate) { c.View.Stamps = node.Stamps{} }, ""},
+		"relabelled, not heard yet": {func(c *scheduler.Candidate) {
+			c.Reservation.Labels.Operators = node.LabelStamp(map[string]string{"rack": "b"})
+		}, scheduler.Relabelled},
+		"started with other labels": {func(c *scheduler.Candidate) { c.Reservation.Labels.Own = node.LabelStamp(nil) }, scheduler.Relabelled},
+		"was there":                 {func(c *scheduler.Candidate) { c.Avoid = true; c.Pods = 2 }, scheduler.Avoided},
+		"per node":                  {func(c *scheduler.Candidate) { c.Pods = 2; c.Reservation = full }, scheduler.MaxPerNode},
+		"full":                      {func(c *scheduler.Candidate) { c.Reservation = full }, scheduler.Resources},
+		"no dynamic port":           {func(c *scheduler.Candidate) { c.View.PortRange = node.PortRange{} }, scheduler.Ports},
 	} {
-		at := scheduler.Candidate{View: &node.View{Alive: true, Node: node.Node{
+		at := scheduler.Candidate{View: node.NewView(node.Node{
 			Name: "n", Nonce: "now", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, PortRange: node.PortRange{Min: 20000, Max: 20009},
-		}}}
+		}, node.Ops{}, true)}
 		c.change(&at)
 		if got := rule.Check(at, id); got != c.says {
 			t.Errorf("%s: %q, want %q", name, got, c.says)

@@ -56,7 +56,7 @@ func (t *FarmTenure) head(b *Batch) []consul.Op {
 
 // sameRC is the condition that a controller's record is the one that was read (P2).
 func (t *FarmTenure) sameRC(id string, index uint64) consul.Op {
-	return operation{verb: checkIndex, key: t.keys.RC(id), index: index}.op()
+	return sameRecord(t.keys.RC(id), index)
 }
 
 // ErrDropped and ErrReported say that a batch was refused only because pods have dropped, or because its Newest is not as it was

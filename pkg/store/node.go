@@ -2,8 +2,10 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -59,27 +61,70 @@ func hostText(n node.Node) string {
 // Incarnation and ConsulNode are replaced by the session's, and it says that drops are counted. It returns *ForeignError when the name belongs to another host,
 // whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.HeldError when
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
-// nobody.
+// nobody. Where the record says other labels than before, the reservation is stamped with them in the same transaction (ADR 12); a
+// token that may not write it does without.
 func (t *NodeTenure) Hold(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
 	key := t.keys.Node(t.name)
-	err := t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) error {
-		rec, err := decode[node.Node](t.keys, present)
-		if err != nil || present.Session == t.sess.Releasing || takeOver || !rec.Value.Foreign(n) {
-			return nil //nolint:nilerr // nothing to compare with
-		}
-		if rec.Value.ConsulNode != "" {
-			if gone, err := t.c.AgentGone(ctx, rec.Value.ConsulNode); gone || err != nil {
-				return err
+	take := func(stamp bool) error {
+		return t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
+			before, unreadable := decode[node.Node](t.keys, present)
+			if unreadable == nil && present.Session != t.sess.Releasing && !takeOver {
+				if err := t.mayTake(ctx, before.Value, n); err != nil {
+					return nil, err
+				}
 			}
-		}
-		return &ForeignError{Record: rec.Value, Writer: n, Key: key}
-	})
+			if !stamp || unreadable == nil && maps.Equal(before.Value.Labels, n.Labels) {
+				return nil, nil
+			}
+			return t.stampOps(ctx, n.Labels, present.ModifyIndex != 0)
+		})
+	}
+	err := take(true)
+	if denied := (*consul.RefusedError)(nil); errors.As(err, &denied) && denied.Denied() && consul.RefusedOn(err, t.keys.Reservation(t.name)) {
+		err = take(false)
+	}
 	if err == nil {
 		t.sess.Confirm(sent)
 	}
 	return err
+}
+
+// mayTake returns *ForeignError when a record that is not held by us belongs to another host, whose agent is not gone.
+func (t *NodeTenure) mayTake(ctx context.Context, before, n node.Node) error {
+	if !before.Foreign(n) {
+		return nil
+	}
+	if before.ConsulNode != "" {
+		if gone, err := t.c.AgentGone(ctx, before.ConsulNode); gone || err != nil {
+			return err
+		}
+	}
+	return &ForeignError{Record: before, Writer: n, Key: t.keys.Node(t.name)}
+}
+
+// stampOps returns what makes the reservation say which labels the node has by now, so that no farm that has not heard of them places
+// anything there. Where there is no reservation it is made if somebody may know other labels: a farm could make it.
+func (t *NodeTenure) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
+	key := t.keys.Reservation(t.name)
+	pair, err := t.c.Get(ctx, key, consul.Consistent)
+	var res node.Reservation
+	switch {
+	case errors.Is(err, ErrFiltered), errors.Is(err, ErrNotFound) && !known:
+		return nil, nil
+	case err != nil && !errors.Is(err, ErrNotFound):
+		return nil, err
+	case err == nil && json.Unmarshal(pair.Value, &res) != nil:
+		return nil, nil //nolint:nilerr // nothing is placed there
+	}
+	stamp := node.LabelStamp(labels)
+	if res.Labels.Own == stamp {
+		return nil, nil
+	}
+	res = res.Clone()
+	res.Labels.Own = stamp
+	return []consul.Op{consul.CAS(key, encode(res), pair.ModifyIndex)}, nil
 }
 
 // HeldBy returns the session that holds the node's lock when err says that somebody else does.

@@ -148,7 +148,7 @@ type NodeChange struct {
 	Ops   node.Ops // as it shall be
 	Index uint64   // of the record that it was computed from; zero creates it
 	// Reservation is what is taken on the node, with the index that it was read at; nil when it does not change. Where a
-	// drain begins or ends, its Closed changes in the same transaction.
+	// drain begins or ends, or labels change, what it says of that changes in the same transaction; see node.Reservation.Told.
 	Reservation *Rec[node.Reservation]
 	Audit       Audit
 }

@@ -1,0 +1,56 @@
+package farm
+
+import (
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// A pod comes to a node only by the labels that its reservation was stamped for. What is there already does not depend on them, nor
+// does what the pod leaves.
+func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
+	t.Parallel()
+	id := pod.Identity{RCID: "web", Role: "main"}
+	known := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, node.Ops{}, true)
+	holder := node.NewHolder(id, nil, 0, 0)
+	here := []reconcile.ReserveChange{{Node: "n1", Holder: &holder}}
+	for name, tt := range map[string]struct {
+		action  reconcile.Action
+		on      string
+		reserve []reconcile.ReserveChange
+		refused scheduler.Reason
+	}{
+		"placed":          {reconcile.Place, "n1", here, scheduler.Relabelled},
+		"moved here":      {reconcile.Move, "n1", here, scheduler.Relabelled},
+		"moved elsewhere": {reconcile.Move, "n2", []reconcile.ReserveChange{{Node: "n2", Holder: &holder}, {Node: "n1"}}, ""},
+		"upgraded":        {reconcile.Upgrade, "n1", here, ""},
+		"back again":      {reconcile.Return, "n1", here, ""},
+		"adopted":         {reconcile.Adopt, "n1", []reconcile.ReserveChange{{Node: "n1", Holder: &holder, Force: true}}, ""},
+	} {
+		for stamp, labels := range map[string]map[string]string{"": nil, "the same": {}, "others": {"pool": "b"}} {
+			res, want := node.Reservation{}, scheduler.Reason("")
+			if stamp != "" {
+				res = res.Told(node.Ops{Labels: labels})
+			}
+			if stamp == "others" {
+				want = tt.refused
+			}
+			c := &ReplicationController{}
+			v := &view{snapshot: &reconcile.Snapshot{Nodes: map[string]*node.View{"n1": known}}}
+			ch := &reconcile.Change{Action: tt.action, Identity: id, Placement: &pod.Placement{Identity: id, Node: tt.on}, Reserve: tt.reserve}
+			writes, refused := c.reserve(v, map[string]store.Rec[node.Reservation]{"n1": {Value: res, Index: 7}}, ch)
+			if refused != want {
+				t.Errorf("%s, %s stamp: %q, want %q", name, stamp, refused, want)
+			}
+			for _, w := range writes {
+				if w.Node == "n1" && w.Value.Labels != res.Labels {
+					t.Errorf("%s, %s stamp: written with %+v", name, stamp, w.Value.Labels)
+				}
+			}
+		}
+	}
+}

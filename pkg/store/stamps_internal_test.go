@@ -1,0 +1,240 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+func pool(value string) map[string]string { return map[string]string{"pool": value} }
+
+func (s *Store) reservation(t *testing.T, name string) Rec[node.Reservation] {
+	t.Helper()
+	found, unreadable, err := s.Reservations(t.Context(), []string{name})
+	if err != nil || len(unreadable) > 0 {
+		t.Fatal(err, unreadable)
+	}
+	return found[name]
+}
+
+// A preparer that was started with other labels says so in its node's reservation, and changes nothing else of it. Otherwise it leaves
+// it alone: a record that is made may be the first after a loss.
+func TestHoldStampsTheReservation(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	hold := func(labels map[string]string) Rec[node.Reservation] {
+		t.Helper()
+		if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Labels: labels}, false); err != nil {
+			t.Fatal(err)
+		}
+		rec, err := st.Node(t.Context(), "n1")
+		if err != nil || !maps.Equal(rec.Value.Labels, labels) {
+			t.Fatalf("record %+v, %v", rec, err)
+		}
+		return st.reservation(t, "n1")
+	}
+	if res := hold(nil); res.Index != 0 {
+		t.Errorf("reservation %+v of a node whose labels did not change", res)
+	}
+	if res := hold(pool("a")); res.Value.Labels != (node.Stamps{Own: node.LabelStamp(pool("a"))}) {
+		t.Errorf("the first reservation is %+v", res)
+	}
+	full := node.Reservation{Closed: true, Labels: node.Stamps{Own: "old", Operators: "theirs"}, Holders: map[string]node.Holder{"web/main.0": {CPU: 5}}}
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), encode(full))}); err != nil {
+		t.Fatal(err)
+	}
+	same := hold(pool("a"))
+	if same.Value.Labels != full.Labels {
+		t.Errorf("reservation %+v; the labels are those of before", same)
+	}
+	after := hold(pool("b"))
+	full.Labels.Own = node.LabelStamp(pool("b"))
+	if string(encode(after.Value)) != string(encode(full)) || after.Index == same.Index {
+		t.Errorf("reservation %+v, want %+v", after, full)
+	}
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), []byte("{"))}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
+		t.Errorf("with a reservation that cannot be read: %v", err)
+	}
+}
+
+// underSession does something under a preparer's session.
+func (s *Store) underSession(t *testing.T, name string, do func(*consul.Session)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	session := consul.SessionConfig{Kind: "preparer", Name: name, TTL: time.Minute, Journal: noJournal{}}
+	err := s.c.RunSession(ctx, session, func(ctx context.Context, sess *consul.Session) error {
+		do(sess)
+		cancel()
+		return context.Cause(ctx)
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+// Nobody but who takes the node's lock stamps its reservation.
+func TestWhoeverIsRefusedTheLockStampsNothing(t *testing.T) {
+	t.Parallel()
+	st, tenure, _ := holder(t)
+	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
+		t.Fatal(err)
+	}
+	before := st.reservation(t, "n1")
+	st.underSession(t, "other", func(sess *consul.Session) {
+		err := st.NodeTenure(sess, "n1").Hold(t.Context(), node.Node{Name: "n1", Labels: pool("b")}, false)
+		if _, held := HeldBy(err); !held {
+			t.Errorf("held by somebody else: %v", err)
+		}
+	})
+	if after := st.reservation(t, "n1"); after.Index != before.Index {
+		t.Errorf("reservation %+v, was %+v", after, before)
+	}
+}
+
+// A token that may not write, or not even read, the node's reservation is enough to hold the node: farms mend the stamp.
+func TestHoldWithoutTheRightToStamp(t *testing.T) {
+	t.Parallel()
+	const management = "0b7f0c1e-58f2-4b8e-9a3d-4f1d6a1f2c77"
+	server, err := consultest.Start(fmt.Sprintf(`{"acl": {"enabled": true, "default_policy": "deny",
+		"tokens": {"initial_management": %q, "agent": %q}}}`, management, management))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	keys, err := NewKeys("p/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect := func(token string) *Store {
+		client, err := consul.New(consul.Config{Address: server.Addr, Token: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(client.Close)
+		return New(client, keys)
+	}
+	admin := connect(management)
+	var rights []string
+	for _, right := range []string{"", "read", "write"} {
+		t.Run("may "+right, func(t *testing.T) {
+			name := "n" + right
+			rules := fmt.Sprintf(`key %q { policy = "write" } session_prefix "" { policy = "write" } service_prefix "" { policy = "write" }
+				agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" }`, keys.Node(name))
+			if right != "" {
+				rules += fmt.Sprintf(` key %q { policy = %q }`, keys.Reservation(name), right)
+			}
+			st := connect(aclToken(t, server.Addr, management, name, rules))
+			st.underSession(t, name, func(sess *consul.Session) {
+				for _, labels := range []string{"a", "b"} {
+					if err := st.NodeTenure(sess, name).Hold(t.Context(), node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			if rec, err := admin.Node(t.Context(), name); err != nil || rec.Value.Labels["pool"] != "b" {
+				t.Errorf("record %+v, %v", rec, err)
+			}
+			if res := admin.reservation(t, name); (res.Value.Labels.Own == node.LabelStamp(pool("b"))) != (right == "write") {
+				t.Errorf("reservation %+v", res)
+			}
+			rights = append(rights, right)
+		})
+	}
+	if want := []string{"", "read", "write"}; !slices.Equal(rights, want) {
+		t.Errorf("rights %q, want %q", rights, want)
+	}
+}
+
+// aclToken makes a token with just the rules.
+func aclToken(t *testing.T, addr, management, name, rules string) string {
+	t.Helper()
+	var made struct{ ID, SecretID string }
+	put := func(path string, body any) {
+		t.Helper()
+		consultest.Eventually(t, time.Minute, func() error {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+addr+path, strings.NewReader(string(encode(body))))
+			if err != nil {
+				return err
+			}
+			req.Header.Set("X-Consul-Token", management)
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				return errors.New(resp.Status)
+			}
+			return json.NewDecoder(resp.Body).Decode(&made)
+		})
+	}
+	put("/v1/acl/policy", map[string]string{"Name": name, "Rules": rules})
+	put("/v1/acl/token", map[string]any{"Policies": []map[string]string{{"ID": made.ID}}})
+	return made.SecretID
+}
+
+// What a reservation says of the node follows from two other records. Where all is well nothing is written.
+func TestMendReservation(t *testing.T) {
+	t.Parallel()
+	farm := tenures(t, 1)[0]
+	put := func(key string, value any) {
+		t.Helper()
+		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, encode(value))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own, theirs := node.LabelStamp(pool("a")), node.LabelStamp(pool("b"))
+	both := node.Stamps{Own: own, Operators: theirs}
+	holders := map[string]node.Holder{"web/main.0": {}}
+	for name, tt := range map[string]struct {
+		before *node.Reservation
+		drain  *node.Drain
+		mended bool
+		lines  int
+		after  node.Reservation
+	}{
+		"in line":               {before: &node.Reservation{Labels: both}, after: node.Reservation{Labels: both}},
+		"without stamps":        {before: &node.Reservation{Holders: holders}, after: node.Reservation{Holders: holders}},
+		"no reservation":        {},
+		"lost, and drained":     {drain: &node.Drain{}, mended: true, lines: 1, after: node.Reservation{Closed: true, Labels: both}},
+		"others' labels":        {before: &node.Reservation{Labels: node.Stamps{Operators: "x"}, Holders: holders}, mended: true, lines: 1, after: node.Reservation{Labels: both, Holders: holders}},
+		"other own labels":      {before: &node.Reservation{Labels: node.Stamps{Own: "x", Operators: theirs}}, mended: true, lines: 1, after: node.Reservation{Labels: both}},
+		"closed without reason": {before: &node.Reservation{Closed: true, Labels: node.Stamps{Own: "x"}}, mended: true, lines: 2, after: node.Reservation{Labels: both}},
+	} {
+		id := "n-" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
+		id = strings.ReplaceAll(id, "'", "")
+		put(farm.keys.Node(id), node.Node{Name: id, Labels: pool("a")})
+		put(farm.keys.NodeOps(id), node.Ops{Name: id, Labels: pool("b"), Drain: tt.drain})
+		if tt.before != nil {
+			put(farm.keys.Reservation(id), tt.before)
+		}
+		index := farm.reservation(t, id).Index
+		mended, err := farm.MendReservation(t.Context(), id)
+		got := farm.reservation(t, id)
+		if err != nil || mended != tt.mended || mended == (got.Index == index) {
+			t.Errorf("%s: mended %t, %v; index %d, then %d", name, mended, err, index, got.Index)
+		}
+		if got.Value.Closed != tt.after.Closed || got.Value.Labels != tt.after.Labels || len(got.Value.Holders) != len(tt.after.Holders) {
+			t.Errorf("%s: %+v, want %+v", name, got.Value, tt.after)
+		}
+		audit, _, err := farm.ListAudit(t.Context(), AuditFilter{Node: id})
+		if err != nil || (len(audit) == 1) != tt.mended || tt.mended && len(audit[0].Changes) != tt.lines {
+			t.Errorf("%s: audit %+v, %v", name, audit, err)
+		}
+	}
+}
