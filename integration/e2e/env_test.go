@@ -83,6 +83,7 @@ var scenarios = map[string]func(*env){
 	"two-hosts":        twoHosts,
 	"sick-move":        sickMove,
 	"misplaced":        misplaced,
+	"relabel":          relabel,
 }
 
 func TestScenario(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // proxy stands between a daemon and its Consul agent. It can hold one transaction back, for as long as the scenario wants,
-// and deliver it later, whether its sender still waits or not.
+// and deliver it later, whether its sender still waits or not. And it can hold back what standing queries are told.
 type proxy struct {
 	addr   string
 	target *url.URL
@@ -25,7 +25,8 @@ type proxy struct {
 	mu   sync.Mutex
 	held *held
 	seen []seen
-	gone int // transactions that their sender no longer waited for when they were answered
+	news map[string]chan struct{} // by part of the path of a standing query: what its answers wait for
+	gone int                      // transactions that their sender no longer waited for when they were answered
 }
 
 // held is a transaction that waits in the proxy.
@@ -56,10 +57,44 @@ func newProxy(t *testing.T, consulAddr string) *proxy {
 	reverse.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }
 	p := &proxy{addr: listener.Addr().String(), target: target, next: reverse}
 	server := &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}
+	reverse.ModifyResponse = func(resp *http.Response) error { p.waitForNews(resp.Request); return nil }
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }() // ends with Close
 	t.Cleanup(func() { _ = server.Close(); <-done; transport.CloseIdleConnections() })
 	return p
+}
+
+// holdNews holds back the answers to standing queries whose paths contain one of the parts, until they are let go.
+func (p *proxy) holdNews(parts ...string) (letGo func()) {
+	gate := make(chan struct{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.news = map[string]chan struct{}{}
+	for _, part := range parts {
+		p.news[part] = gate
+	}
+	return sync.OnceFunc(func() { close(gate) })
+}
+
+func (p *proxy) waitForNews(r *http.Request) {
+	if !r.URL.Query().Has("index") {
+		return
+	}
+	p.mu.Lock()
+	var gate chan struct{}
+	for part, g := range p.news {
+		if strings.Contains(r.URL.Path, part) {
+			gate = g
+		}
+	}
+	p.mu.Unlock()
+	if gate == nil {
+		return
+	}
+	select {
+	case <-gate:
+	case <-r.Context().Done():
+	}
 }
 
 // fenceVerb is in every write of an owner, and in no read.

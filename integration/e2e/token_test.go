@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rcctl"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -105,6 +106,12 @@ func aclPolicies(e *env) {
 	e.token = managementToken
 	e.refusedAll(agent, map[string]string{"farm": farm, "n1": n1, "operator": operator, "reader": reader})
 	e.oneCopyEach()
+
+	e.restartWith(p1, "rack=a", "rack=z")
+	found, _, err := e.store.Reservations(e.t.Context(), []string{"n1"})
+	if err != nil || found["n1"].Value.Labels.Own != node.LabelStamp(map[string]string{"rack": "z"}) {
+		e.t.Errorf("reservation %+v, %v; its preparer was started with other labels", found["n1"].Value, err)
+	}
 
 	// The last things that each of them does.
 	e.token = operator
