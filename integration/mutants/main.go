@@ -83,8 +83,8 @@ func unleash(ctx context.Context, gremlins, pkg, only string) ([]mutant, error) 
 	result := filepath.Join(dir, "result.json")
 	args := []string{
 		"unleash", "--output", result, "--output-statuses", "lt",
-		// Of the time that the tests took as they are: a mutant may wait for a busy machine. One that never ends is ended by the shim.
-		"--timeout-coefficient", "50", "--workers", strconv.Itoa(runtime.NumCPU()),
+		// Of the time that the tests took as they are: mutants may wait for a busy machine. Those that never end are ended by maxCPU.
+		"--timeout-coefficient", "200", "--workers", strconv.Itoa(runtime.NumCPU()),
 	}
 	files, err := excluded(filepath.Join(tree, pkg), only)
 	if err != nil {

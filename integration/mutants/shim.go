@@ -23,7 +23,7 @@ const (
 	envTree = "MUTANTS_TREE" // root of the copied module
 
 	maxMemory = 6 << 30 // bytes of address space of each process
-	maxCPU    = 60      // seconds of each process; what is pure and tested takes a few
+	maxCPU    = 20      // seconds of each process; what is pure and tested takes a few
 
 	// exitNotViable is how gremlins wants to be told that there is nothing to test; `go test` says the same of tests that fail.
 	exitNotViable = 2
