@@ -331,25 +331,35 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// A node whose machine died has forgotten what it stopped: a restored snapshot may have that run again, beside what took its place.
+// A node whose machine died has forgotten what it stopped: a restored snapshot may have that run again, beside what took its place,
+// unless the node had the time to say so.
 func TestAPortOfARevivedPod(t *testing.T) {
 	t.Parallel()
 	const rule = "P3 port used twice on a node"
+	restore := func(w *world) { w.restores(w.last()); w.txn(kv("set", "names/later", "restored")) }
+	dies := func(w *world) {
+		w.add(Event{Kind: EventLost, At: w.now() + 2, Node: "n1"})
+		w.txn(kv("set", "names/later", "later"))
+	}
+	pause := func(w *world) { w.late += 2 * heardLate; w.txn(kv("set", "names/later", "much later")) }
 	for name, c := range map[string]struct {
 		revision int64
-		dies     bool
+		before   []func(*world)
 		want     int
 	}{
-		"revived":            {10, true, 0},
-		"at a new revision":  {20, true, 1},
-		"it is told so only": {20, false, 1},
+		"it died soon after a restore":  {10, []func(*world){restore, dies}, 0},
+		"it died long before a restore": {10, []func(*world){dies, pause, restore}, 0},
+		"it died long after a restore":  {10, []func(*world){restore, pause, dies}, 1},
+		"nothing was restored":          {10, []func(*world){dies}, 1},
+		"at a new revision":             {20, []func(*world){restore, dies}, 1},
+		"it is told so only":            {20, nil, 1},
 	} {
 		w := newWorld(t)
 		w.ran(stopped, 15)
-		if c.dies {
-			w.add(Event{Kind: EventLost, At: w.now() + 2, Node: "n1"})
-		}
 		w.txn(kv("set", "names/later", "later"))
+		for _, act := range c.before {
+			act(w)
+		}
 		w.add(Event{Kind: EventNode, At: w.now() + 3, Node: "n1", ID: "c/main.7", State: running, Revision: 12, Ports: map[string]int{"http": 80}})
 		w.txn(kv("set", "names/later", "still later"))
 		w.ran(running, c.revision)

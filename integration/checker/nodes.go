@@ -11,11 +11,19 @@ type nodes struct {
 	run map[string]map[string]Event // node -> identity
 	top map[string]int64            // highest revision applied, by node and identity
 	// forgot are the same of machines that have died since: what they had stopped they do not know.
-	forgot map[string]int64
+	forgot map[string]forgotten
+}
+
+// forgotten is the highest revision that a machine had applied when it died.
+type forgotten struct {
+	revision int64
+	at       int64 // of the death
+	// early: it died before its owner must have confirmed what it had stopped in a world that a restored snapshot took back.
+	early bool
 }
 
 func newNodes() *nodes {
-	return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}, forgot: map[string]int64{}}
+	return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}, forgot: map[string]forgotten{}}
 }
 
 func (n *nodes) runs(node, id string) (Event, bool) {
@@ -24,11 +32,12 @@ func (n *nodes) runs(node, id string) (Event, bool) {
 }
 
 // lose forgets a node whose machine died: nothing runs there, and it may be told the same again.
-func (n *nodes) lose(node string) {
+func (n *nodes) lose(j *judgement, e Event) {
+	node, told := e.Node, max(j.lastRestore(), j.away.dead[e.Node])
 	delete(n.run, node)
 	for key, revision := range n.top {
 		if strings.HasPrefix(key, node+"|") {
-			n.forgot[key] = revision
+			n.forgot[key] = forgotten{revision, e.At, j.lastRestore() > 0 && e.At-told <= int64(heardLate)}
 		}
 	}
 	maps.DeleteFunc(n.top, func(key string, _ int64) bool { return strings.HasPrefix(key, node+"|") })
@@ -37,7 +46,7 @@ func (n *nodes) lose(node string) {
 // apply follows one act of a node: P3 in reality, and P4 on the node's side.
 func (n *nodes) apply(j *judgement, e Event) {
 	if e.Kind == EventLost {
-		n.lose(e.Node)
+		n.lose(j, e)
 		return
 	}
 	j.keeps(e)
@@ -56,7 +65,7 @@ func (n *nodes) apply(j *judgement, e Event) {
 	}
 	n.run[e.Node][e.ID] = e
 	for id, other := range n.run[e.Node] {
-		if id == e.ID || j.nodes.revived(e) || j.nodes.revived(other) {
+		if id == e.ID || j.revived(e) || j.revived(other) {
 			continue
 		}
 		for _, port := range e.Ports {
@@ -68,9 +77,21 @@ func (n *nodes) apply(j *judgement, e Event) {
 	}
 }
 
-// revived reports whether a pod runs at a revision below one that its node had applied before its machine died: a restored snapshot
-// asks for what was stopped since, and the node, which remembered, has forgotten. The pod that has its place by now is adopted beside it.
-func (n *nodes) revived(e Event) bool { return e.Revision < n.forgot[e.Node+"|"+e.ID] }
+// revived reports whether a pod may run at a revision below one that its node had applied before its machine died: a restored snapshot
+// asks for what was stopped since, and the node has forgotten that before anybody could be told. The pod that has its place by now is
+// adopted beside it. A node that has told of the stop is not asked to run it again.
+func (j *judgement) revived(e Event) bool {
+	f := j.nodes.forgot[e.Node+"|"+e.ID]
+	return e.Revision < f.revision && (f.early || j.lastRestore() >= f.at)
+}
+
+// lastRestore returns when the last restore so far was over by the log, zero where there was none.
+func (j *judgement) lastRestore() int64 {
+	if len(j.rewound) == 0 {
+		return 0
+	}
+	return j.rewound[len(j.rewound)-1].to
+}
 
 // lastIndex is the newest version in the replay, which says about when something outside of it happened.
 func (j *judgement) lastIndex() uint64 {

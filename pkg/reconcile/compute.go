@@ -95,7 +95,7 @@ func (c *computation) confirmStops() {
 		next := p.Placement
 		next.Ghosts = nil
 		for _, g := range p.Placement.Ghosts {
-			if g.Revision == 0 || !confirmed(p.Ghosts[g.Node], g.Revision) {
+			if !p.hasStopped(g) {
 				next.Ghosts = append(next.Ghosts, g)
 				continue
 			}

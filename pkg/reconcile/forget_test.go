@@ -279,21 +279,76 @@ func TestAPodGivenBackToADeadNodeCountsFromItsLoss(t *testing.T) {
 }
 
 // A restored store may have a pod on a node that remembers its stop, and one that was moved from where it still runs. It is given
-// back to that, and else is stopped there too; nothing else would ever become of it.
+// back to that. Where that has stopped since, too, nothing is left of it, and where the node has not said at what revision, it is asked.
 func TestAConfirmedStopOfAPodThatMoved(t *testing.T) {
 	t.Parallel()
-	for _, left := range []bool{true, false} {
+	for stop, left := range map[int64]bool{0: true, 4: false, 9: false} {
 		s := moved(pod.Ghost{Node: "n1"})
 		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Requests = true, false, nil
 		p := &s.Pods[0]
 		p.Reality = &pod.Reality{Identity: p.Identity, Node: "n0", Digest: "m1", Revision: 9, State: pod.StateStopped}
 		if !left {
 			r := p.Ghosts["n1"]
-			r.State, r.Available, r.Revision = pod.StateStopped, false, 9
+			r.State, r.Available, r.Revision = pod.StateStopped, false, stop
 		}
 		ch := only(t, s, reconcile.Remove)
+		if stop == 9 {
+			if ch.Placement != nil || len(ch.Intents) != 2 || ch.Intents[0].Intent != nil || ch.Intents[1].Intent != nil || len(ch.Reserve) != 2 {
+				t.Errorf("both have stopped: %+v", ch)
+			}
+			continue
+		}
 		if ch.Placement == nil || ch.Placement.Node != "n1" || (ch.Placement.RunState == pod.Running) != left || ch.Placement.Revision <= 9 || ch.NeedsBreaker == left {
 			t.Errorf("left %t: the change is %+v", left, ch)
+		}
+	}
+}
+
+// A restored store may have a former copy run on that its node has stopped since. Its intent goes, and what it holds: a node that dies
+// forgets the stop, and would start it again beside what has its place by now.
+func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		state  pod.State
+		stop   int64 // revision of the report
+		intent *pod.Intent
+		gone   bool
+	}{
+		"after all that is known":               {pod.StateStopped, 6, nil, true},
+		"in the pod's own revision":             {pod.StateStopped, 5, nil, false},
+		"after what its node is told":           {pod.StateStopped, 4, &pod.Intent{State: pod.Running, Revision: 3}, true},
+		"before what its node is told":          {pod.StateStopped, 3, &pod.Intent{State: pod.Running, Revision: 3}, false},
+		"its node is told to stop it":           {pod.StateStopped, 4, &pod.Intent{State: pod.Stopped, Revision: 3}, false},
+		"it is stopping":                        {pod.StateStopping, 6, &pod.Intent{State: pod.Running, Revision: 3}, false},
+		"it runs at a higher revision than its": {pod.StateReady, 4, &pod.Intent{State: pod.Running, Revision: 3}, false},
+	} {
+		for _, hold := range []string{"", "the records are new"} {
+			s := moved(pod.Ghost{Node: "n1"}, pod.Ghost{Node: "n2"})
+			s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Requests, s.Hold = true, false, nil, hold
+			p := &s.Pods[0]
+			p.Reality = running(0, "n0", 5, 0).Reality
+			p.Reality.Available = false
+			p.Ghosts["n1"].State, p.Ghosts["n1"].Available, p.Ghosts["n1"].Revision = c.state, false, c.stop
+			if c.intent != nil {
+				told, stays := p.Intent(), p.Intent()
+				stays.Revision = 3
+				p.Intents = map[string]*pod.Intent{"n0": &told, "n1": c.intent, "n2": &stays}
+			}
+			plan := reconcile.Compute(s)
+			at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove })
+			if gone := at >= 0; gone != c.gone {
+				t.Errorf("%s, hold %q: %v", name, hold, plan.Changes)
+			}
+			if at < 0 {
+				continue
+			}
+			ch := plan.Changes[at]
+			if ch.Placement == nil || ch.Placement.Node != "n0" || ch.Placement.Revision != 5 || !slices.Equal(ghostsOf(ch.Placement), []string{"n2"}) {
+				t.Errorf("%s, hold %q: it leaves %+v", name, hold, ch.Placement)
+			}
+			if in, res := ch.Intents, ch.Reserve; len(in) != 1 || in[0].Node != "n1" || in[0].Intent != nil || len(res) != 1 || res[0].Node != "n1" || res[0].Holder != nil {
+				t.Errorf("%s, hold %q: intents %+v, shares %+v", name, hold, in, res)
+			}
 		}
 	}
 }

@@ -145,6 +145,17 @@ func confirmed(r *pod.Reality, revision int64) bool {
 	return r != nil && r.State == pod.StateStopped && r.Revision >= revision
 }
 
+// hasStopped reports whether a former copy's node has confirmed its stop: the one that was asked for or, for a copy that is to run on,
+// one that a newer store asked for than this (R1). Its intent is at a lower revision than the pod, and would start it again.
+func (p *Pod) hasStopped(g pod.Ghost) bool {
+	r := p.Ghosts[g.Node]
+	if g.Revision != 0 {
+		return confirmed(r, g.Revision)
+	}
+	in := p.Intents[g.Node]
+	return confirmed(r, p.Revision+1) || in != nil && in.State == pod.Running && confirmed(r, in.Revision+1)
+}
+
 // nextRevision returns a revision higher than all that the snapshot shows for the pod, and than those given.
 func (p *Pod) nextRevision(now time.Time, more ...int64) int64 {
 	seen := append(more, p.Revision)
