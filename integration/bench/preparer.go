@@ -24,6 +24,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -248,7 +249,7 @@ func (n *realNode) upload(ctx context.Context) error {
 		return err
 	}
 	sum := sha256.Sum256(data)
-	m := &manifest.Manifest{Version: 1, ID: "waits", Launchables: []manifest.Launchable{{
+	m := &manifest.Manifest{Version: 1, ID: "waits", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{
 		Name:     "main",
 		Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + archive, SHA256: hex.EncodeToString(sum[:])},
 	}}}

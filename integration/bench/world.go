@@ -8,6 +8,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -134,7 +135,7 @@ func (w *world) fleet(ctx context.Context, sc *scope, f simnode.Fleet) (*simnode
 // controller returns a record with a manifest of its own, whose pods take some thousandths of a core each.
 func controller(name string, replicas int, cpu int64, change func(*rc.RC)) (rc.RC, []byte, error) {
 	m := &manifest.Manifest{
-		Version: 1, ID: name, Labels: map[string]string{"team": "bench"},
+		Version: 1, ID: name, MinReady: new(field.Duration), Labels: map[string]string{"team": "bench"},
 		Launchables: []manifest.Launchable{{
 			Name:      "main",
 			Artifact:  manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name + ".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},

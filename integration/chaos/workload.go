@@ -277,7 +277,7 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 		takes = manifest.Resources{CPU: largeCPU}
 	}
 	return &manifest.Manifest{
-		Version: manifest.Version, ID: name,
+		Version: manifest.Version, ID: name, MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
 			Name: "main", Resources: takes,
 			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", rng.Uint64())},

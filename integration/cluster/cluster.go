@@ -70,6 +70,7 @@ type Hello struct {
 	Disconnect   string // such as "{stop_after: 5s}"
 	// HealthTimeout is how long a health check may take; two seconds when zero. On a busy machine they may be too few.
 	HealthTimeout time.Duration
+	MinReady      string // as in the manifest; "0s" when empty, so that nobody waits for it
 	Artifact      Artifact
 }
 
@@ -103,17 +104,21 @@ node_selector: %q
 	if h.HealthTimeout == 0 {
 		h.HealthTimeout = 2 * time.Second
 	}
+	if h.MinReady == "" {
+		h.MinReady = "0s"
+	}
 	port := fmt.Sprintf("port: %d", h.Port)
 	if h.Port == 0 {
 		port = "dynamic: true"
 	}
-	return spec + fmt.Sprintf(`  ports:
+	return spec + fmt.Sprintf(`  min_ready: %s
+  ports:
   - {name: http, %s}
   health:
     http: {port: http, path: /health}
     interval: 1s
     timeout: %s
-`, port, h.HealthTimeout)
+`, h.MinReady, port, h.HealthTimeout)
 }
 
 // ReadState reads what a development cluster says about itself.

@@ -28,6 +28,7 @@ replicas: %d
 pod:
   version: 1
   id: crowd
+  min_ready: 0s
   launchables:
   - name: sleep
     artifact: {kind: exec, path: %q}

@@ -122,7 +122,7 @@ func mistakes() []mistake {
 		{"volume that climbs", `{"name":"data"}`, `{"name":".."}`, `volumes[0].name: ".." is not valid; allowed: ` + name},
 		{"volume twice", `{"name":"data"}`, `{"name":"data"},{"name":"data"}`, `volumes[1].name: "data" is not valid; allowed: a value that no other entry has`},
 		{"too many volumes", `{"name":"data"}`, manyVolumes(17), "volumes: 17 entries is not valid; allowed: 0 to 16 entries"},
-		{"config that is a list", `"config":{`, `"config":[],"x":{`, "config: a list is not valid; allowed: a map\nx: unknown field; allowed: config, disconnect, health, hooks, id, labels, launchables, ports, service, version, volumes"},
+		{"config that is a list", `"config":{`, `"config":[],"x":{`, "config: a list is not valid; allowed: a map\nx: unknown field; allowed: config, disconnect, health, hooks, id, labels, launchables, min_ready, ports, service, version, volumes"},
 		{"config that is a file", `"half":0.50`, `"$file":"/etc/web.json"`, "config.$file: $file in place of the whole configuration is not valid; allowed: $file below a key of config"},
 		{"relative file", `"/etc/all/password"`, `"password"`, `config.password.$file: "password" is not valid; allowed: ` + file},
 		{"file that is no text", `"/etc/all/password"`, `true`, `config.password.$file: true is not valid; allowed: ` + file},

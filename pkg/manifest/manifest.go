@@ -24,6 +24,7 @@ const (
 	DefaultHookTimeout    = time.Minute
 	DefaultBackoffMin     = 500 * time.Millisecond
 	DefaultBackoffMax     = time.Minute
+	DefaultMinReady       = 10 * time.Second
 )
 
 // The kinds of artifacts.
@@ -40,6 +41,7 @@ type Manifest struct {
 	Config      Config            `json:"config,omitempty"` // written to the file that CONFIG_PATH names
 	Ports       []Port            `json:"ports,omitempty"`
 	Service     *Service          `json:"service,omitempty"`
+	MinReady    *field.Duration   `json:"min_ready,omitempty"` // before the pod counts as available; see ReadyAfter
 	Health      *Health           `json:"health,omitempty"`
 	Hooks       *Hooks            `json:"hooks,omitempty"`
 	Disconnect  *Disconnect       `json:"disconnect,omitempty"`
@@ -122,7 +124,7 @@ type Health struct {
 	InitialDelay     *field.Duration `json:"initial_delay,omitempty"`     // from the start of the processes to the first check
 	SuccessThreshold int             `json:"success_threshold,omitempty"` // passes in a row that make it healthy; default 1
 	FailureThreshold int             `json:"failure_threshold,omitempty"` // failures in a row that make it unhealthy; default 1
-	MinReady         *field.Duration `json:"min_ready,omitempty"`         // passing for this long before the pod counts as available
+	MinReady         *field.Duration `json:"min_ready,omitempty"`         // where older manifests have the pod's
 }
 
 // HTTPCheck passes on a 2xx answer to GET.
@@ -231,6 +233,14 @@ func (m *Manifest) Resources() Usage {
 		sum.PIDs += l.Resources.PIDs
 	}
 	return sum
+}
+
+// ReadyAfter returns for how long the pod must run, and pass its check, before it counts as available.
+func (m *Manifest) ReadyAfter() time.Duration {
+	if m.MinReady == nil && m.Health != nil {
+		return m.Health.MinReady.Or(DefaultMinReady)
+	}
+	return m.MinReady.Or(DefaultMinReady)
 }
 
 // Grace returns the longest stop grace of the pod's processes.

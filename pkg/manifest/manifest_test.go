@@ -34,7 +34,7 @@ const all = `{"version":1,"id":"all","launchables":[{"name":"server","artifact":
 	`"after_stop":{"launchable":"probe","path":"/usr/bin/f","args":["x"],"timeout":"5s","required":true}},` +
 	`"disconnect":{"stop_after":"1h0m0s"},"volumes":[{"name":"data"}],"labels":{"app":"all"}}`
 
-// allTCP and allScript have the checks that all cannot have beside its own, allService what came after them.
+// allTCP and allScript have the checks that all cannot have beside its own, allService and allReady what came after them.
 const (
 	allTCP = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"ports":[{"name":"http","port":1}],"health":{"tcp":{"port":"http"}}}`
@@ -42,6 +42,7 @@ const (
 		`"health":{"script":{"launchable":"server","path":"/opt/check","args":["-q"]}}}`
 	allService = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"ports":[{"name":"http","port":1}],"service":{"name":"shop","port":"http","tags":["v1"],"meta":{"team":"a"}}}`
+	allReady = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],"min_ready":"2s"}`
 )
 
 // least is the smallest valid manifest.
@@ -65,6 +66,7 @@ func TestCanonicalIsForEver(t *testing.T) {
 		{full, "ded7a146e1381eed38c07bc97995b2230e8d94ed835b13ac9f2bd0f4d3db4fea"},
 		{all, "a8bde0b9d134c19b52d0aff8adc0d658e62cff7cc77af7d6ee511c4cd6ce4c39"},
 		{allService, "7694a2b83db15c2ab963fd14825bafd9785a86e75785e022a81255b6468f567b"},
+		{allReady, "f5e60948e280648ff70f0cb5f7d0e39a08b56a7d21d6e20b91264af2c477375b"},
 		{allTCP, "93edf3b65bc1ce4118989c4e5cef40768d6bab13ae4163587fb471655f4fdb7e"},
 		{allScript, "9b906cb3ef6f67e6ef2572e496fbf5fb200e1d3661f9c5a3e4d87f1eb99423e3"},
 	} {
@@ -203,5 +205,18 @@ func TestDefaultsAreNotWritten(t *testing.T) {
 	}
 	if strings.Contains(string(canonical), "stop_grace") || strings.Contains(string(canonical), "resources") {
 		t.Errorf("defaults are written: %s", canonical)
+	}
+}
+
+// What an absent min_ready means is the same for every manifest, with a check or without.
+func TestReadyAfter(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		least: 10 * time.Second, allTCP: 10 * time.Second, full: 0, all: time.Second, allReady: 2 * time.Second,
+		strings.Replace(least, `"version":1,`, `"version":1,"min_ready":"0s",`, 1): 0,
+	} {
+		if got := decode(t, text).ReadyAfter(); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
 	}
 }

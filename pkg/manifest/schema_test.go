@@ -64,7 +64,7 @@ var unseen = []string{
 	"user that means none", "short backoff", "long backoff", "backoff upside down", "backoff above the default",
 	"backoff below the default", "relative hook of a program", "absolute hook of an archive", "hook of nobody",
 	"hook without time", "hook that takes for ever", "stop at once", "volume twice", "key twice in config", "too deep",
-	"much too deep", "too large",
+	"much too deep", "too large", "ready late", "ready twice",
 }
 
 // The schema and validation say the same of every mistake that a schema can see, and of what is right.
@@ -78,7 +78,7 @@ func TestSchemaAgrees(t *testing.T) {
 			}
 		})
 	}
-	for _, text := range []string{least, full, all, allTCP, allScript, allService} {
+	for _, text := range []string{least, full, all, allTCP, allScript, allService, allReady} {
 		if err := conforms(t, schema, []byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

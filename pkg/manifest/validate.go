@@ -34,6 +34,7 @@ const (
 	MinBackoff     = 100 * time.Millisecond
 	MaxBackoff     = time.Hour
 	MaxHookTimeout = time.Hour
+	MaxMinReady    = 24 * time.Hour
 )
 
 // MinHealthInterval is the shortest that a Consul agent takes; it would quietly use it for anything shorter.
@@ -60,6 +61,7 @@ func (m *Manifest) Validate() field.Errors {
 		errs.Nest("service", m.Service.validate(m))
 	}
 	m.checkServiceNames(&errs)
+	m.validateMinReady(&errs)
 	if m.Health != nil {
 		errs.Nest("health", m.Health.validate(m))
 	}
@@ -96,6 +98,16 @@ func (m *Manifest) validatePorts(errs *field.Errors) {
 		default:
 			checkUnique(errs, path+".port", fmt.Sprint(p.Port), numbers)
 		}
+	}
+}
+
+func (m *Manifest) validateMinReady(errs *field.Errors) {
+	switch {
+	case m.MinReady == nil:
+	case time.Duration(*m.MinReady) > MaxMinReady:
+		errs.Add("min_ready", time.Duration(*m.MinReady).String(), fmt.Sprintf("a length of time, at most %q; 0s: at once", MaxMinReady))
+	case m.Health != nil && m.Health.MinReady != nil:
+		errs.Add("health.min_ready", field.Text("min_ready together with health.min_ready"), "min_ready, which is the pod's, alone")
 	}
 }
 

@@ -131,6 +131,8 @@ func TestValidate(t *testing.T) {
 		{"path with a bad escape", func(m *manifest.Manifest) { m.Health.HTTP.Path = "/%zz" }, `health.http.path: "/%zz" is not valid; allowed: ` + path},
 		{"zero interval", func(m *manifest.Manifest) { m.Health.Interval = seconds(0) }, `health.interval: "0s" is not valid; allowed: a length of time of 1s or more, such as "2s"`},
 		{"zero timeout", func(m *manifest.Manifest) { m.Health.Timeout = seconds(0) }, `health.timeout: "0s" is not valid; allowed: a length of time greater than zero, such as "2s"`},
+		{"ready late", func(m *manifest.Manifest) { m.MinReady, m.Health.MinReady = seconds(86401), nil }, `min_ready: "24h0m1s" is not valid; allowed: a length of time, at most "24h0m0s"; 0s: at once`},
+		{"ready twice", func(m *manifest.Manifest) { m.MinReady = seconds(0) }, `health.min_ready: min_ready together with health.min_ready is not valid; allowed: min_ready, which is the pod's, alone`},
 		{"label key", func(m *manifest.Manifest) { m.Labels = map[string]string{"a b": "c"} }, `labels.a b: "a b=c" is not valid; allowed: ` + labels},
 		{"label value", func(m *manifest.Manifest) { m.Labels = map[string]string{"a": "c/d"} }, `labels.a: "a=c/d" is not valid; allowed: ` + labels},
 		{"too many labels", func(m *manifest.Manifest) {

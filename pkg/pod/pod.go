@@ -206,8 +206,14 @@ const (
 	StateStopping   State = "stopping"
 	StateStopped    State = "stopped"
 	StateFailed     State = "failed"
-	StateOrphaned   State = "orphaned" // runs without an intent
+	// StateCrashLooping: one of its processes has ended CrashLoop times or more in a row, each time soon after its start. It stays so
+	// until that process has run for long enough, whether it runs or waits meanwhile, and is not available.
+	StateCrashLooping State = "crash-looping"
+	StateOrphaned     State = "orphaned" // runs without an intent
 )
+
+// CrashLoop is how many short runs of a process in a row make its pod crash-looping.
+const CrashLoop = 3
 
 // Reality is what one node did about one identity, at reality/<node>/<rc-id>/<role>.<index>.
 type Reality struct {
@@ -236,6 +242,18 @@ type Exit struct {
 	Signal     string    `json:"signal,omitempty"` // such as SIGKILL
 	Unknown    bool      `json:"unknown,omitempty"`
 	At         time.Time `json:"at"`
+}
+
+// String says in a few words how the process ended.
+func (e Exit) String() string {
+	switch {
+	case e.Unknown:
+		return "ended; how is not known, because an earlier supervisor had started it"
+	case e.Signal != "":
+		return "ended by " + e.Signal
+	default:
+		return fmt.Sprintf("ended with exit status %d", e.Code)
+	}
 }
 
 // Orphan is a pod that runs on a node without a matching intent, as its node record lists it.

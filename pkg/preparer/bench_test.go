@@ -224,7 +224,7 @@ func testBinary() string {
 func (b *bench) pod(script, version string) manifest.Manifest {
 	grace := field.Duration(5 * time.Second)
 	return manifest.Manifest{
-		Version: manifest.Version, ID: "web",
+		Version: manifest.Version, ID: "web", MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
 			Name: "main", Artifact: b.artifacts.add(b.t, script), Env: map[string]string{"VERSION": version, "NODE_NAME": "forged"}, StopGrace: &grace,
 		}},

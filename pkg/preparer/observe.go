@@ -57,18 +57,21 @@ func observe(o observation) pod.Reality {
 			r.State = o.activity.state
 		} else if r.Message == "" {
 			r.Message = message
-			if state == pod.StateFailed && len(o.rec.Previous) > 0 && !o.rec.wasReady() {
+			if broken(state) && len(o.rec.Previous) > 0 && !o.rec.wasReady() {
 				r.Message += stays(o.rec.Previous[0])
 			}
 		}
 	}
-	if o.doing != "" && r.State != pod.StateFailed { // why it failed last stays until it does not any more
+	if o.doing != "" && !broken(r.State) { // why it failed last stays until it does not any more
 		r.Message = o.doing
 	}
 	standOut(&r, o.standing)
 	r.Message = shorten(r.Message, maxMessage)
 	return r
 }
+
+// broken reports whether a state has a message that must not be replaced by what is being done about it.
+func broken(state pod.State) bool { return state == pod.StateFailed || state == pod.StateCrashLooping }
 
 // startingMessage is the same for whatever is missing, so that a reality changes no more often than its state does.
 const startingMessage = "not all of its processes run yet"
@@ -80,6 +83,9 @@ func processState(o observation) (state pod.State, message string) {
 	}
 	if o.missing {
 		return pod.StateStarting, startingMessage
+	}
+	if i := slices.IndexFunc(o.procs, crashLoops); i >= 0 {
+		return pod.StateCrashLooping, crashMessage(&o.procs[i])
 	}
 	state = pod.StateRunning
 	for _, status := range o.procs {
@@ -110,6 +116,23 @@ func processState(o observation) (state pod.State, message string) {
 		return pod.StateUnhealthy, "its health check does not pass at the local Consul agent"
 	}
 	return state, ""
+}
+
+// crashLoops reports whether a process ends again and again. One that its restart policy leaves at that does not.
+func crashLoops(status runtime.Status) bool {
+	return status.ShortRuns >= pod.CrashLoop && status.Phase != runtime.Exited && status.Phase != runtime.Unknown
+}
+
+// crashMessage is the same while the process runs and while it waits.
+func crashMessage(status *runtime.Status) string {
+	how := "it could not be started"
+	switch {
+	case status.Phase == runtime.Backoff && status.Message != "":
+		how = status.Message
+	case status.LastExit != nil:
+		how = status.LastExit.String()
+	}
+	return fmt.Sprintf("%s: %s, again and again soon after its start; it is started again after longer and longer pauses", status.Spec.Name, how)
 }
 
 // done reports whether a process has ended well for good: its restart policy leaves it at that.
@@ -194,6 +217,12 @@ func standOut(r *pod.Reality, s standing) {
 	r.Message = text
 }
 
+// Counting is a count of min_ready that is under way.
+type Counting struct {
+	Processes string `json:"processes"` // their fingerprint
+	Since     Moment `json:"since"`
+}
+
 // readiness counts min_ready on the monotonic clock.
 type readiness struct {
 	procs   string    // fingerprint of the running processes; empty while not all run
@@ -202,23 +231,42 @@ type readiness struct {
 	passing time.Time // since when the check passes; zero while it does not
 	passed  bool      // the check has passed for these processes
 	ready   string    // fingerprint of the processes that have been available since the check last failed
+	// kept is what a predecessor had counted, and for which processes. It goes on unless the check is known not to pass.
+	kept      time.Time
+	keptProcs string
 }
 
-// update takes in the present state. available is the verdict; unhealthy says that the check had its time; due is when to
-// look again although nothing happens, zero for never.
-func (r *readiness) update(now time.Time, procs string, h checkState, spec *manifest.Health) (available, unhealthy bool, due time.Time) {
+// keep takes over what a predecessor had counted since the machine was started.
+func (r *readiness) keep(c *Counting) {
+	if c == nil {
+		return
+	}
+	if now, err := Now(); err == nil && now.since(c.Since) != never {
+		r.kept, r.keptProcs = time.Now().Add(-now.since(c.Since)), c.Processes
+	}
+}
+
+// counts reports whether only min_ready is awaited.
+func (r *readiness) counts() bool { return !r.passing.IsZero() && r.ready != r.procs }
+
+// update takes in the present state of a pod, whose manifest may not be known: then it has run before. available is the verdict, never
+// while it is crash-looping; unhealthy says that the check had its time; due is when to look again although nothing happens, zero for never.
+func (r *readiness) update(now time.Time, procs string, h checkState, m *manifest.Manifest, looping bool) (available, unhealthy bool, due time.Time) {
 	var first, last, minReady time.Duration // how long a check takes to pass for the first time, and to fail
-	if spec != nil {
+	if m != nil {
+		minReady = m.ReadyAfter()
+	}
+	if m != nil && m.Health != nil {
+		spec := m.Health
 		interval := spec.Interval.Or(manifest.DefaultHealthInterval)
 		timeout := spec.Timeout.Or(manifest.DefaultHealthTimeout)
 		// The agent spreads a check's first run over its interval.
 		first = spec.InitialDelay.Or(0) + time.Duration(max(1, spec.SuccessThreshold)+1)*interval + timeout
 		last = time.Duration(max(1, spec.FailureThreshold))*interval + timeout
-		minReady = spec.MinReady.Or(0)
 	}
 	if procs != r.procs {
 		r.procs, r.changed, r.passing, r.passed, r.trust = procs, now, time.Time{}, false, now
-		if h.passing { // it was not these processes that passed
+		if h.passing && procs != r.keptProcs { // it was not these processes that passed
 			r.trust = now.Add(last)
 		}
 	}
@@ -231,7 +279,7 @@ func (r *readiness) update(now time.Time, procs string, h checkState, spec *mani
 	if !h.passing {
 		r.passing = time.Time{}
 		if h.known {
-			r.ready = ""
+			r.ready, r.keptProcs = "", ""
 		}
 		late := r.changed.Add(first)
 		return false, r.passed || !now.Before(late), late
@@ -244,11 +292,16 @@ func (r *readiness) update(now time.Time, procs string, h checkState, spec *mani
 		return false, false, r.trust
 	}
 	if r.passing.IsZero() {
-		r.passing, r.passed = now, true
+		if r.passing, r.passed = now, true; r.keptProcs == procs {
+			r.passing = r.kept
+		}
 	}
 	due = r.passing.Add(minReady)
 	if now.Before(due) {
 		return false, false, due
+	}
+	if looping { // the runtime says when it is over
+		return false, false, time.Time{}
 	}
 	r.ready = procs
 	return true, false, time.Time{}
@@ -354,21 +407,68 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		e.reality = nil
 		return time.Time{}
 	}
-	var spec *manifest.Health
-	if m := e.manifest(); m != nil && o.rec.Installed.known() {
+	m := e.manifest()
+	if m != nil && o.rec.Installed.known() {
 		o.procs, o.missing = e.installedProcs()
-		spec = m.Health
 	} else {
+		m = nil
 		o.procs = e.procs
 		o.missing = len(o.procs) == 0
 	}
-	ready := e.readiness.ready
-	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), health, spec)
-	if e.readiness.ready != ready {
+	before := e.readiness
+	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), health, m, slices.ContainsFunc(o.procs, crashLoops))
+	e.noteCount(now, before.passing)
+	if e.readiness.ready != before.ready {
 		p.enqueue(e) // a restart must know
 	}
-	p.report(e, observe(o), now)
+	r := observe(o)
+	if until := e.quietUntil(r); now.Before(until) {
+		return sooner(due, until)
+	}
+	p.report(e, r, now)
 	return due
+}
+
+// noteCount has a count of min_ready saved that has begun anew: a restart goes on with it. One that is over need not be, as it is about
+// processes that are gone, or about what is known to be available.
+func (e *entry) noteCount(now, before time.Time) {
+	r := &e.readiness
+	switch {
+	case !r.counts():
+		e.counting = nil
+	case !r.passing.Equal(before) && !r.passing.Equal(r.kept):
+		at, err := Now()
+		if err != nil {
+			return
+		}
+		e.counting = &Counting{Processes: r.procs, Since: at}
+		e.saveBy = sooner(e.saveBy, now.Add(saveServiceWithin))
+	}
+}
+
+// sooner returns the sooner of two times. The zero time means never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// crashReportEvery is how often a pod that stays crash-looping is reported, however often it is started.
+const crashReportEvery = 10 * time.Second
+
+// quietUntil returns until when a reality need not be reported, zero for a time that is over: the pod was crash-looping before, and only
+// how it ended last is new.
+func (e *entry) quietUntil(r pod.Reality) time.Time {
+	last := e.reality
+	if last == nil || last.State != pod.StateCrashLooping {
+		return time.Time{}
+	}
+	r.Restarts, r.LastExit, r.Message = last.Restarts, last.LastExit, last.Message
+	if !sameReality(*last, r) {
+		return time.Time{}
+	}
+	return e.reported.Add(crashReportEvery)
 }
 
 // report puts a reality in line for writing if it says anything new.
@@ -388,6 +488,6 @@ func (p *Preparer) report(e *entry, r pod.Reality, now time.Time) {
 			})
 		}
 	}
-	e.reality = &r
+	e.reality, e.reported = &r, now
 	p.publish.raise()
 }

@@ -27,6 +27,12 @@ func TestObserve(t *testing.T) {
 	stopping := rec.accept(pod.Intent{Identity: ident(0), State: pod.Stopped, Revision: 9})
 	fresh := Record{Version: RecordVersion, Intent: rec.Intent}
 	up := procsIn(runtime.Running, runtime.Running)
+	loops := func(phase runtime.Phase) []runtime.Status {
+		procs := procsIn(runtime.Running, phase)
+		procs[1].ShortRuns, procs[1].LastExit = pod.CrashLoop, &pod.Exit{Launchable: "web", Code: 3}
+		return procs
+	}
+	const crashes = "web: ended with exit status 3, again and again"
 	for name, c := range map[string]struct {
 		o         observation
 		state     pod.State
@@ -35,25 +41,30 @@ func TestObserve(t *testing.T) {
 		revision  int64
 		message   string
 	}{
-		"accepted":        {observation{rec: fresh}, pod.StatePending, false, rec.Intent.Digest, 7, "nothing of it is installed"},
-		"fetching":        {observation{rec: fresh, activity: activity{state: pod.StateFetching}}, pod.StateFetching, false, rec.Intent.Digest, 7, ""},
-		"starting":        {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Starting)}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
-		"half there":      {observation{rec: rec, procs: procsIn(runtime.Running), missing: true}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
-		"hook runs":       {observation{rec: rec, missing: true, doing: "hook x runs"}, pod.StateStarting, false, rec.Intent.Digest, 7, "hook x runs"},
-		"stop takes long": {observation{rec: stopping, procs: up, activity: activity{pod.StateStopping, "waiting"}, doing: "hook x runs"}, pod.StateStopping, false, rec.Intent.Digest, 9, "hook x runs"},
-		"tried again":     {observation{rec: rec, missing: true, activity: activity{pod.StateFailed, "no such file"}, doing: "hook x runs"}, pod.StateFailed, false, rec.Intent.Digest, 7, "no such file"},
-		"running":         {observation{rec: rec, procs: up}, pod.StateRunning, false, rec.Intent.Digest, 7, ""},
-		"unhealthy":       {observation{rec: rec, procs: up, unhealthy: true}, pod.StateUnhealthy, false, rec.Intent.Digest, 7, "health check"},
-		"available":       {observation{rec: rec, procs: up, available: true}, pod.StateReady, true, rec.Intent.Digest, 7, ""},
-		"crashed":         {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Backoff)}, pod.StateFailed, false, rec.Intent.Digest, 7, "started again"},
-		"upgrade fetches": {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFetching}}, pod.StateFetching, true, rec.Intent.Digest, 9, ""},
-		"upgrade fails":   {observation{rec: upgrading, procs: up, available: true, activity: activity{pod.StateFailed, "no such file"}}, pod.StateFailed, true, rec.Intent.Digest, 9, "no such file"},
-		"orphan":          {observation{rec: rec, procs: up, available: true, standing: standing{verdict: Orphan}}, pod.StateOrphaned, true, rec.Intent.Digest, 7, "orphaned"},
-		"crashed orphan":  {observation{rec: rec, procs: procsIn(runtime.Backoff), standing: standing{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
-		"regressed":       {observation{rec: rec, procs: up, available: true, standing: standing{Regress, 3}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
-		"stopping":        {observation{rec: stopping, procs: up, available: true}, pod.StateStopping, false, rec.Intent.Digest, 9, ""},
-		"stopped":         {observation{rec: stopping.buried(time.Now())}, pod.StateStopped, false, "", 9, ""},
-		"refused":         {observation{rec: stopping.buried(time.Now()), standing: standing{Refuse, 8}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
+		"accepted":              {observation{rec: fresh}, pod.StatePending, false, rec.Intent.Digest, 7, "nothing of it is installed"},
+		"fetching":              {observation{rec: fresh, activity: activity{state: pod.StateFetching}}, pod.StateFetching, false, rec.Intent.Digest, 7, ""},
+		"starting":              {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Starting)}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
+		"half there":            {observation{rec: rec, procs: procsIn(runtime.Running), missing: true}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
+		"hook runs":             {observation{rec: rec, missing: true, doing: "hook x runs"}, pod.StateStarting, false, rec.Intent.Digest, 7, "hook x runs"},
+		"stop takes long":       {observation{rec: stopping, procs: up, activity: activity{pod.StateStopping, "waiting"}, doing: "hook x runs"}, pod.StateStopping, false, rec.Intent.Digest, 9, "hook x runs"},
+		"tried again":           {observation{rec: rec, missing: true, activity: activity{pod.StateFailed, "no such file"}, doing: "hook x runs"}, pod.StateFailed, false, rec.Intent.Digest, 7, "no such file"},
+		"running":               {observation{rec: rec, procs: up}, pod.StateRunning, false, rec.Intent.Digest, 7, ""},
+		"unhealthy":             {observation{rec: rec, procs: up, unhealthy: true}, pod.StateUnhealthy, false, rec.Intent.Digest, 7, "health check"},
+		"available":             {observation{rec: rec, procs: up, available: true}, pod.StateReady, true, rec.Intent.Digest, 7, ""},
+		"crashed":               {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Backoff)}, pod.StateFailed, false, rec.Intent.Digest, 7, "started again"},
+		"crash-looping, waits":  {observation{rec: rec, procs: loops(runtime.Backoff)}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, crashes},
+		"crash-looping, starts": {observation{rec: rec, procs: loops(runtime.Starting)}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, crashes},
+		"crash-looping, runs":   {observation{rec: rec, procs: loops(runtime.Running), unhealthy: true}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, crashes},
+		"not started again":     {observation{rec: rec, procs: loops(runtime.Exited)}, pod.StateFailed, false, rec.Intent.Digest, 7, "leaves it at that"},
+		"crash-looping orphan":  {observation{rec: rec, procs: loops(runtime.Running), standing: standing{verdict: Orphan}}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, "orphaned"},
+		"upgrade fetches":       {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFetching}}, pod.StateFetching, true, rec.Intent.Digest, 9, ""},
+		"upgrade fails":         {observation{rec: upgrading, procs: up, available: true, activity: activity{pod.StateFailed, "no such file"}}, pod.StateFailed, true, rec.Intent.Digest, 9, "no such file"},
+		"orphan":                {observation{rec: rec, procs: up, available: true, standing: standing{verdict: Orphan}}, pod.StateOrphaned, true, rec.Intent.Digest, 7, "orphaned"},
+		"crashed orphan":        {observation{rec: rec, procs: procsIn(runtime.Backoff), standing: standing{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
+		"regressed":             {observation{rec: rec, procs: up, available: true, standing: standing{Regress, 3}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
+		"stopping":              {observation{rec: stopping, procs: up, available: true}, pod.StateStopping, false, rec.Intent.Digest, 9, ""},
+		"stopped":               {observation{rec: stopping.buried(time.Now())}, pod.StateStopped, false, "", 9, ""},
+		"refused":               {observation{rec: stopping.buried(time.Now()), standing: standing{Refuse, 8}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,12 +83,12 @@ func TestReadiness(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	sec := func(n int) *field.Duration { d := field.Duration(time.Duration(n) * time.Second); return &d }
-	spec := &manifest.Health{Interval: sec(2), Timeout: sec(1), MinReady: sec(3)}
+	m := &manifest.Manifest{MinReady: sec(3), Health: &manifest.Health{Interval: sec(2), Timeout: sec(1)}}
 	failing, passing := checkState{known: true}, checkState{known: true, passing: true}
 	var r readiness
 	is := func(what, procs string, h checkState, wantAvailable, wantUnhealthy bool) {
 		t.Helper()
-		available, unhealthy, _ := r.update(now, procs, h, spec)
+		available, unhealthy, _ := r.update(now, procs, h, m, false)
 		if available != wantAvailable || unhealthy != wantUnhealthy {
 			t.Errorf("%s: available %v, unhealthy %v", what, available, unhealthy)
 		}
@@ -96,11 +107,11 @@ func TestReadiness(t *testing.T) {
 	is("available", "a:1", passing, true, false)
 
 	restarted := readiness{ready: r.ready}
-	if available, _, _ := restarted.update(now, "a:1", passing, spec); !available {
+	if available, _, _ := restarted.update(now, "a:1", passing, m, false); !available {
 		t.Error("a restarted preparer made the pod wait again")
 	}
 	restarted = readiness{ready: r.ready}
-	if available, _, _ := restarted.update(now, "a:1", checkState{silent: true}, spec); !available {
+	if available, _, _ := restarted.update(now, "a:1", checkState{silent: true}, m, false); !available {
 		t.Error("an agent that does not answer a restarted preparer made the pod unavailable")
 	}
 	is("process ended", "", passing, false, false)
@@ -111,6 +122,94 @@ func TestReadiness(t *testing.T) {
 	is("available again", "a:2", passing, true, false)
 	is("agent lost the service", "a:2", checkState{}, false, true)
 	is("agent has it again", "a:2", passing, true, false)
+}
+
+// A pod without a check, and without min_ready in its manifest, is available when it has run for ten seconds, each time anew.
+func TestReadinessByDefault(t *testing.T) {
+	t.Parallel()
+	now, passing, m := time.Now(), checkState{known: true, passing: true}, &manifest.Manifest{}
+	var r readiness
+	for _, procs := range []string{"a:1", "", "a:2"} {
+		available, _, due := r.update(now, procs, passing, m, false)
+		if want := now.Add(10 * time.Second); available || procs != "" && !due.Equal(want) {
+			t.Fatalf("%s: available %v, looks again in %s", procs, available, due.Sub(now))
+		}
+		now = now.Add(10*time.Second - 1)
+		if available, _, _ = r.update(now, procs, passing, m, false); available {
+			t.Fatalf("%s: available too early", procs)
+		}
+		now = now.Add(1)
+		if available, _, _ = r.update(now, procs, passing, m, false); available != (procs != "") {
+			t.Fatalf("%s: available %v after its time", procs, available)
+		}
+	}
+}
+
+// While it is crash-looping a pod is not available, whatever its check says; after that what it has run counts.
+func TestCrashLoopingIsNotAvailable(t *testing.T) {
+	t.Parallel()
+	now, passing := time.Now(), checkState{known: true, passing: true}
+	m := &manifest.Manifest{MinReady: new(field.Duration)}
+	var r readiness
+	if available, _, _ := r.update(now, "a:1", passing, m, true); available || !r.counts() {
+		t.Errorf("available %v, counts %v", available, r.counts())
+	}
+	if available, _, _ := r.update(now, "a:1", passing, m, false); !available {
+		t.Error("not available when the crash loop is over")
+	}
+}
+
+// A restarted preparer goes on with the count of its predecessor, unless the check has failed meanwhile or other processes run.
+func TestReadinessGoesOn(t *testing.T) {
+	t.Parallel()
+	at, err := Now()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at.Up -= 9 * time.Second
+	passing, failing, m := checkState{known: true, passing: true}, checkState{known: true}, &manifest.Manifest{}
+	for name, c := range map[string]struct {
+		boot, procs string
+		before      []checkState
+		least, most time.Duration // until it is available
+	}{
+		"as it was":         {at.Boot, "a:1", nil, 0, time.Second},
+		"agent slow":        {at.Boot, "a:1", []checkState{{silent: true}, {}}, 0, time.Second},
+		"check failed":      {at.Boot, "a:1", []checkState{failing}, 10 * time.Second, 10 * time.Second},
+		"other process":     {at.Boot, "a:2", nil, 10 * time.Second, 10 * time.Second},
+		"ended meanwhile":   {at.Boot, "a:2", []checkState{passing}, 10 * time.Second, 10 * time.Second},
+		"machine restarted": {"another", "a:1", nil, 10 * time.Second, 10 * time.Second},
+	} {
+		e := newEntry(Record{Counting: &Counting{Processes: "a:1", Since: Moment{Boot: c.boot, Up: at.Up}}})
+		now := time.Now()
+		for _, h := range c.before {
+			e.readiness.update(now, c.procs, h, m, false)
+		}
+		_, _, due := e.readiness.update(now, c.procs, passing, m, false)
+		if left := due.Sub(now); left < c.least || left > c.most {
+			t.Errorf("%s: available in %s, want %s to %s", name, left, c.least, c.most)
+		}
+	}
+}
+
+// However often a crash-looping pod is started, it is reported now and then only; what it has become is reported at once.
+func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
+	t.Parallel()
+	p := &Preparer{log: quiet(t), publish: newSignal()}
+	e := newEntry(sampleRecord(0))
+	now := time.Now()
+	loop := pod.Reality{Identity: e.id, State: pod.StateCrashLooping, Restarts: 3}
+	p.report(e, loop, now)
+	for range 5 {
+		loop.Restarts++
+		loop.LastExit = &pod.Exit{At: now}
+		if until := e.quietUntil(loop); !until.Equal(now.Add(crashReportEvery)) {
+			t.Errorf("reported in %s", until.Sub(now))
+		}
+	}
+	if ready := (pod.Reality{Identity: e.id, State: pod.StateReady, Available: true, Restarts: 8}); !e.quietUntil(ready).IsZero() {
+		t.Error("that it is well is kept back")
+	}
 }
 
 func TestPlanProcs(t *testing.T) {

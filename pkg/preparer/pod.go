@@ -46,10 +46,12 @@ type entry struct {
 	complaint health.Complaint
 	script    *scriptWatch // nil while no health script runs
 	readiness readiness
+	counting  *Counting // what is saved of readiness while min_ready is awaited
 	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
 	registering sync.Mutex
 
-	reality *pod.Reality // as last observed; nil when there is nothing to report
+	reality  *pod.Reality // as last observed; nil when there is nothing to report
+	reported time.Time    // when it last changed
 	// restarts is how many of those in reality were counted; negative: none was looked at, as after a restart of ours.
 	restarts int
 	observed bool      // nothing that observe reads has changed since
@@ -79,10 +81,12 @@ type activity struct {
 }
 
 func newEntry(rec Record) *entry {
-	return &entry{
+	e := &entry{
 		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service, restarts: -1,
-		readiness: readiness{ready: rec.Ready},
+		readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
+	e.readiness.keep(rec.Counting)
+	return e
 }
 
 // manifest returns the manifest of what is installed, nil when it is not known. The caller holds p.mu.
@@ -258,9 +262,9 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 // that is saved already costs nothing.
 func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
-	rec.Service, rec.Ready = e.service, e.readiness.ready
+	rec.Service, rec.Ready, rec.Counting = e.service, e.readiness.ready, e.counting
 	if rec.StoppedAt != nil {
-		rec.Service, rec.Ready = "", ""
+		rec.Service, rec.Ready, rec.Counting = "", "", nil
 	}
 	same := !e.unsaved && reflect.DeepEqual(rec, e.rec)
 	p.mu.Unlock()
@@ -275,7 +279,7 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
-	if rec.Service == e.service {
+	if rec.Service == e.service && rec.Counting == e.counting {
 		e.saveBy = time.Time{}
 	}
 	p.changed(e)

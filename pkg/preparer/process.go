@@ -354,7 +354,7 @@ func (p *Preparer) spec(v *version, proc Process) (runtime.Spec, error) {
 	if err != nil {
 		return runtime.Spec{}, err
 	}
-	restart := runtime.Restart{Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax}
+	restart := runtime.Restart{Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax, Stable: v.m.ReadyAfter()}
 	if r := l.Restart; r != nil {
 		restart.Min, restart.Max = r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
 		if r.Policy != "" {

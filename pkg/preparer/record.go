@@ -40,6 +40,8 @@ type Record struct {
 	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
 	// for min_ready again.
 	Ready string `json:"ready,omitempty"`
+	// Counting is since when min_ready is counted, so that a restarted preparer goes on with it.
+	Counting *Counting `json:"counting,omitempty"`
 	// Tenant is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
 	// first manifest was read.
 	Tenant string `json:"tenant,omitempty"`
@@ -82,7 +84,7 @@ func (r Record) accept(in pod.Intent) Record {
 
 // buried returns the record as a tombstone. An earlier burial keeps its time.
 func (r Record) buried(now time.Time) Record {
-	r.Wanted, r.Signature, r.Installed, r.Previous, r.Service, r.Ready, r.AwaitsIntent = nil, "", nil, nil, "", "", false
+	r.Wanted, r.Signature, r.Installed, r.Previous, r.Service, r.Ready, r.Counting, r.AwaitsIntent = nil, "", nil, nil, "", "", nil, false
 	if r.StoppedAt == nil {
 		r.StoppedAt = &now // with its monotonic reading, which UTC would take away
 	}

@@ -164,12 +164,12 @@ func (p *Preparer) watchServices(ctx context.Context) {
 	}
 }
 
-// pollInterval is short while the health of some pod is awaited.
+// pollInterval is short while the health of some pod is awaited. One that ends again and again is not looked at more often for that.
 func (p *Preparer) pollInterval() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.pods {
-		if e.up && (e.reality == nil || !e.reality.Available && e.reality.State != pod.StateUnhealthy) {
+		if e.up && (e.reality == nil || !e.reality.Available && e.reality.State != pod.StateUnhealthy && !e.readiness.counts() && e.reality.State != pod.StateCrashLooping) {
 			return p.cfg.BusyPoll
 		}
 	}

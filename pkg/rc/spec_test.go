@@ -74,7 +74,7 @@ func TestDecodeSpecPod(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"name":"web","replicas":1}`:            "pod: missing; allowed: the pod's manifest",
 		`{"name":"web","replicas":1,"pod":null}`: "pod: missing; allowed: the pod's manifest",
-		`{"name":"web","replicas":1,"pod":[]}`:   "pod: a list is not valid; allowed: a map with the fields config, disconnect, health, hooks, id, labels, launchables, ports, service, version, volumes",
+		`{"name":"web","replicas":1,"pod":[]}`:   "pod: a list is not valid; allowed: a map with the fields config, disconnect, health, hooks, id, labels, launchables, min_ready, ports, service, version, volumes",
 		`{"name":"web","replicas":1,` + strings.Replace(podText, `"version":1`, `"version":1,"labels":{"replication_controller_id":"x"}`, 1) + `}`: `pod.labels.replication_controller_id: "x" is not valid; allowed: any other key; rcfarm sets this one`,
 		`{"name":"web","replicas":1,` + strings.Replace(podText, `"tar"`, `"zip"`, 1) + `}`:                                                        `pod.launchables[0].artifact.kind: "zip" is not valid; allowed: tar or exec`,
 	} {

@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,16 +60,4 @@ func (s Spec) Signal() (unix.Signal, bool) {
 	}
 	sig := unix.SignalNum(s.StopSignal)
 	return sig, sig != 0
-}
-
-// Describe says in a few words how a process ended.
-func Describe(e pod.Exit) string {
-	switch {
-	case e.Unknown:
-		return "ended; how is not known, because an earlier supervisor had started it"
-	case e.Signal != "":
-		return "ended by " + e.Signal
-	default:
-		return fmt.Sprintf("ended with exit status %d", e.Code)
-	}
 }

@@ -56,6 +56,8 @@ type Restart struct {
 	Policy RestartPolicy `json:"policy,omitempty"` // empty: Always
 	Min    time.Duration `json:"min,omitempty"`    // before the first restart; zero: the runtime's default
 	Max    time.Duration `json:"max,omitempty"`    // bound of its doubling; zero: the runtime's default
+	// Stable is how long a run lasts after which the pauses begin with Min again, unless the runtime's default is longer.
+	Stable time.Duration `json:"stable,omitempty"`
 }
 
 // RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way
@@ -94,6 +96,9 @@ type Status struct {
 	PID       int       `json:"pid,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`
 	Restarts  int       `json:"restarts"`
+	// ShortRuns is how many runs in a row, attempts to start included, were over before they were stable. It is zero again as soon
+	// as one is.
+	ShortRuns int       `json:"short_runs,omitempty"`
 	LastExit  *pod.Exit `json:"last_exit,omitempty"`
 	Message   string    `json:"message,omitempty"` // why it does not run, such as an exec error
 }

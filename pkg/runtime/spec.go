@@ -49,6 +49,8 @@ func (s Spec) Validate() error {
 		return invalid("restart.min", s.Restart.Min, "a length of time, or zero for the default")
 	case s.Restart.Max < 0 || s.Restart.Max > 0 && s.Restart.Max < s.Restart.Min:
 		return invalid("restart.max", s.Restart.Max, "a length of time not below restart.min, or zero for the default")
+	case s.Restart.Stable < 0:
+		return invalid("restart.stable", s.Restart.Stable, "a length of time, or zero for the default")
 	}
 	if _, ok := s.Signal(); !ok {
 		return invalid("stop_signal", s.StopSignal, "the name of a signal, such as SIGINT")

@@ -140,7 +140,7 @@ func (r *record) settle(exit pod.Exit, uptime time.Duration) {
 		r.ShortRuns++
 	}
 	r.run, r.Runsv, r.Ended, r.StopBy = run{}, run{}, false, time.Time{}
-	r.LastExit, r.Message = &exit, runtime.Describe(exit)
+	r.LastExit, r.Message = &exit, exit.String()
 	r.Done = r.Desired == wantRun && !r.Spec.Restart.Policy.Again(exit)
 	r.NotBefore = exit.At.Add(r.delay())
 }

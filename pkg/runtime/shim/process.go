@@ -110,7 +110,7 @@ func (p *process) status() (runtime.Status, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st := runtime.Status{
-		Spec: p.rec.Spec, Phase: p.phase, Restarts: max(p.rec.Starts-1, 0), LastExit: p.rec.LastExit, Message: p.message,
+		Spec: p.rec.Spec, Phase: p.phase, Restarts: max(p.rec.Starts-1, 0), ShortRuns: p.rec.ShortRuns, LastExit: p.rec.LastExit, Message: p.message,
 	}
 	if p.rec.PID != 0 && p.phase != runtime.Backoff { // in backoff it is one that a successor found gone
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
@@ -207,6 +207,7 @@ func (p *process) start() *child {
 func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	since := time.Now() // of an adopted process the run counts from here: the wall clock may have jumped
 	if !p.stopping() {  // a predecessor may not have finished a stop; nobody recalls for that one
+		p.settle(recalled, c)
 		p.await(recalled, c)
 	}
 	ran, stopping := time.Since(since), p.stopping()
@@ -225,10 +226,10 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	if done {
 		phase = runtime.Exited
 	}
-	p.note(phase, runtime.Describe(exit), func(r *record) {
+	p.note(phase, exit.String(), func(r *record) {
 		r.PID, r.Start, r.LastExit, r.Done = 0, 0, &exit, done
 		switch {
-		case ran >= p.sup.cfg.StableAfter:
+		case ran >= p.stableAfter():
 			r.ShortRuns = 1
 		case exit.Unknown:
 			r.ShortRuns = max(r.ShortRuns, 1)
@@ -236,8 +237,28 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 			r.ShortRuns++
 		}
 	})
-	p.log("process ended", map[string]any{"pid": c.PID, "exit": runtime.Describe(exit)})
+	p.log("process ended", map[string]any{"pid": c.PID, "exit": exit.String()})
 	return true
+}
+
+// stableAfter is how long a run lasts that is not a short one.
+func (p *process) stableAfter() time.Duration {
+	return max(p.sup.cfg.StableAfter, p.current().Spec.Restart.Stable)
+}
+
+// settle stays with a process that follows short runs until it has run for long enough for these to be forgotten. It returns
+// before that when the process has ended or recalled ends.
+func (p *process) settle(recalled context.Context, c *child) {
+	if p.current().ShortRuns == 0 {
+		return
+	}
+	young, cancel := context.WithTimeout(recalled, p.stableAfter())
+	defer cancel()
+	p.await(young, c)
+	if recalled.Err() == nil && !c.Exited() {
+		p.note(runtime.Running, "", func(r *record) { r.ShortRuns = 0 })
+		p.log("process has run for long enough", map[string]any{"pid": c.PID})
+	}
 }
 
 // await returns when the process has ended or recalled ends, and for no other reason.

@@ -331,22 +331,23 @@ func TestStartRefusesBadSpecs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for want, change := range map[string]func(*runtime.Spec){
-		"id: \"../x\"":          func(s *runtime.Spec) { s.ID = "../x" },
-		"id: \"\"":              func(s *runtime.Spec) { s.ID = "" },
-		"id: \".tmp-x\"":        func(s *runtime.Spec) { s.ID = ".tmp-x" },
-		"command: \"[]\"":       func(s *runtime.Spec) { s.Command = nil },
-		"command: \"[sh]\"":     func(s *runtime.Spec) { s.Command = []string{"sh"} },
-		"dir: \"x\"":            func(s *runtime.Spec) { s.Dir = "x" },
-		"log_path: \"x\"":       func(s *runtime.Spec) { s.LogPath = "x" },
-		"log_bytes: \"-1\"":     func(s *runtime.Spec) { s.LogBytes = -1 },
-		"log_keep: \"-1\"":      func(s *runtime.Spec) { s.LogKeep = -1 },
-		"stop_grace: \"-1s\"":   func(s *runtime.Spec) { s.StopGrace = -time.Second },
-		"restart.policy: \"x\"": func(s *runtime.Spec) { s.Restart.Policy = "x" },
-		"restart.min: \"-1s\"":  func(s *runtime.Spec) { s.Restart.Min = -time.Second },
-		"restart.max: \"1s\"":   func(s *runtime.Spec) { s.Restart.Min, s.Restart.Max = time.Minute, time.Second },
-		"stop_signal: \"INT\"":  func(s *runtime.Spec) { s.StopSignal = "INT" },
-		"env: \"NAME\"":         func(s *runtime.Spec) { s.Env = []string{"NAME"} },
-		"without a zero byte":   func(s *runtime.Spec) { s.Env = []string{"A=\x00"} },
+		"id: \"../x\"":            func(s *runtime.Spec) { s.ID = "../x" },
+		"id: \"\"":                func(s *runtime.Spec) { s.ID = "" },
+		"id: \".tmp-x\"":          func(s *runtime.Spec) { s.ID = ".tmp-x" },
+		"command: \"[]\"":         func(s *runtime.Spec) { s.Command = nil },
+		"command: \"[sh]\"":       func(s *runtime.Spec) { s.Command = []string{"sh"} },
+		"dir: \"x\"":              func(s *runtime.Spec) { s.Dir = "x" },
+		"log_path: \"x\"":         func(s *runtime.Spec) { s.LogPath = "x" },
+		"log_bytes: \"-1\"":       func(s *runtime.Spec) { s.LogBytes = -1 },
+		"log_keep: \"-1\"":        func(s *runtime.Spec) { s.LogKeep = -1 },
+		"stop_grace: \"-1s\"":     func(s *runtime.Spec) { s.StopGrace = -time.Second },
+		"restart.policy: \"x\"":   func(s *runtime.Spec) { s.Restart.Policy = "x" },
+		"restart.min: \"-1s\"":    func(s *runtime.Spec) { s.Restart.Min = -time.Second },
+		"restart.stable: \"-1s\"": func(s *runtime.Spec) { s.Restart.Stable = -time.Second },
+		"restart.max: \"1s\"":     func(s *runtime.Spec) { s.Restart.Min, s.Restart.Max = time.Minute, time.Second },
+		"stop_signal: \"INT\"":    func(s *runtime.Spec) { s.StopSignal = "INT" },
+		"env: \"NAME\"":           func(s *runtime.Spec) { s.Env = []string{"NAME"} },
+		"without a zero byte":     func(s *runtime.Spec) { s.Env = []string{"A=\x00"} },
 	} {
 		spec := n.idler("p")
 		change(&spec)
@@ -389,4 +390,34 @@ func TestStartDuringStop(t *testing.T) {
 		t.Error("two runs at a time")
 	}
 	n.await(t, "p", "running again", func(st runtime.Status) bool { return running(st) && st.PID != first.PID })
+}
+
+// Short runs in a row are counted through a supervisor that is killed, and forgotten as soon as the process has run for long enough.
+func TestShortRuns(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(s *settings) {
+		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, 10*time.Millisecond, time.Millisecond
+	})
+	spec := n.script("p", `[ -e well ] && exec sleep 1000; sleep 0.05; exit 1`)
+	spec.Restart.Stable = time.Minute // by the supervisor's own measure no run is short
+	n.start(t, spec)
+	n.await(t, "p", "three short runs", func(st runtime.Status) bool { return st.ShortRuns >= 3 })
+	n.killSupervisor(t)
+	n.await(t, "p", "short runs are remembered", func(st runtime.Status) bool { return st.ShortRuns >= 3 })
+
+	other := n.script("q", `[ -e well ] && exec sleep 1000; exit 1`)
+	other.Restart.Stable = 300 * time.Millisecond
+	n.start(t, other)
+	n.await(t, "q", "three short runs", func(st runtime.Status) bool { return st.ShortRuns >= 3 })
+	if err := os.WriteFile(filepath.Join(n.Dir, "well"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	up := n.await(t, "q", "running for long enough", func(st runtime.Status) bool { return running(st) && st.ShortRuns == 0 })
+	// Both times are the wall clock's: no less than it took, unless that was set.
+	if ran := time.Since(up.StartedAt); ran < other.Restart.Stable {
+		t.Errorf("forgotten after %s", ran)
+	}
+	if st := n.await(t, "p", "running", running); st.ShortRuns < 3 {
+		t.Errorf("%d short runs left, though it runs for a moment only", st.ShortRuns)
+	}
 }
