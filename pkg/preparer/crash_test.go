@@ -1,0 +1,89 @@
+package preparer_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+)
+
+// A pod that ends again and again is crash-looping, through a restart of the preparer, until it has run for ten seconds. It is
+// not available before, though its manifest asks for no time.
+func TestCrashLoop(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	m := b.pod(`[ -e "$POD_HOME/well" ] && exec sleep 1000000; exit 3`, "1")
+	fast := field.Duration(manifest.MinBackoff)
+	m.Launchables[0].Restart = &manifest.Restart{BackoffMin: &fast, BackoffMax: &fast}
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	r := b.awaitState(0, pod.StateCrashLooping, 10, "main: ended with exit status 3, again and again soon after its start")
+	if r.Available || r.LastExit == nil || r.LastExit.Code != 3 || r.Restarts < pod.CrashLoop-1 {
+		t.Errorf("%+v", r)
+	}
+	a.stop()
+	a = b.start()
+	b.awaitServing()
+	b.tell(intent(1, digest, pod.Stopped, 5))
+	b.awaitState(1, pod.StateStopped, 5, "") // by now all realities have been compared
+	if again, _, err := b.reality(0); err != nil || again.State != pod.StateCrashLooping || !again.Since.Equal(r.Since) {
+		t.Errorf("after a restart: %+v, %v; before %+v", again, err, r)
+	}
+	if err := os.WriteFile(b.homeFile(0, "well"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitReady(0, digest, 10)
+	// Both times are the wall clock's.
+	if ran := time.Since(b.procs(0)[0].StartedAt); ran < 10*time.Second {
+		t.Errorf("available after %s", ran)
+	}
+	a.stop()
+}
+
+// A count of min_ready goes on where a preparer left it, by the clock that nobody sets.
+func TestMinReadyGoesOn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	m := b.sleeper("1")
+	hour := field.Duration(time.Hour)
+	m.MinReady = &hour
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitState(0, pod.StateRunning, 10, "")
+	file := b.inNode("pods", "rc1.main.0.json")
+	var rec preparer.Record
+	b.eventually(func() error {
+		rec = preparer.Record{}
+		if err := json.Unmarshal([]byte(b.text(file)), &rec); err != nil {
+			return err
+		}
+		if rec.Counting == nil {
+			return errors.New("the count is not saved")
+		}
+		return nil
+	})
+	pid := b.pid(0)
+	a.stop()
+	if r, _, err := b.reality(0); err != nil || r.Available {
+		t.Errorf("before its time: %+v, %v", r, err)
+	}
+	rec.Counting.Since.Up -= time.Hour
+	data, err := json.Marshal(rec)
+	if err == nil {
+		err = os.WriteFile(file, data, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.awaitReady(0, digest, 10)
+	b.mustKeepPID(0, pid)
+}
