@@ -30,6 +30,7 @@ var Rules = []Rule{
 	{Type: "BreakerTripped"},
 	{Type: rc.NodeLost},
 	{Type: rc.BooksDiffer},
+	{Type: rc.CrashLooping}, // three ends are lasting enough
 	{Type: "Unclaimed", After: 30 * time.Second},
 	{Type: PreparerGone, After: 10 * time.Second},
 	{Type: "Blocked", After: 10 * time.Second},

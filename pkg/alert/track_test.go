@@ -105,6 +105,26 @@ func TestAnIncidentIsToldOnceAndItsEndOnce(t *testing.T) {
 	}
 }
 
+// A crash loop is told at once and once, however other conditions flip meanwhile.
+func TestACrashLoopIsToldThroughFlips(t *testing.T) {
+	t.Parallel()
+	o := newOwner(t)
+	key := rc.IncidentKey("web", rc.CrashLooping, start)
+	for range 5 {
+		o.look(rc.CrashLooping)
+		o.after(3 * time.Second)
+		o.look(rc.CrashLooping, rc.Blocked, rc.Converged)
+		o.after(3 * time.Second)
+		o.look(rc.CrashLooping, rc.InsufficientNodes)
+	}
+	if !slices.Equal(o.said, []string{key}) {
+		t.Errorf("told %v", o.said)
+	}
+	if o.look(rc.Converged); !slices.Equal(o.said, []string{key, key + "/resolved"}) {
+		t.Errorf("told %v", o.said)
+	}
+}
+
 func TestASuccessorDoesNotTellAgain(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)

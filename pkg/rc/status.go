@@ -37,9 +37,10 @@ const (
 const (
 	Converged         ConditionType = "Converged"
 	InsufficientNodes ConditionType = "InsufficientNodes"
-	Blocked           ConditionType = "Blocked"   // a new manifest does not become available
-	Regressed         ConditionType = "Regressed" // adopted pods run as they were found (R2)
-	Holding           ConditionType = "Holding"   // the world changed; nothing is added until the nodes have spoken (R1)
+	Blocked           ConditionType = "Blocked"      // a new manifest does not become available
+	CrashLooping      ConditionType = "CrashLooping" // processes of pods end again and again, soon after their start
+	Regressed         ConditionType = "Regressed"    // adopted pods run as they were found (R2)
+	Holding           ConditionType = "Holding"      // the world changed; nothing is added until the nodes have spoken (R1)
 	BreakerTripped    ConditionType = "BreakerTripped"
 	NodeLost          ConditionType = "NodeLost"   // pods are on nodes that are gone or whose preparer is
 	Misplaced         ConditionType = "Misplaced"  // pods stay on nodes that the selector does not match

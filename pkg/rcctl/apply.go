@@ -12,7 +12,7 @@ func (t *tool) applyCommand() *cli.Command {
 		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--wait [--timeout 5m]] [--allow-mass-stop]",
 		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
 before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
-place, one pod at a time.
+place, one pod at a time. --wait ends at once, with exit code 5, when it is blocked or its pods end again and again.
 
 Examples:
   rcctl apply -f rc.yaml                  change it and return

@@ -26,6 +26,7 @@ const maxConns = 4
 type conn struct {
 	*store.Store
 	consul *consul.Client
+	nodes  nodeAccess
 	deeds  []deed // what was written, and what may have been
 }
 
@@ -44,7 +45,7 @@ func (t *tool) connect(c *cli.Context) (*conn, error) {
 		client.Close()
 		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
 	}
-	t.conn, t.command = &conn{Store: store.New(client, keys), consul: client}, commandName(c)
+	t.conn, t.command = &conn{Store: store.New(client, keys), consul: client, nodes: accessOf(c)}, commandName(c)
 	return t.conn, nil
 }
 

@@ -223,7 +223,7 @@ func (s *situation) why(t rc.ConditionType) string {
 func (s *situation) upgrade() []Cause {
 	var causes []Cause
 	if s.is(rc.Blocked) {
-		causes = append(causes, Cause{"It is blocked: " + s.why(rc.Blocked) + ".", "Apply a manifest that works, lower min_available, or add replicas."})
+		causes = append(causes, Cause{"It is blocked: " + s.why(rc.Blocked) + ".", s.unblock()})
 	}
 	outdated := 0
 	for i := range s.placements {
@@ -238,6 +238,79 @@ func (s *situation) upgrade() []Cause {
 		causes = append(causes, Cause{fmt.Sprintf("%s still on another manifest; they are upgraded one at a time.", podsAre(outdated)), "Wait: rcctl rc status " + s.rc.Name + " --watch"})
 	}
 	return causes
+}
+
+// unblock says what helps where something is blocked: what only another manifest mends is said to need one.
+func (s *situation) unblock() string {
+	if p, r := failing(s.placements, s.realities, s.rc.ManifestDigest); p != nil {
+		next := "Apply a manifest that works"
+		if severity(&r) <= sick {
+			next += ", or give it more time with progress_deadline"
+		}
+		return next + "; what it wrote: " + logsOf(p)
+	}
+	switch mover := s.mover(); {
+	case mover != nil && s.rc.Strategy == rc.Static:
+		return fmt.Sprintf("rcctl node undrain %s, or stop it at a deadline: rcctl node drain %s --deadline 0s --force", mover.Node, mover.Node)
+	case mover != nil && len(mover.Avoid) > 0:
+		return fmt.Sprintf("Look at the nodes that are named, add one, or let it stay: rcctl node undrain %s", mover.Node)
+	case mover != nil:
+		return fmt.Sprintf("Lower min_available, allow a max_surge, or let it stay: rcctl node undrain %s", mover.Node)
+	case s.status.Available-1 < s.rc.MinimumAvailable():
+		return "Lower min_available, or add replicas."
+	default:
+		return "Free room where it is wanted: rcctl pods --node NODE"
+	}
+}
+
+// How bad a report about a pod is that is not available.
+const (
+	onItsWay = iota
+	sick     // its check does not pass
+	ended    // one of its processes has ended since it was started first
+	failed
+	crashLooping
+)
+
+func severity(r *pod.Reality) int {
+	switch {
+	case r.State == pod.StateCrashLooping:
+		return crashLooping
+	case r.State == pod.StateFailed:
+		return failed
+	case r.Restarts > 0:
+		return ended
+	case r.State == pod.StateUnhealthy:
+		return sick
+	default:
+		return onItsWay
+	}
+}
+
+// failing returns the pod that is worst off of those that are to run a manifest and are not available, nil for none.
+func failing(placements []pod.Placement, realities map[store.At]pod.Reality, digest string) (worst *pod.Placement, says pod.Reality) {
+	for i := range placements {
+		p := &placements[i]
+		r, reported := realities[store.At{Identity: p.Identity, Node: p.Node}]
+		if !reported || p.RunState != pod.Running || p.Digest != digest || r.Revision < p.Revision || r.Available && r.Digest == digest {
+			continue
+		}
+		if worst == nil || severity(&r) > severity(&says) {
+			worst, says = p, r
+		}
+	}
+	return worst, says
+}
+
+// logsOf is the command that shows what a pod wrote.
+func logsOf(p *pod.Placement) string { return "rcctl logs " + podName(p.PodID, p.Identity) }
+
+// deadline is how long a pod may take to become available, min_ready included.
+func (s *situation) deadline() time.Duration {
+	if s.manifest == nil {
+		return s.rc.Deadline()
+	}
+	return s.rc.Deadline() + s.manifest.ReadyAfter()
 }
 
 // mover returns the first pod that has to leave its node, nil where there is none or where others have none at all.

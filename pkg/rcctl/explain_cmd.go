@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -56,19 +58,9 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 	if sit.manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
 	}
-	placements, bad, err := s.Placements(ctx, r.ID, false)
-	if err != nil {
+	if sit.placements, sit.realities, corrupt, err = s.podsOf(ctx, r.ID); err != nil {
 		return nil, nil, err
 	}
-	sit.placements, corrupt = values(placements), append(corrupt, bad...)
-	var at []store.At
-	for i := range sit.placements {
-		at = append(at, store.At{Identity: sit.placements[i].Identity, Node: sit.placements[i].Node})
-	}
-	if sit.realities, bad, err = s.Realities(ctx, at, false); err != nil {
-		return nil, nil, err
-	}
-	corrupt = append(corrupt, bad...)
 	recs, bad, err := s.ListNodes(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -111,6 +103,22 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 	}
 	sit.owner = owners[r.ID]
 	return sit, append(corrupt, bad...), s.readBreakerInto(c, sit)
+}
+
+// podsOf reads the placements of a controller, and what the nodes where they are report. Records that cannot be read are left out and
+// returned.
+func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placement, realities map[store.At]pod.Reality, corrupt []error, err error) {
+	recs, corrupt, err := s.Placements(ctx, id, false)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	placements = values(recs)
+	at := make([]store.At, len(placements))
+	for i := range placements {
+		at[i] = store.At{Identity: placements[i].Identity, Node: placements[i].Node}
+	}
+	realities, bad, err := s.Realities(ctx, at, false)
+	return placements, realities, append(corrupt, bad...), err
 }
 
 func (s *conn) readBreakerInto(c *cli.Context, sit *situation) error {

@@ -153,14 +153,22 @@ func aboutState(p *pod.Placement, r pod.Reality, name string) Cause {
 	next := "Wait: it is on its way."
 	switch r.State {
 	case pod.StateFailed:
-		next = "Mend what its message says, or apply a manifest that works; its output is in logs/ on " + p.Node + "."
+		next = "Mend what its message says, or apply a manifest that works."
+		if r.LastExit != nil || r.Restarts > 0 {
+			next = "Apply a manifest that works, or mend what it needs; what it wrote: " + logsOf(p)
+		}
+	case pod.StateCrashLooping:
+		next = "Apply a manifest that works; what it wrote: " + logsOf(p)
 	case pod.StateUnhealthy:
-		next = "Look why its health check does not pass; its output is in logs/ on " + p.Node + "."
+		next = "Look why its health check does not pass; what it wrote: " + logsOf(p)
 	case pod.StateOrphaned:
 		next = "Its owner adopts it; if it does not, look at the farm's log."
 	case pod.StateStopped:
 		next = "It stopped though it should run; look at the preparer of " + p.Node + "."
 	default:
+		if r.Restarts > 0 {
+			next = "It has ended before; what it wrote: " + logsOf(p)
+		}
 	}
 	return Cause{what + ".", next}
 }
@@ -171,7 +179,7 @@ func (s *situation) aboutGhost(p *pod.Placement, g pod.Ghost) Cause {
 	if v := s.nodes[g.Node]; g.Revision == 0 && v != nil && v.Alive {
 		return Cause{
 			fmt.Sprintf("%s moves from node %s, where it runs on, to %s.", name, g.Node, p.Node),
-			fmt.Sprintf("Wait: if it is not available there within %s it goes back.", s.rc.Deadline()),
+			fmt.Sprintf("Wait: if it is not available there within %s it goes back.", s.deadline()),
 		}
 	}
 	what := fmt.Sprintf("%s has left node %s for %s, and its stop there is not confirmed", name, g.Node, p.Node)

@@ -92,8 +92,29 @@ func explainCases() map[string]struct {
 		"breaker missing":        {func(s *situation) { s.breaker = nil }, []string{"breaker is missing or unreadable"}, ""},
 		"holding":                {func(s *situation) { s.not(rc.Holding, "waiting for nodes to report: n9") }, []string{"Nothing is added for now: waiting for nodes to report: n9.", "look at its preparer"}, ""},
 		"regressed":              {func(s *situation) { s.not(rc.Regressed, "2 pods") }, []string{"stay as they are: 2 pods.", "rcctl apply"}, ""},
-		"blocked":                {func(s *situation) { s.not(rc.Blocked, "main.0 failed") }, []string{"It is blocked: main.0 failed.", "Apply a manifest that works"}, ""},
-		"outdated":               {func(s *situation) { s.report(func(*pod.Reality) {}); s.placements[0].Digest = "old" }, []string{"1 pod is still on another manifest", "Wait"}, ""},
+		"blocked, another manifest helps": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateCrashLooping, false })
+			s.not(rc.Blocked, "main.0 failed")
+		}, []string{"It is blocked: main.0 failed.", "Next: Apply a manifest that works; what it wrote: rcctl logs web-main-0\n", "2. web-main-0 on n1 is crash-looping"}, "min_available"},
+		"blocked, it has ended once": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available, r.Restarts = pod.StateRunning, false, 1 })
+			s.not(rc.Blocked, "main.0 failed")
+		}, []string{"Next: Apply a manifest that works; what", "It has ended before; what it wrote: rcctl logs web-main-0"}, "min_available"},
+		"blocked, slow": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false })
+			s.not(rc.Blocked, "main.0 failed")
+		}, []string{"Apply a manifest that works, or give it more time with progress_deadline; what it wrote: rcctl logs web-main-0"}, "min_available"},
+		"blocked by the minimum": {func(s *situation) { s.not(rc.Blocked, "no room"); s.status.Available = 1 }, []string{"It is blocked: no room.", "Next: Lower min_available, or add replicas."}, "manifest"},
+		"blocked by a drain": {func(s *situation) {
+			s.not(rc.Blocked, "main.0 must leave n1")
+			s.nodes["n1"].Ops.Drain = &node.Drain{Since: before}
+		}, []string{"It is blocked: main.0 must leave n1.", "Next: Lower min_available, allow a max_surge, or let it stay: rcctl node undrain n1"}, "manifest"},
+		"blocked, the node is full": {func(s *situation) { s.not(rc.Blocked, "n1 has no room") }, []string{"rcctl pods --node NODE"}, "manifest"},
+		"crash-looping": {func(s *situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available, r.Restarts = pod.StateCrashLooping, false, 7 })
+			s.not(rc.CrashLooping, "1 pod")
+		}, []string{"It has not converged (CrashLooping)", "web-main-0 on n1 is crash-looping, restarted 7 times.", "Next: Apply a manifest that works; what it wrote: rcctl logs web-main-0"}, "on its way"},
+		"outdated": {func(s *situation) { s.report(func(*pod.Reality) {}); s.placements[0].Digest = "old" }, []string{"1 pod is still on another manifest", "Wait"}, ""},
 		"rollout": {func(s *situation) {
 			s.report(func(*pod.Reality) {})
 			s.placements[0].Digest = "old"
@@ -140,7 +161,7 @@ func explainCases() map[string]struct {
 		}, []string{"It has converged: 2 of 2", "does not match: main.0 stays on n1: static.", "Label the nodes as they were"}, ""},
 		"moving": {
 			func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} },
-			[]string{"web-main-0 moves from node n2, where it runs on, to n1.", "within 2m0s it goes back"},
+			[]string{"web-main-0 moves from node n2, where it runs on, to n1.", "within 2m10s it goes back"},
 			"not confirmed",
 		},
 		"a node that has not spoken": {func(s *situation) {
@@ -155,7 +176,7 @@ func explainCases() map[string]struct {
 			s.report(func(r *pod.Reality) {
 				r.State, r.Available, r.Message, r.Restarts = pod.StateFailed, false, "exit status 3", 4
 			})
-		}, []string{"web-main-0 on n1 is failed (exit status 3), restarted 4 times.", "logs/ on n1"}, "web-main-1"},
+		}, []string{"web-main-0 on n1 is failed (exit status 3), restarted 4 times.", "Next: Apply a manifest that works, or mend what it needs; what it wrote: rcctl logs web-main-0"}, "web-main-1"},
 		"unhealthy": {func(s *situation) {
 			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false })
 		}, []string{"web-main-0 on n1 is unhealthy.", "health check"}, ""},

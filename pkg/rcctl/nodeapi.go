@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -27,6 +29,22 @@ func nodeFlags() []cli.Flag {
 	}
 }
 
+// nodeAccess is what the flags of the program say about that.
+type nodeAccess struct {
+	command       string // whose flags they are
+	tokenFile, ca string
+	insecure      bool
+}
+
+func accessOf(c *cli.Context) nodeAccess {
+	return nodeAccess{command: commandName(c), tokenFile: c.String("node-token-file"), ca: c.String("node-ca"), insecure: c.Bool("node-insecure")}
+}
+
+// bad is a flag that names a file of no use.
+func (a *nodeAccess) bad(flag, file, allowed string) error {
+	return &usageError{command: a.command, err: &field.Error{Field: flag, Value: file, Allowed: allowed}}
+}
+
 // preparerOf finds the copy of a pod that the command line means, and returns a client of its node's preparer.
 func (t *tool) preparerOf(c *cli.Context, ref string) (PodView, *nodeapi.Client, error) {
 	s, err := t.connect(c)
@@ -38,13 +56,13 @@ func (t *tool) preparerOf(c *cli.Context, ref string) (PodView, *nodeapi.Client,
 	if err != nil {
 		return target, nil, err
 	}
-	client, err := t.nodeClient(c, s, target.Node)
+	client, err := t.nodeClient(c.Context, s, target.Node)
 	return target, client, err
 }
 
 // nodeClient returns a client of the preparer of a node.
-func (t *tool) nodeClient(c *cli.Context, s *conn, name string) (*nodeapi.Client, error) {
-	rec, err := s.Node(c.Context, name)
+func (t *tool) nodeClient(ctx context.Context, s *conn, name string) (*nodeapi.Client, error) {
+	rec, err := s.Node(ctx, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, &notFoundError{text: fmt.Sprintf("node %s has no record; rcctl nodes shows all", name)}
@@ -58,26 +76,26 @@ func (t *tool) nodeClient(c *cli.Context, s *conn, name string) (*nodeapi.Client
 		return nil, fmt.Errorf("node %s: api: %q is not valid; allowed: a URL", name, rec.Value.API)
 	}
 	client := &nodeapi.Client{URL: strings.TrimSuffix(rec.Value.API, "/"), Node: name}
-	if file := c.String("node-token-file"); file != "" {
+	if file := s.nodes.tokenFile; file != "" {
 		data, err := os.ReadFile(file)
 		words := strings.Fields(string(data))
 		if err != nil || len(words) != 1 || strings.ContainsFunc(words[0], unicode.IsControl) {
-			return nil, badFlag(c, "--node-token-file", file, "a file that can be read and holds a token, which is one word")
+			return nil, s.nodes.bad("--node-token-file", file, "a file that can be read and holds a token, which is one word")
 		}
 		client.Token = words[0]
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true}
-	if file := c.String("node-ca"); file != "" {
+	if file := s.nodes.ca; file != "" {
 		data, err := os.ReadFile(file)
 		pool := x509.NewCertPool()
 		if err != nil || !pool.AppendCertsFromPEM(data) {
-			return nil, badFlag(c, "--node-ca", file, "a file of certificates in PEM that can be read")
+			return nil, s.nodes.bad("--node-ca", file, "a file of certificates in PEM that can be read")
 		}
 		transport.TLSClientConfig.RootCAs = pool
 	}
 	client.HTTP = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	// The record says where, and whoever may write it must not be given what opens every node.
-	if client.Token != "" && address.Scheme != "https" && !onThisMachine(address) && !c.Bool("node-insecure") {
+	if client.Token != "" && address.Scheme != "https" && !onThisMachine(address) && !s.nodes.insecure {
 		return nil, refusedf("the token would go to %s in clear, and to whoever listens there: give the preparer --api-tls-cert, or add --node-insecure; nothing was sent", address.Host)
 	}
 	if rec.Session == "" {

@@ -163,7 +163,7 @@ func podColour(state string) colour {
 	switch state {
 	case string(pod.StateReady):
 		return green
-	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateOrphaned), stateLost:
+	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateCrashLooping), string(pod.StateOrphaned), stateLost:
 		return red
 	default:
 		return yellow

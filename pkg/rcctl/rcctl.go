@@ -53,7 +53,7 @@ Exit codes:
   2  usage or invalid input; nothing was written
   3  not found
   4  refused by the present state, or changed by somebody else meanwhile
-  5  written, but --wait ended before the goal was reached (time limit or signal)
+  5  written, but --wait ended before the goal was reached (time limit, signal, or halted)
 
 Consul is found by --consul-addr and --token-file, or by its own environment variables:
 CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the others.

@@ -83,7 +83,7 @@ const (
 
 // alarms are the conditions that name a controller's state when they are true, the worst first.
 var alarms = [...]rc.ConditionType{
-	rc.Unreadable, rc.BreakerTripped, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
+	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
 	rc.RequestVoid, rc.Misplaced,
 }
 

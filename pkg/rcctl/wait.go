@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -50,8 +54,8 @@ func (s *conn) observe(ctx context.Context, id string) (observation, error) {
 	return o, err
 }
 
-// waitConverged waits until the owner reports that this generation of the controller has converged. It returns
-// *waitError when the time is up, *refusedError when another change came first.
+// waitConverged waits until the owner reports that this generation of the controller has converged. It returns *waitError when the
+// time is up, or at once when it is halted, *refusedError when another change came first.
 func (t *tool) waitConverged(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
 	o, err := t.wait(ctx, s, want, limit, "converged", func(o observation) (bool, error) {
 		switch {
@@ -61,13 +65,77 @@ func (t *tool) waitConverged(ctx context.Context, s *conn, want rc.RC, limit tim
 			return false, refusedf("rc %s: generation %d was replaced by %d (changed by %s) before it converged",
 				want.Name, want.Generation, o.rc.Generation, o.rc.ChangedBy)
 		}
-		return o.status != nil && o.status.ObservedGeneration == want.Generation && o.status.Is(rc.Converged), nil
+		if o.status == nil || o.status.ObservedGeneration != want.Generation || o.status.Is(rc.Converged) {
+			return o.status != nil && o.status.ObservedGeneration == want.Generation, nil
+		}
+		return false, t.halted(ctx, s, o)
 	})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(t.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.status.Available, o.status.Desired)
 	return nil
+}
+
+// halted returns a *waitError when the generation that a status is about does not converge without another change: it is blocked, or pods
+// of its manifest crash-loop. Those of the manifest before may, until they are replaced. What the pod wrote last is shown.
+func (t *tool) halted(ctx context.Context, s *conn, o observation) error {
+	isBlocked := o.status.Is(rc.Blocked)
+	if !isBlocked && !o.status.Is(rc.CrashLooping) {
+		return nil
+	}
+	placements, realities, _, err := s.podsOf(ctx, o.rc.ID)
+	if err != nil && !isBlocked {
+		return nil
+	}
+	worst, says := failing(placements, realities, o.rc.ManifestDigest)
+	if !isBlocked && (worst == nil || says.State != pod.StateCrashLooping) {
+		return nil
+	}
+	if worst != nil && says.LastExit != nil {
+		t.lastWords(ctx, s, worst, says.LastExit.Launchable)
+	}
+	return &waitError{text: fmt.Sprintf("rc %s: generation %d is written and does not converge: %s; look with: rcctl rc explain %s",
+		o.rc.Name, o.rc.Generation, clean(progress(*o.rc, o)), o.rc.Name)}
+}
+
+// How much of a pod's log a wait shows that fails, and how long it tries.
+const (
+	lastLines = 10
+	lastLimit = 5 * time.Second
+)
+
+// lastWords shows the end of a pod's log, as far as its preparer can be asked from here, and says how to see all of it.
+func (t *tool) lastWords(ctx context.Context, s *conn, p *pod.Placement, process string) {
+	ctx, cancel := context.WithTimeout(ctx, lastLimit)
+	defer cancel()
+	text, err := t.endOfLog(ctx, s, p, process)
+	if err != nil {
+		fmt.Fprintf(t.err, "the log of %s cannot be shown: %s; see: %s\n", podName(p.PodID, p.Identity), clean(err.Error()), logsOf(p))
+		return
+	}
+	fmt.Fprintf(t.err, "the end of the log of %s on %s; all of it: %s\n", podName(p.PodID, p.Identity), p.Node, logsOf(p))
+	for line := range strings.Lines(text) {
+		fmt.Fprintf(t.err, "  %s\n", clean(strings.TrimSuffix(line, "\n")))
+	}
+}
+
+// maxEndBytes bounds what is read of those lines, however long they are.
+const maxEndBytes = 16 << 10
+
+func (t *tool) endOfLog(ctx context.Context, s *conn, p *pod.Placement, process string) (string, error) {
+	client, err := t.nodeClient(ctx, s, p.Node)
+	if err != nil {
+		return "", err
+	}
+	defer client.HTTP.CloseIdleConnections()
+	logs, err := client.Logs(ctx, p.Identity, nodeapi.LogOptions{Process: process, Tail: lastLines})
+	if err != nil {
+		return "", nodeError(client, err)
+	}
+	defer func() { _ = logs.Close() }()
+	data, err := io.ReadAll(io.LimitReader(logs, maxEndBytes))
+	return string(data), err
 }
 
 // waitGone waits until the record of a controller is gone. Its errors are those of waitConverged.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -17,7 +18,7 @@ func count(n int) *int { return &n }
 func snapshotOf(desired int) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
 		Now: time.Unix(1_700_000_000, 0), Owner: "f1", Nodes: map[string]*node.View{},
-		Manifest: &manifest.Manifest{Version: 1, ID: "p"},
+		Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)},
 		RC: rc.RC{
 			ID: "rc", ManifestDigest: "m1", Generation: 7, Strategy: rc.Dynamic,
 			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: count(desired)}},

@@ -154,11 +154,11 @@ func (c *computation) occupied(p *Pod) (by *pod.Ghost, is bool) {
 		if !c.lingers(g) {
 			continue
 		}
-		since := p.ChangedAt
+		since, deadline := p.ChangedAt, c.deadline()
 		if g.Revision != 0 {
-			since = time.UnixMilli(g.Revision) // of the stop, or later where revisions are ahead (R3)
+			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop, or later where revisions are ahead (R3)
 		}
-		left := c.s.RC.Deadline() - c.s.Now.Sub(since)
+		left := deadline - c.s.Now.Sub(since)
 		if left > 0 && (g.Revision != 0 || c.judge(p) == "") {
 			c.lookAgain(left)
 			return &g, true

@@ -70,7 +70,7 @@ func newWorld() *world {
 
 func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
-		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p"}, Nodes: w.nodes, Previous: w.status,
+		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}, Nodes: w.nodes, Previous: w.status,
 	}
 	if w.hold {
 		s.Hold = "the records are new"

@@ -94,6 +94,8 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
 	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
+	crashes := c.crashLoops()
+	set(rc.CrashLooping, crashes != "", crashes)
 	misplaced := c.misplacements()
 	set(rc.Misplaced, misplaced != "", misplaced)
 	set(rc.BreakerTripped, c.held > 0, s.Breaker)
@@ -129,6 +131,30 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 			reason += fmt.Sprintf("; %s has not confirmed that %s.%d stopped there", left.Name, left.Pod.Role, left.Pod.Index)
 		}
 		set(rc.Converged, false, reason)
+	}
+}
+
+// crashLoops names the pods that end again and again, and how they ended last; "" for none. How often they were started again is left
+// out: a status changes no more often than what it says.
+func (c *computation) crashLoops() string {
+	var pods []string
+	for i := range c.s.Pods {
+		p := &c.s.Pods[i]
+		if r := p.Reality; p.RunState == pod.Running && r != nil && r.State == pod.StateCrashLooping && !c.s.gone(p.Node) {
+			text := fmt.Sprintf("%s.%d on %s", p.Role, p.Identity.Index, p.Node)
+			if r.LastExit != nil {
+				text += fmt.Sprintf(" (%s %s)", r.LastExit.Launchable, r.LastExit)
+			}
+			pods = append(pods, text)
+		}
+	}
+	switch len(pods) {
+	case 0:
+		return ""
+	case 1:
+		return "1 pod ends again and again soon after its start: " + pods[0]
+	default:
+		return fmt.Sprintf("%d pods end again and again soon after their start: %s", len(pods), field.Few(pods, maxNames, ", "))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -163,7 +164,7 @@ func (c *computation) upgrade() {
 		return
 	}
 	var outdated []*Pod
-	available, waiting, failed := 0, false, ""
+	available, waiting, failed, last := 0, false, "", ""
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		if p.RunState != pod.Running {
@@ -181,11 +182,16 @@ func (c *computation) upgrade() {
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
 			waiting = true
-			failed = cmp.Or(c.judge(p), failed)
+			why := c.judge(p)
+			failed = cmp.Or(why, failed)
+			if p.Switching {
+				last = cmp.Or(why, last)
+			}
 		}
 	}
 	if len(outdated) == 0 {
-		return // nothing is held up: a pod that fails is not a failed upgrade
+		c.block(last) // a pod that fails is no failed upgrade, unless it is one that was upgraded and never became available
+		return
 	}
 	c.block(failed)
 	if waiting {
@@ -195,6 +201,9 @@ func (c *computation) upgrade() {
 		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
 	if least := c.s.RC.MinimumAvailable(); c.s.available(p) && available-1 < least {
+		if len(c.plan.Adds) > 0 {
+			return // which may make the room
+		}
 		c.block(fmt.Sprintf("%d available replicas and a minimum of %d leave no room to upgrade in place; lower min_available or add replicas",
 			available, least))
 		return
@@ -204,14 +213,31 @@ func (c *computation) upgrade() {
 
 // judge tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
 func (c *computation) judge(p *Pod) string {
-	waited := c.s.Now.Sub(p.ChangedAt)
-	failed := p.Reality != nil && p.Reality.State == pod.StateFailed && p.Reality.Revision >= p.Revision
-	if failed || waited >= c.s.RC.Deadline() {
+	waited, deadline := c.s.Now.Sub(p.ChangedAt), c.deadline()
+	if hasFailed(p) || waited >= deadline {
 		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
 	}
-	c.lookAgain(c.s.RC.Deadline() - waited)
+	c.lookAgain(deadline - waited)
 	return ""
+}
+
+// hasFailed reports whether the node says that the pod, which is not available, does not work as placed. A process that has ended since is
+// enough: that it was started again does not take that back, being available does.
+func hasFailed(p *Pod) bool {
+	r := p.Reality
+	if r == nil || r.Revision < p.Revision {
+		return false
+	}
+	return r.State == pod.StateFailed || r.State == pod.StateCrashLooping || r.Digest == p.Digest && r.Restarts > 0
+}
+
+// deadline is how long a pod may take to become available, min_ready included.
+func (c *computation) deadline() time.Duration {
+	if c.s.Manifest == nil {
+		return c.s.RC.Deadline() + manifest.DefaultMinReady
+	}
+	return c.s.RC.Deadline() + c.s.Manifest.ReadyAfter()
 }
 
 func (c *computation) lookAgain(after time.Duration) { c.plan.lookAgain(after) }
