@@ -84,6 +84,7 @@ var scenarios = map[string]func(*env){
 	"sick-move":        sickMove,
 	"misplaced":        misplaced,
 	"relabel":          relabel,
+	"crash-loop":       crashLoop,
 }
 
 func TestScenario(t *testing.T) {

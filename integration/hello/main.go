@@ -1,8 +1,8 @@
 // Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that says who it is.
 //
-// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_SICK=1 makes
-// its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its answers. HELLO_HOSTILE=n
-// makes it do to its node what it can, with a tree of directories n deep.
+// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_ENDS=5s after that
+// time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its
+// answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of directories n deep.
 package main
 
 import (
@@ -26,6 +26,12 @@ func main() {
 	if os.Getenv("HELLO_FAIL") != "" {
 		fmt.Fprintln(os.Stderr, "failing as HELLO_FAIL says")
 		os.Exit(3)
+	}
+	if after, _ := time.ParseDuration(os.Getenv("HELLO_ENDS")); after > 0 {
+		time.AfterFunc(after, func() {
+			fmt.Fprintln(os.Stderr, "ending as HELLO_ENDS says")
+			os.Exit(3)
+		})
 	}
 	if levels, _ := strconv.Atoi(os.Getenv("HELLO_HOSTILE")); levels > 0 {
 		go mischief(levels)
