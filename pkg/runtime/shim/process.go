@@ -185,9 +185,9 @@ func (p *process) keep(ctx, recalled context.Context, c *child) {
 	}
 }
 
-// start launches the program and returns it, or nil when it could not be started.
+// start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is
+// one more restart, at the same moment.
 func (p *process) start() *child {
-	p.enter(runtime.Starting)
 	c, err := p.launch()
 	if err != nil {
 		p.note(runtime.Backoff, err.Error(), func(r *record) {

@@ -421,3 +421,25 @@ func TestShortRuns(t *testing.T) {
 		t.Errorf("%d short runs left, though it runs for a moment only", st.ShortRuns)
 	}
 }
+
+// A process that has ended is never seen as one that starts for the first time.
+func TestAnEndIsNotTakenBack(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = time.Millisecond, time.Millisecond })
+	n.start(t, n.script("p", `exit 1`))
+	var cursor uint64
+	var ended bool
+	for seen := 0; seen < 5; {
+		all, next, err := n.Watch(t.Context(), cursor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cursor = next
+		for _, st := range all {
+			if ended = ended || st.LastExit != nil; ended && st.Phase != runtime.Backoff && st.Restarts == 0 {
+				t.Fatalf("%+v", st)
+			}
+			seen = st.Restarts
+		}
+	}
+}
