@@ -62,6 +62,8 @@ type base struct {
 	store  *store.Store
 	alive  <-chan struct{} // closed when the lifeline breaks; nil without one
 	undo   []func()        // last in, first out
+	// started is set when the daemon has all that it needs: from then on its directory stays.
+	started bool
 }
 
 // open makes the common parts. What it made before an error it unmakes.
@@ -82,7 +84,12 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 	if b.dir, err = OpenDataDir(c.DataDir); err != nil {
 		return b, err
 	}
-	b.undo = append(b.undo, b.dir.Close)
+	b.undo = append(b.undo, func() {
+		if !b.started {
+			b.dir.Discard()
+		}
+		b.dir.Close()
+	})
 	if b.client, err = consul.New(consul.Config{
 		Address: c.ConsulAddr, TokenFile: c.TokenFile, MaxConns: maxConns - consul.LivenessConns,
 		OnTokenFile: func(err error) { b.log.WithError(err).Warn("the token file cannot be read") },

@@ -19,6 +19,7 @@ import (
 // next start deregisters exactly its own.
 type DataDir struct {
 	path string
+	made []string // what this start has made: nothing, or the directory, its parent, and so on
 	lock *os.File
 
 	mu sync.Mutex
@@ -27,10 +28,12 @@ type DataDir struct {
 // OpenDataDir makes the directory if it is missing and locks it. It fails when another daemon works in it.
 func OpenDataDir(path string) (*DataDir, error) {
 	path, err := filepath.Abs(path)
-	if err == nil {
-		err = makeDataDir(path)
-	}
 	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	made, err := makeDataDir(path)
+	if err != nil {
+		discard(made)
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -44,37 +47,60 @@ func OpenDataDir(path string) (*DataDir, error) {
 		}
 		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
 	}
-	return &DataDir{path: path, lock: lock}, nil
+	return &DataDir{path: path, made: made, lock: lock}, nil
 }
 
 // makeDataDir makes a directory that only its owner can enter, below ones that everybody can pass through: pods have users of
 // their own, and a preparer opens its directory for them. What is there keeps its mode.
-func makeDataDir(path string) error {
+func makeDataDir(path string) (made []string, err error) {
 	parent := filepath.Dir(path)
 	if _, err := os.Stat(parent); errors.Is(err, os.ErrNotExist) {
-		if err := makeParent(parent); err != nil {
-			return err
+		if made, err = makeParent(parent); err != nil {
+			return made, err
 		}
 	}
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	return nil
+	return makeDir(path, 0o700, made)
 }
 
-func makeParent(path string) error {
+func makeParent(path string) (made []string, err error) {
 	if above := filepath.Dir(path); above != path {
 		if _, err := os.Stat(above); errors.Is(err, os.ErrNotExist) {
-			if err := makeParent(above); err != nil {
-				return err
+			if made, err = makeParent(above); err != nil {
+				return made, err
 			}
 		}
 	}
-	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
+	if made, err = makeDir(path, 0o755, made); err != nil {
+		return made, err
 	}
-	return os.Chmod(path, 0o755) // whatever the umask is
+	return made, os.Chmod(path, 0o755) // whatever the umask is
 }
+
+// makeDir makes a directory, if it is missing, and notes it before those above it.
+func makeDir(path string, mode os.FileMode, above []string) ([]string, error) {
+	switch err := os.Mkdir(path, mode); {
+	case err == nil:
+		return slices.Insert(above, 0, path), nil
+	case errors.Is(err, os.ErrExist):
+		return nil, nil // what is above it is not ours alone any more
+	default:
+		return above, err
+	}
+}
+
+// discard removes what a start that failed has made. Nothing else than its own is in the first directory.
+func discard(made []string) {
+	for i, dir := range made {
+		if i == 0 {
+			_ = os.RemoveAll(dir) // what stays is a directory that nobody needs
+		} else {
+			_ = os.Remove(dir) // somebody else may use it by now
+		}
+	}
+}
+
+// Discard removes the directory if this start has made it, with the parents that it made. It is for a start that failed.
+func (d *DataDir) Discard() { discard(d.made) }
 
 // Path returns the absolute path of a file or directory inside.
 func (d *DataDir) Path(name string) string { return filepath.Join(d.path, name) }

@@ -71,6 +71,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 		b.close()
 		return nil, err
 	}
+	b.started = true
 	return f, nil
 }
 

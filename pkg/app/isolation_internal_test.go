@@ -1,11 +1,14 @@
 package app
 
 import (
+	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -104,6 +107,51 @@ func TestBelow(t *testing.T) {
 	for dir, want := range map[string]string{"/tmp": "/tmp", "/tmp/a/b": "/tmp", "/var/tmp/a": "/var/tmp", "/tmpfs": "", "/": "", "/var": "", "/a/tmp": ""} {
 		if got := below(dir, "/tmp", "/var/tmp"); got != want {
 			t.Errorf("%s is below %q, want %q", dir, got, want)
+		}
+	}
+}
+
+// A preparer that does not start leaves no directory and no cgroup; what was there before stays.
+func TestFailedPreparerLeavesNothing(t *testing.T) {
+	t.Parallel()
+	kept := t.TempDir()
+	mine := filepath.Join(kept, "mine")
+	if err := os.Mkdir(mine, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, dir := range []string{filepath.Join(kept, "a", "b", "own"), mine} {
+		for what, spoil := range map[string]func(*PreparerConfig){
+			"isolation on":  func(c *PreparerConfig) { c.Isolation = IsolationOn }, // a private /tmp would hide the directory
+			"no lifeline":   func(c *PreparerConfig) { c.Lifeline = filepath.Join(kept, "none") },
+			"occupied port": func(c *PreparerConfig) { c.DebugAddr = taken.Addr().String() },
+		} {
+			cfg := PreparerConfig{
+				Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
+				Node:   "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
+				Isolation: IsolationAuto, UserRange: DefaultUserRange, Runtime: RuntimeAuto, API: APIConfig{Addr: "off"},
+				Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second, CheckEvery: time.Second},
+			}
+			spoil(&cfg)
+			p, err := NewPreparer(t.Context(), cfg)
+			if err == nil {
+				p.close()
+				t.Errorf("%s: it started", what)
+			} else if strings.Contains(err.Error(), "is not valid") {
+				t.Errorf("%s: it failed for another reason: %v", what, err)
+			}
+			if left, err := os.ReadDir(kept); err != nil || len(left) != 1 || left[0].Name() != "mine" {
+				t.Errorf("%s: left %v (%v)", what, left, err)
+			}
+			for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+				if _, err := os.Stat(filepath.Join(mount, cgroupName("n1", dir))); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s: its cgroup below %s is left (%v)", what, mount, err)
+				}
+			}
 		}
 	}
 }

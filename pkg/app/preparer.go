@@ -156,11 +156,13 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
+	if isolation.Cgroup != "" {
+		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
+	}
 	if err != nil {
 		return nil, err
 	}
 	if isolation.Cgroup != "" {
-		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
 		// Hooks of a preparer that was killed. Their guards end them too; what is still in there goes with the next hook.
 		hooks := filepath.Join(isolation.Cgroup, preparer.HooksCgroup)
 		_ = errors.Join(isolate.Kill(hooks), isolate.Remove(hooks))
@@ -180,6 +182,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
 	}
+	b.started = err == nil
 	return p, err
 }
 

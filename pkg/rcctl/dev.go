@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -59,25 +60,57 @@ func (t *tool) dev(ctx context.Context, cfg app.DevConfig) error {
 	if cfg.Consul, err = devserver.Find(); err != nil {
 		return err
 	}
-	if cfg.Dir == "" {
-		if cfg.Dir, err = os.MkdirTemp("", "rcfarm-dev-"); err != nil {
+	own, asked := cfg.Dir == "", cfg
+	if own {
+		asked.Dir = filepath.Join(os.TempDir(), devDir)
+	}
+	if err := asked.Validate(); err != nil {
+		return &usageError{command: "rcctl dev", err: err}
+	}
+	if own {
+		if cfg.Dir, err = os.MkdirTemp("", devDir); err != nil {
 			return err
 		}
 		if err = os.Chmod(cfg.Dir, 0o711); err != nil { // pods have users of their own
 			return err
 		}
 	}
-	started := time.Now()
+	started, ready := time.Now(), false
 	cfg.Say = func(line string) { fmt.Fprintln(t.err, line) }
 	cfg.Say(fmt.Sprintf("starting Consul, %d farm(s) and %d preparer(s) in %s", cfg.Farms, cfg.Nodes, cfg.Dir))
 	err = app.RunDev(ctx, cfg, func(s app.DevState) {
+		ready = true
 		fmt.Fprintf(t.out, devReady, time.Since(started).Seconds(), s.ConsulAddr, exe, exe, filepath.Join(cfg.Dir, "logs"))
 	})
+	if own && !ready {
+		if ctx.Err() == nil {
+			t.showLogs(filepath.Join(cfg.Dir, "logs"))
+		}
+		err = errors.Join(err, os.RemoveAll(cfg.Dir))
+	}
 	if app.Clean(err) || errors.Is(err, ctx.Err()) {
 		return nil
 	}
 	return err
 }
+
+// showLogs prints the end of each log of a cluster that did not start, whose directory is about to go.
+func (t *tool) showLogs(dir string) {
+	const tail = 5                                         // lines
+	files, _ := filepath.Glob(filepath.Join(dir, "*.log")) // the pattern is fine
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // what cannot be read cannot be shown
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		for _, line := range lines[max(0, len(lines)-tail):] {
+			if line != "" {
+				fmt.Fprintf(t.err, "%s: %s\n", strings.TrimSuffix(filepath.Base(file), ".log"), line)
+			}
+		}
+	}
+}
+
+// devDir begins the name of a directory that a development cluster makes for itself.
+const devDir = "rcfarm-dev-"
 
 const devReady = `ready after %.1f s. In another terminal:
 
