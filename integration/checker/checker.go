@@ -42,6 +42,7 @@ type Result struct {
 	Entries      int            `json:"entries"`      // of the Raft log
 	Transactions int            `json:"transactions"` // that changed records of rcfarm
 	Restores     int            `json:"restores"`
+	RenewedAfter time.Duration  `json:"renewed_after,omitempty"` // the longest that a restored store kept its nonce, in nanoseconds
 	Wipes        int            `json:"wipes"`                   // of the whole prefix
 	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"` // the longest that anything was found after a wipe, in nanoseconds
 	Trips        int            `json:"trips"`                   // of the mass-stop breaker
@@ -235,6 +236,9 @@ func (j *judgement) remember(w *Write) {
 			}
 		}
 		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
+			if j.restoredAt > j.nonceAt {
+				j.result.RenewedAfter = max(j.result.RenewedAfter, time.Duration(w.At-j.rewound[len(j.rewound)-1].to))
+			}
 			j.nonceAt = w.Index
 			j.silent = j.state.passingPreparers()
 		}

@@ -440,6 +440,28 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
+// How long a restored store kept its nonce is told, by the longest time.
+func TestTheNonceAfterARestore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i, took := range []time.Duration{time.Second, 3 * time.Second, 2 * time.Second} {
+		saved := w.last()
+		w.txn(kv("set", "names/late", "late"))
+		w.restores(saved)
+		w.late += took
+		w.txn(kv("set", "schema", fields{"nonce": fmt.Sprint("n", i+1)}))
+		w.txn(kv("set", "schema", fields{"nonce": fmt.Sprint("m", i+1)})) // renewed without a restore
+		w.late += 5 * time.Second
+	}
+	j := newJudgement(nil, nil)
+	if err := j.replay(w.log, w.events); err != nil {
+		t.Fatal(err)
+	}
+	if after := j.result.RenewedAfter; after.Round(time.Second) != 3*time.Second {
+		t.Errorf("the nonce was new within %s", after)
+	}
+}
+
 // What a node had confirmed before a snapshot was restored is confirmed: it remembers. What it had not is not.
 func TestAStopThatARestoreTookBack(t *testing.T) {
 	t.Parallel()

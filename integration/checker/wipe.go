@@ -46,8 +46,8 @@ func (j *judgement) wipes(w *Write) bool {
 	return false
 }
 
-// wipe notes what runs, of controllers that are not being deleted. What has two copies, is being stopped or upgraded, or runs where no
-// preparer passes, is left out.
+// wipe notes what runs, of controllers that are not being deleted. What has two copies, is being stopped, moved or upgraded, or runs
+// where no preparer passes, is left out.
 func (j *judgement) wipe(w *Write, back int64) {
 	j.result.Wipes++
 	d := &wiped{back: back, ran: map[string]copied{}, silent: map[string]int64{}, missing: map[string]bool{}}
@@ -58,9 +58,9 @@ func (j *judgement) wipe(w *Write, back int64) {
 	out := map[string]bool{}
 	for node, there := range j.nodes.run {
 		for id, e := range there {
-			rc, in := w.before(prefix+"rcs/"+rcOf(id)).controller(), w.before(prefix+"intent/"+node+"/"+id).intent()
+			rc := w.before(prefix + "rcs/" + rcOf(id)).controller()
 			_, twice := d.ran[id]
-			if _, heard := d.silent[node]; !heard || twice || rc == nil || rc.DeletedAt != nil || in == nil || in.State != running || in.Revision != e.Revision {
+			if _, heard := d.silent[node]; !heard || twice || rc == nil || rc.DeletedAt != nil || !w.wasAtRest(id, e) {
 				out[id] = true
 				continue
 			}
@@ -73,6 +73,12 @@ func (j *judgement) wipe(w *Write, back int64) {
 	for id := range d.ran {
 		d.missing[id] = true
 	}
+}
+
+// wasAtRest reports whether a pod that runs was to run just there and so: nothing about it was on its way to a node.
+func (w *Write) wasAtRest(id string, e Event) bool {
+	p, in := w.before(prefix+"pods/"+id).placement(), w.before(prefix+"intent/"+e.Node+"/"+id).intent()
+	return p != nil && p.Node == e.Node && len(p.Ghosts) == 0 && in != nil && in.State == running && in.Revision == e.Revision
 }
 
 // afterWipe follows what becomes of a wiped cluster with each entry of the log.

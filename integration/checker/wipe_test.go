@@ -83,10 +83,20 @@ func TestAfterAWipe(t *testing.T) {
 			w.txn(kv("set", "names/late", "late"))
 			w.ran(stopped, 20)
 		}, ""},
+		"it was moving": {func(w *world) {
+			p := placed("n2", running, 30)
+			p["adopted_at_generation"] = 1
+			w.txn(w.fenced(kv("cas", podKey, p), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
+			if name == "it was moving" {
+				p := placed("n2", running, 20)
+				p["ghosts"] = []fields{{"node": "n1", "revision": 0}}
+				w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+			}
 			w.wiped()
 			c.then(w)
 			w.txn(kv("set", "names/end", "end"))

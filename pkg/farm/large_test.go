@@ -63,7 +63,7 @@ func newJudged(t *testing.T, nodes int) *judged {
 	}))
 	for i := range nodes {
 		n := &simnode.Node{
-			Record: node.Node{Name: fmt.Sprintf("n%d", i), Capacity: node.Capacity{Slots: 60}, Address: "127.0.0.1", CountsDrops: true},
+			Record: node.Node{Name: fmt.Sprintf("n%d", i), Capacity: node.Capacity{Slots: 40}, Address: "127.0.0.1", CountsDrops: true},
 			TTL:    ttl, React: j.react(fmt.Sprintf("n%d", i)),
 		}
 		n.Client, n.Store = j.connect()
@@ -273,7 +273,7 @@ func large(replicas, least int) func(*rc.RC) {
 
 // half is what is left of many pods, and least how many are always available.
 const (
-	many  = 400
+	many  = 300
 	half  = many / 2
 	least = half - 3
 )
@@ -297,7 +297,7 @@ func (j *judged) touch(name string) {
 // available.
 func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, 20)
+	j := newJudged(t, 12)
 	var mu sync.Mutex
 	seen, touched, fallen := 0, 0, 0
 	met := map[pod.Identity]bool{} // the first that a batch stops
@@ -344,16 +344,16 @@ func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 // else has.
 func TestUnknownOutcomesAmongManyBatches(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, 20)
+	j := newJudged(t, 12)
 	batch := 0
 	l := j.line(func() fate {
-		if batch++; batch%5 != 0 || batch > 60 {
+		if batch++; batch%3 != 0 || batch > 36 {
 			return arrives
 		}
-		return []fate{lost, unheard, delayed}[batch/5%3]
+		return []fate{lost, unheard, delayed}[batch/3%3]
 	})
 	stop := j.farmThrough("f1", l, nil)
-	for _, replicas := range []int{600, half} {
+	for _, replicas := range []int{many, half} {
 		j.apply("web", testManifest("web", 0), large(replicas, least))
 		j.converged("web", replicas)
 		l.deliver()
@@ -372,7 +372,7 @@ func TestUnknownOutcomesAmongManyBatches(t *testing.T) {
 // placed, and again while they are stopped.
 func TestAFarmDiesAmongManyBatches(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, 20)
+	j := newJudged(t, 12)
 	var dying [2]*line
 	var stops []func()
 	left := 5 // batches of the one that dies next
@@ -390,7 +390,7 @@ func TestAFarmDiesAmongManyBatches(t *testing.T) {
 	stops = append(stops, j.farmThrough("f2", dying[1], nil))
 	j.converged("web", many)
 	dying[1].mu.Lock()
-	left = 3
+	left = 2
 	dying[1].mu.Unlock()
 	j.apply("web", testManifest("web", 0), large(half, least))
 	dying[1].awaitDeath()

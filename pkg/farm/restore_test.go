@@ -168,6 +168,49 @@ func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 	}
 }
 
+// A snapshot is restored while no farm runs, and the farm that starts then has seen nothing of what was lost. It may place what runs
+// already; the preparers know, and in the end each pod runs once.
+func TestAFarmWithoutAPast(t *testing.T) {
+	t.Parallel()
+	consultest.DespiteHangs(t, func() { testFarmWithoutPast(t) })
+}
+
+func testFarmWithoutPast(t *testing.T) {
+	t.Helper()
+	c := newOwnCluster(t)
+	old := store.Schema{FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
+	c.put(c.store.Keys().Schema(), mustJSON(t, old)) // nothing waits because the nonce is new
+	for i := range 6 {
+		c.node(fmt.Sprintf("n%d", i), nil, nil)
+	}
+	stop := c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(2))
+	c.converged("web", 2)
+	stop()
+	c.apply("web", testManifest("web", 8080), replicas(4))
+	snapshot := c.snapshot()
+	stop = c.farm("f1")
+	c.converged("web", 4)
+	stop()
+	c.restored(consultest.Restore(t.Context(), c.addr, snapshot))
+	before := c.running("web")
+	c.farm("f2")
+	c.apply("web", testManifest("web", 8080), replicas(4)) // what was found is released (R2)
+	c.converged("web", 4)
+	consultest.Eventually(t, soon, func() error {
+		now := c.running("web")
+		for id, on := range now {
+			if len(on) != 1 || id.Index < 2 && on[0] != before[id][0] {
+				return fmt.Errorf("%s ran on %v, now on %v", id, before[id], on)
+			}
+		}
+		if len(now) != 4 {
+			return fmt.Errorf("%d pods run", len(now))
+		}
+		return nil
+	})
+}
+
 // An operator removes the record of a machine that is gone, and a new one takes the name (docs/operating.md): no farm takes that
 // for a store that went back in time.
 func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
