@@ -104,6 +104,9 @@ func aclPolicies(e *env) {
 		}
 	}
 	e.token = managementToken
+	for _, node := range []string{"n1", "n2"} {
+		e.within(limit, func() error { return e.doorsAre(node, "closed") })
+	}
 	e.refusedAll(agent, map[string]string{"farm": farm, "n1": n1, "operator": operator, "reader": reader})
 	e.oneCopyEach()
 
@@ -112,6 +115,14 @@ func aclPolicies(e *env) {
 	if err != nil || found["n1"].Value.Labels.Own != node.LabelStamp(map[string]string{"rack": "z"}) {
 		e.t.Errorf("reservation %+v, %v; its preparer was started with other labels", found["n1"].Value, err)
 	}
+
+	// Rights for whoever bears no token, as pods: the node says so when it asks again.
+	e.put("/v1/acl/token/00000000-0000-0000-0000-000000000002", e.encode(map[string]any{
+		"Policies": []map[string]string{{"ID": e.aclPolicy("", "anonymous", `key_prefix "rcfarm/" { policy = "write" }`)}},
+	}))
+	p1.kill()
+	p1.startAgain()
+	e.within(limit, func() error { return e.doorsAre("n1", "open") })
 
 	// The last things that each of them does.
 	e.token = operator
@@ -124,6 +135,14 @@ func aclPolicies(e *env) {
 			e.t.Errorf("%s was refused something that it needs", d.name)
 		}
 	}
+}
+
+// doorsAre returns an error unless a node says this of what its pods may do at Consul.
+func (e *env) doorsAre(name, want string) error {
+	if v := e.nodeView(name); v.Anonymous != want || v.Shut {
+		return fmt.Errorf("node %s says %q, shut: %t; want %q", name, v.Anonymous, v.Shut, want)
+	}
+	return nil
 }
 
 // refusedAll tries, with each token, what only others may do.

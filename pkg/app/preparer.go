@@ -173,7 +173,12 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	b.undo = append(b.undo, p.api.Close)
 	record.API, record.Isolation = p.api.URL(), isolation.String()
 	reg := obs.NewRegistry()
+	var doors preparer.Doors // whoever keeps no pods apart can keep none from the preparer's token, either
+	if cfg.Isolation != IsolationOff {
+		doors = b.store
+	}
 	p.agent, err = preparer.New(preparer.Config{
+		Doors: doors, Strict: cfg.Isolation == IsolationOn,
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,

@@ -64,6 +64,8 @@ type Client struct {
 	timeout time.Duration
 	pools   []*http.Transport
 	source  *tokenSource
+	web     *http.Client // what api sends its requests with
+	base    string       // URL of the agent
 	past    past
 }
 
@@ -125,6 +127,7 @@ func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
+	c.web, c.base = conf.HttpClient, conf.Scheme+"://"+conf.Address+conf.PathPrefix
 	c.pools = append(c.pools, conf.Transport)
 	return client, nil
 }

@@ -97,6 +97,9 @@ func readToken(file string) (string, error) {
 	return words[0], nil
 }
 
+// withoutToken is the key of a context whose requests bear no token.
+type withoutToken struct{}
+
 // bearer puts the present token on each request.
 type bearer struct {
 	source *tokenSource
@@ -105,12 +108,15 @@ type bearer struct {
 
 // RoundTrip implements http.RoundTripper.
 func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
-	token, err := b.source.current()
-	if err != nil {
-		if req.Body != nil {
-			_ = req.Body.Close() // as a RoundTripper must
+	var token string
+	if req.Context().Value(withoutToken{}) == nil {
+		var err error
+		if token, err = b.source.current(); err != nil {
+			if req.Body != nil {
+				_ = req.Body.Close() // as a RoundTripper must
+			}
+			return nil, err
 		}
-		return nil, err
 	}
 	req = req.Clone(req.Context())
 	req.Header.Del(aclHeader)

@@ -33,6 +33,11 @@ type Node struct {
 	// Isolation is what pods of the node have of their own: "none", or some of "users,cgroup,tmp"; "refused": they should have
 	// users and cannot, so that none is started. Empty: an older preparer, which does not say.
 	Isolation string `json:"isolation,omitempty"`
+	// Anonymous says what requests without a token, which pods can make, may do at the machine's Consul agent: one of the constants.
+	// Empty: nobody asked.
+	Anonymous string `json:"anonymous,omitempty"`
+	// Shut: the preparer takes no new intents because of that.
+	Shut bool `json:"shut,omitempty"`
 	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or
 	// after the cluster's nonce renew that.
 	Regressed string `json:"regressed,omitempty"`
@@ -44,6 +49,13 @@ type Node struct {
 	Orphans        []pod.Orphan `json:"orphans,omitempty"`
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
 }
+
+// What requests without a token may do.
+const (
+	AnonymousClosed  = "closed"  // nothing that matters
+	AnonymousOpen    = "open"    // have programs started, or keep the preparer from its work
+	AnonymousUnknown = "unknown" // Consul has not said yet
+)
 
 // Capacity is what a node offers to pods. A zero CPU or Memory means that it is not limited.
 type Capacity struct {

@@ -17,6 +17,8 @@ type World struct {
 	Unreadable map[pod.Identity]bool
 	// Stops are the indices of the intents that say `stopped`.
 	Stops map[pod.Identity]uint64
+	// Shut: whoever wrote an intent may have been a pod, so that none is accepted.
+	Shut bool
 }
 
 // Local is what the node has accepted for one identity.
@@ -31,6 +33,7 @@ type Verdict string
 
 // The verdicts. None but Accept leads to any process being stopped (P4).
 const (
+	Bar     Verdict = "bar"     // the intent would be accepted, and the node is shut: the pod stays as it is
 	Leave   Verdict = "leave"   // nothing can be said; everything stays as it is
 	Accept  Verdict = "accept"  // the intent is newer than everything accepted before: carry it out
 	Agree   Verdict = "agree"   // the intent is the accepted one
@@ -64,6 +67,8 @@ func Decide(w World, local map[pod.Identity]Local) []Decision {
 		switch {
 		case w.Unreadable[id]:
 			out[i].Verdict = Leave
+		case asked && (!known || in.Revision > l.Revision) && w.Shut:
+			out[i].Verdict = Bar
 		case asked && (!known || in.Revision > l.Revision):
 			out[i].Verdict = Accept
 		case asked:

@@ -25,12 +25,19 @@ func TestDecide(t *testing.T) {
 		intent     *pod.Intent
 		local      *Local
 		unreadable bool
+		shut       bool
 		want       Verdict
 	}{
 		"new":                           {intent: running(1), want: Accept},
 		"stop of one never seen":        {intent: stopped(1), want: Accept},
 		"newer":                         {intent: running(6), local: runs, want: Accept},
 		"newer stop":                    {intent: stopped(6), local: runs, want: Accept},
+		"new, shut":                     {intent: running(1), shut: true, want: Bar},
+		"newer, shut":                   {intent: running(6), local: runs, shut: true, want: Bar},
+		"newer stop, shut":              {intent: stopped(6), local: runs, shut: true, want: Bar},
+		"same, shut":                    {intent: running(5), local: runs, shut: true, want: Agree},
+		"missing, shut":                 {local: runs, shut: true, want: Orphan},
+		"missing when stopped, shut":    {local: buried, shut: true, want: Gone},
 		"same":                          {intent: running(5), local: runs, want: Agree},
 		"stop at the same revision":     {intent: stopped(5), local: runs, want: Agree},
 		"older":                         {intent: running(4), local: runs, want: Regress},
@@ -51,7 +58,7 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := World{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{ident(0): c.unreadable}}
+			w := World{Known: true, Shut: c.shut, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{ident(0): c.unreadable}}
 			local := map[pod.Identity]Local{}
 			if c.intent != nil {
 				w.Intents[ident(0)] = *c.intent

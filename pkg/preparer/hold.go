@@ -198,6 +198,7 @@ func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) 
 	defer p.mu.Unlock()
 	n = p.cfg.Node
 	n.Nonce = ""
+	n.Anonymous, n.Shut = p.doors, p.shut()
 	if p.nonce <= p.regressed {
 		n.Regressed = p.regressed // until a farm has answered with a newer nonce
 	}

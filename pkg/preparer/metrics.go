@@ -11,7 +11,7 @@ import (
 type Metrics struct {
 	pods                        *prometheus.GaugeVec
 	orphans, holding, connected prometheus.Gauge
-	nameRefused, reserve        prometheus.Gauge
+	nameRefused, reserve, open  prometheus.Gauge
 	restarts, written, failures prometheus.Counter
 	hookFailures                prometheus.Counter
 
@@ -41,6 +41,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		holding:     gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
 		connected:   gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
 		nameRefused: gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
+		open:        gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node."),
 		reserve:     gauge("reserve_bytes", "What is set aside on the disk for records, should it be full."),
 		restarts:    counter("restarts_total", "Processes of pods that were started again after they had ended."),
 		written:     counter("realities_written_total", "Reports about pods that were written to Consul."),
@@ -56,7 +57,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	for _, state := range podStates {
 		m.pods.WithLabelValues(string(state))
 	}
-	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.nameRefused, m.reserve, m.restarts, m.written, m.failures, m.hookFailures)
+	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.nameRefused, m.reserve, m.open, m.restarts, m.written, m.failures, m.hookFailures)
 	reg.MustRegister(m.artifactBytes, m.artifactsBroken, m.artifactsPruned, m.artifactsRestored)
 	return m
 }
@@ -86,6 +87,13 @@ func (m *Metrics) stands(holding, known bool) {
 func (m *Metrics) refused(yes bool) {
 	if m != nil {
 		m.nameRefused.Set(flag(yes))
+	}
+}
+
+// opened publishes whether pods may do at Consul what they should not.
+func (m *Metrics) opened(yes bool) {
+	if m != nil {
+		m.open.Set(flag(yes))
 	}
 }
 

@@ -206,6 +206,8 @@ func standOut(r *pod.Reality, s standing) {
 		}
 	case Regress:
 		text = fmt.Sprintf("regressed: its intent has revision %d, but revision %d was applied; it keeps running as applied", s.revision, r.Revision)
+	case Bar:
+		text = fmt.Sprintf("revision %d is not taken: pods can write to Consul without a token, and this node runs with --isolation on; it stays as it is", s.revision)
 	case Refuse:
 		text = fmt.Sprintf("refused to run revision %d: it was stopped at revision %d; use a higher one", s.revision, r.Revision)
 	default:

@@ -102,6 +102,9 @@ const (
 	DefaultPruneArtifacts = time.Hour
 
 	DefaultConfirmLoss = 5 * time.Second
+
+	DefaultAskDoors = 24 * time.Hour
+	DefaultAskAgain = time.Minute
 )
 
 // Config is what New needs. Zero values mean the defaults above.
@@ -117,6 +120,8 @@ type Config struct {
 	Services  Services
 	State     State // nil: a Disk in Dir/pods
 	Trust     Trust // nil: every manifest may run
+	Doors     Doors // nil: nobody asks what pods may do at Consul
+	Strict    bool  // no new intents while they may do anything, or nobody knows
 	Log       obs.Logger
 	Metrics   *Metrics // nil: nothing is counted
 
@@ -132,6 +137,8 @@ type Config struct {
 	TakeOver bool
 	// ConfirmLoss is the time between two answers of Consul that the name was taken over from this host, before its pods stop.
 	ConfirmLoss time.Duration
+	AskDoors    time.Duration // between two looks at what pods may do at Consul
+	AskAgain    time.Duration // between two while nobody knows, or nothing is taken because of it
 
 	Isolation Isolation // what keeps pods apart
 	HooksDir  string    // absolute: the node's own hooks; empty: it has none
@@ -196,6 +203,8 @@ func (c *Config) setDefaults() {
 	orDefault(&c.CheckArtifacts, DefaultCheckArtifacts)
 	orDefault(&c.PruneArtifacts, DefaultPruneArtifacts)
 	orDefault(&c.ConfirmLoss, DefaultConfirmLoss)
+	orDefault(&c.AskDoors, DefaultAskDoors)
+	orDefault(&c.AskAgain, DefaultAskAgain)
 	if c.Programs == nil {
 		c.Programs = oneshot.Runner{}
 	}
@@ -251,6 +260,7 @@ type Preparer struct {
 	regressed   string   // the newest nonce when the store was last seen to go back in time
 	contact     contact
 	name        name
+	doors       string // what requests without a token may do, as in the node's record; empty: nobody asks
 	vouched     string // TokenID with which the services of all pods were registered
 	nextLook    *look  // that nobody carries out yet; nil when nobody waits for one
 }
@@ -282,6 +292,9 @@ func New(cfg Config) (*Preparer, error) {
 		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(), litter: newSignal(),
 	}
 	p.trouble = newTrouble(p.log)
+	if cfg.Doors != nil {
+		p.doors = node.AnonymousUnknown
+	}
 	if p.contact, err = openContact(cfg.Dir, reserve); err != nil {
 		return nil, err
 	}
@@ -318,6 +331,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.checkArtifacts(ctx) })
+	parts.Go(func() { p.watchDoors(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -348,7 +362,9 @@ func (p *Preparer) decide() {
 	for id, e := range p.pods {
 		local[id] = e.local()
 	}
-	for _, d := range Decide(p.world, local) {
+	world := p.world
+	world.Shut = p.shut()
+	for _, d := range Decide(world, local) {
 		p.apply(d)
 	}
 	p.seen.raise()

@@ -34,6 +34,8 @@ type NodeView struct {
 	Used           Usage             `json:"used"` // reserved
 	Orphans        int               `json:"orphans"`
 	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/operating.md
+	Anonymous      string            `json:"anonymous,omitempty"` // what its pods may do at Consul without a token: closed, open or unknown
+	Shut           bool              `json:"shut,omitempty"`      // it takes no new intents because of that
 	Version        string            `json:"version"`
 }
 
@@ -52,7 +54,9 @@ func (t *tool) nodesCommand() *cli.Command {
 more, unmanaged (the preparer is gone, the machine is not: pods count as last reported) or lost (the machine is
 gone). It is silent while Consul takes the preparer for alive, and it has not written as it should: Consul may refuse
 its token. HEARD is how long ago it wrote last. OPEN is yes, cordoned (nothing new is placed) or drained (its pods are moved away, too). SLOTS is
-reserved/offered pods. A label that an operator has set ends with *. ORPHANS are pods that run without a placement.
+reserved/offered pods. A label that an operator has set ends with *. CONSUL is open where
+pods may write there without a token, so that they can have any program started, closed where they may not, and shut where the node
+takes no new intents because they may, or nobody knows. ORPHANS are pods that run without a placement.
 
 Examples:
   rcctl nodes
@@ -180,6 +184,14 @@ func (v *NodeView) aliveText() string {
 	}
 }
 
+// consulText says in one word what pods of the node may do at Consul without a token.
+func (v *NodeView) consulText() string {
+	if v.Shut {
+		return "shut"
+	}
+	return v.Anonymous
+}
+
 // openText says in one word whether operators let pods onto the node.
 func (v *NodeView) openText() string {
 	switch {
@@ -207,7 +219,7 @@ func joinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
 			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Closed(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
-			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation,
+			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Shut: view.Shut,
 		}
 		for _, h := range taken[view.Name].Holders {
 			n.Used.Slots++
@@ -226,7 +238,7 @@ func writeNodes(w io.Writer, views []NodeView, now time.Time, colours bool) erro
 		return err
 	}
 	tb := table{
-		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "VERSION", "LABELS"},
+		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour {
 			if alive == "yes" {
 				return green
@@ -245,7 +257,7 @@ func writeNodes(w io.Writer, views []NodeView, now time.Time, colours bool) erro
 		}
 		tb.rows = append(tb.rows, []string{
 			v.Name, v.aliveText(), heardText(v.Heard, now), v.openText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
-			fmt.Sprint(v.Orphans), v.Isolation, v.Version, labelText(labels),
+			fmt.Sprint(v.Orphans), v.Isolation, v.consulText(), v.Version, labelText(labels),
 		})
 	}
 	return tb.write(w, colours)
