@@ -31,7 +31,7 @@ type Reads interface {
 // ClusterReads are what Consul itself knows of nodes.
 type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
-	NodeHeld(ctx context.Context, nodeName string) (index uint64, held bool, err error)
+	NodesHeld(ctx context.Context, names []string) (map[string]store.Hold, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 }
 
@@ -143,6 +143,10 @@ func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error
 // count that somebody asked to be swept, or that have a placement by now.
 func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
 	swept := map[store.At]bool{}
+	about, err := c.readAbout(ctx, requests)
+	if err != nil {
+		return err
+	}
 	for _, rec := range requests {
 		r := rec.Value
 		if c.phantom && r.Kind == store.SweepOrphan {
@@ -153,23 +157,15 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 		asked := reconcile.Request{ID: r.ID, Node: r.Node, Pod: r.Pod}
 		switch r.Kind {
 		case store.ForgetPod:
-			// What is watched may be older than the operator's word, or than the node's return.
-			index, held, err := c.farm.cfg.Store.NodeHeld(ctx, r.Node)
-			if err != nil {
-				return err
-			}
-			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, held, index, r.NodeIndex
+			hold := about.holds[r.Node]
+			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, hold.Held, hold.Index, r.NodeIndex
 		case store.SweepOrphan: // there is a record again
 		case store.RepairReservation:
 			c.checkDeeply() // in the next pass: shares may be missing, too
-			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: []string{r.Node}}, false)
-			if err != nil {
-				return err
-			}
-			if e := d.Unreadable[r.Node]; e != nil {
+			if e := about.Unreadable[r.Node]; e != nil {
 				asked.Waits = "a request to repair a reservation waits: " + e.Error()
 			}
-			for _, h := range d.Reservations[r.Node].Value.Holders {
+			for _, h := range about.Reservations[r.Node].Value.Holders {
 				if h.Pod.RCID == c.ID {
 					s.Leaks = append(s.Leaks, reconcile.Leak{Node: r.Node, Pod: h.Pod})
 				}
@@ -186,11 +182,34 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 		s.Orphans = slices.DeleteFunc(slices.Clone(s.Orphans), func(o reconcile.Orphan) bool {
 			return !swept[store.At{Node: o.Node, Identity: o.Identity}] && !placed[o.Identity]
 		})
-		var err error
 		s.Orphans, err = c.stillThere(ctx, s.Orphans)
-		return err
 	}
-	return nil
+	return err
+}
+
+// aboutRequests is what is read because operators ask for something.
+type aboutRequests struct {
+	store.Details
+	holds map[string]store.Hold // of the nodes on which pods are to be forgotten
+}
+
+// readAbout reads what requests are about. What is watched of nodes may be older than the operator's word, or than the node's return.
+func (c *ReplicationController) readAbout(ctx context.Context, requests []store.Rec[store.Request]) (about aboutRequests, err error) {
+	nodes := map[store.RequestKind]map[string]bool{store.ForgetPod: {}, store.SweepOrphan: {}, store.RepairReservation: {}}
+	for i := range requests {
+		if of := nodes[requests[i].Value.Kind]; of != nil {
+			of[requests[i].Value.Node] = true
+		}
+	}
+	if dead := slices.Sorted(maps.Keys(nodes[store.ForgetPod])); len(dead) > 0 {
+		if about.holds, err = c.farm.cfg.Store.NodesHeld(ctx, dead); err != nil {
+			return about, err
+		}
+	}
+	if leaky := slices.Sorted(maps.Keys(nodes[store.RepairReservation])); len(leaky) > 0 {
+		about.Details, err = c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: leaky}, false)
+	}
+	return about, err
 }
 
 // stillThere reads again whether nodes run what they were seen to. A sweep adopts an orphan, which may start it, and has it

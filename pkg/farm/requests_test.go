@@ -113,3 +113,39 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	})
 	c.converged("web", 1)
 }
+
+// A declaration about a whole machine leaves hundreds of requests, and several may be declared gone at once: who holds their nodes is
+// read together.
+func TestHoldsAreReadTogether(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.heldIs("n1", true)
+	c.visit("n2")
+	names := []string{"n1", "n2"}
+	for i := range 198 {
+		names = append(names, fmt.Sprintf("never-seen-%d", i))
+	}
+	proxy := consultest.StartProxy(t, c.addr)
+	client, err := consul.New(consul.Config{Address: proxy.Addr, CallTimeout: soon})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	holds, err := store.New(client, c.store.Keys()).NodesHeld(t.Context(), names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := proxy.Seen(); n != 2 || len(holds) != len(names) {
+		t.Errorf("%d requests, %d holds", n, len(holds))
+	}
+	if !holds["n1"].Held || holds["n2"].Held {
+		t.Errorf("n1 %+v, n2 %+v", holds["n1"], holds["n2"])
+	}
+	for _, name := range names[1:4] { // a living preparer writes its record again
+		index, held, err := c.store.NodeHeld(t.Context(), name)
+		if want := (store.Hold{Index: index, Held: held}); err != nil || holds[name] != want || (index != 0) != (name == "n2") {
+			t.Errorf("%s: %+v, alone %+v, %v", name, holds[name], want, err)
+		}
+	}
+}
