@@ -67,7 +67,8 @@ func (s *situation) summary(state string) string {
 	if s.status != nil {
 		available = s.status.Available
 	}
-	if state == string(rc.Converged) || state == string(rc.Misplaced) && s.is(rc.Converged) {
+	asItShould := state == string(rc.Converged) || s.is(rc.Converged) && (state == string(rc.Misplaced) || state == string(rc.RequestVoid))
+	if asItShould {
 		return fmt.Sprintf("It has converged: %d of %s available.", available, replicas(s.rc.Desired()))
 	}
 	return fmt.Sprintf("It has not converged (%s): %d of %s available, %d placed.", state, available, replicas(s.rc.Desired()), s.running())
@@ -200,6 +201,12 @@ func (s *situation) held() []Cause {
 		causes = append(causes, Cause{
 			"Pods stay on nodes that its selector does not match: " + s.why(rc.Misplaced) + ".",
 			"Label the nodes as they were, or change node_selector. A pod of a static controller leaves with: rcctl node drain NODE --deadline 0s --force",
+		})
+	}
+	if s.is(rc.RequestVoid) {
+		causes = append(causes, Cause{
+			"What an operator asked for was not carried out: " + s.why(rc.RequestVoid) + ".",
+			"Look at its pods (rcctl pods --rc " + s.rc.Name + "). If one is gone for good all the same, ask again: rcctl pod forget POD --node NODE",
 		})
 	}
 	if s.is(rc.Regressed) {

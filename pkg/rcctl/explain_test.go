@@ -159,6 +159,9 @@ func explainCases() map[string]struct {
 		"misplaced": {func(s *situation) {
 			s.status.Conditions = append(s.status.Conditions, rc.Condition{Type: rc.Misplaced, True: true, Reason: "main.0 stays on n1: static"})
 		}, []string{"It has converged: 2 of 2", "does not match: main.0 stays on n1: static.", "Label the nodes as they were"}, ""},
+		"a void request": {func(s *situation) {
+			s.status.Conditions = append(s.status.Conditions, rc.Condition{Type: rc.RequestVoid, True: true, Reason: "main.0 on n1: its node was back"})
+		}, []string{"It has converged: 2 of 2", "was not carried out: main.0 on n1: its node was back.", "rcctl pods --rc web", "rcctl pod forget POD --node NODE"}, ""},
 		"moving": {
 			func(s *situation) { s.placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} },
 			[]string{"web-main-0 moves from node n2, where it runs on, to n1.", "within 2m10s it goes back"},
