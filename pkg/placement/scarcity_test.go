@@ -48,6 +48,26 @@ func TestPausesGrow(t *testing.T) {
 	}
 }
 
+// A shape is remembered for an hour after somebody asked for it: then its pauses go on where they were, later they begin anew.
+func TestAShapeIsRememberedForAnHour(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]time.Duration{
+		time.Minute: 2 * placement.FirstPause, time.Hour: 2 * placement.FirstPause, time.Hour + 1: placement.FirstPause,
+	} {
+		var s placement.Scarcity
+		now := time.Unix(1_700_000_000, 0)
+		s.Begin(big, now)
+		s.Short(big, now, 10_000, nil)
+		now = now.Add(after)
+		s.Begin(small, now)
+		s.Short(small, now, 10_000, nil) // which forgets what nobody asks for
+		s.Begin(big, now)
+		if pause := s.Short(big, now, 10_000, nil); pause != want {
+			t.Errorf("asked for again after %s: it pauses for %s, want %s", after, pause, want)
+		}
+	}
+}
+
 // What happens to a node is looked at once, and at once; what happens during a look is for the next one.
 func TestNewsIsLookedAtOnce(t *testing.T) {
 	t.Parallel()
