@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
@@ -35,18 +37,20 @@ func NewDisk(dir string, reserve *durable.Reserve) (*Disk, error) {
 	return &Disk{files: &durable.Records{Dir: dir, Reserve: reserve}}, nil
 }
 
-// Load reads all records. A file whose content is no record is set aside under another name, and reported, one error each:
-// it must not keep the others from running. The last result is about the disk: where a file cannot be read at all, or the
-// directory, nobody knows what the node was told, and nothing is changed. Reading may work later.
-func (d *Disk) Load() ([]Record, []error, error) {
+// Load reads all records. A file whose content is no record, or that the disk does not give, is set aside under another name, and
+// reported, one error each: it must not keep the others from running. The last result is about the whole: where the directory cannot be
+// read, or the disk gives none of its files, nobody knows what the node was told, and nothing is changed. Reading may work later.
+func (d *Disk) Load() (records []Record, bad []error, err error) {
 	entries, err := os.ReadDir(d.files.Dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read directory of pod records: %w", err)
 	}
-	var (
-		records []Record
-		bad     []error
-	)
+	type unreadable struct {
+		name string
+		err  error
+	}
+	var aside []unreadable
+	var lost error
 	for _, entry := range entries {
 		name := filepath.Join(d.files.Dir, entry.Name())
 		switch {
@@ -56,19 +60,29 @@ func (d *Disk) Load() ([]Record, []error, error) {
 			}
 		case strings.HasSuffix(name, recordSuffix):
 			rec, err := d.read(name)
-			var garbage *garbageError
-			if err != nil && !errors.As(err, &garbage) {
+			switch garbage := (*garbageError)(nil); {
+			case err == nil:
+				records = append(records, rec)
+			case errors.As(err, &garbage):
+				aside = append(aside, unreadable{name, err})
+			case slices.ContainsFunc(ofOneFile, func(e error) bool { return errors.Is(err, e) }):
+				aside, lost = append(aside, unreadable{name, err}), err
+			default: // too many open files, say: the next one will be no different
 				return nil, nil, err
 			}
-			if err != nil {
-				bad = append(bad, errors.Join(err, d.setAside(name)))
-				continue
-			}
-			records = append(records, rec)
 		}
+	}
+	if len(records) == 0 && lost != nil {
+		return nil, nil, lost
+	}
+	for _, u := range aside {
+		bad = append(bad, errors.Join(u.err, d.setAside(u.name)))
 	}
 	return records, bad, nil
 }
+
+// ofOneFile are the errors of a disk, or of a file system with a wrong checksum, that concern one file.
+var ofOneFile = []error{syscall.EIO, syscall.EBADMSG, syscall.EUCLEAN, syscall.EISDIR}
 
 func (d *Disk) read(name string) (Record, error) {
 	var rec Record

@@ -265,9 +265,9 @@ type Preparer struct {
 	nextLook    *look  // that nobody carries out yet; nil when nobody waits for one
 }
 
-// New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and
-// logged. A disk that does not give them is an error: a preparer that does not know what it was told would rebuild pods from
-// the runtime, forget what was stopped, and write over what may be readable later. Pods run on without it.
+// New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
+// is an error: a preparer that knows nothing of what it was told would rebuild all pods from the runtime, and forget what was stopped.
+// Pods run on without it.
 func New(cfg Config) (*Preparer, error) {
 	cfg.setDefaults()
 	if err := cfg.validate(); err != nil {
