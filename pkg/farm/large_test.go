@@ -41,6 +41,9 @@ type judged struct {
 	file   *os.File
 }
 
+// patient is how long sessions last, and how long is waited: these tests are work for a machine that may be busy with others.
+const patient = 5 * time.Minute
+
 // judgedLog makes a server keep its log whole, in a format that the checker reads, and lets many nodes connect from one address.
 const judgedLog = `{"raft_logstore": {"backend": "boltdb"}, "raft_snapshot_threshold": 100000000, "raft_trailing_logs": 100000000,
 	"limits": {"http_max_conns_per_client": 2000}}`
@@ -64,7 +67,7 @@ func newJudged(t *testing.T, nodes int) *judged {
 	for i := range nodes {
 		n := &simnode.Node{
 			Record: node.Node{Name: fmt.Sprintf("n%d", i), Capacity: node.Capacity{Slots: 40}, Address: "127.0.0.1", CountsDrops: true},
-			TTL:    ttl, React: j.react(fmt.Sprintf("n%d", i)),
+			TTL:    patient, React: j.react(fmt.Sprintf("n%d", i)),
 		}
 		n.Client, n.Store = j.connect()
 		j.nodes[n.Record.Name] = n
@@ -225,15 +228,31 @@ func (l *line) deliver() {
 	}
 }
 
-// awaitDeath returns when the machine of the farm has died, and with it its connections.
-func (l *line) awaitDeath() {
-	l.t.Helper()
+// dies returns when the machine of the farm behind a line has died, and its session has ended, which would take its time.
+func (j *judged) dies(l *line) {
+	j.t.Helper()
 	select {
 	case <-l.died:
-	case <-time.After(soon):
-		l.t.Fatal("the farm has not got so far")
+	case <-time.After(patient):
+		j.t.Fatal("the farm has not got so far")
 	}
 	l.CloseClientConnections()
+	lock, err := j.client.Get(j.t.Context(), j.store.Keys().Lock("web"), consul.Consistent)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(j.t.Context(), http.MethodPut, "http://"+j.addr+"/v1/session/destroy/"+lock.Session, nil)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		j.t.Fatalf("end session %q: status %d", lock.Session, resp.StatusCode)
+	}
 }
 
 // farmThrough runs a farm whose requests go through a line.
@@ -252,7 +271,7 @@ func (j *judged) farmThrough(id string, l *line, commit func(*store.Batch) error
 	}
 	j.t.Cleanup(client.Close)
 	st := store.New(client, j.store.Keys())
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: 2 * time.Second, Journal: &simnode.Journal{}}
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: patient, Journal: &simnode.Journal{}}
 	return j.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			return farm.NewFarm(farm.Config{
@@ -308,9 +327,9 @@ func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 			touched++
 			j.touch(b.Reservations[0].Node)
 		}
-		if stopped := stops(b); len(stopped) > 0 && !met[stopped[0]] && fallen < 12 {
+		if stopped := stops(b); len(stopped) > 0 && !met[stopped[0]] && fallen < 20 {
 			met[stopped[0]] = true // once, however often it is tried
-			for range 3 {
+			for range 5 {
 				j.amend(replica(fallen), pod.StateUnhealthy, false)
 				fallen++
 			}
@@ -318,9 +337,9 @@ func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 		return nil
 	})
 	j.apply("web", testManifest("web", 0), large(many, least))
-	j.converged("web", many)
+	j.convergedWithin(patient, "web", many)
 	j.apply("web", testManifest("web", 0), large(half, least))
-	consultest.Eventually(t, soon, func() error {
+	consultest.Eventually(t, patient, func() error {
 		if n := len(j.running("web")); n != half {
 			return fmt.Errorf("%d run", n)
 		}
@@ -333,9 +352,9 @@ func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 		}
 	}
 	mu.Unlock()
-	j.converged("web", half)
+	j.convergedWithin(patient, "web", half)
 	j.judge(stop)
-	if touched < 5 || fallen < 6 {
+	if touched < 5 || fallen < 10 {
 		t.Errorf("%d batches of %d were to be refused, %d pods fell", touched, seen, fallen)
 	}
 }
@@ -355,10 +374,10 @@ func TestUnknownOutcomesAmongManyBatches(t *testing.T) {
 	stop := j.farmThrough("f1", l, nil)
 	for _, replicas := range []int{many, half} {
 		j.apply("web", testManifest("web", 0), large(replicas, least))
-		j.converged("web", replicas)
+		j.convergedWithin(patient, "web", replicas)
 		l.deliver()
 	}
-	j.converged("web", half)
+	j.convergedWithin(patient, "web", half)
 	j.judge(stop)
 	for _, f := range []fate{lost, unheard, delayed} {
 		if l.met[f] == 0 {
@@ -386,15 +405,15 @@ func TestAFarmDiesAmongManyBatches(t *testing.T) {
 	}
 	stops = append(stops, j.farmThrough("f1", dying[0], nil))
 	j.apply("web", testManifest("web", 0), large(many, least))
-	dying[0].awaitDeath()
+	j.dies(dying[0])
 	stops = append(stops, j.farmThrough("f2", dying[1], nil))
-	j.converged("web", many)
+	j.convergedWithin(patient, "web", many)
 	dying[1].mu.Lock()
 	left = 2
 	dying[1].mu.Unlock()
 	j.apply("web", testManifest("web", 0), large(half, least))
-	dying[1].awaitDeath()
+	j.dies(dying[1])
 	stops = append(stops, j.farmThrough("f3", nil, nil))
-	j.converged("web", half)
+	j.convergedWithin(patient, "web", half)
 	j.judge(stops...)
 }

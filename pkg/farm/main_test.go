@@ -161,7 +161,12 @@ func replicas(n int) func(*rc.RC) {
 // converged waits for the status that says so for the record's generation, and for exactly n pods running on the nodes.
 func (c *cluster) converged(id string, n int) {
 	c.t.Helper()
-	consultest.Eventually(c.t, soon, func() error {
+	c.convergedWithin(soon, id, n)
+}
+
+func (c *cluster) convergedWithin(limit time.Duration, id string, n int) {
+	c.t.Helper()
+	consultest.Eventually(c.t, limit, func() error {
 		rec, err := c.store.RC(c.t.Context(), id, true)
 		if err != nil {
 			return err
