@@ -17,8 +17,11 @@ import (
 func TestAnonymous(t *testing.T) {
 	t.Parallel()
 	rights := []consul.Right{
-		{Resource: "key", Segment: "anon/rcs/x", Access: "write"}, {Resource: "key", Segment: "other/x", Access: "write"}, {Resource: "acl", Access: "write"},
-		{Resource: "session", Segment: "here", Access: "write"}, {Resource: "service", Segment: "web", Access: "write"},
+		{Resource: "key", Segment: "anon/rcs/x", Access: "write"},
+		{Resource: "key", Segment: "other/x", Access: "write"},
+		{Resource: "acl", Access: "write"},
+		{Resource: "session", Segment: "here", Access: "write"},
+		{Resource: "service", Segment: "web", Access: "write"},
 	}
 	open, _, _ := setup(t)
 	if got, err := open.Anonymous(t.Context(), rights); err != nil || !slices.Equal(got, rights) {
