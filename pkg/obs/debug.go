@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,15 +16,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/listen"
 )
 
 // DebugOff is the address that means that there is no debug server.
 const DebugOff = "off"
 
-// Limits of the debug server. There is none on writing: a CPU profile takes as long as it was asked to.
+// Limits of the debug server: whoever is on the machine may ask it.
 const (
+	debugConns         = 64 // open at once
 	debugHeaderTimeout = 5 * time.Second
-	debugEndLimit      = time.Second // how long requests under way may take when the daemon ends
+	debugIdleTimeout   = 30 * time.Second // of a connection between two requests
+	debugLimit         = 10 * time.Second // of one request and its answer, besides what a profile was asked to take
+	debugMaxProfile    = 5 * time.Minute  // what a profile may be asked to take
+	debugProfiles      = 2                // made at once
+	debugEndLimit      = time.Second      // how long requests under way may take when the daemon ends
 )
 
 // DebugConfig says what a daemon shows of itself.
@@ -99,10 +106,10 @@ func (s *DebugServer) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	srv := &http.Server{Handler: s.handler(), ReadHeaderTimeout: debugHeaderTimeout}
+	srv := &http.Server{Handler: limitTime(s.handler()), ReadHeaderTimeout: debugHeaderTimeout, IdleTimeout: debugIdleTimeout, ConnContext: listen.Context}
 	s.cfg.Log.WithField(Address, s.Addr()).Info("debug server listens")
 	served := make(chan error, 1)
-	go func() { served <- srv.Serve(s.listener) }()
+	go func() { served <- srv.Serve(listen.Limit(s.listener, debugConns)) }()
 	select {
 	case err := <-served:
 		return fmt.Errorf("debug server: %w", err)
@@ -130,11 +137,47 @@ func (s *DebugServer) handler() http.Handler {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	slots := make(chan struct{}, debugProfiles)
+	for path, profile := range map[string]http.HandlerFunc{
+		"": pprof.Index, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
+	} {
+		mux.HandleFunc("/debug/pprof/"+path, func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+				profile(w, r)
+			default:
+				w.Header().Set("Connection", "close")
+				http.Error(w, fmt.Sprintf("%d profiles are being made already; try again later", debugProfiles), http.StatusTooManyRequests)
+			}
+		})
+	}
 	return mux
+}
+
+// limitTime bounds how long a request may take, so that nobody can hold a connection for good.
+func limitTime(serve http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer listen.Serving(r.Context())()
+		limit := debugLimit
+		if text := r.URL.Query().Get("seconds"); text != "" {
+			seconds, err := strconv.ParseFloat(text, 64)
+			if err != nil || !(seconds >= 0 && seconds <= debugMaxProfile.Seconds()) {
+				w.Header().Set("Connection", "close")
+				http.Error(w, fmt.Sprintf("seconds: %q is not valid; allowed: 0 to %.0f", text, debugMaxProfile.Seconds()), http.StatusBadRequest)
+				return
+			}
+			limit += time.Duration(seconds * float64(time.Second))
+		} else if strings.HasSuffix(r.URL.Path, "/profile") {
+			limit += 30 * time.Second // what pprof takes where nothing is said
+		}
+		answer, end := http.NewResponseController(w), time.Now().Add(limit)
+		if err := errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		serve.ServeHTTP(w, r)
+	})
 }
 
 // NewRegistry returns a registry with what every daemon shows about its process.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -94,6 +95,51 @@ func TestDebugServer(t *testing.T) {
 	defer again.Close()
 	if _, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()}); err == nil || !strings.Contains(err.Error(), "--debug-addr") {
 		t.Errorf("an address in use: %v", err)
+	}
+}
+
+// Whoever opens connections, says half a sentence or asks for profile after profile keeps nobody else from asking.
+func TestDebugServerUnderSiege(t *testing.T) {
+	t.Parallel()
+	s, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: "127.0.0.1:0", Gatherer: obs.NewRegistry(), Log: quiet(t), Ready: func() error { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	const patience = 30 * time.Second
+	dial := func(text string) net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", s.Addr())
+		if err == nil {
+			_, err = io.WriteString(c, text)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	first := dial("GET /metrics HT")
+	for i := range 500 {
+		dial([]string{"", "GET /metrics HTTP/1.1\r\nHost: x\r\n", "GET /debug/pprof/heap?seconds=60 HTTP/1.1\r\nHost: x\r\n\r\n"}[i%3])
+	}
+	if err := first.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the first of 500 connections is still open: %v", err)
+	}
+	base := "http://" + s.Addr()
+	for path, want := range map[string]int{
+		"/metrics": http.StatusOK, "/readyz": http.StatusOK, "/debug/pprof/heap": http.StatusTooManyRequests,
+		"/debug/pprof/profile?seconds=301": http.StatusBadRequest, "/debug/pprof/profile?seconds=NaN": http.StatusBadRequest,
+	} {
+		if status, body := fetch(t, base+path); status != want {
+			t.Errorf("%s: status %d, want %d: %.200s", path, status, want, body)
+		}
 	}
 }
 

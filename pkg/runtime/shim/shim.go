@@ -15,12 +15,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/listen"
 )
 
 // Errors that a caller may test for, besides those of package runtime.
@@ -45,15 +46,11 @@ const (
 const (
 	lockName   = "lock"
 	socketName = "shim.sock"
-	newSocket  = "shim.new" // becomes socketName once it has its mode; not longer than it
 	stateName  = "state"
 	logName    = "supervisor.log"
 
 	reserveName = "reserve"
 )
-
-// maxSocketPath is what fits into a unix socket's address: 108 bytes with the zero byte at the end (unix(7)).
-const maxSocketPath = 107
 
 // Config is what Serve needs. Zero values mean the defaults above.
 type Config struct {
@@ -96,7 +93,8 @@ func (c Config) withDefaults() Config {
 // its own: it becomes a child subreaper and reaps orphans. It returns ErrRunning if the directory has a supervisor.
 func Serve(ctx context.Context, cfg Config) (err error) {
 	cfg = cfg.withDefaults()
-	if _, err := socketPath(cfg.Dir); err != nil {
+	path, err := socketPath(cfg.Dir)
+	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, stateName), 0o700); err != nil {
@@ -115,9 +113,9 @@ func Serve(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer s.close()
-	listener, err := listen(cfg.Dir)
+	listener, err := listen.Socket(path)
 	if err != nil {
-		return err
+		return fmt.Errorf("listen for clients: %w", err)
 	}
 	return s.run(ctx, listener)
 }
@@ -143,28 +141,8 @@ func socketPath(dir string) (string, error) {
 	if !filepath.IsAbs(path) {
 		return "", fmt.Errorf("supervisor directory %q: not valid; allowed: an absolute path", dir)
 	}
-	if len(path) > maxSocketPath {
-		return "", fmt.Errorf("supervisor socket %s: path of %d bytes; allowed: at most %d bytes, which the kernel limits; choose a shorter directory",
-			path, len(path), maxSocketPath)
+	if err := listen.CheckSocket(path); err != nil {
+		return "", fmt.Errorf("supervisor %w", err)
 	}
 	return path, nil
-}
-
-// listen puts the socket in place with one rename, so that nobody sees it with a wider mode and a leftover of a
-// killed supervisor is replaced. The caller holds the lock.
-func listen(dir string) (net.Listener, error) {
-	path, fresh := filepath.Join(dir, socketName), filepath.Join(dir, newSocket)
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("listen for clients: %w", err)
-	}
-	l.SetUnlinkOnClose(false) // it would remove the name that the socket no longer has
-	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("put the socket in place: %w", err)
-	}
-	return l, nil
 }
