@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,11 +47,14 @@ func hostilePod(e *env) {
 	good := e.processes()
 
 	const levels = "25000" // more than the hard limit of descriptors on many machines
-	bad := e.hello(1, map[string]string{"HELLO_HOSTILE": levels})
+	n1.ready(http.StatusOK, "")
+	socket := filepath.Join(dir, "api", "socket")
+	bad := e.hello(1, map[string]string{"HELLO_HOSTILE": levels, "HELLO_SIEGE": n1.debugAddr() + "," + socket})
 	bad.Name, bad.Port = "mischief", 8081
 	e.applied(bad)
 	e.remember("hello", "mischief")
 	name := e.rcIDs["mischief"] + ".main.0"
+	e.besieged(n1, filepath.Join(dir, "homes", name, "told"))
 	log := filepath.Join(dir, "logs", name, "web.log")
 	e.awaitMischief(log)
 	e.cut(log)
@@ -77,6 +81,28 @@ func hostilePod(e *env) {
 	e.sameProcesses(good, "while what its neighbour left was deleted")
 	e.applied(e.hello(1, map[string]string{"HELLO_VERSION": "two"}))
 	e.rcctl("", "rc", "scale", "hello", "0", "--wait", "--timeout", limit.String())
+}
+
+// besieged: while a pod takes all connections that it gets, the preparer answers whoever asks it, and operators read logs and run
+// commands. The pod itself is not let in where they are.
+func (e *env) besieged(n *daemon, told string) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		text, err := os.ReadFile(told)
+		if err == nil && os.Geteuid() == 0 && !strings.Contains(string(text), "permission denied") {
+			e.t.Fatalf("the pod asked the node API, and was told %q", text)
+		}
+		return err
+	})
+	for range 5 {
+		n.ready(http.StatusOK, "")
+		if out := e.rcctl("", "logs", "hello-main-0"); !strings.Contains(out, "listening on ") {
+			e.t.Errorf("log of the neighbour: %q", out)
+		}
+		if out := e.rcctl("", "exec", "hello-main-0", "--", "printenv", "POD_ID"); out != "hello\n" {
+			e.t.Errorf("command in the neighbour: %q", out)
+		}
+	}
 }
 
 // inMemory returns a directory that is deleted quickly whatever is in it, reachable for pods.

@@ -75,21 +75,25 @@ func (e *env) exitCode(args ...string) (int, string) {
 // nothing is left when the operator or the preparer goes away.
 func logsExec(e *env) {
 	e.startConsul("")
-	token := filepath.Join(e.dir, "token")
+	tokens := filepath.Join(e.dir, "tokens")
+	token := filepath.Join(tokens, "n1")
+	if err := os.Mkdir(tokens, 0o700); err != nil {
+		e.t.Fatal(err)
+	}
 	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
 		e.t.Fatal(err)
 	}
-	agent := e.preparer(1, "--api-token-file", token)
+	agent := e.preparer(1, "--api-addr", "127.0.0.1:0", "--api-token-file", token)
 	e.farm("f1", "")
 	h := e.hello(1, map[string]string{"HELLO_VERSION": "one"})
 	e.applied(h)
 	const pod = "hello-main-0"
 	address := e.address(1) + ":8080"
 
-	if code, out := e.exitCode("logs", pod); code != 4 || !strings.Contains(out, "--node-token-file") {
+	if code, out := e.exitCode("logs", pod); code != 4 || !strings.Contains(out, "--node-token-dir") {
 		e.t.Errorf("without the token: exit code %d, %s", code, out)
 	}
-	with := func(args ...string) []string { return append([]string{"--node-token-file", token}, args...) }
+	with := func(args ...string) []string { return append([]string{"--node-token-dir", tokens}, args...) }
 	if out := e.rcctl("", with("logs", pod)...); !strings.Contains(out, "listening on "+address) {
 		e.t.Errorf("log: %s", out)
 	}

@@ -69,13 +69,22 @@ func (d *door) unlock(late string) {
 // listens finds the debug server in the daemon's log, which names it once for each start.
 var listens = regexp.MustCompile(`debug server listens.*address="?([0-9.]+:[0-9]+)`)
 
-// asked returns what the daemon answers to a path of its debug server.
-func (d *daemon) asked(path string) (status int, body string, err error) {
+// debugAddr returns where the daemon's debug server listens, "" before it has said so.
+func (d *daemon) debugAddr() string {
 	found := listens.FindAllStringSubmatch(d.logText(), -1)
 	if len(found) == 0 {
+		return ""
+	}
+	return found[len(found)-1][1]
+}
+
+// asked returns what the daemon answers to a path of its debug server.
+func (d *daemon) asked(path string) (status int, body string, err error) {
+	address := d.debugAddr()
+	if address == "" {
 		return 0, "", fmt.Errorf("%s has not said where its debug server listens", d.name)
 	}
-	req, err := http.NewRequestWithContext(d.e.t.Context(), http.MethodGet, "http://"+found[len(found)-1][1]+path, http.NoBody)
+	req, err := http.NewRequestWithContext(d.e.t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
 	if err != nil {
 		return 0, "", err
 	}

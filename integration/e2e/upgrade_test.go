@@ -62,17 +62,13 @@ func (e *env) copyProgram(name string) string {
 // keeps the pods running stays that of the old build. Pods keep their pids, and are looked after as before.
 func preparerUpgrade(e *env) {
 	e.startConsul("")
-	token := filepath.Join(e.dir, "token")
-	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
-		e.t.Fatal(err)
-	}
 	old, next := e.copyProgram("preparer"), e.buildNext()
 	runtimes := map[string]string{"n1": app.RuntimeShim, "n2": app.RuntimeRunit}
 	preparers := map[string]*daemon{}
 	for n := range len(runtimes) {
 		name := fmt.Sprintf("n%d", n+1)
 		preparers[name] = e.start(name, old, append(e.common(name, ""),
-			"--node", name, "--address", e.address(n+1), "--api-token-file", token, "--runtime", runtimes[name])...)
+			"--node", name, "--address", e.address(n+1), "--runtime", runtimes[name])...)
 	}
 	e.farm("f1", "")
 	h := e.hello(2, map[string]string{"HELLO_VERSION": "1"})
@@ -118,7 +114,7 @@ func preparerUpgrade(e *env) {
 		e.crash("hello", index)
 		pod := fmt.Sprintf("hello-main-%d", index)
 		e.within(limit, func() error {
-			out, err := e.tryRcctl("", "logs", "--node-token-file", token, pod)
+			out, err := e.tryRcctl("", "logs", pod)
 			if err == nil && strings.Count(out, "listening on ") != 2 {
 				err = fmt.Errorf("log of %s: %q", pod, out)
 			}
@@ -139,7 +135,7 @@ func preparerUpgrade(e *env) {
 			e.t.Errorf("%s: pid %d, before a change of hello %d", key, pid, crashed[key])
 		}
 	}
-	if out := e.rcctl("", "exec", "--node-token-file", token, "hello-main-0", "--", "printenv", "HELLO_VERSION"); out != "2\n" {
+	if out := e.rcctl("", "exec", "hello-main-0", "--", "printenv", "HELLO_VERSION"); out != "2\n" {
 		e.t.Errorf("environment of a pod after its upgrade: %q", out)
 	}
 	e.sameProcessCount(4)

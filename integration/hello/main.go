@@ -3,6 +3,7 @@
 // Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_ENDS=5s after that
 // time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its
 // answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of directories n deep.
+// HELLO_SIEGE=ADDRESS,SOCKET makes it take what connections it gets at an address, and say in its home what it is told at a socket.
 package main
 
 import (
@@ -35,6 +36,9 @@ func main() {
 	}
 	if levels, _ := strconv.Atoi(os.Getenv("HELLO_HOSTILE")); levels > 0 {
 		go mischief(levels)
+	}
+	if address, socket, found := strings.Cut(os.Getenv("HELLO_SIEGE"), ","); found {
+		go besiege(address, socket)
 	}
 	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -99,6 +103,31 @@ func mischief(levels int) {
 	for range time.Tick(100 * time.Millisecond) {
 		fmt.Println("stretching the log")
 		_ = os.Stdout.Truncate(1 << 40)
+	}
+}
+
+// besiege holds 500 connections to an address, and takes another for each that it loses, after it has asked at a socket for a command in
+// this pod.
+func besiege(address, socket string) {
+	told := "let in"
+	if conn, err := net.Dial("unix", socket); err != nil {
+		told = err.Error()
+	} else {
+		_ = conn.Close()
+	}
+	_ = os.WriteFile(filepath.Join(os.Getenv("POD_HOME"), "told"), []byte(told), 0o600)
+	for range 500 {
+		go func() {
+			for range time.Tick(10 * time.Millisecond) {
+				conn, err := net.Dial("tcp", address)
+				if err != nil {
+					continue
+				}
+				fmt.Fprint(conn, "GET /metrics HTTP/1.1\r\nHost: ")
+				_, _ = conn.Read(make([]byte, 1)) // until it is thrown out
+				_ = conn.Close()
+			}
+		}()
 	}
 }
 

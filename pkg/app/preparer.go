@@ -82,7 +82,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	c.users(&errs)
 
 	c.Artifacts.validate(&errs)
-	c.API.config(c.Node, c.Address, nil).Check(&errs)
+	c.API.config(c.Node, c.Address, "", nil).Check(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -167,7 +167,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		hooks := filepath.Join(isolation.Cgroup, preparer.HooksCgroup)
 		_ = errors.Join(isolate.Kill(hooks), isolate.Remove(hooks))
 	}
-	if p.api, err = nodeapi.New(ctx, cfg.API.config(cfg.Node, cfg.Address, b.log)); err != nil {
+	if p.api, err = nodeapi.New(ctx, cfg.API.config(cfg.Node, cfg.Address, b.dir.Path(""), b.log)); err != nil {
 		return nil, err
 	}
 	b.undo = append(b.undo, p.api.Close)

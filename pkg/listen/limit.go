@@ -5,6 +5,7 @@ package listen
 import (
 	"container/list"
 	"context"
+	"errors"
 	"net"
 	"sync"
 )
@@ -60,7 +61,7 @@ func (l *limited) add(c *conn) (victim *conn) {
 		return nil
 	}
 	for at := l.open.Front(); at != nil; at = at.Next() {
-		if victim = at.Value.(*conn); victim.serving == 0 { //nolint:errcheck // the list holds nothing else
+		if victim = at.Value.(*conn); victim.serving == 0 {
 			break
 		}
 	}
@@ -82,6 +83,14 @@ func (c *conn) Close() error {
 	c.in.forget(c)
 	c.in.mu.Unlock()
 	return c.Conn.Close()
+}
+
+// CloseWrite ends what is sent, and not what is read: net/http does that before it closes, so that an answer is read by who still sends.
+func (c *conn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 type connKey struct{}

@@ -75,7 +75,7 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPeer(c.(*net.UnixConn)); err != nil { //nolint:errcheck // what "unix" is dialled with
+	if err := checkPeer(c.(*net.UnixConn)); err != nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}

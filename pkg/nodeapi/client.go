@@ -2,6 +2,8 @@ package nodeapi
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -15,11 +17,22 @@ import (
 
 // Client asks the API of one node.
 type Client struct {
-	URL   string // as Server.URL
-	Node  string
-	Token string       // empty: none
-	HTTP  *http.Client // without a time limit
+	node, token string
+	target      Target
+	http        *http.Client // without a time limit
 }
+
+// NewClient returns a client of a node's API. The token may be empty. Roots vouch for the node where it is asked by TLS; nil: the
+// system's.
+func NewClient(node string, target Target, token string, roots *x509.CertPool) *Client {
+	return &Client{node: node, token: token, target: target, http: target.client(node, &tls.Config{RootCAs: roots})}
+}
+
+// Node returns the node's name.
+func (c *Client) Node() string { return c.node }
+
+// Target returns where its API is.
+func (c *Client) Target() Target { return c.target }
 
 // Errors that a caller may test for.
 var (
@@ -30,6 +43,9 @@ var (
 	// ErrOtherNode means that whoever listens there is not the node's preparer.
 	ErrOtherNode = errors.New("another node answers")
 )
+
+// Close gives idle connections up.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // LogOptions chooses among a pod's logs.
 type LogOptions struct {
@@ -89,19 +105,19 @@ func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv
 }
 
 func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what string, q url.Values, body io.Reader) (io.ReadCloser, error) {
-	parts := []string{"v1", "nodes", c.Node, "pods", id.RCID, id.Role, strconv.Itoa(id.Index), what}
+	parts := []string{"v1", "nodes", c.node, "pods", id.RCID, id.Role, strconv.Itoa(id.Index), what}
 	for i, part := range parts {
 		parts[i] = url.PathEscape(part)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.URL+"/"+strings.Join(parts, "/")+"?"+q.Encode(), body)
+	req, err := http.NewRequestWithContext(ctx, method, c.target.base()+"/"+strings.Join(parts, "/")+"?"+q.Encode(), body)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set(askHeader, "1")
-	if c.Token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.Token)
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	resp, err := c.HTTP.Do(req)
+	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +135,6 @@ func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what s
 	case http.StatusMisdirectedRequest:
 		return nil, fmt.Errorf("%w: %s", ErrOtherNode, why)
 	default:
-		return nil, fmt.Errorf("the preparer of node %s: %s", c.Node, why)
+		return nil, fmt.Errorf("the preparer of node %s: %s", c.node, why)
 	}
 }

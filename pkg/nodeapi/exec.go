@@ -66,41 +66,47 @@ func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.
 		_ = answer.SetReadDeadline(time.Unix(1, 0)) // whoever waits for more input is done
 	})
 	log.WithField(obs.Reason, ended.String()).Info("command in a pod ended")
-	_ = out.end(ended) // who has gone is not told
 }
 
-// run runs the command with its streams connected. noInput ends a read of stdin.
+// run runs the command with its streams connected, and tells the client how it ended. noInput ends a read of stdin.
 func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command, stdin io.Reader, out *frames, noInput func()) Ended {
 	p, err := newPipes(stdin != nil)
 	if err != nil {
-		return Ended{Code: -1, Error: err.Error()}
+		ended := Ended{Code: -1, Error: err.Error()}
+		_ = out.end(ended) // who has gone is not told
+		return ended
 	}
 	command.Direct, command.Input, command.Output, command.Errors = true, p.in, p.out, p.errs
-	var outputs, others sync.WaitGroup
+	var outputs, input, alive sync.WaitGroup
 	done := make(chan struct{}) // closed when nothing of the command is left
 	outputs.Go(func() { handOn(stream{out, frameStdout}, p.outEnd, cancel) })
 	outputs.Go(func() { handOn(stream{out, frameStderr}, p.errsEnd, cancel) })
 	if stdin != nil {
-		others.Go(func() {
+		input.Go(func() {
 			var gone *goneError
 			if _, err := io.Copy(p.inEnd, reader{stdin}); errors.As(err, &gone) {
 				cancel()
 				<-done // what is cut off must not look like the end
 			}
 			_ = p.inEnd.Close()
+			_, _ = io.Copy(io.Discard, stdin) // closing a connection with unread input on it could cost the client the answer
 		})
 	}
-	others.Go(func() { keepAlive(out, done, cancel) })
+	alive.Go(func() { keepAlive(out, done, cancel) })
 	exit, err := s.cfg.Run(ctx, command)
 	p.closeOurs() // what the program wrote is still read to its end
 	outputs.Wait()
 	close(done)
-	noInput()
-	others.Wait()
+	alive.Wait()
+	ended := Ended{Code: exit.Code, Signal: exit.Signal}
 	if err != nil {
-		return Ended{Code: -1, Error: err.Error()}
+		ended = Ended{Code: -1, Error: err.Error()}
 	}
-	return Ended{Code: exit.Code, Signal: exit.Signal}
+	_ = out.end(ended) // who has gone is not told
+	late := time.AfterFunc(endLimit, noInput)
+	defer late.Stop()
+	input.Wait() // a client that has been told sends no more
+	return ended
 }
 
 // goneError is a read of the request's body that failed, as opposed to a write to a program that does not read.

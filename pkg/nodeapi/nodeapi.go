@@ -1,6 +1,6 @@
 // Package nodeapi serves logs of a node's pods, and commands in them, over HTTP; Client is the other side. Whoever may
-// use it may do what the pods may do, so it listens on loopback, for root and the preparer's own user, unless it is given a
-// token to ask for.
+// use it may do what the pods may do, so it listens on a socket, for root and the preparer's own user, unless it is given an address
+// and a token to ask for (ADR 15).
 package nodeapi
 
 import (
@@ -14,7 +14,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -22,13 +21,11 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/listen"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
-
-// Off is the address that means that there is no API.
-const Off = "off"
 
 // DefaultStreams is how many requests are served at once.
 const DefaultStreams = 32
@@ -36,8 +33,10 @@ const DefaultStreams = 32
 // minToken is how long a token must be, in characters.
 const minToken = 16
 
-// Limits of the server. There is none on how long an answer takes: a log may be followed for days.
+// Limits of the server. There is none on how long an answer takes: a log may be followed for days, by those who may.
 const (
+	spareConns     = 96              // open at once, besides those of requests that are served
+	refusalLimit   = 5 * time.Second // for a refusal to be taken
 	headerTimeout  = 10 * time.Second
 	idleTimeout    = time.Minute // of a connection between two requests
 	maxHeaderBytes = 256 << 10
@@ -60,39 +59,17 @@ type Pods interface {
 // Config is what New needs.
 type Config struct {
 	Node      string
-	Addr      string // host:port, port 0 for a free one, or Off
+	Addr      string // Unix, host:port, port 0 for a free one, or Off
+	Dir       string // that the socket is made in
 	Advertise string // host that others reach this one by, where Addr names none
-	TokenFile string // holds the token that requests must bear; empty: none, on loopback only
-	CertFile  string // with KeyFile: TLS
+	TokenFile string // holds the token that requests must bear; with an address, and only then
+	CertFile  string // with KeyFile: TLS; needed beyond loopback
 	KeyFile   string
 	Streams   int // requests served at once; zero: DefaultStreams
 	Log       obs.Logger
 	// Run runs a command to its end, as oneshot.Runner does.
 	Run func(ctx context.Context, c oneshot.Command) (oneshot.Exit, error)
 }
-
-// Check records what is wrong with the configuration.
-func (c Config) Check(errs *field.Errors) {
-	if c.Addr == Off {
-		return
-	}
-	host, port, err := net.SplitHostPort(c.Addr)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	ip := net.ParseIP(host)
-	switch {
-	case err != nil || ip == nil && host != "" && host != "localhost":
-		errs.Add("api-addr", c.Addr, `an IP address and a port such as "127.0.0.1:7462", port 0 for a free one, or "off"`)
-	case !loopback(host) && c.TokenFile == "":
-		errs.Add("api-addr", c.Addr, "a loopback address, unless --api-token-file names a file with a token that requests must bear")
-	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs.Add("api-tls-cert", c.CertFile, "given together with --api-tls-key")
-	}
-}
-
-func loopback(host string) bool { return host == "localhost" || net.ParseIP(host).IsLoopback() }
 
 // Server answers requests about the node's pods.
 type Server struct {
@@ -127,36 +104,16 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		}
 	}
 	var err error
-	if s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", cfg.Addr); err != nil {
+	if s.listener, err = cfg.open(ctx); err != nil {
 		return nil, fmt.Errorf("api-addr: %w; name another with --api-addr, or \"off\"", err)
 	}
-	if host, _, _ := net.SplitHostPort(cfg.Addr); !loopback(host) && cfg.CertFile == "" {
-		cfg.Log.WithField(obs.Address, s.listener.Addr().String()).
-			Warn("the token and all that the API shows cross the network in clear; --api-tls-cert and --api-tls-key prevent that")
-	}
 	return s, nil
-}
-
-// URL returns where others reach the server, "" when it is off.
-func (s *Server) URL() string {
-	if s.listener == nil {
-		return ""
-	}
-	host, port, _ := net.SplitHostPort(s.listener.Addr().String()) // it is one of ours
-	if ip := net.ParseIP(host); ip.IsUnspecified() {
-		host = s.cfg.Advertise
-	}
-	scheme := "http"
-	if s.cfg.CertFile != "" {
-		scheme = "https"
-	}
-	return scheme + "://" + net.JoinHostPort(host, port)
 }
 
 // Close gives the address up. It is for a server that Run was never called on, and harmless otherwise.
 func (s *Server) Close() {
 	if s.listener != nil {
-		_ = s.listener.Close() // a second closing is no news
+		_ = s.listener.Close() // a second closing is no news; a socket that stays is replaced by the next
 	}
 }
 
@@ -169,13 +126,14 @@ func (s *Server) Run(ctx context.Context, pods Pods) error {
 	s.pods = pods
 	srv := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		BaseContext: func(net.Listener) context.Context { return ctx },
+		BaseContext: func(net.Listener) context.Context { return ctx }, ConnContext: listen.Context,
 	}
+	limited := listen.Limit(s.listener, s.cfg.Streams+spareConns)
 	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
 	served := make(chan error, 1)
 	go func() {
 		if s.cfg.CertFile == "" {
-			served <- srv.Serve(s.listener)
+			served <- srv.Serve(limited)
 			return
 		}
 		// Read anew for each connection: certificates are renewed while the preparer runs.
@@ -183,7 +141,7 @@ func (s *Server) Run(ctx context.Context, pods Pods) error {
 			pair, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
 			return &pair, err
 		}}
-		served <- srv.ServeTLS(s.listener, "", "")
+		served <- srv.ServeTLS(limited, "", "")
 	}()
 	select {
 	case err := <-served:
@@ -213,23 +171,32 @@ func (s *Server) handler() http.Handler {
 func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Identity)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if status, why := s.allowed(r); why != "" {
-			http.Error(w, why, status)
+			refuse(w, why, status)
 			return
 		}
 		index, err := strconv.Atoi(r.PathValue("index"))
 		if err != nil || index < 0 {
-			http.Error(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
+			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
 			return
 		}
 		select {
 		case s.slots <- struct{}{}:
 			defer func() { <-s.slots }()
 		default:
-			http.Error(w, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams), http.StatusTooManyRequests)
+			refuse(w, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams), http.StatusTooManyRequests)
 			return
 		}
+		defer listen.Serving(r.Context())()
 		serve(w, r, pod.Identity{RCID: r.PathValue("rc"), Role: r.PathValue("role"), Index: index})
 	}
+}
+
+// refuse says why a request is not served, and has done with its connection.
+func refuse(w http.ResponseWriter, why string, status int) {
+	answer, end := http.NewResponseController(w), time.Now().Add(refusalLimit)
+	_ = errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)) // it makes room for another in any case
+	w.Header().Set("Connection", "close")
+	http.Error(w, why, status)
 }
 
 // allowed returns why a request is refused.
@@ -237,11 +204,7 @@ func (s *Server) allowed(r *http.Request) (status int, why string) {
 	if r.Header.Get(askHeader) == "" {
 		return http.StatusBadRequest, "the header " + askHeader + " is missing"
 	}
-	if s.cfg.TokenFile == "" {
-		if err := mayWithoutToken(r); err != nil {
-			return http.StatusForbidden, fmt.Sprintf("without a token only root and the preparer's own user may use the API: %v; --api-token-file of the preparer gives others access", err)
-		}
-	} else {
+	if s.cfg.TokenFile != "" {
 		want, err := readToken(s.cfg.TokenFile)
 		if err != nil {
 			s.cfg.Log.WithError(err).Warn("the token of the node API cannot be read; all requests are refused")
@@ -258,29 +221,6 @@ func (s *Server) allowed(r *http.Request) (status int, why string) {
 		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node, node)
 	}
 	return 0, ""
-}
-
-// mayWithoutToken returns why whoever made a request, over loopback, may not without a token: it comes from a user that could
-// not do by itself what the API does. Pods are such users, and they share the machine's network.
-func mayWithoutToken(r *http.Request) error {
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return err
-	}
-	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	own, err := netip.ParseAddrPort(fmt.Sprint(local))
-	if err != nil {
-		return err
-	}
-	unmapped := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
-	uid, err := peerUID(unmapped(peer), unmapped(own))
-	if err != nil {
-		return fmt.Errorf("it is not known who asks: %w", err)
-	}
-	if uid != 0 && uid != os.Geteuid() {
-		return fmt.Errorf("user %d asks", uid)
-	}
-	return nil
 }
 
 // readToken reads it anew each time, so that it can be changed.

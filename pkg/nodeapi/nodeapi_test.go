@@ -3,16 +3,19 @@ package nodeapi
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
+	"math/big"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -80,7 +83,12 @@ func newNode(t *testing.T, change func(*Config)) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{Node: "n1", Addr: "127.0.0.1:0", Log: log, Run: oneshot.Runner{}.Run}
+	dir, err := os.MkdirTemp("", "api") // short: a socket lives below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cfg := Config{Node: "n1", Addr: Unix, Dir: dir, Log: log, Run: oneshot.Runner{}.Run}
 	if change != nil {
 		change(&cfg)
 	}
@@ -88,11 +96,11 @@ func newNode(t *testing.T, change func(*Config)) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport := &http.Transport{}
-	n := &node{
-		Server: s, pods: &pods{dir: t.TempDir(), files: map[string]string{}},
-		client: &Client{URL: s.URL(), Node: "n1", HTTP: &http.Client{Transport: transport}},
+	target, err := ParseTarget(s.URL())
+	if err != nil {
+		t.Fatal(err)
 	}
+	n := &node{Server: s, pods: &pods{dir: t.TempDir(), files: map[string]string{}}, client: NewClient("n1", target, "", nil)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -102,7 +110,7 @@ func newNode(t *testing.T, change func(*Config)) *node {
 		}
 	}()
 	n.stop = sync.OnceFunc(func() { cancel(); <-done })
-	t.Cleanup(func() { transport.CloseIdleConnections(); n.stop() })
+	t.Cleanup(func() { n.client.Close(); n.stop() })
 	return n
 }
 
@@ -397,21 +405,115 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-func TestWhoMayAsk(t *testing.T) {
-	t.Parallel()
+const goodToken = "0123456789abcdef"
+
+// newTokenNode is a node whose API is at an address; its token is goodToken until another one is written.
+func newTokenNode(t *testing.T, change func(*Config)) (n *node, write func(token string)) {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
-	write := func(token string) {
+	write = func(token string) {
 		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("0123456789abcdef")
-	n := newNode(t, func(c *Config) { c.TokenFile = file })
+	write(goodToken)
+	n = newNode(t, func(c *Config) {
+		c.Addr, c.TokenFile = "127.0.0.1:0", file
+		if change != nil {
+			change(c)
+		}
+	})
+	n.client.token = goodToken
+	return n, write
+}
+
+// By default the API is at a socket that only the preparer's own user and root can reach.
+func TestSocket(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	path := n.client.Target().Socket()
+	for at, want := range map[string]fs.FileMode{path: 0o600 | fs.ModeSocket, filepath.Dir(path): 0o700 | fs.ModeDir} {
+		if info, err := os.Stat(at); err != nil || info.Mode() != want {
+			t.Errorf("%s is %v, %v; want %v", at, info, err, want)
+		}
+	}
+	if ended, out, _, err := n.sh(t.Context(), nil, "echo ok"); err != nil || out != "ok\n" || ended.Code != 0 {
+		t.Errorf("%+v, %q, %v", ended, out, err)
+	}
+}
+
+// Whoever opens connections, or asks without the token, keeps nobody from reading logs and running commands.
+func TestUnderSiege(t *testing.T) {
+	t.Parallel()
+	n, _ := newTokenNode(t, nil)
+	p := newProgram(t)
+	p.write(t, "one\n")
+	n.pods.files["web"] = p.path
+	logs, err := n.client.Logs(t.Context(), webPod, LogOptions{Tail: -1, Follow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer logs.Close()
+	var first net.Conn
+	for i := range 600 {
+		c, err := net.Dial("tcp", n.client.Target().Host())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		head := "POST /v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true HTTP/1.1\r\nHost: x\r\n" + askHeader + ": 1\r\nContent-Length: 100000\r\n"
+		if _, err := io.WriteString(c, []string{"", head, head + "\r\nnot all of it"}[i%3]); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			first = c
+		}
+	}
+	if err := first.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the first of 600 connections is still open: %v", err)
+	}
+	if ended, out, _, err := n.sh(t.Context(), nil, "echo ok"); err != nil || out != "ok\n" || ended.Code != 0 {
+		t.Errorf("%+v, %q, %v", ended, out, err)
+	}
+	p.write(t, "two\n")
+	got := make([]byte, len("one\ntwo\n"))
+	if _, err := io.ReadFull(logs, got); err != nil || string(got) != "one\ntwo\n" {
+		t.Errorf("the log that was followed all along: %q, %v", got, err)
+	}
+}
+
+// A refusal is the end of its connection, also where not all of the request was said.
+func TestRefusedAreNotKept(t *testing.T) {
+	t.Parallel()
+	n, _ := newTokenNode(t, nil)
+	c, err := net.Dial("tcp", n.client.Target().Host())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = fmt.Fprintf(c, "POST /v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true HTTP/1.1\r\nHost: x\r\n%s: 1\r\nContent-Length: 100000\r\n\r\nx", askHeader)
+	if err == nil {
+		err = c.SetReadDeadline(time.Now().Add(patience))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 401 ") {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestWhoMayAsk(t *testing.T) {
+	t.Parallel()
+	n, write := newTokenNode(t, nil)
 	p := newProgram(t)
 	p.write(t, "x\n")
 	n.pods.files["web"] = p.path
 	for _, token := range []string{"", "0123456789abcde", "0123456789abcdeg", "0123456789abcdef0"} {
-		n.client.Token = token
+		n.client.token = token
 		if _, err := n.logText(t, LogOptions{Tail: -1}); !errors.Is(err, ErrUnauthorized) {
 			t.Errorf("token %q: %v", token, err)
 		}
@@ -419,7 +521,7 @@ func TestWhoMayAsk(t *testing.T) {
 			t.Errorf("token %q: %v", token, err)
 		}
 	}
-	n.client.Token = "0123456789abcdef"
+	n.client.token = "0123456789abcdef"
 	if got, err := n.logText(t, LogOptions{Tail: -1}); err != nil || got != "x\n" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -427,7 +529,7 @@ func TestWhoMayAsk(t *testing.T) {
 	if _, err := n.logText(t, LogOptions{Tail: -1}); !errors.Is(err, ErrUnauthorized) {
 		t.Errorf("the old token: %v", err)
 	}
-	n.client.Token = "another-token-1234"
+	n.client.token = "another-token-1234"
 	if _, err := n.logText(t, LogOptions{Tail: -1}); err != nil {
 		t.Errorf("the new token: %v", err)
 	}
@@ -436,7 +538,7 @@ func TestWhoMayAsk(t *testing.T) {
 		t.Errorf("a token that is none: %v", err)
 	}
 	write("another-token-1234")
-	n.client.Node = "n2"
+	n.client.node = "n2"
 	if _, err := n.logText(t, LogOptions{Tail: -1}); !errors.Is(err, ErrOtherNode) {
 		t.Errorf("another node: %v", err)
 	}
@@ -459,38 +561,58 @@ func TestWhoMayAsk(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	ca := httptest.NewTLSServer(nil) // only for its certificate
-	defer ca.Close()
-	dir := t.TempDir()
-	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
-	pair := ca.TLS.Certificates[0]
-	keyBytes, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, key: {Type: "PRIVATE KEY", Bytes: keyBytes}} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	n := newNode(t, func(c *Config) { c.CertFile, c.KeyFile = cert, key })
+	cert, key, pool := certify(t, "n1")
+	n, _ := newTokenNode(t, func(c *Config) { c.CertFile, c.KeyFile = cert, key })
 	if !strings.HasPrefix(n.URL(), "https://127.0.0.1:") {
 		t.Errorf("URL %s", n.URL())
 	}
-	if _, _, _, err := n.sh(t.Context(), nil, "true"); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("an unknown certificate: %v", err)
+	target := n.client.Target()
+	for node, roots := range map[string]*x509.CertPool{"n1": nil, "n2": pool} { // an unknown authority, another node
+		c := NewClient(node, target, goodToken, roots)
+		if _, err := c.Logs(t.Context(), webPod, LogOptions{}); err == nil || !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("asking for %s: %v", node, err)
+		}
 	}
-	pool := x509.NewCertPool()
-	pool.AddCert(ca.Certificate())
 	for _, http2 := range []bool{false, true} {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, ForceAttemptHTTP2: http2}
-		n.client.HTTP = &http.Client{Transport: transport}
+		n.client = NewClient("n1", target, goodToken, pool)
+		n.client.http.Transport.(*http.Transport).ForceAttemptHTTP2 = http2
 		ended, out, _, err := n.sh(t.Context(), strings.NewReader("hello"), "cat; exit 4")
 		if err != nil || ended.Code != 4 || out != "hello" {
 			t.Errorf("HTTP/2 %t: %+v, %q, %v", http2, ended, out, err)
 		}
-		transport.CloseIdleConnections()
+		n.client.Close()
 	}
+}
+
+// certify makes a certificate that names a node, the key of it, and what vouches for it.
+func certify(t *testing.T, name string) (cert, key string, pool *x509.CertPool) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	cert, key, pool = filepath.Join(dir, "cert"), filepath.Join(dir, "key"), x509.NewCertPool()
+	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: keyDER}} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.AddCert(parsed)
+	return cert, key, pool
 }
 
 func TestConfig(t *testing.T) {
@@ -500,18 +622,22 @@ func TestConfig(t *testing.T) {
 		want string // empty: fine
 	}{
 		{Config{Addr: Off}, ""},
-		{Config{Addr: "127.0.0.1:0"}, ""},
-		{Config{Addr: "[::1]:7462"}, ""},
-		{Config{Addr: "localhost:7462"}, ""},
-		{Config{Addr: "0.0.0.0:7462", TokenFile: "t"}, ""},
-		{Config{Addr: ":7462", TokenFile: "t"}, ""},
-		{Config{Addr: "0.0.0.0:7462"}, "api-addr: \"0.0.0.0:7462\" is not valid; allowed: a loopback address, unless --api-token-file"},
-		{Config{Addr: ":7462"}, "a loopback address, unless"},
-		{Config{Addr: "10.0.0.1:7462"}, "a loopback address, unless"},
+		{Config{Addr: Unix}, ""},
+		{Config{Addr: Unix, TokenFile: "t"}, `api-token-file: "t" is not valid; allowed: nothing, unless --api-addr is`},
+		{Config{Addr: Unix, CertFile: "c", KeyFile: "k"}, `api-tls-cert: "c" is not valid; allowed: nothing, unless`},
+		{Config{Addr: "127.0.0.1:0", TokenFile: "t"}, ""},
+		{Config{Addr: "[::1]:7462", TokenFile: "t"}, ""},
+		{Config{Addr: "localhost:7462", TokenFile: "t"}, ""},
+		{Config{Addr: "0.0.0.0:7462", TokenFile: "t", CertFile: "c", KeyFile: "k"}, ""},
+		{Config{Addr: ":7462", TokenFile: "t", CertFile: "c", KeyFile: "k"}, ""},
+		{Config{Addr: "127.0.0.1:0"}, `api-addr: "127.0.0.1:0" is not valid; allowed: "unix", unless --api-token-file`},
+		{Config{Addr: "0.0.0.0:7462", TokenFile: "t"}, `api-addr: "0.0.0.0:7462" is not valid; allowed: a loopback address, unless --api-tls-cert`},
+		{Config{Addr: ":7462", TokenFile: "t"}, "a loopback address, unless"},
+		{Config{Addr: "10.0.0.1:7462", TokenFile: "t"}, "a loopback address, unless"},
 		{Config{Addr: "example.org:7462", TokenFile: "t"}, `such as "127.0.0.1:7462"`},
 		{Config{Addr: "127.0.0.1"}, `such as "127.0.0.1:7462"`},
 		{Config{Addr: "127.0.0.1:99999"}, `such as "127.0.0.1:7462"`},
-		{Config{Addr: "127.0.0.1:0", CertFile: "c"}, "given together with --api-tls-key"},
+		{Config{Addr: "127.0.0.1:0", TokenFile: "t", CertFile: "c"}, "given together with --api-tls-key"},
 	}
 	for _, tt := range tests {
 		var errs field.Errors
@@ -526,10 +652,14 @@ func TestConfig(t *testing.T) {
 	if err := os.WriteFile(short, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	good := filepath.Join(dir, "good")
+	if err := os.WriteFile(good, []byte(goodToken), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for want, cfg := range map[string]Config{
 		"at least 16":     {Addr: "127.0.0.1:0", TokenFile: short},
 		"api-token-file:": {Addr: "127.0.0.1:0", TokenFile: filepath.Join(dir, "none")},
-		"api-tls-cert:":   {Addr: "127.0.0.1:0", CertFile: short, KeyFile: short},
+		"api-tls-cert:":   {Addr: "127.0.0.1:0", TokenFile: good, CertFile: short, KeyFile: short},
 	} {
 		if _, err := New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", cfg, err, want)
@@ -540,7 +670,7 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer busy.Close()
-	if _, err := New(t.Context(), Config{Addr: busy.Addr().String()}); err == nil || !strings.Contains(err.Error(), "name another with --api-addr") {
+	if _, err := New(t.Context(), Config{Addr: busy.Addr().String(), TokenFile: good}); err == nil || !strings.Contains(err.Error(), "name another with --api-addr") {
 		t.Errorf("a port in use: %v", err)
 	}
 	off, err := New(t.Context(), Config{Addr: Off})

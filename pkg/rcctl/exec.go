@@ -46,7 +46,7 @@ func (t *tool) exec(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	defer client.HTTP.CloseIdleConnections()
+	defer client.Close()
 	var stdin io.Reader
 	if c.Bool("stdin") {
 		stdin = t.in
@@ -65,7 +65,7 @@ func (t *tool) exec(c *cli.Context) error {
 func exitOf(client *nodeapi.Client, ended nodeapi.Ended) error {
 	switch {
 	case ended.Error != "":
-		return &nodeAway{fmt.Errorf("node %s: %s", client.Node, ended.Error)}
+		return &nodeAway{fmt.Errorf("node %s: %s", client.Node(), ended.Error)}
 	case ended.Signal != "":
 		return &exitStatus{code: 128 + int(unix.SignalNum(ended.Signal)), text: "the command was ended by " + ended.Signal}
 	case ended.Code != 0:

@@ -58,7 +58,7 @@ func (t *tool) logs(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	defer client.HTTP.CloseIdleConnections()
+	defer client.Close()
 	logs, err := client.Logs(c.Context, target.identity(), options)
 	if err != nil {
 		return nodeError(client, err)

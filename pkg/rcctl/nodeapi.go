@@ -2,14 +2,13 @@ package rcctl
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
-	"net/http"
-	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"unicode"
 
@@ -23,21 +22,19 @@ import (
 // nodeFlags are those of the program that say how preparers are reached.
 func nodeFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "node-token-file", EnvVars: []string{"RCFARM_NODE_TOKEN_FILE"}, Usage: "`FILE` with the token of the preparers, for logs and exec"},
+		&cli.StringFlag{Name: "node-token-dir", EnvVars: []string{"RCFARM_NODE_TOKEN_DIR"}, Usage: "`DIRECTORY` with a file for each node, called as the node, that holds the token of its preparer, for logs and exec"},
 		&cli.StringFlag{Name: "node-ca", EnvVars: []string{"RCFARM_NODE_CA"}, Usage: "`FILE` with the certificates, in PEM, that vouch for preparers (default: the system's)"},
-		&cli.BoolFlag{Name: "node-insecure", EnvVars: []string{"RCFARM_NODE_INSECURE"}, Usage: "send the token to preparers without TLS, too"},
 	}
 }
 
 // nodeAccess is what the flags of the program say about that.
 type nodeAccess struct {
-	command       string // whose flags they are
-	tokenFile, ca string
-	insecure      bool
+	command      string // whose flags they are
+	tokenDir, ca string
 }
 
 func accessOf(c *cli.Context) nodeAccess {
-	return nodeAccess{command: commandName(c), tokenFile: c.String("node-token-file"), ca: c.String("node-ca"), insecure: c.Bool("node-insecure")}
+	return nodeAccess{command: commandName(c), tokenDir: c.String("node-token-dir"), ca: c.String("node-ca")}
 }
 
 // bad is a flag that names a file of no use.
@@ -71,42 +68,42 @@ func (t *tool) nodeClient(ctx context.Context, s *conn, name string) (*nodeapi.C
 	case rec.Value.API == "":
 		return nil, refusedf("the preparer of node %s offers no logs and commands; its flag --api-addr does", name)
 	}
-	address, err := url.Parse(rec.Value.API)
-	if err != nil || address.Host == "" {
-		return nil, fmt.Errorf("node %s: api: %q is not valid; allowed: a URL", name, rec.Value.API)
+	target, err := nodeapi.ParseTarget(rec.Value.API)
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", name, err)
 	}
-	client := &nodeapi.Client{URL: strings.TrimSuffix(rec.Value.API, "/"), Node: name}
-	if file := s.nodes.tokenFile; file != "" {
-		data, err := os.ReadFile(file)
-		words := strings.Fields(string(data))
-		if err != nil || len(words) != 1 || strings.ContainsFunc(words[0], unicode.IsControl) {
-			return nil, s.nodes.bad("--node-token-file", file, "a file that can be read and holds a token, which is one word")
+	var token string
+	if s.nodes.tokenDir != "" && target.Socket() == "" {
+		if token, err = s.nodes.token(name); err != nil {
+			return nil, err
 		}
-		client.Token = words[0]
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true}
+	var roots *x509.CertPool
 	if file := s.nodes.ca; file != "" {
 		data, err := os.ReadFile(file)
-		pool := x509.NewCertPool()
-		if err != nil || !pool.AppendCertsFromPEM(data) {
+		roots = x509.NewCertPool()
+		if err != nil || !roots.AppendCertsFromPEM(data) {
 			return nil, s.nodes.bad("--node-ca", file, "a file of certificates in PEM that can be read")
 		}
-		transport.TLSClientConfig.RootCAs = pool
 	}
-	client.HTTP = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	// The record says where, and whoever may write it must not be given what opens every node.
-	if client.Token != "" && address.Scheme != "https" && !onThisMachine(address) && !s.nodes.insecure {
-		return nil, refusedf("the token would go to %s in clear, and to whoever listens there: give the preparer --api-tls-cert, or add --node-insecure; nothing was sent", address.Host)
+	// The record says where, and whoever may write it must not be given what opens the node.
+	if token != "" && target.InClear() {
+		return nil, refusedf("the token of node %s would go to %s in clear, and to whoever listens there: give its preparer --api-tls-cert; nothing was sent", name, target.Host())
 	}
 	if rec.Session == "" {
 		fmt.Fprintf(t.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)
 	}
-	return client, nil
+	return nodeapi.NewClient(name, target, token, roots), nil
 }
 
-// onThisMachine reports whether an address is a loopback one: that of this machine, be it meant or not.
-func onThisMachine(address *url.URL) bool {
-	return address.Hostname() == "localhost" || net.ParseIP(address.Hostname()).IsLoopback()
+// token reads the token of one node's preparer.
+func (a *nodeAccess) token(name string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(a.tokenDir, filepath.Base(name))) // the name is from a record
+	words := strings.Fields(string(data))
+	if err != nil || len(words) != 1 || strings.ContainsFunc(words[0], unicode.IsControl) {
+		return "", a.bad("--node-token-dir", a.tokenDir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
+	}
+	return words[0], nil
 }
 
 // nodeError says what a failed request means to whoever typed it.
@@ -114,18 +111,24 @@ func nodeError(client *nodeapi.Client, err error) error {
 	if err == nil {
 		return nil
 	}
-	address, parseErr := url.Parse(client.URL)
-	local := parseErr == nil && onThisMachine(address)
+	node, target := client.Node(), client.Target()
 	var dial *net.OpError
+	notReached := errors.As(err, &dial) && dial.Op == "dial"
+	elsewhere := errors.Is(err, nodeapi.ErrOtherNode) || notReached
+	const otherwise = "or start its preparer with --api-addr HOST:PORT, --api-token-file, --api-tls-cert and --api-tls-key"
 	switch {
 	case errors.Is(err, nodeapi.ErrUnauthorized):
-		return refusedf("the preparer of node %s: %v; --node-token-file or RCFARM_NODE_TOKEN_FILE names the file that holds it", client.Node, err)
+		return refusedf("the preparer of node %s: %v; --node-token-dir or RCFARM_NODE_TOKEN_DIR names a directory with a file %q that holds it", node, err, node)
 	case errors.Is(err, nodeapi.ErrNotFound):
-		return &notFoundError{text: fmt.Sprintf("node %s: %v", client.Node, err)}
-	case local && (errors.Is(err, nodeapi.ErrOtherNode) || errors.As(err, &dial) && dial.Op == "dial"):
-		return refusedf("the preparer of node %s listens on its own loopback address, %s: type this on that machine, or give the preparer another --api-addr", client.Node, address.Host)
-	case errors.As(err, &dial) && dial.Op == "dial":
-		return &nodeAway{fmt.Errorf("the preparer of node %s cannot be reached: %w", client.Node, errors.New(dial.Error()))}
+		return &notFoundError{text: fmt.Sprintf("node %s: %v", node, err)}
+	case target.Socket() != "" && errors.Is(err, fs.ErrPermission):
+		return refusedf("the API of node %s is for root and the user of its preparer alone: type this as one of them, %s", node, otherwise)
+	case target.Socket() != "" && elsewhere:
+		return refusedf("the API of node %s listens on a socket of its machine, %s: type this there, while its preparer runs, %s", node, target.Socket(), otherwise)
+	case target.Loopback() && elsewhere:
+		return refusedf("the preparer of node %s listens on its own loopback address, %s: type this on that machine, or give the preparer another --api-addr", node, target.Host())
+	case notReached:
+		return &nodeAway{fmt.Errorf("the preparer of node %s cannot be reached: %w", node, errors.New(dial.Error()))}
 	default:
 		return &nodeAway{err}
 	}

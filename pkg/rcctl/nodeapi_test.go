@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,7 +50,10 @@ func (d logDir) RunIn(ctx context.Context, id pod.Identity, process string, argv
 func serveNode(ts *testscript.TestScript, _ bool, args []string) {
 	log, err := obs.NewLogger(io.Discard, "info", "text")
 	ts.Check(err)
-	cfg := nodeapi.Config{Node: args[0], Addr: "127.0.0.1:0", Log: log, Run: oneshot.Runner{}.Run}
+	dir, err := os.MkdirTemp("", "api") // short: a socket lives below it
+	ts.Check(err)
+	ts.Defer(func() { os.RemoveAll(dir) })
+	cfg := nodeapi.Config{Node: args[0], Addr: nodeapi.Unix, Dir: dir, Log: log, Run: oneshot.Runner{}.Run}
 	if len(args) > 2 {
 		cfg.Addr, cfg.TokenFile = args[2], ts.MkAbs(args[3])
 	}
@@ -125,6 +129,10 @@ func TestEventsOf(t *testing.T) {
 
 func TestExitOf(t *testing.T) {
 	t.Parallel()
+	target, err := nodeapi.ParseTarget("http://127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for ended, want := range map[nodeapi.Ended]struct {
 		code int
 		text string
@@ -136,7 +144,7 @@ func TestExitOf(t *testing.T) {
 	} {
 		var errs bytes.Buffer
 		tl := &tool{err: &errs}
-		if code := tl.report(exitOf(&nodeapi.Client{Node: "n1"}, ended)); code != want.code || errs.String() != want.text {
+		if code := tl.report(exitOf(nodeapi.NewClient("n1", target, "", nil), ended)); code != want.code || errs.String() != want.text {
 			t.Errorf("%+v: exit code %d, %q; want %+v", ended, code, errs.String(), want)
 		}
 	}

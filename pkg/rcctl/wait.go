@@ -128,7 +128,7 @@ func (t *tool) endOfLog(ctx context.Context, s *conn, p *pod.Placement, process 
 	if err != nil {
 		return "", err
 	}
-	defer client.HTTP.CloseIdleConnections()
+	defer client.Close()
 	logs, err := client.Logs(ctx, p.Identity, nodeapi.LogOptions{Process: process, Tail: lastLines})
 	if err != nil {
 		return "", nodeError(client, err)
