@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,7 +41,7 @@ func OpenDataDir(path string) (*DataDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := takeLock(lock); err != nil {
 		_ = lock.Close() // it was never written
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("data directory %s is in use by another daemon; give each its own with --data-dir", path)
@@ -48,6 +49,27 @@ func OpenDataDir(path string) (*DataDir, error) {
 		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
 	}
 	return &DataDir{path: path, made: made, lock: lock}, nil
+}
+
+// lockWait is how long the lock of a daemon that was killed may outlive it: what it was about to start has the lock's descriptor
+// until it has become another program.
+const lockWait = time.Second
+
+func takeLock(lock *os.File) error {
+	tick, late := time.NewTicker(lockWait/100), time.NewTimer(lockWait)
+	defer tick.Stop()
+	defer late.Stop()
+	for {
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-late.C:
+			return err
+		}
+	}
 }
 
 // makeDataDir makes a directory that only its owner can enter, below ones that everybody can pass through: pods have users of
