@@ -124,8 +124,8 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 			queue.push(other)
 		}
 		if c == nil {
-			if len(avoided) > refused[scheduler.Avoided] {
-				refused[scheduler.Avoided] = len(avoided)
+			if most := max(refused[scheduler.Avoided], len(avoided)); most != 0 {
+				refused[scheduler.Avoided] = most
 			}
 			continue // a pod that avoids less may still find a node
 		}

@@ -54,7 +54,7 @@ func NewSpread(groups []Group, pods, perNode map[string]int, seed uint64) *Sprea
 		g := &groups[nth(begin, step, i, len(groups))]
 		s.size += len(g.First) + len(g.Rest)
 		part := spreadGroup{value: g.Value, first: NewWalk(g.First, seed), rest: NewWalk(g.Rest, seed)}
-		if has := func(name string) bool { return perNode[name] > 0 }; len(perNode) > 0 && (slices.ContainsFunc(g.First, has) || slices.ContainsFunc(g.Rest, has)) {
+		if has := func(name string) bool { return perNode[name] != 0 }; len(perNode) != 0 && (slices.ContainsFunc(g.First, has) || slices.ContainsFunc(g.Rest, has)) {
 			names := slices.AppendSeq(slices.Collect(part.first.All()), part.rest.All())
 			slices.SortStableFunc(names, func(a, b string) int { return perNode[a] - perNode[b] })
 			part.first, part.rest = InOrder(names), Walk{}
