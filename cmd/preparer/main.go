@@ -61,6 +61,8 @@ func command(start func(app.PreparerConfig) error, supervisor func(app.Superviso
 			&cli.IntFlag{Name: "slots", Usage: "how many pods the node takes", Value: 100, Destination: &cfg.Slots},
 			&cli.Int64Flag{Name: "cpu", Usage: "thousandths of a core for pods; 0: not limited", Destination: &cfg.CPU},
 			&cli.Int64Flag{Name: "memory", Usage: "bytes for pods; 0: not limited", Destination: &cfg.Memory},
+			&cli.Int64Flag{Name: "reserve-cpu", Usage: "thousandths of a core that all pods together leave to the machine; 0: none", Destination: &cfg.ReserveCPU},
+			&cli.Int64Flag{Name: "reserve-memory", Usage: "bytes that all pods together leave to the machine; 0: none", Destination: &cfg.ReserveMemory},
 			&cli.IntFlag{Name: "port-min", Usage: "first dynamic port", Value: 20000, Destination: &cfg.PortsMin},
 			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows, and start none as root; on: fully or not at all; off", Value: app.IsolationAuto, Destination: &cfg.Isolation},
 			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: app.DefaultUserRange, Destination: &cfg.UserRange},

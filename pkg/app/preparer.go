@@ -19,6 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
@@ -28,15 +29,18 @@ const preparerConns = 6
 // PreparerConfig is what a node's agent is told.
 type PreparerConfig struct {
 	Common
-	Node     string
-	Address  string   // given to pods as NODE_ADDRESS
-	Labels   []string // key=value
-	Slots    int
-	CPU      int64 // thousandths of a core; zero: not limited
-	Memory   int64 // bytes; zero: not limited
-	PortsMin int   // of the range for dynamic ports
-	PortsMax int
-	Runtime  string // RuntimeAuto, RuntimeShim or RuntimeRunit
+	Node    string
+	Address string   // given to pods as NODE_ADDRESS
+	Labels  []string // key=value
+	Slots   int
+	CPU     int64 // thousandths of a core; zero: not limited
+	Memory  int64 // bytes; zero: not limited
+	// What is left of the machine to others than pods; zero: not bounded.
+	ReserveCPU    int64 // thousandths of a core
+	ReserveMemory int64 // bytes
+	PortsMin      int   // of the range for dynamic ports
+	PortsMax      int
+	Runtime       string // RuntimeAuto, RuntimeShim or RuntimeRunit
 
 	Isolation string // IsolationAuto, IsolationOn or IsolationOff
 	UserRange string // first-last
@@ -80,6 +84,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		}
 	}
 	c.users(&errs)
+	c.caps(&errs)
 
 	c.Artifacts.validate(&errs)
 	c.API.config(c.Node, c.Address, "", nil).Check(&errs)
@@ -156,8 +161,16 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
+	cpu, memory := cfg.caps(new(field.Errors)) // they were checked
 	if isolation.Cgroup != "" {
-		b.undo = append(b.undo, func() { isolate.Prune(isolation.Cgroup) })
+		b.undo = append(b.undo, func() {
+			if cpu+memory == 0 || !b.started { // else a process may start again while no preparer runs, and must find the cap
+				isolate.Prune(isolation.Cgroup)
+			}
+		})
+	}
+	if err == nil && isolation.Cgroup != "" {
+		err = confine.Cap(isolation.Cgroup, cpu, memory)
 	}
 	if err != nil {
 		return nil, err

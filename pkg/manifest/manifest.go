@@ -3,6 +3,7 @@
 package manifest
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -24,6 +25,7 @@ const (
 	DefaultHookTimeout    = time.Minute
 	DefaultBackoffMin     = 500 * time.Millisecond
 	DefaultBackoffMax     = time.Minute
+	DefaultPIDs           = 4096 // processes and threads of one process with all that it starts
 	DefaultMinReady       = 10 * time.Second
 )
 
@@ -98,6 +100,9 @@ type Resources struct {
 	Memory Bytes      `json:"memory,omitempty"`
 	PIDs   int64      `json:"pids,omitempty"` // processes and threads
 }
+
+// MaxPIDs returns how many processes and threads a process may be, with all that it starts.
+func (r Resources) MaxPIDs() int64 { return cmp.Or(r.PIDs, DefaultPIDs) }
 
 // Port is a named TCP port that the pod listens on at its node's address. Exactly one of Port and Dynamic is set.
 type Port struct {
@@ -230,7 +235,7 @@ func (m *Manifest) Resources() Usage {
 	for _, l := range m.Launchables {
 		sum.CPU += int64(l.Resources.CPU)
 		sum.Memory += int64(l.Resources.Memory)
-		sum.PIDs += l.Resources.PIDs
+		sum.PIDs += l.Resources.MaxPIDs()
 	}
 	return sum
 }

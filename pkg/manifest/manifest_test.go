@@ -166,7 +166,7 @@ func TestUse(t *testing.T) {
 	grace := field.Duration(time.Minute)
 	m.Launchables = append(m.Launchables,
 		manifest.Launchable{Resources: manifest.Resources{CPU: 1, Memory: 2}, StopGrace: &grace}, manifest.Launchable{})
-	if got := m.Resources(); got != (manifest.Usage{CPU: 501, Memory: 1048578}) {
+	if got := m.Resources(); got != (manifest.Usage{CPU: 501, Memory: 1048578, PIDs: 3 * manifest.DefaultPIDs}) {
 		t.Errorf("resources are %+v", got)
 	}
 	if got := m.Grace(); got != time.Minute {

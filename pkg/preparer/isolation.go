@@ -264,7 +264,7 @@ func (in Isolation) confine(iso *runtime.Isolation, specID string, r manifest.Re
 		return
 	}
 	iso.Cgroup = filepath.Join(in.Cgroup, specID)
-	iso.CPU, iso.Memory, iso.PIDs = int64(r.CPU), int64(r.Memory), r.PIDs
+	iso.CPU, iso.Memory, iso.PIDs = int64(r.CPU), int64(r.Memory), r.MaxPIDs()
 }
 
 // HooksCgroup is the part of the node's cgroup that hooks are in.

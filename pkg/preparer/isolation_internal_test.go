@@ -174,6 +174,11 @@ func TestConfine(t *testing.T) {
 	if diff := cmp.Diff(&runtime.Isolation{UID: 7, Cgroup: "/c/p", CPU: 1, Memory: 2, PIDs: 3}, iso); diff != "" {
 		t.Errorf("with cgroups:\n%s", diff)
 	}
+	unlimited := &runtime.Isolation{}
+	Isolation{Cgroup: "/c"}.confine(unlimited, "p", manifest.Resources{})
+	if diff := cmp.Diff(&runtime.Isolation{Cgroup: "/c/p", PIDs: manifest.DefaultPIDs}, unlimited); diff != "" {
+		t.Errorf("of a launchable that asks for nothing:\n%s", diff)
+	}
 	Isolation{Cgroup: "/c"}.confine(nil, "p", r)
 }
 

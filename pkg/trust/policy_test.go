@@ -164,6 +164,8 @@ func TestRuleBounds(t *testing.T) {
 		{"too large", "resources: {cpu: 500, memory: 100}", size(501, 100), "resources.cpu: 501 is not valid; allowed: thousandths of a core, at most 500 of all launchables together"},
 		{"too large together", "resources: {cpu: 500}", two, "resources.cpu: 800 is not valid"},
 		{"without a limit", "resources: {cpu: 500, memory: 100}", size(500, 0), "launchables[0].resources.memory: missing; allowed: bytes, at most 100 of all"},
+		{"processes by default", "resources: {pids: 4096}", with(func(*manifest.Launchable) {}), ""},
+		{"too many of them", "resources: {pids: 100}", with(func(*manifest.Launchable) {}), "resources.pids: 4096 is not valid; allowed: processes and threads, at most 100"},
 		{"another rule", "users: []}\n- {signers: ['*'], pods: [web], paths: [/x]", as("root"), ""},
 	} {
 		policy := "require_signature: true\nallowed_signers: SIGNERS\nrules:\n- {signers: [alice@example.com], pods: [web], " + tt.rule + "}\n"

@@ -34,7 +34,7 @@ func (r *Rule) beyond(m *manifest.Manifest) field.Errors {
 		if r.Users != nil && l.User != "" && !anyGlob(r.Users, l.User) {
 			errs.Add(at+"user", l.User, orNothing(r.Users))
 		}
-		for _, limit := range r.limits(manifest.Usage{CPU: int64(l.Resources.CPU), Memory: int64(l.Resources.Memory), PIDs: l.Resources.PIDs}) {
+		for _, limit := range r.limits(manifest.Usage{CPU: int64(l.Resources.CPU), Memory: int64(l.Resources.Memory), PIDs: l.Resources.MaxPIDs()}) {
 			if limit.most > 0 && limit.asked <= 0 {
 				errs.Missing(at+"resources."+limit.name, fmt.Sprintf("%s, at most %d of all launchables together", limit.unit, limit.most))
 			}

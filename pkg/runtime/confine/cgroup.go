@@ -35,22 +35,55 @@ const (
 	minQuota  = 1_000
 )
 
+// noLimit stands for none in the files of limits.
+const noLimit = "max"
+
 // limit is one limit of a cgroup.
-type limit struct{ controller, file, value string }
+type limit struct {
+	controller, file, value string
+	optional                bool // some kernels do not have the file
+}
 
 // limits returns those that an isolation has.
 func limits(iso Isolation) []limit {
 	var all []limit
 	if iso.CPU > 0 {
-		all = append(all, limit{CPU, "cpu.max", fmt.Sprintf("%d %d", max(iso.CPU*cpuPeriod/1000, minQuota), cpuPeriod)})
+		all = append(all, cpuLimit(iso.CPU))
 	}
 	if iso.Memory > 0 {
-		all = append(all, limit{Memory, "memory.max", strconv.FormatInt(iso.Memory, 10)})
+		all = append(all, limit{controller: Memory, file: "memory.max", value: strconv.FormatInt(iso.Memory, 10)},
+			// What is beyond the limit would go to swap, which is the whole machine's; and what lost one process is of no use without it.
+			limit{controller: Memory, file: "memory.swap.max", value: "0", optional: true},
+			limit{controller: Memory, file: "memory.oom.group", value: "1", optional: true})
 	}
 	if iso.PIDs > 0 {
-		all = append(all, limit{PIDs, "pids.max", strconv.FormatInt(iso.PIDs, 10)})
+		all = append(all, limit{controller: PIDs, file: "pids.max", value: strconv.FormatInt(iso.PIDs, 10)})
 	}
 	return all
+}
+
+func cpuLimit(millicores int64) limit {
+	return limit{controller: CPU, file: "cpu.max", value: fmt.Sprintf("%d %d", max(millicores*cpuPeriod/1000, minQuota), cpuPeriod)}
+}
+
+// Cap bounds what all processes in a cgroup and below it take together: thousandths of a core and bytes, zero: not bounded. What an
+// earlier cap said is taken back. Controllers that cannot be had there are left out, as isolate.Probe has said.
+func Cap(dir string, cpu, memory int64) error {
+	caps := []limit{{controller: CPU, file: "cpu.max", value: noLimit}, {controller: Memory, file: "memory.max", value: noLimit}}
+	if cpu > 0 {
+		caps[0] = cpuLimit(cpu)
+	}
+	if memory > 0 {
+		caps[1].value = strconv.FormatInt(memory, 10)
+	}
+	err := MakeCgroup(dir)
+	if err == nil {
+		err = applyLimits(dir, caps)
+	}
+	if err != nil {
+		return fmt.Errorf("cap cgroup %s: %w", dir, err)
+	}
+	return nil
 }
 
 // joinCgroup makes the cgroup with the limits that its controllers can hold, and moves the calling process into it.
@@ -88,7 +121,7 @@ func applyLimits(dir string, wanted []limit) error {
 		if !slices.Contains(usable, l.controller) {
 			continue
 		}
-		if err := write(dir, l.file, l.value); err != nil {
+		if err := write(dir, l.file, l.value); err != nil && !(l.optional && errors.Is(err, fs.ErrNotExist)) {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package confine
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,14 +20,14 @@ func TestApplyLimits(t *testing.T) {
 		passed string // to the groups above it, last: each is written over the one before
 	}{
 		"none":              {Isolation{}, all, "", ""},
-		"all":               {Isolation{CPU: 1500, Memory: 512 << 20, PIDs: 64}, all, "cpu.max=150000 100000 memory.max=536870912 pids.max=64", "+pids"},
+		"all":               {Isolation{CPU: 1500, Memory: 512 << 20, PIDs: 64}, all, "cpu.max=150000 100000 memory.max=536870912 memory.swap.max=0 memory.oom.group=1 pids.max=64", "+pids"},
 		"least CPU":         {Isolation{CPU: 1}, all, "cpu.max=1000 100000", "+cpu"}, // the kernel takes no less
 		"a hundredth":       {Isolation{CPU: 10}, all, "cpu.max=1000 100000", "+cpu"},
 		"without memory":    {Isolation{CPU: 1000, Memory: 1, PIDs: 1}, "cpu pids", "cpu.max=100000 100000 pids.max=1", "+pids"},
 		"other controllers": {Isolation{CPU: 1000, Memory: 1, PIDs: 1}, "hugetlb io", "", "+pids"},
 	} {
 		dir := filepath.Join(t.TempDir(), "mount", "above", "group")
-		files := []string{"cpu.max", "memory.max", "pids.max"}
+		files := []string{"cpu.max", "memory.max", "memory.swap.max", "memory.oom.group", "pids.max"}
 		makeFiles(t, dir, append(files, controllersFile)...)
 		makeFiles(t, filepath.Dir(dir), controllersFile, subtreeFile)
 		makeFiles(t, filepath.Dir(filepath.Dir(dir)), controllersFile, subtreeFile)
@@ -49,6 +50,60 @@ func TestApplyLimits(t *testing.T) {
 			if passed := read(t, filepath.Join(above, subtreeFile)); (passed == "") != (tt.passed == "") || !strings.HasPrefix(passed, tt.passed) {
 				t.Errorf("%s: %q was written to %s, want %q", name, passed, above, tt.passed)
 			}
+		}
+	}
+}
+
+// A cap bounds all that is below it; without it an earlier one is taken back. It kills no group, and leaves swap to those without a
+// limit of their own.
+func TestCap(t *testing.T) {
+	mount := filepath.Join(t.TempDir(), "mount")
+	dir := filepath.Join(mount, "rcfarm", "n1")
+	files := []string{"cpu.max", "memory.max", "memory.swap.max", "memory.oom.group"}
+	makeFiles(t, dir, append(files, controllersFile)...)
+	for _, above := range []string{mount, filepath.Dir(dir)} {
+		makeFiles(t, above, controllersFile, subtreeFile)
+	}
+	if err := os.WriteFile(filepath.Join(dir, controllersFile), []byte("cpu memory pids\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		cpu, memory int64
+		want        string
+	}{
+		{3500, 1 << 30, "350000 100000 1073741824  "},
+		{0, 0, "max max  "},
+	} {
+		for _, file := range files { // the kernel replaces what is in there; a file keeps what is longer
+			if err := os.Truncate(filepath.Join(dir, file), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := Cap(dir, tt.cpu, tt.memory); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, file := range files {
+			got = append(got, read(t, filepath.Join(dir, file)))
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%d, %d: %q, want %q", tt.cpu, tt.memory, got, tt.want)
+		}
+	}
+}
+
+// A kernel without swap or without groups to kill runs what it is given all the same; one without the limit itself does not.
+func TestMissingFiles(t *testing.T) {
+	for missing, fails := range map[string]bool{"memory.swap.max": false, "memory.oom.group": false, "memory.max": true} {
+		dir := filepath.Join(t.TempDir(), "mount", "group")
+		makeFiles(t, dir, "memory.max", "memory.swap.max", "memory.oom.group", controllersFile)
+		makeFiles(t, filepath.Dir(dir), controllersFile, subtreeFile)
+		err := errors.Join(os.Remove(filepath.Join(dir, missing)), os.WriteFile(filepath.Join(dir, controllersFile), []byte("memory\n"), 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := applyLimits(dir, limits(Isolation{Memory: 1 << 20})); (err != nil) != fails {
+			t.Errorf("without %s: %v", missing, err)
 		}
 	}
 }

@@ -268,6 +268,7 @@ func testIsolationLimits(t *testing.T, b *bench) {
 	for _, limit := range []struct{ controller, file, want string }{
 		{confine.CPU, "cpu.max", "150000 100000\n"},
 		{confine.Memory, "memory.max", "536870912\n"},
+		{confine.Memory, "memory.oom.group", "1\n"},
 		{confine.PIDs, "pids.max", "64\n"},
 	} {
 		said := slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, limit.controller+" limit: ") })
