@@ -234,10 +234,11 @@ func hasFailed(p *Pod) bool {
 
 // deadline is how long a pod may take to become available, min_ready included.
 func (c *computation) deadline() time.Duration {
-	if c.s.Manifest == nil {
-		return c.s.RC.Deadline() + manifest.DefaultMinReady
+	m := c.s.Manifest
+	if m == nil {
+		m = &manifest.Manifest{} // it has the default
 	}
-	return c.s.RC.Deadline() + c.s.Manifest.ReadyAfter()
+	return c.s.RC.Deadline() + m.ReadyAfter()
 }
 
 func (c *computation) lookAgain(after time.Duration) { c.plan.lookAgain(after) }
