@@ -104,8 +104,9 @@ func TestApplyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range many {
 		wg.Go(func() {
+			own := conn{Store: s.Store, consul: s.consul} // as each command has
 			var c change
-			c, errs[i] = s.writeApply(t.Context(), wish{spec: goodSpec(t)}, nil)
+			c, errs[i] = own.writeApply(t.Context(), wish{spec: goodSpec(t)}, nil)
 			ids[i] = c.rc.ID
 		})
 	}
