@@ -157,6 +157,18 @@ func (c *ReplicationController) nextNodes(ctx context.Context, v *view, pods int
 // lookAtOnce is how many nodes' reservations are read together while room is looked for: what one request may hold.
 const lookAtOnce = 128
 
+// restFor waits. A look that finds nothing rests as long as it reads: it may be one at all nodes, and others are placed meanwhile.
+func restFor(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // lookAround reads what is taken on the nodes that this pass has not seen, in their order, until some seem to have room for pods, and
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
 func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods int) ([]string, error) {
@@ -168,6 +180,7 @@ func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods in
 			if len(found) >= enough {
 				return nil
 			}
+			started, before := time.Now(), len(found)
 			from.take(names)
 			v.nodes.looked += len(names)
 			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
@@ -186,6 +199,11 @@ func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods in
 				}
 				if found = append(found, name); rest || v.nodes.mine != nil && !v.nodes.mine(name) {
 					foreign = append(foreign, name)
+				}
+			}
+			if len(found) == before {
+				if err := restFor(ctx, time.Since(started)); err != nil {
+					return err
 				}
 			}
 		}
