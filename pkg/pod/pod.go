@@ -56,6 +56,7 @@ type Placement struct {
 	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
 	// Switching: the node may still run the former version, whose share is held until it says that it does not.
 	Switching bool `json:"switching,omitempty"`
+	Standby   bool `json:"standby,omitempty"` // it stays out of its service's name, and counts for no minimum (ADR 16)
 
 	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
@@ -80,7 +81,7 @@ type Avoided struct {
 // Bytes returns an upper bound of the placement's length as JSON.
 func (p *Placement) Bytes() int {
 	const rest = len(`{"rc_id":"","role":"","index":,"node":"","pod_id":"","labels":null,"digest":"","ports":{},"run_state":"",` +
-		`"revision":,"switching":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"dead_index":,"adopted_at_generation":,"changed_at":}`)
+		`"revision":,"switching":false,"standby":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"dead_index":,"adopted_at_generation":,"changed_at":}`)
 	size := rest + p.Identity.bytes() + field.TextBytes(p.Node) + field.TextBytes(p.PodID) + field.TextBytes(p.Digest) +
 		field.TextBytes(string(p.RunState)) + 3*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
 	for _, g := range p.Ghosts {
@@ -96,7 +97,7 @@ func (p *Placement) Bytes() int {
 
 // Bytes returns an upper bound of the intent's length as JSON.
 func (in *Intent) Bytes() int {
-	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":}`)
+	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":,"standby":false}`)
 	return rest + in.Identity.bytes() + field.TextBytes(in.PodID) + field.TextBytes(in.Digest) + field.TextBytes(string(in.State)) +
 		field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
 }
@@ -166,13 +167,14 @@ type Intent struct {
 	Ports    map[string]int    `json:"ports,omitempty"`
 	State    RunState          `json:"state"`
 	Revision int64             `json:"revision"`
+	Standby  bool              `json:"standby,omitempty"` // the pod is registered under its standby name
 }
 
 // Intent returns the intent that belongs to the placement.
 func (p *Placement) Intent() Intent {
 	return Intent{
 		Identity: p.Identity, PodID: p.PodID, Digest: p.Digest, Labels: p.Labels, Ports: p.Ports,
-		State: p.RunState, Revision: p.Revision,
+		State: p.RunState, Revision: p.Revision, Standby: p.Standby,
 	}
 }
 
@@ -223,6 +225,7 @@ type Reality struct {
 	Revision  int64     `json:"revision"` // highest that the node has applied
 	State     State     `json:"state"`
 	Available bool      `json:"available"`
+	Standby   bool      `json:"standby,omitempty"` // it is out of its service's name
 	Restarts  int       `json:"restarts"`
 	LastExit  *Exit     `json:"last_exit,omitempty"`
 	Message   string    `json:"message,omitempty"` // why, in one sentence; what to do where something can be done
@@ -230,10 +233,13 @@ type Reality struct {
 }
 
 // Drops reports whether a copy that counted as available, wherever it counts, may not do so any more once the next reality is
-// reported: for its owner it counts at one digest only.
+// reported: for its owner it counts at one digest only, and not while it stands by.
 func (r *Reality) Drops(next *Reality) bool {
-	return r.Available && !(next.Available && next.Digest == r.Digest)
+	return r.Counts() && !(next.Counts() && next.Digest == r.Digest)
 }
+
+// Counts reports whether the copy is available under its service's name.
+func (r *Reality) Counts() bool { return r.Available && !r.Standby }
 
 // Exit is how a process ended.
 type Exit struct {

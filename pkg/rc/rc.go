@@ -57,7 +57,29 @@ type RC struct {
 	Generation       int64           `json:"generation"`           // grows with every change of the record
 	ChangedBy        string          `json:"changed_by"`
 	AllowMassStop    int64           `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
-	Mutator          string          `json:"mutator,omitempty"`         // rollout in charge
+	Mutator          string          `json:"mutator,omitempty"`         // term of the rollout in charge
+	Service          *Service        `json:"service,omitempty"`         // nil: the controller is no revision of a service
+	InPlace          *InPlace        `json:"in_place,omitempty"`        // nil: every pod gets ManifestDigest
+}
+
+// Service makes a controller a revision of a service (ADR 16).
+type Service struct {
+	Name     string `json:"name"`
+	Revision int64  `json:"revision"` // from 1
+	// Companions are the ids of the controllers of the service's other revisions that may have pods. While there are any, Min and Max
+	// count over all of them: Min available pods are left (P6), and there are no more than Max, those that stop included.
+	Companions []string `json:"companions,omitempty"`
+	Min        int      `json:"min,omitempty"`
+	Max        int      `json:"max,omitempty"`
+	// Standby keeps the pods out of their service's name; they count for no minimum.
+	Standby bool `json:"standby,omitempty"`
+}
+
+// InPlace limits an upgrade in place: at most Limit pods run ManifestDigest, the others what they have. Pods beyond the limit get
+// From again, unless it is empty or ManifestDigest.
+type InPlace struct {
+	From  string `json:"from,omitempty"` // digest of a manifest
+	Limit int    `json:"limit"`
 }
 
 // ReplicaGroup is how many replicas of one role there are.

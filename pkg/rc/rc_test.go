@@ -24,7 +24,9 @@ func record() rc.RC {
 		MaxPerNode:    2, Spread: "example.org/rack", MinAvailable: ptr(0), MaxSurge: ptr(2),
 		NodeLoss: rc.NodeLoss{Action: "keep", After: ptr(field.Duration(30 * time.Second)), UnmanagedAfter: ptr(field.Duration(0))},
 		Strategy: rc.Static, Disabled: true, DeletedAt: ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
-		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: "roll-1",
+		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: "web/roll-1",
+		Service: &rc.Service{Name: "web", Revision: 2, Companions: []string{"a"}, Min: 3, Max: 4, Standby: true},
+		InPlace: &rc.InPlace{From: "b", Limit: 1},
 	}
 }
 
@@ -64,7 +66,21 @@ const golden = `{
   "generation": 7,
   "changed_by": "ann@host",
   "allow_mass_stop": 7,
-  "mutator": "roll-1"
+  "mutator": "web/roll-1",
+  "service": {
+    "name": "web",
+    "revision": 2,
+    "companions": [
+      "a"
+    ],
+    "min": 3,
+    "max": 4,
+    "standby": true
+  },
+  "in_place": {
+    "from": "b",
+    "limit": 1
+  }
 }`
 
 // Records outlive the program that wrote them: a change here is a change of the format.
