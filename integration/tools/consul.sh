@@ -28,6 +28,7 @@ else
 		exit 1
 	fi
 	cd - >/dev/null
+	mkdir -p "$(dirname "$out")"
 	mv "$here/consul/consul.built" "$out"
 	echo "built $out" >&2
 fi
