@@ -1,7 +1,6 @@
 package checker
 
 import (
-	"fmt"
 	"maps"
 	"testing"
 	"time"
@@ -169,86 +168,6 @@ func TestTheMinimumOfFarmsThatHearLate(t *testing.T) {
 			in := told(stopped, 40)
 			in["index"] = 1
 			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("set", "pods/c/main.1", p), kv("set", "intent/n2/c/main.1", in))...)
-			w.expect(c.rule)
-		})
-	}
-}
-
-// stops asks for stops of some pods of a controller of many.
-func (w *world) stops(from, to int, since time.Time) {
-	ops := []Op{kv("check-index", "breaker", nil).at(w.breaker)}
-	for i := from; i < to; i++ {
-		p := placed("n2", stopped, 40)
-		p["index"], p["ports"], p["stopping_since"] = i, nil, since.UTC().Format(time.RFC3339Nano)
-		in := told(stopped, 40)
-		in["index"] = i
-		ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p), kv("set", fmt.Sprintf("intent/n2/c/main.%d", i), in))
-	}
-	w.txn(w.fenced(ops...)...)
-}
-
-// Twenty pods run and none is desired. Ten may be stopped at once, eleven only with the word, or over a while, or by two farms.
-func TestMassStops(t *testing.T) {
-	t.Parallel()
-	const rule = "P4 more stopped than the breaker lets pass"
-	for name, c := range map[string]struct {
-		pods   int
-		record fields
-		act    func(w *world, now time.Time)
-		rule   string
-	}{
-		"half":            {20, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, ""},
-		"more than half":  {20, nil, func(w *world, now time.Time) { w.stops(1, 12, now) }, rule},
-		"all of a few":    {9, nil, func(w *world, now time.Time) { w.stops(1, 10, now) }, ""},
-		"all of some":     {10, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, rule},
-		"as it was meant": {20, fields{"allow_mass_stop": 2}, func(w *world, now time.Time) { w.stops(1, 21, now) }, ""},
-		"as it was meant once": {20, fields{"allow_mass_stop": 1}, func(w *world, now time.Time) {
-			w.stops(1, 21, now)
-		}, rule},
-		"in two steps": {20, nil, func(w *world, now time.Time) {
-			w.stops(1, 11, now)
-			w.stops(11, 13, now.Add(time.Second))
-		}, rule},
-		"over a while": {20, nil, func(w *world, now time.Time) {
-			w.stops(1, 6, now)
-			w.stops(6, 12, now.Add(2*massStopWindow))
-		}, ""},
-		"by another session": {20, nil, func(w *world, now time.Time) {
-			w.stops(1, 11, now)
-			w.txn(kv("unlock", lockKey, fields{}).by("s-f1"))
-			w.lock = w.txn(kv("lock", lockKey, fields{"farm": "f2"}).by("s-f2"))
-			ops := w.fenced(kv("check-index", "breaker", nil).at(w.breaker))
-			ops[0].DirEnt.Session = "s-f2"
-			p := placed("n2", stopped, 40)
-			p["index"], p["ports"], p["stopping_since"] = 11, nil, now.UTC().Format(time.RFC3339Nano)
-			in := told(stopped, 40)
-			in["index"] = 11
-			w.txn(append(ops, kv("set", "pods/c/main.11", p), kv("set", "intent/n2/c/main.11", in))...)
-		}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 99}, "nonce": "n0", "consul_node": "n2"}))
-			w.change(1, c.pods+1, nil)
-			ops := []Op{kv("check-index", "schema", nil).at(w.schema)}
-			holders := fields{}
-			for i := 1; i <= c.pods; i++ {
-				p := placed("n2", running, 30)
-				p["index"], p["ports"] = i, nil
-				ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p))
-				holders[fmt.Sprintf("c/main.%d", i)] = fields{}
-			}
-			w.txn(w.fenced(append(ops, kv("set", "reservations/n2", fields{"holders": holders}))...)...)
-			record := fields{"min_available": 0}
-			maps.Copy(record, c.record)
-			w.change(2, 0, record)
-			// The pod that every history begins with is removed first.
-			w.stop(20)
-			w.ran(stopped, 20)
-			w.txn(kv("set", realityN1, did(stopped, 20, false)))
-			w.givesUp()
-			c.act(w, time.Unix(0, w.now()))
 			w.expect(c.rule)
 		})
 	}

@@ -93,16 +93,16 @@ const (
 // yet what it owns: then the plan is not judged, and must not be carried out.
 func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reconcile.Plan) (judged bool, err error) {
 	f, now, record := c.farm, v.snapshot.Now, &v.head.RC.Value
-	if allowsMassStop(record) || c.phantom {
+	planned := stopsOf(plan, now)
+	left := c.staying(&v.head, planned)
+	if c.mayStopMany(record) {
+		c.meansToRun(left) // before any of its stops is on its way
 		return true, nil
 	}
-	under := stopping(v.head.Placements)
-	f.stops.add(now, under)
-	planned := stopsOf(plan, now)
+	f.stops.add(now, stopping(v.head.Placements))
 	if len(planned) == 0 {
 		return true, nil
 	}
-	left := len(v.head.Placements) - len(under) - len(planned)
 	stops, owned, ok := f.stops.admit(now, planned, func() int { return f.ownedPods(c, left) }, func() { c.meansToRun(left) })
 	if ok {
 		return true, nil
@@ -137,9 +137,26 @@ func stopsOf(plan *reconcile.Plan, now time.Time) []stop {
 // errTripped ends a pass whose plan was computed before the breaker tripped; the breaker's watch asks for another.
 var errTripped = errors.New("the mass-stop breaker has tripped")
 
-// allowsMassStop reports whether the last change of a controller was made with --allow-mass-stop.
-func allowsMassStop(record *rc.RC) bool {
-	return record.AllowMassStop != 0 && record.AllowMassStop == record.Generation
+// mayStopMany reports whether the breaker lets all stops of a controller pass: somebody asked for them with --allow-mass-stop, or by
+// sweeping what has no record.
+func (c *ReplicationController) mayStopMany(record *rc.RC) bool {
+	return reconcile.AllowsMassStop(record) || c.phantom
+}
+
+// staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.
+func (c *ReplicationController) staying(head *store.Head, planned []stop) int {
+	going := make(map[pod.Identity]bool, len(planned))
+	for _, st := range planned {
+		going[st.pod] = true
+	}
+	placements := func(yield func(*pod.Placement) bool) {
+		for i := range head.Placements {
+			if !yield(&head.Placements[i].Value) {
+				return
+			}
+		}
+	}
+	return reconcile.Staying(&head.RC.Value, c.mayStopMany(&head.RC.Value), placements, going)
 }
 
 // stopping returns the stops that some placements remember.
@@ -155,13 +172,10 @@ func stopping(placements []store.Rec[pod.Placement]) []stop {
 
 // learn takes from what came with the lock what the breaker must know of a controller before the first pass over it.
 func (c *ReplicationController) learn(head *store.Head) {
-	under := stopping(head.Placements)
-	if !allowsMassStop(&head.RC.Value) && !c.phantom {
-		c.farm.stops.add(time.Now(), under)
+	if !c.mayStopMany(&head.RC.Value) {
+		c.farm.stops.add(time.Now(), stopping(head.Placements))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pods = len(head.Placements) - len(under)
+	c.meansToRun(c.staying(head, nil))
 }
 
 // claimsMore reports whether this farm is still to claim a controller that it should own.

@@ -45,13 +45,19 @@ func stopsAll(t *testing.T, st Tenure, controllers, pods int) (cs []*Replication
 		v, plan := &view{snapshot: &reconcile.Snapshot{Now: time.Now()}}, &reconcile.Plan{}
 		v.head.RC.Value = rc.RC{ID: id, Name: id, Generation: 1}
 		for n := range pods {
-			identity := pod.Identity{RCID: id, Role: "main", Index: n}
-			v.head.Placements = append(v.head.Placements, store.Rec[pod.Placement]{Value: pod.Placement{Identity: identity}})
-			plan.Changes = append(plan.Changes, reconcile.Change{Action: reconcile.Stop, Identity: identity})
+			add(v, plan, n)
 		}
 		cs, views, plans = append(cs, c), append(views, v), append(plans, plan)
 	}
 	return cs, views, plans
+}
+
+// add adds a pod that runs, and its stop.
+func add(v *view, plan *reconcile.Plan, index int) {
+	p := pod.Placement{Identity: pod.Identity{RCID: v.head.RC.Value.ID, Role: "main", Index: index}, RunState: pod.Running}
+	v.head.Placements = append(v.head.Placements, store.Rec[pod.Placement]{Value: p})
+	v.snapshot.Pods = append(v.snapshot.Pods, reconcile.Pod{Placement: p})
+	plan.Changes = append(plan.Changes, reconcile.Change{Action: reconcile.Stop, Identity: p.Identity})
 }
 
 // However many workers plan stops at the same time, no more than half of the farm's pods are asked to stop before the breaker
@@ -101,5 +107,74 @@ func TestARefusedStopCountsOnce(t *testing.T) {
 	}
 	if _, err := cs[2].breaker(t.Context(), views[2], plans[2]); !errors.Is(err, errTripped) {
 		t.Errorf("24 of 32: %v", err)
+	}
+}
+
+// What a change with --allow-mass-stop may stop is neither counted as a stop nor as owned from the moment that its first plan is
+// judged, or that its lock came: all of 12 other pods are a mass stop, however many of the former still run.
+func TestPodsThatMayBeStoppedAreNotOwned(t *testing.T) {
+	t.Parallel()
+	for name, tell := range map[string]func(t *testing.T, c *ReplicationController, v *view, plan *reconcile.Plan){
+		"a plan stops them all": func(t *testing.T, c *ReplicationController, v *view, plan *reconcile.Plan) {
+			t.Helper()
+			if judged, err := c.breaker(t.Context(), v, plan); !judged || err != nil {
+				t.Fatalf("the allowed change: judged %v, %v", judged, err)
+			}
+		},
+		"a plan stops the first of them": func(t *testing.T, c *ReplicationController, v *view, plan *reconcile.Plan) {
+			t.Helper()
+			plan.Changes = plan.Changes[:1]
+			if judged, err := c.breaker(t.Context(), v, plan); !judged || err != nil {
+				t.Fatalf("the allowed change: judged %v, %v", judged, err)
+			}
+		},
+		"a plan cannot stop any yet": func(t *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) {
+			t.Helper()
+			if judged, err := c.breaker(t.Context(), v, &reconcile.Plan{}); !judged || err != nil {
+				t.Fatalf("the allowed change: judged %v, %v", judged, err)
+			}
+		},
+		"a pass was over": func(_ *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) {
+			c.remember(v, &reconcile.Plan{}, true)
+		},
+		"they came with the lock": func(_ *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) { c.learn(&v.head) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cs, views, plans := stopsAll(t, &tripping{}, 2, 12)
+			for i := range 40 {
+				add(views[0], plans[0], i+12)
+			}
+			views[0].head.RC.Value.AllowMassStop = 1
+			cs[0].pods = len(views[0].head.Placements)
+			tell(t, cs[0], views[0], plans[0])
+			if _, err := cs[1].breaker(t.Context(), views[1], plans[1]); !errors.Is(err, errTripped) {
+				t.Errorf("12 of 12 that stay: %v", err)
+			}
+		})
+	}
+}
+
+// The pods of a change that is not allowed are owned until they are asked to stop, and so are those of an allowed one that stay.
+func TestPodsThatStayAreOwned(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(r *rc.RC){
+		"not allowed":    func(*rc.RC) {},
+		"allowed before": func(r *rc.RC) { r.AllowMassStop, r.Generation = 1, 2 },
+		"they stay": func(r *rc.RC) {
+			r.AllowMassStop, r.ReplicaGroups = 1, []rc.ReplicaGroup{{Role: "main", Count: new(12)}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cs, views, plans := stopsAll(t, &tripping{}, 2, 12)
+			change(&views[0].head.RC.Value)
+			if judged, err := cs[0].breaker(t.Context(), views[0], &reconcile.Plan{}); !judged || err != nil {
+				t.Fatalf("judged %v, %v", judged, err)
+			}
+			if judged, err := cs[1].breaker(t.Context(), views[1], plans[1]); !judged || err != nil {
+				t.Errorf("12 of 24: judged %v, %v", judged, err)
+			}
+		})
 	}
 }

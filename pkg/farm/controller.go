@@ -262,9 +262,10 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled 
 			nodes[p.Node] = true
 		}
 	}
+	pods := c.staying(&v.head, stopsOf(plan, v.snapshot.Now))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes, c.pods = nodes, len(v.snapshot.Pods)-len(stopping(v.head.Placements))-len(stopsOf(plan, v.snapshot.Now))
+	c.nodes, c.pods = nodes, pods
 	c.hungry = plan.Status.Placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) // also for a move
 	if v.deep && settled && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
 		c.lastDeep, c.deep = time.Now(), false

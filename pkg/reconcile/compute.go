@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Compute decides everything about one controller. Each identity changes at most once per plan; what one change makes
@@ -367,8 +368,10 @@ func (c *computation) stop(p *Pod, reason string, dependsOnOthers bool) {
 
 // stays reports whether the pod runs as it was found until somebody changes the controller (R2). Nobody can change one that
 // is deleted: its mark is the last word.
-func (c *computation) stays(p *Pod) bool {
-	return c.s.RC.DeletedAt == nil && p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == c.s.RC.Generation
+func (c *computation) stays(p *Pod) bool { return stays(&c.s.RC, &p.Placement) }
+
+func stays(r *rc.RC, p *pod.Placement) bool {
+	return r.DeletedAt == nil && p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == r.Generation
 }
 
 func (c *computation) stopAll() {
