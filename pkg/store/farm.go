@@ -51,6 +51,15 @@ type lockValue struct {
 	Stamp       string `json:"stamp"`
 }
 
+// holderOf returns the farm that holds a lock: "" when none does, or when what it wrote cannot be read.
+func holderOf(lock consul.Pair) string {
+	var v lockValue
+	if lock.Session == "" || json.Unmarshal(lock.Value, &v) != nil {
+		return ""
+	}
+	return v.Farm
+}
+
 func (t *FarmTenure) lockValue() []byte {
 	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Stamp: NewID()})
 }
@@ -117,8 +126,8 @@ func (t *FarmTenure) Locks(ctx context.Context) (LockState, error) {
 	}
 	state := LockState{}
 	for _, p := range pairs {
-		if p.Session != "" && p.Session != t.sess.Releasing {
-			state[p.Key[len(t.keys.Locks()):]] = true
+		if id, ok := t.keys.lockedRC(p.Key); ok && p.Session != "" && p.Session != t.sess.Releasing {
+			state[id] = true
 		}
 	}
 	return state, nil

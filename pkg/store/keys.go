@@ -55,7 +55,7 @@ func (k Keys) Bell(rcID string) string { return k.Bells(shardOf(rcID)) + rcID }
 // Lock is the ownership lock of a controller.
 func (k Keys) Lock(rcID string) string { return k.prefix + "locks/" + rcID }
 
-// Locks is the prefix of all locks.
+// Locks is the prefix of all locks: of controllers, and one folder further down of rollouts.
 func (k Keys) Locks() string { return k.prefix + "locks/" }
 
 // Pods is the prefix of the placements of one controller.
@@ -184,7 +184,7 @@ func (k Keys) own(key string, record any) error {
 // markers returns the marker keys that all daemons share. A watched prefix without any key would wake on every write
 // nearby.
 func (k Keys) markers() []string {
-	keys := []string{k.AllNodeOps(), k.Farms()}
+	keys := []string{k.AllNodeOps(), k.Farms(), k.Rollouts()}
 	for shard := range Shards {
 		keys = append(keys, k.Bells(shard), k.Nodes(shard))
 	}

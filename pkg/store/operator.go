@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
@@ -116,14 +115,9 @@ func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
 	}
 	owners := map[string]string{}
 	for _, p := range pairs {
-		if p.Session == "" {
-			continue
+		if id, ok := s.keys.lockedRC(p.Key); ok && p.Session != "" {
+			owners[id] = holderOf(p)
 		}
-		var v lockValue
-		if json.Unmarshal(p.Value, &v) != nil {
-			v.Farm = ""
-		}
-		owners[p.Key[len(s.keys.Locks()):]] = v.Farm
 	}
 	return owners, nil
 }
