@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -90,6 +91,34 @@ func (c *Client) acquire(ctx context.Context, send sender, key, session string, 
 			return Fence{}, nil, err
 		}
 	}
+}
+
+// AcquireAll takes several locks for a session, in as few transactions as that fits into, and returns the fences of those that it surely
+// got. One that somebody else holds keeps those of its transaction from being taken: whoever wants them takes them alone (Acquire),
+// which is also right where the outcome is not known. The error is why any are missing.
+func (c *Client) AcquireAll(ctx context.Context, keys []string, session string, value func() []byte) (map[string]Fence, error) {
+	fences := make(map[string]Fence, len(keys))
+	if session == "" {
+		return fences, fmt.Errorf("%w: %d locks without a session", ErrLost, len(keys))
+	}
+	var failed error
+	for some := range slices.Chunk(keys, MaxTxnOps) {
+		ops := make([]Op, len(some))
+		for i, key := range some {
+			ops[i] = Lock(key, value(), session)
+		}
+		written, err := c.Commit(ctx, ops)
+		if ctx.Err() != nil {
+			return fences, context.Cause(ctx)
+		}
+		failed = errors.Join(failed, err)
+		for key, index := range written {
+			if index != 0 { // else it is not known: the token may not read it
+				fences[key] = Fence{Key: key, Session: session, Index: index}
+			}
+		}
+	}
+	return fences, failed
 }
 
 // AcquireIf takes a lock for a session once may agrees to what is there, which is the zero Pair when nothing is. may is asked

@@ -103,11 +103,15 @@ func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reco
 	if len(planned) == 0 {
 		return true, nil
 	}
+	takingOver := time.Since(f.world.membersSince()) < claimsWait
+	if takingOver && f.hasUnread() {
+		return false, nil // pods of theirs may be stopping
+	}
 	stops, owned, ok := f.stops.admit(now, planned, func() int { return f.ownedPods(c, left) }, func() { c.meansToRun(left) })
 	if ok {
 		return true, nil
 	}
-	if time.Since(f.world.membersSince()) < claimsWait {
+	if takingOver {
 		if more, err := f.claimsMore(ctx); more || err != nil {
 			return false, err
 		}
@@ -176,6 +180,34 @@ func (c *ReplicationController) learn(head *store.Head) {
 		c.farm.stops.add(time.Now(), stopping(head.Placements))
 	}
 	c.meansToRun(c.staying(head, nil))
+	c.mu.Lock()
+	c.unread = false
+	c.mu.Unlock()
+}
+
+// learnOnce is learn for the first pass over a controller whose lock was taken without reading it.
+func (c *ReplicationController) learnOnce(head *store.Head) {
+	if c.isUnread() {
+		c.learn(head)
+	}
+}
+
+func (c *ReplicationController) isUnread() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unread
+}
+
+// hasUnread reports whether this farm has a controller that it has not read since it took the lock.
+func (f *Farm) hasUnread() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.owned {
+		if c.isUnread() {
+			return true
+		}
+	}
+	return false
 }
 
 // claimsMore reports whether this farm is still to claim a controller that it should own.

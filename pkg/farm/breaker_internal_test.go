@@ -178,3 +178,32 @@ func TestPodsThatStayAreOwned(t *testing.T) {
 		})
 	}
 }
+
+// A farm that takes over locks of many controllers before it reads them does not know which pods of theirs are stopping. Until it has
+// read them it judges no stop.
+func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
+	t.Parallel()
+	st := &tripping{}
+	cs, views, plans := stopsAll(t, st, 2, 20)
+	f := cs[0].farm
+	f.world.stable = time.Now()
+	cs[1].unread = true
+	plans[0].Changes = plans[0].Changes[:5]
+	if judged, err := cs[0].breaker(t.Context(), views[0], plans[0]); judged || err != nil {
+		t.Errorf("a stop was judged while a controller had not been read: %v, %v", judged, err)
+	}
+	since := time.Now()
+	for i := range views[1].head.Placements { // its former owner has asked 16 of 20 to stop
+		if i < 16 {
+			p := &views[1].head.Placements[i].Value
+			p.RunState, p.StoppingSince = pod.Stopped, &since
+		}
+	}
+	cs[1].learnOnce(&views[1].head)
+	if cs[1].isUnread() {
+		t.Error("it has been read")
+	}
+	if judged, err := cs[0].breaker(t.Context(), views[0], plans[0]); judged || !errors.Is(err, errTripped) {
+		t.Errorf("16 + 5 of 40 pods: %v, %v", judged, err)
+	}
+}

@@ -49,6 +49,7 @@ type ReplicationController struct {
 	hungry   bool            // more nodes would help it
 	pods     int             // that were meant to run at the last look; see breaker
 	leaving  bool            // give it to the farm that prefers it
+	unread   bool            // its lock was taken together with others, and it was not read since: the breaker does not know its pods
 }
 
 // WatchDesires brings the pods in line with what is desired, once at the start and once for each ring, until ctx ends, the
@@ -113,6 +114,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	case err != nil:
 		return 0, err
 	}
+	c.learnOnce(&v.head)
 	if gone, err := c.leave(ctx, v); gone || err != nil {
 		return 0, err
 	}

@@ -88,6 +88,7 @@ type ReplicationControllerStore interface {
 type ReplicationControllerLocker interface {
 	Join(ctx context.Context, m store.Member) error
 	Claim(ctx context.Context, rcID string) (store.Claimed, error)
+	ClaimAll(ctx context.Context, rcIDs []string) (map[string]store.Fence, error)
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
 	Release(ctx context.Context, rcID string, f store.Fence) error
 	Abandon(ctx context.Context, rcID string, f store.Fence) error
@@ -266,6 +267,9 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	case errors.Is(err, errGone):
 		f.drop(id)
 		f.queue.Forget(id)
+		if c != nil && c.isUnread() {
+			f.queue.Add(id) // somebody may ask for what a controller without a record left behind: claiming it alone finds out
+		}
 		return
 	case errors.Is(err, store.ErrLost):
 		// The controller's lock is somebody else's, or the session is dead, which the session's keeper finds out.

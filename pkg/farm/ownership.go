@@ -120,10 +120,8 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	if err != nil {
 		return nil, 0, err
 	}
-	c := &ReplicationController{
-		ID: id, farm: f, fence: got.Fence, consistent: true, claimed: &got, log: f.log.WithField(obs.RCID, id),
-	}
-	c.phantom = errors.Is(got.HeadErr, store.ErrNotFound)
+	c := f.newController(id, got.Fence)
+	c.claimed, c.phantom = &got, errors.Is(got.HeadErr, store.ErrNotFound)
 	c.learn(&got.Head)
 	if c.phantom && len(got.Head.Requests) == 0 {
 		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
@@ -139,6 +137,11 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	f.mu.Unlock()
 	c.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
 	return c, 0, nil
+}
+
+// newController begins a tenure: the first read under its lock is consistent.
+func (f *Farm) newController(id string, fence store.Fence) *ReplicationController {
+	return &ReplicationController{ID: id, farm: f, fence: fence, consistent: true, log: f.log.WithField(obs.RCID, id)}
 }
 
 // handOver gives controllers to farms that prefer them, once the members have been stable for a while: a farm that joins

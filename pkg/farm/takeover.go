@@ -3,6 +3,8 @@ package farm
 import (
 	"context"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
 // takeOver claims, whenever the members change, what has no owner then.
@@ -44,19 +46,54 @@ func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
 		}
 	}
 	patience := time.Duration(len(free)) * perClaim
+	var own []string
 	for _, id := range free {
 		owner, mine, err := f.preferred(ctx, id)
 		switch {
 		case err != nil:
 			return false, err
 		case !mine:
-		case owner == f.cfg.ID || f.graceLeft(id) <= -patience:
+		case owner == f.cfg.ID:
+			own = append(own, id)
+		case f.graceLeft(id) <= -patience:
 			f.enqueue(id)
 		default:
 			more = true
 		}
 	}
+	f.claimAll(ctx, own)
+	for _, id := range own {
+		f.enqueue(id)
+	}
 	return more, nil
+}
+
+// manyFree is from how many controllers on a farm takes their locks before it reads any of them. Fewer are read with their locks.
+const manyFree = 64
+
+// claimAll takes the locks of many controllers that this farm should own. A look at each that it did not get claims it alone, or finds
+// out whose it is; so does a worker that is claiming one at this moment: whoever has an older fence is refused, and bumps it.
+func (f *Farm) claimAll(ctx context.Context, ids []string) {
+	if len(ids) < manyFree {
+		return
+	}
+	fences, err := f.cfg.Store.ClaimAll(ctx, ids)
+	if err != nil && ctx.Err() == nil {
+		f.log.WithError(err).WithField("controllers", len(ids)-len(fences)).Info("not all controllers could be claimed together; they are claimed one by one")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, fence := range fences {
+		if f.owned[id] != nil {
+			continue
+		}
+		c := f.newController(id, fence)
+		c.unread = true
+		f.checkClaimed(c, 1) // it may have pods
+		f.owned[id] = c
+		delete(f.foreign, id)
+		c.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
+	}
 }
 
 // heldBy notes whether another farm holds a controller, and reports whether any does.

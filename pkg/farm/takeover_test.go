@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -139,5 +141,70 @@ func TestTakeOverAsksOnce(t *testing.T) {
 	// A report that comes in just then may make a farm ask about a few.
 	if more, most := first.among(stays)+second.among(stays)-before, rcs/4; more > most {
 		t.Errorf("after a farm had ended the others asked %d times about controllers that were not its own, want at most %d", more, most)
+	}
+}
+
+// claims notes how a farm takes locks: of how many controllers together, and of which alone.
+type claims struct {
+	*store.FarmTenure
+	together, alone *atomic.Int32
+}
+
+func (c claims) ClaimAll(ctx context.Context, ids []string) (map[string]store.Fence, error) {
+	got, err := c.FarmTenure.ClaimAll(ctx, ids)
+	c.together.Add(int32(len(got)))
+	return got, err
+}
+
+func (c claims) Claim(ctx context.Context, id string) (store.Claimed, error) {
+	c.alone.Add(1)
+	return c.FarmTenure.Claim(ctx, id)
+}
+
+// A farm that takes over many controllers takes their locks together, and then brings each of them in line with what is desired.
+func TestTakeOverTakesManyLocksTogether(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range 3 {
+		c.node(fmt.Sprintf("n%d", i), nil, nil)
+	}
+	stop := c.farm("f1")
+	const rcs = 150 // more than one transaction takes
+	for i := range rcs {
+		c.apply(fmt.Sprintf("web-%03d", i), testManifest("web", 0), replicas(0))
+	}
+	owned := func(by string) func() error {
+		return func() error {
+			recs, _, err := c.store.ListStatus(t.Context())
+			got := 0
+			for _, rec := range recs {
+				if rec.Value.Owner == by && rec.Value.Is(rc.Converged) {
+					got++
+				}
+			}
+			if err == nil && got < rcs {
+				err = fmt.Errorf("%s has %d of %d controllers", by, got, rcs)
+			}
+			return err
+		}
+	}
+	consultest.Eventually(t, soon, owned("f1"))
+	together, alone := new(atomic.Int32), new(atomic.Int32)
+	_, _ = c.farmWith("f2", nil, func(tenure farm.Tenure) farm.Tenure {
+		return claims{tenure.(*store.FarmTenure), together, alone}
+	})
+	consultest.Eventually(t, soon, func() error {
+		members, _, err := c.store.ListFarms(t.Context())
+		if err == nil && len(members) < 2 {
+			err = fmt.Errorf("%d members", len(members))
+		}
+		return err
+	})
+	c.apply("web-000", testManifest("web", 0), replicas(2))
+	stop()
+	consultest.Eventually(t, soon, owned("f2"))
+	c.converged("web-000", 2)
+	if together.Load() < rcs/2 {
+		t.Errorf("%d locks were taken together, %d alone", together.Load(), alone.Load())
 	}
 }

@@ -96,6 +96,27 @@ func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	return got, nil
 }
 
+// ClaimAll takes the locks of several controllers and reads nothing. It returns the fences of those that it surely got; for the others,
+// and only for them, there is an error, and Claim tells what is true of each.
+func (t *FarmTenure) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
+	keys := make([]string, len(rcIDs))
+	for i, id := range rcIDs {
+		keys[i] = t.keys.Lock(id)
+	}
+	sent := time.Now()
+	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
+	if err == nil {
+		t.sess.Confirm(sent)
+	}
+	got := make(map[string]Fence, len(byKey))
+	for i, id := range rcIDs {
+		if f, ok := byKey[keys[i]]; ok {
+			got[id] = f
+		}
+	}
+	return got, err
+}
+
 // Bump moves the fence, after which no transaction with the old one can land. Its errors are those of Claim; ErrLost also
 // when another farm holds the lock.
 func (t *FarmTenure) Bump(ctx context.Context, f Fence) (Fence, error) {
