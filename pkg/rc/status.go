@@ -21,6 +21,27 @@ type Status struct {
 	Owner              string      `json:"owner"` // farm id
 	LastError          string      `json:"last_error,omitempty"`
 	Incidents          []Incident  `json:"incidents,omitempty"` // what somebody is, or has to be, alerted to
+
+	// What a rollout decides by (ADR 16).
+	Nonce              string       `json:"nonce,omitempty"`               // of the cluster, when this was decided
+	Ghosts             int          `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
+	StoppingLost       int          `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
+	UnmanagedAvailable int          `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away
+	Updated            int          `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest
+	UpdatedAvailable   int          `json:"updated_available,omitempty"`   // of Updated, those that are available, on nodes with a preparer
+	StandingBy         int          `json:"standing_by,omitempty"`         // of Placed, those that their nodes have registered as standing by
+	Failing            []PodFailure `json:"failing,omitempty"`             // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
+}
+
+// MaxFailing is how many failing pods a status names.
+const MaxFailing = 5
+
+// PodFailure is a pod that does not become available, and why.
+type PodFailure struct {
+	Pod      string `json:"pod"` // <role>.<index>
+	Node     string `json:"node"`
+	Reason   string `json:"reason"`             // at most MaxReason bytes of JSON
+	Hopeless bool   `json:"hopeless,omitempty"` // waiting does not help: its artifact is refused, or its process ends again and again
 }
 
 // ConditionType names one thing that may be true of a controller.

@@ -1,0 +1,358 @@
+package rollout
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// phases are what a rollout does while it moves. Each reports whether another one begins at once.
+var phases = map[Phase]func(*Work) bool{
+	PreDeploying: (*Work).preDeploy,
+	BeforeStage:  (*Work).beforeStage,
+	Planning:     (*Work).planStage,
+	Moving:       (*Work).move,
+	AfterStage:   (*Work).afterStage,
+	Promoting:    (*Work).awaitPromote,
+	Delaying:     (*Work).delay,
+	Joining:      (*Work).joining,
+	Leaving:      (*Work).leaving,
+	Keeping:      (*Work).keep,
+	Ending:       (*Work).ending,
+}
+
+// strategy returns the strategy of the record; Check has seen that there is one.
+func (w *Work) strategy() Strategy { return StrategyFor(w.Record.Strategy) }
+
+// advance does what follows now, and reports whether more does.
+func (w *Work) advance() bool {
+	switch w.Record.State {
+	case Progressing, RollingBack:
+		return phases[w.Record.Phase](w)
+	case WaitingForPromote:
+		return w.autoPromote()
+	default:
+		return false
+	}
+}
+
+// enter begins a phase.
+func (w *Work) enter(p Phase) bool {
+	w.Record.Phase, w.Record.Gate, w.Record.WaitingSince, w.Record.ProgressAt = p, nil, nil, w.Now()
+	return true
+}
+
+func (w *Work) preDeploy() bool {
+	p, seen := w.Record.PreDeploy, w.obs.PreDeploy
+	fail := func(format string, args ...any) bool {
+		reason := "pre_deploy: " + fmt.Sprintf(format, args...)
+		if seen != nil && seen.Tail != "" {
+			reason += "; its log ends: " + field.Cut(seen.Tail, rc.MaxReason/2)
+		}
+		w.end(Failed, reason, 0)
+		return true
+	}
+	switch {
+	case p == nil:
+	case seen != nil && seen.Finished && seen.Exit == 0:
+		w.d.Delete = append(w.d.Delete, p.RC)
+		w.Record.PreDeploy = nil
+	case seen != nil && seen.Finished:
+		return fail("it ended with exit code %d", seen.Exit)
+	case seen != nil && seen.Lost:
+		return fail("its node is lost, so nobody knows how it ended, and it does not run twice")
+	case seen != nil && seen.Failed != "":
+		return fail("%s", seen.Failed)
+	case !w.Now().Before(p.Until):
+		return fail("it has not ended within %s", PreDeployTimeout)
+	default:
+		w.look(p.Until.Sub(w.Now()))
+		return false
+	}
+	return w.nextStage()
+}
+
+func (w *Work) nextStage() bool {
+	w.Record.Stage++
+	w.Record.Stages = max(w.Record.Stages, w.Record.Stage)
+	w.Record.StageSince = w.Now()
+	return w.enter(BeforeStage)
+}
+
+func (w *Work) beforeStage() bool {
+	if !w.gates(w.Record.Update.Gates.BeforeStage) {
+		return w.Record.State != Progressing && w.Record.State != Paused
+	}
+	return w.enter(Planning)
+}
+
+func (w *Work) planStage() bool {
+	if !w.strategy().Plan(w) {
+		return w.timeout("there is no room for a stage: a pod has to go, or to become available, first")
+	}
+	w.enter(Moving)
+	w.Record.Progress = w.reached(w.In(Up), w.In(Down))
+	return true
+}
+
+func (w *Work) move() bool {
+	done, again, err := w.reconcile()
+	switch {
+	case err != nil:
+		return w.stageFailed(err.Error(), true)
+	case done:
+		return w.enter(AfterStage)
+	}
+	if again > 0 {
+		w.look(again)
+	}
+	return w.timeout(w.lacks())
+}
+
+func (w *Work) reconcile() (bool, time.Duration, error) {
+	up, down := w.In(Up), w.In(Down)
+	done, again, err := w.strategy().Rollout().Reconcile(w, up, down)
+	w.progress(up, down)
+	return done, again, err
+}
+
+func (w *Work) afterStage() bool {
+	if !w.gates(w.Record.Update.Gates.AfterStage) {
+		return w.Record.State != Progressing && w.Record.State != Paused
+	}
+	next := w.strategy().Next(w)
+	if next == Moving {
+		next = Delaying
+	}
+	w.enter(next)
+	w.wait()
+	return true
+}
+
+// wait notes since when the rollout waits, if it does not do so already.
+func (w *Work) wait() {
+	if w.Record.WaitingSince == nil {
+		now := w.Now()
+		w.Record.WaitingSince = &now
+	}
+}
+
+// waited reports whether d has passed since then, and else looks again when it has.
+func (w *Work) waited(d time.Duration) bool {
+	w.wait()
+	left := w.Record.WaitingSince.Add(d).Sub(w.Now())
+	if left > 0 {
+		w.look(left)
+	}
+	return left <= 0
+}
+
+func (w *Work) delay() bool {
+	if w.Record.State != RollingBack && !w.waited(time.Duration(w.Record.Update.Delay)) {
+		return false
+	}
+	return w.nextStage()
+}
+
+func (w *Work) awaitPromote() bool {
+	if !w.Record.Promoted && w.Record.State == Progressing {
+		w.wait()
+		w.Record.State, w.Record.Reason = WaitingForPromote, ""
+		w.audit("rollout %s of %s waits for promote", w.Record.ID, w.Record.Service)
+		return true
+	}
+	next := w.strategy().Next(w)
+	if next == Moving {
+		return w.nextStage()
+	}
+	return w.enter(next)
+}
+
+func (w *Work) autoPromote() bool {
+	after := w.Record.Update.AutoPromote
+	if after == nil || !w.waited(time.Duration(*after)) {
+		return false
+	}
+	w.promote("promoted after " + time.Duration(*after).String())
+	w.audit("rollout %s of %s is %s", w.Record.ID, w.Record.Service, w.Record.Reason)
+	return true
+}
+
+func (w *Work) joining() bool {
+	if !w.join() {
+		return w.timeout("not all nodes have registered the new pods under the service's name")
+	}
+	return w.enter(Leaving)
+}
+
+func (w *Work) leaving() bool {
+	if !w.leave() {
+		return w.timeout("not all nodes have taken the old pods out of the service's name")
+	}
+	w.enter(Keeping)
+	w.wait()
+	return true
+}
+
+func (w *Work) keep() bool {
+	if !w.waited(time.Duration(w.Record.Update.KeepOld)) {
+		return false
+	}
+	return w.nextStage()
+}
+
+func (w *Work) ending() bool {
+	done, _, err := w.reconcile()
+	switch {
+	case err != nil:
+		return w.stageFailed(err.Error(), true)
+	case !done:
+		return w.timeout(w.lacks())
+	}
+	state, reason, up := Done, "", w.Upward()
+	if w.Record.State == RollingBack {
+		state, reason = Failed, w.Record.Reason+"; "+up.Name+" has all pods again"
+	}
+	w.dress()
+	w.strategy().Finish(w)
+	w.end(state, reason, up.Rev)
+	return true
+}
+
+// reached returns how far the stage is, in pods: more is further.
+func (w *Work) reached(up, down []*Member) int {
+	n := 0
+	for _, m := range up {
+		switch {
+		case m.Status == nil || m.Target == nil:
+		case m.Ctrl.InPlace != nil:
+			n += min(*m.Target, m.Status.UpdatedAvailable)
+		default:
+			n += min(*m.Target, max(0, m.up().Actual))
+		}
+	}
+	for _, m := range down {
+		if m.Target != nil {
+			n -= max(0, m.living()-*m.Target)
+		}
+	}
+	return n
+}
+
+// progress notes that the stage got further than it ever was.
+func (w *Work) progress(up, down []*Member) {
+	if n := w.reached(up, down); n > w.Record.Progress {
+		w.Record.Progress, w.Record.ProgressAt = n, w.Now()
+	}
+}
+
+// lacks says what the stage waits for.
+func (w *Work) lacks() string {
+	for _, m := range append(w.In(Up), w.In(Down)...) {
+		switch {
+		case m.Status == nil:
+			return fmt.Sprintf("the owner of %s has not reported", m.Name)
+		case m.Target == nil:
+		case m.Direction == Down:
+			if over := m.living() - *m.Target; over > 0 {
+				return fmt.Sprintf("%d pods of %s have yet to stop", over, m.Name)
+			}
+		case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
+			return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available", m.Status.UpdatedAvailable, *m.Target, m.Name)
+		case m.up().Actual < *m.Target:
+			return fmt.Sprintf("%d of %d pods of %s are available", m.up().Actual, *m.Target, m.Name)
+		}
+	}
+	return "pods have yet to stop"
+}
+
+// timeout fails the stage once it has made no progress for stage_timeout.
+func (w *Work) timeout(why string) bool {
+	d := time.Duration(w.Record.Update.StageTimeout)
+	if d == 0 {
+		return false
+	}
+	if left := w.Record.ProgressAt.Add(d).Sub(w.Now()); left > 0 {
+		w.look(left)
+		return false
+	}
+	return w.stageFailed(fmt.Sprintf("no progress for %s: %s", d, why), false)
+}
+
+// stageFailed does what on_timeout says. Waiting on is no answer to what waiting does not help, so that pauses. It reports whether another phase begins.
+func (w *Work) stageFailed(reason string, final bool) bool {
+	r := w.Record
+	w.noteFailures()
+	for _, f := range r.Failures {
+		if !final {
+			reason += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
+		}
+	}
+	reason = field.Cut(reason, rc.MaxReason)
+	switch {
+	case r.State == RollingBack:
+		w.end(Failed, r.Reason+"; rolling back failed: "+reason, 0)
+		return true
+	case r.Update.OnTimeout == OnTimeoutContinue && !final:
+		if r.Reason == "" {
+			w.alert("the rollout of %s goes on waiting: %s", r.Service, reason)
+			r.Reason = reason
+		}
+		return false
+	case r.Update.OnTimeout == OnTimeoutRollback:
+		w.rollback(reason)
+		return true
+	default:
+		r.Resume, r.State, r.Reason = r.State, Paused, reason
+		w.audit("rollout %s of %s is paused: %s", r.ID, r.Service, reason)
+		w.alert("the rollout of %s is paused: %s", r.Service, reason)
+		return false
+	}
+}
+
+func (w *Work) noteFailures() {
+	w.Record.Failures = nil
+	for _, m := range w.In(Up) {
+		if m.Status == nil {
+			continue
+		}
+		for _, f := range m.Status.Failing {
+			if len(w.Record.Failures) < rc.MaxFailing {
+				w.Record.Failures = append(w.Record.Failures, Failure{m.RC, f})
+			}
+		}
+	}
+}
+
+// rollback turns the rollout round. Where there is nothing to go back to it ends.
+func (w *Work) rollback(reason string) {
+	r := w.Record
+	up := w.Upward()
+	if r.PreDeploy != nil {
+		w.d.Delete = append(w.d.Delete, r.PreDeploy.RC)
+		r.PreDeploy = nil
+	}
+	if up == nil || !w.strategy().Reverse(w) {
+		w.end(Failed, reason+"; there is no revision to go back to", 0)
+		return
+	}
+	r.State, r.Resume, r.Reason = RollingBack, "", reason
+	w.backTo()
+	w.audit("rollout %s of %s rolls back to %s: %s", r.ID, r.Service, w.Upward().Name, reason)
+	w.alert("the rollout of %s rolls back: %s", r.Service, reason)
+	w.nextStage()
+}
+
+// backTo makes what the old revision had the goal of the rollout, within the same bounds.
+func (w *Work) backTo() {
+	r, up := w.Record, w.Upward()
+	r.Groups = copyOf(up.Before)
+	if r.Strategy == InPlaceStrategy {
+		r.Groups = copyOf(up.Ctrl.ReplicaGroups)
+	}
+	n := r.Total()
+	up.final(n)
+	r.Update.Min = min(r.Update.Min, n)
+}

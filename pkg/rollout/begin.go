@@ -1,0 +1,310 @@
+package rollout
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Errors that callers may test for.
+var (
+	ErrRunning = errors.New("another rollout of the service is under way") // retarget it, or abort it first
+	ErrRefused = errors.New("the service cannot be rolled out like this")
+)
+
+// Begin makes a rollout. All other controllers of the service go down, whichever deployment or abort left them. An error wraps ErrRunning or ErrRefused and
+// names what is in the way.
+func Begin(s Start) (Started, error) {
+	if s.LockHolder != "" {
+		return Started{}, fmt.Errorf("%w: farm %s holds its lock", ErrRunning, s.LockHolder)
+	}
+	for _, o := range s.Old {
+		if o.RC.Mutator != "" {
+			return Started{}, fmt.Errorf("%w: %s is in charge of %s", ErrRunning, o.RC.Mutator, o.RC.Name)
+		}
+	}
+	return begin(s, nil)
+}
+
+// Retarget replaces the rollout that is under way by one to another revision. What it was going to is abandoned, and goes down first.
+func Retarget(running Record, s Start) (Started, error) {
+	for _, o := range s.Old {
+		if o.RC.Mutator != "" && o.RC.Mutator != running.Term() {
+			return Started{}, fmt.Errorf("%w: %s is in charge of %s", ErrRunning, o.RC.Mutator, o.RC.Name)
+		}
+	}
+	started, err := begin(s, &running)
+	if err == nil && running.PreDeploy != nil {
+		started.Delete = append(started.Delete, running.PreDeploy.RC)
+	}
+	return started, err
+}
+
+func begin(s Start, running *Record) (Started, error) {
+	kind := s.Knobs.Kind()
+	if kind == InPlaceStrategy && len(s.Old) == 0 {
+		kind = AvailabilityStrategy // there is nothing to upgrade: the first pods come as counts, in stages
+	}
+	if err := s.movable(kind); err != nil {
+		return Started{}, err
+	}
+	groups, err := ordered(s.New.ReplicaGroups, s.Knobs.GroupOrder)
+	if err != nil {
+		return Started{}, err
+	}
+	n, old := total(groups), 0
+	for _, o := range s.Old {
+		if o.RC.DeletedAt == nil {
+			old += o.RC.Desired()
+		}
+	}
+	update, err := s.Knobs.resolve(kind, n, old, len(s.Old) > 0)
+	if err != nil {
+		return Started{}, err
+	}
+	rec := Record{
+		ID: s.ID, Service: s.Service, Strategy: kind, State: Progressing, By: s.By, Nonce: s.Nonce, Groups: groups, Knobs: copyOf(s.Knobs), Update: update,
+		Stages: forecast(kind, n, update), Phase: PreDeploying, StartedAt: s.Now, StageSince: s.Now, ProgressAt: s.Now, SkipGates: s.SkipGates,
+	}
+	if s.PreDeploy != nil {
+		p := *s.PreDeploy
+		p.Until = s.Now.Add(PreDeployTimeout)
+		rec.PreDeploy = &p
+	}
+	w := &Work{Record: &rec, obs: Observed{Now: s.Now, Nonce: s.Nonce}}
+	if kind == InPlaceStrategy {
+		err = w.beginInPlace(s, running)
+	} else {
+		err = w.beginScaling(s, running)
+	}
+	if err != nil {
+		return Started{}, err
+	}
+	w.dress()
+	w.audit("rollout %s of %s to %s by %s, strategy %s", rec.ID, rec.Service, w.Upward().Name, s.By, kind)
+	return Started{Record: rec, RCs: w.changed(), Audit: w.d.Audit}, rec.Check()
+}
+
+// movable refuses strategies that replace pods by others where pods cannot have successors elsewhere.
+func (s *Start) movable(kind string) error {
+	why := s.OnlyInPlace
+	if why == "" && s.New.Strategy == rc.Static {
+		why = "its pods are static"
+	}
+	if why == "" || kind == InPlaceStrategy || len(s.Old) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: strategy %s replaces pods by others, and %s; allowed: %s", ErrRefused, kind, why, InPlaceStrategy)
+}
+
+// beginScaling makes the new controller with no pods, and lets all the others go down.
+func (w *Work) beginScaling(s Start, running *Record) error {
+	old := slices.Clone(s.Old)
+	slices.SortFunc(old, func(a, b Seen) int { return cmp.Compare(revisionOf(a.RC), revisionOf(b.RC)) })
+	effect := inEffect(s, running, old)
+	all := 0
+	for _, o := range old {
+		all += o.RC.Desired()
+	}
+	for _, o := range old {
+		if o.RC.ID == s.New.ID {
+			return fmt.Errorf("%w: %s is the new revision and an old one", ErrRefused, o.RC.Name)
+		}
+		v := Revision{
+			RC: o.RC.ID, Name: o.RC.Name, Rev: revisionOf(o.RC), Manifest: o.RC.ManifestDigest, Direction: Down, Before: copyOf(o.RC.ReplicaGroups),
+			Abandoned: revisionOf(o.RC) != effect, Standby: o.RC.Service != nil && o.RC.Service.Standby,
+		}
+		if running != nil && !v.Abandoned {
+			v.Before = beforeIn(running, v)
+		}
+		share := 0
+		if all > 0 {
+			share = o.RC.Desired() * 100 / all
+		}
+		v.Percent = &share
+		v.final(total(v.Before))
+		w.Record.Revisions = append(w.Record.Revisions, v)
+	}
+	none := 0
+	v := Revision{
+		RC: s.New.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Percent: &none,
+		Before: share(0, w.Record.Groups, true), Standby: w.Record.Strategy == BlueGreenStrategy,
+	}
+	v.final(w.Record.Total())
+	w.Record.Revisions = append(w.Record.Revisions, v)
+	for i := range w.Record.Revisions {
+		seen := Seen{RC: s.New}
+		if i < len(old) {
+			seen = old[i]
+		}
+		w.Members = append(w.Members, newMember(&w.Record.Revisions[i], seen, s.Nonce))
+	}
+	up := w.Upward()
+	up.setCount(0, w.Record.Groups)
+	up.read.Generation, up.touch = 0, true
+	return nil
+}
+
+func revisionOf(r rc.RC) int64 {
+	if r.Service == nil {
+		return 1 // it was a controller of its own before it became the first revision
+	}
+	return r.Service.Revision
+}
+
+// beforeIn returns what a revision had before the first of the rollouts that replaced each other.
+func beforeIn(running *Record, v Revision) []rc.ReplicaGroup {
+	for _, was := range running.Revisions {
+		if was.RC == v.RC && total(was.Before) > 0 {
+			return copyOf(was.Before)
+		}
+	}
+	return v.Before
+}
+
+// inEffect returns the revision that a rollback would go back to: the one that the service's spec names unless a rollout to it is what is replaced, else the one that
+// the replaced rollout came from, else the one with the most pods. 0: none.
+func inEffect(s Start, running *Record, old []Seen) int64 {
+	given := func(rev int64) bool {
+		return rev != 0 && slices.ContainsFunc(old, func(o Seen) bool { return revisionOf(o.RC) == rev })
+	}
+	if running != nil {
+		base := int64(0)
+		for _, v := range running.Revisions {
+			if v.Direction != Stay && !v.Abandoned && (v.Direction == Down || running.State == RollingBack) && given(v.Rev) {
+				base = v.Rev
+			}
+		}
+		return base
+	}
+	if given(s.InEffect) {
+		return s.InEffect
+	}
+	most, rev := 0, int64(0)
+	for _, o := range old {
+		if n := o.RC.Desired(); n > most {
+			most, rev = n, revisionOf(o.RC)
+		}
+	}
+	return rev
+}
+
+// beginInPlace changes the only controller of the service.
+func (w *Work) beginInPlace(s Start, running *Record) error {
+	if len(s.Old) != 1 || s.Old[0].RC.ID != s.New.ID {
+		var names []string
+		for _, o := range s.Old {
+			names = append(names, o.RC.Name)
+		}
+		return fmt.Errorf("%w: in-place changes the only controller of a service, and there are %s", ErrRefused, field.Few(names, 5, ", "))
+	}
+	was := s.Old[0].RC
+	v := Revision{
+		RC: was.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: copyOf(was.ReplicaGroups),
+	}
+	v.final(w.Record.Total())
+	w.Record.Revisions = []Revision{v}
+	before := copyOf(was)
+	if running != nil && running.Before != nil {
+		before = copyOf(*running.Before)
+	}
+	w.Record.Before = &before
+	from, limit := pastUpgrade(&was, s.New.ManifestDigest)
+	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Nonce)
+	next := copyOf(s.New)
+	next.Generation, next.InPlace = was.Generation, &rc.InPlace{From: from, Limit: min(limit, w.Record.Total())}
+	if next.MinAvailable == nil && (s.Knobs.MinAvailable != nil || s.Knobs.MaxUnavailable != nil) {
+		least := w.Record.Update.Min
+		next.MinAvailable = &least
+	}
+	m.Ctrl = next
+	w.Members = []*Member{m}
+	return nil
+}
+
+// ordered returns the groups in the order in which they roll.
+func ordered(groups []rc.ReplicaGroup, order []string) ([]rc.ReplicaGroup, error) {
+	out := copyOf(groups)
+	at := map[string]int{}
+	for i, role := range order {
+		if !slices.ContainsFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == role }) {
+			return nil, fmt.Errorf("%w: group_order names %q; allowed: the roles of its groups", ErrRefused, role)
+		}
+		at[role] = i - len(order)
+	}
+	slices.SortStableFunc(out, func(a, b rc.ReplicaGroup) int { return cmp.Compare(at[a.Role], at[b.Role]) })
+	return out, nil
+}
+
+// forecast returns how many stages there will be if nothing goes wrong.
+func forecast(kind string, n int, u Update) int {
+	most := u.Surge
+	switch {
+	case kind == BlueGreenStrategy:
+		return 2
+	case most == 0 || kind == InPlaceStrategy:
+		most = max(u.Unavailable, 1)
+	}
+	if kind == ResourceUtilStrategy {
+		most = max(u.Unavailable+u.Surge, 1)
+	}
+	by := max(1, min(u.Step, most))
+	if kind == InPlaceStrategy {
+		by = u.Step
+	}
+	return max(1, (n+by-1)/by)
+}
+
+// Rescale changes how many pods a service has at the end of the rollout that is under way. seen are the controllers of the record's revisions.
+func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) (Started, error) {
+	w := newWork(running, obs)
+	if len(w.Members) < len(running.Revisions) || w.Upward() == nil {
+		return Started{}, fmt.Errorf("%w: a controller of the rollout cannot be read", ErrRefused)
+	}
+	roles := map[string]bool{}
+	for _, g := range running.Groups {
+		roles[g.Role] = true
+	}
+	for _, g := range groups {
+		if !roles[g.Role] || len(groups) != len(roles) {
+			return Started{}, fmt.Errorf("%w: while a rollout is under way counts change, and groups stay; it has %s", ErrRefused, strings.Join(roleNames(running.Groups), ", "))
+		}
+	}
+	old := 0
+	for _, m := range w.In(Down) {
+		old += total(m.Before)
+	}
+	next, err := ordered(groups, roleNames(running.Groups))
+	if err != nil {
+		return Started{}, err
+	}
+	update, err := running.Knobs.resolve(running.Strategy, total(next), old, true)
+	if err != nil {
+		return Started{}, err
+	}
+	w.Record.Groups, w.Record.Update = next, update
+	w.strategy().Rescale(w)
+	w.dress()
+	w.audit("rollout %s of %s now ends with %d replicas, by %s", running.ID, running.Service, total(next), by)
+	return Started{Record: *w.Record, RCs: w.changed(), Audit: w.d.Audit}, w.Record.Check()
+}
+
+func roleNames(groups []rc.ReplicaGroup) []string {
+	var names []string
+	for _, g := range groups {
+		names = append(names, g.Role)
+	}
+	return names
+}
+
+// Expired returns which revisions of a service's history go: all but the one in effect, which always stays, and the newest keep of the others.
+func Expired(revisions []int64, inEffect int64, keep int) []int64 {
+	others := slices.DeleteFunc(slices.Clone(revisions), func(r int64) bool { return r == inEffect })
+	slices.Sort(others)
+	return others[:max(0, len(others)-keep)]
+}

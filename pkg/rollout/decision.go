@@ -1,0 +1,97 @@
+package rollout
+
+import (
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// Observed is what the runner has read before it asks Decide.
+type Observed struct {
+	Now     time.Time
+	Nonce   string // of the cluster
+	Breaker string // why the breaker is tripped, "" if it is not
+	// Revisions are the controllers of the record's revisions by id. One that is known not to exist is there with an empty RC.ID; one that is
+	// missing cannot be read, and nothing moves meanwhile.
+	Revisions map[string]Seen
+	PreDeploy *PreDeployed // nil: its pod has reported nothing yet
+	Gate      *GateAnswer  // of the call that the decision before this one asked for; nil: none was made
+}
+
+// Seen is one controller as it was read.
+type Seen struct {
+	RC rc.RC
+	// Status is what its owner reports, nil if there is none. It counts only if it is of this generation and of this nonce.
+	Status *rc.Status
+}
+
+// PreDeployed is what became of the pod of the controller that runs once.
+type PreDeployed struct {
+	Finished bool
+	Exit     int    // code of its process
+	Lost     bool   // its node is gone: nobody knows how it ended, and it does not run twice
+	Failed   string // why it cannot run at all, such as a refused artifact; "" otherwise
+	Tail     string // end of its log
+}
+
+// GateCall is a webhook that the runner calls, and whose answer is in Observed of the next decision. A call whose answer was lost, because the runner
+// died, is made again: webhooks are asked at least once.
+type GateCall struct {
+	Hook    Hook
+	Timeout time.Duration
+	Phase   Phase // BeforeStage or AfterStage
+	Index   int   // within the list of the phase
+	Stage   int
+	Stages  int
+}
+
+// GateAnswer is what came of a GateCall.
+type GateAnswer struct {
+	Phase Phase
+	Index int
+	Stage int
+	Error string // "" if the webhook agreed
+}
+
+// Decision is what the runner writes, in one transaction, and does next. Where nothing in it differs from what was read, it writes nothing.
+type Decision struct {
+	Record Record
+	Write  bool     // Record differs from what was read
+	RCs    []rc.RC  // controllers that change, each with its next generation unless nothing but its mutator goes
+	Delete []string // ids of controllers of RCs, or of the pre-deploy controller, that get the deletion mark; those of RCs have it already
+	Ended  bool     // the record is removed by the transaction that audits its outcome
+	// InEffect is, once it has ended, the revision whose pods make the service: the new one, or the one that it was rolled back to. 0: none alone, as after
+	// an abort; the next deploy is not up to date then.
+	InEffect int64
+	Audit    []string // a sentence each
+	Alert    string   // "" for none
+	Gate     *GateCall
+	Again    time.Duration // look again after this, even if no bell rings; 0: only a bell
+}
+
+// Start is what a rollout is made from.
+type Start struct {
+	ID      string // ULID of the new rollout
+	Service string
+	By      string
+	Now     time.Time
+	Nonce   string
+	Knobs   Knobs
+	New     rc.RC  // the new controller with its final counts, or in place the changed record of the one there is
+	Old     []Seen // all other controllers of the service that there are; in place: the one that New changes, as it is
+	// InEffect is the revision that deployments/<service>/spec names; 0 where none is, as after an abort: the one with the most pods counts then.
+	InEffect int64
+	// OnlyInPlace is why no pod of the service can have a successor elsewhere, such as "it has volumes"; "" if they can. A static controller needs no mention.
+	OnlyInPlace string
+	SkipGates   bool
+	PreDeploy   *PreDeploy // its Until is set by Begin
+	LockHolder  string     // who holds the lock of a rollout of the service, "" for nobody
+}
+
+// Started is what the transaction that makes a rollout writes.
+type Started struct {
+	Record Record
+	RCs    []rc.RC  // the new controller with its first counts, and the others with mutator, companions and bounds
+	Delete []string // controllers that only the replaced rollout needed: they get the deletion mark
+	Audit  []string
+}

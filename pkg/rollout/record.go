@@ -1,0 +1,209 @@
+package rollout
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// State says what a rollout is doing.
+type State string
+
+// The states. A rollout in one of the last three has ended: its record is removed by the transaction that writes its outcome.
+const (
+	Progressing       State = "progressing"
+	Paused            State = "paused"
+	WaitingForPromote State = "waiting-for-promote"
+	RollingBack       State = "rolling-back"
+	Failed            State = "failed"
+	Done              State = "done"
+	Aborted           State = "aborted"
+)
+
+// Ended reports whether nothing follows the state.
+func (s State) Ended() bool { return s == Failed || s == Done || s == Aborted }
+
+// Direction says what happens to the pods of a revision.
+type Direction string
+
+// The directions.
+const (
+	Up   Direction = "up"   // it gets pods
+	Down Direction = "down" // it loses them
+	Stay Direction = "stay" // it keeps what it has
+)
+
+// Phase is what happens within a stage. Which phases there are is the strategy's business.
+type Phase string
+
+// The phases. Each stage asks its gate, moves, asks the gate after it and waits for the delay.
+const (
+	PreDeploying Phase = "pre-deploy"   // a controller of its own runs once
+	BeforeStage  Phase = "before-stage" // the webhook before the stage is asked
+	Planning     Phase = "planning"     // there is no room for the stage yet
+	Moving       Phase = "moving"       // counts move
+	AfterStage   Phase = "after-stage"  // the webhook after the stage is asked
+	Delaying     Phase = "delay"        // the delay between stages runs
+	Promoting    Phase = "promoting"    // an operator, or time, has to promote
+	Joining      Phase = "joining"      // blue-green: the new revision takes the service's name
+	Leaving      Phase = "leaving"      // blue-green: the old ones give it up
+	Keeping      Phase = "keeping"      // blue-green: the old ones stand by for keep_old
+	Ending       Phase = "ending"       // all counts are final; the last transaction follows
+)
+
+// Record is a rollout under way, at rollouts/<service>.
+type Record struct {
+	ID           string            `json:"id"` // ULID
+	Service      string            `json:"service"`
+	Strategy     string            `json:"strategy"` // a key of NewRolloutStrategy, or InPlaceStrategy, CanaryStrategy, BlueGreenStrategy
+	State        State             `json:"state"`
+	Resume       State             `json:"resume,omitempty"` // while paused: what it goes back to
+	Reason       string            `json:"reason,omitempty"` // why it is in this state; a sentence
+	By           string            `json:"by"`
+	Nonce        string            `json:"nonce"`          // of the cluster; the counts of the controllers are about that world
+	Revisions    []Revision        `json:"revisions"`      // the oldest first; exactly one goes up while progressing
+	Groups       []rc.ReplicaGroup `json:"groups"`         // what the new revision has at the end, in the order in which they roll
+	Knobs        Knobs             `json:"knobs,omitzero"` // as the document names them
+	Update       Update            `json:"update"`
+	Stage        int               `json:"stage"`  // from 1; 0 before the first
+	Stages       int               `json:"stages"` // a forecast
+	Phase        Phase             `json:"phase"`
+	StartedAt    time.Time         `json:"started_at"`
+	StageSince   time.Time         `json:"stage_since"`
+	ProgressAt   time.Time         `json:"progress_at"`             // of the last progress; stage_timeout counts from here
+	Progress     int               `json:"progress"`                // the most that was reached in this stage, in pods
+	WaitingSince *time.Time        `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
+	Held         string            `json:"held,omitempty"`          // why nothing moves although the rollout is not paused: breaker, another world
+	Gate         *Gate             `json:"gate,omitempty"`          // the webhook that is asked now
+	SkipGates    bool              `json:"skip_gates,omitempty"`
+	PreDeploy    *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
+	Promoted     bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
+	Before       *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a rollback
+	Request      *Request          `json:"request,omitempty"`    // what an operator asks for, until it is carried out or refused
+	Failures     []Failure         `json:"failures,omitempty"`   // at most rc.MaxFailing
+}
+
+// Revision is one controller that takes part in a rollout.
+type Revision struct {
+	RC        string            `json:"rc"`
+	Name      string            `json:"name"`
+	Rev       int64             `json:"rev"`      // from 1
+	Manifest  string            `json:"manifest"` // digest
+	Direction Direction         `json:"direction"`
+	Percent   *int              `json:"percent,omitempty"` // share of the service that it holds at the end of this stage
+	Target    *int              `json:"target,omitempty"`  // pods that it has at the end of this stage; in place: pods that run Manifest
+	Min       *int              `json:"min,omitempty"`     // the least and most that it has at the end; nil: no such bound
+	Max       *int              `json:"max,omitempty"`
+	Bounds    *Bounds           `json:"bounds,omitempty"`    // in force now, made by a step of the stage
+	Before    []rc.ReplicaGroup `json:"before"`              // its groups when the rollout began
+	Abandoned bool              `json:"abandoned,omitempty"` // a rollout to it was given up: it goes down before the others, and never up again
+	Standby   bool              `json:"standby,omitempty"`   // blue-green: its pods stand by
+}
+
+// Gate is one webhook that is asked, with what came of it so far.
+type Gate struct {
+	Index  int        `json:"index"` // within the list of the phase
+	Tries  int        `json:"tries"`
+	NextAt *time.Time `json:"next_at,omitempty"` // not asked again before
+	Error  string     `json:"error,omitempty"`   // of the last try
+}
+
+// PreDeploy is the controller whose only pod runs once before the first stage.
+type PreDeploy struct {
+	RC    string    `json:"rc"`
+	Name  string    `json:"name"`
+	Until time.Time `json:"until"` // it has failed when it has not ended by then
+}
+
+// Verb is what an operator asks of a rollout.
+type Verb string
+
+// The verbs.
+const (
+	PauseVerb    Verb = "pause"
+	ResumeVerb   Verb = "resume"
+	PromoteVerb  Verb = "promote"
+	AbortVerb    Verb = "abort"
+	RollbackVerb Verb = "rollback"
+)
+
+// Request is what an operator asks for.
+type Request struct {
+	Verb Verb      `json:"verb"`
+	By   string    `json:"by"`
+	At   time.Time `json:"at"`
+}
+
+// Failure is a pod that kept a stage from being reached.
+type Failure struct {
+	RC string `json:"rc"`
+	rc.PodFailure
+}
+
+// Term is what the mutator of each of its controllers names.
+func (r *Record) Term() string { return r.Service + "/" + r.ID }
+
+// Upward returns the revision that gets pods, nil if none does.
+func (r *Record) Upward() *Revision {
+	if i := slices.IndexFunc(r.Revisions, func(v Revision) bool { return v.Direction == Up }); i >= 0 {
+		return &r.Revisions[i]
+	}
+	return nil
+}
+
+// Total returns how many pods the service has at the end.
+func (r *Record) Total() int { return total(r.Groups) }
+
+func total(groups []rc.ReplicaGroup) int { return (&rc.RC{ReplicaGroups: groups}).Desired() }
+
+// Check reports why a stored record cannot be acted on. Unknown fields are fine: a newer version may have written it.
+func (r *Record) Check() error {
+	switch {
+	case r.ID == "" || r.Service == "":
+		return errors.New("the rollout has no id or no service")
+	case StrategyFor(r.Strategy) == nil:
+		return fmt.Errorf("the rollout has the strategy %q; allowed: %s", r.Strategy, field.Few(StrategyNames(), 10, ", "))
+	case !slices.Contains([]State{Progressing, Paused, WaitingForPromote, RollingBack, Failed, Done, Aborted}, r.State):
+		return fmt.Errorf("the rollout has the state %q", r.State)
+	case r.State == Paused && r.Resume != Progressing && r.Resume != RollingBack:
+		return fmt.Errorf("the rollout is paused and would go back to the state %q", r.Resume)
+	case len(r.Revisions) == 0:
+		return errors.New("the rollout has no revision")
+	case len(r.Groups) == 0:
+		return errors.New("the rollout has no replica group")
+	case phases[r.Phase] == nil:
+		return fmt.Errorf("the rollout has the phase %q", r.Phase)
+	case r.Strategy == InPlaceStrategy && len(r.Revisions) != 1:
+		return errors.New("a rollout in place has one revision")
+	}
+	if err := (&rc.RC{ID: r.ID, ManifestDigest: "-", ReplicaGroups: r.Groups}).Check(); err != nil {
+		return fmt.Errorf("groups of the rollout: %w", err)
+	}
+	return r.checkRevisions()
+}
+
+func (r *Record) checkRevisions() error {
+	up, seen := 0, map[string]bool{}
+	for _, v := range r.Revisions {
+		switch {
+		case v.RC == "" || v.Name == "" || v.Rev < 1 || v.Manifest == "" || seen[v.RC]:
+			return fmt.Errorf("the rollout has an incomplete or repeated revision %q", v.RC)
+		case v.Direction != Up && v.Direction != Down && v.Direction != Stay:
+			return fmt.Errorf("the rollout has the direction %q for %s", v.Direction, v.Name)
+		case v.Target != nil && *v.Target < 0 || v.Percent != nil && (*v.Percent < 0 || *v.Percent > 100):
+			return fmt.Errorf("the rollout has a target below 0, or a percentage beyond 0 to 100, for %s", v.Name)
+		}
+		if v.Direction == Up {
+			up++
+		}
+		seen[v.RC] = true
+	}
+	if up != 1 {
+		return fmt.Errorf("%d revisions of the rollout go up; exactly one has to", up)
+	}
+	return nil
+}

@@ -1,0 +1,373 @@
+package rollout
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// The strategies.
+const (
+	AvailabilityStrategy = "availability" // up, then down
+	ResourceUtilStrategy = "resourceutil" // down, then up
+	InPlaceStrategy      = "in-place"     // one controller: pods change where they are
+	CanaryStrategy       = "canary"       // a few pods, then promote, then as availability
+	BlueGreenStrategy    = "blue-green"   // all new pods stand by, then the name is switched
+)
+
+// Strategy is a way from one revision to the next. The runner knows none of them by name.
+type Strategy interface {
+	// Type returns the name in documents and records.
+	Type() string
+	// Plan sets targets and shares of the next stage. It returns false, and changes nothing, if nothing can move now.
+	Plan(w *Work) bool
+	// Rollout returns the steps of a stage.
+	Rollout() *Rollout
+	// Next returns the phase that follows a stage whose counts are reached, its gates and its delay apart: Moving for another stage.
+	Next(w *Work) Phase
+	// Reverse turns the rollout round. It returns false if there is nothing to go back to.
+	Reverse(w *Work) bool
+	// Rescale brings the targets of the stage under way to other groups, which the record has already.
+	Rescale(w *Work)
+	// Finish writes the end of a rollout that is done into its controllers.
+	Finish(w *Work)
+}
+
+var strategies = map[string]Strategy{
+	AvailabilityStrategy: rolling{name: AvailabilityStrategy},
+	ResourceUtilStrategy: rolling{name: ResourceUtilStrategy, downFirst: true},
+	CanaryStrategy:       canary{rolling{name: CanaryStrategy}},
+	BlueGreenStrategy:    blueGreen{rolling{name: BlueGreenStrategy}},
+	InPlaceStrategy:      inPlace{},
+}
+
+// StrategyNames returns what a document may say.
+func StrategyNames() []string {
+	return []string{AvailabilityStrategy, BlueGreenStrategy, CanaryStrategy, InPlaceStrategy, ResourceUtilStrategy}
+}
+
+// StrategyFor returns a strategy by its name, nil if there is none of that name.
+func StrategyFor(name string) Strategy { return strategies[name] }
+
+// NewRolloutStrategy returns the steps of a stage for each strategy.
+func NewRolloutStrategy() map[string]*Rollout {
+	all := make(map[string]*Rollout, len(strategies))
+	for name := range maps.Keys(strategies) {
+		all[name] = strategies[name].Rollout()
+	}
+	return all
+}
+
+// rolling moves counts from the old revisions to the new one.
+type rolling struct {
+	name      string
+	downFirst bool
+}
+
+// Type implements Strategy.
+func (r rolling) Type() string { return r.name }
+
+// Rollout implements Strategy.
+func (r rolling) Rollout() *Rollout {
+	if r.downFirst {
+		return &Rollout{[]RolloutStep{ScaleDownStep{First: true}, ScaleUpStep{}}}
+	}
+	return &Rollout{[]RolloutStep{ScaleUpStep{}, ScaleDownStep{}}}
+}
+
+// Plan implements Strategy.
+func (r rolling) Plan(w *Work) bool { return r.planTo(w, w.Record.Total()) }
+
+// planTo plans a stage in which the new revision gets no more than limit pods.
+func (r rolling) planTo(w *Work, limit int) bool {
+	up, downs := w.Upward(), w.In(Down)
+	n, u := w.Record.Total(), w.Record.Update
+	has, old := up.takes(), 0
+	for _, m := range downs {
+		old += m.takes()
+	}
+	grow := w.stageSize(downs)
+	if old == 0 && has < u.First {
+		grow = max(grow, u.First-has)
+	}
+	limit = max(min(limit, n), min(has, n))
+	var more, less int
+	if r.downFirst {
+		less = max(0, n-has-min(grow, max(u.Unavailable, 0)))
+		if limit < n {
+			less = max(less, n-limit-u.Unavailable)
+		}
+		less = min(old, less)
+		more = within0(limit, has+min(grow, w.Record.Max()-has-less), has)
+	} else {
+		more = within0(limit, has+min(grow, w.Record.Max()-has-w.staying()-old), has)
+		less = min(old, max(0, n-more))
+	}
+	if more <= min(has, n) && less == old {
+		less = max(0, old-w.makeRoom(downs, grow, limit > has))
+	}
+	if more == up.desired() && less == old && !(old == 0 && more == n) {
+		return false
+	}
+	w.setTargets(up, downs, more, less)
+	return true
+}
+
+// within0 returns n, but no less than what a revision has and no more than limit.
+func within0(limit, n, has int) int { return max(min(has, limit), min(limit, n)) }
+
+// staying returns for how many pods those revisions take room that neither grow nor shrink.
+func (w *Work) staying() int {
+	n := 0
+	for _, m := range w.In(Stay) {
+		n += m.takes()
+	}
+	return n
+}
+
+// makeRoom returns how many old pods go although nothing new can be added before: first those that do not serve, else as many as the minimum spares. Pods
+// beyond the count of a revision are on their way out already, and are waited for.
+func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
+	idle, serving := 0, 0
+	for _, m := range w.Members {
+		if m.raw == nil || m.Direction == Down && m.living() > m.desired() {
+			return 0
+		}
+		serving += m.serving()
+	}
+	for _, m := range downs {
+		idle += m.idle()
+	}
+	if !wanted {
+		return 0
+	}
+	if idle > 0 {
+		return idle
+	}
+	return max(0, min(grow, serving-w.Record.Update.Min))
+}
+
+// stageSize returns how many pods a stage moves. The gauge is what the old revisions have together, with the share that is theirs now.
+func (w *Work) stageSize(downs []*Member) int {
+	u := w.Record.Update
+	size := u.Step
+	if u.Ratio > 0 {
+		replicas, share := 0, 0
+		for _, m := range downs {
+			replicas += m.desired()
+			if m.Percent != nil {
+				share += *m.Percent
+			}
+		}
+		size = StageReplicas(w.Record.Total(), 100, u.Ratio)
+		if replicas > 0 && share > 0 {
+			size = max(size, StageReplicas(replicas, share, u.Ratio))
+		}
+	}
+	if w.Record.State == RollingBack {
+		size *= 2
+	}
+	return size
+}
+
+// setTargets gives each revision its number and share of the stage.
+func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
+	old := 0
+	for _, m := range downs {
+		old += m.takes()
+	}
+	take := w.taken(downs, old-less)
+	moved := 0
+	for i, m := range downs {
+		replicas, share := m.takes(), 0
+		if m.Percent != nil {
+			share = *m.Percent
+		}
+		step := 0
+		if take[i] > 0 {
+			step = StageShare(take[i], replicas, share)
+		}
+		moved += step
+		target, percent := replicas-take[i], share-step
+		m.Target, m.Percent, m.Bounds = &target, &percent, nil
+	}
+	share := moved
+	if up.Percent != nil {
+		share += *up.Percent
+	}
+	if share = min(share, 100); less == 0 && more == w.Record.Total() && len(w.In(Stay)) == 0 {
+		share = 100
+	}
+	up.Target, up.Percent, up.Bounds = &more, &share, nil
+}
+
+// taken distributes over revisions that shrink how many pods each loses: first those that do not serve, then in the order in which revisions go.
+func (w *Work) taken(downs []*Member, k int) []int {
+	take := make([]int, len(downs))
+	for i, m := range downs {
+		take[i] = min(k, max(0, m.takes()-max(m.serving(), 0)))
+		if m.Status == nil {
+			take[i] = 0
+		}
+		k -= take[i]
+	}
+	for i, m := range downs {
+		more := min(k, m.takes()-take[i])
+		take[i] += more
+		k -= more
+	}
+	return take
+}
+
+// Next implements Strategy.
+func (rolling) Next(w *Work) Phase {
+	if w.final() {
+		return Ending
+	}
+	return Moving
+}
+
+// final reports whether the targets of the stage are those of the end.
+func (w *Work) final() bool {
+	for _, m := range w.In(Down) {
+		if m.Target == nil || *m.Target > 0 {
+			return false
+		}
+	}
+	up := w.Upward()
+	return up != nil && up.Target != nil && *up.Target == w.Record.Total()
+}
+
+// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
+func (rolling) Reverse(w *Work) bool {
+	base := -1
+	for i := range w.Record.Revisions {
+		if v := &w.Record.Revisions[i]; v.Direction == Down && !v.Abandoned && total(v.Before) > 0 {
+			base = i
+		}
+	}
+	if base < 0 || w.Upward() == nil {
+		return false
+	}
+	w.Upward().Abandoned, w.Upward().Direction = true, Down
+	for _, m := range w.Members {
+		m.Target, m.Bounds = nil, nil
+		if m.Direction == Down {
+			m.Before = copyOf(m.Ctrl.ReplicaGroups)
+			m.final(m.desired())
+		}
+	}
+	v := &w.Record.Revisions[base]
+	v.Direction = Up
+	return true
+}
+
+// final notes what a revision has at the end, between which the steps choose nothing.
+func (v *Revision) final(n int) { v.Min, v.Max = &n, &n }
+
+// Rescale implements Strategy. What changes at once is the old revision that the service came from: what waits or is judged now must not grow by it.
+func (rolling) Rescale(w *Work) {
+	up, downs := w.Upward(), w.In(Down)
+	n := w.Record.Total()
+	up.final(n)
+	if up.Target != nil {
+		less := min(*up.Target, n)
+		up.Target = &less
+	}
+	old := 0
+	for _, m := range downs {
+		old += m.desired()
+	}
+	if len(downs) == 0 || w.Record.State == RollingBack {
+		return
+	}
+	base := downs[len(downs)-1]
+	has := up.desired()
+	if up.Target != nil {
+		has = *up.Target
+	}
+	base.Before = fit(base.Before, w.Record.Groups, n)
+	base.final(n)
+	for _, m := range downs {
+		have := m.desired()
+		if m == base && !base.Abandoned {
+			have = max(0, min(n, have+n-has-old))
+		}
+		have = min(have, max(0, n-has))
+		m.Target, m.Bounds = &have, nil
+		m.setCount(have, m.Before)
+	}
+}
+
+// fit returns groups with the roles of before and n pods: the new groups themselves where the roles are the same, else what is missing goes to the first.
+func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
+	same := len(before) == len(groups)
+	for _, g := range groups {
+		same = same && slices.ContainsFunc(before, func(b rc.ReplicaGroup) bool { return b.Role == g.Role })
+	}
+	if same {
+		return copyOf(groups)
+	}
+	out := share(n, before, true)
+	if short := n - total(out); short > 0 {
+		c := *out[0].Count + short
+		out[0].Count = &c
+	}
+	return out
+}
+
+// Finish implements Strategy.
+func (rolling) Finish(w *Work) {
+	var left []string
+	for _, m := range w.In(Down) {
+		if !w.retire(m) {
+			left = append(left, m.RC)
+		}
+	}
+	for _, m := range w.In(Stay) {
+		left = append(left, m.RC)
+	}
+	for _, m := range w.Members {
+		m.Ctrl.Mutator, m.Ctrl.AllowMassStop = "", 0
+		m.Ctrl.Service.Companions = slices.DeleteFunc(slices.Clone(left), func(id string) bool { return id == m.RC })
+	}
+	if up := w.Upward(); len(left) == 0 && up != nil {
+		up.Ctrl.Service.Companions, up.Ctrl.Service.Min, up.Ctrl.Service.Max = nil, 0, 0
+	}
+}
+
+// retire marks the controller of an old revision deleted, once nothing is left of it. It reports whether nothing is.
+func (w *Work) retire(m *Member) bool {
+	empty := m.Status != nil && m.Status.Placed == 0 && m.Status.Stopping == 0 && m.Status.Ghosts == 0 && m.desired() == 0
+	switch {
+	case !empty:
+		w.alert("%s still has pods, on machines that are lost: its controller stays, with the count %d", m.Name, m.desired())
+		return false
+	case !w.Record.Update.LeaveOld && m.Ctrl.DeletedAt == nil:
+		at := w.Now()
+		m.Ctrl.DeletedAt = &at
+		w.d.Delete = append(w.d.Delete, m.RC)
+	}
+	return true
+}
+
+// canary is rolling that waits with a few pods for somebody to promote.
+type canary struct{ rolling }
+
+// Plan implements Strategy.
+func (c canary) Plan(w *Work) bool {
+	if w.Record.Promoted || w.Record.State == RollingBack {
+		return c.rolling.Plan(w)
+	}
+	return c.planTo(w, w.Record.Update.CanaryPods)
+}
+
+// Next implements Strategy.
+func (c canary) Next(w *Work) Phase {
+	up := w.Upward()
+	if !w.Record.Promoted && w.Record.State == Progressing && up.Target != nil && *up.Target >= min(w.Record.Update.CanaryPods, w.Record.Total()) {
+		return Promoting
+	}
+	return c.rolling.Next(w)
+}
