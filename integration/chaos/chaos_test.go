@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(insideVar) != "" {
 		os.Exit(start(os.Args[1:])) // this is the run that a test below started
 	}
-	os.Exit(m.Run())
+	os.Exit(consultest.Main(m))
 }
 
 // A short run with a fixed seed, whose first faults are a killed leader, a restored snapshot, a machine that dies with its nodes,

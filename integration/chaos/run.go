@@ -38,6 +38,7 @@ type chaos struct {
 	acting  sync.RWMutex // held to read while operators act
 	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only
 	epoch   int          // of the registers; see registers.go
+	lost    error        // why the records are not back that a wipe deleted
 
 	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
 
@@ -114,6 +115,9 @@ func (c *chaos) run(ctx context.Context) error {
 	calm()
 	_ = load.Wait() // workers end with disturbed and count their errors
 	c.report.Length = time.Since(c.report.Started).Round(time.Second).String()
+	if c.lost != nil {
+		return c.lost
+	}
 	if err := c.healAll(ctx); err != nil {
 		return fmt.Errorf("heal: %w", err)
 	}

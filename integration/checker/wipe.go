@@ -31,10 +31,11 @@ type copied struct {
 // until is when everything must have been adopted.
 func (d *wiped) until() int64 { return d.back + int64(AdoptedWithin) }
 
-// wipes reports whether a command is an operator's mistake and nothing else: the whole prefix goes, while the run says that it
-// deletes it. That is no farm's doing; what follows from it is judged.
+// wipes reports whether a command is an operator's mistake and nothing else: the whole prefix goes, on a condition or none, while the
+// run says that it deletes it. That is no farm's doing; what follows from it is judged.
 func (j *judgement) wipes(w *Write) bool {
-	if len(w.Ops) != 1 || w.Ops[0].Verb != "delete-tree" || w.Ops[0].DirEnt.Key != prefix {
+	deletes := slices.DeleteFunc(slices.Clone(w.Ops), func(op Op) bool { return op.Verb == "check-index" })
+	if len(deletes) != 1 || deletes[0].Verb != "delete-tree" || deletes[0].DirEnt.Key != prefix {
 		return false
 	}
 	for _, e := range j.mistakes {

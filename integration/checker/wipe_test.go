@@ -122,15 +122,24 @@ func TestWhoWipes(t *testing.T) {
 		event func(call, at int64) Event
 		key   string
 		want  int
+		more  []Op
 	}{
-		"an operator":             {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0},
-		"nobody":                  {nil, "", 1},
-		"somebody before it":      {func(call, _ int64) Event { return Event{Kind: EventWipe, Call: call - 10, At: call - 1} }, "", 1},
-		"an operator, part of it": {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "pods/", 1},
+		"an operator":             {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0, nil},
+		"nobody":                  {nil, "", 1, nil},
+		"somebody before it":      {func(call, _ int64) Event { return Event{Kind: EventWipe, Call: call - 10, At: call - 1} }, "", 1, nil},
+		"an operator, part of it": {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "pods/", 1, nil},
+		"an operator, on a condition": {
+			func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0,
+			[]Op{kv("check-index", "schema", nil).at(newWorld(t).schema)},
+		},
+		"an operator, with more": {
+			func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 1,
+			[]Op{kv("delete", "names/x", nil)},
+		},
 	} {
 		w := newWorld(t)
 		call := w.now()
-		w.txn(kv("delete-tree", c.key, nil))
+		w.txn(append(c.more, kv("delete-tree", c.key, nil))...)
 		if c.event != nil {
 			w.add(c.event(call, w.now()))
 		}
