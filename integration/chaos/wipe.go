@@ -62,8 +62,29 @@ func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string,
 	c.events.write(event)
 	if err != nil {
 		c.lost = fmt.Errorf("the records of a wipe are not back: %w", err)
+	} else {
+		c.untilBelled(ctx, export)
 	}
 	return fmt.Sprintf("%d records back after %s", len(export), away.Round(time.Millisecond)), err
+}
+
+// untilBelled waits until each controller of an export has its bell, for as long as that may take: only then do farms know of it.
+func (c *chaos) untilBelled(ctx context.Context, export []consul.Pair) {
+	limited, cancel := context.WithTimeout(ctx, checker.BelledWithin)
+	defer cancel()
+	keys := c.stores[0].Keys()
+	_ = cluster.Until(limited, func() error { // what is missing at the end is judged by the checker
+		for _, p := range export {
+			id, isRC := strings.CutPrefix(p.Key, store.DefaultPrefix+"rcs/")
+			if !isRC {
+				continue
+			}
+			if _, err := c.anyClient().Get(limited, keys.Bell(id), consul.Default); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (c *chaos) anyClient() *consul.Client { return c.client[rand.IntN(servers)] }

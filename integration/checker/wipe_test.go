@@ -20,6 +20,9 @@ func (w *world) wiped() {
 	w.breaker = w.txn(kv("set", "breaker", fields{}))
 }
 
+// belled gives the controller its bell.
+func (w *world) belled() { w.txn(kv("set", "bells/0/c", "1")) }
+
 // adopts takes note of the pod where it runs.
 func (w *world) adopts() {
 	p := placed("n1", running, 10)
@@ -32,6 +35,7 @@ func TestAfterAWipe(t *testing.T) {
 	t.Parallel()
 	const notAdopted, again, stop = "R1 not adopted after a wipe", "R1 placed although it ran before a wipe", "P4 stopped after a wipe"
 	const late = AdoptedWithin + 100*time.Millisecond
+	const unbelled = BelledWithin + 100*time.Millisecond
 	machine := func(w *world, status string) {
 		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status}})
 	}
@@ -41,13 +45,39 @@ func TestAfterAWipe(t *testing.T) {
 	}{
 		"adopted":             {func(w *world) { w.adopts() }, ""},
 		"adopted at the last": {func(w *world) { w.late += AdoptedWithin - 100*time.Millisecond; w.adopts() }, ""},
-		"adopted too late":    {func(w *world) { w.late += late; w.adopts() }, notAdopted},
+		"adopted too late":    {func(w *world) { w.belled(); w.late += late; w.adopts() }, notAdopted},
 		"never adopted":       {func(*world) {}, notAdopted},
+		"its bell comes with a sweep": {func(w *world) {
+			w.late += BelledWithin - 100*time.Millisecond
+			w.belled()
+			w.late += AdoptedWithin - 100*time.Millisecond
+			w.adopts()
+		}, ""},
+		"adopted too late after its bell": {func(w *world) {
+			w.late += BelledWithin - 100*time.Millisecond
+			w.belled()
+			w.late += late
+			w.adopts()
+		}, notAdopted},
+		"its bell comes twice": {func(w *world) {
+			w.belled()
+			w.late += AdoptedWithin / 2
+			w.txn(kv("set", "bells/0/c", "2"))
+			w.late += AdoptedWithin/2 + 100*time.Millisecond
+			w.adopts()
+		}, notAdopted},
+		"another's bell": {func(w *world) {
+			w.late += BelledWithin - 100*time.Millisecond
+			w.txn(kv("set", "bells/0/d", "1"))
+			w.late += time.Second
+			w.adopts()
+		}, notAdopted},
+		"its bell comes too late": {func(w *world) { w.late += unbelled; w.belled(); w.adopts() }, notAdopted},
 		"its preparer starts over": {func(w *world) {
 			machine(w, critical)
 			w.late += heardWithin - 100*time.Millisecond
 			machine(w, "passing")
-			w.late += late
+			w.late += unbelled
 			w.adopts()
 		}, notAdopted},
 		"its preparer is away for long": {func(w *world) {
@@ -55,7 +85,7 @@ func TestAfterAWipe(t *testing.T) {
 			w.late += heardWithin
 			w.txn(kv("set", "names/later", "later"))
 			machine(w, "passing")
-			w.late += late
+			w.late += unbelled
 			w.adopts()
 		}, ""},
 		"placed elsewhere while its preparer is away": {func(w *world) {
@@ -64,7 +94,11 @@ func TestAfterAWipe(t *testing.T) {
 			w.late += heardWithin
 			w.txn(kv("set", "names/later", "later"))
 		}, ""},
-		"its machine died": {func(w *world) { w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"}); w.late += late; w.adopts() }, ""},
+		"its machine died": {func(w *world) {
+			w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"})
+			w.late += unbelled
+			w.adopts()
+		}, ""},
 		"placed elsewhere": {func(w *world) {
 			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)), kv("cas", "reservations/n2", holding("c/main.0")))...)
 		}, again},
@@ -79,7 +113,7 @@ func TestAfterAWipe(t *testing.T) {
 		}, ""},
 		"stopped much later": {func(w *world) {
 			w.adopts()
-			w.late += late
+			w.late += unbelled
 			w.txn(kv("set", "names/late", "late"))
 			w.ran(stopped, 20)
 		}, ""},
