@@ -63,10 +63,14 @@ func (j *judgement) lost(w *Write, id string, d death) {
 	case j.away.gone[d.node] < free:
 		j.violated("R10", "lost without a word of Consul", w.Index, "%s is marked as on the lost machine of %s, whose agent has not failed in the %s since its preparer was heard",
 			id, d.node, time.Duration(w.At-free))
-	case !j.wasHit(n.ConsulNode, free, w.At):
-		j.violated("R10", "lost although its machine lives", w.Index, "%s is marked as on the lost machine of %s; nothing was done to %s", id, d.node, n.ConsulNode)
+	case w.At-j.away.gone[d.node] > int64(saidLate) && !j.wasHit(n.ConsulNode, free, w.At):
+		j.violated("R10", "lost although its machine lives", w.Index, "%s is marked as on the lost machine of %s; nothing was done to %s, whose agent lives for %s by Consul's word",
+			id, d.node, n.ConsulNode, time.Duration(w.At-j.away.gone[d.node]))
 	}
 }
+
+// saidLate is how long after Consul's last word that an agent has failed a farm may act on that.
+const saidLate = 10 * time.Second
 
 // What the run does to a machine shows in Consul a little later; see docs/testing.md.
 const (

@@ -91,17 +91,43 @@ func TestWhoIsLost(t *testing.T) {
 			w.txn(kv("delete", "nodes/0/n1", nil))
 			w.marks(0)
 		}, "R10 lost without a record"},
-		"its machine lives, whatever Consul says": {func(w *world) {
+		"nothing was done to it, but Consul says so": {func(w *world) {
 			w.hit("n2", time.Hour)
 			death := w.unheard("n1")
 			w.agent("n1", critical)
+			w.late += 2 * saidLate
+			w.marks(death, proves(death))
+		}, ""},
+		"nothing was done to it, but Consul just said so": {func(w *world) {
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.late += saidLate - time.Second
+			w.marks(death, proves(death))
+		}, ""},
+		"nothing was done to it, and Consul takes it for alive": {func(w *world) {
+			w.hit("n2", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.late += saidLate
 			w.marks(death, proves(death))
 		}, "R10 lost although its machine lives"},
+		"something was done to it, though Consul takes it for alive": {func(w *world) {
+			w.hit("n1", time.Hour)
+			death := w.unheard("n1")
+			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.late += 2 * saidLate
+			w.marks(death, proves(death))
+		}, ""},
 		"something was done to it long ago": {func(w *world) {
 			w.hit("n1", time.Second)
 			w.late += time.Second + 2*hitLate
 			death := w.unheard("n1")
 			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.late += 2 * saidLate
 			w.marks(death, proves(death))
 		}, "R10 lost although its machine lives"},
 		"something was done to the servers": {func(w *world) {
@@ -109,6 +135,8 @@ func TestWhoIsLost(t *testing.T) {
 			w.late += speakersLate
 			death := w.unheard("n1")
 			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.late += 2 * saidLate
 			w.marks(death, proves(death))
 		}, ""},
 		"something was done to the servers long ago": {func(w *world) {
@@ -116,6 +144,8 @@ func TestWhoIsLost(t *testing.T) {
 			w.late += 2 * speakersLate
 			death := w.unheard("n1")
 			w.agent("n1", critical)
+			w.agent("n1", "passing")
+			w.late += 2 * saidLate
 			w.marks(death, proves(death))
 		}, "R10 lost although its machine lives"},
 		"it moved off a machine that lives": {func(w *world) {
