@@ -164,15 +164,15 @@ func (s *Store) tree(digest string) string { return filepath.Join(s.cfg.Dir, dig
 
 // Ensure returns the directory that holds the unpacked artifact, fetching and unpacking it first if it is not there
 // yet. Callers that ask for one digest at the same time share the work. Errors to test for: ErrInvalid, ErrDigest,
-// ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and those of the context.
+// ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and those of the context. Each has a method Refused() bool.
 func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error) {
 	src, err := parse(a)
 	if err != nil {
-		return "", err
+		return "", failed{err}
 	}
 	err = s.share(ctx, a, func() error { return s.ensure(ctx, src, a.SHA256) })
 	if err != nil {
-		return "", fmt.Errorf("artifact %s: %w", a.URL, err)
+		return "", failed{fmt.Errorf("artifact %s: %w", a.URL, err)}
 	}
 	return s.tree(a.SHA256), nil
 }

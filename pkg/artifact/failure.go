@@ -19,6 +19,23 @@ func final(err error) bool {
 	return false
 }
 
+// gone marks that the server, or the node, does not have the file.
+type gone struct{ error }
+
+func (g gone) Unwrap() error { return g.error }
+
+// failed is an error of Ensure.
+type failed struct{ error }
+
+func (f failed) Unwrap() error { return f.error }
+
+// Refused reports whether it is about the artifact itself, so that asking again ends the same way until somebody puts another file there:
+// it is not there, or is not what the manifest says, or may not be unpacked here.
+func (f failed) Refused() bool {
+	var g gone
+	return final(f.error) || errors.As(f.error, &g)
+}
+
 // failures remembers what was refused, so that it is not fetched again and again. Not for ever: an operator may put
 // another file there. A local file that changed is tried at once.
 type failures struct {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -138,6 +139,9 @@ func (s *Store) fetch(ctx context.Context, src source, into *os.File, want strin
 func (s *Store) copyFile(ctx context.Context, path string, into *os.File) (digest string, size int64, err error) {
 	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", 0, gone{fmt.Errorf("fetch: %w", err)}
+	}
 	if err != nil {
 		return "", 0, fmt.Errorf("fetch: %w", err)
 	}
@@ -162,7 +166,11 @@ func (s *Store) download(ctx context.Context, url string, into *os.File) (digest
 	req.Header.Set("Accept-Encoding", "identity")
 	req.SetResponseHandler(func(resp *http.Response) error {
 		defer func() { _ = resp.Body.Close() }()
-		if resp.StatusCode != http.StatusOK {
+		switch resp.StatusCode {
+		case http.StatusOK:
+		case http.StatusNotFound, http.StatusGone:
+			return gone{fmt.Errorf("server answered %s: %w", resp.Status, errFinal)}
+		default:
 			return fmt.Errorf("server answered %s: %w", resp.Status, errFinal)
 		}
 		digest, size, err = s.receive(ctx, resp.Body, resp.ContentLength, into)

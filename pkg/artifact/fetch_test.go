@@ -90,6 +90,31 @@ func TestFetchHTTPS(t *testing.T) {
 	}
 }
 
+func refused(err error) bool {
+	var r interface{ Refused() bool }
+	return errors.As(err, &r) && r.Refused()
+}
+
+// What asking again may mend was not refused.
+func TestRefused(t *testing.T) {
+	for status, want := range map[int]bool{
+		http.StatusNotFound: true, http.StatusGone: true, http.StatusBadGateway: false, http.StatusForbidden: false, http.StatusOK: true, // another file
+	} {
+		url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+		s, _ := newStore(t, artifact.Config{HTTPClient: client, Retries: 1})
+		a := manifest.Artifact{Kind: "tar", URL: url, SHA256: strings.Repeat("0", 64)}
+		for range 2 { // the second time it is remembered, or asked again
+			if _, err := s.Ensure(t.Context(), a); err == nil || refused(err) != want {
+				t.Errorf("status %d: refused: %v: %v", status, refused(err), err)
+			}
+		}
+	}
+	s, dir := newStore(t, artifact.Config{})
+	if _, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "file://" + dir + "/none", SHA256: strings.Repeat("0", 64)}); !refused(err) {
+		t.Errorf("a file that is not there was not refused: %v", err)
+	}
+}
+
 func TestFetchTimeout(t *testing.T) {
 	url, client := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	s, dir := newStore(t, artifact.Config{HTTPClient: client, FetchTimeout: 50 * time.Millisecond})

@@ -48,11 +48,16 @@ type Check struct {
 	TTL time.Duration
 	// Alias is the id of another service of the agent whose state is this one's, too.
 	Alias string `json:",omitempty"`
+	// Passing: it begins as one that passes, because what it looks at was just seen to pass. It is no part of what the check is.
+	Passing bool `json:"-"`
 }
 
 // registration returns the check in the API's form.
 func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 	reg := &api.AgentServiceCheck{CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name, Status: api.HealthCritical}
+	if c.Passing {
+		reg.Status = api.HealthPassing
+	}
 	switch {
 	case c.Alias != "":
 		reg.AliasService = c.Alias
@@ -82,8 +87,8 @@ func (c *Client) UpdateCheck(ctx context.Context, serviceID string, passing bool
 }
 
 // RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
-// starts critical, except where name, address, port, tags and meta are those of the service that was there: then its
-// state stays, so that a restarted preparer does not take a healthy pod out of service.
+// starts critical, unless it is to begin as one that passes, except where name, address, port, tags and meta are those of the
+// service that was there: then its state stays, so that a restarted preparer does not take a healthy pod out of service.
 func (c *Client) RegisterService(ctx context.Context, s Service) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()

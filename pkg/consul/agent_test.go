@@ -140,7 +140,7 @@ func TestAliasCheck(t *testing.T) {
 	}
 }
 
-// A check starts critical, so that nothing counts as available before it was looked at.
+// A check starts critical, so that nothing counts as available before it was looked at, unless it is known to pass.
 func TestRegisteredCheckStartsCritical(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -155,6 +155,18 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
 	if got := must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", id)); len(got) != 1 || got[id].Passing || got[id].Check != "health of slow" {
 		t.Fatalf("got %v", got)
+	}
+
+	other := s
+	other.ID, other.Name, other.Meta = id+"-passes", "passes", map[string]string{"k": id + "-passes"}
+	check := *s.Check
+	check.Passing, other.Check = true, &check
+	if err := c.RegisterService(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), other.ID) })
+	if got := must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", other.ID)); !got[other.ID].Passing {
+		t.Errorf("one that is to begin as passing is %v", got)
 	}
 }
 

@@ -126,7 +126,7 @@ func TestExamplesAreValid(t *testing.T) {
 // The manifests of these tests have every field between them, so that no new one is forgotten in them.
 func TestAllHasEveryField(t *testing.T) {
 	var written []string
-	for _, text := range []string{all, allTCP, allScript, allService, allReady} {
+	for _, text := range []string{all, allTCP, allScript, allService, allReady, allDrain} {
 		written = append(written, filled("", reflect.ValueOf(decode(t, text)).Elem())...)
 	}
 	for _, path := range paths("", reflect.TypeFor[manifest.Manifest]()) {

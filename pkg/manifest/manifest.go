@@ -27,6 +27,7 @@ const (
 	DefaultBackoffMax     = time.Minute
 	DefaultPIDs           = 4096 // processes and threads of one process with all that it starts
 	DefaultMinReady       = 10 * time.Second
+	DefaultDrain          = time.Second
 )
 
 // The kinds of artifacts.
@@ -117,6 +118,8 @@ type Service struct {
 	Port string            `json:"port,omitempty"` // name of the port that it stands for; default: see Manifest.Services
 	Tags []string          `json:"tags,omitempty"`
 	Meta map[string]string `json:"meta,omitempty"`
+	// Drain is for how long the pod serves on after it has left its name, before it is stopped; see DrainFor.
+	Drain *field.Duration `json:"drain,omitempty"`
 }
 
 // Health is how a node finds out whether the pod works. Exactly one of HTTP, TCP and Script is set.
@@ -246,6 +249,28 @@ func (m *Manifest) ReadyAfter() time.Duration {
 		return m.Health.MinReady.Or(DefaultMinReady)
 	}
 	return m.MinReady.Or(DefaultMinReady)
+}
+
+// DrainFor returns for how long the pod serves on after it was deregistered and before it is stopped, so that whoever has just looked
+// its address up is served. Nobody looks up one without ports.
+func (m *Manifest) DrainFor() time.Duration {
+	switch {
+	case len(m.Ports) == 0:
+		return 0
+	case m.Service == nil:
+		return DefaultDrain
+	}
+	return m.Service.Drain.Or(DefaultDrain)
+}
+
+// RunsOnce reports whether none of the pod's processes is ever started again: then a node runs a version of it at most once.
+func (m *Manifest) RunsOnce() bool {
+	for i := range m.Launchables {
+		if r := m.Launchables[i].Restart; r == nil || r.Policy != RestartNever {
+			return false
+		}
+	}
+	return len(m.Launchables) > 0
 }
 
 // Grace returns the longest stop grace of the pod's processes.

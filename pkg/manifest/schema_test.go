@@ -78,7 +78,7 @@ func TestSchemaAgrees(t *testing.T) {
 			}
 		})
 	}
-	for _, text := range []string{least, full, all, allTCP, allScript, allService, allReady} {
+	for _, text := range []string{least, full, all, allTCP, allScript, allService, allReady, allDrain} {
 		if err := conforms(t, schema, []byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

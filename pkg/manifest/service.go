@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
@@ -15,6 +16,15 @@ const (
 	MaxTags = 64
 	MaxMeta = 48 // Consul takes 64; the others are for the preparer
 )
+
+// MaxDrain bounds for how long a pod serves on after it has left its name.
+const MaxDrain = 10 * time.Minute
+
+// standbySuffix makes the name of a service that of the pods which stand by for it.
+const standbySuffix = "-standby"
+
+// Standby returns the name under which a pod is registered while it stands by.
+func (s NamedService) Standby() string { return s.Name + standbySuffix }
 
 // Names that the services of pods must not have: Consul's own, and those of the daemons.
 const (
@@ -74,6 +84,9 @@ func (s *Service) validate(m *Manifest) field.Errors {
 	}
 	if s.Port != "" {
 		m.checkPort(&errs, "port", s.Port)
+	}
+	if s.Drain != nil && time.Duration(*s.Drain) > MaxDrain {
+		errs.Add("drain", time.Duration(*s.Drain).String(), fmt.Sprintf("a length of time, at most %q; 0s: none", MaxDrain))
 	}
 	checkCount(&errs, "tags", len(s.Tags), 0, MaxTags)
 	seen := map[string]bool{}

@@ -41,6 +41,11 @@ func TestValidate(t *testing.T) {
 		{"a service", func(m *manifest.Manifest) {
 			m.Service = &manifest.Service{Name: "shop", Port: "http", Tags: []string{"a", "b=c"}, Meta: map[string]string{"team_1": "x y"}}
 		}, ""},
+		{"no drain", func(m *manifest.Manifest) { m.Service = &manifest.Service{Drain: new(field.Duration)} }, ""},
+		{"long drain", func(m *manifest.Manifest) {
+			d := field.Duration(manifest.MaxDrain + 1)
+			m.Service = &manifest.Service{Drain: &d}
+		}, `service.drain: "10m0.000000001s" is not valid; allowed: a length of time, at most "10m0s"; 0s: none`},
 		{"service name", func(m *manifest.Manifest) { m.Service = &manifest.Service{Name: "Shop"} }, `service.name: "Shop" is not valid; allowed: ` + name},
 		{"service name of Consul", func(m *manifest.Manifest) { m.Service = &manifest.Service{Name: "consul"} }, `service.name: "consul" is not valid; allowed: ` + taken},
 		{

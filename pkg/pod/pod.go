@@ -207,7 +207,9 @@ const (
 	StateUnhealthy  State = "unhealthy" // processes run, health check does not pass
 	StateStopping   State = "stopping"
 	StateStopped    State = "stopped"
-	StateFailed     State = "failed"
+	// StateEnded: all its processes have ended well, and their restart policy leaves it at that. LastExit is the last of them.
+	StateEnded  State = "ended"
+	StateFailed State = "failed"
 	// StateCrashLooping: one of its processes has ended CrashLoop times or more in a row, each time soon after its start. It stays so
 	// until that process has run for long enough, whether it runs or waits meanwhile, and is not available.
 	StateCrashLooping State = "crash-looping"
@@ -220,16 +222,19 @@ const CrashLoop = 3
 // Reality is what one node did about one identity, at reality/<node>/<rc-id>/<role>.<index>.
 type Reality struct {
 	Identity
-	Node      string    `json:"node"`
-	Digest    string    `json:"digest"`
-	Revision  int64     `json:"revision"` // highest that the node has applied
-	State     State     `json:"state"`
-	Available bool      `json:"available"`
-	Standby   bool      `json:"standby,omitempty"` // it is out of its service's name
-	Restarts  int       `json:"restarts"`
-	LastExit  *Exit     `json:"last_exit,omitempty"`
-	Message   string    `json:"message,omitempty"` // why, in one sentence; what to do where something can be done
-	Since     time.Time `json:"since"`             // in this state, by the node's clock
+	Node      string `json:"node"`
+	Digest    string `json:"digest"`
+	Revision  int64  `json:"revision"` // highest that the node has applied
+	State     State  `json:"state"`
+	Available bool   `json:"available"`
+	Standby   bool   `json:"standby,omitempty"` // it is out of its service's name
+	// Hopeless: trying again will not mend by itself what keeps the accepted version from running: its artifact is refused, say, or its
+	// processes end again and again. An operator may, or another version.
+	Hopeless bool      `json:"hopeless,omitempty"`
+	Restarts int       `json:"restarts"`
+	LastExit *Exit     `json:"last_exit,omitempty"`
+	Message  string    `json:"message,omitempty"` // why, in one sentence; what to do where something can be done
+	Since    time.Time `json:"since"`             // in this state, by the node's clock
 }
 
 // Drops reports whether a copy that counted as available, wherever it counts, may not do so any more once the next reality is

@@ -414,6 +414,7 @@ type artifacts struct {
 	dir     string
 	mu      sync.Mutex
 	missing map[string]bool
+	errs    map[string]error
 }
 
 func (a *artifacts) add(t *testing.T, script string) manifest.Artifact {
@@ -435,11 +436,23 @@ func (a *artifacts) setMissing(art manifest.Artifact, missing bool) {
 	a.missing[art.SHA256] = missing
 }
 
+func (a *artifacts) setError(art manifest.Artifact, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.errs == nil {
+		a.errs = map[string]error{}
+	}
+	a.errs[art.SHA256] = err
+}
+
 func (a *artifacts) Ensure(_ context.Context, art manifest.Artifact) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.missing[art.SHA256] {
 		return "", errors.New("no such file")
+	}
+	if err := a.errs[art.SHA256]; err != nil {
+		return "", err
 	}
 	return filepath.Join(a.dir, art.SHA256), nil
 }

@@ -15,7 +15,7 @@ type World struct {
 	Intents map[pod.Identity]pod.Intent
 	// Unreadable are the identities whose intent exists and cannot be understood, as after a newer version wrote it.
 	Unreadable map[pod.Identity]bool
-	// Stops are the indices of the intents that say `stopped`.
+	// Stops are the indices of the intents that say `stopped`, or `standby`: the pod counts for no minimum.
 	Stops map[pod.Identity]uint64
 	// Shut: whoever wrote an intent may have been a pod, so that none is accepted.
 	Shut bool

@@ -139,6 +139,7 @@ type faultRun struct {
 	manifests []manifest.Manifest // of versions that differ; those with odd numbers have hooks
 	digests   []string            // of the manifests
 	running   int                 // number of the version that is to run; -1: none
+	standby   bool                // it is to stand by
 	revision  int64
 	diedAt    map[string]int
 }
@@ -244,7 +245,7 @@ func (f *faultRun) converged() error {
 	if f.running >= 0 {
 		want, state = f.digests[f.running], pod.StateReady
 	}
-	if r.Revision != f.revision || r.State != state || want != "" && r.Digest != want {
+	if r.Revision != f.revision || r.State != state || f.running >= 0 && r.Standby != f.standby || want != "" && r.Digest != want {
 		return fmt.Errorf("want %s %.12s at %d, reality %+v: %s", state, want, f.revision, r, r.Message)
 	}
 	return nil
@@ -253,7 +254,7 @@ func (f *faultRun) converged() error {
 // trial tells the pod to become something else, kills the preparer up to three times meanwhile, and looks what became of it.
 func (f *faultRun) trial(limit int) {
 	f.t.Helper()
-	before := f.running
+	before, procs := f.running, f.onMachine()
 	f.choose()
 	if f.running >= 0 {
 		f.spoil(f.running)
@@ -278,6 +279,10 @@ func (f *faultRun) trial(limit int) {
 	f.eventually(f.converged)
 	f.mustHaveRun(before)
 	f.mustBeOne()
+	if now := f.onMachine(); before >= 0 && f.running == before && !maps.Equal(now, procs) {
+		f.t.Errorf("processes %v, before it was to stand by, or no longer, %v", now, procs)
+	}
+	f.mustBeRegistered()
 	f.beWhole()
 	f.kill()
 	f.mustBeOne()
@@ -291,6 +296,12 @@ func (f *faultRun) choose() {
 		f.want(-1)
 		return
 	}
+	if f.running >= 0 && f.rnd.IntN(3) == 0 { // nothing else changes
+		f.standby = !f.standby
+		f.want(f.running)
+		return
+	}
+	f.standby = f.rnd.IntN(3) == 0
 	f.want((max(f.running, 0) + 1 + f.rnd.IntN(len(f.digests)-1)) % len(f.digests))
 }
 
@@ -303,7 +314,28 @@ func (f *faultRun) want(n int) {
 	}
 	f.running = n
 	f.revision++
-	f.tell(intent(0, digest, state, f.revision))
+	in := intent(0, digest, state, f.revision)
+	in.Standby = f.standby
+	f.tell(in)
+}
+
+// mustBeRegistered looks at the agent: it has the pod under the one name that it is to have.
+func (f *faultRun) mustBeRegistered() {
+	f.t.Helper()
+	want := map[string]bool{preparer.ServiceID(f.cfg.Node.Name, identity(9)): true}
+	switch {
+	case f.running < 0:
+	case f.standby:
+		want[preparer.StandbyServiceID(f.cfg.Node.Name, identity(0))] = true
+	default:
+		want[preparer.ServiceID(f.cfg.Node.Name, identity(0))] = true
+	}
+	f.eventually(func() error {
+		if local := f.services(); !maps.Equal(local, want) {
+			return fmt.Errorf("services %v, want %v", local, want)
+		}
+		return nil
+	})
 }
 
 // mustNotBeLost looks at a node whose preparer is dead: as long as nothing newer is installed, what is installed runs.
@@ -334,6 +366,9 @@ func (f *faultRun) mustNotBeLost(before int) {
 func (f *faultRun) mustHaveRun(before int) {
 	f.t.Helper()
 	var want []string
+	if before == f.running {
+		return
+	}
 	if before >= 0 && before%2 == 1 {
 		want = append(want, f.digests[before]+" before_stop", f.digests[before]+" after_stop")
 	}
@@ -402,7 +437,7 @@ func (f *faultRun) onMachine() map[int]string {
 	return found
 }
 
-// The preparer is killed with SIGKILL at random steps of installations, upgrades and stops, those of fetching, unpacking and
+// The preparer is killed with SIGKILL at random steps of installations, upgrades, stops and changes of the name, those of fetching, unpacking and
 // restoring artifacts included. No pod is lost, none runs
 // twice, nothing runs unsupervised, every hook runs, and in the end everything is as it was told to be.
 func TestKilledAnywhere(t *testing.T) {

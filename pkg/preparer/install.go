@@ -58,7 +58,7 @@ func (p *Preparer) installFailed(ctx context.Context, e *entry, rec *Record, err
 	if rec.Installed != nil {
 		message += fmt.Sprintf("; version %s stays as it is", short(rec.Installed.Digest))
 	}
-	p.setActivity(e, pod.StateFailed, message)
+	p.setFailed(e, message, err)
 }
 
 // prepare makes a new version out of the manifest, up to its directory, with the hooks around that.
@@ -146,7 +146,8 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 	if err != nil {
 		if ctx.Err() == nil {
 			p.cfg.Metrics.installFailed()
-			p.setActivity(e, stateOf(err), fmt.Sprintf("cannot install %s: %v", short(digest), err))
+			message := fmt.Sprintf("cannot install %s: %v", short(digest), err)
+			p.does(e, activity{state: stateOf(err), message: message, hopeless: hopeless(err)})
 		}
 		return nil, rec, err
 	}

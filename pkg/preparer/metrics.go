@@ -22,7 +22,7 @@ type Metrics struct {
 // podStates are all states that a node reports.
 var podStates = []pod.State{
 	pod.StatePending, pod.StateFetching, pod.StateInstalling, pod.StateStarting, pod.StateRunning, pod.StateReady,
-	pod.StateUnhealthy, pod.StateStopping, pod.StateStopped, pod.StateFailed, pod.StateCrashLooping, pod.StateOrphaned,
+	pod.StateUnhealthy, pod.StateStopping, pod.StateStopped, pod.StateEnded, pod.StateFailed, pod.StateCrashLooping, pod.StateOrphaned,
 }
 
 // NewMetrics makes and registers the metrics of a preparer.

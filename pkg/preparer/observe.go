@@ -24,6 +24,8 @@ type observation struct {
 	procs     []runtime.Status // of the installed version
 	missing   bool             // not all of its processes are there
 	available bool
+	spent     bool   // it runs once, and nobody knows how it ended
+	standby   bool   // it is out of its service's name
 	unhealthy bool   // the check has had its time and does not pass
 	unlisted  bool   // the local agent does not have the service
 	check     string // that the local agent runs, by its name there; empty: it runs none, or does not have it
@@ -35,7 +37,7 @@ func observe(o observation) pod.Reality {
 	digest, _ := o.rec.runs()
 	r := pod.Reality{
 		Identity: o.rec.Intent.Identity, Node: o.node, Digest: digest, Revision: o.rec.Intent.Revision,
-		Available: o.available, Message: o.activity.message,
+		Available: o.available, Standby: o.standby, Message: o.activity.message,
 	}
 	for _, status := range o.procs {
 		r.Restarts += status.Restarts
@@ -51,10 +53,10 @@ func observe(o observation) pod.Reality {
 			r.State = pod.StateStopped
 		}
 	} else {
-		state, message := processState(o)
-		r.State = state
+		state, message, never := processState(o)
+		r.State, r.Hopeless = state, never
 		if o.activity.state != "" {
-			r.State = o.activity.state
+			r.State, r.Hopeless = o.activity.state, o.activity.hopeless
 		} else if r.Message == "" {
 			r.Message = message
 			if broken(state) && len(o.rec.Previous) > 0 && !o.rec.wasReady() {
@@ -76,36 +78,50 @@ func broken(state pod.State) bool { return state == pod.StateFailed || state == 
 // startingMessage is the same for whatever is missing, so that a reality changes no more often than its state does.
 const startingMessage = "not all of its processes run yet"
 
-// processState derives the state from the processes alone.
-func processState(o observation) (state pod.State, message string) {
-	if o.rec.Installed == nil {
-		return pod.StatePending, "nothing of it is installed yet"
-	}
-	if o.missing {
-		return pod.StateStarting, startingMessage
+// spentMessage is about a version that runs once.
+const spentMessage = "it was started before and runs at most once, and nobody saw how it ended"
+
+// processState derives the state from the processes alone. hopeless says that it will not change by itself.
+func processState(o observation) (state pod.State, message string, hopeless bool) {
+	switch {
+	case o.rec.Installed == nil:
+		return pod.StatePending, "nothing of it is installed yet", false
+	case o.spent:
+		return pod.StateFailed, spentMessage, true
+	case o.missing:
+		return pod.StateStarting, startingMessage, false
 	}
 	if i := slices.IndexFunc(o.procs, crashLoops); i >= 0 {
-		return pod.StateCrashLooping, crashMessage(&o.procs[i])
+		return pod.StateCrashLooping, crashMessage(&o.procs[i]), true
 	}
-	state = pod.StateRunning
+	state = pod.StateEnded
 	for _, status := range o.procs {
 		switch {
 		case status.Phase == runtime.Unknown:
-			return pod.StateFailed, "what the runtime recorded of a process cannot be read, so it is left alone: " + status.Message
+			return pod.StateFailed, "what the runtime recorded of a process cannot be read, so it is left alone: " + status.Message, false
 		case status.Phase == runtime.Backoff:
-			return pod.StateFailed, downMessage(status)
+			return pod.StateFailed, downMessage(status), false
 		case done(status):
 		case status.Phase == runtime.Exited:
-			return pod.StateFailed, downMessage(status)
+			return pod.StateFailed, downMessage(status), true
 		case status.Phase != runtime.Running:
 			state = pod.StateStarting
+		case state == pod.StateEnded:
+			state = pod.StateRunning
 		}
 	}
+	if state != pod.StateRunning {
+		return state, map[pod.State]string{pod.StateStarting: startingMessage}[state], false
+	}
+	state, message = healthState(o)
+	return state, message, false
+}
+
+// healthState derives the state of a pod whose processes run.
+func healthState(o observation) (state pod.State, message string) {
 	switch {
-	case state == pod.StateStarting:
-		return state, startingMessage
 	case o.available:
-		state = pod.StateReady
+		return pod.StateReady, ""
 	case o.unhealthy && o.check != "":
 		return pod.StateUnhealthy, strings.TrimSuffix(fmt.Sprintf("its check %q does not pass at the local Consul agent: %s", o.check, oneLine(o.complaint)), ": ")
 	case o.unhealthy && o.complaint != "":
@@ -115,7 +131,7 @@ func processState(o observation) (state pod.State, message string) {
 	case o.unhealthy:
 		return pod.StateUnhealthy, "its health check does not pass at the local Consul agent"
 	}
-	return state, ""
+	return pod.StateRunning, ""
 }
 
 // crashLoops reports whether a process ends again and again. One that its restart policy leaves at that does not.
@@ -391,7 +407,7 @@ func (p *Preparer) observeDue(now time.Time) time.Time {
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	health := e.healthOf()
 	health.silent = !p.agentSeen && e.script == nil
-	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, unlisted: !health.known}
+	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.spent, standby: e.standby, unlisted: !health.known}
 	if health.known {
 		o.complaint = e.complaint.Text()
 	}

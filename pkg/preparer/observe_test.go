@@ -32,6 +32,13 @@ func TestObserve(t *testing.T) {
 		procs[1].ShortRuns, procs[1].LastExit = pod.CrashLoop, &pod.Exit{Launchable: "web", Code: 3}
 		return procs
 	}
+	ended := func(code int) []runtime.Status {
+		procs := procsIn(runtime.Exited, runtime.Exited)
+		for i := range procs {
+			procs[i].LastExit = &pod.Exit{Code: code}
+		}
+		return procs
+	}
 	const crashes = "web: ended with exit status 3, again and again"
 	for name, c := range map[string]struct {
 		o         observation
@@ -46,8 +53,8 @@ func TestObserve(t *testing.T) {
 		"starting":              {observation{rec: rec, procs: procsIn(runtime.Running, runtime.Starting)}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
 		"half there":            {observation{rec: rec, procs: procsIn(runtime.Running), missing: true}, pod.StateStarting, false, rec.Intent.Digest, 7, "not all of its processes"},
 		"hook runs":             {observation{rec: rec, missing: true, doing: "hook x runs"}, pod.StateStarting, false, rec.Intent.Digest, 7, "hook x runs"},
-		"stop takes long":       {observation{rec: stopping, procs: up, activity: activity{pod.StateStopping, "waiting"}, doing: "hook x runs"}, pod.StateStopping, false, rec.Intent.Digest, 9, "hook x runs"},
-		"tried again":           {observation{rec: rec, missing: true, activity: activity{pod.StateFailed, "no such file"}, doing: "hook x runs"}, pod.StateFailed, false, rec.Intent.Digest, 7, "no such file"},
+		"stop takes long":       {observation{rec: stopping, procs: up, activity: activity{state: pod.StateStopping, message: "waiting"}, doing: "hook x runs"}, pod.StateStopping, false, rec.Intent.Digest, 9, "hook x runs"},
+		"tried again":           {observation{rec: rec, missing: true, activity: activity{state: pod.StateFailed, message: "no such file"}, doing: "hook x runs"}, pod.StateFailed, false, rec.Intent.Digest, 7, "no such file"},
 		"running":               {observation{rec: rec, procs: up}, pod.StateRunning, false, rec.Intent.Digest, 7, ""},
 		"unhealthy":             {observation{rec: rec, procs: up, unhealthy: true}, pod.StateUnhealthy, false, rec.Intent.Digest, 7, "health check"},
 		"available":             {observation{rec: rec, procs: up, available: true}, pod.StateReady, true, rec.Intent.Digest, 7, ""},
@@ -55,10 +62,13 @@ func TestObserve(t *testing.T) {
 		"crash-looping, waits":  {observation{rec: rec, procs: loops(runtime.Backoff)}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, crashes},
 		"crash-looping, starts": {observation{rec: rec, procs: loops(runtime.Starting)}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, crashes},
 		"crash-looping, runs":   {observation{rec: rec, procs: loops(runtime.Running), unhealthy: true}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, crashes},
+		"done":                  {observation{rec: rec, procs: ended(0)}, pod.StateEnded, false, rec.Intent.Digest, 7, ""},
+		"done in part":          {observation{rec: rec, procs: append(procsIn(runtime.Running), ended(0)[0])}, pod.StateRunning, false, rec.Intent.Digest, 7, ""},
+		"nobody knows":          {observation{rec: rec, missing: true, spent: true}, pod.StateFailed, false, rec.Intent.Digest, 7, "runs at most once"},
 		"not started again":     {observation{rec: rec, procs: loops(runtime.Exited)}, pod.StateFailed, false, rec.Intent.Digest, 7, "leaves it at that"},
 		"crash-looping orphan":  {observation{rec: rec, procs: loops(runtime.Running), standing: standing{verdict: Orphan}}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, "orphaned"},
 		"upgrade fetches":       {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFetching}}, pod.StateFetching, true, rec.Intent.Digest, 9, ""},
-		"upgrade fails":         {observation{rec: upgrading, procs: up, available: true, activity: activity{pod.StateFailed, "no such file"}}, pod.StateFailed, true, rec.Intent.Digest, 9, "no such file"},
+		"upgrade fails":         {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFailed, message: "no such file"}}, pod.StateFailed, true, rec.Intent.Digest, 9, "no such file"},
 		"orphan":                {observation{rec: rec, procs: up, available: true, standing: standing{verdict: Orphan}}, pod.StateOrphaned, true, rec.Intent.Digest, 7, "orphaned"},
 		"crashed orphan":        {observation{rec: rec, procs: procsIn(runtime.Backoff), standing: standing{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
 		"regressed":             {observation{rec: rec, procs: up, available: true, standing: standing{Regress, 3}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
@@ -76,6 +86,36 @@ func TestObserve(t *testing.T) {
 				t.Errorf("message %q, want %q", r.Message, c.message)
 			}
 		})
+	}
+}
+
+// Only what will not mend by itself is hopeless.
+func TestObserveHopeless(t *testing.T) {
+	t.Parallel()
+	rec := sampleRecord(0)
+	loops := procsIn(runtime.Running)
+	loops[0].ShortRuns = pod.CrashLoop
+	failed := procsIn(runtime.Exited)
+	failed[0].LastExit = &pod.Exit{Code: 1}
+	done := procsIn(runtime.Exited)
+	done[0].LastExit = &pod.Exit{}
+	for name, c := range map[string]struct {
+		o    observation
+		want bool
+	}{
+		"runs":           {observation{rec: rec, procs: procsIn(runtime.Running)}, false},
+		"crash-looping":  {observation{rec: rec, procs: loops}, true},
+		"ended once":     {observation{rec: rec, procs: procsIn(runtime.Backoff)}, false},
+		"failed":         {observation{rec: rec, procs: failed}, true},
+		"done":           {observation{rec: rec, procs: done}, false},
+		"nobody knows":   {observation{rec: rec, spent: true}, true},
+		"refused":        {observation{rec: rec, procs: procsIn(runtime.Running), activity: activity{state: pod.StateFailed, hopeless: true}}, true},
+		"does something": {observation{rec: rec, procs: loops, activity: activity{state: pod.StateFetching}}, false},
+		"unreadable":     {observation{rec: rec, procs: procsIn(runtime.Unknown)}, false},
+	} {
+		if got := observe(c.o); got.Hopeless != c.want {
+			t.Errorf("%s: %+v, hopeless %v", name, got.State, got.Hopeless)
+		}
 	}
 }
 

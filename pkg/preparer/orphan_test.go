@@ -54,18 +54,23 @@ func TestNewWorld(t *testing.T) {
 	t.Parallel()
 	rec := func(in pod.Intent) store.Rec[pod.Intent] { return store.Rec[pod.Intent]{Value: in} }
 	good, odd := sampleRecord(0).Intent, sampleRecord(1).Intent
+	standby, stopped := sampleRecord(3).Intent, sampleRecord(4).Intent
+	standby.Standby, stopped.State = true, pod.Stopped
+	at := func(in pod.Intent, index uint64) store.Rec[pod.Intent] {
+		return store.Rec[pod.Intent]{Value: in, Index: index}
+	}
 	odd.State = "paused"
 	newer := good
 	newer.Revision = 9
 	local := map[pod.Identity]*entry{ident(2): nil, ident(22): nil}
 	seen := store.Seen[pod.Intent]{
-		Recs:    []store.Rec[pod.Intent]{rec(newer), rec(good), rec(odd)},
+		Recs:    []store.Rec[pod.Intent]{rec(newer), rec(good), rec(odd), at(standby, 5), at(stopped, 6)},
 		Corrupt: []error{&store.CorruptError{Key: "rcfarm/intent/n1/rc/main.2"}, &store.CorruptError{Key: "rcfarm/intent/n1/rc/main.222"}},
 	}
 	w, problems := newWorld(seen, "n1", local)
 	want := World{
-		Known: true, Intents: map[pod.Identity]pod.Intent{ident(0): newer},
-		Unreadable: map[pod.Identity]bool{ident(1): true, ident(2): true}, Stops: map[pod.Identity]uint64{},
+		Known: true, Intents: map[pod.Identity]pod.Intent{ident(0): newer, ident(3): standby, ident(4): stopped},
+		Unreadable: map[pod.Identity]bool{ident(1): true, ident(2): true}, Stops: map[pod.Identity]uint64{ident(3): 5, ident(4): 6},
 	}
 	if diff := cmp.Diff(want, w); diff != "" || len(problems) != 3 {
 		t.Errorf("%d problems\n%s", len(problems), diff)

@@ -37,8 +37,10 @@ type entry struct {
 	tidied    int64      // revision of the version after whose launch all was tidied up; only the worker uses it
 	collected bool       // what a stopped pod leaves behind is gone
 	heldBack  bool       // it must not run while Consul is out of touch
+	spent     bool       // it runs once, was started before, and the runtime does not have how it ended
 	up        bool       // the installed processes were started, so the service may be registered
 	service   string     // fingerprint of the service as registered; saved by the worker
+	standby   bool       // the agent has the pod out of its service's name, as seen last; saved by the worker
 	saveBy    time.Time  // when that must be under way; zero: it is saved
 	gate      gate       // paces registrations that do not last
 	health    checkState // of its service, as the local agent says
@@ -76,13 +78,14 @@ type standing struct {
 
 // activity is what a worker is doing, or what keeps it from it. The zero value means that there is nothing to say.
 type activity struct {
-	state   pod.State
-	message string
+	state    pod.State
+	message  string
+	hopeless bool // trying again mends nothing
 }
 
 func newEntry(rec Record) *entry {
 	e := &entry{
-		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service, restarts: -1,
+		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service, standby: rec.Standby, restarts: -1,
 		readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
 	e.readiness.keep(rec.Counting)
@@ -111,7 +114,7 @@ func (e *entry) expect() {
 	rec := e.rec.accept(*e.want)
 	e.activity = activity{}
 	if rec.Intent.State == pod.Running && !rec.upToDate() {
-		e.activity = activity{pod.StatePending, e.pendingText()}
+		e.activity = activity{state: pod.StatePending, message: e.pendingText()}
 	}
 }
 
@@ -228,7 +231,7 @@ func (p *Preparer) settle(ctx context.Context, e *entry) error {
 	}
 	// What runs is as asked for, except perhaps for its name: a newer intent for the same digest installs nothing.
 	if err := samePod(rec.Intent, rec.Installed.manifest()); err != nil {
-		p.setActivity(e, pod.StateFailed, err.Error())
+		p.setFailed(e, err.Error(), err)
 		return nil
 	}
 	p.setActivity(e, "", "")
@@ -255,6 +258,9 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 	if e.want == want {
 		e.want = nil
 	}
+	if rec.Intent.Standby != saved.Intent.Standby {
+		p.service.raise()
+	}
 	return rec, nil
 }
 
@@ -262,9 +268,9 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 // that is saved already costs nothing.
 func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
-	rec.Service, rec.Ready, rec.Counting = e.service, e.readiness.ready, e.counting
+	rec.Service, rec.Standby, rec.Ready, rec.Counting = e.service, e.standby, e.readiness.ready, e.counting
 	if rec.StoppedAt != nil {
-		rec.Service, rec.Ready, rec.Counting = "", "", nil
+		rec.Service, rec.Standby, rec.Ready, rec.Counting = "", false, "", nil
 	}
 	same := !e.unsaved && reflect.DeepEqual(rec, e.rec)
 	p.mu.Unlock()
@@ -279,7 +285,7 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
-	if rec.Service == e.service && rec.Counting == e.counting {
+	if rec.Service == e.service && rec.Standby == e.standby && rec.Counting == e.counting {
 		e.saveBy = time.Time{}
 	}
 	p.changed(e)
@@ -297,9 +303,17 @@ func (p *Preparer) cannotSave(e *entry, err error) {
 
 // setActivity says what a worker does. Once a newer intent is accepted, what is said about the earlier one is dropped.
 func (p *Preparer) setActivity(e *entry, state pod.State, message string) {
+	p.does(e, activity{state: state, message: message})
+}
+
+// setFailed says what keeps a worker from what it does.
+func (p *Preparer) setFailed(e *entry, message string, err error) {
+	p.does(e, activity{state: pod.StateFailed, message: message, hopeless: hopeless(err)})
+}
+
+func (p *Preparer) does(e *entry, next activity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := activity{state: state, message: message}
 	if e.want == nil && e.activity != next {
 		e.activity = next
 		p.changed(e)
@@ -314,7 +328,7 @@ func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
 		return err
 	}
 	if rec.StoppedAt == nil || len(procs) > 0 {
-		p.withdraw(ctx, e)
+		p.takeOut(ctx, e)
 		stop, stopped := stopIDs(rec, procs)
 		p.setActivity(e, pod.StateStopping, stopText(procs, stop))
 		if err := p.halt(ctx, e, &rec, procs, stop, stopped); err != nil {

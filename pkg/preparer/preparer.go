@@ -55,6 +55,7 @@ type Realities interface {
 // Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing, whatever
 // else is being fetched. It bounds by itself how many are fetched at a time.
 type Artifacts interface {
+	// Ensure returns an error that has a method Refused() bool, true, where asking again will not help by itself.
 	Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error)
 }
 
@@ -378,7 +379,7 @@ func (p *Preparer) apply(d Decision) {
 			return // about a pod that is not here
 		}
 		e = newEntry(Record{})
-		e.id = d.ID
+		e.id, e.standby = d.ID, d.Intent.Standby // it is found under no name yet
 		p.pods[d.ID] = e
 	}
 	before := e.standing

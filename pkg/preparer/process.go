@@ -135,6 +135,7 @@ func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, erro
 		}
 		plan = planProcs(wanted, procs)
 	}
+	p.spend(e, &rec, wanted, &plan)
 	if !plan.empty() || rec.Installed.Launching {
 		var err error
 		if rec, err = p.carryOut(ctx, e, rec, procs, plan); err != nil {
@@ -162,7 +163,7 @@ func (p *Preparer) keepFailed(e *entry, rec *Record, err error) {
 	if len(rec.Previous) > 0 {
 		message += stays(rec.Previous[0])
 	}
-	p.setActivity(e, pod.StateFailed, message)
+	p.setFailed(e, message, err)
 }
 
 // stays says that an earlier version is there to go back to.
@@ -199,7 +200,7 @@ func (p *Preparer) carryOut(ctx context.Context, e *entry, rec Record, procs []r
 		}
 	}
 	if len(plan.stop) > 0 {
-		p.withdraw(ctx, e)
+		p.takeOut(ctx, e)
 		p.logChange(e, "stop old version", obs.Fields{obs.Process: strings.Join(plan.stop, " ")})
 	}
 	if err := p.halt(ctx, e, &rec, procs, plan.stop, plan.remove); err != nil {
@@ -276,6 +277,10 @@ func (p *Preparer) launch(ctx context.Context, e *entry, rec Record, v *version,
 			if rec, err = p.saveLaunching(e, rec, true); err != nil {
 				return rec, err
 			}
+		}
+		var err error
+		if rec, err = p.saveRan(e, rec, v.m); err != nil {
+			return rec, err
 		}
 		if err := p.startAll(ctx, e, &rec, v, plan.start); err != nil {
 			return rec, err

@@ -33,7 +33,7 @@ type pendingWrite struct {
 	id      pod.Identity
 	reality pod.Reality
 	erase   bool
-	stop    uint64 // index of the pod's present intent if it says `stopped`
+	stop    uint64 // index of the pod's present intent if it says `stopped` or `standby`
 }
 
 // over returns what is to be written over what Consul has.

@@ -111,7 +111,7 @@ func TestPassWritesManyTogether(t *testing.T) {
 func TestMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{strings.Repeat("ä", 900_000), "a" + strings.Repeat("ä", 900_000), strings.Repeat("x\xff", 900_000), "short \xff"} {
-		o := observation{rec: sampleRecord(0), activity: activity{pod.StateFailed, text}, standing: standing{verdict: Orphan}}
+		o := observation{rec: sampleRecord(0), activity: activity{state: pod.StateFailed, message: text}, standing: standing{verdict: Orphan}}
 		got := observe(o).Message
 		if len(got) > maxMessage || !utf8.ValidString(got) || len(text) > maxMessage && !strings.HasSuffix(got, "...") || !strings.HasPrefix(got, "orphaned") {
 			t.Errorf("%d bytes of text: a message of %d, %.100q", len(text), len(got), got)

@@ -37,6 +37,8 @@ type Record struct {
 	// Service is the fingerprint of the service as last registered, so that a restarted preparer does not register it
 	// again, which would make its check start over.
 	Service string `json:"service,omitempty"`
+	// Standby: the pod was last seen out of its service's name.
+	Standby bool `json:"standby,omitempty"`
 	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
 	// for min_ready again.
 	Ready string `json:"ready,omitempty"`
@@ -47,6 +49,8 @@ type Record struct {
 	Tenant string `json:"tenant,omitempty"`
 	// AwaitsIntent: it was stopped because the node's name was taken over, and does not start before its intent was read again.
 	AwaitsIntent bool `json:"awaits_intent,omitempty"`
+	// Ran are the digests of versions that run once and were started, the latest last. They stay when the pod is stopped.
+	Ran []string `json:"ran,omitempty"`
 	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
 	UID int `json:"uid,omitempty"`
 }

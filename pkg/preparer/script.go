@@ -132,9 +132,11 @@ func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *v
 		Ask:      func(ctx context.Context) (string, error) { return p.askScript(ctx, command, timeout) },
 		Interval: h.Interval.Or(manifest.DefaultHealthInterval), SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
 	}
-	id := ServiceID(p.cfg.Node.Name, e.id)
 	health.Watch(ctx, check, w.verdict.Passing, func(v health.Verdict) {
 		p.sawScript(e, w, v)
+		p.mu.Lock()
+		id := serviceIDs(p.cfg.Node.Name, e.id, nil, e.rec.Intent.Standby)[0]
+		p.mu.Unlock()
 		// An agent that does not have the check yet, or is away, is told with the next verdict.
 		if err := p.cfg.Services.UpdateCheck(ctx, id, v.Passing, v.Output); err != nil && ctx.Err() == nil {
 			p.podLog(e.id).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))

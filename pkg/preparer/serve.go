@@ -236,7 +236,7 @@ func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identi
 		if other, twice := w.Intents[in.Identity]; !twice || in.Revision > other.Revision {
 			w.Intents[in.Identity] = in
 			delete(w.Stops, in.Identity)
-			if in.State == pod.Stopped {
+			if in.State == pod.Stopped || in.Standby {
 				w.Stops[in.Identity] = rec.Index
 			}
 		}

@@ -43,9 +43,18 @@ func ServiceID(nodeName string, id pod.Identity) string {
 	return fmt.Sprintf("%s%s-%s-%s-%d", servicePrefix, nodeName, id.RCID, id.Role, id.Index)
 }
 
-// serviceIDs returns the ids of all services of a pod, the main one first.
-func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest) []string {
+// StandbyServiceID returns the id of a pod's service at the local agent while the pod stands by: another one, so that the one is
+// registered before the other goes.
+func StandbyServiceID(nodeName string, id pod.Identity) string {
+	return ServiceID(nodeName, id) + "..standby" // nothing that a main id ends with, or a port's name, has two dots
+}
+
+// serviceIDs returns the ids of all services of a pod, the main one first: those of one that stands by, or of one that does not.
+func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest, standby bool) []string {
 	main := ServiceID(nodeName, id)
+	if standby {
+		main = StandbyServiceID(nodeName, id)
+	}
 	ids := []string{main}
 	if m == nil {
 		return ids
@@ -56,10 +65,10 @@ func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest) []string
 	return ids
 }
 
-// servicesOf describes the services of an installed pod, one for each of its ports, the main one first. The check of the main
-// one is that of all of them.
-func servicesOf(n *node.Node, rec *Record, m *manifest.Manifest) []consul.Service {
-	id, ids, named := rec.Intent.Identity, serviceIDs(n.Name, rec.Intent.Identity, m), m.Services()
+// servicesOf describes the services of an installed pod, one for each of its ports, the main one first, as they are while it stands by
+// or does not. The check of the main one is that of all of them.
+func servicesOf(n *node.Node, rec *Record, m *manifest.Manifest, standby bool) []consul.Service {
+	id, ids, named := rec.Intent.Identity, serviceIDs(n.Name, rec.Intent.Identity, m, standby), m.Services()
 	var tags []string
 	meta := map[string]string{}
 	if m.Service != nil {
@@ -73,6 +82,9 @@ func servicesOf(n *node.Node, rec *Record, m *manifest.Manifest) []consul.Servic
 	for i := range named {
 		services[i] = consul.Service{
 			ID: ids[i], Name: named[i].Name, Address: n.Address, Port: rec.Installed.Ports[named[i].Port], Tags: tags, Meta: meta,
+		}
+		if standby {
+			services[i].Name = named[i].Standby()
 		}
 		switch {
 		case m.Health == nil:
@@ -198,7 +210,9 @@ func (p *Preparer) syncServices(ctx context.Context) {
 	for _, id := range strays {
 		err := p.cfg.Services.DeregisterService(ctx, id)
 		if errs = append(errs, err); err == nil {
-			p.log.WithField(fieldService, id).Info("service without a pod deregistered")
+			p.service.raise() // that it is gone has to be seen before a pod is said to stand by
+			p.step("deregister done")
+			p.log.WithField(fieldService, id).Info("service that no pod is to have deregistered")
 		}
 	}
 	errs = append(errs, p.vouchAnew(ctx))
@@ -234,29 +248,7 @@ func (p *Preparer) sawServices(local map[string]consul.Health, err error) (regis
 	now := time.Now()
 	expected := map[string]bool{}
 	for _, e := range p.pods {
-		m := e.manifest()
-		ids := serviceIDs(p.cfg.Node.Name, e.id, m)
-		said, there := local[ids[0]]
-		for _, id := range ids {
-			// What is registered without a process would send its clients to whatever else answers there.
-			expected[id] = e.up || anyAlive(e.procs)
-			_, has := local[id]
-			there = there && has
-		}
-		if !e.up || m == nil {
-			p.sawHealth(e, checkState{known: there, passing: said.Passing})
-			continue
-		}
-		s := servicesOf(&p.cfg.Node, &e.rec, m)
-		change := serviceChange{entry: e, services: s, fingerprint: fingerprint(s)}
-		right := there && e.service == change.fingerprint
-		p.sawHealth(e, checkState{known: right, passing: right && said.Passing})
-		if e.check = said.Check; m.Health == nil || m.Health.Script == nil {
-			p.sawComplaint(e, !right || said.Passing, said.Output, now)
-		}
-		if right {
-			e.gate = gate{}
-		} else if e.rested(m, now) && e.gate.pass(now) {
+		if change, due := p.sawServicesOf(e, local, expected, now); due {
 			register = append(register, change)
 		}
 	}
@@ -329,6 +321,91 @@ func anyAlive(procs []runtime.Status) bool {
 	return slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase != runtime.Stopped })
 }
 
+// sawServicesOf takes in what the agent has of one pod, and returns the services that it should have if it does not. The name that
+// the pod is to leave stays, and its check counts, until the agent has the other one. The caller holds p.mu.
+func (p *Preparer) sawServicesOf(e *entry, local map[string]consul.Health, expected map[string]bool, now time.Time) (change serviceChange, due bool) {
+	m, standby := e.manifest(), e.rec.Intent.Standby
+	here := registeredOf(local, serviceIDs(p.cfg.Node.Name, e.id, m, standby))
+	there := registeredOf(local, serviceIDs(p.cfg.Node.Name, e.id, m, !standby))
+	// What is registered without a process would send its clients to whatever else answers there.
+	alive := e.up || anyAlive(e.procs)
+	for _, id := range here.ids {
+		expected[id] = alive
+	}
+	known, said := here.all, here.main
+	if !known && there.all {
+		known, said = true, there.main
+	}
+	right := false
+	if e.up && m != nil {
+		s := servicesOf(&p.cfg.Node, &e.rec, m, standby)
+		change = serviceChange{entry: e, services: s, fingerprint: fingerprint(s)}
+		right = here.all && e.service == change.fingerprint
+		if !right {
+			known = there.all && e.service == fingerprint(servicesOf(&p.cfg.Node, &e.rec, m, !standby))
+			said = there.main
+		}
+		change.pass(known && said.Passing)
+	}
+	for _, id := range there.ids {
+		expected[id] = alive && !right
+	}
+	p.sawName(e, standby, right, there.any)
+	p.sawHealth(e, checkState{known: known, passing: known && said.Passing})
+	if !e.up || m == nil {
+		return change, false
+	}
+	if e.check = said.Check; m.Health == nil || m.Health.Script == nil {
+		p.sawComplaint(e, !known || said.Passing, said.Output, now)
+	}
+	if right {
+		e.gate = gate{}
+		return change, false
+	}
+	return change, e.rested(m, now) && e.gate.pass(now)
+}
+
+// registered is what the agent has of some services of a pod.
+type registered struct {
+	ids      []string
+	main     consul.Health
+	all, any bool
+}
+
+func registeredOf(local map[string]consul.Health, ids []string) registered {
+	r := registered{ids: ids, main: local[ids[0]], all: true}
+	for _, id := range ids {
+		_, has := local[id]
+		r.all, r.any = r.all && has, r.any || has
+	}
+	return r
+}
+
+// pass has the checks begin as passing: they look at what passes already, under another name.
+func (c *serviceChange) pass(passing bool) {
+	for i := range c.services {
+		if c.services[i].Check != nil {
+			c.services[i].Check.Passing = passing
+		}
+	}
+}
+
+// sawName takes in under which name the agent has the pod: right says that it is the one that the intent asks for, and other that
+// something is there under the other one. The caller holds p.mu.
+func (p *Preparer) sawName(e *entry, standby, right, other bool) {
+	before := e.standby
+	switch {
+	case standby:
+		e.standby = !other
+	case right:
+		e.standby = false
+	}
+	if e.standby != before {
+		e.saveBy = sooner(e.saveBy, time.Now().Add(saveServiceWithin))
+		p.changed(e)
+	}
+}
+
 func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	c.entry.registering.Lock()
 	defer c.entry.registering.Unlock()
@@ -344,6 +421,7 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 		c.entry.gate = gate{} // it paces what succeeds and does not last
 		return err
 	}
+	p.step("register done")
 	main := &c.services[0]
 	p.logChange(c.entry, "register service", obs.Fields{fieldService: main.ID, fieldDigest: short(main.Meta[MetaDigest])})
 	p.mu.Lock()
@@ -355,13 +433,32 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	return nil
 }
 
-// withdraw takes a pod's services away before its processes are stopped. A stop does not depend on it: what the agent
-// did not hear is swept by the next look at it.
-func (p *Preparer) withdraw(ctx context.Context, e *entry) {
+// takeOut takes a pod's services away before its processes are stopped, and has it serve on for a while: whoever has just looked its
+// address up comes all the same.
+func (p *Preparer) takeOut(ctx context.Context, e *entry) {
+	drain := p.withdraw(ctx, e)
+	if drain == 0 {
+		return
+	}
+	p.step("drain")
+	if drain > tellAfter { // what all pods do is no news
+		defer p.during(e, "serving on after it was deregistered")()
+	}
+	_ = pause(ctx, drain) // whoever comes next sees that ctx has ended
+}
+
+// withdraw takes a pod's services away. A stop does not depend on it: what the agent did not hear is swept by the next look at it. It
+// returns for how long the pod has clients yet: none where it was not found before, or is found as before.
+func (p *Preparer) withdraw(ctx context.Context, e *entry) (drain time.Duration) {
 	e.registering.Lock()
 	defer e.registering.Unlock()
 	p.mu.Lock()
-	ids := serviceIDs(p.cfg.Node.Name, e.id, e.manifest())
+	m := e.manifest()
+	ids := append(serviceIDs(p.cfg.Node.Name, e.id, m, false), serviceIDs(p.cfg.Node.Name, e.id, m, true)...)
+	if m != nil && e.service != "" && !e.standby && anyAlive(e.procs) {
+		drain = m.DrainFor()
+	}
+	e.standby = e.rec.Intent.Standby // it is found under no name
 	e.up, e.service, e.health, e.complaint, e.gate = false, "", checkState{}, health.Complaint{}, gate{}
 	script := e.script
 	e.script = nil
@@ -373,7 +470,8 @@ func (p *Preparer) withdraw(ctx context.Context, e *entry) {
 	for _, id := range ids {
 		if err := p.cfg.Services.DeregisterService(ctx, id); err != nil {
 			p.podLog(e.id).WithField(obs.Error, err).Debug("service not deregistered yet")
-			return
+			return 0
 		}
 	}
+	return drain
 }

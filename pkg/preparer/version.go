@@ -198,11 +198,11 @@ func (v *version) processesOf() ([]Process, error) {
 	for i := range v.m.Launchables {
 		found, err := v.scriptsOf(&v.m.Launchables[i])
 		if err != nil {
-			return nil, fmt.Errorf("command of %s: %w", v.m.Launchables[i].Name, err)
+			return nil, forGood(fmt.Errorf("command of %s: %w", v.m.Launchables[i].Name, err))
 		}
 		for _, proc := range found {
 			if names[proc.Name] {
-				return nil, fmt.Errorf("two processes would be called %s; rename a launchable or a script", proc.Name)
+				return nil, forGood(fmt.Errorf("two processes would be called %s; rename a launchable or a script", proc.Name))
 			}
 			names[proc.Name] = true
 		}

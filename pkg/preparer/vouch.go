@@ -64,7 +64,7 @@ func (p *Preparer) toVouch(token string) (changes []serviceChange, due bool) {
 		if !e.up || m == nil {
 			continue
 		}
-		s := servicesOf(&p.cfg.Node, &e.rec, m)
+		s := servicesOf(&p.cfg.Node, &e.rec, m, e.rec.Intent.Standby)
 		if change := (serviceChange{entry: e, services: s, fingerprint: fingerprint(s)}); e.service == change.fingerprint {
 			changes = append(changes, change)
 		}

@@ -163,6 +163,8 @@ func aboutState(p *pod.Placement, r pod.Reality, name string) Cause {
 		next = "Look why its health check does not pass; what it wrote: " + logsOf(p)
 	case pod.StateOrphaned:
 		next = "Its owner adopts it; if it does not, look at the farm's log."
+	case pod.StateEnded:
+		next = "It has done its work, and its restart policy leaves it at that; what it wrote: " + logsOf(p)
 	case pod.StateStopped:
 		next = "It stopped though it should run; look at the preparer of " + p.Node + "."
 	default:

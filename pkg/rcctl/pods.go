@@ -161,7 +161,7 @@ func writePodsWide(w io.Writer, views []PodView, now time.Time, colours bool) er
 
 func podColour(state string) colour {
 	switch state {
-	case string(pod.StateReady):
+	case string(pod.StateReady), string(pod.StateEnded):
 		return green
 	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateCrashLooping), string(pod.StateOrphaned), stateLost:
 		return red

@@ -104,7 +104,7 @@ type counter struct {
 
 // dropOps returns what a report transaction says about drops, besides the realities, and the counters as they are after it.
 // Each drop moves the controller's key and raises the node's counter, by cas: a report of unknown outcome that lands late
-// must not set it back. The exception is a copy that the node was told to stop: its owner does not count it any more, which
+// must not set it back. The exception is a copy that the node was told to stop, or to have stand by: its owner does not count it any more, which
 // the transaction proves by the index of the intent.
 func (t *NodeTenure) dropOps(ctx context.Context, writes []RealityWrite) ([]consul.Op, map[string]counter, error) {
 	var ops []consul.Op

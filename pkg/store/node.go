@@ -143,7 +143,7 @@ type RealityWrite struct {
 	// land over a later one, and Before what that one said. One that could not be read is taken to have been available.
 	Index  uint64
 	Before pod.Reality
-	// StopIndex is that of the pod's present intent on this node if it says `stopped`, else zero.
+	// StopIndex is that of the pod's present intent on this node if it says `stopped` or `standby`, else zero.
 	StopIndex uint64
 }
 
