@@ -122,7 +122,7 @@ func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
-	conf.HttpClient = &http.Client{Transport: &bearer{source: c.source, next: inner.Transport}}
+	conf.HttpClient = &http.Client{Transport: taps{&bearer{source: c.source, next: inner.Transport}}}
 	client, err := api.NewClient(conf)
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
@@ -212,7 +212,11 @@ func (c *Client) List(ctx context.Context, prefix string, consistency Consistenc
 }
 
 func (c *Client) list(prefix string, opts *api.QueryOptions) ([]Pair, uint64, error) {
-	found, meta, err := c.api.KV().List(prefix, opts)
+	ctx, t := tapped(opts.Context())
+	found, meta, err := c.api.KV().List(prefix, opts.WithContext(ctx))
+	if t.took {
+		found = t.pairs
+	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("list %s: %w", prefix, readError(err))
 	}

@@ -178,13 +178,19 @@ type answer struct {
 	pairs []*api.KVPair // in the order of the operations
 }
 
-func answerOf(resp *api.TxnResponse) *answer {
-	a := &answer{byKey: make(map[string]*api.KVPair, len(resp.Results)), pairs: make([]*api.KVPair, 0, len(resp.Results))}
-	for _, res := range resp.Results {
-		if res.KV != nil {
-			a.byKey[res.KV.Key] = res.KV
-			a.pairs = append(a.pairs, res.KV)
+// answer returns what a transaction gave, be it by way of the tap or not.
+func (t *tap) answer(resp *api.TxnResponse) *answer {
+	pairs := t.pairs
+	if !t.took {
+		for _, res := range resp.Results {
+			if res.KV != nil {
+				pairs = append(pairs, res.KV)
+			}
 		}
+	}
+	a := &answer{byKey: make(map[string]*api.KVPair, len(pairs)), pairs: pairs}
+	for _, p := range pairs {
+		a.byKey[p.Key] = p
 	}
 	return a
 }
@@ -238,6 +244,7 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	defer cancel()
 	var connected atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
+	ctx, t := tapped(ctx)
 	ok, resp, _, err := c.api.Txn().Txn(txn, Default.options(ctx))
 	switch {
 	case err != nil && !connected.Load():
@@ -245,7 +252,7 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	case ok:
-		return answerOf(resp), nil
+		return t.answer(resp), nil
 	case resp == nil || len(resp.Errors) == 0:
 		return nil, fmt.Errorf("%w: Consul refused without saying which operation", ErrUnknown)
 	}
@@ -322,6 +329,7 @@ func (c *Client) readTxn(ctx context.Context, ops []Op, consistency Consistency)
 	for i := range ops {
 		txn[i] = &api.TxnOp{KV: &ops[i].kv}
 	}
+	ctx, t := tapped(ctx)
 	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
 	switch {
 	case err != nil:
@@ -329,7 +337,7 @@ func (c *Client) readTxn(ctx context.Context, ops []Op, consistency Consistency)
 	case !ok: // such a read has no other reason to fail
 		return nil, fmt.Errorf("read %d keys from %s: %w: %+v", len(ops), ops[0].Key(), ErrFiltered, resp.Errors)
 	}
-	return answerOf(resp), nil
+	return t.answer(resp), nil
 }
 
 // readsAtOnce is how many transactions of one GetMany are in flight.
