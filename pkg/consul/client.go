@@ -207,7 +207,7 @@ func (c *Client) Get(ctx context.Context, key string, consistency Consistency) (
 func (c *Client) List(ctx context.Context, prefix string, consistency Consistency) ([]Pair, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	pairs, _, err := c.list(prefix, consistency.options(ctx))
+	pairs, _, err := c.list(prefix, consistency.options(ctx)) //nolint:contextcheck // the options bear it
 	return pairs, err
 }
 

@@ -62,7 +62,7 @@ type Snapshot struct {
 //   - a watch goes on from what the last one of this client has seen there: a store that goes back takes the session with
 //     it whose role was watching, and the next role would find a world that looks like any other.
 func (c *Client) WatchPrefix(ctx context.Context, prefix string, o WatchOptions, deliver func(Snapshot) error) error {
-	return c.watch(ctx, "below "+prefix, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
+	return c.watch(ctx, "below "+prefix, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) { //nolint:contextcheck // the options bear it
 		return c.list(prefix, opts)
 	}, deliver)
 }
