@@ -53,7 +53,7 @@ func (t taps) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if _, err := buf.ReadFrom(resp.Body); err != nil {
 		resp.Body = readCloser{io.MultiReader(buf, failing{err}), resp.Body} // the API client meets the error where it was
-		return resp, nil //nolint:nilerr // the body bears it
+		return resp, nil                                                     //nolint:nilerr // the body bears it
 	}
 	rest := sink.take(buf.Bytes())
 	if rest == nil {
