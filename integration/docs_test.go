@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -110,6 +111,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()
 	farm.NewMetrics(reg)
+	runner.NewMetrics(reg)
 	preparer.NewMetrics(reg)
 	families, err := reg.Gather()
 	if err != nil {

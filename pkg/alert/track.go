@@ -22,12 +22,16 @@ const (
 	// PreparerGone is a node whose machine lives and whose preparer does not; NodeLost is the other half of the condition
 	// of that name.
 	PreparerGone rc.ConditionType = "PreparerGone"
+	// RolloutTrouble is a service's rollout that has failed, rolls back or pauses by itself, that no farm carries out, or whose record
+	// cannot be read.
+	RolloutTrouble rc.ConditionType = "RolloutTrouble"
 )
 
 // Rules are all incidents that there are, those that matter most first.
 var Rules = []Rule{
 	{Type: "Unreadable"},
 	{Type: "BreakerTripped"},
+	{Type: RolloutTrouble}, // told of a service's rollout, and of no controller
 	{Type: rc.NodeLost},
 	{Type: rc.BooksDiffer},
 	{Type: rc.CrashLooping}, // three ends are lasting enough

@@ -9,10 +9,12 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/janitor"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/webhook"
 )
 
 // farmConns is how many connections a farm may take of its agent (P8).
@@ -52,6 +54,7 @@ type Farm struct {
 	*base
 	cfg     FarmConfig
 	metrics *farm.Metrics
+	counts  *runner.Metrics // of rollouts
 	debug   *obs.DebugServer
 	tenure  tenure
 }
@@ -66,7 +69,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 		return nil, err
 	}
 	reg := obs.NewRegistry()
-	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg)}
+	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg)}
 	if f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready); err != nil {
 		b.close()
 		return nil, err
@@ -100,17 +103,25 @@ func (f *Farm) own(ctx context.Context) error {
 		return err
 	}
 	return f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+		tenure := f.store.FarmTenure(s, f.cfg.ID)
+		var carrier *runner.Runner
 		worker := farm.NewFarm(farm.Config{
-			ID: f.cfg.ID, Version: Version, Store: f.store.FarmTenure(s, f.cfg.ID), Log: f.log,
+			ID: f.cfg.ID, Version: Version, Store: tenure, Log: f.log,
 			RCSelector: selector,
 			TTL:        f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
+			OnMembers: func() { carrier.MembersChanged() },
+		})
+		carrier = runner.New(runner.Config{
+			ID: f.cfg.ID, Store: tenure, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,
+			Members: worker.MemberRecords, Regressed: worker.Regressed,
+			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
 		})
 		defer f.tenure.begin(worker.Ready)()
 		cleaner := janitor.New(janitor.Config{
 			Records: f.store, Log: f.log,
 			Chosen: func() bool { return worker.Ready() == nil && farm.IsLowest(f.cfg.ID, worker.Members()) },
 		})
-		return together(ctx, worker.Start, cleaner.Run)
+		return together(ctx, worker.Start, carrier.Start, cleaner.Run)
 	})
 }
 

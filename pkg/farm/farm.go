@@ -29,6 +29,7 @@ type Config struct {
 	Alerter   alert.Alerter // nil: the log
 	Metrics   *Metrics      // nil: nothing is counted
 	Address   string        // of the daemon's debug server, for the member record; may be empty
+	OnMembers func()        // called whenever the living farms have changed; may be nil
 
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 

@@ -309,6 +309,9 @@ func (m *Metrics) alerting(rcID string, active []rc.ConditionType) {
 	m.publish()
 }
 
+// Alerting is alerting for incidents that are about no controller; where names what they are about.
+func (m *Metrics) Alerting(where string, active []rc.ConditionType) { m.alerting(where, active) }
+
 // forget drops what was reported about a controller that is not this farm's any more.
 func (m *Metrics) forget(rcID string) {
 	m.unreadable("rc/"+rcID, 0)

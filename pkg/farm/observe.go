@@ -31,6 +31,13 @@ func (f *Farm) Members() []string {
 	return ids
 }
 
+// MemberRecords returns the living farms, as last seen.
+func (f *Farm) MemberRecords() []store.Member { return f.world.members() }
+
+// Regressed has the whole cluster start over after somebody beside the farm, under the same session, has seen the store go back in
+// time. It returns why the farm must, too.
+func (f *Farm) Regressed(ctx context.Context) error { return f.world.regressed(ctx) }
+
 // IsLowest reports whether this farm is the one that does what one farm at a time should do: of the living farms, the
 // one with the lowest id. Two that both think so for a moment must do no harm.
 func IsLowest(id string, members []string) bool {

@@ -121,4 +121,7 @@ func (f *Farm) membersChanged() {
 	case f.moved <- struct{}{}:
 	default: // it has not been looked at since the last change
 	}
+	if f.cfg.OnMembers != nil {
+		f.cfg.OnMembers()
+	}
 }

@@ -19,6 +19,7 @@ type Fields = logrus.Fields
 const (
 	RCID        = "rc_id"
 	RCName      = "rc_name"
+	Service     = "service"
 	Pod         = "pod"
 	Node        = "node"
 	FarmID      = "farm_id"

@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // DefaultPrefix is where everything lives unless a daemon is told otherwise.
@@ -172,6 +173,8 @@ func (k Keys) own(key string, record any) error {
 		home = k.OrphanPage(r.Node, r.Page)
 	case *node.Ops:
 		home = k.NodeOps(r.Name)
+	case *rollout.Record:
+		home = k.Rollout(r.Service)
 	case *Request:
 		home = k.Request(r.RCID, r.ID)
 	}

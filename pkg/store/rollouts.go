@@ -2,9 +2,14 @@ package store
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // Rollouts is the prefix, and the marker key, of all rollouts.
@@ -37,3 +42,270 @@ func (s *Store) RunnerOf(ctx context.Context, service string) (farmID string, er
 	}
 	return holderOf(found[s.keys.RolloutLock(service)]), nil
 }
+
+// ringRollout is the operation that rings the bell of a service's rollout.
+func (s *Store) ringRollout(service string) consul.Op {
+	return consul.Set(s.keys.RolloutBell(service), []byte(NewID()))
+}
+
+// RolloutsSeen is one delivery of the watch of rollouts.
+type RolloutsSeen struct {
+	Recs    []Rec[rollout.Record]
+	Corrupt map[string]error // by service: a *CorruptError for each record that cannot be read
+	Bells   map[string]uint64
+	// Trouble is what is wrong with rollouts, by service; what cannot be read has only its index.
+	Trouble map[string]Rec[RolloutTrouble]
+	// Regressed and MarkerMissing are as of Seen.
+	Regressed, MarkerMissing bool
+}
+
+// WatchRollouts delivers all rollouts, and the index of each one's bell, by service. It returns like WatchBells.
+func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver func(RolloutsSeen) error) error {
+	prefix := s.keys.Rollouts()
+	return s.c.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+		seen := RolloutsSeen{
+			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Trouble: map[string]Rec[RolloutTrouble]{},
+			Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix),
+		}
+		if seen.MarkerMissing {
+			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
+				onError(err)
+			}
+		}
+		for _, p := range snap.Pairs {
+			service, part, below := strings.Cut(strings.TrimPrefix(p.Key, prefix), "/")
+			switch {
+			case p.Key == prefix:
+			case below && part == "bell":
+				seen.Bells[service] = p.ModifyIndex
+			case below && part == "trouble":
+				seen.Trouble[service], _ = decode[RolloutTrouble](s.keys, p)
+			case !below:
+				if rec, err := decode[rollout.Record](s.keys, p); err != nil {
+					seen.Corrupt[service] = err
+				} else {
+					seen.Recs = append(seen.Recs, rec)
+				}
+			}
+		}
+		return deliver(seen)
+	})
+}
+
+// ClaimRollout takes the lock of a service's rollout, whether there is one or not. Its errors are those of Claim.
+func (t *FarmTenure) ClaimRollout(ctx context.Context, service string) (Fence, error) {
+	return t.c.Acquire(ctx, t.keys.RolloutLock(service), t.sess.Releasing, t.lockValue)
+}
+
+// RolloutHeld reports whether another session than this one carries a service's rollout out.
+func (t *FarmTenure) RolloutHeld(ctx context.Context, service string) (bool, error) {
+	key := t.keys.RolloutLock(service)
+	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{key}}, consul.Default)
+	held := found[key].Session
+	return held != "" && held != t.sess.Releasing, err
+}
+
+// AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.
+func (t *FarmTenure) AbandonRollout(ctx context.Context, service string, f Fence) error {
+	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.Rollout(service)), consul.Delete(f.Key)))
+}
+
+// ReleaseRollout gives a rollout up that another farm is to carry out, and rings its bell. It returns like Commit: refused also where
+// there is no rollout any more; see AbandonRollout.
+func (t *FarmTenure) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
+	return t.fenced(ctx, append(f.Ops(),
+		consul.CheckIndex(t.keys.Rollout(service), index), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ringRollout(service)))
+}
+
+// RolloutView is what a step of a rollout is decided from, all of it read at one moment.
+type RolloutView struct {
+	Rollout Rec[rollout.Record]
+	Schema  Rec[Schema]
+	// Breaker counts as tripped where its record is missing or cannot be read.
+	Breaker Rec[Breaker]
+	RCs     map[string]Rec[rc.RC]     // by id; one that is not there has index zero, and one that cannot be read is left out
+	Status  map[string]Rec[rc.Status] // by id; those that are there and can be read
+	// Indices are those of all the keys of RCs and statuses that were read; one that is missing has none.
+	Indices map[string]uint64
+	Corrupt []error // of controllers, a *CorruptError each; a status that cannot be read counts as none
+	Trouble Rec[RolloutTrouble]
+}
+
+// ReadRollout reads a service's rollout with its controllers, their statuses, schema and breaker. ids are the controllers that it was
+// known to have: where it has others by now all is read again. It returns ErrNotFound where there is no rollout, and
+// *CorruptError where it, or the schema, cannot be read.
+func (t *FarmTenure) ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (v RolloutView, err error) {
+	for {
+		found, _, err := t.merged.Read(ctx, consul.Reading{Keys: t.rolloutKeys(service, ids)}, levelOf(consistent))
+		if err != nil {
+			return v, err
+		}
+		pair, ok := found[t.keys.Rollout(service)]
+		if !ok {
+			return v, ErrNotFound
+		}
+		if v.Rollout, err = decode[rollout.Record](t.keys, pair); err != nil {
+			return v, err
+		}
+		if named := RolloutRCs(&v.Rollout.Value); !slices.Equal(named, ids) {
+			ids = named
+			continue
+		}
+		return v, t.fillRollout(&v, found, ids)
+	}
+}
+
+// RolloutRCs returns the ids of all controllers that a rollout is about, sorted: that which runs before it among them.
+func RolloutRCs(r *rollout.Record) []string {
+	ids := map[string]bool{}
+	for i := range r.Revisions {
+		ids[r.Revisions[i].RC] = true
+	}
+	if r.PreDeploy != nil {
+		ids[r.PreDeploy.RC] = true
+	}
+	return slices.Sorted(maps.Keys(ids))
+}
+
+func (t *FarmTenure) rolloutKeys(service string, ids []string) []string {
+	keys := []string{t.keys.Rollout(service), t.keys.RolloutTrouble(service), t.keys.Schema(), t.keys.Breaker()}
+	for _, id := range ids {
+		keys = append(keys, t.keys.RC(id), t.keys.Status(id))
+	}
+	return keys
+}
+
+func (t *FarmTenure) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
+	if v.Schema, err = decodeFound[Schema](t.keys, found, t.keys.Schema()); err != nil {
+		return err
+	}
+	v.Trouble, _ = decodeFound[RolloutTrouble](t.keys, found, t.keys.RolloutTrouble(v.Rollout.Value.Service)) // else it is written anew
+	v.Breaker, err = decodeFound[Breaker](t.keys, found, t.keys.Breaker())
+	switch {
+	case err != nil:
+		v.Breaker.Value = Breaker{Tripped: true, Reason: err.Error()}
+	case v.Breaker.Index == 0:
+		v.Breaker.Value = Breaker{Tripped: true, Reason: "its record is missing"}
+	}
+	v.RCs, v.Status, v.Indices = map[string]Rec[rc.RC]{}, map[string]Rec[rc.Status]{}, map[string]uint64{}
+	for _, id := range ids {
+		record, status := t.keys.RC(id), t.keys.Status(id)
+		v.Indices[record], v.Indices[status] = found[record].ModifyIndex, found[status].ModifyIndex
+		rec, err := decodeFound[rc.RC](t.keys, found, record)
+		if err != nil {
+			v.Corrupt = append(v.Corrupt, err)
+		} else {
+			v.RCs[id] = rec
+		}
+		if st, err := decodeFound[rc.Status](t.keys, found, status); err == nil && st.Index != 0 {
+			v.Status[id] = st
+		}
+	}
+	return nil
+}
+
+// RolloutStep is one write of a service's runner. It lands whole or not at all, and only while the fence holds and all that it was
+// decided from is as it was read.
+type RolloutStep struct {
+	Fence Fence
+	View  *RolloutView
+	// Record is the rollout as it shall be; nil leaves it as it is. Ended removes it, with its bell and its lock.
+	Record *rollout.Record
+	Ended  bool
+	RCs    []rc.RC // that change; others of the view must be as they were read
+	Audit  *Audit
+	// Trouble is what somebody has to be alerted to; nil leaves it as it is.
+	Trouble *RolloutTrouble
+}
+
+// CommitRollout carries a step out. It returns nil, or an error that matches ErrRefused (see LockRefused) or ErrUnknown. One that
+// matches none of them says that what the service was could not be read, and nothing was sent.
+func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) error {
+	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
+	for i := range s.RCs {
+		r := &s.RCs[i]
+		ops = append(ops, consul.CAS(t.keys.RC(r.ID), encode(r), s.View.Indices[t.keys.RC(r.ID)]), t.ring(r.ID))
+	}
+	service, index := s.View.Rollout.Value.Service, s.View.Rollout.Index
+	key := t.keys.Rollout(service)
+	switch {
+	case s.Ended:
+		outcome, err := t.outcomeOps(ctx, s)
+		if err != nil {
+			return err
+		}
+		ops = append(ops, outcome...)
+		ops = append(ops, consul.CheckIndex(key, index), consul.Delete(key), consul.Delete(t.keys.RolloutBell(service)))
+	case s.Record != nil:
+		ops = append(ops, consul.CAS(key, encode(s.Record), index))
+	default:
+		ops = append(ops, consul.CheckIndex(key, index))
+	}
+	if s.Trouble != nil {
+		ops = append(ops, consul.CAS(t.keys.RolloutTrouble(service), encode(s.Trouble), s.View.Trouble.Index))
+	}
+	if s.Audit != nil {
+		ops = append(ops, t.audit(*s.Audit))
+	}
+	if s.Ended {
+		ops = append(ops, consul.Delete(s.Fence.Key))
+	}
+	return t.fenced(ctx, ops)
+}
+
+// rolloutConditions is what a step was decided from, besides what it writes.
+func (t *FarmTenure) rolloutConditions(s *RolloutStep) []consul.Op {
+	ops := []consul.Op{sameRecord(t.keys.Schema(), s.View.Schema.Index), sameRecord(t.keys.Breaker(), s.View.Breaker.Index)}
+	written := map[string]bool{}
+	for i := range s.RCs {
+		written[t.keys.RC(s.RCs[i].ID)] = true
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.View.Indices)) {
+		if !written[key] {
+			ops = append(ops, sameRecord(key, s.View.Indices[key]))
+		}
+	}
+	return ops
+}
+
+// RolloutAsk is what an operator asks of a rollout.
+type RolloutAsk struct {
+	Service string
+	ID      string // of the rollout that the operator has seen; empty: whichever there is
+	Request rollout.Request
+	Audit   Audit
+}
+
+// ErrAsked means that something else was asked of a rollout, and has not been looked at yet.
+var ErrAsked = errors.New("something else was asked, and not looked at yet")
+
+// AskRollout notes what an operator asks of a rollout, for its runner to carry out. It returns ErrNotFound where there is no rollout,
+// ErrConflict where it is another one than the operator has seen, or changes without end, ErrAsked, or *CorruptError.
+func (s *Store) AskRollout(ctx context.Context, a RolloutAsk) error {
+	key := s.keys.Rollout(a.Service)
+	err := error(nil)
+	for range askTries {
+		var rec Rec[rollout.Record]
+		if rec, err = get[rollout.Record](ctx, s, key, consul.Consistent); err != nil {
+			return err
+		}
+		switch asked := rec.Value.Request; {
+		case a.ID != "" && a.ID != rec.Value.ID:
+			return ErrConflict
+		case asked != nil && asked.Verb == a.Request.Verb:
+			return nil
+		case asked != nil:
+			return ErrAsked
+		}
+		rec.Value.Request = &a.Request
+		err = s.settled(ctx, "rollout of "+a.Service, a.Audit.ID,
+			[]consul.Op{consul.CAS(key, encode(rec.Value), rec.Index), s.ringRollout(a.Service), s.audit(a.Audit)})
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+	return err
+}
+
+// askTries is how often an operator's request is written anew because the runner was faster.
+const askTries = 20

@@ -1,0 +1,183 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// hold returns the rollout if this farm carries it out or can claim it now. Otherwise it returns nil, and when to look again (zero:
+// something will ring).
+func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Duration, error) {
+	r.mu.Lock()
+	c, rec := r.carried[service], r.records[service]
+	r.mu.Unlock()
+	if c != nil || rec == nil {
+		return c, 0, nil
+	}
+	owner, mine, err := r.preferred(ctx, &rec.Value)
+	r.matched(service, owner != "" || err != nil || len(r.cfg.Members()) == 0)
+	if !mine || err != nil {
+		return nil, r.cfg.Look, err // the labels of a controller may change, and nothing rings here then
+	}
+	held, err := r.cfg.Store.RolloutHeld(ctx, service)
+	if held || err != nil {
+		r.mu.Lock()
+		delete(r.freed, service)
+		r.mu.Unlock()
+		return nil, r.lookAgain(), err
+	}
+	if left := r.graceLeft(service); owner != r.cfg.ID && left > 0 {
+		return nil, left, nil
+	}
+	return r.claim(ctx, service)
+}
+
+// lookAgain is when to look again at a rollout that another farm holds. For a moment after a farm has left, its locks are held although
+// it is no member any more.
+func (r *Runner) lookAgain() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.moved) < r.cfg.Look {
+		return min(afterLeft, r.cfg.Look)
+	}
+	return r.cfg.Look
+}
+
+// afterLeft is between two looks at a rollout whose runner may just have left.
+const afterLeft = 50 * time.Millisecond
+
+// preferred returns the farm that should carry a rollout out, "" for none, and whether this farm may at all: a farm that works on all of
+// its controllers.
+func (r *Runner) preferred(ctx context.Context, record *rollout.Record) (owner string, mine bool, err error) {
+	var sets []labels.Set
+	read := false
+	var candidates []string
+	for _, m := range r.cfg.Members() {
+		selector, err := rc.ParseSelector(m.RCSelector)
+		if err != nil {
+			continue
+		}
+		if !selector.Empty() && !read {
+			if sets, err = r.labelsOf(ctx, record); err != nil {
+				return "", false, err
+			}
+			read = true
+		}
+		if matchesAll(selector, sets) {
+			candidates = append(candidates, m.ID)
+			mine = mine || m.ID == r.cfg.ID
+		}
+	}
+	return placement.PreferredOwner(record.Term(), candidates), mine, nil
+}
+
+func matchesAll(selector labels.Selector, sets []labels.Set) bool {
+	for _, set := range sets {
+		if !selector.Matches(set) {
+			return false
+		}
+	}
+	return true
+}
+
+// labelsOf reads the labels of a rollout's controllers. Those that are gone are anybody's; one that cannot be read has none.
+func (r *Runner) labelsOf(ctx context.Context, record *rollout.Record) ([]labels.Set, error) {
+	var sets []labels.Set
+	for _, id := range store.RolloutRCs(record) {
+		rec, err := r.cfg.Store.RC(ctx, id, false)
+		var corrupt *store.CorruptError
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+		case errors.As(err, &corrupt):
+			sets = append(sets, nil)
+		case err != nil:
+			return nil, err
+		default:
+			sets = append(sets, rec.Value.Labels)
+		}
+	}
+	return sets, nil
+}
+
+// graceLeft returns how long the preferred farm still has to claim a rollout.
+func (r *Runner) graceLeft(service string) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	since, seen := r.freed[service]
+	if !seen {
+		since = time.Now()
+		r.freed[service] = since
+	}
+	return r.cfg.Grace - time.Since(since)
+}
+
+// claim takes the lock. What is read under it first is consistent: the watch may be behind, and the rollout be over.
+func (r *Runner) claim(ctx context.Context, service string) (*carried, time.Duration, error) {
+	fence, err := r.cfg.Store.ClaimRollout(ctx, service)
+	if _, held := store.HeldBy(err); held {
+		return nil, r.lookAgain(), nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	c := &carried{fence: fence, consistent: true}
+	r.mu.Lock()
+	r.carried[service] = c
+	delete(r.freed, service)
+	r.mu.Unlock()
+	r.log.WithField(obs.Service, service).WithField(obs.ConsulIndex, fence.Index).Info("claimed a rollout")
+	return c, 0, nil
+}
+
+// abandon gives up a rollout that there is none of any more, with the lock.
+func (r *Runner) abandon(ctx context.Context, service string, c *carried) {
+	if c == nil {
+		return
+	}
+	err := r.cfg.Store.AbandonRollout(ctx, service, c.fence)
+	switch {
+	case err == nil:
+		r.drop(service)
+		return
+	case ctx.Err() != nil:
+		return
+	case errors.Is(err, store.ErrUnknown), store.LockRefused(err, c.fence):
+		if err := r.bump(ctx, c); err != nil {
+			r.drop(service) // somebody else's, or the session is over
+			return
+		}
+	}
+	r.queue.AddRateLimited(service) // another rollout may have begun
+}
+
+// bump moves the fence: what was sent under the old one cannot land any more.
+func (r *Runner) bump(ctx context.Context, c *carried) error {
+	fence, err := r.cfg.Store.Bump(ctx, c.fence)
+	if err != nil {
+		return err
+	}
+	c.fence, c.consistent = fence, true
+	return nil
+}
+
+// drop forgets a rollout that is not this farm's any more.
+func (r *Runner) drop(service string) {
+	r.mu.Lock()
+	c := r.carried[service]
+	delete(r.carried, service)
+	delete(r.freed, service)
+	r.mu.Unlock()
+	if c != nil {
+		c.gate.stop()
+	}
+	r.cfg.Metrics.carries(service, "")
+}

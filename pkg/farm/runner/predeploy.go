@@ -1,0 +1,30 @@
+package runner
+
+import (
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// ranOnce is what the status of a controller of one pod, which is never started again, and what its node reports, say about its run.
+func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
+	for i := range realities {
+		reality := &realities[i]
+		if exit := reality.LastExit; exit != nil {
+			done := &rollout.PreDeployed{Finished: true, Exit: exit.Code, Tail: reality.Message}
+			if exit.Unknown || exit.Signal != "" && exit.Code == 0 {
+				done.Exit = -1
+			}
+			if done.Exit != 0 && done.Tail == "" {
+				done.Tail = exit.String()
+			}
+			return done
+		}
+	}
+	for _, f := range st.Failing {
+		if f.Hopeless {
+			return &rollout.PreDeployed{Failed: f.Reason}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,257 @@
+// Package runner is the loop that carries rollouts out (ADR 16): it claims the lock of a service's rollout, reads, asks
+// rollout.Decide, and writes what that says in one transaction. Nothing is decided by what it remembers: whoever has the lock next
+// goes on from the records. Start reading at Runner.Start.
+package runner
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Config is what a runner needs. Zero durations and counts mean the defaults.
+type Config struct {
+	ID    string // of its farm
+	Store Tenure
+	Log   obs.Logger
+	// Members returns the living farms as last seen. Nothing is claimed while there are none.
+	Members func() []store.Member
+	// Regressed is told that the store went back in time, and returns why the farm must start over.
+	Regressed func(context.Context) error
+	// Ask asks a gate, once; an error is a no. See webhook.Ask.
+	Ask     func(ctx context.Context, url string, timeout time.Duration, body any) error
+	Alerter alert.Alerter // nil: the log
+	Metrics *Metrics      // nil: nothing is counted
+	// Alerting is told which incidents about a service's rollout are open; nil: nobody is.
+	Alerting func(service string, active []rc.ConditionType)
+
+	Workers int           // rollouts worked on at once; 16
+	Grace   time.Duration // how long the farm that is preferred has to claim a rollout; 1 s
+	Look    time.Duration // between two looks at a rollout that another farm carries out; 3 s
+	// Unclaimed is how long no living farm may match a rollout before that is reported; 30 s.
+	Unclaimed time.Duration
+}
+
+func (c *Config) setDefaults() {
+	orDefault(&c.Workers, 16)
+	orDefault(&c.Grace, time.Second)
+	orDefault(&c.Look, 3*time.Second)
+	orDefault(&c.Unclaimed, 30*time.Second)
+	if c.Alerter == nil {
+		c.Alerter = alert.Log{Logger: c.Log}
+	}
+	if c.Alerting == nil {
+		c.Alerting = func(string, []rc.ConditionType) {}
+	}
+}
+
+func orDefault[T comparable](value *T, def T) {
+	var zero T
+	if *value == zero {
+		*value = def
+	}
+}
+
+// Tenure is the store under one session, as a runner uses it.
+type Tenure interface {
+	WatchRollouts(ctx context.Context, onError func(error), deliver func(store.RolloutsSeen) error) error
+	Locks
+	Reads
+	CommitRollout(ctx context.Context, s *store.RolloutStep) error
+	WriteTrouble(ctx context.Context, service string, index uint64, trouble *store.RolloutTrouble) error
+}
+
+// Locks is how a farm becomes and stops being the one that carries a rollout out.
+type Locks interface {
+	ClaimRollout(ctx context.Context, service string) (store.Fence, error)
+	RolloutHeld(ctx context.Context, service string) (bool, error)
+	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
+	AbandonRollout(ctx context.Context, service string, f store.Fence) error
+}
+
+// Reads is what steps are decided from.
+type Reads interface {
+	ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (store.RolloutView, error)
+	RC(ctx context.Context, id string, consistent bool) (store.Rec[rc.RC], error)
+	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
+	Realities(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Reality, []error, error)
+}
+
+// Runner carries rollouts out for as long as one session lives.
+type Runner struct {
+	cfg   Config
+	log   obs.Logger
+	queue workqueue.TypedRateLimitingInterface[string]
+	wake  chan struct{} // capacity 1: troubles may have changed
+
+	mu      sync.Mutex
+	seen    store.RolloutsSeen
+	records map[string]*store.Rec[rollout.Record] // of seen, by service
+	carried map[string]*carried                   // by service: whose lock this farm holds
+	freed   map[string]time.Time                  // by service: first seen without a runner then
+	moved   time.Time                             // when the members changed last
+	lonely  map[string]time.Time                  // by service: no living farm has matched it since
+	told    map[string]*telling                   // by service; see trouble.go
+}
+
+// carried is a rollout whose lock this farm holds. Only the worker that has the service from the queue uses it, except the gate.
+type carried struct {
+	fence      store.Fence
+	ids        []string // controllers that it is about, as last read
+	consistent bool     // the next read must be
+	gate       gate
+}
+
+// The pace of repeated tries of one rollout.
+const (
+	retryMin = 20 * time.Millisecond
+	retryMax = 5 * time.Second
+)
+
+// New returns a runner. It does nothing before Start and serves one session.
+func New(cfg Config) *Runner {
+	cfg.setDefaults()
+	return &Runner{
+		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
+		wake:  make(chan struct{}, 1), carried: map[string]*carried{}, freed: map[string]time.Time{}, lonely: map[string]time.Time{},
+		told: map[string]*telling{},
+	}
+}
+
+// Start runs until ctx ends, and returns the context's cause, or what Regressed returned. When it returns nothing of it runs any more.
+func (r *Runner) Start(ctx context.Context) error {
+	defer r.queue.ShutDown()
+	defer r.cfg.Metrics.reset()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		<-ctx.Done()
+		r.queue.ShutDown()
+		return context.Cause(ctx)
+	})
+	group.Go(func() error { return r.watch(ctx) })
+	group.Go(func() error { return r.tellTroubles(ctx) })
+	for range r.cfg.Workers {
+		group.Go(func() error { r.work(ctx); return nil })
+	}
+	err := group.Wait()
+	r.stopGates()
+	return err
+}
+
+func (r *Runner) watch(ctx context.Context) error {
+	last := ""
+	onError := func(err error) {
+		if ctx.Err() == nil && last != err.Error() {
+			last = err.Error()
+			r.log.WithError(err).Warn("cannot watch rollouts; none that changes is noticed")
+		}
+	}
+	return r.cfg.Store.WatchRollouts(ctx, onError, func(s store.RolloutsSeen) error {
+		last = ""
+		if s.Regressed {
+			return r.cfg.Regressed(ctx)
+		}
+		r.accept(s)
+		return nil
+	})
+}
+
+// accept asks for a look at each rollout that is new, has changed, was rung for, or is gone.
+func (r *Runner) accept(s store.RolloutsSeen) {
+	records := make(map[string]*store.Rec[rollout.Record], len(s.Recs))
+	for i := range s.Recs {
+		records[s.Recs[i].Value.Service] = &s.Recs[i]
+	}
+	r.mu.Lock()
+	before, bells := r.records, r.seen.Bells
+	r.seen, r.records = s, records
+	for service, rec := range records {
+		if was := before[service]; was == nil || was.Index != rec.Index || bells[service] != s.Bells[service] {
+			r.queue.Add(service)
+		}
+	}
+	for service := range before {
+		if records[service] == nil {
+			delete(r.freed, service)
+			delete(r.lonely, service)
+			r.queue.Add(service)
+		}
+	}
+	r.mu.Unlock()
+	r.wakeTeller()
+}
+
+// MembersChanged looks at each rollout anew: the farm that had it may be gone.
+func (r *Runner) MembersChanged() {
+	r.mu.Lock()
+	r.moved = time.Now()
+	for service := range r.records {
+		delete(r.freed, service)
+		r.queue.Add(service)
+	}
+	r.mu.Unlock()
+	r.wakeTeller()
+}
+
+func (r *Runner) work(ctx context.Context) {
+	for {
+		service, shutdown := r.queue.Get()
+		if shutdown {
+			return
+		}
+		r.handle(ctx, service)
+		r.queue.Done(service)
+	}
+}
+
+// handle looks at one rollout: claims it when it should, makes its next steps, and decides when to look again.
+func (r *Runner) handle(ctx context.Context, service string) {
+	if ctx.Err() != nil {
+		return
+	}
+	log := r.log.WithField(obs.Service, service)
+	c, again, err := r.hold(ctx, service)
+	if err == nil && c != nil {
+		again, err = r.steps(ctx, service, c)
+	}
+	var corrupt *store.CorruptError
+	switch {
+	case err == nil:
+		r.queue.Forget(service)
+		if again > 0 {
+			r.queue.AddAfter(service, again)
+		}
+		return
+	case ctx.Err() != nil:
+		return
+	case errors.Is(err, store.ErrNotFound):
+		r.abandon(ctx, service, c)
+		return
+	case errors.Is(err, store.ErrLost):
+		r.drop(service)
+		log.WithError(err).Warn("lost a rollout")
+	case store.Denied(err):
+		log.WithError(err).Warn("the token may not write what a rollout needs")
+	case errors.As(err, &corrupt):
+		log.WithError(err).Error("rollout cannot be worked on") // and told: see trouble.go
+		r.queue.AddAfter(service, retryMax)
+		return
+	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):
+		log.WithError(err).Debug("step did not land")
+	default:
+		log.WithError(err).Warn("step failed")
+	}
+	r.queue.AddRateLimited(service)
+}

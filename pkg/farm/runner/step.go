@@ -1,0 +1,195 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// stepTries is how often a rollout is read again in a row while its steps are refused: statuses change while pods start.
+const stepTries = 4
+
+// steps makes one step, and tries again at once where others wrote what it was decided from.
+func (r *Runner) steps(ctx context.Context, service string, c *carried) (again time.Duration, err error) {
+	for range stepTries {
+		again, err = r.step(ctx, service, c)
+		if !errors.Is(err, store.ErrRefused) || ctx.Err() != nil || store.Denied(err) {
+			break
+		}
+	}
+	return again, err
+}
+
+// step reads, decides and writes once.
+func (r *Runner) step(ctx context.Context, service string, c *carried) (again time.Duration, err error) {
+	v, err := r.cfg.Store.ReadRollout(ctx, service, c.ids, c.consistent)
+	if err != nil {
+		return 0, err
+	}
+	before := &v.Rollout.Value
+	c.ids, c.consistent = store.RolloutRCs(before), false
+	seen, err := r.observe(ctx, &v, c)
+	if err != nil {
+		return 0, err
+	}
+	d := rollout.Decide(*before, seen)
+	r.cfg.Metrics.carries(service, before.State)
+	if write := stepOf(&v, &d, r.cfg.ID, seen.Now); write != nil {
+		write.Fence = c.fence
+		err := r.cfg.Store.CommitRollout(ctx, write)
+		r.cfg.Metrics.stepped(before, &d, seen.Now, err)
+		if err != nil {
+			return 0, r.afterFailure(ctx, c, err)
+		}
+		r.say(before, &d)
+	}
+	if d.Ended {
+		r.drop(service)
+		return 0, nil
+	}
+	r.ask(ctx, &d.Record, c, d.Gate)
+	return d.Again, nil
+}
+
+// afterFailure shuts a write out whose outcome is unknown, and finds out whether the lock is still this farm's, before anything is read.
+func (r *Runner) afterFailure(ctx context.Context, c *carried, err error) error {
+	if !errors.Is(err, store.ErrUnknown) && !store.LockRefused(err, c.fence) {
+		return err
+	}
+	if lost := r.bump(ctx, c); lost != nil {
+		return errors.Join(lost, fmt.Errorf("after: %v", err)) //nolint:errorlint // the cause is told; that the lock is lost decides
+	}
+	return err
+}
+
+// observe is what a decision is made from.
+func (r *Runner) observe(ctx context.Context, v *store.RolloutView, c *carried) (rollout.Observed, error) {
+	seen := rollout.Observed{
+		Now: time.Now().UTC(), Nonce: v.Schema.Value.Nonce, Gate: c.gate.answer(v.Rollout.Value.ID), Revisions: make(map[string]rollout.Seen, len(v.RCs)),
+	}
+	if v.Breaker.Value.Tripped {
+		seen.Breaker = v.Breaker.Value.Reason
+		if seen.Breaker == "" {
+			seen.Breaker = "it is tripped"
+		}
+	}
+	for id, rec := range v.RCs { // one that is not there is empty; of those that cannot be read nothing is known
+		one := rollout.Seen{RC: rec.Value}
+		if st, ok := v.Status[id]; ok && rec.Index != 0 {
+			one.Status = &st.Value
+		}
+		seen.Revisions[id] = one
+	}
+	if before := v.Rollout.Value.PreDeploy; before != nil {
+		var err error
+		if seen.PreDeploy, err = r.preDeployed(ctx, v, before.RC); err != nil {
+			return seen, err
+		}
+	}
+	return seen, nil
+}
+
+// stepOf returns what a decision writes, nil for nothing.
+func stepOf(v *store.RolloutView, d *rollout.Decision, who string, now time.Time) *store.RolloutStep {
+	if !d.Write && !d.Ended && len(d.RCs)+len(d.Delete)+len(d.Audit) == 0 && d.Alert == "" {
+		return nil
+	}
+	s := &store.RolloutStep{View: v, RCs: withDeleted(v, d, who, now), Ended: d.Ended}
+	if d.Write || d.Ended {
+		s.Record = &d.Record
+	}
+	if len(d.Audit) > 0 || d.Ended {
+		a := store.NewAudit(who, deedOf(d), rcOf(d), d.Audit)
+		s.Audit = &a
+	}
+	if d.Alert != "" {
+		var before *store.RolloutTrouble
+		if v.Trouble.Index != 0 {
+			before = &v.Trouble.Value
+		}
+		next := newTrouble(before, d.Record.Service, d.Record.ID, d.Alert, d.Ended, now)
+		s.Trouble = &next
+	}
+	return s
+}
+
+// withDeleted returns the controllers that a decision changes, those with it that only get the deletion mark.
+func withDeleted(v *store.RolloutView, d *rollout.Decision, who string, now time.Time) []rc.RC {
+	all := slices.Clone(d.RCs)
+	for _, id := range d.Delete {
+		rec := v.RCs[id]
+		if rec.Index == 0 || rec.Value.DeletedAt != nil || slices.ContainsFunc(d.RCs, func(r rc.RC) bool { return r.ID == id }) {
+			continue
+		}
+		gone := rec.Value
+		gone.DeletedAt, gone.ChangedBy, gone.Mutator = &now, who, ""
+		gone.Generation++
+		all = append(all, gone)
+	}
+	for i := range all {
+		if all[i].ChangedBy == "" || all[i].Generation != v.RCs[all[i].ID].Value.Generation {
+			all[i].ChangedBy = who
+		}
+	}
+	return all
+}
+
+// deedOf is what an audit record calls a step.
+func deedOf(d *rollout.Decision) string {
+	if !d.Ended {
+		return "rollout"
+	}
+	switch d.Record.State {
+	case rollout.Done:
+		return "rollout-succeeded"
+	case rollout.Aborted:
+		return "rollout-cancelled"
+	default:
+		return "rollout-failed"
+	}
+}
+
+// rcOf is the controller that an audit record is about: that of the revision which gets pods.
+func rcOf(d *rollout.Decision) string {
+	if up := d.Record.Upward(); up != nil {
+		return up.RC
+	}
+	return d.Record.Revisions[len(d.Record.Revisions)-1].RC
+}
+
+// say logs a step that has landed.
+func (r *Runner) say(before *rollout.Record, d *rollout.Decision) {
+	log := r.log.WithField(obs.Service, before.Service).WithField("stage", d.Record.Stage).WithField("state", string(d.Record.State))
+	for _, line := range d.Audit {
+		log.Info(line)
+	}
+}
+
+// preDeployed is what became of the pod of the controller that runs once; nil: it has reported nothing yet.
+func (r *Runner) preDeployed(ctx context.Context, v *store.RolloutView, id string) (*rollout.PreDeployed, error) {
+	st := v.Status[id].Value
+	if st.Lost > 0 {
+		return &rollout.PreDeployed{Lost: true}, nil
+	}
+	placed, _, err := r.cfg.Store.Placements(ctx, id, false)
+	if err != nil {
+		return nil, err
+	}
+	var at []store.At
+	for i := range placed {
+		at = append(at, store.At{Node: placed[i].Value.Node, Identity: placed[i].Value.Identity})
+	}
+	realities, _, err := r.cfg.Store.Realities(ctx, at, false)
+	if err != nil {
+		return nil, err
+	}
+	return ranOnce(&st, slices.Collect(maps.Values(realities))), nil
+}
