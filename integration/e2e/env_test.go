@@ -85,6 +85,7 @@ var scenarios = map[string]func(*env){
 	"misplaced":        misplaced,
 	"relabel":          relabel,
 	"crash-loop":       crashLoop,
+	"drained":          drained,
 }
 
 func TestScenario(t *testing.T) {

@@ -1,7 +1,7 @@
 // Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that says who it is.
 //
-// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_ENDS=5s after that
-// time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its
+// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_EXIT=n with status n
+// once it has said so, HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its
 // answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of directories n deep.
 // HELLO_SIEGE=ADDRESS,SOCKET makes it take what connections it gets at an address, and say in its home what it is told at a socket.
 package main
@@ -27,6 +27,10 @@ func main() {
 	if os.Getenv("HELLO_FAIL") != "" {
 		fmt.Fprintln(os.Stderr, "failing as HELLO_FAIL says")
 		os.Exit(3)
+	}
+	if status, err := strconv.Atoi(os.Getenv("HELLO_EXIT")); err == nil {
+		fmt.Println("ending with status", status, "as HELLO_EXIT says")
+		os.Exit(status)
 	}
 	if after, _ := time.ParseDuration(os.Getenv("HELLO_ENDS")); after > 0 {
 		time.AfterFunc(after, func() {
