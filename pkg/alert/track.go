@@ -40,6 +40,7 @@ var Rules = []Rule{
 	{Type: "Blocked", After: 10 * time.Second},
 	{Type: "InsufficientNodes", After: 10 * time.Second},
 	{Type: rc.Misplaced, After: 10 * time.Second},
+	{Type: rc.RolloutGone, After: 10 * time.Second},
 	{Type: "Holding", After: 5 * time.Minute},
 	{Type: NotConverged, After: 15 * time.Minute},
 	{Type: "Regressed", After: time.Hour},

@@ -28,7 +28,7 @@ type Writes interface {
 	HeadLoad(b *store.Batch, reports bool) store.Load
 	LoadOf(rcID string, p *store.Part) store.PartLoad
 	Ring(ctx context.Context, rcID string) error
-	MakeDrops(ctx context.Context, rcID string) error
+	MakeMarks(ctx context.Context, drops, stops []string) error
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }

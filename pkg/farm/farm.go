@@ -125,6 +125,7 @@ type Farm struct {
 	scarcity scarcity
 	stops    stopCounter
 	unowned  unowned
+	kin      kin
 
 	unreadable unreadables
 	suspects   nodeSet // their reservations say something else than what is known of them

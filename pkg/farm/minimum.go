@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -17,25 +18,25 @@ import (
 // counts until a drop says otherwise: the drops listed before the realities and those listed last tell how many do not any more,
 // and Consul refuses each batch if there has been another one since. Batches in flight together count as landed.
 type minimum struct {
-	before store.Drops // as listed before the realities
-	least  int         // that must be left
-	byBell bool        // some node counts no drops: batches depend on the bell, and are not tried again
+	before store.DropsBy // as listed before the realities
+	least  int           // that must be left
+	byBell bool          // some node counts no drops: batches depend on the bell, and are not tried again
 
 	mu     sync.Mutex
-	now    store.Drops
+	now    store.DropsBy
 	relied []store.Reported      // copies of different pods that counted, the newest report first
 	taken  map[pod.Identity]bool // of these, by batches that have landed or may
 }
 
 // newMinimum begins a pass that has listed drops and then read which copies count, one of each pod.
-func newMinimum(drops store.Drops, counting []store.Reported, least int) *minimum {
+func newMinimum(drops store.DropsBy, counting []store.Reported, least int) *minimum {
 	slices.SortFunc(counting, func(a, b store.Reported) int { return cmp.Compare(b.Index, a.Index) })
 	return &minimum{before: drops, now: drops, least: least, relied: counting, taken: map[pod.Identity]bool{}}
 }
 
 // conditions are what must still be so when a batch lands.
 type conditions struct {
-	drops  uint64          // index of the controller's key for drops
+	drops  store.DropsBy   // as listed last, of the controller and its companions
 	newest *store.Reported // of what is relied on; nil: nothing is
 }
 
@@ -54,7 +55,7 @@ func (m *minimum) enter(takes []pod.Identity) (conditions, bool) {
 	for _, id := range takes {
 		m.taken[id] = true
 	}
-	return conditions{drops: m.now.Index, newest: m.newestLeft()}, true
+	return conditions{drops: m.now, newest: m.newestLeft()}, true
 }
 
 // newest returns what is relied on now and was reported last, nil for nothing.
@@ -85,7 +86,7 @@ func (m *minimum) leave(takes []pod.Identity) {
 }
 
 // listed takes in drops that were listed later. Batches list side by side: with drops that are not the last ones a batch is refused.
-func (m *minimum) listed(drops store.Drops) {
+func (m *minimum) listed(drops store.DropsBy) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now = drops
@@ -99,12 +100,12 @@ func (m *minimum) forgo(r *store.Reported) {
 	m.relied = slices.DeleteFunc(slices.Clone(m.relied), func(o store.Reported) bool { return o == *r })
 }
 
-// relyOn prepares what batches need that depend on the minimum. It reports whether the key of the controller's drops was missing and
-// has been made: what was read before says nothing then.
+// relyOn prepares what batches need that depend on the minimum, or on companions. It reports whether keys of drops or stops were
+// missing and have been made: what was read before says nothing then.
 func (c *ReplicationController) relyOn(ctx context.Context, v *view, plan *reconcile.Plan) (made bool, err error) {
 	c.relied = len(plan.Counting) > 0
 	if !c.relied {
-		return false, nil
+		return c.makeMarks(ctx, v, plan)
 	}
 	counting := make([]store.Reported, len(plan.Counting))
 	byBell := false
@@ -115,10 +116,8 @@ func (c *ReplicationController) relyOn(ctx context.Context, v *view, plan *recon
 		byBell = byBell || n == nil || !n.CountsDrops
 	}
 	v.minimum = newMinimum(v.drops, counting, plan.Minimum)
-	if v.minimum.byBell = byBell; byBell || v.drops.Index != 0 {
-		return false, nil
-	}
-	return true, c.farm.cfg.Store.MakeDrops(ctx, c.ID)
+	v.minimum.byBell = byBell
+	return c.makeMarks(ctx, v, plan)
 }
 
 // dropTries is how often a batch is sent in a pass while pods drop.
@@ -140,7 +139,7 @@ func (c *ReplicationController) commitLeaving(ctx context.Context, v *view, b *b
 			return cmp.Or(err, errShort)
 		}
 		if b.Newest = cond.newest; !v.minimum.byBell {
-			b.DropsIndex = cond.drops
+			c.dependOnDrops(b, cond.drops)
 		}
 		err = c.commit(ctx, b)
 		if err == nil || errors.Is(err, store.ErrUnknown) {
@@ -155,11 +154,24 @@ func (c *ReplicationController) commitLeaving(ctx context.Context, v *view, b *b
 		case !errors.Is(err, store.ErrDropped):
 			return err
 		}
-		drops, listErr := c.farm.cfg.Store.Drops(ctx, c.ID)
+		drops, listErr := c.farm.cfg.Store.DropsOf(ctx, slices.Collect(maps.Keys(v.drops)))
 		if listErr != nil {
 			return errors.Join(err, listErr)
 		}
 		v.minimum.listed(drops)
 	}
 	return err
+}
+
+// dependOnDrops makes a batch that depends on what counts land only if nothing has dropped since drops were listed last.
+func (c *ReplicationController) dependOnDrops(b *batch, drops store.DropsBy) {
+	for id, d := range drops {
+		if id == c.ID {
+			b.DropsIndex = d.Index
+			continue
+		}
+		on := b.Companions[id]
+		on.Drops = d.Index
+		b.Companions[id] = on
+	}
 }

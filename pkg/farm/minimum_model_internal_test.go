@@ -418,6 +418,9 @@ func (f *modelFarm) list() store.Drops {
 	return d
 }
 
+// only are the drops of a controller without companions.
+func only(d store.Drops) store.DropsBy { return store.DropsBy{"": d} }
+
 // missing stands for a key that is not there, in the variants that go on without it.
 const missing = 1
 
@@ -459,7 +462,7 @@ func (f *modelFarm) plan() {
 		}
 		return // and looks again
 	}
-	f.gate = newMinimum(f.drops, counting, modelLeast)
+	f.gate = newMinimum(only(f.drops), counting, modelLeast)
 	f.say("plan of a farm: %+v, drops %+v, reality %+v, by bells %t", changes, f.drops, f.reality, f.old)
 	for some := range slices.Chunk(changes, 1+f.choose(2)) {
 		f.todo = append(f.todo, func() { f.try(some) })
@@ -522,17 +525,17 @@ func (f *modelFarm) relist(batch []change) {
 	now := f.list()
 	switch f.variant {
 	case noCounters:
-		now.Counts, now.Created = f.gate.before.Counts, f.gate.before.Created
+		now.Counts, now.Created = f.gate.before[""].Counts, f.gate.before[""].Created
 	case countersMerged:
 		now.Counts = maps.Clone(now.Counts)
-		for node, was := range f.gate.before.Counts {
+		for node, was := range f.gate.before[""].Counts {
 			now.Counts[node] = store.DropCount{Created: was.Created, Drops: max(was.Drops, now.Counts[node].Drops)}
 		}
 	case keyMerged:
-		now.Created = f.gate.before.Created
+		now.Created = f.gate.before[""].Created
 	default: // the others differ elsewhere
 	}
-	f.gate.listed(now)
+	f.gate.listed(only(now))
 	f.try(batch)
 }
 
@@ -554,7 +557,7 @@ func (f *modelFarm) land(batch []change, fence uint64, places, reality [modelPod
 	case old:
 		check("bell", s.bell == bell)
 	default:
-		check("drops", s.drops == cond.drops || cond.drops == missing && (s.drops == 0 || f.variant == missingIgnored))
+		check("drops", s.drops == cond.drops[""].Index || cond.drops[""].Index == missing && (s.drops == 0 || f.variant == missingIgnored))
 	}
 	if n := cond.newest; counted && n != nil && f.variant != newestIgnored && f.variant != noCondition {
 		check("newest", s.reality[n.Identity.Index].index == n.Index)

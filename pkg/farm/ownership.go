@@ -199,6 +199,7 @@ func (f *Farm) drop(id string) {
 	delete(f.foreign, id)
 	delete(f.freed, id)
 	f.cfg.Metrics.forget(id)
+	f.kin.set(id, nil)
 }
 
 // markForeign notes that another farm has, or will have, a controller.

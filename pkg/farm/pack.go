@@ -91,8 +91,12 @@ func partOf(v *view, ch *reconcile.Change, writes []store.ReservationWrite) stor
 	case ch.NeedsMinimum && v.minimum.byBell:
 		part.BellIndex = v.head.BellIndex
 	case ch.NeedsMinimum:
-		part.DropsIndex = v.drops.Index
+		part.DropsIndex = v.drops[ch.Identity.RCID].Index
 	}
+	if ch.NeedsMinimum || ch.NeedsCompanions {
+		dependOnCompanions(v, &part, ch.NeedsMinimum)
+	}
+	part.Stamp = ch.Stamps
 	for _, name := range ch.NeedsReports {
 		if part.Reported == nil {
 			part.Reported = map[store.At]uint64{}

@@ -21,10 +21,11 @@ import (
 // Reads are what a pass reads: the head, and then everything else together.
 type Reads interface {
 	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
-	Drops(ctx context.Context, rcID string) (store.Drops, error)
+	DropsOf(ctx context.Context, rcIDs []string) (store.DropsBy, error)
 	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
 	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
+	CompanionReads
 	ClusterReads
 }
 
@@ -40,7 +41,8 @@ type view struct {
 	head       store.Head
 	schema     store.Rec[store.Schema]
 	breaker    store.Rec[store.Breaker]
-	drops      store.Drops         // as listed before the realities
+	companions []store.Companion   // that have a record
+	drops      store.DropsBy       // of the controller and its companions, as listed before the realities
 	reported   map[store.At]uint64 // indices of the realities
 	minimum    *minimum            // nil: no change needs it
 	snapshot   *reconcile.Snapshot
@@ -67,18 +69,21 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	}
 	// Before the orphans: what they say must be at least as new as what the hold ended for.
 	hold := f.hold(v.schema.Value.Nonce)
-	if v.drops = v.head.Drops; c.relied {
-		if v.drops, err = f.cfg.Store.Drops(ctx, c.ID); err != nil {
-			return err
-		}
-	}
 	s := &reconcile.Snapshot{
 		Now: time.Now().UTC(), Owner: f.cfg.ID, RC: v.head.RC.Value, Previous: v.head.Status,
 		Orphans: f.world.orphansOf(c.ID), Stopped: c.stoppedAt(),
 		Nonce: v.schema.Value.Nonce, Hold: hold, Breaker: breakerReason(v.breaker),
 	}
+	v.snapshot, v.drops = s, store.DropsBy{c.ID: v.head.Drops}
+	if err := c.readCompanions(ctx, v); err != nil {
+		return err
+	}
+	if c.relied && len(v.companions) == 0 {
+		if v.drops, err = f.cfg.Store.DropsOf(ctx, []string{c.ID}); err != nil {
+			return err
+		}
+	}
 	s.Nodes, v.nodesVersion = f.world.nodesAt()
-	v.snapshot = s
 	for _, rec := range v.head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 	}
@@ -331,6 +336,11 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 			w.Intents = append(w.Intents, at(p)...)
 		}
 	}
+	for i := range s.Companions {
+		for j := range s.Companions[i].Pods {
+			w.Realities = append(w.Realities, at(&s.Companions[i].Pods[j])...)
+		}
+	}
 	if !c.phantom {
 		if s.Manifest = c.farm.manifests.get(s.RC.ManifestDigest); s.Manifest == nil {
 			w.Manifest = s.RC.ManifestDigest
@@ -367,6 +377,11 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 		s.Errors = append(s.Errors, e.Error())
 	}
 	maps.Copy(d.Intents, more.Intents)
+	for i := range s.Companions {
+		for j := range s.Companions[i].Pods {
+			addReports(&s.Companions[i].Pods[j], d, false)
+		}
+	}
 	for i := range s.Pods {
 		addReports(&s.Pods[i], d, asked[s.Pods[i].Identity])
 		if v.deep {

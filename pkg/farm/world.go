@@ -200,6 +200,9 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 	for id, index := range s.Index {
 		if before[id] != index {
 			w.farm.enqueue(id)
+			for _, other := range w.farm.kin.besides(id) {
+				w.farm.enqueue(other)
+			}
 		}
 	}
 	for id := range before {

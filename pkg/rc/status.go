@@ -23,7 +23,7 @@ type Status struct {
 	Incidents          []Incident  `json:"incidents,omitempty"` // what somebody is, or has to be, alerted to
 
 	// What a rollout decides by (ADR 16).
-	Nonce              string       `json:"nonce,omitempty"`               // of the cluster, when this was decided
+	Nonce              string       `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
 	Ghosts             int          `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
 	StoppingLost       int          `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
 	UnmanagedAvailable int          `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away
@@ -68,6 +68,10 @@ const (
 	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
 	// BooksDiffer: an outside scheduler did not take a share of a node back, or did not book one.
 	BooksDiffer ConditionType = "BooksDiffer"
+	// WaitsForService: pods are not placed or not stopped because of the other revisions of the service, or its bounds.
+	WaitsForService ConditionType = "WaitsForService"
+	// RolloutGone: an upgrade in place has a limit, and the rollout that would move it is gone.
+	RolloutGone ConditionType = "RolloutGone"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
 	RequestVoid ConditionType = "RequestVoid"
 )

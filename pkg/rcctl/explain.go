@@ -209,6 +209,12 @@ func (s *situation) held() []Cause {
 			"Look at its pods (rcctl pods --rc " + s.rc.Name + "). If one is gone for good all the same, ask again: rcctl pod forget POD --node NODE",
 		})
 	}
+	if s.is(rc.WaitsForService) {
+		causes = append(causes, Cause{"It waits for the other revisions of its service: " + s.why(rc.WaitsForService) + ".", "Wait; if one of them holds or has pods that were found running, look at that one: rcctl rc explain REF"})
+	}
+	if s.is(rc.RolloutGone) {
+		causes = append(causes, Cause{"Its upgrade in place has stopped midway: " + s.why(rc.RolloutGone) + ".", "Deploy the service again."})
+	}
 	if s.is(rc.Regressed) {
 		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
 	}

@@ -141,7 +141,9 @@ func explainCases() map[string]struct {
 			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
 			"have its port in use already: n1.",
 		}, "there is room"},
-		"max per node": {func(s *situation) { s.not(rc.InsufficientNodes, "x"); s.rc.MaxPerNode = 1 }, []string{"as many of its pods as max_per_node allows: n1, n2.", "raise max_per_node"}, ""},
+		"waits for the service": {func(s *situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
+		"the rollout is gone":   {func(s *situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
+		"max per node":          {func(s *situation) { s.not(rc.InsufficientNodes, "x"); s.rc.MaxPerNode = 1 }, []string{"as many of its pods as max_per_node allows: n1, n2.", "raise max_per_node"}, ""},
 		"room by now": {func(s *situation) {
 			s.not(rc.InsufficientNodes, "x")
 			s.nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}

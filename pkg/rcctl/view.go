@@ -84,7 +84,7 @@ const (
 // alarms are the conditions that name a controller's state when they are true, the worst first.
 var alarms = [...]rc.ConditionType{
 	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
-	rc.RequestVoid, rc.Misplaced,
+	rc.WaitsForService, rc.RolloutGone, rc.RequestVoid, rc.Misplaced,
 }
 
 // stateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is

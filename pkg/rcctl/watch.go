@@ -29,7 +29,7 @@ const untilGone = "Gone"
 // untilAllowed are the goals of a watch.
 var untilAllowed = []string{
 	string(rc.Converged), untilGone, string(rc.Blocked), string(rc.BooksDiffer), string(rc.BreakerTripped), string(rc.CrashLooping), string(rc.Holding), string(rc.InsufficientNodes), string(rc.Misplaced), string(rc.NodeLost),
-	string(rc.Regressed), string(rc.RequestVoid), string(rc.Unclaimed), string(rc.Unreadable),
+	string(rc.Regressed), string(rc.RequestVoid), string(rc.RolloutGone), string(rc.Unclaimed), string(rc.Unreadable), string(rc.WaitsForService),
 }
 
 // watching is what a command line says about a watch.

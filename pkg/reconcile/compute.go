@@ -16,6 +16,7 @@ func Compute(s *Snapshot) Plan {
 	c := &computation{s: s, touched: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
 	s.rememberLost()
+	c.lookBeside()
 	c.forget()
 	c.confirmStops()
 	c.adopt()
@@ -57,6 +58,10 @@ type computation struct {
 	awaited *string               // see unconfirmed; nil: not yet looked for
 	// replaced counts the pods of lost machines that are: their new copies stand besides all that stands now.
 	replaced int
+
+	beside         []Copy // pods of companions that count as available
+	standingBeside int    // copies of companions' pods that take room
+	awaitsService  string // what pods wait for because of the service's other revisions
 }
 
 // mayStop reports whether anything may be asked to stop now. While the nodes have not said what they run, a pod that looks

@@ -66,7 +66,7 @@ func (c *computation) forcing(p *Pod, nodeName string) *node.Drain {
 // would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new
 // copy is placed first where there is room, otherwise the pod stops first.
 func (c *computation) transfer() {
-	available, standing, busy := 0, 0, false
+	available, counting, standing, busy := 0, len(c.beside), 0, false
 	var misplaced []*Pod
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
@@ -79,6 +79,9 @@ func (c *computation) transfer() {
 		if c.s.available(p) {
 			available++
 		}
+		if c.s.counting(p) {
+			counting++
+		}
 		if c.misplaced(p) && c.kept(p) == "" && !c.triedEnough(p) {
 			misplaced = append(misplaced, p)
 		}
@@ -90,18 +93,21 @@ func (c *computation) transfer() {
 		c.waiting = true
 		return
 	}
+	if !c.mayAdd() {
+		return
+	}
 	// Those that were tried in vain come last: what ails them may spare the others.
 	p := slices.MinFunc(misplaced, func(a, b *Pod) int {
 		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
-	least := c.s.RC.MinimumAvailable()
-	room := standing+len(c.plan.Adds) < c.s.RC.Desired()+c.s.RC.Surge()
+	least := c.s.least()
+	room := standing+len(c.plan.Adds) < c.most()
 	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
 	whole := available >= c.s.RC.Desired() && room
 	switch {
-	case c.s.available(p) && available-1 < least && !whole:
+	case c.s.counting(p) && counting-1 < least && !whole:
 		c.block(fmt.Sprintf("%s.%d must leave %s, but %d available replicas and a minimum of %d leave no room",
-			p.Role, p.Identity.Index, p.Node, available, least))
+			p.Role, p.Identity.Index, p.Node, counting, least))
 	case room:
 		c.plan.Adds = append(c.plan.Adds, p.Identity)
 		c.touched[p.Identity] = true

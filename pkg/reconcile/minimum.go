@@ -1,6 +1,10 @@
 package reconcile
 
-import "github.com/rcfarm/rcfarm/pkg/pod"
+import (
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
 
 // rely says of each change that depends on what is available on what exactly it does (P6, ADR 11).
 func (c *computation) rely() {
@@ -9,7 +13,8 @@ func (c *computation) rely() {
 		ch := &c.plan.Changes[i]
 		changed[ch.Identity] = ch
 	}
-	var counting []Copy
+	c.stamp()
+	counting := slices.Clone(c.beside)
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		ch := changed[p.Identity]
@@ -38,11 +43,19 @@ func (c *computation) rely() {
 	c.settle(counting)
 }
 
+// stamp says which changes companions' owners must notice.
+func (c *computation) stamp() {
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		ch.Stamps = ch.Stamps || c.stamps(c.find(ch.Identity), ch)
+	}
+}
+
 // settle decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
 // much as that counts, else the reports which show that they do not. A plan takes no more than there is to spare, so that what others
 // take of it makes no difference here.
 func (c *computation) settle(counting []Copy) {
-	least := c.s.RC.MinimumAvailable()
+	least := c.s.least()
 	relied := false
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
@@ -66,7 +79,7 @@ func (c *computation) settle(counting []Copy) {
 
 // countsOn returns the node where a pod counts as available if its placement is, or was, the given one.
 func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool) {
-	if as.RunState != pod.Running {
+	if as.RunState != pod.Running || as.Standby {
 		return "", false
 	}
 	on := func(name, digest string) bool {
@@ -74,7 +87,7 @@ func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool
 		if name == p.Node {
 			r = p.Reality
 		}
-		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !s.gone(name)
+		return r != nil && r.Counts() && (digest == "" || r.Digest == digest) && !s.gone(name)
 	}
 	if on(as.Node, as.Digest) {
 		return as.Node, true

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -183,8 +184,11 @@ func (c *computation) surplus(role string) bool {
 // takeRoom reports whether one more lost pod may be replaced now, and takes the room for it: what runs, or has yet to stop, on
 // living nodes counts against desired + surge, and lost pods do not (P6). When one of those has stopped, its report rings.
 func (c *computation) takeRoom(p *Pod) bool {
+	if !c.mayAdd() {
+		return false
+	}
 	if c.forLost == nil {
-		room := c.s.RC.Desired() + c.s.RC.Surge()
+		room := c.most()
 		for i := range c.s.Pods {
 			room -= c.standing(&c.s.Pods[i])
 			if c.asGoodAsLost(&c.s.Pods[i]) {
@@ -194,6 +198,9 @@ func (c *computation) takeRoom(p *Pod) bool {
 		c.forLost = &room
 	}
 	if *c.forLost <= 0 {
+		if c.s.bounded() {
+			c.awaits(fmt.Sprintf("%s.%d must be placed elsewhere, and waits: the revisions of %s may have %d pods together", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.RC.Service.Max))
+		}
 		return false
 	}
 	*c.forLost--
@@ -326,14 +333,18 @@ func (c *computation) grace(gone bool) time.Duration {
 }
 
 // standing returns how many copies of a pod count against desired + surge: where it is placed unless that is lost, and
-// where it still runs or stops on living nodes.
+// where it still runs or stops on living nodes. Against the bound of a service copies on nodes without a preparer count too, which
+// may run for long: machines that are known to be lost do not.
 func (c *computation) standing(p *Pod) int {
-	n := 0
-	if p.RunState == pod.Running && !c.s.gone(p.Node) || p.RunState == pod.Stopped && c.s.aliveOn(p.Node) {
+	n, mayRun := 0, c.s.aliveOn
+	if c.s.bounded() {
+		mayRun = func(name string) bool { return !c.s.gone(name) }
+	}
+	if p.RunState == pod.Running && !c.s.gone(p.Node) || p.RunState == pod.Stopped && mayRun(p.Node) {
 		n++
 	}
 	for _, g := range p.Placement.Ghosts {
-		if !g.Lost && c.s.aliveOn(g.Node) {
+		if !g.Lost && mayRun(g.Node) {
 			n++
 		}
 	}
@@ -366,6 +377,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	}
 	ch := Change{
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
+		NeedsCompanions: s.shared(), Stamps: s.shared(),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
 	}

@@ -52,6 +52,10 @@ type Change struct {
 	NeedsReports []string
 	// NeedsDead: these nodes' preparers are taken to be dead, so none may have come back meanwhile. Each is named once.
 	NeedsDead []DeadNode
+	// NeedsCompanions: no companion's owner may have stopped or added pods meanwhile. A change that needs the minimum needs that, too.
+	NeedsCompanions bool
+	// Stamps: companions' owners must notice the change.
+	Stamps bool
 	// NeedsSchema: a pod is placed, so the cluster nonce must not change meanwhile (R1).
 	NeedsSchema bool
 	// Answers are the requests that are carried out with this change: they go with it or stay.
@@ -175,7 +179,7 @@ type Plan struct {
 	Finish bool          // the controller is deleted and nothing of it is left: remove its records
 	Status rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
 	Again  time.Duration // look again after this long even if nothing rings; zero: no need
-	// Counting are the copies that count as available, one of each pod, without those that changes take which do not need the
+	// Counting are the copies that count as available, one of each pod, those of companions included, without those that changes take which do not need the
 	// minimum. Empty where no change needs it.
 	Counting []Copy
 	Minimum  int
@@ -292,7 +296,7 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 	in := p.Intent()
 	holder := NewHolder(s, id)
 	return Change{
-		Action: Place, Identity: id, Placement: &p, NeedsSchema: true,
+		Action: Place, Identity: id, Placement: &p, NeedsSchema: true, NeedsCompanions: s.shared(), Stamps: s.shared(),
 		Reason:  fmt.Sprintf("%d replicas desired", s.RC.Desired()),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},

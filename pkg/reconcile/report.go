@@ -55,6 +55,7 @@ func (c *computation) report() {
 			adopted++
 		}
 	}
+	c.progress(&st)
 	c.plan.failures = slices.Clone(s.Errors)
 	for _, r := range s.Requests {
 		if r.Waits != "" {
@@ -94,6 +95,7 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
 	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
+	set(rc.WaitsForService, c.awaitsService != "", c.awaitsService)
 	crashes := c.crashLoops()
 	set(rc.CrashLooping, crashes != "", crashes)
 	misplaced := c.misplacements()

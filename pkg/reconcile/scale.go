@@ -16,7 +16,7 @@ func (c *computation) scale() {
 	available, standing := 0, 0
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
-		if c.s.available(p) && !c.touched[p.Identity] {
+		if c.s.counting(p) && !c.touched[p.Identity] {
 			available++
 		}
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
@@ -37,8 +37,8 @@ func (c *computation) scale() {
 		}
 		adopted[ch.Identity.Role]++
 	}
-	spare := available - c.s.RC.MinimumAvailable() // how many available pods may be removed now (P6)
-	room := c.s.RC.Desired() + c.s.RC.Surge() - standing - c.replaced
+	spare := available + len(c.beside) - c.s.least() // how many available pods may be removed now (P6)
+	room := c.most() - standing - c.replaced
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
@@ -46,7 +46,7 @@ func (c *computation) scale() {
 		// What stays as it was found is not counted against those that may go: the others would pay for it.
 		removable := slices.DeleteFunc(slices.Clone(running), c.stays)
 		c.remove(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
-		c.place(g.Role, min(*g.Count-len(running)-adopted[g.Role], room), &room)
+		c.place(g.Role, c.allowed(*g.Count-len(running)-adopted[g.Role], room), &room)
 	}
 	for i := range c.s.Pods {
 		if p := &c.s.Pods[i]; !known[p.Role] && p.RunState == pod.Running && !c.stays(p) {
@@ -81,10 +81,13 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 			n-- // for another reason, but it goes
 			continue
 		}
-		if c.touched[p.Identity] || r.available && *spare <= 0 {
+		if c.touched[p.Identity] || r.counts && *spare <= 0 {
+			if r.counts && c.s.shared() {
+				c.awaits(fmt.Sprintf("%s.%d is not stopped: of all revisions of %s %d pods must stay available", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.least()))
+			}
 			continue
 		}
-		if r.available {
+		if r.counts {
 			*spare--
 		}
 		c.stop(p, reason, true)
@@ -95,14 +98,14 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 // removable is a pod with what its place in the order of removal depends on.
 type removable struct {
 	*Pod
-	eligible, available bool
+	eligible, available, counts bool
 }
 
 // removalOrder returns pods in the order in which they are stopped.
 func (c *computation) removalOrder(pods []*Pod) []removable {
 	order := make([]removable, len(pods))
 	for i, p := range pods {
-		order[i] = removable{Pod: p, eligible: c.s.eligible(p.Node), available: c.s.available(p)}
+		order[i] = removable{Pod: p, eligible: c.s.eligible(p.Node), available: c.s.available(p), counts: c.s.counting(p)}
 	}
 	slices.SortFunc(order, func(a, b removable) int {
 		return cmp.Or(
@@ -164,13 +167,13 @@ func (c *computation) upgrade() {
 		return
 	}
 	var outdated []*Pod
-	available, waiting, failed, last := 0, false, "", ""
+	available, waiting, failed, last := len(c.beside), false, "", ""
 	for i := range c.s.Pods {
 		p := &c.s.Pods[i]
 		if p.RunState != pod.Running {
 			continue
 		}
-		if c.s.available(p) {
+		if c.s.counting(p) {
 			available++
 		}
 		switch {
@@ -200,7 +203,7 @@ func (c *computation) upgrade() {
 	p := slices.MinFunc(outdated, func(a, b *Pod) int {
 		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
-	if least := c.s.RC.MinimumAvailable(); c.s.available(p) && available-1 < least {
+	if least := c.s.least(); c.s.counting(p) && available-1 < least {
 		if len(c.plan.Adds) > 0 {
 			return // which may make the room
 		}

@@ -32,6 +32,8 @@ type Snapshot struct {
 	Stopped  map[pod.Identity]int64
 	Previous *rc.Status
 	Errors   []string // what could not be read, for the status
+	// Companions are the other revisions of the service that have a record. Empty: minimum and surge are the controller's own.
+	Companions []Companion
 
 	lost    map[DeadNode]bool // deaths of nodes whose machines were lost when they were looked at last, as the placements say
 	rule    *scheduler.Rule   // made when it is first needed
@@ -118,16 +120,22 @@ func (s *Snapshot) sinceDeath(p *pod.Placement) bool { return s.Nodes[p.Node].Fr
 // rememberLost collects which machines were lost, as the placements say.
 func (s *Snapshot) rememberLost() {
 	s.lost = map[DeadNode]bool{}
-	for i := range s.Pods {
-		p := &s.Pods[i]
-		if p.RunState == pod.Running && p.LostSince != nil {
-			s.lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
-		}
-		for _, g := range p.Placement.Ghosts {
-			if g.Gone {
-				s.lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
+	remember := func(pods []Pod) {
+		for i := range pods {
+			p := &pods[i]
+			if p.RunState == pod.Running && p.LostSince != nil {
+				s.lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
+			}
+			for _, g := range p.Placement.Ghosts {
+				if g.Gone {
+					s.lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
+				}
 			}
 		}
+	}
+	remember(s.Pods)
+	for i := range s.Companions {
+		remember(s.Companions[i].Pods)
 	}
 }
 

@@ -70,14 +70,17 @@ var (
 // tell why) or ErrUnknown.
 func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
 	err := t.fenced(ctx, t.ops(b))
-	drops := t.keys.Drops(b.RCID)
+	drops := []string{t.keys.Drops(b.RCID)}
+	for id := range b.Companions {
+		drops = append(drops, t.keys.Drops(id))
+	}
 	if b.Newest != nil {
 		newest := t.keys.Reality(b.Newest.Node, b.Newest.Identity)
-		if consul.RefusedOn(err, newest) && consul.RefusedOnly(err, newest, drops) {
+		if consul.RefusedOn(err, newest) && consul.RefusedOnly(err, append(drops, newest)...) {
 			return errors.Join(ErrReported, err)
 		}
 	}
-	if consul.RefusedOnly(err, drops) {
+	if consul.RefusedOnly(err, drops...) {
 		return errors.Join(ErrDropped, err)
 	}
 	return err
@@ -95,7 +98,7 @@ func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
 // LockRefused reports whether a transaction was refused because its fence does not hold.
 func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) }
 
-// Finish removes what is left of a deleted controller: record, name, bell, drops, status and lock, in the last transaction under
+// Finish removes what is left of a deleted controller: record, name, bell, drops, stops, status and lock, in the last transaction under
 // its lock. It returns like Commit.
 // schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
 // neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.

@@ -182,16 +182,18 @@ func (t *NodeTenure) counted(counters map[string]counter, written map[string]uin
 	}
 }
 
-// SweepDrops removes the drops of controllers that have no record any more, at most so many controllers', and returns of how
+// SweepDrops removes the drops and stops of controllers that have no record any more, at most so many controllers', and returns of how
 // many. A node whose machine was away for long reports after the controller's last transaction.
 func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
-	keys, err := s.c.Children(ctx, s.keys.AllDrops())
-	if err != nil {
-		return 0, err
-	}
 	stray := map[string]bool{}
-	for _, key := range keys {
-		stray[strings.TrimSuffix(strings.TrimPrefix(key, s.keys.AllDrops()), "/")] = true
+	for _, prefix := range []string{s.keys.AllDrops(), s.keys.AllStops()} {
+		keys, err := s.c.Children(ctx, prefix)
+		if err != nil {
+			return 0, err
+		}
+		for _, key := range keys {
+			stray[strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/")] = true
+		}
 	}
 	ids, err := s.ListRCIDs(ctx) // later: whatever is created meanwhile is among them
 	if err != nil {
@@ -215,7 +217,7 @@ func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 }
 
 func (s *Store) forgetDrops(rcID string) []consul.Op {
-	return []consul.Op{consul.Delete(s.keys.Drops(rcID)), consul.DeleteTree(s.keys.DropCounts(rcID))}
+	return []consul.Op{consul.Delete(s.keys.Drops(rcID)), consul.DeleteTree(s.keys.DropCounts(rcID)), consul.Delete(s.keys.Stops(rcID))}
 }
 
 // drops reports whether the write makes a copy that counted as available, as it was reported at Index, one that does not.

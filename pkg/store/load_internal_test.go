@@ -39,6 +39,13 @@ func (p *parts) change(nodes []string) Part {
 		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T, "breaker"), BellIndex: index.Draw(p.T, "bell"),
 		DropsIndex: index.Draw(p.T, "drops"),
 	}
+	part.Stamp = rapid.Bool().Draw(p.T, "stamp")
+	for i := range rapid.IntRange(0, 5).Draw(p.T, "companions") {
+		if part.Companions == nil {
+			part.Companions = map[string]CompanionIndices{}
+		}
+		part.Companions[fmt.Sprint("web-", i)] = CompanionIndices{Stops: index.Draw(p.T, "stops"), Drops: index.Draw(p.T, "its drops"), Bell: index.Draw(p.T, "its bell")}
+	}
 	id := pod.Identity{RCID: "web", Role: rapid.StringMatching(`[a-z]{1,10}`).Draw(p.T, "role"), Index: p.made}
 	p.made++
 	w := PodWrite{Identity: id, Index: index.Draw(p.T, "index")}

@@ -21,6 +21,10 @@ type Part struct {
 	Intents      []IntentWrite
 	Reservations []ReservationWrite // one per node
 	Answered     []string           // ids of requests that this deals with
+	// Companions are conditions on the controllers of other revisions of the service, by controller id.
+	Companions map[string]CompanionIndices
+	// Stamp: pods stop or are added, which other revisions' owners have to notice.
+	Stamp bool
 }
 
 // PodWrite replaces, creates (index zero) or removes (nil) a placement.
@@ -70,6 +74,13 @@ func (p *Part) Add(other *Part) {
 		p.Dead = map[string]uint64{}
 	}
 	maps.Copy(p.Dead, other.Dead)
+	if p.Companions == nil && len(other.Companions) > 0 {
+		p.Companions = map[string]CompanionIndices{}
+	}
+	for id, on := range other.Companions {
+		p.Companions[id] = p.Companions[id].with(on)
+	}
+	p.Stamp = p.Stamp || other.Stamp
 	p.Pods = append(p.Pods, other.Pods...)
 	p.Intents = append(p.Intents, other.Intents...)
 	p.Answered = append(p.Answered, other.Answered...)
@@ -98,8 +109,17 @@ const (
 	casRecord
 	casDelete
 	setRecord
+	setStamp // to a fresh ULID
 	deleteKey
 )
+
+// stamp is a value that nobody reads.
+type stamp struct{}
+
+// Bytes implements record.
+func (stamp) Bytes() int { return ulidBytes }
+
+const ulidBytes = 26
 
 // record is what a part writes.
 type record interface{ Bytes() int } // an upper bound of its length as JSON
@@ -116,6 +136,8 @@ func (o operation) op() consul.Op {
 		return consul.DeleteCAS(o.key, o.index)
 	case o.verb == setRecord:
 		return consul.Set(o.key, encode(o.value))
+	case o.verb == setStamp:
+		return consul.Set(o.key, []byte(NewID()))
 	default:
 		return consul.Delete(o.key)
 	}
@@ -123,7 +145,7 @@ func (o operation) op() consul.Op {
 
 // operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
 func (t *FarmTenure) operations(rcID string, p *Part) []operation {
-	ops := make([]operation, 0, 4+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
+	ops := make([]operation, 0, 5+3*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
 	add := func(v verb, key string, index uint64, value record) {
 		ops = append(ops, operation{v, key, index, value})
 	}
@@ -139,6 +161,7 @@ func (t *FarmTenure) operations(rcID string, p *Part) []operation {
 	if p.DropsIndex != 0 {
 		add(checkIndex, t.keys.Drops(rcID), p.DropsIndex, nil)
 	}
+	ops = append(ops, t.companionOps(p)...)
 	for at, index := range p.Reported {
 		add(checkIndex, t.keys.Reality(at.Node, at.Identity), index, nil)
 	}
@@ -162,6 +185,9 @@ func (t *FarmTenure) operations(rcID string, p *Part) []operation {
 		} else {
 			add(deleteKey, t.keys.Intent(in.Node, in.Identity), 0, nil)
 		}
+	}
+	if p.Stamp {
+		add(setStamp, t.keys.Stops(rcID), 0, stamp{})
 	}
 	for _, id := range p.Answered {
 		add(deleteKey, t.keys.Request(rcID, id), 0, nil)

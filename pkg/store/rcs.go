@@ -76,6 +76,9 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 	ops := []consul.Op{consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index)}
 	if c.Index == 0 {
 		ops = append(ops, consul.CAS(s.keys.Name(c.RC.Name), []byte(c.RC.ID), 0), consul.Set(s.keys.Drops(c.RC.ID), []byte(NewID())))
+		if c.RC.Service != nil {
+			ops = append(ops, consul.Set(s.keys.Stops(c.RC.ID), []byte(NewID())))
+		}
 	}
 	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
 	what := "rc " + c.RC.Name

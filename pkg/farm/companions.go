@@ -1,0 +1,132 @@
+package farm
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// CompanionReads are how a pass learns what other revisions of a service have (ADR 16).
+type CompanionReads interface {
+	ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error)
+}
+
+// readCompanions reads the controllers of the other revisions of the service, after the controller's own placements and before any
+// reality. Those without a record are left out: nobody works on them, and they hold nobody up.
+func (c *ReplicationController) readCompanions(ctx context.Context, v *view) error {
+	var ids []string
+	if s := v.head.RC.Value.Service; s != nil && heedCompanions {
+		ids = slices.DeleteFunc(slices.Clone(s.Companions), func(id string) bool { return id == c.ID || id == "" })
+		slices.Sort(ids)
+		ids = slices.Compact(ids)
+	}
+	c.farm.kin.set(c.ID, ids)
+	if len(ids) == 0 {
+		return nil
+	}
+	own, companions, err := c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, c.consistent)
+	absent := func(o store.Companion) bool { return !o.Exists }
+	if err == nil && slices.ContainsFunc(companions, absent) && !c.consistent { // a leader that is behind may lack some
+		own, companions, err = c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, true)
+	}
+	if err != nil {
+		return err
+	}
+	v.companions = slices.DeleteFunc(companions, absent)
+	v.drops = store.DropsBy{c.ID: own.Drops}
+	for i := range v.companions {
+		o := &v.companions[i]
+		v.drops[o.RCID] = o.Marks.Drops
+		other := reconcile.Companion{RCID: o.RCID, Unread: len(o.Corrupt), Status: o.Status}
+		for _, rec := range o.Placements {
+			other.Pods = append(other.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+		}
+		v.snapshot.Companions = append(v.snapshot.Companions, other)
+	}
+	return nil
+}
+
+// makeMarks makes the keys that the plan's batches depend on where they are missing, and reports whether there were such: what was
+// read before says nothing then.
+func (c *ReplicationController) makeMarks(ctx context.Context, v *view, plan *reconcile.Plan) (made bool, err error) {
+	var drops, stops []string
+	for id, d := range v.drops {
+		if d.Index == 0 && len(plan.Counting) > 0 && !v.minimum.byBell {
+			drops = append(drops, id)
+		}
+	}
+	for i := range v.companions {
+		if o := &v.companions[i]; o.Marks.Stops == 0 && len(plan.Counting)+len(plan.Adds) > 0 {
+			stops = append(stops, o.RCID)
+		}
+	}
+	if len(drops)+len(stops) == 0 {
+		return false, nil
+	}
+	return true, c.farm.cfg.Store.MakeMarks(ctx, drops, stops)
+}
+
+// dependOnCompanions says what a part depends on of companions: that nobody has stopped or added pods and, if it depends on what
+// counts, that none has dropped.
+func dependOnCompanions(v *view, part *store.Part, counts bool) {
+	if len(v.companions) == 0 {
+		return
+	}
+	part.Companions = make(map[string]store.CompanionIndices, len(v.companions))
+	for i := range v.companions {
+		o := &v.companions[i]
+		on := store.CompanionIndices{Stops: o.Marks.Stops}
+		switch {
+		case counts && v.minimum.byBell:
+			on.Bell = o.Marks.Bell
+		case counts:
+			on.Drops = o.Marks.Drops.Index
+		}
+		part.Companions[o.RCID] = on
+	}
+}
+
+// kin knows which controllers of the farm depend on what others have: they are looked at when those bells ring, too.
+type kin struct {
+	mu     sync.Mutex
+	of     map[string][]string        // a controller's companions, by its id
+	beside map[string]map[string]bool // the controllers that have one as a companion, by its id
+}
+
+func (k *kin) set(id string, companions []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if slices.Equal(k.of[id], companions) {
+		return
+	}
+	if k.of == nil {
+		k.of, k.beside = map[string][]string{}, map[string]map[string]bool{}
+	}
+	for _, other := range k.of[id] {
+		if delete(k.beside[other], id); len(k.beside[other]) == 0 {
+			delete(k.beside, other)
+		}
+	}
+	if delete(k.of, id); len(companions) > 0 {
+		k.of[id] = companions
+	}
+	for _, other := range companions {
+		if k.beside[other] == nil {
+			k.beside[other] = map[string]bool{}
+		}
+		k.beside[other][id] = true
+	}
+}
+
+// besides returns the controllers that have one as a companion.
+func (k *kin) besides(id string) (ids []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for other := range k.beside[id] {
+		ids = append(ids, other)
+	}
+	return ids
+}

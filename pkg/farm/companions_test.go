@@ -1,0 +1,150 @@
+package farm_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// revision makes a controller a revision of the service web, with so many replicas.
+func revision(rev int64, n, least, most int, companions ...string) func(*rc.RC) {
+	return func(r *rc.RC) {
+		r.ReplicaGroups[0].Count = &n
+		r.Service = &rc.Service{Name: "web", Revision: rev, Companions: companions, Min: least, Max: most}
+	}
+}
+
+// conditionIs waits until a condition of a controller's present generation is, or is not, true.
+func (c *cluster) conditionIs(id string, t rc.ConditionType, want bool) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		rec, err := c.store.RC(c.t.Context(), id, true)
+		if err != nil {
+			return err
+		}
+		st, err := c.store.Status(c.t.Context(), id)
+		if err == nil && (st.Value.Is(t) != want || st.Value.ObservedGeneration != rec.Value.Generation) {
+			err = fmt.Errorf("%s: %+v", id, st.Value)
+		}
+		return err
+	})
+}
+
+// Each of two revisions has one replica too many, and of all four one may go. Both owners have read that, and each stops one of its
+// own: only the first may land.
+func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	var mu sync.Mutex
+	arrived := map[string]chan struct{}{"a": make(chan struct{}), "b": make(chan struct{})}
+	first := map[string]bool{}
+	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
+		if len(stops(b)) == 0 {
+			return nil
+		}
+		mu.Lock()
+		again := first[b.RCID]
+		first[b.RCID] = true
+		mu.Unlock()
+		if !again {
+			close(arrived[b.RCID])
+			<-arrived["a"]
+			<-arrived["b"]
+		}
+		return nil
+	}}, nil)
+	c.apply("a", testManifest("web", 0), revision(1, 2, 3, 5, "b"))
+	c.apply("b", testManifest("web2", 0), revision(2, 2, 3, 5, "a"))
+	c.converged("a", 2)
+	c.converged("b", 2)
+	var both sync.WaitGroup
+	for id, name := range map[string]string{"a": "web", "b": "web2"} {
+		other := map[string]string{"a": "b", "b": "a"}[id]
+		both.Go(func() { c.apply(id, testManifest(name, 0), revision(1, 1, 3, 5, other)) })
+	}
+	both.Wait()
+	waits := ""
+	consultest.Eventually(t, soon, func() error {
+		for _, id := range []string{"a", "b"} {
+			st, err := c.store.Status(t.Context(), id)
+			if err != nil {
+				return err
+			}
+			if st.Value.Is(rc.WaitsForService) && st.Value.Desired == 1 {
+				waits = id
+			}
+		}
+		if waits == "" {
+			return errors.New("none waits")
+		}
+		return nil
+	})
+	c.converged(map[string]string{"a": "b", "b": "a"}[waits], 1)
+	if n := len(c.running("a")) + len(c.running("b")); n != 3 {
+		t.Errorf("%d run, want the minimum of three", n)
+	}
+	// A third replica elsewhere lets the other one go, and nobody but the bell says so.
+	there, name := map[string]string{"a": "b", "b": "a"}[waits], map[string]string{"a": "web2", "b": "web"}[waits]
+	c.apply(there, testManifest(name, 0), revision(1, 2, 3, 5, waits))
+	c.converged(waits, 1)
+	c.converged(there, 2)
+}
+
+// A revision gets what room the service has, and goes on as another one leaves it; one that is gone, whoever removed its record, holds
+// nobody up.
+func TestRevisionsShareOneBound(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	var mu sync.Mutex
+	var unchecked []string
+	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, w := range b.Pods {
+			if w.Index == 0 && b.RCID == "b" && (b.Companions["a"].Stops == 0 || !b.Stamp) {
+				unchecked = append(unchecked, w.Identity.String())
+			}
+		}
+		return nil
+	}}, nil)
+	c.apply("a", testManifest("web", 0), revision(1, 3, 0, 4))
+	c.converged("a", 3)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Stops("a"))}); err != nil {
+		t.Fatal(err) // whoever needs it makes it
+	}
+	c.apply("b", testManifest("web2", 0), revision(2, 3, 2, 4, "a"))
+	c.conditionIs("b", rc.WaitsForService, true)
+	c.run("b", 1)
+	c.apply("a", testManifest("web", 0), revision(1, 2, 2, 4, "b"))
+	c.converged("a", 2)
+	c.run("b", 2)
+	mu.Lock()
+	if len(unchecked) > 0 {
+		t.Errorf("placed without a look at the other revision: %v", unchecked)
+	}
+	mu.Unlock()
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("a"))}); err != nil {
+		t.Fatal(err)
+	}
+	c.apply("b", testManifest("web2", 0), revision(2, 4, 2, 4, "a"))
+	c.converged("b", 4)
+}
+
+// run waits until so many replicas of a controller run.
+func (c *cluster) run(id string, n int) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		if got := len(c.running(id)); got != n {
+			return fmt.Errorf("%d of %s run", got, id)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,166 @@
+package store
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// AllStops is the prefix of the stops of all controllers.
+func (k Keys) AllStops() string { return k.prefix + "stops/" }
+
+// Stops is the key that an owner sets with each batch that stops, or adds, pods of a controller with companions (ADR 16).
+func (k Keys) Stops(rcID string) string { return k.AllStops() + rcID }
+
+// Marks are the keys of one controller that move when its pods do not count as they did, as listed at one moment.
+type Marks struct {
+	Stops uint64 // index; zero: there is no such key
+	Bell  uint64 // index; zero: there is none
+	Drops Drops
+}
+
+// Companion is what an owner reads of the controller of another revision of its service.
+type Companion struct {
+	RCID  string
+	Marks Marks
+	// Exists: there is a record, readable or not. What is left of a controller without one belongs to nobody.
+	Exists     bool
+	Status     *rc.Status // nil: there is none that can be read
+	Placements []Rec[pod.Placement]
+	Corrupt    []error // one for each placement that cannot be read
+}
+
+// ReadCompanions reads a controller's own marks and its companions, all at one moment: what is read later is newer than the marks.
+// Of controllers with thousands of pods it reads as much as their own passes do.
+func (t *FarmTenure) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (Marks, []Companion, error) {
+	r := t.markKeys(append([]string{rcID}, ids...))
+	for _, id := range ids {
+		r.Keys = append(r.Keys, t.keys.RC(id), t.keys.Status(id))
+		r.Prefixes = append(r.Prefixes, t.keys.Pods(id))
+	}
+	found, below, err := t.merged.Read(ctx, r, levelOf(consistent))
+	if err != nil {
+		return Marks{}, nil, err
+	}
+	companions := make([]Companion, len(ids))
+	for i, id := range ids {
+		c := Companion{RCID: id, Marks: t.marksOf(id, found, below)}
+		_, c.Exists = found[t.keys.RC(id)]
+		if pair, ok := found[t.keys.Status(id)]; ok {
+			if st, err := decode[rc.Status](t.keys, pair); err == nil {
+				c.Status = &st.Value
+			}
+		}
+		c.Placements, c.Corrupt = decodeAll[pod.Placement](t.keys, pairsBelow(below, t.keys.Pods(id)))
+		companions[i] = c
+	}
+	return t.marksOf(rcID, found, below), companions, nil
+}
+
+func pairsBelow(pairs []consul.Pair, prefix string) []consul.Pair {
+	var some []consul.Pair
+	for _, p := range pairs {
+		if strings.HasPrefix(p.Key, prefix) {
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+func (s *Store) markKeys(ids []string) consul.Reading {
+	var r consul.Reading
+	for _, id := range ids {
+		r.Keys = append(r.Keys, s.keys.Stops(id), s.keys.Bell(id), s.keys.Drops(id))
+		r.Prefixes = append(r.Prefixes, s.keys.DropCounts(id))
+	}
+	return r
+}
+
+func (s *Store) marksOf(id string, found map[string]consul.Pair, below []consul.Pair) Marks {
+	return Marks{Stops: found[s.keys.Stops(id)].ModifyIndex, Bell: found[s.keys.Bell(id)].ModifyIndex, Drops: s.dropsOf(id, found, below)}
+}
+
+// DropsBy are the drops of several controllers.
+type DropsBy map[string]Drops // by controller id
+
+// Since is like Drops.Since, of all of them together.
+func (d DropsBy) Since(before DropsBy) (drops int64, known bool) {
+	for id, was := range before {
+		now, there := d[id]
+		n, known := now.Since(was)
+		if !there || !known {
+			return 0, false
+		}
+		drops += n
+	}
+	return drops, true
+}
+
+// DropsOf lists the drops of some controllers, at one moment.
+func (t *FarmTenure) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
+	var r consul.Reading
+	for _, id := range ids {
+		r.Keys = append(r.Keys, t.keys.Drops(id))
+		r.Prefixes = append(r.Prefixes, t.keys.DropCounts(id))
+	}
+	found, below, err := t.merged.Read(ctx, r, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	drops := make(DropsBy, len(ids))
+	for _, id := range ids {
+		drops[id] = t.dropsOf(id, found, below)
+	}
+	return drops, nil
+}
+
+// MakeMarks makes what is missing of the keys that batches of a controller and its companions depend on. Whoever has looked before must
+// look again.
+func (s *Store) MakeMarks(ctx context.Context, drops, stops []string) error {
+	keys := make([]string, 0, len(drops)+len(stops))
+	for _, id := range drops {
+		keys = append(keys, s.keys.Drops(id))
+	}
+	for _, id := range stops {
+		keys = append(keys, s.keys.Stops(id))
+	}
+	for _, key := range keys {
+		if err := s.create(ctx, key, []byte(NewID())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CompanionIndices must not have moved; zero means that a part does not depend on that one.
+type CompanionIndices struct{ Stops, Drops, Bell uint64 }
+
+func (i CompanionIndices) with(other CompanionIndices) CompanionIndices {
+	return CompanionIndices{max(i.Stops, other.Stops), max(i.Drops, other.Drops), max(i.Bell, other.Bell)}
+}
+
+// companionOps lists what a part depends on of other controllers, in a stable order.
+func (s *Store) companionOps(p *Part) []operation {
+	var ops []operation
+	check := func(key string, index uint64) {
+		if index != 0 {
+			ops = append(ops, operation{checkIndex, key, index, nil})
+		}
+	}
+	ids := make([]string, 0, len(p.Companions))
+	for id := range p.Companions {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		on := p.Companions[id]
+		check(s.keys.Stops(id), on.Stops)
+		check(s.keys.Drops(id), on.Drops)
+		check(s.keys.Bell(id), on.Bell)
+	}
+	return ops
+}

@@ -1,0 +1,188 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// owning gives a test a farm that owns a controller.
+func owning(t *testing.T, st *Store, rcID string, test func(ctx context.Context, farm *FarmTenure, fence Fence)) {
+	t.Helper()
+	ctx, done := context.WithCancel(t.Context())
+	cfg := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: time.Minute, Journal: noJournal{}}
+	err := st.c.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
+		farm := st.FarmTenure(sess, "f1")
+		got, err := farm.Claim(ctx, rcID)
+		if err == nil {
+			test(ctx, farm, got.Fence)
+		} else {
+			t.Error(err)
+		}
+		done()
+		return context.Cause(ctx)
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+func write(t *testing.T, st *Store, ops ...consul.Op) {
+	t.Helper()
+	if _, err := st.c.Commit(t.Context(), ops); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is read of companions: their marks, whether there is a record, the status and the placements, readable or not.
+func TestReadCompanions(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	keys := st.keys
+	placed := pod.Placement{Identity: pod.Identity{RCID: "b", Role: "main", Index: 0}, Node: "n1", Digest: "m", RunState: pod.Running, Revision: 1}
+	write(
+		t, st,
+		consul.Set(keys.Stops("a"), []byte("x")), consul.Set(keys.Drops("a"), []byte("x")), consul.Set(keys.DropCount("a", "n1"), []byte("3")),
+		consul.Set(keys.RC("b"), []byte("{")), consul.Set(keys.Stops("b"), []byte("x")), consul.Set(keys.Bell("b"), []byte("x")),
+		consul.Set(keys.Status("b"), encode(rc.Status{RCID: "b", Nonce: "n"})), consul.Set(keys.Pod(placed.Identity), encode(placed)),
+		consul.Set(keys.Pods("b")+"main.1", []byte("{")), consul.Set(keys.Status("c"), []byte("{")), consul.Set(keys.Drops("b"), []byte("x")),
+		consul.Set(keys.DropCount("b", "n1"), []byte("1")), consul.Set(keys.DropCount("b", "n2"), []byte("2")),
+		consul.Set(keys.Pods("bb")+"main.1", []byte("{")), consul.Set(keys.Stops("bb"), []byte("x")),
+	)
+	farm := st.FarmTenure(&consul.Session{}, "f1")
+	for _, consistent := range []bool{false, true} {
+		own, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b", "c"}, consistent)
+		if err != nil || own.Stops == 0 || own.Drops.Counts["n1"].Drops != 3 || own.Bell != 0 || len(others) != 2 {
+			t.Fatalf("%+v, %+v, %v", own, others, err)
+		}
+		b, c := others[0], others[1]
+		if !b.Exists || b.Marks.Stops == 0 || b.Marks.Bell == 0 || len(b.Marks.Drops.Counts) != 2 || b.Status == nil || b.Status.Nonce != "n" ||
+			len(b.Placements) != 1 || b.Placements[0].Index == 0 || len(b.Corrupt) != 1 {
+			t.Errorf("%+v", b)
+		}
+		if c.Exists || c.Marks.Stops != 0 || c.Marks.Drops.Index != 0 || c.Status != nil || len(c.Placements)+len(c.Corrupt) != 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// A batch lands only while nobody has stopped or added pods of a companion, and none of those has dropped. Only the latter is told
+// apart, as it can be sent again.
+func TestABatchDependsOnCompanions(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	keys := st.keys
+	write(t, st, consul.Set(keys.RC("a"), []byte("{}")), consul.Set(keys.Drops("a"), []byte("x")))
+	if err := st.MakeMarks(t.Context(), []string{"a", "b"}, []string{"b"}); err != nil {
+		t.Fatal(err)
+	}
+	owning(t, st, "a", func(ctx context.Context, farm *FarmTenure, fence Fence) {
+		try := func(between ...consul.Op) (before, after Marks, err error) {
+			t.Helper()
+			head, _ := farm.ReadHead(ctx, "a", true)
+			record, err := st.c.Get(ctx, keys.RC("a"), consul.Consistent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, others, err := farm.ReadCompanions(ctx, "a", []string{"b"}, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(between) > 0 {
+				write(t, st, between...)
+			}
+			marks := others[0].Marks
+			err = farm.Commit(ctx, &Batch{Fence: fence, RCID: "a", RCIndex: record.ModifyIndex, Part: Part{
+				DropsIndex: head.Drops.Index, Stamp: true,
+				Companions: map[string]CompanionIndices{"b": {Stops: marks.Stops, Drops: marks.Drops.Index, Bell: marks.Bell}},
+			}})
+			after, _, readErr := farm.ReadCompanions(ctx, "a", nil, true)
+			return before, after, errors.Join(err, readErr)
+		}
+		if before, after, err := try(); err != nil || after.Stops <= before.Stops {
+			t.Errorf("%v: stops %d, then %d", err, before.Stops, after.Stops)
+		}
+		for name, c := range map[string]struct {
+			between []consul.Op
+			dropped bool
+		}{
+			"its owner stopped one":      {[]consul.Op{consul.Set(keys.Stops("b"), []byte("y"))}, false},
+			"one of them dropped":        {[]consul.Op{consul.Set(keys.Drops("b"), []byte("y"))}, true},
+			"both":                       {[]consul.Op{consul.Set(keys.Drops("b"), []byte("z")), consul.Set(keys.Stops("b"), []byte("z"))}, false},
+			"one of its own dropped too": {[]consul.Op{consul.Set(keys.Drops("b"), []byte("w")), consul.Set(keys.Drops("a"), []byte("w"))}, true},
+		} {
+			if before, after, err := try(c.between...); !errors.Is(err, ErrRefused) || errors.Is(err, ErrDropped) != c.dropped || after.Stops != before.Stops {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// Keys that are there are left as they are: they were relied on.
+func TestMakeMarks(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	farm := st.FarmTenure(&consul.Session{}, "f1")
+	for range 2 {
+		if err := st.MakeMarks(t.Context(), []string{"a"}, []string{"a", "b"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b"}, true)
+	if err != nil || a.Stops == 0 || a.Drops.Index == 0 || a.Drops.Index != a.Drops.Created || others[0].Marks.Stops == 0 || others[0].Marks.Drops.Index != 0 {
+		t.Errorf("%+v, %+v, %v", a, others, err)
+	}
+}
+
+// Drops of several controllers are added, and known only where all of them are.
+func TestDropsOfSeveral(t *testing.T) {
+	t.Parallel()
+	at := func(index uint64, n int64) Drops {
+		return Drops{Index: index, Created: 1, Counts: map[string]DropCount{"n1": {Created: 1, Drops: n}}}
+	}
+	before := DropsBy{"a": at(2, 1), "b": at(3, 5)}
+	for name, c := range map[string]struct {
+		now   DropsBy
+		drops int64
+		known bool
+	}{
+		"nothing":       {DropsBy{"a": at(2, 1), "b": at(3, 5)}, 0, true},
+		"one of one":    {DropsBy{"a": at(4, 2), "b": at(3, 5)}, 1, true},
+		"of both":       {DropsBy{"a": at(4, 2), "b": at(6, 7)}, 3, true},
+		"one went back": {DropsBy{"a": at(4, 2), "b": at(6, 4)}, 0, false},
+		"one is gone":   {DropsBy{"a": at(4, 2), "b": {}}, 0, false},
+		"one is absent": {DropsBy{"a": at(4, 2)}, 0, false},
+	} {
+		if drops, known := c.now.Since(before); drops != c.drops || known != c.known {
+			t.Errorf("%s: %d, %t", name, drops, known)
+		}
+	}
+}
+
+// The key of stops comes with the record of a revision of a service, and goes with what else is left of a controller.
+func TestStopsComeAndGo(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	one := 1
+	for id, service := range map[string]*rc.Service{"a": {Name: "web", Revision: 1}, "b": nil} {
+		r := rc.RC{ID: id, Name: id, ManifestDigest: "m", Generation: 1, Service: service, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
+		if err := st.ChangeRC(t.Context(), RCChange{RC: r, Audit: NewAudit("t", "t", id, nil)}); err != nil {
+			t.Fatal(err)
+		}
+		if there, err := st.exists(t.Context(), st.keys.Stops(id)); err != nil || there != (service != nil) {
+			t.Errorf("%s: %t, %v", id, there, err)
+		}
+	}
+	write(t, st, consul.Delete(st.keys.RC("a")), consul.Delete(st.keys.Drops("a")))
+	if n, err := st.SweepDrops(t.Context(), 9); n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if there, err := st.exists(t.Context(), st.keys.Stops("a")); err != nil || there {
+		t.Errorf("%t, %v", there, err)
+	}
+}
