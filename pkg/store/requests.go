@@ -132,7 +132,7 @@ type NodeRemoval struct {
 	Audit                  Audit
 }
 
-// RemoveNode removes all that the store has of a node: record, the operators' side, reservation, reports, and intents. It returns
+// RemoveNode removes all that the store has of a node: record, the operators' side, reservation, reports, intents, and lists of orphans. It returns
 // ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
 // that none names the node: a pod that is placed there since has changed the reservation.
 func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
@@ -147,7 +147,10 @@ func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
 	if r.Reservation == 0 {
 		ops = append(ops, consul.CheckMissing(s.keys.Reservation(r.Name)))
 	}
-	ops = append(ops, consul.Delete(s.keys.HeardNode(r.Name)), consul.DeleteTree(s.keys.Realities(r.Name)), consul.DeleteTree(s.keys.Intents(r.Name)))
+	ops = append(ops, consul.Delete(s.keys.HeardNode(r.Name)))
+	for _, below := range []string{s.keys.Realities(r.Name), s.keys.Intents(r.Name), s.keys.OrphanPages(r.Name)} {
+		ops = append(ops, consul.DeleteTree(below))
+	}
 	return s.settled(ctx, "node "+r.Name, r.Audit.ID, ops)
 }
 
