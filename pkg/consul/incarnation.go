@@ -92,6 +92,32 @@ func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Sessio
 	}
 }
 
+// readCreated asks when the session was made, before anything depends on it: once it has vanished nobody can tell which others of its
+// name are older.
+func (c *Client) readCreated(ctx context.Context, s *Session) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = 5*time.Millisecond, 200*time.Millisecond
+	for {
+		sent := time.Now()
+		entry, meta, err := c.live.Session().Info(s.Releasing, new(api.QueryOptions).WithContext(ctx))
+		switch {
+		case err == nil && entry == nil && c.hidden(meta):
+			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
+		case err == nil && entry == nil:
+			return &vanishedError{session: s.Releasing}
+		case err == nil:
+			s.Confirm(sent)
+			s.created = entry.CreateIndex
+			return nil
+		}
+		if pause(ctx, pace.NextBackOff()) != nil {
+			return fmt.Errorf("read session %s: %w", s.Releasing, err)
+		}
+	}
+}
+
 // retire ends an incarnation: sessions first, so that locks are free at once, then the service. It works when ctx has
 // ended, for a bounded time; what is left over is retired by the next start from the journal.
 func (c *Client) retire(ctx context.Context, cfg SessionConfig, s *Session) {

@@ -62,6 +62,7 @@ type Session struct {
 	Deleting    string
 	ConsulNode  string // name of the agent that vouches for it; empty with ByTTL
 	vouched     string // id of the token that the agent has for the check; of whoever sends heartbeats
+	created     uint64 // Consul's index at which Releasing was made
 
 	mu        sync.Mutex
 	confirmed time.Time // before the last request that the servers answered
@@ -133,7 +134,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		case errors.Is(err, ErrRegressed):
 			relics = math.MaxUint64
 		case errors.As(err, &vanished):
-			relics = vanished.created
+			relics = max(relics, vanished.created) // it may have vanished before anybody asked for the index
 		}
 		cfg.OnEvent("session ended", nil, err)
 		if time.Since(started) > pace.MaxInterval {
@@ -182,6 +183,9 @@ func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, relics uint6
 	}
 	defer c.retire(ctx, cfg, s)
 	if err := c.openSession(ctx, cfg, s); err != nil {
+		return false, err
+	}
+	if err := c.readCreated(ctx, s); err != nil {
 		return false, err
 	}
 	cfg.OnEvent("session taken", s, nil)
@@ -244,7 +248,7 @@ func lossAfter(ttl time.Duration) time.Duration { return ttl + ttl/2 }
 // confirm asks the servers for the session in a standing query. It returns nil when ctx ends, and ErrLost when the
 // session is gone or nobody confirmed it in time.
 func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) error {
-	var index, created uint64
+	var index uint64
 	for {
 		deadline := s.lastConfirmed().Add(lossAfter(cfg.TTL))
 		queryCtx, cancel := context.WithDeadline(ctx, deadline)
@@ -258,10 +262,9 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 		case err == nil && entry == nil && c.hidden(meta):
 			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
 		case err == nil && entry == nil:
-			return &vanishedError{session: s.Releasing, created: created}
+			return &vanishedError{session: s.Releasing, created: s.created}
 		case err == nil:
 			s.Confirm(sent)
-			created = entry.CreateIndex
 			index = meta.LastIndex
 			if meta.LastIndex < opts.WaitIndex {
 				index = 0

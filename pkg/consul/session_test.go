@@ -217,6 +217,46 @@ func TestRunSessionIsLostWhenDestroyedByHand(t *testing.T) {
 	sessionAlive(t, raw, newer)
 }
 
+// A session that vanishes before the servers have confirmed it once is like any other: what bears its name and is older goes.
+func TestRunSessionIsLostBeforeItsFirstConfirmation(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []consul.SessionMode{consul.ByCheck, consul.ByTTL} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			_, raw, prefix := setup(t)
+			p := consultest.StartProxy(t, consultest.Shared(t).Addr)
+			c := clientOf(t, consul.Config{Address: p.Addr, CallTimeout: patience})
+			const unanswered = 5
+			asked := 0
+			p.Set(func(r *http.Request) consultest.Verdict {
+				if !strings.HasPrefix(r.URL.Path, "/v1/session/info/") {
+					return consultest.Forward
+				}
+				if asked++; asked <= unanswered {
+					return consultest.Refuse
+				}
+				return consultest.Forward
+			})
+			name := strings.ReplaceAll(t.Name(), "/", "-")
+			namesake := &api.SessionEntry{Name: "rcfarm/farm/" + name, LockDelay: time.Millisecond}
+			if mode == consul.ByTTL {
+				namesake.Name += "/older"
+			}
+			older := rawSession(t, raw, namesake)
+			d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: 20 * time.Second, Mode: mode, Name: name}, &memJournal{})
+			first := receive(t, d.tenures)
+			if _, err := raw.Session().Destroy(first.Releasing, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := receive(t, d.ends); !errors.Is(err, consul.ErrLost) {
+				t.Fatalf("the tenure ended with %v", err)
+			}
+			receive(t, d.tenures)
+			sessionGone(t, raw, older)
+		})
+	}
+}
+
 // Both ways in which the servers' word stops coming: connections that are cut, and an agent that is paused.
 func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 	t.Parallel()
