@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -241,8 +242,13 @@ func (w *Work) reached(up, down []*Member) int {
 	return n
 }
 
-// progress notes that the stage got further than it ever was.
+// progress notes that the stage got further than it ever was. What is unknown is no progress.
 func (w *Work) progress(up, down []*Member) {
+	for _, m := range append(slices.Clone(up), down...) {
+		if m.Status == nil {
+			return
+		}
+	}
 	if n := w.reached(up, down); n > w.Record.Progress {
 		w.Record.Progress, w.Record.ProgressAt = n, w.Now()
 	}

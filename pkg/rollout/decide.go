@@ -36,7 +36,7 @@ func Decide(rec Record, obs Observed) Decision {
 func (w *Work) finish(read *Record) Decision {
 	w.d.Record = *w.Record
 	w.d.Ended = w.Record.State.Ended()
-	w.d.Write = w.d.Ended || !reflect.DeepEqual(copyOf(*read), copyOf(*w.Record))
+	w.d.Write = w.d.Ended || !reflect.DeepEqual(*read, *w.Record)
 	if w.d.Ended && w.d.InEffect == 0 { // nothing but the mutator goes
 		for _, m := range w.Members {
 			m.Ctrl = copyOf(m.read)

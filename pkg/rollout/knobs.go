@@ -3,6 +3,7 @@ package rollout
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -171,12 +172,9 @@ func (k *Knobs) StopsFirst() bool { return k.Kind() == ResourceUtilStrategy || k
 func (k *Knobs) Validate() field.Errors {
 	var errs field.Errors
 	oneOf := func(name, value string, allowed ...string) {
-		for _, a := range allowed {
-			if value == a {
-				return
-			}
+		if !slices.Contains(allowed, value) {
+			errs.Add(name, value, strings.Join(allowed, ", "))
 		}
-		errs.Add(name, value, strings.Join(allowed, ", "))
 	}
 	if k.Strategy != "" {
 		oneOf("strategy", k.Strategy, StrategyNames()...)

@@ -8,6 +8,8 @@ import (
 )
 
 // RolloutStep is one part of a stage.
+//
+//nolint:revive // Rollout.RolloutSteps is made of these, and the name of a step alone is that of a knob
 type RolloutStep interface {
 	// Execute changes counts to what the targets of the stage ask for. It does nothing where that is so already.
 	Execute(w *Work, up, down []*Member)

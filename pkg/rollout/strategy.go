@@ -87,6 +87,9 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	for _, m := range downs {
 		old += m.takes()
 	}
+	if has+w.staying()+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
+		has = up.placed()
+	}
 	grow := w.stageSize(downs)
 	if old == 0 && has < u.First {
 		grow = max(grow, u.First-has)
@@ -251,6 +254,7 @@ func (rolling) Reverse(w *Work) bool {
 		return false
 	}
 	w.Upward().Abandoned, w.Upward().Direction = true, Down
+	w.Record.Revisions[base].Direction = Up
 	for _, m := range w.Members {
 		m.Target, m.Bounds = nil, nil
 		if m.Direction == Down {
@@ -258,8 +262,6 @@ func (rolling) Reverse(w *Work) bool {
 			m.final(m.desired())
 		}
 	}
-	v := &w.Record.Revisions[base]
-	v.Direction = Up
 	return true
 }
 
@@ -273,8 +275,9 @@ func (rolling) Rescale(w *Work) {
 	up.final(n)
 	if up.Target != nil {
 		less := min(*up.Target, n)
-		up.Target = &less
+		up.Target, up.Bounds = &less, nil
 	}
+	up.setCount(min(up.desired(), n), w.Record.Groups)
 	old := 0
 	for _, m := range downs {
 		old += m.desired()

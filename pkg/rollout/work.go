@@ -1,7 +1,6 @@
 package rollout
 
 import (
-	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -29,19 +28,6 @@ type Member struct {
 	touch  bool       // it gets a new generation even if nothing else changes
 }
 
-// copyOf returns a value that shares nothing with v. Records hold nothing that JSON would lose.
-func copyOf[T any](v T) T {
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("rollout: a record that is no JSON: %v", err)) // numbers, texts and times only
-	}
-	var c T
-	if err := json.Unmarshal(data, &c); err != nil {
-		panic(fmt.Sprintf("rollout: a record that cannot be read again: %v", err))
-	}
-	return c
-}
-
 func newWork(rec Record, obs Observed) *Work {
 	next := copyOf(rec)
 	w := &Work{Record: &next, obs: obs}
@@ -55,7 +41,7 @@ func newWork(rec Record, obs Observed) *Work {
 }
 
 func newMember(v *Revision, seen Seen, nonce string) *Member {
-	m := &Member{Revision: v, Ctrl: copyOf(seen.RC), read: copyOf(seen.RC)}
+	m := &Member{Revision: v, Ctrl: copyOf(seen.RC), read: seen.RC}
 	st := seen.Status
 	if st == nil || st.ObservedGeneration != seen.RC.Generation {
 		return m
@@ -112,6 +98,14 @@ func (m *Member) living() int {
 		return m.desired()
 	}
 	return max(0, m.raw.Placed-m.raw.Lost) + max(0, m.raw.Stopping-m.raw.StoppingLost) + m.raw.Ghosts
+}
+
+// placed returns how many pods of a revision are meant to run, on machines that are not lost.
+func (m *Member) placed() int {
+	if m.raw == nil {
+		return m.desired()
+	}
+	return max(0, m.raw.Placed-m.raw.Lost)
 }
 
 // desired returns how many pods a revision asks for.
@@ -199,9 +193,9 @@ func (w *Work) dress() {
 func (w *Work) changed() []rc.RC {
 	var out []rc.RC
 	for _, m := range w.Members {
-		released := copyOf(m.read)
+		released := m.read
 		released.Mutator = m.Ctrl.Mutator
-		same := reflect.DeepEqual(copyOf(m.Ctrl), released) && !m.touch
+		same := reflect.DeepEqual(m.Ctrl, released) && !m.touch
 		if same && m.Ctrl.Mutator == m.read.Mutator {
 			continue
 		}

@@ -1,0 +1,399 @@
+package rollout_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+func amount(n int) *rollout.Amount { return &rollout.Amount{N: n} }
+
+// traced is a calm world that says what happened in it if the test fails.
+func traced(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(1)
+	w.calm, w.tracing = true, true
+	t.Cleanup(func() {
+		for _, rule := range w.broken {
+			t.Error(rule)
+		}
+		if t.Failed() {
+			t.Log(strings.Join(w.trace, "\n"))
+		}
+	})
+	return w
+}
+
+func (w *world) must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settles lets the rollout end, or wait, and checks in which state.
+func (w *world) settles(t *testing.T, want rollout.State) {
+	t.Helper()
+	w.settle(400)
+	got := rollout.State("")
+	switch {
+	case w.record != nil:
+		got = w.record.State
+	case w.ended != nil:
+		got = w.ended.Record.State
+	}
+	if got != want {
+		t.Fatalf("%s instead of %s", got, want)
+	}
+}
+
+func (w *world) has(t *testing.T, want map[string]int) {
+	t.Helper()
+	for id, n := range want {
+		if got := len(w.podsOf(id)); got != n {
+			t.Errorf("%s has %d pods, want %d", id, got, n)
+		}
+	}
+}
+
+func TestCanaryGetsAllOfItsPods(t *testing.T) {
+	w := traced(t)
+	w.old(1, 10)
+	w.must(t, w.deploy(rollout.Knobs{Canary: &rollout.Canary{Pods: 3}}, 2, 10))
+	w.settles(t, rollout.WaitingForPromote)
+	w.has(t, map[string]int{"r1": 7, "r2": 3})
+	w.rescale(14)
+	for range 20 {
+		w.round()
+	}
+	if w.record.State != rollout.WaitingForPromote {
+		t.Error(w.record.State)
+	}
+	w.has(t, map[string]int{"r1": 11, "r2": 3}) // the old one takes the load
+	w.ask(rollout.PromoteVerb)
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r1": 0, "r2": 14})
+}
+
+func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
+	for _, k := range []rollout.Knobs{{Order: rollout.StopFirst}, {Strategy: rollout.ResourceUtilStrategy}} {
+		w := traced(t)
+		w.old(1, 20)
+		w.must(t, w.deploy(k, 2, 20))
+		if u := w.record.Update; u.Surge != 0 || u.Unavailable != 2 || u.Min != 18 || w.record.Strategy != rollout.ResourceUtilStrategy {
+			t.Errorf("%+v", u)
+		}
+		w.settles(t, rollout.Done)
+		w.has(t, map[string]int{"r1": 0, "r2": 20})
+	}
+}
+
+func TestRollbackToWhatWasBrokenEnds(t *testing.T) {
+	w := traced(t)
+	w.old(1, 4)
+	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
+	for range 5 {
+		w.round()
+	}
+	w.sick["d1"] = true
+	for _, p := range w.pods {
+		p.available = p.digest != "d1"
+		p.lost = p.lost || !p.available
+	}
+	w.sick["d2"] = true
+	w.settles(t, rollout.Failed)
+	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "rolling back failed") || d.Alert == "" {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestRetargetDeletesThePreDeployOfTheOther(t *testing.T) {
+	w := traced(t)
+	w.old(1, 2)
+	w.must(t, w.start(rollout.Start{
+		ID: "A", Service: "web", Now: w.now, Nonce: w.nonce, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
+		New: rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
+	}))
+	if w.record.PreDeploy.Until != w.now.Add(rollout.PreDeployTimeout) {
+		t.Error(w.record.PreDeploy.Until)
+	}
+	started, err := rollout.Retarget(*w.record, rollout.Start{
+		ID: "B", Service: "web", Now: w.now, Nonce: w.nonce, Old: []rollout.Seen{{RC: w.rcs["r1"]}, {RC: w.rcs["r2"]}},
+		New: rc.RC{ID: "r3", Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 3}},
+	})
+	if err != nil || !slices.Equal(started.Delete, []string{"pre"}) {
+		t.Errorf("%v, %v", started.Delete, err)
+	}
+}
+
+func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
+	w := traced(t)
+	w.old(1, 6)
+	w.must(t, w.deploy(rollout.Knobs{}, 2, 6))
+	for range 8 {
+		w.round()
+	}
+	w.ask(rollout.AbortVerb)
+	if d := w.ended; d == nil || d.Record.State != rollout.Aborted || d.InEffect != 0 || d.Record.Reason != "aborted by bob" {
+		t.Fatalf("%+v", d)
+	}
+	for id, r := range w.rcs {
+		if r.Mutator != "" || r.Service == nil || len(r.Service.Companions) != 1 {
+			t.Errorf("%s is left as %+v", id, r)
+		}
+	}
+	if len(w.podsOf("r1")) == 0 || len(w.podsOf("r2")) == 0 {
+		t.Fatal("the abort was to leave both revisions with pods")
+	}
+	w.must(t, w.deploy(rollout.Knobs{}, 3, 6))
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 6})
+	if d := w.ended; d.InEffect != 3 || !slices.Contains(d.Delete, "r1") || !slices.Contains(d.Delete, "r2") {
+		t.Errorf("%+v", d)
+	}
+}
+
+// deployInPlace changes the controller r1 to another digest.
+func (w *world) deployInPlace(k rollout.Knobs, digest string, change func(*rc.RC)) error {
+	k.Strategy = rollout.InPlaceStrategy
+	next := copied(w.rcs["r1"])
+	next.ManifestDigest, next.Mutator = digest, ""
+	next.Service.Revision++
+	if change != nil {
+		change(&next)
+	}
+	return w.start(rollout.Start{ID: "P" + digest, Service: "web", By: "ann", Now: w.now, Nonce: w.nonce, Knobs: k, New: next})
+}
+
+func (w *world) running(digest string) int {
+	n := 0
+	for _, p := range w.pods {
+		if p.digest == digest && !p.stopping {
+			n++
+		}
+	}
+	return n
+}
+
+func TestInPlaceAfterAnAbort(t *testing.T) {
+	for _, next := range []string{"d1", "d2", "d3"} {
+		w := traced(t)
+		w.old(1, 6)
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d2", nil))
+		for w.running("d2") < 4 {
+			w.round()
+		}
+		w.ask(rollout.AbortVerb)
+		if r := w.rcs["r1"]; r.InPlace == nil || r.InPlace.Limit != 4 || r.Mutator != "" {
+			t.Fatalf("%+v", r)
+		}
+		w.round()
+		ups, had := 0, w.running(next)
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, next, nil))
+		if p := w.rcs["r1"].InPlace; p.From == next || next == "d3" && p.From != "d1" {
+			t.Errorf("%s: from %s", next, p.From)
+		}
+		w.trace = nil
+		w.settles(t, rollout.Done)
+		for _, line := range w.trace {
+			if strings.Contains(line, "a pod goes") {
+				ups++
+			}
+		}
+		if ups != 6-had || w.running(next) != 6 {
+			t.Errorf("%s: %d changes of pods where %d are needed", next, ups, 6-had)
+		}
+	}
+}
+
+func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
+	w := traced(t)
+	w.old(1, 6)
+	before := copied(w.rcs["r1"])
+	w.sick["d2"] = true
+	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", func(r *rc.RC) {
+		r.NodeSelector, r.MinAvailable, r.ReplicaGroups, r.Labels = "disk=ssd", ptr(2), groupsOf(7), map[string]string{"a": "b"}
+	}))
+	w.settles(t, rollout.Failed)
+	if w.ended.InEffect == 0 || w.running("d1") != 6 {
+		t.Errorf("%d pods as before, %+v", w.running("d1"), w.ended)
+	}
+	after := w.rcs["r1"]
+	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil || after.ManifestDigest != before.ManifestDigest || after.InPlace != nil || after.Mutator != "" {
+		t.Errorf("%+v", after)
+	}
+}
+
+func TestInPlaceRollbackThatFailsEnds(t *testing.T) {
+	w := traced(t)
+	w.old(1, 6)
+	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", nil))
+	for w.running("d2") < 2 {
+		w.round()
+	}
+	w.sick["d1"], w.sick["d2"] = true, true
+	w.settles(t, rollout.Failed)
+	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "rolling back failed") {
+		t.Errorf("%+v", d)
+	}
+}
+
+// The store goes back to before the new pods, and somebody aborts: one revision has more pods than its count, the other fewer.
+func TestDeployAfterRestoreAndAbort(t *testing.T) {
+	w := traced(t)
+	w.old(1, 8)
+	w.must(t, w.deploy(rollout.Knobs{}, 2, 8))
+	s := w.snapshot()
+	for len(w.podsOf("r2")) < 5 {
+		w.round()
+	}
+	w.restore(s)
+	clear(w.holding)
+	for range 5 {
+		w.round()
+	}
+	if w.record.Held == "" || len(w.podsOf("r2")) < 4 {
+		t.Fatalf("held %q, %s", w.record.Held, w.counts())
+	}
+	w.ask(rollout.AbortVerb)
+	w.must(t, w.deploy(rollout.Knobs{}, 3, 8))
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 8})
+}
+
+func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
+	w := traced(t)
+	w.old(1, 8)
+	w.must(t, w.deploy(rollout.Knobs{}, 2, 8))
+	s := w.snapshot()
+	for len(w.podsOf("r2")) < 5 {
+		w.round()
+	}
+	w.restore(s)
+	for range 4 {
+		w.round()
+		w.holding = map[string]bool{"r1": true}
+		w.ask(rollout.ResumeVerb) // nothing is believed while an owner holds
+	}
+	clear(w.holding)
+	w.round()
+	w.round()
+	if !strings.Contains(w.record.Held, "as they were found") {
+		t.Fatal(w.record.Held)
+	}
+	w.ask(rollout.ResumeVerb)
+	if w.record.Held != "" || w.record.Nonce != w.nonce {
+		t.Errorf("%q, %s", w.record.Held, w.record.Nonce)
+	}
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r1": 0, "r2": 8})
+}
+
+// Pods on lost machines take no room, and do not keep a rollout from turning round at the bound.
+func TestLostPodsTakeNoRoom(t *testing.T) {
+	w := traced(t)
+	w.old(1, 6)
+	w.must(t, w.deploy(rollout.Knobs{Step: amount(2)}, 2, 6))
+	for len(w.podsOf("r2")) < 3 {
+		w.round()
+	}
+	for i, p := range w.podsOf("r2") {
+		p.lost, p.available = i < 2, false
+	}
+	w.ask(rollout.RollbackVerb)
+	w.settles(t, rollout.Failed)
+	if w.ended.InEffect != 1 {
+		t.Error(w.ended.Record.Reason)
+	}
+	w.has(t, map[string]int{"r1": 6})
+}
+
+func TestOnePodShortStallsNothing(t *testing.T) {
+	w := traced(t)
+	w.old(1, 5)
+	w.old(2, 5)
+	w.podsOf("r1")[0].available = false
+	w.sick["d1"] = true // it never comes back, and those of the other revision are good
+	w.podsOf("r1")[0].lost = true
+	for _, p := range w.podsOf("r1")[1:] {
+		p.available = true
+	}
+	w.must(t, w.deploy(rollout.Knobs{MinAvailable: ptr(10), MaxSurge: amount(1)}, 3, 10))
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r3": 10})
+}
+
+func TestRefusals(t *testing.T) {
+	old := rollout.Seen{RC: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 1}}}
+	next := rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 2}}
+	for name, tt := range map[string]struct {
+		change func(*rollout.Start)
+		want   []string
+		is     error
+	}{
+		"no room":          {func(s *rollout.Start) { s.Knobs.MaxSurge = amount(0) }, []string{"max_surge is 0", "max_unavailable is 0"}, rollout.ErrRefused},
+		"no room by least": {func(s *rollout.Start) { s.Knobs.MaxSurge, s.Knobs.MinAvailable = amount(0), ptr(4) }, []string{"max_surge", "min_available 4 of 4"}, rollout.ErrRefused},
+		"in place":         {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MinAvailable, s.New.ID = "in-place", ptr(4), "r1" }, []string{"min_available is 4 of 4"}, rollout.ErrRefused},
+		"in place besides": {func(s *rollout.Start) { s.Knobs.Strategy = "in-place" }, []string{"only controller", "web-r1"}, rollout.ErrRefused},
+		"blue-green":       {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MaxSurge = "blue-green", amount(3) }, []string{"max_surge is 3", "allowed: 4"}, rollout.ErrRefused},
+		"leave_old":        {func(s *rollout.Start) { s.Knobs.LeaveOld, s.Old = true, nil }, []string{"leave_old"}, rollout.ErrRefused},
+		"mutator":          {func(s *rollout.Start) { s.Old[0].RC.Mutator = "web/X" }, []string{"web/X", "web-r1"}, rollout.ErrRunning},
+		"lock":             {func(s *rollout.Start) { s.LockHolder = "f1" }, []string{"farm f1", "lock"}, rollout.ErrRunning},
+		"static":           {func(s *rollout.Start) { s.New.Strategy = rc.Static }, []string{"pods are static", "in-place"}, rollout.ErrRefused},
+		"volumes":          {func(s *rollout.Start) { s.OnlyInPlace = "it has volumes" }, []string{"it has volumes", "availability", "in-place"}, rollout.ErrRefused},
+		"group":            {func(s *rollout.Start) { s.Knobs.GroupOrder = []string{"x"} }, []string{"group_order", `"x"`}, rollout.ErrRefused},
+		"knob":             {func(s *rollout.Start) { s.Knobs.Step = amount(0) }, []string{"step"}, rollout.ErrRefused},
+		"itself":           {func(s *rollout.Start) { s.New.ID = "r1" }, []string{"web-r1 is the new revision and an old one"}, rollout.ErrRefused},
+	} {
+		s := rollout.Start{ID: "A", Service: "web", Now: t0, Nonce: "n", New: next, Old: []rollout.Seen{old}}
+		tt.change(&s)
+		_, err := rollout.Begin(s)
+		if !errors.Is(err, tt.is) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for _, part := range tt.want {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q is not in %v", name, part, err)
+			}
+		}
+	}
+}
+
+func TestFirstDeploymentInPlace(t *testing.T) {
+	w := traced(t)
+	w.must(t, w.start(rollout.Start{
+		ID: "A", Service: "web", Now: w.now, Nonce: w.nonce, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(2)},
+		New: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", Strategy: rc.Static, ReplicaGroups: groupsOf(5), Service: &rc.Service{Name: "web", Revision: 1}},
+	}))
+	w.must(t, w.record.Check())
+	if w.rcs["r1"].InPlace != nil {
+		t.Error("there is nothing to limit")
+	}
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r1": 5})
+}
+
+func TestExpired(t *testing.T) {
+	for _, tt := range []struct {
+		revs     []int64
+		inEffect int64
+		keep     int
+		want     []int64
+	}{
+		{[]int64{1}, 1, 0, nil},
+		{[]int64{3, 1, 2}, 3, 0, []int64{1, 2}},
+		{[]int64{3, 1, 2}, 1, 0, []int64{2, 3}},
+		{[]int64{3, 1, 2}, 3, 1, []int64{1}},
+		{[]int64{3, 1, 2}, 3, 2, nil},
+		{[]int64{3, 1, 2}, 0, 2, []int64{1}},
+	} {
+		if got := rollout.Expired(tt.revs, tt.inEffect, tt.keep); !slices.Equal(got, tt.want) {
+			t.Errorf("%+v: %v", tt, got)
+		}
+	}
+}

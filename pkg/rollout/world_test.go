@@ -1,0 +1,496 @@
+package rollout_test
+
+import (
+	"fmt"
+	"math/rand"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// world is a cluster with one service, its owners and its runner. Owners do what ADR 16 says of them, in transactions that see everything.
+type world struct {
+	rnd     *rand.Rand
+	now     time.Time
+	nonce   string
+	breaker string
+	rcs     map[string]rc.RC
+	status  map[string]*rc.Status
+	pods    []*simPod
+	record  *rollout.Record
+	ended   *rollout.Decision // of the last rollout that ended
+	sick    map[string]bool   // digests whose pods never become available
+	holding map[string]bool
+	least   int // what the service's minimum and bound have to be, by the knobs and not by what the rules write
+	most    int
+	total   int
+	calm    bool // no pod changes its mind any more
+	tracing bool
+	trace   []string
+	broken  []string // rules that were violated
+	gates   func(*rollout.GateCall) string
+	answer  *rollout.GateAnswer
+	pre     *rollout.PreDeployed
+}
+
+type simPod struct {
+	rc, role, digest string
+	available        bool
+	stopping         bool
+	lost             bool
+	standby          bool  // as its node has registered it
+	foundAt          int64 // generation at which it was adopted; 0: it was not
+	hopeless         bool
+}
+
+func newWorld(seed int64) *world {
+	return &world{
+		rnd: rand.New(rand.NewSource(seed)), now: t0, nonce: "n1", rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
+		holding: map[string]bool{},
+	}
+}
+
+func (w *world) log(format string, args ...any) {
+	if w.tracing {
+		w.trace = append(w.trace, fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) violated(format string, args ...any) {
+	w.broken = append(w.broken, fmt.Sprintf(format, args...))
+	w.log("VIOLATED "+format, args...)
+}
+
+// ids are the controllers, in an order that does not change from run to run.
+func (w *world) ids() []string {
+	var ids []string
+	for id := range w.rcs {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (w *world) podsOf(id string) []*simPod {
+	var out []*simPod
+	for _, p := range w.pods {
+		if p.rc == id {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// serving counts the pods that count for the minimum: as registered, whatever their record asks for next.
+func (w *world) serving() int {
+	n := 0
+	for _, p := range w.pods {
+		if p.available && !p.stopping && !p.lost && !p.standby && !w.wantsStandby(p) {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) wantsStandby(p *simPod) bool {
+	s := w.rcs[p.rc].Service
+	return s != nil && s.Standby
+}
+
+// living counts the pods that take room.
+func (w *world) living() int {
+	n := 0
+	for _, p := range w.pods {
+		if !p.lost {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) regressed(id string) bool {
+	r := w.rcs[id]
+	placed := 0
+	found := false
+	for _, p := range w.podsOf(id) {
+		if !p.stopping {
+			placed++
+			found = found || p.foundAt == r.Generation
+		}
+	}
+	return found && placed > r.Desired()
+}
+
+// own is one pass of a controller's owner.
+func (w *world) own(id string) {
+	r := w.rcs[id]
+	shared := r.Service != nil && len(r.Service.Companions) > 0
+	least, most := r.MinimumAvailable(), r.Desired()+r.Surge()
+	if shared {
+		least, most = r.Service.Min, r.Service.Max
+	}
+	blocked := w.holding[id]
+	if shared {
+		for _, other := range r.Service.Companions {
+			if _, there := w.rcs[other]; there && (w.holding[other] || w.regressed(other)) {
+				blocked = true
+			}
+		}
+	}
+	if !w.regressed(id) && !w.holding[id] {
+		w.shrink(id, least, shared)
+	}
+	if !blocked {
+		w.grow(id, most, shared)
+	}
+	w.upgrade(id, least)
+	w.report(id)
+}
+
+// shrink stops the pods beyond the count: first those that do not serve.
+func (w *world) shrink(id string, least int, shared bool) {
+	r := w.rcs[id]
+	for _, g := range r.ReplicaGroups {
+		want := *g.Count
+		if r.DeletedAt != nil {
+			want = 0
+		}
+		placed := 0
+		for _, p := range w.podsOf(id) {
+			if p.role == g.Role && !p.stopping {
+				placed++
+			}
+		}
+		for _, good := range []bool{false, true} {
+			for _, p := range w.podsOf(id) {
+				serves := p.available && !p.lost && !p.standby && !w.wantsStandby(p)
+				if p.role != g.Role || p.stopping || placed <= want || serves != good {
+					continue
+				}
+				if good && w.serving()-1 < least {
+					continue
+				}
+				if good && shared && w.serving()-1 < w.least {
+					w.violated("the owner of %s takes a pod, and %d serve of at least %d", id, w.serving(), w.least)
+				}
+				placed--
+				if p.lost {
+					w.pods = slices.DeleteFunc(w.pods, func(q *simPod) bool { return q == p })
+					continue
+				}
+				p.stopping, p.available = true, false
+			}
+		}
+	}
+}
+
+// grow adds what is missing, and replaces what is lost.
+func (w *world) grow(id string, most int, shared bool) {
+	r := w.rcs[id]
+	if r.DeletedAt != nil {
+		return
+	}
+	for _, g := range r.ReplicaGroups {
+		placed := 0
+		for _, p := range w.podsOf(id) {
+			if p.role != g.Role || p.stopping {
+				continue
+			}
+			placed++
+			if p.lost && w.living()+1 <= most {
+				p.lost = false
+				w.place(p, r)
+			}
+		}
+		for ; placed < *g.Count && w.living()+1 <= most; placed++ {
+			if shared && w.living()+1 > w.most {
+				w.violated("the owner of %s adds a pod to %d, and there may be %d", id, w.living(), w.most)
+			}
+			p := &simPod{rc: id, role: g.Role, digest: r.ManifestDigest}
+			if r.InPlace != nil && w.updated(id) >= r.InPlace.Limit && r.InPlace.From != "" {
+				p.digest = r.InPlace.From
+			}
+			w.place(p, r)
+			w.pods = append(w.pods, p)
+		}
+	}
+}
+
+func (w *world) place(p *simPod, r rc.RC) {
+	p.available, p.hopeless = false, w.sick[p.digest] && w.rnd.Intn(2) == 0
+	p.standby = r.Service != nil && r.Service.Standby
+	p.foundAt = 0
+}
+
+func (w *world) updated(id string) int {
+	n := 0
+	for _, p := range w.podsOf(id) {
+		if !p.stopping && p.digest == w.rcs[id].ManifestDigest {
+			n++
+		}
+	}
+	return n
+}
+
+// upgrade changes pods in place, up to the limit, as the minimum allows.
+func (w *world) upgrade(id string, least int) {
+	r := w.rcs[id]
+	limit := len(w.pods)
+	if r.InPlace != nil {
+		limit = r.InPlace.Limit
+	}
+	for _, p := range w.podsOf(id) {
+		if p.stopping || p.lost || p.digest == r.ManifestDigest || w.updated(id) >= limit || p.foundAt == r.Generation {
+			continue
+		}
+		if p.available && w.serving()-1 < least {
+			continue
+		}
+		w.log("%s: a pod goes from %s to %s", id, p.digest, r.ManifestDigest)
+		p.digest = r.ManifestDigest
+		w.place(p, r)
+	}
+	if r.InPlace == nil || r.InPlace.From == "" || r.InPlace.From == r.ManifestDigest {
+		return
+	}
+	for _, p := range w.podsOf(id) {
+		if !p.stopping && !p.lost && p.digest == r.ManifestDigest && w.updated(id) > limit && (!p.available || w.serving()-1 >= least) {
+			w.log("%s: a pod goes back to %s", id, r.InPlace.From)
+			p.digest = r.InPlace.From
+			w.place(p, r)
+		}
+	}
+}
+
+func (w *world) report(id string) {
+	r := w.rcs[id]
+	st := &rc.Status{RCID: id, ObservedGeneration: r.Generation, Desired: r.Desired(), Nonce: w.nonce}
+	for _, p := range w.podsOf(id) {
+		if p.stopping {
+			st.Stopping++
+			if p.lost {
+				st.StoppingLost++
+			}
+			continue
+		}
+		st.Placed++
+		current := p.digest == r.ManifestDigest
+		if current {
+			st.Updated++
+		}
+		switch {
+		case p.lost:
+			st.Lost++
+		case p.available:
+			st.Available++
+			if current {
+				st.UpdatedAvailable++
+			}
+		}
+		if p.standby && !p.lost {
+			st.StandingBy++
+		}
+		if p.hopeless && current && len(st.Failing) < rc.MaxFailing {
+			st.Failing = append(st.Failing, rc.PodFailure{Pod: p.role + ".0", Node: "n", Reason: "exit 1", Hopeless: true})
+		}
+	}
+	set := func(t rc.ConditionType, is bool) {
+		st.Conditions = rc.SetCondition(st.Conditions, t, is, "as it is", w.now)
+	}
+	set(rc.Holding, w.holding[id])
+	set(rc.Regressed, w.regressed(id))
+	w.status[id] = st
+	if r.DeletedAt != nil && len(w.podsOf(id)) == 0 {
+		delete(w.rcs, id)
+		delete(w.status, id)
+	}
+}
+
+// nodes do what they were told, some of them.
+func (w *world) nodes(share float64) {
+	for _, p := range slices.Clone(w.pods) {
+		if p.lost || w.rnd.Float64() > share {
+			continue
+		}
+		switch {
+		case p.stopping:
+			w.pods = slices.DeleteFunc(w.pods, func(q *simPod) bool { return q == p })
+		case w.sick[p.digest]:
+			p.available = false
+		default:
+			p.available = true
+		}
+		p.standby = w.wantsStandby(p)
+	}
+}
+
+func (w *world) observe() rollout.Observed {
+	obs := rollout.Observed{Now: w.now, Nonce: w.nonce, Breaker: w.breaker, Revisions: map[string]rollout.Seen{}, Gate: w.answer, PreDeploy: w.pre}
+	for _, v := range w.record.Revisions {
+		obs.Revisions[v.RC] = rollout.Seen{RC: w.rcs[v.RC], Status: w.status[v.RC]}
+	}
+	return obs
+}
+
+// run is one pass of the runner.
+func (w *world) run() rollout.Decision {
+	before := *w.record
+	d := rollout.Decide(*w.record, w.observe())
+	w.answer = nil
+	if d.Gate != nil && w.gates != nil {
+		w.answer = &rollout.GateAnswer{Phase: d.Gate.Phase, Index: d.Gate.Index, Stage: d.Gate.Stage, Error: w.gates(d.Gate)}
+	}
+	w.write(d)
+	if w.tracing && (d.Write || len(d.RCs) > 0) {
+		w.log("%s %s stage %d %s %q held %q: %s", before.State, d.Record.State, d.Record.Stage, d.Record.Phase, d.Record.Reason, d.Record.Held, w.counts())
+	}
+	return d
+}
+
+func (w *world) write(d rollout.Decision) {
+	for _, r := range d.RCs {
+		if err := r.Check(); err != nil {
+			w.violated("record of %s: %v", r.Name, err)
+		}
+		w.rcs[r.ID] = r
+	}
+	next := d.Record
+	w.record = &next
+	if d.Ended {
+		if up := next.Upward(); d.InEffect != 0 && next.Strategy != rollout.InPlaceStrategy && w.status[up.RC].Available < next.Total() {
+			w.violated("%s is in effect before all of its pods are available", up.Name)
+		}
+		w.record, w.ended = nil, &d
+		return
+	}
+	if err := next.Check(); err != nil {
+		w.violated("%v", err)
+	}
+	if next.State == rollout.RollingBack && w.total != next.Total() { // the old revision may have had other counts
+		w.least, w.most, w.total = min(w.least, next.Total()), w.most+next.Total()-w.total, next.Total()
+	}
+	up := next.Upward()
+	if n, most := desired(w.rcs[up.RC]), next.Total(); next.Strategy != rollout.InPlaceStrategy && n > most {
+		w.violated("%s asks for %d of %d", up.Name, n, most)
+	}
+	if !d.Write && len(d.RCs) == 0 {
+		return
+	}
+	again := rollout.Decide(next, w.observe())
+	if again.Gate == nil && (again.Write || len(again.RCs) > 0) && d.Gate == nil && w.answer == nil {
+		w.violated("the same again changes more: %s %s, %d controllers: %+v", again.Record.State, again.Record.Phase, len(again.RCs), again.Record)
+	}
+}
+
+func desired(r rc.RC) int { return r.Desired() }
+
+func (w *world) counts() string {
+	var out []string
+	for _, id := range w.ids() {
+		r := w.rcs[id]
+		good, stop, lost := 0, 0, 0
+		for _, p := range w.podsOf(id) {
+			switch {
+			case p.lost:
+				lost++
+			case p.stopping:
+				stop++
+			case p.available:
+				good++
+			}
+		}
+		out = append(out, fmt.Sprintf("%s %d: %d pods, %d available, %d stop, %d lost", id, r.Desired(), len(w.podsOf(id)), good, stop, lost))
+	}
+	return strings.Join(out, " | ")
+}
+
+// deploy begins a rollout, or retargets the one under way.
+func (w *world) deploy(k rollout.Knobs, rev int64, counts ...int) error {
+	s := rollout.Start{
+		ID: fmt.Sprintf("R%d", rev), Service: "web", By: "ann", Now: w.now, Nonce: w.nonce, Knobs: k,
+		New: rc.RC{
+			ID: fmt.Sprintf("r%d", rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic,
+			Service: &rc.Service{Name: "web", Revision: rev}, Generation: 1,
+		},
+	}
+	return w.start(s)
+}
+
+func (w *world) start(s rollout.Start) error {
+	for _, id := range w.ids() {
+		s.Old = append(s.Old, rollout.Seen{RC: w.rcs[id], Status: w.status[id]})
+	}
+	begin := rollout.Begin
+	if w.record != nil {
+		running := *w.record
+		begin = func(s rollout.Start) (rollout.Started, error) { return rollout.Retarget(running, s) }
+	}
+	started, err := begin(s)
+	if err != nil {
+		return err
+	}
+	for _, r := range started.RCs {
+		w.rcs[r.ID] = r
+	}
+	w.record, w.ended = &started.Record, nil
+	w.bounds(started.Record)
+	if w.tracing {
+		w.log("deploy: %s", w.counts())
+	}
+	return nil
+}
+
+// bounds notes what has to hold from now on.
+func (w *world) bounds(r rollout.Record) {
+	w.least, w.most, w.total = r.Update.Min, r.Total()+r.Update.Surge, r.Total()
+}
+
+// old makes a revision that runs already.
+func (w *world) old(rev int64, counts ...int) {
+	id := fmt.Sprintf("r%d", rev)
+	r := rc.RC{
+		ID: id, Name: "web-" + id, ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic, Generation: 3,
+		Service: &rc.Service{Name: "web", Revision: rev},
+	}
+	w.rcs[id] = r
+	for _, g := range r.ReplicaGroups {
+		for range *g.Count {
+			w.pods = append(w.pods, &simPod{rc: id, role: g.Role, digest: r.ManifestDigest, available: !w.sick[r.ManifestDigest]})
+		}
+	}
+	w.report(id)
+}
+
+// round lets some of everybody act.
+func (w *world) round() {
+	w.now = w.now.Add(time.Second)
+	for _, id := range w.ids() {
+		if w.calm || w.rnd.Intn(3) > 0 {
+			w.own(id)
+		}
+	}
+	w.nodes(0.7)
+	if w.record != nil && (w.calm || w.rnd.Intn(3) > 0) {
+		w.run()
+	}
+}
+
+// settle lets everybody act until the rollout has ended or waits for an operator, for so many rounds at the most.
+func (w *world) settle(rounds int) bool {
+	for range rounds {
+		if w.record == nil || w.record.State == rollout.WaitingForPromote || w.record.State == rollout.Paused {
+			return true
+		}
+		w.calm = true
+		w.round()
+	}
+	return w.record == nil
+}
+
+func (w *world) ask(v rollout.Verb) {
+	w.record.Request = &rollout.Request{Verb: v, By: "bob", At: w.now}
+	w.run()
+}
