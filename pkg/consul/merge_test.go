@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -289,5 +290,68 @@ func TestMergedReads(t *testing.T) {
 	}
 	if found, below, err := m.Read(t.Context(), consul.Reading{}, consul.Default); err != nil || len(found)+len(below) != 0 {
 		t.Errorf("nothing: %v, %v, %v", found, below, err)
+	}
+}
+
+// Callers that share a request and read the same keys, or keys below the prefixes of others, each get every pair once, in order.
+func TestMergedReadsOfTheSame(t *testing.T) {
+	t.Parallel()
+	m, c, g, prefix := merging(t)
+	for _, name := range []string{"a/", "a/1", "a/2", "a/b/", "a/b/3", "a/b/4", "c"} {
+		put(t, c, prefix+name, name)
+	}
+	for name, tt := range map[string]struct {
+		reading     func(i int) consul.Reading
+		below, rest string // what every second caller finds, and what the others do
+	}{
+		"a prefix": {
+			func(int) consul.Reading { return consul.Reading{Prefixes: []string{"a/"}} },
+			"a/1 a/2 a/b/ a/b/3 a/b/4", "a/1 a/2 a/b/ a/b/3 a/b/4",
+		},
+		"a prefix and what is below it": {
+			func(i int) consul.Reading { return consul.Reading{Prefixes: []string{[]string{"a/", "a/b/"}[i%2]}} },
+			"a/1 a/2 a/b/ a/b/3 a/b/4", "a/b/3 a/b/4",
+		},
+		"both in one": {
+			func(int) consul.Reading { return consul.Reading{Prefixes: []string{"a/b/", "a/"}} },
+			"a/b/3 a/b/4 a/1 a/2 a/b/", "a/b/3 a/b/4 a/1 a/2 a/b/",
+		},
+		"keys below it, too": {
+			func(i int) consul.Reading {
+				r := consul.Reading{Keys: []string{"a/b/4", "a/2", "c"}}
+				if i%2 == 0 {
+					r.Prefixes = []string{"a/"}
+				}
+				return r
+			},
+			"a/1 a/2 a/b/ a/b/3 a/b/4", "",
+		},
+	} {
+		g.reset()
+		const n = 16
+		g.rush(t, m, n, consul.MergedReads, func(i int) {
+			r := tt.reading(i)
+			for j := range r.Keys {
+				r.Keys[j] = prefix + r.Keys[j]
+			}
+			for j := range r.Prefixes {
+				r.Prefixes[j] = prefix + r.Prefixes[j]
+			}
+			found, below, err := m.Read(t.Context(), r, consul.Default)
+			want := tt.below
+			if i%2 == 1 {
+				want = tt.rest
+			}
+			var got []string
+			for _, p := range below {
+				got = append(got, strings.TrimPrefix(p.Key, prefix))
+				if prefix+string(p.Value) != p.Key {
+					t.Errorf("%s: read %d: %s is %q", name, i, p.Key, p.Value)
+				}
+			}
+			if err != nil || strings.Join(got, " ") != want || len(found) != len(r.Keys) {
+				t.Errorf("%s: read %d: %d keys and %q, %v; want %d and %q", name, i, len(found), got, err, len(r.Keys), want)
+			}
+		})
 	}
 }

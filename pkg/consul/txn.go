@@ -287,7 +287,8 @@ func (r Reading) ops() []Op {
 	return ops
 }
 
-// found returns the pairs that exist, those below the prefixes in the order of their keys. The answer may hold more.
+// found returns the pairs that exist, each once: those below the prefixes one prefix after the other, in the order of their keys. The
+// answer may hold more, and the same several times, where callers that share it, or prefixes of one, overlap.
 func (r Reading) found(got *answer) (map[string]Pair, []Pair, error) {
 	found := make(map[string]Pair, len(r.Keys))
 	for _, key := range r.Keys {
@@ -299,17 +300,33 @@ func (r Reading) found(got *answer) (map[string]Pair, []Pair, error) {
 		}
 	}
 	var below []Pair
-	for _, prefix := range r.Prefixes {
+	for i, prefix := range r.Prefixes {
 		if got.byKey[prefix] == nil {
 			return nil, nil, fmt.Errorf("read below %s: %w", prefix, ErrFiltered)
 		}
-		for _, kv := range got.pairs { // the prefix itself may be there twice
-			if kv.ModifyIndex != 0 && kv.Key != prefix && strings.HasPrefix(kv.Key, prefix) {
+		first := len(below)
+		for _, kv := range got.pairs {
+			if kv.ModifyIndex != 0 && kv.Key != prefix && strings.HasPrefix(kv.Key, prefix) && !isBelow(kv.Key, r.Prefixes[:i]) {
 				below = append(below, pairOf(kv))
 			}
 		}
+		below = append(below[:first], onceEach(below[first:])...)
 	}
 	return found, below, nil
+}
+
+// isBelow reports whether a key is below one of the prefixes, and is none of them.
+func isBelow(key string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return key != prefix && strings.HasPrefix(key, prefix) })
+}
+
+// onceEach sorts pairs by key and leaves one of each.
+func onceEach(pairs []Pair) []Pair {
+	byKey := func(a, b Pair) int { return strings.Compare(a.Key, b.Key) }
+	if !slices.IsSortedFunc(pairs, byKey) { // it is where nothing overlaps
+		slices.SortStableFunc(pairs, byKey)
+	}
+	return slices.CompactFunc(pairs, func(a, b Pair) bool { return a.Key == b.Key })
 }
 
 // Read reads keys and what is below prefixes at one moment.
