@@ -19,23 +19,46 @@ const MaxBytes = 1 << 20
 // ToJSON turns one document of strict YAML, of which JSON is a part, into JSON. allowed says in words what the document
 // should be. JSON stays as it is, so that no number in it is read and written on the way. Its errors are field.Errors.
 func ToJSON(data []byte, allowed string) ([]byte, error) {
+	docs, err := documents(data, allowed)
+	if err != nil {
+		return nil, err
+	}
+	if len(docs) > 1 {
+		var errs field.Errors
+		errs.Add("document", field.Text(fmt.Sprintf("a file with %d documents", len(docs))), allowed)
+		return nil, errs
+	}
+	return convert(docs[0])
+}
+
+// AllToJSON is ToJSON for a file that may hold several documents, one after the other. It returns at least one.
+func AllToJSON(data []byte, allowed string) ([][]byte, error) {
+	docs, err := documents(data, allowed)
+	for i := 0; i < len(docs) && err == nil; i++ {
+		docs[i], err = convert(docs[i])
+	}
+	return docs, err
+}
+
+// documents returns what a file holds: at least one document.
+func documents(data []byte, allowed string) ([][]byte, error) {
 	var errs field.Errors
 	if len(data) > MaxBytes {
 		errs.Add("document", field.Text("a size of more than "+fmt.Sprint(MaxBytes)+" bytes"), fmt.Sprintf("at most %d bytes", MaxBytes))
 		return nil, errs
 	}
 	docs := split(data)
-	switch {
-	case len(docs) == 0:
+	if len(docs) == 0 {
 		errs.Missing("document", allowed)
-		return nil, errs
-	case len(docs) > 1:
-		errs.Add("document", field.Text(fmt.Sprintf("a file with %d documents", len(docs))), allowed)
-		return nil, errs
-	case json.Valid(docs[0]):
-		return docs[0], nil
 	}
-	converted, err := yaml.YAMLToJSONStrict(docs[0])
+	return docs, errs.Err()
+}
+
+func convert(doc []byte) ([]byte, error) {
+	if json.Valid(doc) {
+		return doc, nil
+	}
+	converted, err := yaml.YAMLToJSONStrict(doc)
 	if err != nil {
 		return nil, explain(err)
 	}

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,5 +45,24 @@ func TestJSONStaysAsItIs(t *testing.T) {
 	got, err = ToJSON([]byte("a: 9223372036854775807\nb: [yes]\n"), "a document")
 	if want := `{"a":9223372036854775807,"b":[true]}`; err != nil || string(got) != want {
 		t.Errorf("got %s, %v; want %s", got, err, want)
+	}
+}
+
+func TestAllToJSON(t *testing.T) {
+	docs, err := AllToJSON([]byte("a: 1\n---\nb: 2\n"), "documents")
+	if err != nil || len(docs) != 2 || string(docs[0]) != `{"a":1}` || string(docs[1]) != `{"b":2}` {
+		t.Errorf("%q, %v", docs, err)
+	}
+	for in, want := range map[string]string{
+		"# nothing\n":                "document: missing; allowed: documents",
+		"a: 1\n---\nb: 2\nb: 3\n":    "b: a second time (line 4) is not valid; allowed: each key once",
+		strings.Repeat(" ", 1<<20+1): "document: a size of more than 1048576 bytes is not valid; allowed: at most 1048576 bytes",
+	} {
+		if _, err := AllToJSON([]byte(in), "documents"); err == nil || err.Error() != want {
+			t.Errorf("%.20q: %v", in, err)
+		}
+	}
+	if _, err := ToJSON([]byte("a: 1\n---\nb: 2\n"), "one"); err == nil || err.Error() != "document: a file with 2 documents is not valid; allowed: one" {
+		t.Error(err)
 	}
 }

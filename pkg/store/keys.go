@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -177,6 +178,10 @@ func (k Keys) own(key string, record any) error {
 		home = k.Rollout(r.Service)
 	case *Request:
 		home = k.Request(r.RCID, r.ID)
+	case *plan.Deployed:
+		home = k.Deployed(r.Service)
+	case *plan.Entry:
+		home = k.Entry(r.Service, r.Revision)
 	}
 	if home != key {
 		return fmt.Errorf("its content belongs to %s", home)

@@ -1,0 +1,126 @@
+package deploy
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+)
+
+// How much an artifact may be, and how long reading it may take.
+const (
+	MaxArtifactBytes = 4 << 30
+	FetchTimeout     = 15 * time.Minute
+	maxRedirects     = 10
+)
+
+// TarSource finds out the digest of an archive behind a file: or https: URL by reading all of it.
+type TarSource struct {
+	Client *http.Client // nil: one that stays on https
+}
+
+var _ plan.DigestSource = (*TarSource)(nil)
+
+// Digest implements plan.DigestSource.
+func (s *TarSource) Digest(ctx context.Context, artifact string) (string, error) {
+	u, err := url.Parse(artifact)
+	switch {
+	case err != nil:
+	case u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path):
+		return digestOfFile(ctx, u.Path)
+	case u.Scheme == "https" && u.Host != "" && u.User == nil:
+		return s.download(ctx, artifact)
+	}
+	return "", errors.New("its URL is not valid; allowed: file:///absolute/path or https://host/path")
+}
+
+func digestOfFile(ctx context.Context, path string) (string, error) {
+	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is no regular file", path)
+	}
+	return digestOf(ctx, f)
+}
+
+func (s *TarSource) download(ctx context.Context, from string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, FetchTimeout, fmt.Errorf("not read within %s", FetchTimeout))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return "", err
+	}
+	// The file is hashed as the server holds it; a transparently unpacked body would have another digest.
+	req.Header.Set("Accept-Encoding", "identity")
+	client := http.Client{Transport: http.DefaultTransport}
+	if s.Client != nil {
+		client = *s.Client
+	}
+	client.CheckRedirect = stayOnHTTPS
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("the server answered %s", resp.Status)
+	}
+	return digestOf(ctx, resp.Body)
+}
+
+func stayOnHTTPS(req *http.Request, via []*http.Request) error {
+	switch {
+	case len(via) >= maxRedirects:
+		return fmt.Errorf("stopped after %d redirects", maxRedirects)
+	case req.URL.Scheme != "https":
+		return errors.New("the server redirects to something else than https")
+	default:
+		return nil
+	}
+}
+
+// digestOf reads to the end, or to where ctx ends.
+func digestOf(ctx context.Context, r io.Reader) (string, error) {
+	hash := sha256.New()
+	n, err := io.Copy(hash, io.LimitReader(contextReader{ctx, r}, MaxArtifactBytes+1))
+	switch {
+	case err != nil:
+		return "", err
+	case n > MaxArtifactBytes:
+		return "", fmt.Errorf("it has more than %d bytes", int64(MaxArtifactBytes))
+	default:
+		return hex.EncodeToString(hash.Sum(nil)), nil
+	}
+}
+
+// contextReader ends with its context.
+type contextReader struct {
+	ctx context.Context //nolint:containedctx // an io.Reader gets none
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (c contextReader) Read(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.r.Read(p)
+}

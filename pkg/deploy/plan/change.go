@@ -1,0 +1,198 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// ChangeKind is what a change of a document takes.
+type ChangeKind string
+
+// The kinds, each more than the one before.
+const (
+	UpToDate      ChangeKind = "up-to-date"
+	NeedsUpdate   ChangeKind = "needs-update"   // the controller stays: counts, labels, knobs, or an upgrade in place
+	NeedsRecreate ChangeKind = "needs-recreate" // a new revision
+)
+
+// FieldChange is one field that differs.
+type FieldChange struct {
+	Path     string     `json:"path"`
+	From, To string     `json:"-"` // as JSON; empty: not there
+	Secret   bool       `json:"-"` // whether it changed may be said, what it is may not
+	Kind     ChangeKind `json:"kind"`
+	Why      string     `json:"why"`
+}
+
+// aboutRollouts reports whether the field says nothing about pods and controllers.
+func (f FieldChange) aboutRollouts() bool { return f.Why == whyRollouts }
+
+const whyRollouts = "it is about rollouts, no pod changes"
+
+// String shows the field on one line.
+func (f FieldChange) String() string {
+	return fmt.Sprintf("%s: %s -> %s", f.Path, f.shown(f.From), f.shown(f.To))
+}
+
+// maxShown bounds one side of a line, in characters.
+const maxShown = 80
+
+func (f FieldChange) shown(text string) string {
+	switch runes := []rune(text); {
+	case text == "":
+		return "(none)"
+	case f.Secret:
+		return "(not shown)"
+	case len(runes) > maxShown:
+		return string(runes[:maxShown]) + "..."
+	default:
+		return text
+	}
+}
+
+// SpecChange is what differs between two documents, and what that takes.
+type SpecChange struct {
+	Kind   ChangeKind    `json:"kind"`
+	Fields []FieldChange `json:"fields"` // by their paths
+}
+
+// EvalSpecChange compares two resolved documents of one service. nil counts as empty, and the order of maps, volumes and ports does not count.
+func EvalSpecChange(current, updated *ServiceSpec) SpecChange {
+	before, after := flatten(current), flatten(updated)
+	paths := slices.Collect(maps.Keys(after))
+	for path := range before {
+		if _, both := after[path]; !both {
+			paths = append(paths, path)
+		}
+	}
+	slices.Sort(paths)
+	change := SpecChange{Kind: UpToDate}
+	inPlace := updated.Update.Strategy == rollout.InPlaceStrategy
+	for _, path := range paths {
+		a, b := before[path], after[path]
+		if a.text == b.text || strings.HasSuffix(path, orderOf) && !sameNames(a.text, b.text) {
+			continue
+		}
+		f := FieldChange{Path: path, From: a.text, To: b.text, Secret: a.secret || b.secret}
+		f.Kind, f.Why = whatItTakes(path, inPlace)
+		change.Fields = append(change.Fields, f)
+		if f.Kind == NeedsRecreate || change.Kind == UpToDate {
+			change.Kind = f.Kind
+		}
+	}
+	return change
+}
+
+// whatItTakes says what a change of one field takes, and why.
+func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
+	top := path
+	if i := strings.IndexAny(path, ".[ "); i > 0 {
+		top = path[:i]
+	}
+	switch top {
+	case "pod":
+		if inPlace {
+			return NeedsUpdate, "the pods are upgraded where they are"
+		}
+		return NeedsRecreate, "a pod's manifest never changes while it runs"
+	case "node_selector", "max_per_node", "spread", "strategy":
+		if inPlace {
+			return NeedsUpdate, "pods that are in the wrong place are moved"
+		}
+		return NeedsRecreate, "pods are placed anew, in stages"
+	case "update", "digests", "pre_deploy":
+		return NeedsUpdate, whyRollouts
+	case "replica_groups":
+		return NeedsUpdate, "pods are added or removed"
+	default:
+		return NeedsUpdate, "the controller changes, its pods stay"
+	}
+}
+
+// leaf is one scalar of a document.
+type leaf struct {
+	text   string // as JSON
+	secret bool
+}
+
+// flatten returns the scalars of a document by their paths. What is empty has none.
+func flatten(s *ServiceSpec) map[string]leaf {
+	into := map[string]leaf{}
+	if s == nil {
+		return into
+	}
+	plain := *s
+	plain.ReplicaGroups, plain.Replicas, plain.Name = s.Groups(), nil, ""
+	data, err := json.Marshal(&plain)
+	if err != nil {
+		return into // a document is made of plain fields
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var value map[string]any
+	_ = dec.Decode(&value) // what was just encoded can be decoded
+	for key, inner := range value {
+		flattenValue(key, inner, false, into)
+	}
+	return into
+}
+
+func flattenValue(path string, value any, secret bool, into map[string]leaf) {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, inner := range v {
+			flattenValue(path+"."+key, inner, secret || key == "env" || key == "config", into)
+		}
+	case []any:
+		flattenList(path, v, secret, into)
+	default:
+		text, _ := json.Marshal(v) // a scalar
+		into[path] = leaf{text: string(text), secret: secret}
+	}
+}
+
+// unordered are the lists whose order says nothing.
+var unordered = []string{"pod.volumes", "pod.ports"}
+
+func flattenList(path string, list []any, secret bool, into map[string]leaf) {
+	var names []string
+	for i, inner := range list {
+		name, named := entryName(inner)
+		if named {
+			names = append(names, name)
+		} else {
+			name = fmt.Sprint(i)
+		}
+		flattenValue(fmt.Sprintf("%s[%s]", path, name), inner, secret, into)
+	}
+	if len(names) > 0 && !slices.Contains(unordered, path) {
+		into[path+orderOf] = leaf{text: strings.Join(names, ", ")}
+	}
+}
+
+// orderOf ends the path of the order of a list whose entries have names. It differs only where the entries are the same.
+const orderOf = " (order)"
+
+func sameNames(a, b string) bool {
+	before, after := strings.Split(a, ", "), strings.Split(b, ", ")
+	slices.Sort(before)
+	slices.Sort(after)
+	return slices.Equal(before, after)
+}
+
+// entryName names an entry of a list by what tells it from the others, if it has such a name.
+func entryName(entry any) (name string, named bool) {
+	m, _ := entry.(map[string]any)
+	for _, key := range []string{"role", "name"} {
+		if name, is := m[key].(string); is {
+			return name, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,504 @@
+package plan_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+func errorsAs[T error](err error, target *T) bool { return errors.As(err, target) }
+
+func deployment(t *testing.T, c *cluster, changes ...string) *plan.Deployment {
+	t.Helper()
+	resolved, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, changes...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan.NewDeployment(c, *resolved, rolling())
+}
+
+func TestDefaultStrategy(t *testing.T) {
+	d := plan.NewDeployment(&cluster{}, *sample(t), nil)
+	if d.Strategy.Type() != "rolling" {
+		t.Error(d.Strategy.Type())
+	}
+	if p, err := d.Plan(t.Context()); err != nil || p.Empty() {
+		t.Error(p, err)
+	}
+}
+
+func TestPlanIsMadeOnce(t *testing.T) {
+	c := &cluster{}
+	d := deployment(t, c)
+	first, err := d.Plan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.err = errors.New("nobody may read")
+	again, err := d.Plan(t.Context())
+	if err != nil || &first.Operations[0] != &again.Operations[0] {
+		t.Error(again, err)
+	}
+}
+
+func TestRunTwice(t *testing.T) {
+	d := deployment(t, &cluster{})
+	if _, err := d.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Run(t.Context()); !errors.Is(err, plan.ErrRan) {
+		t.Error(err)
+	}
+}
+
+func TestReadsThatFail(t *testing.T) {
+	c := &cluster{err: errors.New("no answer")}
+	d := deployment(t, c)
+	if _, err := d.Plan(t.Context()); err == nil || err.Error() != "read service web: no answer" {
+		t.Error(err)
+	}
+	if _, err := d.Run(t.Context()); err == nil {
+		t.Error("it ran")
+	}
+	c.err = nil
+	if _, err := d.Plan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.err = errors.New("no answer")
+	if _, err := d.Run(t.Context()); err == nil || len(c.commits) != 0 {
+		t.Error(err)
+	}
+	reads := 0
+	c = &cluster{}
+	d = deployment(t, c)
+	c.read = func(c *cluster) {
+		if reads++; reads == 3 { // the one that the rollout is made from
+			c.err = errors.New("no answer")
+		}
+	}
+	if _, err := d.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no answer") || len(c.commits) != 0 {
+		t.Error(err)
+	}
+}
+
+// The same document again does nothing.
+func TestRunNothing(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	c.read = func(c *cluster) { c.read = func(*cluster) { t.Error("read again") } }
+	p, err := deployment(t, c).Run(t.Context())
+	if err != nil || !p.Empty() || p.Rollout() != "" || len(c.commits) != 1 {
+		t.Error(p, err)
+	}
+}
+
+func TestRunWritesOnceAndWaits(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	p, err := deployment(t, c, newManifest, `replicas=2`).Run(t.Context())
+	if err != nil || len(c.commits) != 2 {
+		t.Fatal(err, len(c.commits))
+	}
+	d := c.commits[1]
+	id := d.Rollout.ID
+	old, up := d.Deployed.RC, ""
+	for _, r := range d.Rollout.Revisions {
+		if r.Direction == rollout.Up {
+			up = r.RC
+		} else {
+			old = r.RC
+		}
+	}
+	want := []plan.Goal{
+		{Service: "web", Rollout: id, RC: up, Reached: plan.Available, Pods: 2},
+		{Service: "web", Rollout: id, RC: old, Reached: plan.Left},
+		{Service: "web", Rollout: id, RC: old, Reached: plan.Left},
+		{Service: "web", Rollout: id, RC: old, Reached: plan.Gone},
+	}
+	if diff := cmp.Diff(want, c.goals); diff != "" {
+		t.Error(diff)
+	}
+	if p.Rollout() != id || id == "" || d.Deployed.Rollout != id || d.Entry.Rollout != id || d.Service != "web" || d.Seen.Index != 10 {
+		t.Errorf("%+v", d)
+	}
+	if d.Deployed.RC != up || d.Deployed.Revision != 2 || d.Entry.Revision != 2 || d.Deployed.By != "ann" || !d.Deployed.At.Equal(when) || d.Entry.By != "ann" ||
+		d.Entry.Name != "web-r2" || d.Entry.RC != up || d.Entry.Digests["https://files.example/web-1.2.tar.gz"] != strings.Repeat("a", 64) ||
+		d.Deployed.ID != c.svc.Deployed.ID || d.Deployed.ID == "" || !d.Entry.At.Equal(when) {
+		t.Errorf("%+v\n%+v", d.Deployed, d.Entry)
+	}
+	if len(d.Create) != 1 || d.Create[0].ID != up || d.Create[0].Desired() != 0 || d.Create[0].Mutator != "web/"+id || d.Create[0].Labels["service"] != "web" ||
+		d.Create[0].Service.Revision != 2 || d.Create[0].Service.Name != "web" {
+		t.Errorf("%+v", d.Create)
+	}
+	if len(d.Change) != 1 || d.Change[0].ID != old || d.Change[0].Mutator != "web/"+id || len(d.Manifests[d.Create[0].ManifestDigest]) == 0 {
+		t.Errorf("%+v", d.Change)
+	}
+	if !slices.Contains(d.Audit, `pod.labels.v: (none) -> "2"`) || len(d.Steps) == 0 {
+		t.Error(d.Audit, d.Steps)
+	}
+	if err := d.Rollout.Check(); err != nil {
+		t.Error(err)
+	}
+	if err := d.Deployed.Check(); err != nil {
+		t.Error(err)
+	}
+	if err := d.Entry.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUpdateOfTheController(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	p, err := deployment(t, c, `replicas=5`, `update.min_available=2`).Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := c.commits[1]
+	if p.Rollout() != "" || d.Rollout != nil || len(d.Create) != 0 || len(d.Change) != 1 || len(c.goals) != 0 || len(d.Manifests) != 0 {
+		t.Fatalf("%+v", d)
+	}
+	r := d.Change[0]
+	was := c.svc.Controllers[0].RC
+	if r.Desired() != 5 || *r.MinAvailable != 2 || r.Generation != was.Generation+1 || r.AllowMassStop != 0 || r.ID != was.ID || d.Deployed.Revision != 1 ||
+		d.Deployed.RC != was.ID || was.Labels["service"] != "web" {
+		t.Errorf("%+v", r)
+	}
+	strategy := rolling()
+	strategy.MassStop = true
+	resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, `replicas=1`))
+	if _, err := plan.NewDeployment(c, *resolved, strategy).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.commits[2].Change[0]; r.AllowMassStop != r.Generation {
+		t.Errorf("%+v", r)
+	}
+}
+
+// An upgrade in place changes the controller and is a revision of its own.
+func TestInPlaceDraft(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t, `update.strategy="in-place"`))
+	if _, err := deployment(t, c, newManifest, `update.strategy="in-place"`).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := c.commits[1]
+	if len(d.Create) != 0 || len(d.Change) != 1 || d.Deployed.Revision != 2 || d.Change[0].Service.Revision != 2 || d.Change[0].ManifestDigest != d.Entry.Manifest ||
+		d.Rollout.Strategy != rollout.InPlaceStrategy || d.Change[0].Name != "web-r1" {
+		t.Errorf("%+v", d)
+	}
+}
+
+// Counts that change in mid-course keep the rollout, at the counts that it has reached.
+func TestRescaleDraft(t *testing.T) {
+	c := &cluster{}
+	c.under(t, sample(t))
+	id := c.svc.Rollout.ID
+	if _, err := deployment(t, c, `replicas=5`).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d := c.commits[1]; d.Rollout.ID != id || d.Rollout.Total() != 5 || len(d.Create) != 0 || d.Deployed.Revision != 1 || d.Deployed.Spec.Total() != 5 {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestStalePlans(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*cluster)
+		want   []string
+	}{
+		{"nothing", func(*cluster) {}, nil},
+		{"what owners report", func(c *cluster) { c.svc.Controllers[0].Status = &rc.Status{Available: 1} }, nil},
+		{"the document", func(c *cluster) {
+			c.svc.Index++
+			c.svc.Deployed.Spec.Labels, c.svc.Deployed.Spec.Spread = map[string]string{"a": "b"}, "rack"
+		}, []string{`labels.a: (none) -> "b"`, `spread: (none) -> "rack"`}},
+		{"who deployed it", func(c *cluster) { c.svc.Index++; c.svc.Deployed.By = "bob" }, []string{"the document was deployed again by bob"}},
+		{"deleted", func(c *cluster) { c.svc = nil }, []string{"the service was deleted"}},
+		{"a rollout began", func(c *cluster) { c.svc.Rollout = &rollout.Record{ID: "r", State: rollout.Paused} }, []string{"rollout: (none) -> paused"}},
+		{"a controller was deleted", func(c *cluster) { c.svc.Controllers = nil }, []string{"controller web-r1: it was deleted"}},
+		{"a controller was created", func(c *cluster) {
+			c.svc.Controllers = append(c.svc.Controllers, plan.Controller{RC: rc.RC{ID: "x", Name: "web-r9"}})
+		}, []string{"controller web-r9: it was created"}},
+		{"a controller changed", func(c *cluster) {
+			c.svc.Controllers[0].Index++
+			r := &c.svc.Controllers[0].RC
+			r.Generation, r.ChangedBy, r.Spread, r.Disabled, r.Labels = 9, "bob", "rack", true, nil
+		}, []string{"controller web-r1: disabled", "controller web-r1: labels", "controller web-r1: spread"}},
+		{"a controller was written again", func(c *cluster) { c.svc.Controllers[0].Index++ }, []string{"controller web-r1: it was written again"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &cluster{}
+			c.deployed(t, sample(t))
+			d := deployment(t, c, newManifest)
+			if _, err := d.Plan(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			changed := *c.svc
+			changed.Controllers = slices.Clone(changed.Controllers)
+			c.svc = &changed
+			tt.change(c)
+			_, err := d.Run(t.Context())
+			var stale *plan.StaleError
+			if tt.want == nil {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if !errors.As(err, &stale) || len(c.commits) != 1 {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, stale.Changes); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	if got := (&plan.StaleError{Service: "web", Changes: []string{"a", "b"}}).Error(); got != "service web: the plan is stale, 2 fields changed since it was made; plan again" {
+		t.Error(got)
+	}
+	if got := (&plan.StaleError{Service: "web", Changes: []string{"a"}}).Error(); !strings.Contains(got, "1 field changed") {
+		t.Error(got)
+	}
+}
+
+func TestServiceThatSomebodyElseDeploysFirst(t *testing.T) {
+	c := &cluster{}
+	d := deployment(t, c)
+	if _, err := d.Plan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.deployed(t, sample(t))
+	_, err := d.Run(t.Context())
+	var stale *plan.StaleError
+	if !errors.As(err, &stale) || stale.Changes[0] != "the service was deployed by ann" {
+		t.Error(err)
+	}
+}
+
+// A rollout under way moves its records all the time. A plan that replaces it is made of the newest ones, and tried again.
+func TestMidCourseMovesOn(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	c.under(t, sample(t, newManifest))
+	d := deployment(t, c, `pod.labels={"v": "3"}`)
+	if _, err := d.Plan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.refuse = 4
+	c.read = func(c *cluster) {
+		moved := *c.svc
+		moved.Controllers = slices.Clone(moved.Controllers)
+		moved.Controllers[1].Index++
+		moved.RolloutAt++
+		c.svc = &moved
+	}
+	if _, err := d.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	last := c.commits[len(c.commits)-1]
+	if last.Seen.RolloutAt != c.svc.RolloutAt || last.Deployed.Revision != 3 || len(last.Create) != 1 || len(last.Change) != 2 {
+		t.Errorf("%+v", last)
+	}
+}
+
+func TestCommitsThatAreRefused(t *testing.T) {
+	c := &cluster{refuse: 5}
+	_, err := deployment(t, c).Run(t.Context())
+	if !errors.Is(err, plan.ErrChanged) || len(c.commits) != 0 || c.refuse != 0 {
+		t.Error(err, c.refuse)
+	}
+	c = &cluster{}
+	c.deployed(t, sample(t))
+	c.refuse = 1
+	reads := 0
+	c.read = func(c *cluster) {
+		if reads++; reads == 3 { // after the refusal
+			changed := *c.svc
+			changed.Index++
+			c.svc = &changed
+		}
+	}
+	_, err = deployment(t, c, `replicas=9`).Run(t.Context())
+	var stale *plan.StaleError
+	if !errors.As(err, &stale) {
+		t.Error(err)
+	}
+}
+
+func TestRolloutThatFails(t *testing.T) {
+	c := &cluster{await: &plan.RolloutError{Service: "web", State: rollout.Failed, Reason: "it crashed"}}
+	p, err := deployment(t, c).Run(t.Context())
+	var ended *plan.RolloutError
+	if !errors.As(err, &ended) || !strings.Contains(err.Error(), "run 3 pods of web-r1: the rollout of web is failed: it crashed") || p.Rollout() == "" {
+		t.Error(err)
+	}
+	if got := (&plan.RolloutError{Service: "web", State: rollout.Aborted}).Error(); got != "the rollout of web is aborted" {
+		t.Error(got)
+	}
+}
+
+func TestDetach(t *testing.T) {
+	c := &cluster{}
+	d := deployment(t, c)
+	d.Detach = true
+	p, err := d.Run(t.Context())
+	if err != nil || len(c.goals) != 0 || len(c.commits) != 1 || len(p.Operations) != 4 {
+		t.Error(c.goals, err)
+	}
+}
+
+func TestHistoryThatGoes(t *testing.T) {
+	for _, tt := range []struct {
+		keep string
+		want []int64
+	}{{`0`, []int64{1, 2}}, {`1`, []int64{1}}, {`2`, []int64{}}, {`null`, []int64{}}} {
+		c := &cluster{}
+		c.deployed(t, sample(t))
+		c.deployed(t, sample(t, newManifest))
+		if _, err := deployment(t, c, `pod.labels={"v": "3"}`, `update.revision_history=`+tt.keep).Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if d := c.commits[2]; !slices.Equal(d.Forget, tt.want) || d.Deployed.Revision != 3 {
+			t.Errorf("keep %s: %v", tt.keep, d.Forget)
+		}
+	}
+}
+
+// A number of a revision is not used again, whether its history or its controller is what is left of it.
+func TestNumbersOfRevisions(t *testing.T) {
+	for name, leave := range map[string]func(*plan.Service){
+		"history":    func(s *plan.Service) { s.History = append(s.History, plan.Entry{Service: "web", Revision: 7}) },
+		"controller": func(s *plan.Service) { s.Controllers[0].RC.Service.Revision = 7 },
+		"record":     func(s *plan.Service) { s.Deployed.Revision = 7 },
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t))
+		leave(c.svc)
+		if _, err := deployment(t, c, newManifest).Run(t.Context()); err != nil {
+			t.Fatal(name, err)
+		}
+		if got := c.commits[1].Deployed.Revision; got != 8 {
+			t.Errorf("%s: revision %d", name, got)
+		}
+	}
+}
+
+func TestRollbackHurries(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t, `replicas=40`))
+	gates := `"gates": {"before_stage": [{"url": "http://x/y"}]}`
+	for _, tt := range []struct {
+		knobs    string
+		strategy string
+		step     int
+	}{
+		{`{"strategy": "canary", "delay": "1m", ` + gates + `}`, "availability", 8},
+		{`{"canary": {"pods": 1}, "step": 3}`, "availability", 6},
+		{`{"step": "60%"}`, "availability", 40},
+	} {
+		strategy := rolling()
+		strategy.Rollback = true
+		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, newManifest, `replicas=40`, `update=`+tt.knobs))
+		d := plan.NewDeployment(c, *resolved, strategy)
+		if _, err := d.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := c.commits[len(c.commits)-1].Rollout
+		if r.Strategy != tt.strategy || r.Update.Step != tt.step || r.Update.Delay != 0 || r.Update.Gates.BeforeStage != nil || !r.SkipGates {
+			t.Errorf("%s: %+v", tt.knobs, r)
+		}
+	}
+}
+
+func TestOperationsSaySoFew(t *testing.T) {
+	for want, op := range map[string]plan.Operation{
+		"create volume data on n1":     &plan.CreateVolumeOperation{Volume: "data", Node: "id", NodeName: "n1"},
+		"create manifest abc of pod w": &plan.CreateManifestOperation{Digest: "abc", PodID: "w"},
+		"2 operations":                 &plan.SequenceOperation{Operations: make([]plan.Operation, 2)},
+	} {
+		if op.String() != want {
+			t.Error(op.String())
+		}
+	}
+	create := &plan.CreateVolumeOperation{Volume: "data", Pods: 2}
+	seq := &plan.SequenceOperation{Operations: []plan.Operation{create, create}}
+	if lines := seq.Format(2); len(lines) != 2 || lines[1] != (plan.Line{Depth: 2, Sign: plan.Added, Text: "create volume data for each of 2 pods, on its node"}) {
+		t.Error(lines)
+	}
+	if err := seq.Execute(context.Background(), nil); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(map[plan.Sign]int{plan.Added: 2}, plan.Counts(seq.Format(0))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRecordsThatCannotBeActedOn(t *testing.T) {
+	good := plan.Deployed{Service: "web", Revision: 1, RC: "x", Spec: *sample(t)}
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	for name, spoil := range map[string]func(*plan.Deployed){
+		"service": func(d *plan.Deployed) { d.Service = "" }, "revision": func(d *plan.Deployed) { d.Revision = 0 }, "rc": func(d *plan.Deployed) { d.RC = "" },
+		"pod": func(d *plan.Deployed) { d.Spec.Pod = nil }, "groups": func(d *plan.Deployed) { d.Spec.Replicas = nil },
+	} {
+		d := good
+		if spoil(&d); d.Check() == nil {
+			t.Error(name)
+		}
+	}
+	entry := plan.Entry{Service: "web", Revision: 1, Spec: *sample(t)}
+	if err := entry.Check(); err != nil {
+		t.Error(err)
+	}
+	for name, spoil := range map[string]func(*plan.Entry){
+		"service": func(e *plan.Entry) { e.Service = "" }, "revision": func(e *plan.Entry) { e.Revision = 0 }, "pod": func(e *plan.Entry) { e.Spec.Pod = nil },
+	} {
+		e := entry
+		if spoil(&e); e.Check() == nil {
+			t.Error(name)
+		}
+	}
+}
+
+func TestKnownDigests(t *testing.T) {
+	if got := (*plan.Service)(nil).KnownDigests(); len(got) != 0 {
+		t.Error(got)
+	}
+	s := &plan.Service{Deployed: plan.Deployed{Spec: *sample(t)}, History: []plan.Entry{
+		{Digests: map[string]string{"a": "old", "b": "only", "https://files.example/web-1.2.tar.gz": "older"}}, {Digests: map[string]string{"a": "new"}},
+	}}
+	want := map[string]string{"a": "new", "b": "only", "https://files.example/web-1.2.tar.gz": strings.Repeat("a", 64)}
+	if diff := cmp.Diff(want, s.KnownDigests()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHasPods(t *testing.T) {
+	one := 1
+	for _, tt := range []struct {
+		c    plan.Controller
+		want bool
+	}{
+		{plan.Controller{}, false},
+		{plan.Controller{RC: rc.RC{ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: &one}}}}, true},
+		{plan.Controller{Status: &rc.Status{}}, false},
+		{plan.Controller{Status: &rc.Status{Placed: 1}}, true},
+		{plan.Controller{Status: &rc.Status{Stopping: 1}}, true},
+		{plan.Controller{Status: &rc.Status{Lost: 1}}, true},
+	} {
+		if got := tt.c.HasPods(); got != tt.want {
+			t.Errorf("%+v: %t", tt.c, got)
+		}
+	}
+}

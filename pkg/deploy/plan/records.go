@@ -1,0 +1,161 @@
+package plan
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way.
+type Deployed struct {
+	ID       string      `json:"id"` // ULID of the service; one that is made again after its deletion has another
+	Service  string      `json:"service"`
+	Revision int64       `json:"revision"` // from 1
+	RC       string      `json:"rc"`       // id of its controller
+	Spec     ServiceSpec `json:"spec"`     // resolved
+	By       string      `json:"by"`
+	At       time.Time   `json:"at"`
+	Rollout  string      `json:"rollout,omitempty"` // id of the one that it was deployed by; empty: none was needed
+}
+
+// Check reports why a stored record cannot be acted on.
+func (d *Deployed) Check() error {
+	switch {
+	case d.Service == "":
+		return errors.New("the record names no service")
+	case d.Revision < 1 || d.RC == "":
+		return errors.New("the record names no revision, or no controller of it")
+	case d.Spec.Pod == nil || len(d.Spec.Groups()) == 0:
+		return errors.New("the record has no document")
+	}
+	return nil
+}
+
+// Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it.
+type Entry struct {
+	Service  string            `json:"service"`
+	Revision int64             `json:"revision"`
+	RC       string            `json:"rc"`
+	Name     string            `json:"name"` // of the controller
+	Manifest string            `json:"manifest"`
+	Digests  map[string]string `json:"digests,omitempty"` // of artifacts, by URL
+	Spec     ServiceSpec       `json:"spec"`
+	By       string            `json:"by"`
+	At       time.Time         `json:"at"`
+	Rollout  string            `json:"rollout,omitempty"`
+	EndedAt  *time.Time        `json:"ended_at,omitempty"` // of that rollout; nil: it is under way
+	Outcome  rollout.State     `json:"outcome,omitempty"`  // done, failed or aborted
+	Reason   string            `json:"reason,omitempty"`
+}
+
+// Check reports why a stored record cannot be acted on.
+func (e *Entry) Check() error {
+	if e.Service == "" || e.Revision < 1 || e.Spec.Pod == nil {
+		return errors.New("the record names no service, no revision, or has no document")
+	}
+	return nil
+}
+
+// Controller is one of a service's revisions as it was read.
+type Controller struct {
+	RC     rc.RC
+	Index  uint64
+	Status *rc.Status // nil: its owner has not reported
+}
+
+// HasPods reports whether the controller has pods, or may get some.
+func (c *Controller) HasPods() bool {
+	return c.RC.Desired() > 0 || c.Status != nil && c.Status.Placed+c.Status.Stopping+c.Status.Lost > 0
+}
+
+// Service is what is known about a service that is there.
+type Service struct {
+	Deployed    Deployed
+	Index       uint64       // of that record
+	Controllers []Controller // its revisions, the oldest first
+	Rollout     *rollout.Record
+	RolloutAt   uint64  // index of that record
+	LockHolder  string  // farm that holds the lock of a rollout
+	History     []Entry // the oldest first
+}
+
+func (s *Service) controller(id string) *Controller {
+	i := slices.IndexFunc(s.Controllers, func(c Controller) bool { return c.RC.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &s.Controllers[i]
+}
+
+// others returns the controllers besides one, without those that are being deleted.
+func (s *Service) others(id string) []Controller {
+	return slices.DeleteFunc(slices.Clone(s.Controllers), func(c Controller) bool { return c.RC.ID == id || c.RC.DeletedAt != nil })
+}
+
+// InEffect returns the revision whose pods make the service: the one deployed last or, where its rollout failed, the newest that was done
+// before and has pods. While a rollout is under way it is the one that it goes to.
+func (s *Service) InEffect() Deployed {
+	last := s.entry(s.Deployed.Revision)
+	if s.Rollout != nil || last == nil || last.Outcome != rollout.Failed {
+		return s.Deployed
+	}
+	for _, e := range slices.Backward(s.History) {
+		if e.Revision == s.Deployed.Revision || e.Outcome != rollout.Done && e.Rollout != "" {
+			continue
+		}
+		if c := s.controller(e.RC); c != nil && c.HasPods() {
+			return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: e.Spec, By: e.By, At: e.At, Rollout: e.Rollout}
+		}
+	}
+	return s.Deployed
+}
+
+func (s *Service) entry(revision int64) *Entry {
+	i := slices.IndexFunc(s.History, func(e Entry) bool { return e.Revision == revision })
+	if i < 0 {
+		return nil
+	}
+	return &s.History[i]
+}
+
+// KnownDigests returns the newest digest of each artifact that the service has had, by its URL. s may be nil.
+func (s *Service) KnownDigests() map[string]string {
+	known := map[string]string{}
+	if s == nil {
+		return known
+	}
+	for i := range s.History {
+		maps.Copy(known, s.History[i].Digests)
+	}
+	maps.Copy(known, digestsOf(s.Deployed.Spec.Pod))
+	return known
+}
+
+func digestsOf(m *manifest.Manifest) map[string]string {
+	digests := map[string]string{}
+	for i := range m.Launchables {
+		if a := m.Launchables[i].Artifact; a.Kind == manifest.ArtifactTar {
+			digests[a.URL] = a.SHA256
+		}
+	}
+	return digests
+}
+
+// nextRevision returns a number that no revision has had.
+func (s *Service) nextRevision() int64 {
+	last := s.Deployed.Revision
+	for i := range s.History {
+		last = max(last, s.History[i].Revision)
+	}
+	for i := range s.Controllers {
+		if of := s.Controllers[i].RC.Service; of != nil {
+			last = max(last, of.Revision)
+		}
+	}
+	return last + 1
+}

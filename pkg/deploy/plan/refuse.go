@@ -1,0 +1,127 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// refused makes a *RefusedError.
+func (p *planner) refused(do, format string, args ...any) error {
+	return &RefusedError{Service: p.spec.Name, Reason: fmt.Sprintf(format, args...), Do: do}
+}
+
+// refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
+func (p *planner) refuse(c course) error {
+	isInPlace := p.knobs.Kind() == rollout.InPlaceStrategy
+	if c == first {
+		return nil
+	}
+	for i := range p.svc.Controllers {
+		if r := &p.svc.Controllers[i].RC; r.Disabled && r.DeletedAt == nil {
+			return p.refused("enable it first: rcctl rc enable "+r.Name, "its controller %s is disabled, so that no farm would act on it", r.Name)
+		}
+	}
+	if err := p.refuseMidCourse(c); err != nil {
+		return err
+	}
+	if c != recreate || p.current == nil {
+		return nil
+	}
+	if isInPlace {
+		return p.refused("leave --recreate out, or use another strategy", "the strategy in-place makes no new revision of pods that are as they should be")
+	}
+	for _, s := range []*ServiceSpec{&p.base.Spec, p.spec} {
+		if why := anchored(s); why != "" {
+			return p.refused("use update.strategy: in-place", "%s, so that no pod of a new revision could take its place", why)
+		}
+	}
+	return nil
+}
+
+// refuseMidCourse returns a *RefusedError where a change has to wait for the rollout under way.
+func (p *planner) refuseMidCourse(c course) error {
+	r := p.svc.Rollout
+	if r == nil || c != rescale && c != note {
+		return nil
+	}
+	wait := "wait until that has ended: rcctl rollout status " + p.spec.Name + " -w"
+	if r.State == rollout.RollingBack || r.Resume == rollout.RollingBack {
+		return p.refused(wait, "its rollout is rolling back")
+	}
+	for _, f := range p.change.Fields {
+		if c == rescale && !f.aboutRollouts() && !strings.HasPrefix(f.Path, "replica_groups") {
+			return p.refused(wait, "a rollout is under way, and %s would change its controllers", f.Path)
+		}
+	}
+	return nil
+}
+
+// anchored says why pods of a service must stay where they are, "" if they need not.
+func anchored(s *ServiceSpec) string {
+	switch {
+	case len(s.Pod.Volumes) > 0:
+		return "its pods have volumes, which stay on their nodes"
+	case s.Strategy == rc.Static:
+		return "its allocation is static"
+	default:
+		return ""
+	}
+}
+
+// chooseOrder chooses what the document leaves open: stop-first where a static port is in the way.
+func (p *planner) chooseOrder(c course) {
+	if c == recreate && p.knobs.Strategy == "" && p.knobs.Order == "" && p.knobs.Canary == nil && p.portInTheWay() {
+		p.knobs.Order = rollout.StopFirst
+	}
+}
+
+// portInTheWay reports whether old and new pods want the same static port, and too few nodes have it free for the surge.
+func (p *planner) portInTheWay() bool {
+	if !sharePort(&p.base.Spec, p.spec) {
+		return false
+	}
+	return p.State == nil || p.State.Room(p.spec, p.surge()).Pods < p.surge()
+}
+
+func sharePort(a, b *ServiceSpec) bool {
+	taken := map[int]bool{}
+	if a.Pod == nil {
+		return false
+	}
+	for _, port := range a.Pod.Ports {
+		taken[port.Port] = port.Port != 0
+	}
+	for _, port := range b.Pod.Ports {
+		if taken[port.Port] {
+			return true
+		}
+	}
+	return false
+}
+
+// surge is how many pods of the new revision a stage starts before it stops others.
+func (p *planner) surge() int {
+	total := p.spec.Total()
+	if p.knobs.Kind() == rollout.BlueGreenStrategy {
+		return total
+	}
+	step := max(1, total*rollout.DefaultStep/100)
+	if p.knobs.Step != nil {
+		step = max(1, amount(*p.knobs.Step, total))
+	}
+	if p.knobs.MaxSurge != nil {
+		step = amount(*p.knobs.MaxSurge, total)
+	}
+	return min(step, total)
+}
+
+// amount returns how many of total pods an amount is; a share is rounded down.
+func amount(a rollout.Amount, total int) int {
+	if a.Percent {
+		return total * a.N / 100
+	}
+	return a.N
+}

@@ -1,0 +1,98 @@
+package plan
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+)
+
+// DigestSource finds out what an artifact is now.
+type DigestSource interface {
+	// Digest returns the SHA-256 of the artifact, 64 lower-case hex digits.
+	Digest(ctx context.Context, artifact string) (string, error)
+}
+
+// DigestResolver finds the digest of an artifact that a document does not pin.
+type DigestResolver struct {
+	Source DigestSource
+	// Known are the digests of the service's history, the newest of each artifact by its URL.
+	Known map[string]string
+}
+
+// Resolve returns the digest of an artifact under a policy; empty means Missing.
+func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy Policy) (string, error) {
+	known := r.Known[artifact]
+	switch {
+	case known != "" && policy != Always:
+		return known, nil
+	case policy == Never:
+		return "", fmt.Errorf("artifact %s: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing", artifact)
+	case r.Source == nil:
+		return "", fmt.Errorf("artifact %s: there is no source to ask for its digest; pin its sha256", artifact)
+	}
+	digest, err := r.Source.Digest(ctx, artifact)
+	if err != nil {
+		return "", fmt.Errorf("digest of artifact %s: %w", artifact, err)
+	}
+	return digest, nil
+}
+
+// ServiceSpecResolver fills in what a document leaves out.
+type ServiceSpecResolver struct {
+	// Domain, if any, names a service to those who route by host: the pod's service gets the meta "host", <service>.<domain>.
+	Domain  string
+	Digests *DigestResolver // nil: every digest must be pinned
+}
+
+// HostMeta is the key of that in the service's meta.
+const HostMeta = "host"
+
+// Resolve returns the document with its defaults, its name and its digests. The original stays as it is. Errors are those of
+// DigestResolver.Resolve.
+func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *ServiceSpec) (*ServiceSpec, error) {
+	out := *spec
+	pod := *spec.Pod
+	out.Pod = &pod
+	pod.Launchables = slices.Clone(spec.Pod.Launchables)
+	out.ReplicaGroups, out.Replicas = spec.Groups(), nil
+	if out.Digests == "" {
+		out.Digests = Missing
+	}
+	if out.Name == "" {
+		first := pod.Launchables[0].Artifact
+		out.Name = GenerateServiceName(first.URL + first.Path)
+	}
+	if r.Domain != "" {
+		service := manifest.Service{}
+		if pod.Service != nil {
+			service = *pod.Service
+		}
+		service.Meta = maps.Clone(service.Meta)
+		if service.Meta == nil {
+			service.Meta = map[string]string{}
+		}
+		if service.Meta[HostMeta] == "" {
+			service.Meta[HostMeta] = out.Name + "." + r.Domain
+		}
+		pod.Service = &service
+	}
+	digests := r.Digests
+	if digests == nil {
+		digests = &DigestResolver{}
+	}
+	for i := range pod.Launchables {
+		a := &pod.Launchables[i].Artifact
+		if a.Kind != manifest.ArtifactTar || a.SHA256 != "" {
+			continue
+		}
+		digest, err := digests.Resolve(ctx, a.URL, out.Digests)
+		if err != nil {
+			return nil, err
+		}
+		a.SHA256 = digest
+	}
+	return &out, nil
+}

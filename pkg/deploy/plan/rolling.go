@@ -1,0 +1,382 @@
+package plan
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// RollingType is the type of RollingStrategy.
+const RollingType = "rolling"
+
+// RollingStrategy replaces the pods of a service in stages, by a rollout that the farms carry out.
+type RollingStrategy struct {
+	State         *State // of the cluster, to see whether there is room; nil: nobody looks
+	ForceRecreate bool   // a new revision even if the document is the same
+	Override      string // the strategy of this rollout in place of the document's; empty: the document's
+	SkipGates     bool
+	Rollback      bool // larger steps, and neither canary, gates nor delay
+	MassStop      bool // the breaker lets pass what a change without a rollout stops
+	By            string
+	Now           func() time.Time // nil: time.Now
+}
+
+// Type implements Strategy.
+func (*RollingStrategy) Type() string { return RollingType }
+
+// course is what becomes of a service.
+type course int
+
+const (
+	nothing  course = iota
+	first           // there is no such service yet
+	update          // its controller changes, without a rollout
+	recreate        // a new revision takes over
+	inPlace         // its controller's pods are upgraded where they are
+	rescale         // the rollout under way ends with other counts
+	note            // the rollout under way goes on, and the next one has other knobs
+)
+
+// planner makes one plan.
+type planner struct {
+	*RollingStrategy
+	client    Client
+	svc       *Service
+	base      Deployed    // what is in effect
+	current   *Controller // of that; nil: it is gone, or there is no such service yet
+	spec      *ServiceSpec
+	knobs     rollout.Knobs // in effect
+	change    SpecChange
+	canonical []byte
+	digest    string
+	draft     *Draft
+	preDeploy *rollout.PreDeploy
+}
+
+// Plan implements Strategy.
+func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *Service, spec *ServiceSpec) (Plan, error) {
+	p, err := r.planner(client, svc, spec)
+	if err != nil {
+		return Plan{}, err
+	}
+	out := Plan{ServiceID: p.base.ID, ServiceName: spec.Name, Change: p.change}
+	c := p.course()
+	if c == nothing {
+		return out, nil
+	}
+	if err := p.refuse(c); err != nil {
+		return Plan{}, err
+	}
+	p.chooseOrder(c)
+	if out.Warnings, err = p.room(c); err != nil {
+		return Plan{}, err
+	}
+	if out.Operations, err = p.operations(c); err != nil {
+		return Plan{}, err
+	}
+	out.draft, out.ServiceID = p.draft, p.draft.Deployed.ID
+	return out, nil
+}
+
+func (r *RollingStrategy) planner(client Client, svc *Service, spec *ServiceSpec) (*planner, error) {
+	canonical, err := spec.Pod.Canonical()
+	if err != nil {
+		return nil, err
+	}
+	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Update, canonical: canonical, digest: manifest.Digest(canonical)}
+	if r.Override != "" {
+		p.knobs.Strategy, p.knobs.Order = r.Override, ""
+	}
+	if r.Rollback {
+		p.knobs = hurried(p.knobs)
+	}
+	var before *ServiceSpec
+	if svc != nil {
+		p.base = svc.InEffect()
+		before, p.current = &p.base.Spec, svc.controller(p.base.RC)
+	}
+	p.change = EvalSpecChange(before, spec)
+	return p, nil
+}
+
+// hurried returns the knobs of a way back: steps twice as large, and neither canary, gates nor delay.
+func hurried(k rollout.Knobs) rollout.Knobs {
+	if k.Kind() == rollout.CanaryStrategy {
+		k.Strategy = ""
+	}
+	k.Canary, k.Delay, k.Gates = nil, nil, rollout.Gates{}
+	step := rollout.Amount{Percent: true, N: rollout.DefaultStep}
+	if k.Step != nil {
+		step = *k.Step
+	}
+	if step.N *= 2; step.Percent {
+		step.N = min(step.N, 100)
+	}
+	k.Step = &step
+	return k
+}
+
+// course decides what becomes of the service.
+func (p *planner) course() course {
+	if p.svc == nil {
+		return first
+	}
+	isInPlace := p.knobs.Kind() == rollout.InPlaceStrategy
+	switch {
+	case p.current == nil || p.current.RC.DeletedAt != nil:
+		return recreate
+	case p.ForceRecreate || p.change.Kind == NeedsRecreate && !isInPlace:
+		return recreate
+	case isInPlace && p.current.RC.ManifestDigest != p.digest:
+		return inPlace
+	case p.svc.Rollout != nil:
+		return p.midCourse()
+	case slices.ContainsFunc(p.svc.others(p.base.RC), func(c Controller) bool { return c.HasPods() }):
+		return recreate // a rollout was given up, and other revisions still have pods
+	case p.current.RC.InPlace != nil:
+		return inPlace // an upgrade was given up, and some pods have the former manifest
+	case p.change.Kind != UpToDate || p.drifted():
+		return update
+	default:
+		return nothing
+	}
+}
+
+// midCourse decides what becomes of a rollout under way to the same pods.
+func (p *planner) midCourse() course {
+	if up := p.svc.Rollout.Upward(); p.change.Kind == UpToDate && up != nil && up.RC == p.base.RC {
+		return nothing // it is on its way there
+	}
+	for _, f := range p.change.Fields {
+		if !f.aboutRollouts() {
+			return rescale
+		}
+	}
+	return note
+}
+
+// drifted reports whether a controller does not ask for what its document says.
+func (p *planner) drifted() bool {
+	want, is := p.controller(p.current.RC), p.current.RC
+	return !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, sameGroup) || want.ManifestDigest != is.ManifestDigest
+}
+
+func sameGroup(a, b rc.ReplicaGroup) bool {
+	return a.Role == b.Role && a.Count != nil && b.Count != nil && *a.Count == *b.Count
+}
+
+// controller returns a controller's record as the document wants it.
+func (p *planner) controller(r rc.RC) rc.RC {
+	p.spec.controller(r.Name).Apply(&r, p.digest)
+	r.Labels = maps.Clone(r.Labels)
+	if r.Labels == nil {
+		r.Labels = map[string]string{}
+	}
+	r.Labels[ServiceLabel] = p.spec.Name
+	r.MinAvailable = p.knobs.MinAvailable
+	return r
+}
+
+// revision returns the controller of a new revision.
+func (p *planner) revision(number int64) rc.RC {
+	name := fmt.Sprintf("%s-r%d", p.spec.Name, number)
+	r := p.controller(rc.RC{ID: p.client.NewID(), Name: name})
+	r.Generation, r.Service = 1, &rc.Service{Name: p.spec.Name, Revision: number}
+	return r
+}
+
+// operations lists what happens, and fills the draft with what does not depend on when it does.
+func (p *planner) operations(c course) ([]Operation, error) {
+	p.draft = &Draft{Service: p.spec.Name, Seen: p.svc}
+	id, number := p.base.ID, p.base.Revision
+	switch c {
+	case first:
+		id, number = p.client.NewID(), 1
+	case recreate, inPlace:
+		number = p.svc.nextRevision()
+	default: // it keeps its number
+	}
+	var target rc.RC
+	if c == first || c == recreate {
+		target = p.revision(number)
+	} else {
+		target = p.changed(p.current.RC, number)
+	}
+	p.record(id, number, &target)
+	ops := p.writes(c, &target)
+	if c == update || c == note {
+		return append(ops, &RecordOperation{draft: p.draft}), nil
+	}
+	p.draft.start = func(ctx context.Context) (rollout.Started, error) { return p.start(ctx, c, target) }
+	started, err := p.begin(p.svc, c, target)
+	if err != nil {
+		return nil, err
+	}
+	start := &StartRolloutOperation{Strategy: started.Record.Strategy, Summary: summary(&started.Record), verb: "start rollout", draft: p.draft}
+	switch {
+	case c == rescale:
+		start.verb = "redirect to other counts the rollout"
+	case p.svc != nil && p.svc.Rollout != nil:
+		start.verb = "replace the rollout under way by rollout"
+	}
+	return append(append(ops, start), p.forecasts(c, &target, &start.ID)...), nil
+}
+
+// changed returns a controller that is there as the document wants it.
+func (p *planner) changed(r rc.RC, number int64) rc.RC {
+	r = p.controller(r)
+	r.Service = &rc.Service{Name: p.spec.Name, Revision: number}
+	r.Generation++
+	r.AllowMassStop = 0
+	if p.MassStop {
+		r.AllowMassStop = r.Generation
+	}
+	return r
+}
+
+// record fills in what the service's own records say.
+func (p *planner) record(id string, number int64, target *rc.RC) {
+	now := p.now().UTC()
+	p.draft.Deployed = Deployed{ID: id, Service: p.spec.Name, Revision: number, RC: target.ID, Spec: *p.spec, By: p.By, At: now}
+	p.draft.Entry = Entry{
+		Service: p.spec.Name, Revision: number, RC: target.ID, Name: target.Name, Manifest: p.digest, Digests: digestsOf(p.spec.Pod), Spec: *p.spec,
+		By: p.By, At: now,
+	}
+	for _, f := range p.change.Fields {
+		p.draft.Audit = append(p.draft.Audit, f.String())
+	}
+	p.draft.Forget = p.forgotten(number)
+}
+
+// forgotten lists the revisions whose history goes: the oldest beyond those that are kept besides the one in effect.
+func (p *planner) forgotten(number int64) []int64 {
+	if p.svc == nil {
+		return nil
+	}
+	keep := rollout.DefaultRevisionHistory
+	if p.knobs.RevisionHistory != nil {
+		keep = *p.knobs.RevisionHistory
+	}
+	var all []int64
+	for i := range p.svc.History {
+		all = append(all, p.svc.History[i].Revision)
+	}
+	return rollout.Expired(all, number, keep)
+}
+
+// writes lists the operations that write, but the last of them.
+func (p *planner) writes(c course, target *rc.RC) []Operation {
+	var ops []Operation
+	if c == first || c == recreate || p.current.RC.ManifestDigest != p.digest {
+		ops = append(ops, &CreateManifestOperation{Digest: p.digest, PodID: p.spec.Pod.ID, Canonical: p.canonical, draft: p.draft})
+	}
+	if p.spec.PreDeploy != nil && (c == first || c == recreate || c == inPlace) {
+		ops = append(ops, p.preDeployment(target)...)
+	}
+	switch c {
+	case first, recreate:
+		ops = append(ops, &CreateRCOperation{RC: *target, draft: p.draft})
+	case rescale:
+		ops = append(ops, p.scales(target)...)
+	case update:
+		ops = append(ops, &UpdateRCOperation{RC: *target, draft: p.draft})
+		ops = append(ops, p.scales(target)...)
+	default: // the rollout changes the controller, or nothing does
+	}
+	return ops
+}
+
+// scales lists the roles whose counts change.
+func (p *planner) scales(target *rc.RC) []Operation {
+	count := func(groups []rc.ReplicaGroup, role string) int {
+		for _, g := range groups {
+			if g.Role == role && g.Count != nil {
+				return *g.Count
+			}
+		}
+		return 0
+	}
+	before := p.base.Spec.Groups()
+	var ops []Operation
+	for _, g := range append(slices.Clone(target.ReplicaGroups), before...) {
+		from, to := count(before, g.Role), count(target.ReplicaGroups, g.Role)
+		done := slices.ContainsFunc(ops, func(op Operation) bool { return op.(*ScaleRCOperation).Role == g.Role })
+		if from != to && !done {
+			ops = append(ops, &ScaleRCOperation{Name: target.Name, Role: g.Role, From: from, To: to})
+		}
+	}
+	return ops
+}
+
+// summary says what a rollout is going to do.
+func summary(r *rollout.Record) string {
+	u := &r.Update
+	text := fmt.Sprintf("%d in %s of up to %d", r.Total(), plural(r.Stages, "stage"), max(1, u.Step))
+	text += fmt.Sprintf(", at least %d available, at most %d more than %d", u.Min, u.Surge, r.Total())
+	if r.PreDeploy != nil {
+		text += ", after " + r.PreDeploy.Name + " has run"
+	}
+	return text
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// forecasts lists what others are going to do.
+func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
+	about := func(r *rc.RC, count, goal int) pods {
+		return pods{Service: p.spec.Name, Name: r.Name, RC: r.ID, Count: count, Goal: goal, Rollout: id}
+	}
+	var ops []Operation
+	total := target.Desired()
+	had := 0
+	if c == rescale || c == inPlace {
+		had = p.current.RC.Desired()
+	}
+	if c == inPlace {
+		if replaced := min(had, total); replaced > 0 {
+			ops = append(ops, &ReplacePodOperation{about(target, replaced, total)})
+		}
+	}
+	if total > had {
+		for _, v := range p.spec.Pod.Volumes {
+			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: total - had})
+		}
+		ops = append(ops, &RunPodOperation{about(target, total-had, total)})
+	}
+	if total < had {
+		ops = append(ops, &StopPodOperation{about(target, had-total, total)}, &RemovePodOperation{about(target, had-total, total)})
+	}
+	if p.svc == nil {
+		return ops
+	}
+	for _, o := range p.svc.others(target.ID) {
+		if c == rescale && o.RC.Desired() == 0 {
+			continue
+		}
+		if n := o.RC.Desired(); n > 0 {
+			ops = append(ops, &StopPodOperation{about(&o.RC, n, 0)}, &RemovePodOperation{about(&o.RC, n, 0)})
+		}
+		if !p.knobs.LeaveOld {
+			ops = append(ops, &DeleteRCOperation{Service: p.spec.Name, Name: o.RC.Name, ID: o.RC.ID, Rollout: id})
+		}
+	}
+	return ops
+}
+
+func (p *planner) now() time.Time {
+	if p.Now != nil {
+		return p.Now()
+	}
+	return time.Now()
+}

@@ -1,0 +1,541 @@
+package plan_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// cluster is a plan.Client that keeps one service in memory.
+type cluster struct {
+	svc     *plan.Service
+	ids     int
+	commits []*plan.Draft
+	refuse  int // how many commits are refused
+	goals   []plan.Goal
+	await   error
+	read    func(*cluster) // before each read of the service
+	err     error          // of each read
+}
+
+func (c *cluster) Service(context.Context, string) (*plan.Service, error) {
+	if c.read != nil {
+		c.read(c)
+	}
+	if c.svc == nil || c.err != nil {
+		return nil, c.err
+	}
+	copied := *c.svc
+	return &copied, nil
+}
+
+func (c *cluster) Commit(_ context.Context, d *plan.Draft) error {
+	if c.refuse > 0 {
+		c.refuse--
+		return fmt.Errorf("commit: %w", plan.ErrChanged)
+	}
+	c.commits = append(c.commits, d)
+	return nil
+}
+
+func (c *cluster) Await(_ context.Context, g plan.Goal) error {
+	c.goals = append(c.goals, g)
+	return c.await
+}
+
+func (c *cluster) NewID() string { c.ids++; return fmt.Sprintf("id%d", c.ids) }
+
+// when is the time of all plans of the tests.
+var when = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func rolling() *plan.RollingStrategy {
+	return &plan.RollingStrategy{By: "ann", Now: func() time.Time { return when }}
+}
+
+// deployed deploys a document to the cluster, as a farm would see it afterwards: its rollout is done.
+func (c *cluster) deployed(t *testing.T, spec *plan.ServiceSpec) {
+	t.Helper()
+	c.under(t, spec)
+	for i := range c.svc.Controllers {
+		r := &c.svc.Controllers[i].RC
+		r.Mutator = ""
+		if r.Service.Companions = nil; r.ID == c.svc.Deployed.RC {
+			r.ReplicaGroups = spec.Groups()
+		} else {
+			r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: new(int)}}
+		}
+	}
+	c.svc.Rollout, c.svc.RolloutAt = nil, 0
+	c.svc.History[len(c.svc.History)-1].Outcome = rollout.Done
+}
+
+// under is deployed with the rollout under way.
+func (c *cluster) under(t *testing.T, spec *plan.ServiceSpec) {
+	t.Helper()
+	resolved, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := plan.NewDeployment(c, *resolved, rolling())
+	d.Detach = true
+	if _, err := d.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.land(c.commits[len(c.commits)-1])
+}
+
+// land makes the cluster what a draft writes.
+func (c *cluster) land(d *plan.Draft) {
+	next := plan.Service{Deployed: d.Deployed, Index: 10, Rollout: d.Rollout, RolloutAt: 11}
+	if c.svc != nil {
+		next.Index, next.RolloutAt, next.Controllers = c.svc.Index+10, c.svc.RolloutAt+10, slices.Clone(c.svc.Controllers)
+		next.History = slices.DeleteFunc(slices.Clone(c.svc.History), func(e plan.Entry) bool { return e.Revision == d.Entry.Revision })
+	}
+	next.History = append(next.History, d.Entry)
+	for _, r := range d.Create {
+		if r.Service != nil {
+			next.Controllers = append(next.Controllers, plan.Controller{RC: r, Index: next.Index})
+		}
+	}
+	for _, r := range d.Change {
+		for i := range next.Controllers {
+			if next.Controllers[i].RC.ID == r.ID {
+				next.Controllers[i] = plan.Controller{RC: r, Index: next.Index}
+			}
+		}
+	}
+	c.svc = &next
+}
+
+// planOf plans a document and returns the lines of the plan.
+func (c *cluster) planOf(t *testing.T, spec *plan.ServiceSpec, change ...func(*plan.RollingStrategy)) (plan.Plan, error) {
+	t.Helper()
+	resolved, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	strategy := rolling()
+	for _, f := range change {
+		f(strategy)
+	}
+	return plan.NewDeployment(c, *resolved, strategy).Plan(t.Context())
+}
+
+func linesOf(p plan.Plan) []string {
+	lines := []string{}
+	for _, l := range p.Format(0) {
+		text := l.Text
+		if strings.HasPrefix(text, "create manifest") {
+			text = "create manifest " + text[strings.LastIndex(text, " of "):]
+		}
+		if head, _, cut := strings.Cut(text, ": "); cut {
+			text = head
+		}
+		lines = append(lines, fmt.Sprintf("%s%s %s", strings.Repeat("  ", l.Depth), l.Sign, text))
+	}
+	return lines
+}
+
+const newManifest = `pod.labels={"v": "2"}`
+
+func TestPlans(t *testing.T) {
+	one := func(t *testing.T, c *cluster) { c.deployed(t, sample(t)) }
+	upgrade := []string{
+		"+ create manifest  of pod web", "+ create controller web-r2", "~ start rollout availability", "  + run 3 pods of web-r2", "  - stop 3 pods of web-r1",
+		"  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods",
+	}
+	for _, tt := range []struct {
+		name     string
+		world    func(*testing.T, *cluster)
+		spec     []string
+		strategy func(*plan.RollingStrategy)
+		want     []string
+	}{
+		{"new", nil, nil, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r1", "~ start rollout availability", "  + run 3 pods of web-r1",
+		}},
+		{"new, of one pod with a volume, in place", nil, []string{`replicas=1`, `pod.volumes=[{"name": "data"}]`, `update.strategy="in-place"`}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r1", "~ start rollout availability", "  + create volume data for each of 1 pods, on its node",
+			"  + run 1 pod of web-r1",
+		}},
+		{"new, of no pods", nil, []string{`replicas=0`}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r1", "~ start rollout availability",
+		}},
+		{"the same", one, nil, nil, []string{}},
+		{"another manifest", one, []string{newManifest}, nil, upgrade},
+		{"the same again by force", one, nil, func(r *plan.RollingStrategy) { r.ForceRecreate = true }, upgrade},
+		{"another selector", one, []string{`node_selector="a=b"`}, nil, upgrade},
+		{"more", one, []string{`replicas=5`}, nil, []string{
+			"~ change controller web-r1", "~ scale main of controller web-r1 from 3 to 5", "~ record the document of service web, revision 1",
+		}},
+		{"a label", one, []string{`labels={"a": "b"}`}, nil, []string{"~ change controller web-r1", "~ record the document of service web, revision 1"}},
+		{"other groups", one, []string{`replicas=null`, `replica_groups=[{"role": "a", "count": 1}, {"role": "b", "count": 0}]`}, nil, []string{
+			"~ change controller web-r1", "~ scale a of controller web-r1 from 0 to 1", "~ scale main of controller web-r1 from 3 to 0",
+			"~ record the document of service web, revision 1",
+		}},
+		{"old ones first", one, []string{newManifest, `update.order="stop-first"`}, nil, slices.Replace(slices.Clone(upgrade), 2, 3, "~ start rollout resourceutil")},
+		{
+			"another strategy this time", one,
+			[]string{newManifest},
+			func(r *plan.RollingStrategy) { r.Override = "blue-green" },
+			slices.Replace(slices.Clone(upgrade), 2, 3, "~ start rollout blue-green"),
+		},
+		{"old ones stay", one, []string{newManifest, `update.leave_old=true`}, nil, upgrade[:6]},
+		{"in place", one, []string{newManifest, `update.strategy="in-place"`}, nil, []string{
+			"+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1",
+		}},
+		{"in place, and more", one, []string{newManifest, `update.strategy="in-place"`, `replicas=4`, `pod.volumes=[{"name": "data"}]`}, nil, []string{
+			"+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1",
+			"  + create volume data for each of 1 pods, on its node", "  + run 1 pod of web-r1",
+		}},
+		{"in place, and fewer", one, []string{newManifest, `update.strategy="in-place"`, `replicas=1`}, nil, []string{
+			"+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 1 pod of web-r1", "  - stop 2 pods of web-r1", "  - remove 2 pods of web-r1",
+		}},
+		{"with a program before", one, []string{newManifest, `pre_deploy={"command": "bin/migrate"}`}, nil, slices.Insert(slices.Clone(upgrade), 1,
+			"+ create manifest  of pod web-pre-deploy", "+ create controller web-r2-pre-deploy")},
+		{"a program before that alone changes", one, []string{`pre_deploy={"command": "bin/migrate"}`}, nil, []string{
+			"~ change controller web-r1", "~ record the document of service web, revision 1",
+		}},
+		{"the controller was deleted", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers = nil }, nil, nil, upgrade[:4]},
+		{"the controller is being deleted", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.DeletedAt = &when }, nil, nil, upgrade[:4]},
+		{"somebody scaled the controller", func(t *testing.T, c *cluster) {
+			one(t, c)
+			c.svc.Controllers[0].RC.ReplicaGroups = sample(t, `replicas=9`).Groups()
+		}, nil, nil, []string{
+			"~ change controller web-r1", "~ record the document of service web, revision 1",
+		}},
+		{"somebody removed a group", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.ReplicaGroups = nil }, nil, nil, []string{
+			"~ change controller web-r1", "~ record the document of service web, revision 1",
+		}},
+		{"somebody changed its manifest", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.ManifestDigest = "x" }, nil, nil, []string{
+			"+ create manifest  of pod web", "~ change controller web-r1", "~ record the document of service web, revision 1",
+		}},
+		{"after an abort", func(t *testing.T, c *cluster) {
+			c.deployed(t, sample(t))
+			c.deployed(t, sample(t, newManifest))
+			c.svc.Controllers[0].RC.ReplicaGroups = sample(t, `replicas=2`).Groups()
+		}, []string{newManifest}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r3", "~ start rollout availability", "  + run 3 pods of web-r3",
+			"  - stop 2 pods of web-r1", "  - remove 2 pods of web-r1", "  - delete controller web-r1 when it has no pods",
+			"  - stop 3 pods of web-r2", "  - remove 3 pods of web-r2", "  - delete controller web-r2 when it has no pods",
+		}},
+		{"pods of another revision still stop", func(t *testing.T, c *cluster) {
+			c.deployed(t, sample(t))
+			c.deployed(t, sample(t, newManifest))
+			c.svc.Controllers[0].Status = &rc.Status{Stopping: 1}
+		}, []string{newManifest}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r3", "~ start rollout availability", "  + run 3 pods of web-r3",
+			"  - delete controller web-r1 when it has no pods", "  - stop 3 pods of web-r2", "  - remove 3 pods of web-r2", "  - delete controller web-r2 when it has no pods",
+		}},
+		{"an upgrade in place was given up", func(t *testing.T, c *cluster) {
+			c.deployed(t, sample(t, `update.strategy="in-place"`))
+			c.svc.Controllers[0].RC.InPlace = &rc.InPlace{Limit: 1}
+		}, []string{`update.strategy="in-place"`}, nil, []string{"~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1"}},
+		{"the last rollout failed, its document again", failed, []string{newManifest}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r3", "~ start rollout availability", "  + run 3 pods of web-r3", "  - stop 3 pods of web-r1",
+			"  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods", "  - delete controller web-r2 when it has no pods",
+		}},
+		{"the last rollout failed, the document before", failed, nil, nil, []string{}},
+		{"under way, the same", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, nil, nil, []string{}},
+		{"under way, more", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, []string{`replicas=5`, `update.step=2`}, nil, []string{
+			"~ scale main of controller web-r1 from 3 to 5", "~ redirect to other counts the rollout availability", "  + run 5 pods of web-r1",
+		}},
+		{"under way, other knobs", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, []string{`update.step=2`}, nil, []string{
+			"~ record the document of service web, revision 1",
+		}},
+		{"under way, another manifest", func(t *testing.T, c *cluster) { one(t, c); c.under(t, sample(t, newManifest)) }, []string{`pod.labels={"v": "3"}`}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r3", "~ replace the rollout under way by rollout availability", "  + run 3 pods of web-r3",
+			"  - stop 3 pods of web-r1", "  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods", "  - delete controller web-r2 when it has no pods",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &cluster{}
+			if tt.world != nil {
+				tt.world(t, c)
+			}
+			strategy := tt.strategy
+			if strategy == nil {
+				strategy = func(*plan.RollingStrategy) {}
+			}
+			p, err := c.planOf(t, sample(t, tt.spec...), strategy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, linesOf(p)); diff != "" {
+				t.Error(diff)
+			}
+			if p.Empty() != (len(tt.want) == 0) || p.ServiceName != "web" || p.ServiceID == "" {
+				t.Errorf("%+v", p)
+			}
+		})
+	}
+}
+
+// failed is a service whose second revision was rolled back.
+func failed(t *testing.T, c *cluster) {
+	c.deployed(t, sample(t))
+	c.deployed(t, sample(t, newManifest))
+	c.svc.Controllers[0].RC.ReplicaGroups, c.svc.Controllers[1].RC.ReplicaGroups = c.svc.Controllers[1].RC.ReplicaGroups, c.svc.Controllers[0].RC.ReplicaGroups
+	c.svc.History[1].Outcome = rollout.Failed
+}
+
+func TestRefusedPlans(t *testing.T) {
+	one := func(t *testing.T, c *cluster) { c.deployed(t, sample(t)) }
+	under := func(t *testing.T, c *cluster) { c.under(t, sample(t)) }
+	for _, tt := range []struct {
+		name     string
+		world    func(*testing.T, *cluster)
+		spec     []string
+		strategy func(*plan.RollingStrategy)
+		want     string
+	}{
+		{
+			"volumes", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `pod.volumes=[{"name": "a"}]`)) }, nil, nil,
+			"service web: its pods have volumes, which stay on their nodes, so that no pod of a new revision could take its place; use update.strategy: in-place",
+		},
+		{"new volumes", one, []string{`pod.volumes=[{"name": "a"}]`}, nil, "its pods have volumes"},
+		{"static", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `strategy="static"`)) }, []string{newManifest}, nil, "its allocation is static"},
+		{"nothing could move", one, []string{newManifest, `update={"max_surge": 0, "max_unavailable": 0}`}, nil, "max_surge is 0 and max_unavailable is 0"},
+		{
+			"disabled", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.Disabled = true },
+			[]string{`replicas=9`},
+			nil,
+			"service web: its controller web-r1 is disabled, so that no farm would act on it; enable it first: rcctl rc enable web-r1",
+		},
+		{"recreate in place", one, []string{`update.strategy="in-place"`}, func(r *plan.RollingStrategy) { r.ForceRecreate = true }, "leave --recreate out"},
+		{"a lock is held", func(t *testing.T, c *cluster) { one(t, c); c.svc.LockHolder = "farm-9" }, []string{newManifest}, nil, "farm farm-9 holds its lock; nothing was written"},
+		{
+			"rolling back", func(t *testing.T, c *cluster) { under(t, c); c.svc.Rollout.State = rollout.RollingBack },
+			[]string{`replicas=9`},
+			nil,
+			"its rollout is rolling back; wait until that has ended: rcctl rollout status web -w",
+		},
+		{"rolling back, paused", func(t *testing.T, c *cluster) {
+			under(t, c)
+			c.svc.Rollout.State, c.svc.Rollout.Resume = rollout.Paused, rollout.RollingBack
+		}, []string{`update.step=2`}, nil, "its rollout is rolling back"},
+		{
+			"other labels in mid-course", under,
+			[]string{`labels={"a": "b"}`, `update.step=2`, `replicas=4`},
+			nil,
+			"a rollout is under way, and labels.a would change its controllers; wait until that has ended: rcctl rollout status web -w",
+		},
+		{"leave_old without an old one", nil, []string{`update.leave_old=true`}, nil, "leave_old"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &cluster{}
+			if tt.world != nil {
+				tt.world(t, c)
+			}
+			n := len(c.commits)
+			strategy := tt.strategy
+			if strategy == nil {
+				strategy = func(*plan.RollingStrategy) {}
+			}
+			spec := tt.spec
+			if tt.name == "volumes" {
+				spec = []string{`pod.volumes=[{"name": "a"}]`, newManifest}
+			}
+			if tt.name == "static" {
+				spec = append(slices.Clone(spec), `strategy="dynamic"`)
+			}
+			_, err := c.planOf(t, sample(t, spec...), strategy)
+			var refused *plan.RefusedError
+			if !errorsAs(err, &refused) || !strings.Contains(err.Error(), tt.want) || len(c.commits) != n {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+// A paused rollout that goes forward takes other counts.
+func TestPausedRolloutIsRescaled(t *testing.T) {
+	c := &cluster{}
+	c.under(t, sample(t))
+	c.svc.Rollout.State, c.svc.Rollout.Resume = rollout.Paused, rollout.Progressing
+	p, err := c.planOf(t, sample(t, `replicas=4`))
+	if err != nil || p.Empty() {
+		t.Error(p, err)
+	}
+}
+
+// nodes is a state with some nodes of so many slots each.
+func nodes(slots ...int) *plan.State {
+	s := &plan.State{Nonce: "n", Nodes: map[string]*node.View{}, Taken: map[string]node.Reservation{}}
+	for i, n := range slots {
+		name := fmt.Sprintf("n%d", i)
+		s.Nodes[name] = node.NewView(node.Node{Name: name, Nonce: "n", Capacity: node.Capacity{Slots: n}, PortRange: node.PortRange{Min: 2000, Max: 2003}}, node.Ops{Name: name}, true)
+		s.Nodes[name].OrphanPages = &node.OrphanPages{}
+		s.Taken[name] = node.Reservation{Labels: s.Nodes[name].Stamps, Holders: map[string]node.Holder{}}
+	}
+	return s
+}
+
+func TestRoom(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		state   *plan.State
+		spec    []string
+		wanted  int
+		pods    int
+		reasons string
+	}{
+		{"enough", nodes(2, 2), nil, 3, 3, "resources: 1"},
+		{"as many as wanted", nodes(2, 2), nil, 1, 1, ""},
+		{"too few slots", nodes(2, 1), nil, 9, 3, "resources: 2"},
+		{"no nodes", nodes(), nil, 1, 0, ""},
+		{"selector", nodes(2), []string{`node_selector="a=b"`}, 1, 0, "selector: 1"},
+		{"per node", nodes(2, 2), []string{`max_per_node=1`}, 4, 2, "max_per_node: 2"},
+		{"static port", nodes(5, 5), []string{`pod.ports=[{"name": "http", "port": 80}]`}, 4, 2, "ports: 2"},
+		{"selector that cannot be read", nodes(2), []string{`node_selector=""`}, 1, 1, ""},
+	} {
+		got := tt.state.Room(sample(t, tt.spec...), tt.wanted)
+		if got.Pods != tt.pods || got.Reasons.String() != tt.reasons {
+			t.Errorf("%s: %d %s, want %d %s", tt.name, got.Pods, got.Reasons, tt.pods, tt.reasons)
+		}
+	}
+	bad := sample(t)
+	bad.NodeSelector = "a in"
+	if got := nodes(2).Room(bad, 1); got.Pods != 0 || len(got.Reasons) != 0 {
+		t.Error(got)
+	}
+	state := nodes(3)
+	state.Taken["n0"].Holders["x"] = node.Holder{Pod: pod.Identity{RCID: "x"}}
+	before := len(state.Taken["n0"].Holders)
+	if got := state.Room(sample(t), 9); got.Pods != 2 || len(state.Taken["n0"].Holders) != before {
+		t.Errorf("%+v, %+v", got, state.Taken)
+	}
+}
+
+func TestNoRoom(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		state *plan.State
+		spec  []string
+		want  string // error; empty: planned
+		kind  string
+	}{
+		{"room for the surge", nodes(1), []string{newManifest}, "", "availability"},
+		{"none", nodes(), []string{newManifest}, "service web: no-room: the strategy availability starts 1 pod before it stops others, and the nodes have room for 0 " +
+			"(nodes that take no more: there are none); the strategies resourceutil (old pods stop first) and in-place need none", ""},
+		{"some", nodes(1), []string{newManifest, `update.step=2`}, "starts 2 pods before it stops others, and the nodes have room for 1 (nodes that take no more: resources: 1); " +
+			"max_surge: 1 has room; the strategies resourceutil", ""},
+		{"surge that fits", nodes(1), []string{newManifest, `update={"step": 2, "max_surge": 1}`}, "", "availability"},
+		{"share", nodes(1), []string{newManifest, `update={"step": "67%"}`}, "starts 2 pods", ""},
+		{"blue-green", nodes(2), []string{newManifest, `update.strategy="blue-green"`}, "blue-green starts 3 pods before it stops others, and the nodes have room for 2 " +
+			"(nodes that take no more: resources: 1); the strategy availability with max_surge: 2 has room; the strategies resourceutil", ""},
+		{"more than there are", nodes(2, 2), []string{newManifest, `update.step=9`}, "", "availability"},
+		{"stop first", nodes(), []string{newManifest, `update.order="stop-first"`}, "", "resourceutil"},
+		{"in place", nodes(), []string{newManifest, `update.strategy="in-place"`}, "", "in-place"},
+		{"no pods", nodes(), []string{newManifest, `replicas=0`}, "", "availability"},
+		{"only counts", nodes(), []string{`replicas=9`}, "", "record"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &cluster{}
+			c.deployed(t, sample(t))
+			p, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.RollingStrategy) { r.State = tt.state })
+			switch {
+			case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			case tt.want == "" && err != nil:
+				t.Error(err)
+			case err == nil && !strings.Contains(strings.Join(linesOf(p), "\n"), tt.kind):
+				t.Error(linesOf(p))
+			}
+		})
+	}
+}
+
+// A new service is deployed all the same: nodes may come. The plan warns.
+func TestNewServiceWithoutRoom(t *testing.T) {
+	for _, tt := range []struct {
+		state *plan.State
+		want  []string
+	}{
+		{nodes(2), []string{"there is room for 2 of 3 pods (nodes that take no more: resources: 1)"}},
+		{nodes(2, 1), nil},
+	} {
+		p, err := (&cluster{}).planOf(t, sample(t), func(r *plan.RollingStrategy) { r.State = tt.state })
+		if diff := cmp.Diff(tt.want, p.Warnings); diff != "" || err != nil {
+			t.Error(diff, err)
+		}
+	}
+}
+
+// Where old and new pods want the same static port, and no node has it free, the old ones stop first.
+func TestStaticPortStopsFirst(t *testing.T) {
+	const port = `pod.ports=[{"name": "http", "port": 80}]`
+	for _, tt := range []struct {
+		name          string
+		before, after string
+		state         *plan.State
+		more          string
+		want          string
+	}{
+		{"nobody looks", port, port, nil, newManifest, "resourceutil"},
+		{"there is a node", port, port, nodes(1), newManifest, "availability"},
+		{"there is none", port, port, nodes(), newManifest, "resourceutil"},
+		{"another port", `pod.ports=[{"name": "http", "port": 81}]`, port, nil, newManifest, "availability"},
+		{"dynamic ports", `pod.ports=[{"name": "http", "dynamic": true}]`, `pod.ports=[{"name": "web", "dynamic": true}]`, nil, newManifest, "availability"},
+		{"as the user says", port, port, nil, `update.order="start-first"`, "availability"},
+		{"as the user says by strategy", port, port, nil, `update.strategy="availability"`, "availability"},
+		{"as the user says by a canary", port, port, nil, `update.canary={"pods": 1}`, "canary"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &cluster{}
+			c.deployed(t, sample(t, tt.before))
+			p, err := c.planOf(t, sample(t, tt.after, tt.more, newManifest), func(r *plan.RollingStrategy) { r.State = tt.state })
+			if err != nil || !strings.Contains(strings.Join(linesOf(p), "\n"), "rollout "+tt.want) {
+				t.Errorf("%v, %v", linesOf(p), err)
+			}
+		})
+	}
+}
+
+// The pod that runs once is nobody's server, and ends.
+func TestPreDeployPod(t *testing.T) {
+	c := &cluster{}
+	spec := sample(t, `pre_deploy={"command": "bin/migrate", "args": ["up"], "env": {"TOKEN": "x", "B": "y"}}`, `labels={"team": "a"}`, `node_selector="a=b"`)
+	c.under(t, spec)
+	d := c.commits[0]
+	if len(d.Create) != 2 || len(d.Manifests) != 2 {
+		t.Fatalf("%d controllers, %d manifests", len(d.Create), len(d.Manifests))
+	}
+	r := d.Create[0]
+	if r.Name != "web-r1-pre-deploy" || r.Desired() != 1 || r.Mutator != d.Rollout.Term() || r.Service != nil || r.NodeSelector != "a=b" || r.Labels["service"] != "" ||
+		r.Labels["team"] != "a" || r.NodeLoss.Action != "keep" || r.Generation != 1 || d.Rollout.PreDeploy == nil || d.Rollout.PreDeploy.RC != r.ID {
+		t.Errorf("%+v, %+v", r, d.Rollout.PreDeploy)
+	}
+	m, err := manifest.Decode(d.Manifests[r.ManifestDigest])
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := m.Launchables[0]
+	if m.ID != "web-pre-deploy" || len(m.Ports) != 0 || l.Command != "bin/migrate" || !slices.Equal(l.Args, []string{"up"}) || l.Restart.Policy != manifest.RestartNever ||
+		l.Env["TOKEN"] != "x" || l.Env["B"] != "y" {
+		t.Errorf("%+v", m)
+	}
+	if spec.Pod.Launchables[0].Env["TOKEN"] != "abc" {
+		t.Error("the service's own environment changed")
+	}
+	for doc, want := range map[string][]string{`{}`: {"-v"}, `{"args": []}`: {}, `{"command": "bin/x"}`: nil} {
+		c := &cluster{}
+		c.under(t, sample(t, `pre_deploy=`+doc))
+		m, err := manifest.Decode(c.commits[0].Manifests[c.commits[0].Create[0].ManifestDigest])
+		if err != nil || !slices.Equal(m.Launchables[0].Args, want) {
+			t.Errorf("%s: %v, %v", doc, m, err)
+		}
+	}
+}

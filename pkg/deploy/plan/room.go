@@ -1,0 +1,101 @@
+package plan
+
+import (
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// State is the cluster as it is when a plan is made.
+type State struct {
+	Nonce string
+	Nodes map[string]*node.View
+	Taken map[string]node.Reservation
+}
+
+// Room is how many pods more there is room for, and why nodes take no more.
+type Room struct {
+	Pods    int
+	Reasons scheduler.Reasons
+}
+
+// Room returns how many pods of a new revision of a service find a place now, at most as many as wanted, by the rule that farms place by.
+func (s *State) Room(spec *ServiceSpec, wanted int) Room {
+	out := Room{Reasons: scheduler.Reasons{}}
+	selector, err := rc.ParseSelector(spec.NodeSelector)
+	if err != nil {
+		return out
+	}
+	usage := spec.Pod.Resources()
+	rule := scheduler.Rule{
+		Selector: selector, Nonce: s.Nonce, MaxPerNode: spec.MaxPerNode, Dynamic: spec.Pod.DynamicPorts(),
+		Share: node.NewHolder(pod.Identity{}, spec.Pod.PortMap(), usage.CPU, usage.Memory),
+	}
+	eligible, reasons := rule.Eligible(s.Nodes)
+	out.Reasons = reasons
+	for _, name := range eligible {
+		view, taken := s.Nodes[name], s.Taken[name].Clone()
+		for here := 0; out.Pods < wanted; here++ {
+			id := pod.Identity{RCID: "planned", Role: rc.DefaultRole, Index: out.Pods}
+			if reason := rule.Refuses(scheduler.Candidate{View: view, Reservation: taken, Pods: here}, id); reason != "" {
+				out.Reasons[reason]++
+				break
+			}
+			share := rule.Share
+			share.Pod = id
+			share, _, _ = scheduler.Share(view, taken, share, rule.Dynamic, nil) // it was not refused
+			taken.Holders[id.String()] = share
+			out.Pods++
+		}
+	}
+	return out
+}
+
+// room returns a *RefusedError where the nodes that match have no room for what the strategy starts before it stops others, and warns
+// where a new service finds no room for all of its pods.
+func (p *planner) room(c course) (warnings []string, err error) {
+	total := p.spec.Total()
+	if p.State == nil || total == 0 {
+		return nil, nil
+	}
+	switch {
+	case c == first:
+		if room := p.State.Room(p.spec, total); room.Pods < total {
+			warnings = append(warnings, fmt.Sprintf("there is room for %d of %d pods (nodes that take no more: %s)", room.Pods, total, nodesOf(room)))
+		}
+		return warnings, nil
+	case c != recreate || p.knobs.StopsFirst():
+		return nil, nil
+	}
+	want := p.surge()
+	room := p.State.Room(p.spec, want)
+	if room.Pods >= want {
+		return nil, nil
+	}
+	return nil, p.refused(p.whatHasRoom(room.Pods),
+		"no-room: the strategy %s starts %s before it stops others, and the nodes have room for %d (nodes that take no more: %s)",
+		p.knobs.Kind(), plural(want, "pod"), room.Pods, nodesOf(room))
+}
+
+func nodesOf(r Room) string {
+	if len(r.Reasons) == 0 {
+		return "there are none"
+	}
+	return r.Reasons.String()
+}
+
+// whatHasRoom says which strategies would work with this much room.
+func (p *planner) whatHasRoom(pods int) string {
+	text := ""
+	switch kind := p.knobs.Kind(); {
+	case pods > 0 && kind == rollout.BlueGreenStrategy:
+		text = fmt.Sprintf("the strategy availability with max_surge: %d has room; ", pods)
+	case pods > 0:
+		text = fmt.Sprintf("max_surge: %d has room; ", pods)
+	}
+	return text + "the strategies resourceutil (old pods stop first) and in-place need none"
+}

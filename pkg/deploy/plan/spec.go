@@ -1,0 +1,88 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// ServiceSpec is the document that a user deploys: what runs, how often, where, and how a change of it is rolled out.
+type ServiceSpec struct {
+	// Name of the service; empty: GenerateServiceName makes one of the first artifact's.
+	Name          string             `json:"name,omitempty"`
+	Labels        map[string]string  `json:"labels,omitempty"` // of its controllers; farms select by them
+	NodeSelector  string             `json:"node_selector,omitempty"`
+	Replicas      *int               `json:"replicas,omitempty"` // short for one replica group of rc.DefaultRole
+	ReplicaGroups []rc.ReplicaGroup  `json:"replica_groups,omitempty"`
+	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
+	MaxPerNode    int                `json:"max_per_node,omitempty"`
+	Spread        string             `json:"spread,omitempty"`
+	NodeLoss      rc.NodeLoss        `json:"node_loss,omitzero"`
+	Strategy      rc.Strategy        `json:"strategy,omitempty"` // of allocation: dynamic or static
+	Progress      *field.Duration    `json:"progress_deadline,omitempty"`
+	Digests       Policy             `json:"digests,omitempty"` // where the digests come from that the document leaves out; default: missing
+	Update        rollout.Knobs      `json:"update,omitzero"`
+	PreDeploy     *PreDeploy         `json:"pre_deploy,omitempty"`
+	Pod           *manifest.Manifest `json:"pod"`
+}
+
+// Policy says where the digest of an artifact comes from that the document does not pin.
+type Policy string
+
+// The policies.
+const (
+	Always  Policy = "always"  // the source is asked now
+	Missing Policy = "missing" // that of the service's history; the source is asked where there is none
+	Never   Policy = "never"   // that of the service's history, and no other
+)
+
+var policies = []Policy{Always, Missing, Never}
+
+// PreDeploy is a program that runs once, to its end, before the first pod of a new revision starts.
+type PreDeploy struct {
+	Command string            `json:"command,omitempty"` // in the first launchable's artifact; default: as the launchable
+	Args    []string          `json:"args,omitempty"`
+	Env     map[string]string `json:"env,omitempty"` // besides the launchable's
+}
+
+// Decode reads the document of one service strictly and validates it. Mistakes come back as field.Errors.
+func Decode(data []byte) (*ServiceSpec, error) {
+	var s ServiceSpec
+	if err := field.Decode(data, &s); err != nil {
+		return nil, err
+	}
+	if err := s.Validate().Err(); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// Groups returns the replica groups, whichever way the document names them.
+func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
+	if s.Replicas != nil {
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: s.Replicas}}
+	}
+	return slices.Clone(s.ReplicaGroups)
+}
+
+// Total returns how many replicas there are of all groups.
+func (s *ServiceSpec) Total() int {
+	total := 0
+	for _, g := range s.Groups() {
+		if g.Count != nil {
+			total += *g.Count
+		}
+	}
+	return total
+}
+
+// controller returns the document of a controller that runs the service.
+func (s *ServiceSpec) controller(name string) *rc.Spec {
+	return &rc.Spec{
+		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, ReplicaGroups: s.Groups(), PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
+		Spread: s.Spread, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress, Strategy: s.Strategy, Pod: s.Pod,
+	}
+}

@@ -1,0 +1,97 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// staleness lists what a plan was made from and is different now, by index: a line for each field of the document, and for each field of
+// a controller, that changed. What owners report does not count.
+func staleness(before, now *Service) []string {
+	switch {
+	case before == nil && now == nil:
+		return nil
+	case before == nil:
+		return []string{fmt.Sprintf("the service was deployed by %s", now.Deployed.By)}
+	case now == nil:
+		return []string{"the service was deleted"}
+	}
+	var lines []string
+	if before.Index != now.Index {
+		for _, f := range EvalSpecChange(&before.Deployed.Spec, &now.Deployed.Spec).Fields {
+			lines = append(lines, f.String())
+		}
+		if len(lines) == 0 {
+			lines = []string{fmt.Sprintf("the document was deployed again by %s", now.Deployed.By)}
+		}
+	}
+	if underWay(before) != underWay(now) {
+		lines = append(lines, fmt.Sprintf("rollout: %s -> %s", stateOf(before), stateOf(now)))
+	}
+	if before.Rollout != nil {
+		return lines // it changes its controllers all the time
+	}
+	for i := range before.Controllers {
+		was := &before.Controllers[i]
+		is := now.controller(was.RC.ID)
+		switch {
+		case is == nil:
+			lines = append(lines, fmt.Sprintf("controller %s: it was deleted", was.RC.Name))
+		case is.Index != was.Index:
+			lines = append(lines, recordChanges(was, is)...)
+		}
+	}
+	for i := range now.Controllers {
+		if before.controller(now.Controllers[i].RC.ID) == nil {
+			lines = append(lines, fmt.Sprintf("controller %s: it was created", now.Controllers[i].RC.Name))
+		}
+	}
+	return lines
+}
+
+// underWay returns the id of the rollout under way, "" where there is none.
+func underWay(s *Service) string {
+	if s.Rollout == nil {
+		return ""
+	}
+	return s.Rollout.ID
+}
+
+func stateOf(s *Service) string {
+	if s.Rollout == nil {
+		return "(none)"
+	}
+	return string(s.Rollout.State)
+}
+
+// recordChanges lists the fields of a controller's record that are different.
+func recordChanges(was, is *Controller) []string {
+	before, after := fieldsOf(was), fieldsOf(is)
+	names := slices.Collect(maps.Keys(before))
+	for name := range after {
+		if _, both := before[name]; !both {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	var lines []string
+	for _, name := range names {
+		if !bytes.Equal(before[name], after[name]) && name != "generation" && name != "changed_by" {
+			lines = append(lines, fmt.Sprintf("controller %s: %s", was.RC.Name, name))
+		}
+	}
+	if len(lines) == 0 {
+		lines = []string{fmt.Sprintf("controller %s: it was written again", was.RC.Name)}
+	}
+	return lines
+}
+
+func fieldsOf(c *Controller) map[string]json.RawMessage {
+	fields := map[string]json.RawMessage{}
+	data, _ := json.Marshal(c.RC) // it is made of plain fields
+	_ = json.Unmarshal(data, &fields)
+	return fields
+}

@@ -1,0 +1,212 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a *CorruptError.
+func (s *Store) Service(ctx context.Context, name string) (*plan.Service, error) {
+	deployed, err := s.Deployed(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	svc := &plan.Service{Deployed: deployed.Value, Index: deployed.Index}
+	entries, corrupt, err := s.History(ctx, name)
+	if err = errors.Join(append(corrupt, err)...); err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		svc.History = append(svc.History, e.Value)
+	}
+	if err := s.readRollout(ctx, name, svc); err != nil {
+		return nil, err
+	}
+	svc.Controllers, err = s.revisions(ctx, name)
+	return svc, err
+}
+
+func (s *Store) readRollout(ctx context.Context, name string, svc *plan.Service) error {
+	found, err := s.c.GetMany(ctx, []string{s.keys.Rollout(name), s.keys.RolloutLock(name)}, consul.Consistent)
+	if err != nil {
+		return err
+	}
+	svc.LockHolder = holderOf(found[s.keys.RolloutLock(name)])
+	pair, ok := found[s.keys.Rollout(name)]
+	if !ok {
+		return nil
+	}
+	rec, err := decode[rollout.Record](s.keys, pair)
+	if err != nil {
+		return err
+	}
+	svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
+	return nil
+}
+
+// revisions reads the controllers of a service's revisions, the oldest first. They are found by their names.
+func (s *Store) revisions(ctx context.Context, name string) ([]plan.Controller, error) {
+	names, err := s.c.Keys(ctx, s.keys.Name(name+"-r"))
+	if err != nil {
+		return nil, err
+	}
+	ours := regexp.MustCompile("^" + regexp.QuoteMeta(s.keys.Name(name+"-r")) + "[0-9]+$")
+	names = slices.DeleteFunc(names, func(key string) bool { return !ours.MatchString(key) })
+	ids, err := s.c.GetMany(ctx, names, consul.Consistent)
+	if err != nil {
+		return nil, err
+	}
+	keys := make([]string, 0, 2*len(ids))
+	for _, id := range ids {
+		keys = append(keys, s.keys.RC(string(id.Value)), s.keys.Status(string(id.Value)))
+	}
+	found, err := s.c.GetMany(ctx, keys, consul.Consistent)
+	if err != nil {
+		return nil, err
+	}
+	var all []plan.Controller
+	for _, id := range ids {
+		pair, ok := found[s.keys.RC(string(id.Value))]
+		if !ok {
+			continue
+		}
+		rec, err := decode[rc.RC](s.keys, pair)
+		if err != nil {
+			return nil, err
+		}
+		if of := rec.Value.Service; of == nil || of.Name != name {
+			continue
+		}
+		c := plan.Controller{RC: rec.Value, Index: rec.Index}
+		if pair, ok := found[s.keys.Status(rec.Value.ID)]; ok {
+			// One that cannot be read is as good as none: its owner writes it again.
+			if st, err := decode[rc.Status](s.keys, pair); err == nil {
+				c.Status = &st.Value
+			}
+		}
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b plan.Controller) int { return int(a.RC.Service.Revision - b.RC.Service.Revision) })
+	return all, nil
+}
+
+// DeployDraft writes a plan's draft in one transaction. Its errors are those of Deploy.
+func (s *Store) DeployDraft(ctx context.Context, d *plan.Draft, audit Audit) error {
+	seen := plan.Service{}
+	if d.Seen != nil {
+		seen = *d.Seen
+	}
+	rcs, err := s.draftRCs(ctx, d, &seen, audit)
+	if err != nil {
+		return err
+	}
+	ops := []consul.Op{consul.CAS(s.keys.Deployed(d.Service), encode(d.Deployed), seen.Index), consul.Set(s.keys.Entry(d.Service, d.Deployed.Revision), encode(d.Entry))}
+	for _, rev := range d.Forget {
+		ops = append(ops, consul.Delete(s.keys.Entry(d.Service, rev)))
+	}
+	manifests := make([]DeployManifest, 0, len(d.Manifests))
+	for digest, canonical := range d.Manifests {
+		manifests = append(manifests, DeployManifest{Digest: digest, Canonical: canonical, Signature: d.Signatures[digest]})
+	}
+	if d.Rollout != nil {
+		schema, err := s.Schema(ctx)
+		if err != nil {
+			return fmt.Errorf("read schema: %w", err)
+		}
+		if schema.Value.Nonce != d.Rollout.Nonce {
+			return fmt.Errorf("service %s: the cluster has another nonce since the plan was made: %w", d.Service, ErrConflict)
+		}
+		return s.Deploy(ctx, Deploy{
+			Rollout: Rec[rollout.Record]{Value: *d.Rollout, Index: seen.RolloutAt}, RCs: rcs, SchemaIndex: schema.Index, Manifests: manifests, Besides: ops, Audit: audit,
+		})
+	}
+	if seen.Rollout == nil {
+		ops = append(ops, consul.CheckMissing(s.keys.Rollout(d.Service)))
+	}
+	stored, err := s.deployManifests(ctx, manifests)
+	if err != nil {
+		return err
+	}
+	ops = append(ops, stored...)
+	for i := range rcs {
+		ops = append(ops, s.deployRC(&rcs[i])...)
+	}
+	return s.settled(ctx, "service "+d.Service, audit.ID, append(ops, s.audit(audit)))
+}
+
+// draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.
+func (s *Store) draftRCs(ctx context.Context, d *plan.Draft, seen *plan.Service, audit Audit) ([]Rec[rc.RC], error) {
+	var rcs []Rec[rc.RC]
+	for _, r := range d.Create {
+		rcs = append(rcs, Rec[rc.RC]{Value: r})
+	}
+	for _, r := range d.Change {
+		i := slices.IndexFunc(seen.Controllers, func(c plan.Controller) bool { return c.RC.ID == r.ID })
+		if i < 0 {
+			return nil, fmt.Errorf("controller %s of service %s: %w", r.Name, d.Service, ErrConflict)
+		}
+		rcs = append(rcs, Rec[rc.RC]{Value: r, Index: seen.Controllers[i].Index})
+	}
+	for _, id := range d.Delete {
+		rec, err := s.RC(ctx, id, true)
+		if errors.Is(err, ErrNotFound) || err == nil && rec.Value.DeletedAt != nil {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		at := audit.At.Truncate(time.Second)
+		rec.Value.DeletedAt, rec.Value.Mutator = &at, ""
+		rec.Value.Generation++
+		rcs = append(rcs, rec)
+	}
+	for i := range rcs {
+		rcs[i].Value.ChangedBy = audit.Who
+	}
+	return rcs, nil
+}
+
+// ListRollouts reads the rollouts under way, and one *CorruptError for each that cannot be read.
+func (s *Store) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], []error, error) {
+	pairs, err := s.c.List(ctx, s.keys.Rollouts(), consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool { return strings.Contains(strings.TrimPrefix(p.Key, s.keys.Rollouts()), "/") })
+	recs, corrupt := decodeAll[rollout.Record](s.keys, pairs)
+	return recs, corrupt, nil
+}
+
+// RolloutOf reads a service's rollout under way, or returns ErrNotFound.
+func (s *Store) RolloutOf(ctx context.Context, service string) (Rec[rollout.Record], error) {
+	return get[rollout.Record](ctx, s, s.keys.Rollout(service), consul.Consistent)
+}
+
+// ForgetService removes what is known of a service, and marks the controllers of its revisions for deletion, in one transaction.
+func (s *Store) ForgetService(ctx context.Context, svc *plan.Service, massStop bool, audit Audit) error {
+	name := svc.Deployed.Service
+	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed(name), svc.Index), consul.DeleteTree(s.keys.History(name)), consul.CheckMissing(s.keys.Rollout(name))}
+	at := audit.At.Truncate(time.Second)
+	for _, c := range svc.Controllers {
+		if c.RC.DeletedAt != nil {
+			continue
+		}
+		c.RC.DeletedAt, c.RC.ChangedBy = &at, audit.Who
+		c.RC.Generation++
+		if massStop {
+			c.RC.AllowMassStop = c.RC.Generation
+		}
+		ops = append(ops, consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index), s.ring(c.RC.ID))
+	}
+	return s.settled(ctx, "service "+name, audit.ID, append(ops, s.audit(audit)))
+}
