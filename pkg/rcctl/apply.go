@@ -9,13 +9,14 @@ import (
 func (t *tool) applyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "apply", Usage: "create the rc that a document describes, or change it to that",
-		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--wait [--timeout 5m]] [--allow-mass-stop]",
+		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--dry-run] [--wait [--timeout 5m]] [--allow-mass-stop]",
 		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
 before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
 place, one pod at a time. --wait ends at once, with exit code 5, when it is blocked or its pods end again and again.
 
 Examples:
   rcctl apply -f rc.yaml                  change it and return
+  rcctl apply -f rc.yaml --dry-run        only show what it would change; exit code 6 if something
   rcctl apply -f rc.yaml --wait           wait until as many pods are available as it asks for
   sed s/v1/v2/ rc.yaml | rcctl apply -f - read standard input
 
@@ -37,12 +38,16 @@ A document, with the fields that are used most; docs/controller.md has all of th
     - {name: http, port: 8080}
     health:
       http: {port: http, path: /health}`,
-		Flags:  append(append(signatureFlags(), fileFlag(), massStopFlag()), waitFlags("until the rc has converged")...),
+		Flags: append(append(signatureFlags(), fileFlag(), massStopFlag(),
+			&cli.BoolFlag{Name: "dry-run", Usage: "write nothing, and show what would change (exit code 6 if something would)"}), waitFlags("until the rc has converged")...),
 		Action: t.apply,
 	})
 }
 
 func (t *tool) apply(c *cli.Context) error {
+	if c.Bool("dry-run") {
+		return t.dryRun(c)
+	}
 	limit, err := timeout(c)
 	if err != nil {
 		return err

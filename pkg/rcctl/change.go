@@ -3,6 +3,7 @@ package rcctl
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -53,9 +54,6 @@ func computeApply(w wish, cur current, newID string) (change, error) {
 		if err := deleting(cur.rc, "apply again when it is gone: rcctl rc delete "+cur.rc.ID+" --wait"); err != nil {
 			return change{}, err
 		}
-		if cur.rc.Mutator != "" && cur.rc.ManifestDigest != digest {
-			return change{}, refusedf("rc %s: rollout %s is in charge of its manifest; finish or abort that rollout first, nothing was written", cur.rc.Name, cur.rc.Mutator)
-		}
 		after = *cur.rc
 	} else {
 		after.ID = newID
@@ -67,6 +65,11 @@ func computeApply(w wish, cur current, newID string) (change, error) {
 	}
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
 	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil
+	if cur.rc != nil && !stays {
+		if err := inRollout(cur.rc, "change"); err != nil {
+			return change{}, err
+		}
+	}
 	switch {
 	case stays && cur.found:
 		c.lines = []string{"pods that were found running: as they were -> as this asks for"}
@@ -111,6 +114,11 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 		return change{}, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
 	}
 	c := change{what: "scale", rc: after, none: unchanged(&cur, &after, massStop), lines: differences(&cur, nil, &after, nil)}
+	if !c.none {
+		if err := inRollout(&cur, "scale"); err != nil {
+			return change{}, err
+		}
+	}
 	c.next(massStop)
 	return c, nil
 }
@@ -126,6 +134,11 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 	if disabled {
 		c.what = "disable"
 	}
+	if !c.none {
+		if err := inRollout(&cur, c.what); err != nil {
+			return change{}, err
+		}
+	}
 	c.next(massStop)
 	return c, nil
 }
@@ -137,6 +150,9 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 		c := change{what: "delete", rc: cur, none: unchanged(&cur, &cur, massStop)}
 		c.next(massStop)
 		return c, nil
+	}
+	if err := inRollout(&cur, "delete"); err != nil {
+		return change{}, err
 	}
 	if n := cur.Desired(); n > 0 && !force {
 		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, replicas(n), cur.Name)
@@ -166,6 +182,23 @@ func (c *change) next(massStop bool) {
 		c.rc.AllowMassStop = c.rc.Generation
 		c.lines = append(c.lines, "allow_mass_stop: for this generation")
 	}
+}
+
+// inRollout refuses a change of a controller that a rollout is in charge of.
+func inRollout(r *rc.RC, verb string) error {
+	if r.Mutator == "" {
+		return nil
+	}
+	service, id, named := strings.Cut(r.Mutator, "/")
+	if !named {
+		return refusedf("rc %s: rollout %s is in charge of it; finish or abort that rollout first, nothing was written", r.Name, r.Mutator)
+	}
+	do := "deploy the service's document: rcctl deploy -f FILE"
+	if verb == "scale" {
+		do = "scale the service: rcctl scale " + service + " N"
+	}
+	return refusedf("rc %s: rollout %s of service %s is in charge of it, so that nobody may %s it besides; %s, or end the rollout: rcctl rollout abort %s; nothing was written",
+		r.Name, id, service, verb, do, service)
 }
 
 // deleting refuses a change of a controller that is on its way out.

@@ -22,6 +22,7 @@ const (
 	exitNotFound = 3
 	exitRefused  = 4
 	exitWait     = 5
+	exitChanges  = 6
 )
 
 // usageError is a command line that makes no sense.
@@ -192,7 +193,7 @@ func writes(command string) bool {
 	words := strings.Fields(command)
 	return slices.Contains([]string{
 		"apply", "create", "scale", "disable", "enable", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
-		"release-hold",
+		"release-hold", "deploy", "pause", "promote", "abort", "rollback",
 	}, words[len(words)-1])
 }
 

@@ -39,7 +39,10 @@ const about = `rcctl changes and shows the replication controllers (RCs) that fa
 An RC is named by REF: its name, its id, or a unique beginning of its id.
 Flags may stand before or after the arguments.
 
+A SERVICE is deployed from a document; its revisions are RCs that rollouts change.
+
 First steps:
+  rcctl deploy -f web.yaml          deploy a service: plan, ask, roll out in stages
   rcctl apply -f rc.yaml --wait     create or change an RC, wait until it runs
   rcctl rc list                     all RCs
   rcctl pods --rc web               where its pods are, and how they are
@@ -53,7 +56,8 @@ Exit codes:
   2  usage or invalid input; nothing was written
   3  not found
   4  refused by the present state, or changed by somebody else meanwhile
-  5  written, but --wait ended before the goal was reached (time limit, signal, or halted)
+  5  written, but --wait ended before the goal was reached (time limit, signal, or halted), or a rollout failed
+  6  rcctl plan, and diff -f: there are changes
 
 Consul is found by --consul-addr and --token-file, or by its own environment variables:
 CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the others.
@@ -71,6 +75,7 @@ func (t *tool) app() *cli.App {
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
 		}, nodeFlags()...),
 		Commands: []*cli.Command{
+			t.planCommand(), t.deployCommand(), t.rolloutCommand(), t.historyCommand(), t.diffCommand(), t.rollbackCommand(), t.scaleServiceCommand(), t.serviceCommand(),
 			t.applyCommand(), t.rcCommand(), t.signCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.logsCommand(), t.execCommand(),
 			t.nodesCommand(), t.nodeCommand(),
 			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.aclCommand(), t.devCommand(), t.devGuardCommand(),

@@ -1,0 +1,187 @@
+package rcctl
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+)
+
+func (t *tool) deployCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "deploy", Usage: "make services what their documents say, in stages",
+		UsageText: "rcctl deploy -f FILE [--yes] [--detach] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
+		Description: `Shows the plan, asks, writes it, and shows how the rollout goes until it ends. Farms carry it out: Ctrl-C only ends the display.
+Nothing is written where one of the plans is refused, or where something changed since they were made. Exit code 5 says that a
+rollout failed, was rolled back or aborted, or that the display ended before it did.
+
+Examples:
+  rcctl deploy -f web.yaml
+  rcctl deploy -f web.yaml --yes --detach      for scripts; then: rcctl rollout status web -w
+  rcctl deploy -f web.yaml --recreate          a new revision of the same document
+  rcctl deploy -f web.yaml --strategy resourceutil
+
+A document, with the fields that are used most; docs/deploying.md has all of them:
+  name: web
+  replicas: 3
+  update: {step: 1, on_timeout: rollback}
+  pod:
+    version: 1
+    id: web
+    launchables:
+    - name: server
+      artifact: {kind: tar, url: "https://files.example/web.tar.gz"}
+    ports:
+    - {name: http, dynamic: true}
+    health:
+      http: {port: http, path: /health}`,
+		Flags:  append(append([]cli.Flag{fileFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
+		Action: t.deploy,
+	})
+}
+
+// runFlags are those of the commands that start rollouts.
+func runFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask"},
+		&cli.BoolFlag{Name: "detach", Usage: "return when it is written"},
+		massStopFlag(),
+	}
+}
+
+func (t *tool) deploy(c *cli.Context) error {
+	specs, err := t.readServices(c)
+	if err != nil {
+		return err
+	}
+	if err := t.mayAsk(c); err != nil {
+		return err
+	}
+	s, err := t.connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	d, err := t.deployer(c, s)
+	if err != nil {
+		return err
+	}
+	if key := c.String("sign-key"); key != "" {
+		d.signWith = func(m *manifest.Manifest) (string, error) { return signWith(c, m, key) }
+	}
+	var all []*planned
+	for _, spec := range specs {
+		p, err := d.plan(c.Context, spec)
+		if err != nil {
+			return err
+		}
+		all = append(all, p)
+	}
+	return t.carryOut(c, s, all)
+}
+
+// mayAsk refuses a command that has to ask where nobody can answer.
+func (t *tool) mayAsk(c *cli.Context) error {
+	if !c.Bool("yes") && (!isTerminal(t.in) || !isTerminal(unguarded(t.out)) || c.String("file") == "-") {
+		return usagef(c, "--yes: missing; needed where nobody can be asked, since this is no terminal")
+	}
+	return nil
+}
+
+// carryOut shows plans, asks, runs them one after the other and shows how they go.
+func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
+	writePlans(t.out, all, coloured(t.out))
+	if !anyChange(all) {
+		return nil
+	}
+	if !c.Bool("yes") {
+		ok, err := t.confirm(c.Context)
+		if err != nil || !ok {
+			fmt.Fprintln(t.out, "nothing was written")
+			return err
+		}
+	}
+	if err := s.ensureNonce(c.Context, all); err != nil {
+		return err
+	}
+	for _, p := range all {
+		if err := t.run(c.Context, s, p); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, p := range all {
+		if p.plan.Rollout() == "" {
+			continue
+		}
+		if c.Bool("detach") {
+			fmt.Fprintf(t.out, "next: rcctl rollout status %s -w\n", p.plan.ServiceName)
+			continue
+		}
+		if err := t.followRollout(c.Context, s, p.plan.ServiceName, p.plan.Rollout()); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ensureNonce makes the records that every cluster has where there are none yet, and tells plans that were made before the nonce.
+func (s *conn) ensureNonce(ctx context.Context, all []*planned) error {
+	if err := s.ensureSchema(ctx); err != nil {
+		return err
+	}
+	schema, err := s.Schema(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if p.state.Nonce == "" {
+			p.state.Nonce = schema.Value.Nonce
+		}
+	}
+	return nil
+}
+
+// run writes one plan.
+func (t *tool) run(ctx context.Context, s *conn, p *planned) error {
+	if p.plan.Empty() {
+		return nil
+	}
+	name := p.plan.ServiceName
+	limited, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
+	done, err := p.deployment.Run(limited)
+	if err = s.did("service "+name, "rcctl history "+name, err); err != nil {
+		return refusedPlan(err)
+	}
+	p.plan = done
+	if id := done.Rollout(); id != "" {
+		fmt.Fprintf(t.out, "service %s: rollout %s started\n", name, id)
+	} else {
+		fmt.Fprintf(t.out, "service %s: changed\n", name)
+	}
+	return nil
+}
+
+// confirm asks on the terminal. It ends with ctx.
+func (t *tool) confirm(ctx context.Context) (bool, error) {
+	fmt.Fprint(t.out, "deploy this? [y/N] ")
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(t.in).ReadString('\n') // no line is no
+		answer <- line
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(t.out)
+		return false, errors.New("interrupted")
+	case line := <-answer:
+		line = strings.ToLower(strings.TrimSpace(line))
+		return line == "y" || line == "yes", nil
+	}
+}

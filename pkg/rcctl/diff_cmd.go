@@ -1,0 +1,115 @@
+package rcctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func (t *tool) diffCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "diff", Usage: "show what differs: between revisions of a service, or between an rc and its document",
+		UsageText: "rcctl diff SERVICE [--to REV] | rcctl diff -f FILE",
+		Description: `With a SERVICE: what going back to a revision would change. With -f: what applying the document of an rc would change; exit code 6 says that
+something would. For the document of a service: rcctl plan -f. Nothing is written.
+
+Examples:
+  rcctl diff web                to the newest revision before that was done
+  rcctl diff web --to 3
+  rcctl diff -f rc.yaml`,
+		Flags:  []cli.Flag{fileFlag(), revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")},
+		Action: t.diff,
+	})
+}
+
+func (t *tool) diff(c *cli.Context) error {
+	if c.String("file") != "" {
+		if c.IsSet("to") {
+			return badFlag(c, "--to", c.String("to"), "nothing, with --file")
+		}
+		return t.dryRun(c)
+	}
+	rev, err := readRevision(c)
+	if err != nil {
+		return err
+	}
+	name, err := oneService(c)
+	if err != nil {
+		return err
+	}
+	s, err := t.connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	svc, err := s.service(c.Context, name)
+	if err != nil {
+		return err
+	}
+	e, err := entry(svc, rev)
+	if err != nil {
+		return err
+	}
+	change := plan.EvalSpecChange(&svc.Deployed.Spec, &e.Spec)
+	fmt.Fprintf(t.out, "service %s: revision %d -> document of revision %d: %s\n", name, svc.Deployed.Revision, e.Revision, change.Kind)
+	for _, f := range change.Fields {
+		fmt.Fprintf(t.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
+	}
+	return nil
+}
+
+// dryRun shows what applying the document of a controller would change. *exitStatus says that something would.
+func (t *tool) dryRun(c *cli.Context) error {
+	spec, err := t.readSpec(c)
+	if err != nil {
+		return err
+	}
+	s, err := t.connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	var cur current
+	rec, err := s.FindRC(c.Context, spec.Name)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+	case err != nil:
+		return err
+	default:
+		cur.rc = &rec.Value
+		if cur.manifest, cur.signature, err = readable(s.SignedManifest(c.Context, rec.Value.ManifestDigest)); err != nil {
+			return err
+		}
+		cur.next = cur.signature
+		if cur.found, err = s.foundRunning(c.Context, cur.rc); err != nil {
+			return err
+		}
+	}
+	done, err := computeApply(wish{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
+	if err != nil {
+		return err
+	}
+	return t.showDry(t.out, &done, cur.rc)
+}
+
+func (t *tool) showDry(w io.Writer, done *change, before *rc.RC) error {
+	switch {
+	case done.none:
+		fmt.Fprintf(w, "rc %s: unchanged\n", done.rc.Name)
+		return nil
+	case before == nil:
+		fmt.Fprintf(w, "rc %s: would be created\n", done.rc.Name)
+	default:
+		fmt.Fprintf(w, "rc %s: would change from generation %d to %d\n", done.rc.Name, before.Generation, done.rc.Generation)
+	}
+	for _, line := range done.lines {
+		fmt.Fprintln(w, "  "+clean(forTerminal(line)))
+	}
+	return &exitStatus{code: exitChanges}
+}

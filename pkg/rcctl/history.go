@@ -1,0 +1,120 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+)
+
+func (t *tool) historyCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "history", Usage: "list what was deployed of a service, and what came of it",
+		UsageText: "rcctl history SERVICE [-o table|json|yaml]",
+		Description: `The newest first. The one in effect, or on its way, has a star. -o json has the documents.
+
+Examples:
+  rcctl history web
+  rcctl diff web --to 3       what going back to revision 3 would change
+  rcctl rollback web --to 3`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: t.history,
+	})
+}
+
+func (t *tool) history(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	name, err := oneService(c)
+	if err != nil {
+		return err
+	}
+	s, err := t.connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	svc, err := s.service(c.Context, name)
+	if err != nil {
+		return err
+	}
+	views := make([]HistoryView, 0, len(svc.History))
+	for i := len(svc.History) - 1; i >= 0; i-- {
+		views = append(views, newHistoryView(svc, &svc.History[i]))
+	}
+	return t.print(out, views, func(w io.Writer) error {
+		tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
+		for i := range views {
+			v := &views[i]
+			mark := ""
+			if v.InEffect {
+				mark = " *"
+			}
+			tb.rows = append(tb.rows, []string{
+				fmt.Sprint(v.Revision, mark), v.Outcome, short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, age(time.Now(), v.At), fitted(v.Reason, 50),
+			})
+		}
+		return tb.write(w, coloured(w))
+	})
+}
+
+// HistoryView is one revision of a service.
+type HistoryView struct {
+	plan.Entry
+	Outcome  string `json:"outcome"` // done, failed, aborted, or what its rollout does
+	InEffect bool   `json:"in_effect"`
+}
+
+func newHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
+	v := HistoryView{Entry: *e, Outcome: string(e.Outcome), InEffect: e.Revision == svc.Deployed.Revision}
+	switch {
+	case v.Outcome != "":
+	case svc.Rollout != nil && svc.Rollout.ID == e.Rollout:
+		v.Outcome = string(svc.Rollout.State)
+	case e.Rollout == "":
+		v.Outcome = "done"
+	default:
+		v.Outcome = "replaced" // by another rollout before it ended
+	}
+	return v
+}
+
+// entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.
+func entry(svc *plan.Service, rev int64) (*plan.Entry, error) {
+	for i := len(svc.History) - 1; i >= 0; i-- {
+		e := &svc.History[i]
+		if rev != 0 && e.Revision == rev {
+			return e, nil
+		}
+		if rev == 0 && e.Revision != svc.Deployed.Revision && newHistoryView(svc, e).Outcome == "done" {
+			return e, nil
+		}
+	}
+	name := svc.Deployed.Service
+	if rev == 0 {
+		return nil, refusedf("service %s: no revision besides the one in effect was ever done; name one with --to: rcctl history %s", name, name)
+	}
+	return nil, &notFoundError{text: fmt.Sprintf("service %s has no revision %d in its history; rcctl history %s", name, rev, name)}
+}
+
+func revisionFlag(usage string) cli.Flag {
+	return &cli.StringFlag{Name: "to", Usage: usage}
+}
+
+// readRevision reads --to; zero where it is not given.
+func readRevision(c *cli.Context) (int64, error) {
+	if !c.IsSet("to") {
+		return 0, nil
+	}
+	rev, err := strconv.ParseInt(c.String("to"), 10, 64)
+	if err != nil || rev < 1 {
+		return 0, badFlag(c, "--to", c.String("to"), "the number of a revision, 1 or more; rcctl history lists them")
+	}
+	return rev, nil
+}

@@ -1,0 +1,158 @@
+package rcctl
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+)
+
+func (t *tool) planCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "plan", Usage: "show what deploying a document would do; writes nothing",
+		UsageText: "rcctl plan -f FILE [--recreate] [--strategy STRATEGY] [-o table|json|yaml]",
+		Description: `Exit code 0: the services are as the documents say. Exit code 6: there is something to do. What cannot work is refused with exit
+code 4, the reason and what would work.
+
+Examples:
+  rcctl plan -f web.yaml
+  rcctl plan -f web.yaml --strategy in-place
+  rcctl plan -f web.yaml -o json | jq '.[].change.fields[].path'`,
+		Flags:  append([]cli.Flag{fileFlag(), outputFlag()}, planFlags()...),
+		Action: t.plan,
+	})
+}
+
+func (t *tool) plan(c *cli.Context) error {
+	out, err := format(c)
+	if err != nil {
+		return err
+	}
+	specs, err := t.readServices(c)
+	if err != nil {
+		return err
+	}
+	s, err := t.connect(c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	d, err := t.deployer(c, s)
+	if err != nil {
+		return err
+	}
+	var all []*planned
+	for _, spec := range specs {
+		p, err := d.plan(c.Context, spec)
+		if err != nil {
+			return err
+		}
+		all = append(all, p)
+	}
+	views := make([]PlanView, len(all))
+	for i, p := range all {
+		views[i] = newPlanView(p)
+	}
+	err = t.print(out, views, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
+	if err == nil && anyChange(all) {
+		return &exitStatus{code: exitChanges}
+	}
+	return err
+}
+
+func anyChange(all []*planned) bool {
+	for _, p := range all {
+		if !p.plan.Empty() {
+			return true
+		}
+	}
+	return false
+}
+
+// PlanView is the plan of one service.
+type PlanView struct {
+	Service    string          `json:"service"`
+	Change     plan.SpecChange `json:"change"`
+	Operations []OperationView `json:"operations"`
+	Warnings   []string        `json:"warnings"`
+}
+
+// OperationView is one operation of a plan.
+type OperationView struct {
+	Sign  string `json:"sign"` // + - ~ or -/+
+	Depth int    `json:"depth"`
+	What  string `json:"what"`
+}
+
+func newPlanView(p *planned) PlanView {
+	v := PlanView{Service: p.plan.ServiceName, Change: p.plan.Change, Operations: []OperationView{}, Warnings: append([]string{}, p.plan.Warnings...)}
+	if v.Change.Fields == nil {
+		v.Change.Fields = []plan.FieldChange{}
+	}
+	for _, l := range p.plan.Format(0) {
+		v.Operations = append(v.Operations, OperationView{Sign: string(l.Sign), Depth: l.Depth, What: l.Text})
+	}
+	return v
+}
+
+// maxPlanFields bounds how many fields of one document are shown.
+const maxPlanFields = 40
+
+// writePlans shows plans: the difference by field, the tree of operations, a summary.
+func writePlans(w io.Writer, all []*planned, colours bool) {
+	total := map[plan.Sign]int{}
+	for _, p := range all {
+		writePlan(w, p, colours)
+		for sign, n := range plan.Counts(p.plan.Format(0)) {
+			total[sign] += n
+		}
+	}
+	if len(total) == 0 {
+		fmt.Fprintln(w, "plan: nothing to do")
+		return
+	}
+	fmt.Fprintf(w, "plan: %d to add, %d to change, %d to replace, %d to remove\n", total[plan.Added], total[plan.Changed], total[plan.Replaced], total[plan.Removed])
+}
+
+func writePlan(w io.Writer, p *planned, colours bool) {
+	name, before := p.plan.ServiceName, p.deployment.Service
+	if p.plan.Empty() {
+		fmt.Fprintf(w, "service %s: up to date, revision %d\n", name, before.Deployed.Revision)
+		return
+	}
+	switch {
+	case before == nil:
+		fmt.Fprintf(w, "service %s: new\n", name)
+	case len(p.plan.Change.Fields) == 0:
+		fmt.Fprintf(w, "service %s: the same document, revision %d\n", name, before.Deployed.Revision)
+	default:
+		fmt.Fprintf(w, "service %s: %s, revision %d\n", name, p.plan.Change.Kind, before.Deployed.Revision)
+		for i, f := range p.plan.Change.Fields {
+			if i == maxPlanFields {
+				fmt.Fprintf(w, "    and %d more fields; rcctl plan -o json shows all\n", len(p.plan.Change.Fields)-i)
+				break
+			}
+			fmt.Fprintf(w, "    %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
+		}
+	}
+	fmt.Fprintln(w)
+	for _, l := range p.plan.Format(0) {
+		fmt.Fprintf(w, "  %*s%s %s\n", 2*l.Depth, "", signOf(l.Sign, colours), clean(l.Text))
+	}
+	for _, warning := range p.plan.Warnings {
+		fmt.Fprintf(w, "  warning: %s\n", clean(warning))
+	}
+	fmt.Fprintln(w)
+}
+
+// signOf renders a sign, all in the same width.
+func signOf(s plan.Sign, colours bool) string {
+	text := fmt.Sprintf("%-3s", s)
+	if !colours {
+		return text
+	}
+	shade := map[plan.Sign]colour{plan.Added: green, plan.Removed: red, plan.Changed: yellow, plan.Replaced: yellow}[s]
+	return string(shade) + text + string(plainColour)
+}

@@ -1,0 +1,200 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy"
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+const servicesAllowed = "one or more YAML or JSON documents that each describe a service"
+
+// planFlags are those of the commands that plan.
+func planFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "recreate", Usage: "make a new revision even where the document is the same"},
+		&cli.StringFlag{Name: "strategy", Usage: "`STRATEGY` of this rollout in place of the document's: availability, resourceutil, in-place, canary or blue-green"},
+		&cli.StringFlag{Name: "domain", Usage: "`DOMAIN` below which services get the meta host: <service>.<domain>"},
+		&cli.BoolFlag{Name: "skip-gates", Usage: "ask no gate"},
+	}
+}
+
+// readServices reads, converts and validates the documents that -f names. Its errors are *usageError and *inputError.
+func (t *tool) readServices(c *cli.Context) ([]*plan.ServiceSpec, error) {
+	name := c.String("file")
+	if name == "" {
+		return nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
+	}
+	if c.Args().Present() {
+		return nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+	}
+	source, data, err := t.readFile(name)
+	if err != nil {
+		return nil, &inputError{source: source, err: err}
+	}
+	docs, err := document.AllToJSON(data, servicesAllowed)
+	if err != nil {
+		return nil, &inputError{source: source, err: err}
+	}
+	var specs []*plan.ServiceSpec
+	var errs field.Errors
+	seen := map[string]bool{}
+	for i, doc := range docs {
+		path := ""
+		if len(docs) > 1 {
+			path = fmt.Sprintf("document %d", i+1)
+		}
+		spec, err := plan.Decode(doc)
+		var bad field.Errors
+		switch {
+		case errors.As(err, &bad):
+			errs.Nest(path, bad)
+			continue
+		case err != nil:
+			return nil, &inputError{source: source, err: err}
+		case spec.Name != "" && seen[spec.Name]:
+			errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: "a name that no other document of the file has"}})
+		}
+		seen[spec.Name] = true
+		specs = append(specs, spec)
+	}
+	if err := errs.Err(); err != nil {
+		return nil, &inputError{source: source, err: err}
+	}
+	return specs, nil
+}
+
+// deployer plans and runs deployments of one command.
+type deployer struct {
+	conn     *conn
+	client   *deploy.Client
+	rolling  plan.RollingStrategy
+	domain   string
+	signWith func(*manifest.Manifest) (string, error) // nil: nothing is signed
+}
+
+// deployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
+func (t *tool) deployer(c *cli.Context, s *conn) (*deployer, error) {
+	strategy := c.String("strategy")
+	if strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
+		return nil, badFlag(c, "--strategy", strategy, list(rollout.StrategyNames()))
+	}
+	who, err := s.who(c.Context)
+	if err != nil {
+		return nil, err
+	}
+	state, corrupt, err := deploy.State(c.Context, s.Store)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.warn(corrupt); err != nil {
+		fmt.Fprintln(t.err, "rcctl: the plan is made without what cannot be read")
+	}
+	return &deployer{
+		conn: s, client: &deploy.Client{Store: s.Store, Who: who}, domain: c.String("domain"),
+		rolling: plan.RollingStrategy{
+			State: state, ForceRecreate: c.Bool("recreate"), Override: strategy, SkipGates: c.Bool("skip-gates"), MassStop: c.Bool("allow-mass-stop"), By: who,
+		},
+	}, nil
+}
+
+// planned is a deployment with its plan.
+type planned struct {
+	deployment *plan.Deployment
+	plan       plan.Plan
+	state      *plan.State // that the plan was made in
+}
+
+// plan resolves a document and plans its deployment.
+func (d *deployer) plan(ctx context.Context, spec *plan.ServiceSpec) (*planned, error) {
+	var known map[string]string
+	if spec.Name != "" {
+		svc, err := d.client.Service(ctx, spec.Name)
+		if err != nil {
+			return nil, fmt.Errorf("read service %s: %w", spec.Name, err)
+		}
+		known = svc.KnownDigests()
+	}
+	resolver := plan.ServiceSpecResolver{Domain: d.domain, Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: known}}
+	resolved, err := resolver.Resolve(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if d.signWith != nil {
+		canonical, err := resolved.Pod.Canonical()
+		if err != nil {
+			return nil, err
+		}
+		armored, err := d.signWith(resolved.Pod)
+		if err != nil {
+			return nil, err
+		}
+		if d.client.Signatures == nil {
+			d.client.Signatures = map[string]string{}
+		}
+		d.client.Signatures[manifest.Digest(canonical)] = armored
+	}
+	strategy := d.rolling
+	deployment := plan.NewDeployment(d.client, *resolved, &strategy)
+	deployment.Detach = true // the display waits
+	p, err := deployment.Plan(ctx)
+	if err != nil {
+		return nil, refusedPlan(err)
+	}
+	return &planned{deployment: deployment, plan: p, state: d.rolling.State}, nil
+}
+
+// refusedPlan turns what plans refuse into what exits as refused.
+func refusedPlan(err error) error {
+	var refused *plan.RefusedError
+	var stale *plan.StaleError
+	switch {
+	case errors.As(err, &refused):
+		return refusedf("%v", refused)
+	case errors.As(err, &stale):
+		text := stale.Error() + "; nothing was written"
+		for _, line := range stale.Changes {
+			text += "\n  " + forTerminal(line)
+		}
+		return refusedf("%s", text)
+	case errors.Is(err, plan.ErrChanged):
+		return refusedf("%v; nothing was written, plan again", err)
+	default:
+		return err
+	}
+}
+
+// oneService returns the only argument of a command, which names a service.
+func oneService(c *cli.Context) (string, error) {
+	if c.NArg() > 1 {
+		return "", usagef(c, "unexpected argument %q; allowed: one SERVICE", c.Args().Get(1))
+	}
+	return checkService(c, c.Args().First())
+}
+
+func checkService(c *cli.Context, name string) (string, error) {
+	var errs field.Errors
+	if errs.CheckName("", name); name == "" || errs != nil {
+		return "", badFlag(c, "SERVICE", name, "the name of a service; rcctl service list shows all")
+	}
+	return name, nil
+}
+
+// service reads a service that must be there.
+func (s *conn) service(ctx context.Context, name string) (*plan.Service, error) {
+	svc, err := s.Service(ctx, name)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, &notFoundError{text: fmt.Sprintf("no service has the name %q; rcctl service list shows all", name)}
+	}
+	return svc, err
+}
