@@ -35,6 +35,7 @@ var benchmarks = []benchmark{
 	{"large", 4 * time.Minute, largeBench},
 	{"idle", 3 * time.Minute, idleBench},
 	{"recovery", 2 * time.Minute, recoveryBench},
+	{"rollout", 6 * time.Minute, rolloutBench},
 	{"storm", 2 * time.Minute, stormBench},
 	{"preparer", 5 * time.Minute, preparerBench},
 }
@@ -50,6 +51,7 @@ type options struct {
 	lostNodes, lostRCs              int
 	stormRCs                        int
 	largeRCs, fullNodes             int
+	rolloutPods, rollouts           int
 	logs, profiles, json, farm, run string
 }
 
@@ -70,6 +72,8 @@ func (o *options) flags() {
 	flag.IntVar(&o.lostRCs, "lost-rcs", 1000, "recovery: controllers of 10 replicas")
 	flag.IntVar(&o.stormRCs, "storm-rcs", 500, "storm: controllers of 10 replicas")
 	flag.IntVar(&o.largeRCs, "large-rcs", 10_000, "failover-large: controllers of 3 replicas")
+	flag.IntVar(&o.rolloutPods, "rollout-pods", 1000, "rollout: replicas of the large service")
+	flag.IntVar(&o.rollouts, "rollouts", 50, "rollout: services of 20 replicas that are rolled out at once")
 	flag.IntVar(&o.fullNodes, "full-nodes", 10_000, "full: nodes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
 	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")

@@ -48,6 +48,11 @@ func (s *Store) ringRollout(service string) consul.Op {
 	return consul.Set(s.keys.RolloutBell(service), []byte(NewID()))
 }
 
+// Rollout reads a service's rollout, or returns ErrNotFound.
+func (s *Store) Rollout(ctx context.Context, service string) (Rec[rollout.Record], error) {
+	return get[rollout.Record](ctx, s, s.keys.Rollout(service), consul.Consistent)
+}
+
 // RolloutsSeen is one delivery of the watch of rollouts.
 type RolloutsSeen struct {
 	Recs    []Rec[rollout.Record]

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Goals of rollout.
+const (
+	overheadSeconds = 0.5 // of a stage, beyond what its pods take to start and to stop
+	manyOverOne     = 2   // times the duration
+)
+
+// podTime is how long a pod of a rollout takes to become available, and to stop: it is so short that what is left is the farm's.
+const podTime = 20 * time.Millisecond
+
+// rolloutBench measures what farms add to the stages of a rollout, and whether many at once wait for each other.
+func rolloutBench(ctx context.Context, b *bench) error {
+	if b.wants("large") {
+		if err := b.largeRollout(ctx); err != nil {
+			return fmt.Errorf("large: %w", err)
+		}
+	}
+	if b.wants("many") {
+		if err := b.manyRollouts(ctx); err != nil {
+			return fmt.Errorf("many: %w", err)
+		}
+	}
+	return nil
+}
+
+// largeRollout replaces a service of a thousand replicas, a tenth at a time.
+func (b *bench) largeRollout(ctx context.Context) error {
+	var sc scope
+	defer sc.close()
+	w, err := b.rolloutWorld(ctx, &sc)
+	if err != nil {
+		return err
+	}
+	if err := w.serve(ctx, "web", 1, b.rolloutPods); err != nil {
+		return err
+	}
+	took, stages, err := w.roll(ctx, "web", 2, b.rolloutPods)
+	if err != nil {
+		return err
+	}
+	stage := took / time.Duration(stages)
+	b.report.add("rollout/large/stages", float64(stages), "stages", goal{})
+	b.report.add("rollout/large/stage", stage.Seconds(), "s", goal{})
+	b.report.add("rollout/large/overhead-per-stage", (stage - 2*podTime).Seconds(), "s", atMost(overheadSeconds))
+	return nil
+}
+
+// manyRollouts compares one rollout of a small service with many of them at once.
+func (b *bench) manyRollouts(ctx context.Context) error {
+	var sc scope
+	defer sc.close()
+	w, err := b.rolloutWorld(ctx, &sc)
+	if err != nil {
+		return err
+	}
+	const replicas = 20
+	names := make([]string, b.rollouts)
+	for i := range names {
+		names[i] = fmt.Sprintf("web-%02d", i)
+	}
+	each := func(do func(ctx context.Context, name string) error) error {
+		group, ctx := errgroup.WithContext(ctx)
+		for _, name := range names {
+			group.Go(func() error { return do(ctx, name) })
+		}
+		return group.Wait()
+	}
+	if err := each(func(ctx context.Context, name string) error { return w.serve(ctx, name, 1, replicas) }); err != nil {
+		return err
+	}
+	one, _, err := w.roll(ctx, names[0], 2, replicas)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	err = each(func(ctx context.Context, name string) error {
+		_, _, err := w.roll(ctx, name, 3, replicas)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	all := time.Since(began)
+	b.report.add("rollout/many/one", one.Seconds(), "s", goal{})
+	b.report.add("rollout/many/all", all.Seconds(), "s", goal{})
+	b.report.add("rollout/many/all-times-one", all.Seconds()/one.Seconds(), "ratio", atMost(manyOverOne))
+	return nil
+}
+
+func (b *bench) rolloutWorld(ctx context.Context, sc *scope) (*world, error) {
+	dev, w, err := b.startWorld(ctx, sc, manyClients, simnode.Fleet{Name: "n", Size: b.nodes / 2, Groups: changeGroups, StartTime: podTime})
+	if err != nil {
+		return nil, err
+	}
+	farm, err := b.startFarm(ctx, sc, w, "farm", "", dev.addr)
+	if err != nil {
+		return nil, err
+	}
+	return w, farm.events.seen(ctx, settledLine)
+}
+
+// revision is the controller of one revision of a service.
+func revision(service string, rev int64, replicas int) (rc.RC, []byte, error) {
+	return controller(fmt.Sprintf("%s-r%d", service, rev), replicas, 0, func(r *rc.RC) {
+		r.Labels = map[string]string{"service": service}
+		r.Service = &rc.Service{Name: service, Revision: rev}
+	})
+}
+
+// serve makes the first revision of a service, as its rollout would have left it, and returns when all of its pods are available.
+func (w *world) serve(ctx context.Context, service string, rev int64, replicas int) error {
+	r, canonical, err := revision(service, rev, replicas)
+	if err != nil {
+		return err
+	}
+	ops, err := w.creation(r, canonical)
+	if err != nil {
+		return err
+	}
+	if _, err := w.client.Commit(ctx, ops); err != nil {
+		return err
+	}
+	return sparingly(ctx, time.Now(), func() error {
+		st, err := w.store.Status(ctx, r.ID)
+		if err == nil && st.Value.Available < replicas {
+			err = fmt.Errorf("%d of %d pods of %s are available", st.Value.Available, replicas, r.Name)
+		}
+		return err
+	})
+}
+
+// roll begins a rollout of a service from its only controller to another one, and returns how long it took and in how many stages.
+func (w *world) roll(ctx context.Context, service string, rev int64, replicas int) (took time.Duration, stages int, err error) {
+	d, err := w.deployment(ctx, service, rev, replicas)
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	if err := w.store.Deploy(ctx, d); err != nil {
+		return 0, 0, err
+	}
+	stages = 1
+	err = sparingly(ctx, began, func() error {
+		rec, err := w.store.Rollout(ctx, service)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			took = time.Since(began)
+			return nil
+		case err != nil:
+			return err
+		}
+		stages = max(stages, rec.Value.Stage)
+		if rec.Value.State != rollout.Progressing {
+			return fmt.Errorf("the rollout of %s is %s: %s", service, rec.Value.State, rec.Value.Reason)
+		}
+		return fmt.Errorf("the rollout of %s is in stage %d of %d, phase %s", service, rec.Value.Stage, rec.Value.Stages, rec.Value.Phase)
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	next, err := w.store.RC(ctx, d.RCs[len(d.RCs)-1].Value.ID, true)
+	if err == nil && (next.Value.Desired() != replicas || next.Value.Mutator != "") {
+		err = fmt.Errorf("after the rollout of %s its controller asks for %d replicas, and belongs to %q", service, next.Value.Desired(), next.Value.Mutator)
+	}
+	return took, stages, err
+}
+
+// deployment is the transaction that begins a rollout of a service to one more revision, a tenth of its pods at a time.
+func (w *world) deployment(ctx context.Context, service string, rev int64, replicas int) (store.Deploy, error) {
+	next, canonical, err := revision(service, rev, replicas)
+	if err != nil {
+		return store.Deploy{}, err
+	}
+	schema, err := w.store.Schema(ctx)
+	if err != nil {
+		return store.Deploy{}, err
+	}
+	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Nonce: schema.Value.Nonce, New: next}
+	indices := map[string]uint64{}
+	recs, _, err := w.store.ListRCs(ctx)
+	if err != nil {
+		return store.Deploy{}, err
+	}
+	for i := range recs {
+		if r := &recs[i].Value; r.Service != nil && r.Service.Name == service && r.DeletedAt == nil {
+			start.Old = append(start.Old, rollout.Seen{RC: *r})
+			indices[r.ID] = recs[i].Index
+		}
+	}
+	started, err := rollout.Begin(start)
+	if err != nil {
+		return store.Deploy{}, err
+	}
+	d := store.Deploy{
+		Rollout: store.Rec[rollout.Record]{Value: started.Record}, SchemaIndex: schema.Index,
+		Manifests: []store.DeployManifest{{Digest: next.ManifestDigest, Canonical: canonical}},
+		Audit:     store.NewAudit("bench", "deploy", next.ID, started.Audit),
+	}
+	for _, r := range started.RCs {
+		d.RCs = append(d.RCs, store.Rec[rc.RC]{Value: r, Index: indices[r.ID]})
+	}
+	return d, nil
+}
