@@ -193,7 +193,7 @@ const maxAnswered = 32
 
 // newBatch returns a pass's first batch, which reports and answers besides, or with a nil plan a later one.
 func (c *ReplicationController) newBatch(v *view, plan *reconcile.Plan) *batch {
-	b := &batch{Batch: store.Batch{Fence: c.fence, RCID: c.ID, RCIndex: v.head.RC.Index}}
+	b := &batch{Batch: store.Batch{Fence: c.fence, RCID: c.ID, RCIndex: v.head.RC.Index, Rollout: v.head.RC.Value.Rollout()}}
 	if v.minimum != nil {
 		b.Newest = v.minimum.newest() // or another one: see commitLeaving
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -116,6 +117,12 @@ func (r *RC) MinimumAvailable() int {
 		return min(*r.MinAvailable, r.Desired())
 	}
 	return max(0, r.Desired()-1)
+}
+
+// Rollout returns the service whose rollout is in charge of the controller; "": none is.
+func (r *RC) Rollout() string {
+	service, _, _ := strings.Cut(r.Mutator, "/")
+	return service
 }
 
 // Surge returns how many pods above the desired number may exist while pods are moved.

@@ -20,6 +20,8 @@ type Batch struct {
 	Part
 	Audit  *Audit
 	Status *rc.Status
+	// Rollout is the service whose runner is told of the status; empty: no rollout is in charge of the controller.
+	Rollout string
 }
 
 // Reported is a reality with the index at which it was read.
@@ -39,6 +41,9 @@ func (t *FarmTenure) ops(b *Batch) []consul.Op {
 	}
 	if b.Status != nil {
 		ops = append(ops, consul.Set(t.keys.Status(b.RCID), encode(b.Status)))
+		if b.Rollout != "" {
+			ops = append(ops, t.ringRollout(b.Rollout))
+		}
 	}
 	return ops
 }

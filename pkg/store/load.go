@@ -37,6 +37,10 @@ func (t *FarmTenure) HeadLoad(b *Batch, reports bool) Load {
 	l := Load{keys: PartLoad{}, ops: len(head), bytes: consul.TxnBytes(head)}
 	if reports {
 		l.ops += 2
+		if b.Rollout != "" {
+			l.ops++
+			l.bytes += consul.OpBytes(t.keys.RolloutBell(b.Rollout), ulidBytes)
+		}
 		l.bytes += consul.OpBytes(t.keys.Audit(NewID()), MaxAuditBytes) + consul.OpBytes(t.keys.Status(b.RCID), rc.MaxStatusBytes)
 	}
 	return l

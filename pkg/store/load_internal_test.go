@@ -102,6 +102,9 @@ func TestCountedIsReal(t *testing.T) {
 		if rapid.Bool().Draw(r, "newest") {
 			b.Newest = &Reported{At: At{Node: nodes[0], Identity: pod.Identity{RCID: "web", Role: "newest"}}, Index: 8}
 		}
+		if rapid.Bool().Draw(r, "rollout") {
+			b.Rollout = "web"
+		}
 		load := st.HeadLoad(b, true)
 		for range rapid.IntRange(0, 60).Draw(r, "changes") {
 			part := p.change(nodes)

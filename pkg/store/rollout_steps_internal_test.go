@@ -303,6 +303,34 @@ func TestWhatAnOperatorAsks(t *testing.T) {
 	}
 }
 
+// The owner of a controller that a rollout is in charge of rings for its runner with each status.
+func TestAStatusRingsForItsRollout(t *testing.T) {
+	t.Parallel()
+	farm, _, v := begun(t)
+	claimed, err := farm.Claim(t.Context(), "id1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rung := func() uint64 {
+		t.Helper()
+		p, err := farm.c.Get(t.Context(), farm.keys.RolloutBell("web"), consul.Consistent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.ModifyIndex
+	}
+	controller := v.RCs["id1"].Value
+	b := Batch{Fence: claimed.Fence, RCID: "id1", RCIndex: v.RCs["id1"].Index, Rollout: controller.Rollout()}
+	before := rung()
+	if err := farm.Commit(t.Context(), &b); err != nil || rung() != before {
+		t.Errorf("rung without a status: %v", err)
+	}
+	b.Status = &rc.Status{RCID: "id1"}
+	if err := farm.Commit(t.Context(), &b); err != nil || rung() == before {
+		t.Errorf("not rung: %v", err)
+	}
+}
+
 // The watch tells rollouts, bells, troubles and garbage apart.
 func TestTheWatchOfRollouts(t *testing.T) {
 	t.Parallel()

@@ -53,6 +53,12 @@ func (s *Store) Rollout(ctx context.Context, service string) (Rec[rollout.Record
 	return get[rollout.Record](ctx, s, s.keys.Rollout(service), consul.Consistent)
 }
 
+// SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
+func (t *FarmTenure) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
+	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollout(service)), consul.DeleteCAS(t.keys.RolloutBell(service), index)})
+	return err
+}
+
 // RolloutsSeen is one delivery of the watch of rollouts.
 type RolloutsSeen struct {
 	Recs    []Rec[rollout.Record]

@@ -69,6 +69,7 @@ type Tenure interface {
 	Locks
 	Reads
 	CommitRollout(ctx context.Context, s *store.RolloutStep) error
+	SweepRolloutBell(ctx context.Context, service string, index uint64) error
 	WriteTrouble(ctx context.Context, service string, index uint64, trouble *store.RolloutTrouble) error
 }
 

@@ -93,8 +93,26 @@ func (r *Runner) forgetTold() {
 	}
 }
 
+// sweepBells removes the bells of rollouts that there are none of any more.
+func (r *Runner) sweepBells(ctx context.Context) {
+	r.mu.Lock()
+	stray := map[string]uint64{}
+	for service, index := range r.seen.Bells {
+		if r.records[service] == nil && r.seen.Corrupt[service] == nil {
+			stray[service] = index
+		}
+	}
+	r.mu.Unlock()
+	for service, index := range stray {
+		if err := r.cfg.Store.SweepRolloutBell(ctx, service, index); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrRefused) {
+			r.log.WithError(err).WithField(obs.Service, service).Warn("cannot remove the bell of a rollout that has ended")
+		}
+	}
+}
+
 func (r *Runner) tellAll(ctx context.Context) {
 	now := time.Now().UTC()
+	r.sweepBells(ctx)
 	for service, f := range r.findings(now) {
 		if err := r.tellOne(ctx, service, f, now); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
 			r.log.WithError(err).WithField(obs.Service, service).Warn("cannot keep what was told about a rollout")
