@@ -285,6 +285,9 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
+	if e.standby != rec.Intent.Standby {
+		p.service.raise() // the name that it is to leave waits for this
+	}
 	if rec.Service == e.service && rec.Standby == e.standby && rec.Counting == e.counting {
 		e.saveBy = time.Time{}
 	}

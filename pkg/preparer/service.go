@@ -347,10 +347,16 @@ func (p *Preparer) sawServicesOf(e *entry, local map[string]consul.Health, expec
 		}
 		change.pass(known && said.Passing)
 	}
+	// The other name stays until the disk knows of this one: a successor that does not would take the pod for one without a service.
+	noted := right && e.rec.Service == e.service
 	for _, id := range there.ids {
-		expected[id] = alive && !right
+		expected[id] = alive && !noted
 	}
-	p.sawName(e, standby, right, there.any)
+	if right && !noted && there.any {
+		e.saveBy = now
+		p.changed(e)
+	}
+	p.sawName(e, standby, noted || right && !there.any, there.any)
 	p.sawHealth(e, checkState{known: known, passing: known && said.Passing})
 	if !e.up || m == nil {
 		return change, false

@@ -94,9 +94,9 @@ func TestStandby(t *testing.T) {
 		"http": func(b *bench) manifest.Manifest { return b.server("1") },
 		"script": func(b *bench) manifest.Manifest {
 			m := b.sleeper("1")
+			b.addProgram(m, "bin/check", "exit 0")
 			interval := field.Duration(time.Second)
-			m.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "bin/launch"}, Interval: &interval}
-			m.Launchables[0].Artifact = b.artifacts.add(b.t, `[ -e "$POD_HOME/up" ] && exit 0; : > "$POD_HOME/up"; exec sleep 1000`)
+			m.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "bin/check"}, Interval: &interval}
 			return m
 		},
 		"no check": func(b *bench) manifest.Manifest { return b.sleeper("1") },
