@@ -132,8 +132,8 @@ func (w *Work) adopt() {
 
 // holds reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
 func (w *Work) holds() bool {
-	r := w.Record
 	why := w.gone()
+	r := w.Record
 	if r.State.Ended() {
 		return true
 	}

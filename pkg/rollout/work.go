@@ -135,12 +135,16 @@ func (m *Member) idle() int {
 	return max(0, m.desired()-m.serving())
 }
 
-// up returns what IsStageScaleUpReady judges. Pods of nodes without a preparer are no progress.
+// up returns what IsStageScaleUpReady judges. Pods of nodes without a preparer are no progress, and neither are those that stand by where they should not.
 func (m *Member) up() *Scale {
 	if m.Status == nil {
 		return nil
 	}
-	return &Scale{Desired: m.Status.Desired, Actual: m.Status.Available - m.Status.UnmanagedAvailable}
+	actual := m.Status.Available - m.Status.UnmanagedAvailable
+	if !m.Standby {
+		actual -= m.Status.StandingBy
+	}
+	return &Scale{Desired: m.Status.Desired, Actual: actual}
 }
 
 // down returns what IsStageScaleDownReady judges.
