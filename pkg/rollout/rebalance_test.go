@@ -1,0 +1,66 @@
+package rollout_test
+
+import (
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// short is a service of three revisions in the middle of a stage that takes a pod from r1, just when so many pods of r2 cease to serve.
+func short(t *testing.T, k rollout.Knobs, away int) *world {
+	t.Helper()
+	w := traced(t)
+	w.old(1, 3)
+	w.old(2, 5)
+	w.must(t, w.deploy(k, 3, 8))
+	for desired(w.rcs["r1"]) == 3 {
+		w.run()
+		w.own("r3")
+		w.nodes(1)
+		w.own("r3")
+	}
+	for _, p := range w.podsOf("r2")[:away] {
+		p.available = false
+	}
+	w.sick["d2"] = true
+	for _, id := range []string{"r1", "r2", "r3"} {
+		w.own(id)
+	}
+	return w
+}
+
+func TestOnePodShortOfAnotherRevision(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		k      rollout.Knobs
+		away   int
+		r1, r2 int
+	}{
+		{"r2 gives what r1 cannot", rollout.Knobs{}, 1, 3, 4},
+		{"no more than the stage takes", rollout.Knobs{}, 2, 3, 4},
+		{"all serve", rollout.Knobs{}, 0, 2, 5},
+		{"two at once", rollout.Knobs{Step: amount(2)}, 2, 3, 3},
+		{"as many as are short", rollout.Knobs{Step: amount(2)}, 1, 2, 4},
+	} {
+		w := short(t, tt.k, tt.away)
+		w.run()
+		if r1, r2 := desired(w.rcs["r1"]), desired(w.rcs["r2"]); r1 != tt.r1 || r2 != tt.r2 {
+			t.Errorf("%s: r1 %d, r2 %d, want %d and %d: %s", tt.name, r1, r2, tt.r1, tt.r2, w.counts())
+		}
+		for _, id := range []string{"r1", "r2"} {
+			w.own(id)
+		}
+		w.sick["d2"] = true
+		w.settles(t, rollout.Done)
+		w.has(t, map[string]int{"r3": 8})
+	}
+}
+
+func TestNothingMovesToWhatIsUnknown(t *testing.T) {
+	w := short(t, rollout.Knobs{}, 1)
+	w.status["r2"].ObservedGeneration--
+	w.run()
+	if r1, r2 := desired(w.rcs["r1"]), desired(w.rcs["r2"]); r1 != 2 || r2 != 5 {
+		t.Errorf("r1 %d, r2 %d", r1, r2)
+	}
+}
