@@ -63,6 +63,9 @@ const (
 	portMax = portMin + 24
 )
 
+// rackLabel is the label of a node that selectors ask for.
+const rackLabel = "rack"
+
 // reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
 const reactLimit = 150 * time.Millisecond
 
@@ -79,7 +82,7 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 	s := &simulated{
 		Node: simnode.Node{
 			Record: node.Node{
-				Name: fmt.Sprintf("n%d", n+1), Labels: map[string]string{"rack": string("ab"[n%2])},
+				Name: fmt.Sprintf("n%d", n+1), Labels: map[string]string{rackLabel: string("ab"[n%2])},
 				Capacity: capacity, PortRange: node.PortRange{Min: portMin, Max: portMax}, Address: m.ip(),
 			},
 			Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,

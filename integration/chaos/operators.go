@@ -69,15 +69,52 @@ func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err 
 	}
 }
 
-// open ends every drain.
+// relabel puts a node into the other rack by an operators' label, or back into its own.
+func (w *workload) relabel(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	n := &w.c.nodes[rng.IntN(len(w.c.nodes))].Record
+	name, label := n.Name, rackLabel+"="+map[string]string{"a": "b", "b": "a"}[n.Labels[rackLabel]]
+	w.mu.Lock()
+	labelled, room := w.labelled[name], len(w.labelled) < maxLabelled
+	if !labelled && !room {
+		for other := range w.labelled {
+			name = min(name, other) // the choice is the same for the same seed
+		}
+		labelled = true
+	}
+	if !labelled {
+		w.labelled[name] = true // also if it is not known whether it is
+	}
+	w.mu.Unlock()
+	if !labelled {
+		return "relabel", w.c.rcctl(ctx, "node", "label", name, label)
+	}
+	if err := w.c.rcctl(ctx, "node", "label", name, rackLabel+"-"); err != nil {
+		return "take a label back", err
+	}
+	w.mu.Lock()
+	delete(w.labelled, name)
+	w.mu.Unlock()
+	return "take a label back", nil
+}
+
+// open ends every drain, and takes every label back.
 func (w *workload) open(ctx context.Context) error {
 	st := w.c.stores[rand.IntN(servers)]
 	for _, n := range w.c.nodes {
 		ops, err := st.NodeOps(ctx, n.Record.Name)
-		if errors.Is(err, store.ErrNotFound) || err == nil && ops.Value.Drain == nil {
+		switch {
+		case errors.Is(err, store.ErrNotFound):
 			continue
+		case err != nil:
+			return err
 		}
-		if err := errors.Join(err, w.c.rcctl(ctx, "node", "undrain", n.Record.Name)); err != nil {
+		if ops.Value.Drain != nil {
+			err = w.c.rcctl(ctx, "node", "undrain", n.Record.Name)
+		}
+		if len(ops.Value.Labels) > 0 {
+			err = errors.Join(err, w.c.rcctl(ctx, "node", "label", n.Record.Name, rackLabel+"-"))
+		}
+		if err != nil {
 			return err
 		}
 	}

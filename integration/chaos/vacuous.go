@@ -31,6 +31,7 @@ var checked = []string{
 const (
 	afterRestore = "R1 placed after a restore"
 	afterWipe    = "R1 adopted after a wipe"
+	bySelector   = "P3 selected" // in a run of a minute or more
 )
 
 // missing says why a run proves nothing although no violation was found in it, "" when it does: a promise is only kept where
@@ -59,7 +60,13 @@ func (r *report) missing() string {
 	if r.Task.Faults == "" && r.Task.Length >= everyKindFrom && len(never) > 0 {
 		return fmt.Sprintf("faults of these kinds were to happen and never did: %s; run it with -v to see what each says", strings.Join(never, ", "))
 	}
+	if r.Task.Length >= everyKindFrom && r.Judgement.Relabelled == 0 {
+		return "no node was ever relabelled, so that nothing is known of where pods go then; a longer -time gives it a chance"
+	}
 	needed := slices.Clone(checked)
+	if r.Task.Length >= everyKindFrom {
+		needed = append(needed, bySelector)
+	}
 	if r.Judgement.Restores > 0 {
 		needed = append(needed, afterRestore)
 	}

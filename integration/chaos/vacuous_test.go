@@ -13,7 +13,7 @@ func full() *report {
 	r := &report{
 		Task:      &task{Length: time.Minute},
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
-		Judgement: &checker.Result{Checked: map[string]int{}},
+		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1}, Relabelled: 1},
 	}
 	for _, group := range checked {
 		r.Judgement.Checked[group] = 1
@@ -47,6 +47,10 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"nothing placed after a restore":    {restored, nil, afterRestore},
 		"nothing adopted after a wipe":      {func(r *report) { r.Judgement.Wipes = 1 }, nil, afterWipe},
 		"nor in a short run":                {lasting(time.Minute - 1), func(r *report) { r.Judgement.Wipes = 1 }, ""},
+		"nothing was relabelled":            {func(r *report) { r.Judgement.Relabelled = 0 }, nil, "no node was ever relabelled"},
+		"nor in forty seconds":              {lasting(time.Minute - 1), func(r *report) { r.Judgement.Relabelled = 0 }, ""},
+		"nothing was placed by selector":    {unchecked(bySelector), nil, bySelector},
+		"nor by selector in forty seconds":  {lasting(time.Minute - 1), unchecked(bySelector), ""},
 		"violations are expected":           {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task.Expect = true }, ""},
 		"an old run, whose task is unknown": {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task = nil }, ""},
 	} {

@@ -26,6 +26,7 @@ type workload struct {
 	made map[int]int // controllers made so far, by slot
 	// closed are the nodes that may be drained, leaky those that may have a share for nobody.
 	closed, leaky map[string]bool
+	labelled      map[string]bool // nodes that may have another label
 }
 
 const (
@@ -36,6 +37,7 @@ const (
 	callLimit   = 10 * time.Second
 	maxSurge    = 3                      // of those controllers that do not leave it to the default
 	maxClosed   = 2                      // nodes that are drained at a time
+	maxLabelled = 4                      // nodes in another rack than their own at a time
 	pauseLimit  = 600 * time.Millisecond // between two acts of one operator
 )
 
@@ -53,7 +55,7 @@ const (
 )
 
 func newWorkload(c *chaos) *workload {
-	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}, leaky: map[string]bool{}}
+	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}, leaky: map[string]bool{}, labelled: map[string]bool{}}
 }
 
 // initial makes the first controllers.
@@ -121,6 +123,8 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	// What pods do one after the other takes hundreds of them too long.
 	oneByOne := dice >= 50 && dice < 72 || dice >= 78 && dice < 82
 	switch {
+	case dice >= 46 && dice < 50:
+		return w.relabel(ctx, rng)
 	case dice < 50, oneByOne && isLarge(slot):
 		rec.Value.ReplicaGroups = groups(slot, n)
 		return "scale", w.change(ctx, st, rec, nil, "scale", rng)
@@ -129,7 +133,7 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	case dice < 78:
 		return w.drain(ctx, rng)
 	case dice < 82:
-		rec.Value.NodeSelector = []string{"", "rack=a", "rack=b"}[rng.IntN(3)]
+		rec.Value.NodeSelector = []string{"", rackLabel + "=a", rackLabel + "=b"}[rng.IntN(3)]
 		return "change selector", w.change(ctx, st, rec, nil, "change selector", rng)
 	case dice < 87:
 		rec.Value.Disabled = !rec.Value.Disabled
@@ -242,6 +246,8 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	}
 	if isLarge(slot) {
 		r.MaxPerNode = 0
+	} else {
+		r.NodeSelector = []string{"", "", rackLabel + "=a", rackLabel + "=b"}[rng.IntN(4)]
 	}
 	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create", rng)
 }
@@ -310,7 +316,7 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain leaves nothing undone: drains are ended, leaked shares swept, the breaker reset, and each controller written anew
+// sayAgain leaves nothing undone: drains are ended, labels taken back, leaked shares swept, the breaker reset, and each controller written anew
 // and enabled, as an operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
 // It may stop many pods at once now, or what the breaker held up would trip it again; so may one that is being deleted.
 func (w *workload) sayAgain(ctx context.Context) error {

@@ -46,6 +46,7 @@ type Result struct {
 	Wipes        int            `json:"wipes"`                   // of the whole prefix
 	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"` // the longest that anything was found after a wipe, in nanoseconds
 	Trips        int            `json:"trips"`                   // of the mass-stop breaker
+	Relabelled   int            `json:"relabelled"`              // how often operators gave a node other labels
 	Checked      map[string]int `json:"checked"`                 // how often each rule had something to judge
 	Violations   []Violation    `json:"violations"`
 }
@@ -117,6 +118,8 @@ type judgement struct {
 	mistakes []Event // of operators, who deleted everything
 	wiped    *wiped  // the last one; nil: none yet
 
+	labelled map[string][]unlabelled // labels that nodes had before
+
 	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
 	restoredAt uint64               // index of the last restore
@@ -140,6 +143,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
+		labelled: map[string][]unlabelled{},
 	}
 }
 
@@ -250,6 +254,7 @@ func (j *judgement) remember(w *Write) {
 		}
 		j.rememberDrain(c, w.At)
 		j.rememberHolder(c, w.At)
+		j.rememberLabels(c, w.At)
 	}
 }
 

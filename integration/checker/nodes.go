@@ -116,7 +116,7 @@ func (j *judgement) nodeStops(events []Event) {
 	for _, e := range ofKind(events, EventEnd) {
 		p := j.state.get(prefix + "pods/" + e.ID).placement()
 		j.looked("final node")
-		if j.state.get(prefix+"rcs/"+rcOf(e.ID)).controller() == nil && j.result.Restores > 0 {
+		if j.state.get(prefix+"rcs/"+rcOf(e.ID)).controller() == nil && (j.result.Restores > 0 || j.wiped.missed(e.Node, e.ID)) {
 			j.orphan(e)
 			continue
 		}
@@ -127,7 +127,8 @@ func (j *judgement) nodeStops(events []Event) {
 	j.placedRuns(ofKind(events, EventEnd))
 }
 
-// orphan judges a pod whose controller a restored snapshot does not know: nothing may stop it, and its node must say so.
+// orphan judges a pod whose controller a restored snapshot does not know, or that was deleted after a wipe before anybody could hear of
+// the pod: nothing may stop it, and its node must say so.
 func (j *judgement) orphan(e Event) {
 	j.looked("P4 orphan")
 	if !j.state.lists(e.Node, e.ID) {

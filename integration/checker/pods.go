@@ -99,7 +99,7 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "it was adopted at the present generation and must stay"
 	case j.forced(w, node):
 		return ""
-	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node)):
+	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node) || j.unselected(w, rc, node)):
 		return ""
 	}
 	n := 0

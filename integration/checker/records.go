@@ -3,6 +3,7 @@ package checker
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 )
@@ -153,8 +154,9 @@ type nodeRecord struct {
 }
 
 type nodeOps struct {
-	Unschedulable bool   `json:"unschedulable"`
-	Drain         *drain `json:"drain"`
+	Unschedulable bool              `json:"unschedulable"`
+	Labels        map[string]string `json:"labels"`
+	Drain         *drain            `json:"drain"`
 }
 
 type drain struct {
@@ -374,12 +376,24 @@ func (s *state) gone(name string) bool {
 
 // mayStay reports whether a controller's pods may be on a node. Selectors in these runs are empty or one "key=value".
 func (s *state) mayStay(rc *controller, node string) bool {
-	if o := s.ops(node); o.Unschedulable || o.Drain != nil {
-		return false
+	o := s.ops(node)
+	return !o.Unschedulable && o.Drain == nil && rc.selects(s.labels(node))
+}
+
+// selects reports whether the selector matches the labels of a node.
+func (c *controller) selects(labels map[string]string) bool {
+	key, value, ok := strings.Cut(c.NodeSelector, "=")
+	return c.NodeSelector == "" || ok && labels[key] == value
+}
+
+// labels returns what labels a node has: its own, and those of operators on top.
+func (s *state) labels(node string) map[string]string {
+	all := map[string]string{}
+	if n, _ := s.node(node); n != nil {
+		maps.Copy(all, n.Labels)
 	}
-	key, value, ok := strings.Cut(rc.NodeSelector, "=")
-	n, _ := s.node(node)
-	return rc.NodeSelector == "" || ok && n != nil && n.Labels[key] == value
+	maps.Copy(all, s.ops(node).Labels)
+	return all
 }
 
 // ops returns what operators say about a node; empty when they say nothing.

@@ -21,6 +21,9 @@ func (j *judgement) committed(w *Write) {
 		j.roomPlaced(w, p, c.news() != nil)
 		j.roomReserved(w, p, c.news() != nil)
 		j.portsAsked(w, p)
+		if c.news() != nil {
+			j.selected(w, p)
+		}
 	}
 }
 

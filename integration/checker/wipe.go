@@ -26,6 +26,7 @@ type wiped struct {
 	missing map[string]bool   // identities of ran that are not adopted yet
 	belled  map[string]int64  // since when a controller has its bell
 	judged  map[string]bool   // identities of ran whose time is up
+	left    map[string]bool   // what else ran, by node and identity: nobody waits for it
 	done    bool
 }
 
@@ -63,7 +64,7 @@ func (j *judgement) wipes(w *Write) bool {
 // where no preparer passes, is left out.
 func (j *judgement) wipe(w *Write, back int64) {
 	j.result.Wipes++
-	d := &wiped{back: back, ran: map[string]copied{}, silent: map[string]int64{}, missing: map[string]bool{}, belled: map[string]int64{}, judged: map[string]bool{}}
+	d := &wiped{back: back, ran: map[string]copied{}, silent: map[string]int64{}, missing: map[string]bool{}, belled: map[string]int64{}, judged: map[string]bool{}, left: map[string]bool{}}
 	j.wiped = d
 	for _, node := range w.state.passingPreparers() {
 		d.silent[node] = 0
@@ -82,6 +83,13 @@ func (j *judgement) wipe(w *Write, back int64) {
 	}
 	for id := range out {
 		delete(d.ran, id)
+	}
+	for node, there := range j.nodes.run {
+		for id := range there {
+			if _, waitedFor := d.ran[id]; !waitedFor {
+				d.left[node+"|"+id] = true
+			}
+		}
 	}
 	for id := range d.ran {
 		d.missing[id] = true
@@ -131,6 +139,15 @@ func (j *judgement) stillRuns(id string) bool {
 	ran := j.wiped.ran[id]
 	now, runs := j.nodes.runs(ran.Node, id)
 	return runs && now.Revision == ran.Revision
+}
+
+// missed reports whether nobody had to find a pod after the last wipe: its node was not heard, or it was on its way to be another.
+func (d *wiped) missed(node, id string) bool {
+	if d == nil {
+		return false
+	}
+	ran, waitedFor := d.ran[id]
+	return d.left[node+"|"+id] || waitedFor && ran.Node == node && d.silent[node] > d.back+int64(heardWithin)
 }
 
 // timesUp judges the pods whose time is up.

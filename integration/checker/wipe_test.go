@@ -148,6 +148,49 @@ func TestAfterAWipe(t *testing.T) {
 	}
 }
 
+// A controller may be deleted after a wipe before the node is heard that runs its pod: then that is an orphan, which its node reports.
+func TestOrphansOfAWipe(t *testing.T) {
+	t.Parallel()
+	const runs, silent = "final runs without a placement", "P4 orphan not reported"
+	for name, c := range map[string]struct {
+		away     time.Duration // of its preparer, from the wipe on
+		reported bool
+		rule     string
+	}{
+		"its node was away":              {heardWithin + time.Second, true, ""},
+		"it was away, and does not say":  {heardWithin + time.Second, false, silent},
+		"its node was there":             {0, true, runs},
+		"its node was away for a moment": {heardWithin - time.Second, true, runs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.wiped()
+			machine := func(status string) {
+				w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status}})
+			}
+			if c.away > 0 {
+				machine(critical)
+				w.late += c.away
+				w.txn(kv("set", "names/later", "later"))
+				machine("passing")
+			}
+			w.txn(kv("delete", rcKey, nil))
+			if c.reported {
+				orphan := fields{"rc_id": "c", "role": "main", "index": 0}
+				w.txn(kv("set", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n1", "consul_node": "n1", "orphans": []fields{orphan}}))
+			}
+			w.ends(10)
+			found := w.verdict().Count()
+			for _, rule := range []string{runs, silent} {
+				if (found[rule] > 0) != (rule == c.rule) {
+					t.Errorf("found %v, expected %q", found, c.rule)
+				}
+			}
+		})
+	}
+}
+
 // Only what the run says that it deletes is an operator's mistake, and only all of it in a command of its own.
 func TestWhoWipes(t *testing.T) {
 	t.Parallel()
