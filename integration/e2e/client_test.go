@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -82,11 +83,7 @@ func (c *caller) end() {
 func (c *caller) answers() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	versions := map[string]int{}
-	for version, n := range c.versions {
-		versions[version] = n
-	}
-	return versions
+	return maps.Clone(c.versions)
 }
 
 // awaitVersion waits until a version has given another answer.

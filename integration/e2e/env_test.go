@@ -86,6 +86,10 @@ var scenarios = map[string]func(*env){
 	"relabel":          relabel,
 	"crash-loop":       crashLoop,
 	"drained":          drained,
+	"rollout":          rollOut,
+	"rollback":         rollBack,
+	"pre-deploy":       preDeploy,
+	"hopeless":         hopeless,
 }
 
 func TestScenario(t *testing.T) {

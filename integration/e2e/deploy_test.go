@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+)
+
+// web is a service of the sample program.
+type web struct {
+	replicas int
+	version  string
+	update   string            // fields of update, such as "step: 1"
+	fields   string            // further lines of the document
+	env      map[string]string // besides the version
+	port     int               // zero: a dynamic one
+	sha256   string            // of the artifact; empty: the right one
+}
+
+// document returns what rcctl deploy takes.
+func (e *env) document(w web) string {
+	e.t.Helper()
+	h := e.hello(w.replicas, map[string]string{"HELLO_VERSION": w.version})
+	h.Name, h.Port = "web", w.port
+	maps.Copy(h.Env, w.env)
+	if w.sha256 != "" {
+		h.Artifact.SHA256 = w.sha256
+	}
+	return strings.Replace(servedSpec(h), "\npod:\n", fmt.Sprintf("\nupdate: {%s}\n%spod:\n", w.update, w.fields), 1)
+}
+
+// site starts Consul, so many nodes and so many farms, f1 and so on, and returns when the nodes are there.
+func (e *env) site(nodes, farms int) (all map[string]*daemon) {
+	e.t.Helper()
+	e.startConsul("")
+	for n := range nodes {
+		e.preparer(n + 1)
+	}
+	all = map[string]*daemon{}
+	for n := range farms {
+		id := fmt.Sprintf("f%d", n+1)
+		all[id] = e.farm(id, "")
+	}
+	e.within(limit, func() error {
+		living := 0
+		for _, rec := range e.nodes() {
+			if rec.Session != "" && rec.Value.Nonce != "" {
+				living++
+			}
+		}
+		if living != nodes {
+			return fmt.Errorf("%d nodes have seen this cluster, want %d", living, nodes)
+		}
+		return nil
+	})
+	return all
+}
+
+// deployed deploys and waits until the rollout is done.
+func (e *env) deployed(w web, flags ...string) {
+	e.t.Helper()
+	e.rcctl(e.document(w), append([]string{"deploy", "-f", "-", "--yes"}, flags...)...)
+	e.runs(map[string]int{w.version: w.replicas})
+}
+
+// fails deploys what must fail, and looks for texts in what rcctl says.
+func (e *env) fails(w web, want ...string) {
+	e.t.Helper()
+	out, err := e.tryRcctl(e.document(w), "deploy", "-f", "-", "--yes")
+	for _, text := range want {
+		if !strings.Contains(out, text) {
+			e.t.Errorf("rcctl deploy does not say %q", text)
+		}
+	}
+	if err == nil || e.t.Failed() {
+		e.t.Fatalf("rcctl deploy: %v\n%s", err, out)
+	}
+}
+
+// versions returns how many processes run of each version, from /proc.
+func (e *env) versions() map[string]int {
+	e.t.Helper()
+	found := map[string]int{}
+	for _, pid := range e.processes() {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		for v := range strings.SplitSeq(string(data), "\x00") {
+			if version, is := strings.CutPrefix(v, "HELLO_VERSION="); is {
+				found[version]++
+			}
+		}
+	}
+	return found
+}
+
+// runs waits until exactly so many processes run of each version.
+func (e *env) runs(want map[string]int) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		if got := e.versions(); !maps.Equal(got, want) {
+			return fmt.Errorf("processes of versions %v, want %v", got, want)
+		}
+		return nil
+	})
+}
+
+// mustSay runs rcctl and looks for texts in what it says.
+func (e *env) mustSay(want []string, args ...string) {
+	e.t.Helper()
+	out := e.rcctl("", args...)
+	for _, text := range want {
+		if !strings.Contains(out, text) {
+			e.t.Errorf("rcctl %s does not say %q:\n%s", strings.Join(args, " "), text, out)
+		}
+	}
+}
+
+// pids returns the pids of a version, in order.
+func (e *env) pids(version string) (pids []int) {
+	e.t.Helper()
+	for _, pid := range e.processes() {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if slices.Contains(strings.Split(string(data), "\x00"), "HELLO_VERSION="+version) {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
