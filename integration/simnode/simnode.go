@@ -41,9 +41,9 @@ type Node struct {
 
 // Obey reports a running pod as ready and a stopped one as stopped, at once.
 func Obey(in pod.Intent) pod.Reality {
-	r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady, Available: true}
+	r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady, Available: true, Standby: in.Standby}
 	if in.State == pod.Stopped {
-		r.State, r.Available = pod.StateStopped, false
+		r.State, r.Available, r.Standby = pod.StateStopped, false, false
 	}
 	return r
 }

@@ -221,7 +221,7 @@ func fitting(v *view, shares []Allocation, reservations map[string]store.Rec[nod
 			res = reservations[a.Node].Value.Clone()
 			taken[a.Node] = res
 		}
-		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, a.Pod), Dynamic: s.Manifest.DynamicPorts()}
+		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, a.Pod), Dynamic: s.Placing().DynamicPorts()}
 		reason := rule.Refuses(scheduler.Candidate{View: s.Nodes[a.Node], Reservation: res, Pods: perNode[a.Node]}, a.Pod)
 		if reason != "" {
 			v.nodes.others[reason]++

@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type Writes interface {
 	HeadLoad(b *store.Batch, reports bool) store.Load
 	LoadOf(rcID string, p *store.Part) store.PartLoad
 	Ring(ctx context.Context, rcID string) error
+	ReleaseMutator(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], service string, was store.InCharge, schemaIndex uint64, a store.Audit) error
 	MakeMarks(ctx context.Context, drops, stops []string) error
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
@@ -40,6 +42,25 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 		c.farm.cfg.Metrics.short(c.ID, 0, nil)
 		return nil
 	}
+	digests, byDigest := v.snapshot.ByDigest(plan.Adds)
+	all, reason := plan.Adds, ""
+	for i, digest := range digests {
+		v.snapshot.LookFor(digest)
+		if plan.Adds = byDigest[digest]; i > 0 || digest != v.snapshot.RC.ManifestDigest {
+			v.nodes = nil // those that were looked for before may not take these
+		}
+		if err := c.assignAlike(ctx, v, plan); err != nil {
+			return err
+		}
+		reason = cmp.Or(reason, plan.Lacking())
+	}
+	plan.Adds = all
+	plan.StillLacking(v.snapshot.Now, reason)
+	return nil
+}
+
+// assignAlike is assign for adds that get one manifest.
+func (c *ReplicationController) assignAlike(ctx context.Context, v *view, plan *reconcile.Plan) error {
 	placed, look := len(plan.Changes), c.beginLook(v.snapshot, plan)
 	if look.None() {
 		c.assigned(v, plan, placed, plan.Adds, look.Wait, look.Reasons)

@@ -122,6 +122,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		// Without a bell nobody could tell us of a change, and no write could depend on there being none.
 		return time.Millisecond, c.farm.cfg.Store.Ring(ctx, c.ID)
 	}
+	if released, err := c.releaseMutator(ctx, v); released || err != nil {
+		return time.Millisecond, err
+	}
 	plan := reconcile.Compute(v.snapshot)
 	if made, err := c.relyOn(ctx, v, &plan); made || err != nil {
 		return time.Millisecond, err

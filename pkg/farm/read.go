@@ -26,6 +26,7 @@ type Reads interface {
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
 	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
 	CompanionReads
+	RolloutReads
 	ClusterReads
 }
 
@@ -40,6 +41,7 @@ type ClusterReads interface {
 type view struct {
 	head       store.Head
 	schema     store.Rec[store.Schema]
+	rollout    store.InCharge // where the record has a mutator
 	breaker    store.Rec[store.Breaker]
 	companions []store.Companion   // that have a record
 	drops      store.DropsBy       // of the controller and its companions, as listed before the realities
@@ -82,6 +84,9 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 		if v.drops, err = f.cfg.Store.DropsOf(ctx, []string{c.ID}); err != nil {
 			return err
 		}
+	}
+	if err := c.readRollout(ctx, v); err != nil {
+		return err
 	}
 	s.Nodes, v.nodesVersion = f.world.nodesAt()
 	for _, rec := range v.head.Placements {
@@ -345,6 +350,7 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 		if s.Manifest = c.farm.manifests.get(s.RC.ManifestDigest); s.Manifest == nil {
 			w.Manifest = s.RC.ManifestDigest
 		}
+		w.Others = c.otherManifests(s)
 	}
 	if err := c.guess(ctx, v); err != nil {
 		return err
@@ -368,6 +374,9 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 		if err := c.useManifest(s, d); err != nil {
 			return err
 		}
+	}
+	if err := c.useOthers(s, d); err != nil {
+		return err
 	}
 	more, err := c.readAhead(ctx, s, d.Realities, asked)
 	if err != nil {

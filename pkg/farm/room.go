@@ -42,7 +42,7 @@ func (s *scarcity) changed(nodes []string) {
 // shapeOf returns the shape of the pods that a plan adds. The controller's own pods keep it from using room that others may use where
 // it limits how many a node has, and where a pod that moves must not come back.
 func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
-	shape := placement.ShapeOf(s.RC.NodeSelector, reconcile.NewHolder(s, pod.Identity{}), len(s.Manifest.DynamicPorts()))
+	shape := placement.ShapeOf(s.RC.NodeSelector, reconcile.NewHolder(s, pod.Identity{}), len(s.Placing().DynamicPorts()))
 	if s.RC.MaxPerNode > 0 {
 		shape.RCID = s.RC.ID
 	}
@@ -116,7 +116,7 @@ func (c *ReplicationController) search(ctx context.Context, v *view, plan *recon
 func (c *ReplicationController) place(v *view, plan *reconcile.Plan, pods []pod.Identity, names []string, reservations map[string]node.Reservation) []pod.Identity {
 	s, nodes := v.snapshot, v.nodes
 	assigned, refused := placement.Assign(placement.Request{
-		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
+		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 	})
 	for _, a := range assigned {
@@ -173,7 +173,7 @@ func restFor(ctx context.Context, d time.Duration) error {
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
 func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods int) ([]string, error) {
 	s, enough := v.snapshot, max(minCandidates, pods)
-	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Manifest.DynamicPorts()}
+	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
 	var found, foreign []string
 	look := func(from *preference, rest bool) error {
 		for names := range slices.Chunk(slices.Collect(from.all()), lookAtOnce) {

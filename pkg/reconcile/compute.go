@@ -37,6 +37,7 @@ func Compute(s *Snapshot) Plan {
 		c.scale()
 		c.transfer()
 		c.upgrade()
+		c.switchNames()
 		c.drainsWait()
 	}
 	c.markGhosts()
@@ -61,6 +62,7 @@ type computation struct {
 
 	beside         []Copy // pods of companions that count as available
 	standingBeside int    // copies of companions' pods that take room
+	newest         int    // new replicas of this plan that get the controller's manifest
 	awaitsService  string // what pods wait for because of the service's other revisions
 }
 
@@ -159,12 +161,15 @@ func (c *computation) adoptAs(o *Orphan, p *Pod, reason string) {
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node })
 	next.Node, next.PodID, next.Digest, next.Ports = o.Node, o.PodID, o.Digest, o.Ports
 	next.Labels = c.s.RC.PodLabelSet(o.PodID, nil)
-	if c.s.Manifest != nil {
-		next.Labels = c.s.RC.PodLabelSet(o.PodID, c.s.Manifest.Labels)
+	if m := cmp.Or(c.s.ManifestOf(o.Digest), c.s.Manifest); m != nil {
+		next.Labels = c.s.RC.PodLabelSet(o.PodID, m.Labels)
 	}
 	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
 	next.StoppingSince, next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, nil, 0
 	next.AdoptedAtGeneration, next.Switching = c.s.RC.Generation, false
+	if p.Index == 0 {
+		next.Standby = c.s.standsBy()
+	}
 	in, holder := next.Intent(), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
 	ch := Change{
 		Action: Adopt, Identity: o.Identity, Index: p.Index, Placement: &next, Reason: reason,
@@ -213,7 +218,7 @@ func (c *computation) repair() {
 		next, reason := p.Placement, ""
 		var reserve []ReserveChange
 		switch {
-		case p.Switching && c.s.available(p) && p.Digest == c.s.RC.ManifestDigest && c.s.Manifest != nil:
+		case p.Switching && c.s.available(p) && c.s.ManifestOf(p.Digest) != nil:
 			c.shrink(p)
 			continue
 		case p.Reality != nil && p.Reality.Revision > p.Revision:
@@ -260,7 +265,7 @@ func (c *computation) repair() {
 func (c *computation) shrink(p *Pod) {
 	next := p.Placement
 	next.Switching = false
-	res := c.s.Manifest.Resources()
+	res := c.s.ManifestOf(p.Digest).Resources()
 	holder := node.NewHolder(p.Identity, p.Ports, res.CPU, res.Memory)
 	c.add(Change{
 		Action: Shrink, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
@@ -308,7 +313,7 @@ func (c *computation) repairShares(p *Pod) bool {
 		need := c.shareOf(p, ports)
 		if held == nil || !holds(*held, need) {
 			// What is held besides may be that of a version that still runs; shrink gives it back.
-			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Holder: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest})
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Holder: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest && c.s.ManifestOf(p.Digest) == nil})
 		}
 	}
 	reserve(p.Node, p.Ports)
@@ -323,13 +328,14 @@ func (c *computation) repairShares(p *Pod) bool {
 	return len(ch.Reserve) > 0
 }
 
-// shareOf returns what a copy of the pod with these ports takes of its node, as far as it is known: the resources of another
-// manifest than the controller's are not.
+// shareOf returns what a copy of the pod with these ports takes of its node, as far as it is known: the resources of a manifest
+// that was not read are not.
 func (c *computation) shareOf(p *Pod, ports map[string]int) node.Holder {
-	if c.s.Manifest == nil || p.Digest != c.s.RC.ManifestDigest {
+	m := c.s.ManifestOf(p.Digest)
+	if m == nil {
 		return node.NewHolder(p.Identity, ports, 0, 0)
 	}
-	res := c.s.Manifest.Resources()
+	res := m.Resources()
 	return node.NewHolder(p.Identity, ports, res.CPU, res.Memory)
 }
 
@@ -340,7 +346,7 @@ func holds(held, need node.Holder) bool {
 }
 
 func sameIntent(got *pod.Intent, want pod.Intent) bool {
-	return got != nil && got.Digest == want.Digest && got.State == want.State && got.Revision == want.Revision
+	return got != nil && got.Digest == want.Digest && got.State == want.State && got.Revision == want.Revision && got.Standby == want.Standby
 }
 
 // stop asks for a stop, or counts the pod as held back by the breaker.

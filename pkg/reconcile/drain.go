@@ -137,9 +137,9 @@ func (c *computation) kept(p *Pod) string {
 		return "it was found running and stays as it is until the controller is changed"
 	case c.s.RC.Strategy == rc.Static:
 		return "its controller is static"
-	case c.s.RC.Mutator != "":
+	case c.s.RC.Mutator != "" && !c.s.RolloutRests:
 		return "rollout " + c.s.RC.Mutator + " is in charge of its controller"
-	case c.s.Manifest == nil:
+	case c.s.ManifestOf(c.s.digestFor(&p.Placement)) == nil:
 		return "the manifest that it would be placed with cannot be read"
 	}
 	return ""
@@ -154,7 +154,12 @@ func (c *computation) drainsWait() {
 		}
 		if state, _, why := c.moveOf(p); state == stuck {
 			c.block(why)
-		} else if c.misplaced(p) && (c.drained(p.Node) || c.kept(p) == "") {
+			continue
+		}
+		if c.misplaced(p) && c.s.RC.Mutator != "" && !c.s.RolloutRests {
+			c.lookAgain(RoomRetry) // the rollout may rest by then
+		}
+		if c.misplaced(p) && (c.drained(p.Node) || c.kept(p) == "") {
 			if why := c.waitsFor(p); why != "" {
 				c.block(fmt.Sprintf("%s.%d must leave %s: %s", p.Role, p.Identity.Index, p.Node, why))
 			}

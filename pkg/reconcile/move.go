@@ -132,7 +132,7 @@ func (c *computation) since(mark **time.Time, holds bool) bool {
 // dueForReplacement reports whether the pod's node has been lost for as long as its controller says. It asks for another
 // look when the time comes.
 func (c *computation) dueForReplacement(p *pod.Placement) bool {
-	if c.s.Hold != "" || c.s.Manifest == nil || !c.s.RC.ReplacesLost() || c.s.RC.Disabled || c.s.RC.DeletedAt != nil {
+	if c.s.Hold != "" || c.s.ManifestOf(c.s.digestFor(p)) == nil || !c.s.RC.ReplacesLost() || c.s.RC.Disabled || c.s.RC.DeletedAt != nil {
 		return false
 	}
 	due := func(since *time.Time, after time.Duration) bool {
@@ -354,7 +354,8 @@ func (c *computation) standing(p *Pod) int {
 // move returns the change that gives an identity that exists a new node (R7).
 func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next := p.Placement
-	m := s.Manifest
+	digest := s.digestFor(&p.Placement)
+	m := s.ManifestOf(digest)
 	lost := !s.aliveOn(p.Node)
 	ghost := pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now, Ports: p.Ports}
 	known := s.Nodes[p.Node] != nil
@@ -366,7 +367,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	}
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
 	next.Ghosts = append(next.Ghosts, ghost)
-	next.Node, next.Digest, next.PodID, next.Ports = nodeName, s.RC.ManifestDigest, m.ID, m.PortMap()
+	next.Node, next.Digest, next.PodID, next.Ports = nodeName, digest, m.ID, m.PortMap()
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
 	next.LostSince, next.UnmanagedSince, next.DeadIndex, next.Switching = nil, nil, 0, false

@@ -154,7 +154,7 @@ func (c *computation) occupied(p *Pod) (by *pod.Ghost, is bool) {
 		if !c.lingers(g) {
 			continue
 		}
-		since, deadline := p.ChangedAt, c.deadline()
+		since, deadline := p.ChangedAt, c.deadline(p)
 		if g.Revision != 0 {
 			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop, or later where revisions are ahead (R3)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -28,6 +29,7 @@ const (
 	Mark    Action = "mark"    // note since when a node is lost, or that it is back
 	Move    Action = "move"    // another node, the old copy runs on until the new one is available
 	Return  Action = "return"  // back to a former node whose copy was left running
+	Switch  Action = "switch"  // into the service's name or out of it
 	Release Action = "release" // give back a share that nobody uses
 )
 
@@ -225,6 +227,22 @@ func (p *Plan) Short(s *Snapshot, left []pod.Identity, reasons string, again tim
 		fmt.Sprintf("%s; of %d nodes, these take none: %s", p.lacking(s, left), len(s.Nodes), reasons))
 }
 
+// Lacking returns why some of the adds that were looked for last have no node, "" where all have one.
+func (p *Plan) Lacking() string {
+	i := slices.IndexFunc(p.Status.Conditions, func(c rc.Condition) bool { return c.Type == rc.InsufficientNodes && c.True })
+	if i < 0 {
+		return ""
+	}
+	return p.Status.Conditions[i].Reason
+}
+
+// StillLacking says again that some adds have no node, where those that were looked for later have.
+func (p *Plan) StillLacking(now time.Time, reason string) {
+	if reason != "" {
+		p.set(now, rc.InsufficientNodes, true, reason)
+	}
+}
+
 // lacking says what has no node: so many new replicas, and pods that have to leave the node where they are.
 func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
 	missing := 0
@@ -288,9 +306,10 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 	if p := s.find(id); p != nil {
 		return move(s, p, nodeName)
 	}
-	m := s.Manifest
+	digest := s.DigestOf(id)
+	m := s.ManifestOf(digest)
 	p := pod.Placement{
-		Identity: id, Node: nodeName, PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: s.RC.ManifestDigest,
+		Identity: id, Node: nodeName, PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: digest, Standby: s.standsBy(),
 		Ports: m.PortMap(), RunState: pod.Running, Revision: pod.NextRevision(s.Now, s.Stopped[id]), ChangedAt: s.Now,
 	}
 	in := p.Intent()
@@ -303,8 +322,17 @@ func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
 	}
 }
 
-// NewHolder returns what a pod of the controller's manifest reserves besides its dynamic ports.
+// NewHolder returns what a pod that is to be placed reserves besides its dynamic ports; of no pod in particular, what one does that room
+// is looked for (see LookFor).
 func NewHolder(s *Snapshot, id pod.Identity) node.Holder {
-	res := s.Manifest.Resources()
-	return node.NewHolder(id, s.Manifest.PortMap(), res.CPU, res.Memory)
+	m := s.Placing()
+	if id != (pod.Identity{}) {
+		m = s.ManifestOf(s.DigestOf(id))
+	}
+	return holderOf(m, id)
+}
+
+func holderOf(m *manifest.Manifest, id pod.Identity) node.Holder {
+	res := m.Resources()
+	return node.NewHolder(id, m.PortMap(), res.CPU, res.Memory)
 }

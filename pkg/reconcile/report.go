@@ -51,10 +51,11 @@ func (c *computation) report() {
 		if p.Digest != s.RC.ManifestDigest {
 			outdated++
 		}
-		if c.stays(p) && (p.Digest != s.RC.ManifestDigest || st.Placed > st.Desired) {
+		if c.stays(p) && (!s.known(p.Digest) || st.Placed > st.Desired) {
 			adopted++
 		}
 	}
+	outdated = s.offTarget(st.Placed, outdated)
 	c.progress(&st)
 	c.plan.failures = slices.Clone(s.Errors)
 	for _, r := range s.Requests {
@@ -100,6 +101,12 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	set(rc.CrashLooping, crashes != "", crashes)
 	misplaced := c.misplacements()
 	set(rc.Misplaced, misplaced != "", misplaced)
+	if ip := s.RC.InPlace; ip != nil {
+		set(rc.RolloutGone, s.RC.Mutator == "" && ip.Limit < st.Desired, fmt.Sprintf(
+			"%d of %d pods may run manifest %.8s, and no rollout is in charge any more", ip.Limit, st.Desired, s.RC.ManifestDigest))
+	} else {
+		set(rc.RolloutGone, false, "")
+	}
 	set(rc.BreakerTripped, c.held > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(
 		"%d pods were found running and stay as they are until the controller is changed", adopted))

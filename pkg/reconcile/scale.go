@@ -131,7 +131,7 @@ func boolFirst(a, b bool) int {
 
 // place asks for n new identities of a role, the lowest free indices first. An index is free once its stop is confirmed.
 func (c *computation) place(role string, n int, room *int) {
-	if n <= 0 || c.s.Manifest == nil {
+	if n <= 0 || c.s.ManifestOf(c.newDigest()) == nil {
 		return
 	}
 	if c.s.Hold != "" {
@@ -154,7 +154,16 @@ func (c *computation) place(role string, n int, room *int) {
 		if used[index] {
 			continue
 		}
-		c.plan.Adds = append(c.plan.Adds, pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index})
+		digest := c.newDigest()
+		if c.s.ManifestOf(digest) == nil {
+			return
+		}
+		if digest == c.s.RC.ManifestDigest {
+			c.newest++
+		}
+		id := pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index}
+		c.s.choose(id, digest)
+		c.plan.Adds = append(c.plan.Adds, id)
 		n--
 		*room--
 	}
@@ -163,7 +172,8 @@ func (c *computation) place(role string, n int, room *int) {
 // upgrade gives pods a new manifest in place, one at a time: next only when the last is available; the first failure halts
 // the rest (R6). A pod that is not available anyway goes first.
 func (c *computation) upgrade() {
-	if c.s.Manifest == nil || c.s.RC.Mutator != "" || c.s.Hold != "" {
+	to := c.roll()
+	if c.s.ManifestOf(to.digest) == nil || c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
 		return
 	}
 	var outdated []*Pod
@@ -179,7 +189,9 @@ func (c *computation) upgrade() {
 		switch {
 		case c.touched[p.Identity]:
 			waiting = true
-		case p.Digest != c.s.RC.ManifestDigest:
+		case to.back && p.Digest != c.s.RC.ManifestDigest && !(p.Digest == to.digest && p.Switching):
+			continue // it has what it should
+		case p.Digest != to.digest:
 			if !c.stays(p) && c.s.aliveOn(p.Node) {
 				outdated = append(outdated, p)
 			}
@@ -192,7 +204,7 @@ func (c *computation) upgrade() {
 			}
 		}
 	}
-	if len(outdated) == 0 {
+	if len(outdated) == 0 || to.most == 0 {
 		c.block(last) // a pod that fails is no failed upgrade, unless it is one that was upgraded and never became available
 		return
 	}
@@ -201,7 +213,11 @@ func (c *computation) upgrade() {
 		return
 	}
 	p := slices.MinFunc(outdated, func(a, b *Pod) int {
-		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
+		order := a.Identity.Compare(b.Identity)
+		if to.back {
+			order = -order // the last to get it is the first to give it up
+		}
+		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), order)
 	})
 	if least := c.s.least(); c.s.counting(p) && available-1 < least {
 		if len(c.plan.Adds) > 0 {
@@ -211,12 +227,12 @@ func (c *computation) upgrade() {
 			available, least))
 		return
 	}
-	c.upgradeOne(p)
+	c.upgradeOne(p, to.digest)
 }
 
 // judge tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
 func (c *computation) judge(p *Pod) string {
-	waited, deadline := c.s.Now.Sub(p.ChangedAt), c.deadline()
+	waited, deadline := c.s.Now.Sub(p.ChangedAt), c.deadline(p)
 	if hasFailed(p) || waited >= deadline {
 		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
@@ -235,25 +251,22 @@ func hasFailed(p *Pod) bool {
 	return r.State == pod.StateFailed || r.State == pod.StateCrashLooping || r.Digest == p.Digest && r.Restarts > 0
 }
 
-// deadline is how long a pod may take to become available, min_ready included.
-func (c *computation) deadline() time.Duration {
-	m := c.s.Manifest
-	if m == nil {
-		m = &manifest.Manifest{} // it has the default
-	}
+// deadline is how long the pod may take to become available, min_ready included.
+func (c *computation) deadline(p *Pod) time.Duration {
+	m := cmp.Or(c.s.ManifestOf(p.Digest), c.s.Manifest, &manifest.Manifest{}) // the last has the default
 	return c.s.RC.Deadline() + m.ReadyAfter()
 }
 
 func (c *computation) lookAgain(after time.Duration) { c.plan.lookAgain(after) }
 
-func (c *computation) upgradeOne(p *Pod) {
-	m := c.s.Manifest
+func (c *computation) upgradeOne(p *Pod, digest string) {
+	m := c.s.ManifestOf(digest)
 	next := p.Placement
-	next.Digest, next.PodID, next.Ports = c.s.RC.ManifestDigest, m.ID, m.PortMap()
+	next.Digest, next.PodID, next.Ports = digest, m.ID, m.PortMap()
 	next.Labels = c.s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
 	next.Switching = true
-	in, holder := next.Intent(), NewHolder(c.s, p.Identity)
+	in, holder := next.Intent(), holderOf(m, p.Identity)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
 		NeedsMinimum: true, NeedsSchema: true,

@@ -34,10 +34,16 @@ type Snapshot struct {
 	Errors   []string // what could not be read, for the status
 	// Companions are the other revisions of the service that have a record. Empty: minimum and surge are the controller's own.
 	Companions []Companion
+	// Manifests are those of other digests that pods may be placed with, by digest; see KeepsDigests.
+	Manifests map[string]*manifest.Manifest
+	// RolloutRests: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
+	RolloutRests bool
 
-	lost    map[DeadNode]bool // deaths of nodes whose machines were lost when they were looked at last, as the placements say
-	rule    *scheduler.Rule   // made when it is first needed
-	ruleErr error             // of the selector
+	lost    map[DeadNode]bool       // deaths of nodes whose machines were lost when they were looked at last, as the placements say
+	rule    *scheduler.Rule         // made when it is first needed
+	ruleErr error                   // of the selector
+	shape   string                  // digest of the pods that room is looked for; empty: the controller's
+	chosen  map[pod.Identity]string // digests of new replicas
 }
 
 // Request asks the owner for something about one node, and for ForgetPod about one identity.
@@ -197,8 +203,8 @@ func (s *Snapshot) Rule() (*scheduler.Rule, error) {
 	if s.rule == nil {
 		s.rule = &scheduler.Rule{Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode}
 		s.rule.Selector, s.ruleErr = s.RC.Selector()
-		if s.Manifest != nil {
-			s.rule.Share, s.rule.Dynamic = NewHolder(s, pod.Identity{}), s.Manifest.DynamicPorts()
+		if m := s.Placing(); m != nil {
+			s.rule.Share, s.rule.Dynamic = NewHolder(s, pod.Identity{}), m.DynamicPorts()
 		}
 	}
 	return s.rule, s.ruleErr

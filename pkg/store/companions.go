@@ -2,10 +2,13 @@ package store
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -163,4 +166,52 @@ func (s *Store) companionOps(p *Part) []operation {
 		check(s.keys.Bell(id), on.Bell)
 	}
 	return ops
+}
+
+// InCharge is a rollout as owners see it.
+type InCharge struct {
+	Index uint64 // of its record; zero: there is none
+	Term  string // as in the records of its controllers; empty: it cannot be read
+	State string
+}
+
+// RolloutInCharge reads which rollout a service has.
+func (t *FarmTenure) RolloutInCharge(ctx context.Context, service string, consistent bool) (InCharge, error) {
+	key := t.keys.Rollout(service)
+	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{key}}, levelOf(consistent))
+	if err != nil {
+		return InCharge{}, fmt.Errorf("read the rollout of %s: %w", service, err)
+	}
+	pair, ok := found[key]
+	if !ok {
+		return InCharge{}, nil
+	}
+	now := InCharge{Index: pair.ModifyIndex}
+	var rec struct{ ID, Service, State string }
+	if json.Unmarshal(pair.Value, &rec) == nil && rec.ID != "" && rec.Service == service {
+		now.Term, now.State = service+"/"+rec.ID, rec.State
+	}
+	return now, nil
+}
+
+// ReleaseMutator takes a controller away from a rollout of a service that is not in charge any more: it is as was read. Nothing else of
+// the record changes, nor does its generation: what was found running stays as it is (R2). It returns like Commit.
+func (t *FarmTenure) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
+	next := rec.Value
+	next.Mutator = ""
+	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), sameRecord(t.keys.Rollout(service), was.Index))
+	return t.fenced(ctx, append(ops, consul.CAS(t.keys.RC(next.ID), encode(next), rec.Index), t.audit(a), t.ring(next.ID)))
+}
+
+// othersOf picks manifests out of what was read.
+func (s *Store) othersOf(found map[string]consul.Pair, digests []string) (map[string]*manifest.Manifest, map[string]error) {
+	manifests, errs := map[string]*manifest.Manifest{}, map[string]error{}
+	for _, digest := range digests {
+		if m, _, err := s.manifestOf(found, digest); err == nil {
+			manifests[digest] = m
+		} else {
+			errs[digest] = err
+		}
+	}
+	return manifests, errs
 }

@@ -265,7 +265,8 @@ type At struct {
 
 // Wanted is what a pass reads after the head: by then it knows the names of all of it.
 type Wanted struct {
-	Manifest     string // digest; empty: none
+	Manifest     string   // digest; empty: none
+	Others       []string // digests of other manifests
 	Realities    []At
 	Intents      []At
 	Reservations []string // names of nodes
@@ -274,7 +275,9 @@ type Wanted struct {
 // Details is what was wanted.
 type Details struct {
 	Manifest    *manifest.Manifest
-	ManifestErr error // as of Store.Manifest
+	ManifestErr error                         // as of Store.Manifest
+	Others      map[string]*manifest.Manifest // those of Wanted.Others that can be read
+	OthersErrs  map[string]error              // of the rest, as of Store.Manifest
 	Realities   map[At]pod.Reality
 	Intents     map[At]pod.Intent
 	Corrupt     []error // of the realities and intents; those are absent
@@ -292,6 +295,9 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 	if w.Manifest != "" {
 		r.Keys = append(r.Keys, t.keys.Manifest(w.Manifest))
 	}
+	for _, digest := range w.Others {
+		r.Keys = append(r.Keys, t.keys.Manifest(digest))
+	}
 	found, _, err := t.merged.Read(ctx, r, levelOf(consistent))
 	if err != nil {
 		return d, err
@@ -299,6 +305,7 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 	if w.Manifest != "" {
 		d.Manifest, _, d.ManifestErr = t.manifestOf(found, w.Manifest)
 	}
+	d.Others, d.OthersErrs = t.othersOf(found, w.Others)
 	var corrupt []error
 	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)
 	d.Reported = make(map[At]uint64, len(w.Realities))

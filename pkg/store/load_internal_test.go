@@ -99,11 +99,11 @@ func TestCountedIsReal(t *testing.T) {
 			nodes[i] = p.node()
 		}
 		b := &Batch{Fence: Fence{Key: st.keys.Lock("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
-		if rapid.Bool().Draw(r, "newest") {
-			b.Newest = &Reported{At: At{Node: nodes[0], Identity: pod.Identity{RCID: "web", Role: "newest"}}, Index: 8}
-		}
 		if rapid.Bool().Draw(r, "rollout") {
 			b.Rollout = "web"
+		}
+		if rapid.Bool().Draw(r, "newest") {
+			b.Newest = &Reported{At: At{Node: nodes[0], Identity: pod.Identity{RCID: "web", Role: "newest"}}, Index: 8}
 		}
 		load := st.HeadLoad(b, true)
 		for range rapid.IntRange(0, 60).Draw(r, "changes") {

@@ -1,0 +1,169 @@
+package reconcile
+
+import (
+	"math"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// KeepsDigests reports whether pods that exist keep the manifest that they have when they are placed elsewhere: a rollout is in
+// charge, or an upgrade in place has a limit. Then Manifests are needed.
+func (s *Snapshot) KeepsDigests() bool { return s.RC.Mutator != "" || s.RC.InPlace != nil }
+
+// ManifestOf returns the manifest with a digest, nil where it was not read or cannot be.
+func (s *Snapshot) ManifestOf(digest string) *manifest.Manifest {
+	if digest == s.RC.ManifestDigest {
+		return s.Manifest
+	}
+	return s.Manifests[digest]
+}
+
+// digestFor returns the digest with which a pod that exists is placed elsewhere.
+func (s *Snapshot) digestFor(p *pod.Placement) string {
+	if s.KeepsDigests() {
+		return p.Digest
+	}
+	return s.RC.ManifestDigest
+}
+
+// DigestOf returns the digest with which a pod of a plan that was computed from the snapshot is placed.
+func (s *Snapshot) DigestOf(id pod.Identity) string {
+	if p := s.find(id); p != nil {
+		return s.digestFor(&p.Placement)
+	}
+	if digest, ok := s.chosen[id]; ok {
+		return digest
+	}
+	return s.RC.ManifestDigest
+}
+
+// Placing returns the manifest of the pods that room is looked for; see LookFor.
+func (s *Snapshot) Placing() *manifest.Manifest {
+	if s.shape == "" {
+		return s.Manifest
+	}
+	return s.ManifestOf(s.shape)
+}
+
+// LookFor makes the rule, and NewHolder of no pod in particular, those of pods with a digest.
+func (s *Snapshot) LookFor(digest string) {
+	if s.shape != digest {
+		s.shape, s.rule = digest, nil
+	}
+}
+
+// ByDigest returns pods that are to be placed by the digests that they get, in their order.
+func (s *Snapshot) ByDigest(ids []pod.Identity) (digests []string, byDigest map[string][]pod.Identity) {
+	byDigest = map[string][]pod.Identity{}
+	for _, id := range ids {
+		digest := s.DigestOf(id)
+		if byDigest[digest] == nil {
+			digests = append(digests, digest)
+		}
+		byDigest[digest] = append(byDigest[digest], id)
+	}
+	return digests, byDigest
+}
+
+// former returns the digest that pods beyond the limit of an upgrade in place get, if there is one besides the controller's own.
+func (s *Snapshot) former() (digest string, is bool) {
+	if ip := s.RC.InPlace; ip != nil && ip.From != "" && ip.From != s.RC.ManifestDigest {
+		return ip.From, true
+	}
+	return "", false
+}
+
+// updated returns how many pods are meant to run the controller's manifest.
+func (s *Snapshot) updated() int {
+	n := 0
+	for i := range s.Pods {
+		if p := &s.Pods[i]; p.RunState == pod.Running && p.Digest == s.RC.ManifestDigest {
+			n++
+		}
+	}
+	return n
+}
+
+// newDigest returns the digest of one more new replica.
+func (c *computation) newDigest() string {
+	from, limited := c.s.former()
+	if !limited || c.s.updated()+c.newest < c.s.RC.InPlace.Limit {
+		return c.s.RC.ManifestDigest
+	}
+	return from
+}
+
+// rolling is what the upgrade does next: so many pods at most get a digest.
+type rolling struct {
+	digest string
+	most   int
+	back   bool // they get the former one again
+}
+
+// roll returns where the upgrade goes. Without a former digest, pods beyond the limit stay as they are: they would be upgraded over and
+// over.
+func (c *computation) roll() rolling {
+	ip := c.s.RC.InPlace
+	if ip == nil {
+		return rolling{digest: c.s.RC.ManifestDigest, most: math.MaxInt}
+	}
+	over := c.s.updated() - ip.Limit
+	if from, is := c.s.former(); is && over > 0 {
+		return rolling{digest: from, most: over, back: true}
+	}
+	return rolling{digest: c.s.RC.ManifestDigest, most: max(0, -over)}
+}
+
+// offTarget returns how many of so many placed pods have another manifest than they should, where so many have another than the
+// controller's.
+func (s *Snapshot) offTarget(placed, outdated int) int {
+	ip := s.RC.InPlace
+	if ip == nil {
+		return outdated
+	}
+	updated, wanted := placed-outdated, min(ip.Limit, placed)
+	if _, is := s.former(); is || updated < wanted {
+		return max(updated-wanted, wanted-updated)
+	}
+	return 0
+}
+
+// known reports whether a digest is one that pods are meant to have.
+func (s *Snapshot) known(digest string) bool {
+	from, is := s.former()
+	return digest == s.RC.ManifestDigest || is && digest == from
+}
+
+// OtherDigests returns the digests besides the controller's own of manifests that pods may be placed with, sorted, at most so many.
+func (s *Snapshot) OtherDigests(most int) []string {
+	if !s.KeepsDigests() {
+		return nil
+	}
+	seen := map[string]bool{s.RC.ManifestDigest: true, "": true}
+	var digests []string
+	note := func(digest string) {
+		if !seen[digest] {
+			seen[digest] = true
+			digests = append(digests, digest)
+		}
+	}
+	if from, is := s.former(); is {
+		note(from)
+	}
+	for i := range s.Pods {
+		note(s.Pods[i].Digest)
+	}
+	digests = digests[:min(len(digests), most)]
+	slices.Sort(digests)
+	return digests
+}
+
+// choose notes the digest of a new replica.
+func (s *Snapshot) choose(id pod.Identity, digest string) {
+	if s.chosen == nil {
+		s.chosen = map[pod.Identity]string{}
+	}
+	s.chosen[id] = digest
+}
