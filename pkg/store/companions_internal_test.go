@@ -186,3 +186,62 @@ func TestStopsComeAndGo(t *testing.T) {
 		t.Errorf("%t, %v", there, err)
 	}
 }
+
+// What owners see of a rollout, and that a controller is released only while the rollout is as it was read.
+func TestReleaseMutator(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	if _, err := st.EnsureSchema(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	one, key := 1, st.keys.Rollout("web")
+	r := rc.RC{
+		ID: "a", Name: "a", ManifestDigest: "m", Generation: 4, Mutator: "web/r1", InPlace: &rc.InPlace{Limit: 1},
+		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
+	}
+	write(t, st, consul.Set(st.keys.RC("a"), encode(r)))
+	owning(t, st, "a", func(ctx context.Context, farm *FarmTenure, fence Fence) {
+		for text, want := range map[string]InCharge{
+			`{"id":"r1","service":"web","state":"paused"}`: {Term: "web/r1", State: "paused"}, `{`: {}, `{"id":"r1","service":"other"}`: {}, `{"service":"web"}`: {},
+		} {
+			write(t, st, consul.Set(key, []byte(text)))
+			got, err := farm.RolloutInCharge(ctx, "web", true)
+			if err != nil || got.Index == 0 || got.Term != want.Term || got.State != want.State {
+				t.Errorf("%s: %+v, %v", text, got, err)
+			}
+		}
+		write(t, st, consul.Delete(key))
+		none, err := farm.RolloutInCharge(ctx, "web", false)
+		if err != nil || none != (InCharge{}) {
+			t.Errorf("%+v, %v", none, err)
+		}
+		rec, err := st.RC(ctx, "a", true)
+		if err != nil {
+			t.Error(err)
+		}
+		schema, err := st.Schema(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		release := func(was InCharge, schemaIndex uint64) error {
+			return farm.ReleaseMutator(ctx, fence, rec, "web", was, schemaIndex, NewAudit("f1", "release", "a", nil))
+		}
+		write(t, st, consul.Set(key, []byte(`{"id":"r1","service":"web"}`)))
+		if err := release(none, schema.Index); !errors.Is(err, ErrRefused) {
+			t.Errorf("a rollout began meanwhile: %v", err)
+		}
+		other, _ := farm.RolloutInCharge(ctx, "web", true)
+		if err := release(other, schema.Index+1); !errors.Is(err, ErrRefused) {
+			t.Errorf("in another world: %v", err)
+		}
+		if err := release(other, schema.Index); err != nil {
+			t.Error(err)
+		}
+		if now, err := st.RC(ctx, "a", true); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil {
+			t.Errorf("%+v, %v", now.Value, err)
+		}
+		if err := release(other, schema.Index); !errors.Is(err, ErrRefused) {
+			t.Errorf("a second time: %v", err)
+		}
+	})
+}
