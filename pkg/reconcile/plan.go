@@ -333,6 +333,9 @@ func NewHolder(s *Snapshot, id pod.Identity) node.Holder {
 }
 
 func holderOf(m *manifest.Manifest, id pod.Identity) node.Holder {
+	if m == nil {
+		return node.NewHolder(id, nil, 0, 0) // it is not known
+	}
 	res := m.Resources()
 	return node.NewHolder(id, m.PortMap(), res.CPU, res.Memory)
 }
