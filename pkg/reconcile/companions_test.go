@@ -326,3 +326,32 @@ func TestWhichChangesStamp(t *testing.T) {
 func force(s *reconcile.Snapshot, name string) {
 	s.Nodes[name].Ops.Drain = &node.Drain{Force: true, Since: s.Now}
 }
+
+// A lost pod is replaced, and one that must leave its node gets a second copy, as far as the bound of the service goes.
+func TestWhereTheBoundLeavesNoRoomToMove(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		most        int
+		drained     bool
+		adds, stops int
+		waits       bool
+	}{
+		"lost, room":       {5, false, 1, 0, false},
+		"lost, no room":    {4, false, 0, 0, true},
+		"drained, room":    {6, true, 1, 0, false},
+		"drained, no room": {5, true, 0, 1, false},
+	} {
+		s := row(3, 3)
+		besides(s, 2, 0, c.most)
+		if long := s.Now.Add(-time.Hour); c.drained {
+			s.Nodes["n2"].Ops.Drain = &node.Drain{Since: s.Now}
+		} else {
+			toLost(s, &s.Pods[2])
+			s.Pods[2].LostSince = &long
+		}
+		plan := reconcile.Compute(s)
+		if len(plan.Adds) != c.adds || len(stopped(&plan)) != c.stops || plan.Status.Is(rc.WaitsForService) != c.waits {
+			t.Errorf("%s: adds %v, stops %v, %+v", name, plan.Adds, stopped(&plan), plan.Status.Conditions)
+		}
+	}
+}
