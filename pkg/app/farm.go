@@ -109,11 +109,11 @@ func (f *Farm) own(ctx context.Context) error {
 			ID: f.cfg.ID, Version: Version, Store: tenure, Log: f.log,
 			RCSelector: selector,
 			TTL:        f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
-			OnMembers: func() { carrier.MembersChanged() },
+			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string) { carrier.Ring(service) },
 		})
 		carrier = runner.New(runner.Config{
 			ID: f.cfg.ID, Store: tenure, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,
-			Members: worker.MemberRecords, Regressed: worker.Regressed,
+			Members: worker.MemberRecords, Regressed: worker.Regressed, Changed: worker.Changed,
 			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
 		})
 		defer f.tenure.begin(worker.Ready)()

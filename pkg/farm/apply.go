@@ -151,6 +151,9 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, err
 	}
 	wrote = batches[0].changes
+	if told := batches[0].Rollout; told != "" && batches[0].Status != nil && c.farm.cfg.OnStatus != nil {
+		c.farm.cfg.OnStatus(told)
+	}
 	errs := make([]error, len(batches))
 	var group errgroup.Group
 	group.SetLimit(c.farm.cfg.InFlight)

@@ -30,6 +30,9 @@ type Config struct {
 	Metrics   *Metrics      // nil: nothing is counted
 	Address   string        // of the daemon's debug server, for the member record; may be empty
 	OnMembers func()        // called whenever the living farms have changed; may be nil
+	// OnStatus is called when the status of a controller that a service's rollout is in charge of was written; may be nil. Its bell rings
+	// too: this is only faster.
+	OnStatus func(service string)
 
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 

@@ -38,6 +38,13 @@ func (f *Farm) MemberRecords() []store.Member { return f.world.members() }
 // time. It returns why the farm must, too.
 func (f *Farm) Regressed(ctx context.Context) error { return f.world.regressed(ctx) }
 
+// Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too: this is only faster.
+func (f *Farm) Changed(rcIDs []string) {
+	for _, id := range rcIDs {
+		f.enqueue(id)
+	}
+}
+
 // IsLowest reports whether this farm is the one that does what one farm at a time should do: of the living farms, the
 // one with the lowest id. Two that both think so for a moment must do no harm.
 func IsLowest(id string, members []string) bool {

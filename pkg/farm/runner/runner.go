@@ -30,7 +30,9 @@ type Config struct {
 	// Regressed is told that the store went back in time, and returns why the farm must start over.
 	Regressed func(context.Context) error
 	// Ask asks a gate, once; an error is a no. See webhook.Ask.
-	Ask     func(ctx context.Context, url string, timeout time.Duration, body any) error
+	Ask func(ctx context.Context, url string, timeout time.Duration, body any) error
+	// Changed is told which controllers a step has changed; nil: their bells are enough.
+	Changed func(rcIDs []string)
 	Alerter alert.Alerter // nil: the log
 	Metrics *Metrics      // nil: nothing is counted
 	// Alerting is told which incidents about a service's rollout are open; nil: nobody is.
@@ -50,6 +52,9 @@ func (c *Config) setDefaults() {
 	orDefault(&c.Unclaimed, 30*time.Second)
 	if c.Alerter == nil {
 		c.Alerter = alert.Log{Logger: c.Log}
+	}
+	if c.Changed == nil {
+		c.Changed = func([]string) {}
 	}
 	if c.Alerting == nil {
 		c.Alerting = func(string, []rc.ConditionType) {}
@@ -192,6 +197,16 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 	}
 	r.mu.Unlock()
 	r.wakeTeller()
+}
+
+// Ring asks for a look at a rollout whose bell has rung.
+func (r *Runner) Ring(service string) {
+	r.mu.Lock()
+	known := r.carried[service] != nil
+	r.mu.Unlock()
+	if known { // to others the watch says it soon enough
+		r.queue.Add(service)
+	}
 }
 
 // MembersChanged looks at each rollout anew: the farm that had it may be gone.

@@ -50,6 +50,7 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 			return 0, r.afterFailure(ctx, c, err)
 		}
 		r.say(before, &d)
+		r.cfg.Changed(idsOf(write.RCs))
 	}
 	if d.Ended {
 		r.drop(service)
@@ -140,6 +141,14 @@ func withDeleted(v *store.RolloutView, d *rollout.Decision, who string, now time
 		}
 	}
 	return all
+}
+
+func idsOf(rcs []rc.RC) []string {
+	ids := make([]string, len(rcs))
+	for i := range rcs {
+		ids[i] = rcs[i].ID
+	}
+	return ids
 }
 
 // deedOf is what an audit record calls a step.
