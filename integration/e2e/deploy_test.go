@@ -1,11 +1,17 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // web is a service of the sample program.
@@ -65,6 +71,12 @@ func (e *env) deployed(w web, flags ...string) {
 	e.runs(map[string]int{w.version: w.replicas})
 }
 
+// detached deploys and returns when the rollout has begun.
+func (e *env) detached(w web, flags ...string) {
+	e.t.Helper()
+	e.rcctl(e.document(w), append([]string{"deploy", "-f", "-", "--yes", "--detach"}, flags...)...)
+}
+
 // fails deploys what must fail, and looks for texts in what rcctl says.
 func (e *env) fails(w web, want ...string) {
 	e.t.Helper()
@@ -77,6 +89,50 @@ func (e *env) fails(w web, want ...string) {
 	if err == nil || e.t.Failed() {
 		e.t.Fatalf("rcctl deploy: %v\n%s", err, out)
 	}
+}
+
+// rollout returns the rollout under way; nil when there is none.
+func (e *env) rollout() *rollout.Record {
+	e.t.Helper()
+	keys, err := store.NewKeys(store.DefaultPrefix)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	pair, err := e.client.Get(e.t.Context(), keys.Rollout("web"), consul.Consistent)
+	if errors.Is(err, consul.ErrNotFound) {
+		return nil
+	}
+	var r rollout.Record
+	if err == nil {
+		err = json.Unmarshal(pair.Value, &r)
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return &r
+}
+
+// awaitRollout waits until the rollout under way is as wanted, nil for one that has ended.
+func (e *env) awaitRollout(want string, is func(r *rollout.Record) bool) *rollout.Record {
+	e.t.Helper()
+	var r *rollout.Record
+	e.within(limit, func() error {
+		if r = e.rollout(); !is(r) {
+			return fmt.Errorf("want a rollout that %s, it is %+v", want, r)
+		}
+		return nil
+	})
+	return r
+}
+
+func (e *env) awaitState(state rollout.State) *rollout.Record {
+	e.t.Helper()
+	return e.awaitRollout("is "+string(state), func(r *rollout.Record) bool { return r != nil && r.State == state })
+}
+
+func (e *env) awaitEnd() {
+	e.t.Helper()
+	e.awaitRollout("has ended", func(r *rollout.Record) bool { return r == nil })
 }
 
 // versions returns how many processes run of each version, from /proc.

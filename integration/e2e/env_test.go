@@ -90,6 +90,10 @@ var scenarios = map[string]func(*env){
 	"rollback":         rollBack,
 	"pre-deploy":       preDeploy,
 	"hopeless":         hopeless,
+	"canary":           canary,
+	"blue-green":       blueGreen,
+	"in-place":         inPlace,
+	"gates":            gates,
 }
 
 func TestScenario(t *testing.T) {

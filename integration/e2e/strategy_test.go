@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// canary: one pod of the new revision is tried out until somebody promotes it.
+func canary(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	w.version, w.update = "2", "strategy: canary, canary: {pods: 1}"
+	e.detached(w)
+	e.awaitState(rollout.WaitingForPromote)
+	if got := e.versions(); got["2"] != 1 {
+		e.t.Errorf("versions %v while the canary waits", got)
+	}
+	e.rcctl("", "rollout", "promote", "web")
+	e.awaitEnd()
+	e.runs(map[string]int{"2": 3})
+}
+
+// blueGreen: the new revision stands by, is seen to be healthy and is called by nobody, until it takes the name over; that restarts
+// nothing and costs no call.
+func blueGreen(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	calls := e.callService("web")
+	w.version, w.update = "2", "strategy: blue-green, keep_old: 1s"
+	e.detached(w)
+	e.awaitState(rollout.WaitingForPromote)
+	e.runs(map[string]int{"1": 3, "2": 3})
+	e.within(limit, func() error { return e.passing("web-standby", 3) })
+	if n := calls.answers()["2"]; n > 0 {
+		e.t.Errorf("%d calls of a pod that stands by", n)
+	}
+	green := e.pids("2")
+	e.rcctl("", "rollout", "promote", "web")
+	e.awaitEnd()
+	e.runs(map[string]int{"2": 3})
+	calls.awaitVersion("2")
+	calls.end()
+	e.within(limit, func() error { return e.passing("web-standby", 0) })
+	if now := e.pids("2"); !slices.Equal(now, green) {
+		e.t.Errorf("processes %v, while they stood by %v", now, green)
+	}
+}
+
+// inPlace: pods are upgraded where they are, under the same identities.
+func inPlace(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	before := e.processes()
+	w.version, w.update = "2", "strategy: in-place, step: 1"
+	e.deployed(w)
+	after := e.processes()
+	for key, pid := range before {
+		if after[key] == 0 || after[key] == pid {
+			e.t.Errorf("%s was not upgraded in place: pid %d, before %d", key, after[key], pid)
+		}
+	}
+}
+
+// gates: a webhook that does not agree holds a rollout before its stage; --skip-gates does not ask.
+func gates(e *env) {
+	e.site(2, 1)
+	var agrees atomic.Bool
+	var asked atomic.Int64
+	hook := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body) // what was not read is no JSON
+		if !json.Valid(body) || r.Method != http.MethodPost {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		if asked.Add(1); !agrees.Load() {
+			http.Error(w, "not on a Friday", http.StatusServiceUnavailable)
+		}
+	}))
+	e.t.Cleanup(hook.Close)
+	w := web{replicas: 2, version: "1", update: fmt.Sprintf("step: 1, gates: {before_stage: [{url: %q, retries: 100}]}", hook.URL)}
+	e.deployed(w, "--skip-gates")
+	if n := asked.Load(); n > 0 {
+		e.t.Errorf("asked %d times with --skip-gates", n)
+	}
+	w.version = "2"
+	e.detached(w)
+	e.awaitRollout("was refused", func(r *rollout.Record) bool {
+		return r != nil && r.Gate != nil && strings.Contains(r.Gate.Error, "503")
+	})
+	e.runs(map[string]int{"1": 2})
+	agrees.Store(true)
+	e.awaitEnd()
+	e.runs(map[string]int{"2": 2})
+}
