@@ -3,6 +3,7 @@ package rcctl
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -45,8 +46,8 @@ func (t *tool) history(c *cli.Context) error {
 		return err
 	}
 	views := make([]HistoryView, 0, len(svc.History))
-	for i := len(svc.History) - 1; i >= 0; i-- {
-		views = append(views, newHistoryView(svc, &svc.History[i]))
+	for _, e := range slices.Backward(svc.History) {
+		views = append(views, newHistoryView(svc, &e))
 	}
 	return t.print(out, views, func(w io.Writer) error {
 		tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
@@ -87,13 +88,12 @@ func newHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
 
 // entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.
 func entry(svc *plan.Service, rev int64) (*plan.Entry, error) {
-	for i := len(svc.History) - 1; i >= 0; i-- {
-		e := &svc.History[i]
+	for _, e := range slices.Backward(svc.History) {
 		if rev != 0 && e.Revision == rev {
-			return e, nil
+			return &e, nil
 		}
-		if rev == 0 && e.Revision != svc.Deployed.Revision && newHistoryView(svc, e).Outcome == "done" {
-			return e, nil
+		if rev == 0 && e.Revision != svc.Deployed.Revision && newHistoryView(svc, &e).Outcome == "done" {
+			return &e, nil
 		}
 	}
 	name := svc.Deployed.Service

@@ -164,7 +164,7 @@ func (t *tool) revisionPods(ctx context.Context, s *conn, v *RolloutView, r *Rev
 	defer cancel()
 	text, err := t.endOfLog(limited, s, worst, says.LastExit.Launchable)
 	if err != nil {
-		return nil //nolint:nilerr // a log that cannot be shown is no reason to show nothing
+		return nil // a log that cannot be shown is no reason to show nothing
 	}
 	v.Tail = append(v.Tail, fmt.Sprintf("  the end of the log of %s:", podName(worst.PodID, worst.Identity)))
 	for line := range strings.Lines(text) {
