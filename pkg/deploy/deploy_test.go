@@ -185,7 +185,7 @@ func TestDraftsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *world, *plan.Draft){
 		"the service is there":      func(t *testing.T, w *world, d *plan.Draft) { w.put(t, w.Store.Keys().Deployed("web"), d.Deployed) },
-		"the name is taken":         func(t *testing.T, w *world, d *plan.Draft) { w.put(t, w.Store.Keys().Name("web-r1"), "x") },
+		"the name is taken":         func(t *testing.T, w *world, _ *plan.Draft) { w.put(t, w.Store.Keys().Name("web-r1"), "x") },
 		"another rollout":           func(t *testing.T, w *world, d *plan.Draft) { w.put(t, w.Store.Keys().Rollout("web"), d.Rollout) },
 		"another nonce":             func(_ *testing.T, _ *world, d *plan.Draft) { d.Rollout.Nonce = "x" },
 		"a controller that is gone": func(_ *testing.T, _ *world, d *plan.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
@@ -320,10 +320,17 @@ func TestDigests(t *testing.T) {
 	}
 	s := &deploy.TarSource{Client: server.Client()}
 	for _, tt := range []struct{ artifact, err string }{
-		{"file://" + file, ""}, {server.URL + "/a.tar", ""}, {server.URL + "/moved", ""},
-		{server.URL + "/plain", "the server redirects to something else than https"}, {server.URL + "/round", "stopped after 10 redirects"},
-		{server.URL + "/none", "the server answered 404 Not Found"}, {"file://" + filepath.Dir(file), "is no regular file"}, {"file:///nope/x", "no such file"},
-		{"http://example.org/a.tar", "its URL is not valid; allowed: file:///absolute/path or https://host/path"}, {"https://u:p@example.org/a", "not valid"}, {"\x00", "not valid"},
+		{"file://" + file, ""},
+		{server.URL + "/a.tar", ""},
+		{server.URL + "/moved", ""},
+		{server.URL + "/plain", "the server redirects to something else than https"},
+		{server.URL + "/round", "stopped after 10 redirects"},
+		{server.URL + "/none", "the server answered 404 Not Found"},
+		{"file://" + filepath.Dir(file), "is no regular file"},
+		{"file:///nope/x", "no such file"},
+		{"http://example.org/a.tar", "its URL is not valid; allowed: file:///absolute/path or https://host/path"},
+		{"https://u:p@example.org/a", "not valid"},
+		{"\x00", "not valid"},
 		{"file://host/a", "not valid"},
 	} {
 		got, err := s.Digest(t.Context(), tt.artifact)
