@@ -94,6 +94,8 @@ var scenarios = map[string]func(*env){
 	"blue-green":       blueGreen,
 	"in-place":         inPlace,
 	"gates":            gates,
+	"turned-back":      turnedBack,
+	"in-place-back":    backInPlace,
 }
 
 func TestScenario(t *testing.T) {

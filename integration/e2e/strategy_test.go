@@ -72,6 +72,66 @@ func inPlace(e *env) {
 	}
 }
 
+// turnedBack: what waits for promote is taken back on demand, and so is a name that was switched already. That costs no call; pods that
+// stood by are not called, and nothing is restarted for them.
+func turnedBack(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	calls := e.callService("web")
+	back := func(version, update string, promoted func()) {
+		w.version, w.update = version, update
+		e.detached(w)
+		e.awaitState(rollout.WaitingForPromote)
+		promoted()
+		e.rcctl("", "rollout", "rollback", "web")
+		e.awaitEnd()
+		e.runs(map[string]int{"1": 3})
+	}
+	back("2", "strategy: canary, step: 3", func() {})
+	blue := e.pids("1")
+	back("3", "strategy: blue-green", func() {})
+	back("4", "strategy: blue-green, keep_old: 1h", func() {
+		e.rcctl("", "rollout", "promote", "web")
+		e.awaitRollout("keeps the old pods", func(r *rollout.Record) bool { return r != nil && r.Phase == rollout.Keeping })
+		calls.awaitVersion("4")
+		e.within(limit, func() error { return e.passing("web-standby", 3) })
+	})
+	calls.awaitVersion("1")
+	if now := e.pids("1"); !slices.Equal(now, blue) {
+		e.t.Errorf("processes %v, before the others stood by %v", now, blue)
+	}
+	calls.end()
+	if n := calls.answers()["3"]; n > 0 {
+		e.t.Errorf("%d calls of pods that stood by", n)
+	}
+}
+
+// backInPlace: an upgrade in place whose first pod stays sick is taken back where it is, and the others are not touched.
+func backInPlace(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	calls := e.callService("web")
+	before := e.processes()
+	w.version, w.update, w.env = "2", "strategy: in-place, step: 1, stage_timeout: 8s", map[string]string{"HELLO_SICK": "1"}
+	e.fails(w, "no progress for 8s", "has all pods again")
+	e.runs(map[string]int{"1": 3})
+	calls.end()
+	other := 0
+	for key, pid := range e.processes() {
+		if before[key] == 0 {
+			e.t.Errorf("%s was not there before", key)
+		}
+		if before[key] != pid {
+			other++
+		}
+	}
+	if other != 1 || calls.answers()["2"] > 0 {
+		e.t.Errorf("%d pods have another process, want 1; answers by versions %v, want none of 2", other, calls.answers())
+	}
+}
+
 // gates: a webhook that does not agree holds a rollout before its stage; --skip-gates does not ask.
 func gates(e *env) {
 	e.site(2, 1)
