@@ -86,6 +86,10 @@ var scenarios = map[string]func(*env){
 	"relabel":          relabel,
 	"crash-loop":       crashLoop,
 	"drained":          drained,
+	"runner-killed":    runnerKilled,
+	"no-room":          noRoom,
+	"retarget":         retarget,
+	"restore-rollout":  restoreRollout,
 	"rollout":          rollOut,
 	"rollback":         rollBack,
 	"pre-deploy":       preDeploy,
@@ -403,35 +407,47 @@ func (e *env) rcID(name string) string {
 // reports: pid by where it listens and who it says it is.
 func (e *env) processes() map[string]int {
 	e.t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	found, err := e.scan()
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	return found
+}
+
+// scan is processes for goroutines of their own. One identity that runs twice on one node is an error.
+func (e *env) scan() (map[string]int, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		return nil, err
+	}
 	found := map[string]int{}
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		vars := map[string]string{}
-		for v := range strings.SplitSeq(string(data), "\x00") {
-			key, value, _ := strings.Cut(v, "=")
-			vars[key] = value
-		}
 		var pid int
 		if _, err := fmt.Sscanf(file, "/proc/%d/environ", &pid); err != nil {
-			e.t.Fatal(err)
+			return nil, err
 		}
+		vars := environOf(pid) // empty: it has ended
 		if !strings.HasPrefix(vars["NODE_ADDRESS"], e.network()) || isZombie(pid) || isStub(pid) {
 			continue
 		}
 		key := fmt.Sprintf("%s/%s.%s@%s", vars["RC_ID"], vars["POD_ROLE"], vars["POD_INDEX"], vars["NODE_NAME"])
 		if other, twice := found[key]; twice {
-			e.t.Fatalf("%s runs twice on one node: pids %d and %d", key, other, pid)
+			return nil, fmt.Errorf("%s runs twice on one node: pids %d and %d", key, other, pid)
 		}
 		found[key] = pid
 	}
-	return found
+	return found, nil
+}
+
+// environOf returns the variables of a process, none when there is no such process.
+func environOf(pid int) map[string]string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // it may have ended
+	vars := map[string]string{}
+	for v := range strings.SplitSeq(string(data), "\x00") {
+		key, value, _ := strings.Cut(v, "=")
+		vars[key] = value
+	}
+	return vars
 }
 
 func isZombie(pid int) bool { return processState(pid) == "Z" || processState(pid) == "" }

@@ -1,0 +1,197 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// keeps watches from now on, until end is called, that at least low pods of the service answer and no more than high processes run.
+func (e *env) keeps(low, high int) (end func()) {
+	e.t.Helper()
+	ctx, cancel := context.WithCancel(e.t.Context())
+	var looks int
+	var wrong []string
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for short := false; ctx.Err() == nil; looks++ {
+			running, err := e.scan()
+			answer := e.healthy(running)
+			// A process may end between the two looks of which one takes it for running.
+			if again := short; err == nil && answer < low {
+				short, err = true, nil
+				if !again {
+					continue
+				}
+				err = fmt.Errorf("%d pods answer, want at least %d; running: %v", answer, low, running)
+			}
+			short = false
+			if err == nil && len(running) > high {
+				err = fmt.Errorf("%d processes, want at most %d: %v", len(running), high, running)
+			}
+			if err != nil {
+				wrong = append(wrong, time.Now().UTC().Format("15:04:05.000 ")+err.Error())
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	stop := sync.OnceFunc(func() { cancel(); <-ended })
+	e.t.Cleanup(stop)
+	return func() {
+		e.t.Helper()
+		stop()
+		if len(wrong) > 0 {
+			e.t.Errorf("%d of %d looks: %.1500q", len(wrong), looks, wrong)
+		}
+	}
+}
+
+// healthy counts the processes that say that they are healthy.
+func (e *env) healthy(running map[string]int) (n int) {
+	client := http.Client{Timeout: limit, Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, pid := range running {
+		vars := environOf(pid)
+		resp, err := client.Get("http://" + net.JoinHostPort(vars["NODE_ADDRESS"], vars["PORT_HTTP"]) + "/health")
+		if err != nil {
+			continue // it has not begun to listen, or has ended
+		}
+		_ = resp.Body.Close() // nothing is read from it
+		if resp.StatusCode == http.StatusOK {
+			n++
+		}
+	}
+	return n
+}
+
+// runner waits until a farm carries the rollout out that is none of those, and returns which one.
+func (e *env) runner(besides ...string) (farm string) {
+	e.t.Helper()
+	e.within(limit, func() (err error) {
+		farm, err = e.store.RunnerOf(e.t.Context(), "web")
+		if err == nil && (farm == "" || slices.Contains(besides, farm)) {
+			err = fmt.Errorf("farm %q carries the rollout out", farm)
+		}
+		return err
+	})
+	return farm
+}
+
+// runnerKilled: whatever stage a rollout is in, another farm takes it over when its runner is killed, and carries it on.
+func runnerKilled(e *env) {
+	farms := e.site(2, 2)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	end := e.keeps(3, 4)
+	w.version, w.update = "2", "step: 1"
+	e.detached(w)
+	killed := map[int]string{}
+	for stage := 1; stage <= 3; stage++ {
+		e.awaitRollout(fmt.Sprintf("is in stage %d", stage), func(r *rollout.Record) bool { return r != nil && r.Stage >= stage })
+		runner := e.runner()
+		farms[runner].kill()
+		if r := e.rollout(); r != nil {
+			killed[r.Stage] = runner
+		}
+		e.runner(runner)
+		farms[runner].startAgain()
+	}
+	e.awaitEnd()
+	e.runs(map[string]int{"2": 3})
+	end()
+	if len(killed) != 3 {
+		e.t.Errorf("killed by stage: %v, want a runner of each of 3 stages", killed)
+	}
+	e.oneCopyEach()
+}
+
+// noRoom: where each node has room for one pod only, a rollout that needs one more is refused at once, with the strategies that do
+// not; by itself it takes one of those.
+func noRoom(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 2, version: "1", port: 8080}
+	e.deployed(w)
+	before := e.processes()
+	w.version, w.update = "2", "step: 1"
+	for _, command := range [][]string{{"plan"}, {"deploy", "--yes"}} {
+		out, err := e.tryRcctl(e.document(w), append(command, "-f", "-", "--strategy", "availability")...)
+		for _, text := range []string{"exit status 4", "no-room", "room for 0", "resourceutil", "in-place"} {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				e.t.Errorf("rcctl %s does not say %q: %v\n%s", command[0], text, err, out)
+			}
+		}
+	}
+	e.sameProcesses(before, "refused")
+	if r := e.rollout(); r != nil {
+		e.t.Errorf("a rollout that was refused has begun: %+v", r)
+	}
+	e.deployed(w)
+}
+
+// retarget: a rollout in its middle is replaced by one to another revision; the one that was given up goes first.
+func retarget(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	end := e.keeps(3, 4)
+	w.version, w.update = "2", "step: 1"
+	e.detached(w)
+	e.awaitRollout("has moved a pod", func(r *rollout.Record) bool { return r != nil && r.Stage >= 2 })
+	w.version = "3"
+	e.detached(w)
+	r := e.rollout()
+	if r == nil || len(r.Revisions) != 3 || !r.Revisions[1].Abandoned {
+		e.t.Fatalf("the rollout is %+v, want one of three revisions with the second given up", r)
+	}
+	old := e.versions()["1"]
+	e.within(limit, func() error {
+		switch seen := e.versions(); {
+		case seen["1"] < old && seen["2"] > 0:
+			e.t.Fatalf("processes of versions %v: the revision that was given up is there, and the old one has shrunk from %d", seen, old)
+		case seen["2"] > 0:
+			return fmt.Errorf("processes of versions %v: the revision that was given up is there", seen)
+		}
+		return nil
+	})
+	e.awaitEnd()
+	e.runs(map[string]int{"3": 3})
+	end()
+}
+
+// restoreRollout: an older state is restored in the middle of a rollout. It pauses by itself, and what runs stays as it was found: no
+// pod stops, and none is placed beside what was adopted. Once it is aborted the next deployment takes the service to one revision.
+func restoreRollout(e *env) {
+	e.site(3, 1)
+	w := web{replicas: 3, version: "1", update: "step: 3"}
+	e.deployed(w)
+	end := e.keeps(3, 4)
+	w.version, w.update = "2", "step: 1"
+	e.detached(w)
+	e.awaitRollout("is in its first stage", func(r *rollout.Record) bool { return r != nil && r.Stage == 1 })
+	snapshot := e.request(http.MethodGet, "/v1/snapshot", nil)
+	e.awaitRollout("is in its third stage", func(r *rollout.Record) bool { return r != nil && r.Stage >= 3 })
+	e.put("/v1/snapshot", snapshot)
+	e.awaitRollout("waits for somebody to say what becomes of the pods", func(r *rollout.Record) bool {
+		return r != nil && strings.Contains(r.Held, "abort, or resume")
+	})
+	found := e.processes()
+	e.mustSay([]string{"went back in time", "abort, or resume"}, "rollout", "status", "web")
+	e.sameProcesses(found, "the rollout waits")
+	e.rcctl("", "rollout", "abort", "web")
+	e.awaitEnd()
+	e.sameProcesses(found, "the rollout was aborted")
+	w.version = "3"
+	e.deployed(w)
+	end()
+	e.oneCopyEach()
+}
