@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build runit dig test race e2e faults bench chaos chaos-nofence fuzz mutants demo schema lint fmt clean
+.PHONY: help build runit dig test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema lint fmt clean
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -71,7 +71,15 @@ chaos-nofence: build bin/consul ## the same without the fence: succeeds only if 
 	$(GO) build -trimpath -tags nofence -o bin/chaos-nofence ./integration/chaos
 	CGO_ENABLED=0 $(GO) build -trimpath -tags nofence -o bin/farm-nofence ./cmd/farm
 	for try in 1 2 3 4; do \
-	  bin/chaos-nofence -farm bin/farm-nofence -expect-violations -faults agent-pause-busy -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS) && exit 0; \
+	  bin/chaos-nofence -farm bin/farm-nofence -expect fence -faults agent-pause-busy -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS) && exit 0; \
+	done; exit 1
+
+# A run has a revision with few pods in the wrong moment, or it does not.
+chaos-nocompanions: build bin/consul ## the same with a minimum and a bound for each revision: succeeds only if the checker finds violations of a service's
+	$(GO) build -trimpath -o bin/chaos ./integration/chaos
+	CGO_ENABLED=0 $(GO) build -trimpath -tags nocompanions -o bin/farm-nocompanions ./cmd/farm
+	for try in 1 2 3 4; do \
+	  bin/chaos -farm bin/farm-nocompanions -expect service -seed $(SEED) -time $(CHAOS_TIME) -v $(CHAOSFLAGS) && exit 0; \
 	done; exit 1
 
 # A shrunk input is nice to have, but new ones find more; what crashes is shrunk all the same.
@@ -107,4 +115,4 @@ $(GREMLINS): integration/tools/mutants/go.mod
 	cd integration/tools/mutants && $(GO) build -mod=mod -o ../../../$@ github.com/go-gremlins/gremlins/cmd/gremlins
 
 clean: ## remove what was built, except Consul, the linter and gremlins
-	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz bin/bench bin/chaos bin/chaos-nofence bin/farm-nofence bin/mutants
+	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz bin/bench bin/chaos bin/chaos-nofence bin/farm-nofence bin/farm-nocompanions bin/mutants

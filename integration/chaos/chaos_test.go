@@ -19,16 +19,16 @@ func TestMain(m *testing.M) {
 }
 
 // A short run with a fixed seed, whose first faults are a killed leader, a restored snapshot, a machine that dies with its nodes,
-// and everything deleted. Longer ones: make chaos.
+// and everything deleted. Longer ones, with rollouts: make chaos.
 func TestShortRun(t *testing.T) {
-	if code := start([]string{"-seed", "97921", "-time", "40s", "-pods", "100", "-v", "-dir", t.TempDir()}); code != exitGood {
+	if code := start([]string{"-seed", "97921", "-time", "40s", "-pods", "100", "-rollouts=false", "-v", "-dir", t.TempDir()}); code != exitGood {
 		t.Fatalf("exit code %d; the report above says why", code)
 	}
 }
 
 func TestBadFlagsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"-faults", "earthquake"}, {"-time", "1s"}, {"-farm", "/nowhere/farm"}, {"-time", "never"}, {"-pods", "301"}, {"-pods", "0"}} {
+	for _, args := range [][]string{{"-faults", "earthquake"}, {"-time", "1s"}, {"-farm", "/nowhere/farm"}, {"-time", "never"}, {"-pods", "301"}, {"-pods", "0"}, {"-expect", "luck"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%v was accepted", args)
 		}

@@ -25,20 +25,22 @@ import (
 
 // config is what a run is told.
 type config struct {
-	seed    int64
-	length  time.Duration // of the time with faults
-	ttl     time.Duration // of the daemons' liveness
-	farm    string        // path of the farm program
-	rcctl   string        // and of the operators'
-	consul  string        // path of Consul
-	dir     string        // of the run
-	faults  string        // comma-separated; empty: all
-	pods    int           // of large controllers, at most
-	expect  bool          // succeed only if violations are found
-	keep    bool
-	check   bool   // judge the run in dir again
-	trace   string // with check: show what happened to the keys that contain it
-	verbose bool
+	seed   int64
+	length time.Duration // of the time with faults
+	ttl    time.Duration // of the daemons' liveness
+	farm   string        // path of the farm program
+	rcctl  string        // and of the operators'
+	consul string        // path of Consul
+	dir    string        // of the run
+	faults string        // comma-separated; empty: all
+	pods   int           // of large controllers, at most
+	expect string        // succeed only if violations of that kind are found
+	// rollouts: operators deploy services, too.
+	rollouts bool
+	keep     bool
+	check    bool   // judge the run in dir again
+	trace    string // with check: show what happened to the keys that contain it
+	verbose  bool
 }
 
 func main() { os.Exit(start(os.Args[1:])) }
@@ -86,7 +88,8 @@ func parse(args []string) (config, error) {
 	flags.StringVar(&cfg.dir, "dir", "", "where the run keeps its files, for good; default a new one, removed after a good run")
 	flags.StringVar(&cfg.faults, "faults", "", "only these, comma-separated; default all: "+strings.Join(faultNames(), ","))
 	flags.IntVar(&cfg.pods, "pods", maxPods, "of large controllers, at most")
-	flags.BoolVar(&cfg.expect, "expect-violations", false, "succeed only if a write by another than the lock's holder is found")
+	flags.StringVar(&cfg.expect, "expect", "", "succeed only if violations are found: `fence`, writes by another than the lock's holder, or service, of the minimum or the bound of one")
+	flags.BoolVar(&cfg.rollouts, "rollouts", true, "operators deploy services, too")
 	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
 	flags.BoolVar(&cfg.check, "check", false, "only judge the run in -dir again")
 	flags.StringVar(&cfg.trace, "trace", "", "with -check: show every change of the keys that contain `text`, such as an RC id or schema")
@@ -109,6 +112,9 @@ func parse(args []string) (config, error) {
 	}
 	if cfg.pods < 1 || cfg.pods > maxPods {
 		return cfg, fmt.Errorf("-pods %d: allowed 1 to %d", cfg.pods, maxPods)
+	}
+	if cfg.expect != "" && expected[cfg.expect] == nil {
+		return cfg, fmt.Errorf("-expect %s: allowed fence, service", cfg.expect)
 	}
 	if _, err := deck(cfg.faults); err != nil {
 		return cfg, err

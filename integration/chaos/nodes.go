@@ -87,7 +87,7 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 			},
 			Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
 		},
-		trouble: newTrouble(c.cfg.seed, n), next: make(chan func(context.Context) error),
+		trouble: newTrouble(c.cfg.seed, n, c.neverRuns), next: make(chan func(context.Context) error),
 	}
 	s.Takes = c.takes
 	name := s.Record.Name
@@ -149,6 +149,12 @@ func (c *chaos) takes(digest string) manifest.Resources {
 	r, _ := c.resources.Load(digest)
 	takes, _ := r.(manifest.Resources)
 	return takes
+}
+
+// neverRuns reports whether pods with a manifest fail for ever.
+func (c *chaos) neverRuns(digest string) bool {
+	_, broken := c.broken.Load(digest)
+	return broken
 }
 
 // atEnd writes down what the node runs.

@@ -40,7 +40,7 @@ const reportFile = "report.json"
 
 func newReport(cfg config) *report {
 	return &report{
-		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect},
+		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts},
 		verbose: cfg.verbose, Converged: "never",
 		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{},
 	}

@@ -41,6 +41,7 @@ type chaos struct {
 	lost    error        // why the records are not back that a wipe deleted
 
 	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
+	broken    sync.Map // true by the digest of manifests whose pods never run
 
 	deadMu    sync.Mutex
 	deadNodes []string // whose machine has died
@@ -100,6 +101,12 @@ func (c *chaos) run(ctx context.Context) error {
 	if err := w.initial(boot); err != nil {
 		return err
 	}
+	d := newDeployer(c)
+	if c.cfg.rollouts {
+		if err := d.initial(boot); err != nil {
+			return err
+		}
+	}
 	if err := cluster.Until(boot, func() error { return c.converged(boot) }); err != nil {
 		return fmt.Errorf("before any fault: %w", err)
 	}
@@ -109,6 +116,9 @@ func (c *chaos) run(ctx context.Context) error {
 	c.report.begin()
 	var load errgroup.Group
 	w.start(disturbed, &load)
+	if c.cfg.rollouts {
+		d.start(disturbed, &load)
+	}
 	load.Go(func() error { c.troubles(disturbed); return nil })
 	registers := c.startRegisters(background, disturbed, &daemons)
 	c.nemesis(disturbed)
@@ -122,7 +132,7 @@ func (c *chaos) run(ctx context.Context) error {
 		return fmt.Errorf("heal: %w", err)
 	}
 	healed := time.Now()
-	if err := c.converge(ctx, w, healed); err != nil {
+	if err := c.converge(ctx, w, d, healed); err != nil {
 		return err
 	}
 	registers()
@@ -131,7 +141,7 @@ func (c *chaos) run(ctx context.Context) error {
 
 // converge waits until everything is as its controllers ask. Being late is a violation; never to get there is one that the
 // checker describes.
-func (c *chaos) converge(ctx context.Context, w *workload, healed time.Time) error {
+func (c *chaos) converge(ctx context.Context, w *workload, d *deployer, healed time.Time) error {
 	limited, cancel := context.WithTimeout(ctx, convergeLimit)
 	defer cancel()
 	if err := w.sayAgain(limited); err != nil {
@@ -139,6 +149,9 @@ func (c *chaos) converge(ctx context.Context, w *workload, healed time.Time) err
 	}
 	err := cluster.Until(limited, func() error {
 		err := c.converged(limited)
+		if c.cfg.rollouts {
+			err = errors.Join(d.finish(limited, healed), err)
+		}
 		if err != nil {
 			err = errors.Join(err, c.resume(limited), w.sayAgainWhereFound(limited))
 		}

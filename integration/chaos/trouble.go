@@ -18,6 +18,8 @@ import (
 type trouble struct {
 	on atomic.Bool
 
+	broken func(digest string) bool // pods that never run are in no other trouble
+
 	mu  sync.Mutex
 	rng *rand.Rand
 }
@@ -28,13 +30,19 @@ const (
 	startTrouble = 20              // of 100 pods that start
 )
 
-func newTrouble(seed int64, node int) *trouble { return &trouble{rng: newRand(seed, 200+uint64(node))} }
+func newTrouble(seed int64, node int, broken func(string) bool) *trouble {
+	return &trouble{rng: newRand(seed, 200+uint64(node)), broken: broken}
+}
 
 // start says what comes of an intent at first. A pod in trouble becomes ready later.
 func (t *trouble) start(n *simnode.Node, in pod.Intent) pod.Reality {
 	r := simnode.Obey(in)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if in.State == pod.Running && t.broken(in.Digest) {
+		r.State, r.Available = pod.StateFailed, false
+		return r
+	}
 	if in.State != pod.Running || !t.on.Load() || t.rng.IntN(100) >= startTrouble {
 		return r
 	}
@@ -55,6 +63,9 @@ func (t *trouble) strike(ctx context.Context, n *simnode.Node) {
 		in := runs[ids[t.rng.IntN(len(ids))]]
 		state := []pod.State{pod.StateUnhealthy, pod.StateFailed}[t.rng.IntN(2)]
 		t.mu.Unlock()
+		if t.broken(in.Digest) {
+			continue
+		}
 		n.Amend(in.Identity, in.Revision, state, false)
 		wait(ctx, t.time(troubleLimit))
 		n.Amend(in.Identity, in.Revision, pod.StateReady, true)

@@ -5,13 +5,17 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/rcfarm/rcfarm/integration/checker"
 )
 
 // task is what a run was told to do. Runs from before it was noted are judged by what they show alone.
 type task struct {
-	Length time.Duration `json:"length"`           // of the time with faults, in nanoseconds
-	Faults string        `json:"faults,omitempty"` // only these; empty: all
-	Expect bool          `json:"expect,omitempty"` // violations
+	Length time.Duration `json:"length"`               // of the time with faults, in nanoseconds
+	Faults string        `json:"faults,omitempty"`     // only these; empty: all
+	Expect string        `json:"violations,omitempty"` // of that kind
+	// Rollouts: operators deployed services, too.
+	Rollouts bool `json:"rollouts,omitempty"`
 }
 
 // How long a run must be before it must have shown something.
@@ -34,10 +38,16 @@ const (
 	bySelector   = "P3 selected" // in a run of a minute or more
 )
 
+// ofServices are those that rollouts are for, in a run of a minute or more.
+var ofServices = []string{"P1 step of a rollout", "P1 controller of a rollout", "P6 minimum of a service", "P6 bound of a service"}
+
+// expected are the kinds of violations that a run may be for, each with what tells whether one was found.
+var expected = map[string]func(*checker.Result) bool{"fence": (*checker.Result).Breached, "service": (*checker.Result).Overdrawn}
+
 // missing says why a run proves nothing although no violation was found in it, "" when it does: a promise is only kept where
 // it could have been broken. A run that must find violations has proved by them what it is for.
 func (r *report) missing() string {
-	if r.Task == nil || r.Task.Expect || r.Judgement == nil {
+	if r.Task == nil || r.Task.Expect != "" || r.Judgement == nil {
 		return ""
 	}
 	succeeded := func(name string) bool {
@@ -67,6 +77,9 @@ func (r *report) missing() string {
 	if r.Task.Length >= everyKindFrom {
 		needed = append(needed, bySelector)
 	}
+	if r.Task.Rollouts && r.Task.Length >= everyKindFrom {
+		needed = append(needed, ofServices...)
+	}
 	if r.Judgement.Restores > 0 {
 		needed = append(needed, afterRestore)
 	}
@@ -88,13 +101,13 @@ func cutShort(name string) string { return name + " (cut short)" }
 
 // verdict decides how a run ends, and says why unless the report has said it: what is found is found, however little was
 // looked at.
-func (r *report) verdict(expect bool) (code int, why string) {
+func (r *report) verdict(expect string) (code int, why string) {
 	missing := r.missing()
 	switch {
-	case expect && r.Judgement.Breached():
+	case expect != "" && expected[expect](r.Judgement):
 		return exitGood, ""
-	case expect:
-		return exitViolations, "no write by another than a lock's holder was found, though the fence is off"
+	case expect != "":
+		return exitViolations, "no violation of the kind that was expected was found: " + expect
 	case len(r.Judgement.Violations)+len(r.Late) > 0:
 		return exitViolations, missing
 	case missing != "":

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,11 +12,11 @@ import (
 // full is the report of a run of a minute in which enough happened.
 func full() *report {
 	r := &report{
-		Task:      &task{Length: time.Minute},
+		Task:      &task{Length: time.Minute, Rollouts: true},
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
 		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1}, Relabelled: 1},
 	}
-	for _, group := range checked {
+	for _, group := range slices.Concat(checked, ofServices) {
 		r.Judgement.Checked[group] = 1
 	}
 	return r
@@ -51,7 +52,10 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"nor in forty seconds":              {lasting(time.Minute - 1), func(r *report) { r.Judgement.Relabelled = 0 }, ""},
 		"nothing was placed by selector":    {unchecked(bySelector), nil, bySelector},
 		"nor by selector in forty seconds":  {lasting(time.Minute - 1), unchecked(bySelector), ""},
-		"violations are expected":           {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task.Expect = true }, ""},
+		"no rollout made a step":            {unchecked("P1 step of a rollout"), nil, "P1 step of a rollout"},
+		"nor in forty seconds ":             {lasting(time.Minute - 1), unchecked("P1 step of a rollout"), ""},
+		"nor in a run without rollouts":     {unchecked("P1 step of a rollout"), func(r *report) { r.Task.Rollouts = false }, ""},
+		"violations are expected":           {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task.Expect = "fence" }, ""},
 		"an old run, whose task is unknown": {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task = nil }, ""},
 	} {
 		r := full()
@@ -65,7 +69,7 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 			t.Errorf("%s: %q is missing, expected %q", name, got, tt.want)
 		}
 	}
-	for _, group := range checked {
+	for _, group := range slices.Concat(checked, ofServices) {
 		r := full()
 		unchecked(group)(r)
 		if got := r.missing(); !strings.Contains(got, group) {
@@ -77,12 +81,13 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	breach := checker.Violation{Promise: "P1", Rule: "lock not held by a farm"}
+	minimum := checker.Violation{Promise: "P6", Rule: "service below its minimum"}
 	other := checker.Violation{Promise: "P6", Rule: "above the surge"}
 	for name, tt := range map[string]struct {
 		found   []checker.Violation
 		late    []string
 		vacuous bool
-		expect  bool
+		expect  string
 		code    int
 		says    bool
 	}{
@@ -91,10 +96,12 @@ func TestVerdict(t *testing.T) {
 		"violations":                   {found: []checker.Violation{other}, code: exitViolations},
 		"late":                         {late: []string{"late"}, code: exitViolations},
 		"violations, little looked at": {found: []checker.Violation{other}, vacuous: true, code: exitViolations, says: true},
-		"expected":                     {found: []checker.Violation{breach}, vacuous: true, expect: true, code: exitGood},
-		"another one was expected":     {found: []checker.Violation{other}, expect: true, code: exitViolations, says: true},
-		"expected ones were not found": {expect: true, code: exitViolations, says: true},
-		"nor looked for long enough":   {vacuous: true, expect: true, code: exitViolations, says: true},
+		"of a service":                 {found: []checker.Violation{minimum}, expect: "service", code: exitGood},
+		"expected of a service":        {found: []checker.Violation{breach, other}, expect: "service", code: exitViolations, says: true},
+		"expected":                     {found: []checker.Violation{breach}, vacuous: true, expect: "fence", code: exitGood},
+		"another one was expected":     {found: []checker.Violation{other}, expect: "fence", code: exitViolations, says: true},
+		"expected ones were not found": {expect: "fence", code: exitViolations, says: true},
+		"nor looked for long enough":   {vacuous: true, expect: "fence", code: exitViolations, says: true},
 	} {
 		r := full()
 		r.Judgement.Violations, r.Late = tt.found, tt.late

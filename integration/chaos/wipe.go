@@ -143,9 +143,9 @@ func putBack(ctx context.Context, p consul.Pair, in records) error {
 	return err
 }
 
-// export returns what operators desire: controllers, their names and manifests.
+// export returns what operators desire: controllers, their names and manifests, and what services are. Rollouts under way are not among it.
 func (c *chaos) export(ctx context.Context) (out []consul.Pair, err error) {
-	for _, part := range []string{"manifests/", "names/", "rcs/"} {
+	for _, part := range []string{"deployments/", "manifests/", "names/", "rcs/"} {
 		pairs, err := c.client[rand.IntN(servers)].List(ctx, store.DefaultPrefix+part, consul.Consistent)
 		if err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -169,6 +170,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 	defer cancel()
 	_ = c.resume(ctx) // farms that may stop nothing are not busy
 	recs, _, err := c.stores[rng.IntN(servers)].ListRCs(ctx)
+	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool { return r.Value.Service != nil }) // those are changed by rollouts
 	if err != nil || len(recs) == 0 {
 		return
 	}
@@ -350,8 +352,8 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 		return err
 	}
 	for _, r := range recs {
-		if said[r.Value.ID] {
-			continue
+		if said[r.Value.ID] || r.Value.Mutator != "" {
+			continue // a rollout says its controllers again
 		}
 		r.Value.Disabled = false
 		if least := r.Value.MinAvailable; least != nil && *least >= r.Value.Desired() {
@@ -383,7 +385,7 @@ func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil {
+		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil || rec.Value.Mutator != "" {
 			continue // what was said is not yet heard
 		}
 		if err := writeRC(call, st, rec, nil, "apply again", true); err != nil {

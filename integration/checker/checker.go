@@ -120,6 +120,8 @@ type judgement struct {
 
 	labelled map[string][]unlabelled // labels that nodes had before
 
+	removed map[string]int64 // when the record of a controller was removed, unix nanoseconds
+
 	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
 	restoredAt uint64               // index of the last restore
@@ -143,7 +145,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		labelled: map[string][]unlabelled{},
+		labelled: map[string][]unlabelled{}, removed: map[string]int64{},
 	}
 }
 
@@ -211,6 +213,7 @@ func (j *judgement) rules(w *Write) {
 		return
 	}
 	j.echoes(w)
+	j.rollouts(w)
 	if !w.touches() {
 		return
 	}
@@ -255,6 +258,7 @@ func (j *judgement) remember(w *Write) {
 		j.rememberDrain(c, w.At)
 		j.rememberHolder(c, w.At)
 		j.rememberLabels(c, w.At)
+		j.rememberRemoval(c, w.At)
 	}
 }
 
@@ -266,7 +270,18 @@ func orderKey(node, id string, revision int64) string {
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
-		case ruleHolder, ruleRegister, ruleNotHeld, ruleTwoSessions:
+		case ruleHolder, ruleRegister, ruleNotHeld, ruleTwoSessions, ruleRolloutNotHeld, ruleRunner:
+			return true
+		}
+	}
+	return false
+}
+
+// Overdrawn reports whether somebody went below the minimum of a service, or beyond its bound.
+func (r *Result) Overdrawn() bool {
+	for _, v := range r.Violations {
+		switch v.Rule {
+		case ruleServiceMinimum, ruleServiceBound:
 			return true
 		}
 	}

@@ -1,5 +1,10 @@
 package checker
 
+import (
+	"fmt"
+	"slices"
+)
+
 // minimum is P6: as last reported, no act of the farm's takes a controller below its minimum, or above its surge.
 func (j *judgement) minimum(w *Write) {
 	for id := range w.owned() {
@@ -7,19 +12,21 @@ func (j *judgement) minimum(w *Write) {
 		if rc == nil {
 			continue
 		}
-		var taken []*placement
-		placed := false
+		var taken []*placement // of all revisions of the service
+		own, placed := false, false
 		for i := range w.Changes {
 			c := &w.Changes[i]
-			if c.controllerOf() != id {
+			mine := c.controllerOf() == id
+			if !mine && !rc.isBeside(c.controllerOf()) {
 				continue
 			}
-			placed = placed || c.news() != nil
+			placed = placed || mine && c.news() != nil
 			if before := c.Before.placement(); before != nil && c.takes() && !w.remains(c.After.placement()) && !j.mayTake(w, before) {
 				taken = append(taken, before)
+				own = own || mine
 			}
 		}
-		if rc.DeletedAt == nil {
+		if rc.DeletedAt == nil && own {
 			j.aboveMinimum(w, rc, taken)
 		}
 		if placed {
@@ -46,7 +53,7 @@ func (c *Change) takes() bool {
 	case adopts(before, after):
 		return false
 	case after.Node == before.Node:
-		return after.Digest != before.Digest
+		return after.Digest != before.Digest || after.Standby && !before.Standby
 	default:
 		revision, ghost := after.ghostOn(before.Node)
 		return !ghost || revision != 0
@@ -62,12 +69,12 @@ func (w *Write) remains(after *placement) bool {
 // available reports whether a pod counted as available when the transaction was carried out: where it was placed, or while
 // it moved where it came from. Nothing is available on a machine of which lost says that it is.
 func (w *Write) available(p *placement, lost func(node string, marked bool) bool) bool {
-	if p.RunState != running {
+	if p.RunState != running || p.Standby {
 		return false
 	}
 	at := func(node, digest string, marked bool) bool {
 		r := w.before(realityKey(node, p.id())).reality()
-		return r != nil && r.Available && (digest == "" || r.Digest == digest) && !lost(node, marked)
+		return r != nil && r.Available && !r.Standby && (digest == "" || r.Digest == digest) && !lost(node, marked)
 	}
 	if at(p.Node, p.Digest, p.LostSince != nil) {
 		return true
@@ -81,45 +88,64 @@ func (w *Write) available(p *placement, lost func(node string, marked bool) bool
 }
 
 // aboveMinimum counts twice. A farm learns a little later than Consul that a machine is gone: for that time, and no longer, it may count
-// what was available there, or not. Where the placements say that the machine is gone everybody knows.
+// what was available there, or not. Where the placements say that the machine is gone everybody knows. It counts by each rule that
+// may be in force for the controller, and one of them must hold.
 func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
-	least := 0
 	knowsNot := func(node string, marked bool) bool {
 		since, gone := j.away.lost[node]
 		return w.state.lost(node, marked) && (marked || gone && w.At-since > int64(heardLate))
 	}
-	for _, isLost := range []func(string, bool) bool{knowsNot, w.state.lost} {
-		available, lost := 0, 0
-		for _, p := range w.placementsBefore(rc.ID) {
-			if w.available(p, isLost) {
-				available++
+	lacks := ""
+	for _, limit := range j.limits(w, rc) {
+		for _, isLost := range []func(string, bool) bool{knowsNot, w.state.lost} {
+			left, lost := w.leaves(limit.rcs, taken, isLost)
+			if lost == 0 {
+				return
 			}
-		}
-		for _, p := range taken {
-			if w.available(p, isLost) {
-				lost++
+			if left >= limit.least {
+				j.looked(limit.group("P6 minimum"))
+				return
 			}
+			lacks = fmt.Sprintf("%d available are left, minimum %d, of controllers %v", left, limit.least, limit.rcs)
 		}
-		if lost == 0 || available-lost >= rc.minimum() {
-			if lost > 0 {
-				j.looked("P6 minimum")
-			}
-			return
-		}
-		least = available - lost
 	}
-	j.violated("P6", "below the minimum", w.Index, "controller %s: %d available are left by %s, minimum %d", rc.Name, least, w.summary(), rc.minimum())
+	if j.inService(w, rc) {
+		j.violated("P6", ruleServiceMinimum, w.Index, "%s of service %s: %s; by %s", rc.Name, rc.Service.Name, lacks, w.summary())
+		return
+	}
+	j.violated("P6", "below the minimum", w.Index, "controller %s: %s; by %s", rc.Name, lacks, w.summary())
+}
+
+// leaves counts what is available of some controllers after some of their pods were taken, and how many of those were available.
+func (w *Write) leaves(rcs []string, taken []*placement, isLost func(string, bool) bool) (left, lost int) {
+	for _, id := range rcs {
+		for _, p := range w.placementsBefore(id) {
+			if w.available(p, isLost) {
+				left++
+			}
+		}
+	}
+	for _, p := range taken {
+		if slices.Contains(rcs, p.RCID) && w.available(p, isLost) {
+			lost++
+		}
+	}
+	return left - lost, lost
 }
 
 // belowSurge counts every copy that takes up a living node, also one that was asked to stop and is not confirmed, and those of
 // nodes that only lack a preparer, which count as they last reported. Lost ones do not count.
 func (j *judgement) belowSurge(w *Write, rc *controller) {
+	if rc.Service != nil && rc.Service.Max > 0 && j.inService(w, rc) {
+		j.withinBound(w, rc)
+		return
+	}
 	n := 0
 	for _, p := range w.state.placementsOf(rc.ID) {
 		n += j.standing(w, p)
 	}
 	j.looked("P6 surge")
-	if most := rc.desired() + rc.surge(); n > most {
+	if most := rc.desired() + rc.surge(); n > most && !j.boundedLately(w, rc) {
 		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
 	}
 }

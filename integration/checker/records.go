@@ -45,6 +45,7 @@ type placement struct {
 	LostSince           *time.Time `json:"lost_since"`
 	DeadIndex           uint64     `json:"dead_index"`
 	StoppingSince       *time.Time `json:"stopping_since"`
+	Standby             bool       `json:"standby"` // out of its service's name
 }
 
 const (
@@ -79,6 +80,7 @@ type reality struct {
 	Revision  int64  `json:"revision"`
 	State     string `json:"state"`
 	Available bool   `json:"available"`
+	Standby   bool   `json:"standby"`
 }
 
 type controller struct {
@@ -97,7 +99,12 @@ type controller struct {
 	Generation   int64   `json:"generation"`
 	Disabled     bool    `json:"disabled"`
 	// AllowMassStop is the generation that may stop many pods at once.
-	AllowMassStop int64 `json:"allow_mass_stop"`
+	AllowMassStop int64    `json:"allow_mass_stop"`
+	Mutator       string   `json:"mutator"` // term of the rollout in charge
+	Service       *service `json:"service"`
+	InPlace       *struct {
+		From string `json:"from"` // digest
+	} `json:"in_place"`
 }
 
 // staysPut reports whether the controller's pods stay where they are, whatever operators say about their nodes, but for force.
@@ -309,6 +316,7 @@ func (k *Key) audit() *auditRecord       { return record[auditRecord](k, "audit"
 func (k *Key) status() *statusRecord     { return record[statusRecord](k, "status") }
 func (k *Key) request() *request         { return record[request](k, "requests") }
 func (k *Key) manifest() *manifestRecord { return record[manifestRecord](k, "manifests") }
+func (k *Key) rollout() *rolloutRecord   { return record[rolloutRecord](k, "rollouts") }
 
 // tripped reports whether the mass-stop breaker is: then nothing is stopped.
 func (k *Key) tripped() bool {

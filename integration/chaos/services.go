@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// What one more operator does with services, all of it with rcctl.
+
+const (
+	serviceCount = 2
+	leastPods    = 6  // of a service
+	mostPods     = 20 // and the most that it asks for
+	servicePause = time.Second
+	// stageLimit is how long a stage may make no progress: most faults take a revision longer to get over.
+	stageLimit = 8 * time.Second
+)
+
+// strategies are what deployments alternate between.
+var strategies = []string{
+	rollout.AvailabilityStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy, rollout.BlueGreenStrategy, rollout.InPlaceStrategy,
+}
+
+// deployer deploys services, one operator for all of them.
+type deployer struct {
+	c    *chaos
+	rng  *rand.Rand
+	turn int // of the strategies
+	size [serviceCount]int
+	// again is when a service was deployed again at the end of the run.
+	again [serviceCount]time.Time
+}
+
+func newDeployer(c *chaos) *deployer { return &deployer{c: c, rng: newRand(c.cfg.seed, 9)} }
+
+func serviceName(i int) string { return fmt.Sprintf("svc-%d", i+1) }
+
+// initial deploys the services for the first time.
+func (d *deployer) initial(ctx context.Context) error {
+	for i := range serviceCount {
+		d.size[i] = leastPods + d.rng.IntN(mostPods-leastPods+1)
+		if err := d.deploy(ctx, i, rollout.AvailabilityStrategy, false); err != nil {
+			return fmt.Errorf("deploy the services: %w", err)
+		}
+	}
+	return nil
+}
+
+// start has the operator act until ctx ends.
+func (d *deployer) start(ctx context.Context, group *errgroup.Group) {
+	group.Go(func() error {
+		for wait(ctx, servicePause/4+upTo(d.rng, servicePause)) {
+			d.c.acting.RLock()
+			call, cancel := context.WithTimeout(ctx, callLimit)
+			what, err := d.act(call)
+			cancel()
+			d.c.acting.RUnlock()
+			if ctx.Err() == nil && what != "" {
+				d.c.report.operation(what, err)
+			}
+		}
+		return nil
+	})
+}
+
+// act does one thing to one service: what there is to be done where its rollout is.
+func (d *deployer) act(ctx context.Context) (what string, err error) {
+	i, dice := d.rng.IntN(serviceCount), d.rng.IntN(100)
+	n := leastPods + d.rng.IntN(mostPods-leastPods+1)
+	bad := d.rng.IntN(5) == 0
+	name := serviceName(i)
+	rec, err := d.c.stores[d.rng.IntN(servers)].RolloutOf(ctx, name)
+	none := errors.Is(err, store.ErrNotFound)
+	if err != nil && !none {
+		return "read a rollout", err
+	}
+	ask := func(verb string) (string, error) { return "rollout " + verb, d.c.rcctl(ctx, "rollout", verb, name) }
+	state := rec.Value.State
+	switch {
+	case none && dice < 75:
+		return d.next(ctx, i, bad)
+	case none && dice < 85:
+		return "roll a service back", d.c.rcctl(ctx, "rollback", name, "--yes", "--detach")
+	case dice >= 92:
+		d.size[i] = n
+		return "scale a service", d.c.rcctl(ctx, "scale", name, fmt.Sprint(n), "--yes", "--detach")
+	case none:
+		return "", nil
+	case dice >= 88:
+		return d.next(ctx, i, bad) // in mid-course
+	case state == rollout.Paused && dice < 60:
+		return ask("resume")
+	case state == rollout.WaitingForPromote && dice < 40:
+		return ask("promote")
+	case dice < 8:
+		return ask("pause")
+	case dice < 12:
+		return ask("abort")
+	case dice < 18:
+		return ask("rollback")
+	}
+	return "", nil // it goes on
+}
+
+// next deploys another version of a service with the next strategy.
+func (d *deployer) next(ctx context.Context, i int, bad bool) (what string, err error) {
+	d.turn++
+	strategy := strategies[d.turn%len(strategies)]
+	what = "deploy " + strategy
+	if bad {
+		what = "deploy what cannot run"
+	}
+	return what, d.deploy(ctx, i, strategy, bad)
+}
+
+// deploy writes a document and has rcctl deploy it.
+func (d *deployer) deploy(ctx context.Context, i int, strategy string, bad bool) error {
+	spec := d.document(i, strategy)
+	canonical, err := spec.Pod.Canonical()
+	if err != nil {
+		return err
+	}
+	if bad {
+		d.c.broken.Store(manifest.Digest(canonical), true)
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d.c.cfg.dir, spec.Name+".json")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		return err
+	}
+	return d.c.rcctl(ctx, "deploy", "--file", path, "--yes", "--detach")
+}
+
+// document returns one of a service that differs from earlier ones. Every second service has a dynamic port.
+func (d *deployer) document(i int, strategy string) *plan.ServiceSpec {
+	total, timeout := d.size[i], field.Duration(stageLimit)
+	knobs := rollout.Knobs{
+		Strategy: strategy, Step: &rollout.Amount{N: 1 + d.rng.IntN(total/2)}, StageTimeout: &timeout,
+		OnTimeout: []string{rollout.OnTimeoutRollback, rollout.OnTimeoutPause, rollout.OnTimeoutContinue}[d.rng.IntN(3)],
+	}
+	short := field.Duration(upTo(d.rng, 3*time.Second).Truncate(time.Millisecond))
+	switch strategy {
+	case rollout.CanaryStrategy:
+		knobs.Canary = &rollout.Canary{Pods: 1 + d.rng.IntN(3)}
+	case rollout.BlueGreenStrategy:
+		knobs.KeepOld = &short
+	}
+	if promotes := d.rng.IntN(3) > 0; promotes && (strategy == rollout.CanaryStrategy || strategy == rollout.BlueGreenStrategy) {
+		knobs.AutoPromote = &short
+	}
+	pod := &manifest.Manifest{
+		Version: manifest.Version, ID: serviceName(i), MinReady: new(field.Duration),
+		Launchables: []manifest.Launchable{{
+			Name:     "main",
+			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", d.rng.Uint64())},
+		}},
+	}
+	if i%2 == 1 {
+		pod.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
+	}
+	return &plan.ServiceSpec{
+		Name: serviceName(i), Replicas: &total, Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+	}
+}
+
+// How services are brought to one revision each, after everything is healed.
+const (
+	finishPatience = 8 * time.Second  // rollouts may go on for so long, and controllers may take so long without one
+	finishAgain    = 10 * time.Second // between two deployments of one service
+)
+
+// finish has each service come to one revision: a rollout that is paused goes on, one that waits is promoted. What has not got there after
+// some time is deployed again, as after a wipe, which takes rollouts away.
+func (d *deployer) finish(ctx context.Context, healed time.Time) error {
+	var errs []error
+	for i := range serviceCount {
+		name := serviceName(i)
+		rec, err := d.c.stores[rand.IntN(servers)].RolloutOf(ctx, name)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			errs = append(errs, err)
+			continue
+		}
+		if err == nil {
+			err = d.carryOn(ctx, &rec.Value)
+		} else {
+			err = d.settled(ctx, name)
+		}
+		errs = append(errs, err)
+		if err != nil && time.Since(healed) > finishPatience && time.Since(d.again[i]) > finishAgain {
+			d.again[i] = time.Now()
+			errs = append(errs, d.deploy(ctx, i, rollout.AvailabilityStrategy, false))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// carryOn asks a rollout for what it needs to go on, and says that it is under way.
+func (d *deployer) carryOn(ctx context.Context, r *rollout.Record) (err error) {
+	switch {
+	case r.Request != nil: // it is looked at soon
+	case r.State == rollout.Paused:
+		err = d.c.rcctl(ctx, "rollout", "resume", r.Service)
+	case r.State == rollout.WaitingForPromote:
+		err = d.c.rcctl(ctx, "rollout", "promote", r.Service)
+	}
+	return errors.Join(fmt.Errorf("the rollout of %s is %s in stage %d, %s: %s %s", r.Service, r.State, r.Stage, r.Phase, r.Reason, r.Held), err)
+}
+
+// settled says why a service without a rollout is not at one revision.
+func (d *deployer) settled(ctx context.Context, name string) error {
+	st := d.c.stores[rand.IntN(servers)]
+	recs, corrupt, err := st.ListRCs(ctx)
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return err
+	}
+	statuses, _, err := st.ListStatus(ctx)
+	if err != nil {
+		return err
+	}
+	converged := map[string]bool{}
+	for _, s := range statuses {
+		converged[s.Value.RCID] = s.Value.Is(rc.Converged)
+	}
+	living := 0
+	for i := range recs {
+		r := &recs[i].Value
+		if r.Service == nil || r.Service.Name != name {
+			continue
+		}
+		if r.DeletedAt == nil && r.Desired() > 0 {
+			living++
+		}
+		if !converged[r.ID] {
+			return fmt.Errorf("%s has not converged", r.Name)
+		}
+	}
+	if living > 1 {
+		return fmt.Errorf("%s has %d revisions with pods and no rollout", name, living)
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package checker
+
+import (
+	"maps"
+	"testing"
+	"time"
+)
+
+// beside makes c and d revisions of one service. The pod of d is on n2, where it is available unless the case says otherwise.
+func (w *world) beside(ofC fields, of, pod, reality fields) {
+	record := controllerOf(1, 1)
+	record["id"], record["name"], record["service"] = "d", "web-r2", fields{"name": "web", "companions": []string{"c"}}
+	w.txn(kv("set", "rcs/d", record))
+	lock := w.txn(kv("lock", "locks/d", fields{"farm": "f2"}).by("s-f2"))
+	p := placed("n2", running, 30)
+	p["rc_id"] = "d"
+	update(p, pod)
+	w.txn(kv("check-session", "locks/d", nil).by("s-f2"), kv("check-index", "locks/d", nil).at(lock), kv("set", "pods/d/main.0", p))
+	r := did("ready", 30, true)
+	r["rc_id"] = "d"
+	update(r, reality)
+	w.txn(kv("set", "reality/n2/d/main.0", r))
+	service := fields{"name": "web", "companions": []string{"d"}}
+	update(service, of)
+	more := fields{"service": service}
+	update(more, ofC)
+	w.rc = w.txn(kv("set", rcKey, with(controllerOf(2, 0), more)))
+}
+
+func update(f, more fields) { maps.Copy(f, more) }
+
+func with(f, more fields) fields {
+	update(f, more)
+	return f
+}
+
+// loses has n2's machine fail.
+func (w *world) loses() {
+	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n2"}})
+	w.command(typeRegister, fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": critical}})
+}
+
+// returns has it come back, without a preparer.
+func (w *world) returns() {
+	w.command(typeRegister, fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": "passing"}})
+	w.txn() // something happens
+}
+
+func (w *world) removes() { w.txn(kv("delete", "rcs/d", nil)) }
+
+// rewrites gives the pod of c another manifest in place.
+func (w *world) rewrites(more fields) {
+	p := with(placed("n1", running, 20), more)
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod))...)
+}
+
+// The minimum of a service counts over all of its revisions.
+func TestMinimumOfAService(t *testing.T) {
+	t.Parallel()
+	const rule, own = "P6 service below its minimum", "P6 below the minimum"
+	stops := func(w *world) { w.stop(20) }
+	upgrades := func(w *world) { w.rewrites(fields{"digest": "d2"}) }
+	one := fields{"replica_groups": []fields{{"role": "main", "count": 1}}, "min_available": 1}
+	for name, c := range map[string]struct {
+		ofC, of, pod, reality fields
+		before                func(w *world)
+		late                  time.Duration
+		act                   func(w *world)
+		rule                  string
+	}{
+		"another one is left":               {of: fields{"min": 1}, act: stops},
+		"it is not available":               {of: fields{"min": 1}, reality: fields{"available": false}, act: stops, rule: rule},
+		"two are needed":                    {of: fields{"min": 2}, act: stops, rule: rule},
+		"none is needed":                    {of: fields{}, reality: fields{"available": false}, act: stops},
+		"it is to stand by":                 {of: fields{"min": 1}, pod: fields{"standby": true}, act: stops, rule: rule},
+		"it stands by":                      {of: fields{"min": 1}, reality: fields{"standby": true}, act: stops, rule: rule},
+		"it has another manifest":           {of: fields{"min": 1}, reality: fields{"digest": "d0"}, act: stops, rule: rule},
+		"it stops":                          {of: fields{"min": 1}, pod: fields{"run_state": stopped}, act: stops, rule: rule},
+		"its machine was lost a moment ago": {of: fields{"min": 1}, before: (*world).loses, late: heardLate - time.Second, act: stops},
+		"its machine is lost":               {of: fields{"min": 1}, before: (*world).loses, late: heardLate + time.Second, act: stops, rule: rule},
+		"upgraded in place":                 {ofC: one, of: fields{"min": 2}, act: upgrades, rule: rule},
+		"out of its name":                   {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{"standby": true}) }, rule: rule},
+		"into its name":                     {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{}) }},
+		"alone for a moment":                {ofC: one, of: fields{"min": 0}, before: (*world).removes, late: heardLate - time.Second, act: upgrades},
+		"alone":                             {ofC: one, of: fields{"min": 0}, before: (*world).removes, late: heardLate + time.Second, act: upgrades, rule: own},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.beside(c.ofC, c.of, c.pod, c.reality)
+			if c.before != nil {
+				c.before(w)
+			}
+			w.late += c.late
+			c.act(w)
+			r := w.verdict()
+			found := r.Count()
+			for _, one := range []string{rule, own} {
+				if (found[one] > 0) != (c.rule == one) {
+					t.Errorf("found %v, expected %q", found, c.rule)
+				}
+			}
+			if name == "another one is left" && r.Checked["P6 minimum of a service"] == 0 {
+				t.Errorf("it is not counted: %v", r.Checked)
+			}
+		})
+	}
+}
+
+// The bound of a service counts over all of its revisions. The pod that is added is the third.
+func TestBoundOfAService(t *testing.T) {
+	t.Parallel()
+	const rule, own = "P6 service above its bound", "P6 above the surge"
+	two := fields{"replica_groups": []fields{{"role": "main", "count": 2}}}
+	adds := func(w *world) { w.second("n1", kv("check-index", "schema", nil).at(w.schema)) }
+	lostOnce := func(w *world) { w.loses(); w.returns() }
+	for name, c := range map[string]struct {
+		ofC, of, pod, reality fields
+		before                func(w *world)
+		late                  time.Duration
+		act                   func(w *world)
+		rule                  string
+	}{
+		"three may be":                     {ofC: two, of: fields{"max": 3}, act: adds},
+		"two may be":                       {ofC: two, of: fields{"max": 2}, act: adds, rule: rule},
+		"one of them is asked to stop":     {ofC: two, of: fields{"max": 2}, pod: fields{"run_state": stopped}, act: adds, rule: rule},
+		"one of them has stopped":          {ofC: two, of: fields{"max": 2}, pod: fields{"run_state": stopped}, reality: fields{"state": stopped}, act: adds},
+		"one of them leaves a copy behind": {ofC: two, of: fields{"max": 3}, pod: fields{"ghosts": []fields{{"node": "n1", "revision": 40}}}, act: adds, rule: rule},
+		"one of them is lost":              {ofC: two, of: fields{"max": 2}, before: (*world).loses, act: adds},
+		"it was lost a moment ago":         {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate - time.Second, act: adds},
+		"it was lost once":                 {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate + time.Second, act: adds, rule: rule},
+		"no bound":                         {ofC: two, of: fields{}, act: adds},
+		"no bound but its own":             {of: fields{}, act: adds, rule: own},
+		"its own does not hold":            {of: fields{"max": 3}, act: adds},
+		"alone for a moment":               {of: fields{"max": 2}, before: (*world).removes, late: heardLate - time.Second, act: adds},
+		"alone":                            {of: fields{"max": 2}, before: (*world).removes, late: heardLate + time.Second, act: adds, rule: own},
+		"what is found":                    {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.beside(c.ofC, c.of, c.pod, c.reality)
+			if c.before != nil {
+				c.before(w)
+			}
+			w.late += c.late
+			c.act(w)
+			found := w.verdict().Count()
+			for _, one := range []string{rule, own} {
+				if (found[one] > 0) != (c.rule == one) {
+					t.Errorf("found %v, expected %q", found, c.rule)
+				}
+			}
+		})
+	}
+}
+
+// Pods beyond the limit of an upgrade in place get the manifest that was there before, and no other.
+func TestPlacedBeyondTheLimitInPlace(t *testing.T) {
+	t.Parallel()
+	const rule = "P2 superseded manifest"
+	for digest, want := range map[string]bool{"d1": false, "d0": false, "d9": true} {
+		w := newWorld(t)
+		w.change(2, 2, fields{"in_place": fields{"from": "d0", "limit": 1}})
+		p := with(placed("n2", running, 30), fields{"index": 1, "digest": digest})
+		w.txn(w.fenced(kv("cas", "pods/c/main.1", p))...)
+		if found := w.verdict().Count(); (found[rule] > 0) != want {
+			t.Errorf("placed with %s: found %v", digest, found)
+		}
+	}
+}
