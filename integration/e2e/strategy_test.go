@@ -30,28 +30,30 @@ func canary(e *env) {
 }
 
 // blueGreen: the new revision stands by, is seen to be healthy and is called by nobody, until it takes the name over; that restarts
-// nothing and costs no call.
+// nothing and costs no call. One that replaces it while it stands by has its room.
 func blueGreen(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
 	e.deployed(w)
 	calls := e.callService("web")
-	w.version, w.update = "2", "strategy: blue-green, keep_old: 1s"
-	e.detached(w)
-	e.awaitState(rollout.WaitingForPromote)
-	e.runs(map[string]int{"1": 3, "2": 3})
-	e.within(limit, func() error { return e.passing("web-standby", 3) })
-	if n := calls.answers()["2"]; n > 0 {
-		e.t.Errorf("%d calls of a pod that stands by", n)
+	for _, version := range []string{"2", "3"} {
+		w.version, w.update = version, "strategy: blue-green, keep_old: 1s"
+		e.detached(w)
+		e.awaitState(rollout.WaitingForPromote)
+		e.runs(map[string]int{"1": 3, version: 3})
+		e.within(limit, func() error { return e.passing("web-standby", 3) })
 	}
-	green := e.pids("2")
+	if got := calls.answers(); len(got) > 1 {
+		e.t.Errorf("calls answered by versions %v while others than 1 stood by", got)
+	}
+	green := e.pids("3")
 	e.rcctl("", "rollout", "promote", "web")
 	e.awaitEnd()
-	e.runs(map[string]int{"2": 3})
-	calls.awaitVersion("2")
+	e.runs(map[string]int{"3": 3})
+	calls.awaitVersion("3")
 	calls.end()
 	e.within(limit, func() error { return e.passing("web-standby", 0) })
-	if now := e.pids("2"); !slices.Equal(now, green) {
+	if now := e.pids("3"); !slices.Equal(now, green) {
 		e.t.Errorf("processes %v, while they stood by %v", now, green)
 	}
 }

@@ -59,7 +59,7 @@ func begin(s Start, running *Record) (Started, error) {
 	}
 	n, old := total(groups), 0
 	for _, o := range s.Old {
-		if o.RC.DeletedAt == nil {
+		if o.RC.DeletedAt == nil && inService(&o.RC) {
 			old += o.RC.Desired()
 		}
 	}
@@ -277,7 +277,9 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 	}
 	old := 0
 	for _, m := range w.In(Down) {
-		old += total(m.Before)
+		if !m.Abandoned || inService(&m.Ctrl) {
+			old += total(m.Before)
+		}
 	}
 	next, err := ordered(groups, roleNames(running.Groups))
 	if err != nil {

@@ -1,5 +1,7 @@
 package rollout
 
+import "github.com/rcfarm/rcfarm/pkg/rc"
+
 // blueGreen adds all new pods while they stand by, and then gives them the name of the service.
 type blueGreen struct{ rolling }
 
@@ -15,12 +17,33 @@ func (b blueGreen) Plan(w *Work) bool {
 	}
 	n := w.Record.Total()
 	more := within0(n, w.Record.Max()-w.staying()-old, up.takes())
+	less := old
 	if more < n && more <= up.desired() {
-		return false
+		if less = max(0, old-standingBy(downs)); less == old {
+			return false
+		}
 	}
-	w.setTargets(up, downs, more, old)
+	w.setTargets(up, downs, more, less)
 	return true
 }
+
+// standingBy returns how many pods of old revisions make room for the new one, because they stand by for a rollout that was given up. None do while
+// something is unknown, or is on its way out already.
+func standingBy(downs []*Member) int {
+	n := 0
+	for _, m := range downs {
+		if m.Status == nil || m.living() > m.desired() {
+			return 0
+		}
+		if m.Standby {
+			n += m.idle()
+		}
+	}
+	return n
+}
+
+// inService reports whether a controller's pods are under the service's name. Only those may be there beside as many new ones.
+func inService(r *rc.RC) bool { return r.Service == nil || !r.Service.Standby }
 
 // Next implements Strategy.
 func (b blueGreen) Next(w *Work) Phase {
