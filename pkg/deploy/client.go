@@ -48,6 +48,13 @@ func (c *Client) Commit(ctx context.Context, d *plan.Draft) error {
 	if what == "" {
 		what = "deploy"
 	}
+	if d.Rollout != nil && d.Rollout.Nonce == "" { // the plan saw no cluster, or one without a first farm
+		schema, err := c.Store.EnsureSchema(ctx)
+		if err != nil {
+			return fmt.Errorf("read schema: %w", err)
+		}
+		d.Rollout.Nonce = schema.Value.Nonce
+	}
 	lines := append([]string{fmt.Sprintf("service %s: revision %d", d.Service, d.Deployed.Revision)}, d.Audit...)
 	err := c.Store.DeployDraft(ctx, d, store.NewAudit(c.Who, what, d.Deployed.RC, append(lines, d.Steps...)))
 	var running *store.RunningError

@@ -153,6 +153,32 @@ func TestDeployingTwice(t *testing.T) {
 	}
 }
 
+// A plan that saw no nonce, because it was made before the first farm or without the state of the cluster, takes the one that there is.
+func TestDeployingBeforeTheFirstFarm(t *testing.T) {
+	t.Parallel()
+	for name, state := range map[string]*plan.State{"before": {}, "without": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client, prefix := consultest.Client(t)
+			keys, err := store.NewKeys(prefix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &world{Client: &deploy.Client{Store: store.New(client, keys), Who: "ann"}, consul: client, state: state}
+			if _, err := w.deployment(t, "a").Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			schema, err := w.Store.Schema(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if svc, err := w.Service(t.Context(), "web"); err != nil || svc.Rollout.Nonce != schema.Value.Nonce {
+				t.Errorf("%+v, %v", svc, err)
+			}
+		})
+	}
+}
+
 // Of two plans that were made at once the later is refused, and writes nothing.
 func TestTwoDeployAtOnce(t *testing.T) {
 	t.Parallel()

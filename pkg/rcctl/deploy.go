@@ -106,7 +106,7 @@ func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
 			return err
 		}
 	}
-	if err := s.ensureNonce(c.Context, all); err != nil {
+	if err := s.ensureSchema(c.Context); err != nil {
 		return err
 	}
 	for _, p := range all {
@@ -128,23 +128,6 @@ func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// ensureNonce makes the records that every cluster has where there are none yet, and tells plans that were made before the nonce.
-func (s *conn) ensureNonce(ctx context.Context, all []*planned) error {
-	if err := s.ensureSchema(ctx); err != nil {
-		return err
-	}
-	schema, err := s.Schema(ctx)
-	if err != nil {
-		return err
-	}
-	for _, p := range all {
-		if p.state.Nonce == "" {
-			p.state.Nonce = schema.Value.Nonce
-		}
-	}
-	return nil
 }
 
 // run writes one plan.

@@ -112,7 +112,6 @@ func (t *tool) deployer(c *cli.Context, s *conn) (*deployer, error) {
 type planned struct {
 	deployment *plan.Deployment
 	plan       plan.Plan
-	state      *plan.State // that the plan was made in
 }
 
 // plan resolves a document and plans its deployment.
@@ -151,7 +150,7 @@ func (d *deployer) plan(ctx context.Context, spec *plan.ServiceSpec) (*planned, 
 	if err != nil {
 		return nil, refusedPlan(err)
 	}
-	return &planned{deployment: deployment, plan: p, state: d.rolling.State}, nil
+	return &planned{deployment: deployment, plan: p}, nil
 }
 
 // refusedPlan turns what plans refuse into what exits as refused.
