@@ -141,11 +141,23 @@ func (p *planner) course() course {
 		return recreate // a rollout was given up, and other revisions still have pods
 	case p.current.RC.InPlace != nil:
 		return inPlace // an upgrade was given up, and some pods have the former manifest
+	case !isInPlace && p.unfinished():
+		return recreate
 	case p.change.Kind != UpToDate || p.drifted():
 		return update
 	default:
 		return nothing
 	}
+}
+
+// unfinished reports whether the rollout to what is in effect failed, or was aborted before it had pods: another revision tries again, in stages and after
+// pre_deploy. Pods that must stay where they are have no successors.
+func (p *planner) unfinished() bool {
+	e := p.svc.entry(p.base.Revision)
+	if e == nil || anchored(&p.base.Spec) != "" || anchored(p.spec) != "" {
+		return false
+	}
+	return e.Outcome == rollout.Failed || e.Outcome == rollout.Aborted && !p.current.HasPods() && p.drifted()
 }
 
 // midCourse decides what becomes of a rollout under way to the same pods.

@@ -248,6 +248,25 @@ func TestPlans(t *testing.T) {
 			"  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods", "  - delete controller web-r2 when it has no pods",
 		}},
 		{"the last rollout failed, the document before", failed, nil, nil, []string{}},
+		{"the first rollout failed, its document again", ended(rollout.Failed, 3), nil, nil, afresh},
+		{"the first rollout failed early, its document again", ended(rollout.Failed, 0), nil, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r2", "~ start rollout availability", "  + run 3 pods of web-r2",
+			"  - delete controller web-r1 when it has no pods",
+		}},
+		{"the first rollout failed, its document with other counts", ended(rollout.Failed, 3), []string{"replicas=4"}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r2", "~ start rollout availability", "  + run 4 pods of web-r2",
+			"  - stop 3 pods of web-r1", "  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods",
+		}},
+		{"the first rollout was aborted before it had pods", ended(rollout.Aborted, 0), nil, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r2", "~ start rollout availability", "  + run 3 pods of web-r2",
+			"  - delete controller web-r1 when it has no pods",
+		}},
+		{"the first rollout was aborted in mid-course", ended(rollout.Aborted, 2), nil, nil, []string{
+			"~ change controller web-r1", "~ record the document of service web, revision 1",
+		}},
+		{"the first rollout was aborted late", ended(rollout.Aborted, 3), nil, nil, []string{}},
+		{"two revisions after an abort, the document before", aborted, nil, nil, afterAbort},
+		{"two revisions after an abort, its document again", aborted, []string{newManifest}, nil, afterAbort},
 		{"under way, the same", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, nil, nil, []string{}},
 		{"under way, more", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, []string{`replicas=5`, `update.step=2`}, nil, []string{
 			"~ scale main of controller web-r1 from 3 to 5", "~ redirect to other counts the rollout availability", "  + run 5 pods of web-r1",
@@ -281,6 +300,36 @@ func TestPlans(t *testing.T) {
 			}
 		})
 	}
+}
+
+// afresh and afterAbort are the lines of plans that take a service to another revision.
+var (
+	afresh = []string{
+		"+ create manifest  of pod web", "+ create controller web-r2", "~ start rollout availability", "  + run 3 pods of web-r2",
+		"  - stop 3 pods of web-r1", "  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods",
+	}
+	afterAbort = []string{
+		"+ create manifest  of pod web", "+ create controller web-r3", "~ start rollout availability", "  + run 3 pods of web-r3",
+		"  - stop 2 pods of web-r1", "  - remove 2 pods of web-r1", "  - delete controller web-r1 when it has no pods",
+		"  - stop 1 pod of web-r2", "  - remove 1 pod of web-r2", "  - delete controller web-r2 when it has no pods",
+	}
+)
+
+// ended is a service whose first rollout ended like that, with so many pods.
+func ended(outcome rollout.State, pods int) func(*testing.T, *cluster) {
+	return func(t *testing.T, c *cluster) {
+		c.deployed(t, sample(t))
+		c.svc.Controllers[0].RC.ReplicaGroups = sample(t, fmt.Sprintf("replicas=%d", pods)).Groups()
+		c.svc.History[0].Outcome = outcome
+	}
+}
+
+// aborted is a service whose second rollout was aborted in mid-course.
+func aborted(t *testing.T, c *cluster) {
+	c.deployed(t, sample(t))
+	c.deployed(t, sample(t, newManifest))
+	c.svc.Controllers[0].RC.ReplicaGroups, c.svc.Controllers[1].RC.ReplicaGroups = sample(t, `replicas=2`).Groups(), sample(t, `replicas=1`).Groups()
+	c.svc.History[1].Outcome = rollout.Aborted
 }
 
 // failed is a service whose second revision was rolled back.
