@@ -56,8 +56,9 @@ func (t *tool) diff(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	change := plan.EvalSpecChange(&svc.Deployed.Spec, &e.Spec)
-	fmt.Fprintf(t.out, "service %s: revision %d -> document of revision %d: %s\n", name, svc.Deployed.Revision, e.Revision, change.Kind)
+	effect := svc.InEffect()
+	change := plan.EvalSpecChange(&effect.Spec, &e.Spec)
+	fmt.Fprintf(t.out, "service %s: revision %d -> document of revision %d: %s\n", name, effect.Revision, e.Revision, change.Kind)
 	for _, f := range change.Fields {
 		fmt.Fprintf(t.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
 	}

@@ -73,7 +73,7 @@ type HistoryView struct {
 }
 
 func newHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
-	v := HistoryView{Entry: *e, Outcome: string(e.Outcome), InEffect: e.Revision == svc.Deployed.Revision}
+	v := HistoryView{Entry: *e, Outcome: string(e.Outcome), InEffect: e.Revision == svc.InEffect().Revision}
 	switch {
 	case v.Outcome != "":
 	case svc.Rollout != nil && svc.Rollout.ID == e.Rollout:
@@ -88,11 +88,12 @@ func newHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
 
 // entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.
 func entry(svc *plan.Service, rev int64) (*plan.Entry, error) {
+	effect := svc.InEffect().Revision
 	for _, e := range slices.Backward(svc.History) {
 		if rev != 0 && e.Revision == rev {
 			return &e, nil
 		}
-		if rev == 0 && e.Revision != svc.Deployed.Revision && newHistoryView(svc, &e).Outcome == "done" {
+		if rev == 0 && e.Revision != effect && newHistoryView(svc, &e).Outcome == "done" {
 			return &e, nil
 		}
 	}

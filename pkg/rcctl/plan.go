@@ -119,16 +119,16 @@ func writePlans(w io.Writer, all []*planned, colours bool) {
 func writePlan(w io.Writer, p *planned, colours bool) {
 	name, before := p.plan.ServiceName, p.deployment.Service
 	if p.plan.Empty() {
-		fmt.Fprintf(w, "service %s: up to date, revision %d\n", name, before.Deployed.Revision)
+		fmt.Fprintf(w, "service %s: up to date, revision %d\n", name, before.InEffect().Revision)
 		return
 	}
 	switch {
 	case before == nil:
 		fmt.Fprintf(w, "service %s: new\n", name)
 	case len(p.plan.Change.Fields) == 0:
-		fmt.Fprintf(w, "service %s: the same document, revision %d\n", name, before.Deployed.Revision)
+		fmt.Fprintf(w, "service %s: the same document, revision %d\n", name, before.InEffect().Revision)
 	default:
-		fmt.Fprintf(w, "service %s: %s, revision %d\n", name, p.plan.Change.Kind, before.Deployed.Revision)
+		fmt.Fprintf(w, "service %s: %s, revision %d\n", name, p.plan.Change.Kind, before.InEffect().Revision)
 		for i, f := range p.plan.Change.Fields {
 			if i == maxPlanFields {
 				fmt.Fprintf(w, "    and %d more fields; rcctl plan -o json shows all\n", len(p.plan.Change.Fields)-i)

@@ -50,7 +50,7 @@ func (t *tool) scaleService(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	spec := svc.Deployed.Spec
+	spec := svc.InEffect().Spec
 	if spec.ReplicaGroups, err = scaled(c, spec.Groups(), c.String("role"), count); err != nil {
 		return err
 	}

@@ -93,7 +93,7 @@ func (t *tool) serviceList(c *cli.Context) error {
 }
 
 func newServiceView(svc *plan.Service) ServiceView {
-	d := &svc.Deployed
+	d := svc.InEffect()
 	v := ServiceView{Service: d.Service, Revision: d.Revision, Replicas: d.Spec.Total(), By: d.By, At: d.At}
 	for _, one := range svc.Controllers {
 		if one.Status != nil {
@@ -157,8 +157,8 @@ func (s *conn) forgetService(ctx context.Context, name string, force, massStop b
 		if svc.Rollout != nil {
 			return nil, refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
 		}
-		if n := svc.Deployed.Spec.Total(); n > 0 && !force {
-			return nil, refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, replicas(n), name)
+		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !force {
+			return nil, refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, replicas(effect.Spec.Total()), name)
 		}
 		err = s.ForgetService(ctx, svc, massStop, store.NewAudit(who, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
 		if errors.Is(err, store.ErrConflict) && try < maxTries {

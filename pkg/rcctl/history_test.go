@@ -1,0 +1,113 @@
+package rcctl
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// aService returns a service whose revisions ended like that, the first one in effect unless its last rollout was done.
+func aService(outcomes ...rollout.State) *plan.Service {
+	one := 1
+	svc := &plan.Service{}
+	for i, outcome := range outcomes {
+		id := string(rune('a' + i))
+		svc.History = append(svc.History, plan.Entry{Service: "web", Revision: int64(i + 1), RC: id, Rollout: "r" + id, Outcome: outcome})
+		svc.Controllers = append(svc.Controllers, plan.Controller{RC: rc.RC{ID: id}})
+		svc.Deployed = plan.Deployed{Service: "web", Revision: int64(i + 1), RC: id}
+	}
+	serves := 0
+	if last := len(outcomes) - 1; outcomes[last] != rollout.Failed {
+		serves = last
+	}
+	svc.Controllers[serves].RC.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}}
+	return svc
+}
+
+// The revision that serves has the star, and going back is to one before that.
+func TestRevisionInEffect(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		svc      *plan.Service
+		star, to int64 // to zero: there is none
+	}{
+		{"done", aService(rollout.Done, rollout.Done), 2, 1},
+		{"only one", aService(rollout.Done), 1, 0},
+		{"rolled back", aService(rollout.Done, rollout.Failed), 1, 0},
+		{"aborted", aService(rollout.Done, rollout.Aborted), 2, 1},
+		{"the first failed", aService(rollout.Failed), 1, 0},
+	} {
+		for i := range tt.svc.History {
+			v := newHistoryView(tt.svc, &tt.svc.History[i])
+			if v.InEffect != (v.Revision == tt.star) {
+				t.Errorf("%s: revision %d is in effect: %t, want revision %d", tt.name, v.Revision, v.InEffect, tt.star)
+			}
+		}
+		e, err := entry(tt.svc, 0)
+		if tt.to == 0 && err == nil || tt.to != 0 && (err != nil || e.Revision != tt.to) {
+			t.Errorf("%s: back to %+v, %v, want revision %d", tt.name, e, err, tt.to)
+		}
+	}
+}
+
+const serviceDocument = `{"name": "web", "replicas": 2, "update": {"strategy": "resourceutil"}, "pod": {"version": 1, "id": "web", "launchables": [{"name": "server", "args": ["ARG"],
+	"artifact": {"kind": "exec", "path": "/bin/true"}}]}}`
+
+// After a rollback all commands are about the revision that serves, and none brings the failed one back but its document.
+func TestCommandsAfterARollback(t *testing.T) {
+	t.Parallel()
+	s, prefix := testConn(t)
+	must := func(stdin, want string, args ...string) {
+		t.Helper()
+		if code, out, errs := run(t, prefix, stdin, args...); code != exitDone || !strings.Contains(out, want) {
+			t.Errorf("rcctl %s: exit code %d, want %q in:\n%s%s", strings.Join(args, " "), code, want, out, errs)
+		}
+	}
+	document := func(arg string) string { return strings.Replace(serviceDocument, "ARG", arg, 1) }
+	must(document("a"), "web-r1", "deploy", "-f", "-", "--yes", "--detach")
+	endRollout(t, s, rollout.Done, 2)
+	must(document("b"), "web-r2", "deploy", "-f", "-", "--yes", "--detach")
+	endRollout(t, s, rollout.Failed, 2, 0)
+	must("", "1 *", "history", "web")
+	must(document("a"), "up to date, revision 1", "plan", "-f", "-")
+	must("", "revision 1 -> document of revision 2", "diff", "web", "--to", "2")
+	must("", `"revision": 1`, "service", "list", "-o", "json")
+	must("", "2 -> 3", "scale", "web", "3", "--yes", "--detach")
+	svc, err := s.Service(t.Context(), "web")
+	if err != nil || svc.Rollout != nil || svc.Deployed.Revision != 1 || svc.Controllers[0].RC.Desired() != 3 || svc.Controllers[1].RC.Desired() != 0 {
+		t.Errorf("after scaling: %+v, %v", svc, err)
+	}
+}
+
+// endRollout ends the rollout as its runner would, with such counts of the revisions.
+func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
+	t.Helper()
+	svc, err := s.Service(t.Context(), "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := s.Keys()
+	ops := []consul.Op{consul.Delete(keys.Rollout("web"))}
+	set := func(key string, value any) {
+		data, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, consul.Set(key, data))
+	}
+	for i, c := range svc.Controllers {
+		c.RC.Mutator, c.RC.ReplicaGroups = "", []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &counts[i]}}
+		set(keys.RC(c.RC.ID), c.RC)
+	}
+	e := svc.History[len(svc.History)-1]
+	e.Outcome = outcome
+	set(keys.Entry("web", e.Revision), e)
+	if _, err := s.consul.Commit(t.Context(), ops); err != nil {
+		t.Fatal(err)
+	}
+}
