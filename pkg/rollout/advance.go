@@ -84,7 +84,7 @@ func (w *Work) nextStage() bool {
 
 func (w *Work) beforeStage() bool {
 	if !w.gates(w.Record.Update.Gates.BeforeStage) {
-		return w.Record.State != Progressing && w.Record.State != Paused
+		return w.Record.State == RollingBack
 	}
 	return w.enter(Planning)
 }
@@ -121,7 +121,7 @@ func (w *Work) reconcile() (bool, time.Duration, error) {
 
 func (w *Work) afterStage() bool {
 	if !w.gates(w.Record.Update.Gates.AfterStage) {
-		return w.Record.State != Progressing && w.Record.State != Paused
+		return w.Record.State == RollingBack
 	}
 	next := w.strategy().Next(w)
 	if next == Moving {

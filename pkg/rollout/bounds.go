@@ -30,10 +30,11 @@ func (b Bounds) Count(target *int, has int) int {
 // BoundsForRevUp returns the bounds of a revision that grows: before it holds all of the service, its minimum does not ask for more than the stage.
 func BoundsForRevUp(v *Revision) Bounds {
 	full := v.Percent != nil && *v.Percent == 100
-	if v.Target == nil || v.Min == nil || full || *v.Target >= *v.Min {
+	if v.Target == nil || v.Min == nil || full {
 		return Bounds{v.Min, v.Max}
 	}
-	return Bounds{v.Target, v.Max}
+	least := min(*v.Target, *v.Min)
+	return Bounds{&least, v.Max}
 }
 
 // BoundsForRevDown returns the bounds of a revision that shrinks. They stay as they are until the new revision is ready; one without a share goes.
@@ -49,10 +50,11 @@ func BoundsForRevDown(v *Revision, current Bounds, scaleUpReady bool) Bounds {
 		return bounds(0, 1)
 	case v.Min != nil && *v.Target < *v.Min:
 		return Bounds{v.Target, v.Target}
-	case v.Max != nil && *v.Target < *v.Max:
-		return Bounds{v.Min, v.Target}
+	case v.Max != nil:
+		most := min(*v.Target, *v.Max)
+		return Bounds{v.Min, &most}
 	default:
-		return Bounds{v.Min, v.Max}
+		return Bounds{v.Min, nil}
 	}
 }
 

@@ -68,8 +68,10 @@ func after(mark, text string) string {
 }
 
 func (w *Work) alert(format string, args ...any) {
-	w.d.Alert += after("; ", w.d.Alert)
-	w.d.Alert = fmt.Sprintf(format, args...)
+	if w.d.Alert != "" {
+		w.d.Alert += "; "
+	}
+	w.d.Alert += fmt.Sprintf(format, args...)
 }
 
 // answer carries out what an operator asks for.
@@ -90,10 +92,7 @@ func (w *Work) answer() {
 		}
 		r.State, r.Reason, r.WaitingSince = Paused, "paused by "+q.By, nil
 	case q.Verb == ResumeVerb && r.State == Paused:
-		r.State, r.Resume, r.Reason, r.ProgressAt = r.Resume, "", "", w.Now()
-		if r.Gate != nil {
-			r.Gate = nil
-		}
+		r.State, r.Resume, r.Reason, r.ProgressAt, r.Gate = r.Resume, "", "", w.Now(), nil
 	case q.Verb == ResumeVerb && r.Held != "":
 		w.adopt()
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:

@@ -63,8 +63,9 @@ func (inPlace) Rescale(w *Work) {
 	m, n := w.Upward(), w.Record.Total()
 	m.Ctrl.ReplicaGroups = inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups)
 	m.final(n)
-	if m.Target != nil && *m.Target > n {
-		m.Target = &n
+	if m.Target != nil {
+		less := min(*m.Target, n)
+		m.Target = &less
 	}
 	if b := w.Record.Before; b != nil {
 		b.ReplicaGroups = fit(b.ReplicaGroups, w.Record.Groups, n)
@@ -141,15 +142,11 @@ func pastUpgrade(was *rc.RC, digest string) (from string, limit int) {
 	return from, limit
 }
 
-// inOrder returns groups in the order in which a controller has them, those that it does not have at the end.
+// inOrder returns groups in the order in which a controller has them.
 func inOrder(as, groups []rc.ReplicaGroup) []rc.ReplicaGroup {
 	out := copyOf(groups)
 	at := func(role string) int {
-		i := slices.IndexFunc(as, func(g rc.ReplicaGroup) bool { return g.Role == role })
-		if i < 0 {
-			return len(as)
-		}
-		return i
+		return slices.IndexFunc(as, func(g rc.ReplicaGroup) bool { return g.Role == role })
 	}
 	slices.SortStableFunc(out, func(a, b rc.ReplicaGroup) int { return at(a.Role) - at(b.Role) })
 	return out

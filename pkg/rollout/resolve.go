@@ -61,7 +61,7 @@ func (k *Knobs) resolveRoom(u *Update, kind string, n, old int) {
 	case stops:
 		u.Unavailable = min(u.Step, n)
 	case u.Surge == 0 && k.MinAvailable != nil:
-		u.Unavailable = n - least
+		u.Unavailable = n // less what has to be available
 	}
 	if k.MinAvailable != nil {
 		u.Unavailable = min(u.Unavailable, n-least)

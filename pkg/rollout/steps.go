@@ -156,12 +156,9 @@ func (w *Work) rebalance(down []*Member) {
 		return
 	}
 	for _, stuck := range down {
-		over := min(stuck.living()-*stuck.Target, stuck.serving()-*stuck.Target)
+		over := stuck.serving() - *stuck.Target
 		for _, m := range down {
-			k := min(over, *m.Target-m.serving())
-			if m == stuck || k <= 0 {
-				continue
-			}
+			k := max(0, min(over, *m.Target-m.serving())) // 0 for itself
 			more, less := *stuck.Target+k, *m.Target-k
 			stuck.Target, m.Target = &more, &less
 			over -= k

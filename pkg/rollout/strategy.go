@@ -91,17 +91,13 @@ func (r rolling) planTo(w *Work, limit int) bool {
 		has = up.placed()
 	}
 	grow := w.stageSize(downs)
-	if old == 0 && has < u.First {
+	if old == 0 {
 		grow = max(grow, u.First-has)
 	}
 	limit = max(min(limit, n), min(has, n))
 	var more, less int
 	if r.downFirst {
-		less = max(0, n-has-min(grow, max(u.Unavailable, 0)))
-		if limit < n {
-			less = max(less, n-limit-u.Unavailable)
-		}
-		less = min(old, less)
+		less = min(old, max(0, n-has-min(grow, u.Unavailable)))
 		more = within0(limit, has+min(grow, w.Record.Max()-has-less), has)
 	} else {
 		more = within0(limit, has+min(grow, w.Record.Max()-has-w.staying()-old), has)
@@ -164,7 +160,7 @@ func (w *Work) stageSize(downs []*Member) int {
 			}
 		}
 		size = StageReplicas(w.Record.Total(), 100, u.Ratio)
-		if replicas > 0 && share > 0 {
+		if share > 0 {
 			size = max(size, StageReplicas(replicas, share, u.Ratio))
 		}
 	}
@@ -187,10 +183,7 @@ func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 		if m.Percent != nil {
 			share = *m.Percent
 		}
-		step := 0
-		if take[i] > 0 {
-			step = StageShare(take[i], replicas, share)
-		}
+		step := StageShare(take[i], replicas, share)
 		moved += step
 		target, percent := replicas-take[i], share-step
 		m.Target, m.Percent, m.Bounds = &target, &percent, nil
@@ -209,7 +202,7 @@ func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 func (w *Work) taken(downs []*Member, k int) []int {
 	take := make([]int, len(downs))
 	for i, m := range downs {
-		take[i] = min(k, max(0, m.takes()-max(m.serving(), 0)))
+		take[i] = min(k, max(0, m.takes()-m.serving()))
 		if m.Status == nil {
 			take[i] = 0
 		}

@@ -221,7 +221,8 @@ func (w *Work) audit(format string, args ...any) {
 
 // look makes the runner look again after d at the latest.
 func (w *Work) look(d time.Duration) {
-	if d = max(d, time.Millisecond); w.d.Again == 0 || d < w.d.Again {
-		w.d.Again = d
+	if d = max(d, time.Millisecond); w.d.Again != 0 {
+		d = min(d, w.d.Again)
 	}
+	w.d.Again = d
 }

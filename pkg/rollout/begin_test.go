@@ -1,0 +1,268 @@
+package rollout_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// starting is the start of a rollout to n pods of web-r9, from controllers with so many pods.
+func starting(k rollout.Knobs, n int, old ...int) rollout.Start {
+	s := rollout.Start{
+		ID: "B", Service: "web", Now: t0, Nonce: "n1", Knobs: k,
+		New: rc.RC{ID: "r9", Name: "web-r9", ManifestDigest: "d9", ReplicaGroups: groupsOf(n), Service: &rc.Service{Name: "web", Revision: 9}},
+	}
+	for i, n := range old {
+		id := fmt.Sprintf("r%d", i+1)
+		s.Old = append(s.Old, rollout.Seen{RC: rc.RC{
+			ID: id, Name: "web-" + id, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(n), Generation: 1, Service: &rc.Service{Name: "web", Revision: int64(i + 1)},
+		}})
+	}
+	return s
+}
+
+func TestSharesToBeginWith(t *testing.T) {
+	for _, tt := range []struct {
+		old  []int
+		want []int
+	}{{[]int{6, 2}, []int{75, 25, 0}}, {[]int{0, 0}, []int{0, 0, 0}}, {[]int{5}, []int{100, 0}}} {
+		started, err := rollout.Begin(starting(rollout.Knobs{}, 8, tt.old...))
+		var got []int
+		for _, v := range started.Record.Revisions {
+			got = append(got, *v.Percent)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
+			t.Errorf("%v: %v\n%s", tt.old, err, diff)
+		}
+	}
+}
+
+func TestRevisionToGoBackTo(t *testing.T) {
+	for _, tt := range []struct {
+		old      []int
+		inEffect int64
+		want     int // index; none: all are abandoned
+	}{
+		{[]int{2, 5}, 1, 0},
+		{[]int{2, 5}, 2, 1},
+		{[]int{2, 5}, 0, 1},
+		{[]int{5, 2}, 7, 0}, // there is no such revision any more
+		{[]int{3, 3}, 0, 0},
+		{[]int{3, 3}, 7, 0},
+		{[]int{0, 0}, 0, none},
+	} {
+		s := starting(rollout.Knobs{}, 8, tt.old...)
+		s.InEffect = tt.inEffect
+		started, err := rollout.Begin(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range started.Record.Revisions[:len(tt.old)] {
+			if v.Abandoned != (i != tt.want) {
+				t.Errorf("%v, in effect %d: %s is abandoned: %v", tt.old, tt.inEffect, v.Name, v.Abandoned)
+			}
+		}
+	}
+}
+
+func TestForecastOfStages(t *testing.T) {
+	for _, tt := range []struct {
+		k    rollout.Knobs
+		want int
+	}{
+		{rollout.Knobs{Step: amount(5), MaxSurge: amount(2), MaxUnavailable: amount(3)}, 6},
+		{rollout.Knobs{Step: amount(5), MaxSurge: amount(0), MaxUnavailable: amount(3)}, 4},
+		{rollout.Knobs{Strategy: "resourceutil", Step: amount(5), MaxSurge: amount(1), MaxUnavailable: amount(2)}, 4},
+		{rollout.Knobs{Strategy: "resourceutil", Step: amount(2), MaxSurge: amount(1), MaxUnavailable: amount(2)}, 6},
+		{rollout.Knobs{Step: amount(5)}, 3},
+	} {
+		started, err := rollout.Begin(starting(tt.k, 12, 12))
+		if err != nil || started.Record.Stages != tt.want {
+			t.Errorf("%+v: %d stages, want %d: %v", tt.k, started.Record.Stages, tt.want, err)
+		}
+	}
+}
+
+func TestWhoIsInChargeOfWhatIsRetargeted(t *testing.T) {
+	started, err := rollout.Begin(starting(rollout.Knobs{}, 4, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for mutator, want := range map[string]error{"": nil, "web/B": nil, "web/other": rollout.ErrRunning} {
+		s := starting(rollout.Knobs{}, 4, 4)
+		s.ID, s.Old[0].RC.Mutator = "C", mutator
+		if _, err := rollout.Retarget(started.Record, s); !errors.Is(err, want) {
+			t.Errorf("%q: %v", mutator, err)
+		}
+	}
+}
+
+// What had no pods before, and has some by now, goes back to those.
+func TestCountsToGoBackTo(t *testing.T) {
+	for before, want := range map[int]int{0: 4, 7: 7} {
+		running, err := rollout.Begin(starting(rollout.Knobs{}, 4, before))
+		if err != nil {
+			t.Fatal(err)
+		}
+		running.Record.Revisions[0].Abandoned = false
+		s := starting(rollout.Knobs{}, 4, 4)
+		s.ID = "C"
+		started, err := rollout.Retarget(running.Record, s)
+		if err != nil || total(started.Record.Revisions[0].Before) != want {
+			t.Errorf("from %d: %+v, %v", before, started.Record.Revisions, err)
+		}
+	}
+}
+
+// upgrading is the start of an upgrade in place of r1, with six pods.
+func upgrading(k rollout.Knobs, was *rc.InPlace, digest, next string) rollout.Start {
+	k.Strategy = rollout.InPlaceStrategy
+	s := starting(k, 6, 6)
+	s.Old[0].RC.ManifestDigest, s.Old[0].RC.InPlace = digest, was
+	s.New = copied(s.Old[0].RC)
+	s.New.ManifestDigest = next
+	return s
+}
+
+func TestUpgradeAfterOneThatWasGivenUp(t *testing.T) {
+	for _, tt := range []struct {
+		was          *rc.InPlace
+		digest, next string
+		want         rc.InPlace
+	}{
+		{nil, "d1", "d1", rc.InPlace{Limit: 6}},
+		{nil, "d1", "d2", rc.InPlace{From: "d1"}},
+		{&rc.InPlace{From: "d1", Limit: 2}, "d2", "d2", rc.InPlace{From: "d1", Limit: 2}},
+		{&rc.InPlace{From: "d1", Limit: 2}, "d2", "d1", rc.InPlace{Limit: 4}},
+		{&rc.InPlace{From: "d1", Limit: 9}, "d2", "d1", rc.InPlace{}},
+		{&rc.InPlace{From: "d1", Limit: 2}, "d2", "d3", rc.InPlace{From: "d1"}},
+		{&rc.InPlace{Limit: 2}, "d2", "d2", rc.InPlace{Limit: 2}},
+		{&rc.InPlace{Limit: 2}, "d2", "d3", rc.InPlace{From: "d2"}},
+		{&rc.InPlace{From: "d1", Limit: 9}, "d2", "d2", rc.InPlace{From: "d1", Limit: 6}},
+	} {
+		started, err := rollout.Begin(upgrading(rollout.Knobs{}, tt.was, tt.digest, tt.next))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(&tt.want, started.RCs[0].InPlace); diff != "" {
+			t.Errorf("%+v, from %s to %s: %s", tt.was, tt.digest, tt.next, diff)
+		}
+	}
+}
+
+func TestMinimumOfAnUpgradeInPlace(t *testing.T) {
+	for _, tt := range []struct {
+		k    rollout.Knobs
+		own  *int
+		want int
+	}{
+		{rollout.Knobs{}, nil, none},
+		{rollout.Knobs{MinAvailable: ptr(4)}, nil, 4},
+		{rollout.Knobs{MaxUnavailable: amount(1)}, nil, 5},
+		{rollout.Knobs{MinAvailable: ptr(4)}, ptr(3), 3},
+	} {
+		s := upgrading(tt.k, nil, "d1", "d2")
+		s.New.MinAvailable = tt.own
+		started, err := rollout.Begin(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(opt(tt.want), started.RCs[0].MinAvailable); diff != "" {
+			t.Errorf("%+v: %s", tt, diff)
+		}
+	}
+}
+
+// An upgrade that replaces another one goes back to what was there before both; one that replaces a way back, to what is there now.
+func TestUpgradeThatReplacesAnother(t *testing.T) {
+	first, err := rollout.Begin(upgrading(rollout.Knobs{}, nil, "d1", "d2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := copied(first.Record)
+	back.State, back.Before = rollout.RollingBack, nil
+	for want, running := range map[string]rollout.Record{"d1": first.Record, "d2": back} {
+		s := upgrading(rollout.Knobs{}, nil, "d2", "d3")
+		s.ID, s.Old[0].RC.Mutator = "C", "web/B"
+		started, err := rollout.Retarget(running, s)
+		if err != nil || started.Record.Before.ManifestDigest != want {
+			t.Errorf("it goes back to %+v, want %s: %v", started.Record.Before, want, err)
+		}
+	}
+}
+
+func TestRescaleInPlaceKeepsTheOrderOfGroups(t *testing.T) {
+	w := traced(t)
+	w.old(1, 4, 2)
+	w.must(t, w.deployInPlace(rollout.Knobs{GroupOrder: []string{"spare"}}, "d2", nil))
+	w.rescale(3, 1)
+	if g := w.rcs["r1"].ReplicaGroups; len(g) != 2 || g[0].Role != "main" || *g[0].Count != 3 || g[1].Role != "spare" || *g[1].Count != 1 {
+		t.Errorf("%+v", g)
+	}
+	if g := w.record.Groups; g[0].Role != "spare" || *g[0].Count != 1 {
+		t.Errorf("%+v", g)
+	}
+}
+
+func TestRescaleOfManyRevisions(t *testing.T) {
+	for _, tt := range []struct {
+		n, r1, r2 int
+		up        rev
+		want      []int
+	}{
+		{20, 5, 4, rev{has: 2}, []int{14, 4, 2}}, // the one that it came from makes up for the rest
+		{12, 5, 4, rev{has: 2, target: 3}, []int{5, 4, 2}},
+		{6, 5, 5, rev{has: 2}, []int{0, 4, 2}},
+		{6, 5, 5, rev{has: 2, target: 4}, []int{0, 2, 2}},
+		{1, 5, 5, rev{has: 2, target: 4}, []int{0, 0, 1}},
+	} {
+		tt.up.dir = rollout.Up
+		if tt.up.target == 0 {
+			tt.up.target = none
+		}
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 10, rev{has: tt.r1}, rev{has: tt.r2, abandoned: true}, tt.up)
+		started, err := rollout.Rescale(rec, groupsOf(tt.n), obs, "ann")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, r := range started.RCs {
+			got = append(got, desired(r))
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%+v: %s", tt, diff)
+		}
+	}
+}
+
+// An old revision with other roles keeps them: what it lacks goes to the first.
+func TestRescaleOfOtherRoles(t *testing.T) {
+	three := groupsOf(0, 0, 3)[2:]
+	for _, tt := range []struct {
+		before []rc.ReplicaGroup
+		groups []rc.ReplicaGroup
+		want   []rc.ReplicaGroup
+	}{
+		{groupsOf(2, 2), groupsOf(5, 1), groupsOf(5, 1)},
+		{groupsOf(4), groupsOf(5, 2), groupsOf(7)},
+		{groupsOf(2, 2), groupsOf(6), groupsOf(4, 2)},
+		{groupsOf(4, 2), groupsOf(3), groupsOf(3, 0)},
+		{groupsOf(4), three, groupsOf(3)},
+		{groupsOf(2, 1), groupsOf(3), groupsOf(2, 1)},
+	} {
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4}, rev{dir: rollout.Up, target: none})
+		rec.Revisions[0].Before, rec.Groups = tt.before, tt.groups
+		started, err := rollout.Rescale(rec, tt.groups, obs, "ann")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tt.want, started.Record.Revisions[0].Before); diff != "" {
+			t.Errorf("%v: %s", tt.groups, diff)
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package rollout_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// rev is a revision of a rollout in the middle of things. Its pods are available, but for those that are named.
+type rev struct {
+	dir       rollout.Direction // "": down
+	has       int               // pods that its controller asks for
+	share     int               // percent; none: it has no share
+	target    int               // none: there is none yet
+	extra     int               // pods beyond those
+	away      int               // pods that are not available, lost ones not counted
+	lost      int
+	stopping  int
+	standing  int  // available pods that stand by
+	unmanaged int  // available pods on nodes without a preparer
+	unseen    bool // there is no status
+	other     bool // its status is of another world
+	abandoned bool
+	standby   bool
+	upgrade   *rc.InPlace
+	updated   int // available pods that run the new manifest
+}
+
+// staged is a rollout in a phase, to n pods, of the revisions r1, r2 and so on.
+func staged(strategy string, phase rollout.Phase, u rollout.Update, n int, revs ...rev) (rollout.Record, rollout.Observed) {
+	u.StageTimeout = field.Duration(time.Minute)
+	if u.OnTimeout == "" {
+		u.OnTimeout = rollout.OnTimeoutPause
+	}
+	rec := rollout.Record{
+		ID: "A", Service: "web", Strategy: strategy, State: rollout.Progressing, Nonce: "n1", Groups: groupsOf(n), Update: u, Stage: 1, Stages: 1,
+		Phase: phase, ProgressAt: t0, Progress: -100,
+	}
+	obs := rollout.Observed{Now: t0, Nonce: "n1", Revisions: map[string]rollout.Seen{}}
+	for i, v := range revs {
+		if v.dir == "" {
+			v.dir = rollout.Down
+		}
+		id := fmt.Sprintf("r%d", i+1)
+		before := groupsOf(v.has + 20)
+		if v.dir == rollout.Up {
+			before = groupsOf(0)
+		}
+		rec.Revisions = append(rec.Revisions, rollout.Revision{
+			RC: id, Name: "web-" + id, Rev: int64(i + 1), Manifest: "d" + id, Direction: v.dir, Before: before, Abandoned: v.abandoned, Standby: v.standby,
+			Percent: opt(v.share), Target: opt(v.target),
+		})
+		seen := rollout.Seen{RC: rc.RC{
+			ID: id, Name: "web-" + id, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(v.has), Mutator: "web/A", Generation: 1, InPlace: v.upgrade,
+			Service: &rc.Service{Name: "web", Revision: int64(i + 1), Standby: v.standby},
+		}}
+		placed := v.has + v.extra
+		if !v.unseen {
+			seen.Status = &rc.Status{
+				RCID: id, ObservedGeneration: 1, Nonce: "n1", Desired: v.has, Placed: placed, Available: placed - v.away - v.lost, Lost: v.lost, Stopping: v.stopping,
+				StandingBy: v.standing, UnmanagedAvailable: v.unmanaged, UpdatedAvailable: v.updated,
+			}
+		}
+		if v.other {
+			seen.Status.Nonce = "n0"
+		}
+		obs.Revisions[id] = seen
+	}
+	return rec, obs
+}
+
+// shares shows the targets of a decision, such as "3 75%, 1 25%"; "-" where no stage was planned.
+func shares(d rollout.Decision) string {
+	if d.Ended || d.Record.Phase == rollout.Planning {
+		return "-"
+	}
+	var out []string
+	for _, v := range d.Record.Revisions {
+		switch {
+		case v.Target == nil:
+			out = append(out, "-")
+		case v.Percent == nil:
+			out = append(out, fmt.Sprint(*v.Target))
+		default:
+			out = append(out, fmt.Sprintf("%d %d%%", *v.Target, *v.Percent))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// The answers that an operator can work out by hand, for both strategies that move counts.
+func TestStagesByRatio(t *testing.T) {
+	for name := range rollout.NewRolloutStrategy() {
+		if name != rollout.AvailabilityStrategy && name != rollout.ResourceUtilStrategy {
+			continue
+		}
+		for _, tt := range []struct {
+			ratio, n   int
+			old, young rev
+			want       string
+		}{
+			{30, 4, rev{has: 4, share: 100}, rev{has: 0}, "3 75%, 1 25%"},
+			{20, 10, rev{has: 8, share: 80}, rev{has: 2, share: 20}, "6 60%, 4 40%"},
+			{100, 6, rev{has: 6, share: 100}, rev{has: 0}, "0 0%, 6 100%"},
+			{30, 0, rev{has: 3, share: 100}, rev{has: 0}, "0 0%, 0 100%"},
+		} {
+			size := max(1, tt.n*tt.ratio/100)
+			u := rollout.Update{Ratio: tt.ratio, Step: size, Surge: size, Min: tt.n}
+			if name == rollout.ResourceUtilStrategy {
+				u.Surge, u.Unavailable, u.Min = 0, size, max(0, tt.n-size)
+			}
+			tt.young.dir = rollout.Up
+			rec, obs := staged(name, rollout.Planning, u, tt.n, tt.old, tt.young)
+			if got := shares(rollout.Decide(rec, obs)); got != tt.want {
+				t.Errorf("%s, %d %% of %d: %s, want %s", name, tt.ratio, tt.n, got, tt.want)
+			}
+		}
+	}
+}
+
+func TestStages(t *testing.T) {
+	up := func(v rev) rev { v.dir = rollout.Up; return v }
+	stay := func(n, share int) rev { return rev{dir: rollout.Stay, has: n, share: share, target: none} }
+	for _, tt := range []struct {
+		name     string
+		strategy string // "": availability
+		u        rollout.Update
+		n        int
+		revs     []rev
+		want     string
+	}{
+		{"those that stay take room", "", rollout.Update{Step: 2, Surge: 2, Min: 10}, 10, []rev{{has: 5, share: 50}, stay(4, 30), up(rev{has: 2, share: 20})}, "5 50%, -, 3 20%"},
+		{"what is not placed gives way", "", rollout.Update{Step: 2, Surge: 2, Min: 10}, 10, []rev{{has: 6}, stay(3, 0), up(rev{has: 4, extra: -2})}, "6 0%, -, 3 0%"},
+		{"what is lost gives way", "", rollout.Update{Step: 2, Surge: 2, Min: 10}, 10, []rev{{has: 6}, stay(3, 0), up(rev{has: 4, lost: 2})}, "6 0%, -, 3 0%"},
+		{"at the bound nothing gives way", "", rollout.Update{Step: 1, Surge: 2, Min: 10}, 10, []rev{{has: 5}, stay(3, 0), up(rev{has: 4, extra: -2})}, "-"},
+		{"first pods that are left", "", rollout.Update{Step: 1, Surge: 1, First: 6}, 10, []rev{up(rev{has: 2})}, "6 0%"},
+		{"first pods are all there", "", rollout.Update{Step: 1, Surge: 1, First: 2}, 10, []rev{up(rev{has: 2})}, "3 0%"},
+		{"no room for first pods", "", rollout.Update{Step: 1}, 4, []rev{stay(4, 100), up(rev{})}, "-"},
+		{"stop first", rollout.ResourceUtilStrategy, rollout.Update{Step: 2, Unavailable: 2, Min: 8}, 10, []rev{{has: 10, share: 100}, up(rev{})}, "8 80%, 2 20%"},
+		{"stop first goes on", rollout.ResourceUtilStrategy, rollout.Update{Step: 2, Unavailable: 2, Min: 8}, 10, []rev{{has: 8, share: 80}, up(rev{has: 2, share: 20})}, "6 60%, 4 40%"},
+		{"stop first as many as may be away", rollout.ResourceUtilStrategy, rollout.Update{Step: 5, Unavailable: 2, Min: 8}, 10, []rev{{has: 10, share: 100}, up(rev{})}, "8 80%, 2 20%"},
+		{"and go on", rollout.ResourceUtilStrategy, rollout.Update{Step: 5, Unavailable: 2, Min: 8}, 10, []rev{{has: 8, share: 80}, up(rev{has: 2, share: 20})}, "6 60%, 4 40%"},
+		{"without a surge", "", rollout.Update{Step: 1, Unavailable: 2, Min: 8}, 10, []rev{{has: 10, share: 100}, up(rev{})}, "9 90%, 0 10%"},
+		{"as many as the minimum spares", "", rollout.Update{Step: 5, Unavailable: 2, Min: 8}, 10, []rev{{has: 10, share: 100}, up(rev{})}, "8 80%, 0 20%"},
+		{"a canary that is full needs no room", rollout.CanaryStrategy, rollout.Update{Step: 2, CanaryPods: 2, Min: 8}, 10, []rev{{has: 8}, up(rev{has: 2})}, "-"},
+		{"a canary in one stage", rollout.CanaryStrategy, rollout.Update{Step: 5, Surge: 5, CanaryPods: 1, Min: 10}, 10, []rev{{has: 10, share: 100}, up(rev{})}, "9 90%, 1 10%"},
+		{"those that do not serve go first", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 8, share: 80}, {has: 2, share: 20, away: 2}, up(rev{})}, "8 80%, 0 0%, 0 20%"},
+		{"one of four does not serve", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 6}, {has: 4, away: 1}, up(rev{})}, "6 0%, 3 0%, 0 0%"},
+		{"those that stand by do not serve", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 10, standing: 2}, up(rev{})}, "8 0%, 0 0%"},
+		{"nothing goes where a status is missing", "", rollout.Update{Step: 1, Min: 7}, 10, []rev{{has: 8}, {has: 2, unseen: true}, up(rev{})}, "-"},
+		{"what is of another world is not idle", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 8}, {has: 2, other: true}, up(rev{})}, "-"},
+		{"pods that stop are waited for", "", rollout.Update{Step: 1, Min: 7}, 11, []rev{{has: 8}, {has: 2, extra: 1}, up(rev{})}, "-"},
+		{"but not those of the new revision", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 9}, up(rev{stopping: 1})}, "8 0%, 1 0%"},
+		{"the share of the old ones is the gauge", "", rollout.Update{Ratio: 20, Step: 2, Surge: 10, Min: 5}, 10, []rev{{has: 12, share: 60}, {share: none}, up(rev{has: 1, share: 40})}, "5 25%, 0 0%, 5 75%"},
+		{"no share is no gauge", "", rollout.Update{Ratio: 10, Step: 1, Surge: 1, Min: 10}, 10, []rev{{has: 8}, up(rev{has: 2, share: none})}, "7 0%, 3 0%"},
+		{"the last stage has all", "", rollout.Update{Step: 2, Surge: 5, Min: 5}, 5, []rev{{has: 2, share: 10}, up(rev{has: 3, share: 80})}, "0 0%, 5 100%"},
+		{"but not what stays", "", rollout.Update{Step: 2, Surge: 5, Min: 5}, 5, []rev{{has: 2, share: 20}, stay(3, 30), up(rev{has: 3, share: 50})}, "0 0%, -, 5 70%"},
+		{"the share of what is gone goes over", "", rollout.Update{Step: 2, Surge: 2, Min: 5}, 10, []rev{{share: 30}, {has: 8, share: 40}, up(rev{has: 2, share: 30})}, "0 0%, 6 30%, 4 70%"},
+		{"what is unknown goes last", "", rollout.Update{Step: 2, Surge: 2, Min: 5}, 10, []rev{{has: 8, unseen: true}, {has: 2, away: 2}, up(rev{})}, "8 0%, 0 0%, 2 0%"},
+		{"the abandoned go first, the newest of them", "", rollout.Update{Step: 4, Surge: 4, Min: 5}, 10, []rev{{has: 3}, {has: 3, abandoned: true}, {has: 3, abandoned: true}, {has: 3}, up(rev{})}, "3 0%, 2 0%, 0 0%, 3 0%, 2 0%"},
+		{"then the oldest", "", rollout.Update{Step: 8, Surge: 10, Min: 2}, 10, []rev{{has: 3}, {has: 3, abandoned: true}, {has: 3, abandoned: true}, {has: 3}, up(rev{})}, "0 0%, 0 0%, 0 0%, 2 0%, 8 0%"},
+		{"lost pods take no room", "", rollout.Update{Step: 2, Surge: 2}, 6, []rev{{has: 2, extra: 3, lost: 1, stopping: 2}, up(rev{})}, "4 0%, 2 0%"},
+		{"blue-green", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 4, share: 100}, up(rev{standby: true})}, "4 100%, 4 0%"},
+		{"blue-green in less room", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 6, share: 100}, up(rev{standby: true})}, "6 100%, 2 0%"},
+		{"blue-green beside what stays", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 4, share: 90}, stay(1, 10), up(rev{standby: true})}, "4 90%, -, 3 0%"},
+		{"blue-green has no room", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 6}, up(rev{has: 2, standby: true})}, "-"},
+		{"blue-green has all", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 4, share: 100}, up(rev{has: 4, away: 1, standby: true})}, "4 100%, 4 0%"},
+	} {
+		if tt.strategy == "" {
+			tt.strategy = rollout.AvailabilityStrategy
+		}
+		rec, obs := staged(tt.strategy, rollout.Planning, tt.u, tt.n, tt.revs...)
+		if got := shares(rollout.Decide(rec, obs)); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A rollback plans all pods of the revision that it goes to, with steps twice as large.
+func TestStageOfARollback(t *testing.T) {
+	rec, obs := staged(rollout.CanaryStrategy, rollout.Planning, rollout.Update{Step: 2, Surge: 4, CanaryPods: 1, Min: 10}, 10, rev{has: 8, share: 80}, rev{dir: rollout.Up, has: 2, share: 20})
+	rec.State = rollout.RollingBack
+	if got := shares(rollout.Decide(rec, obs)); got != "4 40%, 6 60%" {
+		t.Error(got)
+	}
+}
+
+func TestRolloutThatHasAllPodsEnds(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 3, rev{dir: rollout.Up, has: 3})
+	for _, r := range rollout.Decide(rec, obs).RCs { // as the rollout has dressed it
+		r.Mutator, r.Generation = "web/A", 1
+		r.Service.Max = 4
+		obs.Revisions[r.ID] = rollout.Seen{RC: r, Status: obs.Revisions[r.ID].Status}
+	}
+	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Done || d.InEffect != 1 {
+		t.Errorf("%+v", d.Record)
+	}
+}
+
+// What a stage takes from a revision whose pods all have to stay it takes from one with pods that do not serve.
+func TestStageIsRebalanced(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		r1, r2 rev
+		want   string
+	}{
+		{"one is short", rev{has: 3, target: 2}, rev{has: 5, target: 5, away: 1}, "3, 4, 2"},
+		{"no more than the stage takes", rev{has: 3, target: 2}, rev{has: 5, target: 5, away: 2}, "3, 4, 2"},
+		{"no more than is short", rev{has: 3, target: 1}, rev{has: 5, target: 5, away: 1}, "2, 4, 2"},
+		{"from the other side", rev{has: 5, target: 5, away: 1}, rev{has: 3, target: 2}, "4, 3, 2"},
+		{"what does not serve goes anyway", rev{has: 3, target: 1, away: 1}, rev{has: 5, target: 5, away: 2}, "2, 4, 2"},
+	} {
+		tt.r1.share, tt.r2.share = none, none
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 2, Surge: 2, Min: 20}, 10, tt.r1, tt.r2, rev{dir: rollout.Up, has: 2, target: 2, share: none})
+		if got := shares(rollout.Decide(rec, obs)); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package rollout_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+func TestProgressOfAStage(t *testing.T) {
+	up := func(v rev) rev { v.dir = rollout.Up; return v }
+	for _, tt := range []struct {
+		name     string
+		strategy string
+		revs     []rev
+		want     int
+	}{
+		{"both ways", rollout.AvailabilityStrategy, []rev{{has: 3, extra: 2, target: 3}, up(rev{has: 4, target: 4, away: 1})}, 3 - 2},
+		{"no more than the targets", rollout.AvailabilityStrategy, []rev{{has: 1, target: 2}, up(rev{has: 4, target: 3, extra: 1})}, 3},
+		{"not on nodes without a preparer", rollout.AvailabilityStrategy, []rev{up(rev{has: 4, target: 4, unmanaged: 1})}, 3},
+		{"not those that stand by", rollout.AvailabilityStrategy, []rev{up(rev{has: 4, target: 4, standing: 1})}, 3},
+		{"in place", rollout.InPlaceStrategy, []rev{up(rev{has: 4, target: 3, upgrade: &rc.InPlace{Limit: 3}, updated: 2})}, 2},
+		{"in place no more than the target", rollout.InPlaceStrategy, []rev{up(rev{has: 4, target: 3, extra: 1, upgrade: &rc.InPlace{Limit: 3}, updated: 4})}, 3},
+	} {
+		rec, obs := staged(tt.strategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, tt.revs...)
+		obs.Now = t0.Add(time.Second)
+		if d := rollout.Decide(rec, obs); d.Record.Progress != tt.want || !d.Record.ProgressAt.Equal(obs.Now) || d.Record.Phase != rollout.Moving {
+			t.Errorf("%s: %d, want %d: %+v", tt.name, d.Record.Progress, tt.want, d.Record)
+		}
+	}
+}
+
+func TestWhatAStageWaitsFor(t *testing.T) {
+	up := func(v rev) rev { v.dir = rollout.Up; return v }
+	limit := &rc.InPlace{Limit: 3}
+	for _, tt := range []struct {
+		strategy string
+		revs     []rev
+		want     string
+	}{
+		{rollout.AvailabilityStrategy, []rev{{has: 3, target: 3}, up(rev{has: 2, target: 2, unseen: true})}, "the owner of web-r2 has not reported"},
+		{rollout.AvailabilityStrategy, []rev{{has: 3, target: 3}, up(rev{has: 2, target: 2, away: 1})}, "1 of 2 pods of web-r2 are available"},
+		{rollout.AvailabilityStrategy, []rev{{has: 3, extra: 2, target: 3}, up(rev{has: 2, target: 2})}, "2 pods of web-r1 have yet to stop"},
+		{rollout.AvailabilityStrategy, []rev{{has: 3, target: 3}, {has: 2, extra: 1, target: 2}, up(rev{has: 2, target: 2})}, "1 pods of web-r2 have yet to stop"},
+		{rollout.AvailabilityStrategy, []rev{{has: 4, extra: -1, target: 3}, up(rev{has: 2, target: 2})}, ": pods have yet to stop"},
+		{rollout.InPlaceStrategy, []rev{up(rev{has: 4, target: 3, upgrade: limit, updated: 2})}, "2 of 3 pods of web-r1 run the new manifest and are available"},
+		{rollout.InPlaceStrategy, []rev{up(rev{has: 4, extra: 1, target: 3, upgrade: limit, updated: 3})}, ": pods have yet to stop"},
+	} {
+		rec, obs := staged(tt.strategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, tt.revs...)
+		rec.Progress = 100
+		obs.Now = t0.Add(time.Minute)
+		if d := rollout.Decide(rec, obs); d.Record.State != rollout.Paused || !strings.HasSuffix(d.Record.Reason, tt.want) {
+			t.Errorf("%s %q, want %q", d.Record.State, d.Record.Reason, tt.want)
+		}
+	}
+}
+
+// A status of the limit before does not end the stage of the next one.
+func TestInPlaceWaitsForAStatusOfItsLimit(t *testing.T) {
+	for _, tt := range []struct {
+		upgrade *rc.InPlace
+		over    bool
+	}{{&rc.InPlace{Limit: 2}, false}, {&rc.InPlace{Limit: 4}, true}, {nil, true}} {
+		rec, obs := staged(rollout.InPlaceStrategy, rollout.Moving, rollout.Update{Step: 2}, 4, rev{dir: rollout.Up, has: 4, target: 4, upgrade: tt.upgrade, updated: 4})
+		if d := rollout.Decide(rec, obs); (d.Record.State == rollout.Done) != tt.over {
+			t.Errorf("%+v: %s %s", tt.upgrade, d.Record.State, d.Record.Phase)
+		}
+	}
+}
+
+func TestBlueGreenLeavesWithoutLostPods(t *testing.T) {
+	for standing, want := range map[int]rollout.Phase{2: rollout.Leaving, 3: rollout.Keeping} {
+		rec, obs := staged(rollout.BlueGreenStrategy, rollout.Leaving, rollout.Update{Step: 1, Surge: 4, KeepOld: *length(time.Hour)}, 4,
+			rev{has: 4, target: 4, lost: 1, standing: standing, standby: true}, rev{dir: rollout.Up, has: 4, target: 4})
+		if d := rollout.Decide(rec, obs); d.Record.Phase != want {
+			t.Errorf("%d stand by: %s", standing, d.Record.Phase)
+		}
+	}
+}
+
+func TestStatusThatNamesManyPods(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: 1})
+	rec.Progress, obs.Now = 100, t0.Add(time.Minute)
+	obs.Revisions["r2"].Status.Failing = slices.Repeat([]rc.PodFailure{{Pod: "main.0", Node: "n", Reason: "exit 1"}}, rc.MaxFailing+1)
+	if d := rollout.Decide(rec, obs); len(d.Record.Failures) != rc.MaxFailing {
+		t.Errorf("%+v", d.Record.Failures)
+	}
+}
+
+func TestTailOfPreDeployIsCut(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{dir: rollout.Up})
+	rec.PreDeploy = &rollout.PreDeploy{RC: "pre", Name: "web-pre", Until: t0.Add(time.Hour)}
+	obs.PreDeploy = &rollout.PreDeployed{Finished: true, Exit: 1, Tail: strings.Repeat("z", rc.MaxReason)}
+	d := rollout.Decide(rec, obs)
+	if n := strings.Count(d.Record.Reason, "z"); n != rc.MaxReason/2-3 {
+		t.Errorf("%d characters of the log", n)
+	}
+}
+
+// Where a gate turns the rollout round, the first stage of the way back begins at once.
+func TestGateThatRefusesTurnsRoundAtOnce(t *testing.T) {
+	for _, phase := range []rollout.Phase{rollout.BeforeStage, rollout.AfterStage} {
+		u := rollout.Update{Step: 2, Surge: 2, OnTimeout: rollout.OnTimeoutRollback}
+		u.Gates.BeforeStage = []rollout.Hook{{URL: "http://a", Retries: ptr(0)}}
+		u.Gates.AfterStage = u.Gates.BeforeStage
+		rec, obs := staged(rollout.AvailabilityStrategy, phase, u, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+		obs.Gate = &rollout.GateAnswer{Phase: phase, Stage: 1, Error: "no"}
+		if d := rollout.Decide(rec, obs); d.Record.State != rollout.RollingBack || d.Record.Phase != rollout.Moving || d.Record.Stage != 2 {
+			t.Errorf("%s: %s %s, stage %d", phase, d.Record.State, d.Record.Phase, d.Record.Stage)
+		}
+	}
+}
+
+func TestAnswerOfAGateBeyondTheLast(t *testing.T) {
+	u := rollout.Update{Step: 2, Surge: 2}
+	u.Gates.BeforeStage = []rollout.Hook{{URL: "http://a"}}
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.BeforeStage, u, 4, rev{has: 4}, rev{dir: rollout.Up})
+	rec.Gate = &rollout.Gate{Index: 1}
+	obs.Gate = &rollout.GateAnswer{Phase: rollout.BeforeStage, Index: 1, Stage: 1, Error: "no"}
+	if d := rollout.Decide(rec, obs); d.Record.Phase != rollout.Moving {
+		t.Errorf("%+v", d.Record)
+	}
+}
+
+func TestResumeAsksTheGateAnew(t *testing.T) {
+	u := rollout.Update{Step: 2, Surge: 2}
+	u.Gates.BeforeStage = []rollout.Hook{{URL: "http://a"}}
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.BeforeStage, u, 4, rev{has: 4}, rev{dir: rollout.Up})
+	rec.State, rec.Resume, rec.Gate = rollout.Paused, rollout.Progressing, &rollout.Gate{Tries: 4, Error: "no"}
+	rec.Request = &rollout.Request{Verb: rollout.ResumeVerb, By: "ann"}
+	if d := rollout.Decide(rec, obs); d.Gate == nil || d.Record.Gate.Tries != 0 || d.Record.Gate.Error != "" {
+		t.Errorf("%+v", d.Record.Gate)
+	}
+}
+
+// A delay that is over asks for no look of its own.
+func TestDelayThatIsOver(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Delaying, rollout.Update{Step: 1, Surge: 1, Delay: *length(time.Second)}, 4, rev{has: 4}, rev{dir: rollout.Up})
+	rec.WaitingSince, obs.Now = &t0, t0.Add(time.Second)
+	if d := rollout.Decide(rec, obs); d.Again != time.Minute || d.Record.Phase != rollout.Moving {
+		t.Errorf("again after %s, %s", d.Again, d.Record.Phase)
+	}
+}
+
+func TestPromotionBeginsAStage(t *testing.T) {
+	rec, obs := staged(rollout.CanaryStrategy, rollout.Promoting, rollout.Update{Step: 1, Surge: 1, CanaryPods: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+	rec.State, rec.Request = rollout.WaitingForPromote, &rollout.Request{Verb: rollout.PromoteVerb, By: "ann"}
+	if d := rollout.Decide(rec, obs); d.Record.Stage != 2 || d.Record.Phase != rollout.Moving || *d.Record.Revisions[1].Target != 2 {
+		t.Errorf("%+v", d.Record)
+	}
+}
+
+func TestEveryAlertIsKept(t *testing.T) {
+	w := traced(t)
+	w.old(1, 2)
+	w.old(2, 2)
+	w.must(t, w.deploy(rollout.Knobs{}, 3, 4))
+	for desired(w.rcs["r1"]) > 0 || desired(w.rcs["r2"]) > 0 {
+		w.round()
+	}
+	for _, id := range []string{"r1", "r2"} {
+		w.pods = append(w.pods, &simPod{rc: id, role: "main", digest: "d", stopping: true, lost: true})
+	}
+	w.settles(t, rollout.Done)
+	if a := w.ended.Alert; !strings.HasPrefix(a, "web-r2 still has pods") || !strings.Contains(a, "; web-r1 still has pods") {
+		t.Error(a)
+	}
+	if !slices.Contains(w.ended.Audit, "rollout R3 of web: done") {
+		t.Error(w.ended.Audit)
+	}
+}
+
+func TestReasonIsAudited(t *testing.T) {
+	w := traced(t)
+	w.old(1, 2)
+	w.must(t, w.deploy(rollout.Knobs{}, 2, 2))
+	w.ask(rollout.AbortVerb)
+	if !slices.Contains(w.ended.Audit, "rollout R2 of web: aborted: aborted by bob") {
+		t.Error(w.ended.Audit)
+	}
+}
+
+func TestRollbackWithoutTheNewController(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+	obs.Revisions["r2"] = rollout.Seen{}
+	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann"}
+	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
+		t.Errorf("%+v", d.Record)
+	}
+}
+
+func TestRollbackToNoPods(t *testing.T) {
+	w := traced(t)
+	w.old(1, 0)
+	w.must(t, w.deploy(rollout.Knobs{}, 2, 2))
+	w.ask(rollout.RollbackVerb)
+	if w.ended == nil || w.ended.Record.State != rollout.Failed || !strings.Contains(w.ended.Record.Reason, "no revision to go back to") {
+		t.Errorf("%+v", w.record)
+	}
+}
