@@ -41,6 +41,11 @@ const forceAfter = "1s"
 // drain closes a node, or opens one that was closed. At most two are closed at a time.
 func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	name, force := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name, rng.IntN(2) == 0
+	return w.drainNode(ctx, name, force)
+}
+
+// drainNode closes one node, or opens it, or another one where too many are closed.
+func (w *workload) drainNode(ctx context.Context, name string, force bool) (what string, err error) {
 	w.mu.Lock()
 	closed, room := w.closed[name], len(w.closed) < maxClosed
 	if !closed && !room {

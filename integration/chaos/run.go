@@ -101,7 +101,7 @@ func (c *chaos) run(ctx context.Context) error {
 	if err := w.initial(boot); err != nil {
 		return err
 	}
-	d := newDeployer(c)
+	d := newDeployer(c, w)
 	if c.cfg.rollouts {
 		if err := d.initial(boot); err != nil {
 			return err

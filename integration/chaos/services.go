@@ -39,6 +39,7 @@ var strategies = []string{
 // deployer deploys services, one operator for all of them.
 type deployer struct {
 	c    *chaos
+	w    *workload // of the other operators, who may open what this one closes
 	rng  *rand.Rand
 	turn int // of the strategies
 	size [serviceCount]int
@@ -46,7 +47,9 @@ type deployer struct {
 	again [serviceCount]time.Time
 }
 
-func newDeployer(c *chaos) *deployer { return &deployer{c: c, rng: newRand(c.cfg.seed, 9)} }
+func newDeployer(c *chaos, w *workload) *deployer {
+	return &deployer{c: c, w: w, rng: newRand(c.cfg.seed, 9)}
+}
 
 func serviceName(i int) string { return fmt.Sprintf("svc-%d", i+1) }
 
@@ -64,7 +67,7 @@ func (d *deployer) initial(ctx context.Context) error {
 // start has the operator act until ctx ends.
 func (d *deployer) start(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error {
-		for wait(ctx, servicePause/4+upTo(d.rng, servicePause)) {
+		for wait(ctx, servicePause/10+upTo(d.rng, servicePause)) {
 			d.c.acting.RLock()
 			call, cancel := context.WithTimeout(ctx, callLimit)
 			what, err := d.act(call)
@@ -113,8 +116,21 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 		return ask("abort")
 	case dice < 18:
 		return ask("rollback")
+	case dice < 50:
+		return d.drain(ctx, &rec.Value)
 	}
 	return "", nil // it goes on
+}
+
+// drain closes a node on which a rollout has pods, or opens one that is closed: its pods move while counts do.
+func (d *deployer) drain(ctx context.Context, r *rollout.Record) (what string, err error) {
+	of := r.Revisions[d.rng.IntN(len(r.Revisions))].RC
+	placed, _, err := d.c.stores[d.rng.IntN(servers)].Placements(ctx, of, false)
+	if err != nil || len(placed) == 0 {
+		return "", err
+	}
+	what, err = d.w.drainNode(ctx, placed[d.rng.IntN(len(placed))].Value.Node, false)
+	return what + " in a rollout", err
 }
 
 // next deploys another version of a service with the next strategy.

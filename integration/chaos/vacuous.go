@@ -21,6 +21,7 @@ type task struct {
 // How long a run must be before it must have shown something.
 const (
 	everyKindFrom = time.Minute     // of each kind of fault that was tried one succeeded, and what ran before a wipe was waited for
+	servicesFrom  = 2 * time.Minute // minimum and bound of a service were at stake, which faults keep stages from
 	restoredFrom  = 5 * time.Minute // also of restored snapshots, which need a leader and may be too few to judge by before
 )
 
@@ -38,8 +39,11 @@ const (
 	bySelector   = "P3 selected" // in a run of a minute or more
 )
 
-// ofServices are those that rollouts are for, in a run of a minute or more.
-var ofServices = []string{"P1 step of a rollout", "P1 controller of a rollout", "P6 minimum of a service", "P6 bound of a service"}
+// These are what rollouts are for, from everyKindFrom and from servicesFrom on.
+var (
+	ofRollouts = []string{"P1 step of a rollout", "P1 controller of a rollout"}
+	ofServices = []string{"P6 minimum of a service", "P6 bound of a service"}
+)
 
 // expected are the kinds of violations that a run may be for, each with what tells whether one was found.
 var expected = map[string]func(*checker.Result) bool{"fence": (*checker.Result).Breached, "service": (*checker.Result).Overdrawn}
@@ -78,6 +82,9 @@ func (r *report) missing() string {
 		needed = append(needed, bySelector)
 	}
 	if r.Task.Rollouts && r.Task.Length >= everyKindFrom {
+		needed = append(needed, ofRollouts...)
+	}
+	if r.Task.Rollouts && r.Task.Length >= servicesFrom {
 		needed = append(needed, ofServices...)
 	}
 	if r.Judgement.Restores > 0 {

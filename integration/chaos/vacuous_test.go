@@ -16,7 +16,7 @@ func full() *report {
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
 		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1}, Relabelled: 1},
 	}
-	for _, group := range slices.Concat(checked, ofServices) {
+	for _, group := range slices.Concat(checked, ofRollouts, ofServices) {
 		r.Judgement.Checked[group] = 1
 	}
 	return r
@@ -54,6 +54,8 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"nor by selector in forty seconds":  {lasting(time.Minute - 1), unchecked(bySelector), ""},
 		"no rollout made a step":            {unchecked("P1 step of a rollout"), nil, "P1 step of a rollout"},
 		"nor in forty seconds ":             {lasting(time.Minute - 1), unchecked("P1 step of a rollout"), ""},
+		"no minimum of a service":           {lasting(servicesFrom), unchecked("P6 minimum of a service"), "P6 minimum of a service"},
+		"nor in less than two minutes":      {lasting(servicesFrom - 1), unchecked("P6 minimum of a service"), ""},
 		"nor in a run without rollouts":     {unchecked("P1 step of a rollout"), func(r *report) { r.Task.Rollouts = false }, ""},
 		"violations are expected":           {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task.Expect = "fence" }, ""},
 		"an old run, whose task is unknown": {func(r *report) { clear(r.Faults) }, func(r *report) { r.Task = nil }, ""},
@@ -69,8 +71,11 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 			t.Errorf("%s: %q is missing, expected %q", name, got, tt.want)
 		}
 	}
-	for _, group := range slices.Concat(checked, ofServices) {
+	for _, group := range slices.Concat(checked, ofRollouts, ofServices) {
 		r := full()
+		if slices.Contains(ofServices, group) {
+			r.Task.Length = servicesFrom
+		}
 		unchecked(group)(r)
 		if got := r.missing(); !strings.Contains(got, group) {
 			t.Errorf("without %s: %q is missing", group, got)
