@@ -83,7 +83,7 @@ func (p *planner) portInTheWay() bool {
 	if !sharePort(&p.base.Spec, p.spec) {
 		return false
 	}
-	return p.State == nil || p.State.Room(p.spec, p.surge()).Pods < p.surge()
+	return p.State == nil || p.roomFor(p.surge()).Pods < p.surge()
 }
 
 func sharePort(a, b *ServiceSpec) bool {

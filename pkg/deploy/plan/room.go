@@ -2,6 +2,8 @@ package plan
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -72,13 +74,56 @@ func (p *planner) room(c course) (warnings []string, err error) {
 		return nil, nil
 	}
 	want := p.surge()
-	room := p.State.Room(p.spec, want)
+	room := p.roomFor(want)
 	if room.Pods >= want {
 		return nil, nil
 	}
 	return nil, p.refused(p.whatHasRoom(room.Pods),
 		"no-room: the strategy %s starts %s before it stops others, and the nodes have room for %d (nodes that take no more: %s)",
 		p.knobs.Kind(), plural(want, "pod"), room.Pods, nodesOf(room))
+}
+
+// roomFor is State.Room once what a replaced or aborted rollout has left is gone, as far as it is more than the service is to have: that goes before
+// anything comes.
+func (p *planner) roomFor(wanted int) Room {
+	after := *p.State
+	after.Taken = maps.Clone(p.State.Taken)
+	pods := map[string][]placed{} // by controller
+	more := -p.spec.Total()
+	for _, name := range slices.Sorted(maps.Keys(p.State.Taken)) {
+		after.Taken[name] = p.State.Taken[name].Clone()
+		for _, key := range slices.Sorted(maps.Keys(p.State.Taken[name].Holders)) {
+			if id := p.State.Taken[name].Holders[key].Pod.RCID; p.svc.controller(id) != nil {
+				pods[id] = append(pods[id], placed{name, key})
+				more++
+			}
+		}
+	}
+	for _, id := range p.leaving() {
+		for _, at := range pods[id] {
+			if more > 0 {
+				delete(after.Taken[at.node].Holders, at.holder)
+				more--
+			}
+		}
+	}
+	return after.Room(p.spec, wanted)
+}
+
+// placed is where a pod has its share of a node.
+type placed struct{ node, holder string }
+
+// leaving returns the controllers of the service in the order in which they give pods up: first those that stand by, then the newest.
+func (p *planner) leaving() []string {
+	var aside, ids []string
+	for _, c := range slices.Backward(p.svc.Controllers) {
+		if c.RC.Service != nil && c.RC.Service.Standby {
+			aside = append(aside, c.RC.ID)
+		} else {
+			ids = append(ids, c.RC.ID)
+		}
+	}
+	return append(aside, ids...)
 }
 
 func nodesOf(r Room) string {
