@@ -90,6 +90,7 @@ var scenarios = map[string]func(*env){
 	"no-room":          noRoom,
 	"retarget":         retarget,
 	"restore-rollout":  restoreRollout,
+	"stale-plan":       stalePlan,
 	"rollout":          rollOut,
 	"rollback":         rollBack,
 	"pre-deploy":       preDeploy,
