@@ -144,9 +144,13 @@ func (d *deployer) next(ctx context.Context, i int, bad bool) (what string, err 
 	return what, d.deploy(ctx, i, strategy, bad)
 }
 
-// deploy writes a document and has rcctl deploy it.
+// deploy deploys another version of a service.
 func (d *deployer) deploy(ctx context.Context, i int, strategy string, bad bool) error {
-	spec := d.document(i, strategy)
+	return d.write(ctx, d.document(i, strategy), bad)
+}
+
+// write has rcctl deploy a document.
+func (d *deployer) write(ctx context.Context, spec *plan.ServiceSpec, bad bool) error {
 	canonical, err := spec.Pod.Canonical()
 	if err != nil {
 		return err
@@ -199,7 +203,8 @@ func (d *deployer) document(i int, strategy string) *plan.ServiceSpec {
 
 // How services are brought to one revision each, after everything is healed.
 const (
-	finishPatience = 8 * time.Second  // rollouts may go on for so long, and controllers may take so long without one
+	finishPatience = 8 * time.Second  // rollouts may go on for so long
+	settlePatience = 2 * time.Second  // and controllers may take so long without one
 	finishAgain    = 10 * time.Second // between two deployments of one service
 )
 
@@ -214,15 +219,18 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 			errs = append(errs, err)
 			continue
 		}
+		patience := finishPatience
 		if err == nil {
 			err = d.carryOn(ctx, &rec.Value)
 		} else {
-			err = d.settled(ctx, name)
+			err, patience = d.settled(ctx, name), settlePatience
 		}
 		errs = append(errs, err)
-		if err != nil && time.Since(healed) > finishPatience && time.Since(d.again[i]) > finishAgain {
+		if err != nil && time.Since(healed) > patience && time.Since(d.again[i]) > finishAgain {
 			d.again[i] = time.Now()
-			errs = append(errs, d.deploy(ctx, i, rollout.AvailabilityStrategy, false))
+			spec := d.document(i, rollout.AvailabilityStrategy)
+			spec.Update.Step = &rollout.Amount{N: d.size[i]} // at once
+			errs = append(errs, d.write(ctx, spec, false))
 		}
 	}
 	return errors.Join(errs...)
