@@ -66,6 +66,8 @@ func TestBoundsForRevDown(t *testing.T) {
 		{50, 0, 17, 30, true, [2]int{0, 1}},
 		{50, 5, none, none, true, [2]int{none, none}},
 		{50, 5, none, 9, true, [2]int{none, 5}},
+		{50, 5, 6, none, true, [2]int{5, 5}},
+		{50, 5, 5, none, true, [2]int{5, none}},
 	} {
 		v := &rollout.Revision{Target: opt(tt.target), Percent: opt(tt.percent), Min: opt(tt.least), Max: opt(tt.most)}
 		if got := shown(rollout.BoundsForRevDown(v, rollout.Bounds{Min: ptr(7), Max: ptr(9)}, tt.ready)); got != tt.want {

@@ -145,8 +145,9 @@ func TestDelayThatIsOver(t *testing.T) {
 	}
 }
 
+// A promotion begins a stage at once: the delay is one between stages that follow each other.
 func TestPromotionBeginsAStage(t *testing.T) {
-	rec, obs := staged(rollout.CanaryStrategy, rollout.Promoting, rollout.Update{Step: 1, Surge: 1, CanaryPods: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+	rec, obs := staged(rollout.CanaryStrategy, rollout.Promoting, rollout.Update{Step: 1, Surge: 1, CanaryPods: 1, Delay: *length(time.Hour)}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
 	rec.State, rec.Request = rollout.WaitingForPromote, &rollout.Request{Verb: rollout.PromoteVerb, By: "ann"}
 	if d := rollout.Decide(rec, obs); d.Record.Stage != 2 || d.Record.Phase != rollout.Moving || *d.Record.Revisions[1].Target != 2 {
 		t.Errorf("%+v", d.Record)
@@ -193,11 +194,10 @@ func TestRollbackWithoutTheNewController(t *testing.T) {
 }
 
 func TestRollbackToNoPods(t *testing.T) {
-	w := traced(t)
-	w.old(1, 0)
-	w.must(t, w.deploy(rollout.Knobs{}, 2, 2))
-	w.ask(rollout.RollbackVerb)
-	if w.ended == nil || w.ended.Record.State != rollout.Failed || !strings.Contains(w.ended.Record.Reason, "no revision to go back to") {
-		t.Errorf("%+v", w.record)
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{}, rev{dir: rollout.Up, has: 1, target: 1})
+	rec.Revisions[0].Before = groupsOf(0)
+	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann"}
+	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
+		t.Errorf("%+v", d.Record)
 	}
 }

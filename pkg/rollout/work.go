@@ -74,7 +74,7 @@ func (w *Work) In(d Direction) []*Member {
 			case a.Abandoned:
 				return int(b.Rev - a.Rev)
 			default:
-				return int(a.Rev - b.Rev)
+				return 0 // the oldest first, as in the record
 			}
 		})
 	}

@@ -200,6 +200,9 @@ func TestPlans(t *testing.T) {
 			"+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1",
 			"  + create volume data for each of 1 pods, on its node", "  + run 1 pod of web-r1",
 		}},
+		{"in place, of no pods", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `replicas=0`)) }, []string{newManifest, `update.strategy="in-place"`, `replicas=0`}, nil, []string{
+			"+ create manifest  of pod web", "~ start rollout in-place",
+		}},
 		{"in place, and fewer", one, []string{newManifest, `update.strategy="in-place"`, `replicas=1`}, nil, []string{
 			"+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 1 pod of web-r1", "  - stop 2 pods of web-r1", "  - remove 2 pods of web-r1",
 		}},
@@ -485,6 +488,8 @@ func TestNoRoom(t *testing.T) {
 		{"share", nodes(1), []string{newManifest, `update={"step": "67%"}`}, "starts 2 pods", ""},
 		{"blue-green", nodes(2), []string{newManifest, `update.strategy="blue-green"`}, "blue-green starts 3 pods before it stops others, and the nodes have room for 2 " +
 			"(nodes that take no more: resources: 1); the strategy availability with max_surge: 2 has room; the strategies resourceutil", ""},
+		{"blue-green without any", nodes(), []string{newManifest, `update.strategy="blue-green"`}, "there are none); the strategies resourceutil", ""},
+		{"default step", nodes(1), []string{newManifest, `replicas=20`}, "starts 2 pods before it stops others", ""},
 		{"more than there are", nodes(2, 2), []string{newManifest, `update.step=9`}, "", "availability"},
 		{"stop first", nodes(), []string{newManifest, `update.order="stop-first"`}, "", "resourceutil"},
 		{"in place", nodes(), []string{newManifest, `update.strategy="in-place"`}, "", "in-place"},
@@ -583,7 +588,7 @@ func TestPreDeployPod(t *testing.T) {
 		c := &cluster{}
 		c.under(t, sample(t, `pre_deploy=`+doc))
 		m, err := manifest.Decode(c.commits[0].Manifests[c.commits[0].Create[0].ManifestDigest])
-		if err != nil || !slices.Equal(m.Launchables[0].Args, want) {
+		if err != nil || !slices.Equal(m.Launchables[0].Args, want) || m.Launchables[0].Env["TOKEN"] != "abc" {
 			t.Errorf("%s: %v, %v", doc, m, err)
 		}
 	}
