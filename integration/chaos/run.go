@@ -148,10 +148,11 @@ func (c *chaos) converge(ctx context.Context, w *workload, d *deployer, healed t
 		return fmt.Errorf("no controller can be changed after healing: %w", err)
 	}
 	err := cluster.Until(limited, func() error {
-		err := c.converged(limited)
+		var err error
 		if c.cfg.rollouts {
-			err = errors.Join(d.finish(limited, healed), err)
+			err = d.finish(limited, healed) // first: the last step of a rollout changes controllers once more
 		}
+		err = errors.Join(err, c.converged(limited))
 		if err != nil {
 			err = errors.Join(err, c.resume(limited), w.sayAgainWhereFound(limited))
 		}
