@@ -116,10 +116,7 @@ func (j *judgement) afterWipe(w *Write) {
 	}
 	j.timesUp(w.At)
 	for i := range w.Changes {
-		if c := &w.Changes[i]; c.After != nil && group(c.Key) == "bells" {
-			rcID := c.Key[strings.LastIndex(c.Key, "/")+1:]
-			begin(d.belled, rcID, w.At)
-		}
+		d.hears(&w.Changes[i], w.At)
 		p := w.Changes[i].After.placement()
 		if p == nil || !d.missing[p.id()] {
 			continue
@@ -132,6 +129,20 @@ func (j *judgement) afterWipe(w *Write) {
 			j.violated("R1", "placed although it ran before a wipe", w.Index, "%s on %s; it runs on %s at revision %d", p.id(), p.Node, ran.Node, ran.Revision)
 		}
 	}
+}
+
+// hears notes since when a controller has its bell. One that somebody rang before the record was back goes again: a farm clears away
+// what a controller without a record leaves behind.
+func (d *wiped) hears(c *Change, at int64) {
+	if group(c.Key) != "bells" {
+		return
+	}
+	rcID := c.Key[strings.LastIndex(c.Key, "/")+1:]
+	if c.After == nil {
+		delete(d.belled, rcID)
+		return
+	}
+	begin(d.belled, rcID, at)
 }
 
 // stillRuns reports whether a pod that ran before the wipe runs as it did.

@@ -66,6 +66,28 @@ func TestAfterAWipe(t *testing.T) {
 			w.late += AdoptedWithin/2 + 100*time.Millisecond
 			w.adopts()
 		}, notAdopted},
+		"its bell went before it came to stay": {func(w *world) {
+			w.belled()
+			w.txn(kv("delete", "bells/0/c", nil))
+			w.late += late
+			w.belled()
+			w.adopts()
+		}, ""},
+		"adopted too late after the bell that stayed": {func(w *world) {
+			w.belled()
+			w.txn(kv("delete", "bells/0/c", nil))
+			w.late += late
+			w.belled()
+			w.late += late
+			w.adopts()
+		}, notAdopted},
+		"its bell went and comes too late": {func(w *world) {
+			w.belled()
+			w.txn(kv("delete", "bells/0/c", nil))
+			w.late += unbelled
+			w.belled()
+			w.adopts()
+		}, notAdopted},
 		"another's bell": {func(w *world) {
 			w.late += BelledWithin - 100*time.Millisecond
 			w.txn(kv("set", "bells/0/d", "1"))
