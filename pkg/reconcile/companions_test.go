@@ -196,6 +196,43 @@ func TestTheBoundIsOfAllRevisions(t *testing.T) {
 	}
 }
 
+// A pod whose preparer is away counts against the bound until it has a place elsewhere, which is then its own: beyond the bound it is
+// not replaced. One on a lost machine did not count, and takes room anew.
+func TestWithinTheBoundPodsAreReplaced(t *testing.T) {
+	t.Parallel()
+	away := func(s *reconcile.Snapshot) { unmanage(s, time.Hour, 0, 1, 2) }
+	oneLost := func(s *reconcile.Snapshot) { lose(s, time.Hour, 0); unmanage(s, time.Hour, 1, 2) }
+	all := []string{"main.0", "main.1", "main.2"}
+	for name, c := range map[string]struct {
+		beside, most int
+		change       func(*reconcile.Snapshot)
+		want         []string
+	}{
+		"room for more":              {2, 9, away, all},
+		"at the bound":               {2, 6, away, all},
+		"beyond the bound":           {2, 5, away, nil},
+		"far beyond":                 {7, 6, away, nil},
+		"no bound":                   {7, 0, away, all},
+		"one is lost, and has room":  {2, 6, oneLost, all},
+		"one is lost, and has none":  {2, 5, oneLost, all[1:]},
+		"one is lost, and the bound": {3, 5, oneLost, nil},
+	} {
+		s := row(4, 4)
+		besides(s, c.beside, 0, c.most)
+		v := *s.Nodes["n3"]
+		v.Name = "aside"
+		s.Nodes["aside"] = &v
+		for i := range s.Companions[0].Pods {
+			s.Companions[0].Pods[i].Node, s.Companions[0].Pods[i].Reality.Node = "aside", "aside"
+		}
+		c.change(s)
+		plan := reconcile.Compute(s)
+		if got := added(&plan); !slices.Equal(got, c.want) || plan.Status.Is(rc.WaitsForService) != (len(got) < 3) {
+			t.Errorf("%s: %v are replaced, want %v: %+v", name, got, c.want, plan.Status.Conditions)
+		}
+	}
+}
+
 // leaveBehind gives a pod a former copy on n3 that has confirmed the stop.
 func leaveBehind(p *reconcile.Pod, revision int64) {
 	p.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: revision}}

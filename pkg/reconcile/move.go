@@ -182,7 +182,8 @@ func (c *computation) surplus(role string) bool {
 }
 
 // takeRoom reports whether one more lost pod may be replaced now, and takes the room for it: what runs, or has yet to stop, on
-// living nodes counts against desired + surge, and lost pods do not (P6). When one of those has stopped, its report rings.
+// living nodes counts against desired + surge, and lost pods do not (P6). When one of those has stopped, its report rings. Against the
+// bound of a service a pod without a preparer counts like any other, and its new copy counts in its place.
 func (c *computation) takeRoom(p *Pod) bool {
 	if !c.mayAdd() {
 		return false
@@ -191,19 +192,23 @@ func (c *computation) takeRoom(p *Pod) bool {
 		room := c.most()
 		for i := range c.s.Pods {
 			room -= c.standing(&c.s.Pods[i])
-			if c.asGoodAsLost(&c.s.Pods[i]) {
+			if !c.s.bounded() && c.asGoodAsLost(&c.s.Pods[i]) {
 				room++
 			}
 		}
 		c.forLost = &room
 	}
-	if *c.forLost <= 0 {
+	takes := 1
+	if c.s.bounded() && c.asGoodAsLost(p) {
+		takes = 0
+	}
+	if *c.forLost < takes {
 		if c.s.bounded() {
 			c.awaits(fmt.Sprintf("%s.%d must be placed elsewhere, and waits: the revisions of %s may have %d pods together", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.RC.Service.Max))
 		}
 		return false
 	}
-	*c.forLost--
+	*c.forLost -= takes
 	if c.s.gone(p.Node) {
 		c.replaced++
 	}
