@@ -116,14 +116,14 @@ func (c *computation) awaits(why string) {
 	}
 }
 
-// stamps reports whether a change takes a pod that counts, or adds a copy: owners of other revisions must notice.
+// stamps reports whether a change takes a pod that counts, or adds a copy, as owners of other revisions count: they must notice.
 func (c *computation) stamps(p *Pod, ch *Change) bool {
 	if !c.s.shared() {
 		return false
 	}
 	before, standing, counted := "", 0, false
 	if p != nil {
-		standing = c.standing(p)
+		standing = c.standing(p.withoutStopped())
 		before, counted = c.s.countsOn(p, &p.Placement)
 	}
 	if ch.Placement == nil {
@@ -137,7 +137,7 @@ func (c *computation) stamps(p *Pod, ch *Change) bool {
 	if p != nil {
 		after, counts = c.s.countsOn(p, ch.Placement)
 	}
-	return counted && !(counts && after == before) || c.standing(&next) > standing
+	return counted && !(counts && after == before) || c.standing(next.withoutStopped()) > standing
 }
 
 // withoutStopped returns the pod without the copies whose stop their nodes have confirmed: its owner forgets them next, and rings no

@@ -341,6 +341,13 @@ func TestWhichChangesStamp(t *testing.T) {
 			s.Pods[1].Reality.State = pod.StateStopped
 			s.RC.ReplicaGroups[0].Count = count(1)
 		}, false},
+		"a confirmed stop, and one that a lost copy has to make": {func(s *reconcile.Snapshot) {
+			stopAt(&s.Pods[1], s)
+			s.Pods[1].Reality.State = pod.StateStopped
+			s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, Lost: true}}
+			s.Nodes["n3"].Alive = false
+			s.RC.ReplicaGroups[0].Count = count(1)
+		}, true},
 		"a mark": {func(s *reconcile.Snapshot) {
 			s.Nodes["n0"].Alive = false
 		}, false},
