@@ -62,15 +62,6 @@ func (k Keys) DropCounts(rcID string) string { return k.Drops(rcID) + "/" }
 // DropCount is the key of the counter of one controller's pods on one node.
 func (k Keys) DropCount(rcID, node string) string { return k.DropCounts(rcID) + node }
 
-// Drops lists the drops of a controller, at one moment.
-func (t *FarmTenure) Drops(ctx context.Context, rcID string) (Drops, error) {
-	found, below, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Drops(rcID)}, Prefixes: []string{t.keys.DropCounts(rcID)}}, consul.Default)
-	if err != nil {
-		return Drops{}, err
-	}
-	return t.dropsOf(rcID, found, below), nil
-}
-
 // dropsOf picks a controller's drops out of what was read.
 func (s *Store) dropsOf(rcID string, found map[string]consul.Pair, below []consul.Pair) Drops {
 	own := found[s.keys.Drops(rcID)]
@@ -89,11 +80,6 @@ func dropCountOf(p consul.Pair) DropCount {
 		n = -1
 	}
 	return DropCount{Created: p.CreateIndex, Drops: n}
-}
-
-// MakeDrops makes the key of a controller's drops where there is none. Whoever has looked before must look again.
-func (s *Store) MakeDrops(ctx context.Context, rcID string) error {
-	return s.create(ctx, s.keys.Drops(rcID), []byte(NewID()))
 }
 
 // counter is a drop counter as this node knows it.

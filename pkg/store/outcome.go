@@ -4,17 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"strconv"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
-
-// entryKey is the key of what one revision of a service was.
-func (k Keys) entryKey(service string, rev int64) string {
-	return k.prefix + "deployments/" + service + "/history/" + strconv.FormatInt(rev, 10)
-}
 
 // outcome is what the end of a rollout adds to the entry of the revision that it was for.
 type outcome struct {
@@ -33,7 +27,7 @@ func (t *FarmTenure) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.O
 	}
 	keys := make([]string, len(record.Revisions))
 	for i := range record.Revisions {
-		keys[i] = t.keys.entryKey(record.Service, record.Revisions[i].Rev)
+		keys[i] = t.keys.Entry(record.Service, record.Revisions[i].Rev)
 	}
 	found, err := t.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {

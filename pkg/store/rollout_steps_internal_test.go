@@ -51,7 +51,7 @@ func deploy(t *testing.T, st *FarmTenure, r rollout.Record, index uint64, recs .
 	entry := map[string]any{"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}}
 	var besides []consul.Op
 	if index == 0 {
-		besides = append(besides, consul.Set(st.keys.entryKey("web", 2), encode(entry)))
+		besides = append(besides, consul.Set(st.keys.Entry("web", 2), encode(entry)))
 	}
 	return st.Deploy(t.Context(), Deploy{
 		Rollout: Rec[rollout.Record]{Value: r, Index: index}, RCs: recs, SchemaIndex: schema.Index,
@@ -101,7 +101,7 @@ func TestADeploymentIsWhole(t *testing.T) {
 		t.Errorf("read %+v", v)
 	}
 	keys := farm.keys
-	for _, key := range []string{keys.Name("web-r2"), keys.Bell("id2"), keys.Drops("id2"), keys.prefix + "stops/id2", keys.Manifest("d2"), keys.RolloutBell("web"), keys.entryKey("web", 2)} {
+	for _, key := range []string{keys.Name("web-r2"), keys.Bell("id2"), keys.Drops("id2"), keys.prefix + "stops/id2", keys.Manifest("d2"), keys.RolloutBell("web"), keys.Entry("web", 2)} {
 		if there, err := farm.exists(t.Context(), key); !there || err != nil {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}
@@ -257,7 +257,7 @@ func TestTheEndOfARollout(t *testing.T) {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}
 	}
-	p, err := farm.c.Get(t.Context(), farm.keys.entryKey("web", 2), consul.Consistent)
+	p, err := farm.c.Get(t.Context(), farm.keys.Entry("web", 2), consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
