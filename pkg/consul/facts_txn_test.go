@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// The facts about Consul that this package relies on (design section 3). When one of these fails with a new version of
-// Consul, the code that relies on it is wrong for that version.
+// The facts about Consul that this package relies on, and with it what docs/promises.md promises. When one of these
+// fails with a new version of Consul, the code that relies on it is wrong for that version.
 
 // rawTxn sends a transaction past our own checks.
 func rawTxn(t *testing.T, raw *api.Client, ops ...api.KVTxnOp) (bool, *api.TxnResponse, error) {

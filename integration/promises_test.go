@@ -1,0 +1,243 @@
+package integration
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+)
+
+// entries returns the entries of docs/promises.md by their codes, such as P1.
+func entries(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, text := range strings.Split(read(t, "docs", "promises.md"), "\n### ")[1:] {
+		text, _, _ = strings.Cut(text, "\n## ")
+		code, _, _ := strings.Cut(text, " ")
+		if _, twice := found[code]; twice || !regexp.MustCompile(`^[PR][0-9]+$`).MatchString(code) {
+			t.Errorf("docs/promises.md: %q heads an entry, and is no code or one that another entry has", code)
+		}
+		found[code] = text
+	}
+	return found
+}
+
+// sources calls visit with every file of the repository that people wrote, by its path below the root.
+func sources(t *testing.T, visit func(path, text string)) {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		path, _ := filepath.Rel(root, name)
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (path == "bin" || strings.HasPrefix(entry.Name(), ".") && path != "."):
+			return filepath.SkipDir
+		case !entry.Type().IsRegular() || !slices.Contains([]string{".go", ".md", ".yml", ".yaml"}, filepath.Ext(name)) && entry.Name() != "Makefile":
+			return nil
+		}
+		data, err := os.ReadFile(name)
+		visit(path, string(data))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prose returns the comments and texts of a Go file, a line each with its number; identifiers are none.
+func prose(text string) map[int]string {
+	lines := map[int]string{}
+	set := token.NewFileSet()
+	file := set.AddFile("", set.Base(), len(text))
+	var s scanner.Scanner
+	s.Init(file, []byte(text), nil, scanner.ScanComments)
+	for {
+		at, kind, literal := s.Scan()
+		switch kind {
+		case token.EOF:
+			return lines
+		case token.COMMENT, token.STRING:
+			for i, line := range strings.Split(literal, "\n") {
+				lines[file.Line(at)+i] += " " + line
+			}
+		}
+	}
+}
+
+// Every promise and every rule that code or documents cite is in docs/promises.md.
+func TestCitedPromisesExist(t *testing.T) {
+	t.Parallel()
+	known, cited := entries(t), map[string]bool{}
+	code := regexp.MustCompile(`\b[PR][0-9]{1,2}\b`)
+	sources(t, func(path, text string) {
+		lines := map[int]string{}
+		if filepath.Ext(path) == ".go" {
+			lines = prose(text)
+		} else {
+			for i, line := range strings.Split(text, "\n") {
+				lines[i+1] = line
+			}
+		}
+		for number, line := range lines {
+			for _, c := range code.FindAllString(line, -1) {
+				cited[c] = cited[c] || path != filepath.Join("docs", "promises.md")
+				if _, ok := known[c]; !ok {
+					t.Errorf("%s:%d cites %s, which docs/promises.md does not have", path, number, c)
+				}
+			}
+		}
+	})
+	for c := range known {
+		if !cited[c] {
+			t.Errorf("docs/promises.md has %s, which nothing cites", c)
+		}
+	}
+	for prefix, n := range map[string]int{"P": 9, "R": 14} {
+		for i := range n {
+			if c := prefix + strconv.Itoa(i+1); known[c] == "" {
+				t.Errorf("docs/promises.md has no entry %s", c)
+			}
+		}
+	}
+}
+
+// tree is what docs/promises.md may name.
+type tree struct {
+	packages, tests, scenarios, rules, targets map[string]bool
+}
+
+func newTree(t *testing.T) *tree {
+	t.Helper()
+	have := &tree{map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	var checker []*ast.File
+	sources(t, func(path, text string) {
+		dir := filepath.Dir(path)
+		switch {
+		case path == "Makefile":
+			for _, target := range matches(`(?m)^([a-z0-9-]+):`, text) {
+				have.targets[target] = true
+			}
+			return
+		case filepath.Ext(path) != ".go":
+			return
+		case path == filepath.Join("integration", "e2e", "env_test.go"):
+			for _, name := range matches(`(?m)^\t"([a-z-]+)": +[a-zA-Z]+,$`, text) {
+				have.scenarios[name] = true
+			}
+		case strings.HasSuffix(path, "_test.go"):
+			for _, name := range matches(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9_]+)\(`, text) {
+				have.tests[filepath.Base(dir)+"."+name] = true
+			}
+		case dir == filepath.Join("integration", "checker"):
+			file, err := parser.ParseFile(token.NewFileSet(), path, text, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checker = append(checker, file)
+		}
+		have.packages[filepath.Base(dir)] = true
+	})
+	have.rules = rulesOf(checker)
+	return have
+}
+
+// rulesOf returns the rules of the checker, each as its promise and its name: what it calls violated with. A test of its own sees to it
+// that these are constants.
+func rulesOf(files []*ast.File) map[string]bool {
+	constants, rules := map[string]string{}, map[string]bool{}
+	text := func(e ast.Expr) string {
+		switch e := e.(type) {
+		case *ast.BasicLit:
+			value, _ := strconv.Unquote(e.Value)
+			return value
+		case *ast.Ident:
+			return constants[e.Name]
+		}
+		return ""
+	}
+	each := func(visit func(ast.Node)) {
+		for _, f := range files {
+			ast.Inspect(f, func(n ast.Node) bool { visit(n); return true })
+		}
+	}
+	each(func(n ast.Node) {
+		if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Names) == len(spec.Values) {
+			for i, name := range spec.Names {
+				constants[name.Name] = text(spec.Values[i])
+			}
+		}
+	})
+	each(func(n ast.Node) {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) < 2 {
+			return
+		}
+		if method, ok := call.Fun.(*ast.SelectorExpr); ok && method.Sel.Name == "violated" {
+			rules[text(call.Args[0])+" "+text(call.Args[1])] = true
+		}
+	})
+	return rules
+}
+
+// has reports whether a test exists, as docs/promises.md names it.
+func (have *tree) has(name string) bool {
+	kind, rest, _ := strings.Cut(name, " ")
+	switch kind {
+	case "e2e":
+		return have.scenarios[rest]
+	case "checker":
+		return have.rules[rest]
+	case "make":
+		return have.targets[rest]
+	}
+	return have.tests[name]
+}
+
+// Every entry of docs/promises.md says which packages keep it and which tests fail when it is broken, and all of these exist.
+func TestPromisesNameTheirTests(t *testing.T) {
+	t.Parallel()
+	have := newTree(t)
+	if len(have.rules) < 40 || len(have.scenarios) < 60 || len(have.tests) < 1000 {
+		t.Fatalf("found %d rules, %d scenarios and %d tests", len(have.rules), len(have.scenarios), len(have.tests))
+	}
+	aside := regexp.MustCompile(`\([^)]*\)`)
+	for code, text := range entries(t) {
+		_, kept, ok := strings.Cut(text, "\n**Kept in** ")
+		kept, shown, alsoOK := strings.Cut(kept, "\n**Shown by** ")
+		if !ok || !alsoOK || !strings.Contains(text, "\n**Bounds.** ") || !strings.Contains(text, "\n**What could break it.** ") {
+			t.Errorf("%s: an entry has Bounds, What could break it, Kept in and Shown by, each on a line of its own", code)
+		}
+		packages := matches("`([^`]+)`", aside.ReplaceAllString(kept, ""))
+		for _, name := range packages {
+			if !have.packages[name] {
+				t.Errorf("%s: there is no package %s, which should keep it", code, name)
+			}
+		}
+		tests := 0
+		for _, name := range matches("`([^`]+)`", shown) {
+			if !have.has(name) {
+				t.Errorf("%s: there is no %s, which should fail when it is broken", code, name)
+			}
+			if !strings.HasPrefix(name, "make ") {
+				tests++
+			}
+		}
+		if len(packages) == 0 || tests == 0 {
+			t.Errorf("%s names %d packages and %d tests, want one at least of each", code, len(packages), tests)
+		}
+	}
+}
