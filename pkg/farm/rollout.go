@@ -26,8 +26,8 @@ func (c *ReplicationController) readRollout(ctx context.Context, v *view) (err e
 	if v.rollout, err = c.farm.cfg.Store.RolloutInCharge(ctx, service, c.consistent); err != nil {
 		return err
 	}
-	if s := rollout.State(v.rollout.State); v.rollout.Term == v.head.RC.Value.Mutator {
-		v.snapshot.RolloutRests = s == rollout.Paused || s == rollout.WaitingForPromote
+	if v.rollout.Term == v.head.RC.Value.Mutator {
+		v.snapshot.RolloutRests = rollout.State(v.rollout.State).Rests()
 	}
 	return nil
 }

@@ -27,6 +27,9 @@ const (
 // Ended reports whether nothing follows the state.
 func (s State) Ended() bool { return s == Failed || s == Done || s == Aborted }
 
+// Rests reports whether nothing moves until somebody, or time, says so: owners may let pods leave their nodes meanwhile.
+func (s State) Rests() bool { return s == Paused || s == WaitingForPromote }
+
 // Direction says what happens to the pods of a revision.
 type Direction string
 

@@ -237,6 +237,7 @@ func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) error {
 		r := &s.RCs[i]
 		ops = append(ops, consul.CAS(t.keys.RC(r.ID), encode(r), s.View.Indices[t.keys.RC(r.ID)]), t.ring(r.ID))
 	}
+	ops = append(ops, t.restRings(s)...)
 	service, index := s.View.Rollout.Value.Service, s.View.Rollout.Index
 	key := t.keys.Rollout(service)
 	switch {
@@ -262,6 +263,21 @@ func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) error {
 		ops = append(ops, consul.Delete(s.Fence.Key))
 	}
 	return t.fenced(ctx, ops)
+}
+
+// restRings rings for the controllers that a step leaves as they are when the rollout comes to rest: pods that had to stay where they are may
+// go now, and nothing else tells their owners.
+func (t *FarmTenure) restRings(s *RolloutStep) (ops []consul.Op) {
+	if s.Record == nil || !s.Record.State.Rests() || s.View.Rollout.Value.State.Rests() {
+		return nil
+	}
+	for i := range s.Record.Revisions {
+		id := s.Record.Revisions[i].RC
+		if !slices.ContainsFunc(s.RCs, func(r rc.RC) bool { return r.ID == id }) {
+			ops = append(ops, t.ring(id))
+		}
+	}
+	return ops
 }
 
 // rolloutConditions is what a step was decided from, besides what it writes.

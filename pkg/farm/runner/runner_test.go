@@ -198,6 +198,57 @@ func TestOperators(t *testing.T) {
 	}
 }
 
+// Owners whose drains and transfers wait for a rollout learn by the same transaction that it rests: nobody else tells them.
+func TestARestRingsAllOwners(t *testing.T) {
+	t.Parallel()
+	refuses := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusConflict) }))
+	t.Cleanup(refuses.Close)
+	none := 0
+	for name, tt := range map[string]struct {
+		change func(*rollout.Start)
+		ask    rollout.Verb
+		sick   string
+		want   rollout.State
+	}{
+		"an operator pauses": {ask: rollout.PauseVerb, want: rollout.Paused},
+		"a gate refuses": {want: rollout.Paused, change: func(s *rollout.Start) {
+			s.Knobs.OnTimeout, s.Knobs.Gates.BeforeStage = rollout.OnTimeoutPause, []rollout.Hook{{URL: refuses.URL, Retries: &none}}
+		}},
+		"a pod fails": {want: rollout.Paused, sick: "id2", change: func(s *rollout.Start) { s.Knobs.OnTimeout = rollout.OnTimeoutPause }},
+		"promote":     {want: rollout.WaitingForPromote, change: func(s *rollout.Start) { s.Knobs.Strategy = rollout.CanaryStrategy }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.running(3)
+			w.sick[tt.sick] = "the artifact is refused"
+			w.owners()
+			w.deploy(2, 3, tt.change)
+			if tt.ask != "" {
+				w.ask(tt.ask)
+			}
+			w.runs(&farm{id: "f"}, w.addr, nil)
+			consultest.Eventually(t, soon, func() error {
+				rec, err := w.record()
+				if err != nil || rec.State != tt.want {
+					return fmt.Errorf("%s, %w", rec.State, err)
+				}
+				return nil
+			})
+			keys := w.Keys()
+			found, err := w.client.GetMany(t.Context(), []string{keys.Rollout("web"), keys.Bell("id1"), keys.Bell("id2")}, consul.Consistent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range []string{"id1", "id2"} {
+				if rang, rests := found[keys.Bell(id)].ModifyIndex, found[keys.Rollout("web")].ModifyIndex; rang != rests {
+					t.Errorf("the bell of %s rang at %d, and the rollout rests since %d", id, rang, rests)
+				}
+			}
+		})
+	}
+}
+
 // A stage that gets nowhere is rolled back; that is told, and told to be over when the old revision has all pods again.
 func TestARollbackIsTold(t *testing.T) {
 	t.Parallel()
