@@ -20,6 +20,11 @@ func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Durat
 	r.mu.Lock()
 	c, rec := r.carried[service], r.records[service]
 	r.mu.Unlock()
+	if c != nil {
+		if gone, err := r.handOver(ctx, c, rec); gone || err != nil {
+			return nil, r.cfg.Look, err
+		}
+	}
 	if c != nil || rec == nil {
 		return c, 0, nil
 	}
@@ -130,6 +135,9 @@ func (r *Runner) claim(ctx context.Context, service string) (*carried, time.Dura
 		return nil, 0, err
 	}
 	c := &carried{fence: fence, consistent: true}
+	if changed, left := r.membersSince(); left <= 0 {
+		c.judged = changed
+	}
 	r.mu.Lock()
 	r.carried[service] = c
 	delete(r.freed, service)

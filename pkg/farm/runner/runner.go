@@ -41,6 +41,8 @@ type Config struct {
 	Workers int           // rollouts worked on at once; 16
 	Grace   time.Duration // how long the farm that is preferred has to claim a rollout; 1 s
 	Look    time.Duration // between two looks at a rollout that another farm carries out; 3 s
+	// StableAfter is how long the members must not have changed before a rollout is handed to the farm that is preferred; 10 s.
+	StableAfter time.Duration
 	// Unclaimed is how long no living farm may match a rollout before that is reported; 30 s.
 	Unclaimed time.Duration
 }
@@ -49,6 +51,7 @@ func (c *Config) setDefaults() {
 	orDefault(&c.Workers, 16)
 	orDefault(&c.Grace, time.Second)
 	orDefault(&c.Look, 3*time.Second)
+	orDefault(&c.StableAfter, 10*time.Second)
 	orDefault(&c.Unclaimed, 30*time.Second)
 	if c.Alerter == nil {
 		c.Alerter = alert.Log{Logger: c.Log}
@@ -83,6 +86,7 @@ type Locks interface {
 	ClaimRollout(ctx context.Context, service string) (store.Fence, error)
 	RolloutHeld(ctx context.Context, service string) (bool, error)
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
+	ReleaseRollout(ctx context.Context, service string, f store.Fence, index uint64) error
 	AbandonRollout(ctx context.Context, service string, f store.Fence) error
 }
 
@@ -117,6 +121,7 @@ type carried struct {
 	ids        []string // controllers that it is about, as last read
 	consistent bool     // the next read must be
 	gate       gate
+	judged     time.Time // the change of the members after which it was found to be this farm's; see handOver
 }
 
 // The pace of repeated tries of one rollout.
@@ -209,13 +214,14 @@ func (r *Runner) Ring(service string) {
 	}
 }
 
-// MembersChanged looks at each rollout anew: the farm that had it may be gone.
+// MembersChanged looks at each rollout anew: the farm that had it may be gone. Later it looks whether one is another farm's now.
 func (r *Runner) MembersChanged() {
 	r.mu.Lock()
 	r.moved = time.Now()
 	for service := range r.records {
 		delete(r.freed, service)
 		r.queue.Add(service)
+		r.queue.AddAfter(service, r.cfg.StableAfter)
 	}
 	r.mu.Unlock()
 	r.wakeTeller()

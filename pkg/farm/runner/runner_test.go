@@ -115,7 +115,7 @@ func TestARunnerDies(t *testing.T) {
 	rule, cut := onStep(1, consultest.HoldBack, w.Keys().Prefix())
 	proxy.Set(rule)
 	ids := []string{"f1", "f2"}
-	members := func() []store.Member { return []store.Member{{ID: "f1"}, {ID: "f2"}} }
+	members := w.members("f1", "f2").list
 	first := &farm{id: ids[0]}
 	w.runs(first, proxy.Addr, members)
 	w.deploy(2, 3, nil)
@@ -145,7 +145,7 @@ func TestTwoRunners(t *testing.T) {
 	w := newWorld(t)
 	w.running(5)
 	w.owners()
-	members := func() []store.Member { return []store.Member{{ID: "f1"}, {ID: "f2"}} }
+	members := w.members("f1", "f2").list
 	for _, id := range []string{"f1", "f2"} {
 		w.runs(&farm{id: id}, w.addr, members)
 	}

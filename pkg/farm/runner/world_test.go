@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,7 @@ type world struct {
 
 	mu    sync.Mutex
 	sick  map[string]string // by controller: why none of its pods becomes available
+	slow  map[string]bool   // by controller: none of its pods is available yet
 	most  int               // pods of service web at the end, and at most beyond that
 	least int
 }
@@ -52,7 +54,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{Store: store.New(client, keys), t: t, addr: consultest.Shared(t).Addr, client: client, sick: map[string]string{}}
+	w := &world{Store: store.New(client, keys), t: t, addr: consultest.Shared(t).Addr, client: client, sick: map[string]string{}, slow: map[string]bool{}}
 	if _, err := w.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +110,7 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		r := &recs[i].Value
 		w.mu.Lock()
 		why, sick := w.sick[r.ID]
+		slow := w.slow[r.ID]
 		w.mu.Unlock()
 		if r.DeletedAt != nil {
 			_, err := w.client.Commit(ctx, []consul.Op{
@@ -122,8 +125,10 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		st := rc.Status{
 			RCID: r.ID, ObservedGeneration: r.Generation, Nonce: schema.Value.Nonce, Desired: n, Placed: n, Available: n, Updated: n, UpdatedAvailable: n, Owner: "sim",
 		}
-		if sick {
+		if sick || slow {
 			st.Available, st.UpdatedAvailable = 0, 0
+		}
+		if sick {
 			st.Failing = []rc.PodFailure{{Pod: "main.0", Node: "n1", Reason: why, Hopeless: true}}
 		}
 		if before := told[r.ID]; fmt.Sprintf("%+v", before) == fmt.Sprintf("%+v", st) {
@@ -225,6 +230,46 @@ type farm struct {
 	selector string
 	told     *teller
 	stop     func()
+	runner   atomic.Pointer[runner.Runner] // of its session
+}
+
+// members are the living farms, as all of them see them.
+type members struct {
+	mu  sync.Mutex
+	all []store.Member
+}
+
+func (w *world) members(ids ...string) *members {
+	m := &members{}
+	for _, id := range ids {
+		m.join(id)
+	}
+	return m
+}
+
+func (m *members) list() []store.Member {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.all)
+}
+
+// join adds a farm, and tells some others.
+func (m *members) join(id string, tell ...*farm) {
+	m.mu.Lock()
+	m.all = append(m.all, store.Member{ID: id})
+	m.mu.Unlock()
+	for _, f := range tell {
+		if r := f.runner.Load(); r != nil {
+			r.MembersChanged()
+		}
+	}
+}
+
+// quicken lets the pods of a slow controller become available.
+func (w *world) quicken(rcID string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.slow, rcID)
 }
 
 // teller notes alerts.
@@ -283,7 +328,9 @@ func (w *world) runs(f *farm, addr string, members func() []store.Member) {
 			r := runner.New(runner.Config{
 				ID: f.id, Store: store.New(client, w.Keys()).FarmTenure(s, f.id), Log: log, Members: members, Ask: webhook.Ask, Alerter: f.told,
 				Regressed: func(context.Context) error { return store.ErrRegressed }, Grace: 300 * time.Millisecond, Look: 300 * time.Millisecond, Unclaimed: time.Second,
+				StableAfter: 500 * time.Millisecond,
 			})
+			f.runner.Store(r)
 			return r.Start(ctx)
 		})
 	})
