@@ -47,6 +47,40 @@ func (j *judgement) inService(w *Write, rc *controller) bool {
 	return rc.Service != nil && len(j.together(w, rc)) > 1
 }
 
+// asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge of the controller, so
+// that nobody brings minimum and bound to other counts.
+func (j *judgement) asked(w *Write, rc *controller) (n int, bounds bool) {
+	if rc.Mutator != "" {
+		return 0, false
+	}
+	for _, id := range j.together(w, rc) {
+		c := w.before(prefix + "rcs/" + id).controller()
+		if c == nil {
+			return 0, false
+		}
+		if c.DeletedAt == nil {
+			n += c.desired()
+		}
+	}
+	return n, true
+}
+
+// least returns the minimum of a controller's service, which follows the counts down.
+func (j *judgement) least(w *Write, rc *controller) int {
+	if n, bounds := j.asked(w, rc); bounds {
+		return min(rc.Service.Min, n)
+	}
+	return rc.Service.Min
+}
+
+// most returns the bound of a controller's service, which follows the counts up.
+func (j *judgement) most(w *Write, rc *controller) int {
+	if n, bounds := j.asked(w, rc); bounds {
+		return max(rc.Service.Max, n+rc.surge())
+	}
+	return rc.Service.Max
+}
+
 // rememberRemoval notes that a controller's record is gone.
 func (j *judgement) rememberRemoval(c *Change, at int64) {
 	if c.Before.controller() != nil && c.After == nil {
@@ -71,7 +105,7 @@ func (j *judgement) limits(w *Write, rc *controller) []limit {
 	if rc.Service == nil {
 		return []limit{own}
 	}
-	of := limit{rcs: j.together(w, rc), least: rc.Service.Min, service: true}
+	of := limit{rcs: j.together(w, rc), least: j.least(w, rc), service: true}
 	switch {
 	case j.inService(w, rc):
 		return []limit{of}
@@ -85,9 +119,9 @@ func (j *judgement) limits(w *Write, rc *controller) []limit {
 // withinBound judges that nothing is added beyond what all revisions of the service may have together.
 func (j *judgement) withinBound(w *Write, rc *controller) {
 	j.looked(ruleBound)
-	if n := j.placedTogether(w, rc); n > rc.Service.Max {
+	if n, most := j.placedTogether(w, rc), j.most(w, rc); n > most {
 		j.violated("P6", ruleServiceBound, w.Index, "%s of service %s: %d pods of controllers %v, bound %d; by %s",
-			rc.Name, rc.Service.Name, n, j.together(w, rc), rc.Service.Max, w.summary())
+			rc.Name, rc.Service.Name, n, j.together(w, rc), most, w.summary())
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// beside makes c and d revisions of one service. The pod of d is on n2, where it is available unless the case says otherwise.
+// beside makes c and d revisions of one service, of which a rollout is in charge unless the case says otherwise. The pod of d is on n2, where it is available unless the case says otherwise.
 func (w *world) beside(ofC fields, of, pod, reality fields) {
 	record := controllerOf(1, 1)
 	record["id"], record["name"], record["service"] = "d", "web-r2", fields{"name": "web", "companions": []string{"c"}}
@@ -22,7 +22,7 @@ func (w *world) beside(ofC fields, of, pod, reality fields) {
 	w.txn(kv("set", "reality/n2/d/main.0", r))
 	service := fields{"name": "web", "companions": []string{"d"}}
 	update(service, of)
-	more := fields{"service": service}
+	more := fields{"service": service, "mutator": "web/r1"}
 	update(more, ofC)
 	w.rc = w.txn(kv("set", rcKey, with(controllerOf(2, 0), more)))
 }
@@ -46,6 +46,9 @@ func (w *world) returns() {
 	w.txn() // something happens
 }
 
+// rewritesOther has d's record say something else.
+func (w *world) rewritesOther(value any) { w.txn(kv("set", "rcs/d", value)) }
+
 func (w *world) removes() { w.txn(kv("delete", "rcs/d", nil)) }
 
 // rewrites gives the pod of c another manifest in place.
@@ -61,6 +64,8 @@ func TestMinimumOfAService(t *testing.T) {
 	stops := func(w *world) { w.stop(20) }
 	upgrades := func(w *world) { w.rewrites(fields{"digest": "d2"}) }
 	one := fields{"replica_groups": []fields{{"role": "main", "count": 1}}, "min_available": 1}
+	released := fields{"mutator": ""}
+	deleted := with(controllerOf(1, 1), fields{"id": "d", "deleted_at": "2026-01-01T00:00:00Z"})
 	for name, c := range map[string]struct {
 		ofC, of, pod, reality fields
 		before                func(w *world)
@@ -81,6 +86,10 @@ func TestMinimumOfAService(t *testing.T) {
 		"upgraded in place":                 {ofC: one, of: fields{"min": 2}, act: upgrades, rule: rule},
 		"out of its name":                   {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{"standby": true}) }, rule: rule},
 		"into its name":                     {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{}) }},
+		"one is asked for":                  {ofC: released, of: fields{"min": 2}, act: stops},
+		"two are asked for":                 {ofC: with(maps.Clone(one), released), of: fields{"min": 2}, act: stops, rule: rule},
+		"none is asked for":                 {ofC: released, of: fields{"min": 2}, reality: fields{"available": false}, before: func(w *world) { w.rewritesOther(deleted) }, act: stops},
+		"nobody knows what is asked for":    {ofC: released, of: fields{"min": 2}, before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule},
 		"alone for a moment":                {ofC: one, of: fields{"min": 0}, before: (*world).removes, late: heardLate - time.Second, act: upgrades},
 		"alone":                             {ofC: one, of: fields{"min": 0}, before: (*world).removes, late: heardLate + time.Second, act: upgrades, rule: own},
 	} {
@@ -129,6 +138,9 @@ func TestBoundOfAService(t *testing.T) {
 		"one of them is lost":              {ofC: two, of: fields{"max": 2}, before: (*world).loses, act: adds},
 		"it was lost a moment ago":         {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate - time.Second, act: adds},
 		"it was lost once":                 {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate + time.Second, act: adds, rule: rule},
+		"three are asked for":              {ofC: with(maps.Clone(two), fields{"mutator": "", "max_surge": 0}), of: fields{"max": 2}, act: adds},
+		"two are asked for, and one more":  {ofC: fields{"mutator": "", "max_surge": 2}, of: fields{"max": 2}, act: adds},
+		"two are asked for":                {ofC: fields{"mutator": "", "max_surge": 1}, of: fields{"max": 2}, act: adds, rule: rule},
 		"no bound":                         {ofC: two, of: fields{}, act: adds},
 		"no bound but its own":             {of: fields{}, act: adds, rule: own},
 		"its own does not hold":            {of: fields{"max": 3}, act: adds},

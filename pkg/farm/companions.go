@@ -40,7 +40,7 @@ func (c *ReplicationController) readCompanions(ctx context.Context, v *view) err
 	for i := range v.companions {
 		o := &v.companions[i]
 		v.drops[o.RCID] = o.Marks.Drops
-		other := reconcile.Companion{RCID: o.RCID, Unread: len(o.Corrupt), Status: o.Status}
+		other := reconcile.Companion{RCID: o.RCID, Unread: len(o.Corrupt), Status: o.Status, Asks: o.Asks}
 		for _, rec := range o.Placements {
 			other.Pods = append(other.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 		}
@@ -69,8 +69,8 @@ func (c *ReplicationController) makeMarks(ctx context.Context, v *view, plan *re
 	return true, c.farm.cfg.Store.MakeMarks(ctx, drops, stops)
 }
 
-// dependOnCompanions says what a part depends on of companions: that nobody has stopped or added pods and, if it depends on what
-// counts, that none has dropped.
+// dependOnCompanions says what a part depends on of companions: that nobody has stopped or added pods, that none has dropped if it depends
+// on what counts, and that their records ask for as much as before where the bounds of the service follow that.
 func dependOnCompanions(v *view, part *store.Part, counts bool) {
 	if len(v.companions) == 0 {
 		return
@@ -79,6 +79,9 @@ func dependOnCompanions(v *view, part *store.Part, counts bool) {
 	for i := range v.companions {
 		o := &v.companions[i]
 		on := store.CompanionIndices{Stops: o.Marks.Stops}
+		if v.head.RC.Value.Mutator == "" {
+			on.Record = o.Record
+		}
 		switch {
 		case counts && v.minimum.byBell:
 			on.Bell = o.Marks.Bell

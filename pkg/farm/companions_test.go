@@ -9,6 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -17,6 +18,14 @@ func revision(rev int64, n, least, most int, companions ...string) func(*rc.RC) 
 	return func(r *rc.RC) {
 		r.ReplicaGroups[0].Count = &n
 		r.Service = &rc.Service{Name: "web", Revision: rev, Companions: companions, Min: least, Max: most}
+	}
+}
+
+// inCharge says that a rollout is in charge of a controller.
+func inCharge(change func(*rc.RC)) func(*rc.RC) {
+	return func(r *rc.RC) {
+		change(r)
+		r.Mutator = "web/r1"
 	}
 }
 
@@ -42,6 +51,7 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
+	c.rollout("r1", rollout.Progressing)
 	var mu sync.Mutex
 	arrived := map[string]chan struct{}{"a": make(chan struct{}), "b": make(chan struct{})}
 	first := map[string]bool{}
@@ -60,14 +70,14 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 		}
 		return nil
 	}}, nil)
-	c.apply("a", testManifest("web", 0), revision(1, 2, 3, 5, "b"))
-	c.apply("b", testManifest("web2", 0), revision(2, 2, 3, 5, "a"))
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 3, 5, "b")))
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 2, 3, 5, "a")))
 	c.converged("a", 2)
 	c.converged("b", 2)
 	var both sync.WaitGroup
 	for id, name := range map[string]string{"a": "web", "b": "web2"} {
 		other := map[string]string{"a": "b", "b": "a"}[id]
-		both.Go(func() { c.apply(id, testManifest(name, 0), revision(1, 1, 3, 5, other)) })
+		both.Go(func() { c.apply(id, testManifest(name, 0), inCharge(revision(1, 1, 3, 5, other))) })
 	}
 	both.Wait()
 	waits := ""
@@ -92,7 +102,7 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	}
 	// A third replica elsewhere lets the other one go, and nobody but the bell says so.
 	there, name := map[string]string{"a": "b", "b": "a"}[waits], map[string]string{"a": "web2", "b": "web"}[waits]
-	c.apply(there, testManifest(name, 0), revision(1, 2, 3, 5, waits))
+	c.apply(there, testManifest(name, 0), inCharge(revision(1, 2, 3, 5, waits)))
 	c.converged(waits, 1)
 	c.converged(there, 2)
 }
@@ -103,6 +113,7 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
+	c.rollout("r1", rollout.Progressing)
 	var mu sync.Mutex
 	var unchecked []string
 	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
@@ -115,15 +126,15 @@ func TestRevisionsShareOneBound(t *testing.T) {
 		}
 		return nil
 	}}, nil)
-	c.apply("a", testManifest("web", 0), revision(1, 3, 0, 4))
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 3, 0, 4)))
 	c.converged("a", 3)
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Stops("a"))}); err != nil {
 		t.Fatal(err) // whoever needs it makes it
 	}
-	c.apply("b", testManifest("web2", 0), revision(2, 3, 2, 4, "a"))
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 2, 4, "a")))
 	c.conditionIs("b", rc.WaitsForService, true)
 	c.run("b", 1)
-	c.apply("a", testManifest("web", 0), revision(1, 2, 2, 4, "b"))
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 2, 4, "b")))
 	c.converged("a", 2)
 	c.run("b", 2)
 	mu.Lock()
@@ -134,8 +145,71 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("a"))}); err != nil {
 		t.Fatal(err)
 	}
-	c.apply("b", testManifest("web2", 0), revision(2, 4, 2, 4, "a"))
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 4, 2, 4, "a")))
 	c.converged("b", 4)
+}
+
+// Once the rollout is gone, what operators ask for is what the minimum of the service follows, and the bound.
+func TestAServiceWithoutItsRollout(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.rollout("r1", rollout.Progressing)
+	c.farm("f1")
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 3, 3, 4, "b")))
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 1, 3, 4, "a")))
+	c.converged("a", 3)
+	c.converged("b", 1)
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 1, 3, 4, "b")))
+	c.conditionIs("a", rc.WaitsForService, true)
+	c.run("a", 2)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollout("web"))}); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"a", "b"} {
+		if err := c.store.Ring(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.converged("a", 1)
+	c.conditionIs("a", rc.WaitsForService, false)
+	c.apply("b", testManifest("web2", 0), revision(2, 5, 3, 4, "a"))
+	c.converged("b", 5)
+	if r := c.record("a"); r.Mutator != "" || r.Service.Min != 3 || len(r.Service.Companions) != 1 {
+		t.Errorf("%+v", r.Service)
+	}
+}
+
+// The minimum that follows the counts of another revision is that of its record when the stop lands, whatever it was before.
+func TestTheMinimumFollowsTheCountsOfThePresent(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	tries, early := 0, false // of the owner of a, which makes one after the other
+	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
+		if b.RCID != "a" || len(stops(b)) == 0 {
+			return nil
+		}
+		if tries++; tries == 1 {
+			c.apply("b", testManifest("web2", 0), revision(2, 3, 3, 6, "a"))
+		} else if len(c.running("b")) == 0 {
+			early = true
+		}
+		return nil
+	}}, nil)
+	c.apply("a", testManifest("web", 0), revision(1, 3, 3, 6, "b"))
+	c.apply("b", testManifest("web2", 0), revision(2, 0, 3, 6, "a"))
+	c.converged("a", 3)
+	c.converged("b", 0)
+	c.apply("a", testManifest("web", 0), revision(1, 0, 3, 6, "b"))
+	c.converged("b", 3)
+	c.converged("a", 0)
+	if early || tries < 2 {
+		t.Errorf("after %d tries pods stop that the other revision's have not replaced", tries)
+	}
+	for _, id := range []string{"a", "b"} {
+		c.conditionIs(id, rc.WaitsForService, false)
+	}
 }
 
 // run waits until so many replicas of a controller run.

@@ -68,7 +68,8 @@ type Service struct {
 	Name     string `json:"name"`
 	Revision int64  `json:"revision"` // from 1
 	// Companions are the ids of the controllers of the service's other revisions that may have pods. While there are any, Min and Max
-	// count over all of them: Min available pods are left (P6), and there are no more than Max, those that stop included.
+	// count over all of them: Min available pods are left (P6), and there are no more than Max, those that stop included. While no rollout
+	// is in charge they follow the counts: Min is no more, and Max no less, than what the revisions ask for together.
 	Companions []string `json:"companions,omitempty"`
 	Min        int      `json:"min,omitempty"`
 	Max        int      `json:"max,omitempty"`
@@ -108,6 +109,14 @@ func (r *RC) Desired() int {
 		}
 	}
 	return n
+}
+
+// Asks returns how many replicas there shall be: none of a controller that is deleted.
+func (r *RC) Asks() int {
+	if r.DeletedAt != nil {
+		return 0
+	}
+	return r.Desired()
 }
 
 // MinimumAvailable returns how many available pods the farm's own actions must leave (P6). A minimum above the desired

@@ -15,6 +15,7 @@ type Companion struct {
 	Pods   []Pod // with what their nodes report
 	Unread int   // placements that cannot be read: each takes room, and none counts as available
 	Status *rc.Status
+	Asks   *int // how many replicas its record asks for; nil: it cannot be read
 }
 
 // companionLook is how long after a companion kept something from being placed another look is due: nothing rings when its status
@@ -27,12 +28,40 @@ func (s *Snapshot) shared() bool { return s.RC.Service != nil && len(s.Companion
 // bounded reports whether the service says how many pods all its revisions may have.
 func (s *Snapshot) bounded() bool { return s.shared() && s.RC.Service.Max > 0 }
 
-// least returns how many pods must stay available: the service's where there are companions, else the controller's (P6).
-func (s *Snapshot) least() int {
-	if s.shared() {
-		return s.RC.Service.Min
+// asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
+// operators changes the counts, and nobody brings minimum and bound to them.
+func (s *Snapshot) asked() (n int, bounds bool) {
+	if s.RC.Mutator != "" {
+		return 0, false
 	}
-	return s.RC.MinimumAvailable()
+	n = s.RC.Asks()
+	for i := range s.Companions {
+		if s.Companions[i].Asks == nil {
+			return 0, false
+		}
+		n += *s.Companions[i].Asks
+	}
+	return n, true
+}
+
+// least returns how many pods must stay available: the service's where there are companions, else the controller's (P6). The one like the
+// other follows the counts down.
+func (s *Snapshot) least() int {
+	if !s.shared() {
+		return s.RC.MinimumAvailable()
+	}
+	if n, bounds := s.asked(); bounds {
+		return min(s.RC.Service.Min, n)
+	}
+	return s.RC.Service.Min
+}
+
+// bound returns how many copies all revisions of a service that has a bound may have. It follows the counts up.
+func (s *Snapshot) bound() int {
+	if n, bounds := s.asked(); bounds {
+		return max(s.RC.Service.Max, n+s.RC.Surge())
+	}
+	return s.RC.Service.Max
 }
 
 // counting reports whether a pod counts as available for the minimum: one that stands by does not.
@@ -59,7 +88,7 @@ func (c *computation) lookBeside() {
 // most returns how many copies of the controller's own pods may stand.
 func (c *computation) most() int {
 	if c.s.bounded() {
-		return c.s.RC.Service.Max - c.standingBeside
+		return c.s.bound() - c.standingBeside
 	}
 	return c.s.RC.Desired() + c.s.RC.Surge()
 }
@@ -104,7 +133,7 @@ func (c *computation) allowed(wanted, room int) int {
 		return 0
 	}
 	if room < wanted && c.s.bounded() {
-		c.awaits(fmt.Sprintf("%d replicas wait: the revisions of %s may have %d pods together", wanted-max(0, room), c.s.RC.Service.Name, c.s.RC.Service.Max))
+		c.awaits(fmt.Sprintf("%d replicas wait: the revisions of %s may have %d pods together", wanted-max(0, room), c.s.RC.Service.Name, c.s.bound()))
 	}
 	return min(wanted, room)
 }

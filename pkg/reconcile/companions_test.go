@@ -399,3 +399,65 @@ func TestWhereTheBoundLeavesNoRoomToMove(t *testing.T) {
 		}
 	}
 }
+
+// While no rollout is in charge, nobody brings the service's bounds to other counts: the minimum follows what its revisions ask for
+// together down, and the bound follows it up.
+func TestWithoutARolloutTheBoundsFollowTheCounts(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		own, beside int  // pods that there are
+		asked       int  // of the controller
+		of          *int // of the companion; nil: its record cannot be read
+		least, most int
+		mutator     string
+		stops, adds int
+		waits       bool
+	}{
+		"below the minimum together":              {own: 5, asked: 2, of: count(0), least: 5, most: 6, stops: 3},
+		"a rollout is in charge":                  {own: 5, asked: 2, of: count(0), least: 5, most: 6, mutator: "web/r1", waits: true},
+		"the other one cannot be read":            {own: 5, asked: 2, least: 5, most: 6, waits: true},
+		"the other one takes over":                {own: 5, asked: 0, of: count(5), least: 5, most: 6, waits: true},
+		"the other one has taken a part over":     {own: 5, beside: 2, asked: 0, of: count(5), least: 5, most: 9, stops: 2, waits: true},
+		"nothing is asked for":                    {own: 5, asked: 0, of: count(0), least: 5, most: 6, stops: 5},
+		"the minimum is lower":                    {own: 5, asked: 2, of: count(2), least: 1, most: 6, stops: 3},
+		"beyond the bound together":               {own: 2, beside: 3, asked: 6, of: count(3), least: 2, most: 6, adds: 4},
+		"beyond the bound, a rollout":             {own: 2, beside: 3, asked: 6, of: count(3), least: 2, most: 6, mutator: "web/r1", adds: 1, waits: true},
+		"beyond the bound, not read":              {own: 2, beside: 3, asked: 6, least: 2, most: 6, adds: 1, waits: true},
+		"the other one has more than it asks for": {own: 2, beside: 5, asked: 6, of: count(0), least: 2, most: 6, waits: true},
+		"it leaves room for the surge alone":      {own: 2, beside: 4, asked: 6, of: count(0), least: 2, most: 6, adds: 1, waits: true},
+		"no bound":                                {own: 2, beside: 3, asked: 6, of: count(3), least: 2, adds: 4},
+	} {
+		s := row(c.own, c.asked)
+		other := besides(s, c.beside, c.least, c.most)
+		s.RC.Mutator, other.Asks = c.mutator, c.of
+		plan := reconcile.Compute(s)
+		if got := len(stopped(&plan)); got != c.stops || len(plan.Adds) != c.adds || plan.Status.Is(rc.WaitsForService) != c.waits {
+			t.Errorf("%s: %d stop and %d are added: %+v", name, got, len(plan.Adds), plan.Status.Conditions)
+		}
+	}
+}
+
+// What rests on the counts of companions needs their records, also where nothing has to stay available.
+func TestWhatFollowsTheCountsNeedsTheRecords(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		asked, of, least    int
+		minimum, companions bool
+	}{
+		"some stay":                          {1, 1, 5, true, false},
+		"none stays":                         {0, 0, 5, false, true},
+		"none has to, whatever is asked for": {0, 2, 0, false, false},
+	} {
+		s := row(3, c.asked)
+		besides(s, 1, c.least, 9).Asks = count(c.of)
+		plan := reconcile.Compute(s)
+		if len(stopped(&plan)) == 0 {
+			t.Errorf("%s: none stops", name)
+		}
+		for _, ch := range plan.Changes {
+			if ch.NeedsMinimum != c.minimum || ch.NeedsCompanions != c.companions {
+				t.Errorf("%s: %+v", name, ch)
+			}
+		}
+	}
+}

@@ -204,7 +204,7 @@ func (c *computation) takeRoom(p *Pod) bool {
 	}
 	if *c.forLost < takes {
 		if c.s.bounded() {
-			c.awaits(fmt.Sprintf("%s.%d must be placed elsewhere, and waits: the revisions of %s may have %d pods together", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.RC.Service.Max))
+			c.awaits(fmt.Sprintf("%s.%d must be placed elsewhere, and waits: the revisions of %s may have %d pods together", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.bound()))
 		}
 		return false
 	}

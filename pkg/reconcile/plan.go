@@ -54,7 +54,8 @@ type Change struct {
 	NeedsReports []string
 	// NeedsDead: these nodes' preparers are taken to be dead, so none may have come back meanwhile. Each is named once.
 	NeedsDead []DeadNode
-	// NeedsCompanions: no companion's owner may have stopped or added pods meanwhile. A change that needs the minimum needs that, too.
+	// NeedsCompanions: no companion's owner may have stopped or added pods meanwhile and, while no rollout is in charge, none of them may
+	// ask for other counts. A change that needs the minimum needs that, too.
 	NeedsCompanions bool
 	// Stamps: companions' owners must notice the change.
 	Stamps bool

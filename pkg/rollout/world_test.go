@@ -132,6 +132,14 @@ func (w *world) own(id string) {
 	if shared {
 		least, most = r.Service.Min, r.Service.Max
 	}
+	if shared && r.Mutator == "" {
+		asked := r.Asks()
+		for _, other := range r.Service.Companions {
+			o := w.rcs[other]
+			asked += o.Asks()
+		}
+		least, most = min(least, asked), max(most, asked+r.Surge())
+	}
 	blocked := w.holding[id]
 	if shared {
 		for _, other := range r.Service.Companions {

@@ -32,6 +32,8 @@ type Companion struct {
 	Marks Marks
 	// Exists: there is a record, readable or not. What is left of a controller without one belongs to nobody.
 	Exists     bool
+	Record     uint64     // index of the record
+	Asks       *int       // how many replicas it asks for; nil: it cannot be read
 	Status     *rc.Status // nil: there is none that can be read
 	Placements []Rec[pod.Placement]
 	Corrupt    []error // one for each placement that cannot be read
@@ -52,7 +54,13 @@ func (t *FarmTenure) ReadCompanions(ctx context.Context, rcID string, ids []stri
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
 		c := Companion{RCID: id, Marks: t.marksOf(id, found, below)}
-		_, c.Exists = found[t.keys.RC(id)]
+		if pair, ok := found[t.keys.RC(id)]; ok {
+			c.Exists, c.Record = true, pair.ModifyIndex
+			if r, err := decode[rc.RC](t.keys, pair); err == nil {
+				n := r.Value.Asks()
+				c.Asks = &n
+			}
+		}
 		if pair, ok := found[t.keys.Status(id)]; ok {
 			if st, err := decode[rc.Status](t.keys, pair); err == nil {
 				c.Status = &st.Value
@@ -140,10 +148,10 @@ func (s *Store) MakeMarks(ctx context.Context, drops, stops []string) error {
 }
 
 // CompanionIndices must not have moved; zero means that a part does not depend on that one.
-type CompanionIndices struct{ Stops, Drops, Bell uint64 }
+type CompanionIndices struct{ Stops, Drops, Bell, Record uint64 }
 
 func (i CompanionIndices) with(other CompanionIndices) CompanionIndices {
-	return CompanionIndices{max(i.Stops, other.Stops), max(i.Drops, other.Drops), max(i.Bell, other.Bell)}
+	return CompanionIndices{max(i.Stops, other.Stops), max(i.Drops, other.Drops), max(i.Bell, other.Bell), max(i.Record, other.Record)}
 }
 
 // companionOps lists what a part depends on of other controllers, in a stable order.
@@ -164,6 +172,7 @@ func (s *Store) companionOps(p *Part) []operation {
 		check(s.keys.Stops(id), on.Stops)
 		check(s.keys.Drops(id), on.Drops)
 		check(s.keys.Bell(id), on.Bell)
+		check(s.keys.RC(id), on.Record)
 	}
 	return ops
 }

@@ -44,6 +44,8 @@ func TestReadCompanions(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
 	keys := st.keys
+	four := 4
+	other := rc.RC{ID: "d", ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &four}}}
 	placed := pod.Placement{Identity: pod.Identity{RCID: "b", Role: "main", Index: 0}, Node: "n1", Digest: "m", RunState: pod.Running, Revision: 1}
 	write(
 		t, st,
@@ -54,18 +56,22 @@ func TestReadCompanions(t *testing.T) {
 		consul.Set(keys.DropCount("b", "n1"), []byte("1")), consul.Set(keys.DropCount("b", "n2"), []byte("2")),
 		consul.Set(keys.Pods("bb")+"main.1", []byte("{")), consul.Set(keys.Stops("bb"), []byte("x")),
 	)
+	write(t, st, consul.Set(keys.RC("d"), encode(other)))
 	farm := st.FarmTenure(&consul.Session{}, "f1")
 	for _, consistent := range []bool{false, true} {
-		own, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b", "c"}, consistent)
-		if err != nil || own.Stops == 0 || own.Drops.Counts["n1"].Drops != 3 || own.Bell != 0 || len(others) != 2 {
+		own, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b", "c", "d"}, consistent)
+		if err != nil || own.Stops == 0 || own.Drops.Counts["n1"].Drops != 3 || own.Bell != 0 || len(others) != 3 {
 			t.Fatalf("%+v, %+v, %v", own, others, err)
 		}
-		b, c := others[0], others[1]
-		if !b.Exists || b.Marks.Stops == 0 || b.Marks.Bell == 0 || len(b.Marks.Drops.Counts) != 2 || b.Status == nil || b.Status.Nonce != "n" ||
+		b, c, d := others[0], others[1], others[2]
+		if !b.Exists || b.Record == 0 || b.Asks != nil || b.Marks.Stops == 0 || b.Marks.Bell == 0 || len(b.Marks.Drops.Counts) != 2 || b.Status == nil || b.Status.Nonce != "n" ||
 			len(b.Placements) != 1 || b.Placements[0].Index == 0 || len(b.Corrupt) != 1 {
 			t.Errorf("%+v", b)
 		}
-		if c.Exists || c.Marks.Stops != 0 || c.Marks.Drops.Index != 0 || c.Status != nil || len(c.Placements)+len(c.Corrupt) != 0 {
+		if !d.Exists || d.Record == b.Record || d.Asks == nil || *d.Asks != 4 {
+			t.Errorf("%+v", d)
+		}
+		if c.Exists || c.Record != 0 || c.Asks != nil || c.Marks.Stops != 0 || c.Marks.Drops.Index != 0 || c.Status != nil || len(c.Placements)+len(c.Corrupt) != 0 {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -77,7 +83,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
 	keys := st.keys
-	write(t, st, consul.Set(keys.RC("a"), []byte("{}")), consul.Set(keys.Drops("a"), []byte("x")))
+	write(t, st, consul.Set(keys.RC("a"), []byte("{}")), consul.Set(keys.RC("b"), []byte("{}")), consul.Set(keys.Drops("a"), []byte("x")))
 	if err := st.MakeMarks(t.Context(), []string{"a", "b"}, []string{"b"}); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +105,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 			marks := others[0].Marks
 			err = farm.Commit(ctx, &Batch{Fence: fence, RCID: "a", RCIndex: record.ModifyIndex, Part: Part{
 				DropsIndex: head.Drops.Index, Stamp: true,
-				Companions: map[string]CompanionIndices{"b": {Stops: marks.Stops, Drops: marks.Drops.Index, Bell: marks.Bell}},
+				Companions: map[string]CompanionIndices{"b": {Stops: marks.Stops, Drops: marks.Drops.Index, Bell: marks.Bell, Record: others[0].Record}},
 			}})
 			after, _, readErr := farm.ReadCompanions(ctx, "a", nil, true)
 			return before, after, errors.Join(err, readErr)
@@ -114,6 +120,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 			"its owner stopped one":      {[]consul.Op{consul.Set(keys.Stops("b"), []byte("y"))}, false},
 			"one of them dropped":        {[]consul.Op{consul.Set(keys.Drops("b"), []byte("y"))}, true},
 			"both":                       {[]consul.Op{consul.Set(keys.Drops("b"), []byte("z")), consul.Set(keys.Stops("b"), []byte("z"))}, false},
+			"its record changed":         {[]consul.Op{consul.Set(keys.RC("b"), []byte("{ }"))}, false},
 			"one of its own dropped too": {[]consul.Op{consul.Set(keys.Drops("b"), []byte("w")), consul.Set(keys.Drops("a"), []byte("w"))}, true},
 		} {
 			if before, after, err := try(c.between...); !errors.Is(err, ErrRefused) || errors.Is(err, ErrDropped) != c.dropped || after.Stops != before.Stops {

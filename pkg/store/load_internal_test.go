@@ -44,7 +44,7 @@ func (p *parts) change(nodes []string) Part {
 		if part.Companions == nil {
 			part.Companions = map[string]CompanionIndices{}
 		}
-		part.Companions[fmt.Sprint("web-", i)] = CompanionIndices{Stops: index.Draw(p.T, "stops"), Drops: index.Draw(p.T, "its drops"), Bell: index.Draw(p.T, "its bell")}
+		part.Companions[fmt.Sprint("web-", i)] = CompanionIndices{Stops: index.Draw(p.T, "stops"), Drops: index.Draw(p.T, "its drops"), Bell: index.Draw(p.T, "its bell"), Record: index.Draw(p.T, "its record")}
 	}
 	id := pod.Identity{RCID: "web", Role: rapid.StringMatching(`[a-z]{1,10}`).Draw(p.T, "role"), Index: p.made}
 	p.made++

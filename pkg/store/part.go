@@ -145,7 +145,7 @@ func (o operation) op() consul.Op {
 
 // operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
 func (t *FarmTenure) operations(rcID string, p *Part) []operation {
-	ops := make([]operation, 0, 5+3*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
+	ops := make([]operation, 0, 5+4*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
 	add := func(v verb, key string, index uint64, value record) {
 		ops = append(ops, operation{v, key, index, value})
 	}
