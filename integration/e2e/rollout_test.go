@@ -58,6 +58,19 @@ func preDeploy(e *env) {
 	e.runs(map[string]int{"1": 2})
 }
 
+// preDeployStatic: where the first rollout failed before it had pods, the next deployment runs its pre_deploy before its first pod, although
+// pods of the service are static.
+func preDeployStatic(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 2, version: "1", fields: "strategy: static\npre_deploy: {env: {HELLO_EXIT: \"7\"}}\n"}
+	e.fails(w, "exit", "7")
+	e.fails(w, "exit", "7")
+	e.runs(map[string]int{})
+	w.fields = "strategy: static\npre_deploy: {env: {HELLO_EXIT: \"0\"}}\n"
+	e.deployed(w)
+	e.mustSay([]string{"3 *", "2  ", "1  ", "done", "failed"}, "history", "web")
+}
+
 // hopeless: a revision that can never work fails its stage long before any timeout.
 func hopeless(e *env) {
 	e.site(2, 1)

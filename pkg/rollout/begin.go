@@ -47,8 +47,8 @@ func Retarget(running Record, s Start) (Started, error) {
 
 func begin(s Start, running *Record) (Started, error) {
 	kind := s.Knobs.Kind()
-	if kind == InPlaceStrategy && len(s.Old) == 0 {
-		kind = AvailabilityStrategy // there is nothing to upgrade: the first pods come as counts, in stages
+	if kind == InPlaceStrategy && s.nothingToUpgrade() {
+		kind = AvailabilityStrategy // the first pods come as counts, in stages
 	}
 	if err := s.movable(kind); err != nil {
 		return Started{}, err
@@ -96,10 +96,19 @@ func (s *Start) movable(kind string) error {
 	if why == "" && s.New.Strategy == rc.Static {
 		why = "its pods are static"
 	}
-	if why == "" || kind == InPlaceStrategy || len(s.Old) == 0 {
+	if why == "" || kind == InPlaceStrategy || !s.hasPods() {
 		return nil
 	}
 	return fmt.Errorf("%w: strategy %s replaces pods by others, and %s; allowed: %s", ErrRefused, kind, why, InPlaceStrategy)
+}
+
+func (s *Start) hasPods() bool {
+	return slices.ContainsFunc(s.Old, func(o Seen) bool { return o.HasPods() })
+}
+
+// nothingToUpgrade reports whether there is neither a pod nor a controller that is to stay.
+func (s *Start) nothingToUpgrade() bool {
+	return !s.hasPods() && !slices.ContainsFunc(s.Old, func(o Seen) bool { return o.RC.ID == s.New.ID })
 }
 
 // beginScaling makes the new controller with no pods, and lets all the others go down.

@@ -25,6 +25,11 @@ type Seen struct {
 	Status *rc.Status
 }
 
+// HasPods reports whether the controller has pods, or may get some.
+func (s *Seen) HasPods() bool {
+	return s.RC.Desired() > 0 || s.Status != nil && s.Status.Placed+s.Status.Stopping+s.Status.Lost > 0
+}
+
 // PreDeployed is what became of the pod of the controller that runs once.
 type PreDeployed struct {
 	Finished bool

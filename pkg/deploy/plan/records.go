@@ -70,7 +70,8 @@ type Controller struct {
 
 // HasPods reports whether the controller has pods, or may get some.
 func (c *Controller) HasPods() bool {
-	return c.RC.Desired() > 0 || c.Status != nil && c.Status.Placed+c.Status.Stopping+c.Status.Lost > 0
+	seen := rollout.Seen{RC: c.RC, Status: c.Status}
+	return seen.HasPods()
 }
 
 // Service is what is known about a service that is there.

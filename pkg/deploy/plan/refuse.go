@@ -30,6 +30,9 @@ func (p *planner) refuse(c course) error {
 	if c != recreate || p.current == nil {
 		return nil
 	}
+	if p.unattached() {
+		return nil
+	}
 	if isInPlace {
 		return p.refused("leave --recreate out, or use another strategy", "the strategy in-place makes no new revision of pods that are as they should be")
 	}

@@ -133,6 +133,8 @@ func (p *planner) course() course {
 		return recreate
 	case p.ForceRecreate || p.change.Kind == NeedsRecreate && !isInPlace:
 		return recreate
+	case isInPlace && p.current.RC.ManifestDigest != p.digest && p.unattached():
+		return recreate
 	case isInPlace && p.current.RC.ManifestDigest != p.digest:
 		return inPlace
 	case p.svc.Rollout != nil:
@@ -141,7 +143,7 @@ func (p *planner) course() course {
 		return recreate // a rollout was given up, and other revisions still have pods
 	case p.current.RC.InPlace != nil:
 		return inPlace // an upgrade was given up, and some pods have the former manifest
-	case !isInPlace && p.unfinished():
+	case (!isInPlace || p.unattached()) && p.unfinished():
 		return recreate
 	case p.change.Kind != UpToDate || p.drifted():
 		return update
@@ -151,13 +153,24 @@ func (p *planner) course() course {
 }
 
 // unfinished reports whether the rollout to what is in effect failed, or was aborted before it had pods: another revision tries again, in stages and after
-// pre_deploy. Pods that must stay where they are have no successors.
+// pre_deploy. Pods that must stay where they are have no successors: where some have run, pre_deploy has, too.
 func (p *planner) unfinished() bool {
 	e := p.svc.entry(p.base.Revision)
-	if e == nil || anchored(&p.base.Spec) != "" || anchored(p.spec) != "" {
+	if e == nil || !p.unattached() && (anchored(&p.base.Spec) != "" || anchored(p.spec) != "") {
 		return false
 	}
 	return e.Outcome == rollout.Failed || e.Outcome == rollout.Aborted && !p.current.HasPods() && p.drifted()
+}
+
+// unattached reports whether the last rollout has left the service without pods, and without volumes of pods that it had: another controller
+// may take the place of the one there is, whatever kind of pods it makes.
+func (p *planner) unattached() bool {
+	if e := p.svc.entry(p.base.Revision); e == nil || e.Rollout == "" || e.Outcome == rollout.Done {
+		return false
+	}
+	return !slices.ContainsFunc(p.svc.others(""), func(c Controller) bool {
+		return c.HasPods() || len(p.base.Spec.Pod.Volumes) > 0 && c.RC.Generation > 1
+	})
 }
 
 // midCourse decides what becomes of a rollout under way to the same pods.

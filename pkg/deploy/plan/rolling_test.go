@@ -268,6 +268,27 @@ func TestPlans(t *testing.T) {
 			"~ change controller web-r1", "~ record the document of service web, revision 1",
 		}},
 		{"the first rollout was aborted late", ended(rollout.Aborted, 3), nil, nil, []string{}},
+		{"static, the first rollout failed early", ended(rollout.Failed, 0, static, migrates), []string{static, migrates}, nil, early},
+		{"static, the first rollout failed late", ended(rollout.Failed, 1, static, migrates), []string{static, migrates}, nil, late},
+		{"static, the first rollout was aborted early", ended(rollout.Aborted, 0, static, migrates), []string{static, migrates}, nil, early},
+		{"volumes, the first rollout failed early", ended(rollout.Failed, 0, volumes, migrates), []string{volumes, migrates}, nil, earlyVolumes},
+		{"volumes, the first rollout failed early, another manifest", ended(rollout.Failed, 0, volumes, migrates), []string{volumes, migrates, newManifest}, nil, earlyVolumes},
+		{"volumes, the first rollout failed, then all pods went", func(t *testing.T, c *cluster) {
+			ended(rollout.Failed, 0, volumes, migrates)(t, c)
+			c.svc.Controllers[0].RC.Generation = 2
+		}, []string{volumes, migrates}, nil, late},
+		{"in place, the first rollout failed early", ended(rollout.Failed, 0, upgrades, migrates), []string{upgrades, migrates}, nil, early},
+		{"in place, the first rollout failed early, another manifest", ended(rollout.Failed, 0, upgrades, static, migrates), []string{upgrades, static, migrates, newManifest}, nil, early},
+		{"in place, the first rollout failed late, another manifest", ended(rollout.Failed, 1, upgrades, migrates), []string{upgrades, migrates, newManifest}, nil, []string{
+			"+ create manifest  of pod web", "+ create manifest  of pod web-pre-deploy", "+ create controller web-r2-pre-deploy",
+			"~ start rollout in-place", "  -/+ upgrade in place 1 pod of web-r1", "  + run 2 pods of web-r1",
+		}},
+		{"in place, the first rollout is under way and has no pods, another manifest", func(t *testing.T, c *cluster) {
+			c.under(t, sample(t, upgrades, static, migrates))
+		}, []string{upgrades, static, migrates, newManifest}, nil, []string{
+			"+ create manifest  of pod web", "+ create manifest  of pod web-pre-deploy", "+ create controller web-r2-pre-deploy", "+ create controller web-r2",
+			"~ replace the rollout under way by rollout availability", "  + run 3 pods of web-r2", "  - delete controller web-r1 when it has no pods",
+		}},
 		{"two revisions after an abort, the document before", aborted, nil, nil, afterAbort},
 		{"two revisions after an abort, its document again", aborted, []string{newManifest}, nil, afterAbort},
 		{"under way, the same", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, nil, nil, []string{}},
@@ -318,10 +339,28 @@ var (
 	}
 )
 
+// Documents of services whose pods stay where they are, or which do something first.
+const (
+	static   = `strategy="static"`
+	volumes  = `pod.volumes=[{"name": "data"}]`
+	upgrades = `update.strategy="in-place"`
+	migrates = `pre_deploy={"command": "bin/migrate"}`
+)
+
+// early and late are the lines of plans that try a first revision with a pre_deploy again, before and after it had pods.
+var (
+	early = []string{
+		"+ create manifest  of pod web", "+ create manifest  of pod web-pre-deploy", "+ create controller web-r2-pre-deploy", "+ create controller web-r2",
+		"~ start rollout availability", "  + run 3 pods of web-r2", "  - delete controller web-r1 when it has no pods",
+	}
+	earlyVolumes = slices.Insert(slices.Clone(early), 5, "  + create volume data for each of 3 pods, on its node")
+	late         = []string{"~ change controller web-r1", "~ record the document of service web, revision 1"}
+)
+
 // ended is a service whose first rollout ended like that, with so many pods.
-func ended(outcome rollout.State, pods int) func(*testing.T, *cluster) {
+func ended(outcome rollout.State, pods int, fields ...string) func(*testing.T, *cluster) {
 	return func(t *testing.T, c *cluster) {
-		c.deployed(t, sample(t))
+		c.deployed(t, sample(t, fields...))
 		c.svc.Controllers[0].RC.ReplicaGroups = sample(t, fmt.Sprintf("replicas=%d", pods)).Groups()
 		c.svc.History[0].Outcome = outcome
 	}
