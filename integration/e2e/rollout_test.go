@@ -54,7 +54,7 @@ func preDeploy(e *env) {
 	w := web{replicas: 2, version: "1", fields: "pre_deploy: {env: {HELLO_EXIT: \"0\"}}\n"}
 	e.deployed(w)
 	w.version, w.fields = "2", "pre_deploy: {env: {HELLO_EXIT: \"7\"}}\n"
-	e.fails(w, "exit", "7")
+	e.fails(w, "exit code 7; its log ends: ending with status 7 as HELLO_EXIT says")
 	e.runs(map[string]int{"1": 2})
 }
 

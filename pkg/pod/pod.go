@@ -233,8 +233,9 @@ type Reality struct {
 	Hopeless bool      `json:"hopeless,omitempty"`
 	Restarts int       `json:"restarts"`
 	LastExit *Exit     `json:"last_exit,omitempty"`
-	Message  string    `json:"message,omitempty"` // why, in one sentence; what to do where something can be done
-	Since    time.Time `json:"since"`             // in this state, by the node's clock
+	Message  string    `json:"message,omitempty"`  // why, in one sentence; what to do where something can be done
+	LogTail  string    `json:"log_tail,omitempty"` // of a pod that runs once and has failed: the end of its log, as one line
+	Since    time.Time `json:"since"`              // in this state, by the node's clock
 }
 
 // Drops reports whether a copy that counted as available, wherever it counts, may not do so any more once the next reality is

@@ -175,7 +175,12 @@ const maxComplaint = 200
 
 // oneLine makes text fit a message. What would do something to a terminal is left out.
 func oneLine(text string) string {
-	printable := strings.Map(func(r rune) rune {
+	return shorten(strings.Join(strings.Fields(printable(text)), " "), maxComplaint)
+}
+
+// printable leaves out of a text what would bend the display of a terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsSpace(r):
 			return ' '
@@ -184,7 +189,6 @@ func oneLine(text string) string {
 		}
 		return r
 	}, text)
-	return shorten(strings.Join(strings.Fields(printable), " "), maxComplaint)
 }
 
 func downMessage(status runtime.Status) string {
@@ -440,6 +444,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		p.enqueue(e) // a restart must know
 	}
 	r := observe(o)
+	r.LogTail = tailOf(&r, m, o.procs)
 	if until := e.quietUntil(r); now.Before(until) {
 		return sooner(due, until)
 	}

@@ -60,7 +60,7 @@ func (w *Work) preDeploy() bool {
 	case seen != nil && seen.Finished && seen.Exit == 0:
 		w.d.Delete = append(w.d.Delete, p.RC)
 		w.Record.PreDeploy = nil
-	case seen != nil && seen.Finished:
+	case seen != nil && seen.Finished && seen.Failed == "":
 		return fail("it ended with exit code %d", seen.Exit)
 	case seen != nil && seen.Lost:
 		return fail("its node is lost, so nobody knows how it ended, and it does not run twice")

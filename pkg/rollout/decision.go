@@ -35,7 +35,7 @@ type PreDeployed struct {
 	Finished bool
 	Exit     int    // code of its process
 	Lost     bool   // its node is gone: nobody knows how it ended, and it does not run twice
-	Failed   string // why it cannot run at all, such as a refused artifact; "" otherwise
+	Failed   string // why it cannot run at all, such as a refused artifact, or how it ended other than with an exit code; "" otherwise
 	Tail     string // end of its log
 }
 

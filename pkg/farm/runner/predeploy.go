@@ -11,12 +11,9 @@ func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
 	for i := range realities {
 		reality := &realities[i]
 		if exit := reality.LastExit; exit != nil {
-			done := &rollout.PreDeployed{Finished: true, Exit: exit.Code, Tail: reality.Message}
-			if exit.Unknown || exit.Signal != "" && exit.Code == 0 {
-				done.Exit = -1
-			}
-			if done.Exit != 0 && done.Tail == "" {
-				done.Tail = exit.String()
+			done := &rollout.PreDeployed{Finished: true, Exit: exit.Code, Tail: reality.LogTail}
+			if exit.Unknown || exit.Signal != "" {
+				done.Exit, done.Failed = -1, "it "+exit.String()
 			}
 			return done
 		}

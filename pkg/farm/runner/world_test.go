@@ -43,7 +43,8 @@ type world struct {
 	mu    sync.Mutex
 	sick  map[string]string // by controller: why none of its pods becomes available
 	slow  map[string]bool   // by controller: none of its pods is available yet
-	most  int               // pods of service web at the end, and at most beyond that
+	once  once
+	most  int // pods of service web at the end, and at most beyond that
 	least int
 }
 
@@ -112,6 +113,12 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		why, sick := w.sick[r.ID]
 		slow := w.slow[r.ID]
 		w.mu.Unlock()
+		if r.ID == preDeployID && r.DeletedAt == nil {
+			if err := w.runOnce(ctx, r, schema.Value.Nonce); err != nil {
+				return err
+			}
+			continue
+		}
 		if r.DeletedAt != nil {
 			_, err := w.client.Commit(ctx, []consul.Op{
 				consul.DeleteCAS(keys.RC(r.ID), recs[i].Index), consul.Delete(keys.Name(r.Name)), consul.Delete(keys.Bell(r.ID)), consul.Delete(keys.Status(r.ID)),
@@ -152,7 +159,10 @@ func (w *world) judge(recs []store.Rec[rc.RC]) {
 	defer w.mu.Unlock()
 	sum := 0
 	for i := range recs {
-		sum += recs[i].Value.Desired()
+		if recs[i].Value.ID != preDeployID {
+			sum += recs[i].Value.Desired()
+		}
+		w.once.judge(w.t, &recs[i].Value)
 	}
 	if w.most > 0 && (sum > w.most || sum < w.least) {
 		w.t.Errorf("the service asks for %d pods, allowed: %d to %d", sum, w.least, w.most)
@@ -195,6 +205,9 @@ func (w *world) deploy(rev int64, count int, change func(*rollout.Start)) rollou
 	d := store.Deploy{Rollout: store.Rec[rollout.Record]{Value: started.Record}, SchemaIndex: schema.Index, Audit: store.NewAudit("op", "deploy", start.New.ID, started.Audit)}
 	for _, r := range started.RCs {
 		d.RCs = append(d.RCs, store.Rec[rc.RC]{Value: r, Index: indices[r.ID]})
+	}
+	if start.PreDeploy != nil {
+		d.RCs = append(d.RCs, store.Rec[rc.RC]{Value: preDeployer(started.Record.Term())})
 	}
 	entry, err := json.Marshal(map[string]any{"service": "web", "revision": rev, "rollout": start.ID})
 	if err != nil {

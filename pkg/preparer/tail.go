@@ -1,0 +1,54 @@
+package preparer
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
+)
+
+// maxTail bounds what a reality repeats of a log, in bytes.
+const maxTail = 512
+
+// tailOf returns the end of the log of the process that ended badly, of a pod that runs once: nobody can ask its node for it later.
+func tailOf(r *pod.Reality, m *manifest.Manifest, procs []runtime.Status) string {
+	if m == nil || !m.RunsOnce() || r.State != pod.StateFailed {
+		return ""
+	}
+	i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Phase == runtime.Exited && !done(s) })
+	if i < 0 {
+		return ""
+	}
+	return lastOf(procs[i].Spec.LogPath)
+}
+
+// lastOf returns the last lines of a file as one, "" where it cannot be read: what a pod writes there is its own business.
+func lastOf(path string) string {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	data := make([]byte, min(info.Size(), maxTail))
+	n, _ := f.ReadAt(data, info.Size()-int64(len(data)))
+	lines := bytes.Split(data[:n], []byte("\n"))
+	if len(lines) > 1 && info.Size() > maxTail {
+		lines = lines[1:] // only part of it was read
+	}
+	var text []string
+	for _, line := range lines {
+		line, _ = logfile.CutMark(line)
+		text = append(text, printable(string(line)))
+	}
+	return strings.ToValidUTF8(strings.Join(strings.Fields(strings.Join(text, " ")), " "), "")
+}
