@@ -241,3 +241,57 @@ func TestPromisesNameTheirTests(t *testing.T) {
 		}
 	}
 }
+
+// Every test that another document names in the same way exists, too.
+func TestNamedTestsExist(t *testing.T) {
+	t.Parallel()
+	have, looked := newTree(t), 0
+	name := regexp.MustCompile("`([a-z0-9]+\\.(?:Test|Fuzz)[A-Za-z0-9_]+|e2e [a-z-]+|checker [PR][0-9]+ [^`]+)`")
+	sources(t, func(path, text string) {
+		if filepath.Ext(path) != ".md" {
+			return
+		}
+		for _, m := range name.FindAllStringSubmatch(text, -1) {
+			if looked++; !have.has(m[1]) {
+				t.Errorf("%s names %s, which does not exist", path, m[1])
+			}
+		}
+	})
+	if looked < 200 {
+		t.Errorf("%d names were looked at", looked)
+	}
+}
+
+// Every document that another one links to exists, with the heading that the link names.
+func TestLinksBetweenDocuments(t *testing.T) {
+	t.Parallel()
+	headings, texts := map[string][]string{}, map[string]string{}
+	drop := regexp.MustCompile("[^a-z0-9 _-]")
+	sources(t, func(path, text string) {
+		if filepath.Ext(path) != ".md" {
+			return
+		}
+		texts[path] = text
+		for _, heading := range matches("(?m)^#+ (.+)$", text) {
+			headings[path] = append(headings[path], strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading), ""), " ", "-"))
+		}
+	})
+	looked := 0
+	for path, text := range texts {
+		for _, m := range regexp.MustCompile(`\]\(([^)#: ]*\.md)?(?:#([^)]+))?\)`).FindAllStringSubmatch(text, -1) {
+			target := path
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(path), filepath.FromSlash(m[1]))
+			}
+			looked++
+			if _, ok := texts[target]; !ok {
+				t.Errorf("%s links to %s, which does not exist", path, m[1])
+			} else if m[2] != "" && !slices.Contains(headings[target], m[2]) {
+				t.Errorf("%s links to %s#%s, which has no such heading", path, m[1], m[2])
+			}
+		}
+	}
+	if looked < 50 {
+		t.Errorf("%d links were looked at", looked)
+	}
+}
