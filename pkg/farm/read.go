@@ -180,6 +180,8 @@ func (c *ReplicationController) addRequests(ctx context.Context, s *reconcile.Sn
 					s.Leaks = append(s.Leaks, reconcile.Leak{Node: r.Node, Pod: h.Pod})
 				}
 			}
+		default: // a newer rcctl asks, and a newer farm may own the controller next
+			asked.Waits = fmt.Sprintf("request %s waits: this farm does not know what %q is; upgrade it, or remove the request", r.ID, r.Kind)
 		}
 		s.Requests = append(s.Requests, asked)
 	}

@@ -38,6 +38,27 @@ func (c *cluster) answered(rcID, id string) (bool, error) {
 	return false, err
 }
 
+// A request of a kind that this farm does not know, as a newer rcctl asks, waits for a farm that does.
+func TestARequestOfAnUnknownKindStays(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	request := c.ask("web", "polish-pod", "n1", pod.Identity{RCID: "web", Role: "main"})
+	consultest.Eventually(t, soon, func() error {
+		st, err := c.store.Status(t.Context(), "web")
+		if err == nil && !strings.Contains(st.Value.LastError, "polish-pod") {
+			err = fmt.Errorf("status %+v", st.Value)
+		}
+		return err
+	})
+	if done, err := c.answered("web", request); done || err != nil {
+		t.Errorf("answered %t, %v", done, err)
+	}
+}
+
 // A declaration about a node whose reservation cannot be read waits for that record, and is carried out then.
 func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 	t.Parallel()
