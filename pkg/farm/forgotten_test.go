@@ -207,6 +207,22 @@ func TestANodeThatJoinsDuringAPassIsNotMissed(t *testing.T) {
 	c.converged("web", 2)
 }
 
+// A controller without a bell, as after a wipe whose records somebody wrote back, gets one and an owner from a sweep: nothing else
+// looks for it (R4).
+func TestASweepFindsAControllerWithoutABell(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.apply("web", testManifest("web", 0), replicas(1))
+	bell := c.store.Keys().Bell("web")
+	c.remove(bell)
+	c.farm("f1")
+	c.converged("web", 1)
+	if _, err := c.client.Get(t.Context(), bell, consul.Consistent); err != nil {
+		t.Errorf("it has no bell: %v", err)
+	}
+}
+
 // A read that wrongly finds no controller, as of a leader that is behind, must not leave a lock behind that nobody works
 // under (R4).
 func TestAControllerThatSeemedGoneIsNotForgotten(t *testing.T) {

@@ -56,7 +56,7 @@ type Request struct {
 	// Declared the one that it had when the operator said that the pod there is gone for good.
 	Alive               bool
 	NodeIndex, Declared uint64
-	Waits               string // why it cannot be answered now; the status says so
+	Waits               string // what it needs that cannot be read now; the status says so
 }
 
 // Leak is a share of a node that an identity holds without being there.
