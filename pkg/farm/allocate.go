@@ -243,8 +243,9 @@ func (c *ReplicationController) assignAllocated(ctx context.Context, v *view, pl
 	if err != nil {
 		return c.unscheduled(ctx, v, plan, err)
 	}
+	placer := reconcile.NewPlacer(v.snapshot)
 	for _, a := range assigned {
-		plan.Changes = append(plan.Changes, reconcile.PlaceOn(v.snapshot, a.Pod, a.Node))
+		plan.Changes = append(plan.Changes, placer.On(a.Pod, a.Node))
 	}
 	c.assigned(v, plan, placed, unplaced(plan.Adds, assigned), reconcile.RoomRetry, v.nodes.others)
 	return nil

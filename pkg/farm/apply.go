@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -87,9 +86,7 @@ func (c *ReplicationController) assignAlike(ctx context.Context, v *view, plan *
 // far as is known, and will be looked for after a while.
 func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed int, left []pod.Identity, wait time.Duration, why scheduler.Reasons) {
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
-	slices.SortStableFunc(plan.Changes[placed:], func(a, b reconcile.Change) int {
-		return strings.Compare(a.Placement.Node, b.Placement.Node)
-	})
+	sortByNode(plan.Changes[placed:])
 	unplaced := setOf(left)
 	for _, mark := range plan.Marks {
 		if unplaced[mark.Identity] {
@@ -100,8 +97,28 @@ func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed i
 	c.farm.cfg.Metrics.short(c.ID, len(left), why)
 }
 
+// sortByNode sorts changes by their pods' nodes; those of one node stay in their order. Changes are large, so that each is moved twice
+// only, however many there are.
+func sortByNode(changes []reconcile.Change) {
+	order := make([]int32, len(changes))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(a, b int32) int {
+		return cmp.Or(strings.Compare(changes[a].Placement.Node, changes[b].Placement.Node), cmp.Compare(a, b))
+	})
+	sorted := make([]reconcile.Change, len(changes))
+	for i, at := range order {
+		sorted[i] = changes[at]
+	}
+	copy(changes, sorted)
+}
+
 // unplaced returns the identities that were not assigned, in their order.
 func unplaced(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
+	if len(assigned) == len(all) {
+		return nil
+	}
 	done := make([]pod.Identity, len(assigned))
 	for i, a := range assigned {
 		done[i] = a.Pod
@@ -237,40 +254,14 @@ func (c *ReplicationController) batches(ctx context.Context, v *view, plan *reco
 	if err != nil || len(plan.Changes) == 0 {
 		return nil, err
 	}
-	p := c.newPacking(v, plan)
-	var lines, concerned []string
-	for i := range plan.Changes {
-		ch := &plan.Changes[i]
-		// Writing over an unreadable reservation would forget who holds what.
-		if at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool { return unreadable[r.Node] != nil }); at >= 0 {
-			plan.Fail(fmt.Sprintf("%s: %v", ch, unreadable[ch.Reserve[at].Node]))
-			continue
-		}
-		writes, reason := c.reserve(v, reserved, ch)
-		if reason != "" {
-			plan.Block(v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
-			continue
-		}
-		part := partOf(v, ch, writes)
-		b := p.batchFor(ch, &part, sharing(plan.Changes[i:]))
-		if b == nil {
-			continue
-		}
-		b.changes++
-		b.actions = append(b.actions, ch.Action)
-		b.freed = append(b.freed, freedBy(ch)...)
-		b.relies = b.relies || ch.NeedsMinimum
-		if ch.Takes {
-			b.takes = append(b.takes, ch.Identity)
-		}
-		c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
-		for _, w := range writes {
-			reserved[w.Node] = store.Rec[node.Reservation]{Value: w.Value, Index: w.Index}
-		}
-		lines, concerned = append(lines, ch.String()), append(concerned, ch.Nodes()...)
+	p := c.newPacking(v, plan, reserved, unreadable)
+	for rest := plan.Changes; len(rest) > 0; {
+		run := rest[:sharing(rest)]
+		p.add(run)
+		rest = rest[len(run):]
 	}
 	if len(p.out) > 0 {
-		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, lines).OnNodes(concerned...)
+		a := store.NewAudit(c.farm.cfg.ID, "reconcile", c.ID, p.lines).AndMore(p.more).OnNodes(p.concerned...)
 		p.out[0].Audit = &a
 	}
 	return p.out, nil
@@ -304,30 +295,44 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 // change's dynamic ports: nobody else gets one of them, since it lands only if these reservations do (P3).
 func (c *ReplicationController) reserve(v *view, reserved map[string]store.Rec[node.Reservation], ch *reconcile.Change) ([]store.ReservationWrite, scheduler.Reason) {
 	var writes []store.ReservationWrite
-	key := ch.Identity.String()
-	for _, r := range ch.Reserve {
+	for i := range ch.Reserve {
+		r := &ch.Reserve[i]
 		rec := reserved[r.Node]
-		next := rec.Value.Clone()
-		view := v.snapshot.Nodes[r.Node]
-		if rec.Index == 0 && view != nil && view.MustLeave() {
-			next.Closed = true // the record was lost (R13); whoever ends the drain writes it
-		}
-		if r.Holder == nil {
-			delete(next.Holders, key)
-		} else {
-			if adds(ch) && r.Node == ch.Placement.Node && view != nil && scheduler.Outdated(view, rec.Value) {
-				return nil, scheduler.Relabelled
-			}
-			share, ports, reason := c.share(v, next, &r)
-			if reason != "" {
-				return nil, reason
-			}
-			ch.AssignPorts(r.Node, ports)
-			next.Holders[key] = share
+		next := nextOf(v, rec, r.Node)
+		if reason := c.reserveOn(v, next, ch, r); reason != "" {
+			return nil, reason
 		}
 		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
 	}
 	return writes, ""
+}
+
+// nextOf returns a copy of a node's reservation for a change to write to.
+func nextOf(v *view, rec store.Rec[node.Reservation], nodeName string) node.Reservation {
+	next := rec.Value.Clone()
+	if n := v.snapshot.Nodes[nodeName]; rec.Index == 0 && n != nil && n.MustLeave() {
+		next.Closed = true // the record was lost (R13); whoever ends the drain writes it
+	}
+	return next
+}
+
+// reserveOn is reserve on one node. With a reason the reservation is as it was.
+func (c *ReplicationController) reserveOn(v *view, next node.Reservation, ch *reconcile.Change, r *reconcile.ReserveChange) scheduler.Reason {
+	key := ch.Identity.String()
+	if r.Holder == nil {
+		delete(next.Holders, key)
+		return ""
+	}
+	n := v.snapshot.Nodes[r.Node]
+	if adds(ch) && r.Node == ch.Placement.Node && n != nil && scheduler.Outdated(n, next) {
+		return scheduler.Relabelled
+	}
+	share, ports, reason := c.share(v, next, r)
+	if reason == "" {
+		ch.AssignPorts(r.Node, ports)
+		next.Holders[key] = share
+	}
+	return reason
 }
 
 // adds reports whether a change brings a pod to a node, which must match then. What is there already has its share whatever the

@@ -2,74 +2,179 @@ package farm
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // packing puts the changes of one pass into batches.
 type packing struct {
-	c    *ReplicationController
-	v    *view
-	plan *reconcile.Plan
-	out  []*batch
-	home map[string]*batch // of each node's reservation
-	none store.Load        // of a batch without changes
+	c          *ReplicationController
+	v          *view
+	plan       *reconcile.Plan
+	reserved   map[string]store.Rec[node.Reservation] // by node, with what the changes so far make of it
+	unreadable map[string]error
+	debug      bool
+	out        []*batch
+	home       map[string]*batch // of each node's reservation
+	none       store.Load        // of a batch without changes
+	// For the audit record: the first lines, how many there are besides, and the nodes.
+	lines     []string
+	more      int
+	concerned []string
 }
 
-func (c *ReplicationController) newPacking(v *view, plan *reconcile.Plan) *packing {
-	return &packing{c: c, v: v, plan: plan, home: map[string]*batch{}, none: c.newBatch(v, nil).load}
+func (c *ReplicationController) newPacking(v *view, plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error) *packing {
+	return &packing{
+		c: c, v: v, plan: plan, reserved: reserved, unreadable: unreadable, debug: obs.Debugs(c.log),
+		home: map[string]*batch{}, none: c.newBatch(v, nil).load,
+	}
 }
 
-// batchFor puts a part, which is one change, into the batch that it belongs into, and returns that: nil when the change must wait
+// add packs changes that share one node, or a single one: together if they all have room, each by itself otherwise.
+func (p *packing) add(run []reconcile.Change) {
+	if len(run) > 1 && p.together(run) {
+		return
+	}
+	for i := range run {
+		p.one(&run[i], len(run)-i)
+	}
+}
+
+// together packs changes on one node as if they were one: its reservation is copied, and they are counted, once for all of them. It
+// does nothing where one of them has no room, or a batch has none for all.
+func (p *packing) together(run []reconcile.Change) bool {
+	on := run[0].Reserve[0].Node
+	if p.unreadable[on] != nil {
+		return false
+	}
+	rec := p.reserved[on]
+	next := nextOf(p.v, rec, on)
+	part := store.Part{Pods: make([]store.PodWrite, 0, len(run)), Intents: make([]store.IntentWrite, 0, len(run))}
+	for i := range run {
+		if p.c.reserveOn(p.v, next, &run[i], &run[i].Reserve[0]) != "" {
+			return false
+		}
+		own := partOf(p.v, &run[i], nil)
+		if !part.Joins(&own) {
+			return false
+		}
+		part.Add(&own)
+	}
+	part.Reservations = []store.ReservationWrite{{Node: on, Index: rec.Index, Value: next}}
+	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, &part)
+	b, wait := p.batchFor(&part, load, 1)
+	if wait {
+		return false
+	}
+	if b == nil {
+		if b = p.fresh(); !b.load.Takes(load, 1) {
+			return false
+		}
+		p.out = append(p.out, b)
+	}
+	p.put(b, &part, load)
+	for i := range run {
+		p.note(b, &run[i])
+	}
+	return true
+}
+
+// one packs one change, the first of some on its node.
+func (p *packing) one(ch *reconcile.Change, some int) {
+	// Writing over an unreadable reservation would forget who holds what.
+	if at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool { return p.unreadable[r.Node] != nil }); at >= 0 {
+		p.plan.Fail(fmt.Sprintf("%s: %v", ch, p.unreadable[ch.Reserve[at].Node]))
+		return
+	}
+	writes, reason := p.c.reserve(p.v, p.reserved, ch)
+	if reason != "" {
+		p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
+		return
+	}
+	part := partOf(p.v, ch, writes)
+	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, &part)
+	b, wait := p.batchFor(&part, load, some)
+	if wait {
+		return
+	}
+	if b == nil {
+		// A change that no transaction takes is not made, and everything else is.
+		if b = p.fresh(); !b.load.Takes(load, 1) {
+			p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, len(load)))
+			return
+		}
+		p.out = append(p.out, b)
+	}
+	p.put(b, &part, load)
+	p.note(b, ch)
+}
+
+// batchFor returns the batch that a part, which is one change or several on one node, belongs into: nil for another one. Or it must wait
 // for the next pass. It is the first of some on the same node, which go into the same batch if one can take them all: those
 // left over would wait.
-func (p *packing) batchFor(ch *reconcile.Change, part *store.Part, some int) *batch {
-	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, part)
-	var bound *batch
+func (p *packing) batchFor(part *store.Part, load store.PartLoad, some int) (bound *batch, wait bool) {
 	for _, w := range part.Reservations {
 		b := p.home[w.Node]
 		if b != nil && bound != nil && b != bound {
-			return nil
+			return nil, true
 		}
 		if b != nil {
 			bound = b
 		}
 	}
-	switch {
-	case bound != nil && (!bound.load.Takes(load, 1) || !bound.Joins(part)):
-		return nil
-	case bound == nil && len(p.out) > 0:
-		bound = p.out[len(p.out)-1]
-		if !bound.load.Takes(load, 1) || !bound.Joins(part) || !bound.load.Takes(load, some) && p.none.Takes(load, some) {
-			bound = nil
-		}
+	if bound != nil {
+		return bound, !bound.load.Takes(load, 1) || !bound.Joins(part)
 	}
-	if bound == nil {
-		if bound = p.open(ch, load); bound == nil {
-			return nil
-		}
+	if len(p.out) == 0 {
+		return nil, false
 	}
-	bound.load.Add(load)
-	bound.Add(part)
-	for _, w := range part.Reservations {
-		p.home[w.Node] = bound
+	last := p.out[len(p.out)-1]
+	if !last.load.Takes(load, 1) || !last.Joins(part) || !last.load.Takes(load, some) && p.none.Takes(load, some) {
+		return nil, false
 	}
-	return bound
+	return last, false
 }
 
-// open begins another batch, for a change that needs one. A change that no transaction takes is not made, and everything else is.
-func (p *packing) open(ch *reconcile.Change, load store.PartLoad) *batch {
-	b := p.c.newBatch(p.v, nil)
+// fresh returns another batch; the first one reports and answers besides.
+func (p *packing) fresh() *batch {
 	if len(p.out) == 0 {
-		b = p.c.newBatch(p.v, p.plan)
+		return p.c.newBatch(p.v, p.plan)
 	}
-	if !b.load.Takes(load, 1) {
-		p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, len(load)))
-		return nil
+	return p.c.newBatch(p.v, nil)
+}
+
+// put puts a part into a batch that takes it.
+func (p *packing) put(b *batch, part *store.Part, load store.PartLoad) {
+	b.load.Add(load)
+	b.Add(part)
+	for _, w := range part.Reservations {
+		p.home[w.Node] = b
+		p.reserved[w.Node] = store.Rec[node.Reservation]{Value: w.Value, Index: w.Index}
 	}
-	p.out = append(p.out, b)
-	return b
+}
+
+// note notes what a batch does by carrying out a change.
+func (p *packing) note(b *batch, ch *reconcile.Change) {
+	b.changes++
+	b.actions = append(b.actions, ch.Action)
+	b.freed = append(b.freed, freedBy(ch)...)
+	b.relies = b.relies || ch.NeedsMinimum
+	if ch.Takes {
+		b.takes = append(b.takes, ch.Identity)
+	}
+	if p.debug {
+		p.c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
+	}
+	if len(p.lines) < store.MaxAuditChanges {
+		p.lines = append(p.lines, ch.String())
+	} else {
+		p.more++
+	}
+	p.concerned = append(p.concerned, ch.Nodes()...)
 }
 
 // partOf translates a change into what it depends on and what it writes.

@@ -46,6 +46,9 @@ func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
 	if s.RC.MaxPerNode > 0 {
 		shape.RCID = s.RC.ID
 	}
+	if len(s.Pods) == 0 {
+		return shape
+	}
 	added := setOf(adds)
 	for i := range s.Pods {
 		if p := &s.Pods[i]; added[p.Identity] {
@@ -119,8 +122,10 @@ func (c *ReplicationController) place(v *view, plan *reconcile.Plan, pods []pod.
 		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
 	})
+	placer := reconcile.NewPlacer(s)
+	plan.Changes = slices.Grow(plan.Changes, len(assigned))
 	for _, a := range assigned {
-		plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, a.Pod, a.Node))
+		plan.Changes = append(plan.Changes, placer.On(a.Pod, a.Node))
 		nodes.placed(s, a.Node)
 	}
 	for reason, n := range refused {

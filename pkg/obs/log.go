@@ -41,6 +41,18 @@ const (
 	Condition   = "condition"
 )
 
+// Debugs reports whether a logger writes debug lines, for those whose fields would cost too much to be made in vain.
+func Debugs(l Logger) bool {
+	switch l := l.(type) {
+	case *logrus.Logger:
+		return l.IsLevelEnabled(logrus.DebugLevel)
+	case *logrus.Entry:
+		return l.Logger.IsLevelEnabled(logrus.DebugLevel)
+	default:
+		return true
+	}
+}
+
 // NewLogger returns a logger that writes to w. level is a logrus level name; format is "text" or "json".
 func NewLogger(w io.Writer, level, format string) (Logger, error) {
 	l := logrus.New()

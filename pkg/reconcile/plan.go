@@ -154,7 +154,7 @@ func (c *Change) left() []string {
 
 // Nodes returns every node that the change has to do with, for the audit trail.
 func (c *Change) Nodes() []string {
-	names := c.left()
+	names := append(make([]string, 0, 1+len(c.Intents)+len(c.Reserve)), c.left()...)
 	if c.Placement != nil {
 		names = append(names, c.Placement.Node)
 	}
@@ -302,25 +302,70 @@ func (p *Plan) set(now time.Time, t rc.ConditionType, isTrue bool, reason string
 	p.Status.Conditions = rc.SetCondition(p.Status.Conditions, t, isTrue, reason, now)
 }
 
-// PlaceOn returns the change that places, or moves, one of the adds to a node of a plan that was computed from the snapshot.
+// Placer makes the changes that place, or move, the adds of a plan that was computed from a snapshot. What new pods have in common it
+// makes once: there may be thousands of them, which share its maps, and nobody changes those.
+type Placer struct {
+	s      *Snapshot
+	alike  map[string]*alike // by digest
+	reason string
+}
+
+// alike is what new pods with one manifest have in common.
+type alike struct {
+	pod     pod.Placement
+	holder  node.Holder
+	dynamic []string
+}
+
+// NewPlacer returns a placer. The snapshot must not change while it is used.
+func NewPlacer(s *Snapshot) *Placer {
+	return &Placer{s: s, alike: map[string]*alike{}, reason: fmt.Sprintf("%d replicas desired", s.RC.Desired())}
+}
+
+// PlaceOn returns the change that places, or moves, one of the adds to a node.
 func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
+	return NewPlacer(s).On(id, nodeName)
+}
+
+// On returns the change that places, or moves, one of the adds to a node.
+func (pl *Placer) On(id pod.Identity, nodeName string) Change {
+	s := pl.s
 	if p := s.find(id); p != nil {
 		return move(s, p, nodeName)
 	}
-	digest := s.DigestOf(id)
-	m := s.ManifestOf(digest)
-	p := pod.Placement{
-		Identity: id, Node: nodeName, PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: digest, Standby: s.standsBy(),
-		Ports: m.PortMap(), RunState: pod.Running, Revision: pod.NextRevision(s.Now, s.Stopped[id]), ChangedAt: s.Now,
-	}
-	in := p.Intent()
-	holder := NewHolder(s, id)
+	a := pl.like(s.DigestOf(id))
+	made := &struct { // together: one piece of memory in place of five
+		pod     pod.Placement
+		intent  pod.Intent
+		holder  node.Holder
+		intents [1]IntentChange
+		reserve [1]ReserveChange
+	}{pod: a.pod, holder: a.holder}
+	made.pod.Identity, made.pod.Node, made.holder.Pod = id, nodeName, id
+	made.pod.Revision = pod.NextRevision(s.Now, s.Stopped[id])
+	made.intent = made.pod.Intent()
+	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
+	made.reserve[0] = ReserveChange{Node: nodeName, Holder: &made.holder, Dynamic: a.dynamic}
 	return Change{
-		Action: Place, Identity: id, Placement: &p, NeedsSchema: true, NeedsCompanions: s.shared(), Stamps: s.shared(),
-		Reason:  fmt.Sprintf("%d replicas desired", s.RC.Desired()),
-		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
-		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
+		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.shared(), Stamps: s.shared(),
+		Reason: pl.reason, Intents: made.intents[:1:1], Reserve: made.reserve[:1:1],
 	}
+}
+
+// like returns what new pods with a digest have in common.
+func (pl *Placer) like(digest string) *alike {
+	a := pl.alike[digest]
+	if a == nil {
+		s, m := pl.s, pl.s.ManifestOf(digest)
+		a = &alike{
+			pod: pod.Placement{
+				PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: digest, Standby: s.standsBy(), Ports: m.PortMap(), RunState: pod.Running, ChangedAt: s.Now,
+			},
+			holder: holderOf(m, pod.Identity{}), dynamic: m.DynamicPorts(),
+		}
+		pl.alike[digest] = a
+	}
+	return a
 }
 
 // NewHolder returns what a pod that is to be placed reserves besides its dynamic ports; of no pod in particular, what one does that room

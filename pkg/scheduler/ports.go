@@ -17,6 +17,9 @@ func Share(v *node.View, res node.Reservation, want node.Holder, dynamic []strin
 	if reason != "" || len(dynamic) == 0 {
 		return want, nil, reason
 	}
+	if taken == nil {
+		taken = map[int]bool{}
+	}
 	for _, port := range want.Ports {
 		taken[port] = true
 	}

@@ -140,17 +140,21 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 		return nil, Drained
 	}
 	slots, cpu, memory := 1, want.CPU, want.Memory
-	taken := map[int]bool{}
+	var taken map[int]bool // nil as long as others have no port
 	count := func(h node.Holder) {
 		slots++
 		cpu += h.CPU
 		memory += h.Memory
 		for _, port := range h.Ports {
+			if taken == nil {
+				taken = map[int]bool{}
+			}
 			taken[port] = true
 		}
 	}
+	own := id.String()
 	for key, h := range res.Holders {
-		if key != id.String() {
+		if key != own {
 			count(h)
 		}
 	}

@@ -163,17 +163,22 @@ const (
 
 // NewAudit returns an audit record of now.
 func NewAudit(who, what, rcID string, changes []string) Audit {
-	if len(changes) > MaxAuditChanges {
-		left := len(changes) - MaxAuditChanges
-		changes = append(changes[:MaxAuditChanges:MaxAuditChanges], fmt.Sprintf("and %d more", left))
-	}
-	changes = slices.Clone(changes)
+	more := max(0, len(changes)-MaxAuditChanges)
+	changes = slices.Clone(changes[:len(changes)-more])
 	for i := range changes {
 		changes[i] = field.Cut(changes[i], MaxAuditLine)
 	}
 	return Audit{
 		ID: NewID(), At: time.Now().UTC(), Who: field.Cut(who, MaxAuditLine), What: field.Cut(what, MaxAuditLine), RCID: rcID, Changes: changes,
+	}.AndMore(more)
+}
+
+// AndMore returns a record, with no more lines than are allowed, that says how many more changes there were.
+func (a Audit) AndMore(n int) Audit {
+	if n > 0 {
+		a.Changes = append(a.Changes, fmt.Sprintf("and %d more", n))
 	}
+	return a
 }
 
 func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audit(a.ID), encode(a)) }

@@ -1,0 +1,140 @@
+package farm
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// BenchmarkPlacing is what a pass that places 5,000 pods on 1,000 empty nodes does between its reads and its writes.
+func BenchmarkPlacing(b *testing.B) {
+	c, v := placing(b, 5000, 1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		plan := reconcile.Compute(v.snapshot)
+		names := v.nodes.guessed
+		v.nodes.pool = pool{share: preference{order: placement.InOrder(names)}}
+		if left, _, _, err := c.search(b.Context(), v, &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
+			b.Fatal(len(left), err)
+		}
+		c.assigned(v, &plan, 0, nil, 0, scheduler.Reasons{})
+		batches, err := c.batches(b.Context(), v, &plan)
+		if err != nil || len(batches) > 100 {
+			b.Fatal(len(batches), err)
+		}
+		v.nodes.guessed, v.nodes.perNode = names, map[string]int{}
+	}
+}
+
+// placing returns a controller that lacks all of its pods, with what its pass has read.
+func placing(t testing.TB, pods, nodes int) (*ReplicationController, *view) {
+	t.Helper()
+	keys, err := store.NewKeys("test/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := consul.New(consul.Config{Address: "127.0.0.1:1"}) // nothing is sent
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	log, err := obs.NewLogger(io.Discard, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := NewFarm(Config{ID: "f1", Store: store.New(client, keys).FarmTenure(&consul.Session{}, "f1"), Log: log})
+	id := store.NewID()
+	s := &reconcile.Snapshot{
+		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Nonce: "n",
+		RC: rc.RC{ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}}},
+	}
+	v := &view{
+		snapshot: s, schema: store.Rec[store.Schema]{Index: 7}, reserved: map[string]store.Rec[node.Reservation]{},
+		head: store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}, BellIndex: 9},
+	}
+	v.nodes = newCandidates(s, nil, "")
+	for i := range nodes {
+		name := fmt.Sprintf("n-%x-%05d", i%16, i)
+		s.Nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 100}, Nonce: "n"}, node.Ops{}, true)
+		v.reserved[name] = store.Rec[node.Reservation]{}
+		v.nodes.guessed = append(v.nodes.guessed, name)
+	}
+	v.nodes.early = v.reserved
+	log = log.WithField(obs.RCID, id)
+	return &ReplicationController{ID: id, farm: f, log: log}, v
+}
+
+// Pods that share a node are packed together. Where others have taken room meanwhile, so that not all of them fit, those that do are
+// placed: each batch reserves exactly what it places, and each node is in one batch.
+func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
+	t.Parallel()
+	const pods, slots, left = 500, 100, 2
+	c, v := placing(t, pods, 100)
+	plan := reconcile.Compute(v.snapshot)
+	v.nodes.pool = pool{share: preference{order: placement.InOrder(v.nodes.guessed)}}
+	if _, _, _, err := c.search(t.Context(), v, &plan, placement.Look{All: true}); err != nil {
+		t.Fatal(err)
+	}
+	c.assigned(v, &plan, 0, nil, 0, scheduler.Reasons{})
+	tight := plan.Changes[0].Placement.Node
+	others := map[string]node.Holder{}
+	for i := range slots - left {
+		id := pod.Identity{RCID: "other", Role: rc.DefaultRole, Index: i}
+		others[id.String()] = node.Holder{Pod: id}
+	}
+	v.reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Holders: others}, Index: 5}
+	planned := map[string]int{}
+	for i := range plan.Changes {
+		planned[plan.Changes[i].Placement.Node]++
+	}
+	planned[tight] = left
+	batches, err := c.batches(t.Context(), v, &plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	placed, audited := map[string]int{}, 0
+	for _, b := range batches {
+		audited += b.changes
+		here := map[string]int{}
+		for i := range b.Pods {
+			here[b.Pods[i].Placement.Node]++
+		}
+		for _, w := range b.Reservations {
+			if placed[w.Node] != 0 {
+				t.Errorf("%s is in two batches", w.Node)
+			}
+			placed[w.Node] = here[w.Node]
+			own := 0
+			for _, h := range w.Value.Holders {
+				if h.Pod.RCID == c.ID {
+					own++
+				}
+			}
+			if own != here[w.Node] || w.Index != v.reserved[w.Node].Index {
+				t.Errorf("%s: %d pods placed, %d reserved, on index %d", w.Node, here[w.Node], own, w.Index)
+			}
+		}
+	}
+	if !maps.Equal(placed, planned) {
+		t.Errorf("placed %v, planned %v", placed, planned)
+	}
+	if !plan.Status.Is(rc.Blocked) || len(others) != slots-left {
+		t.Errorf("status %+v; the reservation as read has %d holders", plan.Status, len(others))
+	}
+	if lines := batches[0].Audit.Changes; audited != pods-5+left || lines[len(lines)-1] != fmt.Sprintf("and %d more", audited-store.MaxAuditChanges) {
+		t.Errorf("%d changes, audited as %q", audited, lines)
+	}
+}
