@@ -215,11 +215,11 @@ func (m *Merger) joinsWrites(group []*writePart, next *writePart) bool {
 // write sends a group until each part was carried out or has an error of its own.
 func (m *Merger) write(ctx context.Context, group []*writePart) {
 	for len(group) > 0 {
-		var ops []Op
-		for _, p := range group {
+		ops := slices.Clip(group[0].ops)
+		for _, p := range group[1:] {
 			ops = append(ops, p.ops...)
 		}
-		got, err := m.c.commit(ctx, ops)
+		got, err := m.c.send(ctx, ops) // each part was checked, and joinsWrites has seen to it that they fit together
 		var refused *RefusedError
 		if !errors.As(err, &refused) || len(group) == 1 {
 			if err != nil && len(group) > 1 {

@@ -172,6 +172,16 @@ func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error
 	return got.indices(ops), nil
 }
 
+// txnOf returns operations as the API client takes them.
+func txnOf(ops []Op) api.TxnOps {
+	txn, all := make(api.TxnOps, len(ops)), make([]api.TxnOp, len(ops))
+	for i := range ops {
+		all[i].KV = &ops[i].kv
+		txn[i] = &all[i]
+	}
+	return txn
+}
+
 // answer is what a transaction gave.
 type answer struct {
 	byKey map[string]*api.KVPair
@@ -235,11 +245,12 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	if _, err := check(ops); err != nil {
 		return nil, err
 	}
-	txn := make(api.TxnOps, len(ops))
-	for i := range ops {
-		kv := ops[i].kv
-		txn[i] = &api.TxnOp{KV: &kv}
-	}
+	return c.send(ctx, ops)
+}
+
+// send is commit without a check whether the transaction may be sent.
+func (c *Client) send(ctx context.Context, ops []Op) (*answer, error) {
+	txn := txnOf(ops)
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	var connected atomic.Bool
@@ -342,10 +353,7 @@ func (c *Client) Read(ctx context.Context, r Reading, consistency Consistency) (
 func (c *Client) readTxn(ctx context.Context, ops []Op, consistency Consistency) (*answer, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	txn := make(api.TxnOps, len(ops))
-	for i := range ops {
-		txn[i] = &api.TxnOp{KV: &ops[i].kv}
-	}
+	txn := txnOf(ops)
 	ctx, t := tapped(ctx)
 	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
 	switch {

@@ -3,6 +3,7 @@ package node_test
 import (
 	"encoding/json"
 	"math"
+	"reflect"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -31,6 +32,9 @@ func TestReservationBytesIsAnUpperBound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if got := r.AppendJSON(nil); string(got) != string(data) {
+			t.Fatalf("appends %s, encoding/json writes %s", got, data)
+		}
 		if len(data) > r.Bytes() {
 			t.Fatalf("%d bytes, said %d: %s", len(data), r.Bytes(), data)
 		}
@@ -58,4 +62,27 @@ func TestMatches(t *testing.T) {
 			t.Fatalf("%v and %v match %q: %v, want %v", v.Labels, v.Ops.Labels, sel, got, want)
 		}
 	})
+}
+
+// Whatever field of a reservation is set, it is appended: also one that is added later.
+func TestEveryFieldIsAppended(t *testing.T) {
+	t.Parallel()
+	h := node.Holder{Pod: pod.Identity{RCID: "a", Role: "main", Index: 1}, Ports: []int{1, 2}, CPU: 3, Memory: 4}
+	all := []node.Reservation{
+		{},
+		{Closed: true},
+		{Labels: node.Stamps{Own: "x"}},
+		{Labels: node.Stamps{Operators: "y"}},
+		{Labels: node.Stamps{Own: "x", Operators: "y"}},
+		{Holders: map[string]node.Holder{"a/main.1": h, "b": {CPU: 1}, "c": {Memory: 1}, "d": {}}},
+	}
+	for _, r := range all {
+		if want, err := json.Marshal(r); err != nil || string(r.AppendJSON(nil)) != string(want) {
+			t.Errorf("appends %s, encoding/json writes %s, %v", r.AppendJSON(nil), want, err)
+		}
+	}
+	fields := reflect.TypeFor[node.Reservation]().NumField() + reflect.TypeFor[node.Stamps]().NumField() + reflect.TypeFor[node.Holder]().NumField()
+	if fields != 3+2+4 {
+		t.Errorf("a reservation and its parts have %d fields: append the new ones, and set them here", fields)
+	}
 }

@@ -2,6 +2,7 @@ package pod_test
 
 import (
 	"encoding/json"
+	"reflect"
 	"testing"
 	"time"
 
@@ -39,6 +40,17 @@ func TestBytesAreUpperBounds(t *testing.T) {
 		atMost(t, p, p.Bytes())
 		in := p.Intent()
 		atMost(t, in, in.Bytes())
+		if rapid.Bool().Draw(t, "usual") {
+			p = pod.Placement{
+				Identity: p.Identity, Node: p.Node, PodID: p.PodID, Labels: p.Labels, Digest: p.Digest, Ports: p.Ports, RunState: p.RunState,
+				Revision: p.Revision, Standby: p.Standby, ChangedAt: p.ChangedAt,
+			}
+		}
+		sameJSON(t, &p, p.AppendJSON(nil))
+		sameJSON(t, &in, in.AppendJSON(nil))
+		p.Labels, in.Labels, in.Ports = nil, nil, nil
+		sameJSON(t, &p, p.AppendJSON(nil))
+		sameJSON(t, &in, in.AppendJSON(nil))
 	})
 	usual := pod.Placement{
 		Identity: pod.Identity{RCID: "01k9z8y7x6w5v4t3s2r1q0p9n8", Role: "main"}, Node: "node-17", PodID: "web", RunState: pod.Running, Revision: 1700000000000,
@@ -57,5 +69,68 @@ func atMost(t *rapid.T, record any, bound int) {
 	}
 	if len(data) > bound {
 		t.Fatalf("%d bytes, said %d: %s", len(data), bound, data)
+	}
+}
+
+// sameJSON demands that what a record appends is what encoding/json writes.
+func sameJSON(t *rapid.T, record any, got []byte) {
+	t.Helper()
+	want, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Fatalf("appends %s, encoding/json writes %s", got, want)
+	}
+}
+
+// Whatever field of a record is set, it is appended: also one that is added later.
+func TestEveryFieldIsAppended(t *testing.T) {
+	t.Parallel()
+	for i := range reflect.TypeFor[pod.Placement]().NumField() {
+		p := pod.Placement{}
+		setSome(reflect.ValueOf(&p).Elem().Field(i))
+		if want, err := json.Marshal(&p); err != nil || string(p.AppendJSON(nil)) != string(want) {
+			t.Errorf("appends %s, encoding/json writes %s, %v", p.AppendJSON(nil), want, err)
+		}
+	}
+	for i := range reflect.TypeFor[pod.Intent]().NumField() {
+		in := pod.Intent{}
+		setSome(reflect.ValueOf(&in).Elem().Field(i))
+		if want, err := json.Marshal(&in); err != nil || string(in.AppendJSON(nil)) != string(want) {
+			t.Errorf("appends %s, encoding/json writes %s, %v", in.AppendJSON(nil), want, err)
+		}
+	}
+}
+
+// setSome gives a field a value that is not zero.
+func setSome(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("some")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(7)
+	case reflect.Uint64:
+		v.SetUint(7)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		setSome(key)
+		setSome(value)
+		v.SetMapIndex(key, value)
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			if field.CanSet() {
+				setSome(field)
+			}
+		}
+	default:
+		panic("a kind that is not known: " + v.Kind().String())
 	}
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
 // Sentinels that callers test for with errors.Is.
@@ -128,12 +130,24 @@ func list[T any](ctx context.Context, s *Store, prefix string, level consul.Cons
 
 // encode is for records made of plain fields, whose encoding cannot fail.
 func encode(v any) []byte {
+	// Those that are written by the thousand. By their types: a record that embeds one of them has its method too.
+	switch r := v.(type) {
+	case *pod.Placement:
+		return r.AppendJSON(make([]byte, 0, usualBytes))
+	case *pod.Intent:
+		return r.AppendJSON(make([]byte, 0, usualBytes))
+	case *node.Reservation:
+		return r.AppendJSON(make([]byte, 0, usualBytes))
+	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}
 	return data
 }
+
+// usualBytes is more than most placements, intents and reservations take.
+const usualBytes = 768
 
 // NewID returns a fresh random id: a ULID in lower case, which sorts by the time of its making.
 func NewID() string { return strings.ToLower(ulid.Make().String()) }

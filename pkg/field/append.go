@@ -1,0 +1,57 @@
+package field
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// What follows appends values as encoding/json writes them, for records of which thousands are written at once: reflection would be
+// most of the work.
+
+// AppendText appends a text with its quotes.
+func AppendText(b []byte, s string) []byte {
+	if TextBytes(s) != len(s) { // something in it may be escaped
+		data, err := json.Marshal(s)
+		if err != nil {
+			panic(fmt.Sprintf("encode %q: %v", s, err))
+		}
+		return append(b, data...)
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
+
+// AppendTime appends a time with its quotes.
+func AppendTime(b []byte, t time.Time) []byte {
+	b, err := t.AppendText(append(b, '"'))
+	if err != nil {
+		panic(fmt.Sprintf("encode %v: %v", t, err))
+	}
+	return append(b, '"')
+}
+
+// AppendMap appends a map, sorted by its keys.
+func AppendMap[V any](b []byte, m map[string]V, value func([]byte, V) []byte) []byte {
+	if m == nil {
+		return append(b, "null"...)
+	}
+	b = append(b, '{')
+	keys := slices.AppendSeq(make([]string, 0, len(m)), maps.Keys(m))
+	slices.Sort(keys)
+	for i, key := range keys {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(AppendText(b, key), ':')
+		b = value(b, m[key])
+	}
+	return append(b, '}')
+}
+
+// AppendInt appends a number.
+func AppendInt(b []byte, n int) []byte { return strconv.AppendInt(b, int64(n), 10) }
