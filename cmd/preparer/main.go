@@ -13,15 +13,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
 func main() {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
-		case runit.StubArg:
-			runit.ExecStub()
 		case oneshot.Arg:
 			oneshot.Exec(confine.Apply)
 		case tree.Arg:
@@ -68,7 +65,6 @@ func command(start func(app.PreparerConfig) error, supervisor func(app.Superviso
 			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: app.DefaultUserRange, Destination: &cfg.UserRange},
 			&cli.BoolFlag{Name: "allow-root-pods", Usage: "start pods whose manifests say user: root", Destination: &cfg.AllowRoot},
 			&cli.IntFlag{Name: "port-max", Usage: "last dynamic port", Value: 29999, Destination: &cfg.PortsMax},
-			&cli.StringFlag{Name: "runtime", Usage: "auto, shim (built in) or runit; auto: what the node's pods run under, else shim", Value: app.RuntimeAuto, Destination: &cfg.Runtime},
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay", Value: app.DefaultKeepStopped, Destination: &cfg.KeepStopped},
@@ -83,14 +79,21 @@ func command(start func(app.PreparerConfig) error, supervisor func(app.Superviso
 
 // supervise is the preparer's other half; it starts it by itself.
 func supervise(start func(app.SupervisorConfig) error) *cli.Command {
+	const one = "shim"
 	var cfg app.SupervisorConfig
+	var former string // preparers from before ADR 17 say which supervisor they mean
 	return &cli.Command{
 		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "runtime", Value: app.RuntimeShim, Destination: &cfg.Runtime},
+			&cli.StringFlag{Name: "runtime", Value: one, Destination: &former},
 			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
 			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
 		},
-		Action: app.Action(func() error { return start(cfg) }),
+		Action: app.Action(func() error {
+			if former != one {
+				return fmt.Errorf("runtime: %q is not valid; allowed: %s", former, one)
+			}
+			return start(cfg)
+		}),
 	}
 }

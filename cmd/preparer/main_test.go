@@ -24,6 +24,10 @@ func TestNothingStartsWithAnArgument(t *testing.T) {
 		"value of a bool":         {[]string{"--take-over-name", "false", "--data-dir", dir}, false, "--FLAG=false"},
 		"two dashes":              {[]string{"--", "--data-dir", dir}, false, `"--data-dir"`},
 		"the supervisor":          {[]string{"supervise", "--dir", dir}, true, ""},
+		"by a former preparer":    {[]string{"supervise", "--runtime", "shim", "--dir", dir}, true, ""},
+		"the guard of runit":      {[]string{"supervise", "--runtime", "runit", "--dir", dir}, false, `"runit" is not valid; allowed: shim`},
+		"a stub of runit":         {[]string{"runit-exec", "run"}, false, `"runit-exec"`},
+		"runit":                   {[]string{"--runtime", "runit", "--data-dir", dir}, false, "-runtime"},
 		"of the supervisor":       {[]string{"supervise", "--dir", dir, "extra"}, false, `"extra"`},
 		"before the supervisor's": {[]string{"extra", "supervise", "--dir", dir}, false, `"extra"`},
 	} {

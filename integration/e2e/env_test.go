@@ -24,7 +24,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
 	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -61,7 +60,7 @@ var scenarios = map[string]func(*env){
 	"transfer":          transfer,
 	"drain":             drain,
 	"drain-force":       drainForce,
-	"runit":             underRunit,
+	"runit":             leftByRunit,
 	"readyz":            readyz,
 	"unclaimed":         unclaimed,
 	"preparer-crash":    preparerCrash,
@@ -492,7 +491,7 @@ func (e *env) stop(pid int) {
 // isStub reports whether the process is about to become a pod's program but has not yet.
 func isStub(pid int) bool {
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
-	return strings.Contains(string(cmdline), stub.Arg) || strings.Contains(string(cmdline), runit.StubArg)
+	return strings.Contains(string(cmdline), stub.Arg)
 }
 
 // sameProcesses fails unless exactly these processes run.

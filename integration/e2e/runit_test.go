@@ -2,98 +2,52 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
-
-	"github.com/rcfarm/rcfarm/pkg/runtime/runit"
 )
 
-// underRunit: pods run as services of the real runit, and outlive everything that looks after them.
-func underRunit(e *env) {
+// leftByRunit: a preparer that finds a process of runit, which versions before it could keep pods under, does not start.
+// It says what to do, and once that is done it starts.
+func leftByRunit(e *env) {
 	e.startConsul("")
-	e.farm("farm-1", "")
-	agent := e.preparer(1, "--runtime", "runit")
-	e.preparer(2, "--runtime", "runit")
-	h := e.hello(2, nil)
-	e.applied(h)
-	before := e.processes()
-	if len(before) != 2 {
-		e.t.Fatalf("processes %v, want two", before)
-	}
-	dir := filepath.Join(e.dir, "n1", "runit")
-	if used, err := runit.InUse(dir); err != nil || !used {
-		e.t.Fatalf("%s holds no process: %v", dir, err)
-	}
-
-	agent.kill()
-	e.sameProcesses(before, "preparer killed")
-	// The other runtime would start the pod once more.
-	out, err := exec.CommandContext(e.t.Context(), agent.path, append(agent.args, "--runtime", "shim")...).CombinedOutput()
-	var failed *exec.ExitError
-	if !errors.As(err, &failed) || !strings.Contains(string(out), "runtime: ") || !strings.Contains(string(out), "drain") {
-		e.t.Errorf("the other runtime: %v, %s; want it refused", err, out)
-	}
-	for _, pid := range e.servedBy(dir) { // runsvdir and each runsv, while no preparer looks after them
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			e.t.Fatal(err)
-		}
-	}
-	e.sameProcesses(before, "runit killed")
-	agent.startAgain()
-	e.within(limit, func() error {
-		if n := len(e.servedBy(dir)); n != 2 {
-			return fmt.Errorf("%d processes of runit, want runsvdir and one runsv", n)
-		}
-		return nil
-	})
-	e.rcctl("", "rc", "status", "hello", "--watch", "--until", "Converged", "--timeout", limit.String())
-	e.sameProcesses(before, "preparer and runit back")
-
-	// A change stops and starts them under runit, and the end of the controller leaves no service behind.
-	h.Env = map[string]string{"VERSION": "2"}
-	e.applied(h)
-	for id, pid := range e.processes() {
-		if before[id] == pid {
-			e.t.Errorf("%s has pid %d still, want a new process", id, pid)
-		}
-	}
-	e.rcctl("", "rc", "delete", "hello", "--force", "--wait", "--timeout", limit.String())
-	e.within(limit, func() error {
-		if used, err := runit.InUse(dir); err != nil || used {
-			return fmt.Errorf("%s holds processes: %w", dir, err)
-		}
-		return nil
-	})
-	if left := e.processes(); len(left) > 0 {
-		e.t.Errorf("left: %v", left)
-	}
-}
-
-// servedBy returns the processes of runit that work in a directory.
-func (e *env) servedBy(dir string) []int {
-	e.t.Helper()
-	procs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
+	dir := e.onNode("n1", "runit", "sv", "rc1.main.0-7-web")
+	record := `{"spec":{"id":"rc1.main.0-7-web","pod":{"rc_id":"rc1","role":"main","index":0},"revision":7,"name":"web","command":["/bin/sleep","1000"],` +
+		`"env":[],"dir":"/","log_path":"/dev/null","log_bytes":0,"log_keep":0,"stop_grace":1000000000},"desired":"run","pace":{"min":1,"max":1,"stable":1},` +
+		`"boot_id":"cc808e1e-8554-4ecc-86fa-48e91bcdc4a2","pid":28205,"start":69373,"boot":"cc808e1e-8554-4ecc-86fa-48e91bcdc4a2","starts":1}`
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "record.json"), []byte(record), 0o600)); err != nil {
 		e.t.Fatal(err)
 	}
-	var pids []int
-	for _, p := range procs {
-		// One that has ended meanwhile has none of these.
-		comm, _ := os.ReadFile(filepath.Join(p, "comm"))
-		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
-		cmdline, _ := os.ReadFile(filepath.Join(p, "cmdline"))
-		if !strings.HasPrefix(string(comm), "runsv") || !strings.HasPrefix(cwd, dir) && !strings.Contains(string(cmdline), dir) {
-			continue
-		}
-		var pid int
-		if _, err := fmt.Sscanf(p, "/proc/%d", &pid); err != nil {
-			e.t.Fatal(err)
-		}
-		pids = append(pids, pid)
+
+	args := slices.Concat(e.common("n1", ""), []string{"--node", "n1", "--address", e.address(1)})
+	out, err := exec.CommandContext(e.t.Context(), filepath.Join(e.root, "bin", "preparer"), args...).CombinedOutput()
+	var ended *exec.ExitError
+	if !errors.As(err, &ended) || ended.ExitCode() != 1 {
+		e.t.Errorf("beside runit: %v, want exit status 1; %s", err, out)
 	}
-	return pids
+	for _, part := range []string{"runit/sv", "rc1.main.0-7-web", "the version before", "drain the node"} {
+		if !strings.Contains(string(out), part) {
+			e.t.Errorf("%s\ndoes not say %q", out, part)
+		}
+	}
+	if left := e.supervisors(1); len(left) > 0 {
+		e.t.Errorf("supervisors %v run beside runit", left)
+	}
+	if nodes := slices.Collect(maps.Keys(e.nodes())); len(nodes) > 0 {
+		e.t.Errorf("nodes %v, want none", nodes)
+	}
+	if kept, err := os.ReadFile(filepath.Join(dir, "record.json")); err != nil || string(kept) != record {
+		e.t.Errorf("runit's record is now %q, %v", kept, err)
+	}
+
+	if err := os.RemoveAll(dir); err != nil { // as the version before does when the node is drained
+		e.t.Fatal(err)
+	}
+	e.preparer(1)
+	e.farm("f1", "")
+	e.applied(e.hello(1, nil))
+	e.sameProcessCount(1)
 }

@@ -23,7 +23,7 @@ command -v apt-get >/dev/null || fail "there is no apt-get here to install it wi
 ((EUID == 0)) || fail "only root may install it"
 echo "no ${programs[0]} here: installing Debian's package $package" >&2
 export DEBIAN_FRONTEND=noninteractive
-install=(apt-get install -y -qq --no-install-recommends "$package") # without runit-run, which would take over services
+install=(apt-get install -y -qq --no-install-recommends "$package")
 if ! "${install[@]}" >&2; then
 	{ apt-get update -qq && "${install[@]}"; } >&2 || fail "apt-get could not install it"
 fi

@@ -114,7 +114,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text", DebugAddr: "off"}
 	node := app.PreparerConfig{
 		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
-		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange, Runtime: app.RuntimeAuto,
+		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange,
 		Artifacts: app.ArtifactConfig{
 			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second, CheckEvery: time.Second,
 		},
@@ -151,7 +151,6 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"users":   {func() error { p := node; p.UserRange = "999-2000"; return startNode(t, p) }, []string{"user-range", "999-2000", "1000"}},
 		"nobody":  {func() error { p := node; p.UserRange = "5000"; return startNode(t, p) }, []string{"user-range", "5000", "the lower first"}},
 		"swapped": {func() error { p := node; p.UserRange = "3000-2000"; return startNode(t, p) }, []string{"user-range", "3000-2000", "the lower first"}},
-		"runtime": {func() error { p := node; p.Runtime = "docker"; return startNode(t, p) }, []string{"runtime", "docker", "auto, shim, runit"}},
 		"hooks":   {func() error { p := node; p.HooksDir = "/no/such"; return startNode(t, p) }, []string{"hooks-dir", "/no/such", "directory"}},
 	} {
 		err := c.start()

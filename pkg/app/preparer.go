@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -40,7 +39,6 @@ type PreparerConfig struct {
 	ReserveMemory int64 // bytes
 	PortsMin      int   // of the range for dynamic ports
 	PortsMax      int
-	Runtime       string // RuntimeAuto, RuntimeShim or RuntimeRunit
 
 	Isolation string // IsolationAuto, IsolationOn or IsolationOff
 	UserRange string // first-last
@@ -72,9 +70,6 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	}
 	manifest.ValidateLabels(&errs, "label", labels)
 	c.ports(&errs)
-	if !slices.Contains(runtimes(), c.Runtime) {
-		errs.Add("runtime", c.Runtime, strings.Join(runtimes(), ", "))
-	}
 	if c.KeepStopped <= 0 {
 		errs.Add("keep-stopped", c.KeepStopped.String(), "a length of time greater than zero, such as 24h")
 	}
@@ -151,7 +146,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	//nolint:contextcheck // what it starts outlives every context of ours
-	pods, closeRuntime, err := openRuntime(b, cfg.Runtime)
+	pods, closeRuntime, err := openRuntime(b)
 	if err != nil {
 		return nil, err
 	}

@@ -30,8 +30,6 @@ type Target struct {
 	// KillSupervisor ends whatever supervises the processes with SIGKILL and returns when it is gone. The next call
 	// of a client finds or starts another one.
 	KillSupervisor func(t *testing.T)
-	// RestartPause is what the runtime adds to the pause before each restart, whatever the spec says.
-	RestartPause time.Duration
 }
 
 // Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -113,13 +112,4 @@ func (r records) remove(id string) error {
 		return fmt.Errorf("remove state of %s: %w", id, err)
 	}
 	return nil
-}
-
-// InUse reports whether the directory holds processes, running or not.
-func InUse(dir string) (bool, error) {
-	entries, err := os.ReadDir(filepath.Join(dir, stateName))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("read supervisor state: %w", err)
-	}
-	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), recordSuffix) }), nil
 }
