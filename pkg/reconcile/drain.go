@@ -101,7 +101,7 @@ func (c *computation) transfer() {
 		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
 	least := c.s.least()
-	room := standing+len(c.plan.Adds) < c.most()
+	room := standing+c.found()+len(c.plan.Adds) < c.most()
 	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
 	whole := available >= c.s.RC.Desired() && room
 	switch {

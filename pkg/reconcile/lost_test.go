@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -306,6 +307,60 @@ func TestALossIsOneMarkOfEachPod(t *testing.T) {
 		}
 		if want := []reconcile.DeadNode{{Name: at, Index: uint64(40 + i)}, {Name: former, Index: uint64(42 + i)}}; !slices.Equal(m.NeedsDead, want) {
 			t.Errorf("%s needs %v, want %v", m, m.NeedsDead, want)
+		}
+	}
+}
+
+// What a plan adopts takes the room in which lost pods would be replaced: for that nobody waits.
+func TestWhatIsAdoptedTakesTheRoomOfWhatIsLost(t *testing.T) {
+	t.Parallel()
+	for surge, want := range map[int]int{0: 0, 1: 1, 2: 2} {
+		s := snapshotOf(3)
+		s.RC.MaxSurge = count(surge)
+		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n0", 5, 0), running(2, "n1", 5, 0)}
+		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+		since := s.Now.Add(-time.Hour)
+		s.Pods[0].LostSince, s.Pods[1].LostSince = &since, &since
+		s.Orphans = []reconcile.Orphan{orphan("n2", 7, 5), orphan("n3", 8, 5)}
+		plan := reconcile.Compute(s)
+		if got := len(plan.Adds); got != want {
+			t.Errorf("surge %d: %d are placed beside one that runs and two that are adopted, want %d", surge, got, want)
+		}
+	}
+}
+
+// A lost pod that is adopted elsewhere stands again, though it was placed all the time.
+func TestALostPodThatIsAdoptedTakesRoom(t *testing.T) {
+	t.Parallel()
+	for surge, want := range map[int]int{0: 0, 1: 1} {
+		s := snapshotOf(2)
+		s.RC.MaxSurge = count(surge)
+		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n0", 5, 0), running(3, "n1", 5, 0)}
+		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+		since := s.Now.Add(-time.Hour)
+		s.Pods[0].LostSince, s.Pods[1].LostSince = &since, &since
+		stopAt(&s.Pods[2], s)
+		s.Orphans = []reconcile.Orphan{orphan("n2", 0, 9)}
+		plan := reconcile.Compute(s)
+		if got := len(plan.Adds); got != want {
+			t.Errorf("surge %d: %d are placed beside one that stops and one that is adopted, want %d", surge, got, want)
+		}
+	}
+}
+
+// What a plan adopts takes the room in which a pod would be moved, too.
+func TestWhatIsAdoptedTakesTheRoomOfAMove(t *testing.T) {
+	t.Parallel()
+	for surge, want := range map[int]int{1: 0, 2: 1} {
+		s := row(2, 2)
+		s.RC.MaxSurge = count(surge)
+		v := *s.Nodes["n0"]
+		v.Ops.Drain = &node.Drain{Since: s.Now}
+		s.Nodes["n0"] = &v
+		s.Orphans = []reconcile.Orphan{orphan("n2", 7, 5)}
+		plan := reconcile.Compute(s)
+		if got := len(plan.Adds); got != want {
+			t.Errorf("surge %d: %d are moved beside two that run and one that is adopted, want %d", surge, got, want)
 		}
 	}
 }

@@ -189,7 +189,7 @@ func (c *computation) takeRoom(p *Pod) bool {
 		return false
 	}
 	if c.forLost == nil {
-		room := c.most()
+		room := c.most() - c.found()
 		for i := range c.s.Pods {
 			room -= c.standing(&c.s.Pods[i])
 			if !c.s.bounded() && c.asGoodAsLost(&c.s.Pods[i]) {

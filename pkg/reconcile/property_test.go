@@ -551,7 +551,7 @@ func (w *world) settle(t rapid.TB) {
 func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	switch rapid.SampledFrom([]string{
-		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "second copy", "lose reality",
+		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "surge", "second copy", "lose reality",
 		"node dies", "node dies", "node returns", "node returns", "sick node", "well node", "drain", "force", "undrain", "strategy", "forget", "forget", "save", "restore",
 	}).Draw(t, "step") {
 	case "scale":
@@ -570,6 +570,10 @@ func (w *world) step(t *rapid.T) {
 	case "min":
 		n := rapid.IntRange(0, 8).Draw(t, "min")
 		w.rc.MinAvailable = &n
+		w.rc.Generation++
+	case "surge":
+		n := rapid.IntRange(0, 3).Draw(t, "surge")
+		w.rc.MaxSurge = &n
 		w.rc.Generation++
 	case "pass":
 		w.hold, w.breaker = rapid.IntRange(0, 9).Draw(t, "hold") == 0, rapid.IntRange(0, 9).Draw(t, "breaker") == 0

@@ -22,21 +22,17 @@ func (c *computation) scale() {
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
 		standing += c.standing(p)
 	}
-	// What is adopted in this very plan stands too, whatever its role.
-	adopted := map[string]int{} // by role
+	adopted := map[string]int{} // in this very plan, by role
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
 		if ch.Placement == nil || ch.Placement.RunState != pod.Running {
 			continue
 		}
-		switch was := c.find(ch.Identity); {
-		case was != nil && was.RunState == pod.Running:
-			continue
-		case was == nil || c.standing(was) == 0:
-			standing++
+		if was := c.find(ch.Identity); was == nil || was.RunState != pod.Running {
+			adopted[ch.Identity.Role]++
 		}
-		adopted[ch.Identity.Role]++
 	}
+	standing += c.found()
 	spare := available + len(c.beside) - c.s.least() // how many available pods may be removed now (P6)
 	room := c.most() - standing - c.replaced
 	known := map[string]bool{}
@@ -53,6 +49,23 @@ func (c *computation) scale() {
 			c.remove([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")
 		}
 	}
+}
+
+// found returns how many copies stand besides those of the snapshot once the plan has landed, whatever their role: those that it adopts.
+func (c *computation) found() int {
+	n := 0
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		if ch.Placement == nil {
+			continue
+		}
+		before := 0
+		if was := c.find(ch.Identity); was != nil {
+			before = c.standing(was)
+		}
+		n += max(0, c.standing(&Pod{Placement: *ch.Placement})-before)
+	}
+	return n
 }
 
 // running returns the pods of a role that are meant to run.

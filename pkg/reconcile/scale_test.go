@@ -183,15 +183,20 @@ func TestWhichReplicasArePlaced(t *testing.T) {
 		"one that was to stop is found running": {2, 3, 0, func(s *reconcile.Snapshot) {
 			stopping(s, 1)
 			s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}
+		}, nil}, // it has two copies then
+		"one that was to stop is found running, with surge": {2, 3, 1, func(s *reconcile.Snapshot) {
+			stopping(s, 1)
+			s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}
 		}, []string{"main.2"}},
 		"one that was to stop and cannot say is found running": {2, 3, 0, func(s *reconcile.Snapshot) {
 			stopping(s, 1)
 			s.Nodes["n1"].Alive = false
 			s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}
 		}, []string{"main.2"}},
-		"one that runs is found elsewhere": {2, 3, 1, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)} }, []string{"main.2"}},
-		"two roles":                        {1, 0, 0, func(s *reconcile.Snapshot) { groups(s, 2, "side", 2) }, []string{"main.1", "side.0", "side.1"}},
-		"two roles, one stops":             {2, 0, 0, func(s *reconcile.Snapshot) { groups(s, 2, "side", 2); stopping(s, 0) }, []string{"main.2", "side.0"}},
+		"one that runs is found elsewhere, no surge": {2, 3, 0, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)} }, nil},
+		"one that runs is found elsewhere":           {2, 3, 1, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)} }, []string{"main.2"}},
+		"two roles":                                  {1, 0, 0, func(s *reconcile.Snapshot) { groups(s, 2, "side", 2) }, []string{"main.1", "side.0", "side.1"}},
+		"two roles, one stops":                       {2, 0, 0, func(s *reconcile.Snapshot) { groups(s, 2, "side", 2); stopping(s, 0) }, []string{"main.2", "side.0"}},
 	} {
 		s := row(c.pods, c.desired)
 		s.RC.MaxSurge = &c.surge

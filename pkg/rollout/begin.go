@@ -57,9 +57,11 @@ func begin(s Start, running *Record) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
+	s.Old = slices.SortedFunc(slices.Values(s.Old), func(a, b Seen) int { return cmp.Compare(revisionOf(a.RC), revisionOf(b.RC)) })
+	effect := inEffect(s, running)
 	n, old := total(groups), 0
 	for _, o := range s.Old {
-		if o.RC.DeletedAt == nil && inService(&o.RC) {
+		if o.RC.DeletedAt == nil && !s.standsBy(&o.RC, kind, effect) {
 			old += o.RC.Desired()
 		}
 	}
@@ -80,7 +82,7 @@ func begin(s Start, running *Record) (Started, error) {
 	if kind == InPlaceStrategy {
 		err = w.beginInPlace(s, running)
 	} else {
-		err = w.beginScaling(s, running)
+		err = w.beginScaling(s, running, effect)
 	}
 	if err != nil {
 		return Started{}, err
@@ -112,21 +114,18 @@ func (s *Start) nothingToUpgrade() bool {
 }
 
 // beginScaling makes the new controller with no pods, and lets all the others go down.
-func (w *Work) beginScaling(s Start, running *Record) error {
-	old := slices.Clone(s.Old)
-	slices.SortFunc(old, func(a, b Seen) int { return cmp.Compare(revisionOf(a.RC), revisionOf(b.RC)) })
-	effect := inEffect(s, running, old)
+func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 	all := 0
-	for _, o := range old {
+	for _, o := range s.Old {
 		all += o.RC.Desired()
 	}
-	for _, o := range old {
+	for _, o := range s.Old {
 		if o.RC.ID == s.New.ID {
 			return fmt.Errorf("%w: %s is the new revision and an old one", ErrRefused, o.RC.Name)
 		}
 		v := Revision{
 			RC: o.RC.ID, Name: o.RC.Name, Rev: revisionOf(o.RC), Manifest: o.RC.ManifestDigest, Direction: Down, Before: copyOf(o.RC.ReplicaGroups),
-			Abandoned: revisionOf(o.RC) != effect, Standby: o.RC.Service != nil && o.RC.Service.Standby,
+			Abandoned: revisionOf(o.RC) != effect, Standby: s.standsBy(&o.RC, w.Record.Strategy, effect),
 		}
 		if running != nil && !v.Abandoned {
 			v.Before = beforeIn(running, v)
@@ -148,8 +147,8 @@ func (w *Work) beginScaling(s Start, running *Record) error {
 	w.Record.Revisions = append(w.Record.Revisions, v)
 	for i := range w.Record.Revisions {
 		seen := Seen{RC: s.New}
-		if i < len(old) {
-			seen = old[i]
+		if i < len(s.Old) {
+			seen = s.Old[i]
 		}
 		w.Members = append(w.Members, newMember(&w.Record.Revisions[i], seen, s.Nonce))
 	}
@@ -177,15 +176,15 @@ func beforeIn(running *Record, v Revision) []rc.ReplicaGroup {
 }
 
 // inEffect returns the revision that a rollback would go back to: the one that the service's spec names unless a rollout to it is what is replaced, else the one that
-// the replaced rollout came from, else the one with the most pods. 0: none.
-func inEffect(s Start, running *Record, old []Seen) int64 {
+// the replaced rollout came from, or to which it has switched the name, else the one with the most pods, those under the service's name before others. 0: none.
+func inEffect(s Start, running *Record) int64 {
 	given := func(rev int64) bool {
-		return rev != 0 && slices.ContainsFunc(old, func(o Seen) bool { return revisionOf(o.RC) == rev })
+		return rev != 0 && slices.ContainsFunc(s.Old, func(o Seen) bool { return revisionOf(o.RC) == rev })
 	}
 	if running != nil {
-		base := int64(0)
+		back, base := running.goesBack(), int64(0)
 		for _, v := range running.Revisions {
-			if v.Direction != Stay && !v.Abandoned && (v.Direction == Down || running.State == RollingBack) && given(v.Rev) {
+			if v.Direction != Stay && !v.Abandoned && (v.Direction == Down || back || running.switched()) && given(v.Rev) {
 				base = v.Rev
 			}
 		}
@@ -195,9 +194,14 @@ func inEffect(s Start, running *Record, old []Seen) int64 {
 		return s.InEffect
 	}
 	most, rev := 0, int64(0)
-	for _, o := range old {
-		if n := o.RC.Desired(); n > most {
-			most, rev = n, revisionOf(o.RC)
+	for _, serves := range []bool{true, false} {
+		for _, o := range s.Old {
+			if n := o.RC.Desired(); inService(&o.RC) == serves && n > most {
+				most, rev = n, revisionOf(o.RC)
+			}
+		}
+		if rev != 0 {
+			break
 		}
 	}
 	return rev

@@ -1,6 +1,10 @@
 package rollout
 
-import "github.com/rcfarm/rcfarm/pkg/rc"
+import (
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
 
 // blueGreen adds all new pods while they stand by, and then gives them the name of the service.
 type blueGreen struct{ rolling }
@@ -19,7 +23,7 @@ func (b blueGreen) Plan(w *Work) bool {
 	more := within0(n, w.Record.Max()-w.staying()-old, up.takes())
 	less := old
 	if more < n && more <= up.desired() {
-		if less = max(0, old-standingBy(downs)); less == old {
+		if less = max(0, old-b.giveWay(w, downs)); less == old {
 			return false
 		}
 	}
@@ -27,23 +31,42 @@ func (b blueGreen) Plan(w *Work) bool {
 	return true
 }
 
-// standingBy returns how many pods of old revisions make room for the new one, because they stand by for a rollout that was given up. None do while
-// something is unknown, or is on its way out already.
-func standingBy(downs []*Member) int {
-	n := 0
+// giveWay returns how many old pods make room for the new ones: those that stand by for a rollout that was given up. Where such ones have to stay in the name, because
+// no more than the minimum serve, it is those that do not serve, of whichever revision. None do while something is unknown, or is on its way out already.
+func (blueGreen) giveWay(w *Work, downs []*Member) int {
+	standing, idle, serving, stuck := 0, 0, 0, false
 	for _, m := range downs {
 		if m.Status == nil || m.living() > m.desired() {
 			return 0
 		}
+		idle += m.idle()
+		serving += m.serving()
 		if m.Standby {
-			n += m.idle()
+			standing += m.idle()
+			stuck = stuck || m.serving() > 0
 		}
 	}
-	return n
+	if standing == 0 && stuck && serving <= w.Record.Update.Min {
+		return idle
+	}
+	return standing
 }
 
-// inService reports whether a controller's pods are under the service's name. Only those may be there beside as many new ones.
+// inService reports whether a controller's pods are under the service's name.
 func inService(r *rc.RC) bool { return r.Service == nil || !r.Service.Standby }
+
+// standsBy reports whether an old controller's pods stand by from the start of a rollout. With blue-green only those of the revision in effect keep the name, if they
+// have it: a service may have as many pods beside the new ones as that one has. A switch that was under way is taken back.
+func (s *Start) standsBy(r *rc.RC, kind string, effect int64) bool {
+	serves := func(o Seen) bool { return revisionOf(o.RC) == effect && inService(&o.RC) }
+	return !inService(r) || kind == BlueGreenStrategy && revisionOf(*r) != effect && slices.ContainsFunc(s.Old, serves)
+}
+
+// switched reports whether all nodes have registered the new pods of blue-green under the service's name: the old ones leave it, or have left it.
+func (r *Record) switched() bool {
+	up := r.Upward()
+	return r.Strategy == BlueGreenStrategy && !r.goesBack() && r.Phase != Joining && up != nil && !up.Standby
+}
 
 // Next implements Strategy.
 func (b blueGreen) Next(w *Work) Phase {

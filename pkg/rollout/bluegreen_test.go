@@ -1,8 +1,11 @@
 package rollout_test
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -62,4 +65,158 @@ func TestRescaleOfARetargetedBlueGreen(t *testing.T) {
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
 	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 4})
+}
+
+// switching takes a rollout of the service, whose pods are in r1, to a phase of the switch to r2.
+func switching(t *testing.T, p rollout.Phase) *world {
+	t.Helper()
+	w := traced(t)
+	w.old(1, 3)
+	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy, KeepOld: ptr(field.Duration(time.Hour))}, 2, 3))
+	w.settles(t, rollout.WaitingForPromote)
+	w.ask(rollout.PromoteVerb)
+	for rounds := 0; w.record.Phase != p; rounds++ {
+		if rounds == 100 {
+			t.Fatalf("it is in phase %s, and never in %s", w.record.Phase, p)
+		}
+		w.own("r1")
+		w.own("r2")
+		w.nodes(0.3)
+		w.run()
+	}
+	w.own("r1")
+	w.own("r2")
+	w.nodes(1)
+	return w
+}
+
+// A retarget while the name is switched: there are never more than two sets of pods, and the revision that all nodes had under the name
+// keeps it until the new one has it. It is what a rollback goes back to.
+func TestRetargetWhileTheNameIsSwitched(t *testing.T) {
+	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: "r1", rollout.Leaving: "r2", rollout.Keeping: "r2"} {
+		for _, sick := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, sick %v", phase, sick), func(t *testing.T) {
+				w := switching(t, phase)
+				w.sick["d3"] = sick
+				w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy, StageTimeout: ptr(field.Duration(time.Minute))}, 3, 3))
+				if most := w.record.Max(); most != 6 {
+					t.Errorf("at most %d pods, want 6", most)
+				}
+				for rounds := 0; w.record != nil && w.record.State == rollout.Progressing && rounds < 400; rounds++ {
+					w.round()
+					if n := len(w.podsOf(keeps)); n != 3 {
+						t.Fatalf("%s has %d pods before the name is switched", keeps, n)
+					}
+				}
+				if sick {
+					w.settles(t, rollout.Failed)
+					w.has(t, map[string]int{keeps: 3, "r3": 0})
+					return
+				}
+				w.settles(t, rollout.WaitingForPromote)
+				w.has(t, map[string]int{keeps: 3, "r3": 3})
+				w.ask(rollout.PromoteVerb)
+				w.settles(t, rollout.Done)
+				w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 3})
+			})
+		}
+	}
+}
+
+// The same where the rollout was aborted in the middle of the switch.
+func TestBlueGreenAfterAnAbortOfTheSwitch(t *testing.T) {
+	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: "r1", rollout.Leaving: "r2", rollout.Keeping: "r2"} {
+		w := switching(t, phase)
+		w.ask(rollout.AbortVerb)
+		w.settles(t, rollout.Aborted)
+		w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 3, 3))
+		if most := w.record.Max(); most != 6 {
+			t.Errorf("%s: at most %d pods, want 6", phase, most)
+		}
+		w.settles(t, rollout.WaitingForPromote)
+		w.has(t, map[string]int{keeps: 3, "r3": 3})
+	}
+}
+
+// A service of which nobody knows what is in effect, and whose pods all stand by: the revision with the most of them is.
+func TestBlueGreenWhereAllStandBy(t *testing.T) {
+	w := traced(t)
+	for rev, n := range map[int64]int{1: 2, 2: 3, 4: 1} {
+		w.old(rev, n)
+		id := fmt.Sprintf("r%d", rev)
+		w.rcs[id].Service.Standby = true
+	}
+	w.nodes(1)
+	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 5, 3))
+	for _, v := range w.record.Revisions {
+		if v.Abandoned != (v.Rev == 1 || v.Rev == 4) || !v.Standby {
+			t.Errorf("%+v", v)
+		}
+	}
+}
+
+// The switch cannot be taken back where the pods that had the name do not serve: they are those that make room.
+func TestATakenBackSwitchIsNotStuck(t *testing.T) {
+	w := switching(t, rollout.Joining)
+	w.sick["d1"] = true
+	for _, p := range w.podsOf("r1") {
+		p.available = false
+	}
+	w.own("r1")
+	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 3, 3))
+	w.settles(t, rollout.WaitingForPromote)
+	w.has(t, map[string]int{"r1": 0, "r2": 3, "r3": 3})
+	w.ask(rollout.PromoteVerb)
+	w.settles(t, rollout.Done)
+	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 3})
+}
+
+// Other counts in mid-course leave the bound at two sets of pods, as large as the larger of both.
+func TestRescaleAfterATakenBackSwitch(t *testing.T) {
+	w := switching(t, rollout.Joining)
+	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 3, 3))
+	w.rescale(2)
+	if most := w.record.Max(); most != 5 {
+		t.Errorf("at most %d pods, want 5", most)
+	}
+	w.settles(t, rollout.WaitingForPromote)
+	w.has(t, map[string]int{"r1": 2, "r3": 2})
+}
+
+// New pods that stand by replace no old ones yet: with other counts the service still has as many under its name.
+func TestRescaleWhileNewPodsStandBy(t *testing.T) {
+	for _, n := range []int{2, 5} {
+		w := traced(t)
+		w.old(1, 3)
+		w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 2, 3))
+		w.settles(t, rollout.WaitingForPromote)
+		w.rescale(n)
+		if got := desired(w.rcs["r1"]); got != n {
+			t.Errorf("r1 asks for %d pods, want %d", got, n)
+		}
+		for range 20 {
+			w.round()
+		}
+		w.has(t, map[string]int{"r1": n})
+		w.ask(rollout.PromoteVerb)
+		w.settles(t, rollout.Done)
+		w.has(t, map[string]int{"r1": 0, "r2": n})
+	}
+}
+
+// A rollback that is paused goes back to where it goes back to, also for a rollout that replaces it.
+func TestRetargetOfAPausedRollback(t *testing.T) {
+	w := traced(t)
+	w.old(1, 3)
+	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 2, 3))
+	w.settles(t, rollout.WaitingForPromote)
+	w.ask(rollout.RollbackVerb)
+	w.ask(rollout.PauseVerb)
+	w.must(t, w.deploy(rollout.Knobs{}, 3, 3))
+	for _, v := range w.record.Revisions {
+		if v.Direction == rollout.Down && v.Abandoned != (v.RC == "r2") {
+			t.Errorf("%+v", v)
+		}
+	}
+	w.settles(t, rollout.Done)
 }

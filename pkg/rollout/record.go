@@ -158,6 +158,11 @@ func (r *Record) Upward() *Revision {
 	return nil
 }
 
+// goesBack reports whether the old revision comes back, be it that the rollout is paused in that.
+func (r *Record) goesBack() bool {
+	return r.State == RollingBack || r.State == Paused && r.Resume == RollingBack
+}
+
 // Total returns how many pods the service has at the end.
 func (r *Record) Total() int { return total(r.Groups) }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,6 +124,9 @@ func randomWorld(w *world) (*world, string) {
 			break
 		}
 		w.push()
+		if w.record != nil && w.switching() && w.rcs["r7"].ID == "" && pick(4) == 0 {
+			w.deploy(randomKnobs(w), 7, 1+pick(7), pick(3))
+		}
 		w.round()
 	}
 	switch {
@@ -132,6 +136,11 @@ func randomWorld(w *world) (*world, string) {
 		return w, fmt.Sprintf("it has not ended: %s %s", w.record.State, w.record.Phase)
 	}
 	return w, w.judge()
+}
+
+// switching reports whether the service's name is on its way from one revision to another.
+func (w *world) switching() bool {
+	return slices.Contains([]rollout.Phase{rollout.Joining, rollout.Leaving, rollout.Keeping}, w.record.Phase)
 }
 
 // push is an operator who does not let a rollout wait.

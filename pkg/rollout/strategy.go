@@ -271,6 +271,7 @@ func (rolling) Rescale(w *Work) {
 		up.Target, up.Bounds = &less, nil
 	}
 	up.setCount(min(up.desired(), n), w.Record.Groups)
+	downs = slices.DeleteFunc(downs, func(m *Member) bool { return m.Abandoned && m.Standby }) // they are missed nowhere, and go as they were going
 	old := 0
 	for _, m := range downs {
 		old += m.desired()
@@ -280,7 +281,10 @@ func (rolling) Rescale(w *Work) {
 	}
 	base := downs[len(downs)-1]
 	has := up.desired()
-	if up.Target != nil {
+	switch {
+	case up.Standby:
+		has = 0 // it replaces nothing yet
+	case up.Target != nil:
 		has = *up.Target
 	}
 	base.Before = fit(base.Before, w.Record.Groups, n)

@@ -42,6 +42,7 @@ type simPod struct {
 	stopping         bool
 	lost             bool
 	standby          bool  // as its node has registered it
+	leaves           bool  // out of the name, as its placement says
 	foundAt          int64 // generation at which it was adopted; 0: it was not
 	hopeless         bool
 }
@@ -84,11 +85,15 @@ func (w *world) podsOf(id string) []*simPod {
 	return out
 }
 
-// serving counts the pods that count for the minimum: as registered, whatever their record asks for next.
+// serves reports whether a pod counts for the minimum: as registered and as placed, whatever the record asks for next.
+func (p *simPod) serves() bool {
+	return p.available && !p.stopping && !p.lost && !p.standby && !p.leaves
+}
+
 func (w *world) serving() int {
 	n := 0
 	for _, p := range w.pods {
-		if p.available && !p.stopping && !p.lost && !p.standby && !w.wantsStandby(p) {
+		if p.serves() {
 			n++
 		}
 	}
@@ -155,6 +160,7 @@ func (w *world) own(id string) {
 		w.grow(id, most, shared)
 	}
 	w.upgrade(id, least)
+	w.switchNames(id, least, shared)
 	w.report(id)
 }
 
@@ -174,8 +180,7 @@ func (w *world) shrink(id string, least int, shared bool) {
 		}
 		for _, good := range []bool{false, true} {
 			for _, p := range w.podsOf(id) {
-				serves := p.available && !p.lost && !p.standby && !w.wantsStandby(p)
-				if p.role != g.Role || p.stopping || placed <= want || serves != good {
+				if p.role != g.Role || p.stopping || placed <= want || p.serves() != good {
 					continue
 				}
 				if good && w.serving()-1 < least {
@@ -192,6 +197,20 @@ func (w *world) shrink(id string, least int, shared bool) {
 				p.stopping, p.available = true, false
 			}
 		}
+	}
+}
+
+// switchNames takes pods into their service's name or out of it.
+func (w *world) switchNames(id string, least int, shared bool) {
+	for _, p := range w.podsOf(id) {
+		leaves := w.wantsStandby(p)
+		if p.stopping || p.leaves == leaves || p.foundAt == w.rcs[id].Generation || p.serves() && w.serving()-1 < least {
+			continue
+		}
+		if p.serves() && shared && w.rcs[id].Mutator != "" && w.serving()-1 < w.least {
+			w.violated("the owner of %s takes a pod out of the name, and %d serve of at least %d", id, w.serving(), w.least)
+		}
+		p.leaves = leaves
 	}
 }
 
@@ -229,8 +248,8 @@ func (w *world) grow(id string, most int, shared bool) {
 
 func (w *world) place(p *simPod, r rc.RC) {
 	p.available, p.hopeless = false, w.sick[p.digest] && w.rnd.Intn(2) == 0
-	p.standby = r.Service != nil && r.Service.Standby
-	p.foundAt = 0
+	p.leaves = r.Service != nil && r.Service.Standby
+	p.standby, p.foundAt = p.leaves, 0
 }
 
 func (w *world) updated(id string) int {
@@ -331,7 +350,7 @@ func (w *world) nodes(share float64) {
 		default:
 			p.available = true
 		}
-		p.standby = w.wantsStandby(p)
+		p.standby = p.leaves
 	}
 }
 
@@ -445,10 +464,22 @@ func (w *world) start(s rollout.Start) error {
 	}
 	w.record, w.ended = &started.Record, nil
 	w.bounds(started.Record)
+	if largest := w.largest(); w.record.Strategy == rollout.BlueGreenStrategy && w.most > w.total+max(w.total, largest) {
+		w.violated("there may be %d pods: %d, beside those of more than one revision", w.most, w.total)
+	}
 	if w.tracing {
 		w.log("deploy: %s", w.counts())
 	}
 	return nil
+}
+
+// largest returns how many pods the largest revision has.
+func (w *world) largest() int {
+	n := 0
+	for _, r := range w.rcs {
+		n = max(n, r.Desired())
+	}
+	return n
 }
 
 // bounds notes what has to hold from now on.
