@@ -3,9 +3,11 @@ package plan_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -416,6 +418,24 @@ func TestRollbackHurries(t *testing.T) {
 		r := c.commits[len(c.commits)-1].Rollout
 		if r.Strategy != tt.strategy || r.Update.Step != tt.step || r.Update.Delay != 0 || r.Update.Gates.BeforeStage != nil || !r.SkipGates {
 			t.Errorf("%s: %+v", tt.knobs, r)
+		}
+	}
+}
+
+// A way back is not refused because its document allows a stage less time than the pods take that it replaces.
+func TestRollbackAllowsTime(t *testing.T) {
+	for limit, want := range map[string]time.Duration{"30s": time.Minute + rollout.DefaultStageTimeout, "61s": 61 * time.Second, "0s": 0} {
+		c := &cluster{}
+		c.deployed(t, sample(t, `pod.service={"drain": "1m"}`))
+		strategy := rolling()
+		strategy.Rollback = true
+		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, newManifest, fmt.Sprintf(`update.stage_timeout=%q`, limit)))
+		d := plan.NewDeployment(c, *resolved, strategy)
+		if _, err := d.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(c.commits[len(c.commits)-1].Rollout.Update.StageTimeout); got != want {
+			t.Errorf("%s: a stage may take %s, want %s", limit, got, want)
 		}
 	}
 }

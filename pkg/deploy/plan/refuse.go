@@ -27,6 +27,10 @@ func (p *planner) refuse(c course) error {
 	if err := p.refuseMidCourse(c); err != nil {
 		return err
 	}
+	if takes := stageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); (c == recreate || c == inPlace) && !takes.within(&p.knobs) {
+		return p.refused("set update.stage_timeout to "+takes.allowed(), "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
+			p.knobs.StageTimeout.Or(rollout.DefaultStageTimeout))
+	}
 	if c != recreate || p.current == nil {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -101,6 +102,9 @@ func (r *RollingStrategy) planner(client Client, svc *Service, spec *ServiceSpec
 		p.base = svc.InEffect()
 		before, p.current = &p.base.Spec, svc.controller(p.base.RC)
 	}
+	if r.Rollback {
+		p.allowTime()
+	}
 	p.change = EvalSpecChange(before, spec)
 	return p, nil
 }
@@ -120,6 +124,15 @@ func hurried(k rollout.Knobs) rollout.Knobs {
 	}
 	k.Step = &step
 	return k
+}
+
+// allowTime makes the limit of a stage longer where a way back could not keep to it: its document knew nothing of the pods that it replaces, and nobody has time
+// to change it.
+func (p *planner) allowTime() {
+	if takes := stageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); !takes.within(&p.knobs) {
+		longer := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
+		p.knobs.StageTimeout = &longer
+	}
 }
 
 // course decides what becomes of the service.

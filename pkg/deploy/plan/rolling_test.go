@@ -423,6 +423,20 @@ func TestRefusedPlans(t *testing.T) {
 			nil,
 			"a rollout is under way, and labels.a would change its controllers; wait until that has ended: rcctl rollout status web -w",
 		},
+		{
+			"old pods take longer to stop than a stage may",
+			func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `pod.service={"drain": "1m"}`)) },
+			[]string{newManifest, `update.stage_timeout="1m"`},
+			nil,
+			"service web: update.stage_timeout is 1m0s, within which no pod of the revision in effect could be replaced; " +
+				"set update.stage_timeout to more than 1m0s, for which a pod serves on before it stops (pod.service.drain), or 0s for no limit",
+		},
+		{
+			"in place after all", one,
+			[]string{newManifest, `update.stage_timeout="11s"`},
+			func(r *plan.RollingStrategy) { r.Override = rollout.InPlaceStrategy },
+			"set update.stage_timeout to more than 11s, for which a pod serves on (pod.service.drain) and then runs",
+		},
 		{"leave_old without an old one", nil, []string{`update.leave_old=true`}, nil, "leave_old"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

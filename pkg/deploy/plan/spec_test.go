@@ -75,11 +75,19 @@ func TestDecodeMistakes(t *testing.T) {
 		{`update.strategy="fast"`, `update.strategy: "fast" is not valid; allowed: availability, blue-green, canary, in-place, resourceutil`},
 		{`update.step="10%"`, ``},
 		{`update.step=0`, `update.step: "0" is not valid; allowed: 1 or more replicas`},
+		{`update.stage_timeout="10.001s"`, ``},
+		{`update.stage_timeout="0s"`, ``},
+		{`update.stage_timeout="10s"`, `update.stage_timeout: 10s is not valid; allowed: more than 10s, for which a pod runs before it is available (pod.min_ready), or 0s for no limit`},
+		{`pod.min_ready="119s"`, ``},
+		{`pod.min_ready="2m"`, `update.stage_timeout: 2m0s, the default, is not valid; allowed: more than 2m0s, for which a pod runs`},
+		{`pod.service={"drain": "1m"};update.stage_timeout="1m"`, `update.stage_timeout: 1m0s is not valid; allowed: more than 1m0s, for which a pod serves on before it stops (pod.service.drain), or 0s`},
+		{`update={"stage_timeout": "11s", "strategy": "in-place"}`, `update.stage_timeout: 11s is not valid; allowed: more than 11s, for which a pod serves on (pod.service.drain) and then runs before it is available (pod.min_ready), or 0s`},
+		{`update={"stage_timeout": "11s", "strategy": "canary"}`, ``},
 		{`pre_deploy={"args": [` + strings.TrimSuffix(strings.Repeat(`"a",`, 128), ",") + `]}`, ``},
 		{`pre_deploy={"args": [` + strings.TrimSuffix(strings.Repeat(`"a",`, 129), ",") + `]}`, `pre_deploy.args: 129 entries is not valid; allowed: at most 128 entries`},
 		{`pre_deploy={"env": {` + manyEnv(129) + `}}`, `pre_deploy.env: 129 entries is not valid`},
 	} {
-		_, err := plan.Decode(sampleJSON(t, tt.change))
+		_, err := plan.Decode(sampleJSON(t, strings.Split(tt.change, ";")...))
 		switch {
 		case tt.want == "" && err != nil:
 			t.Errorf("%.60s: %v", tt.change, err)

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // MaxNameBytes bounds the name of a service; those of its controllers are longer.
@@ -36,10 +38,58 @@ func (s *ServiceSpec) Validate() field.Errors {
 		errs.Add("digests", string(s.Digests), "always, missing or never")
 	}
 	errs.Nest("update", s.Update.Validate())
+	s.validateStageTimeout(&errs)
 	if s.PreDeploy != nil {
 		errs.Nest("pre_deploy", s.PreDeploy.validate())
 	}
 	return errs
+}
+
+// validateStageTimeout refuses a limit that every stage would reach, whatever its pods do.
+func (s *ServiceSpec) validateStageTimeout(errs *field.Errors) {
+	if s.Pod == nil {
+		return
+	}
+	takes := stageTakes(s.Update.Kind(), s.Pod, s.Pod)
+	if takes.within(&s.Update) {
+		return
+	}
+	value := field.Text(s.Update.StageTimeout.Or(rollout.DefaultStageTimeout).String())
+	if s.Update.StageTimeout == nil {
+		value += ", the default,"
+	}
+	errs.Add("update.stage_timeout", value, takes.allowed())
+}
+
+// leastStage is how long at the least a stage makes no progress.
+type leastStage struct {
+	time.Duration
+	what string // goes on meanwhile
+}
+
+// stageTakes returns how long a stage makes no progress for certain: until the first new pod is available, and until the first old one has stopped. In place these
+// are one after the other.
+func stageTakes(kind string, old, next *manifest.Manifest) leastStage {
+	drain, ready := old.DrainFor(), next.ReadyAfter()
+	switch {
+	case kind == rollout.InPlaceStrategy:
+		return leastStage{drain + ready, "a pod serves on (pod.service.drain) and then runs before it is available (pod.min_ready)"}
+	case drain > ready:
+		return leastStage{drain, "a pod serves on before it stops (pod.service.drain)"}
+	default:
+		return leastStage{ready, "a pod runs before it is available (pod.min_ready)"}
+	}
+}
+
+// within reports whether the stage may take longer than that.
+func (l leastStage) within(k *rollout.Knobs) bool {
+	limit := k.StageTimeout.Or(rollout.DefaultStageTimeout)
+	return limit <= 0 || limit > l.Duration
+}
+
+// allowed says in words what update.stage_timeout may be.
+func (l leastStage) allowed() string {
+	return fmt.Sprintf("more than %s, for which %s, or 0s for no limit", l.Duration, l.what)
 }
 
 // ServiceLabel is the label of each controller that is a revision of a service.
