@@ -15,6 +15,9 @@ func (b blueGreen) Plan(w *Work) bool {
 	if w.Record.State == RollingBack || !up.Standby {
 		return b.rolling.Plan(w)
 	}
+	standing := slices.DeleteFunc(slices.Clone(downs), func(m *Member) bool { return !m.Standby })
+	named := slices.DeleteFunc(downs, func(m *Member) bool { return m.Standby })
+	downs = append(standing, named...) // those in the name give way last
 	old := 0
 	for _, m := range downs {
 		old += m.takes()

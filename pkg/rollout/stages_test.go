@@ -170,6 +170,12 @@ func TestStages(t *testing.T) {
 		{"blue-green in less room", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 6, share: 100}, up(rev{standby: true})}, "6 100%, 2 0%"},
 		{"blue-green beside what stays", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 4, share: 90}, stay(1, 10), up(rev{standby: true})}, "4 90%, -, 3 0%"},
 		{"blue-green has no room", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 6}, up(rev{has: 2, standby: true})}, "-"},
+		{"blue-green, what stands by gives way", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 5, away: 1}, {has: 1, standing: 1, standby: true}, up(rev{has: 2, standing: 2, standby: true})}, "5 0%, 0 0%, 2 0%"},
+		{"blue-green, it may still leave the name", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 5, away: 1}, {has: 1, standby: true}, up(rev{has: 2, standing: 2, standby: true})}, "-"},
+		{"blue-green, it must stay in the name", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 5, away: 2}, {has: 1, standby: true}, up(rev{has: 2, standing: 2, standby: true})}, "3 0%, 1 0%, 2 0%"},
+		{"blue-green, nothing stands by", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 6, away: 3}, {standby: true}, up(rev{has: 2, standing: 2, standby: true})}, "-"},
+		{"blue-green, one is unknown", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 5, unseen: true}, {has: 1, standing: 1, standby: true}, up(rev{has: 2, standing: 2, standby: true})}, "-"},
+		{"blue-green, one goes already", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 4, stopping: 1}, {has: 1, standing: 1, standby: true}, up(rev{has: 2, standing: 2, standby: true})}, "-"},
 		{"blue-green has all", rollout.BlueGreenStrategy, rollout.Update{Step: 1, Surge: 4, Min: 4}, 4, []rev{{has: 4, share: 100}, up(rev{has: 4, away: 1, standby: true})}, "4 100%, 4 0%"},
 	} {
 		if tt.strategy == "" {
