@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -219,4 +220,24 @@ func TestRetargetOfAPausedRollback(t *testing.T) {
 		}
 	}
 	w.settles(t, rollout.Done)
+}
+
+// Whoever has the name keeps it where what is in effect stands by: nobody else would have it.
+func TestBlueGreenLeavesTheNameToWhoHasIt(t *testing.T) {
+	w := traced(t)
+	w.old(1, 3)
+	w.old(2, 3)
+	w.rcs["r1"].Service.Standby = true
+	w.must(t, w.start(rollout.Start{
+		ID: "R3", Service: "web", By: "ann", Now: w.now, Nonce: w.nonce, Knobs: rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, InEffect: 1,
+		New: rc.RC{
+			ID: "r3", Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(3), Strategy: rc.Dynamic, Generation: 1,
+			Service: &rc.Service{Name: "web", Revision: 3},
+		},
+	}))
+	for _, v := range w.record.Revisions {
+		if v.Standby != (v.RC != "r2") {
+			t.Errorf("%+v", v)
+		}
+	}
 }
