@@ -461,3 +461,35 @@ func TestWhatFollowsTheCountsNeedsTheRecords(t *testing.T) {
 		}
 	}
 }
+
+// Who lacks nothing waits for nobody; who does says how much waits.
+func TestWhatWaitsForTheService(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		own, asked, most int
+		holds            bool
+		want             string
+	}{
+		{own: 3, asked: 3, most: 9, holds: true},
+		{own: 3, asked: 3, most: 1},
+		{own: 1, asked: 5, most: 5, want: "2 replicas wait: the revisions of web may have 5 pods together"},
+		{own: 1, asked: 4, most: 2, want: "3 replicas wait: the revisions of web may have 2 pods together"},
+		{own: 1, asked: 4, most: 9, holds: true, want: "nothing is placed while old, another revision of web, has no status that can be read"},
+	} {
+		s := row(c.own, c.asked)
+		if other := besides(s, 2, 0, c.most); c.holds {
+			other.Status = nil
+		}
+		s.RC.Mutator = "web/r1"
+		plan := reconcile.Compute(s)
+		got := ""
+		for _, cond := range plan.Status.Conditions {
+			if cond.Type == rc.WaitsForService && cond.True {
+				got = cond.Reason
+			}
+		}
+		if got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
