@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/rcctl"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -359,9 +359,9 @@ func (e *env) passing(service string, n int) error {
 	return nil
 }
 
-func (e *env) nodeView(name string) rcctl.NodeView {
+func (e *env) nodeView(name string) inspect.NodeView {
 	e.t.Helper()
-	var views []rcctl.NodeView
+	var views []inspect.NodeView
 	// What is noted beside the answer follows it.
 	if err := json.NewDecoder(strings.NewReader(e.rcctl("", "nodes", "-o", "json"))).Decode(&views); err != nil {
 		e.t.Fatal(err)
@@ -372,5 +372,5 @@ func (e *env) nodeView(name string) rcctl.NodeView {
 		}
 	}
 	e.t.Fatalf("no node %s in %+v", name, views)
-	return rcctl.NodeView{}
+	return inspect.NodeView{}
 }

@@ -8,20 +8,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
-
-// AuditView is one act: who did what, to which controller and nodes, and what was different afterwards.
-type AuditView struct {
-	ID      string    `json:"id"`
-	At      time.Time `json:"at"`
-	Who     string    `json:"who"`
-	What    string    `json:"what"`
-	RCID    string    `json:"rc_id,omitempty"`
-	RCName  string    `json:"rc_name,omitempty"` // empty when the rc has no readable record
-	Nodes   []string  `json:"nodes,omitempty"`
-	Changes []string  `json:"changes"`
-}
 
 func (t *tool) auditCommand() *cli.Command {
 	return leaf(&cli.Command{
@@ -115,20 +104,11 @@ func (t *tool) audit(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	rcs, badRCs, err := s.ListRCs(c.Context)
+	names, badRCs, err := s.allNames(c.Context)
 	if err != nil {
 		return err
 	}
-	names := make(map[string]string, len(rcs))
-	for i := range rcs {
-		names[rcs[i].Value.ID] = rcs[i].Value.Name
-	}
-	views := make([]AuditView, 0, len(records))
-	for _, a := range records {
-		v := AuditView{ID: a.ID, At: a.At.UTC(), Who: a.Who, What: a.What, RCID: a.RCID, RCName: names[a.RCID], Nodes: a.Nodes, Changes: []string{}}
-		v.Changes = append(v.Changes, a.Changes...)
-		views = append(views, v)
-	}
+	views := inspect.JoinAudit(records, names)
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
 			return err
@@ -141,7 +121,7 @@ func (t *tool) audit(c *cli.Context) error {
 }
 
 // writeAudit prints one line for each act and, indented below it, one for each difference.
-func writeAudit(w io.Writer, views []AuditView) error {
+func writeAudit(w io.Writer, views []inspect.AuditView) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no acts in that time; --since 0 looks at all")
 		return err

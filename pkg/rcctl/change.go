@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -155,7 +156,7 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 		return change{}, err
 	}
 	if n := cur.Desired(); n > 0 && !force {
-		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, replicas(n), cur.Name)
+		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, inspect.Replicas(n), cur.Name)
 	}
 	after := cur
 	at := now.UTC().Truncate(time.Second)
@@ -207,11 +208,4 @@ func deleting(r *rc.RC, advice string) error {
 		return nil
 	}
 	return refusedf("rc %s (%s) is marked for deletion since %s; %s", r.Name, r.ID, r.DeletedAt.Format(time.RFC3339), advice)
-}
-
-func replicas(n int) string {
-	if n == 1 {
-		return "1 replica"
-	}
-	return fmt.Sprintf("%d replicas", n)
 }

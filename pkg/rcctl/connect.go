@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -27,7 +28,7 @@ type conn struct {
 	*store.Store
 	consul *consul.Client
 	nodes  nodeAccess
-	deeds  []deed // what was written, and what may have been
+	deeds  []inspect.Deed // what was written, and what may have been
 }
 
 // connect opens the store that the flags of the program name. It does not talk to Consul yet. Whatever the command writes from then

@@ -13,32 +13,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
-
-// maxPodEvents bounds how many acts a description lists.
-const maxPodEvents = 10
-
-// PodDescription is all that is known of one copy of a pod.
-type PodDescription struct {
-	PodView
-	NodeAlive bool              `json:"node_alive"` // its preparer lives
-	NodeAPI   string            `json:"node_api,omitempty"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	ChangedAt *time.Time        `json:"changed_at,omitempty"` // when the farm decided last
-	Ghosts    []pod.Ghost       `json:"ghosts,omitempty"`
-	Intent    *pod.Intent       `json:"intent,omitempty"`  // what the node is told
-	Reality   *pod.Reality      `json:"reality,omitempty"` // what the node says
-	Events    []PodEvent        `json:"events"`            // what was done about it, the newest last
-}
-
-// PodEvent is one act about a pod.
-type PodEvent struct {
-	At   time.Time `json:"at"`
-	Who  string    `json:"who"`
-	What string    `json:"what"`
-}
 
 func (t *tool) describeCommand() *cli.Command {
 	return leaf(&cli.Command{
@@ -76,82 +54,55 @@ func (t *tool) describe(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	d := PodDescription{PodView: view, Events: []PodEvent{}}
-	corrupt, err := s.complete(c.Context, &d)
+	records, corrupt, err := s.podRecords(c.Context, &view)
 	if err != nil {
 		return err
 	}
+	d := inspect.Describe(&view, records)
 	if err := t.print(out, d, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) }); err != nil {
 		return err
 	}
 	return t.warn(corrupt)
 }
 
-// complete reads what the list of pods does not hold.
-func (s *conn) complete(ctx context.Context, d *PodDescription) (corrupt []error, err error) {
-	id := d.identity()
-	rec, err := s.Node(ctx, d.Node)
+// podRecords reads what the list of pods does not hold. Records that cannot be read are left out and returned.
+func (s *conn) podRecords(ctx context.Context, view *inspect.PodView) (in *inspect.PodRecords, corrupt []error, err error) {
+	id, in := view.Identity(), &inspect.PodRecords{}
+	rec, err := s.Node(ctx, view.Node)
 	var unreadable *store.CorruptError
 	switch {
 	case errors.As(err, &unreadable):
 		corrupt = append(corrupt, err)
 	case err != nil && !errors.Is(err, store.ErrNotFound):
-		return nil, fmt.Errorf("read node %s: %w", d.Node, err)
+		return nil, nil, fmt.Errorf("read node %s: %w", view.Node, err)
 	default:
-		d.NodeAlive, d.NodeAPI = rec.Session != "", rec.Value.API
+		in.Node = &rec
 	}
-	placements, bad, err := s.Placements(ctx, id.RCID, false)
-	if err != nil {
-		return nil, fmt.Errorf("read placements: %w", err)
-	}
-	corrupt = append(corrupt, bad...)
-	for _, rec := range placements {
-		if p := rec.Value; p.Identity == id {
-			d.Labels, d.Ghosts, d.ChangedAt = p.Labels, p.Ghosts, &p.ChangedAt
-		}
-	}
-	intents, bad, err := s.ListIntents(ctx, d.Node)
-	if err != nil {
-		return nil, fmt.Errorf("read intents of node %s: %w", d.Node, err)
+	var bad []error
+	if in.Placements, bad, err = s.Placements(ctx, id.RCID, false); err != nil {
+		return nil, nil, fmt.Errorf("read placements: %w", err)
 	}
 	corrupt = append(corrupt, bad...)
-	for _, rec := range intents {
-		if rec.Value.Identity == id {
-			d.Intent = &rec.Value
-		}
+	if in.Intents, bad, err = s.ListIntents(ctx, view.Node); err != nil {
+		return nil, nil, fmt.Errorf("read intents of node %s: %w", view.Node, err)
 	}
-	at := store.At{Node: d.Node, Identity: id}
+	corrupt = append(corrupt, bad...)
+	at := store.At{Node: view.Node, Identity: id}
 	realities, bad, err := s.Realities(ctx, []store.At{at}, false)
 	if err != nil {
-		return nil, fmt.Errorf("read reality: %w", err)
+		return nil, nil, fmt.Errorf("read reality: %w", err)
 	}
 	corrupt = append(corrupt, bad...)
 	if r, ok := realities[at]; ok {
-		d.Reality = &r
+		in.Reality = &r
 	}
-	acts, bad, err := s.ListAudit(ctx, store.AuditFilter{RCID: id.RCID})
-	if err != nil {
-		return nil, fmt.Errorf("read audit: %w", err)
+	if in.Acts, bad, err = s.ListAudit(ctx, store.AuditFilter{RCID: id.RCID}); err != nil {
+		return nil, nil, fmt.Errorf("read audit: %w", err)
 	}
-	d.Events = eventsOf(acts, id)
-	return append(corrupt, bad...), nil
+	return in, append(corrupt, bad...), nil
 }
 
-// eventsOf returns what was done about a pod, the newest last. Acts name pods as ROLE.INDEX.
-func eventsOf(acts []store.Audit, id pod.Identity) []PodEvent {
-	events := []PodEvent{}
-	name := id.Role + "." + strconv.Itoa(id.Index)
-	for _, a := range acts {
-		for _, line := range a.Changes {
-			if slices.ContainsFunc(strings.Fields(line), func(word string) bool { return strings.Trim(word, ":,;()") == name }) {
-				events = append(events, PodEvent{At: a.At.UTC(), Who: a.Who, What: line})
-			}
-		}
-	}
-	return events[max(0, len(events)-maxPodEvents):]
-}
-
-func writeDescription(w io.Writer, d *PodDescription, now time.Time) error {
+func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) error {
 	out := &sheet{w: w}
 	out.line("Pod", "%s", d.Name)
 	out.line("RC", "%s", strings.TrimSpace(d.RCName+" ("+d.RCID+")"))
@@ -164,23 +115,23 @@ func writeDescription(w io.Writer, d *PodDescription, now time.Time) error {
 	}
 	out.line("Restarts", "%d", d.Restarts)
 	if d.LastExit != nil {
-		out.line("Last exit", "%s, %s ago", exitText(d.LastExit), age(now, d.LastExit.At))
+		out.line("Last exit", "%s, %s ago", exitText(d.LastExit), inspect.Age(now, d.LastExit.At))
 	}
 	if ports := portsText(d.Ports); ports != "" {
 		out.line("Ports", "%s", ports)
 	}
 	if len(d.Labels) > 0 {
-		out.line("Labels", "%s", labelText(d.Labels))
+		out.line("Labels", "%s", inspect.LabelText(d.Labels))
 	}
-	if d.Kind == kindPlaced {
-		out.line("Placement", "%s, manifest %s, revision %d%s", d.RunState, short(d.Digest), d.Revision, lastsText(now, d.ChangedAt))
+	if d.Kind == inspect.Placed {
+		out.line("Placement", "%s, manifest %s, revision %d%s", d.RunState, inspect.Short(d.Digest), d.Revision, lastsText(now, d.ChangedAt))
 	}
 	for _, g := range d.Ghosts {
 		out.line("Former node", "%s%s", g.Node, lastsText(now, &g.Since))
 	}
 	out.line("Intent", "%s", intentText(d.Intent))
 	if r := d.Reality; r != nil {
-		out.line("Reality", "%s, manifest %s, revision %d", r.State, short(r.Digest), r.Revision)
+		out.line("Reality", "%s, manifest %s, revision %d", r.State, inspect.Short(r.Digest), r.Revision)
 	} else {
 		out.line("Reality", "none: the node has reported nothing")
 	}
@@ -210,14 +161,14 @@ func lastsText(now time.Time, at *time.Time) string {
 	if at == nil || at.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf(", for %s (since %s)", age(now, *at), at.UTC().Format(time.RFC3339))
+	return fmt.Sprintf(", for %s (since %s)", inspect.Age(now, *at), at.UTC().Format(time.RFC3339))
 }
 
 func intentText(in *pod.Intent) string {
 	if in == nil {
 		return "none: the node is told nothing about it"
 	}
-	return fmt.Sprintf("%s, manifest %s, revision %d", in.State, short(in.Digest), in.Revision)
+	return fmt.Sprintf("%s, manifest %s, revision %d", in.State, inspect.Short(in.Digest), in.Revision)
 }
 
 // exitText says how a process ended.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -146,8 +147,5 @@ func wishes(r rc.RC) []byte {
 
 // forTerminal shortens the digests in a line; the audit record has them in full.
 func forTerminal(line string) string {
-	return regexp.MustCompile(`[0-9a-f]{64}`).ReplaceAllStringFunc(line, short)
+	return regexp.MustCompile(`[0-9a-f]{64}`).ReplaceAllStringFunc(line, inspect.Short)
 }
-
-// short returns the part of a digest that people compare.
-func short(digest string) string { return digest[:min(12, len(digest))] }

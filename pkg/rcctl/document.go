@@ -11,15 +11,13 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// What a document may be, in words.
-const (
-	specAllowed     = "one YAML or JSON document that describes a replication controller"
-	manifestAllowed = "one YAML or JSON document: a pod's manifest, or a replication controller with one as its pod"
-)
+// manifestAllowed is what a document with a manifest may be, in words.
+const manifestAllowed = "one YAML or JSON document: a pod's manifest, or a replication controller with one as its pod"
 
 func fileFlag() cli.Flag {
 	return &cli.StringFlag{Name: "file", Aliases: []string{"f"}, Usage: "`FILE` with the document, YAML or JSON; - reads standard input"}
@@ -27,7 +25,7 @@ func fileFlag() cli.Flag {
 
 // readSpec reads, converts and validates the document that -f names. Its errors are *usageError and *inputError.
 func (t *tool) readSpec(c *cli.Context) (*rc.Spec, error) {
-	source, converted, err := t.readDocument(c, specAllowed)
+	source, converted, err := t.readDocument(c, inspect.SpecAllowed)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +34,7 @@ func (t *tool) readSpec(c *cli.Context) (*rc.Spec, error) {
 
 // decodeSpec decodes and validates a document, which may be what rcctl rc get has printed. Its errors are *inputError.
 func (t *tool) decodeSpec(source string, converted []byte) (*rc.Spec, error) {
-	spec, ignored, err := decodeShown(converted)
+	spec, ignored, err := inspect.DecodeShown(converted)
 	if err != nil {
 		return nil, &inputError{source: source, err: err}
 	}

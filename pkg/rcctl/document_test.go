@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -17,7 +18,7 @@ func FuzzDocument(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		converted, err := document.ToJSON(data, specAllowed)
+		converted, err := document.ToJSON(data, inspect.SpecAllowed)
 		var errs field.Errors
 		if err != nil {
 			if !errors.As(err, &errs) || len(errs) == 0 {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
@@ -137,9 +137,6 @@ func computeUndrain(ops node.Ops) nodeChange {
 	return c
 }
 
-// maxNamed bounds how many pods one line of progress names.
-const maxNamed = 5
-
 // waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
 // node's word that the pod stopped. It returns *waitError when the time is up.
 func (t *tool) waitDrained(ctx context.Context, s *conn, name string, limit time.Duration) error {
@@ -174,11 +171,7 @@ func (s *conn) leftOn(ctx context.Context, name string) (line string, done bool,
 		names[i] = fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index)
 	}
 	slices.Sort(names)
-	more := ""
-	if len(names) > maxNamed {
-		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
-	}
-	return fmt.Sprintf("%s left: %s%s", podCount(len(recs)), strings.Join(names, ", "), more), len(recs) == 0, nil
+	return fmt.Sprintf("%s left: %s", podCount(len(recs)), inspect.SomeOf(names)), len(recs) == 0, nil
 }
 
 func podCount(n int) string {

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -108,14 +109,14 @@ func (t *tool) account(code int) []string {
 	deeds := t.conn.deeds
 	switch code {
 	case exitError:
-		return written(deeds)
+		return inspect.Written(deeds)
 	case exitWait: // it says what is written
-		deeds = slices.DeleteFunc(slices.Clone(deeds), func(d deed) bool { return !d.unknown })
+		deeds = slices.DeleteFunc(slices.Clone(deeds), func(d inspect.Deed) bool { return !d.Unknown })
 	}
 	if len(deeds) == 0 {
 		return nil
 	}
-	return written(deeds)
+	return inspect.Written(deeds)
 }
 
 // tell prints an error and returns the exit code.

@@ -51,7 +51,7 @@ func (t *tool) exec(c *cli.Context) error {
 	if c.Bool("stdin") {
 		stdin = t.in
 	}
-	ended, err := client.Exec(c.Context, target.identity(), c.String("launchable"), argv, stdin, bytesTo(c, t.out), bytesTo(c, t.err))
+	ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), argv, stdin, bytesTo(c, t.out), bytesTo(c, t.err))
 	if err != nil {
 		if c.Context.Err() != nil {
 			return &exitStatus{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -44,7 +45,7 @@ func (t *tool) explain(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	e := explainRC(sit)
+	e := inspect.Explain(sit)
 	if err := t.print(out, e, func(w io.Writer) error { return writeExplanation(w, e) }); err != nil {
 		return err
 	}
@@ -52,13 +53,13 @@ func (t *tool) explain(c *cli.Context) error {
 }
 
 // situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
-func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.Member) (_ *situation, corrupt []error, err error) {
+func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.Member) (_ *inspect.Situation, corrupt []error, err error) {
 	ctx := c.Context
-	sit := &situation{now: time.Now(), rc: *r, status: st, farms: farms, nodes: map[string]*node.View{}}
-	if sit.manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
+	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: st, Farms: farms, Nodes: map[string]*node.View{}}
+	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
 	}
-	if sit.placements, sit.realities, corrupt, err = s.podsOf(ctx, r.ID); err != nil {
+	if sit.Placements, sit.Realities, corrupt, err = s.podsOf(ctx, r.ID); err != nil {
 		return nil, nil, err
 	}
 	recs, bad, err := s.ListNodes(ctx)
@@ -82,10 +83,10 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 				corrupt = append(corrupt, err)
 			}
 		}
-		sit.nodes[rec.Value.Name] = node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
+		sit.Nodes[rec.Value.Name] = node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
 	}
 	corrupt = append(append(corrupt, bad...), badOps...)
-	if sit.taken, bad, err = s.ListReservations(ctx); err != nil {
+	if sit.Taken, bad, err = s.ListReservations(ctx); err != nil {
 		return nil, nil, err
 	}
 	var unreadable *store.CorruptError
@@ -95,13 +96,13 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return nil, nil, fmt.Errorf("read the record of the cluster: %w", err)
 	default:
-		sit.nonce = schema.Value.Nonce
+		sit.Nonce = schema.Value.Nonce
 	}
 	owners, err := s.LockOwners(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	sit.owner = owners[r.ID]
+	sit.Owner = owners[r.ID]
 	return sit, append(corrupt, bad...), s.readBreakerInto(c, sit)
 }
 
@@ -121,19 +122,19 @@ func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placemen
 	return placements, realities, append(corrupt, bad...), err
 }
 
-func (s *conn) readBreakerInto(c *cli.Context, sit *situation) error {
+func (s *conn) readBreakerInto(c *cli.Context, sit *inspect.Situation) error {
 	rec, err := s.ReadBreaker(c.Context)
 	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
-		sit.breaker = &rec.Value
+		sit.Breaker = &rec.Value
 	case !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt):
 		return err
 	}
 	return nil
 }
 
-func writeExplanation(w io.Writer, e Explanation) error {
+func writeExplanation(w io.Writer, e inspect.Explanation) error {
 	fmt.Fprintf(w, "rc %s (%s)\n%s\n", e.Name, e.RCID, e.Summary)
 	for i, c := range e.Causes {
 		fmt.Fprintf(w, "\n%d. %s\n", i+1, clean(c.What))

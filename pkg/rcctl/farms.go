@@ -6,35 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
-
-// FarmView is one living farm.
-type FarmView struct {
-	ID               string     `json:"id"`
-	Version          string     `json:"version"`
-	EmulationVersion string     `json:"emulation_version"`
-	Incarnation      string     `json:"incarnation"`
-	Address          string     `json:"address,omitempty"`     // of its debug server
-	RCSelector       string     `json:"rc_selector,omitempty"` // of the controllers that it works on; empty: all
-	Heard            *time.Time `json:"heard,omitempty"`       // when it last wrote, by its own clock; an older one does not say
-	Silent           bool       `json:"silent,omitempty"`      // it should have written since
-	Owned            int        `json:"owned"`                 // controllers
-	// OwnedRCs are these controllers, sorted by name.
-	OwnedRCs []OwnedRC `json:"owned_rcs"`
-}
-
-// OwnedRC is a controller that a farm owns.
-type OwnedRC struct {
-	ID   string `json:"id"`
-	Name string `json:"name,omitempty"` // empty when its record cannot be read
-}
 
 func (t *tool) farmsCommand() *cli.Command {
 	return leaf(&cli.Command{
@@ -85,10 +64,10 @@ func (t *tool) farms(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	views, free := joinFarms(values(members), owners, ids, names)
+	views, free := inspect.JoinFarms(values(members), owners, ids, names)
 	now := time.Now()
 	for i := range views {
-		views[i].Heard, views[i].Silent = heardView(heard, views[i].ID, true, now)
+		views[i].Heard, views[i].Silent = inspect.HeardView(heard, views[i].ID, true, now)
 	}
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
@@ -109,31 +88,7 @@ func (t *tool) farms(c *cli.Context) error {
 	return t.warn(corrupt)
 }
 
-// joinFarms says what each farm owns, and counts the controllers that nobody does. names are those of controllers by id.
-func joinFarms(members []store.Member, owners map[string]string, rcIDs []string, names map[string]string) (views []FarmView, free int) {
-	owned := map[string][]OwnedRC{}
-	for _, id := range rcIDs {
-		farm, has := owners[id]
-		if !has {
-			free++
-			continue
-		}
-		owned[farm] = append(owned[farm], OwnedRC{ID: id, Name: names[id]})
-	}
-	views = make([]FarmView, 0, len(members))
-	for _, m := range members {
-		v := FarmView{
-			ID: m.ID, Version: m.Version, EmulationVersion: m.EmulationVersion, Incarnation: m.Incarnation,
-			Address: m.Address, RCSelector: m.RCSelector, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...),
-		}
-		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
-		views = append(views, v)
-	}
-	slices.SortFunc(views, func(a, b FarmView) int { return cmp.Compare(a.ID, b.ID) })
-	return views, free
-}
-
-func writeFarms(w io.Writer, views []FarmView, now time.Time, wide bool) error {
+func writeFarms(w io.Writer, views []inspect.FarmView, now time.Time, wide bool) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no farms; start one: farm --id farm-1")
 		return err
@@ -156,7 +111,7 @@ func writeFarms(w io.Writer, views []FarmView, now time.Time, wide bool) error {
 	return tb.write(w, false)
 }
 
-func ownedText(rcs []OwnedRC) string {
+func ownedText(rcs []inspect.OwnedRC) string {
 	names := make([]string, len(rcs))
 	for i, r := range rcs {
 		names[i] = cmp.Or(r.Name, r.ID)

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -139,7 +140,7 @@ func copiesNamed(placements []pod.Placement, name, onNode string) []copyOf {
 	var found []copyOf
 	for i := range placements {
 		p := &placements[i]
-		if podName(p.PodID, p.Identity) != name {
+		if inspect.PodName(p.PodID, p.Identity) != name {
 			continue
 		}
 		nodes := []string{p.Node}

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -144,7 +145,7 @@ func (s *conn) copiesOn(ctx context.Context, name string) ([]copyOf, error) {
 	for i := range recs {
 		p := &recs[i].Value
 		if p.Node == name || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name }) {
-			found = append(found, copyOf{Identity: p.Identity, name: podName(p.PodID, p.Identity), node: name})
+			found = append(found, copyOf{Identity: p.Identity, name: inspect.PodName(p.PodID, p.Identity), node: name})
 		}
 	}
 	return found, nil
@@ -219,6 +220,9 @@ func (t *tool) waitNodeForgotten(ctx context.Context, s *conn, d deadNode, open 
 	return err
 }
 
+// maxLeft bounds how many pods are named that are there since.
+const maxLeft = 5
+
 // removeNode removes the records of a node that has no copies any more. It returns *refusedError where it has got some.
 func (s *conn) removeNode(ctx context.Context, d deadNode) error {
 	author, err := s.who(ctx)
@@ -243,7 +247,7 @@ func (s *conn) removeNode(ctx context.Context, d deadNode) error {
 		for i := range left {
 			names[i] = left[i].name
 		}
-		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, podCount(len(left)), field.Few(names, maxNamed, ", "))
+		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, podCount(len(left)), field.Few(names, maxLeft, ", "))
 	}
 	err = s.RemoveNode(ctx, removalOf(d, ops, taken[d.name], author))
 	return s.did("node "+d.name+": its removal", "rcctl audit --node "+d.name, err)

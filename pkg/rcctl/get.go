@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -41,7 +42,7 @@ func (t *tool) get(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	view := newRCView(r, st, farms)
+	view := inspect.NewRCView(r, st, farms)
 	m, err := s.Manifest(c.Context, r.ManifestDigest)
 	var corrupt *store.CorruptError
 	switch {
@@ -53,8 +54,8 @@ func (t *tool) get(c *cli.Context) error {
 		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)
 	}
 	if out == "yaml" {
-		shown := newRCDocument(r, &view)
-		text, err := shown.text()
+		shown := inspect.NewRCDocument(r, &view)
+		text, err := shown.Text()
 		if err != nil {
 			return err
 		}
@@ -62,7 +63,7 @@ func (t *tool) get(c *cli.Context) error {
 		return err
 	}
 	return t.print(out, view, func(w io.Writer) error {
-		return writeRC(w, view, newStatusView(r, st, farms), coloured(w), time.Now())
+		return writeRC(w, view, inspect.NewStatusView(r, st, farms), coloured(w), time.Now())
 	})
 }
 
@@ -76,7 +77,7 @@ func (s *conn) look(c *cli.Context, ref string) (*rc.RC, *rc.Status, []store.Mem
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return &rec.Value, o.status, o.farms, nil
+	return &rec.Value, o.Status, o.Farms, nil
 }
 
 // farms reads the living farms.
@@ -92,7 +93,7 @@ func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 	return members, nil
 }
 
-func writeRC(w io.Writer, v RCView, st StatusView, colours bool, now time.Time) error {
+func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool, now time.Time) error {
 	groups := make([]string, len(v.ReplicaGroups))
 	for i, g := range v.ReplicaGroups {
 		groups[i] = fmt.Sprintf("%s %d", g.Role, *g.Count)
@@ -105,7 +106,7 @@ func writeRC(w io.Writer, v RCView, st StatusView, colours bool, now time.Time) 
 		{"Name", v.Name},
 		{"ID", v.ID},
 		{"Generation", fmt.Sprintf("%d (changed by %s)", v.Generation, v.ChangedBy)},
-		{"Labels", labelText(v.Labels)},
+		{"Labels", inspect.LabelText(v.Labels)},
 		{"Selector", selector},
 		{"Replicas", strings.Join(groups, ", ")},
 		{"Minimum", fmt.Sprintf("%d available, surge %d", v.MinAvailable, v.MaxSurge)},
@@ -120,9 +121,9 @@ func writeRC(w io.Writer, v RCView, st StatusView, colours bool, now time.Time) 
 		lines = append(lines, [2]string{"Rollout", v.Mutator + " is in charge"})
 	}
 	if v.DeletedAt != nil {
-		lines = append(lines, [2]string{"Deleted", age(now, *v.DeletedAt) + " ago"})
+		lines = append(lines, [2]string{"Deleted", inspect.Age(now, *v.DeletedAt) + " ago"})
 	}
-	lines = append(lines, [2]string{"Manifest", short(v.ManifestDigest)})
+	lines = append(lines, [2]string{"Manifest", inspect.Short(v.ManifestDigest)})
 	if v.Manifest != nil {
 		for _, l := range v.Manifest.Launchables {
 			lines = append(lines, [2]string{"  " + l.Name, l.Artifact.Kind + " " + l.Artifact.URL})

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
 func (t *tool) historyCommand() *cli.Command {
@@ -45,9 +46,9 @@ func (t *tool) history(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	views := make([]HistoryView, 0, len(svc.History))
+	views := make([]inspect.HistoryView, 0, len(svc.History))
 	for _, e := range slices.Backward(svc.History) {
-		views = append(views, newHistoryView(svc, &e))
+		views = append(views, inspect.NewHistoryView(svc, &e))
 	}
 	return t.print(out, views, func(w io.Writer) error {
 		tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
@@ -58,32 +59,11 @@ func (t *tool) history(c *cli.Context) error {
 				mark = " *"
 			}
 			tb.rows = append(tb.rows, []string{
-				fmt.Sprint(v.Revision, mark), v.Outcome, short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, age(time.Now(), v.At), fitted(v.Reason, 50),
+				fmt.Sprint(v.Revision, mark), v.Outcome, inspect.Short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, inspect.Age(time.Now(), v.At), fitted(v.Reason, 50),
 			})
 		}
 		return tb.write(w, coloured(w))
 	})
-}
-
-// HistoryView is one revision of a service.
-type HistoryView struct {
-	plan.Entry
-	Outcome  string `json:"outcome"` // done, failed, aborted, or what its rollout does
-	InEffect bool   `json:"in_effect"`
-}
-
-func newHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
-	v := HistoryView{Entry: *e, Outcome: string(e.Outcome), InEffect: e.Revision == svc.InEffect().Revision}
-	switch {
-	case v.Outcome != "":
-	case svc.Rollout != nil && svc.Rollout.ID == e.Rollout:
-		v.Outcome = string(svc.Rollout.State)
-	case e.Rollout == "":
-		v.Outcome = "done"
-	default:
-		v.Outcome = "replaced" // by another rollout before it ended
-	}
-	return v
 }
 
 // entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.
@@ -93,7 +73,7 @@ func entry(svc *plan.Service, rev int64) (*plan.Entry, error) {
 		if rev != 0 && e.Revision == rev {
 			return &e, nil
 		}
-		if rev == 0 && e.Revision != effect && newHistoryView(svc, &e).Outcome == "done" {
+		if rev == 0 && e.Revision != effect && inspect.NewHistoryView(svc, &e).Outcome == "done" {
 			return &e, nil
 		}
 	}

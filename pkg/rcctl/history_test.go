@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -43,7 +44,7 @@ func TestRevisionInEffect(t *testing.T) {
 		{"the first failed", aService(rollout.Failed), 1, 0},
 	} {
 		for i := range tt.svc.History {
-			v := newHistoryView(tt.svc, &tt.svc.History[i])
+			v := inspect.NewHistoryView(tt.svc, &tt.svc.History[i])
 			if v.InEffect != (v.Revision == tt.star) {
 				t.Errorf("%s: revision %d is in effect: %t, want revision %d", tt.name, v.Revision, v.InEffect, tt.star)
 			}

@@ -3,12 +3,10 @@ package rcctl
 import (
 	"fmt"
 	"io"
-	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
 func (t *tool) listCommand() *cli.Command {
@@ -41,16 +39,7 @@ func (t *tool) list(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	statuses := make(map[string]*rc.Status, len(found))
-	for i := range found {
-		statuses[found[i].Value.RCID] = &found[i].Value
-	}
-	views := make([]RCView, 0, len(recs))
-	for i := range recs {
-		r := &recs[i].Value
-		views = append(views, newRCView(r, statuses[r.ID], farms))
-	}
-	slices.SortFunc(views, func(a, b RCView) int { return strings.Compare(a.Name, b.Name) })
+	views := inspect.JoinRCs(recs, found, farms)
 	if len(views) == 0 {
 		if err := s.empty(c.Context, t.err); err != nil {
 			return err
@@ -62,7 +51,7 @@ func (t *tool) list(c *cli.Context) error {
 	return t.warn(append(corrupt, corruptStatus...))
 }
 
-func writeRCs(w io.Writer, views []RCView, colours bool) error {
+func writeRCs(w io.Writer, views []inspect.RCView, colours bool) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no rcs; create one: rcctl apply -f rc.yaml")
 		return err
@@ -73,7 +62,7 @@ func writeRCs(w io.Writer, views []RCView, colours bool) error {
 		if v.Status != nil {
 			available = fmt.Sprint(v.Status.Available)
 		}
-		tb.rows = append(tb.rows, []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), short(v.ManifestDigest)})
+		tb.rows = append(tb.rows, []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)})
 	}
 	return tb.write(w, colours)
 }

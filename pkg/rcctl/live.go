@@ -7,13 +7,13 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -50,16 +50,16 @@ type live struct {
 }
 
 // show shows a state.
-func (l *live) show(v RolloutView, now time.Time) {
+func (l *live) show(v inspect.RolloutView, now time.Time) {
 	if !l.terminal {
-		if line := v.line(); line != l.said {
+		if line := v.Line(); line != l.said {
 			l.said = line
 			fmt.Fprintf(l.out, "%s  %s\n", now.UTC().Format(time.RFC3339), clean(line))
 		}
 		return
 	}
 	width := widthOf(l.out)
-	lines := v.display(now)
+	lines := v.Lines(now)
 	for i := range lines {
 		lines[i] = fitted(clean(lines[i]), width-1)
 	}
@@ -83,55 +83,6 @@ func fitted(line string, width int) string {
 	return string([]rune(line)[:width])
 }
 
-// barWidth is how many characters a bar has.
-const barWidth = 30
-
-// bar draws a share.
-func bar(part, whole int) string {
-	filled := barWidth
-	if whole > 0 {
-		filled = barWidth * min(max(part, 0), whole) / whole
-	}
-	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "]"
-}
-
-// display is what a terminal shows of a rollout.
-func (v *RolloutView) display(now time.Time) []string {
-	lines := []string{fmt.Sprintf("%s  %s  %s, %s", v.Service, v.State, v.Strategy, age(now, v.StartedAt))}
-	for stage := 1; stage <= v.Stages; stage++ {
-		if v.Stages > maxBars && stage != v.Stage {
-			continue // a bar for the stage that it is at
-		}
-		done, of := 0, 1
-		switch {
-		case stage < v.Stage || v.State == rollout.Done:
-			done = 1
-		case stage == v.Stage:
-			done, of = v.progress()
-		}
-		text := fmt.Sprintf("stage %d of %d  %s", stage, v.Stages, bar(done, of))
-		if stage == v.Stage && !v.State.Ended() {
-			text += fmt.Sprintf("  %s", v.Phase)
-		}
-		lines = append(lines, text)
-	}
-	for _, r := range v.Revisions {
-		lines = append(lines, "  "+r.line())
-	}
-	for _, reason := range []string{v.Reason, v.Held} {
-		if reason != "" {
-			lines = append(lines, "  "+reason)
-		}
-	}
-	for _, f := range v.Failures {
-		lines = append(lines, "  failing: "+f)
-	}
-	return append(lines, v.Tail...)
-}
-
-// maxBars is for how many stages there is a bar each.
-const maxBars = 12
-
 // followRollout shows a rollout until it ends. It returns *waitError where that is not as it was meant, or where ctx ends first.
 func (t *tool) followRollout(ctx context.Context, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
@@ -142,7 +93,7 @@ func (t *tool) followRollout(ctx context.Context, s *conn, service, id string) e
 			return t.rolloutEnded(end.State, end.Reason, service)
 		}
 		if err == nil {
-			var v *RolloutView
+			var v *inspect.RolloutView
 			if v, err = t.rolloutView(ctx, s, service); err == nil && v.ID == id {
 				show.show(*v, time.Now())
 			}

@@ -59,7 +59,7 @@ func (t *tool) logs(c *cli.Context) error {
 		return err
 	}
 	defer client.Close()
-	logs, err := client.Logs(c.Context, target.identity(), options)
+	logs, err := client.Logs(c.Context, target.Identity(), options)
 	if err != nil {
 		return nodeError(client, err)
 	}

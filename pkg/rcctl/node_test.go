@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -188,7 +189,7 @@ func TestFollow(t *testing.T) {
 func TestScreenOnATerminal(t *testing.T) {
 	var out bytes.Buffer
 	sc := screen{out: &out, terminal: true}
-	v := StatusView{Name: "web", State: "Progressing", ObservedGeneration: 1}
+	v := inspect.StatusView{Name: "web", State: "Progressing", ObservedGeneration: 1}
 	for range 3 {
 		if err := sc.show(v, time.Unix(0, 0)); err != nil {
 			t.Fatal(err)
@@ -230,17 +231,6 @@ func (b *syncBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
-}
-
-func TestJoinFarms(t *testing.T) {
-	views, free := joinFarms([]store.Member{{ID: "b"}, {ID: "a"}}, map[string]string{"1": "a", "2": "a", "3": "gone", "9": "b"}, []string{"1", "2", "3", "4"},
-		map[string]string{"1": "web", "2": "api", "3": "lost"})
-	if free != 1 || len(views) != 2 || views[0].ID != "a" || views[0].Owned != 2 || views[1].Owned != 0 {
-		t.Errorf("%d free, %+v", free, views)
-	}
-	if want := []OwnedRC{{ID: "2", Name: "api"}, {ID: "1", Name: "web"}}; !slices.Equal(views[0].OwnedRCs, want) || views[1].OwnedRCs == nil {
-		t.Errorf("%+v", views)
-	}
 }
 
 // A change of labels is in the node's reservation too, and nothing else of that changes. Other acts leave it alone, unless it is wrong.

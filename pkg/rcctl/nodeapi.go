@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -43,10 +44,10 @@ func (a *nodeAccess) bad(flag, file, allowed string) error {
 }
 
 // preparerOf finds the copy of a pod that the command line means, and returns a client of its node's preparer.
-func (t *tool) preparerOf(c *cli.Context, ref string) (PodView, *nodeapi.Client, error) {
+func (t *tool) preparerOf(c *cli.Context, ref string) (inspect.PodView, *nodeapi.Client, error) {
 	s, err := t.connect(c)
 	if err != nil {
-		return PodView{}, nil, err
+		return inspect.PodView{}, nil, err
 	}
 	defer s.close()
 	target, err := s.findPod(c, ref)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -18,7 +17,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // logDir is a node whose only pod, main.0, has its logs in a directory.
@@ -67,64 +65,6 @@ func serveNode(ts *testscript.TestScript, _ bool, args []string) {
 	}()
 	ts.Defer(func() { cancel(); <-done })
 	ts.Setenv("API", s.URL())
-}
-
-func TestPodsNamed(t *testing.T) {
-	t.Parallel()
-	view := func(rc, role string, index int, node, kind string) PodView {
-		id := pod.Identity{RCID: "01" + rc, Role: role, Index: index}
-		podID := rc
-		if kind == kindOrphan {
-			podID = ""
-		}
-		return PodView{Name: podName(podID, id), RCID: id.RCID, RCName: rc, Role: role, Index: index, Node: node, Kind: kind}
-	}
-	views := []PodView{
-		view("web", "main", 1, "n1", kindPlaced), view("web", "main", 1, "n2", kindGhost), view("web", "main", 10, "n3", kindPlaced),
-		view("web-api", "main", 0, "n4", kindPlaced), view("db", "main", 0, "n5", kindOrphan), view("cache", "main", 0, "n6", kindOrphan),
-	}
-	for ref, want := range map[string]string{
-		"web-main-1":      "n1", // not web-main-10, and where it is placed
-		"web-main-10":     "n3",
-		"web/main.1":      "n1",
-		"01web/main.10":   "n3",
-		"web-a":           "n4",
-		"web":             "n1 n2 n3 n4",
-		"web/":            "n1 n2 n3",
-		"main-0":          "n5 n6",
-		"db/main.0":       "n5",
-		"nothing":         "",
-		"main.0":          "",
-		"web-main-1/main": "",
-	} {
-		var nodes []string
-		for _, v := range podsNamed(views, ref) {
-			nodes = append(nodes, v.Node)
-		}
-		if got := strings.Join(nodes, " "); got != want {
-			t.Errorf("%q means %q, want %q", ref, got, want)
-		}
-	}
-	if ghost := filterPods(slices.Clone(views), "", "n2"); len(podsNamed(ghost, "web-main-1")) != 1 {
-		t.Error("--node does not choose the former copy")
-	}
-}
-
-func TestEventsOf(t *testing.T) {
-	t.Parallel()
-	var acts []store.Audit
-	for i := range 2 * maxPodEvents {
-		acts = append(acts, store.NewAudit("f1", "reconcile", "rc", []string{
-			fmt.Sprintf("place main.1 on n%d: add", i), "place main.10 on n1: add", "place domain.1 on n1: add",
-		}))
-	}
-	events := eventsOf(acts, pod.Identity{RCID: "rc", Role: "main", Index: 1})
-	if len(events) != maxPodEvents || events[0].What != "place main.1 on n10: add" || events[0].Who != "f1" {
-		t.Errorf("events %+v", events)
-	}
-	if events := eventsOf(nil, pod.Identity{}); events == nil || len(events) != 0 {
-		t.Errorf("no events: %v", events)
-	}
 }
 
 func TestExitOf(t *testing.T) {

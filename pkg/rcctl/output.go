@@ -1,20 +1,18 @@
 package rcctl
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 	"unicode"
 
 	"github.com/urfave/cli/v2"
 	"sigs.k8s.io/yaml"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -62,7 +60,7 @@ func (t *tool) print(format string, view any, table func(io.Writer) error) error
 	if format == "table" {
 		return table(t.out)
 	}
-	out, err := indented(view)
+	out, err := inspect.Indented(view)
 	if err != nil {
 		return err
 	}
@@ -73,18 +71,6 @@ func (t *tool) print(format string, view any, table func(io.Writer) error) error
 	}
 	_, err = t.out.Write(out)
 	return err
-}
-
-// indented returns a view as JSON for people.
-func indented(view any) ([]byte, error) {
-	var text bytes.Buffer
-	enc := json.NewEncoder(&text)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(view); err != nil {
-		return nil, fmt.Errorf("encode output: %w", err)
-	}
-	return text.Bytes(), nil
 }
 
 // colour is an ANSI foreground colour. All are equally long, so that a column in which every cell has one stays aligned.
@@ -144,40 +130,11 @@ func rcColour(state string) colour {
 	switch state {
 	case "Converged":
 		return green
-	case stateDeleting, stateDisabled, statePending, stateProgressing, "Holding", "Regressed":
+	case inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing, "Holding", "Regressed":
 		return yellow
 	default:
 		return red
 	}
-}
-
-// age renders how long ago something was, in one unit.
-func age(now, then time.Time) string {
-	d := now.Sub(then)
-	switch {
-	case then.IsZero():
-		return "-"
-	case d < time.Second:
-		return "0s"
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	default:
-		return fmt.Sprintf("%dd", d/(24*time.Hour))
-	}
-}
-
-// labelText renders labels as a=1,b=2.
-func labelText(set map[string]string) string {
-	pairs := make([]string, 0, len(set))
-	for key, value := range set {
-		pairs = append(pairs, key+"="+value)
-	}
-	slices.Sort(pairs)
-	return strings.Join(pairs, ",")
 }
 
 // cureOf says, by the first part of its key below the prefix, what becomes of a record that cannot be read.

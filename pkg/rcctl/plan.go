@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
 func (t *tool) planCommand() *cli.Command {
@@ -51,9 +52,9 @@ func (t *tool) plan(c *cli.Context) error {
 		}
 		all = append(all, p)
 	}
-	views := make([]PlanView, len(all))
+	views := make([]inspect.PlanView, len(all))
 	for i, p := range all {
-		views[i] = newPlanView(p)
+		views[i] = inspect.NewPlanView(&p.plan)
 	}
 	err = t.print(out, views, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
 	if err == nil && anyChange(all) {
@@ -69,32 +70,6 @@ func anyChange(all []*planned) bool {
 		}
 	}
 	return false
-}
-
-// PlanView is the plan of one service.
-type PlanView struct {
-	Service    string          `json:"service"`
-	Change     plan.SpecChange `json:"change"`
-	Operations []OperationView `json:"operations"`
-	Warnings   []string        `json:"warnings"`
-}
-
-// OperationView is one operation of a plan.
-type OperationView struct {
-	Sign  string `json:"sign"` // + - ~ or -/+
-	Depth int    `json:"depth"`
-	What  string `json:"what"`
-}
-
-func newPlanView(p *planned) PlanView {
-	v := PlanView{Service: p.plan.ServiceName, Change: p.plan.Change, Operations: []OperationView{}, Warnings: append([]string{}, p.plan.Warnings...)}
-	if v.Change.Fields == nil {
-		v.Change.Fields = []plan.FieldChange{}
-	}
-	for _, l := range p.plan.Format(0) {
-		v.Operations = append(v.Operations, OperationView{Sign: string(l.Sign), Depth: l.Depth, What: l.Text})
-	}
-	return v
 }
 
 // maxPlanFields bounds how many fields of one document are shown.

@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -37,35 +38,35 @@ func podRef(c *cli.Context) (string, error) {
 
 // findPod finds the copy of a pod that the command line means. It returns *notFoundError, or a *usageError that lists the
 // candidates.
-func (s *conn) findPod(c *cli.Context, ref string) (PodView, error) {
+func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
 	views, bad, err := s.podViews(c)
 	if err != nil {
-		return PodView{}, err
+		return inspect.PodView{}, err
 	}
-	found := podsNamed(views, ref)
+	found := inspect.PodsNamed(views, ref)
 	switch len(found) {
 	case 0:
 		if err := errors.Join(bad...); err != nil {
-			return PodView{}, fmt.Errorf("pod %q is not among those that can be read: %w", ref, err)
+			return inspect.PodView{}, fmt.Errorf("pod %q is not among those that can be read: %w", ref, err)
 		}
-		return PodView{}, &notFoundError{text: fmt.Sprintf("no pod has the name %q there; rcctl pods shows all", ref)}
+		return inspect.PodView{}, &notFoundError{text: fmt.Sprintf("no pod has the name %q there; rcctl pods shows all", ref)}
 	case 1:
 		return found[0], nil
 	}
 	var lines []string
 	for _, v := range found[:min(len(found), maxCandidates)] {
-		lines = append(lines, fmt.Sprintf("\n  %s  %s on %s", v.slashName(), v.Name, v.Node))
+		lines = append(lines, fmt.Sprintf("\n  %s  %s on %s", v.SlashName(), v.Name, v.Node))
 	}
 	if left := len(found) - len(lines); left > 0 {
 		lines = append(lines, fmt.Sprintf("\n  and %d more", left))
 	}
-	return PodView{}, &usageError{command: commandName(c), err: &field.Error{
+	return inspect.PodView{}, &usageError{command: commandName(c), err: &field.Error{
 		Field: "POD", Value: ref, Allowed: "what means one copy only, with --node or --rc; this means:" + strings.Join(lines, ""),
 	}}
 }
 
 // podViews joins what --rc and --node choose.
-func (s *conn) podViews(c *cli.Context) (views []PodView, bad []error, err error) {
+func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, err error) {
 	names, rcID, bad, err := s.rcNames(c)
 	if err != nil {
 		return nil, nil, err
@@ -84,45 +85,7 @@ func (s *conn) podViews(c *cli.Context) (views []PodView, bad []error, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	views = filterPods(joinPods(values(placements), values(realities), names), rcID, c.String("node"))
-	markUnreadable(views, badRealities, s.Keys())
+	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), names), rcID, c.String("node"))
+	inspect.MarkUnreadable(views, badRealities, s.Keys())
 	return views, slices.Concat(bad, badPlacements, badRealities), nil
-}
-
-// slashName names a pod by its controller.
-func (v *PodView) slashName() string {
-	rc := v.RCName
-	if rc == "" {
-		rc = v.RCID
-	}
-	return fmt.Sprintf("%s/%s.%d", rc, v.Role, v.Index)
-}
-
-func (v *PodView) identity() pod.Identity {
-	return pod.Identity{RCID: v.RCID, Role: v.Role, Index: v.Index}
-}
-
-// podsNamed returns the copies that a reference means: those with exactly that name, or else those whose name begins with
-// it. Of the copies of one pod, the one where it is placed counts.
-func podsNamed(views []PodView, ref string) []PodView {
-	match := func(matches func(name string) bool) []PodView {
-		var found []PodView
-		for i := range views {
-			v := &views[i]
-			names := []string{v.Name, v.slashName(), v.identity().String()}
-			if slices.ContainsFunc(names, matches) {
-				found = append(found, *v)
-			}
-		}
-		return found
-	}
-	found := match(func(name string) bool { return name == ref })
-	if len(found) == 0 {
-		found = match(func(name string) bool { return strings.HasPrefix(name, ref) })
-	}
-	placed := slices.IndexFunc(found, func(v PodView) bool { return v.Kind == kindPlaced })
-	if placed < 0 || slices.ContainsFunc(found, func(v PodView) bool { return v.identity() != found[placed].identity() }) {
-		return found
-	}
-	return found[placed : placed+1]
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -117,7 +118,7 @@ func values[T any](recs []store.Rec[T]) []T {
 	return out
 }
 
-func writePods(w io.Writer, views []PodView, colours bool) error {
+func writePods(w io.Writer, views []inspect.PodView, colours bool) error {
 	if len(views) == 0 {
 		_, err := fmt.Fprintln(w, "no pods")
 		return err
@@ -128,14 +129,14 @@ func writePods(w io.Writer, views []PodView, colours bool) error {
 	}
 	for _, v := range views {
 		tb.rows = append(tb.rows, []string{
-			v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message,
+			v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message,
 		})
 	}
 	return tb.write(w, colours)
 }
 
 // writePodsWide leaves nothing out but what a line has no room for.
-func writePodsWide(w io.Writer, views []PodView, now time.Time, colours bool) error {
+func writePodsWide(w io.Writer, views []inspect.PodView, now time.Time, colours bool) error {
 	if len(views) == 0 {
 		return writePods(w, views, colours)
 	}
@@ -146,14 +147,14 @@ func writePodsWide(w io.Writer, views []PodView, now time.Time, colours bool) er
 	for _, v := range views {
 		since, exit := "", ""
 		if v.Since != nil {
-			since = age(now, *v.Since)
+			since = inspect.Age(now, *v.Since)
 		}
 		if v.LastExit != nil {
-			exit = exitText(v.LastExit) + ", " + age(now, v.LastExit.At) + " ago"
+			exit = exitText(v.LastExit) + ", " + inspect.Age(now, v.LastExit.At) + " ago"
 		}
 		tb.rows = append(tb.rows, []string{
 			v.Name, v.Node, v.Kind, v.State, since, yesNo(v.Available), fmt.Sprint(v.Restarts), exit, portsText(v.Ports),
-			fmt.Sprint(v.Revision), fmt.Sprint(v.AppliedRevision), short(v.Digest), v.slashName(), v.Message,
+			fmt.Sprint(v.Revision), fmt.Sprint(v.AppliedRevision), inspect.Short(v.Digest), v.SlashName(), v.Message,
 		})
 	}
 	return tb.write(w, colours)
@@ -163,7 +164,7 @@ func podColour(state string) colour {
 	switch state {
 	case string(pod.StateReady), string(pod.StateEnded):
 		return green
-	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateCrashLooping), string(pod.StateOrphaned), stateLost:
+	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateCrashLooping), string(pod.StateOrphaned), inspect.Lost:
 		return red
 	default:
 		return yellow

@@ -1,5 +1,5 @@
-// Package rcctl is the operators' command line: one file per command, one for output. What decides (change.go, diff.go,
-// view.go) is apart from what reads and writes (connect.go, write.go, wait.go).
+// Package rcctl is the operators' command line: one file per command, one for output. What decides (change.go, diff.go)
+// is apart from what reads and writes (connect.go, write.go, wait.go); what joins and explains what was read is in pkg/inspect.
 package rcctl
 
 import (

@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -52,9 +53,9 @@ func (t *tool) rolloutList(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	views := make([]*RolloutView, len(recs))
+	views := make([]*inspect.RolloutView, len(recs))
 	for i := range recs {
-		views[i] = newRolloutView(&recs[i].Value)
+		views[i] = inspect.NewRolloutView(&recs[i].Value)
 		if views[i].Runner, err = s.RunnerOf(c.Context, views[i].Service); err != nil {
 			return err
 		}
@@ -67,7 +68,7 @@ func (t *tool) rolloutList(c *cli.Context) error {
 		tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "RUNNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 		for _, v := range views {
 			tb.rows = append(tb.rows, []string{
-				v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Runner, age(time.Now(), v.StartedAt), fitted(v.Reason, 40),
+				v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Runner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40),
 			})
 		}
 		return tb.write(w, coloured(w))
@@ -131,39 +132,20 @@ func (t *tool) rolloutStatus(c *cli.Context) error {
 	return t.print(out, v, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
 }
 
-func writeRollout(w io.Writer, v *RolloutView, now time.Time) error {
+func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
 	runner := v.Runner
 	if runner == "" {
 		runner = "(no farm: one claims it, or none selects all of its revisions)"
 	}
-	for _, line := range append(v.display(now), "by "+v.By+", carried out by "+runner, asked(v)) {
+	for _, line := range append(v.Lines(now), "by "+v.By+", carried out by "+runner, inspect.Asked(v)) {
 		if line != "" {
 			fmt.Fprintln(w, clean(line))
 		}
 	}
-	if next := nextOf(v); next != "" {
+	if next := inspect.NextOf(v); next != "" {
 		fmt.Fprintln(w, "next: "+next)
 	}
 	return nil
-}
-
-func asked(v *RolloutView) string {
-	if v.Request == "" {
-		return ""
-	}
-	return "asked for, and not carried out yet: " + v.Request
-}
-
-// nextOf says what an operator may do now.
-func nextOf(v *RolloutView) string {
-	switch v.State {
-	case rollout.Paused:
-		return fmt.Sprintf("rcctl rollout resume %s, or rollback, or abort", v.Service)
-	case rollout.WaitingForPromote:
-		return fmt.Sprintf("rcctl rollout promote %s, or rollback", v.Service)
-	default:
-		return ""
-	}
 }
 
 // askCommand is a command that asks the runner of a rollout for something.

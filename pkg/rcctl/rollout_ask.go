@@ -6,27 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
-
-// whyNot says why a rollout cannot be asked for something now, "" if it can.
-func whyNot(r *rollout.Record, verb rollout.Verb) string {
-	switch {
-	case r.State.Ended():
-		return "it has ended"
-	case verb == rollout.PauseVerb && r.State == rollout.Paused:
-		return "it is paused already"
-	case verb == rollout.ResumeVerb && r.State != rollout.Paused:
-		return "it is not paused"
-	case verb == rollout.PromoteVerb && r.State != rollout.WaitingForPromote:
-		return "it does not wait for that"
-	case verb == rollout.RollbackVerb && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack):
-		return "it is rolling back already"
-	default:
-		return ""
-	}
-}
 
 // askRollout leaves a request in a rollout's record, and returns the rollout as it was.
 func (s *conn) askRollout(ctx context.Context, service string, verb rollout.Verb) (*rollout.Record, error) {
@@ -44,7 +27,7 @@ func (s *conn) askRollout(ctx context.Context, service string, verb rollout.Verb
 		return nil, err
 	}
 	r := &rec.Value
-	if why := whyNot(r, verb); why != "" {
+	if why := inspect.WhyNot(r, verb); why != "" {
 		return nil, refusedf("rollout of %s: %s, so that it cannot be asked to %s; it is %s, nothing was written", service, why, verb, r.State)
 	}
 	err = s.AskRollout(ctx, store.RolloutAsk{

@@ -10,7 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -38,17 +38,6 @@ func (t *tool) serviceListCommand() *cli.Command {
 	})
 }
 
-// ServiceView is one service.
-type ServiceView struct {
-	Service   string        `json:"service"`
-	Revision  int64         `json:"revision"`
-	Replicas  int           `json:"replicas"` // of the document
-	Available int           `json:"available"`
-	Rollout   rollout.State `json:"rollout"` // empty: none is under way
-	By        string        `json:"by"`
-	At        time.Time     `json:"at"`
-}
-
 func (t *tool) serviceList(c *cli.Context) error {
 	out, s, err := t.connectToList(c)
 	if err != nil {
@@ -59,7 +48,7 @@ func (t *tool) serviceList(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	views, corrupt := []ServiceView{}, []error{}
+	views, corrupt := []inspect.ServiceView{}, []error{}
 	for _, name := range names {
 		svc, err := s.Service(c.Context, name)
 		var unreadable *store.CorruptError
@@ -70,7 +59,7 @@ func (t *tool) serviceList(c *cli.Context) error {
 		case err != nil:
 			return err
 		default:
-			views = append(views, newServiceView(svc))
+			views = append(views, inspect.NewServiceView(svc))
 		}
 	}
 	err = t.print(out, views, func(w io.Writer) error {
@@ -81,7 +70,7 @@ func (t *tool) serviceList(c *cli.Context) error {
 		tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
 		for _, v := range views {
 			tb.rows = append(tb.rows, []string{
-				v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, age(time.Now(), v.At),
+				v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At),
 			})
 		}
 		return tb.write(w, coloured(w))
@@ -90,20 +79,6 @@ func (t *tool) serviceList(c *cli.Context) error {
 		return err
 	}
 	return t.warn(corrupt)
-}
-
-func newServiceView(svc *plan.Service) ServiceView {
-	d := svc.InEffect()
-	v := ServiceView{Service: d.Service, Revision: d.Revision, Replicas: d.Spec.Total(), By: d.By, At: d.At}
-	for _, one := range svc.Controllers {
-		if one.Status != nil {
-			v.Available += one.Status.Available
-		}
-	}
-	if svc.Rollout != nil {
-		v.Rollout = svc.Rollout.State
-	}
-	return v
 }
 
 func (t *tool) serviceDeleteCommand() *cli.Command {
@@ -158,7 +133,7 @@ func (s *conn) forgetService(ctx context.Context, name string, force, massStop b
 			return nil, refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
 		}
 		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !force {
-			return nil, refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, replicas(effect.Spec.Total()), name)
+			return nil, refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, inspect.Replicas(effect.Spec.Total()), name)
 		}
 		err = s.ForgetService(ctx, svc, massStop, store.NewAudit(who, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
 		if errors.Is(err, store.ErrConflict) && try < maxTries {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -58,7 +59,7 @@ func (t *tool) status(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	view := newStatusView(r, st, farms)
+	view := inspect.NewStatusView(r, st, farms)
 	return t.print(out, view, func(w io.Writer) error {
 		fmt.Fprintf(w, "rc %s (%s), generation %d\n", view.Name, view.RCID, view.Generation)
 		return writeStatus(w, view, coloured(w), time.Now())
@@ -66,7 +67,7 @@ func (t *tool) status(c *cli.Context) error {
 }
 
 // writeStatus prints the state, the counts and the conditions.
-func writeStatus(w io.Writer, v StatusView, colours bool, now time.Time) error {
+func writeStatus(w io.Writer, v inspect.StatusView, colours bool, now time.Time) error {
 	state := v.State
 	if colours {
 		state = string(rcColour(state)) + state + string(plainColour)
@@ -97,7 +98,7 @@ func sinceText(c rc.Condition, now time.Time) string {
 	if c.Since.IsZero() {
 		return ""
 	}
-	return age(now, c.Since)
+	return inspect.Age(now, c.Since)
 }
 
 func yesNo(b bool) string {

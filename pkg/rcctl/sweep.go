@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -167,7 +168,7 @@ func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
 	for i := range plan.orphans {
 		o := &plan.orphans[i]
 		err := s.ask(c.Context, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
-			fmt.Sprintf("stop %s on %s: it runs without a controller", podName(o.PodID, o.Identity), name))
+			fmt.Sprintf("stop %s on %s: it runs without a controller", inspect.PodName(o.PodID, o.Identity), name))
 		if err != nil {
 			return err
 		}
@@ -212,25 +213,17 @@ func (s *conn) ask(ctx context.Context, r store.Request, line string) error {
 	return nil
 }
 
-// podName is the name of a pod for display.
-func podName(podID string, id pod.Identity) string {
-	if podID == "" {
-		return fmt.Sprintf("%s-%d", id.Role, id.Index)
-	}
-	return fmt.Sprintf("%s-%s-%d", podID, id.Role, id.Index)
-}
-
 func (t *tool) printSweep(name string, plan sweepPlan, dry bool, leftOut int) {
 	verb := "asked to"
 	if dry {
 		verb = "would ask to"
 	}
 	for _, o := range plan.orphans {
-		fmt.Fprintf(t.out, "%s stop %s (rc %s)\n", verb, podName(o.PodID, o.Identity), o.RCID)
+		fmt.Fprintf(t.out, "%s stop %s (rc %s)\n", verb, inspect.PodName(o.PodID, o.Identity), o.RCID)
 	}
 	for i := range plan.strays {
 		p := &plan.strays[i]
-		fmt.Fprintf(t.out, "%s stop %s on %s (rc %s, which has no record)\n", verb, podName(p.PodID, p.Identity), p.Node, p.RCID)
+		fmt.Fprintf(t.out, "%s stop %s on %s (rc %s, which has no record)\n", verb, inspect.PodName(p.PodID, p.Identity), p.Node, p.RCID)
 	}
 	for _, id := range plan.repairs {
 		for _, key := range plan.leaked[id] {

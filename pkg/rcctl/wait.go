@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -26,15 +27,8 @@ func waitFlags(goal string) []cli.Flag {
 	}
 }
 
-// observation is what a wait sees at one moment.
-type observation struct {
-	rc     *rc.RC     // nil: gone
-	status *rc.Status // nil: none yet
-	farms  []store.Member
-}
-
-func (s *conn) observe(ctx context.Context, id string) (observation, error) {
-	var o observation
+func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, error) {
+	var o inspect.Observation
 	rec, err := s.RC(ctx, id, false)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -42,61 +36,53 @@ func (s *conn) observe(ctx context.Context, id string) (observation, error) {
 	case err != nil:
 		return o, fmt.Errorf("read rc %s: %w", id, err)
 	}
-	o.rc = &rec.Value
+	o.RC = &rec.Value
 	status, err := s.Status(ctx, id)
 	switch {
 	case err == nil:
-		o.status = &status.Value
+		o.Status = &status.Value
 	case !errors.Is(err, store.ErrNotFound):
 		return o, fmt.Errorf("read status of rc %s: %w", id, err)
 	}
-	o.farms, err = s.farms(ctx)
+	o.Farms, err = s.farms(ctx)
 	return o, err
 }
 
 // waitConverged waits until the owner reports that this generation of the controller has converged. It returns *waitError when the
 // time is up, or at once when it is halted, *refusedError when another change came first.
 func (t *tool) waitConverged(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
-	o, err := t.wait(ctx, s, want, limit, "converged", func(o observation) (bool, error) {
-		switch {
-		case o.rc == nil:
-			return false, refusedf("rc %s (%s) was deleted before generation %d converged", want.Name, want.ID, want.Generation)
-		case o.rc.Generation > want.Generation:
-			return false, refusedf("rc %s: generation %d was replaced by %d (changed by %s) before it converged",
-				want.Name, want.Generation, o.rc.Generation, o.rc.ChangedBy)
+	o, err := t.wait(ctx, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
+		done, overtaken := inspect.Converged(&want, o)
+		if overtaken != "" {
+			return false, refusedf("%s", overtaken)
 		}
-		if o.status == nil || o.status.ObservedGeneration != want.Generation || o.status.Is(rc.Converged) {
-			return o.status != nil && o.status.ObservedGeneration == want.Generation, nil
+		if done || !inspect.MayBeHalted(&want, o) {
+			return done, nil
 		}
 		return false, t.halted(ctx, s, o)
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(t.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.status.Available, o.status.Desired)
+	fmt.Fprintf(t.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.Status.Available, o.Status.Desired)
 	return nil
 }
 
-// halted returns a *waitError when the generation that a status is about does not converge without another change: it is blocked, or pods
-// of its manifest crash-loop. Those of the manifest before may, until they are replaced. What the pod wrote last is shown.
-func (t *tool) halted(ctx context.Context, s *conn, o observation) error {
-	isBlocked := o.status.Is(rc.Blocked)
-	if !isBlocked && !o.status.Is(rc.CrashLooping) {
+// halted returns a *waitError when the generation that a status is about is halted. What the pod wrote last is shown.
+func (t *tool) halted(ctx context.Context, s *conn, o inspect.Observation) error {
+	placements, realities, _, err := s.podsOf(ctx, o.RC.ID)
+	if err != nil && !o.Status.Is(rc.Blocked) {
 		return nil
 	}
-	placements, realities, _, err := s.podsOf(ctx, o.rc.ID)
-	if err != nil && !isBlocked {
-		return nil
-	}
-	worst, says := failing(placements, realities, o.rc.ManifestDigest)
-	if !isBlocked && (worst == nil || says.State != pod.StateCrashLooping) {
+	is, worst, says := inspect.Halted(o, placements, realities)
+	if !is {
 		return nil
 	}
 	if worst != nil && says.LastExit != nil {
 		t.lastWords(ctx, s, worst, says.LastExit.Launchable)
 	}
 	return &waitError{text: fmt.Sprintf("rc %s: generation %d is written and does not converge: %s; look with: rcctl rc explain %s",
-		o.rc.Name, o.rc.Generation, clean(progress(*o.rc, o)), o.rc.Name)}
+		o.RC.Name, o.RC.Generation, clean(inspect.Progress(*o.RC, o)), o.RC.Name)}
 }
 
 // How much of a pod's log a wait shows that fails, and how long it tries.
@@ -111,10 +97,10 @@ func (t *tool) lastWords(ctx context.Context, s *conn, p *pod.Placement, process
 	defer cancel()
 	text, err := t.endOfLog(ctx, s, p, process)
 	if err != nil {
-		fmt.Fprintf(t.err, "the log of %s cannot be shown: %s; see: %s\n", podName(p.PodID, p.Identity), clean(err.Error()), logsOf(p))
+		fmt.Fprintf(t.err, "the log of %s cannot be shown: %s; see: %s\n", inspect.PodName(p.PodID, p.Identity), clean(err.Error()), inspect.LogsOf(p))
 		return
 	}
-	fmt.Fprintf(t.err, "the end of the log of %s on %s; all of it: %s\n", podName(p.PodID, p.Identity), p.Node, logsOf(p))
+	fmt.Fprintf(t.err, "the end of the log of %s on %s; all of it: %s\n", inspect.PodName(p.PodID, p.Identity), p.Node, inspect.LogsOf(p))
 	for line := range strings.Lines(text) {
 		fmt.Fprintf(t.err, "  %s\n", clean(strings.TrimSuffix(line, "\n")))
 	}
@@ -140,7 +126,7 @@ func (t *tool) endOfLog(ctx context.Context, s *conn, p *pod.Placement, process 
 
 // waitGone waits until the record of a controller is gone. Its errors are those of waitConverged.
 func (t *tool) waitGone(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
-	_, err := t.wait(ctx, s, want, limit, "gone", func(o observation) (bool, error) { return o.rc == nil, nil })
+	_, err := t.wait(ctx, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
 	if err == nil {
 		fmt.Fprintf(t.out, "rc %s is gone\n", want.Name)
 	}
@@ -149,7 +135,7 @@ func (t *tool) waitGone(ctx context.Context, s *conn, want rc.RC, limit time.Dur
 
 // wait looks until reached says so, and prints a line whenever there is something new to say. A read that fails is said
 // too and tried again: the change is written, and Consul may come back.
-func (t *tool) wait(ctx context.Context, s *conn, want rc.RC, limit time.Duration, goal string, reached func(observation) (bool, error)) (observation, error) {
+func (t *tool) wait(ctx context.Context, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", goal, limit))
 	defer cancel()
 	ticker := time.NewTicker(pollEvery)
@@ -163,7 +149,7 @@ func (t *tool) wait(ctx context.Context, s *conn, want rc.RC, limit time.Duratio
 			if done || err != nil {
 				return o, err
 			}
-			line = progress(want, o)
+			line = inspect.Progress(want, o)
 		} else if ctx.Err() == nil {
 			line = err.Error()
 		}
@@ -189,33 +175,6 @@ func gaveUp(ctx context.Context, want rc.RC, last string) string {
 		text += "; last seen: " + last
 	}
 	return text + "; look with: rcctl rc status " + want.ID
-}
-
-// progress says on one line how far a controller is.
-func progress(want rc.RC, o observation) string {
-	st := o.status
-	switch {
-	case unclaimed(o.rc, o.farms):
-		return "waiting for a farm: " + whyUnclaimed(o.farms)
-	case st == nil:
-		return "waiting for its farm to report"
-	case st.ObservedGeneration < want.Generation:
-		return fmt.Sprintf("waiting for its farm to see generation %d, it has seen %d", want.Generation, st.ObservedGeneration)
-	}
-	alarms := ""
-	line := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
-	for _, c := range st.Conditions {
-		switch {
-		case c.Type == rc.Converged && !c.True && c.Reason != "":
-			line = c.Reason
-		case c.Type != rc.Converged && c.True:
-			alarms += fmt.Sprintf("; %s: %s", c.Type, c.Reason)
-		}
-	}
-	if st.LastError != "" {
-		alarms += "; error: " + st.LastError
-	}
-	return line + alarms
 }
 
 // pending is something that is written, and that others carry out.

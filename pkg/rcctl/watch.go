@@ -7,11 +7,11 @@ import (
 	"io"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -21,15 +21,6 @@ func watchFlags() []cli.Flag {
 		&cli.StringFlag{Name: "until", Usage: "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"},
 		&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up (exit code 5; default: never)"},
 	}
-}
-
-// untilGone is the goal of a watch that ends with the controller.
-const untilGone = "Gone"
-
-// untilAllowed are the goals of a watch.
-var untilAllowed = []string{
-	string(rc.Converged), untilGone, string(rc.Blocked), string(rc.BooksDiffer), string(rc.BreakerTripped), string(rc.CrashLooping), string(rc.Holding), string(rc.InsufficientNodes), string(rc.Misplaced), string(rc.NodeLost),
-	string(rc.Regressed), string(rc.RequestVoid), string(rc.RolloutGone), string(rc.Unclaimed), string(rc.Unreadable), string(rc.WaitsForService),
 }
 
 // watching is what a command line says about a watch.
@@ -52,8 +43,8 @@ func readWatch(c *cli.Context, format string) (w watching, ok bool, err error) {
 		return w, false, badFlag(c, "--output", format, "table, with --watch")
 	}
 	w.until = c.String("until")
-	if c.IsSet("until") && !slices.Contains(untilAllowed, w.until) {
-		return w, false, badFlag(c, "--until", w.until, list(untilAllowed))
+	if c.IsSet("until") && !slices.Contains(inspect.Goals, w.until) {
+		return w, false, badFlag(c, "--until", w.until, list(inspect.Goals))
 	}
 	if c.IsSet("timeout") {
 		if w.until == "" {
@@ -68,12 +59,12 @@ func readWatch(c *cli.Context, format string) (w watching, ok bool, err error) {
 type screen struct {
 	out      io.Writer
 	terminal bool
-	shown    *StatusView
+	shown    *inspect.StatusView
 	said     string
 }
 
 // show shows a state if it differs from the one shown.
-func (s *screen) show(v StatusView, now time.Time) error {
+func (s *screen) show(v inspect.StatusView, now time.Time) error {
 	if s.shown != nil && reflect.DeepEqual(*s.shown, v) {
 		return nil
 	}
@@ -84,7 +75,7 @@ func (s *screen) show(v StatusView, now time.Time) error {
 		fmt.Fprintf(s.out, "rc %s (%s), generation %d, at %s\n", v.Name, v.RCID, v.Generation, now.Format(time.TimeOnly))
 		return writeStatus(s.out, v, coloured(s.out), now)
 	}
-	return s.say(v.line(), now)
+	return s.say(v.Line(), now)
 }
 
 // say writes a line that is not the same as the last.
@@ -95,49 +86,6 @@ func (s *screen) say(line string, now time.Time) error {
 	s.said = line
 	_, err := fmt.Fprintf(s.out, "%s  %s\n", now.UTC().Format(time.RFC3339), clean(line))
 	return err
-}
-
-// line sums a status up.
-func (v *StatusView) line() string {
-	parts := []string{fmt.Sprintf("%s: generation %d of %d, %d desired, %d placed, %d available", v.State, v.ObservedGeneration, v.Generation, v.Desired, v.Placed, v.Available)}
-	for _, n := range []struct {
-		count int
-		what  string
-	}{{v.Stopping, "stopping"}, {v.Lost, "lost"}, {v.Unmanaged, "unmanaged"}} {
-		if n.count > 0 {
-			parts[0] += fmt.Sprintf(", %d %s", n.count, n.what)
-		}
-	}
-	for _, c := range v.Conditions {
-		if c.Type == rc.Converged && !c.True || c.Type != rc.Converged && c.True {
-			parts = append(parts, fmt.Sprintf("%s: %s", conditionName(c), c.Reason))
-		}
-	}
-	if v.LastError != "" {
-		parts = append(parts, "error: "+v.LastError)
-	}
-	return strings.Join(parts, "; ")
-}
-
-func conditionName(c rc.Condition) string {
-	if !c.True {
-		return "not " + string(c.Type)
-	}
-	return string(c.Type)
-}
-
-// reached reports whether a watch has come to its end.
-func (w watching) reached(o observation) bool {
-	switch {
-	case w.until == "" || o.rc == nil:
-		return w.until == untilGone
-	case w.until == string(rc.Unclaimed):
-		return unclaimed(o.rc, o.farms)
-	case w.until == untilGone:
-		return false
-	default:
-		return o.status != nil && o.status.ObservedGeneration >= o.rc.Generation && o.status.Is(rc.ConditionType(w.until))
-	}
 }
 
 // follow shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
@@ -158,17 +106,17 @@ func (t *tool) follow(ctx context.Context, s *conn, r *rc.RC, w watching) error 
 				trouble = err.Error()
 				fmt.Fprintf(t.err, "rcctl: rc %s: %s\n", r.Name, trouble)
 			}
-		case err == nil && o.rc == nil:
-			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == untilGone {
+		case err == nil && o.RC == nil:
+			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {
 				return err
 			}
 			return refusedIf(w.until != "", "rc %s was deleted before it was %s", r.Name, w.until)
 		case err == nil:
 			trouble = ""
-			if err := sc.show(newStatusView(o.rc, o.status, o.farms), time.Now()); err != nil {
+			if err := sc.show(inspect.NewStatusView(o.RC, o.Status, o.Farms), time.Now()); err != nil {
 				return err
 			}
-			if w.reached(o) {
+			if inspect.Reached(w.until, o) {
 				return nil
 			}
 		}
@@ -184,11 +132,11 @@ func (t *tool) follow(ctx context.Context, s *conn, r *rc.RC, w watching) error 
 	}
 }
 
-func lastSeen(v *StatusView) string {
+func lastSeen(v *inspect.StatusView) string {
 	if v == nil {
 		return "nothing"
 	}
-	return v.line()
+	return v.Line()
 }
 
 // refusedIf returns a *refusedError if the condition holds.

@@ -16,13 +16,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func goodSpec(t *testing.T) *rc.Spec {
 	t.Helper()
-	data, err := document.ToJSON([]byte(goodDocument), specAllowed)
+	data, err := document.ToJSON([]byte(goodDocument), inspect.SpecAllowed)
 	if err != nil {
 		t.Fatal(err)
 	}

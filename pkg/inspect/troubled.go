@@ -1,4 +1,4 @@
-package rcctl
+package inspect
 
 import (
 	"fmt"
@@ -15,8 +15,8 @@ import (
 const maxTroubled = 10
 
 // troubledPods looks at each pod that is not as it should be.
-func (s *situation) troubledPods() []Cause {
-	slices.SortFunc(s.placements, func(a, b pod.Placement) int { return a.Compare(b.Identity) })
+func troubledPods(s *Situation) []Cause {
+	slices.SortFunc(s.Placements, func(a, b pod.Placement) int { return a.Compare(b.Identity) })
 	var causes []Cause
 	left := 0
 	add := func(c Cause, is bool) {
@@ -28,45 +28,45 @@ func (s *situation) troubledPods() []Cause {
 			causes = append(causes, c)
 		}
 	}
-	for i := range s.placements {
-		p := &s.placements[i]
-		add(s.aboutPod(p))
+	for i := range s.Placements {
+		p := &s.Placements[i]
+		add(aboutPod(s, p))
 		for _, g := range p.Ghosts {
-			add(s.aboutGhost(p, g), true)
+			add(aboutGhost(s, p, g), true)
 		}
 	}
 	if left > 0 {
-		causes = append(causes, Cause{fmt.Sprintf("And %d more.", left), "See all: rcctl pods --rc " + s.rc.Name})
+		causes = append(causes, Cause{fmt.Sprintf("And %d more.", left), "See all: rcctl pods --rc " + s.RC.Name})
 	}
 	return causes
 }
 
 // aboutPod says what is wrong with one pod; is is false when nothing is.
-func (s *situation) aboutPod(p *pod.Placement) (c Cause, is bool) {
-	name := podName(p.PodID, p.Identity)
-	v := s.nodes[p.Node]
+func aboutPod(s *Situation, p *pod.Placement) (c Cause, is bool) {
+	name := PodName(p.PodID, p.Identity)
+	v := s.Nodes[p.Node]
 	alive := v != nil && v.Alive
 	switch {
 	case p.LostSince != nil:
-		return s.aboutLost(p, name), true
+		return aboutLost(s, p, name), true
 	case p.RunState == pod.Stopped && !alive:
 		return Cause{
 			fmt.Sprintf("%s was asked to stop, and node %s, which has no living preparer, cannot confirm it.", name, p.Node),
 			fmt.Sprintf("Start the preparer of %s, or if the machine is gone for good: rcctl pod forget %s --node %s", p.Node, name, p.Node),
 		}, true
 	case p.UnmanagedSince != nil || !alive:
-		return s.aboutUnmanaged(p, name), true
+		return aboutUnmanaged(s, p, name), true
 	}
-	r, reported := s.realities[store.At{Identity: p.Identity, Node: p.Node}]
+	r, reported := s.Realities[store.At{Identity: p.Identity, Node: p.Node}]
 	switch {
 	case p.RunState == pod.Stopped && !(reported && r.State == pod.StateStopped):
-		return Cause{fmt.Sprintf("%s on %s was asked to stop%s and has not confirmed it%s.", name, p.Node, since(p.StoppingSince, s.now), says(r)), "Wait for its stop_grace; then look at the preparer of " + p.Node + "."}, true
+		return Cause{fmt.Sprintf("%s on %s was asked to stop%s and has not confirmed it%s.", name, p.Node, since(p.StoppingSince, s.Now), says(r)), "Wait for its stop_grace; then look at the preparer of " + p.Node + "."}, true
 	case p.RunState == pod.Stopped:
 		return Cause{fmt.Sprintf("%s on %s has stopped; its owner is about to remove it.", name, p.Node), "Wait."}, true
 	case !reported:
 		return Cause{fmt.Sprintf("%s was placed on %s, which has not reported on it yet.", name, p.Node), "Wait; if it stays so, look at the preparer of " + p.Node + "."}, true
 	case r.Available && r.Digest == p.Digest:
-		return s.aboutStaying(p, v, name)
+		return aboutStaying(s, p, v, name)
 	default:
 		return aboutState(p, r, name), true
 	}
@@ -76,7 +76,7 @@ func since(at *time.Time, now time.Time) string {
 	if at == nil {
 		return ""
 	}
-	return " " + age(now, *at) + " ago"
+	return " " + Age(now, *at) + " ago"
 }
 
 func says(r pod.Reality) string {
@@ -87,18 +87,18 @@ func says(r pod.Reality) string {
 }
 
 // aboutLost is about a pod whose machine is gone.
-func (s *situation) aboutLost(p *pod.Placement, name string) Cause {
+func aboutLost(s *Situation, p *pod.Placement, name string) Cause {
 	what := fmt.Sprintf("%s was on node %s, which is gone since %s.", name, p.Node, p.LostSince.UTC().Format(time.RFC3339))
 	forget := fmt.Sprintf("Bring %s back, or if it is gone for good: rcctl pod forget %s --node %s", p.Node, name, p.Node)
-	after := s.rc.NodeLoss.After.Or(rc.DefaultNodeLossAfter)
+	after := s.RC.NodeLoss.After.Or(rc.DefaultNodeLossAfter)
 	switch {
 	case p.RunState == pod.Stopped:
 		return Cause{what + " Nobody can confirm that it stopped.", forget}
-	case s.rc.NodeLoss.Action == "keep":
+	case s.RC.NodeLoss.Action == "keep":
 		return Cause{what + " Its controller says node_loss.action: keep, so that it is not replaced.", forget}
-	case !s.rc.ReplacesLost():
+	case !s.RC.ReplacesLost():
 		return Cause{what + " Its controller is static, so that it is not replaced.", forget}
-	case s.now.Sub(*p.LostSince) < after:
+	case s.Now.Sub(*p.LostSince) < after:
 		return Cause{what + fmt.Sprintf(" It is replaced %s after the loss.", after), "Wait."}
 	default:
 		return Cause{what + " It is to be replaced.", "If no replacement comes, look for a node with room: rcctl nodes"}
@@ -106,13 +106,13 @@ func (s *situation) aboutLost(p *pod.Placement, name string) Cause {
 }
 
 // aboutUnmanaged is about a pod whose node has no living preparer.
-func (s *situation) aboutUnmanaged(p *pod.Placement, name string) Cause {
+func aboutUnmanaged(s *Situation, p *pod.Placement, name string) Cause {
 	what := fmt.Sprintf("%s is on node %s, whose preparer does not live; its last report counts.", name, p.Node)
 	if p.UnmanagedSince != nil {
-		after := s.rc.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
+		after := s.RC.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
 		what = fmt.Sprintf("%s is on node %s, whose preparer is gone since %s; its last report counts",
 			name, p.Node, p.UnmanagedSince.UTC().Format(time.RFC3339))
-		if s.rc.ReplacesLost() {
+		if s.RC.ReplacesLost() {
 			what += fmt.Sprintf(", and it is replaced %s after that", after)
 		}
 		what += "."
@@ -121,20 +121,20 @@ func (s *situation) aboutUnmanaged(p *pod.Placement, name string) Cause {
 }
 
 // aboutStaying is about a pod that is well, on a node that it should leave.
-func (s *situation) aboutStaying(p *pod.Placement, v *node.View, name string) (c Cause, is bool) {
+func aboutStaying(s *Situation, p *pod.Placement, v *node.View, name string) (c Cause, is bool) {
 	if v.Ops.Drain == nil {
 		return Cause{}, false
 	}
 	what := fmt.Sprintf("%s is on node %s, which is drained since %s", name, p.Node, v.Ops.Drain.Since.UTC().Format(time.RFC3339))
-	if s.rc.Strategy == rc.Static {
+	if s.RC.Strategy == rc.Static {
 		return Cause{
 			what + ", and stays there because its controller is static.",
 			fmt.Sprintf("rcctl node undrain %s, or stop it at a deadline: rcctl node drain %s --deadline 0s --force", p.Node, p.Node),
 		}, true
 	}
-	if least := s.rc.MinimumAvailable(); s.status != nil && s.status.Available-1 < least {
+	if least := s.RC.MinimumAvailable(); s.Status != nil && s.Status.Available-1 < least {
 		return Cause{
-			what + fmt.Sprintf(", and must stay: %d available replicas and a minimum of %d leave no room.", s.status.Available, least),
+			what + fmt.Sprintf(", and must stay: %d available replicas and a minimum of %d leave no room.", s.Status.Available, least),
 			"Lower min_available, or help the other replicas to become available.",
 		}, true
 	}
@@ -145,7 +145,7 @@ func (s *situation) aboutStaying(p *pod.Placement, v *node.View, name string) (c
 func aboutState(p *pod.Placement, r pod.Reality, name string) Cause {
 	what := fmt.Sprintf("%s on %s is %s%s", name, p.Node, r.State, says(r))
 	if r.Digest != p.Digest && r.State != pod.StateStopped {
-		what += fmt.Sprintf(", still with manifest %s", short(r.Digest))
+		what += fmt.Sprintf(", still with manifest %s", Short(r.Digest))
 	}
 	if r.Restarts > 0 {
 		what += fmt.Sprintf(", restarted %d times", r.Restarts)
@@ -155,37 +155,37 @@ func aboutState(p *pod.Placement, r pod.Reality, name string) Cause {
 	case pod.StateFailed:
 		next = "Mend what its message says, or apply a manifest that works."
 		if r.LastExit != nil || r.Restarts > 0 {
-			next = "Apply a manifest that works, or mend what it needs; what it wrote: " + logsOf(p)
+			next = "Apply a manifest that works, or mend what it needs; what it wrote: " + LogsOf(p)
 		}
 	case pod.StateCrashLooping:
-		next = "Apply a manifest that works; what it wrote: " + logsOf(p)
+		next = "Apply a manifest that works; what it wrote: " + LogsOf(p)
 	case pod.StateUnhealthy:
-		next = "Look why its health check does not pass; what it wrote: " + logsOf(p)
+		next = "Look why its health check does not pass; what it wrote: " + LogsOf(p)
 	case pod.StateOrphaned:
 		next = "Its owner adopts it; if it does not, look at the farm's log."
 	case pod.StateEnded:
-		next = "It has done its work, and its restart policy leaves it at that; what it wrote: " + logsOf(p)
+		next = "It has done its work, and its restart policy leaves it at that; what it wrote: " + LogsOf(p)
 	case pod.StateStopped:
 		next = "It stopped though it should run; look at the preparer of " + p.Node + "."
 	default:
 		if r.Restarts > 0 {
-			next = "It has ended before; what it wrote: " + logsOf(p)
+			next = "It has ended before; what it wrote: " + LogsOf(p)
 		}
 	}
 	return Cause{what + ".", next}
 }
 
 // aboutGhost is about a former copy that has not confirmed its stop.
-func (s *situation) aboutGhost(p *pod.Placement, g pod.Ghost) Cause {
-	name := podName(p.PodID, p.Identity)
-	if v := s.nodes[g.Node]; g.Revision == 0 && v != nil && v.Alive {
+func aboutGhost(s *Situation, p *pod.Placement, g pod.Ghost) Cause {
+	name := PodName(p.PodID, p.Identity)
+	if v := s.Nodes[g.Node]; g.Revision == 0 && v != nil && v.Alive {
 		return Cause{
 			fmt.Sprintf("%s moves from node %s, where it runs on, to %s.", name, g.Node, p.Node),
 			fmt.Sprintf("Wait: if it is not available there within %s it goes back.", s.deadline()),
 		}
 	}
 	what := fmt.Sprintf("%s has left node %s for %s, and its stop there is not confirmed", name, g.Node, p.Node)
-	if v := s.nodes[g.Node]; v != nil && v.Alive {
+	if v := s.Nodes[g.Node]; v != nil && v.Alive {
 		return Cause{what + ".", "Wait; the node stops it when the new copy is available."}
 	}
 	return Cause{

@@ -1,10 +1,11 @@
-package rcctl
+package inspect
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -38,16 +39,16 @@ type PodView struct {
 
 // The kinds of a PodView.
 const (
-	kindPlaced = "placed"
-	kindGhost  = "ghost"
-	kindOrphan = "orphan"
+	Placed = "placed"
+	Ghost  = "ghost"
+	Orphan = "orphan"
 )
 
 // The states of a PodView besides those that nodes report.
 const (
-	statePlaced  = "placed"
-	stateLost    = "lost"
-	stateUnknown = "unknown" // its node's report cannot be read
+	statePlaced = "placed"
+	Lost        = "lost"
+	Unknown     = "unknown" // its node's report cannot be read
 )
 
 // onNode is one identity on one node.
@@ -56,9 +57,9 @@ type onNode struct {
 	node string
 }
 
-// joinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
+// JoinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
 // run without a placement. rcNames maps ids of controllers to names. The result is sorted by rc name, role, index, node.
-func joinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[string]string) []PodView {
+func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[string]string) []PodView {
 	reported := make(map[onNode]*pod.Reality, len(realities))
 	for i := range realities {
 		r := &realities[i]
@@ -95,13 +96,13 @@ func joinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[s
 
 // placedView is a pod where the farm wants it.
 func placedView(p *pod.Placement, r *pod.Reality) PodView {
-	v := viewOf(p.Identity, p.Node, p.PodID, kindPlaced, r)
+	v := viewOf(p.Identity, p.Node, p.PodID, Placed, r)
 	v.Digest, v.Revision, v.RunState, v.Ports = p.Digest, p.Revision, p.RunState, p.Ports
 	v.LostSince, v.UnmanagedSince = p.LostSince, p.UnmanagedSince
 	v.Available = p.LostSince == nil && p.RunState == pod.Running && r != nil && r.Available && r.Digest == p.Digest
 	switch {
 	case p.LostSince != nil:
-		v.State = stateLost
+		v.State = Lost
 		v.note("its node is gone since %s", p.LostSince.UTC().Format(time.RFC3339))
 	case p.UnmanagedSince != nil:
 		v.note("the preparer of its node is away since %s", p.UnmanagedSince.UTC().Format(time.RFC3339))
@@ -110,19 +111,19 @@ func placedView(p *pod.Placement, r *pod.Reality) PodView {
 	case r == nil:
 		v.note("%s has not reported yet", p.Node)
 	case p.RunState == pod.Stopped && r.State != pod.StateStopped:
-		if v.State != stateLost {
+		if v.State != Lost {
 			v.State = string(pod.StateStopping)
 		}
 		v.note("stop asked for, not confirmed by its node")
 	case r.Digest != p.Digest && r.State != pod.StateStopped:
-		v.note("still runs manifest %s", short(r.Digest))
+		v.note("still runs manifest %s", Short(r.Digest))
 	}
 	return v
 }
 
 // ghostView is the copy on a node that the pod has left.
 func ghostView(p *pod.Placement, g pod.Ghost, r *pod.Reality) PodView {
-	v := viewOf(p.Identity, g.Node, p.PodID, kindGhost, r)
+	v := viewOf(p.Identity, g.Node, p.PodID, Ghost, r)
 	v.Digest, v.Revision, v.RunState = p.Digest, g.Revision, pod.Stopped
 	if r != nil {
 		v.Digest = r.Digest
@@ -133,7 +134,7 @@ func ghostView(p *pod.Placement, g pod.Ghost, r *pod.Reality) PodView {
 
 // orphanView is a pod that a node reports and nobody has placed there.
 func orphanView(r *pod.Reality) PodView {
-	v := viewOf(r.Identity, r.Node, "", kindOrphan, r)
+	v := viewOf(r.Identity, r.Node, "", Orphan, r)
 	v.Digest, v.Available = r.Digest, false
 	v.note("has no placement; it runs until its rc adopts or stops it")
 	return v
@@ -165,8 +166,8 @@ func (v *PodView) note(format string, args ...any) {
 	v.Message += fmt.Sprintf(format, args...)
 }
 
-// markUnreadable says of pods whose nodes' reports are there and cannot be read that this is why nothing is known of them.
-func markUnreadable(views []PodView, bad []error, keys store.Keys) {
+// MarkUnreadable says of pods whose nodes' reports are there and cannot be read that this is why nothing is known of them.
+func MarkUnreadable(views []PodView, bad []error, keys store.Keys) {
 	unreadable := map[string]bool{}
 	for _, err := range bad {
 		var corrupt *store.CorruptError
@@ -175,15 +176,54 @@ func markUnreadable(views []PodView, bad []error, keys store.Keys) {
 		}
 	}
 	for i := range views {
-		if v := &views[i]; unreadable[keys.Reality(v.Node, v.identity())] {
-			v.State, v.Message = stateUnknown, "what "+v.Node+" reports cannot be read"
+		if v := &views[i]; unreadable[keys.Reality(v.Node, v.Identity())] {
+			v.State, v.Message = Unknown, "what "+v.Node+" reports cannot be read"
 		}
 	}
 }
 
-// filterPods keeps the pods of one controller, of one node, or both; empty means all.
-func filterPods(views []PodView, rcID, node string) []PodView {
+// FilterPods keeps the pods of one controller, of one node, or both; empty means all.
+func FilterPods(views []PodView, rcID, node string) []PodView {
 	return slices.DeleteFunc(views, func(v PodView) bool {
 		return rcID != "" && v.RCID != rcID || node != "" && v.Node != node
 	})
+}
+
+// SlashName names a pod by its controller.
+func (v *PodView) SlashName() string {
+	rc := v.RCName
+	if rc == "" {
+		rc = v.RCID
+	}
+	return fmt.Sprintf("%s/%s.%d", rc, v.Role, v.Index)
+}
+
+// Identity is whose copy it is.
+func (v *PodView) Identity() pod.Identity {
+	return pod.Identity{RCID: v.RCID, Role: v.Role, Index: v.Index}
+}
+
+// PodsNamed returns the copies that a reference means: those with exactly that name, or else those whose name begins with
+// it. Of the copies of one pod, the one where it is placed counts.
+func PodsNamed(views []PodView, ref string) []PodView {
+	match := func(matches func(name string) bool) []PodView {
+		var found []PodView
+		for i := range views {
+			v := &views[i]
+			names := []string{v.Name, v.SlashName(), v.Identity().String()}
+			if slices.ContainsFunc(names, matches) {
+				found = append(found, *v)
+			}
+		}
+		return found
+	}
+	found := match(func(name string) bool { return name == ref })
+	if len(found) == 0 {
+		found = match(func(name string) bool { return strings.HasPrefix(name, ref) })
+	}
+	placed := slices.IndexFunc(found, func(v PodView) bool { return v.Kind == Placed })
+	if placed < 0 || slices.ContainsFunc(found, func(v PodView) bool { return v.Identity() != found[placed].Identity() }) {
+		return found
+	}
+	return found[placed : placed+1]
 }

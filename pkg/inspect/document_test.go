@@ -1,4 +1,4 @@
-package rcctl
+package inspect
 
 import (
 	"encoding/json"
@@ -49,29 +49,57 @@ func anyRecord(t *rapid.T) rc.RC {
 	return r
 }
 
+const aDocument = `name: web
+replicas: 3
+pod:
+  version: 1
+  id: web
+  launchables:
+  - name: server
+    artifact:
+      kind: tar
+      url: https://files.example/web.tar.gz
+      sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+    env: {MODE: fast}
+    stop_grace: 5s
+  ports:
+  - {name: http, port: 8080}
+  health:
+    http: {port: http, path: /health}
+    interval: 2s
+`
+
 // Whatever a record asks for, what rc get prints of it in either format asks for the same; and with another count for that, and for
 // nothing else.
 func TestShownAsksForTheSame(t *testing.T) {
-	pod := goodSpec(t).Pod
+	data, err := document.ToJSON([]byte(aDocument), SpecAllowed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, err := rc.DecodeSpec(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := asked.Pod
 	rapid.Check(t, func(t *rapid.T) {
 		r := anyRecord(t)
-		view := newRCView(&r, &rc.Status{}, nil)
+		view := NewRCView(&r, &rc.Status{}, nil)
 		view.Manifest = pod
-		shown := newRCDocument(&r, &view)
-		inYAML, err := shown.text()
+		shown := NewRCDocument(&r, &view)
+		inYAML, err := shown.Text()
 		if err != nil {
 			t.Fatal(err)
 		}
-		inJSON, err := indented(view)
+		inJSON, err := Indented(view)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, text := range [][]byte{inYAML, inJSON} {
-			converted, err := document.ToJSON(text, specAllowed)
+			converted, err := document.ToJSON(text, SpecAllowed)
 			if err != nil {
 				t.Fatal(err)
 			}
-			spec, ignored, err := decodeShown(converted)
+			spec, ignored, err := DecodeShown(converted)
 			if err != nil || !slices.Contains(ignored, "status") {
 				t.Fatalf("%v, ignored %v\n%s", err, ignored, text)
 			}
@@ -99,11 +127,11 @@ func TestShownKeepsNumbers(t *testing.T) {
 	for _, number := range []string{"1", "1.0", "-0", "1e3", "1E+3", "0.1", "1e400", "123456789012345678901234567890", "12345678901"} {
 		m := &manifest.Manifest{ID: "web", Config: manifest.Config{"n": json.Number(number)}}
 		r := rc.RC{Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: new(int)}}}
-		text, err := (&RCDocument{Spec: *rc.SpecOf(&r, m)}).text()
+		text, err := (&RCDocument{Spec: *rc.SpecOf(&r, m)}).Text()
 		if err != nil {
 			t.Fatal(err)
 		}
-		converted, err := document.ToJSON(text, specAllowed)
+		converted, err := document.ToJSON(text, SpecAllowed)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package rcctl
+package inspect
 
 import (
 	"bytes"
@@ -17,6 +17,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
+// SpecAllowed is what a document of a controller may be, in words.
+const SpecAllowed = "one YAML or JSON document that describes a replication controller"
+
 // RCDocument is what rcctl rc get -o yaml prints: the document that makes the controller what it is, for apply, and what only
 // rcfarm sets.
 type RCDocument struct {
@@ -31,18 +34,18 @@ type RCDocument struct {
 	Status         *StatusView `json:"status"`
 }
 
-// newRCDocument is the document of a controller that is shown.
-func newRCDocument(r *rc.RC, v *RCView) RCDocument {
+// NewRCDocument is the document of a controller that is shown.
+func NewRCDocument(r *rc.RC, v *RCView) RCDocument {
 	return RCDocument{
 		Spec: *rc.SpecOf(r, v.Manifest), ID: v.ID, State: v.State, Generation: v.Generation, ChangedBy: v.ChangedBy,
 		DeletedAt: v.DeletedAt, Mutator: v.Mutator, ManifestDigest: v.ManifestDigest, Status: v.Status,
 	}
 }
 
-// text returns the document in YAML, or as JSON, which is YAML too, where YAML would not keep it: it makes 1 of a 1.0 in the
+// Text returns the document in YAML, or as JSON, which is YAML too, where YAML would not keep it: it makes 1 of a 1.0 in the
 // configuration, and that is another manifest.
-func (d *RCDocument) text() ([]byte, error) {
-	plain, err := indented(d)
+func (d *RCDocument) Text() ([]byte, error) {
+	plain, err := Indented(d)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +53,7 @@ func (d *RCDocument) text() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode output: %w", err)
 	}
-	back, err := document.ToJSON(text, specAllowed)
+	back, err := document.ToJSON(text, SpecAllowed)
 	if err != nil {
 		return plain, nil //nolint:nilerr // it cannot be read as YAML
 	}
@@ -58,7 +61,7 @@ func (d *RCDocument) text() ([]byte, error) {
 	if err := json.Unmarshal(back, &read); err != nil {
 		return plain, nil //nolint:nilerr // it is not the same
 	}
-	if again, err := indented(&read); err != nil || !bytes.Equal(again, plain) {
+	if again, err := Indented(&read); err != nil || !bytes.Equal(again, plain) {
 		return plain, err
 	}
 	return text, nil
@@ -136,9 +139,9 @@ type ServerFields struct {
 	Status         json.RawMessage `json:"status"`
 }
 
-// decodeShown is rc.DecodeSpec for a document that may be one that rcctl rc get has printed. ignored are the fields of it that no
+// DecodeShown is rc.DecodeSpec for a document that may be one that rcctl rc get has printed. ignored are the fields of it that no
 // document sets. Its errors are field.Errors, or about text that is no JSON.
-func decodeShown(converted []byte) (spec *rc.Spec, ignored []string, err error) {
+func DecodeShown(converted []byte) (spec *rc.Spec, ignored []string, err error) {
 	var top map[string]json.RawMessage
 	if json.Unmarshal(converted, &top) != nil {
 		spec, err = rc.DecodeSpec(converted)
@@ -161,4 +164,16 @@ func decodeShown(converted []byte) (spec *rc.Spec, ignored []string, err error) 
 	}
 	dropDefaulted(&shown.Spec, shown.Defaulted, shown.MinAvailableAsked)
 	return &shown.Spec, ignored, shown.Validate().Err()
+}
+
+// Indented returns a view as JSON for people.
+func Indented(view any) ([]byte, error) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(view); err != nil {
+		return nil, fmt.Errorf("encode output: %w", err)
+	}
+	return text.Bytes(), nil
 }

@@ -1,0 +1,275 @@
+package inspect
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Explanation is why a controller is as it is, in sentences.
+type Explanation struct {
+	RCID    string  `json:"rc_id"`
+	Name    string  `json:"name"`
+	State   string  `json:"state"`
+	Summary string  `json:"summary"`
+	Causes  []Cause `json:"causes"` // the one to look at first, first
+}
+
+// Cause is one thing that keeps a controller from being as it should, and what to do about it.
+type Cause struct {
+	What string `json:"what"`
+	Next string `json:"next,omitempty"`
+}
+
+// Situation is everything that an explanation follows from.
+type Situation struct {
+	Now        time.Time
+	RC         rc.RC
+	Status     *rc.Status
+	Manifest   *manifest.Manifest // nil: missing or unreadable
+	Placements []pod.Placement
+	Realities  map[store.At]pod.Reality
+	Nodes      map[string]*node.View
+	Taken      map[string]node.Reservation
+	Nonce      string // of the cluster
+	Farms      []store.Member
+	Owner      string         // farm that holds the lock; empty: none
+	Breaker    *store.Breaker // nil: missing or unreadable
+}
+
+// Explain says why a controller is not converged, and what to do. It is computed without I/O.
+func Explain(s *Situation) Explanation {
+	e := Explanation{RCID: s.RC.ID, Name: s.RC.Name, State: StateOf(&s.RC, s.Status, s.Farms), Causes: []Cause{}}
+	e.Summary = summary(s, e.State)
+	for _, look := range []func(*Situation) []Cause{
+		ownership, records, intended, held, shortage,
+		upgrade, troubledPods,
+	} {
+		e.Causes = append(e.Causes, look(s)...)
+	}
+	if len(e.Causes) == 0 && e.State != string(rc.Converged) {
+		e.Causes = append(e.Causes, otherwise(s))
+	}
+	return e
+}
+
+func summary(s *Situation, state string) string {
+	available := 0
+	if s.Status != nil {
+		available = s.Status.Available
+	}
+	asItShould := state == string(rc.Converged) || s.is(rc.Converged) && (state == string(rc.Misplaced) || state == string(rc.RequestVoid))
+	if asItShould {
+		return fmt.Sprintf("It has converged: %d of %s available.", available, Replicas(s.RC.Desired()))
+	}
+	return fmt.Sprintf("It has not converged (%s): %d of %s available, %d placed.", state, available, Replicas(s.RC.Desired()), s.running())
+}
+
+func (s *Situation) running() int {
+	n := 0
+	for i := range s.Placements {
+		if s.Placements[i].RunState == pod.Running {
+			n++
+		}
+	}
+	return n
+}
+
+// otherwise is the farm's own reason where none of ours applies.
+func otherwise(s *Situation) Cause {
+	for _, c := range s.Status.Conditions {
+		if c.Type == rc.Converged && c.Reason != "" {
+			return Cause{What: "Its farm says: " + c.Reason + ".", Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"}
+		}
+	}
+	return Cause{What: "Nothing is in its way.", Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"}
+}
+
+// ownership looks for a farm that works on it.
+func ownership(s *Situation) []Cause {
+	switch {
+	case len(s.Farms) == 0:
+		return []Cause{{"No farm is running, so nobody works on it. Its pods run on.", "Start a farm: farm --id farm-1"}}
+	case Unclaimed(&s.RC, s.Farms):
+		return []Cause{{
+			fmt.Sprintf("No running farm selects it: its labels are %s, the farms select %s.", orWord(LabelText(s.RC.Labels), "none"), s.selectors()),
+			"Change its labels and apply it again, or start a farm whose --rc-selector matches it.",
+		}}
+	case s.Owner == "":
+		return []Cause{{"No farm owns it at this moment, though one should.", "Wait a few seconds; if it stays so, look at the logs of the farms (rcctl farms)."}}
+	case s.Status == nil || s.Status.ObservedGeneration < s.RC.Generation:
+		seen := int64(0)
+		if s.Status != nil {
+			seen = s.Status.ObservedGeneration
+		}
+		return []Cause{{
+			fmt.Sprintf("Farm %s owns it and has not reported on generation %d yet (it has seen %d).", s.Owner, s.RC.Generation, seen),
+			"Wait a few seconds; if it stays so, look at the log of farm " + s.Owner + s.at(s.Owner) + ".",
+		}}
+	}
+	return nil
+}
+
+func (s *Situation) selectors() string {
+	var parts []string
+	for _, m := range s.Farms {
+		parts = append(parts, fmt.Sprintf("%s (%s)", m.RCSelector, m.ID))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// at says where a farm's debug server is.
+func (s *Situation) at(farm string) string {
+	for _, m := range s.Farms {
+		if m.ID == farm && m.Address != "" {
+			return ", or at its debug server " + m.Address
+		}
+	}
+	return ""
+}
+
+// records looks for what cannot be read.
+func records(s *Situation) []Cause {
+	var causes []Cause
+	if s.Manifest == nil {
+		causes = append(causes, Cause{
+			fmt.Sprintf("The manifest %s that it asks for is missing or unreadable, so that no pod can be added.", Short(s.RC.ManifestDigest)),
+			"Apply its document again: rcctl apply -f FILE",
+		})
+	}
+	if s.Status != nil && s.Status.LastError != "" && s.Manifest != nil {
+		causes = append(causes, Cause{"Its farm could not read all of it: " + s.Status.LastError + ".", "Mend or remove the record that is named, or restore it."})
+	}
+	return causes
+}
+
+// intended looks at what it was asked to be.
+func intended(s *Situation) []Cause {
+	switch {
+	case s.RC.DeletedAt != nil:
+		return []Cause{{
+			fmt.Sprintf("It is marked for deletion since %s; %s left, and it goes when the last one's stop is confirmed.", s.RC.DeletedAt.UTC().Format(time.RFC3339), podsAre(len(s.Placements))),
+			"Watch: rcctl rc status " + s.RC.Name + " --watch --until Gone",
+		}}
+	case s.RC.Disabled:
+		return []Cause{{"It is disabled: nothing is placed and nothing is removed.", "When that is over: rcctl rc enable " + s.RC.Name}}
+	}
+	return nil
+}
+
+func podsAre(n int) string {
+	if n == 1 {
+		return "1 pod is"
+	}
+	return fmt.Sprintf("%d pods are", n)
+}
+
+// held looks at what keeps farms from acting at all.
+func held(s *Situation) []Cause {
+	var causes []Cause
+	if s.Breaker == nil {
+		causes = append(causes, Cause{"The record of the mass-stop breaker is missing or unreadable, so that nothing is stopped.", "A running farm makes a missing one; where it is unreadable: rcctl farm resume"})
+	} else if s.Breaker.Tripped && (s.is(rc.BreakerTripped) || s.RC.DeletedAt != nil || s.running() > s.RC.Desired()) {
+		causes = append(causes, Cause{
+			fmt.Sprintf("The mass-stop breaker was tripped by %s at %s (%s), so that nothing is stopped.", s.Breaker.By, s.Breaker.Since.UTC().Format(time.RFC3339), s.Breaker.Reason),
+			"Find out why (rcctl audit --since 1h). Ask again for what is meant, with --allow-mass-stop, take back what is not; then: rcctl farm resume",
+		})
+	}
+	if s.is(rc.Holding) {
+		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer's log, or stop its Consul service if it is gone for good. Where it cannot answer: rcctl farm release-hold NODE"})
+	}
+	if s.is(rc.BooksDiffer) {
+		causes = append(causes, Cause{"The scheduler's books differ from what is placed: " + s.why(rc.BooksDiffer) + ".", "Look at the scheduler; its farm asks it again by itself."})
+	}
+	if s.is(rc.Misplaced) {
+		causes = append(causes, Cause{
+			"Pods stay on nodes that its selector does not match: " + s.why(rc.Misplaced) + ".",
+			"Label the nodes as they were, or change node_selector. A pod of a static controller leaves with: rcctl node drain NODE --deadline 0s --force",
+		})
+	}
+	if s.is(rc.RequestVoid) {
+		causes = append(causes, Cause{
+			"What an operator asked for was not carried out: " + s.why(rc.RequestVoid) + ".",
+			"Look at its pods (rcctl pods --rc " + s.RC.Name + "). If one is gone for good all the same, ask again: rcctl pod forget POD --node NODE",
+		})
+	}
+	if s.is(rc.WaitsForService) {
+		causes = append(causes, Cause{"It waits for the other revisions of its service: " + s.why(rc.WaitsForService) + ".", "Wait; if one of them holds or has pods that were found running, look at that one: rcctl rc explain REF"})
+	}
+	if s.is(rc.RolloutGone) {
+		causes = append(causes, Cause{"Its upgrade in place has stopped midway: " + s.why(rc.RolloutGone) + ".", "Deploy the service again."})
+	}
+	if s.is(rc.Regressed) {
+		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
+	}
+	return causes
+}
+
+func (s *Situation) is(t rc.ConditionType) bool { return s.Status != nil && s.Status.Is(t) }
+
+func (s *Situation) why(t rc.ConditionType) string {
+	for _, c := range s.Status.Conditions {
+		if c.Type == t {
+			return strings.TrimSuffix(c.Reason, ".")
+		}
+	}
+	return ""
+}
+
+// upgrade looks at a new manifest that does not get through.
+func upgrade(s *Situation) []Cause {
+	var causes []Cause
+	if s.is(rc.Blocked) {
+		causes = append(causes, Cause{"It is blocked: " + s.why(rc.Blocked) + ".", unblock(s)})
+	}
+	outdated := 0
+	for i := range s.Placements {
+		if p := &s.Placements[i]; p.RunState == pod.Running && p.Digest != s.RC.ManifestDigest {
+			outdated++
+		}
+	}
+	switch {
+	case outdated > 0 && s.RC.Mutator != "":
+		causes = append(causes, Cause{fmt.Sprintf("%s on another manifest; rollout %s is in charge of that.", podsAre(outdated), s.RC.Mutator), "Look at the rollout."})
+	case outdated > 0 && !s.is(rc.Blocked) && !s.is(rc.Regressed):
+		causes = append(causes, Cause{fmt.Sprintf("%s still on another manifest; they are upgraded one at a time.", podsAre(outdated)), "Wait: rcctl rc status " + s.RC.Name + " --watch"})
+	}
+	return causes
+}
+
+// unblock says what helps where something is blocked: what only another manifest mends is said to need one.
+func unblock(s *Situation) string {
+	if p, r := Failing(s.Placements, s.Realities, s.RC.ManifestDigest); p != nil {
+		next := "Apply a manifest that works"
+		if severity(&r) <= sick {
+			next += ", or give it more time with progress_deadline"
+		}
+		return next + "; what it wrote: " + LogsOf(p)
+	}
+	switch mover := s.mover(); {
+	case mover != nil && s.RC.Strategy == rc.Static:
+		return fmt.Sprintf("rcctl node undrain %s, or stop it at a deadline: rcctl node drain %s --deadline 0s --force", mover.Node, mover.Node)
+	case mover != nil && len(mover.Avoid) > 0:
+		return fmt.Sprintf("Look at the nodes that are named, add one, or let it stay: rcctl node undrain %s", mover.Node)
+	case mover != nil:
+		return fmt.Sprintf("Lower min_available, allow a max_surge, or let it stay: rcctl node undrain %s", mover.Node)
+	case s.Status.Available-1 < s.RC.MinimumAvailable():
+		return "Lower min_available, or add replicas."
+	default:
+		return "Free room where it is wanted: rcctl pods --node NODE"
+	}
+}
+
+// deadline is how long a pod may take to become available, min_ready included.
+func (s *Situation) deadline() time.Duration {
+	if s.Manifest == nil {
+		return s.RC.Deadline()
+	}
+	return s.RC.Deadline() + s.Manifest.ReadyAfter()
+}

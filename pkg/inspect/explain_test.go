@@ -1,0 +1,286 @@
+package inspect
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+var explainNow = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// well is a controller of two replicas with nothing wrong. Each case spoils something.
+func well() *Situation {
+	two := 2
+	s := &Situation{
+		Now: explainNow,
+		RC: rc.RC{
+			ID: "01", Name: "web", Generation: 3, ManifestDigest: "d", NodeSelector: "rack=a", Strategy: rc.Dynamic,
+			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}},
+		},
+		Status: &rc.Status{
+			ObservedGeneration: 3, Desired: 2, Placed: 2, Available: 2, Owner: "f1",
+			Conditions: []rc.Condition{{Type: rc.Converged, True: true}},
+		},
+		Manifest:  &manifest.Manifest{ID: "web", Ports: []manifest.Port{{Name: "http", Port: 80}}},
+		Realities: map[store.At]pod.Reality{},
+		Nodes:     map[string]*node.View{}, Taken: map[string]node.Reservation{},
+		Farms: []store.Member{{ID: "f1", Address: "127.0.0.1:7460"}}, Owner: "f1", Breaker: &store.Breaker{},
+	}
+	for i, name := range []string{"n1", "n2"} {
+		id := pod.Identity{RCID: "01", Role: "main", Index: i}
+		s.Nodes[name] = &node.View{Node: node.Node{Name: name, Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+		s.Taken[name] = node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}}}}
+		s.Placements = append(s.Placements, pod.Placement{Identity: id, Node: name, PodID: "web", Digest: "d", RunState: pod.Running, Revision: 1})
+		s.Realities[store.At{Identity: id, Node: name}] = pod.Reality{Identity: id, Node: name, Digest: "d", Revision: 1, State: pod.StateReady, Available: true}
+	}
+	return s
+}
+
+// not is the status with a condition that is true, and not converged.
+func (s *Situation) not(t rc.ConditionType, reason string) {
+	s.Status.Conditions = []rc.Condition{{Type: rc.Converged, Reason: "1 of 2 replicas available"}, {Type: t, True: true, Reason: reason}}
+}
+
+// report changes what the node of the first pod reports.
+func (s *Situation) report(change func(*pod.Reality)) {
+	s.not(rc.Converged, "")
+	s.Status.Conditions = s.Status.Conditions[:1]
+	at := store.At{Identity: s.Placements[0].Identity, Node: "n1"}
+	r := s.Realities[at]
+	change(&r)
+	s.Realities[at] = r
+}
+
+func explainCases() map[string]struct {
+	spoil func(*Situation)
+	says  []string // in this order
+	not   string
+} {
+	before := explainNow.Add(-10 * time.Second)
+	long := explainNow.Add(-time.Hour)
+	return map[string]struct {
+		spoil func(*Situation)
+		says  []string
+		not   string
+	}{
+		"converged": {func(*Situation) {}, []string{"It has converged: 2 of 2 replicas available."}, "Next"},
+		"no farm":   {func(s *Situation) { s.Farms = nil }, []string{"(Unclaimed)", "No farm is running", "Start a farm"}, "owns it"},
+		"no farm selects it": {
+			func(s *Situation) { s.Farms[0].RCSelector = "env=prod" },
+			[]string{"No running farm selects it: its labels are none, the farms select env=prod (f1)", "--rc-selector"},
+			"",
+		},
+		"nobody owns it": {func(s *Situation) { s.Owner = ""; s.Status = nil }, []string{"(Pending)", "No farm owns it at this moment", "Wait a few seconds"}, ""},
+		"not seen yet":   {func(s *Situation) { s.RC.Generation = 4 }, []string{"Farm f1 owns it and has not reported on generation 4 yet (it has seen 3)", "debug server 127.0.0.1:7460"}, ""},
+		"never reported": {func(s *Situation) { s.Status = nil }, []string{"(it has seen 0)"}, ""},
+		"no manifest":    {func(s *Situation) { s.Manifest = nil; s.not(rc.Unreadable, "x") }, []string{"The manifest d that it asks for is missing", "rcctl apply -f FILE"}, ""},
+		"unreadable":     {func(s *Situation) { s.Status.LastError = "unreadable record x/pods/y"; s.not(rc.Unreadable, "") }, []string{"could not read all of it: unreadable record x/pods/y.", "Mend or remove"}, ""},
+		"deleted":        {func(s *Situation) { s.RC.DeletedAt = &before }, []string{"(Deleting)", "marked for deletion since 2026-01-02T03:03:55Z; 2 pods are left", "--until Gone"}, ""},
+		"disabled":       {func(s *Situation) { s.RC.Disabled = true }, []string{"(Disabled)", "It is disabled", "rcctl rc enable web"}, ""},
+		"breaker": {func(s *Situation) {
+			s.Breaker = &store.Breaker{Tripped: true, By: "f2", Since: before, Reason: "12 of 20"}
+			s.not(rc.BreakerTripped, "x")
+		}, []string{"tripped by f2 at 2026-01-02T03:03:55Z (12 of 20), so that nothing is stopped.", "rcctl audit", "--allow-mass-stop", "rcctl farm resume"}, ""},
+		"breaker, of no concern": {func(s *Situation) { s.Breaker = &store.Breaker{Tripped: true} }, []string{"It has converged"}, "breaker"},
+		"breaker missing":        {func(s *Situation) { s.Breaker = nil }, []string{"breaker is missing or unreadable"}, ""},
+		"holding":                {func(s *Situation) { s.not(rc.Holding, "waiting for nodes to report: n9") }, []string{"Nothing is added for now: waiting for nodes to report: n9.", "look at its preparer"}, ""},
+		"regressed":              {func(s *Situation) { s.not(rc.Regressed, "2 pods") }, []string{"stay as they are: 2 pods.", "rcctl apply"}, ""},
+		"blocked, another manifest helps": {func(s *Situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateCrashLooping, false })
+			s.not(rc.Blocked, "main.0 failed")
+		}, []string{"It is blocked: main.0 failed.", "Next: Apply a manifest that works; what it wrote: rcctl logs web-main-0\n", "2. web-main-0 on n1 is crash-looping"}, "min_available"},
+		"blocked, it has ended once": {func(s *Situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available, r.Restarts = pod.StateRunning, false, 1 })
+			s.not(rc.Blocked, "main.0 failed")
+		}, []string{"Next: Apply a manifest that works; what", "It has ended before; what it wrote: rcctl logs web-main-0"}, "min_available"},
+		"blocked, slow": {func(s *Situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false })
+			s.not(rc.Blocked, "main.0 failed")
+		}, []string{"Apply a manifest that works, or give it more time with progress_deadline; what it wrote: rcctl logs web-main-0"}, "min_available"},
+		"blocked by the minimum": {func(s *Situation) { s.not(rc.Blocked, "no room"); s.Status.Available = 1 }, []string{"It is blocked: no room.", "Next: Lower min_available, or add replicas."}, "manifest"},
+		"blocked by a drain": {func(s *Situation) {
+			s.not(rc.Blocked, "main.0 must leave n1")
+			s.Nodes["n1"].Ops.Drain = &node.Drain{Since: before}
+		}, []string{"It is blocked: main.0 must leave n1.", "Next: Lower min_available, allow a max_surge, or let it stay: rcctl node undrain n1"}, "manifest"},
+		"blocked, the node is full": {func(s *Situation) { s.not(rc.Blocked, "n1 has no room") }, []string{"rcctl pods --node NODE"}, "manifest"},
+		"crash-looping": {func(s *Situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available, r.Restarts = pod.StateCrashLooping, false, 7 })
+			s.not(rc.CrashLooping, "1 pod")
+		}, []string{"It has not converged (CrashLooping)", "web-main-0 on n1 is crash-looping, restarted 7 times.", "Next: Apply a manifest that works; what it wrote: rcctl logs web-main-0"}, "on its way"},
+		"outdated": {func(s *Situation) { s.report(func(*pod.Reality) {}); s.Placements[0].Digest = "old" }, []string{"1 pod is still on another manifest", "Wait"}, ""},
+		"rollout": {func(s *Situation) {
+			s.report(func(*pod.Reality) {})
+			s.Placements[0].Digest = "old"
+			s.RC.Mutator = "r7"
+		}, []string{"rollout r7 is in charge"}, "one at a time"},
+		"no nodes": {func(s *Situation) { s.not(rc.InsufficientNodes, "x"); s.Nodes = nil; s.Placements = nil }, []string{"There is no node at all.", "Start a preparer"}, ""},
+		"nodes of all kinds": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 6 nodes, these take none: x")
+			s.Placements = s.Placements[:1]
+			add := func(name string, change func(*node.View)) {
+				v := &node.View{Node: node.Node{Name: name, Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 9}}, Alive: true}
+				change(v)
+				s.Nodes[name] = v
+			}
+			s.Nodes["n1"].Capacity.Slots = 5
+			delete(s.Nodes, "n2")
+			add("other", func(v *node.View) { v.Labels = nil })
+			add("dead", func(v *node.View) { v.Alive = false })
+			add("drained", func(v *node.View) { v.Ops.Drain = &node.Drain{} })
+			add("cordoned", func(v *node.View) { v.Ops.Unschedulable = true })
+			add("full", func(v *node.View) { v.Capacity.Slots = 0 })
+		}, []string{
+			"1 replica has no node: 1 of 2", `(1 of 6) have labels that its selector "rack=a" does not match: other.`, "rcctl node label",
+			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
+			"have its port in use already: n1.",
+		}, "there is room"},
+		"waits for the service": {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
+		"the rollout is gone":   {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
+		"max per node":          {func(s *Situation) { s.not(rc.InsufficientNodes, "x"); s.RC.MaxPerNode = 1 }, []string{"as many of its pods as max_per_node allows: n1, n2.", "raise max_per_node"}, ""},
+		"room by now": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "x")
+			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+		}, []string{"By now there is room on n3."}, ""},
+		"a move without a node": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "main.0 must leave n1 and has no other node; of 2 nodes, these take none: x")
+			s.Nodes["n1"].Ops.Drain = &node.Drain{Since: before}
+			s.RC.MaxPerNode = 1
+			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+			s.Placements[0].Avoid = []pod.Avoided{{Node: "n3", Since: before, Generation: 3}}
+		}, []string{
+			"1. web-main-0 has to leave its node, and no other takes it: main.0 must leave n1", "are drained or cordoned: n1.",
+			"did not become available when it was moved there: n3.", "as max_per_node allows: n2.",
+		}, "replicas have no node"},
+		"misplaced": {func(s *Situation) {
+			s.Status.Conditions = append(s.Status.Conditions, rc.Condition{Type: rc.Misplaced, True: true, Reason: "main.0 stays on n1: static"})
+		}, []string{"It has converged: 2 of 2", "does not match: main.0 stays on n1: static.", "Label the nodes as they were"}, ""},
+		"a void request": {func(s *Situation) {
+			s.Status.Conditions = append(s.Status.Conditions, rc.Condition{Type: rc.RequestVoid, True: true, Reason: "main.0 on n1: its node was back"})
+		}, []string{"It has converged: 2 of 2", "was not carried out: main.0 on n1: its node was back.", "rcctl pods --rc web", "rcctl pod forget POD --node NODE"}, ""},
+		"moving": {
+			func(s *Situation) { s.Placements[0].Ghosts = []pod.Ghost{{Node: "n2"}} },
+			[]string{"web-main-0 moves from node n2, where it runs on, to n1.", "within 2m10s it goes back"},
+			"not confirmed",
+		},
+		"a node that has not spoken": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "x")
+			s.Nonce = "now"
+			for _, v := range s.Nodes {
+				v.Nonce = "now"
+			}
+			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, Nonce: "before"}, Alive: true}
+		}, []string{"have not yet said what they run, since the store was new or went back: n3.", "look at the preparer"}, "there is room"},
+		"failed": {func(s *Situation) {
+			s.report(func(r *pod.Reality) {
+				r.State, r.Available, r.Message, r.Restarts = pod.StateFailed, false, "exit status 3", 4
+			})
+		}, []string{"web-main-0 on n1 is failed (exit status 3), restarted 4 times.", "Next: Apply a manifest that works, or mend what it needs; what it wrote: rcctl logs web-main-0"}, "web-main-1"},
+		"unhealthy": {func(s *Situation) {
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateUnhealthy, false })
+		}, []string{"web-main-0 on n1 is unhealthy.", "health check"}, ""},
+		"starting": {func(s *Situation) { s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateStarting, false }) }, []string{"web-main-0 on n1 is starting.", "on its way"}, ""},
+		"silent":   {func(s *Situation) { s.report(func(*pod.Reality) {}); s.Realities = nil }, []string{"web-main-0 was placed on n1, which has not reported on it yet.", "web-main-1"}, ""},
+		"stopping": {func(s *Situation) {
+			s.report(func(r *pod.Reality) { r.Message = "not stopped yet" })
+			s.Placements[0].RunState, s.Placements[0].StoppingSince = pod.Stopped, &before
+		}, []string{"web-main-0 on n1 was asked to stop 10s ago and has not confirmed it (not stopped yet).", "stop_grace"}, ""},
+		"stopping on a dead node": {
+			func(s *Situation) {
+				s.Placements[0].RunState = pod.Stopped
+				s.Nodes["n1"].Alive = false
+				s.not(rc.Holding, "")
+			},
+			[]string{"web-main-0 was asked to stop, and node n1, which has no living preparer", "rcctl pod forget web-main-0 --node n1"},
+			"",
+		},
+		"lost, early": {func(s *Situation) { s.Placements[0].LostSince = &before; s.not(rc.Holding, "") }, []string{"gone since 2026-01-02T03:03:55Z. It is replaced 30s after the loss.", "Wait"}, "forget"},
+		"lost, late":  {func(s *Situation) { s.Placements[0].LostSince = &long; s.not(rc.Holding, "") }, []string{"It is to be replaced.", "rcctl nodes"}, ""},
+		"lost, kept": {func(s *Situation) {
+			s.Placements[0].LostSince = &long
+			s.RC.NodeLoss.Action = "keep"
+			s.not(rc.Holding, "")
+		}, []string{"node_loss.action: keep", "rcctl pod forget web-main-0 --node n1"}, ""},
+		"unmanaged": {func(s *Situation) {
+			s.Placements[0].UnmanagedSince, s.Nodes["n1"].Alive = &before, false
+			minute := field.Duration(time.Minute)
+			s.RC.NodeLoss.UnmanagedAfter = &minute
+			s.not(rc.Holding, "")
+		}, []string{"whose preparer is gone since 2026-01-02T03:03:55Z", "replaced 1m0s after that", "Start the preparer of n1."}, ""},
+		"dead node":    {func(s *Situation) { s.Nodes["n1"].Alive = false; s.not(rc.Holding, "") }, []string{"whose preparer does not live; its last report counts."}, ""},
+		"unknown node": {func(s *Situation) { delete(s.Nodes, "n1"); s.not(rc.Holding, "") }, []string{"web-main-0 is on node n1, whose preparer does not live"}, ""},
+		"drained":      {func(s *Situation) { s.Nodes["n1"].Ops.Drain = &node.Drain{Since: before} }, []string{"web-main-0 is on node n1, which is drained since", "it moves when another node has room", "rcctl nodes"}, "static"},
+		"drained, at the minimum": {
+			func(s *Situation) { s.Nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.Status.Available = 1 },
+			[]string{"and must stay: 1 available replicas and a minimum of 1 leave no room.", "Lower min_available"},
+			"it moves",
+		},
+		"drained, static": {
+			func(s *Situation) { s.Nodes["n1"].Ops.Drain = &node.Drain{Since: before}; s.RC.Strategy = rc.Static },
+			[]string{"stays there because its controller is static.", "rcctl node undrain n1", "--deadline 0s --force"},
+			"",
+		},
+		"ghost": {func(s *Situation) { s.Placements[0].Ghosts = []pod.Ghost{{Node: "n2", Revision: 4}} }, []string{"web-main-0 has left node n2 for n1, and its stop there is not confirmed.", "Wait"}, ""},
+		"ghost on a dead node": {
+			func(s *Situation) { s.Placements[0].Ghosts = []pod.Ghost{{Node: "n9"}} },
+			[]string{"because no preparer lives there.", "rcctl pod forget web-main-0 --node n9"},
+			"",
+		},
+		"the farm's own reason": {func(s *Situation) { s.report(func(*pod.Reality) {}) }, []string{"Its farm says: 1 of 2 replicas available.", "--watch"}, ""},
+	}
+}
+
+// textOf is an explanation as people read it.
+func textOf(e *Explanation) string {
+	text := e.Summary + "\n"
+	for i, c := range e.Causes {
+		text += fmt.Sprintf("\n%d. %s\n", i+1, c.What)
+		if c.Next != "" {
+			text += "   Next: " + c.Next + "\n"
+		}
+	}
+	return text
+}
+
+func TestExplain(t *testing.T) {
+	for name, tt := range explainCases() {
+		t.Run(name, func(t *testing.T) {
+			s := well()
+			tt.spoil(s)
+			e := Explain(s)
+			out := textOf(&e)
+			rest := out
+			for _, want := range tt.says {
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Errorf("no %q, in this order, in\n%s", want, out)
+					break
+				}
+				rest = after
+			}
+			if tt.not != "" && strings.Contains(out, tt.not) {
+				t.Errorf("%q in\n%s", tt.not, out)
+			}
+		})
+	}
+}
+
+// Many pods in trouble are not all listed.
+func TestExplainIsBounded(t *testing.T) {
+	s := well()
+	s.not(rc.Holding, "")
+	for i := range 50 {
+		s.Placements = append(s.Placements, pod.Placement{Identity: pod.Identity{RCID: "01", Role: "main", Index: 2 + i}, Node: "n1", PodID: "web", RunState: pod.Running, Digest: "d"})
+	}
+	e := Explain(s)
+	if last := e.Causes[len(e.Causes)-1]; len(e.Causes) != 1+maxTroubled+1 || last.What != "And 40 more." || !strings.Contains(last.Next, "rcctl pods --rc web") {
+		t.Errorf("%d causes, the last %+v", len(e.Causes), last)
+	}
+}

@@ -1,0 +1,96 @@
+package inspect
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// The structs below are what -o json and -o yaml print; rcctl rc get -o yaml prints an RCDocument. They are an interface: fields are added, never renamed or
+// removed. Times are RFC 3339 in UTC, lengths of time are text with a unit. Lists are never null.
+
+// RCView is one controller: what it asks for, and its status.
+type RCView struct {
+	ID            string            `json:"id"`
+	Name          string            `json:"name"`
+	State         string            `json:"state"` // one word, see stateOf
+	Generation    int64             `json:"generation"`
+	ChangedBy     string            `json:"changed_by"`
+	DeletedAt     *time.Time        `json:"deleted_at,omitempty"`
+	Disabled      bool              `json:"disabled"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	NodeSelector  string            `json:"node_selector"` // empty selects every node
+	PodLabels     map[string]string `json:"pod_labels,omitempty"`
+	Replicas      int               `json:"replicas"` // of all groups together
+	ReplicaGroups []rc.ReplicaGroup `json:"replica_groups"`
+	MaxPerNode    int               `json:"max_per_node"`     // zero: no limit
+	Spread        string            `json:"spread,omitempty"` // key of the node label that pods are spread over
+	MinAvailable  int               `json:"min_available"`    // in effect, default included
+	// MinAvailableAsked is what was asked for, where there are fewer replicas.
+	MinAvailableAsked *int         `json:"min_available_asked,omitempty"`
+	MaxSurge          int          `json:"max_surge"` // in effect, default included
+	NodeLoss          NodeLossView `json:"node_loss"`
+	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available, default included.
+	ProgressDeadline field.Duration     `json:"progress_deadline"`
+	Strategy         rc.Strategy        `json:"strategy"`
+	Mutator          string             `json:"mutator,omitempty"` // rollout in charge
+	ManifestDigest   string             `json:"manifest_digest"`
+	Manifest         *manifest.Manifest `json:"manifest,omitempty"` // only from rc get
+	Defaulted        []string           `json:"defaulted"`          // which of the above are not as a document has set them, as name=value
+	Status           *StatusView        `json:"status"`             // null while no farm has reported
+}
+
+// NodeLossView says when the pods of a lost node are replaced, defaults included.
+type NodeLossView struct {
+	Action         string         `json:"action"`
+	After          field.Duration `json:"after"`
+	UnmanagedAfter field.Duration `json:"unmanaged_after"`
+}
+
+// NewRCView joins a controller and its status. st may be nil.
+func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
+	v := RCView{
+		ID: r.ID, Name: r.Name, State: StateOf(r, st, farms), Generation: r.Generation, ChangedBy: r.ChangedBy,
+		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
+		PodLabels: r.PodLabels, Replicas: r.Desired(), ReplicaGroups: r.ReplicaGroups, MaxPerNode: r.MaxPerNode, Spread: r.Spread,
+		MinAvailable: r.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
+		ManifestDigest: r.ManifestDigest, ProgressDeadline: field.Duration(r.Deadline()),
+		NodeLoss: NodeLossView{
+			Action:         r.NodeLoss.Action,
+			After:          field.Duration(r.NodeLoss.After.Or(rc.DefaultNodeLossAfter)),
+			UnmanagedAfter: field.Duration(r.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)),
+		},
+	}
+	if v.NodeLoss.Action == "" {
+		v.NodeLoss.Action = "replace"
+	}
+	if r.MinAvailable != nil && *r.MinAvailable != v.MinAvailable {
+		v.MinAvailableAsked = r.MinAvailable
+	}
+	v.Defaulted = defaulted(r, &v)
+	if st != nil {
+		view := NewStatusView(r, st, farms)
+		v.Status = &view
+	}
+	return v
+}
+
+// JoinRCs joins controllers with their status. The result is sorted by name.
+func JoinRCs(recs []store.Rec[rc.RC], found []store.Rec[rc.Status], farms []store.Member) []RCView {
+	statuses := make(map[string]*rc.Status, len(found))
+	for i := range found {
+		statuses[found[i].Value.RCID] = &found[i].Value
+	}
+	views := make([]RCView, 0, len(recs))
+	for i := range recs {
+		r := &recs[i].Value
+		views = append(views, NewRCView(r, statuses[r.ID], farms))
+	}
+	slices.SortFunc(views, func(a, b RCView) int { return strings.Compare(a.Name, b.Name) })
+	return views
+}

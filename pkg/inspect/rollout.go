@@ -1,0 +1,213 @@
+package inspect
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// barWidth is how many characters a bar has.
+const barWidth = 30
+
+// bar draws a share.
+func bar(part, whole int) string {
+	filled := barWidth
+	if whole > 0 {
+		filled = barWidth * min(max(part, 0), whole) / whole
+	}
+	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "]"
+}
+
+// Lines is what a terminal shows of a rollout.
+func (v *RolloutView) Lines(now time.Time) []string {
+	lines := []string{fmt.Sprintf("%s  %s  %s, %s", v.Service, v.State, v.Strategy, Age(now, v.StartedAt))}
+	for stage := 1; stage <= v.Stages; stage++ {
+		if v.Stages > maxBars && stage != v.Stage {
+			continue // a bar for the stage that it is at
+		}
+		done, of := 0, 1
+		switch {
+		case stage < v.Stage || v.State == rollout.Done:
+			done = 1
+		case stage == v.Stage:
+			done, of = v.progress()
+		}
+		text := fmt.Sprintf("stage %d of %d  %s", stage, v.Stages, bar(done, of))
+		if stage == v.Stage && !v.State.Ended() {
+			text += fmt.Sprintf("  %s", v.Phase)
+		}
+		lines = append(lines, text)
+	}
+	for _, r := range v.Revisions {
+		lines = append(lines, "  "+r.Line())
+	}
+	for _, reason := range []string{v.Reason, v.Held} {
+		if reason != "" {
+			lines = append(lines, "  "+reason)
+		}
+	}
+	for _, f := range v.Failures {
+		lines = append(lines, "  failing: "+f)
+	}
+	return append(lines, v.Tail...)
+}
+
+// maxBars is for how many stages there is a bar each.
+const maxBars = 12
+
+// Asked says what an operator asked for and the runner has not carried out yet, "" where there is nothing.
+func Asked(v *RolloutView) string {
+	if v.Request == "" {
+		return ""
+	}
+	return "asked for, and not carried out yet: " + v.Request
+}
+
+// NextOf says what an operator may do now.
+func NextOf(v *RolloutView) string {
+	switch v.State {
+	case rollout.Paused:
+		return fmt.Sprintf("rcctl rollout resume %s, or rollback, or abort", v.Service)
+	case rollout.WaitingForPromote:
+		return fmt.Sprintf("rcctl rollout promote %s, or rollback", v.Service)
+	default:
+		return ""
+	}
+}
+
+// WhyNot says why a rollout cannot be asked for something now, "" if it can.
+func WhyNot(r *rollout.Record, verb rollout.Verb) string {
+	switch {
+	case r.State.Ended():
+		return "it has ended"
+	case verb == rollout.PauseVerb && r.State == rollout.Paused:
+		return "it is paused already"
+	case verb == rollout.ResumeVerb && r.State != rollout.Paused:
+		return "it is not paused"
+	case verb == rollout.PromoteVerb && r.State != rollout.WaitingForPromote:
+		return "it does not wait for that"
+	case verb == rollout.RollbackVerb && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack):
+		return "it is rolling back already"
+	default:
+		return ""
+	}
+}
+
+// RolloutView is a rollout under way.
+type RolloutView struct {
+	ID        string         `json:"id"`
+	Service   string         `json:"service"`
+	State     rollout.State  `json:"state"`
+	Reason    string         `json:"reason"`
+	Held      string         `json:"held"` // why nothing moves although it is not paused
+	Strategy  string         `json:"strategy"`
+	Stage     int            `json:"stage"`
+	Stages    int            `json:"stages"`
+	Phase     rollout.Phase  `json:"phase"`
+	By        string         `json:"by"`
+	Runner    string         `json:"runner"` // farm that carries it out
+	StartedAt time.Time      `json:"started_at"`
+	Request   string         `json:"request"` // what an operator asked for and is not carried out yet
+	Revisions []RevisionView `json:"revisions"`
+	Failures  []string       `json:"failures"`
+	Tail      []string       `json:"-"` // of the last failing pod's log
+	up        *RevisionView  // that goes up
+}
+
+// RevisionView is one revision that takes part in a rollout.
+type RevisionView struct {
+	Name      string            `json:"name"`
+	RC        string            `json:"rc"`
+	Revision  int64             `json:"revision"`
+	Direction rollout.Direction `json:"direction"`
+	Target    int               `json:"target"` // of this stage
+	Desired   int               `json:"desired"`
+	Available int               `json:"available"`
+	Pods      map[string]int    `json:"pods"` // by state
+}
+
+// Line sums a revision up.
+func (r *RevisionView) Line() string {
+	states := make([]string, 0, len(r.Pods))
+	for _, state := range slices.Sorted(maps.Keys(r.Pods)) {
+		states = append(states, fmt.Sprintf("%d %s", r.Pods[state], state))
+	}
+	text := fmt.Sprintf("%s (%s): %d of %d available", r.Name, r.Direction, r.Available, r.Desired)
+	if len(states) > 0 {
+		text += "; " + strings.Join(states, ", ")
+	}
+	return text
+}
+
+// Progress returns how far the stage is, in pods.
+func (v *RolloutView) progress() (part, whole int) {
+	if v.up == nil {
+		return 0, 1
+	}
+	return v.up.Available, max(1, v.up.Target)
+}
+
+// Line sums a rollout up.
+func (v *RolloutView) Line() string {
+	text := fmt.Sprintf("%s: %s, stage %d of %d, %s", v.Service, v.State, v.Stage, v.Stages, v.Phase)
+	for i := range v.Revisions {
+		text += "; " + v.Revisions[i].Line()
+	}
+	for _, more := range append([]string{v.Reason, v.Held}, v.Failures...) {
+		if more != "" {
+			text += "; " + more
+		}
+	}
+	return text
+}
+
+// NewRolloutView is a rollout's record without what is known of its pods.
+func NewRolloutView(r *rollout.Record) *RolloutView {
+	v := &RolloutView{
+		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, Held: r.Held, Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
+		Phase: r.Phase, By: r.By, StartedAt: r.StartedAt, Revisions: []RevisionView{}, Failures: []string{},
+	}
+	if r.Request != nil {
+		v.Request = fmt.Sprintf("%s, by %s", r.Request.Verb, r.Request.By)
+	}
+	for _, one := range r.Revisions {
+		rv := RevisionView{Name: one.Name, RC: one.RC, Revision: one.Rev, Direction: one.Direction, Pods: map[string]int{}}
+		if one.Target != nil {
+			rv.Target = *one.Target
+		}
+		v.Revisions = append(v.Revisions, rv)
+	}
+	for i := range v.Revisions {
+		if v.Revisions[i].Direction == rollout.Up {
+			v.up = &v.Revisions[i]
+		}
+	}
+	for _, f := range r.Failures {
+		v.Failures = append(v.Failures, fmt.Sprintf("%s on %s: %s", f.Pod, f.Node, f.Reason))
+	}
+	return v
+}
+
+// Count adds what is known of a revision's pods.
+func (r *RevisionView) Count(placements []pod.Placement, realities map[store.At]pod.Reality) {
+	for _, p := range JoinPods(placements, slices.Collect(maps.Values(realities)), nil) {
+		r.Pods[p.State]++
+		if p.Available {
+			r.Available++
+		}
+	}
+}
+
+// Tell adds the end of the log of a pod that fails.
+func (v *RolloutView) Tell(p *pod.Placement, log string) {
+	v.Tail = append(v.Tail, fmt.Sprintf("  the end of the log of %s:", PodName(p.PodID, p.Identity)))
+	for line := range strings.Lines(log) {
+		v.Tail = append(v.Tail, "    "+strings.TrimSuffix(line, "\n"))
+	}
+}

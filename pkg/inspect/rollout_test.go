@@ -1,0 +1,146 @@
+package inspect
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// aRollout is in the second of three stages, with one of two pods up.
+func aRollout() *RolloutView {
+	two, none := 2, 0
+	v := NewRolloutView(&rollout.Record{
+		ID: "01", Service: "web", Strategy: "availability", State: rollout.Progressing, Stage: 2, Stages: 3, Phase: rollout.Moving, Held: "the breaker is tripped",
+		StartedAt: time.Unix(0, 0), Request: &rollout.Request{Verb: rollout.PauseVerb, By: "ann"},
+		Revisions: []rollout.Revision{{RC: "a", Name: "web-r1", Rev: 1, Direction: rollout.Down, Target: &none}, {RC: "b", Name: "web-r2", Rev: 2, Direction: rollout.Up, Target: &two}},
+		Failures:  []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit status 3"}}},
+	})
+	id := func(i int) pod.Identity { return pod.Identity{RCID: "b", Role: "main", Index: i} }
+	v.Revisions[1].Desired = 2
+	v.Revisions[1].Count([]pod.Placement{
+		{Identity: id(0), Node: "n1", Digest: "d", RunState: pod.Running}, {Identity: id(1), Node: "n2", Digest: "d", RunState: pod.Running},
+	}, map[store.At]pod.Reality{
+		{Identity: id(0), Node: "n1"}: {Identity: id(0), Node: "n1", Digest: "d", State: pod.StateReady, Available: true},
+	})
+	return v
+}
+
+func TestRolloutView(t *testing.T) {
+	t.Parallel()
+	v := aRollout()
+	want := "web: progressing, stage 2 of 3, moving; web-r1 (down): 0 of 0 available; web-r2 (up): 1 of 2 available; 1 placed, 1 ready" +
+		"; the breaker is tripped; main.0 on n1: exit status 3"
+	if got := v.Line(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	v.Tell(&pod.Placement{PodID: "web", Identity: pod.Identity{Role: "main"}}, "one\ntwo\n")
+	lines := []string{
+		"web  progressing  availability, 60s",
+		"stage 1 of 3  [" + strings.Repeat("#", 30) + "]",
+		"stage 2 of 3  [" + strings.Repeat("#", 15) + strings.Repeat(".", 15) + "]  moving",
+		"stage 3 of 3  [" + strings.Repeat(".", 30) + "]",
+		"  web-r1 (down): 0 of 0 available",
+		"  web-r2 (up): 1 of 2 available; 1 placed, 1 ready",
+		"  the breaker is tripped",
+		"  failing: main.0 on n1: exit status 3",
+		"  the end of the log of web-main-0:", "    one", "    two",
+	}
+	if got := v.Lines(time.Unix(60, 0)); !slices.Equal(got, lines) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(lines, "\n"))
+	}
+	if got := Asked(v); got != "asked for, and not carried out yet: pause, by ann" {
+		t.Error(got)
+	}
+	v.Stages, v.Stage = 40, 17 // a bar for the stage that it is at
+	if got := v.Lines(time.Unix(60, 0)); !strings.HasPrefix(got[1], "stage 17 of 40") || !strings.HasPrefix(got[2], "  web-r1") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestWhyNot(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		state  rollout.State
+		resume rollout.State
+		verb   rollout.Verb
+		want   string // empty: it can be asked for
+	}{
+		{rollout.Done, "", rollout.PauseVerb, "it has ended"},
+		{rollout.Progressing, "", rollout.PauseVerb, ""},
+		{rollout.Paused, "", rollout.PauseVerb, "it is paused already"},
+		{rollout.Paused, "", rollout.ResumeVerb, ""},
+		{rollout.Progressing, "", rollout.ResumeVerb, "it is not paused"},
+		{rollout.WaitingForPromote, "", rollout.PromoteVerb, ""},
+		{rollout.Progressing, "", rollout.PromoteVerb, "it does not wait for that"},
+		{rollout.Progressing, "", rollout.RollbackVerb, ""},
+		{rollout.RollingBack, "", rollout.RollbackVerb, "it is rolling back already"},
+		{rollout.Paused, rollout.RollingBack, rollout.RollbackVerb, "it is rolling back already"},
+		{rollout.Paused, rollout.Progressing, rollout.AbortVerb, ""},
+	} {
+		if got := WhyNot(&rollout.Record{State: tt.state, Resume: tt.resume}, tt.verb); got != tt.want {
+			t.Errorf("%s while %s: %q, want %q", tt.verb, tt.state, got, tt.want)
+		}
+	}
+}
+
+func TestNextOf(t *testing.T) {
+	t.Parallel()
+	for state, want := range map[rollout.State]string{
+		rollout.Paused: "rcctl rollout resume web, or rollback, or abort", rollout.WaitingForPromote: "rcctl rollout promote web, or rollback", rollout.Progressing: "",
+	} {
+		if got := NextOf(&RolloutView{Service: "web", State: state}); got != want {
+			t.Errorf("%s: %q", state, got)
+		}
+	}
+}
+
+func TestHistoryOutcome(t *testing.T) {
+	t.Parallel()
+	svc := &plan.Service{Deployed: plan.Deployed{Revision: 3}, Rollout: &rollout.Record{ID: "r3", State: rollout.Paused}}
+	for _, tt := range []struct {
+		entry plan.Entry
+		want  string
+	}{
+		{plan.Entry{Revision: 1, Outcome: rollout.Failed, Rollout: "r1"}, "failed"},
+		{plan.Entry{Revision: 1}, "done"},
+		{plan.Entry{Revision: 2, Rollout: "r2"}, "replaced"},
+		{plan.Entry{Revision: 3, Rollout: "r3"}, "paused"},
+	} {
+		if got := NewHistoryView(svc, &tt.entry).Outcome; got != tt.want {
+			t.Errorf("%+v: %s", tt.entry, got)
+		}
+	}
+}
+
+func TestWritten(t *testing.T) {
+	t.Parallel()
+	done := func(what string) Deed { return Deed{What: what, Show: "rcctl audit"} }
+	lost := Deed{What: "c", Show: "rcctl nodes", Unknown: true}
+	for name, tt := range map[string]struct {
+		deeds []Deed
+		want  []string
+	}{
+		"nothing": {nil, []string{"nothing was written"}},
+		"two":     {[]Deed{done("a"), done("b")}, []string{"this was written: a; b; nothing else was"}},
+		"many": {
+			[]Deed{done("1"), done("2"), done("3"), done("4"), done("5"), done("6")},
+			[]string{"this was written: 1; 2; 3; 4; 5; and 1 more; nothing else was"},
+		},
+		"unknown": {[]Deed{lost}, []string{"it is not known whether this was written: c; to see: rcctl nodes"}},
+		"both": {
+			[]Deed{done("a"), lost},
+			[]string{"this was written: a", "it is not known whether this was written: c; to see: rcctl nodes"},
+		},
+	} {
+		if got := Written(tt.deeds); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}

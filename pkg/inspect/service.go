@@ -1,0 +1,83 @@
+package inspect
+
+import (
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// HistoryView is one revision of a service.
+type HistoryView struct {
+	plan.Entry
+	Outcome  string `json:"outcome"` // done, failed, aborted, or what its rollout does
+	InEffect bool   `json:"in_effect"`
+}
+
+// NewHistoryView says what came of a revision of a service.
+func NewHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
+	v := HistoryView{Entry: *e, Outcome: string(e.Outcome), InEffect: e.Revision == svc.InEffect().Revision}
+	switch {
+	case v.Outcome != "":
+	case svc.Rollout != nil && svc.Rollout.ID == e.Rollout:
+		v.Outcome = string(svc.Rollout.State)
+	case e.Rollout == "":
+		v.Outcome = "done"
+	default:
+		v.Outcome = "replaced" // by another rollout before it ended
+	}
+	return v
+}
+
+// PlanView is the plan of one service.
+type PlanView struct {
+	Service    string          `json:"service"`
+	Change     plan.SpecChange `json:"change"`
+	Operations []OperationView `json:"operations"`
+	Warnings   []string        `json:"warnings"`
+}
+
+// OperationView is one operation of a plan.
+type OperationView struct {
+	Sign  string `json:"sign"` // + - ~ or -/+
+	Depth int    `json:"depth"`
+	What  string `json:"what"`
+}
+
+// NewPlanView is a plan with its operations in the order in which they are shown.
+func NewPlanView(p *plan.Plan) PlanView {
+	v := PlanView{Service: p.ServiceName, Change: p.Change, Operations: []OperationView{}, Warnings: append([]string{}, p.Warnings...)}
+	if v.Change.Fields == nil {
+		v.Change.Fields = []plan.FieldChange{}
+	}
+	for _, l := range p.Format(0) {
+		v.Operations = append(v.Operations, OperationView{Sign: string(l.Sign), Depth: l.Depth, What: l.Text})
+	}
+	return v
+}
+
+// ServiceView is one service.
+type ServiceView struct {
+	Service   string        `json:"service"`
+	Revision  int64         `json:"revision"`
+	Replicas  int           `json:"replicas"` // of the document
+	Available int           `json:"available"`
+	Rollout   rollout.State `json:"rollout"` // empty: none is under way
+	By        string        `json:"by"`
+	At        time.Time     `json:"at"`
+}
+
+// NewServiceView sums a service up.
+func NewServiceView(svc *plan.Service) ServiceView {
+	d := svc.InEffect()
+	v := ServiceView{Service: d.Service, Revision: d.Revision, Replicas: d.Spec.Total(), By: d.By, At: d.At}
+	for _, one := range svc.Controllers {
+		if one.Status != nil {
+			v.Available += one.Status.Available
+		}
+	}
+	if svc.Rollout != nil {
+		v.Rollout = svc.Rollout.State
+	}
+	return v
+}

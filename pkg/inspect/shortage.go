@@ -1,0 +1,132 @@
+package inspect
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// mover returns the first pod that has to leave its node, nil where there is none or where others have none at all.
+func (s *Situation) mover() *pod.Placement {
+	sel, err := s.RC.Selector()
+	if err != nil || s.running() < s.RC.Desired() {
+		return nil
+	}
+	for i := range s.Placements {
+		p := &s.Placements[i]
+		if v := s.Nodes[p.Node]; p.RunState == pod.Running && (p.LostSince != nil || p.UnmanagedSince != nil || v != nil && (v.MustLeave() || !v.Matches(sel))) {
+			return p
+		}
+	}
+	return nil
+}
+
+// avoids returns the nodes that a pod must not be moved to.
+func avoids(s *Situation, p *pod.Placement) map[string]bool {
+	names := map[string]bool{}
+	if p == nil {
+		return names
+	}
+	names[p.Node] = true
+	for _, g := range p.Ghosts {
+		names[g.Node] = true
+	}
+	for _, a := range s.RC.Avoided(p, s.Now) {
+		names[a.Node] = true
+	}
+	return names
+}
+
+// refusals returns, by reason, the nodes that would not take one more pod, or the one that has to move.
+func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason][]string, takes []string) {
+	reasons = map[scheduler.Reason][]string{}
+	sel, err := s.RC.Selector()
+	if err != nil {
+		return reasons, nil
+	}
+	next := pod.Identity{RCID: s.RC.ID}
+	rule := scheduler.Rule{Selector: sel, Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode, Share: node.Holder{Pod: next}}
+	if s.Manifest != nil {
+		res := s.Manifest.Resources()
+		rule.Share = node.NewHolder(next, s.Manifest.PortMap(), res.CPU, res.Memory)
+		rule.Dynamic = s.Manifest.DynamicPorts()
+	}
+	avoids := avoids(s, mover)
+	if mover != nil {
+		next = mover.Identity
+	}
+	perNode := map[string]int{}
+	for i := range s.Placements {
+		perNode[s.Placements[i].Node]++
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		at := scheduler.Candidate{View: s.Nodes[name], Reservation: s.Taken[name], Pods: perNode[name], Avoid: avoids[name]}
+		if reason := rule.Check(at, next); reason != "" {
+			reasons[reason] = append(reasons[reason], name)
+		} else {
+			takes = append(takes, name)
+		}
+	}
+	return reasons, takes
+}
+
+// advice says, for each reason, why nodes take no pod and what to do.
+var advice = []struct {
+	reason scheduler.Reason
+	what   string // after the names of nodes
+	next   string
+}{
+	{scheduler.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl node label NODE KEY=VALUE"},
+	{scheduler.NotAlive, "have no living preparer", "Start the preparer there."},
+	{scheduler.NotSettled, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
+	{scheduler.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
+	{scheduler.Relabelled, "have labels that are not those that placing counts on there", "Wait: a farm mends that within a minute."},
+	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
+	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
+	{scheduler.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},
+	{scheduler.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
+}
+
+// shortage looks for nodes, where replicas lack them.
+func shortage(s *Situation) []Cause {
+	if !s.is(rc.InsufficientNodes) {
+		return nil
+	}
+	if len(s.Nodes) == 0 {
+		return []Cause{{"There is no node at all.", "Start a preparer on each machine."}}
+	}
+	what := replicasHave(s.RC.Desired()-s.running()) + " no node"
+	mover := s.mover()
+	if s.running() >= s.RC.Desired() && mover != nil {
+		what = PodName(mover.PodID, mover.Identity) + " has to leave its node, and no other takes it"
+	}
+	causes := []Cause{{What: what + ": " + s.why(rc.InsufficientNodes) + "."}}
+	reasons, takes := refusals(s, mover)
+	for _, a := range advice {
+		names := reasons[a.reason]
+		if len(names) == 0 {
+			continue
+		}
+		what := a.what
+		if a.reason == scheduler.Selector {
+			what = fmt.Sprintf(a.what, s.RC.NodeSelector)
+		}
+		causes = append(causes, Cause{fmt.Sprintf("These nodes (%d of %d) %s: %s.", len(names), len(s.Nodes), what, SomeOf(names)), a.next})
+	}
+	if len(takes) > 0 {
+		causes = append(causes, Cause{"By now there is room on " + SomeOf(takes) + ".", "Wait: its farm looks again when a node changes."})
+	}
+	return causes
+}
+
+func replicasHave(n int) string {
+	if n == 1 {
+		return "1 replica has"
+	}
+	return fmt.Sprintf("%d replicas have", max(0, n))
+}

@@ -1,0 +1,133 @@
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// StatusView is what the owner farm reports, with what rcctl itself can tell.
+type StatusView struct {
+	RCID               string         `json:"rc_id"`
+	Name               string         `json:"name"`
+	State              string         `json:"state"`
+	Generation         int64          `json:"generation"`          // of the record
+	ObservedGeneration int64          `json:"observed_generation"` // that the farm acts on; zero while none has reported
+	Desired            int            `json:"desired"`
+	Placed             int            `json:"placed"`
+	Available          int            `json:"available"`
+	Stopping           int            `json:"stopping"`
+	Lost               int            `json:"lost"`
+	Unmanaged          int            `json:"unmanaged"`
+	Conditions         []rc.Condition `json:"conditions"`
+	Owner              string         `json:"owner"` // farm id
+	LastError          string         `json:"last_error,omitempty"`
+	Incidents          []rc.Incident  `json:"incidents,omitempty"` // that somebody was, or is about to be, alerted to
+}
+
+// The states besides the names of conditions.
+const (
+	Deleting    = "Deleting"
+	Disabled    = "Disabled"
+	Pending     = "Pending"     // the farm has not seen this generation yet
+	Progressing = "Progressing" // on the way, nothing in it
+)
+
+// alarms are the conditions that name a controller's state when they are true, the worst first.
+var alarms = [...]rc.ConditionType{
+	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
+	rc.WaitsForService, rc.RolloutGone, rc.RequestVoid, rc.Misplaced,
+}
+
+// StateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is
+// in the way, Converged or Progressing.
+func StateOf(r *rc.RC, st *rc.Status, farms []store.Member) string {
+	switch {
+	case r.DeletedAt != nil:
+		return Deleting
+	case r.Disabled:
+		return Disabled
+	case Unclaimed(r, farms):
+		return string(rc.Unclaimed)
+	case st == nil || st.ObservedGeneration < r.Generation:
+		return Pending
+	}
+	for _, alarm := range alarms {
+		if st.Is(alarm) {
+			return string(alarm)
+		}
+	}
+	if st.Is(rc.Converged) {
+		return string(rc.Converged)
+	}
+	return Progressing
+}
+
+// Unclaimed reports whether no living farm works on controllers with these labels.
+func Unclaimed(r *rc.RC, farms []store.Member) bool {
+	return !slices.ContainsFunc(farms, func(m store.Member) bool {
+		sel, err := rc.ParseSelector(m.RCSelector)
+		return err == nil && sel.Matches(labels.Set(r.Labels))
+	})
+}
+
+func whyUnclaimed(farms []store.Member) string {
+	if len(farms) == 0 {
+		return "no farm is running"
+	}
+	ids := make([]string, len(farms))
+	for i := range farms {
+		ids[i] = farms[i].ID
+	}
+	return "no running farm selects this rc (running: " + strings.Join(ids, ", ") + ")"
+}
+
+// NewStatusView is the status of a controller, with the conditions that rcctl derives. st may be nil.
+func NewStatusView(r *rc.RC, st *rc.Status, farms []store.Member) StatusView {
+	v := StatusView{RCID: r.ID, Name: r.Name, State: StateOf(r, st, farms), Generation: r.Generation, Desired: r.Desired(), Conditions: []rc.Condition{}}
+	if st != nil {
+		v.ObservedGeneration, v.Desired, v.Placed, v.Available = st.ObservedGeneration, st.Desired, st.Placed, st.Available
+		v.Stopping, v.Lost, v.Unmanaged = st.Stopping, st.Lost, st.Unmanaged
+		v.Owner, v.LastError, v.Incidents = st.Owner, st.LastError, st.Incidents
+		v.Conditions = append(v.Conditions, st.Conditions...)
+	}
+	if Unclaimed(r, farms) { // also where no farm is left that could say so
+		v.Conditions = rc.SetCondition(v.Conditions, rc.Unclaimed, true, whyUnclaimed(farms), time.Time{})
+	}
+	return v
+}
+
+// Line sums a status up.
+func (v *StatusView) Line() string {
+	parts := []string{fmt.Sprintf("%s: generation %d of %d, %d desired, %d placed, %d available", v.State, v.ObservedGeneration, v.Generation, v.Desired, v.Placed, v.Available)}
+	for _, n := range []struct {
+		count int
+		what  string
+	}{{v.Stopping, "stopping"}, {v.Lost, "lost"}, {v.Unmanaged, "unmanaged"}} {
+		if n.count > 0 {
+			parts[0] += fmt.Sprintf(", %d %s", n.count, n.what)
+		}
+	}
+	for _, c := range v.Conditions {
+		if c.Type == rc.Converged && !c.True || c.Type != rc.Converged && c.True {
+			parts = append(parts, fmt.Sprintf("%s: %s", conditionName(c), c.Reason))
+		}
+	}
+	if v.LastError != "" {
+		parts = append(parts, "error: "+v.LastError)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func conditionName(c rc.Condition) string {
+	if !c.True {
+		return "not " + string(c.Type)
+	}
+	return string(c.Type)
+}

@@ -1,0 +1,85 @@
+package inspect
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func TestStateOf(t *testing.T) {
+	all := []store.Member{{ID: "f"}}
+	status := func(generation int64, conds ...rc.ConditionType) *rc.Status {
+		st := &rc.Status{ObservedGeneration: generation}
+		for _, c := range conds {
+			st.Conditions = append(st.Conditions, rc.Condition{Type: c, True: true})
+		}
+		return st
+	}
+	now := time.Now()
+	for _, tt := range []struct {
+		rc    rc.RC
+		st    *rc.Status
+		farms []store.Member
+		want  string
+	}{
+		{rc.RC{Generation: 2}, nil, all, "Pending"},
+		{rc.RC{Generation: 2}, nil, nil, "Unclaimed"},
+		{rc.RC{Generation: 2}, status(2, rc.Converged), nil, "Unclaimed"},
+		{rc.RC{Generation: 2}, status(2, rc.Converged), []store.Member{{RCSelector: "team=a"}}, "Unclaimed"},
+		{rc.RC{Generation: 2}, status(2, rc.Converged), []store.Member{{RCSelector: "broken in"}}, "Unclaimed"},
+		{rc.RC{Generation: 2, Labels: map[string]string{"team": "a"}}, status(2, rc.Converged), []store.Member{{RCSelector: "team=a"}}, "Converged"},
+		{rc.RC{Generation: 2}, status(1, rc.Converged), all, "Pending"},
+		{rc.RC{Generation: 2}, status(2), all, "Progressing"},
+		{rc.RC{Generation: 2}, status(2, rc.Converged, rc.Regressed), all, "Regressed"},
+		{rc.RC{Generation: 2}, status(2, rc.InsufficientNodes, rc.Blocked), all, "Blocked"},
+		{rc.RC{Generation: 2}, status(2, rc.Converged, rc.BooksDiffer), all, "BooksDiffer"},
+		{rc.RC{Generation: 2}, status(2, rc.Holding, rc.BooksDiffer, rc.NodeLost), all, "NodeLost"},
+		{rc.RC{Generation: 2, Disabled: true}, status(2, rc.Converged), nil, "Disabled"},
+		{rc.RC{Generation: 2, Disabled: true, DeletedAt: &now}, status(2), nil, "Deleting"},
+	} {
+		if got := StateOf(&tt.rc, tt.st, tt.farms); got != tt.want {
+			t.Errorf("%+v: got %s, want %s", tt, got, tt.want)
+		}
+	}
+}
+
+func TestAge(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for d, want := range map[time.Duration]string{
+		-time.Hour: "0s", 0: "0s", 59 * time.Second: "59s", 119 * time.Second: "119s", 2 * time.Minute: "2m", 47 * time.Hour: "47h", 50 * time.Hour: "2d",
+	} {
+		if got := Age(now, now.Add(-d)); got != want {
+			t.Errorf("%s: got %s, want %s", d, got, want)
+		}
+	}
+}
+
+// Every condition that there is can be the state of a controller and the goal of a watch.
+func TestStatesAreComplete(t *testing.T) {
+	var conditions []string
+	for _, file := range []string{"status.go", "incident.go"} {
+		source, err := os.ReadFile("../rc/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)ConditionType += "([A-Za-z]+)"`).FindAllSubmatch(source, -1) {
+			conditions = append(conditions, string(m[1]))
+		}
+	}
+	states := []string{string(rc.Converged), string(rc.Unclaimed)}
+	for _, alarm := range alarms {
+		states = append(states, string(alarm))
+	}
+	goals := slices.DeleteFunc(slices.Clone(Goals), func(goal string) bool { return goal == Gone })
+	slices.Sort(conditions)
+	slices.Sort(states)
+	slices.Sort(goals)
+	if !slices.Equal(states, conditions) || !slices.Equal(goals, conditions) {
+		t.Errorf("there are the conditions %v,\nthe states %v,\nthe goals %v", conditions, states, goals)
+	}
+}

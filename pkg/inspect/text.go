@@ -1,0 +1,76 @@
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Replicas says how many replicas there are.
+func Replicas(n int) string {
+	if n == 1 {
+		return "1 replica"
+	}
+	return fmt.Sprintf("%d replicas", n)
+}
+
+// Short returns the part of a digest that people compare.
+func Short(digest string) string { return digest[:min(12, len(digest))] }
+
+// maxNamed bounds how many pods one line of progress names.
+const maxNamed = 5
+
+func orWord(text, empty string) string {
+	if text == "" {
+		return empty
+	}
+	return text
+}
+
+// SomeOf names a few.
+func SomeOf(names []string) string {
+	if len(names) <= maxNamed {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
+}
+
+// Age renders how long ago something was, in one unit.
+func Age(now, then time.Time) string {
+	d := now.Sub(then)
+	switch {
+	case then.IsZero():
+		return "-"
+	case d < time.Second:
+		return "0s"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	default:
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	}
+}
+
+// LabelText renders labels as a=1,b=2.
+func LabelText(set map[string]string) string {
+	pairs := make([]string, 0, len(set))
+	for key, value := range set {
+		pairs = append(pairs, key+"="+value)
+	}
+	slices.Sort(pairs)
+	return strings.Join(pairs, ",")
+}
+
+// PodName is the name of a pod for display.
+func PodName(podID string, id pod.Identity) string {
+	if podID == "" {
+		return fmt.Sprintf("%s-%d", id.Role, id.Index)
+	}
+	return fmt.Sprintf("%s-%s-%d", podID, id.Role, id.Index)
+}

@@ -1,0 +1,90 @@
+package inspect
+
+import (
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Observation is what a wait sees at one moment.
+type Observation struct {
+	RC     *rc.RC     // nil: gone
+	Status *rc.Status // nil: none yet
+	Farms  []store.Member
+}
+
+// Progress says on one line how far a controller is.
+func Progress(want rc.RC, o Observation) string {
+	st := o.Status
+	switch {
+	case Unclaimed(o.RC, o.Farms):
+		return "waiting for a farm: " + whyUnclaimed(o.Farms)
+	case st == nil:
+		return "waiting for its farm to report"
+	case st.ObservedGeneration < want.Generation:
+		return fmt.Sprintf("waiting for its farm to see generation %d, it has seen %d", want.Generation, st.ObservedGeneration)
+	}
+	alarms := ""
+	line := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
+	for _, c := range st.Conditions {
+		switch {
+		case c.Type == rc.Converged && !c.True && c.Reason != "":
+			line = c.Reason
+		case c.Type != rc.Converged && c.True:
+			alarms += fmt.Sprintf("; %s: %s", c.Type, c.Reason)
+		}
+	}
+	if st.LastError != "" {
+		alarms += "; error: " + st.LastError
+	}
+	return line + alarms
+}
+
+// Gone is the goal of a watch that ends with the controller.
+const Gone = "Gone"
+
+// Goals are the goals of a watch.
+var Goals = []string{
+	string(rc.Converged), Gone, string(rc.Blocked), string(rc.BooksDiffer), string(rc.BreakerTripped), string(rc.CrashLooping), string(rc.Holding), string(rc.InsufficientNodes), string(rc.Misplaced), string(rc.NodeLost),
+	string(rc.Regressed), string(rc.RequestVoid), string(rc.RolloutGone), string(rc.Unclaimed), string(rc.Unreadable), string(rc.WaitsForService),
+}
+
+// Reached reports whether a watch until a goal has come to its end; an empty goal is none.
+func Reached(until string, o Observation) bool {
+	switch {
+	case until == "" || o.RC == nil:
+		return until == Gone
+	case until == string(rc.Unclaimed):
+		return Unclaimed(o.RC, o.Farms)
+	case until == Gone:
+		return false
+	default:
+		return o.Status != nil && o.Status.ObservedGeneration >= o.RC.Generation && o.Status.Is(rc.ConditionType(until))
+	}
+}
+
+// Converged reports whether a generation of a controller has converged. overtaken says why it never will, "" while it may.
+func Converged(want *rc.RC, o Observation) (done bool, overtaken string) {
+	switch {
+	case o.RC == nil:
+		return false, fmt.Sprintf("rc %s (%s) was deleted before generation %d converged", want.Name, want.ID, want.Generation)
+	case o.RC.Generation > want.Generation:
+		return false, fmt.Sprintf("rc %s: generation %d was replaced by %d (changed by %s) before it converged", want.Name, want.Generation, o.RC.Generation, o.RC.ChangedBy)
+	default:
+		return o.Status != nil && o.Status.ObservedGeneration == want.Generation && o.Status.Is(rc.Converged), ""
+	}
+}
+
+// MayBeHalted reports whether a generation's own pods have to be looked at, to tell whether it is halted.
+func MayBeHalted(want *rc.RC, o Observation) bool {
+	return o.Status != nil && o.Status.ObservedGeneration == want.Generation && (o.Status.Is(rc.Blocked) || o.Status.Is(rc.CrashLooping))
+}
+
+// Halted reports whether the generation that a status is about does not converge without another change: it is blocked, or pods of its
+// manifest crash-loop. Those of the manifest before may, until they are replaced. worst is the pod that keeps it, nil where none does.
+func Halted(o Observation, placements []pod.Placement, realities map[store.At]pod.Reality) (is bool, worst *pod.Placement, says pod.Reality) {
+	worst, says = Failing(placements, realities, o.RC.ManifestDigest)
+	return o.Status.Is(rc.Blocked) || worst != nil && says.State == pod.StateCrashLooping, worst, says
+}

@@ -1,0 +1,125 @@
+package inspect
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// seen is what a wait for generation 3 of web sees, with the conditions that are true.
+func seen(observed int64, conditions ...rc.ConditionType) Observation {
+	st := &rc.Status{ObservedGeneration: observed, Desired: 2, Available: 1}
+	for _, c := range conditions {
+		st.Conditions = append(st.Conditions, rc.Condition{Type: c, True: true, Reason: "why"})
+	}
+	return Observation{RC: &rc.RC{ID: "01", Name: "web", Generation: 3, ManifestDigest: "d"}, Status: st, Farms: []store.Member{{ID: "f"}}}
+}
+
+func TestConverged(t *testing.T) {
+	t.Parallel()
+	want := &rc.RC{ID: "01", Name: "web", Generation: 3}
+	newer, bare := seen(4, rc.Converged), seen(3)
+	newer.RC.Generation, newer.RC.ChangedBy, bare.Status = 4, "ann", nil
+	for name, tt := range map[string]struct {
+		o         Observation
+		done      bool
+		overtaken string
+	}{
+		"converged":          {seen(3, rc.Converged), true, ""},
+		"on its way":         {seen(3), false, ""},
+		"of one before":      {seen(2, rc.Converged), false, ""},
+		"nothing reported":   {bare, false, ""},
+		"changed meanwhile":  {newer, false, "generation 3 was replaced by 4 (changed by ann)"},
+		"deleted meanwhile":  {Observation{}, false, "web (01) was deleted before generation 3"},
+		"disturbed but done": {seen(3, rc.Converged, rc.Misplaced), true, ""},
+	} {
+		done, overtaken := Converged(want, tt.o)
+		if done != tt.done || !strings.Contains(overtaken, tt.overtaken) || tt.overtaken == "" && overtaken != "" {
+			t.Errorf("%s: %t, %q", name, done, overtaken)
+		}
+	}
+}
+
+func TestHalted(t *testing.T) {
+	t.Parallel()
+	want := &rc.RC{Generation: 3}
+	pods := func(digest string, state pod.State) ([]pod.Placement, map[store.At]pod.Reality) {
+		id := pod.Identity{RCID: "01", Role: "main"}
+		return []pod.Placement{{Identity: id, Node: "n1", Digest: digest, RunState: pod.Running}},
+			map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {Identity: id, Node: "n1", Digest: digest, State: state, Available: state == pod.StateReady}}
+	}
+	for name, tt := range map[string]struct {
+		o        Observation
+		digest   string
+		state    pod.State
+		may, is  bool
+		hasWorst bool
+	}{
+		"blocked, with a pod that fails":  {seen(3, rc.Blocked), "d", pod.StateFailed, true, true, true},
+		"blocked, all pods are well":      {seen(3, rc.Blocked), "d", pod.StateReady, true, true, false},
+		"crash-loops":                     {seen(3, rc.CrashLooping), "d", pod.StateCrashLooping, true, true, true},
+		"the manifest before crash-loops": {seen(3, rc.CrashLooping), "old", pod.StateCrashLooping, true, false, false},
+		"only fails":                      {seen(3, rc.CrashLooping), "d", pod.StateFailed, true, false, true},
+		"on its way":                      {seen(3), "d", pod.StateStarting, false, false, true},
+		"blocked before":                  {seen(2, rc.Blocked), "d", pod.StateStarting, false, true, true},
+	} {
+		placements, realities := pods(tt.digest, tt.state)
+		is, worst, _ := Halted(tt.o, placements, realities)
+		if may := MayBeHalted(want, tt.o); may != tt.may || is != tt.is || (worst != nil) != tt.hasWorst {
+			t.Errorf("%s: may %t, is %t, worst %v", name, may, is, worst)
+		}
+	}
+	if MayBeHalted(want, Observation{RC: want}) {
+		t.Error("a controller without status is halted")
+	}
+}
+
+func TestReached(t *testing.T) {
+	t.Parallel()
+	alone := seen(3)
+	alone.Farms = nil
+	for name, tt := range map[string]struct {
+		until string
+		o     Observation
+		want  bool
+	}{
+		"no goal":                 {"", seen(3, rc.Converged), false},
+		"no goal, gone":           {"", Observation{}, false},
+		"gone":                    {Gone, Observation{}, true},
+		"not gone":                {Gone, seen(3), false},
+		"gone before its goal":    {"Converged", Observation{}, false},
+		"converged":               {"Converged", seen(3, rc.Converged), true},
+		"converged, but before":   {"Converged", seen(2, rc.Converged), false},
+		"another condition":       {"Converged", seen(3, rc.Blocked), false},
+		"unclaimed without farms": {"Unclaimed", alone, true},
+		"claimed":                 {"Unclaimed", seen(3), false},
+	} {
+		if got := Reached(tt.until, tt.o); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	alone, silent, said := seen(3), seen(3), seen(3, rc.Holding)
+	alone.Farms, silent.Status = nil, nil
+	said.Status.Conditions = append(said.Status.Conditions, rc.Condition{Type: rc.Converged, Reason: "1 of 2, waiting for main.1"})
+	said.Status.LastError = "bad key"
+	for want, o := range map[string]Observation{
+		"waiting for a farm: no farm is running":                   alone,
+		"waiting for its farm to report":                           silent,
+		"1 of 2, waiting for main.1; Holding: why; error: bad key": said,
+		"1 of 2 replicas available":                                seen(3),
+		"waiting for its farm to see generation 3, it has seen 2":  seen(2),
+		"1 of 2 replicas available; Blocked: why; NodeLost: why":   seen(3, rc.Blocked, rc.NodeLost),
+		"1 of 2 replicas available; InsufficientNodes: why":        seen(4, rc.InsufficientNodes),
+	} {
+		if got := Progress(rc.RC{Generation: 3}, o); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
