@@ -14,18 +14,11 @@ import (
 )
 
 // aclCommand groups the commands about Consul's access control lists.
-func (t *tool) aclCommand() *cli.Command {
-	return &cli.Command{
-		Name: "acl", Usage: "print the rules that tokens need",
-		UsageText:       "rcctl acl COMMAND [flags] [arguments]",
-		HideHelpCommand: true,
-		Action:          t.group,
-		OnUsageError:    onUsageError,
-		Subcommands:     []*cli.Command{t.policyCommand()},
-	}
+func aclCommand() *cli.Command {
+	return group("acl", "print the rules that tokens need", policyCommand())
 }
 
-func (t *tool) policyCommand() *cli.Command {
+func policyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "policy", Usage: "print the rules that the token of a farm, preparer, operator or reader needs",
 		UsageText: "rcctl acl policy farm|preparer|operator|reader [--node NODE] [--agent AGENT]",
@@ -42,11 +35,11 @@ Examples:
 			&cli.StringFlag{Name: "node", Usage: "`NODE` of a preparer, as its own flag --node says"},
 			&cli.StringFlag{Name: "agent", Usage: "`AGENT` of Consul beside a farm or preparer"},
 		},
-		Action: t.policy,
+		Action: offline(runPolicy),
 	})
 }
 
-func (t *tool) policy(c *cli.Context) error {
+func runPolicy(c *cli.Context, std *stdio) error {
 	role := store.Role(c.Args().First())
 	if !slices.Contains(store.Roles, role) || c.NArg() > 1 {
 		return usagef(c, "which role? allowed: one of farm, preparer, operator, reader")
@@ -78,7 +71,7 @@ func (t *tool) policy(c *cli.Context) error {
 	if quoted(agent) {
 		return badFlag(c, "--agent", agent, "the name of a Consul agent; consul members lists them")
 	}
-	fmt.Fprint(t.out, keys.Policy(role, node, agent))
+	fmt.Fprint(std.out, keys.Policy(role, node, agent))
 	return nil
 }
 

@@ -1,12 +1,12 @@
 package rcctl
 
 import (
-	"fmt"
-
 	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-func (t *tool) applyCommand() *cli.Command {
+func applyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "apply", Usage: "create the rc that a document describes, or change it to that",
 		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--dry-run] [--wait [--timeout 5m]] [--allow-mass-stop]",
@@ -40,45 +40,38 @@ A document, with the fields that are used most; docs/controller.md has all of th
       http: {port: http, path: /health}`,
 		Flags: append(append(signatureFlags(), fileFlag(), massStopFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "write nothing, and show what would change (exit code 6 if something would)"}), waitFlags("until the rc has converged")...),
-		Action: t.apply,
+		Action: offline(runApply),
 	})
 }
 
-func (t *tool) apply(c *cli.Context) error {
+func runApply(c *cli.Context, std *stdio) error {
 	if c.Bool("dry-run") {
-		return t.dryRun(c)
+		return dryRun(c, std)
 	}
-	limit, err := timeout(c)
+	return applyDocument(c, std, nil)
+}
+
+// applyDocument makes a controller what the document of the command line says. existing says what to do with one that is already there;
+// nil changes it.
+func applyDocument(c *cli.Context, std *stdio, existing func(*rc.RC) error) error {
+	spec, err := readSpec(c, std)
 	if err != nil {
 		return err
 	}
-	spec, err := t.readSpec(c)
+	signature, err := signatureOf(c, std, spec.Pod)
 	if err != nil {
 		return err
 	}
-	signature, err := t.signature(c, spec.Pod)
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	done, err := s.writeApply(c.Context, wish{spec: spec, signature: signature, massStop: c.Bool("allow-mass-stop")}, nil)
-	if err != nil {
-		return err
-	}
-	verb := "changed"
-	if done.what == "create" {
-		verb = "created"
-	}
-	t.printChange(done, verb)
-	if c.Bool("wait") {
-		return t.waitConverged(c.Context, s, done.rc, limit)
-	}
-	if !done.none {
-		fmt.Fprintf(t.out, "next: rcctl rc status %s\n", done.rc.Name)
-	}
-	return nil
+	return withConn(c, std, func(s *conn) error {
+		done, err := writeApply(c.Context, s, wish{spec: spec, signature: signature, massStop: c.Bool("allow-mass-stop")}, existing)
+		if err != nil {
+			return err
+		}
+		verb := "changed"
+		if done.what == "create" {
+			verb = "created"
+		}
+		printChange(std, done, verb)
+		return waitOrSay(c, std, s, &done)
+	})
 }

@@ -32,7 +32,7 @@ func TestInterspersed(t *testing.T) {
 		"rc get list":         "rc get -- list",
 		"nope rc list":        "-- nope rc list",
 	} {
-		app := (&tool{out: io.Discard, err: io.Discard}).app()
+		app := newApp(&stdio{out: io.Discard, err: io.Discard})
 		got, err := interspersed(app, append([]string{"rcctl"}, strings.Fields(in)...))
 		if err != nil || strings.Join(got[1:], " ") != want {
 			t.Errorf("%q: got %q, want %q, %v", in, got, want, err)
@@ -43,7 +43,7 @@ func TestInterspersed(t *testing.T) {
 		"rc list -o json --output=yaml": "rcctl rc list: --output: given twice; allowed: once",
 		"rc list -o":                    "rcctl rc list: -o: missing value",
 	} {
-		app := (&tool{out: io.Discard, err: io.Discard}).app()
+		app := newApp(&stdio{out: io.Discard, err: io.Discard})
 		if _, err := interspersed(app, append([]string{"rcctl"}, strings.Fields(in)...)); err == nil || err.Error() != want {
 			t.Errorf("%q: %v", in, err)
 		}
@@ -59,7 +59,7 @@ func TestInterspersedAnyOrder(t *testing.T) {
 			at := rapid.IntRange(0, len(args)).Draw(t, "at")
 			args = slices.Insert(args, at, flag)
 		}
-		app := (&tool{out: io.Discard, err: io.Discard}).app()
+		app := newApp(&stdio{out: io.Discard, err: io.Discard})
 		got, err := interspersed(app, append([]string{"rcctl", "rc", "scale"}, args...))
 		if err != nil || !slices.Equal(got[:4], []string{"rcctl", "--prefix=x/", "rc", "scale"}) || !slices.Equal(got[len(got)-3:], []string{"--", "web", "5"}) || len(got) != 10 {
 			t.Fatalf("%q: %q, %v", args, got, err)

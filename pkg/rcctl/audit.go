@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) auditCommand() *cli.Command {
+func auditCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "audit", Usage: "show who changed what, and when",
 		UsageText: "rcctl audit [--rc REF] [--node NODE] [--since 1h] [--until TIME] [-o table|json|yaml]",
@@ -34,7 +34,7 @@ Examples:
 			&cli.StringFlag{Name: "until", Usage: "only acts before this `TIME`"},
 			outputFlag(),
 		},
-		Action: t.audit,
+		Action: onConn(readAudit, runAudit),
 	})
 }
 
@@ -55,6 +55,9 @@ func moment(c *cli.Context, name string, now time.Time) (time.Time, error) {
 	}
 	return at, nil
 }
+
+// readAudit is auditFilter at this moment.
+func readAudit(c *cli.Context) (store.AuditFilter, error) { return auditFilter(c, time.Now()) }
 
 // auditFilter reads the flags, all but --rc.
 func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error) {
@@ -77,20 +80,7 @@ func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error)
 	return f, nil
 }
 
-func (t *tool) audit(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
-	}
-	filter, err := auditFilter(c, time.Now())
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) error {
 	if ref := c.String("rc"); len(ref) == idLength {
 		filter.RCID = ref // its record may be gone
 	} else if ref != "" {
@@ -110,14 +100,14 @@ func (t *tool) audit(c *cli.Context) error {
 	}
 	views := inspect.JoinAudit(records, names)
 	if len(views) == 0 {
-		if err := s.empty(c.Context, t.err); err != nil {
+		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
-	if err := t.print(out, views, func(w io.Writer) error { return writeAudit(w, views) }); err != nil {
+	if err := std.print(c, views, func(w io.Writer) error { return writeAudit(w, views) }); err != nil {
 		return err
 	}
-	return t.warn(append(corrupt, badRCs...))
+	return std.warn(append(corrupt, badRCs...))
 }
 
 // writeAudit prints one line for each act and, indented below it, one for each difference.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -23,7 +22,7 @@ import (
 // maxConns is how many connections one command may open.
 const maxConns = 4
 
-// conn is the store as one command sees it.
+// conn is the store as one command sees it: what several commands look up has a method, what one command does is a function of its file.
 type conn struct {
 	*store.Store
 	consul *consul.Client
@@ -31,9 +30,8 @@ type conn struct {
 	deeds  []inspect.Deed // what was written, and what may have been
 }
 
-// connect opens the store that the flags of the program name. It does not talk to Consul yet. Whatever the command writes from then
-// on is told when it fails.
-func (t *tool) connect(c *cli.Context) (*conn, error) {
+// connect opens the store that the flags of the program name. It does not talk to Consul yet.
+func connect(c *cli.Context) (*conn, error) {
 	keys, err := store.NewKeys(c.String("prefix"))
 	if err != nil {
 		return nil, badFlagError(c, "--prefix", err)
@@ -46,8 +44,7 @@ func (t *tool) connect(c *cli.Context) (*conn, error) {
 		client.Close()
 		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
 	}
-	t.conn, t.command = &conn{Store: store.New(client, keys), consul: client, nodes: accessOf(c)}, commandName(c)
-	return t.conn, nil
+	return &conn{Store: store.New(client, keys), consul: client, nodes: accessOf(c)}, nil
 }
 
 // badFlagError is a value of a flag that a package refused by its own name for it.
@@ -94,6 +91,8 @@ func oneRef(c *cli.Context) (string, error) {
 	}
 	return checkRef(c, "REF", c.Args().First())
 }
+
+func checkOneRef(c *cli.Context, ref string) (string, error) { return checkRef(c, "REF", ref) }
 
 const refAllowed = "the name of an rc, its id, or a unique beginning of its id"
 
@@ -166,69 +165,4 @@ func (s *conn) ambiguous(ctx context.Context, ref string, ids []string) error {
 		lines = append(lines, fmt.Sprintf("\n  and %d more", left))
 	}
 	return &field.Error{Field: "REF", Value: ref, Allowed: "what means one rc only, this means:" + strings.Join(lines, "")}
-}
-
-// timeout reads the flag that says how long to wait.
-func timeout(c *cli.Context) (time.Duration, error) {
-	text := c.String("timeout")
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		return 0, badFlag(c, "--timeout", text, `a length of time greater than zero, such as "30s" or "5m"`)
-	}
-	return d, nil
-}
-
-// connectToList is the beginning of every command that lists: its output format, no arguments, a connection to close.
-func (t *tool) connectToList(c *cli.Context) (out string, s *conn, err error) {
-	if out, err = format(c); err != nil {
-		return "", nil, err
-	}
-	s, err = t.connectToAll(c)
-	return out, s, err
-}
-
-// connectToListWide is connectToList for a command that also has a wide table.
-func (t *tool) connectToListWide(c *cli.Context) (out string, s *conn, err error) {
-	if out, err = formatWide(c); err != nil {
-		return "", nil, err
-	}
-	s, err = t.connectToAll(c)
-	return out, s, err
-}
-
-func (t *tool) connectToAll(c *cli.Context) (*conn, error) {
-	if c.Args().Present() {
-		return nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	return t.connect(c)
-}
-
-// connectToShow is the beginning of every command that shows one thing: its output format, which one, a connection to close.
-func (t *tool) connectToShow(c *cli.Context) (out, ref string, s *conn, err error) {
-	if out, err = format(c); err != nil {
-		return "", "", nil, err
-	}
-	if ref, err = oneRef(c); err != nil {
-		return "", "", nil, err
-	}
-	s, err = t.connect(c)
-	return out, ref, s, err
-}
-
-// connectToChange is the beginning of every command that changes the one controller it names: a connection to close, and the
-// controller as it is.
-func (t *tool) connectToChange(c *cli.Context) (*conn, store.Rec[rc.RC], error) {
-	ref, err := oneRef(c)
-	if err != nil {
-		return nil, store.Rec[rc.RC]{}, err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return nil, store.Rec[rc.RC]{}, err
-	}
-	found, err := s.find(c, ref)
-	if err != nil {
-		s.close()
-	}
-	return s, found, err
 }

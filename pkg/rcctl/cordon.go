@@ -2,18 +2,13 @@ package rcctl
 
 import (
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-func (t *tool) cordonCommand() *cli.Command {
+func cordonCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "cordon", Usage: "keep new pods off a machine; those that are there stay",
 		UsageText: "rcctl node cordon NODE",
@@ -22,11 +17,11 @@ func (t *tool) cordonCommand() *cli.Command {
 Examples:
   rcctl node cordon node-17
   rcctl node uncordon node-17`,
-		Action: func(c *cli.Context) error { return t.cordon(c, true) },
+		Action: onNode("cordoned", func(ops node.Ops) nodeChange { return computeCordon(ops, true) }),
 	})
 }
 
-func (t *tool) uncordonCommand() *cli.Command {
+func uncordonCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "uncordon", Usage: "let new pods onto a machine again",
 		UsageText: "rcctl node uncordon NODE",
@@ -34,17 +29,8 @@ func (t *tool) uncordonCommand() *cli.Command {
 
 Examples:
   rcctl node uncordon node-17`,
-		Action: func(c *cli.Context) error { return t.cordon(c, false) },
+		Action: onNode("uncordoned", func(ops node.Ops) nodeChange { return computeCordon(ops, false) }),
 	})
-}
-
-func (t *tool) cordon(c *cli.Context, closed bool) error {
-	name, err := oneNode(c)
-	if err != nil {
-		return err
-	}
-	done := map[bool]string{true: "cordoned", false: "uncordoned"}[closed]
-	return t.actOnNode(c, name, done, func(ops node.Ops) (nodeChange, error) { return computeCordon(ops, closed), nil })
 }
 
 func computeCordon(ops node.Ops, closed bool) nodeChange {
@@ -57,94 +43,4 @@ func computeCordon(ops node.Ops, closed bool) nodeChange {
 	}
 	c.ops.Unschedulable = closed
 	return c
-}
-
-func (t *tool) labelCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "label", Usage: "set and remove operators' labels of a machine",
-		UsageText: "rcctl node label NODE KEY=VALUE ... KEY- ...",
-		Description: `Operators' labels lie on top of those that the node's preparer was started with: they win where both have a key.
-KEY- removes an operators' label; the preparer's own then shows again. From then on no pod is placed there by the
-former labels. A pod whose controller does not select the node any more is moved, unless the controller is static.
-
-Examples:
-  rcctl node label node-17 disk=ssd rack=b
-  rcctl node label node-17 disk-`,
-		Action: t.label,
-	})
-}
-
-const labelsAllowed = `KEY=VALUE to set a label or KEY- to remove one, in Kubernetes' syntax for labels`
-
-func (t *tool) label(c *cli.Context) error {
-	name, err := nodeArg(c)
-	if err != nil {
-		return err
-	}
-	set, remove, err := parseLabels(c, c.Args().Tail())
-	if err != nil {
-		return err
-	}
-	return t.actOnNode(c, name, "labelled", func(ops node.Ops) (nodeChange, error) { return computeLabels(ops, set, remove), nil })
-}
-
-// parseLabels reads what labels are to be set and removed. Every mistake is reported.
-func parseLabels(c *cli.Context, args []string) (set map[string]string, remove []string, err error) {
-	if len(args) == 0 {
-		return nil, nil, badFlag(c, "LABEL", "", labelsAllowed)
-	}
-	set = map[string]string{}
-	seen := map[string]bool{}
-	for _, arg := range args {
-		key, value, sets := strings.Cut(arg, "=")
-		if !sets {
-			var removes bool
-			if key, removes = strings.CutSuffix(arg, "-"); !removes {
-				return nil, nil, badFlag(c, "LABEL", arg, labelsAllowed)
-			}
-		}
-		var errs field.Errors
-		manifest.ValidateLabels(&errs, "LABEL", map[string]string{key: value})
-		if key == "" || errs != nil {
-			return nil, nil, badFlag(c, "LABEL", arg, labelsAllowed)
-		}
-		if seen[key] {
-			return nil, nil, badFlag(c, "LABEL", arg, "each key once")
-		}
-		seen[key] = true
-		if sets {
-			set[key] = value
-		} else {
-			remove = append(remove, key)
-		}
-	}
-	return set, remove, nil
-}
-
-func computeLabels(ops node.Ops, set map[string]string, remove []string) nodeChange {
-	c := nodeChange{what: "label", ops: ops}
-	c.ops.Labels = maps.Clone(ops.Labels)
-	if c.ops.Labels == nil {
-		c.ops.Labels = map[string]string{}
-	}
-	for _, key := range slices.Sorted(maps.Keys(set)) {
-		if before, has := ops.Labels[key]; !has || before != set[key] {
-			c.lines = append(c.lines, fmt.Sprintf("labels.%s: %s -> %s", key, orNone(before, has), set[key]))
-		}
-		c.ops.Labels[key] = set[key]
-	}
-	for _, key := range remove {
-		if before, has := ops.Labels[key]; has {
-			c.lines = append(c.lines, fmt.Sprintf("labels.%s: %s -> none", key, before))
-		}
-		delete(c.ops.Labels, key)
-	}
-	return c
-}
-
-func orNone(value string, has bool) string {
-	if !has {
-		return "none"
-	}
-	return value
 }

@@ -7,9 +7,10 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) deleteCommand() *cli.Command {
+func deleteCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "delete", Usage: "mark an rc for deletion; its owner stops the pods and removes the records",
 		UsageText: "rcctl rc delete REF [--force] [--wait [--timeout 5m]] [--allow-mass-stop]",
@@ -25,20 +26,11 @@ Examples:
 			&cli.BoolFlag{Name: "force", Usage: "delete even though replicas are asked for"},
 			massStopFlag(),
 		}, waitFlags("until the rc is gone")...),
-		Action: t.delete,
+		Action: onRC(runDelete),
 	})
 }
 
-func (t *tool) delete(c *cli.Context) error {
-	limit, err := timeout(c)
-	if err != nil {
-		return err
-	}
-	s, found, err := t.connectToChange(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runDelete(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
 	now := time.Now()
 	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
 		return computeDelete(cur, c.Bool("force"), c.Bool("allow-mass-stop"), now)
@@ -48,17 +40,17 @@ func (t *tool) delete(c *cli.Context) error {
 	}
 	switch {
 	case done.none:
-		fmt.Fprintf(t.out, "rc %s is already being deleted, since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
+		fmt.Fprintf(std.out, "rc %s is already being deleted, since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
 	case found.Value.DeletedAt != nil:
-		fmt.Fprintf(t.out, "rc %s is already being deleted, since %s; its pods may now stop at once (generation %d)\n",
+		fmt.Fprintf(std.out, "rc %s is already being deleted, since %s; its pods may now stop at once (generation %d)\n",
 			done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339), done.rc.Generation)
 	default:
-		fmt.Fprintf(t.out, "rc %s marked for deletion (id %s, generation %d)\n", done.rc.Name, done.rc.ID, done.rc.Generation)
-		fmt.Fprintf(t.out, "next: its farm stops the pods, waits for their nodes to confirm, then removes the records\n")
+		fmt.Fprintf(std.out, "rc %s marked for deletion (id %s, generation %d)\n", done.rc.Name, done.rc.ID, done.rc.Generation)
+		fmt.Fprintf(std.out, "next: its farm stops the pods, waits for their nodes to confirm, then removes the records\n")
 	}
 	if c.Bool("wait") {
-		return t.waitGone(c.Context, s, done.rc, limit)
+		return waitGone(c.Context, std, s, done.rc, limitOf(c))
 	}
-	fmt.Fprintf(t.out, "watch: rcctl pods --rc %s\n", done.rc.ID)
+	fmt.Fprintf(std.out, "watch: rcctl pods --rc %s\n", done.rc.ID)
 	return nil
 }

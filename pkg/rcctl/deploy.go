@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-func (t *tool) deployCommand() *cli.Command {
+func deployCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "deploy", Usage: "make services what their documents say, in stages",
 		UsageText: "rcctl deploy -f FILE [--yes] [--detach] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
@@ -41,7 +41,7 @@ A document, with the fields that are used most; docs/deploying.md has all of the
     health:
       http: {port: http, path: /health}`,
 		Flags:  append(append([]cli.Flag{fileFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
-		Action: t.deploy,
+		Action: offline(runDeploy),
 	})
 }
 
@@ -54,55 +54,48 @@ func runFlags() []cli.Flag {
 	}
 }
 
-func (t *tool) deploy(c *cli.Context) error {
-	specs, err := t.readServices(c)
+func runDeploy(c *cli.Context, std *stdio) error {
+	specs, err := readServices(c, std)
 	if err != nil {
 		return err
 	}
-	if err := t.mayAsk(c); err != nil {
+	if err := mayAsk(c, std); err != nil {
 		return err
 	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	d, err := t.deployer(c, s)
-	if err != nil {
-		return err
-	}
-	if key := c.String("sign-key"); key != "" {
-		d.signWith = func(m *manifest.Manifest) (string, error) { return signWith(c, m, key) }
-	}
-	var all []*planned
-	for _, spec := range specs {
-		p, err := d.plan(c.Context, spec)
+	return withConn(c, std, func(s *conn) error {
+		d, err := newDeployer(c, std, s)
 		if err != nil {
 			return err
 		}
-		all = append(all, p)
-	}
-	return t.carryOut(c, s, all)
+		if key := c.String("sign-key"); key != "" {
+			d.signWith = func(m *manifest.Manifest) (string, error) { return signWith(c, m, key) }
+		}
+		all, err := d.planAll(c.Context, specs)
+		if err != nil {
+			return err
+		}
+		return carryOut(c, std, s, all)
+	})
 }
 
 // mayAsk refuses a command that has to ask where nobody can answer.
-func (t *tool) mayAsk(c *cli.Context) error {
-	if !c.Bool("yes") && (!isTerminal(t.in) || !isTerminal(unguarded(t.out)) || c.String("file") == "-") {
+func mayAsk(c *cli.Context, std *stdio) error {
+	if !c.Bool("yes") && (!isTerminal(std.in) || !isTerminal(unguarded(std.out)) || c.String("file") == "-") {
 		return usagef(c, "--yes: missing; needed where nobody can be asked, since this is no terminal")
 	}
 	return nil
 }
 
 // carryOut shows plans, asks, runs them one after the other and shows how they go.
-func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
-	writePlans(t.out, all, coloured(t.out))
+func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
+	writePlans(std.out, all, coloured(std.out))
 	if !anyChange(all) {
 		return nil
 	}
 	if !c.Bool("yes") {
-		ok, err := t.confirm(c.Context)
+		ok, err := confirm(c.Context, std)
 		if err != nil || !ok {
-			fmt.Fprintln(t.out, "nothing was written")
+			fmt.Fprintln(std.out, "nothing was written")
 			return err
 		}
 	}
@@ -110,7 +103,7 @@ func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
 		return err
 	}
 	for _, p := range all {
-		if err := t.run(c.Context, s, p); err != nil {
+		if err := start(c.Context, std, s, p); err != nil {
 			return err
 		}
 	}
@@ -120,10 +113,10 @@ func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
 			continue
 		}
 		if c.Bool("detach") {
-			fmt.Fprintf(t.out, "next: rcctl rollout status %s -w\n", p.plan.ServiceName)
+			fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", p.plan.ServiceName)
 			continue
 		}
-		if err := t.followRollout(c.Context, s, p.plan.ServiceName, p.plan.Rollout()); err != nil {
+		if err := followRollout(c.Context, std, s, p.plan.ServiceName, p.plan.Rollout()); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -131,7 +124,7 @@ func (t *tool) carryOut(c *cli.Context, s *conn, all []*planned) error {
 }
 
 // run writes one plan.
-func (t *tool) run(ctx context.Context, s *conn, p *planned) error {
+func start(ctx context.Context, std *stdio, s *conn, p *planned) error {
 	if p.plan.Empty() {
 		return nil
 	}
@@ -144,24 +137,24 @@ func (t *tool) run(ctx context.Context, s *conn, p *planned) error {
 	}
 	p.plan = done
 	if id := done.Rollout(); id != "" {
-		fmt.Fprintf(t.out, "service %s: rollout %s started\n", name, id)
+		fmt.Fprintf(std.out, "service %s: rollout %s started\n", name, id)
 	} else {
-		fmt.Fprintf(t.out, "service %s: changed\n", name)
+		fmt.Fprintf(std.out, "service %s: changed\n", name)
 	}
 	return nil
 }
 
 // confirm asks on the terminal. It ends with ctx.
-func (t *tool) confirm(ctx context.Context) (bool, error) {
-	fmt.Fprint(t.out, "deploy this? [y/N] ")
+func confirm(ctx context.Context, std *stdio) (bool, error) {
+	fmt.Fprint(std.out, "deploy this? [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
-		line, _ := bufio.NewReader(t.in).ReadString('\n') // no line is no
+		line, _ := bufio.NewReader(std.in).ReadString('\n') // no line is no
 		answer <- line
 	}()
 	select {
 	case <-ctx.Done():
-		fmt.Fprintln(t.out)
+		fmt.Fprintln(std.out)
 		return false, errors.New("interrupted")
 	case line := <-answer:
 		line = strings.ToLower(strings.TrimSpace(line))

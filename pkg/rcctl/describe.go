@@ -18,7 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) describeCommand() *cli.Command {
+func describeCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "describe", Usage: "show all that is known of one pod",
 		UsageText: "rcctl pod describe POD [--rc REF] [--node NODE] [-o table|json|yaml]",
@@ -29,44 +29,28 @@ Examples:
   rcctl pod describe web-main-0
   rcctl pod describe web/main.0 -o json | jq .reality`,
 		Flags:  append(podFlags(), outputFlag()),
-		Action: t.describe,
+		Action: onConn(onePod, runDescribe),
 	})
 }
 
-func (t *tool) describe(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
-	}
-	ref, err := podRef(c)
-	if err != nil {
-		return err
-	}
-	if c.NArg() > 1 {
-		return usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runDescribe(c *cli.Context, std *stdio, s *conn, ref string) error {
 	view, err := s.findPod(c, ref)
 	if err != nil {
 		return err
 	}
-	records, corrupt, err := s.podRecords(c.Context, &view)
+	records, corrupt, err := podRecords(c.Context, s, &view)
 	if err != nil {
 		return err
 	}
 	d := inspect.Describe(&view, records)
-	if err := t.print(out, d, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) }); err != nil {
+	if err := std.print(c, d, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) }); err != nil {
 		return err
 	}
-	return t.warn(corrupt)
+	return std.warn(corrupt)
 }
 
 // podRecords reads what the list of pods does not hold. Records that cannot be read are left out and returned.
-func (s *conn) podRecords(ctx context.Context, view *inspect.PodView) (in *inspect.PodRecords, corrupt []error, err error) {
+func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspect.PodRecords, corrupt []error, err error) {
 	id, in := view.Identity(), &inspect.PodRecords{}
 	rec, err := s.Node(ctx, view.Node)
 	var unreadable *store.CorruptError

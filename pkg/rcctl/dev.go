@@ -30,7 +30,7 @@ Examples:
   rcctl dev --dir /tmp/rcfarm --consul-port 8500`
 
 // devCommand is a development cluster in one command.
-func (t *tool) devCommand() *cli.Command {
+func devCommand() *cli.Command {
 	var cfg app.DevConfig
 	return leaf(&cli.Command{
 		Name: "dev", Usage: "run a development cluster until Ctrl-C", Description: devHelp,
@@ -46,12 +46,12 @@ func (t *tool) devCommand() *cli.Command {
 			if c.Args().Present() {
 				return usagef(c, "dev takes no arguments, got %q", c.Args().First())
 			}
-			return t.dev(c.Context, cfg)
+			return runDev(c.Context, stdioOf(c), cfg)
 		},
 	})
 }
 
-func (t *tool) dev(ctx context.Context, cfg app.DevConfig) error {
+func runDev(ctx context.Context, std *stdio, cfg app.DevConfig) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
@@ -76,15 +76,15 @@ func (t *tool) dev(ctx context.Context, cfg app.DevConfig) error {
 		}
 	}
 	started, ready := time.Now(), false
-	cfg.Say = func(line string) { fmt.Fprintln(t.err, line) }
+	cfg.Say = func(line string) { fmt.Fprintln(std.err, line) }
 	cfg.Say(fmt.Sprintf("starting Consul, %d farm(s) and %d preparer(s) in %s", cfg.Farms, cfg.Nodes, cfg.Dir))
 	err = app.RunDev(ctx, cfg, func(s app.DevState) {
 		ready = true
-		fmt.Fprintf(t.out, devReady, time.Since(started).Seconds(), s.ConsulAddr, exe, exe, filepath.Join(cfg.Dir, "logs"))
+		fmt.Fprintf(std.out, devReady, time.Since(started).Seconds(), s.ConsulAddr, exe, exe, filepath.Join(cfg.Dir, "logs"))
 	})
 	if own && !ready {
 		if ctx.Err() == nil {
-			t.showLogs(filepath.Join(cfg.Dir, "logs"))
+			showLogs(std, filepath.Join(cfg.Dir, "logs"))
 		}
 		err = errors.Join(err, os.RemoveAll(cfg.Dir))
 	}
@@ -95,7 +95,7 @@ func (t *tool) dev(ctx context.Context, cfg app.DevConfig) error {
 }
 
 // showLogs prints the end of each log of a cluster that did not start, whose directory is about to go.
-func (t *tool) showLogs(dir string) {
+func showLogs(std *stdio, dir string) {
 	const tail = 5                                         // lines
 	files, _ := filepath.Glob(filepath.Join(dir, "*.log")) // the pattern is fine
 	for _, file := range files {
@@ -103,7 +103,7 @@ func (t *tool) showLogs(dir string) {
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 		for _, line := range lines[max(0, len(lines)-tail):] {
 			if line != "" {
-				fmt.Fprintf(t.err, "%s: %s\n", strings.TrimSuffix(filepath.Base(file), ".log"), line)
+				fmt.Fprintf(std.err, "%s: %s\n", strings.TrimSuffix(filepath.Base(file), ".log"), line)
 			}
 		}
 	}
@@ -122,7 +122,7 @@ Logs are in %s. Ctrl-C ends everything.
 `
 
 // devGuardCommand is the process between rcctl dev and Consul, which knows nothing of lifelines.
-func (t *tool) devGuardCommand() *cli.Command {
+func devGuardCommand() *cli.Command {
 	var lifeline string
 	return leaf(&cli.Command{
 		Name: "dev-guard", Hidden: true, Usage: "run a program of a development cluster (started by rcctl dev)",

@@ -1,151 +1,106 @@
 package rcctl
 
 import (
-	"bytes"
-	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
-	"regexp"
-	"slices"
-	"unicode/utf8"
+	"io"
 
-	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// leafValue is one scalar of a document.
-type leafValue struct {
-	path   string
-	text   string // as JSON
-	secret bool   // a value of the environment or the configuration: whether it changed may be said, what it is may not
+func diffCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "diff", Usage: "show what differs: between revisions of a service, or between an rc and its document",
+		UsageText: "rcctl diff SERVICE [--to REV] | rcctl diff -f FILE",
+		Description: `With a SERVICE: what going back to a revision would change. With -f: what applying the document of an rc would change; exit code 6 says that
+something would. For the document of a service: rcctl plan -f. Nothing is written.
+
+Examples:
+  rcctl diff web                to the newest revision before that was done
+  rcctl diff web --to 3
+  rcctl diff -f rc.yaml`,
+		Flags:  []cli.Flag{fileFlag(), revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")},
+		Action: offline(runDiff),
+	})
 }
 
-// differences returns what changes from one record and manifest to another, one line for each field: "path: before ->
-// after", sorted by path. before and its manifest may be nil. Entries of lists are named by their role or name, so that
-// an inserted one does not make all that follow look changed.
-func differences(before *rc.RC, beforePod *manifest.Manifest, after *rc.RC, afterPod *manifest.Manifest) []string {
-	old, updated := flatten(before, beforePod), flatten(after, afterPod)
-	paths := slices.Collect(maps.Keys(updated))
-	for path := range old {
-		if _, both := updated[path]; !both {
-			paths = append(paths, path)
+func runDiff(c *cli.Context, std *stdio) error {
+	if c.String("file") != "" {
+		if c.IsSet("to") {
+			return badFlag(c, "--to", c.String("to"), "nothing, with --file")
 		}
+		return dryRun(c, std)
 	}
-	slices.Sort(paths)
-	var lines []string
-	for _, path := range paths {
-		a, b := old[path], updated[path]
-		if a.text != b.text {
-			lines = append(lines, fmt.Sprintf("%s: %s -> %s", path, a.shown(), b.shown()))
-		}
-	}
-	if len(lines) == 0 && !same(before, after) {
-		lines = append(lines, "order of replica_groups changed")
-	}
-	return lines
-}
-
-// maxShownValue bounds one side of a line, in bytes.
-const maxShownValue = 80
-
-func (v leafValue) shown() string {
-	switch {
-	case v.text == "":
-		return "(none)"
-	case v.secret:
-		return "(not shown)"
-	case len(v.text) <= maxShownValue:
-		return v.text
-	}
-	cut := maxShownValue
-	for !utf8.RuneStart(v.text[cut]) {
-		cut--
-	}
-	return v.text[:cut] + "..."
-}
-
-// bookkeeping are fields of the record that every change moves, or none.
-var bookkeeping = [...]string{"id", "name", "generation", "changed_by", "allow_mass_stop"}
-
-func flatten(r *rc.RC, m *manifest.Manifest) map[string]leafValue {
-	into := map[string]leafValue{}
-	if r != nil {
-		record, _ := plain(r).(map[string]any)
-		for _, key := range bookkeeping {
-			delete(record, key)
-		}
-		for key, value := range record {
-			flattenValue(key, value, false, into)
-		}
-	}
-	if m != nil {
-		flattenValue("pod", plain(m), false, into)
-	}
-	return into
-}
-
-// plain turns a record into maps, lists and scalars. A record is made of plain fields, so this cannot fail.
-func plain(record any) any {
-	data, err := json.Marshal(record)
+	rev, err := readRevision(c)
 	if err != nil {
-		return nil
+		return err
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	var value any
-	_ = dec.Decode(&value) // what was just encoded can be decoded
-	return value
+	return onService(func(_ *cli.Context, std *stdio, _ *conn, svc *plan.Service) error {
+		return diffRevisions(std, svc, rev)
+	})(c)
 }
 
-func flattenValue(path string, value any, secret bool, into map[string]leafValue) {
-	switch v := value.(type) {
-	case map[string]any:
-		for key, inner := range v {
-			flattenValue(path+"."+key, inner, secret || key == "env" || key == "config", into)
-		}
-	case []any:
-		for i, inner := range v {
-			flattenValue(fmt.Sprintf("%s[%s]", path, entryName(i, inner)), inner, secret, into)
-		}
-	default:
-		text, err := json.Marshal(v)
-		if err == nil {
-			into[path] = leafValue{path: path, text: string(text), secret: secret}
-		}
+func diffRevisions(std *stdio, svc *plan.Service, rev int64) error {
+	e, err := entry(svc, rev)
+	if err != nil {
+		return err
 	}
+	effect := svc.InEffect()
+	change := plan.EvalSpecChange(&effect.Spec, &e.Spec)
+	fmt.Fprintf(std.out, "service %s: revision %d -> document of revision %d: %s\n", svc.Deployed.Service, effect.Revision, e.Revision, change.Kind)
+	for _, f := range change.Fields {
+		fmt.Fprintf(std.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
+	}
+	return nil
 }
 
-// entryName names an entry of a list by what tells it from the others.
-func entryName(i int, entry any) string {
-	if m, ok := entry.(map[string]any); ok {
-		for _, key := range []string{"role", "name"} {
-			if name, ok := m[key].(string); ok {
-				return name
+// dryRun shows what applying the document of a controller would change. *exitStatus says that something would.
+func dryRun(c *cli.Context, std *stdio) error {
+	spec, err := readSpec(c, std)
+	if err != nil {
+		return err
+	}
+	return withConn(c, std, func(s *conn) error {
+		var cur current
+		rec, err := s.FindRC(c.Context, spec.Name)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+		case err != nil:
+			return err
+		default:
+			cur.rc = &rec.Value
+			if cur.manifest, cur.signature, err = readable(s.SignedManifest(c.Context, rec.Value.ManifestDigest)); err != nil {
+				return err
+			}
+			cur.next = cur.signature
+			if cur.found, err = foundRunning(c.Context, s, cur.rc); err != nil {
+				return err
 			}
 		}
-	}
-	return fmt.Sprint(i)
+		done, err := computeApply(wish{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
+		if err != nil {
+			return err
+		}
+		return showDry(std.out, &done, cur.rc)
+	})
 }
 
-// same reports whether two records ask for the same. Who asked, and when, does not count.
-func same(a, b *rc.RC) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return bytes.Equal(wishes(*a), wishes(*b))
-}
-
-func wishes(r rc.RC) []byte {
-	r.Generation, r.ChangedBy, r.AllowMassStop = 0, "", 0
-	data, err := json.Marshal(r)
-	if err != nil {
+func showDry(w io.Writer, done *change, before *rc.RC) error {
+	switch {
+	case done.none:
+		fmt.Fprintf(w, "rc %s: unchanged\n", done.rc.Name)
 		return nil
+	case before == nil:
+		fmt.Fprintf(w, "rc %s: would be created\n", done.rc.Name)
+	default:
+		fmt.Fprintf(w, "rc %s: would change from generation %d to %d\n", done.rc.Name, before.Generation, done.rc.Generation)
 	}
-	return data
-}
-
-// forTerminal shortens the digests in a line; the audit record has them in full.
-func forTerminal(line string) string {
-	return regexp.MustCompile(`[0-9a-f]{64}`).ReplaceAllStringFunc(line, inspect.Short)
+	for _, line := range done.lines {
+		fmt.Fprintln(w, "  "+clean(forTerminal(line)))
+	}
+	return &exitStatus{code: exitChanges}
 }

@@ -67,7 +67,7 @@ func documentedFlags(t *testing.T) map[string]map[string]string {
 
 // The document in the help of apply is valid.
 func TestDocumentOfTheHelpIsValid(t *testing.T) {
-	_, text, _ := strings.Cut((&tool{}).applyCommand().Description, "\n\nA document, ")
+	_, text, _ := strings.Cut(applyCommand().Description, "\n\nA document, ")
 	_, text, _ = strings.Cut(text, ":\n")
 	data, err := document.ToJSON([]byte(strings.Replace(text, "64 hex digits", strings.Repeat("a", 64), 1)), "a controller")
 	if err != nil {
@@ -80,7 +80,7 @@ func TestDocumentOfTheHelpIsValid(t *testing.T) {
 
 // Every flag of every command is in docs/operating.md with its default and its variables, and every one that it lists exists.
 func TestFlagsAreDocumented(t *testing.T) {
-	app := (&tool{}).app()
+	app := newApp(&stdio{})
 	documented := documentedFlags(t)
 	var real, listed []string
 	for command, flags := range flagsOf(app.Name, app.Flags, app.Commands) {

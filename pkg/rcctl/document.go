@@ -24,30 +24,30 @@ func fileFlag() cli.Flag {
 }
 
 // readSpec reads, converts and validates the document that -f names. Its errors are *usageError and *inputError.
-func (t *tool) readSpec(c *cli.Context) (*rc.Spec, error) {
-	source, converted, err := t.readDocument(c, inspect.SpecAllowed)
+func readSpec(c *cli.Context, std *stdio) (*rc.Spec, error) {
+	source, converted, err := readDocument(c, std, inspect.SpecAllowed)
 	if err != nil {
 		return nil, err
 	}
-	return t.decodeSpec(source, converted)
+	return decodeSpec(std, source, converted)
 }
 
 // decodeSpec decodes and validates a document, which may be what rcctl rc get has printed. Its errors are *inputError.
-func (t *tool) decodeSpec(source string, converted []byte) (*rc.Spec, error) {
+func decodeSpec(std *stdio, source string, converted []byte) (*rc.Spec, error) {
 	spec, ignored, err := inspect.DecodeShown(converted)
 	if err != nil {
 		return nil, &inputError{source: source, err: err}
 	}
 	if len(ignored) > 0 {
-		fmt.Fprintf(t.err, "rcctl: %s: ignored, as only rcfarm sets them: %s\n", source, strings.Join(ignored, ", "))
+		fmt.Fprintf(std.err, "rcctl: %s: ignored, as only rcfarm sets them: %s\n", source, strings.Join(ignored, ", "))
 	}
 	return spec, nil
 }
 
 // readManifest reads, converts and validates the manifest that -f names, alone or as the pod of a controller. Its errors
 // are *usageError and *inputError.
-func (t *tool) readManifest(c *cli.Context) (*manifest.Manifest, error) {
-	source, converted, err := t.readDocument(c, manifestAllowed)
+func readManifest(c *cli.Context, std *stdio) (*manifest.Manifest, error) {
+	source, converted, err := readDocument(c, std, manifestAllowed)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (t *tool) readManifest(c *cli.Context) (*manifest.Manifest, error) {
 		Manifest json.RawMessage `json:"manifest"`
 	}
 	if json.Unmarshal(converted, &top) == nil && (top.Pod != nil || top.Manifest != nil) {
-		spec, err := t.decodeSpec(source, converted)
+		spec, err := decodeSpec(std, source, converted)
 		if err != nil {
 			return nil, err
 		}
@@ -70,7 +70,7 @@ func (t *tool) readManifest(c *cli.Context) (*manifest.Manifest, error) {
 }
 
 // readDocument returns the document that -f names as JSON, and the name of its file for errors.
-func (t *tool) readDocument(c *cli.Context, allowed string) (source string, converted []byte, err error) {
+func readDocument(c *cli.Context, std *stdio, allowed string) (source string, converted []byte, err error) {
 	name := c.String("file")
 	if name == "" {
 		return "", nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
@@ -78,7 +78,7 @@ func (t *tool) readDocument(c *cli.Context, allowed string) (source string, conv
 	if c.Args().Present() {
 		return "", nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
 	}
-	source, data, err := t.readFile(name)
+	source, data, err := readFile(std, name)
 	if err != nil {
 		return source, nil, &inputError{source: source, err: err}
 	}
@@ -89,8 +89,8 @@ func (t *tool) readDocument(c *cli.Context, allowed string) (source string, conv
 	return source, converted, nil
 }
 
-func (t *tool) readFile(name string) (source string, data []byte, err error) {
-	from, source := t.in, "stdin"
+func readFile(std *stdio, name string) (source string, data []byte, err error) {
+	from, source := std.in, "stdin"
 	if name != "-" {
 		source = name
 		file, err := os.Open(name)

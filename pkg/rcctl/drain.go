@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-func (t *tool) drainCommand() *cli.Command {
+func drainCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "drain", Usage: "move every pod off a machine, and keep new ones away",
 		UsageText: "rcctl node drain NODE [--deadline TIME [--force]] [--wait [--timeout 5m]]",
@@ -30,15 +30,11 @@ Examples:
 			&cli.StringFlag{Name: "deadline", Usage: "`TIME` from now, such as 10m, in which the pods should have moved"},
 			&cli.BoolFlag{Name: "force", Usage: "at the deadline, stop what could not be moved"},
 		}, waitFlags("until no pod is left on the node")...),
-		Action: t.drain,
+		Action: offline(runDrain),
 	})
 }
 
-func (t *tool) drain(c *cli.Context) error {
-	limit, err := timeout(c)
-	if err != nil {
-		return err
-	}
+func runDrain(c *cli.Context, std *stdio) error {
 	name, err := oneNode(c)
 	if err != nil {
 		return err
@@ -52,27 +48,24 @@ func (t *tool) drain(c *cli.Context) error {
 		at := want.now.Add(d)
 		want.deadline = &at
 	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	change, err := s.writeNode(c.Context, name, func(ops node.Ops) (nodeChange, error) {
-		done, ok := computeDrain(ops, want)
-		if !ok {
-			return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
+	return withConn(c, std, func(s *conn) error {
+		change, err := writeNode(c.Context, s, name, func(ops node.Ops) (nodeChange, error) {
+			done, ok := computeDrain(ops, want)
+			if !ok {
+				return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
+			}
+			return done, nil
+		})
+		if err != nil {
+			return err
 		}
-		return done, nil
+		printNodeChange(std, name, "draining", change)
+		if c.Bool("wait") {
+			return waitDrained(c.Context, std, s, name, limitOf(c))
+		}
+		fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", name)
+		return nil
 	})
-	if err != nil {
-		return err
-	}
-	t.printNodeChange(name, "draining", change)
-	if c.Bool("wait") {
-		return t.waitDrained(c.Context, s, name, limit)
-	}
-	fmt.Fprintf(t.out, "watch: rcctl pods --node %s\n", name)
-	return nil
 }
 
 // wantedDrain is what a command line says about a drain.
@@ -110,7 +103,7 @@ func timeText(at *time.Time) string {
 	return at.UTC().Format(time.RFC3339)
 }
 
-func (t *tool) undrainCommand() *cli.Command {
+func undrainCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "undrain", Usage: "end a drain: pods may be placed on the machine again",
 		UsageText: "rcctl node undrain NODE",
@@ -118,13 +111,7 @@ func (t *tool) undrainCommand() *cli.Command {
 
 Examples:
   rcctl node undrain node-17`,
-		Action: func(c *cli.Context) error {
-			name, err := oneNode(c)
-			if err != nil {
-				return err
-			}
-			return t.actOnNode(c, name, "undrained", func(ops node.Ops) (nodeChange, error) { return computeUndrain(ops), nil })
-		},
+		Action: onNode("undrained", computeUndrain),
 	})
 }
 
@@ -139,18 +126,18 @@ func computeUndrain(ops node.Ops) nodeChange {
 
 // waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
 // node's word that the pod stopped. It returns *waitError when the time is up.
-func (t *tool) waitDrained(ctx context.Context, s *conn, name string, limit time.Duration) error {
-	err := t.waitFor(ctx, pending{
+func waitDrained(ctx context.Context, std *stdio, s *conn, name string, limit time.Duration) error {
+	err := waitFor(ctx, std, pending{
 		subject: "node " + name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + name,
-	}, limit, func(ctx context.Context) (string, bool, error) { return s.leftOn(ctx, name) })
+	}, limit, func(ctx context.Context) (string, bool, error) { return leftOn(ctx, s, name) })
 	if err == nil {
-		fmt.Fprintf(t.out, "node %s is drained\n", name)
+		fmt.Fprintf(std.out, "node %s is drained\n", name)
 	}
 	return err
 }
 
 // leftOn says which pods are left on a node, and whether there are none.
-func (s *conn) leftOn(ctx context.Context, name string) (line string, done bool, err error) {
+func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, err error) {
 	recs, bad, err := s.ListIntents(ctx, name)
 	if err == nil {
 		err = errors.Join(bad...)

@@ -90,23 +90,33 @@ func (e *waitError) Error() string { return e.text }
 const maxErrorLines = 50
 
 // report prints an error, says what was written all the same, and returns the exit code.
-func (t *tool) report(err error) int {
+func (std *stdio) report(err error) int {
 	if err == nil {
 		return exitDone
 	}
-	code := t.tell(err)
-	for _, line := range t.account(code) {
-		fmt.Fprintln(t.err, line)
+	code := tell(std, err)
+	for _, line := range writtenBy(err, code) {
+		fmt.Fprintln(std.err, line)
 	}
 	return code
 }
 
-// account says what a command that failed has written, where the error itself does not.
-func (t *tool) account(code int) []string {
-	if t.conn == nil || !writes(t.command) {
+// endedError is the error of a command that had a connection, with what it had written by then.
+type endedError struct {
+	error
+	command string // full name
+	deeds   []inspect.Deed
+}
+
+func (e *endedError) Unwrap() error { return e.error }
+
+// writtenBy says what a command that failed has written, where the error itself does not.
+func writtenBy(err error, code int) []string {
+	var ended *endedError
+	if !errors.As(err, &ended) || !writes(ended.command) {
 		return nil
 	}
-	deeds := t.conn.deeds
+	deeds := ended.deeds
 	switch code {
 	case exitError:
 		return inspect.Written(deeds)
@@ -120,7 +130,7 @@ func (t *tool) account(code int) []string {
 }
 
 // tell prints an error and returns the exit code.
-func (t *tool) tell(err error) int {
+func tell(std *stdio, err error) int {
 	var (
 		usage   *usageError
 		input   *inputError
@@ -134,41 +144,41 @@ func (t *tool) tell(err error) int {
 	switch {
 	case errors.As(err, &status):
 		if status.text != "" {
-			fmt.Fprintln(t.err, "rcctl: "+status.text)
+			fmt.Fprintln(std.err, "rcctl: "+status.text)
 		}
 		return status.code
 	case errors.As(err, &away):
-		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		fmt.Fprintln(std.err, "rcctl: "+err.Error())
 		return exitError
 	case errors.As(err, &input):
 		for _, line := range inputLines(input) {
-			fmt.Fprintln(t.err, line)
+			fmt.Fprintln(std.err, line)
 		}
-		fmt.Fprintln(t.err, "nothing was written")
+		fmt.Fprintln(std.err, "nothing was written")
 		return exitUsage
 	case errors.As(err, &usage):
-		fmt.Fprintln(t.err, err)
+		fmt.Fprintln(std.err, err)
 		if writes(usage.command) {
-			fmt.Fprint(t.err, "nothing was written; ")
+			fmt.Fprint(std.err, "nothing was written; ")
 		}
-		fmt.Fprintf(t.err, "see %s --help\n", usage.command)
+		fmt.Fprintf(std.err, "see %s --help\n", usage.command)
 		return exitUsage
 	case errors.As(err, &invalid):
-		fmt.Fprintln(t.err, "rcctl: "+invalid.Error())
+		fmt.Fprintln(std.err, "rcctl: "+invalid.Error())
 		return exitUsage
 	case errors.As(err, &wait):
-		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		fmt.Fprintln(std.err, "rcctl: "+err.Error())
 		return exitWait
 	case errors.As(err, &refused), errors.As(err, &unnamed), errors.Is(err, store.ErrConflict):
-		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		fmt.Fprintln(std.err, "rcctl: "+err.Error())
 		return exitRefused
 	case errors.Is(err, store.ErrNotFound):
-		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		fmt.Fprintln(std.err, "rcctl: "+err.Error())
 		return exitNotFound
 	}
-	fmt.Fprintln(t.err, "rcctl: "+err.Error())
+	fmt.Fprintln(std.err, "rcctl: "+err.Error())
 	if hint := hintFor(err); hint != "" {
-		fmt.Fprintln(t.err, hint)
+		fmt.Fprintln(std.err, hint)
 	}
 	return exitError
 }

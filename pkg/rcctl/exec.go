@@ -7,10 +7,11 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 )
 
-func (t *tool) execCommand() *cli.Command {
+func execCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "exec", Usage: "run a command beside a pod's processes",
 		UsageText: "rcctl exec POD [-i] [--raw] [--launchable NAME] [--rc REF] [--node NODE] -- COMMAND [arguments]",
@@ -29,11 +30,11 @@ Examples:
 			rawFlag(),
 			&cli.StringFlag{Name: "launchable", Usage: "like this process: the `NAME` of a launchable, with -SCRIPT where it is a directory of scripts"},
 		),
-		Action: t.exec,
+		Action: offline(runExec),
 	})
 }
 
-func (t *tool) exec(c *cli.Context) error {
+func runExec(c *cli.Context, std *stdio) error {
 	ref, err := podRef(c)
 	if err != nil {
 		return err
@@ -42,23 +43,20 @@ func (t *tool) exec(c *cli.Context) error {
 	if len(argv) == 0 || argv[0] == "" {
 		return usagef(c, "no command; allowed: POD -- COMMAND [arguments]")
 	}
-	target, client, err := t.preparerOf(c, ref)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	var stdin io.Reader
-	if c.Bool("stdin") {
-		stdin = t.in
-	}
-	ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), argv, stdin, bytesTo(c, t.out), bytesTo(c, t.err))
-	if err != nil {
-		if c.Context.Err() != nil {
-			return &exitStatus{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
+	return withPreparer(c, std, ref, func(target *inspect.PodView, client *nodeapi.Client) error {
+		var stdin io.Reader
+		if c.Bool("stdin") {
+			stdin = std.in
 		}
-		return nodeError(client, err)
-	}
-	return exitOf(client, ended)
+		ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), argv, stdin, bytesTo(c, std.out), bytesTo(c, std.err))
+		if err != nil {
+			if c.Context.Err() != nil {
+				return &exitStatus{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
+			}
+			return nodeError(client, err)
+		}
+		return exitOf(client, ended)
+	})
 }
 
 // exitOf turns the end of a command into rcctl's own.

@@ -2,8 +2,6 @@ package rcctl
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -12,10 +10,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) farmsCommand() *cli.Command {
+func farmsCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "farms", Usage: "list the living farms and the rcs that each owns",
 		UsageText: "rcctl farms [-o table|wide|json|yaml]",
@@ -30,16 +27,11 @@ Examples:
   rcctl farms -o json | jq 'map(.owned) | add'
   rcctl farms -o json | jq -r '.[] | select(any(.owned_rcs[]; .name == "web")) | .id'`,
 		Flags:  []cli.Flag{wideOutputFlag()},
-		Action: t.farms,
+		Action: onList(runFarms),
 	})
 }
 
-func (t *tool) farms(c *cli.Context) error {
-	out, s, err := t.connectToListWide(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	members, corrupt, err := s.ListFarms(c.Context)
 	if err != nil {
 		return err
@@ -53,7 +45,7 @@ func (t *tool) farms(c *cli.Context) error {
 		return err
 	}
 	var names map[string]string
-	if out != formats[0] { // else the keys of the records are enough
+	if c.String("output") != formats[0] { // else the keys of the records are enough
 		var bad []error
 		if names, bad, err = s.allNames(c.Context); err != nil {
 			return err
@@ -70,22 +62,22 @@ func (t *tool) farms(c *cli.Context) error {
 		views[i].Heard, views[i].Silent = inspect.HeardView(heard, views[i].ID, true, now)
 	}
 	if len(views) == 0 {
-		if err := s.empty(c.Context, t.err); err != nil {
+		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
-	if err := t.printWide(out, views, func(w io.Writer, wide bool) error { return writeFarms(w, views, now, wide) }); err != nil {
+	if err := std.printWide(c, views, func(w io.Writer, wide bool) error { return writeFarms(w, views, now, wide) }); err != nil {
 		return err
 	}
 	for i := range views {
 		if views[i].Silent {
-			t.noteSilent("farm "+views[i].ID, *views[i].Heard, now)
+			noteSilent(std, "farm "+views[i].ID, *views[i].Heard, now)
 		}
 	}
 	if free > 0 {
-		fmt.Fprintf(t.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
+		fmt.Fprintf(std.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
 	}
-	return t.warn(corrupt)
+	return std.warn(corrupt)
 }
 
 func writeFarms(w io.Writer, views []inspect.FarmView, now time.Time, wide bool) error {
@@ -120,84 +112,6 @@ func ownedText(rcs []inspect.OwnedRC) string {
 }
 
 // farmCommand groups the commands about the farms as a whole.
-func (t *tool) farmCommand() *cli.Command {
-	return &cli.Command{
-		Name: "farm", Usage: "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer",
-		UsageText:       "rcctl farm COMMAND [flags]",
-		HideHelpCommand: true,
-		Action:          t.group,
-		OnUsageError:    onUsageError,
-		Subcommands:     []*cli.Command{t.resumeCommand(), t.releaseHoldCommand()},
-	}
-}
-
-func (t *tool) resumeCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "resume", Usage: "reset the mass-stop breaker",
-		UsageText: "rcctl farm resume",
-		Description: `A farm that is about to have stopped more than half of its pods within a minute, and 10 at least, trips the breaker:
-from then on no farm stops anything. Find out why first (rcctl audit --since 10m). What is not meant must be taken
-back before, as it goes on when the breaker is reset. For what is meant, give the same command again with
---allow-mass-stop, or the breaker may trip again. It also mends a breaker record that cannot be read.
-
-Examples:
-  rcctl audit --since 10m
-  rcctl rc scale web 1 --allow-mass-stop && rcctl farm resume`,
-		Action: t.resume,
-	})
-}
-
-func (t *tool) resume(c *cli.Context) error {
-	if c.Args().Present() {
-		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	line, err := s.resume(c.Context)
-	if err != nil {
-		return err
-	}
-	if line == "" {
-		fmt.Fprintln(t.out, "the breaker is not tripped; nothing was written")
-		return nil
-	}
-	fmt.Fprintf(t.out, "the farms may stop pods again\n  %s\n", clean(line))
-	return nil
-}
-
-// resume resets the breaker, and returns what changed: nothing where it is not tripped.
-func (s *conn) resume(ctx context.Context) (line string, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
-	defer cancel()
-	author, err := s.who(ctx)
-	if err != nil {
-		return "", err
-	}
-	for try := 1; ; try++ {
-		rec, err := s.ReadBreaker(ctx)
-		var corrupt *store.CorruptError
-		switch {
-		case errors.Is(err, store.ErrNotFound):
-			return "", refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
-		case errors.As(err, &corrupt):
-			line = "breaker: unreadable -> reset"
-		case err != nil:
-			return "", fmt.Errorf("read breaker: %w", err)
-		case !rec.Value.Tripped:
-			return "", nil
-		default:
-			line = fmt.Sprintf("breaker: tripped by %s since %s (%s) -> reset", rec.Value.By, rec.Value.Since.UTC().Format(time.RFC3339), rec.Value.Reason)
-		}
-		err = s.ResetBreaker(ctx, rec.Index, store.NewAudit(author, "resume", "", []string{line}))
-		if errors.Is(err, store.ErrConflict) && try < maxTries {
-			continue
-		}
-		if err := s.did("the reset of the breaker", "rcctl audit --since 10m", err); err != nil {
-			return "", fmt.Errorf("resume: %w", err)
-		}
-		return line, nil
-	}
+func farmCommand() *cli.Command {
+	return group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer", resumeCommand(), releaseHoldCommand())
 }

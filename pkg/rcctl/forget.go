@@ -17,18 +17,11 @@ import (
 )
 
 // podCommand groups the commands about one pod.
-func (t *tool) podCommand() *cli.Command {
-	return &cli.Command{
-		Name: "pod", Usage: "show one pod; declare one on a machine that is gone as gone",
-		UsageText:       "rcctl pod COMMAND [flags] [arguments]",
-		HideHelpCommand: true,
-		Action:          t.group,
-		OnUsageError:    onUsageError,
-		Subcommands:     []*cli.Command{t.describeCommand(), t.forgetCommand()},
-	}
+func podCommand() *cli.Command {
+	return group("pod", "show one pod; declare one on a machine that is gone as gone", describeCommand(), forgetCommand())
 }
 
-func (t *tool) forgetCommand() *cli.Command {
+func forgetCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "forget", Usage: "declare that a pod on a dead machine has stopped for good",
 		UsageText: "rcctl pod forget POD [--rc REF] [--node NODE] [--wait [--timeout TIME]]",
@@ -46,7 +39,7 @@ Examples:
 			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
 			&cli.StringFlag{Name: "node", Usage: "only the copy on this `NODE`"},
 		}, waitFlags("until the owner has carried it out, or says why not")...),
-		Action: t.forget,
+		Action: offline(runForget),
 	})
 }
 
@@ -56,37 +49,30 @@ type copyOf struct {
 	name, node string
 }
 
-func (t *tool) forget(c *cli.Context) error {
-	limit, err := timeout(c)
-	if err != nil {
-		return err
-	}
+func runForget(c *cli.Context, std *stdio) error {
 	name, err := podArg(c)
 	if err != nil {
 		return err
 	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	target, err := s.findCopy(c, name)
-	if err != nil {
-		return err
-	}
-	index, err := s.mustBeDead(c.Context, target)
-	if err != nil {
-		return err
-	}
-	r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
-	if err := s.ask(c.Context, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
-		return err
-	}
-	if c.Bool("wait") {
-		return t.waitForgotten(c.Context, s, target, r.ID, limit)
-	}
-	fmt.Fprintf(t.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
-	return nil
+	return withConn(c, std, func(s *conn) error {
+		target, err := findCopy(c, s, name)
+		if err != nil {
+			return err
+		}
+		index, err := mustBeDead(c.Context, s, target)
+		if err != nil {
+			return err
+		}
+		r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
+		if err := leaveRequest(c.Context, s, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
+			return err
+		}
+		if c.Bool("wait") {
+			return waitForgotten(c.Context, std, s, target, r.ID, limitOf(c))
+		}
+		fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
+		return nil
+	})
 }
 
 func podArg(c *cli.Context) (string, error) {
@@ -104,7 +90,7 @@ func podArg(c *cli.Context) (string, error) {
 
 // findCopy finds the copy that the command line means. It returns *notFoundError, or a *usageError that lists the
 // candidates.
-func (s *conn) findCopy(c *cli.Context, name string) (copyOf, error) {
+func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	_, rcID, _, err := s.rcNames(c)
 	if err != nil {
 		return copyOf{}, err
@@ -160,7 +146,7 @@ func copiesNamed(placements []pod.Placement, name, onNode string) []copyOf {
 
 // mustBeDead refuses to forget what a living preparer can speak for. It returns the index of the node's record, which need not be
 // readable: zero where there is none.
-func (s *conn) mustBeDead(ctx context.Context, target copyOf) (index uint64, err error) {
+func mustBeDead(ctx context.Context, s *conn, target copyOf) (index uint64, err error) {
 	index, held, err := s.NodeHeld(ctx, target.node)
 	switch {
 	case err != nil:
@@ -172,29 +158,29 @@ func (s *conn) mustBeDead(ctx context.Context, target copyOf) (index uint64, err
 }
 
 // waitForgotten waits until a request is answered. It returns *refusedError when that was void, *waitError when the time is up.
-func (t *tool) waitForgotten(ctx context.Context, s *conn, target copyOf, request string, limit time.Duration) error {
+func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, request string, limit time.Duration) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
-	err := t.waitFor(ctx, pending{
+	err := waitFor(ctx, std, pending{
 		subject: "pod " + target.name, written: "the request is written", goal: "forgotten", hint: "rcctl pods --rc " + target.RCID,
 	}, limit, func(ctx context.Context) (string, bool, error) {
 		open, err := s.RequestOpen(ctx, target.RCID, request)
 		if open || err != nil {
 			return "waiting for its owner", false, err
 		}
-		why, err := s.whyVoid(ctx, store.AuditFilter{RCID: target.RCID, Since: since}, request)
+		why, err := whyVoid(ctx, s, store.AuditFilter{RCID: target.RCID, Since: since}, request)
 		if why != "" {
 			err = refusedf("pod %s: nothing was forgotten: %s", target.name, why)
 		}
 		return "waiting for what its owner says", err == nil, err
 	})
 	if err == nil {
-		fmt.Fprintf(t.out, "%s on %s is forgotten\n", target.name, target.node)
+		fmt.Fprintf(std.out, "%s on %s is forgotten\n", target.name, target.node)
 	}
 	return err
 }
 
 // whyVoid returns what the audit trail says about a request that was not carried out, "" for one that was.
-func (s *conn) whyVoid(ctx context.Context, f store.AuditFilter, request string) (string, error) {
+func whyVoid(ctx context.Context, s *conn, f store.AuditFilter, request string) (string, error) {
 	found, _, err := s.ListAudit(ctx, f)
 	if err != nil {
 		return "", fmt.Errorf("read the audit trail: %w", err)

@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) forgetNodeCommand() *cli.Command {
+func forgetNodeCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "forget", Usage: "declare that a machine is gone for good, with all that it had",
 		UsageText: "rcctl node forget NODE [--dry-run] [--force] [--timeout TIME]",
@@ -34,9 +34,9 @@ Examples:
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be forgotten"},
 			&cli.BoolFlag{Name: "force", Usage: "although the machine's Consul agent lives, or nobody can tell"},
-			&cli.StringFlag{Name: "timeout", Value: "5m", Usage: "`TIME` after which it waits no longer for the owners (exit code 5)"},
+			timeoutFlag("`TIME` after which it waits no longer for the owners (exit code 5)"),
 		},
-		Action: t.forgetNode,
+		Action: offline(runForgetNode),
 	})
 }
 
@@ -49,54 +49,47 @@ type deadNode struct {
 	orphans int
 }
 
-func (t *tool) forgetNode(c *cli.Context) error {
-	limit, err := timeout(c)
-	if err != nil {
-		return err
-	}
+func runForgetNode(c *cli.Context, std *stdio) error {
 	name, err := oneNode(c)
 	if err != nil {
 		return err
 	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	dead, err := s.findDead(c.Context, name)
-	if err != nil {
-		return err
-	}
-	for _, there := range dead.copies {
-		verb := "forgetting"
+	return withConn(c, std, func(s *conn) error {
+		dead, err := findDead(c.Context, s, name)
+		if err != nil {
+			return err
+		}
+		for _, there := range dead.copies {
+			verb := "forgetting"
+			if c.Bool("dry-run") {
+				verb = "would forget"
+			}
+			fmt.Fprintf(std.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
+		}
+		if dead.orphans > 0 {
+			fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, podCount(dead.orphans))
+		}
 		if c.Bool("dry-run") {
-			verb = "would forget"
+			fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
+			if dead.agent != "" {
+				fmt.Fprintf(std.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
+			}
+			return nil
 		}
-		fmt.Fprintf(t.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
-	}
-	if dead.orphans > 0 {
-		fmt.Fprintf(t.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, podCount(dead.orphans))
-	}
-	if c.Bool("dry-run") {
-		fmt.Fprintf(t.out, "would remove node %s; nothing was written\n", name)
-		if dead.agent != "" {
-			fmt.Fprintf(t.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
+		if dead.agent != "" && !c.Bool("force") {
+			return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
 		}
-		return nil
-	}
-	if dead.agent != "" && !c.Bool("force") {
-		return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
-	}
-	open, err := s.askForgets(c.Context, dead)
-	if err != nil {
-		return err
-	}
-	return t.waitNodeForgotten(c.Context, s, dead, open, limit)
+		open, err := askForgets(c.Context, s, dead)
+		if err != nil {
+			return err
+		}
+		return waitNodeForgotten(c.Context, std, s, dead, open, limitOf(c))
+	})
 }
 
 // findDead reads what there is of a node that nobody holds. It returns *notFoundError where there is nothing, *refusedError where its
 // preparer lives.
-func (s *conn) findDead(ctx context.Context, name string) (deadNode, error) {
+func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	d := deadNode{name: name}
 	index, held, err := s.NodeHeld(ctx, name)
 	if err != nil {
@@ -106,7 +99,7 @@ func (s *conn) findDead(ctx context.Context, name string) (deadNode, error) {
 		return d, refusedf("node %s: its preparer lives; to empty it: rcctl node drain %s; nothing was written", name, name)
 	}
 	d.index = index
-	if d.copies, err = s.copiesOn(ctx, name); err != nil {
+	if d.copies, err = copiesOn(ctx, s, name); err != nil {
 		return d, err
 	}
 	rec, err := s.Node(ctx, name)
@@ -136,7 +129,7 @@ func (s *conn) findDead(ctx context.Context, name string) (deadNode, error) {
 }
 
 // copiesOn returns every copy that a node has, or may still have.
-func (s *conn) copiesOn(ctx context.Context, name string) ([]copyOf, error) {
+func copiesOn(ctx context.Context, s *conn, name string) ([]copyOf, error) {
 	recs, bad, err := s.AllPlacements(ctx)
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return nil, fmt.Errorf("read placements: %w", err)
@@ -152,7 +145,7 @@ func (s *conn) copiesOn(ctx context.Context, name string) ([]copyOf, error) {
 }
 
 // askForgets leaves a request for each copy, and returns them.
-func (s *conn) askForgets(ctx context.Context, d deadNode) ([]store.Request, error) {
+func askForgets(ctx context.Context, s *conn, d deadNode) ([]store.Request, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
 	author, err := s.who(ctx)
@@ -194,8 +187,8 @@ func cameBack(name string) error {
 
 // waitNodeForgotten waits until every request is answered, and removes what is left of the node. It returns *refusedError where the node
 // came back, *waitError when the time is up.
-func (t *tool) waitNodeForgotten(ctx context.Context, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
-	err := t.waitFor(ctx, pending{
+func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
+	err := waitFor(ctx, std, pending{
 		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
 	}, limit, func(ctx context.Context) (string, bool, error) {
 		if index, held, err := s.NodeHeld(ctx, d.name); err != nil || held || index != d.index {
@@ -211,11 +204,11 @@ func (t *tool) waitNodeForgotten(ctx context.Context, s *conn, d deadNode, open 
 			}
 			open = open[1:]
 		}
-		err := s.removeNode(ctx, d)
+		err := removeNode(ctx, s, d)
 		return "waiting for what is reserved there", err == nil, err
 	})
 	if err == nil {
-		fmt.Fprintf(t.out, "node %s is forgotten, with %s\n", d.name, podCount(len(d.copies)))
+		fmt.Fprintf(std.out, "node %s is forgotten, with %s\n", d.name, podCount(len(d.copies)))
 	}
 	return err
 }
@@ -224,7 +217,7 @@ func (t *tool) waitNodeForgotten(ctx context.Context, s *conn, d deadNode, open 
 const maxLeft = 5
 
 // removeNode removes the records of a node that has no copies any more. It returns *refusedError where it has got some.
-func (s *conn) removeNode(ctx context.Context, d deadNode) error {
+func removeNode(ctx context.Context, s *conn, d deadNode) error {
 	author, err := s.who(ctx)
 	if err != nil {
 		return err
@@ -238,7 +231,7 @@ func (s *conn) removeNode(ctx context.Context, d deadNode) error {
 	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
 		return fmt.Errorf("read what operators said about node %s: %w", d.name, err)
 	}
-	left, err := s.copiesOn(ctx, d.name)
+	left, err := copiesOn(ctx, s, d.name)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) getCommand() *cli.Command {
+func getCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "get", Usage: "show one rc: what it asks for, its pods' manifest, its status",
 		UsageText: "rcctl rc get REF [-o table|json|yaml]",
@@ -28,16 +28,11 @@ Examples:
   rcctl rc get web -o yaml > rc.yaml && vi rc.yaml && rcctl apply -f rc.yaml
   rcctl rc get web -o json | jq .status.conditions`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: t.get,
+		Action: onConn(oneRef, runGet),
 	})
 }
 
-func (t *tool) get(c *cli.Context) error {
-	out, ref, s, err := t.connectToShow(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runGet(c *cli.Context, std *stdio, s *conn, ref string) error {
 	r, st, farms, err := s.look(c, ref)
 	if err != nil {
 		return err
@@ -49,20 +44,20 @@ func (t *tool) get(c *cli.Context) error {
 	case err == nil:
 		view.Manifest = m
 	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
-		fmt.Fprintf(t.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
+		fmt.Fprintf(std.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
 	default:
 		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)
 	}
-	if out == "yaml" {
+	if c.String("output") == "yaml" {
 		shown := inspect.NewRCDocument(r, &view)
 		text, err := shown.Text()
 		if err != nil {
 			return err
 		}
-		_, err = t.out.Write(text)
+		_, err = std.out.Write(text)
 		return err
 	}
-	return t.print(out, view, func(w io.Writer) error {
+	return std.print(c, view, func(w io.Writer) error {
 		return writeRC(w, view, inspect.NewStatusView(r, st, farms), coloured(w), time.Now())
 	})
 }

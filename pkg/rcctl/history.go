@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
-func (t *tool) historyCommand() *cli.Command {
+func historyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "history", Usage: "list what was deployed of a service, and what came of it",
 		UsageText: "rcctl history SERVICE [-o table|json|yaml]",
@@ -24,33 +24,16 @@ Examples:
   rcctl diff web --to 3       what going back to revision 3 would change
   rcctl rollback web --to 3`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: t.history,
+		Action: onService(runHistory),
 	})
 }
 
-func (t *tool) history(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
-	}
-	name, err := oneService(c)
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	svc, err := s.service(c.Context, name)
-	if err != nil {
-		return err
-	}
+func runHistory(c *cli.Context, std *stdio, _ *conn, svc *plan.Service) error {
 	views := make([]inspect.HistoryView, 0, len(svc.History))
 	for _, e := range slices.Backward(svc.History) {
 		views = append(views, inspect.NewHistoryView(svc, &e))
 	}
-	return t.print(out, views, func(w io.Writer) error {
+	return std.print(c, views, func(w io.Writer) error {
 		tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 		for i := range views {
 			v := &views[i]

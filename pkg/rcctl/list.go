@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
-func (t *tool) listCommand() *cli.Command {
+func listCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "list", Aliases: []string{"ls"}, Usage: "list all rcs",
 		UsageText: "rcctl rc list [-o table|json|yaml]",
@@ -17,16 +17,11 @@ func (t *tool) listCommand() *cli.Command {
   rcctl rc list
   rcctl rc list -o json | jq -r '.[] | select(.state != "Converged") | .name'`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: t.list,
+		Action: onList(runList),
 	})
 }
 
-func (t *tool) list(c *cli.Context) error {
-	out, s, err := t.connectToList(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runList(c *cli.Context, std *stdio, s *conn) error {
 	recs, corrupt, err := s.ListRCs(c.Context)
 	if err != nil {
 		return err
@@ -41,14 +36,14 @@ func (t *tool) list(c *cli.Context) error {
 	}
 	views := inspect.JoinRCs(recs, found, farms)
 	if len(views) == 0 {
-		if err := s.empty(c.Context, t.err); err != nil {
+		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
-	if err := t.print(out, views, func(w io.Writer) error { return writeRCs(w, views, coloured(w)) }); err != nil {
+	if err := std.print(c, views, func(w io.Writer) error { return writeRCs(w, views, coloured(w)) }); err != nil {
 		return err
 	}
-	return t.warn(append(corrupt, corruptStatus...))
+	return std.warn(append(corrupt, corruptStatus...))
 }
 
 func writeRCs(w io.Writer, views []inspect.RCView, colours bool) error {

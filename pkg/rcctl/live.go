@@ -84,23 +84,23 @@ func fitted(line string, width int) string {
 }
 
 // followRollout shows a rollout until it ends. It returns *waitError where that is not as it was meant, or where ctx ends first.
-func (t *tool) followRollout(ctx context.Context, s *conn, service, id string) error {
+func followRollout(ctx context.Context, std *stdio, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
-	show := live{out: t.out, terminal: isTerminal(unguarded(t.out)) && terminal(t.out)}
+	show := live{out: std.out, terminal: isTerminal(unguarded(std.out)) && terminal(std.out)}
 	for trouble := ""; ; {
 		end, err := client.Ended(ctx, service, id)
 		if err == nil && end != nil {
-			return t.rolloutEnded(end.State, end.Reason, service)
+			return rolloutEnded(std, end.State, end.Reason, service)
 		}
 		if err == nil {
 			var v *inspect.RolloutView
-			if v, err = t.rolloutView(ctx, s, service); err == nil && v.ID == id {
+			if v, err = viewRollout(ctx, std, s, service); err == nil && v.ID == id {
 				show.show(*v, time.Now())
 			}
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != trouble {
 			trouble = err.Error()
-			fmt.Fprintf(t.err, "rcctl: rollout of %s: %s\n", service, trouble)
+			fmt.Fprintf(std.err, "rcctl: rollout of %s: %s\n", service, trouble)
 		}
 		if err := rest(ctx, pollEvery); err != nil {
 			if errors.Is(err, context.Canceled) {
@@ -112,9 +112,9 @@ func (t *tool) followRollout(ctx context.Context, s *conn, service, id string) e
 }
 
 // rolloutEnded says how a rollout ended.
-func (t *tool) rolloutEnded(state rollout.State, reason, service string) error {
+func rolloutEnded(std *stdio, state rollout.State, reason, service string) error {
 	if state == rollout.Done {
-		fmt.Fprintf(t.out, "service %s: the rollout is done\n", service)
+		fmt.Fprintf(std.out, "service %s: the rollout is done\n", service)
 		return nil
 	}
 	if reason == "" {

@@ -8,10 +8,11 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 )
 
-func (t *tool) logsCommand() *cli.Command {
+func logsCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "logs", Usage: "show what a pod's processes wrote to stdout and stderr",
 		UsageText: "rcctl logs POD [-f] [--previous] [--launchable NAME] [--tail N] [--raw] [--rc REF] [--node NODE]",
@@ -33,17 +34,14 @@ Examples:
 			rawFlag(),
 			&cli.StringFlag{Name: "tail", Usage: "only the last `N` lines of each process"},
 		),
-		Action: t.logs,
+		Action: offline(runLogs),
 	})
 }
 
-func (t *tool) logs(c *cli.Context) error {
-	ref, err := podRef(c)
+func runLogs(c *cli.Context, std *stdio) error {
+	ref, err := onePod(c)
 	if err != nil {
 		return err
-	}
-	if c.NArg() > 1 {
-		return usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
 	}
 	options := nodeapi.LogOptions{Process: c.String("launchable"), Tail: -1, Follow: c.Bool("follow"), Previous: c.Bool("previous")}
 	if options.Follow && options.Previous {
@@ -54,25 +52,22 @@ func (t *tool) logs(c *cli.Context) error {
 			return badFlag(c, "--tail", c.String("tail"), "a number of lines, zero or more")
 		}
 	}
-	target, client, err := t.preparerOf(c, ref)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	logs, err := client.Logs(c.Context, target.Identity(), options)
-	if err != nil {
-		return nodeError(client, err)
-	}
-	defer func() { _ = logs.Close() }()
-	_, err = io.Copy(bytesTo(c, t.out), logs)
-	switch {
-	case options.Follow && c.Context.Err() != nil:
-		return nil // this is how following ends
-	case errors.Is(err, context.Canceled):
-		return err
-	case err != nil:
-		return &nodeAway{errors.New("the log was cut off, as the preparer ended or the connection broke: " + err.Error())}
-	default:
-		return nil
-	}
+	return withPreparer(c, std, ref, func(target *inspect.PodView, client *nodeapi.Client) error {
+		logs, err := client.Logs(c.Context, target.Identity(), options)
+		if err != nil {
+			return nodeError(client, err)
+		}
+		defer func() { _ = logs.Close() }()
+		_, err = io.Copy(bytesTo(c, std.out), logs)
+		switch {
+		case options.Follow && c.Context.Err() != nil:
+			return nil // this is how following ends
+		case errors.Is(err, context.Canceled):
+			return err
+		case err != nil:
+			return &nodeAway{errors.New("the log was cut off, as the preparer ended or the connection broke: " + err.Error())}
+		default:
+			return nil
+		}
+	})
 }

@@ -9,51 +9,44 @@ import (
 )
 
 // manifestCommand groups the commands about manifests. None of them needs Consul.
-func (t *tool) manifestCommand() *cli.Command {
-	return &cli.Command{
-		Name: "manifest", Usage: "check pod manifests; needs no Consul",
-		UsageText:       "rcctl manifest COMMAND [flags]",
-		HideHelpCommand: true,
-		Action:          t.group,
-		OnUsageError:    onUsageError,
-		Subcommands: []*cli.Command{
-			leaf(&cli.Command{
-				Name: "check", Usage: "say whether a manifest is valid, and its digest",
-				UsageText: "rcctl manifest check -f FILE",
-				Description: `Reads a manifest, or the document of an rc with one as its pod, and names every mistake in it (exit code 2).
+func manifestCommand() *cli.Command {
+	return group("manifest", "check pod manifests; needs no Consul",
+		leaf(&cli.Command{
+			Name: "check", Usage: "say whether a manifest is valid, and its digest",
+			UsageText: "rcctl manifest check -f FILE",
+			Description: `Reads a manifest, or the document of an rc with one as its pod, and names every mistake in it (exit code 2).
 
 Examples:
   rcctl manifest check -f web.yaml
   rcctl manifest check -f rc.yaml`,
-				Flags:  []cli.Flag{fileFlag()},
-				Action: t.manifestCheck,
-			}),
-			leaf(&cli.Command{
-				Name: "canonical", Usage: "print the canonical JSON of a manifest: what is hashed and signed",
-				UsageText: "rcctl manifest canonical -f FILE",
-				Description: `Prints exactly the bytes that a digest and a signature are about, without a newline at the end.
+			Flags:  []cli.Flag{fileFlag()},
+			Action: offline(runManifestCheck),
+		}),
+		leaf(&cli.Command{
+			Name: "canonical", Usage: "print the canonical JSON of a manifest: what is hashed and signed",
+			UsageText: "rcctl manifest canonical -f FILE",
+			Description: `Prints exactly the bytes that a digest and a signature are about, without a newline at the end.
 
 Examples:
   rcctl manifest canonical -f web.yaml | sha256sum
   rcctl manifest canonical -f web.yaml | ssh-keygen -Y sign -f ~/.ssh/id_ed25519 -n rcfarm-manifest > web.sig`,
-				Flags:  []cli.Flag{fileFlag()},
-				Action: t.manifestCanonical,
-			}),
-			leaf(&cli.Command{
-				Name: "schema", Usage: "print the JSON Schema of manifests, for editors",
-				UsageText: "rcctl manifest schema",
-				Description: `The schema accepts every valid manifest. What it cannot express, rcctl manifest check says.
+			Flags:  []cli.Flag{fileFlag()},
+			Action: offline(runManifestCanonical),
+		}),
+		leaf(&cli.Command{
+			Name: "schema", Usage: "print the JSON Schema of manifests, for editors",
+			UsageText: "rcctl manifest schema",
+			Description: `The schema accepts every valid manifest. What it cannot express, rcctl manifest check says.
 
 Examples:
   rcctl manifest schema > manifest.schema.json`,
-				Action: t.manifestSchema,
-			}),
-		},
-	}
+			Action: offline(runManifestSchema),
+		}),
+	)
 }
 
-func (t *tool) manifestCheck(c *cli.Context) error {
-	m, err := t.readManifest(c)
+func runManifestCheck(c *cli.Context, std *stdio) error {
+	m, err := readManifest(c, std)
 	if err != nil {
 		return err
 	}
@@ -61,12 +54,12 @@ func (t *tool) manifestCheck(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(t.out, "manifest %s is valid, digest %s\n", m.ID, manifest.Digest(canonical))
+	fmt.Fprintf(std.out, "manifest %s is valid, digest %s\n", m.ID, manifest.Digest(canonical))
 	return nil
 }
 
-func (t *tool) manifestCanonical(c *cli.Context) error {
-	m, err := t.readManifest(c)
+func runManifestCanonical(c *cli.Context, std *stdio) error {
+	m, err := readManifest(c, std)
 	if err != nil {
 		return err
 	}
@@ -74,11 +67,11 @@ func (t *tool) manifestCanonical(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.out.Write(canonical)
+	_, err = std.out.Write(canonical)
 	return err
 }
 
-func (t *tool) manifestSchema(c *cli.Context) error {
+func runManifestSchema(c *cli.Context, std *stdio) error {
 	if c.Args().Present() {
 		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
 	}
@@ -86,6 +79,6 @@ func (t *tool) manifestSchema(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.out.Write(schema)
+	_, err = std.out.Write(schema)
 	return err
 }

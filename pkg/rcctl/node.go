@@ -15,17 +15,10 @@ import (
 )
 
 // nodeCommand groups the commands about one machine.
-func (t *tool) nodeCommand() *cli.Command {
-	return &cli.Command{
-		Name: "node", Usage: "drain, cordon, label, sweep and forget machines",
-		UsageText:       "rcctl node COMMAND [flags] [arguments]",
-		HideHelpCommand: true,
-		Action:          t.group,
-		OnUsageError:    onUsageError,
-		Subcommands: []*cli.Command{
-			t.drainCommand(), t.undrainCommand(), t.cordonCommand(), t.uncordonCommand(), t.labelCommand(), t.sweepCommand(), t.forgetNodeCommand(),
-		},
-	}
+func nodeCommand() *cli.Command {
+	return group("node", "drain, cordon, label, sweep and forget machines",
+		drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand(),
+	)
 }
 
 const nodeAllowed = "the name of a node; rcctl nodes lists them"
@@ -56,7 +49,7 @@ type operated struct {
 
 // readNode reads what an act on a node depends on. It returns *notFoundError when there is neither a record of the node nor
 // of what operators said about it.
-func (s *conn) readNode(ctx context.Context, name string) (operated, error) {
+func readNode(ctx context.Context, s *conn, name string) (operated, error) {
 	var o operated
 	_, err := s.Node(ctx, name)
 	var corrupt *store.CorruptError
@@ -96,7 +89,7 @@ const (
 
 // writeNode carries a change of a node out: computed, written with its audit record, and computed again where a record
 // moved. Where a drain begins or ends, or the labels change, the node's reservation says so in the same transaction (P3, R13, ADR 12).
-func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops) (nodeChange, error)) (nodeChange, error) {
+func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops) (nodeChange, error)) (nodeChange, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
 	author, err := s.who(ctx)
@@ -104,7 +97,7 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 		return nodeChange{}, err
 	}
 	for try := 1; ; try++ {
-		cur, err := s.readNode(ctx, name)
+		cur, err := readNode(ctx, s, name)
 		if err != nil {
 			return nodeChange{}, err
 		}
@@ -117,7 +110,7 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 		if len(c.lines) == 0 && write.Reservation == nil {
 			return c, nil
 		}
-		err = s.changeNode(ctx, write)
+		err = changeNode(ctx, s, write)
 		switch {
 		case err == nil:
 			if len(c.lines) == 0 {
@@ -136,7 +129,7 @@ func (s *conn) writeNode(ctx context.Context, name string, compute func(node.Ops
 }
 
 // changeNode writes a change of a node and notes how that ended.
-func (s *conn) changeNode(ctx context.Context, change store.NodeChange) error {
+func changeNode(ctx context.Context, s *conn, change store.NodeChange) error {
 	name := change.Ops.Name
 	return s.did(fmt.Sprintf("node %s: %s", name, change.Audit.What), "rcctl audit --node "+name, s.ChangeNode(ctx, change))
 }
@@ -165,28 +158,29 @@ func rest(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// actOnNode is a command that changes one node and says what was different.
-func (t *tool) actOnNode(c *cli.Context, name, done string, compute func(node.Ops) (nodeChange, error)) error {
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	change, err := s.writeNode(c.Context, name, compute)
-	if err != nil {
-		return err
-	}
-	t.printNodeChange(name, done, change)
-	return nil
+// onNode is the action of a command that changes the one node it names.
+func onNode(done string, compute func(node.Ops) nodeChange) cli.ActionFunc {
+	return onConn(oneNode, func(c *cli.Context, std *stdio, s *conn, name string) error {
+		return actOnNode(c, std, s, name, done, compute)
+	})
 }
 
-func (t *tool) printNodeChange(name, done string, change nodeChange) {
+// actOnNode changes one node and says what was different.
+func actOnNode(c *cli.Context, std *stdio, s *conn, name, done string, compute func(node.Ops) nodeChange) error {
+	change, err := writeNode(c.Context, s, name, func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
+	if err == nil {
+		printNodeChange(std, name, done, change)
+	}
+	return err
+}
+
+func printNodeChange(std *stdio, name, done string, change nodeChange) {
 	if len(change.lines) == 0 {
-		fmt.Fprintf(t.out, "node %s unchanged; nothing was written\n", name)
+		fmt.Fprintf(std.out, "node %s unchanged; nothing was written\n", name)
 		return
 	}
-	fmt.Fprintf(t.out, "node %s %s\n", name, done)
+	fmt.Fprintf(std.out, "node %s %s\n", name, done)
 	for _, line := range change.lines {
-		fmt.Fprintln(t.out, "  "+forTerminal(line))
+		fmt.Fprintln(std.out, "  "+forTerminal(line))
 	}
 }

@@ -52,7 +52,7 @@ func TestDrainOfABusyNode(t *testing.T) {
 		}
 	})
 	want := wantedDrain{now: time.Now().UTC()}
-	_, err := s.writeNode(t.Context(), "n1", func(ops node.Ops) (nodeChange, error) {
+	_, err := writeNode(t.Context(), s, "n1", func(ops node.Ops) (nodeChange, error) {
 		c, _ := computeDrain(ops, want)
 		return c, nil
 	})
@@ -158,11 +158,11 @@ func TestFollow(t *testing.T) {
 			removeRecord(t, s, s.Keys().Status(r.ID))
 			putRecord(t, s, s.Keys().RC(r.ID), rcText(r))
 			var out, errs syncBuffer
-			tl := &tool{out: &out, err: &errs}
+			tl := &stdio{out: &out, err: &errs}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- tl.follow(ctx, s, &r, watching{until: tt.until}) }()
+			go func() { ended <- followRC(ctx, tl, s, &r, watching{until: tt.until}) }()
 			consultest.Eventually(t, 20*time.Second, func() error {
 				if out.String() == "" {
 					return errors.New("nothing shown yet")
@@ -247,7 +247,7 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	}
 	act := func(compute func(node.Ops) nodeChange) {
 		t.Helper()
-		_, err := s.writeNode(t.Context(), "n1", func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
+		_, err := writeNode(t.Context(), s, "n1", func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
 		if err != nil {
 			t.Fatal(err)
 		}

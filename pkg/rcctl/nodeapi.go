@@ -43,23 +43,26 @@ func (a *nodeAccess) bad(flag, file, allowed string) error {
 	return &usageError{command: a.command, err: &field.Error{Field: flag, Value: file, Allowed: allowed}}
 }
 
-// preparerOf finds the copy of a pod that the command line means, and returns a client of its node's preparer.
-func (t *tool) preparerOf(c *cli.Context, ref string) (inspect.PodView, *nodeapi.Client, error) {
-	s, err := t.connect(c)
+// withPreparer finds the copy of a pod that the command line means, and runs something with a client of its node's preparer. The connection
+// to Consul is closed before that.
+func withPreparer(c *cli.Context, std *stdio, ref string, run func(*inspect.PodView, *nodeapi.Client) error) error {
+	var target inspect.PodView
+	var client *nodeapi.Client
+	err := withConn(c, std, func(s *conn) (err error) {
+		if target, err = s.findPod(c, ref); err == nil {
+			client, err = nodeClient(c.Context, std, s, target.Node)
+		}
+		return err
+	})
 	if err != nil {
-		return inspect.PodView{}, nil, err
+		return err
 	}
-	defer s.close()
-	target, err := s.findPod(c, ref)
-	if err != nil {
-		return target, nil, err
-	}
-	client, err := t.nodeClient(c.Context, s, target.Node)
-	return target, client, err
+	defer client.Close()
+	return run(&target, client)
 }
 
 // nodeClient returns a client of the preparer of a node.
-func (t *tool) nodeClient(ctx context.Context, s *conn, name string) (*nodeapi.Client, error) {
+func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi.Client, error) {
 	rec, err := s.Node(ctx, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -92,7 +95,7 @@ func (t *tool) nodeClient(ctx context.Context, s *conn, name string) (*nodeapi.C
 		return nil, refusedf("the token of node %s would go to %s in clear, and to whoever listens there: give its preparer --api-tls-cert; nothing was sent", name, target.Host())
 	}
 	if rec.Session == "" {
-		fmt.Fprintf(t.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)
+		fmt.Fprintf(std.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)
 	}
 	return nodeapi.NewClient(name, target, token, roots), nil
 }

@@ -83,7 +83,7 @@ func TestExitOf(t *testing.T) {
 		{Code: -1, Error: "exec: failed"}: {exitError, "rcctl: node n1: exec: failed\n"},
 	} {
 		var errs bytes.Buffer
-		tl := &tool{err: &errs}
+		tl := &stdio{err: &errs}
 		if code := tl.report(exitOf(nodeapi.NewClient("n1", target, "", nil), ended)); code != want.code || errs.String() != want.text {
 			t.Errorf("%+v: exit code %d, %q; want %+v", ended, code, errs.String(), want)
 		}

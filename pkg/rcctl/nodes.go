@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
-func (t *tool) nodesCommand() *cli.Command {
+func nodesCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "nodes", Usage: "list the machines: alive or not, labels, how full",
 		UsageText: "rcctl nodes [-o table|json|yaml]",
@@ -28,16 +28,11 @@ Examples:
   rcctl nodes
   rcctl nodes -o json | jq -r '.[] | select(.alive | not) | .name'`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: t.nodes,
+		Action: onList(runNodes),
 	})
 }
 
-func (t *tool) nodes(c *cli.Context) error {
-	out, s, err := t.connectToList(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	recs, corrupt, err := s.ListNodes(c.Context)
 	if err != nil {
 		return err
@@ -60,24 +55,24 @@ func (t *tool) nodes(c *cli.Context) error {
 		v := &views[i]
 		v.Heard, v.Silent = inspect.HeardView(heard, v.Name, v.Alive, now)
 	}
-	badPods, err := s.addLosses(c.Context, views)
+	badPods, err := addLosses(c.Context, s, views)
 	if err != nil {
 		return err
 	}
 	if len(views) == 0 {
-		if err := s.empty(c.Context, t.err); err != nil {
+		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
-	if err := t.print(out, views, func(w io.Writer) error { return writeNodes(w, views, now, coloured(w)) }); err != nil {
+	if err := std.print(c, views, func(w io.Writer) error { return writeNodes(w, views, now, coloured(w)) }); err != nil {
 		return err
 	}
 	for i := range views {
 		if views[i].Silent {
-			t.noteSilent("the preparer of node "+views[i].Name, *views[i].Heard, now)
+			noteSilent(std, "the preparer of node "+views[i].Name, *views[i].Heard, now)
 		}
 	}
-	return t.warn(slices.Concat(corrupt, badOps, badTaken, badPods))
+	return std.warn(slices.Concat(corrupt, badOps, badTaken, badPods))
 }
 
 // heardText says how long ago that was.
@@ -88,13 +83,13 @@ func heardText(at *time.Time, now time.Time) string {
 	return max(now.Sub(*at), 0).Round(time.Second).String()
 }
 
-func (t *tool) noteSilent(who string, at, now time.Time) {
-	fmt.Fprintf(t.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(&at, now))
+func noteSilent(std *stdio, who string, at, now time.Time) {
+	fmt.Fprintf(std.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(&at, now))
 }
 
 // addLosses adds what the owners of pods found out about nodes that are not alive. Placements are read only if there are
 // such nodes.
-func (s *conn) addLosses(ctx context.Context, views []inspect.NodeView) (corrupt []error, err error) {
+func addLosses(ctx context.Context, s *conn, views []inspect.NodeView) (corrupt []error, err error) {
 	if !slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) {
 		return nil, nil
 	}

@@ -21,44 +21,36 @@ var formats = [...]string{"table", "json", "yaml"}
 // wideFormat is a table with all columns, of the commands that have one.
 const wideFormat = "wide"
 
-func outputFlag() cli.Flag {
-	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, json or yaml"}
-}
+func outputFlag() cli.Flag { return formatFlag(formats[:]...) }
 
-func wideOutputFlag() cli.Flag {
-	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: formats[0], Usage: "`FORMAT`: table, wide, json or yaml"}
-}
+func wideOutputFlag() cli.Flag { return formatFlag(formats[0], wideFormat, formats[1], formats[2]) }
 
-// format reads -o.
-func format(c *cli.Context) (string, error) {
-	f := c.String("output")
-	if !slices.Contains(formats[:], f) {
-		return "", badFlag(c, "--output", f, list(formats[:]))
+// formatFlag is -o. A format that a command does not have is refused before anything else is looked at.
+func formatFlag(allowed ...string) cli.Flag {
+	return &cli.StringFlag{
+		Name: "output", Aliases: []string{"o"}, Value: allowed[0], Usage: "`FORMAT`: " + list(allowed),
+		Action: func(c *cli.Context, format string) error {
+			if !slices.Contains(allowed, format) {
+				return badFlag(c, "--output", format, list(allowed))
+			}
+			return nil
+		},
 	}
-	return f, nil
-}
-
-// formatWide reads -o of a command that also has a wide table.
-func formatWide(c *cli.Context) (string, error) {
-	f := c.String("output")
-	if allowed := append([]string{formats[0], wideFormat}, formats[1:]...); !slices.Contains(allowed, f) {
-		return "", badFlag(c, "--output", f, list(allowed))
-	}
-	return f, nil
 }
 
 // printWide is print for a command that also has a wide table.
-func (t *tool) printWide(format string, view any, table func(w io.Writer, wide bool) error) error {
-	if format == wideFormat {
-		return table(t.out, true)
+func (std *stdio) printWide(c *cli.Context, view any, table func(w io.Writer, wide bool) error) error {
+	if c.String("output") == wideFormat {
+		return table(std.out, true)
 	}
-	return t.print(format, view, func(w io.Writer) error { return table(w, false) })
+	return std.print(c, view, func(w io.Writer) error { return table(w, false) })
 }
 
-// print writes a view in the format asked for. table is called for the format "table" only.
-func (t *tool) print(format string, view any, table func(io.Writer) error) error {
-	if format == "table" {
-		return table(t.out)
+// print writes a view in the format that the command line asks for. table is called for the format "table" only.
+func (std *stdio) print(c *cli.Context, view any, table func(io.Writer) error) error {
+	format := c.String("output")
+	if format == formats[0] {
+		return table(std.out)
 	}
 	out, err := inspect.Indented(view)
 	if err != nil {
@@ -69,7 +61,7 @@ func (t *tool) print(format string, view any, table func(io.Writer) error) error
 			return fmt.Errorf("encode output: %w", err)
 		}
 	}
-	_, err = t.out.Write(out)
+	_, err = std.out.Write(out)
 	return err
 }
 
@@ -167,12 +159,12 @@ func cures(corrupt []error) []string {
 
 // warn prints what could not be read, next to an answer that goes without it, and returns the error that makes the exit
 // code say so.
-func (t *tool) warn(corrupt []error) error {
+func (std *stdio) warn(corrupt []error) error {
 	for _, err := range corrupt {
-		fmt.Fprintln(t.err, "rcctl: "+err.Error())
+		fmt.Fprintln(std.err, "rcctl: "+err.Error())
 	}
 	for _, cure := range cures(corrupt) {
-		fmt.Fprintln(t.err, "next: "+cure)
+		fmt.Fprintln(std.err, "next: "+cure)
 	}
 	if len(corrupt) > 0 {
 		return fmt.Errorf("the answer is incomplete: %d unreadable records", len(corrupt))

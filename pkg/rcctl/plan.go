@@ -10,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
-func (t *tool) planCommand() *cli.Command {
+func planCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "plan", Usage: "show what deploying a document would do; writes nothing",
 		UsageText: "rcctl plan -f FILE [--recreate] [--strategy STRATEGY] [-o table|json|yaml]",
@@ -22,45 +22,34 @@ Examples:
   rcctl plan -f web.yaml --strategy in-place
   rcctl plan -f web.yaml -o json | jq '.[].change.fields[].path'`,
 		Flags:  append([]cli.Flag{fileFlag(), outputFlag()}, planFlags()...),
-		Action: t.plan,
+		Action: offline(runPlan),
 	})
 }
 
-func (t *tool) plan(c *cli.Context) error {
-	out, err := format(c)
+func runPlan(c *cli.Context, std *stdio) error {
+	specs, err := readServices(c, std)
 	if err != nil {
 		return err
 	}
-	specs, err := t.readServices(c)
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	d, err := t.deployer(c, s)
-	if err != nil {
-		return err
-	}
-	var all []*planned
-	for _, spec := range specs {
-		p, err := d.plan(c.Context, spec)
+	return withConn(c, std, func(s *conn) error {
+		d, err := newDeployer(c, std, s)
 		if err != nil {
 			return err
 		}
-		all = append(all, p)
-	}
-	views := make([]inspect.PlanView, len(all))
-	for i, p := range all {
-		views[i] = inspect.NewPlanView(&p.plan)
-	}
-	err = t.print(out, views, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
-	if err == nil && anyChange(all) {
-		return &exitStatus{code: exitChanges}
-	}
-	return err
+		all, err := d.planAll(c.Context, specs)
+		if err != nil {
+			return err
+		}
+		views := make([]inspect.PlanView, len(all))
+		for i, p := range all {
+			views[i] = inspect.NewPlanView(&p.plan)
+		}
+		err = std.print(c, views, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
+		if err == nil && anyChange(all) {
+			return &exitStatus{code: exitChanges}
+		}
+		return err
+	})
 }
 
 func anyChange(all []*planned) bool {

@@ -36,6 +36,15 @@ func podRef(c *cli.Context) (string, error) {
 	return ref, checkPodFlags(c)
 }
 
+// onePod returns the only argument of a command, which names a pod.
+func onePod(c *cli.Context) (string, error) {
+	ref, err := podRef(c)
+	if err == nil && c.NArg() > 1 {
+		err = usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
+	}
+	return ref, err
+}
+
 // findPod finds the copy of a pod that the command line means. It returns *notFoundError, or a *usageError that lists the
 // candidates.
 func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {

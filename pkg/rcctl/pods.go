@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) podsCommand() *cli.Command {
+func podsCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "pods", Usage: "list pods: where they are placed, and what their nodes report",
 		UsageText: "rcctl pods [--rc REF] [--node NODE] [-o table|wide|json|yaml]",
@@ -31,36 +31,21 @@ Examples:
 			&cli.StringFlag{Name: "node", Usage: "only pods on this `NODE`"},
 			wideOutputFlag(),
 		},
-		Action: t.pods,
+		Action: onList(runPods),
 	})
 }
 
-func (t *tool) pods(c *cli.Context) error {
-	out, err := formatWide(c)
-	if err != nil {
-		return err
-	}
-	if c.Args().Present() {
-		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	if err := checkPodFlags(c); err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runPods(c *cli.Context, std *stdio, s *conn) error {
 	views, bad, err := s.podViews(c)
 	if err != nil {
 		return err
 	}
 	if len(views) == 0 {
-		if err := s.empty(c.Context, t.err); err != nil {
+		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
-	err = t.printWide(out, views, func(w io.Writer, wide bool) error {
+	err = std.printWide(c, views, func(w io.Writer, wide bool) error {
 		if wide {
 			return writePodsWide(w, views, time.Now(), coloured(w))
 		}
@@ -69,7 +54,7 @@ func (t *tool) pods(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	return t.warn(bad)
+	return std.warn(bad)
 }
 
 func checkPodFlags(c *cli.Context) error {

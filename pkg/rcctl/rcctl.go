@@ -1,5 +1,6 @@
-// Package rcctl is the operators' command line: one file per command, one for output. What decides (change.go, diff.go)
-// is apart from what reads and writes (connect.go, write.go, wait.go); what joins and explains what was read is in pkg/inspect.
+// Package rcctl is the operators' command line: one file per command, or per command and opposite. action.go says how commands begin,
+// output.go how they print. What decides (change.go, differences.go) is apart from what reads and writes (connect.go, write.go, wait.go);
+// what joins and explains the records that were read is in pkg/inspect.
 package rcctl
 
 import (
@@ -18,21 +19,13 @@ import (
 
 // Main runs one command and returns the exit code of the process. Its end or that of ctx ends everything it started.
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	t := &tool{in: stdin, out: guarded(stdout), err: guarded(stderr)}
-	app := t.app()
+	std := &stdio{in: stdin, out: guarded(stdout), err: guarded(stderr)}
+	app := newApp(std)
 	ordered, err := interspersed(app, args)
 	if err == nil {
 		err = app.RunContext(ctx, ordered)
 	}
-	return t.report(errors.Join(err, endOutput(t.out, t.err)))
-}
-
-// tool is one run of the program.
-type tool struct {
-	in       io.Reader
-	out, err io.Writer
-	conn     *conn  // nil: the command has not begun to talk to Consul
-	command  string // full name of the command that conn is for
+	return std.report(errors.Join(err, endOutput(std.out, std.err)))
 }
 
 const about = `rcctl changes and shows the replication controllers (RCs) that farms keep running.
@@ -64,8 +57,8 @@ CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN, CONSUL_CACERT and t
 Colours appear only on a terminal, and never with NO_COLOR set. What pods and records say is shown on a terminal with control
 characters, and those that turn the direction of text, as escapes such as \x1b; elsewhere it is as it is.`
 
-// app describes the whole command line.
-func (t *tool) app() *cli.App {
+// newApp describes the whole command line.
+func newApp(std *stdio) *cli.App {
 	return &cli.App{
 		Name: "rcctl", Usage: "operate replication controllers on Consul", Description: about,
 		Version: version(),
@@ -75,32 +68,25 @@ func (t *tool) app() *cli.App {
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
 		}, nodeFlags()...),
 		Commands: []*cli.Command{
-			t.planCommand(), t.deployCommand(), t.rolloutCommand(), t.historyCommand(), t.diffCommand(), t.rollbackCommand(), t.scaleServiceCommand(), t.serviceCommand(),
-			t.applyCommand(), t.rcCommand(), t.signCommand(), t.manifestCommand(), t.podsCommand(), t.podCommand(), t.logsCommand(), t.execCommand(),
-			t.nodesCommand(), t.nodeCommand(),
-			t.farmsCommand(), t.farmCommand(), t.auditCommand(), t.aclCommand(), t.devCommand(), t.devGuardCommand(),
+			planCommand(), deployCommand(), rolloutCommand(), historyCommand(), diffCommand(), rollbackCommand(), scaleServiceCommand(), serviceCommand(),
+			applyCommand(), rcCommand(), signCommand(), manifestCommand(), podsCommand(), podCommand(), logsCommand(), execCommand(),
+			nodesCommand(), nodeCommand(),
+			farmsCommand(), farmCommand(), auditCommand(), aclCommand(), devCommand(), devGuardCommand(),
 		},
-		Reader: t.in, Writer: t.out, ErrWriter: t.err,
+		Reader: std.in, Writer: std.out, ErrWriter: std.err,
 		HideHelpCommand: true,
-		Action:          t.group,
+		Action:          whichCommand,
 		OnUsageError:    onUsageError,
 		ExitErrHandler:  func(*cli.Context, error) {}, // exit codes are decided in one place: report
 	}
 }
 
 // rcCommand groups the commands about one controller.
-func (t *tool) rcCommand() *cli.Command {
-	return &cli.Command{
-		Name: "rc", Usage: "create, show, explain, scale, disable and delete replication controllers",
-		UsageText:       "rcctl rc COMMAND [flags] [arguments]",
-		HideHelpCommand: true,
-		Action:          t.group,
-		OnUsageError:    onUsageError,
-		Subcommands: []*cli.Command{
-			t.createCommand(), t.getCommand(), t.listCommand(), t.scaleCommand(), t.disableCommand(), t.enableCommand(), t.deleteCommand(),
-			t.statusCommand(), t.explainCommand(),
-		},
-	}
+func rcCommand() *cli.Command {
+	return group("rc", "create, show, explain, scale, disable and delete replication controllers",
+		createCommand(), getCommand(), listCommand(), scaleCommand(), disableCommand(), enableCommand(), deleteCommand(),
+		statusCommand(), explainCommand(),
+	)
 }
 
 // leaf completes a command that has no subcommands. Without HideHelpCommand an RC named "help" could not be named.
@@ -110,8 +96,16 @@ func leaf(c *cli.Command) *cli.Command {
 	return c
 }
 
-// group is the action of a command that only has subcommands.
-func (t *tool) group(c *cli.Context) error {
+// group is a command that only has subcommands.
+func group(name, usage string, commands ...*cli.Command) *cli.Command {
+	return &cli.Command{
+		Name: name, Usage: usage, UsageText: "rcctl " + name + " COMMAND [flags] [arguments]", Subcommands: commands,
+		HideHelpCommand: true, Action: whichCommand, OnUsageError: onUsageError,
+	}
+}
+
+// whichCommand is the action of what only has subcommands.
+func whichCommand(c *cli.Context) error {
 	known := make([]string, 0, len(c.Command.Subcommands))
 	for _, sub := range c.Command.Subcommands {
 		if !sub.Hidden {

@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) releaseHoldCommand() *cli.Command {
+func releaseHoldCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "release-hold", Usage: "let the farms go on without knowing what a machine runs",
 		UsageText: "rcctl farm release-hold NODE",
@@ -25,20 +25,11 @@ a second time on other machines. When it answers after all, what it runs is adop
 Examples:
   rcctl explain web
   rcctl farm release-hold node-17`,
-		Action: t.releaseHold,
+		Action: onConn(oneNode, runReleaseHold),
 	})
 }
 
-func (t *tool) releaseHold(c *cli.Context) error {
-	name, err := oneNode(c)
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 	schema, err := s.Schema(c.Context)
 	if errors.Is(err, store.ErrNotFound) {
 		return refusedf("there is no cluster below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
@@ -46,23 +37,23 @@ func (t *tool) releaseHold(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the cluster's record: %w", err)
 	}
-	waits, why, err := s.waitsFor(c, name, schema.Value.Nonce)
+	waits, why, err := waitsFor(c, s, name, schema.Value.Nonce)
 	if err != nil {
 		return err
 	}
 	if !waits {
 		return refusedf("no farm waits for node %s: %s; nothing was written", name, why)
 	}
-	change, err := s.release(c.Context, name, schema.Value.Nonce)
+	change, err := releaseHoldOf(c.Context, s, name, schema.Value.Nonce)
 	if err != nil {
 		return err
 	}
-	t.printNodeChange(name, "is not waited for any more", change)
+	printNodeChange(std, name, "is not waited for any more", change)
 	return nil
 }
 
 // waitsFor reports whether farms wait for a node under a nonce, and if not, why.
-func (s *conn) waitsFor(c *cli.Context, name, nonce string) (waits bool, why string, err error) {
+func waitsFor(c *cli.Context, s *conn, name, nonce string) (waits bool, why string, err error) {
 	passing, err := s.Passing(c.Context)
 	if err != nil {
 		return false, "", fmt.Errorf("read which preparers pass: %w", err)
@@ -84,7 +75,7 @@ func (s *conn) waitsFor(c *cli.Context, name, nonce string) (waits bool, why str
 }
 
 // release writes what the farms go by. The node may have no record: then its preparer cannot even write that.
-func (s *conn) release(ctx context.Context, name, nonce string) (nodeChange, error) {
+func releaseHoldOf(ctx context.Context, s *conn, name, nonce string) (nodeChange, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
 	author, err := s.who(ctx)
@@ -104,7 +95,7 @@ func (s *conn) release(ctx context.Context, name, nonce string) (nodeChange, err
 			return change, nil
 		}
 		a := store.NewAudit(author, change.what, "", change.lines).OnNodes(name)
-		err = s.changeNode(ctx, store.NodeChange{Ops: change.ops, Index: ops.Index, Audit: a})
+		err = changeNode(ctx, s, store.NodeChange{Ops: change.ops, Index: ops.Index, Audit: a})
 		if errors.Is(err, store.ErrConflict) && try < maxTries {
 			continue
 		}

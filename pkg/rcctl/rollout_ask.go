@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/urfave/cli/v2"
+
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // askRollout leaves a request in a rollout's record, and returns the rollout as it was.
-func (s *conn) askRollout(ctx context.Context, service string, verb rollout.Verb) (*rollout.Record, error) {
+func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb) (*rollout.Record, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
 	who, err := s.who(ctx)
@@ -53,4 +55,29 @@ func upOf(r *rollout.Record) string {
 		return up.RC
 	}
 	return ""
+}
+
+// askCommand is a command that asks the runner of a rollout for something.
+func askCommand(verb rollout.Verb, usage, more string) *cli.Command {
+	if more != "" {
+		more += "\n"
+	}
+	return leaf(&cli.Command{
+		Name: string(verb), Usage: usage,
+		UsageText:   fmt.Sprintf("rcctl rollout %s SERVICE", verb),
+		Description: fmt.Sprintf("%sThe request is recorded; the farm that carries the rollout out acts on it.\n\nExamples:\n  rcctl rollout %s web\n  rcctl rollout status web -w", more, verb),
+		Action: onConn(oneService, func(c *cli.Context, std *stdio, s *conn, service string) error {
+			return runAsk(c, std, s, service, verb)
+		}),
+	})
+}
+
+func runAsk(c *cli.Context, std *stdio, s *conn, service string, verb rollout.Verb) error {
+	rec, err := askRollout(c.Context, s, service, verb)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(std.out, "rollout of %s: %s is asked for (rollout %s)\n", service, verb, rec.ID)
+	fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", service)
+	return nil
 }

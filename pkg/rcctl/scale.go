@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
@@ -11,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-func (t *tool) scaleCommand() *cli.Command {
+func scaleCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "scale", Usage: "set how many replicas an rc asks for",
 		UsageText: "rcctl rc scale REF [--role ROLE] N [--wait [--timeout 5m]] [--allow-mass-stop]",
@@ -25,38 +24,40 @@ Examples:
 			&cli.StringFlag{Name: "role", Usage: "`ROLE` whose replicas are counted (default: the only one)"},
 			massStopFlag(),
 		}, waitFlags("until the rc has converged")...),
-		Action: t.scale,
+		Action: onConn(readScale, runScale),
 	})
 }
 
-func (t *tool) scale(c *cli.Context) error {
-	limit, err := timeout(c)
-	if err != nil {
-		return err
-	}
+// newCount is what a command line says about the replicas of something.
+type newCount struct {
+	name  string
+	count int
+}
+
+// readCount reads a name, which check looks at, and how many replicas it is to have.
+func readCount(c *cli.Context, what string, check func(*cli.Context, string) (string, error)) (n newCount, err error) {
 	if c.NArg() > 2 {
-		return usagef(c, "unexpected argument %q; allowed: REF and N", c.Args().Get(2))
+		return n, usagef(c, "unexpected argument %q; allowed: %s and N", c.Args().Get(2), what)
 	}
-	ref, err := checkRef(c, "REF", c.Args().First())
-	if err != nil {
-		return err
+	if n.name, err = check(c, c.Args().First()); err != nil {
+		return n, err
 	}
 	text := c.Args().Get(1)
-	count, err := strconv.Atoi(text)
-	if err != nil || count < 0 || count > rc.MaxReplicas {
-		return badFlag(c, "N", text, rc.CountAllowed)
+	if n.count, err = strconv.Atoi(text); err != nil || n.count < 0 || n.count > rc.MaxReplicas {
+		return n, badFlag(c, "N", text, rc.CountAllowed)
 	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	found, err := s.find(c, ref)
+	return n, nil
+}
+
+func readScale(c *cli.Context) (newCount, error) { return readCount(c, "REF", checkOneRef) }
+
+func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
+	found, err := s.find(c, n.name)
 	if err != nil {
 		return err
 	}
 	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
-		return computeScale(cur, c.String("role"), count, c.Bool("allow-mass-stop"))
+		return computeScale(cur, c.String("role"), n.count, c.Bool("allow-mass-stop"))
 	})
 	var bad *field.Error
 	if errors.As(err, &bad) {
@@ -65,12 +66,6 @@ func (t *tool) scale(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	t.printChange(done, "scaled")
-	if c.Bool("wait") {
-		return t.waitConverged(c.Context, s, done.rc, limit)
-	}
-	if !done.none {
-		fmt.Fprintf(t.out, "next: rcctl rc status %s\n", done.rc.Name)
-	}
-	return nil
+	printChange(std, done, "scaled")
+	return waitOrSay(c, std, s, &done)
 }

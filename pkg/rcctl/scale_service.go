@@ -7,10 +7,11 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-func (t *tool) scaleServiceCommand() *cli.Command {
+func scaleServiceCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "scale", Usage: "set how many replicas a service has",
 		UsageText: "rcctl scale SERVICE [--role ROLE] N [--yes] [--detach] [--allow-mass-stop]",
@@ -21,50 +22,21 @@ Examples:
   rcctl scale web 5 --yes
   rcctl scale cache --role leader 1`,
 		Flags:  append([]cli.Flag{&cli.StringFlag{Name: "role", Usage: "`ROLE` whose replicas are counted (default: the only one)"}}, runFlags()...),
-		Action: t.scaleService,
+		Action: offline(runScaleService),
 	})
 }
 
-func (t *tool) scaleService(c *cli.Context) error {
-	if c.NArg() > 2 {
-		return usagef(c, "unexpected argument %q; allowed: SERVICE and N", c.Args().Get(2))
-	}
-	name, err := checkService(c, c.Args().First())
+func runScaleService(c *cli.Context, std *stdio) error {
+	n, err := readCount(c, "SERVICE", checkService)
 	if err != nil {
 		return err
 	}
-	text := c.Args().Get(1)
-	count, err := strconv.Atoi(text)
-	if err != nil || count < 0 || count > rc.MaxReplicas {
-		return badFlag(c, "N", text, rc.CountAllowed)
-	}
-	if err := t.mayAsk(c); err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	svc, err := s.service(c.Context, name)
-	if err != nil {
-		return err
-	}
-	spec := svc.InEffect().Spec
-	if spec.ReplicaGroups, err = scaled(c, spec.Groups(), c.String("role"), count); err != nil {
-		return err
-	}
-	spec.Replicas = nil
-	d, err := t.deployer(c, s)
-	if err != nil {
-		return err
-	}
-	d.client.What = "scale"
-	p, err := d.plan(c.Context, &spec)
-	if err != nil {
-		return err
-	}
-	return t.carryOut(c, s, []*planned{p})
+	return redeploy(c, std, n.name, "scale", func(svc *plan.Service, _ *deployer) (*plan.ServiceSpec, error) {
+		spec := svc.InEffect().Spec
+		spec.ReplicaGroups, err = scaled(c, spec.Groups(), c.String("role"), n.count)
+		spec.Replicas = nil
+		return &spec, err
+	})
 }
 
 // scaled returns groups in which one role has another count.

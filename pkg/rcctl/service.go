@@ -30,7 +30,7 @@ func planFlags() []cli.Flag {
 }
 
 // readServices reads, converts and validates the documents that -f names. Its errors are *usageError and *inputError.
-func (t *tool) readServices(c *cli.Context) ([]*plan.ServiceSpec, error) {
+func readServices(c *cli.Context, std *stdio) ([]*plan.ServiceSpec, error) {
 	name := c.String("file")
 	if name == "" {
 		return nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
@@ -38,7 +38,7 @@ func (t *tool) readServices(c *cli.Context) ([]*plan.ServiceSpec, error) {
 	if c.Args().Present() {
 		return nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
 	}
-	source, data, err := t.readFile(name)
+	source, data, err := readFile(std, name)
 	if err != nil {
 		return nil, &inputError{source: source, err: err}
 	}
@@ -80,11 +80,12 @@ type deployer struct {
 	client   *deploy.Client
 	rolling  plan.RollingStrategy
 	domain   string
+	about    string                                   // printed before the plan, if anything
 	signWith func(*manifest.Manifest) (string, error) // nil: nothing is signed
 }
 
 // deployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
-func (t *tool) deployer(c *cli.Context, s *conn) (*deployer, error) {
+func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 	strategy := c.String("strategy")
 	if strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
 		return nil, badFlag(c, "--strategy", strategy, list(rollout.StrategyNames()))
@@ -97,8 +98,8 @@ func (t *tool) deployer(c *cli.Context, s *conn) (*deployer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := t.warn(corrupt); err != nil {
-		fmt.Fprintln(t.err, "rcctl: the plan is made without what cannot be read")
+	if err := std.warn(corrupt); err != nil {
+		fmt.Fprintln(std.err, "rcctl: the plan is made without what cannot be read")
 	}
 	return &deployer{
 		conn: s, client: &deploy.Client{Store: s.Store, Who: who}, domain: c.String("domain"),
@@ -151,6 +152,49 @@ func (d *deployer) plan(ctx context.Context, spec *plan.ServiceSpec) (*planned, 
 		return nil, refusedPlan(err)
 	}
 	return &planned{deployment: deployment, plan: p}, nil
+}
+
+// redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
+func redeploy(c *cli.Context, std *stdio, name, what string, change func(*plan.Service, *deployer) (*plan.ServiceSpec, error)) error {
+	if err := mayAsk(c, std); err != nil {
+		return err
+	}
+	return withConn(c, std, func(s *conn) error {
+		svc, err := s.service(c.Context, name)
+		if err != nil {
+			return err
+		}
+		d, err := newDeployer(c, std, s)
+		if err != nil {
+			return err
+		}
+		d.client.What = what
+		spec, err := change(svc, d)
+		if err != nil {
+			return err
+		}
+		p, err := d.plan(c.Context, spec)
+		if err != nil {
+			return err
+		}
+		if d.about != "" {
+			fmt.Fprintln(std.out, d.about)
+		}
+		return carryOut(c, std, s, []*planned{p})
+	})
+}
+
+// planAll plans the deployment of each document.
+func (d *deployer) planAll(ctx context.Context, specs []*plan.ServiceSpec) ([]*planned, error) {
+	var all []*planned
+	for _, spec := range specs {
+		p, err := d.plan(ctx, spec)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // refusedPlan turns what plans refuse into what exits as refused.

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/trust"
 )
 
-func (t *tool) signCommand() *cli.Command {
+func signCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "sign", Usage: "sign a pod's manifest with an SSH key; needs no Consul",
 		UsageText: "rcctl sign -f FILE --key KEY",
@@ -26,15 +26,15 @@ Examples:
   rcctl apply -f rc.yaml --signature rc.sig
   rcctl apply -f rc.yaml --sign-key ~/.ssh/id_ed25519      both in one`,
 		Flags:  []cli.Flag{fileFlag(), &cli.StringFlag{Name: "key", Usage: "`FILE` with an SSH key"}},
-		Action: t.sign,
+		Action: offline(runSign),
 	})
 }
 
-func (t *tool) sign(c *cli.Context) error {
+func runSign(c *cli.Context, std *stdio) error {
 	if c.String("key") == "" {
 		return badFlag(c, "--key", "", "the file of an SSH key, such as ~/.ssh/id_ed25519")
 	}
-	m, err := t.readManifest(c)
+	m, err := readManifest(c, std)
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (t *tool) sign(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(t.out, armored)
+	fmt.Fprint(std.out, armored)
 	return nil
 }
 
@@ -70,7 +70,7 @@ func signatureFlags() []cli.Flag {
 }
 
 // signature returns the signature that flags ask for, empty where they ask for none. One that is read must fit.
-func (t *tool) signature(c *cli.Context, m *manifest.Manifest) (string, error) {
+func signatureOf(c *cli.Context, std *stdio, m *manifest.Manifest) (string, error) {
 	file, key := c.String("signature"), c.String("sign-key")
 	switch {
 	case file != "" && key != "":
@@ -86,7 +86,7 @@ func (t *tool) signature(c *cli.Context, m *manifest.Manifest) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	source, data, err := t.readFile(file)
+	source, data, err := readFile(std, file)
 	if err == nil {
 		err = fits(string(data), canonical)
 	}

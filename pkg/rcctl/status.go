@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-func (t *tool) statusCommand() *cli.Command {
+func statusCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "status", Usage: "show how far an rc is, and what is in its way",
 		UsageText: "rcctl rc status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",
@@ -26,41 +26,37 @@ Examples:
   rcctl rc status web --watch
   rcctl rc status web --watch --until Converged --timeout 10m`,
 		Flags:  append([]cli.Flag{outputFlag()}, watchFlags()...),
-		Action: t.status,
+		Action: onConn(readStatus, runStatus),
 	})
 }
 
-func (t *tool) status(c *cli.Context) error {
-	out, err := format(c)
-	if err != nil {
-		return err
+// statusArgs is what a command line says about a status.
+type statusArgs struct {
+	ref   string
+	watch *watching // nil: none
+}
+
+func readStatus(c *cli.Context) (args statusArgs, err error) {
+	if args.watch, err = readWatch(c); err == nil {
+		args.ref, err = oneRef(c)
 	}
-	watch, follows, err := readWatch(c, out)
-	if err != nil {
-		return err
-	}
-	ref, err := oneRef(c)
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if follows {
-		rec, err := s.find(c, ref)
+	return args, err
+}
+
+func runStatus(c *cli.Context, std *stdio, s *conn, args statusArgs) error {
+	if args.watch != nil {
+		rec, err := s.find(c, args.ref)
 		if err != nil {
 			return err
 		}
-		return t.follow(c.Context, s, &rec.Value, watch)
+		return followRC(c.Context, std, s, &rec.Value, *args.watch)
 	}
-	r, st, farms, err := s.look(c, ref)
+	r, st, farms, err := s.look(c, args.ref)
 	if err != nil {
 		return err
 	}
 	view := inspect.NewStatusView(r, st, farms)
-	return t.print(out, view, func(w io.Writer) error {
+	return std.print(c, view, func(w io.Writer) error {
 		fmt.Fprintf(w, "rc %s (%s), generation %d\n", view.Name, view.RCID, view.Generation)
 		return writeStatus(w, view, coloured(w), time.Now())
 	})

@@ -18,7 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) sweepCommand() *cli.Command {
+func sweepCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "sweep", Usage: "stop what runs on a machine without a controller, and release what is reserved for nothing",
 		UsageText: "rcctl node sweep NODE [--dry-run] [--force]",
@@ -37,7 +37,7 @@ Examples:
 			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be asked"},
 			&cli.BoolFlag{Name: "force", Usage: "stop orphans although no controller has a record"},
 		},
-		Action: t.sweep,
+		Action: onConn(oneNode, runSweep),
 	})
 }
 
@@ -105,7 +105,7 @@ func planSweep(in inventory) sweepPlan {
 }
 
 // takeInventory reads what a sweep is decided from.
-func (s *conn) takeInventory(ctx context.Context, name string) (inventory, error) {
+func takeInventory(ctx context.Context, s *conn, name string) (inventory, error) {
 	in := inventory{node: name, rcs: map[string]bool{}}
 	rec, complete, err := s.NodeOrphans(ctx, name)
 	switch {
@@ -134,17 +134,8 @@ func (s *conn) takeInventory(ctx context.Context, name string) (inventory, error
 	return in, err
 }
 
-func (t *tool) sweep(c *cli.Context) error {
-	name, err := oneNode(c)
-	if err != nil {
-		return err
-	}
-	s, err := t.connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	in, err := s.takeInventory(c.Context, name)
+func runSweep(c *cli.Context, std *stdio, s *conn, name string) error {
+	in, err := takeInventory(c.Context, s, name)
 	if err != nil {
 		return err
 	}
@@ -153,21 +144,21 @@ func (t *tool) sweep(c *cli.Context) error {
 		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/operating.md), or add --force; nothing was written",
 			name, podCount(n))
 	}
-	if err := s.askSweep(c, name, plan); err != nil {
+	if err := askSweep(c, s, name, plan); err != nil {
 		return err
 	}
-	t.printSweep(name, plan, c.Bool("dry-run"), in.leftOut)
+	printSweep(std, name, plan, c.Bool("dry-run"), in.leftOut)
 	return nil
 }
 
 // askSweep leaves the requests, each with an audit record.
-func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
+func askSweep(c *cli.Context, s *conn, name string, plan sweepPlan) error {
 	if c.Bool("dry-run") {
 		return nil
 	}
 	for i := range plan.orphans {
 		o := &plan.orphans[i]
-		err := s.ask(c.Context, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
+		err := leaveRequest(c.Context, s, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
 			fmt.Sprintf("stop %s on %s: it runs without a controller", inspect.PodName(o.PodID, o.Identity), name))
 		if err != nil {
 			return err
@@ -178,14 +169,14 @@ func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
 		if i > 0 && plan.strays[i-1].RCID == p.RCID {
 			continue // one request is enough for all that is left of a controller
 		}
-		err := s.ask(c.Context, store.Request{RCID: p.RCID, Kind: store.SweepOrphan, Node: p.Node, Pod: p.Identity},
+		err := leaveRequest(c.Context, s, store.Request{RCID: p.RCID, Kind: store.SweepOrphan, Node: p.Node, Pod: p.Identity},
 			fmt.Sprintf("stop what is left of rc %s: it has no record", p.RCID))
 		if err != nil {
 			return err
 		}
 	}
 	for _, id := range plan.repairs {
-		err := s.ask(c.Context, store.Request{RCID: id, Kind: store.RepairReservation, Node: name},
+		err := leaveRequest(c.Context, s, store.Request{RCID: id, Kind: store.RepairReservation, Node: name},
 			fmt.Sprintf("release %s on %s: no pod is there", strings.Join(plan.leaked[id], ", "), name))
 		if err != nil {
 			return err
@@ -196,7 +187,7 @@ func (s *conn) askSweep(c *cli.Context, name string, plan sweepPlan) error {
 
 // ask leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
 // does no harm. An id that the request has already stays. It returns *refusedError where the request is about a node that has come back.
-func (s *conn) ask(ctx context.Context, r store.Request, line string) error {
+func leaveRequest(ctx context.Context, s *conn, r store.Request, line string) error {
 	author, err := s.who(ctx)
 	if err != nil {
 		return err
@@ -213,35 +204,35 @@ func (s *conn) ask(ctx context.Context, r store.Request, line string) error {
 	return nil
 }
 
-func (t *tool) printSweep(name string, plan sweepPlan, dry bool, leftOut int) {
+func printSweep(std *stdio, name string, plan sweepPlan, dry bool, leftOut int) {
 	verb := "asked to"
 	if dry {
 		verb = "would ask to"
 	}
 	for _, o := range plan.orphans {
-		fmt.Fprintf(t.out, "%s stop %s (rc %s)\n", verb, inspect.PodName(o.PodID, o.Identity), o.RCID)
+		fmt.Fprintf(std.out, "%s stop %s (rc %s)\n", verb, inspect.PodName(o.PodID, o.Identity), o.RCID)
 	}
 	for i := range plan.strays {
 		p := &plan.strays[i]
-		fmt.Fprintf(t.out, "%s stop %s on %s (rc %s, which has no record)\n", verb, inspect.PodName(p.PodID, p.Identity), p.Node, p.RCID)
+		fmt.Fprintf(std.out, "%s stop %s on %s (rc %s, which has no record)\n", verb, inspect.PodName(p.PodID, p.Identity), p.Node, p.RCID)
 	}
 	for _, id := range plan.repairs {
 		for _, key := range plan.leaked[id] {
-			fmt.Fprintf(t.out, "%s release the share of %s\n", verb, key)
+			fmt.Fprintf(std.out, "%s release the share of %s\n", verb, key)
 		}
 	}
 	for _, key := range plan.unexplained {
-		fmt.Fprintf(t.err, "rcctl: node %s: a share is held for %s, which does not say whose it is; it is left alone\n", name, key)
+		fmt.Fprintf(std.err, "rcctl: node %s: a share is held for %s, which does not say whose it is; it is left alone\n", name, key)
 	}
 	if plan.adopted > 0 {
-		fmt.Fprintf(t.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, podCount(plan.adopted))
+		fmt.Fprintf(std.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, podCount(plan.adopted))
 	}
 	if leftOut > 0 {
-		fmt.Fprintf(t.err, "rcctl: node %s lists only some of its orphans, %d are left out; sweep again when these are gone\n", name, leftOut)
+		fmt.Fprintf(std.err, "rcctl: node %s lists only some of its orphans, %d are left out; sweep again when these are gone\n", name, leftOut)
 	}
 	if len(plan.orphans)+len(plan.strays)+len(plan.repairs) == 0 {
-		fmt.Fprintf(t.out, "node %s: nothing to sweep; nothing was written\n", name)
+		fmt.Fprintf(std.out, "node %s: nothing to sweep; nothing was written\n", name)
 	} else if !dry {
-		fmt.Fprintf(t.out, "watch: rcctl pods --node %s\n", name)
+		fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", name)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // The help of rcctl rc status names every state that there is.
 func TestStatesAreInTheHelp(t *testing.T) {
-	help := (&tool{}).statusCommand().Description
+	help := statusCommand().Description
 	states := append([]string{inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing}, inspect.Goals...)
 	for _, state := range states {
 		if state != inspect.Gone && !strings.Contains(help, state) {

@@ -23,8 +23,43 @@ const pollEvery = 250 * time.Millisecond
 func waitFlags(goal string) []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "wait", Usage: "wait " + goal + ", with progress on standard error"},
-		&cli.StringFlag{Name: "timeout", Value: "5m", Usage: "`TIME` after which --wait gives up (exit code 5)"},
+		timeoutFlag("`TIME` after which --wait gives up (exit code 5)"),
 	}
+}
+
+// timeoutFlag says how long to wait. A time that is none is refused before anything else is looked at.
+func timeoutFlag(usage string) cli.Flag {
+	return &cli.StringFlag{Name: "timeout", Value: "5m", Usage: usage, Action: func(c *cli.Context, _ string) error {
+		_, err := timeout(c)
+		return err
+	}}
+}
+
+// limitOf is how long to wait, of a command with timeoutFlag.
+func limitOf(c *cli.Context) time.Duration {
+	limit, _ := timeout(c) // the flag has refused what is no time
+	return limit
+}
+
+// timeout reads the flag that says how long to wait.
+func timeout(c *cli.Context) (time.Duration, error) {
+	text := c.String("timeout")
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return 0, badFlag(c, "--timeout", text, `a length of time greater than zero, such as "30s" or "5m"`)
+	}
+	return d, nil
+}
+
+// waitOrSay ends a command that has changed a controller: it waits until that has converged, or says how to see how far it is.
+func waitOrSay(c *cli.Context, std *stdio, s *conn, done *change) error {
+	if c.Bool("wait") {
+		return waitConverged(c.Context, std, s, done.rc, limitOf(c))
+	}
+	if !done.none {
+		fmt.Fprintf(std.out, "next: rcctl rc status %s\n", done.rc.Name)
+	}
+	return nil
 }
 
 func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, error) {
@@ -50,8 +85,8 @@ func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, err
 
 // waitConverged waits until the owner reports that this generation of the controller has converged. It returns *waitError when the
 // time is up, or at once when it is halted, *refusedError when another change came first.
-func (t *tool) waitConverged(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
-	o, err := t.wait(ctx, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
+func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
+	o, err := waitUntil(ctx, std, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
 		done, overtaken := inspect.Converged(&want, o)
 		if overtaken != "" {
 			return false, refusedf("%s", overtaken)
@@ -59,17 +94,17 @@ func (t *tool) waitConverged(ctx context.Context, s *conn, want rc.RC, limit tim
 		if done || !inspect.MayBeHalted(&want, o) {
 			return done, nil
 		}
-		return false, t.halted(ctx, s, o)
+		return false, haltedRC(ctx, std, s, o)
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(t.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.Status.Available, o.Status.Desired)
+	fmt.Fprintf(std.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.Status.Available, o.Status.Desired)
 	return nil
 }
 
 // halted returns a *waitError when the generation that a status is about is halted. What the pod wrote last is shown.
-func (t *tool) halted(ctx context.Context, s *conn, o inspect.Observation) error {
+func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) error {
 	placements, realities, _, err := s.podsOf(ctx, o.RC.ID)
 	if err != nil && !o.Status.Is(rc.Blocked) {
 		return nil
@@ -79,7 +114,7 @@ func (t *tool) halted(ctx context.Context, s *conn, o inspect.Observation) error
 		return nil
 	}
 	if worst != nil && says.LastExit != nil {
-		t.lastWords(ctx, s, worst, says.LastExit.Launchable)
+		lastWords(ctx, std, s, worst, says.LastExit.Launchable)
 	}
 	return &waitError{text: fmt.Sprintf("rc %s: generation %d is written and does not converge: %s; look with: rcctl rc explain %s",
 		o.RC.Name, o.RC.Generation, clean(inspect.Progress(*o.RC, o)), o.RC.Name)}
@@ -92,25 +127,25 @@ const (
 )
 
 // lastWords shows the end of a pod's log, as far as its preparer can be asked from here, and says how to see all of it.
-func (t *tool) lastWords(ctx context.Context, s *conn, p *pod.Placement, process string) {
+func lastWords(ctx context.Context, std *stdio, s *conn, p *pod.Placement, process string) {
 	ctx, cancel := context.WithTimeout(ctx, lastLimit)
 	defer cancel()
-	text, err := t.endOfLog(ctx, s, p, process)
+	text, err := endOfLog(ctx, std, s, p, process)
 	if err != nil {
-		fmt.Fprintf(t.err, "the log of %s cannot be shown: %s; see: %s\n", inspect.PodName(p.PodID, p.Identity), clean(err.Error()), inspect.LogsOf(p))
+		fmt.Fprintf(std.err, "the log of %s cannot be shown: %s; see: %s\n", inspect.PodName(p.PodID, p.Identity), clean(err.Error()), inspect.LogsOf(p))
 		return
 	}
-	fmt.Fprintf(t.err, "the end of the log of %s on %s; all of it: %s\n", inspect.PodName(p.PodID, p.Identity), p.Node, inspect.LogsOf(p))
+	fmt.Fprintf(std.err, "the end of the log of %s on %s; all of it: %s\n", inspect.PodName(p.PodID, p.Identity), p.Node, inspect.LogsOf(p))
 	for line := range strings.Lines(text) {
-		fmt.Fprintf(t.err, "  %s\n", clean(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintf(std.err, "  %s\n", clean(strings.TrimSuffix(line, "\n")))
 	}
 }
 
 // maxEndBytes bounds what is read of those lines, however long they are.
 const maxEndBytes = 16 << 10
 
-func (t *tool) endOfLog(ctx context.Context, s *conn, p *pod.Placement, process string) (string, error) {
-	client, err := t.nodeClient(ctx, s, p.Node)
+func endOfLog(ctx context.Context, std *stdio, s *conn, p *pod.Placement, process string) (string, error) {
+	client, err := nodeClient(ctx, std, s, p.Node)
 	if err != nil {
 		return "", err
 	}
@@ -125,17 +160,17 @@ func (t *tool) endOfLog(ctx context.Context, s *conn, p *pod.Placement, process 
 }
 
 // waitGone waits until the record of a controller is gone. Its errors are those of waitConverged.
-func (t *tool) waitGone(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
-	_, err := t.wait(ctx, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
+func waitGone(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
+	_, err := waitUntil(ctx, std, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
 	if err == nil {
-		fmt.Fprintf(t.out, "rc %s is gone\n", want.Name)
+		fmt.Fprintf(std.out, "rc %s is gone\n", want.Name)
 	}
 	return err
 }
 
 // wait looks until reached says so, and prints a line whenever there is something new to say. A read that fails is said
 // too and tried again: the change is written, and Consul may come back.
-func (t *tool) wait(ctx context.Context, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
+func waitUntil(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", goal, limit))
 	defer cancel()
 	ticker := time.NewTicker(pollEvery)
@@ -154,7 +189,7 @@ func (t *tool) wait(ctx context.Context, s *conn, want rc.RC, limit time.Duratio
 			line = err.Error()
 		}
 		if line != "" && line != last {
-			fmt.Fprintf(t.err, "rc %s: %s\n", want.Name, line)
+			fmt.Fprintf(std.err, "rc %s: %s\n", want.Name, line)
 			last = line
 		}
 		select {
@@ -187,7 +222,7 @@ type pending struct {
 
 // waitFor looks until look says that it is done, and prints what it says of the way there whenever that is new. A read that fails
 // is said too and tried again. It returns *waitError when the time is up, and a *refusedError of look's at once.
-func (t *tool) waitFor(ctx context.Context, p pending, limit time.Duration, look func(ctx context.Context) (line string, done bool, err error)) error {
+func waitFor(ctx context.Context, std *stdio, p pending, limit time.Duration, look func(ctx context.Context) (line string, done bool, err error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", p.goal, limit))
 	defer cancel()
 	last := ""
@@ -203,7 +238,7 @@ func (t *tool) waitFor(ctx context.Context, p pending, limit time.Duration, look
 			return nil
 		}
 		if ctx.Err() == nil && line != last {
-			fmt.Fprintf(t.err, "%s: %s\n", p.subject, forTerminal(line))
+			fmt.Fprintf(std.err, "%s: %s\n", p.subject, forTerminal(line))
 			last = line
 		}
 		if err := rest(ctx, pollEvery); err != nil {

@@ -29,30 +29,32 @@ type watching struct {
 	limit time.Duration // zero: none
 }
 
-// readWatch reads the flags of a watch. ok is false where none is asked for.
-func readWatch(c *cli.Context, format string) (w watching, ok bool, err error) {
+// readWatch reads the flags of a watch: nil where none is asked for.
+func readWatch(c *cli.Context) (*watching, error) {
 	if !c.Bool("watch") {
 		for _, name := range []string{"until", "timeout"} {
 			if c.IsSet(name) {
-				return w, false, badFlag(c, "--"+name, c.String(name), "together with --watch")
+				return nil, badFlag(c, "--"+name, c.String(name), "together with --watch")
 			}
 		}
-		return w, false, nil
+		return nil, nil
 	}
-	if format != formats[0] {
-		return w, false, badFlag(c, "--output", format, "table, with --watch")
+	if format := c.String("output"); format != formats[0] {
+		return nil, badFlag(c, "--output", format, "table, with --watch")
 	}
-	w.until = c.String("until")
+	w := &watching{until: c.String("until")}
 	if c.IsSet("until") && !slices.Contains(inspect.Goals, w.until) {
-		return w, false, badFlag(c, "--until", w.until, list(inspect.Goals))
+		return nil, badFlag(c, "--until", w.until, list(inspect.Goals))
 	}
-	if c.IsSet("timeout") {
-		if w.until == "" {
-			return w, false, badFlag(c, "--timeout", c.String("timeout"), "together with --until")
-		}
-		w.limit, err = timeout(c)
+	if !c.IsSet("timeout") {
+		return w, nil
 	}
-	return w, true, err
+	if w.until == "" {
+		return nil, badFlag(c, "--timeout", c.String("timeout"), "together with --until")
+	}
+	var err error
+	w.limit, err = timeout(c)
+	return w, err
 }
 
 // screen shows one state after the other: on a terminal each in the place of the last, elsewhere one line for each.
@@ -90,21 +92,21 @@ func (s *screen) say(line string, now time.Time) error {
 
 // follow shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
 // error and tried again.
-func (t *tool) follow(ctx context.Context, s *conn, r *rc.RC, w watching) error {
+func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) error {
 	outer := ctx
 	if w.limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, w.limit, fmt.Errorf("not %s after %s", w.until, w.limit))
 		defer cancel()
 	}
-	sc := screen{out: t.out, terminal: terminal(t.out)}
+	sc := screen{out: std.out, terminal: terminal(std.out)}
 	for trouble := ""; ; {
 		o, err := s.observe(ctx, r.ID)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			if err.Error() != trouble {
 				trouble = err.Error()
-				fmt.Fprintf(t.err, "rcctl: rc %s: %s\n", r.Name, trouble)
+				fmt.Fprintf(std.err, "rcctl: rc %s: %s\n", r.Name, trouble)
 			}
 		case err == nil && o.RC == nil:
 			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {

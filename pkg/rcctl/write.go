@@ -79,7 +79,7 @@ func (s *conn) ensureSchema(ctx context.Context) error {
 }
 
 // writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
-func (s *conn) writeApply(ctx context.Context, w wish, existing func(*rc.RC) error) (change, error) {
+func writeApply(ctx context.Context, s *conn, w wish, existing func(*rc.RC) error) (change, error) {
 	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
 	canonical, err := w.spec.Pod.Canonical()
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *conn) writeApply(ctx context.Context, w wish, existing func(*rc.RC) err
 			if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
 				return change{}, 0, err
 			}
-			if cur.found, err = s.foundRunning(ctx, cur.rc); err != nil {
+			if cur.found, err = foundRunning(ctx, s, cur.rc); err != nil {
 				return change{}, 0, err
 			}
 		}
@@ -116,7 +116,7 @@ func (s *conn) writeApply(ctx context.Context, w wish, existing func(*rc.RC) err
 
 // foundRunning reports whether pods of a controller were found running that its records did not know, as its owner saw it at the
 // present generation.
-func (s *conn) foundRunning(ctx context.Context, r *rc.RC) (bool, error) {
+func foundRunning(ctx context.Context, s *conn, r *rc.RC) (bool, error) {
 	st, err := s.Status(ctx, r.ID)
 	var corrupt *store.CorruptError
 	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
@@ -151,19 +151,19 @@ func massStopFlag() cli.Flag {
 }
 
 // printChange says what was done and what was different.
-func (t *tool) printChange(c change, done string) {
+func printChange(std *stdio, c change, done string) {
 	if c.none {
-		fmt.Fprintf(t.out, "rc %s unchanged (id %s, generation %d); nothing was written\n", c.rc.Name, c.rc.ID, c.rc.Generation)
+		fmt.Fprintf(std.out, "rc %s unchanged (id %s, generation %d); nothing was written\n", c.rc.Name, c.rc.ID, c.rc.Generation)
 		return
 	}
 	if c.signOnly {
 		done = "signed"
 	}
-	fmt.Fprintf(t.out, "rc %s %s (id %s, generation %d)\n", c.rc.Name, done, c.rc.ID, c.rc.Generation)
+	fmt.Fprintf(std.out, "rc %s %s (id %s, generation %d)\n", c.rc.Name, done, c.rc.ID, c.rc.Generation)
 	if c.what == "create" {
 		return
 	}
 	for _, line := range c.lines {
-		fmt.Fprintln(t.out, "  "+forTerminal(line))
+		fmt.Fprintln(std.out, "  "+forTerminal(line))
 	}
 }

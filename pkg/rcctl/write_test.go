@@ -36,7 +36,7 @@ func goodSpec(t *testing.T) *rc.Spec {
 
 func create(t *testing.T, s *conn) rc.RC {
 	t.Helper()
-	c, err := s.writeApply(t.Context(), wish{spec: goodSpec(t)}, nil)
+	c, err := writeApply(t.Context(), s, wish{spec: goodSpec(t)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestWriteComputesAgain(t *testing.T) {
 		if tries++; tries == 1 {
 			spec := goodSpec(t)
 			spec.NodeSelector = "rack=z"
-			if _, err := s.writeApply(t.Context(), wish{spec: spec}, nil); err != nil {
+			if _, err := writeApply(t.Context(), s, wish{spec: spec}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -91,7 +91,7 @@ func TestWriteGivesUp(t *testing.T) {
 		t.Errorf("%d tries: %v", tries, err)
 	}
 	var out, errs bytes.Buffer
-	if code := (&tool{out: &out, err: &errs}).report(err); code != exitRefused {
+	if code := (&stdio{out: &out, err: &errs}).report(err); code != exitRefused {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -107,7 +107,7 @@ func TestApplyAtOnce(t *testing.T) {
 		wg.Go(func() {
 			own := conn{Store: s.Store, consul: s.consul} // as each command has
 			var c change
-			c, errs[i] = own.writeApply(t.Context(), wish{spec: goodSpec(t)}, nil)
+			c, errs[i] = writeApply(t.Context(), &own, wish{spec: goodSpec(t)}, nil)
 			ids[i] = c.rc.ID
 		})
 	}
@@ -182,8 +182,8 @@ func TestWaitConverged(t *testing.T) {
 	var out bytes.Buffer
 	done := make(chan error)
 	go func() {
-		tool := &tool{out: &out, err: stderr}
-		done <- tool.waitConverged(t.Context(), s, r, time.Minute)
+		tool := &stdio{out: &out, err: stderr}
+		done <- waitConverged(t.Context(), tool, s, r, time.Minute)
 	}()
 	if got := <-stderr.lines; got != "rc web: waiting for its farm to report\n" {
 		t.Error(got)
@@ -209,14 +209,14 @@ func TestWaitReplaced(t *testing.T) {
 	if _, err := s.writeTo(t.Context(), r.ID, func(cur rc.RC) (change, error) { return computeScale(cur, "", 9, false) }); err != nil {
 		t.Fatal(err)
 	}
-	tool := &tool{out: io.Discard, err: io.Discard}
-	err := tool.waitConverged(t.Context(), s, r, time.Minute)
+	tool := &stdio{out: io.Discard, err: io.Discard}
+	err := waitConverged(t.Context(), tool, s, r, time.Minute)
 	var refused *refusedError
 	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "generation 1 was replaced by 2 (changed by ") {
 		t.Error(err)
 	}
 	s.delete(t, s.Keys().RC(r.ID))
-	if err := tool.waitConverged(t.Context(), s, r, time.Minute); !errors.As(err, &refused) || !strings.Contains(err.Error(), "was deleted before") {
+	if err := waitConverged(t.Context(), tool, s, r, time.Minute); !errors.As(err, &refused) || !strings.Contains(err.Error(), "was deleted before") {
 		t.Error(err)
 	}
 }
@@ -235,8 +235,8 @@ func TestWaitGone(t *testing.T) {
 	var out bytes.Buffer
 	done := make(chan error)
 	go func() {
-		tool := &tool{out: &out, err: stderr}
-		done <- tool.waitGone(t.Context(), s, r, time.Minute)
+		tool := &stdio{out: &out, err: stderr}
+		done <- waitGone(t.Context(), tool, s, r, time.Minute)
 	}()
 	if got := <-stderr.lines; got != "rc web: waiting for a farm: no farm is running\n" {
 		t.Error(got)
@@ -254,8 +254,8 @@ func TestWaitInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stderr := lineWriter{make(chan string, 9)}
 	done := make(chan error)
-	tool := &tool{out: io.Discard, err: stderr}
-	go func() { done <- tool.waitConverged(ctx, s, r, time.Minute) }()
+	tool := &stdio{out: io.Discard, err: stderr}
+	go func() { done <- waitConverged(ctx, tool, s, r, time.Minute) }()
 	<-stderr.lines
 	cancel()
 	err := <-done

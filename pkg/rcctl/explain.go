@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (t *tool) explainCommand() *cli.Command {
+func explainCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "explain", Usage: "say in sentences why an rc is not as it should be, and what to do",
 		UsageText: "rcctl rc explain REF [-o table|json|yaml]",
@@ -27,33 +27,28 @@ Examples:
   rcctl rc explain web
   rcctl rc explain web -o json | jq -r '.causes[].next'`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: t.explain,
+		Action: onConn(oneRef, runExplain),
 	})
 }
 
-func (t *tool) explain(c *cli.Context) error {
-	out, ref, s, err := t.connectToShow(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func runExplain(c *cli.Context, std *stdio, s *conn, ref string) error {
 	r, st, farms, err := s.look(c, ref)
 	if err != nil {
 		return err
 	}
-	sit, corrupt, err := s.situation(c, r, st, farms)
+	sit, corrupt, err := situationOf(c, s, r, st, farms)
 	if err != nil {
 		return err
 	}
 	e := inspect.Explain(sit)
-	if err := t.print(out, e, func(w io.Writer) error { return writeExplanation(w, e) }); err != nil {
+	if err := std.print(c, e, func(w io.Writer) error { return writeExplanation(w, e) }); err != nil {
 		return err
 	}
-	return t.warn(corrupt)
+	return std.warn(corrupt)
 }
 
 // situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
-func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.Member) (_ *inspect.Situation, corrupt []error, err error) {
+func situationOf(c *cli.Context, s *conn, r *rc.RC, st *rc.Status, farms []store.Member) (_ *inspect.Situation, corrupt []error, err error) {
 	ctx := c.Context
 	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: st, Farms: farms, Nodes: map[string]*node.View{}}
 	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
@@ -103,7 +98,7 @@ func (s *conn) situation(c *cli.Context, r *rc.RC, st *rc.Status, farms []store.
 		return nil, nil, err
 	}
 	sit.Owner = owners[r.ID]
-	return sit, append(corrupt, bad...), s.readBreakerInto(c, sit)
+	return sit, append(corrupt, bad...), readBreakerInto(c, s, sit)
 }
 
 // podsOf reads the placements of a controller, and what the nodes where they are report. Records that cannot be read are left out and
@@ -122,7 +117,7 @@ func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placemen
 	return placements, realities, append(corrupt, bad...), err
 }
 
-func (s *conn) readBreakerInto(c *cli.Context, sit *inspect.Situation) error {
+func readBreakerInto(c *cli.Context, s *conn, sit *inspect.Situation) error {
 	rec, err := s.ReadBreaker(c.Context)
 	var corrupt *store.CorruptError
 	switch {

@@ -1,0 +1,75 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func resumeCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "resume", Usage: "reset the mass-stop breaker",
+		UsageText: "rcctl farm resume",
+		Description: `A farm that is about to have stopped more than half of its pods within a minute, and 10 at least, trips the breaker:
+from then on no farm stops anything. Find out why first (rcctl audit --since 10m). What is not meant must be taken
+back before, as it goes on when the breaker is reset. For what is meant, give the same command again with
+--allow-mass-stop, or the breaker may trip again. It also mends a breaker record that cannot be read.
+
+Examples:
+  rcctl audit --since 10m
+  rcctl rc scale web 1 --allow-mass-stop && rcctl farm resume`,
+		Action: onList(runResume),
+	})
+}
+
+func runResume(c *cli.Context, std *stdio, s *conn) error {
+	line, err := resetBreaker(c.Context, s)
+	if err != nil {
+		return err
+	}
+	if line == "" {
+		fmt.Fprintln(std.out, "the breaker is not tripped; nothing was written")
+		return nil
+	}
+	fmt.Fprintf(std.out, "the farms may stop pods again\n  %s\n", clean(line))
+	return nil
+}
+
+// resume resets the breaker, and returns what changed: nothing where it is not tripped.
+func resetBreaker(ctx context.Context, s *conn) (line string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
+	author, err := s.who(ctx)
+	if err != nil {
+		return "", err
+	}
+	for try := 1; ; try++ {
+		rec, err := s.ReadBreaker(ctx)
+		var corrupt *store.CorruptError
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			return "", refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
+		case errors.As(err, &corrupt):
+			line = "breaker: unreadable -> reset"
+		case err != nil:
+			return "", fmt.Errorf("read breaker: %w", err)
+		case !rec.Value.Tripped:
+			return "", nil
+		default:
+			line = fmt.Sprintf("breaker: tripped by %s since %s (%s) -> reset", rec.Value.By, rec.Value.Since.UTC().Format(time.RFC3339), rec.Value.Reason)
+		}
+		err = s.ResetBreaker(ctx, rec.Index, store.NewAudit(author, "resume", "", []string{line}))
+		if errors.Is(err, store.ErrConflict) && try < maxTries {
+			continue
+		}
+		if err := s.did("the reset of the breaker", "rcctl audit --since 10m", err); err != nil {
+			return "", fmt.Errorf("resume: %w", err)
+		}
+		return line, nil
+	}
+}

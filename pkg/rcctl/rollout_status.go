@@ -1,0 +1,119 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func rolloutStatusCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "status", Usage: "show a rollout: its stage, its revisions and their pods",
+		UsageText: "rcctl rollout status SERVICE [-w] [-o table|json|yaml]",
+		Description: `With -w it follows the rollout until that ends, and says how: exit code 0 if it is done, 5 if it failed, was rolled back
+or aborted.
+
+Examples:
+  rcctl rollout status web
+  rcctl rollout status web -w`,
+		Flags:  []cli.Flag{outputFlag(), &cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until it ends"}},
+		Action: offline(runRolloutStatus),
+	})
+}
+
+func runRolloutStatus(c *cli.Context, std *stdio) error {
+	service, err := oneService(c)
+	if err != nil {
+		return err
+	}
+	if out := c.String("output"); c.Bool("watch") && out != formats[0] {
+		return badFlag(c, "--output", out, "table, with --watch")
+	}
+	return withConn(c, std, func(s *conn) error {
+		v, err := viewRollout(c.Context, std, s, service)
+		if err != nil {
+			return err
+		}
+		if c.Bool("watch") {
+			return followRollout(c.Context, std, s, service, v.ID)
+		}
+		return std.print(c, v, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
+	})
+}
+
+func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
+	runner := v.Runner
+	if runner == "" {
+		runner = "(no farm: one claims it, or none selects all of its revisions)"
+	}
+	for _, line := range append(v.Lines(now), "by "+v.By+", carried out by "+runner, inspect.Asked(v)) {
+		if line != "" {
+			fmt.Fprintln(w, clean(line))
+		}
+	}
+	if next := inspect.NextOf(v); next != "" {
+		fmt.Fprintln(w, "next: "+next)
+	}
+	return nil
+}
+
+// rolloutView reads a rollout, its revisions and their pods. A service without one is a *notFoundError.
+func viewRollout(ctx context.Context, std *stdio, s *conn, service string) (*inspect.RolloutView, error) {
+	rec, err := s.RolloutOf(ctx, service)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, noRollout(service)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := inspect.NewRolloutView(&rec.Value)
+	if v.Runner, err = s.RunnerOf(ctx, service); err != nil {
+		return nil, err
+	}
+	for i := range v.Revisions {
+		if err := revisionPods(ctx, std, s, v, &v.Revisions[i]); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+// revisionPods adds what is known of a revision's pods, and the end of the log of one that fails.
+func revisionPods(ctx context.Context, std *stdio, s *conn, v *inspect.RolloutView, r *inspect.RevisionView) error {
+	rec, err := s.RC(ctx, r.RC, false)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.Desired = rec.Value.Desired()
+	placements, realities, _, err := s.podsOf(ctx, r.RC)
+	if err != nil {
+		return err
+	}
+	r.Count(placements, realities)
+	if r.Direction != rollout.Up {
+		return nil
+	}
+	worst, says := inspect.Failing(placements, realities, rec.Value.ManifestDigest)
+	if worst == nil || says.LastExit == nil {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, lastLimit)
+	defer cancel()
+	text, err := endOfLog(limited, std, s, worst, says.LastExit.Launchable)
+	if err != nil {
+		return nil // a log that cannot be shown is no reason to show nothing
+	}
+	v.Tell(worst, text)
+	return nil
+}

@@ -1,0 +1,66 @@
+package rcctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func serviceDeleteCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "delete", Usage: "delete a service: its document and history, and its revisions by mark",
+		UsageText: "rcctl service delete SERVICE [--force] [--allow-mass-stop]",
+		Description: `A service whose document asks for replicas is refused (exit code 4) unless --force is given, and so is one with a rollout under way. The farms
+stop the pods, wait until their nodes have confirmed that, then remove every record.
+
+Examples:
+  rcctl scale web 0 --yes && rcctl service delete web
+  rcctl service delete web --force`,
+		Flags:  []cli.Flag{&cli.BoolFlag{Name: "force", Usage: "delete even though replicas are asked for"}, massStopFlag()},
+		Action: onConn(oneService, runServiceDelete),
+	})
+}
+
+func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) error {
+	svc, err := forgetService(c.Context, s, name, c.Bool("force"), c.Bool("allow-mass-stop"))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(std.out, "service %s is deleted; its farm stops the pods of %d revisions, waits for their nodes to confirm, then removes the records\n", name, len(svc.Controllers))
+	for _, one := range svc.Controllers {
+		fmt.Fprintf(std.out, "watch: rcctl pods --rc %s\n", one.RC.ID)
+	}
+	return nil
+}
+
+func forgetService(ctx context.Context, s *conn, name string, force, massStop bool) (*plan.Service, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
+	defer cancel()
+	who, err := s.who(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for try := 1; ; try++ {
+		svc, err := s.service(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if svc.Rollout != nil {
+			return nil, refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
+		}
+		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !force {
+			return nil, refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, inspect.Replicas(effect.Spec.Total()), name)
+		}
+		err = s.ForgetService(ctx, svc, massStop, store.NewAudit(who, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
+		if errors.Is(err, store.ErrConflict) && try < maxTries {
+			continue
+		}
+		return svc, s.did("the deletion of service "+name, "rcctl service list", err)
+	}
+}

@@ -1,0 +1,68 @@
+package rcctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// serviceCommand groups the commands about services as a whole.
+func serviceCommand() *cli.Command {
+	return group("service", "list and delete services", serviceListCommand(), serviceDeleteCommand())
+}
+
+func serviceListCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "list", Aliases: []string{"ls"}, Usage: "list the services that were deployed",
+		UsageText: "rcctl service list [-o table|json|yaml]",
+		Description: `Examples:
+  rcctl service list
+  rcctl service list -o json | jq -r '.[].service'`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: onList(runServiceList),
+	})
+}
+
+func runServiceList(c *cli.Context, std *stdio, s *conn) error {
+	names, err := s.ListServices(c.Context)
+	if err != nil {
+		return err
+	}
+	views, corrupt := []inspect.ServiceView{}, []error{}
+	for _, name := range names {
+		svc, err := s.Service(c.Context, name)
+		var unreadable *store.CorruptError
+		switch {
+		case errors.Is(err, store.ErrNotFound): // deleted meanwhile
+		case errors.As(err, &unreadable):
+			corrupt = append(corrupt, err)
+		case err != nil:
+			return err
+		default:
+			views = append(views, inspect.NewServiceView(svc))
+		}
+	}
+	err = std.print(c, views, func(w io.Writer) error {
+		if len(views) == 0 {
+			_, err := fmt.Fprintln(w, "no services; deploy one: rcctl deploy -f web.yaml")
+			return err
+		}
+		tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
+		for _, v := range views {
+			tb.rows = append(tb.rows, []string{
+				v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At),
+			})
+		}
+		return tb.write(w, coloured(w))
+	})
+	if err != nil {
+		return err
+	}
+	return std.warn(corrupt)
+}
