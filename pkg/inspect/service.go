@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
@@ -32,9 +33,42 @@ func NewHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
 // PlanView is the plan of one service.
 type PlanView struct {
 	Service    string          `json:"service"`
-	Change     plan.SpecChange `json:"change"`
+	Change     ChangeView      `json:"change"`
 	Operations []OperationView `json:"operations"`
 	Warnings   []string        `json:"warnings"`
+}
+
+// ChangeView is what differs between two documents of a service, and what that takes.
+type ChangeView struct {
+	Kind   plan.ChangeKind `json:"kind"`
+	Fields []FieldView     `json:"fields"` // by their paths
+}
+
+// FieldView is one field that differs.
+type FieldView struct {
+	Path   string          `json:"path"`
+	From   json.RawMessage `json:"from,omitempty"`   // left out where there was none, or where it may not be shown
+	To     json.RawMessage `json:"to,omitempty"`     // left out where there is none any more, or where it may not be shown
+	Secret bool            `json:"secret,omitempty"` // the values may not be shown
+	Kind   plan.ChangeKind `json:"kind"`
+	Why    string          `json:"why"`
+}
+
+func newFieldView(f *plan.FieldChange) FieldView {
+	v := FieldView{Path: f.Path, Secret: f.Secret, Kind: f.Kind, Why: f.Why}
+	if !f.Secret {
+		v.From, v.To = valueOf(f.From), valueOf(f.To)
+	}
+	return v
+}
+
+// valueOf is one side of a change: a scalar as JSON, or the order of a list, which is text.
+func valueOf(text string) json.RawMessage {
+	if text == "" || json.Valid([]byte(text)) {
+		return json.RawMessage(text)
+	}
+	quoted, _ := json.Marshal(text) // text can be encoded
+	return quoted
 }
 
 // OperationView is one operation of a plan.
@@ -46,9 +80,12 @@ type OperationView struct {
 
 // NewPlanView is a plan with its operations in the order in which they are shown.
 func NewPlanView(p *plan.Plan) PlanView {
-	v := PlanView{Service: p.ServiceName, Change: p.Change, Operations: []OperationView{}, Warnings: append([]string{}, p.Warnings...)}
-	if v.Change.Fields == nil {
-		v.Change.Fields = []plan.FieldChange{}
+	v := PlanView{
+		Service: p.ServiceName, Change: ChangeView{Kind: p.Change.Kind, Fields: []FieldView{}},
+		Operations: []OperationView{}, Warnings: append([]string{}, p.Warnings...),
+	}
+	for i := range p.Change.Fields {
+		v.Change.Fields = append(v.Change.Fields, newFieldView(&p.Change.Fields[i]))
 	}
 	for _, l := range p.Format(0) {
 		v.Operations = append(v.Operations, OperationView{Sign: string(l.Sign), Depth: l.Depth, What: l.Text})

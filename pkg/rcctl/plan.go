@@ -20,7 +20,7 @@ code 4, the reason and what would work.
 Examples:
   rcctl plan -f web.yaml
   rcctl plan -f web.yaml --strategy in-place
-  rcctl plan -f web.yaml -o json | jq '.[].change.fields[].path'`,
+  rcctl plan -f web.yaml -o json | jq '.[].change.fields[] | [.path, .from, .to]'`,
 		Flags:  append([]cli.Flag{fileFlag(), outputFlag()}, planFlags()...),
 		Action: offline(runPlan),
 	})
