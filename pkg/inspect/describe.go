@@ -17,14 +17,13 @@ const maxPodEvents = 10
 // PodDescription is all that is known of one copy of a pod.
 type PodDescription struct {
 	PodView
-	NodeAlive bool              `json:"node_alive"` // its preparer lives
-	NodeAPI   string            `json:"node_api,omitempty"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	ChangedAt *time.Time        `json:"changed_at,omitempty"` // when the farm decided last
-	Ghosts    []pod.Ghost       `json:"ghosts,omitempty"`
-	Intent    *pod.Intent       `json:"intent,omitempty"`  // what the node is told
-	Reality   *pod.Reality      `json:"reality,omitempty"` // what the node says
-	Events    []PodEvent        `json:"events"`            // what was done about it, the newest last
+	NodeAlive bool         `json:"node_alive"` // its preparer lives
+	NodeAPI   string       `json:"node_api,omitempty"`
+	ChangedAt *time.Time   `json:"changed_at,omitempty"` // when the farm decided last
+	Ghosts    []pod.Ghost  `json:"ghosts,omitempty"`
+	Intent    *pod.Intent  `json:"intent,omitempty"`  // what the node is told
+	Reality   *pod.Reality `json:"reality,omitempty"` // what the node says
+	Events    []PodEvent   `json:"events"`            // what was done about it, the newest last
 }
 
 // PodEvent is one act about a pod.

@@ -14,27 +14,28 @@ import (
 
 // PodView is one replica on one node: the farm's decision joined with the node's report.
 type PodView struct {
-	Name            string         `json:"name"` // <pod id>-<role>-<index>, for display
-	RCID            string         `json:"rc_id"`
-	RCName          string         `json:"rc_name"` // empty when the rc has no readable record
-	PodID           string         `json:"pod_id"`
-	Role            string         `json:"role"`
-	Index           int            `json:"index"`
-	Node            string         `json:"node"`
-	Kind            string         `json:"kind"`  // placed, ghost (left this node, stop not confirmed) or orphan (no placement)
-	State           string         `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read
-	Available       bool           `json:"available"`
-	Restarts        int            `json:"restarts"`
-	Digest          string         `json:"digest"`           // that the farm asks for; for an orphan that the node runs
-	Revision        int64          `json:"revision"`         // that the farm asks for; zero for an orphan
-	AppliedRevision int64          `json:"applied_revision"` // that the node has carried out; zero before the first report
-	RunState        pod.RunState   `json:"run_state"`        // that the farm asks for; empty for an orphan
-	Ports           map[string]int `json:"ports,omitempty"`
-	Message         string         `json:"message"`
-	LastExit        *pod.Exit      `json:"last_exit,omitempty"`
-	Since           *time.Time     `json:"since,omitempty"` // in the reported state
-	LostSince       *time.Time     `json:"lost_since,omitempty"`
-	UnmanagedSince  *time.Time     `json:"unmanaged_since,omitempty"`
+	Name            string            `json:"name"` // <pod id>-<role>-<index>, for display
+	RCID            string            `json:"rc_id"`
+	RCName          string            `json:"rc_name"` // empty when the rc has no readable record
+	PodID           string            `json:"pod_id"`
+	Role            string            `json:"role"`
+	Index           int               `json:"index"`
+	Node            string            `json:"node"`
+	Kind            string            `json:"kind"`  // placed, ghost (left this node, stop not confirmed) or orphan (no placement)
+	State           string            `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read
+	Available       bool              `json:"available"`
+	Restarts        int               `json:"restarts"`
+	Digest          string            `json:"digest"`           // that the farm asks for; for an orphan that the node runs
+	Revision        int64             `json:"revision"`         // that the farm asks for; zero for an orphan
+	AppliedRevision int64             `json:"applied_revision"` // that the node has carried out; zero before the first report
+	RunState        pod.RunState      `json:"run_state"`        // that the farm asks for; empty for an orphan
+	Labels          map[string]string `json:"labels,omitempty"` // that the farm gave it; none of an orphan
+	Ports           map[string]int    `json:"ports,omitempty"`
+	Message         string            `json:"message"`
+	LastExit        *pod.Exit         `json:"last_exit,omitempty"`
+	Since           *time.Time        `json:"since,omitempty"` // in the reported state
+	LostSince       *time.Time        `json:"lost_since,omitempty"`
+	UnmanagedSince  *time.Time        `json:"unmanaged_since,omitempty"`
 }
 
 // The kinds of a PodView.
@@ -97,7 +98,7 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[s
 // placedView is a pod where the farm wants it.
 func placedView(p *pod.Placement, r *pod.Reality) PodView {
 	v := viewOf(p.Identity, p.Node, p.PodID, Placed, r)
-	v.Digest, v.Revision, v.RunState, v.Ports = p.Digest, p.Revision, p.RunState, p.Ports
+	v.Digest, v.Revision, v.RunState, v.Ports, v.Labels = p.Digest, p.Revision, p.RunState, p.Ports, p.Labels
 	v.LostSince, v.UnmanagedSince = p.LostSince, p.UnmanagedSince
 	v.Available = p.LostSince == nil && p.RunState == pod.Running && r != nil && r.Available && r.Digest == p.Digest
 	switch {
@@ -124,7 +125,7 @@ func placedView(p *pod.Placement, r *pod.Reality) PodView {
 // ghostView is the copy on a node that the pod has left.
 func ghostView(p *pod.Placement, g pod.Ghost, r *pod.Reality) PodView {
 	v := viewOf(p.Identity, g.Node, p.PodID, Ghost, r)
-	v.Digest, v.Revision, v.RunState = p.Digest, g.Revision, pod.Stopped
+	v.Digest, v.Revision, v.RunState, v.Labels = p.Digest, g.Revision, pod.Stopped, p.Labels
 	if r != nil {
 		v.Digest = r.Digest
 	}

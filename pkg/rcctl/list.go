@@ -12,11 +12,12 @@ import (
 func listCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "list", Aliases: []string{"ls"}, Usage: "list all rcs",
-		UsageText: "rcctl rc list [-o table|json|yaml]",
+		UsageText: "rcctl rc list [-l SELECTOR] [-o table|json|yaml]",
 		Description: `Examples:
   rcctl rc list
+  rcctl rc list -l team=shop
   rcctl rc list -o json | jq -r '.[] | select(.state != "Converged") | .name'`,
-		Flags:  []cli.Flag{outputFlag()},
+		Flags:  []cli.Flag{selectorFlag("rcs"), outputFlag()},
 		Action: onList(runList),
 	})
 }
@@ -34,22 +35,21 @@ func runList(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	views := inspect.JoinRCs(recs, found, farms)
+	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(c), func(v *inspect.RCView) map[string]string { return v.Labels })
 	if len(views) == 0 {
 		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
-	if err := std.print(c, views, func(w io.Writer) error { return writeRCs(w, views, coloured(w)) }); err != nil {
+	if err := std.print(c, views, func(w io.Writer) error { return writeRCs(w, views, c.IsSet("selector"), coloured(w)) }); err != nil {
 		return err
 	}
 	return std.warn(append(corrupt, corruptStatus...))
 }
 
-func writeRCs(w io.Writer, views []inspect.RCView, colours bool) error {
+func writeRCs(w io.Writer, views []inspect.RCView, selected, colours bool) error {
 	if len(views) == 0 {
-		_, err := fmt.Fprintln(w, "no rcs; create one: rcctl apply -f rc.yaml")
-		return err
+		return none(w, "rcs", selected, "create one: rcctl apply -f rc.yaml")
 	}
 	tb := table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}
 	for _, v := range views {

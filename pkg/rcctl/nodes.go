@@ -15,7 +15,7 @@ import (
 func nodesCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "nodes", Usage: "list the machines: alive or not, labels, how full",
-		UsageText: "rcctl nodes [-o table|json|yaml]",
+		UsageText: "rcctl nodes [-l SELECTOR] [-o table|json|yaml]",
 		Description: `ALIVE is no while its preparer does not hold the node's record, and, where the owners of its pods have found out
 more, unmanaged (the preparer is gone, the machine is not: pods count as last reported) or lost (the machine is
 gone). It is silent while Consul takes the preparer for alive, and it has not written as it should: Consul may refuse
@@ -26,8 +26,9 @@ takes no new intents because they may, or nobody knows. ORPHANS are pods that ru
 
 Examples:
   rcctl nodes
+  rcctl nodes -l rack=a
   rcctl nodes -o json | jq -r '.[] | select(.alive | not) | .name'`,
-		Flags:  []cli.Flag{outputFlag()},
+		Flags:  []cli.Flag{selectorFlag("machines"), outputFlag()},
 		Action: onList(runNodes),
 	})
 }
@@ -49,7 +50,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	views := inspect.JoinNodes(recs, values(ops), taken)
+	views := inspect.Selected(inspect.JoinNodes(recs, values(ops), taken), selectorOf(c), func(v *inspect.NodeView) map[string]string { return v.Labels })
 	now := time.Now()
 	for i := range views {
 		v := &views[i]
@@ -64,7 +65,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 			return err
 		}
 	}
-	if err := std.print(c, views, func(w io.Writer) error { return writeNodes(w, views, now, coloured(w)) }); err != nil {
+	if err := std.print(c, views, func(w io.Writer) error { return writeNodes(w, views, c.IsSet("selector"), now, coloured(w)) }); err != nil {
 		return err
 	}
 	for i := range views {
@@ -98,10 +99,9 @@ func addLosses(ctx context.Context, s *conn, views []inspect.NodeView) (corrupt 
 	return corrupt, err
 }
 
-func writeNodes(w io.Writer, views []inspect.NodeView, now time.Time, colours bool) error {
+func writeNodes(w io.Writer, views []inspect.NodeView, selected bool, now time.Time, colours bool) error {
 	if len(views) == 0 {
-		_, err := fmt.Fprintln(w, "no nodes; start a preparer on each machine")
-		return err
+		return none(w, "nodes", selected, "start a preparer on each machine")
 	}
 	tb := table{
 		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},

@@ -95,6 +95,7 @@ func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, e
 		return nil, nil, err
 	}
 	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), names), rcID, c.String("node"))
+	views = inspect.Selected(views, selectorOf(c), (*inspect.PodView).LabelSet)
 	inspect.MarkUnreadable(views, badRealities, s.Keys())
 	return views, slices.Concat(bad, badPlacements, badRealities), nil
 }

@@ -2,6 +2,7 @@ package rcctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -16,19 +17,22 @@ import (
 func podsCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "pods", Usage: "list pods: where they are placed, and what their nodes report",
-		UsageText: "rcctl pods [--rc REF] [--node NODE] [-o table|wide|json|yaml]",
+		UsageText: "rcctl pods [--rc REF] [--node NODE] [-l SELECTOR] [-o table|wide|json|yaml]",
 		Description: `One line for each replica on each node that has to do with it. Besides what nodes report (pending, fetching,
 installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
 node has reported nothing yet), "lost" (its node is gone) or "unknown" (the report of its node cannot be read).
+-l looks at the labels that the farm gave a pod, replication_controller_id and pod_id among them.
 
 Examples:
   rcctl pods
   rcctl pods --rc web
+  rcctl pods -l app=web
   rcctl pods -o wide
   rcctl pods --node node-1 -o json | jq '.[] | select(.available | not)'`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
 			&cli.StringFlag{Name: "node", Usage: "only pods on this `NODE`"},
+			selectorFlag("pods"),
 			wideOutputFlag(),
 		},
 		Action: onList(runPods),
@@ -69,7 +73,7 @@ func checkPodFlags(c *cli.Context) error {
 	return nil
 }
 
-// rcNames returns the names of controllers by id: of the one that --rc names, with its id, or of all.
+// rcNames returns the names of controllers by id: of the one that --rc or --selector fixes, with its id, or of all.
 func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, corrupt []error, err error) {
 	if ref := c.String("rc"); ref != "" {
 		rec, err := s.find(c, ref)
@@ -78,8 +82,20 @@ func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, co
 		}
 		return map[string]string{rec.Value.ID: rec.Value.Name}, rec.Value.ID, nil, nil
 	}
-	names, corrupt, err = s.allNames(c.Context)
-	return names, "", corrupt, err
+	id := inspect.FixedRC(selectorOf(c))
+	if id == "" {
+		names, corrupt, err = s.allNames(c.Context)
+		return names, "", corrupt, err
+	}
+	rec, err := s.RC(c.Context, id, false)
+	var unreadable *store.CorruptError
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, id, nil, nil // its pods may be left
+	case errors.As(err, &unreadable):
+		return nil, id, []error{err}, nil
+	}
+	return map[string]string{id: rec.Value.Name}, id, nil, err
 }
 
 // allNames returns the names of all controllers by id.

@@ -1,0 +1,65 @@
+package inspect
+
+import (
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func TestFixedRC(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"":                                      "",
+		"app=web":                               "",
+		"replication_controller_id=a":           "a",
+		"replication_controller_id==a":          "a",
+		"replication_controller_id in (a)":      "a",
+		"app=web,replication_controller_id=a,x": "a",
+		"replication_controller_id in (a,b)":    "",
+		"replication_controller_id!=a":          "",
+		"replication_controller_id notin (a)":   "",
+		"replication_controller_id":             "",
+		"!replication_controller_id":            "",
+	} {
+		sel, err := rc.ParseSelector(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := FixedRC(sel); got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestSelected(t *testing.T) {
+	t.Parallel()
+	views := func() []PodView {
+		return []PodView{
+			{Name: "web-main-0", RCID: "a", PodID: "web", Labels: map[string]string{"app": "web", "tier": "front"}},
+			{Name: "db-main-0", RCID: "b", PodID: "db", Labels: map[string]string{"app": "db"}},
+			{Name: "main-4", RCID: "c", Kind: Orphan},
+		}
+	}
+	for text, want := range map[string]string{
+		"":                                   "web-main-0 db-main-0 main-4 ",
+		"app=web":                            "web-main-0 ",
+		"app in (web,db),!tier":              "db-main-0 ",
+		"app!=web":                           "db-main-0 main-4 ",
+		"pod_id=db":                          "db-main-0 ",
+		"pod_id":                             "web-main-0 db-main-0 ",
+		"replication_controller_id=c":        "main-4 ",
+		"replication_controller_id=a,app=db": "",
+	} {
+		sel, err := rc.ParseSelector(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, v := range Selected(views(), sel, (*PodView).LabelSet) {
+			got += v.Name + " "
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
