@@ -18,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
@@ -181,7 +182,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	b.undo = append(b.undo, p.api.Close)
 	record.API, record.Isolation = p.api.URL(), isolation.String()
 	reg := obs.NewRegistry()
-	var doors preparer.Doors // whoever keeps no pods apart can keep none from the preparer's token, either
+	var doors claim.Doors // whoever keeps no pods apart can keep none from the preparer's token, either
 	if cfg.Isolation != IsolationOff {
 		doors = b.store
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -41,7 +42,7 @@ func (p *Preparer) pruneArtifacts(ctx context.Context) {
 	}
 	for {
 		p.pruneOnce()
-		if pause(ctx, min(minPruneGap, p.cfg.PruneArtifacts)) != nil {
+		if loop.Pause(ctx, min(minPruneGap, p.cfg.PruneArtifacts)) != nil {
 			return
 		}
 		select {
@@ -74,10 +75,10 @@ func (p *Preparer) pruneOnce() {
 		p.log.WithField(fieldDigest, short(digest)).Info("artifact removed from the cache")
 	}
 	if err != nil {
-		p.trouble.report(key, "artifacts that are not needed cannot be removed", err)
+		p.trouble.Report(key, "artifacts that are not needed cannot be removed", err)
 		return
 	}
-	p.trouble.over(key)
+	p.trouble.Over(key)
 }
 
 // checkArtifacts looks, once in Config.CheckArtifacts, whether the artifacts of running pods are still whole, so that a
@@ -93,7 +94,7 @@ func (p *Preparer) checkArtifacts(ctx context.Context) {
 		now := time.Now()
 		all := !now.Before(due)
 		due = nextCheck(now, due, p.cfg.CheckArtifacts, p.checkOnce(ctx, all) > 0)
-		if pause(ctx, min(suspectEvery, max(time.Until(due), 0), p.cfg.CheckArtifacts)) != nil {
+		if loop.Pause(ctx, min(suspectEvery, max(time.Until(due), 0), p.cfg.CheckArtifacts)) != nil {
 			return
 		}
 	}
@@ -140,19 +141,19 @@ func (p *Preparer) checkArtifact(ctx context.Context, a manifest.Artifact) bool 
 	key := "artifact " + short(a.SHA256)
 	err := p.cfg.Cache.Check(a)
 	if err == nil {
-		p.trouble.over(key)
+		p.trouble.Over(key)
 		return true
 	}
-	p.trouble.report(key, "an artifact of a running pod is not whole on the disk; fetching it again", err)
+	p.trouble.Report(key, "an artifact of a running pod is not whole on the disk; fetching it again", err)
 	if err := p.cfg.Cache.Restore(ctx, a); err != nil {
 		if !errors.Is(err, context.Canceled) {
-			p.trouble.report(key, "an artifact of a running pod is not whole on the disk and cannot be fetched; its pods run on, and may not start again", err)
+			p.trouble.Report(key, "an artifact of a running pod is not whole on the disk and cannot be fetched; its pods run on, and may not start again", err)
 		}
 		return false
 	}
 	p.cfg.Metrics.restored()
 	p.log.WithFields(obs.Fields{fieldDigest: short(a.SHA256)}).Info("artifact restored")
-	p.trouble.over(key)
+	p.trouble.Over(key)
 	return true
 }
 
@@ -164,10 +165,10 @@ func (p *Preparer) checkExec(_ context.Context, a manifest.Artifact) bool {
 		err = checkProgram(a.Path, info)
 	}
 	if err != nil {
-		p.trouble.report(key, "a program of the node that a running pod is started from is missing or cannot be executed; its pods run on, and may not start again", err)
+		p.trouble.Report(key, "a program of the node that a running pod is started from is missing or cannot be executed; its pods run on, and may not start again", err)
 		return false
 	}
-	p.trouble.over(key)
+	p.trouble.Over(key)
 	return true
 }
 

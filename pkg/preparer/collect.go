@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 )
 
 // podDirs are the kinds of directories that a stopped pod leaves behind and that are removed in time.
@@ -32,7 +33,7 @@ func (p *Preparer) collect(ctx context.Context) {
 	p.reportStrangers()
 	for ctx.Err() == nil {
 		p.collectOnce(time.Now())
-		if pause(ctx, p.cfg.CollectEvery) != nil {
+		if loop.Pause(ctx, p.cfg.CollectEvery) != nil {
 			return
 		}
 	}
@@ -55,9 +56,9 @@ func (p *Preparer) collectOnce(now time.Time) {
 		errs = append(errs, p.forget(e))
 	}
 	if err := errors.Join(errs...); err != nil {
-		p.trouble.report(key, "old tombstones cannot be removed", err)
+		p.trouble.Report(key, "old tombstones cannot be removed", err)
 	} else {
-		p.trouble.over(key)
+		p.trouble.Over(key)
 	}
 	p.releaseUsers()
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
@@ -183,7 +184,7 @@ func (p *Preparer) awaitCommands(ctx context.Context, id pod.Identity) error {
 		case time.Now().After(deadline):
 			return fmt.Errorf("a command that was run in the pod is not dead yet %s after it was killed", commandsWait)
 		}
-		if err := pause(ctx, look); err != nil {
+		if err := loop.Pause(ctx, look); err != nil {
 			return err
 		}
 	}

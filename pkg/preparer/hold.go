@@ -9,7 +9,10 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -38,12 +41,12 @@ func (s *serving) keepRecord(ctx context.Context) error {
 			case err != nil:
 				s.notHeld(ctx, key, err)
 				must, again = true, true
-				if err := pause(ctx, pace.NextBackOff()); err != nil {
+				if err := loop.Pause(ctx, pace.NextBackOff()); err != nil {
 					return err
 				}
 				continue
 			}
-			s.trouble.over(key)
+			s.trouble.Over(key)
 			pace.Reset()
 			s.tookLock(n)
 		}
@@ -97,12 +100,12 @@ func (s *serving) told(ctx context.Context, again bool) (node.Node, error) {
 	pages, err := s.tenure.WriteOrphans(ctx, n.Nonce, orphans, again)
 	if err != nil {
 		if !errors.Is(err, store.ErrLost) && ctx.Err() == nil {
-			s.trouble.report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
+			s.trouble.Report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
 		}
 		n.Nonce = ""
 		return n, err
 	}
-	s.trouble.over(key)
+	s.trouble.Over(key)
 	n.OrphanPages = &pages
 	return n, nil
 }
@@ -114,79 +117,101 @@ func (s *serving) notHeld(ctx context.Context, key string, err error) {
 	switch {
 	case errors.As(err, &foreign):
 		s.setHolding(false)
-		s.refuse(err)
+		s.refused(err)
 		// With the host in the message, another one is told at once.
-		s.trouble.report(key, "this node's name belongs to another host; no intents are taken: "+hostOf(foreign.Record), err)
+		s.trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(foreign.Record), err)
 		s.judge(ctx)
 	case held:
 		s.setHolding(false)
-		s.trouble.report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
+		s.trouble.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
 	default:
-		s.trouble.report(key, "node record cannot be written", err)
+		s.trouble.Report(key, "node record cannot be written", err)
 	}
 }
 
-func hostOf(n node.Node) string { return n.Host + " at agent " + n.ConsulNode }
+// refused notes that the node's name belongs to another host.
+func (s *serving) refused(err error) {
+	s.cfg.Metrics.refused(true)
+	if s.name.Refuse(err) {
+		s.contact.Serve(false)
+	}
+}
+
+// judge finds out whether the other host has taken the name over, which ends all pods.
+func (s *serving) judge(ctx context.Context) {
+	rec, err := s.cfg.Store.Node(ctx, s.cfg.Node.Name)
+	var corrupt *store.CorruptError
+	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
+		return // no answer says nothing
+	}
+	read := &rec
+	if err != nil {
+		read = nil
+	}
+	lost, kept := s.name.Judge(read, time.Now(), s.cfg.ConfirmLoss)
+	if kept != "" {
+		s.log.WithField(obs.Reason, kept).Warn("pods of this host keep running although its node's name is another's; if they run elsewhere too, end them")
+	}
+	if !lost {
+		return
+	}
+	s.log.WithField(obs.Reason, "taken over by host "+claim.HostOf(rec.Value)).Error("this node's name was taken over by another host, which declares this one dead; all its pods are stopped, so that none runs twice")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.pods {
+		s.enqueue(e)
+		e.interrupt()
+	}
+}
 
 func (s *serving) hold(ctx context.Context, n node.Node) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
 	defer cancel()
-	s.Preparer.mu.Lock()
-	takeOver := s.takeOver
-	s.Preparer.mu.Unlock()
-	return s.tenure.Hold(ctx, n, takeOver)
+	return s.tenure.Hold(ctx, n, s.name.TakeOver())
 }
 
 func (s *serving) tookLock(n node.Node) {
-	s.mu.Lock()
-	s.written = recordText(n)
-	s.mu.Unlock()
-	s.Preparer.mu.Lock()
-	s.takeOver = false // it was for one time
-	s.Preparer.mu.Unlock()
-	s.suspicion, s.kept = suspicion{}, ""
-	s.noteName(func(n nameNote) nameNote { // pods that were stopped for it wait for their intents all the same
-		n.Lost = ""
-		return n
-	})
-	s.refuse(nil)
+	text := recordText(n)
+	s.written.Store(&text)
+	s.name.Take()
+	s.cfg.Metrics.refused(false)
+	s.contact.Serve(true) // whose name was lost was not before
 	s.setHolding(true)
 	s.heldOnce.Do(func() { close(s.held) })
-	s.renewed.raise()
+	s.renewed.Raise()
 }
 
 func (s *serving) isWritten(n node.Node) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.written != nil && string(s.written) == string(recordText(n))
+	written := s.written.Load()
+	return written != nil && *written == recordText(n)
 }
 
 // recordText returns the record without what the tenure fills in.
-func recordText(n node.Node) []byte {
+func recordText(n node.Node) string {
 	n.Incarnation, n.ConsulNode = "", ""
 	data, err := json.Marshal(n)
 	if err != nil {
-		return nil // cannot be: it is made of plain fields
+		return "" // cannot be: it is made of plain fields
 	}
-	return data
+	return string(data)
 }
 
 // watchRecord notices when the own record vanishes, loses its lock or is changed by somebody else.
 func (s *serving) watchRecord(ctx context.Context) error {
 	const key = "own node record"
 	onError := func(err error) {
-		s.trouble.report(key, "own node record cannot be read; its lock is held on", err)
+		s.trouble.Report(key, "own node record cannot be read; its lock is held on", err)
 	}
 	return s.cfg.Store.WatchNode(ctx, s.cfg.Node.Name, onError, func(seen store.Seen[node.Node]) error {
 		if seen.Regressed {
-			return s.wentBack()
+			return s.name.WentBack()
 		}
-		s.trouble.over(key)
+		s.trouble.Over(key)
 		if len(seen.Recs) > 0 && seen.Recs[0].Session != "" && seen.Recs[0].Value.Host == s.cfg.Node.Host {
-			s.noteName(func(n nameNote) nameNote { return n.held(seen.Recs[0]) })
+			s.name.Saw(seen.Recs[0])
 		}
 		if len(seen.Recs) == 0 || seen.Recs[0].Session == "" || !s.isWritten(seen.Recs[0].Value) {
-			s.recheck.raise()
+			s.recheck.Raise()
 		}
 		return nil
 	})
@@ -198,28 +223,11 @@ func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) 
 	defer p.mu.Unlock()
 	n = p.cfg.Node
 	n.Nonce = ""
-	n.Anonymous, n.Shut = p.doors, p.shut()
-	if p.nonce <= p.regressed {
-		n.Regressed = p.regressed // until a farm has answered with a newer nonce
-	}
-	if !p.informed() {
+	n.Anonymous, n.Shut = p.exposure.Said()
+	n.Regressed = p.name.Regressed(p.nonce)
+	if !p.contact.Informed() {
 		return n, nil, false
 	}
 	n.Nonce = p.nonce
 	return n, p.orphans(), true
-}
-
-// wentBack notes that the store went back in time, which the node record tells the farms: they may have missed it.
-func (p *Preparer) wentBack() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.regressed = p.newest
-	return store.ErrRegressed
-}
-
-// sawNonce notes a cluster nonce. They sort by the time of their making.
-func (p *Preparer) sawNonce(nonce string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.newest = max(p.newest, nonce)
 }

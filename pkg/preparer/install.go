@@ -231,7 +231,7 @@ func (p *Preparer) fetch(ctx context.Context, m *manifest.Manifest) (map[string]
 		}
 		dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		if err != nil {
-			p.prunable.raise()
+			p.prunable.Raise()
 			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
 		}
 		dirs[l.Name] = dir

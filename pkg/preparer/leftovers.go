@@ -49,7 +49,7 @@ func (p *Preparer) discard(kind string, id pod.Identity) error {
 	if err != nil {
 		return fmt.Errorf("remove what a stopped pod left: %w", err)
 	}
-	p.litter.raise()
+	p.litter.Raise()
 	return nil
 }
 
@@ -91,9 +91,9 @@ func (p *Preparer) deleteRound(ctx context.Context) (more bool) {
 		case ctx.Err() != nil:
 			return false
 		case err != nil:
-			p.trouble.report(key, "what stopped pods left cannot be removed", err)
+			p.trouble.Report(key, "what stopped pods left cannot be removed", err)
 		default:
-			p.trouble.over(key)
+			p.trouble.Over(key)
 		}
 		p.removing.Lock()
 		_ = os.Remove(removed) // if it is empty

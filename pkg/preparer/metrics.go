@@ -167,5 +167,5 @@ func (p *Preparer) count() {
 		}
 	}
 	p.cfg.Metrics.observed(states, orphans, restarts)
-	p.cfg.Metrics.stands(p.holding, p.world.Known)
+	p.cfg.Metrics.stands(p.contact.Locked(), p.contact.Informed())
 }

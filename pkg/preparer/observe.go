@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 // observation is everything that a reality is derived from.
@@ -241,8 +242,8 @@ func standOut(r *pod.Reality, s standing) {
 
 // Counting is a count of min_ready that is under way.
 type Counting struct {
-	Processes string `json:"processes"` // their fingerprint
-	Since     Moment `json:"since"`
+	Processes string      `json:"processes"` // their fingerprint
+	Since     proc.Moment `json:"since"`
 }
 
 // readiness counts min_ready on the monotonic clock.
@@ -263,8 +264,8 @@ func (r *readiness) keep(c *Counting) {
 	if c == nil {
 		return
 	}
-	if now, err := Now(); err == nil && now.since(c.Since) != never {
-		r.kept, r.keptProcs = time.Now().Add(-now.since(c.Since)), c.Processes
+	if now, err := proc.Now(); err == nil && now.Since(c.Since) != proc.Never {
+		r.kept, r.keptProcs = time.Now().Add(-now.Since(c.Since)), c.Processes
 	}
 }
 
@@ -355,7 +356,7 @@ const observeAllEvery = time.Minute
 // changed has a pod observed. Whatever changes what observe reads calls it, and holds p.mu.
 func (p *Preparer) changed(e *entry) {
 	e.observed = false
-	p.seen.raise()
+	p.seen.Raise()
 }
 
 // allChanged has all pods observed. The caller holds p.mu.
@@ -423,7 +424,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	}
 	if erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil; erase != e.erase {
 		e.erase, e.erased = erase, false
-		p.publish.raise()
+		p.publish.Raise()
 	}
 	if o.rec.StoppedAt != nil && (e.erase || e.standing.verdict == "") {
 		e.reality = nil
@@ -460,7 +461,7 @@ func (e *entry) noteCount(now, before time.Time) {
 	case !r.counts():
 		e.counting = nil
 	case !r.passing.Equal(before) && !r.passing.Equal(r.kept):
-		at, err := Now()
+		at, err := proc.Now()
 		if err != nil {
 			return
 		}
@@ -512,5 +513,5 @@ func (p *Preparer) report(e *entry, r pod.Reality, now time.Time) {
 		}
 	}
 	e.reality, e.reported = &r, now
-	p.publish.raise()
+	p.publish.Raise()
 }

@@ -9,7 +9,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 func procsIn(phases ...runtime.Phase) []runtime.Status {
@@ -202,7 +205,7 @@ func TestCrashLoopingIsNotAvailable(t *testing.T) {
 // A restarted preparer goes on with the count of its predecessor, unless the check has failed meanwhile or other processes run.
 func TestReadinessGoesOn(t *testing.T) {
 	t.Parallel()
-	at, err := Now()
+	at, err := proc.Now()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +223,7 @@ func TestReadinessGoesOn(t *testing.T) {
 		"ended meanwhile":   {at.Boot, "a:2", []checkState{passing}, 10 * time.Second, 10 * time.Second},
 		"machine restarted": {"another", "a:1", nil, 10 * time.Second, 10 * time.Second},
 	} {
-		e := newEntry(Record{Counting: &Counting{Processes: "a:1", Since: Moment{Boot: c.boot, Up: at.Up}}})
+		e := newEntry(Record{Counting: &Counting{Processes: "a:1", Since: proc.Moment{Boot: c.boot, Up: at.Up}}})
 		now := time.Now()
 		for _, h := range c.before {
 			e.readiness.update(now, c.procs, h, m, false)
@@ -235,15 +238,15 @@ func TestReadinessGoesOn(t *testing.T) {
 // However often a crash-looping pod is started, it is reported now and then only; what it has become is reported at once.
 func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{log: quiet(t), publish: newSignal()}
+	p := &Preparer{log: quiet(t), publish: loop.NewSignal()}
 	e := newEntry(sampleRecord(0))
 	now := time.Now()
-	loop := pod.Reality{Identity: e.id, State: pod.StateCrashLooping, Restarts: 3}
-	p.report(e, loop, now)
+	looping := pod.Reality{Identity: e.id, State: pod.StateCrashLooping, Restarts: 3}
+	p.report(e, looping, now)
 	for range 5 {
-		loop.Restarts++
-		loop.LastExit = &pod.Exit{At: now}
-		if until := e.quietUntil(loop); !until.Equal(now.Add(crashReportEvery)) {
+		looping.Restarts++
+		looping.LastExit = &pod.Exit{At: now}
+		if until := e.quietUntil(looping); !until.Equal(now.Add(crashReportEvery)) {
 			t.Errorf("reported in %s", until.Sub(now))
 		}
 	}
@@ -289,8 +292,8 @@ func TestSpecIDsAreSafeAndNew(t *testing.T) {
 func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
 	p := &Preparer{
-		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: newSignal(), queued: newSignal(), publish: newSignal(),
-		runtimeSeen: true, healthSeen: true, agentSeen: true,
+		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal(), publish: loop.NewSignal(),
+		runtimeSeen: true, healthSeen: true, agentSeen: true, contact: &claim.Contact{},
 	}
 	for i := range 2 {
 		rec := sampleRecord(i)

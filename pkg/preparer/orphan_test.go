@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -80,7 +81,7 @@ func TestNewWorld(t *testing.T) {
 // A failure that is reported under a revision is about what that revision asked for.
 func TestFailureOfAnEarlierIntentIsForgotten(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{pods: map[pod.Identity]*entry{}, log: quiet(t), seen: newSignal(), queued: newSignal()}
+	p := &Preparer{pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal()}
 	e := newEntry(sampleRecord(0))
 	e.activity = activity{state: pod.StateFailed, message: "port taken"}
 	p.pods[e.id] = e

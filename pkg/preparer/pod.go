@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -66,7 +67,7 @@ type entry struct {
 	again    bool // something happened since that worker began its pass
 	commands commands
 
-	wake   signal
+	wake   loop.Signal
 	cancel context.CancelFunc // of the installation under way; nil when none is
 }
 
@@ -85,7 +86,7 @@ type activity struct {
 
 func newEntry(rec Record) *entry {
 	e := &entry{
-		id: rec.Intent.Identity, rec: rec, wake: newSignal(), service: rec.Service, standby: rec.Standby, restarts: -1,
+		id: rec.Intent.Identity, rec: rec, wake: loop.NewSignal(), service: rec.Service, standby: rec.Standby, restarts: -1,
 		readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
 	e.readiness.keep(rec.Counting)
@@ -135,7 +136,7 @@ func (e *entry) interrupt() {
 	if e.cancel != nil {
 		e.cancel()
 	}
-	e.wake.raise()
+	e.wake.Raise()
 }
 
 // enqueue makes sure that a worker looks at the entry after now. The caller holds p.mu.
@@ -144,7 +145,7 @@ func (p *Preparer) enqueue(e *entry) {
 	if !e.working {
 		e.working = true
 		p.queue = append(p.queue, e)
-		p.queued.raise()
+		p.queued.Raise()
 	}
 }
 
@@ -162,7 +163,7 @@ func (p *Preparer) work(ctx context.Context, e *entry) {
 			return
 		}
 		if err == nil {
-			p.trouble.over(key)
+			p.trouble.Over(key)
 			pace.Reset()
 			if p.rest(e) {
 				return
@@ -170,9 +171,9 @@ func (p *Preparer) work(ctx context.Context, e *entry) {
 			continue
 		}
 		if !errors.Is(err, context.Canceled) { // an interrupted installation is no trouble
-			p.trouble.report(key, "pod cannot be settled, trying again", err)
+			p.trouble.Report(key, "pod cannot be settled, trying again", err)
 		}
-		if woken, err := e.pauseUnlessWoken(ctx, pace.NextBackOff()); err != nil {
+		if woken, err := loop.PauseUnless(ctx, e.wake, pace.NextBackOff()); err != nil {
 			return
 		} else if woken {
 			pace.Reset()
@@ -186,19 +187,6 @@ func (p *Preparer) rest(e *entry) bool {
 	defer p.mu.Unlock()
 	e.working = e.again
 	return !e.working
-}
-
-func (e *entry) pauseUnlessWoken(ctx context.Context, d time.Duration) (woken bool, err error) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return false, nil
-	case <-e.wake:
-		return true, nil
-	case <-ctx.Done():
-		return false, context.Cause(ctx)
-	}
 }
 
 // settle brings one pod closer to what its record wants. It starts from the record and from what the runtime has, never
@@ -259,7 +247,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 		e.want = nil
 	}
 	if rec.Intent.Standby != saved.Intent.Standby {
-		p.service.raise()
+		p.service.Raise()
 	}
 	return rec, nil
 }
@@ -286,14 +274,14 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
 	if e.standby != rec.Intent.Standby {
-		p.service.raise() // the name that it is to leave waits for this
+		p.service.Raise() // the name that it is to leave waits for this
 	}
 	if rec.Service == e.service && rec.Standby == e.standby && rec.Counting == e.counting {
 		e.saveBy = time.Time{}
 	}
 	p.changed(e)
-	p.prunable.raise()
-	p.record.raise()
+	p.prunable.Raise()
+	p.record.Raise()
 	return rec, nil
 }
 
@@ -349,9 +337,7 @@ func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
 		p.podLog(e.id).WithField(fieldRevision, rec.Intent.Revision).Info("pod stopped")
 	}
 	p.setActivity(e, "", "")
-	p.mu.Lock()
-	p.decide() // an intent that is gone already means more now
-	p.mu.Unlock()
+	p.reconsider() // an intent that is gone already means more now
 	var ids []string
 	for _, status := range procs {
 		ids = append(ids, status.Spec.ID)

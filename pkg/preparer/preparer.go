@@ -22,6 +22,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
@@ -119,10 +121,10 @@ type Config struct {
 	Cache     Cache // nil: artifacts are neither checked nor removed
 	Runtime   runtime.Runtime
 	Services  Services
-	State     State // nil: a Disk in Dir/pods
-	Trust     Trust // nil: every manifest may run
-	Doors     Doors // nil: nobody asks what pods may do at Consul
-	Strict    bool  // no new intents while they may do anything, or nobody knows
+	State     State       // nil: a Disk in Dir/pods
+	Trust     Trust       // nil: every manifest may run
+	Doors     claim.Doors // nil: nobody asks what pods may do at Consul
+	Strict    bool        // no new intents while they may do anything, or nobody knows
 	Log       obs.Logger
 	Metrics   *Metrics // nil: nothing is counted
 
@@ -225,24 +227,25 @@ func orDefault[T comparable](value *T, def T) {
 type Preparer struct {
 	cfg     Config
 	log     obs.Logger
-	trouble *trouble
+	trouble *loop.Trouble
 	began   time.Time
 	looking chan struct{} // holds whoever asks the runtime
 	ready   chan struct{} // closed when disk and runtime have both been read
 
+	name     *claim.Name
+	contact  *claim.Contact
+	exposure *claim.Exposure
 	accounts account.Directory
 	reserve  *durable.Reserve
-	spent    signal // something of the reserve was used
-	queued   signal // somebody is in queue
-	seen     signal // something that observe reads has changed
-	service  signal // a pod needs its service registered
-	publish  signal // a reality has changed
-	record   signal // the node record may have changed
-	prunable signal // other artifacts may be needed than before, or one could not be fetched
-	litter   signal // something was taken away that is to be deleted
-	touched  signal // contact with the servers began or ended, or matters to a pod more
+	spent    loop.Signal // something of the reserve was used
+	queued   loop.Signal // somebody is in queue
+	seen     loop.Signal // something that observe reads has changed
+	service  loop.Signal // a pod needs its service registered
+	publish  loop.Signal // a reality has changed
+	record   loop.Signal // the node record may have changed
+	prunable loop.Signal // other artifacts may be needed than before, or one could not be fetched
+	litter   loop.Signal // something was taken away that is to be deleted
 
-	noting   sync.Mutex // held while name is changed
 	removing sync.Mutex // held while a removedDir is made, filled or removed
 
 	mu          sync.Mutex // guards all below
@@ -252,18 +255,10 @@ type Preparer struct {
 	runtimeSeen bool     // runtime.Watch has answered
 	healthSeen  bool     // the local agent was asked at least once
 	agentSeen   bool     // and has answered
-	refused     error    // why the node's name is another host's; nil: it is not, or nobody knows
-	takeOver    bool     // from whichever host has the name; false once it was done
-	holding     bool     // Serve holds the node's lock
 	world       World    // of the running Serve
 	nonce       string   // that belongs to world
-	newest      string   // the newest nonce ever seen
-	regressed   string   // the newest nonce when the store was last seen to go back in time
-	contact     contact
-	name        name
-	doors       string // what requests without a token may do, as in the node's record; empty: nobody asks
-	vouched     string // TokenID with which the services of all pods were registered
-	nextLook    *look  // that nobody carries out yet; nil when nobody waits for one
+	vouched     string   // TokenID with which the services of all pods were registered
+	nextLook    *look    // that nobody carries out yet; nil when nobody waits for one
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -274,8 +269,8 @@ func New(cfg Config) (*Preparer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	spent := newSignal()
-	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, ReserveDir), Used: spent.raise}
+	spent := loop.NewSignal()
+	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, ReserveDir), Used: spent.Raise}
 	if cfg.State == nil {
 		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"), reserve)
 		if err != nil {
@@ -283,29 +278,27 @@ func New(cfg Config) (*Preparer, error) {
 		}
 		cfg.State = disk
 	}
-	var err error
-	if cfg.Node.Host, err = hostID(cfg.Dir, reserve); err != nil {
-		return nil, err
-	}
 	p := &Preparer{
-		cfg: cfg, takeOver: cfg.TakeOver, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
+		cfg: cfg, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
 		began: time.Now(), looking: make(chan struct{}, 1), ready: make(chan struct{}),
-		queued: newSignal(), seen: newSignal(), service: newSignal(), publish: newSignal(), record: newSignal(), touched: newSignal(), prunable: newSignal(), litter: newSignal(),
+		queued: loop.NewSignal(), seen: loop.NewSignal(), service: loop.NewSignal(), publish: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(), litter: loop.NewSignal(),
 	}
-	p.trouble = newTrouble(p.log)
-	if cfg.Doors != nil {
-		p.doors = node.AnonymousUnknown
-	}
-	if p.contact, err = openContact(cfg.Dir, reserve); err != nil {
+	p.trouble = loop.NewTrouble(p.log)
+	p.exposure = claim.NewExposure(claim.ExposureConfig{
+		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Trouble: p.trouble, Every: cfg.AskDoors, Again: cfg.AskAgain, Opened: cfg.Metrics.opened,
+	})
+	var err error
+	if p.contact, err = claim.OpenContact(cfg.Dir, reserve); err != nil {
 		return nil, err
 	}
-	if p.name, err = openName(cfg.Dir, reserve); err != nil {
+	if p.name, err = claim.OpenName(cfg.Dir, cfg.Node.Name, cfg.TakeOver, reserve, p.trouble); err != nil {
 		return nil, err
 	}
+	p.cfg.Node.Host = p.name.Host()
 	if p.vouched, err = readVouched(cfg.Dir); err != nil {
 		return nil, err
 	}
-	cfg.Metrics.refused(p.lostTo() != "")
+	cfg.Metrics.refused(p.name.Lost())
 	records, bad, err := cfg.State.Load()
 	if err != nil {
 		return nil, err
@@ -332,7 +325,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.checkArtifacts(ctx) })
-	parts.Go(func() { p.watchDoors(ctx) })
+	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -354,9 +347,17 @@ func (p *Preparer) takeQueue() []*entry {
 	return taken
 }
 
+// reconsider decides anew about the intents that are known.
+func (p *Preparer) reconsider() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.decide()
+	p.record.Raise()
+}
+
 // decide compares the world with the local pods and applies every verdict. The caller holds p.mu.
 func (p *Preparer) decide() {
-	if !p.informed() {
+	if !p.contact.Informed() {
 		return
 	}
 	local := make(map[pod.Identity]Local, len(p.pods))
@@ -364,12 +365,12 @@ func (p *Preparer) decide() {
 		local[id] = e.local()
 	}
 	world := p.world
-	world.Shut = p.shut()
+	_, world.Shut = p.exposure.Said()
 	for _, d := range Decide(world, local) {
 		p.apply(d)
 	}
-	p.seen.raise()
-	p.record.raise()
+	p.seen.Raise()
+	p.record.Raise()
 }
 
 func (p *Preparer) apply(d Decision) {
@@ -420,30 +421,6 @@ func (p *Preparer) step(name string) {
 }
 
 func (p *Preparer) podLog(id pod.Identity) obs.Logger { return p.log.WithField(obs.Pod, id.String()) }
-
-// signal wakes one waiting goroutine. Raising it again before it is seen changes nothing.
-type signal chan struct{}
-
-func newSignal() signal { return make(signal, 1) }
-
-func (s signal) raise() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
-
-// pause waits, or returns the cause of the context's end.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
 
 // short shows enough of a digest to tell it from others.
 func short(digest string) string { return fmt.Sprintf("%.12s", digest) }

@@ -17,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 // maxSpecID keeps a process id usable as a file name with a suffix.
@@ -148,7 +149,7 @@ func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, erro
 	defer p.mu.Unlock()
 	if !e.up {
 		e.up = true
-		p.service.raise()
+		p.service.Raise()
 	}
 	return rec, nil
 }
@@ -181,10 +182,10 @@ func (p *Preparer) tidy(e *entry, rec *Record) {
 		err = p.prune(rec)
 	}
 	if err != nil {
-		p.trouble.report(key, "installed versions of a pod cannot be tidied up", err)
+		p.trouble.Report(key, "installed versions of a pod cannot be tidied up", err)
 		return
 	}
-	p.trouble.over(key)
+	p.trouble.Over(key)
 	e.tidied = rec.Installed.Revision
 }
 
@@ -353,8 +354,8 @@ func (p *Preparer) start(ctx context.Context, e *entry, spec runtime.Spec) error
 }
 
 // spec describes one process.
-func (p *Preparer) spec(v *version, proc Process) (runtime.Spec, error) {
-	l := v.m.LaunchableOf(proc.Launchable)
+func (p *Preparer) spec(v *version, of Process) (runtime.Spec, error) {
+	l := v.m.LaunchableOf(of.Launchable)
 	iso, err := p.isolation(v.id, l)
 	if err != nil {
 		return runtime.Spec{}, err
@@ -366,17 +367,17 @@ func (p *Preparer) spec(v *version, proc Process) (runtime.Spec, error) {
 			restart.Policy = runtime.RestartPolicy(r.Policy) // they are called alike
 		}
 	}
-	id := specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
+	id := specID(v.id, v.in.Revision, v.in.Digest, of.Name)
 	p.cfg.Isolation.confine(iso, id, l.Resources)
 	return runtime.Spec{
 		ID:  id,
-		Pod: v.id, Revision: v.in.Revision, Name: proc.Name,
-		Command: append([]string{v.path(l.Name, proc.Path)}, l.Args...),
+		Pod: v.id, Revision: v.in.Revision, Name: of.Name,
+		Command: append([]string{v.path(l.Name, of.Path)}, l.Args...),
 		Env:     joinEnv(p.env(v, l)), Dir: p.workDir(v.id, l),
-		LogPath:  filepath.Join(p.logs(v.id), proc.Name+".log"),
+		LogPath:  filepath.Join(p.logs(v.id), of.Name+".log"),
 		LogBytes: p.cfg.LogBytes, LogKeep: p.cfg.LogKeep,
 		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
-		Restart: restart, Isolation: iso, HoldAfterBoot: stopAfter(v.m) != never,
+		Restart: restart, Isolation: iso, HoldAfterBoot: stopAfter(v.m) != proc.Never,
 	}, nil
 }
 

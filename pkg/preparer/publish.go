@@ -11,6 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -64,20 +65,20 @@ func (s *serving) publishRealities(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			s.trouble.report(key, "realities cannot be written", err)
+			s.trouble.Report(key, "realities cannot be written", err)
 			wait, wake = pace.NextBackOff(), nil
 			if errors.Is(err, store.ErrLost) {
-				s.recheck.raise() // only taking the lock can tell whether the session or the record is gone
+				s.recheck.Raise() // only taking the lock can tell whether the session or the record is gone
 			}
 		default:
-			s.trouble.over(key)
+			s.trouble.Over(key)
 			pace.Reset()
 		}
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-wake:
-			_ = pause(ctx, coalesce) // the loop sees the context's end
+			_ = loop.Pause(ctx, coalesce) // the loop sees the context's end
 		case <-s.relist:
 			relistAt = time.Now()
 		case <-s.renewed:
@@ -221,7 +222,7 @@ func (pub *publisher) due() []pendingWrite {
 			writes = append(writes, pendingWrite{id: id, reality: *e.reality, stop: p.world.Stops[id]})
 		}
 	}
-	if !p.informed() {
+	if !p.contact.Informed() {
 		return writes
 	}
 	for id, rec := range pub.stored {

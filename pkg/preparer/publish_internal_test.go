@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -37,7 +38,7 @@ func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.Reali
 
 func publisherOf(pods int, err error) (*publisher, *countingTenure) {
 	tenure := &countingTenure{err: err, alone: map[int]bool{}}
-	p := &Preparer{pods: map[pod.Identity]*entry{}}
+	p := &Preparer{pods: map[pod.Identity]*entry{}, contact: &claim.Contact{}}
 	for i := range pods {
 		p.pods[ident(i)] = &entry{id: ident(i), reality: &pod.Reality{Identity: ident(i)}}
 	}

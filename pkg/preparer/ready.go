@@ -1,6 +1,8 @@
 package preparer
 
-import "errors"
+import (
+	"errors"
+)
 
 var errNotReady = errors.New("the node's disk and its supervisor have not both been read yet")
 
@@ -9,7 +11,7 @@ var errNotReady = errors.New("the node's disk and its supervisor have not both b
 func (p *Preparer) Ready() error {
 	select {
 	case <-p.ready:
-		return p.refusal()
+		return p.name.Refusal()
 	default:
 		return errNotReady
 	}

@@ -3,6 +3,8 @@ package preparer
 import (
 	"context"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 )
 
 // ReserveDir is the directory in a data directory that holds room for records.
@@ -22,15 +24,9 @@ func (p *Preparer) keepReserve(ctx context.Context) {
 		bytes, err := p.reserve.Fill()
 		p.cfg.Metrics.reserved(bytes)
 		wait := lookAtReserve
-		if p.failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
+		if p.trouble.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
 			wait = fillReserve
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-		case <-p.spent:
-		case <-timer.C:
-		}
-		timer.Stop()
+		_, _ = loop.PauseUnless(ctx, p.spent, wait) // the loop sees the end of ctx
 	}
 }

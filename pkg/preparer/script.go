@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
@@ -119,7 +120,7 @@ func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *v
 	// What the version links to: somebody may have removed the artifact of a running pod.
 	for _, err := p.fetch(ctx, v.m); err != nil; _, err = p.fetch(ctx, v.m) {
 		p.sawScript(e, w, health.Verdict{Output: err.Error()})
-		if pause(ctx, h.Interval.Or(manifest.DefaultHealthInterval)) != nil {
+		if loop.Pause(ctx, h.Interval.Or(manifest.DefaultHealthInterval)) != nil {
 			return
 		}
 	}

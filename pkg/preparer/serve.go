@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -20,21 +22,14 @@ type serving struct {
 	held   chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
 
-	recheck signal // the node record must be written again, whatever it says
-	relist  signal // the realities must be read again
-	renewed signal // the lock was taken or proved, so writes are worth a try
+	recheck loop.Signal // the node record must be written again, whatever it says
+	relist  loop.Signal // the realities must be read again
+	renewed loop.Signal // the lock was taken or proved, so writes are worth a try
 
 	heldOnce, askedOnce sync.Once
 
-	suspicion suspicion // of keepRecord alone, as kept is
-	kept      string    // why pods keep running without the name, as last logged
-
-	mu       sync.Mutex
-	nonce    string
-	schema   signal // raised when nonce was first set
-	tried    bool   // the schema was read, or could not be
-	endEpoch context.CancelCauseFunc
-	written  []byte // the node record as last written, in the form of recordText
+	epochs  epochs
+	written atomic.Pointer[string] // the node record as last written, in the form of recordText
 }
 
 // Serve takes new intents and reports, under one session, until ctx ends or the session turns out to be useless. Run
@@ -43,12 +38,12 @@ type serving struct {
 func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	s := &serving{
 		Preparer: p, tenure: tenure, held: make(chan struct{}), asked: make(chan struct{}),
-		recheck: newSignal(), relist: newSignal(), renewed: newSignal(), schema: newSignal(),
+		recheck: loop.NewSignal(), relist: loop.NewSignal(), renewed: loop.NewSignal(), epochs: epochs{known: loop.NewSignal()},
 	}
 	p.leave()
 	defer p.leave()
-	p.setServing(p.refusal() == nil)
-	defer p.setServing(false)
+	p.contact.Serve(p.name.Refusal() == nil)
+	defer p.contact.Serve(false)
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.keepRecord(ctx) })
 	for _, part := range []func(context.Context) error{s.watchRecord, s.watchSchema, s.watchIntents} {
@@ -76,28 +71,22 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 func (p *Preparer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.uninform()
-	p.holding, p.nonce = false, ""
+	p.contact.Lock(false)
+	p.world, p.nonce = World{}, ""
 	p.cfg.Metrics.stands(false, false)
 }
 
-// setHolding opens or closes the door to new intents. What was read while it was closed may be older than the lock, and is
-// read again.
+// setHolding opens or closes the door to new intents. What was read while it was closed is read again.
 func (s *serving) setHolding(holding bool) {
-	s.Preparer.mu.Lock()
-	defer s.Preparer.mu.Unlock()
-	if s.holding == holding {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.contact.Lock(holding) {
 		return
 	}
-	s.uninform()
-	s.holding = holding
+	s.world = World{}
 	s.cfg.Metrics.stands(holding, false)
 	if holding {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.endEpoch != nil {
-			s.endEpoch(errNewEpoch)
-		}
+		s.epochs.renew()
 	}
 }
 
@@ -105,60 +94,26 @@ func (s *serving) setHolding(holding bool) {
 func (s *serving) watchSchema(ctx context.Context) error {
 	const key = "schema"
 	onError := func(err error) {
-		s.trouble.report(key, "schema cannot be read; the node cannot say which world it has seen", err)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.tried = true // intents can do without
-		s.schema.raise()
+		s.trouble.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
+		s.epochs.miss()
 	}
 	return s.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
 		if seen.Regressed {
-			return s.wentBack()
+			return s.name.WentBack()
 		}
 		if len(seen.Corrupt) > 0 {
 			onError(errors.Join(seen.Corrupt...))
 			return nil
 		}
-		s.trouble.over(key)
+		s.trouble.Over(key)
 		nonce := ""
 		if len(seen.Recs) > 0 {
 			nonce = seen.Recs[0].Value.Nonce
 		}
-		s.sawNonce(nonce)
-		s.setNonce(nonce)
+		s.name.SawNonce(nonce)
+		s.epochs.set(nonce)
 		return nil
 	})
-}
-
-var errNewEpoch = errors.New("the cluster has a new nonce, or the node's lock was taken anew")
-
-func (s *serving) setNonce(nonce string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.endEpoch != nil && s.nonce != nonce {
-		s.endEpoch(errNewEpoch)
-	}
-	s.nonce, s.tried = nonce, true
-	s.schema.raise()
-}
-
-// beginEpoch returns a context that ends with the nonce, and when the lock is taken anew.
-func (s *serving) beginEpoch(ctx context.Context) (context.Context, string, error) {
-	for {
-		s.mu.Lock()
-		if s.tried {
-			defer s.mu.Unlock()
-			epoch, end := context.WithCancelCause(ctx)
-			s.endEpoch = end
-			return epoch, s.nonce, nil
-		}
-		s.mu.Unlock()
-		select {
-		case <-s.schema:
-		case <-ctx.Done():
-			return nil, "", context.Cause(ctx)
-		}
-	}
 }
 
 // watchIntents follows what the node must do. A nonce is echoed only with orphans that follow from intents read after
@@ -171,26 +126,24 @@ func (s *serving) watchIntents(ctx context.Context) error {
 	}
 	const key = "intents"
 	onError := func(err error) {
-		s.trouble.report(key, "intents cannot be read; pods keep running as they are", err)
+		s.trouble.Report(key, "intents cannot be read; pods keep running as they are", err)
 		s.askedOnce.Do(func() { close(s.asked) })
 	}
 	for {
-		epoch, nonce, err := s.beginEpoch(ctx)
+		epoch, nonce, err := s.epochs.begin(ctx)
 		if err != nil {
 			return err
 		}
 		err = s.cfg.Store.WatchIntents(epoch, s.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
 			if seen.Regressed {
-				return s.wentBack()
+				return s.name.WentBack()
 			}
-			s.trouble.over(key)
+			s.trouble.Over(key)
 			s.sawIntents(epoch, seen, nonce)
 			return nil
 		})
 		ended := errors.Is(context.Cause(epoch), errNewEpoch)
-		s.mu.Lock()
-		s.endEpoch(nil)
-		s.mu.Unlock()
+		s.epochs.over()
 		if !ended || ctx.Err() != nil || errors.Is(err, store.ErrRegressed) {
 			return err
 		}
@@ -198,25 +151,26 @@ func (s *serving) watchIntents(ctx context.Context) error {
 }
 
 func (s *serving) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
-	s.Preparer.mu.Lock()
+	s.mu.Lock()
 	if epoch.Err() != nil {
-		s.Preparer.mu.Unlock()
+		s.mu.Unlock()
 		return // read before what ended the epoch
 	}
 	world, problems := newWorld(seen, s.cfg.Node.Name, s.pods)
-	s.world, s.Preparer.nonce = world, nonce
+	s.world, s.nonce = world, nonce
+	s.contact.Inform()
 	s.decide()
-	s.cfg.Metrics.stands(s.holding, world.Known)
-	s.Preparer.mu.Unlock()
+	s.cfg.Metrics.stands(s.contact.Locked(), world.Known)
+	s.mu.Unlock()
 
 	const key = "unreadable intents"
 	if len(problems) > 0 {
-		s.trouble.report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
+		s.trouble.Report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	} else {
-		s.trouble.over(key)
+		s.trouble.Over(key)
 	}
 	if seen.MarkerMissing {
-		s.relist.raise() // what took the marker may have taken the realities
+		s.relist.Raise() // what took the marker may have taken the realities
 	}
 	s.askedOnce.Do(func() { close(s.asked) })
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -164,15 +165,9 @@ func (p *Preparer) watchServices(ctx context.Context) {
 	defer p.endScripts()
 	for {
 		p.syncServices(ctx)
-		timer := time.NewTimer(p.pollInterval())
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if _, err := loop.PauseUnless(ctx, p.service, p.pollInterval()); err != nil {
 			return
-		case <-p.service:
-		case <-timer.C:
 		}
-		timer.Stop()
 	}
 }
 
@@ -200,7 +195,7 @@ func (p *Preparer) syncServices(ctx context.Context) {
 	const reading, writing = "services of the local agent", "registration of services"
 	local, err := p.cfg.Services.LocalServices(ctx, MetaNode, p.cfg.Node.Name)
 	register, strays := p.sawServices(local, err)
-	if p.failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
+	if p.trouble.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
 		return
 	}
 	var errs []error
@@ -210,24 +205,13 @@ func (p *Preparer) syncServices(ctx context.Context) {
 	for _, id := range strays {
 		err := p.cfg.Services.DeregisterService(ctx, id)
 		if errs = append(errs, err); err == nil {
-			p.service.raise() // that it is gone has to be seen before a pod is said to stand by
+			p.service.Raise() // that it is gone has to be seen before a pod is said to stand by
 			p.step("deregister done")
 			p.log.WithField(fieldService, id).Info("service that no pod is to have deregistered")
 		}
 	}
 	errs = append(errs, p.vouchAnew(ctx))
-	p.failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
-}
-
-// failed notes whether something works. What fails because ctx ended says nothing.
-func (p *Preparer) failed(ctx context.Context, key, message string, err error) bool {
-	switch {
-	case err == nil:
-		p.trouble.over(key)
-	case ctx.Err() == nil:
-		p.trouble.report(key, message, err)
-	}
-	return err != nil
+	p.trouble.Failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
 }
 
 // sawServices takes in what the agent has and returns what it should have in addition, and what it should not.
@@ -236,7 +220,7 @@ func (p *Preparer) sawServices(local map[string]consul.Health, err error) (regis
 	defer p.mu.Unlock()
 	if !p.healthSeen {
 		p.healthSeen = true
-		p.seen.raise()
+		p.seen.Raise()
 	}
 	if err != nil {
 		return nil, nil
@@ -435,7 +419,7 @@ func (p *Preparer) register(ctx context.Context, c serviceChange) error {
 	c.entry.service = c.fingerprint
 	c.entry.saveBy = time.Now().Add(saveServiceWithin)
 	p.changed(c.entry)
-	p.service.raise() // one without a check passes at once
+	p.service.Raise() // one without a check passes at once
 	return nil
 }
 
@@ -450,7 +434,7 @@ func (p *Preparer) takeOut(ctx context.Context, e *entry) {
 	if drain > tellAfter { // what all pods do is no news
 		defer p.during(e, "serving on after it was deregistered")()
 	}
-	_ = pause(ctx, drain) // whoever comes next sees that ctx has ended
+	_ = loop.Pause(ctx, drain) // whoever comes next sees that ctx has ended
 }
 
 // withdraw takes a pod's services away. A stop does not depend on it: what the agent did not hear is swept by the next look at it. It

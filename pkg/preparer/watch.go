@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -28,14 +29,14 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			p.trouble.report(key, "runtime does not answer; pods are taken to run on", err)
+			p.trouble.Report(key, "runtime does not answer; pods are taken to run on", err)
 			cursor = 0 // a supervisor that was restarted counts anew
-			if pause(ctx, pace.NextBackOff()) != nil {
+			if loop.Pause(ctx, pace.NextBackOff()) != nil {
 				return
 			}
 			continue
 		}
-		p.trouble.over(key)
+		p.trouble.Over(key)
 		pace.Reset()
 		cursor = next
 		p.sawRuntime(procs)
@@ -47,7 +48,7 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 func (p *Preparer) sawRuntime(procs []runtime.Status) {
 	for _, status := range procs {
 		if status.Phase == runtime.Unknown {
-			p.trouble.report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
+			p.trouble.Report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
 		}
 	}
 	all := byPod(procs)
@@ -75,7 +76,7 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 		}
 	}
 	if first {
-		p.seen.raise()
+		p.seen.Raise()
 		close(p.ready)
 	}
 }

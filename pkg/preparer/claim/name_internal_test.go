@@ -1,4 +1,4 @@
-package preparer
+package claim
 
 import (
 	"os"
@@ -69,7 +69,7 @@ func TestNoteThatCannotBeRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, nameFile), []byte(`{"node": "n", "lost"`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := openName(dir, nil); err != nil || n.note != (nameNote{}) {
+	if n, err := OpenName(dir, "n", false, nil, nil); err != nil || n.note != (note{}) {
 		t.Errorf("garbage: %+v, %v; want an empty note", n.note, err)
 	}
 	if err := os.Remove(filepath.Join(dir, nameFile)); err != nil {
@@ -78,7 +78,7 @@ func TestNoteThatCannotBeRead(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, nameFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openName(dir, nil); err == nil { // it may say that nothing may run
+	if _, err := OpenName(dir, "n", false, nil, nil); err == nil { // it may say that nothing may run
 		t.Error("a note that the disk does not give is taken for none")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -76,7 +77,7 @@ func TestLongRestartStopsNothing(t *testing.T) {
 	before := b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	a.stop()
-	b.setContact(func(m *preparer.Moment) { m.Up -= time.Hour })
+	b.setContact(func(m *proc.Moment) { m.Up -= time.Hour })
 
 	b.start()
 	b.tell(intent(0, digest, pod.Running, 20))
@@ -87,14 +88,14 @@ func TestLongRestartStopsNothing(t *testing.T) {
 }
 
 // setContact changes the note of the last contact.
-func (b *bench) setContact(change func(*preparer.Moment)) {
+func (b *bench) setContact(change func(*proc.Moment)) {
 	b.t.Helper()
 	path := filepath.Join(b.cfg.Dir, "contact.json")
 	data, err := os.ReadFile(path)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	var m preparer.Moment
+	var m proc.Moment
 	if err := json.Unmarshal(data, &m); err != nil {
 		b.t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func (b *bench) reboot(indices ...int) {
 			}
 		}
 	}
-	b.setContact(func(m *preparer.Moment) { m.Boot = "an earlier one" })
+	b.setContact(func(m *proc.Moment) { m.Boot = "an earlier one" })
 }
 
 // gatedIntents gives the intents once it is opened.

@@ -1,6 +1,7 @@
-package preparer
+package loop
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"sync"
@@ -13,9 +14,9 @@ import (
 // repeatAfter is how long the same trouble stays silent before it is logged again.
 const repeatAfter = time.Minute
 
-// trouble logs what goes wrong once when it begins, once when it turns into something else, now and then while it lasts,
+// Trouble logs what goes wrong once when it begins, once when it turns into something else, now and then while it lasts,
 // and once when it is over, however often it is tried and however often it comes and goes.
-type trouble struct {
+type Trouble struct {
 	log obs.Logger
 
 	mu   sync.Mutex
@@ -29,12 +30,13 @@ type lastTrouble struct {
 	logged  bool // the trouble that lasts was logged, so its end will be
 }
 
-func newTrouble(log obs.Logger) *trouble {
-	return &trouble{log: log, last: map[string]lastTrouble{}}
+// NewTrouble returns one that has logged nothing yet.
+func NewTrouble(log obs.Logger) *Trouble {
+	return &Trouble{log: log, last: map[string]lastTrouble{}}
 }
 
-// report records trouble with one thing.
-func (t *trouble) report(key, message string, err error) {
+// Report records trouble with one thing.
+func (t *Trouble) Report(key, message string, err error) {
 	fields := obs.Fields{obs.Error: err, obs.Key: key}
 	if reason := denied(err); reason != "" {
 		fields[obs.Reason] = reason
@@ -52,8 +54,8 @@ func (t *trouble) report(key, message string, err error) {
 	t.log.WithFields(fields).Warn(message)
 }
 
-// over records that the thing works.
-func (t *trouble) over(key string) {
+// Over records that the thing works.
+func (t *Trouble) Over(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.last[key]
@@ -65,6 +67,17 @@ func (t *trouble) over(key string) {
 	}
 	last.lasts, last.logged = false, false
 	t.last[key] = last
+}
+
+// Failed records whether something works, and returns whether it does not. What fails because ctx has ended says nothing.
+func (t *Trouble) Failed(ctx context.Context, key, message string, err error) bool {
+	switch {
+	case err == nil:
+		t.Over(key)
+	case ctx.Err() == nil:
+		t.Report(key, message, err)
+	}
+	return err != nil
 }
 
 // denied says in words that an error is about the token's permissions, or nothing when it is not.

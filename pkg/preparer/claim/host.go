@@ -1,4 +1,4 @@
-package preparer
+package claim
 
 import (
 	"errors"
@@ -34,27 +34,4 @@ func hostID(dir string, reserve *durable.Reserve) (string, error) {
 		return "", fmt.Errorf("write host id: %w", err)
 	}
 	return id, nil
-}
-
-// refuse notes that the node's name belongs to another host; nil ends that. A preparer that is refused is not in touch, so
-// that pods with disconnect.stop_after stop: they may have been started by the other.
-func (p *Preparer) refuse(err error) {
-	p.mu.Lock()
-	began := (p.refused == nil) != (err == nil)
-	p.refused = err
-	p.cfg.Metrics.refused(err != nil)
-	p.mu.Unlock()
-	if began || err == nil { // whose name was lost is not serving before it is its own again
-		p.setServing(err == nil)
-	}
-}
-
-// refusal returns why the node's name is not this host's, nil when it is or nobody knows.
-func (p *Preparer) refusal() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if host := p.lostTo(); host != "" {
-		return errors.Join(fmt.Errorf("the name of node %s was taken over from this host by %s, so that none of its pods may run", p.cfg.Node.Name, host), p.refused)
-	}
-	return p.refused
 }

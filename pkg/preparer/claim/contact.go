@@ -1,0 +1,202 @@
+package claim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/durable"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+)
+
+// Touch is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
+// pod may run whose manifest says that it stops by itself when there is none, or that was stopped because the name was lost.
+type Touch struct {
+	Serving bool          // a session is held
+	Agreed  bool          // when this preparer last read the intents under the node's lock, the pod's was the accepted one
+	Running bool          // processes of the pod run
+	Lost    bool          // the node's name was taken over, so that nothing may run here
+	Waits   bool          // the pod was stopped for that, and its intent not read since
+	Silence time.Duration // since the servers were last in touch, proc.Never when that is not known
+	Unread  time.Duration // since the intents were known under the lock, proc.Never when this preparer has not read them yet
+	Started time.Duration // since this preparer started
+}
+
+// startGrace is how long a preparer that starts after a longer silence tries to reach Consul before it stops a pod for that
+// silence, which may have been its own.
+const startGrace = 5 * time.Second
+
+// MayRun decides. What runs goes on until the silence has lasted stopAfter. What does not run may have been started elsewhere, after a
+// restart of the machine as after a silence, and only its intent tells: a session, or the lock, does not.
+func (t Touch) MayRun(stopAfter time.Duration) bool {
+	switch {
+	case t.Lost:
+		return false
+	case !t.Running && t.Waits:
+		return t.Agreed && t.Unread == 0
+	case stopAfter == proc.Never:
+		return true
+	case !t.Running:
+		return t.Agreed && t.Unread < stopAfter
+	case t.Serving, t.Silence < stopAfter:
+		return true
+	case t.Silence == proc.Never: // the note of the last contact is lost
+		return t.Started < stopAfter
+	default:
+		return t.Started < min(stopAfter, startGrace)
+	}
+}
+
+// NextLook is when MayRun may change its mind in a silence that goes on.
+func (t Touch) NextLook(stopAfter time.Duration) time.Duration {
+	next := proc.Never
+	for _, d := range []time.Duration{stopAfter - t.Silence, stopAfter - t.Started, startGrace - t.Started} {
+		if d > 0 {
+			next = min(next, d)
+		}
+	}
+	return next
+}
+
+// Contact is when Consul's servers were last in touch, as a successor must know it, and whether what they say of the node's intents
+// counts: it does from when they were read under the node's lock until that is lost.
+type Contact struct {
+	// Changed is raised when contact begins or ends, or matters more than before.
+	Changed loop.Signal
+
+	path    string
+	reserve *durable.Reserve
+	started proc.Moment
+
+	mu       sync.Mutex
+	serving  bool
+	last     proc.Moment // the zero value when it is not known
+	noted    proc.Moment // last as it is on the disk
+	locked   bool        // the node's lock is held
+	informed bool        // and the intents were read under it
+	// read is when they were last known. It is not on the disk: whoever starts has read none.
+	read proc.Moment
+}
+
+const contactFile = "contact.json"
+
+// OpenContact reads what the predecessor noted in the data directory. A note that cannot be understood is as none.
+func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
+	now, err := proc.Now()
+	if err != nil {
+		return nil, err
+	}
+	c := &Contact{Changed: loop.NewSignal(), path: filepath.Join(dir, contactFile), reserve: reserve, started: now}
+	data, err := os.ReadFile(c.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read time of last contact: %w", err)
+	}
+	if err == nil && json.Unmarshal(data, &c.last) != nil {
+		c.last = proc.Moment{}
+	}
+	c.noted = c.last
+	return c, nil
+}
+
+// Serve notes that a session begins or ends. It ends at most 1.5 TTL after the servers last answered.
+func (c *Contact) Serve(serving bool) {
+	now, err := proc.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && (serving || c.serving) { // a session of a preparer that is refused is no contact
+		c.last = now
+	}
+	c.serving = serving
+	c.Changed.Raise()
+}
+
+// Lock notes whether the node's lock is held, and returns whether that is new. What was read before does not count any more: it may be
+// older than the lock.
+func (c *Contact) Lock(held bool) (changed bool) {
+	now, err := proc.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.locked == held {
+		return false
+	}
+	if err == nil && c.informed {
+		c.read = now
+	}
+	c.locked, c.informed = held, false
+	return true
+}
+
+// Inform notes that the intents were read, and returns whether that was under the lock.
+func (c *Contact) Inform() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.informed = c.locked
+	return c.informed
+}
+
+// Locked reports whether the node's lock is held.
+func (c *Contact) Locked() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.locked
+}
+
+// Informed reports whether the intents are known, and were read under the node's lock.
+func (c *Contact) Informed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.informed
+}
+
+// Touch returns what is known now, of all but one pod.
+func (c *Contact) Touch(now proc.Moment) Touch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := Touch{Serving: c.serving, Silence: now.Since(c.last), Started: now.Since(c.started)}
+	if !c.informed {
+		t.Unread = now.Since(c.read)
+	}
+	return t
+}
+
+// The bounds of the time between two notes.
+const (
+	MinNoteEvery = time.Second
+	maxNoteEvery = time.Minute
+)
+
+// Note keeps the note so fresh that it is off by a tenth of what pods allow, of which stopAfter is the shortest. It returns when it is
+// due again; proc.Never: not before something changes.
+func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (wait time.Duration, err error) {
+	every := min(max(stopAfter/10, MinNoteEvery), maxNoteEvery)
+	c.mu.Lock()
+	if c.serving {
+		c.last = now
+	}
+	last, serving, fresh := c.last, c.serving, now.Since(c.noted) < every
+	same := last == c.noted
+	c.mu.Unlock()
+	if wait = proc.Never; serving {
+		wait = every
+	}
+	if same || serving && fresh {
+		return wait, nil
+	}
+	data, err := json.Marshal(last)
+	if err == nil {
+		err = c.reserve.WriteFile(c.path, data)
+	}
+	if err != nil {
+		return MinNoteEvery, fmt.Errorf("write time of last contact: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.noted = last
+	return wait, nil
+}

@@ -1,0 +1,262 @@
+// Package claim says whether this node may do what Consul asks of it: whose the node's name is, when Consul's servers were last in touch, and what
+// pods may do there. It knows no pods. Each of its types has one lock, which is not held while anything is read or written.
+package claim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/durable"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// nameFile says how this data directory last held its node's name.
+const nameFile = "name.json"
+
+// note is what is remembered of the node's record while the name was ours. It tells a record that another host wrote after
+// that, which declares this one dead, from one that is older, or of a store that was wiped or restored.
+type note struct {
+	Node        string `json:"node"`
+	Incarnation string `json:"incarnation"`
+	Nonce       string `json:"nonce"` // of the cluster, as the record had it
+	Index       uint64 `json:"index"` // of the record, when it first said all this
+	// Lost is the host that has taken the name over; empty: none has.
+	Lost string `json:"lost,omitempty"`
+}
+
+// held returns the note after the node's record was seen under our lock. Nothing changes while incarnation and nonce do not.
+func (n note) held(rec store.Rec[node.Node]) note {
+	v := rec.Value
+	if v.Nonce == "" || n.Node == v.Name && n.Incarnation == v.Incarnation && n.Nonce == v.Nonce {
+		return n
+	}
+	return note{Node: v.Name, Incarnation: v.Incarnation, Nonce: v.Nonce, Index: rec.Index}
+}
+
+// keeps returns why a record that belongs to another host does not end our pods, and nothing when it does. regressed is the
+// newest nonce when this preparer last saw the store go back in time.
+func (n note) keeps(rec store.Rec[node.Node], host, regressed string) (why string) {
+	v := rec.Value
+	switch {
+	case v.Host == host || v.Host == "":
+		return "the record does not name another data directory"
+	case n.Node != v.Name:
+		return "this data directory has not held the name"
+	case v.Nonce == "":
+		return "the other host has not read its intents yet"
+	case v.Nonce != n.Nonce, v.Regressed >= n.Nonce, regressed >= n.Nonce:
+		return "the store was wiped or restored since this host held the name"
+	case rec.Index <= n.Index:
+		return "the record is older than this host's last one"
+	default:
+		return ""
+	}
+}
+
+// suspicion is that the name was taken over. One answer that says so may be a strange one.
+type suspicion struct {
+	host  string // empty: there is none
+	since time.Time
+}
+
+// add takes in one more answer, and returns whether two that are so far apart say the same, without another between them.
+func (s *suspicion) add(host string, now time.Time, after time.Duration) (sure bool) {
+	if s.host != host {
+		*s = suspicion{host: host, since: now}
+		return false
+	}
+	return host != "" && now.Sub(s.since) >= after
+}
+
+// Name is whose the node's name is, as far as this host knows, and what tells that: how it last held the name, and how far it has seen
+// the store go.
+type Name struct {
+	node, host string // the name, and the id of the data directory
+	path       string
+	reserve    *durable.Reserve
+	trouble    *loop.Trouble
+	writing    sync.Mutex // held by whoever changes the note, so that the file has the last change; nobody who asks waits for it
+
+	mu        sync.Mutex
+	note      note
+	refused   error // why the name is another host's; nil: it is not, or nobody knows
+	takeOver  bool  // from whichever host has the name; false once it was done
+	suspicion suspicion
+	kept      string // why pods keep running without the name, as last judged
+	newest    string // the newest nonce ever seen
+	regressed string // the newest nonce when the store was last seen to go back in time
+}
+
+// OpenName reads what the data directory knows of the node's name. A note that is garbage is as none: then nothing tells that the name was
+// ever ours, and pods run on. With takeOver the name may be taken from another host, once.
+func OpenName(dir, nodeName string, takeOver bool, reserve *durable.Reserve, trouble *loop.Trouble) (*Name, error) {
+	n := &Name{node: nodeName, path: filepath.Join(dir, nameFile), reserve: reserve, trouble: trouble, takeOver: takeOver}
+	var err error
+	if n.host, err = hostID(dir, reserve); err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(n.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read note of the node's name: %w", err)
+	}
+	if err == nil && json.Unmarshal(data, &n.note) != nil {
+		n.note = note{}
+	}
+	return n, nil
+}
+
+// Host is the id of the data directory.
+func (n *Name) Host() string { return n.host }
+
+// Lost reports whether another host has taken the name over.
+func (n *Name) Lost() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lostTo() != ""
+}
+
+// lostTo returns the host that has taken the name over; empty: none has. The caller holds n.mu.
+func (n *Name) lostTo() string {
+	if n.note.Node != n.node {
+		return ""
+	}
+	return n.note.Lost
+}
+
+// Refusal returns why the node's name is not this host's, nil when it is or nobody knows.
+func (n *Name) Refusal() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if host := n.lostTo(); host != "" {
+		return errors.Join(fmt.Errorf("the name of node %s was taken over from this host by %s, so that none of its pods may run", n.node, host), n.refused)
+	}
+	return n.refused
+}
+
+// Refuse notes that the name belongs to another host, and returns whether that is new. A preparer that is refused is not in touch, so that
+// pods with disconnect.stop_after stop: they may have been started by the other.
+func (n *Name) Refuse(err error) (began bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	began, n.refused = n.refused == nil, err
+	return began
+}
+
+// TakeOver reports whether the name is to be taken from whichever host has it.
+func (n *Name) TakeOver() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.takeOver
+}
+
+// Take notes that the name is this host's: its lock was taken. Pods that were stopped for the loss wait for their intents all the same.
+func (n *Name) Take() {
+	n.mu.Lock()
+	n.takeOver, n.suspicion, n.kept = false, suspicion{}, ""
+	n.mu.Unlock()
+	n.change(func(old note) note {
+		old.Lost = ""
+		return old
+	})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.refused = nil
+}
+
+// Saw notes how the node's record is under this host's lock.
+func (n *Name) Saw(rec store.Rec[node.Node]) {
+	n.change(func(old note) note { return old.held(rec) })
+}
+
+// change changes the note. What cannot be written counts all the same, until this preparer ends.
+func (n *Name) change(change func(note) note) {
+	const key = "note of the name"
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	n.mu.Lock()
+	before := n.note
+	next := change(before)
+	n.note = next
+	n.mu.Unlock()
+	if next == before {
+		return
+	}
+	data, err := json.Marshal(next)
+	if err == nil {
+		err = n.reserve.WriteFile(n.path, data)
+	}
+	if err != nil {
+		n.trouble.Report(key, "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
+		return
+	}
+	n.trouble.Over(key)
+}
+
+// Judge finds out whether the name, which another host has, was taken over from this one, from the node's record as it was read, nil for one
+// that is gone or cannot be understood. Whoever took it over has declared this machine dead, and its pods are started elsewhere: ours end, so
+// that nothing runs twice (P5). Anything else ends nothing (P4). Two answers are needed, confirm apart. kept is why pods run on, when
+// that is news.
+func (n *Name) Judge(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
+	if lost, kept = n.judge(rec, now, confirm); lost {
+		n.change(func(old note) note {
+			old.Lost = HostOf(rec.Value)
+			return old
+		})
+	}
+	return lost, kept
+}
+
+func (n *Name) judge(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.lostTo() != "" {
+		return false, ""
+	}
+	why, host := "the record is gone or cannot be read", ""
+	if rec != nil {
+		why, host = n.note.keeps(*rec, n.host, n.regressed), rec.Value.Host
+	}
+	if why != "" {
+		host = ""
+	}
+	if why != n.kept {
+		n.kept, kept = why, why
+	}
+	return n.suspicion.add(host, now, confirm), kept
+}
+
+// HostOf names the host whose record it is.
+func HostOf(n node.Node) string { return n.Host + " at agent " + n.ConsulNode }
+
+// SawNonce notes a cluster nonce. They sort by the time of their making.
+func (n *Name) SawNonce(nonce string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.newest = max(n.newest, nonce)
+}
+
+// WentBack notes that the store went back in time, which the node record tells the farms: they may have missed it.
+func (n *Name) WentBack() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.regressed = n.newest
+	return store.ErrRegressed
+}
+
+// Regressed is what the node's record says of that, until a farm has answered with a newer nonce.
+func (n *Name) Regressed(nonce string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if nonce > n.regressed {
+		return ""
+	}
+	return n.regressed
+}

@@ -1,0 +1,161 @@
+package preparer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+)
+
+// stopAfter returns how long the pod may run without contact, and proc.Never when its manifest does not say.
+func stopAfter(m *manifest.Manifest) time.Duration {
+	if m == nil || m.Disconnect == nil || m.Disconnect.StopAfter == nil {
+		return proc.Never
+	}
+	return m.Disconnect.StopAfter.Or(proc.Never)
+}
+
+// watchContact stops pods that do not run without Consul, and keeps the note of the last contact fresh for their sake. Without such pods there
+// is nothing to do and nothing is written.
+func (p *Preparer) watchContact(ctx context.Context) {
+	const key = "contact"
+	for {
+		wait, err := p.tendContact()
+		if !p.trouble.Failed(ctx, key, "time of last contact with Consul cannot be noted; after a restart pods may stop early", err) && wait == proc.Never {
+			wait = time.Hour // nothing is due; a change wakes this
+		}
+		if _, err := loop.PauseUnless(ctx, p.contact.Changed, wait); err != nil {
+			return
+		}
+	}
+}
+
+// tendContact does what is due, and returns when something is due again.
+func (p *Preparer) tendContact() (wait time.Duration, err error) {
+	now, err := proc.Now()
+	if err != nil {
+		return claim.MinNoteEvery, err
+	}
+	shortest, wait := p.stopSilent(now)
+	if shortest == proc.Never {
+		return proc.Never, nil
+	}
+	again, err := p.contact.Note(now, shortest)
+	return min(wait, again), err
+}
+
+// stopSilent has those stopped that have been without Consul for too long. It returns the shortest time that a pod allows, and when the next
+// one is to be stopped if the silence goes on.
+func (p *Preparer) stopSilent(now proc.Moment) (shortest, wait time.Duration) {
+	shortest, wait = proc.Never, proc.Never
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.pods {
+		after := stopAfter(e.manifest())
+		if after == proc.Never || e.rec.Intent.State == pod.Stopped {
+			continue
+		}
+		shortest = min(shortest, after)
+		switch touch := p.touchOf(e, now); {
+		case touch.Serving:
+		case touch.MayRun(after):
+			wait = min(wait, touch.NextLook(after))
+		case touch.Running:
+			p.enqueue(e)
+		}
+	}
+	return shortest, wait
+}
+
+// touchOf is what decides about one pod. The caller holds p.mu.
+func (p *Preparer) touchOf(e *entry, now proc.Moment) claim.Touch {
+	t := p.contact.Touch(now)
+	t.Agreed, t.Running, t.Lost, t.Waits = e.standing.verdict == Agree, anyAlive(e.procs), p.name.Lost(), e.rec.AwaitsIntent
+	return t
+}
+
+// heldBack reports whether the pod must not run, because its manifest says that it does not without Consul or because the
+// node's name is lost, and says so.
+func (p *Preparer) heldBack(e *entry, rec *Record) (bool, error) {
+	after := stopAfter(rec.Installed.manifest())
+	now, err := proc.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if after == proc.Never && !p.nameless(rec) {
+		e.heldBack = false
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	p.contact.Changed.Raise() // the note of the last contact may be needed from now on
+	held := !p.touchOf(e, now).MayRun(after)
+	if held && !e.heldBack {
+		p.logChange(e, "hold back "+p.without(rec), obs.Fields{fieldRevision: e.rec.Intent.Revision})
+	}
+	e.heldBack = held
+	return held, nil
+}
+
+// nameless reports whether the pod is one that the loss of the node's name has stopped, or is to. The caller holds p.mu.
+func (p *Preparer) nameless(rec *Record) bool { return p.name.Lost() || rec.AwaitsIntent }
+
+// without says what a pod that is held back lacks. The caller holds p.mu.
+func (p *Preparer) without(rec *Record) string {
+	if p.nameless(rec) {
+		return "without the node's name"
+	}
+	return "without contact to Consul"
+}
+
+// errHeldBack says that a pod does not run, and that nothing needs to be done about it.
+var errHeldBack = errors.New("held back until Consul is in touch")
+
+// holdBack stops what runs of a pod that must not, and returns errHeldBack when nothing runs.
+func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
+	p.mu.Lock()
+	nameless, lack := p.nameless(rec), p.without(rec)
+	p.mu.Unlock()
+	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.manifest()))
+	var noted error
+	if nameless {
+		message = "stopped when the node's name was taken over from this host; starts when its intent is read again"
+		// A successor must know, also when the name is ours again. A disk that does not take it keeps nothing running.
+		rec.AwaitsIntent = true
+		var saved Record
+		if saved, noted = p.save(e, *rec); noted == nil {
+			*rec = saved
+		}
+	}
+	p.setActivity(e, pod.StatePending, message)
+	procs, err := p.refresh(ctx, e)
+	if err != nil {
+		return errors.Join(err, noted)
+	}
+	var alive []string
+	for _, status := range procs {
+		if status.Phase != runtime.Stopped {
+			alive = append(alive, status.Spec.ID)
+		}
+	}
+	if len(alive) > 0 {
+		p.withdraw(ctx, e)
+		p.logChange(e, "stop "+lack, obs.Fields{obs.Process: strings.Join(alive, " ")})
+		if err := p.halt(ctx, e, rec, procs, alive, nil); err != nil {
+			return errors.Join(err, noted)
+		}
+	}
+	if noted != nil {
+		return noted
+	}
+	return errHeldBack
+}

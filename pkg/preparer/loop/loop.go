@@ -1,0 +1,42 @@
+// Package loop has what the loops of a node are made of: a signal that wakes one, a pause that the end of its context cuts short, and a log
+// of what goes wrong that stays quiet while nothing new does.
+package loop
+
+import (
+	"context"
+	"time"
+)
+
+// Signal wakes one waiting goroutine. Raising it again before it is seen changes nothing.
+type Signal chan struct{}
+
+// NewSignal returns one that is not raised.
+func NewSignal() Signal { return make(Signal, 1) }
+
+// Raise wakes whoever waits, or comes next.
+func (s Signal) Raise() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// Pause waits, or returns the cause of the context's end.
+func Pause(ctx context.Context, d time.Duration) error {
+	_, err := PauseUnless(ctx, nil, d)
+	return err
+}
+
+// PauseUnless waits until the signal is raised, which it reports, or the time is over. The error is the cause of the context's end.
+func PauseUnless(ctx context.Context, wake Signal, d time.Duration) (woken bool, err error) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false, nil
+	case <-wake:
+		return true, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
