@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -150,7 +150,7 @@ func (d *deployer) deploy(ctx context.Context, i int, strategy string, bad bool)
 }
 
 // write has rcctl deploy a document.
-func (d *deployer) write(ctx context.Context, spec *plan.ServiceSpec, bad bool) error {
+func (d *deployer) write(ctx context.Context, spec *record.ServiceSpec, bad bool) error {
 	canonical, err := spec.Pod.Canonical()
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (d *deployer) write(ctx context.Context, spec *plan.ServiceSpec, bad bool) 
 }
 
 // document returns one of a service that differs from earlier ones. Every second service has a dynamic port.
-func (d *deployer) document(i int, strategy string) *plan.ServiceSpec {
+func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	total, timeout := d.size[i], field.Duration(stageLimit)
 	knobs := rollout.Knobs{
 		Strategy: strategy, Step: &rollout.Amount{N: 1 + d.rng.IntN(total/2)}, StageTimeout: &timeout,
@@ -196,7 +196,7 @@ func (d *deployer) document(i int, strategy string) *plan.ServiceSpec {
 	if i%2 == 1 {
 		pod.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
 	}
-	return &plan.ServiceSpec{
+	return &record.ServiceSpec{
 		Name: serviceName(i), Replicas: &total, Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 }

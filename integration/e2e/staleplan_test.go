@@ -8,6 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -50,7 +51,7 @@ func (e *env) planned(w web) *plan.Deployment {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	spec, err := plan.Decode(docs[0])
+	spec, err := record.Decode(docs[0])
 	if err != nil {
 		e.t.Fatal(err)
 	}

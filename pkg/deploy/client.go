@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -31,7 +32,7 @@ var _ plan.Client = (*Client)(nil)
 func (*Client) NewID() string { return store.NewID() }
 
 // Service implements plan.Client.
-func (c *Client) Service(ctx context.Context, name string) (*plan.Service, error) {
+func (c *Client) Service(ctx context.Context, name string) (*record.Service, error) {
 	svc, err := c.Store.Service(ctx, name)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, nil
@@ -40,7 +41,7 @@ func (c *Client) Service(ctx context.Context, name string) (*plan.Service, error
 }
 
 // Commit implements plan.Client. Besides plan.ErrChanged an error matches those of store.DeployDraft.
-func (c *Client) Commit(ctx context.Context, d *plan.Draft) error {
+func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 	if c.Signatures != nil {
 		d.Signatures = c.Signatures
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -70,7 +71,7 @@ const document = `{"name": "web", "replicas": 2, "pod": {"version": 1, "id": "we
 
 func (w *world) deployment(t *testing.T, arg string) *plan.Deployment {
 	t.Helper()
-	spec, err := plan.Decode([]byte(strings.Replace(document, "ARG", arg, 1)))
+	spec, err := record.Decode([]byte(strings.Replace(document, "ARG", arg, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,13 +210,13 @@ func TestTwoDeployAtOnce(t *testing.T) {
 // What a draft was made from is a condition of its transaction.
 func TestDraftsThatAreRefused(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(*testing.T, *world, *plan.Draft){
-		"the service is there":      func(t *testing.T, w *world, d *plan.Draft) { w.put(t, w.Store.Keys().Deployed("web"), d.Deployed) },
-		"the name is taken":         func(t *testing.T, w *world, _ *plan.Draft) { w.put(t, w.Store.Keys().Name("web-r1"), "x") },
-		"another rollout":           func(t *testing.T, w *world, d *plan.Draft) { w.put(t, w.Store.Keys().Rollout("web"), d.Rollout) },
-		"another nonce":             func(_ *testing.T, _ *world, d *plan.Draft) { d.Rollout.Nonce = "x" },
-		"a controller that is gone": func(_ *testing.T, _ *world, d *plan.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
-		"a lock is held": func(t *testing.T, w *world, _ *plan.Draft) {
+	for name, spoil := range map[string]func(*testing.T, *world, *record.Draft){
+		"the service is there":      func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Deployed("web"), d.Deployed) },
+		"the name is taken":         func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Name("web-r1"), "x") },
+		"another rollout":           func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Rollout("web"), d.Rollout) },
+		"another nonce":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Nonce = "x" },
+		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
+		"a lock is held": func(t *testing.T, w *world, _ *record.Draft) {
 			hold(t, w.Store.Keys().RolloutLock("web"))
 		},
 	} {
@@ -249,10 +250,10 @@ func TestDraftsThatAreRefused(t *testing.T) {
 // catcher keeps the draft that would be committed.
 type catcher struct {
 	*deploy.Client
-	draft *plan.Draft
+	draft *record.Draft
 }
 
-func (c *catcher) Commit(_ context.Context, d *plan.Draft) error { c.draft = d; return nil }
+func (c *catcher) Commit(_ context.Context, d *record.Draft) error { c.draft = d; return nil }
 
 // hold takes a lock with a session that nothing renews, nor needs to.
 func hold(t *testing.T, key string) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -103,15 +103,15 @@ func TestNextOf(t *testing.T) {
 
 func TestHistoryOutcome(t *testing.T) {
 	t.Parallel()
-	svc := &plan.Service{Deployed: plan.Deployed{Revision: 3}, Rollout: &rollout.Record{ID: "r3", State: rollout.Paused}}
+	svc := &record.Service{Deployed: record.Deployed{Revision: 3}, Rollout: &rollout.Record{ID: "r3", State: rollout.Paused}}
 	for _, tt := range []struct {
-		entry plan.Entry
+		entry record.Entry
 		want  string
 	}{
-		{plan.Entry{Revision: 1, Outcome: rollout.Failed, Rollout: "r1"}, "failed"},
-		{plan.Entry{Revision: 1}, "done"},
-		{plan.Entry{Revision: 2, Rollout: "r2"}, "replaced"},
-		{plan.Entry{Revision: 3, Rollout: "r3"}, "paused"},
+		{record.Entry{Revision: 1, Ending: record.Ending{Outcome: rollout.Failed, Rollout: "r1"}}, "failed"},
+		{record.Entry{Revision: 1}, "done"},
+		{record.Entry{Revision: 2, Ending: record.Ending{Rollout: "r2"}}, "replaced"},
+		{record.Entry{Revision: 3, Ending: record.Ending{Rollout: "r3"}}, "paused"},
 	} {
 		if got := NewHistoryView(svc, &tt.entry).Outcome; got != tt.want {
 			t.Errorf("%+v: %s", tt.entry, got)

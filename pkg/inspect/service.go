@@ -5,18 +5,19 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // HistoryView is one revision of a service.
 type HistoryView struct {
-	plan.Entry
+	record.Entry
 	Outcome  string `json:"outcome"` // done, failed, aborted, or what its rollout does
 	InEffect bool   `json:"in_effect"`
 }
 
 // NewHistoryView says what came of a revision of a service.
-func NewHistoryView(svc *plan.Service, e *plan.Entry) HistoryView {
+func NewHistoryView(svc *record.Service, e *record.Entry) HistoryView {
 	v := HistoryView{Entry: *e, Outcome: string(e.Outcome), InEffect: e.Revision == svc.InEffect().Revision}
 	switch {
 	case v.Outcome != "":
@@ -105,7 +106,7 @@ type ServiceView struct {
 }
 
 // NewServiceView sums a service up.
-func NewServiceView(svc *plan.Service) ServiceView {
+func NewServiceView(svc *record.Service) ServiceView {
 	d := svc.InEffect()
 	v := ServiceView{Service: d.Service, Revision: d.Revision, Replicas: d.Spec.Total(), By: d.By, At: d.At}
 	for _, one := range svc.Controllers {

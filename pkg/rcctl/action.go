@@ -6,7 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -72,7 +72,7 @@ func onRC(run func(*cli.Context, *stdio, *conn, store.Rec[rc.RC]) error) cli.Act
 }
 
 // onService is the action of a command about the one service it names.
-func onService(run func(*cli.Context, *stdio, *conn, *plan.Service) error) cli.ActionFunc {
+func onService(run func(*cli.Context, *stdio, *conn, *record.Service) error) cli.ActionFunc {
 	return onConn(oneService, func(c *cli.Context, std *stdio, s *conn, name string) error {
 		svc, err := s.service(c.Context, name)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -39,12 +40,12 @@ func runDiff(c *cli.Context, std *stdio) error {
 	if err != nil {
 		return err
 	}
-	return onService(func(_ *cli.Context, std *stdio, _ *conn, svc *plan.Service) error {
+	return onService(func(_ *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
 		return diffRevisions(std, svc, rev)
 	})(c)
 }
 
-func diffRevisions(std *stdio, svc *plan.Service, rev int64) error {
+func diffRevisions(std *stdio, svc *record.Service, rev int64) error {
 	e, err := entry(svc, rev)
 	if err != nil {
 		return err

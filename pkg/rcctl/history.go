@@ -9,7 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
@@ -28,7 +28,7 @@ Examples:
 	})
 }
 
-func runHistory(c *cli.Context, std *stdio, _ *conn, svc *plan.Service) error {
+func runHistory(c *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
 	views := make([]inspect.HistoryView, 0, len(svc.History))
 	for _, e := range slices.Backward(svc.History) {
 		views = append(views, inspect.NewHistoryView(svc, &e))
@@ -50,7 +50,7 @@ func runHistory(c *cli.Context, std *stdio, _ *conn, svc *plan.Service) error {
 }
 
 // entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.
-func entry(svc *plan.Service, rev int64) (*plan.Entry, error) {
+func entry(svc *record.Service, rev int64) (*record.Entry, error) {
 	effect := svc.InEffect().Revision
 	for _, e := range slices.Backward(svc.History) {
 		if rev != 0 && e.Revision == rev {

@@ -6,21 +6,21 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // aService returns a service whose revisions ended like that, the first one in effect unless its last rollout was done.
-func aService(outcomes ...rollout.State) *plan.Service {
+func aService(outcomes ...rollout.State) *record.Service {
 	one := 1
-	svc := &plan.Service{}
+	svc := &record.Service{}
 	for i, outcome := range outcomes {
 		id := string(rune('a' + i))
-		svc.History = append(svc.History, plan.Entry{Service: "web", Revision: int64(i + 1), RC: id, Rollout: "r" + id, Outcome: outcome})
-		svc.Controllers = append(svc.Controllers, plan.Controller{RC: rc.RC{ID: id}})
-		svc.Deployed = plan.Deployed{Service: "web", Revision: int64(i + 1), RC: id}
+		svc.History = append(svc.History, record.Entry{Service: "web", Revision: int64(i + 1), RC: id, Ending: record.Ending{Rollout: "r" + id, Outcome: outcome}})
+		svc.Controllers = append(svc.Controllers, record.Controller{RC: rc.RC{ID: id}})
+		svc.Deployed = record.Deployed{Service: "web", Revision: int64(i + 1), RC: id}
 	}
 	serves := 0
 	if last := len(outcomes) - 1; outcomes[last] != rollout.Failed {
@@ -34,7 +34,7 @@ func aService(outcomes ...rollout.State) *plan.Service {
 func TestRevisionInEffect(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		svc      *plan.Service
+		svc      *record.Service
 		star, to int64 // to zero: there is none
 	}{
 		{"done", aService(rollout.Done, rollout.Done), 2, 1},

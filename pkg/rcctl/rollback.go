@@ -5,7 +5,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
 func rollbackCommand() *cli.Command {
@@ -32,7 +32,7 @@ func runRollback(c *cli.Context, std *stdio) error {
 	if err != nil {
 		return err
 	}
-	return redeploy(c, std, name, "rollback", func(svc *plan.Service, d *deployer) (*plan.ServiceSpec, error) {
+	return redeploy(c, std, name, "rollback", func(svc *record.Service, d *deployer) (*record.ServiceSpec, error) {
 		if svc.Rollout != nil {
 			return nil, refusedf("service %s: a rollout is under way; take it back: rcctl rollout rollback %s, or wait: rcctl rollout status %s -w; nothing was written", name, name, name)
 		}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -31,7 +31,7 @@ func runScaleService(c *cli.Context, std *stdio) error {
 	if err != nil {
 		return err
 	}
-	return redeploy(c, std, n.name, "scale", func(svc *plan.Service, _ *deployer) (*plan.ServiceSpec, error) {
+	return redeploy(c, std, n.name, "scale", func(svc *record.Service, _ *deployer) (*record.ServiceSpec, error) {
 		spec := svc.InEffect().Spec
 		spec.ReplicaGroups, err = scaled(c, spec.Groups(), c.String("role"), n.count)
 		spec.Replicas = nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -30,7 +31,7 @@ func planFlags() []cli.Flag {
 }
 
 // readServices reads, converts and validates the documents that -f names. Its errors are *usageError and *inputError.
-func readServices(c *cli.Context, std *stdio) ([]*plan.ServiceSpec, error) {
+func readServices(c *cli.Context, std *stdio) ([]*record.ServiceSpec, error) {
 	name := c.String("file")
 	if name == "" {
 		return nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
@@ -46,7 +47,7 @@ func readServices(c *cli.Context, std *stdio) ([]*plan.ServiceSpec, error) {
 	if err != nil {
 		return nil, &inputError{source: source, err: err}
 	}
-	var specs []*plan.ServiceSpec
+	var specs []*record.ServiceSpec
 	var errs field.Errors
 	seen := map[string]bool{}
 	for i, doc := range docs {
@@ -54,7 +55,7 @@ func readServices(c *cli.Context, std *stdio) ([]*plan.ServiceSpec, error) {
 		if len(docs) > 1 {
 			path = fmt.Sprintf("document %d", i+1)
 		}
-		spec, err := plan.Decode(doc)
+		spec, err := record.Decode(doc)
 		var bad field.Errors
 		switch {
 		case errors.As(err, &bad):
@@ -116,7 +117,7 @@ type planned struct {
 }
 
 // plan resolves a document and plans its deployment.
-func (d *deployer) plan(ctx context.Context, spec *plan.ServiceSpec) (*planned, error) {
+func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned, error) {
 	var known map[string]string
 	if spec.Name != "" {
 		svc, err := d.client.Service(ctx, spec.Name)
@@ -155,7 +156,7 @@ func (d *deployer) plan(ctx context.Context, spec *plan.ServiceSpec) (*planned, 
 }
 
 // redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
-func redeploy(c *cli.Context, std *stdio, name, what string, change func(*plan.Service, *deployer) (*plan.ServiceSpec, error)) error {
+func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
 	if err := mayAsk(c, std); err != nil {
 		return err
 	}
@@ -185,7 +186,7 @@ func redeploy(c *cli.Context, std *stdio, name, what string, change func(*plan.S
 }
 
 // planAll plans the deployment of each document.
-func (d *deployer) planAll(ctx context.Context, specs []*plan.ServiceSpec) ([]*planned, error) {
+func (d *deployer) planAll(ctx context.Context, specs []*record.ServiceSpec) ([]*planned, error) {
 	var all []*planned
 	for _, spec := range specs {
 		p, err := d.plan(ctx, spec)
@@ -234,7 +235,7 @@ func checkService(c *cli.Context, name string) (string, error) {
 }
 
 // service reads a service that must be there.
-func (s *conn) service(ctx context.Context, name string) (*plan.Service, error) {
+func (s *conn) service(ctx context.Context, name string) (*record.Service, error) {
 	svc, err := s.Service(ctx, name)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, &notFoundError{text: fmt.Sprintf("no service has the name %q; rcctl service list shows all", name)}

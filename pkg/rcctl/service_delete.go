@@ -7,7 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -39,7 +39,7 @@ func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) error {
 	return nil
 }
 
-func forgetService(ctx context.Context, s *conn, name string, force, massStop bool) (*plan.Service, error) {
+func forgetService(ctx context.Context, s *conn, name string, force, massStop bool) (*record.Service, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
 	who, err := s.who(ctx)

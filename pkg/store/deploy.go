@@ -10,18 +10,18 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a *CorruptError.
-func (s *Store) Service(ctx context.Context, name string) (*plan.Service, error) {
+func (s *Store) Service(ctx context.Context, name string) (*record.Service, error) {
 	deployed, err := s.Deployed(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	svc := &plan.Service{Deployed: deployed.Value, Index: deployed.Index}
+	svc := &record.Service{Deployed: deployed.Value, Index: deployed.Index}
 	entries, corrupt, err := s.History(ctx, name)
 	if err = errors.Join(append(corrupt, err)...); err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (s *Store) Service(ctx context.Context, name string) (*plan.Service, error)
 	return svc, err
 }
 
-func (s *Store) readRollout(ctx context.Context, name string, svc *plan.Service) error {
+func (s *Store) readRollout(ctx context.Context, name string, svc *record.Service) error {
 	found, err := s.c.GetMany(ctx, []string{s.keys.Rollout(name), s.keys.RolloutLock(name)}, consul.Consistent)
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (s *Store) readRollout(ctx context.Context, name string, svc *plan.Service)
 }
 
 // revisions reads the controllers of a service's revisions, the oldest first. They are found by their names.
-func (s *Store) revisions(ctx context.Context, name string) ([]plan.Controller, error) {
+func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller, error) {
 	names, err := s.c.Keys(ctx, s.keys.Name(name+"-r"))
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (s *Store) revisions(ctx context.Context, name string) ([]plan.Controller, 
 	if err != nil {
 		return nil, err
 	}
-	var all []plan.Controller
+	var all []record.Controller
 	for _, id := range ids {
 		pair, ok := found[s.keys.RC(string(id.Value))]
 		if !ok {
@@ -87,7 +87,7 @@ func (s *Store) revisions(ctx context.Context, name string) ([]plan.Controller, 
 		if of := rec.Value.Service; of == nil || of.Name != name {
 			continue
 		}
-		c := plan.Controller{RC: rec.Value, Index: rec.Index}
+		c := record.Controller{RC: rec.Value, Index: rec.Index}
 		if pair, ok := found[s.keys.Status(rec.Value.ID)]; ok {
 			// One that cannot be read is as good as none: its owner writes it again.
 			if st, err := decode[rc.Status](s.keys, pair); err == nil {
@@ -96,13 +96,13 @@ func (s *Store) revisions(ctx context.Context, name string) ([]plan.Controller, 
 		}
 		all = append(all, c)
 	}
-	slices.SortFunc(all, func(a, b plan.Controller) int { return int(a.RC.Service.Revision - b.RC.Service.Revision) })
+	slices.SortFunc(all, func(a, b record.Controller) int { return int(a.RC.Service.Revision - b.RC.Service.Revision) })
 	return all, nil
 }
 
 // DeployDraft writes a plan's draft in one transaction. Its errors are those of Deploy.
-func (s *Store) DeployDraft(ctx context.Context, d *plan.Draft, audit Audit) error {
-	seen := plan.Service{}
+func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) error {
+	seen := record.Service{}
 	if d.Seen != nil {
 		seen = *d.Seen
 	}
@@ -145,13 +145,13 @@ func (s *Store) DeployDraft(ctx context.Context, d *plan.Draft, audit Audit) err
 }
 
 // draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.
-func (s *Store) draftRCs(ctx context.Context, d *plan.Draft, seen *plan.Service, audit Audit) ([]Rec[rc.RC], error) {
+func (s *Store) draftRCs(ctx context.Context, d *record.Draft, seen *record.Service, audit Audit) ([]Rec[rc.RC], error) {
 	var rcs []Rec[rc.RC]
 	for _, r := range d.Create {
 		rcs = append(rcs, Rec[rc.RC]{Value: r})
 	}
 	for _, r := range d.Change {
-		i := slices.IndexFunc(seen.Controllers, func(c plan.Controller) bool { return c.RC.ID == r.ID })
+		i := slices.IndexFunc(seen.Controllers, func(c record.Controller) bool { return c.RC.ID == r.ID })
 		if i < 0 {
 			return nil, fmt.Errorf("controller %s of service %s: %w", r.Name, d.Service, ErrConflict)
 		}
@@ -193,7 +193,7 @@ func (s *Store) RolloutOf(ctx context.Context, service string) (Rec[rollout.Reco
 }
 
 // ForgetService removes what is known of a service, and marks the controllers of its revisions for deletion, in one transaction.
-func (s *Store) ForgetService(ctx context.Context, svc *plan.Service, massStop bool, audit Audit) error {
+func (s *Store) ForgetService(ctx context.Context, svc *record.Service, massStop bool, audit Audit) error {
 	name := svc.Deployed.Service
 	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed(name), svc.Index), consul.DeleteTree(s.keys.History(name)), consul.CheckMissing(s.keys.Rollout(name))}
 	at := audit.At.Truncate(time.Second)

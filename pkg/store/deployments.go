@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
 // Deployments is the prefix of what is known about all services.
@@ -28,14 +28,14 @@ func (k Keys) Entry(service string, revision int64) string {
 }
 
 // Deployed reads the document of a service that is in effect, or on its way; or returns ErrNotFound.
-func (s *Store) Deployed(ctx context.Context, service string) (Rec[plan.Deployed], error) {
-	return get[plan.Deployed](ctx, s, s.keys.Deployed(service), consul.Consistent)
+func (s *Store) Deployed(ctx context.Context, service string) (Rec[record.Deployed], error) {
+	return get[record.Deployed](ctx, s, s.keys.Deployed(service), consul.Consistent)
 }
 
 // History reads what a service's revisions were, the oldest first, and one *CorruptError for each that cannot be read.
-func (s *Store) History(ctx context.Context, service string) ([]Rec[plan.Entry], []error, error) {
-	recs, corrupt, err := list[plan.Entry](ctx, s, s.keys.History(service), consul.Consistent)
-	slices.SortFunc(recs, func(a, b Rec[plan.Entry]) int { return int(a.Value.Revision - b.Value.Revision) })
+func (s *Store) History(ctx context.Context, service string) ([]Rec[record.Entry], []error, error) {
+	recs, corrupt, err := list[record.Entry](ctx, s, s.keys.History(service), consul.Consistent)
+	slices.SortFunc(recs, func(a, b Rec[record.Entry]) int { return int(a.Value.Revision - b.Value.Revision) })
 	return recs, corrupt, err
 }
 
@@ -52,6 +52,6 @@ func (s *Store) ListServices(ctx context.Context) ([]string, error) {
 }
 
 // EntryOp is the operation that writes what a revision was, for the transaction that ends its rollout. index is that of the record as read.
-func (s *Store) EntryOp(e plan.Entry, index uint64) consul.Op {
+func (s *Store) EntryOp(e record.Entry, index uint64) consul.Op {
 	return consul.CAS(s.keys.Entry(e.Service, e.Revision), encode(e), index)
 }

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -153,9 +153,9 @@ func (k Keys) Settled() string { return k.prefix + "settled" }
 
 // own returns an error unless a record belongs at the key where it was found. What names neither itself nor its node is
 // told by its identity alone.
-func (k Keys) own(key string, record any) error {
+func (k Keys) own(key string, value any) error {
 	home := key
-	switch r := record.(type) {
+	switch r := value.(type) {
 	case *rc.RC:
 		home = k.RC(r.ID)
 	case *rc.Status:
@@ -178,9 +178,9 @@ func (k Keys) own(key string, record any) error {
 		home = k.Rollout(r.Service)
 	case *Request:
 		home = k.Request(r.RCID, r.ID)
-	case *plan.Deployed:
+	case *record.Deployed:
 		home = k.Deployed(r.Service)
-	case *plan.Entry:
+	case *record.Entry:
 		home = k.Entry(r.Service, r.Revision)
 	}
 	if home != key {

@@ -99,7 +99,7 @@ type operation struct {
 	verb  verb
 	key   string
 	index uint64
-	value record // of what sets its key
+	value content // of what sets its key
 }
 
 type verb int
@@ -116,13 +116,13 @@ const (
 // stamp is a value that nobody reads.
 type stamp struct{}
 
-// Bytes implements record.
+// Bytes implements content.
 func (stamp) Bytes() int { return ulidBytes }
 
 const ulidBytes = 26
 
-// record is what a part writes.
-type record interface{ Bytes() int } // an upper bound of its length as JSON
+// content is what a part writes.
+type content interface{ Bytes() int } // an upper bound of its length as JSON
 
 func (o operation) op() consul.Op {
 	switch {
@@ -146,7 +146,7 @@ func (o operation) op() consul.Op {
 // operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
 func (t *FarmTenure) operations(rcID string, p *Part) []operation {
 	ops := make([]operation, 0, 5+4*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
-	add := func(v verb, key string, index uint64, value record) {
+	add := func(v verb, key string, index uint64, value content) {
 		ops = append(ops, operation{v, key, index, value})
 	}
 	if p.SchemaIndex != 0 {

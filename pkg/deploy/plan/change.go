@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -63,7 +64,7 @@ type SpecChange struct {
 }
 
 // EvalSpecChange compares two resolved documents of one service. nil counts as empty, and the order of maps, volumes and ports does not count.
-func EvalSpecChange(current, updated *ServiceSpec) SpecChange {
+func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
 	before, after := flatten(current), flatten(updated)
 	paths := slices.Collect(maps.Keys(after))
 	for path := range before {
@@ -122,7 +123,7 @@ type leaf struct {
 }
 
 // flatten returns the scalars of a document by their paths. What is empty has none.
-func flatten(s *ServiceSpec) map[string]leaf {
+func flatten(s *record.ServiceSpec) map[string]leaf {
 	into := map[string]leaf{}
 	if s == nil {
 		return into

@@ -5,16 +5,16 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // Client is what plans need of a cluster.
 type Client interface {
 	// Service reads a service; nil where there is none of that name.
-	Service(ctx context.Context, name string) (*Service, error)
+	Service(ctx context.Context, name string) (*record.Service, error)
 	// Commit writes a draft in one transaction. The error matches ErrChanged where a record is not as the draft saw it.
-	Commit(ctx context.Context, d *Draft) error
+	Commit(ctx context.Context, d *record.Draft) error
 	// Await waits until owners have reached a goal. The error is a *RolloutError where the rollout ends otherwise.
 	Await(ctx context.Context, g Goal) error
 	// NewID returns an id that nothing else has.
@@ -59,25 +59,9 @@ func (e *RolloutError) Error() string {
 	return text
 }
 
-// Draft is all that a plan writes, in one transaction.
-type Draft struct {
-	Service string
-	Seen    *Service // what it was made from, with the indices that are its conditions; nil: there must be no such service
-	// Manifests are the new ones, in canonical JSON by digest.
-	Manifests  map[string][]byte
-	Signatures map[string]string // of those, where there are any
-	Create     []rc.RC           // new controllers
-	Change     []rc.RC           // controllers that are there, each with its next generation where that moves
-	Delete     []string
-	// Rollout is the record of the rollout; nil: none is needed.
-	Rollout  *rollout.Record
-	Deployed Deployed
-	Entry    Entry
-	// Forget are the revisions whose history goes.
-	Forget []int64
-	Audit  []string // what changes in the document
-	Steps  []string // what the rollout begins with
-
+// draft is what a plan writes, and how its rollout begins.
+type draft struct {
+	record.Draft
 	start func(ctx context.Context) (rollout.Started, error)
 }
 

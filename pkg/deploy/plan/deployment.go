@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
 // Plan is what a deployment does.
@@ -13,8 +15,8 @@ type Plan struct {
 	SequenceOperation
 	Change   SpecChange
 	Warnings []string // what may go wrong all the same
-	seen     *Service
-	draft    *Draft
+	seen     *record.Service
+	draft    *draft
 }
 
 // Empty reports whether there is nothing to do.
@@ -32,13 +34,13 @@ func (p *Plan) Rollout() string {
 type Strategy interface {
 	Type() string
 	// Plan makes it. svc is nil where there is no such service yet; spec is resolved. The error is a *RefusedError where it cannot work.
-	Plan(ctx context.Context, client Client, svc *Service, spec *ServiceSpec) (Plan, error)
+	Plan(ctx context.Context, client Client, svc *record.Service, spec *record.ServiceSpec) (Plan, error)
 }
 
 // Deployment is one change of one service.
 type Deployment struct {
-	Service  *Service // as planned from; nil: it is new, or nothing is planned yet
-	Spec     ServiceSpec
+	Service  *record.Service // as planned from; nil: it is new, or nothing is planned yet
+	Spec     record.ServiceSpec
 	Strategy Strategy
 	// Detach leaves out the operations that only wait.
 	Detach bool
@@ -49,7 +51,7 @@ type Deployment struct {
 }
 
 // NewDeployment returns the deployment of a resolved document. strategy nil is a RollingStrategy.
-func NewDeployment(client Client, spec ServiceSpec, strategy Strategy) *Deployment {
+func NewDeployment(client Client, spec record.ServiceSpec, strategy Strategy) *Deployment {
 	if strategy == nil {
 		strategy = &RollingStrategy{}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -229,7 +230,7 @@ func TestStalePlans(t *testing.T) {
 		{"a rollout began", func(c *cluster) { c.svc.Rollout = &rollout.Record{ID: "r", State: rollout.Paused} }, []string{"rollout: (none) -> paused"}},
 		{"a controller was deleted", func(c *cluster) { c.svc.Controllers = nil }, []string{"controller web-r1: it was deleted"}},
 		{"a controller was created", func(c *cluster) {
-			c.svc.Controllers = append(c.svc.Controllers, plan.Controller{RC: rc.RC{ID: "x", Name: "web-r9"}})
+			c.svc.Controllers = append(c.svc.Controllers, record.Controller{RC: rc.RC{ID: "x", Name: "web-r9"}})
 		}, []string{"controller web-r9: it was created"}},
 		{"a controller changed", func(c *cluster) {
 			c.svc.Controllers[0].Index++
@@ -378,10 +379,10 @@ func TestHistoryThatGoes(t *testing.T) {
 
 // A number of a revision is not used again, whether its history or its controller is what is left of it.
 func TestNumbersOfRevisions(t *testing.T) {
-	for name, leave := range map[string]func(*plan.Service){
-		"history":    func(s *plan.Service) { s.History = append(s.History, plan.Entry{Service: "web", Revision: 7}) },
-		"controller": func(s *plan.Service) { s.Controllers[0].RC.Service.Revision = 7 },
-		"record":     func(s *plan.Service) { s.Deployed.Revision = 7 },
+	for name, leave := range map[string]func(*record.Service){
+		"history":    func(s *record.Service) { s.History = append(s.History, record.Entry{Service: "web", Revision: 7}) },
+		"controller": func(s *record.Service) { s.Controllers[0].RC.Service.Revision = 7 },
+		"record":     func(s *record.Service) { s.Deployed.Revision = 7 },
 	} {
 		c := &cluster{}
 		c.deployed(t, sample(t))
@@ -464,25 +465,25 @@ func TestOperationsSaySoFew(t *testing.T) {
 }
 
 func TestRecordsThatCannotBeActedOn(t *testing.T) {
-	good := plan.Deployed{Service: "web", Revision: 1, RC: "x", Spec: *sample(t)}
+	good := record.Deployed{Service: "web", Revision: 1, RC: "x", Spec: *sample(t)}
 	if err := good.Check(); err != nil {
 		t.Error(err)
 	}
-	for name, spoil := range map[string]func(*plan.Deployed){
-		"service": func(d *plan.Deployed) { d.Service = "" }, "revision": func(d *plan.Deployed) { d.Revision = 0 }, "rc": func(d *plan.Deployed) { d.RC = "" },
-		"pod": func(d *plan.Deployed) { d.Spec.Pod = nil }, "groups": func(d *plan.Deployed) { d.Spec.Replicas = nil },
+	for name, spoil := range map[string]func(*record.Deployed){
+		"service": func(d *record.Deployed) { d.Service = "" }, "revision": func(d *record.Deployed) { d.Revision = 0 }, "rc": func(d *record.Deployed) { d.RC = "" },
+		"pod": func(d *record.Deployed) { d.Spec.Pod = nil }, "groups": func(d *record.Deployed) { d.Spec.Replicas = nil },
 	} {
 		d := good
 		if spoil(&d); d.Check() == nil {
 			t.Error(name)
 		}
 	}
-	entry := plan.Entry{Service: "web", Revision: 1, Spec: *sample(t)}
+	entry := record.Entry{Service: "web", Revision: 1, Spec: *sample(t)}
 	if err := entry.Check(); err != nil {
 		t.Error(err)
 	}
-	for name, spoil := range map[string]func(*plan.Entry){
-		"service": func(e *plan.Entry) { e.Service = "" }, "revision": func(e *plan.Entry) { e.Revision = 0 }, "pod": func(e *plan.Entry) { e.Spec.Pod = nil },
+	for name, spoil := range map[string]func(*record.Entry){
+		"service": func(e *record.Entry) { e.Service = "" }, "revision": func(e *record.Entry) { e.Revision = 0 }, "pod": func(e *record.Entry) { e.Spec.Pod = nil },
 	} {
 		e := entry
 		if spoil(&e); e.Check() == nil {
@@ -492,10 +493,10 @@ func TestRecordsThatCannotBeActedOn(t *testing.T) {
 }
 
 func TestKnownDigests(t *testing.T) {
-	if got := (*plan.Service)(nil).KnownDigests(); len(got) != 0 {
+	if got := (*record.Service)(nil).KnownDigests(); len(got) != 0 {
 		t.Error(got)
 	}
-	s := &plan.Service{Deployed: plan.Deployed{Spec: *sample(t)}, History: []plan.Entry{
+	s := &record.Service{Deployed: record.Deployed{Spec: *sample(t)}, History: []record.Entry{
 		{Digests: map[string]string{"a": "old", "b": "only", "https://files.example/web-1.2.tar.gz": "older"}}, {Digests: map[string]string{"a": "new"}},
 	}}
 	want := map[string]string{"a": "new", "b": "only", "https://files.example/web-1.2.tar.gz": strings.Repeat("a", 64)}
@@ -507,15 +508,15 @@ func TestKnownDigests(t *testing.T) {
 func TestHasPods(t *testing.T) {
 	one := 1
 	for _, tt := range []struct {
-		c    plan.Controller
+		c    record.Controller
 		want bool
 	}{
-		{plan.Controller{}, false},
-		{plan.Controller{RC: rc.RC{ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: &one}}}}, true},
-		{plan.Controller{Status: &rc.Status{}}, false},
-		{plan.Controller{Status: &rc.Status{Placed: 1}}, true},
-		{plan.Controller{Status: &rc.Status{Stopping: 1}}, true},
-		{plan.Controller{Status: &rc.Status{Lost: 1}}, true},
+		{record.Controller{}, false},
+		{record.Controller{RC: rc.RC{ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: &one}}}}, true},
+		{record.Controller{Status: &rc.Status{}}, false},
+		{record.Controller{Status: &rc.Status{Placed: 1}}, true},
+		{record.Controller{Status: &rc.Status{Stopping: 1}}, true},
+		{record.Controller{Status: &rc.Status{Lost: 1}}, true},
 	} {
 		if got := tt.c.HasPods(); got != tt.want {
 			t.Errorf("%+v: %t", tt.c, got)

@@ -6,6 +6,8 @@ import (
 	"path"
 	"regexp"
 	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
 // nameLetters are those of the random end of a name: none of them is taken for another.
@@ -34,7 +36,7 @@ func GenerateServiceName(artifact string) string {
 		base = short
 	}
 	base = strings.Trim(unnamable.ReplaceAllString(strings.ToLower(base), "-"), "-")
-	base = strings.TrimRight(base[:min(len(base), MaxNameBytes-randomLetters-1)], "-")
+	base = strings.TrimRight(base[:min(len(base), record.MaxNameBytes-randomLetters-1)], "-")
 	if base == "" {
 		base = "service"
 	}

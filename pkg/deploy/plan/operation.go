@@ -45,7 +45,7 @@ func line(depth int, sign Sign, op fmt.Stringer) []Line {
 type CreateManifestOperation struct {
 	Digest, PodID string
 	Canonical     []byte
-	draft         *Draft
+	draft         *draft
 }
 
 // Execute puts it into the transaction that the plan commits.
@@ -67,7 +67,7 @@ func (o *CreateManifestOperation) String() string {
 // CreateRCOperation creates the controller of a new revision. It begins without pods where a rollout follows.
 type CreateRCOperation struct {
 	RC    rc.RC // with its counts at the end
-	draft *Draft
+	draft *draft
 }
 
 // Execute puts it into the transaction that the plan commits.
@@ -101,7 +101,7 @@ func (o *ScaleRCOperation) String() string {
 type UpdateRCOperation struct {
 	RC     rc.RC // as it shall be
 	Fields []string
-	draft  *Draft
+	draft  *draft
 }
 
 // Execute puts it into the transaction that the plan commits.
@@ -229,7 +229,7 @@ type StartRolloutOperation struct {
 	Strategy, Summary string
 	ID                string // of the rollout; empty until it is written
 	verb              string
-	draft             *Draft
+	draft             *draft
 }
 
 // Execute makes the rollout of this moment and commits all that came before it.
@@ -271,7 +271,7 @@ func (o *StartRolloutOperation) commit(ctx context.Context, client Client) error
 	o.draft.Rollout, o.draft.Delete = &started.Record, started.Delete
 	o.draft.Deployed.Rollout, o.draft.Entry.Rollout = started.Record.ID, started.Record.ID
 	o.draft.Steps = started.Audit
-	if err := client.Commit(ctx, o.draft); err != nil {
+	if err := client.Commit(ctx, &o.draft.Draft); err != nil {
 		return err
 	}
 	o.ID = started.Record.ID
@@ -286,11 +286,11 @@ func (o *StartRolloutOperation) String() string {
 }
 
 // RecordOperation commits a plan that needs no rollout.
-type RecordOperation struct{ draft *Draft }
+type RecordOperation struct{ draft *draft }
 
 // Execute commits all that came before it.
 func (o *RecordOperation) Execute(ctx context.Context, client Client) error {
-	return client.Commit(ctx, o.draft)
+	return client.Commit(ctx, &o.draft.Draft)
 }
 
 // Format implements Operation.

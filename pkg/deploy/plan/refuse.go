@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -27,8 +28,8 @@ func (p *planner) refuse(c course) error {
 	if err := p.refuseMidCourse(c); err != nil {
 		return err
 	}
-	if takes := stageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); (c == recreate || c == inPlace) && !takes.within(&p.knobs) {
-		return p.refused("set update.stage_timeout to "+takes.allowed(), "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
+	if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); (c == recreate || c == inPlace) && !takes.Within(&p.knobs) {
+		return p.refused("set update.stage_timeout to "+takes.Allowed(), "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
 			p.knobs.StageTimeout.Or(rollout.DefaultStageTimeout))
 	}
 	if c != recreate || p.current == nil {
@@ -40,7 +41,7 @@ func (p *planner) refuse(c course) error {
 	if isInPlace {
 		return p.refused("leave --recreate out, or use another strategy", "the strategy in-place makes no new revision of pods that are as they should be")
 	}
-	for _, s := range []*ServiceSpec{&p.base.Spec, p.spec} {
+	for _, s := range []*record.ServiceSpec{&p.base.Spec, p.spec} {
 		if why := anchored(s); why != "" {
 			return p.refused("use update.strategy: in-place", "%s, so that no pod of a new revision could take its place", why)
 		}
@@ -67,7 +68,7 @@ func (p *planner) refuseMidCourse(c course) error {
 }
 
 // anchored says why pods of a service must stay where they are, "" if they need not.
-func anchored(s *ServiceSpec) string {
+func anchored(s *record.ServiceSpec) string {
 	switch {
 	case len(s.Pod.Volumes) > 0:
 		return "its pods have volumes, which stay on their nodes"
@@ -93,7 +94,7 @@ func (p *planner) portInTheWay() bool {
 	return p.State == nil || p.roomFor(p.surge()).Pods < p.surge()
 }
 
-func sharePort(a, b *ServiceSpec) bool {
+func sharePort(a, b *record.ServiceSpec) bool {
 	taken := map[int]bool{}
 	if a.Pod == nil {
 		return false

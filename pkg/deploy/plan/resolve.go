@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
@@ -23,12 +24,12 @@ type DigestResolver struct {
 }
 
 // Resolve returns the digest of an artifact under a policy; empty means Missing.
-func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy Policy) (string, error) {
+func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
 	known := r.Known[artifact]
 	switch {
-	case known != "" && policy != Always:
+	case known != "" && policy != record.Always:
 		return known, nil
-	case policy == Never:
+	case policy == record.Never:
 		return "", fmt.Errorf("artifact %s: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing", artifact)
 	case r.Source == nil:
 		return "", fmt.Errorf("artifact %s: there is no source to ask for its digest; pin its sha256", artifact)
@@ -52,14 +53,14 @@ const HostMeta = "host"
 
 // Resolve returns the document with its defaults, its name and its digests. The original stays as it is. Errors are those of
 // DigestResolver.Resolve.
-func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *ServiceSpec) (*ServiceSpec, error) {
+func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceSpec) (*record.ServiceSpec, error) {
 	out := *spec
 	pod := *spec.Pod
 	out.Pod = &pod
 	pod.Launchables = slices.Clone(spec.Pod.Launchables)
 	out.ReplicaGroups, out.Replicas = spec.Groups(), nil
 	if out.Digests == "" {
-		out.Digests = Missing
+		out.Digests = record.Missing
 	}
 	if out.Name == "" {
 		first := pod.Launchables[0].Artifact

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
@@ -28,19 +29,19 @@ func (s *source) Digest(_ context.Context, artifact string) (string, error) {
 func TestDigestResolver(t *testing.T) {
 	for _, tt := range []struct {
 		artifact string
-		policy   plan.Policy
+		policy   record.Policy
 		want     string
 		asked    int
 		err      string
 	}{
-		{"both", plan.Always, "now", 1, ""},
-		{"both", plan.Missing, "before", 0, ""},
+		{"both", record.Always, "now", 1, ""},
+		{"both", record.Missing, "before", 0, ""},
 		{"both", "", "before", 0, ""},
-		{"both", plan.Never, "before", 0, ""},
-		{"fresh", plan.Always, "now", 1, ""},
-		{"fresh", plan.Missing, "now", 1, ""},
-		{"fresh", plan.Never, "", 0, "artifact fresh: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing"},
-		{"gone", plan.Missing, "", 1, "digest of artifact gone: 404"},
+		{"both", record.Never, "before", 0, ""},
+		{"fresh", record.Always, "now", 1, ""},
+		{"fresh", record.Missing, "now", 1, ""},
+		{"fresh", record.Never, "", 0, "artifact fresh: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing"},
+		{"gone", record.Missing, "", 1, "digest of artifact gone: 404"},
 	} {
 		s := &source{digests: map[string]string{"both": "now", "fresh": "now"}}
 		r := &plan.DigestResolver{Source: s, Known: map[string]string{"both": "before"}}
@@ -49,7 +50,7 @@ func TestDigestResolver(t *testing.T) {
 			t.Errorf("%s %s: %q, asked %d times, %v", tt.artifact, tt.policy, got, s.asked, err)
 		}
 	}
-	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), "a", plan.Always)
+	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Always)
 	if err == nil || err.Error() != "artifact a: there is no source to ask for its digest; pin its sha256" {
 		t.Error(err)
 	}
@@ -77,7 +78,7 @@ func TestResolve(t *testing.T) {
 	if got.Pod.Service == nil || got.Pod.Service.Meta["host"] != got.Name+".example.org" {
 		t.Errorf("%+v", got.Pod.Service)
 	}
-	if got.Replicas != nil || len(got.ReplicaGroups) != 1 || got.Digests != plan.Missing {
+	if got.Replicas != nil || len(got.ReplicaGroups) != 1 || got.Digests != record.Missing {
 		t.Errorf("%+v", got)
 	}
 	if spec.Pod.Launchables[0].Artifact.SHA256 != "" || spec.Name != "" || spec.Pod.Service != nil || spec.Replicas == nil {
@@ -98,7 +99,7 @@ func TestResolveKeepsWhatIsSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Name != "web" || got.Digests != plan.Always || got.Pod.Service.Meta["host"] != "own" || got.Pod.Service.Name != "w" || len(got.Pod.Service.Meta) != 2 {
+	if got.Name != "web" || got.Digests != record.Always || got.Pod.Service.Meta["host"] != "own" || got.Pod.Service.Name != "w" || len(got.Pod.Service.Meta) != 2 {
 		t.Errorf("%+v %+v", got, got.Pod.Service)
 	}
 	spec = sample(t, `pod.service={"meta": {"x": "y"}}`)

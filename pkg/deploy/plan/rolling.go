@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -48,20 +49,20 @@ const (
 type planner struct {
 	*RollingStrategy
 	client    Client
-	svc       *Service
-	base      Deployed    // what is in effect
-	current   *Controller // of that; nil: it is gone, or there is no such service yet
-	spec      *ServiceSpec
+	svc       *record.Service
+	base      record.Deployed    // what is in effect
+	current   *record.Controller // of that; nil: it is gone, or there is no such service yet
+	spec      *record.ServiceSpec
 	knobs     rollout.Knobs // in effect
 	change    SpecChange
 	canonical []byte
 	digest    string
-	draft     *Draft
+	draft     *draft
 	preDeploy *rollout.PreDeploy
 }
 
 // Plan implements Strategy.
-func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *Service, spec *ServiceSpec) (Plan, error) {
+func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Service, spec *record.ServiceSpec) (Plan, error) {
 	p, err := r.planner(client, svc, spec)
 	if err != nil {
 		return Plan{}, err
@@ -85,7 +86,7 @@ func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *Service, s
 	return out, nil
 }
 
-func (r *RollingStrategy) planner(client Client, svc *Service, spec *ServiceSpec) (*planner, error) {
+func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *record.ServiceSpec) (*planner, error) {
 	canonical, err := spec.Pod.Canonical()
 	if err != nil {
 		return nil, err
@@ -97,10 +98,10 @@ func (r *RollingStrategy) planner(client Client, svc *Service, spec *ServiceSpec
 	if r.Rollback {
 		p.knobs = hurried(p.knobs)
 	}
-	var before *ServiceSpec
+	var before *record.ServiceSpec
 	if svc != nil {
 		p.base = svc.InEffect()
-		before, p.current = &p.base.Spec, svc.controller(p.base.RC)
+		before, p.current = &p.base.Spec, svc.Controller(p.base.RC)
 	}
 	if r.Rollback {
 		p.allowTime()
@@ -129,7 +130,7 @@ func hurried(k rollout.Knobs) rollout.Knobs {
 // allowTime makes the limit of a stage longer where a way back could not keep to it: its document knew nothing of the pods that it replaces, and nobody has time
 // to change it.
 func (p *planner) allowTime() {
-	if takes := stageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); !takes.within(&p.knobs) {
+	if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); !takes.Within(&p.knobs) {
 		longer := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
 		p.knobs.StageTimeout = &longer
 	}
@@ -152,7 +153,7 @@ func (p *planner) course() course {
 		return inPlace
 	case p.svc.Rollout != nil:
 		return p.midCourse()
-	case slices.ContainsFunc(p.svc.others(p.base.RC), func(c Controller) bool { return c.HasPods() }):
+	case slices.ContainsFunc(p.svc.Others(p.base.RC), func(c record.Controller) bool { return c.HasPods() }):
 		return recreate // a rollout was given up, and other revisions still have pods
 	case p.current.RC.InPlace != nil:
 		return inPlace // an upgrade was given up, and some pods have the former manifest
@@ -168,7 +169,7 @@ func (p *planner) course() course {
 // unfinished reports whether the rollout to what is in effect failed, or was aborted before it had pods: another revision tries again, in stages and after
 // pre_deploy. Pods that must stay where they are have no successors: where some have run, pre_deploy has, too.
 func (p *planner) unfinished() bool {
-	e := p.svc.entry(p.base.Revision)
+	e := p.svc.Entry(p.base.Revision)
 	if e == nil || !p.unattached() && (anchored(&p.base.Spec) != "" || anchored(p.spec) != "") {
 		return false
 	}
@@ -178,10 +179,10 @@ func (p *planner) unfinished() bool {
 // unattached reports whether the last rollout has left the service without pods, and without volumes of pods that it had: another controller
 // may take the place of the one there is, whatever kind of pods it makes.
 func (p *planner) unattached() bool {
-	if e := p.svc.entry(p.base.Revision); e == nil || e.Rollout == "" || e.Outcome == rollout.Done {
+	if e := p.svc.Entry(p.base.Revision); e == nil || e.Rollout == "" || e.Outcome == rollout.Done {
 		return false
 	}
-	return !slices.ContainsFunc(p.svc.others(""), func(c Controller) bool {
+	return !slices.ContainsFunc(p.svc.Others(""), func(c record.Controller) bool {
 		return c.HasPods() || len(p.base.Spec.Pod.Volumes) > 0 && c.RC.Generation > 1
 	})
 }
@@ -211,12 +212,12 @@ func sameGroup(a, b rc.ReplicaGroup) bool {
 
 // controller returns a controller's record as the document wants it.
 func (p *planner) controller(r rc.RC) rc.RC {
-	p.spec.controller(r.Name).Apply(&r, p.digest)
+	p.spec.RCSpec(r.Name).Apply(&r, p.digest)
 	r.Labels = maps.Clone(r.Labels)
 	if r.Labels == nil {
 		r.Labels = map[string]string{}
 	}
-	r.Labels[ServiceLabel] = p.spec.Name
+	r.Labels[record.ServiceLabel] = p.spec.Name
 	r.MinAvailable = p.knobs.MinAvailable
 	return r
 }
@@ -231,13 +232,13 @@ func (p *planner) revision(number int64) rc.RC {
 
 // operations lists what happens, and fills the draft with what does not depend on when it does.
 func (p *planner) operations(c course) ([]Operation, error) {
-	p.draft = &Draft{Service: p.spec.Name, Seen: p.svc}
+	p.draft = &draft{Draft: record.Draft{Service: p.spec.Name, Seen: p.svc}}
 	id, number := p.base.ID, p.base.Revision
 	switch c {
 	case first:
 		id, number = p.client.NewID(), 1
 	case recreate, inPlace:
-		number = p.svc.nextRevision()
+		number = p.svc.NextRevision()
 	default: // it keeps its number
 	}
 	var target rc.RC
@@ -281,9 +282,9 @@ func (p *planner) changed(r rc.RC, number int64) rc.RC {
 // record fills in what the service's own records say.
 func (p *planner) record(id string, number int64, target *rc.RC) {
 	now := p.now().UTC()
-	p.draft.Deployed = Deployed{ID: id, Service: p.spec.Name, Revision: number, RC: target.ID, Spec: *p.spec, By: p.By, At: now}
-	p.draft.Entry = Entry{
-		Service: p.spec.Name, Revision: number, RC: target.ID, Name: target.Name, Manifest: p.digest, Digests: digestsOf(p.spec.Pod), Spec: *p.spec,
+	p.draft.Deployed = record.Deployed{ID: id, Service: p.spec.Name, Revision: number, RC: target.ID, Spec: *p.spec, By: p.By, At: now}
+	p.draft.Entry = record.Entry{
+		Service: p.spec.Name, Revision: number, RC: target.ID, Name: target.Name, Manifest: p.digest, Digests: record.DigestsOf(p.spec.Pod), Spec: *p.spec,
 		By: p.By, At: now,
 	}
 	for _, f := range p.change.Fields {
@@ -398,7 +399,7 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 	if p.svc == nil {
 		return ops
 	}
-	for _, o := range p.svc.others(target.ID) {
+	for _, o := range p.svc.Others(target.ID) {
 		if c == rescale && o.RC.Desired() == 0 {
 			continue
 		}

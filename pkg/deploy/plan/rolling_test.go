@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -20,9 +21,9 @@ import (
 
 // cluster is a plan.Client that keeps one service in memory.
 type cluster struct {
-	svc     *plan.Service
+	svc     *record.Service
 	ids     int
-	commits []*plan.Draft
+	commits []*record.Draft
 	refuse  int // how many commits are refused
 	goals   []plan.Goal
 	await   error
@@ -30,7 +31,7 @@ type cluster struct {
 	err     error          // of each read
 }
 
-func (c *cluster) Service(context.Context, string) (*plan.Service, error) {
+func (c *cluster) Service(context.Context, string) (*record.Service, error) {
 	if c.read != nil {
 		c.read(c)
 	}
@@ -41,7 +42,7 @@ func (c *cluster) Service(context.Context, string) (*plan.Service, error) {
 	return &copied, nil
 }
 
-func (c *cluster) Commit(_ context.Context, d *plan.Draft) error {
+func (c *cluster) Commit(_ context.Context, d *record.Draft) error {
 	if c.refuse > 0 {
 		c.refuse--
 		return fmt.Errorf("commit: %w", plan.ErrChanged)
@@ -65,7 +66,7 @@ func rolling() *plan.RollingStrategy {
 }
 
 // deployed deploys a document to the cluster, as a farm would see it afterwards: its rollout is done.
-func (c *cluster) deployed(t *testing.T, spec *plan.ServiceSpec) {
+func (c *cluster) deployed(t *testing.T, spec *record.ServiceSpec) {
 	t.Helper()
 	c.under(t, spec)
 	for i := range c.svc.Controllers {
@@ -82,7 +83,7 @@ func (c *cluster) deployed(t *testing.T, spec *plan.ServiceSpec) {
 }
 
 // under is deployed with the rollout under way.
-func (c *cluster) under(t *testing.T, spec *plan.ServiceSpec) {
+func (c *cluster) under(t *testing.T, spec *record.ServiceSpec) {
 	t.Helper()
 	resolved, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), spec)
 	if err != nil {
@@ -97,22 +98,22 @@ func (c *cluster) under(t *testing.T, spec *plan.ServiceSpec) {
 }
 
 // land makes the cluster what a draft writes.
-func (c *cluster) land(d *plan.Draft) {
-	next := plan.Service{Deployed: d.Deployed, Index: 10, Rollout: d.Rollout, RolloutAt: 11}
+func (c *cluster) land(d *record.Draft) {
+	next := record.Service{Deployed: d.Deployed, Index: 10, Rollout: d.Rollout, RolloutAt: 11}
 	if c.svc != nil {
 		next.Index, next.RolloutAt, next.Controllers = c.svc.Index+10, c.svc.RolloutAt+10, slices.Clone(c.svc.Controllers)
-		next.History = slices.DeleteFunc(slices.Clone(c.svc.History), func(e plan.Entry) bool { return e.Revision == d.Entry.Revision })
+		next.History = slices.DeleteFunc(slices.Clone(c.svc.History), func(e record.Entry) bool { return e.Revision == d.Entry.Revision })
 	}
 	next.History = append(next.History, d.Entry)
 	for _, r := range d.Create {
 		if r.Service != nil {
-			next.Controllers = append(next.Controllers, plan.Controller{RC: r, Index: next.Index})
+			next.Controllers = append(next.Controllers, record.Controller{RC: r, Index: next.Index})
 		}
 	}
 	for _, r := range d.Change {
 		for i := range next.Controllers {
 			if next.Controllers[i].RC.ID == r.ID {
-				next.Controllers[i] = plan.Controller{RC: r, Index: next.Index}
+				next.Controllers[i] = record.Controller{RC: r, Index: next.Index}
 			}
 		}
 	}
@@ -120,7 +121,7 @@ func (c *cluster) land(d *plan.Draft) {
 }
 
 // planOf plans a document and returns the lines of the plan.
-func (c *cluster) planOf(t *testing.T, spec *plan.ServiceSpec, change ...func(*plan.RollingStrategy)) (plan.Plan, error) {
+func (c *cluster) planOf(t *testing.T, spec *record.ServiceSpec, change ...func(*plan.RollingStrategy)) (plan.Plan, error) {
 	t.Helper()
 	resolved, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), spec)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -26,7 +27,7 @@ type Room struct {
 }
 
 // Room returns how many pods of a new revision of a service find a place now, at most as many as wanted, by the rule that farms place by.
-func (s *State) Room(spec *ServiceSpec, wanted int) Room {
+func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 	out := Room{Reasons: scheduler.Reasons{}}
 	selector, err := rc.ParseSelector(spec.NodeSelector)
 	if err != nil {
@@ -93,7 +94,7 @@ func (p *planner) roomFor(wanted int) Room {
 	for _, name := range slices.Sorted(maps.Keys(p.State.Taken)) {
 		after.Taken[name] = p.State.Taken[name].Clone()
 		for _, key := range slices.Sorted(maps.Keys(p.State.Taken[name].Holders)) {
-			if id := p.State.Taken[name].Holders[key].Pod.RCID; p.svc.controller(id) != nil {
+			if id := p.State.Taken[name].Holders[key].Pod.RCID; p.svc.Controller(id) != nil {
 				pods[id] = append(pods[id], placed{name, key})
 				more++
 			}

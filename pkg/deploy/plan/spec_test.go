@@ -8,14 +8,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // sample is a document with everything pinned. more replaces or adds fields of it, as JSON, each with its path of one or two parts.
-func sample(t testing.TB, more ...string) *plan.ServiceSpec {
+func sample(t testing.TB, more ...string) *record.ServiceSpec {
 	t.Helper()
-	s, err := plan.Decode(sampleJSON(t, more...))
+	s, err := record.Decode(sampleJSON(t, more...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func sampleJSON(t testing.TB, more ...string) []byte {
 }
 
 func TestDecodeMistakes(t *testing.T) {
-	long := strings.Repeat("n", plan.MaxNameBytes)
+	long := strings.Repeat("n", record.MaxNameBytes)
 	for _, tt := range []struct{ change, want string }{
 		{`name="` + long + `"`, ``},
 		{`name="` + long + `n"`, `name: "` + long + `n" is not valid; allowed: at most 50 characters`},
@@ -87,7 +87,7 @@ func TestDecodeMistakes(t *testing.T) {
 		{`pre_deploy={"args": [` + strings.TrimSuffix(strings.Repeat(`"a",`, 129), ",") + `]}`, `pre_deploy.args: 129 entries is not valid; allowed: at most 128 entries`},
 		{`pre_deploy={"env": {` + manyEnv(129) + `}}`, `pre_deploy.env: 129 entries is not valid`},
 	} {
-		_, err := plan.Decode(sampleJSON(t, strings.Split(tt.change, ";")...))
+		_, err := record.Decode(sampleJSON(t, strings.Split(tt.change, ";")...))
 		switch {
 		case tt.want == "" && err != nil:
 			t.Errorf("%.60s: %v", tt.change, err)
@@ -97,7 +97,7 @@ func TestDecodeMistakes(t *testing.T) {
 			t.Errorf("%.60s: more than one mistake: %v", tt.change, err)
 		}
 	}
-	if _, err := plan.Decode([]byte("x")); err == nil || !strings.Contains(err.Error(), "parse document") {
+	if _, err := record.Decode([]byte("x")); err == nil || !strings.Contains(err.Error(), "parse document") {
 		t.Error(err)
 	}
 }
@@ -116,11 +116,11 @@ func TestDigestsMayBeLeftOut(t *testing.T) {
 	if got := s.Pod.Launchables[0].Artifact.SHA256; got != "" {
 		t.Errorf("the digest became %q", got)
 	}
-	_, err := plan.Decode(sampleJSON(t, `pod.launchables=[{"name": "a", "artifact": {"kind": "tar", "url": "https://f.example/a", "sha256": "x"}}]`))
+	_, err := record.Decode(sampleJSON(t, `pod.launchables=[{"name": "a", "artifact": {"kind": "tar", "url": "https://f.example/a", "sha256": "x"}}]`))
 	if err == nil || !strings.Contains(err.Error(), "pod.launchables[0].artifact.sha256") {
 		t.Error(err)
 	}
-	_, err = plan.Decode(sampleJSON(t, `pod.launchables=[{"name": "a", "artifact": {"kind": "exec", "path": "/bin/true"}}]`))
+	_, err = record.Decode(sampleJSON(t, `pod.launchables=[{"name": "a", "artifact": {"kind": "exec", "path": "/bin/true"}}]`))
 	if err != nil {
 		t.Error(err)
 	}
@@ -128,11 +128,11 @@ func TestDigestsMayBeLeftOut(t *testing.T) {
 
 func TestGroupsAndTotal(t *testing.T) {
 	three, one := 3, 1
-	short := &plan.ServiceSpec{Replicas: &three}
+	short := &record.ServiceSpec{Replicas: &three}
 	if diff := cmp.Diff([]rc.ReplicaGroup{{Role: "main", Count: &three}}, short.Groups()); diff != "" || short.Total() != 3 {
 		t.Error(diff, short.Total())
 	}
-	long := &plan.ServiceSpec{ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: &three}, {Role: "b", Count: &one}, {Role: "c"}}}
+	long := &record.ServiceSpec{ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: &three}, {Role: "b", Count: &one}, {Role: "c"}}}
 	if got := long.Groups(); len(got) != 3 || long.Total() != 4 {
 		t.Error(got, long.Total())
 	}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
 // staleness lists what a plan was made from and is different now, by index: a line for each field of the document, and for each field of
 // a controller, that changed. What owners report does not count.
-func staleness(before, now *Service) []string {
+func staleness(before, now *record.Service) []string {
 	switch {
 	case before == nil && now == nil:
 		return nil
@@ -36,7 +38,7 @@ func staleness(before, now *Service) []string {
 	}
 	for i := range before.Controllers {
 		was := &before.Controllers[i]
-		is := now.controller(was.RC.ID)
+		is := now.Controller(was.RC.ID)
 		switch {
 		case is == nil:
 			lines = append(lines, fmt.Sprintf("controller %s: it was deleted", was.RC.Name))
@@ -45,7 +47,7 @@ func staleness(before, now *Service) []string {
 		}
 	}
 	for i := range now.Controllers {
-		if before.controller(now.Controllers[i].RC.ID) == nil {
+		if before.Controller(now.Controllers[i].RC.ID) == nil {
 			lines = append(lines, fmt.Sprintf("controller %s: it was created", now.Controllers[i].RC.Name))
 		}
 	}
@@ -53,14 +55,14 @@ func staleness(before, now *Service) []string {
 }
 
 // underWay returns the id of the rollout under way, "" where there is none.
-func underWay(s *Service) string {
+func underWay(s *record.Service) string {
 	if s.Rollout == nil {
 		return ""
 	}
 	return s.Rollout.ID
 }
 
-func stateOf(s *Service) string {
+func stateOf(s *record.Service) string {
 	if s.Rollout == nil {
 		return "(none)"
 	}
@@ -68,7 +70,7 @@ func stateOf(s *Service) string {
 }
 
 // recordChanges lists the fields of a controller's record that are different.
-func recordChanges(was, is *Controller) []string {
+func recordChanges(was, is *record.Controller) []string {
 	before, after := fieldsOf(was), fieldsOf(is)
 	names := slices.Collect(maps.Keys(before))
 	for name := range after {
@@ -89,7 +91,7 @@ func recordChanges(was, is *Controller) []string {
 	return lines
 }
 
-func fieldsOf(c *Controller) map[string]json.RawMessage {
+func fieldsOf(c *record.Controller) map[string]json.RawMessage {
 	fields := map[string]json.RawMessage{}
 	data, _ := json.Marshal(c.RC) // it is made of plain fields
 	_ = json.Unmarshal(data, &fields)

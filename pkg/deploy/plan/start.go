@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -22,13 +23,13 @@ func (p *planner) start(ctx context.Context, c course, target rc.RC) (rollout.St
 	}
 	p.draft.Seen = now
 	if c == inPlace || c == rescale {
-		target = p.changed(now.controller(target.ID).RC, p.draft.Deployed.Revision)
+		target = p.changed(now.Controller(target.ID).RC, p.draft.Deployed.Revision)
 	}
 	return p.begin(now, c, target)
 }
 
 // begin asks for the rollout that leads to the target. Its error is a *RefusedError.
-func (p *planner) begin(svc *Service, c course, target rc.RC) (started rollout.Started, err error) {
+func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started rollout.Started, err error) {
 	s := rollout.Start{
 		ID: p.client.NewID(), Service: p.spec.Name, By: p.By, Now: p.now().UTC(), Knobs: p.knobs, New: target, InEffect: p.base.Revision,
 		SkipGates: p.SkipGates || p.Rollback, PreDeploy: p.preDeploy,
@@ -72,7 +73,7 @@ func (p *planner) preDeployment(target *rc.RC) []Operation {
 		ManifestDigest: digest, NodeSelector: target.NodeSelector, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}},
 		NodeLoss: rc.NodeLoss{Action: "keep"}, Strategy: rc.Static, Generation: 1,
 	}
-	delete(r.Labels, ServiceLabel)
+	delete(r.Labels, record.ServiceLabel)
 	p.preDeploy = &rollout.PreDeploy{RC: r.ID, Name: r.Name}
 	return []Operation{
 		&CreateManifestOperation{Digest: digest, PodID: m.ID, Canonical: canonical, draft: p.draft},
@@ -81,7 +82,7 @@ func (p *planner) preDeployment(target *rc.RC) []Operation {
 }
 
 // oneShot is the manifest of the pod that runs once: the first process of the service, in a pod of its own that nobody is sent to.
-func oneShot(spec *ServiceSpec) *manifest.Manifest {
+func oneShot(spec *record.ServiceSpec) *manifest.Manifest {
 	l := spec.Pod.Launchables[0]
 	if d := spec.PreDeploy; d.Command != "" {
 		l.Command, l.Args = d.Command, nil

@@ -1,4 +1,4 @@
-package plan
+package record
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ func (s *ServiceSpec) Validate() field.Errors {
 	if len(name) > MaxNameBytes {
 		errs.Add("name", name, fmt.Sprintf("at most %d characters", MaxNameBytes))
 	}
-	as := s.controller(name)
+	as := s.RCSpec(name)
 	as.Replicas, as.ReplicaGroups = s.Replicas, s.ReplicaGroups
 	as.Pod = pinned(s.Pod)
 	errs = append(errs, as.Validate()...)
@@ -50,45 +50,45 @@ func (s *ServiceSpec) validateStageTimeout(errs *field.Errors) {
 	if s.Pod == nil {
 		return
 	}
-	takes := stageTakes(s.Update.Kind(), s.Pod, s.Pod)
-	if takes.within(&s.Update) {
+	takes := StageTakes(s.Update.Kind(), s.Pod, s.Pod)
+	if takes.Within(&s.Update) {
 		return
 	}
 	value := field.Text(s.Update.StageTimeout.Or(rollout.DefaultStageTimeout).String())
 	if s.Update.StageTimeout == nil {
 		value += ", the default,"
 	}
-	errs.Add("update.stage_timeout", value, takes.allowed())
+	errs.Add("update.stage_timeout", value, takes.Allowed())
 }
 
-// leastStage is how long at the least a stage makes no progress.
-type leastStage struct {
+// LeastStage is how long at the least a stage makes no progress.
+type LeastStage struct {
 	time.Duration
 	what string // goes on meanwhile
 }
 
-// stageTakes returns how long a stage makes no progress for certain: until the first new pod is available, and until the first old one has stopped. In place these
+// StageTakes returns how long a stage makes no progress for certain: until the first new pod is available, and until the first old one has stopped. In place these
 // are one after the other.
-func stageTakes(kind string, old, next *manifest.Manifest) leastStage {
+func StageTakes(kind string, old, next *manifest.Manifest) LeastStage {
 	drain, ready := old.DrainFor(), next.ReadyAfter()
 	switch {
 	case kind == rollout.InPlaceStrategy:
-		return leastStage{drain + ready, "a pod serves on (pod.service.drain) and then runs before it is available (pod.min_ready)"}
+		return LeastStage{drain + ready, "a pod serves on (pod.service.drain) and then runs before it is available (pod.min_ready)"}
 	case drain > ready:
-		return leastStage{drain, "a pod serves on before it stops (pod.service.drain)"}
+		return LeastStage{drain, "a pod serves on before it stops (pod.service.drain)"}
 	default:
-		return leastStage{ready, "a pod runs before it is available (pod.min_ready)"}
+		return LeastStage{ready, "a pod runs before it is available (pod.min_ready)"}
 	}
 }
 
-// within reports whether the stage may take longer than that.
-func (l leastStage) within(k *rollout.Knobs) bool {
+// Within reports whether the stage may take longer than that.
+func (l LeastStage) Within(k *rollout.Knobs) bool {
 	limit := k.StageTimeout.Or(rollout.DefaultStageTimeout)
 	return limit <= 0 || limit > l.Duration
 }
 
-// allowed says in words what update.stage_timeout may be.
-func (l leastStage) allowed() string {
+// Allowed says in words what update.stage_timeout may be.
+func (l LeastStage) Allowed() string {
 	return fmt.Sprintf("more than %s, for which %s, or 0s for no limit", l.Duration, l.what)
 }
 

@@ -1,4 +1,4 @@
-package plan
+package record
 
 import (
 	"slices"
@@ -79,8 +79,8 @@ func (s *ServiceSpec) Total() int {
 	return total
 }
 
-// controller returns the document of a controller that runs the service.
-func (s *ServiceSpec) controller(name string) *rc.Spec {
+// RCSpec returns the document of a controller that runs the service.
+func (s *ServiceSpec) RCSpec(name string) *rc.Spec {
 	return &rc.Spec{
 		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, ReplicaGroups: s.Groups(), PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
 		Spread: s.Spread, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress, Strategy: s.Strategy, Pod: s.Pod,

@@ -1,6 +1,7 @@
-package plan
+package record
 
 import (
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -47,10 +48,39 @@ type Entry struct {
 	Spec     ServiceSpec       `json:"spec"`
 	By       string            `json:"by"`
 	At       time.Time         `json:"at"`
-	Rollout  string            `json:"rollout,omitempty"`
-	EndedAt  *time.Time        `json:"ended_at,omitempty"` // of that rollout; nil: it is under way
-	Outcome  rollout.State     `json:"outcome,omitempty"`  // done, failed or aborted
-	Reason   string            `json:"reason,omitempty"`
+	Ending
+}
+
+// Ending is which rollout a revision was deployed by, and what came of it.
+type Ending struct {
+	Rollout string        `json:"rollout,omitempty"`  // id; empty: none was needed
+	EndedAt *time.Time    `json:"ended_at,omitempty"` // nil: it is under way
+	Outcome rollout.State `json:"outcome,omitempty"`  // done, failed or aborted
+	Reason  string        `json:"reason,omitempty"`
+}
+
+// ErrOtherRollout means that an entry is not about a rollout, or has its ending already.
+var ErrOtherRollout = errors.New("the entry is of another rollout, or has an outcome")
+
+// Into returns a stored entry with how its rollout ended. All else in it stays as it is, fields of later versions too. It returns
+// ErrOtherRollout, or why the entry cannot be read.
+func (e Ending) Into(entry []byte) ([]byte, error) {
+	var before Ending
+	if err := json.Unmarshal(entry, &before); err != nil {
+		return nil, err
+	}
+	if before.Rollout != e.Rollout || before.EndedAt != nil {
+		return nil, ErrOtherRollout
+	}
+	text, err := json.Marshal(e)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]json.RawMessage{}
+	if err := errors.Join(json.Unmarshal(entry, &all), json.Unmarshal(text, &all)); err != nil {
+		return nil, err
+	}
+	return json.Marshal(all)
 }
 
 // Check reports why a stored record cannot be acted on.
@@ -85,7 +115,8 @@ type Service struct {
 	History     []Entry // the oldest first
 }
 
-func (s *Service) controller(id string) *Controller {
+// Controller returns one of the service's controllers by its id, nil where it has none of that id.
+func (s *Service) Controller(id string) *Controller {
 	i := slices.IndexFunc(s.Controllers, func(c Controller) bool { return c.RC.ID == id })
 	if i < 0 {
 		return nil
@@ -93,15 +124,15 @@ func (s *Service) controller(id string) *Controller {
 	return &s.Controllers[i]
 }
 
-// others returns the controllers besides one, without those that are being deleted.
-func (s *Service) others(id string) []Controller {
+// Others returns the controllers besides one, without those that are being deleted.
+func (s *Service) Others(id string) []Controller {
 	return slices.DeleteFunc(slices.Clone(s.Controllers), func(c Controller) bool { return c.RC.ID == id || c.RC.DeletedAt != nil })
 }
 
 // InEffect returns the revision whose pods make the service: the one deployed last or, where its rollout failed, the newest that was done
 // before and has pods. While a rollout is under way it is the one that it goes to.
 func (s *Service) InEffect() Deployed {
-	last := s.entry(s.Deployed.Revision)
+	last := s.Entry(s.Deployed.Revision)
 	if s.Rollout != nil || last == nil || last.Outcome != rollout.Failed {
 		return s.Deployed
 	}
@@ -109,14 +140,15 @@ func (s *Service) InEffect() Deployed {
 		if e.Revision == s.Deployed.Revision || e.Outcome != rollout.Done && e.Rollout != "" {
 			continue
 		}
-		if c := s.controller(e.RC); c != nil && c.HasPods() {
+		if c := s.Controller(e.RC); c != nil && c.HasPods() {
 			return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: e.Spec, By: e.By, At: e.At, Rollout: e.Rollout}
 		}
 	}
 	return s.Deployed
 }
 
-func (s *Service) entry(revision int64) *Entry {
+// Entry returns what a revision was, nil where nothing is known of it.
+func (s *Service) Entry(revision int64) *Entry {
 	i := slices.IndexFunc(s.History, func(e Entry) bool { return e.Revision == revision })
 	if i < 0 {
 		return nil
@@ -133,11 +165,12 @@ func (s *Service) KnownDigests() map[string]string {
 	for i := range s.History {
 		maps.Copy(known, s.History[i].Digests)
 	}
-	maps.Copy(known, digestsOf(s.Deployed.Spec.Pod))
+	maps.Copy(known, DigestsOf(s.Deployed.Spec.Pod))
 	return known
 }
 
-func digestsOf(m *manifest.Manifest) map[string]string {
+// DigestsOf returns the digests of a manifest's artifacts, by URL.
+func DigestsOf(m *manifest.Manifest) map[string]string {
 	digests := map[string]string{}
 	for i := range m.Launchables {
 		if a := m.Launchables[i].Artifact; a.Kind == manifest.ArtifactTar {
@@ -147,8 +180,8 @@ func digestsOf(m *manifest.Manifest) map[string]string {
 	return digests
 }
 
-// nextRevision returns a number that no revision has had.
-func (s *Service) nextRevision() int64 {
+// NextRevision returns a number that no revision has had.
+func (s *Service) NextRevision() int64 {
 	last := s.Deployed.Revision
 	for i := range s.History {
 		last = max(last, s.History[i].Revision)
