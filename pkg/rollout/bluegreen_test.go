@@ -241,3 +241,16 @@ func TestBlueGreenLeavesTheNameToWhoHasIt(t *testing.T) {
 		}
 	}
 }
+
+// The first deployment of a service waits for promote as any other does.
+func TestTheFirstRevisionWaitsForPromote(t *testing.T) {
+	for strategy, pods := range map[string]int{rollout.CanaryStrategy: 1, rollout.BlueGreenStrategy: 3} {
+		w := traced(t)
+		w.must(t, w.deploy(rollout.Knobs{Strategy: strategy}, 1, 3))
+		w.settles(t, rollout.WaitingForPromote)
+		w.has(t, map[string]int{"r1": pods})
+		w.ask(rollout.PromoteVerb)
+		w.settles(t, rollout.Done)
+		w.has(t, map[string]int{"r1": 3})
+	}
+}
