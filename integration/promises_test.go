@@ -67,10 +67,10 @@ func prose(text string) map[int]string {
 	s.Init(file, []byte(text), nil, scanner.ScanComments)
 	for {
 		at, kind, literal := s.Scan()
-		switch kind {
-		case token.EOF:
+		if kind == token.EOF {
 			return lines
-		case token.COMMENT, token.STRING:
+		}
+		if kind == token.COMMENT || kind == token.STRING {
 			for i, line := range strings.Split(literal, "\n") {
 				lines[file.Line(at)+i] += " " + line
 			}
