@@ -109,7 +109,7 @@ func (f *Farm) own(ctx context.Context) error {
 			ID: f.cfg.ID, Version: Version, Store: tenure, Log: f.log,
 			RCSelector: selector,
 			TTL:        f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
-			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string) { carrier.Ring(service) },
+			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
 		})
 		carrier = runner.New(runner.Config{
 			ID: f.cfg.ID, Store: tenure, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,

@@ -150,17 +150,18 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 	if err != nil {
 		return 0, err
 	}
+	last := c.foresee(v, plan, batches)
 	plan.Status.CarrySince(v.head.Status)
 	c.track(v, plan)
 	differs := statusDiffers(v.head.Status, &plan.Status) && !c.phantom
 	if len(batches) == 0 && (differs || len(plan.Answered) > 0) {
 		batches = append(batches, c.newBatch(v, plan))
 	}
-	if differs {
-		batches[0].Status = &plan.Status
-	}
 	if len(batches) == 0 {
 		return 0, nil
+	}
+	if differs && last == nil {
+		batches[0].Status = &plan.Status
 	}
 	c.auditVoid(batches[0], plan)
 	// The first carries the pass's audit record and status: nothing else is written unless it lands.
@@ -168,9 +169,7 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, err
 	}
 	wrote = batches[0].changes
-	if told := batches[0].Rollout; told != "" && batches[0].Status != nil && c.farm.cfg.OnStatus != nil {
-		c.farm.cfg.OnStatus(told)
-	}
+	c.tellRunner(batches[0])
 	errs := make([]error, len(batches))
 	var group errgroup.Group
 	group.SetLimit(c.farm.cfg.InFlight)
@@ -191,7 +190,44 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 			return wrote, e
 		}
 	}
-	return wrote, joined(errs)
+	if err := joined(errs); err != nil || last == nil || !differs {
+		return wrote, err
+	}
+	last.Status = &plan.Status
+	if err := c.commit(ctx, last); err != nil {
+		return wrote, err
+	}
+	c.tellRunner(last)
+	return wrote, nil
+}
+
+// foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
+// nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.
+func (c *ReplicationController) foresee(v *view, plan *reconcile.Plan, batches []*batch) (last *batch) {
+	planned := 0
+	for _, b := range batches {
+		planned += b.changes
+	}
+	if v.deep || c.phantom || c.farm.books != nil || planned != len(plan.Changes) {
+		return nil
+	}
+	next, ok := reconcile.Foresee(v.snapshot, plan)
+	if !ok {
+		return nil
+	}
+	v.foreseen = true
+	plan.Status, plan.Again, plan.Alone = next.Status, next.Again, next.Alone
+	if len(batches) > 1 {
+		last = c.newBatch(v, nil)
+	}
+	return last
+}
+
+// tellRunner tells the runner of a rollout of a status that was written.
+func (c *ReplicationController) tellRunner(b *batch) {
+	if b.Rollout != "" && b.Status != nil && c.farm.cfg.OnStatus != nil {
+		c.farm.cfg.OnStatus(b.Rollout, b.Landed)
+	}
 }
 
 // auditVoid adds the requests that a batch answers without carrying them out to its audit record.

@@ -124,6 +124,13 @@ func (k *kin) set(id string, companions []string) {
 	}
 }
 
+// companions returns the companions that a controller depends on.
+func (k *kin) companions(id string) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.of[id])
+}
+
 // besides returns the controllers that have one as a companion.
 func (k *kin) besides(id string) (ids []string) {
 	k.mu.Lock()

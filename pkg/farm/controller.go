@@ -43,6 +43,8 @@ type ReplicationController struct {
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
+	looks looks
+
 	mu       sync.Mutex
 	lastDeep time.Time
 	nodes    map[string]bool // where it has pods
@@ -99,6 +101,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		}
 	}
 	c.concernedByAll() // what changes while this pass is under way may matter to it
+	c.looks.begin()
 	v := &view{}
 	defer func() { c.farm.ledger.giveBack(v.taken) }()
 	err = c.read(ctx, v)
@@ -151,24 +154,27 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return 0, c.afterFailure(ctx, err)
 	}
 	told := c.alert(ctx, &plan)
+	c.looks.ended(c.ID, &v.head, v.companions, &plan)
 	if wrote > 0 && frees(plan.Changes) {
 		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
 	}
 	switch {
-	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyPlaces(plan.Changes):
-		return soonest(plan.Again, placedLook), nil
+	case wrote > 0 && !told && v.foreseen:
+		return plan.Again, nil
+	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyAsks(plan.Changes):
+		return soonest(plan.Again, askedLook), nil
 	case wrote > 0 || told || len(plan.Answered) > 0:
 		return time.Millisecond, nil // what this made possible comes with the next look, and further requests
 	}
 	return plan.Again, nil
 }
 
-// placedLook is when a controller whose plan was to place or move pods, and nothing else, is looked at again. Nothing more can be
+// askedLook is when a controller whose plan was to place, move or stop pods, and nothing else, is looked at again. Nothing more can be
 // done before the nodes report, which rings; only the status says less than it could until then.
-const placedLook = time.Second
+const askedLook = time.Second
 
-func onlyPlaces(changes []reconcile.Change) bool {
-	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return !adds(&ch) })
+func onlyAsks(changes []reconcile.Change) bool {
+	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return !adds(&ch) && ch.Action != reconcile.Stop })
 }
 
 // soonest returns the shorter of two times; the first may be zero for none.
@@ -292,6 +298,7 @@ func (c *ReplicationController) rebalance() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.leaving = true
+	c.looks.ask()
 }
 
 // leave gives the controller up if another farm should have it: its labels do not match this farm's selector any more, or
@@ -344,6 +351,7 @@ func (c *ReplicationController) placedOn() []string {
 
 // checkDeeply asks for a deep check in the next pass.
 func (c *ReplicationController) checkDeeply() {
+	c.looks.ask()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deep = true

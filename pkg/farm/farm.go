@@ -31,8 +31,8 @@ type Config struct {
 	Address   string        // of the daemon's debug server, for the member record; may be empty
 	OnMembers func()        // called whenever the living farms have changed; may be nil
 	// OnStatus is called when the status of a controller that a service's rollout is in charge of was written; may be nil. Its bell rings
-	// too: this is only faster.
-	OnStatus func(service string)
+	// too, at that index: this is only faster.
+	OnStatus func(service string, index uint64)
 
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 
@@ -247,6 +247,12 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	}
 	if err == nil && c != nil {
+		if idle, left := c.looks.idle(id, f.rungFor(id)); idle {
+			if left > 0 {
+				f.queue.AddAfter(id, left)
+			}
+			return
+		}
 		again, err = f.passes(ctx, c)
 	}
 	var corrupt *store.CorruptError
@@ -255,7 +261,11 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.queue.Forget(id)
 		f.cfg.Metrics.unreadable("rc/"+id, 0)
 		if again > 0 {
-			f.queue.AddAfter(id, again+f.backlog())
+			again += f.backlog()
+			if c != nil {
+				c.looks.again(again)
+			}
+			f.queue.AddAfter(id, again)
 		}
 		return
 	case ctx.Err() != nil:
@@ -324,14 +334,25 @@ func (f *Farm) startOver(why error) {
 	}
 }
 
-// enqueue asks for a look at a controller soon.
-func (f *Farm) enqueue(id string) { f.queue.Add(id) }
+// enqueue asks for a look at a controller soon, for another reason than its bell.
+func (f *Farm) enqueue(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.owned[id]; c != nil {
+		c.looks.ask()
+	}
+	f.queue.Add(id)
+}
+
+// rang asks for a look at a controller whose bell, or that of a companion, has rung.
+func (f *Farm) rang(id string) { f.queue.Add(id) }
 
 func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, c := range f.owned {
 		if which(c) {
+			c.looks.ask()
 			f.queue.Add(id)
 		}
 	}

@@ -38,10 +38,16 @@ func (f *Farm) MemberRecords() []store.Member { return f.world.members() }
 // time. It returns why the farm must, too.
 func (f *Farm) Regressed(ctx context.Context) error { return f.world.regressed(ctx) }
 
-// Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too: this is only faster.
-func (f *Farm) Changed(rcIDs []string) {
+// Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too, at the given index: this is only
+// faster.
+func (f *Farm) Changed(rcIDs []string, index uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for _, id := range rcIDs {
-		f.enqueue(id)
+		if c := f.owned[id]; c != nil {
+			c.looks.heard(index)
+		}
+		f.queue.Add(id)
 	}
 }
 

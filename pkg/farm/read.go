@@ -50,6 +50,7 @@ type view struct {
 	snapshot   *reconcile.Snapshot
 	deep       bool
 	consistent bool // what was read is not that of a leader that is behind
+	foreseen   bool // the status says what will be when the plan's changes have landed, and nothing else follows
 	// nodesVersion is that of the snapshot's nodes.
 	nodesVersion uint64
 	reserved     map[string]store.Rec[node.Reservation] // read so far, by node

@@ -62,6 +62,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 				f.queue.Add(id)
 			}
 		case locks[id]:
+			c.looks.ask()
 			f.queue.Add(id) // another's: its next write finds out
 		}
 	}

@@ -199,9 +199,9 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 	w.mu.Unlock()
 	for id, index := range s.Index {
 		if before[id] != index {
-			w.farm.enqueue(id)
+			w.farm.rang(id)
 			for _, other := range w.farm.kin.besides(id) {
-				w.farm.enqueue(other)
+				w.farm.rang(other)
 			}
 		}
 	}
@@ -408,6 +408,20 @@ func (w *world) lastRung() []string {
 	}
 	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(rung[b], rung[a]), cmp.Compare(a, b)) })
 	return ids
+}
+
+// rung returns the bells of some controllers, as heard last: zero for one that there is not.
+func (w *world) rung(ids []string) map[string]uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rung := make(map[string]uint64, len(ids))
+	for _, id := range ids {
+		rung[id] = 0
+		for _, shard := range w.bells {
+			rung[id] = max(rung[id], shard[id])
+		}
+	}
+	return rung
 }
 
 func (w *world) bellIDs() []string {

@@ -179,3 +179,9 @@ func (p *Pod) withoutStopped() *Pod {
 	}
 	return &next
 }
+
+// alone reports whether whatever companions do makes no difference: the controller has what it should, and nothing waits.
+func (c *computation) alone() bool {
+	waits := func(cond rc.Condition) bool { return cond.True != (cond.Type == rc.Converged) }
+	return c.s.RC.InPlace == nil && len(c.s.Requests) == 0 && !slices.ContainsFunc(c.plan.Status.Conditions, waits)
+}

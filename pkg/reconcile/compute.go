@@ -43,6 +43,7 @@ func Compute(s *Snapshot) Plan {
 	c.markGhosts()
 	c.rely()
 	c.report()
+	c.plan.Alone = c.alone()
 	return c.plan
 }
 

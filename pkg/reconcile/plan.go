@@ -178,7 +178,9 @@ type Plan struct {
 	// Answered are the requests that ask for nothing that is left to do. Others are with the changes; see Change.Answers.
 	Answered []string
 	// Void are those of Answered that are not carried out, because what they say is not so any more.
-	Void   []Void
+	Void []Void
+	// Alone: whatever the other revisions of the service do, nothing follows for this controller.
+	Alone  bool
 	Finish bool          // the controller is deleted and nothing of it is left: remove its records
 	Status rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
 	Again  time.Duration // look again after this long even if nothing rings; zero: no need

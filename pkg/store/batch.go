@@ -22,6 +22,8 @@ type Batch struct {
 	Status *rc.Status
 	// Rollout is the service whose runner is told of the status; empty: no rollout is in charge of the controller.
 	Rollout string
+	// Landed is the index at which the status has landed; Commit fills it in.
+	Landed uint64
 }
 
 // Reported is a reality with the index at which it was read.
@@ -74,7 +76,8 @@ var (
 // Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused, ErrDropped and ErrReported to
 // tell why) or ErrUnknown.
 func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
-	err := t.fenced(ctx, t.ops(b))
+	written, err := t.fencedIndices(ctx, t.ops(b))
+	b.Landed = written[t.keys.Status(b.RCID)]
 	drops := []string{t.keys.Drops(b.RCID)}
 	for id := range b.Companions {
 		drops = append(drops, t.keys.Drops(id))
@@ -92,12 +95,18 @@ func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
 }
 
 func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
+	_, err := t.fencedIndices(ctx, ops)
+	return err
+}
+
+// fencedIndices returns the indices of the keys that it wrote, too.
+func (t *FarmTenure) fencedIndices(ctx context.Context, ops []consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
-	_, err := t.merged.Commit(ctx, ops)
+	written, err := t.merged.Commit(ctx, ops)
 	if err == nil {
 		t.sess.Confirm(sent)
 	}
-	return err
+	return written, err
 }
 
 // LockRefused reports whether a transaction was refused because its fence does not hold.

@@ -220,7 +220,7 @@ func TestAStepIsRefused(t *testing.T) {
 				"step": {Fence: fence, View: &v, Record: &moved, RCs: []rc.RC{next}},
 				"end":  {Fence: fence, View: &v, Record: &moved, RCs: []rc.RC{next}, Ended: true},
 			} {
-				if err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) {
+				if _, err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
@@ -249,7 +249,7 @@ func TestTheEndOfARollout(t *testing.T) {
 	ended.State, ended.Reason = rollout.Failed, "it did not get anywhere"
 	trouble := RolloutTrouble{Rollout: "one", Ended: true, Incident: rc.Incident{Key: "k", Reason: "look at it", Since: time.Now().UTC().Truncate(time.Second)}}
 	audit := NewAudit("f", "rollout-failed", "id2", nil)
-	if err := farm.CommitRollout(t.Context(), &RolloutStep{Fence: fence, View: &v, Record: &ended, Ended: true, Audit: &audit, Trouble: &trouble}); err != nil {
+	if _, err := farm.CommitRollout(t.Context(), &RolloutStep{Fence: fence, View: &v, Record: &ended, Ended: true, Audit: &audit, Trouble: &trouble}); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{farm.keys.Rollout("web"), farm.keys.RolloutBell("web"), farm.keys.RolloutLock("web")} {

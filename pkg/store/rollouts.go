@@ -140,6 +140,7 @@ type RolloutView struct {
 	Indices map[string]uint64
 	Corrupt []error // of controllers, a *CorruptError each; a status that cannot be read counts as none
 	Trouble Rec[RolloutTrouble]
+	Bell    uint64 // index; zero: there is none. All else is as new as that
 }
 
 // ReadRollout reads a service's rollout with its controllers, their statuses, schema and breaker. ids are the controllers that it was
@@ -179,7 +180,7 @@ func RolloutRCs(r *rollout.Record) []string {
 }
 
 func (t *FarmTenure) rolloutKeys(service string, ids []string) []string {
-	keys := []string{t.keys.Rollout(service), t.keys.RolloutTrouble(service), t.keys.Schema(), t.keys.Breaker()}
+	keys := []string{t.keys.Rollout(service), t.keys.RolloutBell(service), t.keys.RolloutTrouble(service), t.keys.Schema(), t.keys.Breaker()}
 	for _, id := range ids {
 		keys = append(keys, t.keys.RC(id), t.keys.Status(id))
 	}
@@ -190,6 +191,7 @@ func (t *FarmTenure) fillRollout(v *RolloutView, found map[string]consul.Pair, i
 	if v.Schema, err = decodeFound[Schema](t.keys, found, t.keys.Schema()); err != nil {
 		return err
 	}
+	v.Bell = found[t.keys.RolloutBell(v.Rollout.Value.Service)].ModifyIndex
 	v.Trouble, _ = decodeFound[RolloutTrouble](t.keys, found, t.keys.RolloutTrouble(v.Rollout.Value.Service)) // else it is written anew
 	v.Breaker, err = decodeFound[Breaker](t.keys, found, t.keys.Breaker())
 	switch {
@@ -229,29 +231,29 @@ type RolloutStep struct {
 	Trouble *RolloutTrouble
 }
 
-// CommitRollout carries a step out. It returns nil, or an error that matches ErrRefused (see LockRefused) or ErrUnknown. One that
-// matches none of them says that what the service was could not be read, and nothing was sent.
-func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) error {
+// CommitRollout carries a step out, and returns the index at which its record, or else the first of its controllers, has landed. Its error matches ErrRefused (see
+// LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and nothing was sent.
+func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
 		ops = append(ops, consul.CAS(t.keys.RC(r.ID), encode(r), s.View.Indices[t.keys.RC(r.ID)]), t.ring(r.ID))
 	}
 	ops = append(ops, t.restRings(s)...)
-	service, index := s.View.Rollout.Value.Service, s.View.Rollout.Index
+	service, was := s.View.Rollout.Value.Service, s.View.Rollout.Index
 	key := t.keys.Rollout(service)
 	switch {
 	case s.Ended:
 		outcome, err := t.outcomeOps(ctx, s)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		ops = append(ops, outcome...)
-		ops = append(ops, consul.CheckIndex(key, index), consul.Delete(key), consul.Delete(t.keys.RolloutBell(service)))
+		ops = append(ops, consul.CheckIndex(key, was), consul.Delete(key), consul.Delete(t.keys.RolloutBell(service)))
 	case s.Record != nil:
-		ops = append(ops, consul.CAS(key, encode(s.Record), index))
+		ops = append(ops, consul.CAS(key, encode(s.Record), was))
 	default:
-		ops = append(ops, consul.CheckIndex(key, index))
+		ops = append(ops, consul.CheckIndex(key, was))
 	}
 	if s.Trouble != nil {
 		ops = append(ops, consul.CAS(t.keys.RolloutTrouble(service), encode(s.Trouble), s.View.Trouble.Index))
@@ -262,7 +264,11 @@ func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) error {
 	if s.Ended {
 		ops = append(ops, consul.Delete(s.Fence.Key))
 	}
-	return t.fenced(ctx, ops)
+	written, err := t.fencedIndices(ctx, ops)
+	if s.Record == nil && len(s.RCs) > 0 {
+		key = t.keys.RC(s.RCs[0].ID)
+	}
+	return written[key], err
 }
 
 // restRings rings for the controllers that a step leaves as they are when the rollout comes to rest: pods that had to stay where they are may

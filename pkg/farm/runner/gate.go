@@ -92,7 +92,9 @@ func (r *Runner) ask(ctx context.Context, record *rollout.Record, c *carried, ca
 			c.gate.got = got
 		}
 		c.gate.mu.Unlock()
-		r.queue.Add(record.Service)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.want(record.Service)
 	}()
 }
 

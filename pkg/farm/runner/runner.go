@@ -31,8 +31,8 @@ type Config struct {
 	Regressed func(context.Context) error
 	// Ask asks a gate, once; an error is a no. See webhook.Ask.
 	Ask func(ctx context.Context, url string, timeout time.Duration, body any) error
-	// Changed is told which controllers a step has changed; nil: their bells are enough.
-	Changed func(rcIDs []string)
+	// Changed is told which controllers a step has changed, and the index of their bells; nil: these are enough.
+	Changed func(rcIDs []string, index uint64)
 	Alerter alert.Alerter // nil: the log
 	Metrics *Metrics      // nil: nothing is counted
 	// Alerting is told which incidents about a service's rollout are open; nil: nobody is.
@@ -57,7 +57,7 @@ func (c *Config) setDefaults() {
 		c.Alerter = alert.Log{Logger: c.Log}
 	}
 	if c.Changed == nil {
-		c.Changed = func([]string) {}
+		c.Changed = func([]string, uint64) {}
 	}
 	if c.Alerting == nil {
 		c.Alerting = func(string, []rc.ConditionType) {}
@@ -76,7 +76,7 @@ type Tenure interface {
 	WatchRollouts(ctx context.Context, onError func(error), deliver func(store.RolloutsSeen) error) error
 	Locks
 	Reads
-	CommitRollout(ctx context.Context, s *store.RolloutStep) error
+	CommitRollout(ctx context.Context, s *store.RolloutStep) (index uint64, err error)
 	SweepRolloutBell(ctx context.Context, service string, index uint64) error
 	WriteTrouble(ctx context.Context, service string, index uint64, trouble *store.RolloutTrouble) error
 }
@@ -122,6 +122,7 @@ type carried struct {
 	consistent bool     // the next read must be
 	gate       gate
 	judged     time.Time // the change of the members after which it was found to be this farm's; see handOver
+	knows      knowledge // under the runner's mutex
 }
 
 // The pace of repeated tries of one rollout.
@@ -204,12 +205,12 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 	r.wakeTeller()
 }
 
-// Ring asks for a look at a rollout whose bell has rung.
-func (r *Runner) Ring(service string) {
+// Ring asks for a look at a rollout whose bell has rung, at an index.
+func (r *Runner) Ring(service string, index uint64) {
 	r.mu.Lock()
-	known := r.carried[service] != nil
-	r.mu.Unlock()
-	if known { // to others the watch says it soon enough
+	defer r.mu.Unlock()
+	if c := r.carried[service]; c != nil { // to others the watch says it soon enough
+		c.knows.rung = max(c.knows.rung, index)
 		r.queue.Add(service)
 	}
 }
@@ -220,7 +221,7 @@ func (r *Runner) MembersChanged() {
 	r.moved = time.Now()
 	for service := range r.records {
 		delete(r.freed, service)
-		r.queue.Add(service)
+		r.want(service)
 		r.queue.AddAfter(service, r.cfg.StableAfter)
 	}
 	r.mu.Unlock()
@@ -246,6 +247,12 @@ func (r *Runner) handle(ctx context.Context, service string) {
 	log := r.log.WithField(obs.Service, service)
 	c, again, err := r.hold(ctx, service)
 	if err == nil && c != nil {
+		if idle, left := r.idle(service, c); idle {
+			if left > 0 {
+				r.queue.AddAfter(service, left)
+			}
+			return
+		}
 		again, err = r.steps(ctx, service, c)
 	}
 	var corrupt *store.CorruptError

@@ -30,6 +30,7 @@ func (r *Runner) steps(ctx context.Context, service string, c *carried) (again t
 
 // step reads, decides and writes once.
 func (r *Runner) step(ctx context.Context, service string, c *carried) (again time.Duration, err error) {
+	r.begins(c)
 	v, err := r.cfg.Store.ReadRollout(ctx, service, c.ids, c.consistent)
 	if err != nil {
 		return 0, err
@@ -42,21 +43,24 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 	}
 	d := rollout.Decide(*before, seen)
 	r.cfg.Metrics.carries(service, before.State)
+	index := v.Rollout.Index
 	if write := stepOf(&v, &d, r.cfg.ID, seen.Now); write != nil {
 		write.Fence = c.fence
-		err := r.cfg.Store.CommitRollout(ctx, write)
+		written, err := r.cfg.Store.CommitRollout(ctx, write)
+		index = max(index, written)
 		r.cfg.Metrics.stepped(before, &d, seen.Now, err)
 		if err != nil {
 			return 0, r.afterFailure(ctx, c, err)
 		}
 		r.say(before, &d)
-		r.cfg.Changed(idsOf(write.RCs))
+		r.cfg.Changed(idsOf(write.RCs), written)
 	}
 	if d.Ended {
 		r.drop(service)
 		return 0, nil
 	}
 	r.ask(ctx, &d.Record, c, d.Gate)
+	r.stepped(c, index, v.Bell, d.Again)
 	return d.Again, nil
 }
 

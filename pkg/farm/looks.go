@@ -1,0 +1,84 @@
+package farm
+
+import (
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// looks tells whether another look at a controller can find anything that the last one has not: whoever changes something about it rings
+// its bell in the same transaction, and each look reads the bell first.
+type looks struct {
+	mu    sync.Mutex
+	asked bool              // for another reason than a bell, since the last look began
+	bells map[string]uint64 // as the last look read them, the controller's own and those of companions that matter; nil: it did not go well
+	due   time.Time         // when the last look asked for another one; zero: it did not
+	alone bool              // whatever companions do, nothing follows
+	own   uint64            // the controller's bell as somebody of this program rang it
+}
+
+// ask says that somebody wants a look who rings no bell.
+func (l *looks) ask() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = true
+}
+
+// heard says that the controller's bell has rung before the watch does.
+func (l *looks) heard(index uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.own = max(l.own, index)
+}
+
+// begin is for the beginning of a look, before anything is read.
+func (l *looks) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked, l.bells, l.due, l.alone = false, nil, time.Time{}, false
+}
+
+// ended notes what a look has read that went well, and what it decided.
+func (l *looks) ended(own string, head *store.Head, companions []store.Companion, plan *reconcile.Plan) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bells, l.alone = map[string]uint64{own: head.BellIndex}, plan.Alone
+	for i := range companions {
+		l.bells[companions[i].RCID] = companions[i].Marks.Bell
+	}
+}
+
+// again notes when a look that went well asked for another one; zero: not at all.
+func (l *looks) again(after time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if after > 0 {
+		l.due = time.Now().Add(after)
+	}
+}
+
+// idle reports whether a look now would find nothing, and then when one is due, zero for never: rung are the bells of the controller and of
+// its companions, as heard last. The queue keeps the first of several times only, so that whoever spares a look must ask for the next one.
+func (l *looks) idle(own string, rung map[string]uint64) (idle bool, left time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.due.IsZero() {
+		left = time.Until(l.due)
+	}
+	if l.asked || l.bells == nil || l.own > l.bells[own] || !l.due.IsZero() && left <= 0 {
+		return false, 0
+	}
+	for id, index := range rung {
+		if index > l.bells[id] && (id == own || !l.alone) {
+			return false, 0
+		}
+	}
+	return rung[own] != 0, left // a bell that is gone must be made, or the record went with it
+}
+
+// rungFor returns the bells, as heard last, of a controller and of its companions.
+func (f *Farm) rungFor(id string) map[string]uint64 {
+	return f.world.rung(append(f.kin.companions(id), id))
+}
