@@ -311,7 +311,7 @@ func TestScenariosAreDocumented(t *testing.T) {
 // Every variable that the node gives to pods is in docs/manifest.md, and every variable that it lists exists.
 func TestEnvironmentIsDocumented(t *testing.T) {
 	t.Parallel()
-	source := read(t, "pkg", "preparer", "environment.go")
+	source := read(t, "pkg", "preparer", "install", "environment.go")
 	real := append(matches(`(?m)^\tenv[A-Za-z]+ += "([A-Z_]+)"`, source), matches(`(?m)^\t[a-z]+EnvPrefix += "([A-Z_]+)"`, source)...)
 	slices.Sort(real)
 	_, table, _ := strings.Cut(read(t, "docs", "manifest.md"), "| variable |")

@@ -16,7 +16,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
@@ -37,7 +37,7 @@ const (
 	maxUser = 1<<31 - 2
 )
 
-func (c *PreparerConfig) users(errs *field.Errors) preparer.UserRange {
+func (c *PreparerConfig) users(errs *field.Errors) install.UserRange {
 	switch c.Isolation {
 	case IsolationAuto, IsolationOn, IsolationOff:
 	default:
@@ -49,15 +49,15 @@ func (c *PreparerConfig) users(errs *field.Errors) preparer.UserRange {
 	if errors.Join(err, err2) != nil || first < minUser || last > maxUser || first > last {
 		errs.Add("user-range", c.UserRange, fmt.Sprintf("two numbers from %d to %d, the lower first, such as %s", minUser, maxUser, DefaultUserRange))
 	}
-	return preparer.UserRange{First: first, Last: last}
+	return install.UserRange{First: first, Last: last}
 }
 
 // isolation finds out what this host allows of what was asked for, and says once what it does not.
-func (c *PreparerConfig) isolation(dir string, log obs.Logger) (preparer.Isolation, error) {
+func (c *PreparerConfig) isolation(dir string, log obs.Logger) (install.Isolation, error) {
 	var errs field.Errors
 	users := c.users(&errs)
 	if err := errs.Err(); err != nil || c.Isolation == IsolationOff {
-		return preparer.Isolation{}, err
+		return install.Isolation{}, err
 	}
 	in, without := plan(isolate.Probe(cgroupName(c.Node, dir)), users, dir)
 	if in.Users == users {
@@ -81,12 +81,12 @@ func (c *PreparerConfig) isolation(dir string, log obs.Logger) (preparer.Isolati
 const usersLack = "users: "
 
 // plan decides what is used of what a host offers, and why not all of it is.
-func plan(host isolate.Host, users preparer.UserRange, dir string) (in preparer.Isolation, without []string) {
+func plan(host isolate.Host, users install.UserRange, dir string) (in install.Isolation, without []string) {
 	without = host.Without
 	in.Cgroup = host.Cgroup
 	switch {
 	case !host.Users:
-		return preparer.Isolation{}, without // the rest needs root too, and is of little use while pods share a user with it
+		return install.Isolation{}, without // the rest needs root too, and is of little use while pods share a user with it
 	case host.Mapped(users.First, users.Last):
 		in.Users = users
 	default:
@@ -112,13 +112,13 @@ func below(dir string, parents ...string) string {
 
 // openDir lets pods pass through the data directory, without letting them list it: what is in it has modes of its own.
 // Where a parent keeps them out, they stay without users of their own.
-func openDir(dir string, in *preparer.Isolation) (without []string) {
+func openDir(dir string, in *install.Isolation) (without []string) {
 	err := os.Chmod(dir, 0o711)
 	if err == nil {
 		err = passable(dir)
 	}
 	if err != nil {
-		in.Users = preparer.UserRange{}
+		in.Users = install.UserRange{}
 		return []string{usersLack + err.Error()}
 	}
 	unix.Umask(0o022) // a stricter one would keep pods out of what is made for them

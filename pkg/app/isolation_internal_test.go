@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
@@ -30,7 +30,7 @@ func TestIsolationOfThisHost(t *testing.T) {
 		}
 	}()
 	closed, err := node.isolation(dir, log)
-	if err != nil || closed.Users != (preparer.UserRange{}) {
+	if err != nil || closed.Users != (install.UserRange{}) {
 		t.Errorf("in a directory that is closed to others: %+v, %v; want no users", closed, err)
 	}
 	if host.Users != strings.Contains(said.String(), "cannot be reached by other users") || strings.Count(said.String(), "\n") != 1 {
@@ -43,7 +43,7 @@ func TestIsolationOfThisHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	opened, err := node.isolation(dir, log)
-	if want := (preparer.UserRange{First: 1900000000, Last: 1900065535}); err != nil || host.Users && opened.Users != want {
+	if want := (install.UserRange{First: 1900000000, Last: 1900065535}); err != nil || host.Users && opened.Users != want {
 		t.Errorf("%+v, %v; want users %+v if they can be had", opened, err, want)
 	}
 	if host.Users && opened.NoUsers != "" {
@@ -60,36 +60,36 @@ func TestIsolationOfThisHost(t *testing.T) {
 		t.Errorf("all or nothing: %v, want an error, because there is no private tmp", err)
 	}
 	node.Isolation = IsolationOff
-	if off, err := node.isolation(dir, log); err != nil || off != (preparer.Isolation{}) {
+	if off, err := node.isolation(dir, log); err != nil || off != (install.Isolation{}) {
 		t.Errorf("off: %+v, %v", off, err)
 	}
 }
 
 func TestPlanOfIsolation(t *testing.T) {
-	users := preparer.UserRange{First: 2000, Last: 3000}
+	users := install.UserRange{First: 2000, Last: 3000}
 	for name, tt := range map[string]struct {
 		host isolate.Host
 		dir  string
-		want preparer.Isolation
+		want install.Isolation
 		says []string
 	}{
-		"not root": {isolate.Host{Tmp: true, Cgroup: "/c", Without: []string{"users: no"}}, "/d", preparer.Isolation{}, []string{"users: no"}},
+		"not root": {isolate.Host{Tmp: true, Cgroup: "/c", Without: []string{"users: no"}}, "/d", install.Isolation{}, []string{"users: no"}},
 		"no such users": {
 			isolate.Host{Users: true, Tmp: true, Cgroup: "/c"},
 			"/d",
-			preparer.Isolation{Tmp: true, Cgroup: "/c"},
+			install.Isolation{Tmp: true, Cgroup: "/c"},
 			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
 		},
 		"no tmp": {
 			isolate.Host{Users: true, Cgroup: "/c", Without: []string{"tmp: no"}},
 			"/d",
-			preparer.Isolation{Cgroup: "/c"},
+			install.Isolation{Cgroup: "/c"},
 			[]string{"tmp: no", "users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
 		},
 		"below tmp": {
 			isolate.Host{Users: true, Tmp: true},
 			"/var/tmp/x",
-			preparer.Isolation{},
+			install.Isolation{},
 			[]string{
 				"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range",
 				"tmp: the data directory /var/tmp/x is below /var/tmp, which a private tmp would hide",

@@ -19,6 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
@@ -173,7 +174,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	if isolation.Cgroup != "" {
 		// Hooks of a preparer that was killed. Their guards end them too; what is still in there goes with the next hook.
-		hooks := filepath.Join(isolation.Cgroup, preparer.HooksCgroup)
+		hooks := filepath.Join(isolation.Cgroup, install.HooksCgroup)
 		_ = errors.Join(isolate.Kill(hooks), isolate.Remove(hooks))
 	}
 	if p.api, err = nodeapi.New(ctx, cfg.API.config(cfg.Node, cfg.Address, b.dir.Path(""), b.log)); err != nil {

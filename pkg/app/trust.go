@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/trust"
 )
 
 // trustPolicy returns what decides about manifests by the policy in a file, nil where no file is named. A policy that
 // cannot be read keeps new manifests out and no pod down, so it does not keep the preparer from starting either.
-func trustPolicy(file string, log obs.Logger) (preparer.Trust, error) {
+func trustPolicy(file string, log obs.Logger) (install.Trust, error) {
 	if file == "" {
 		return nil, nil
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
@@ -30,10 +31,10 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 		return nil, false // nothing but what is known here becomes a path
 	}
 	files = map[string]string{}
-	entries, _ := os.ReadDir(p.logs(id)) // it may not be there yet
+	entries, _ := os.ReadDir(p.node.Logs(id)) // it may not be there yet
 	for _, entry := range entries {
 		if name, isLog := strings.CutSuffix(entry.Name(), logSuffix); isLog {
-			files[name] = filepath.Join(p.logs(id), entry.Name())
+			files[name] = filepath.Join(p.node.Logs(id), entry.Name())
 		}
 	}
 	for i := range procs {
@@ -64,10 +65,10 @@ func lookPath(name string, spec *runtime.Spec) (string, error) {
 	if strings.Contains(name, "/") {
 		return filepath.Join(spec.Dir, name), nil
 	}
-	path := parseEnv(spec.Env)[envPath]
+	path := install.Describe(spec.Env).Path
 	for _, dir := range filepath.SplitList(path) {
 		file := filepath.Join(dir, name)
-		if info, err := os.Stat(file); filepath.IsAbs(dir) && err == nil && checkProgram(file, info) == nil {
+		if info, err := os.Stat(file); filepath.IsAbs(dir) && err == nil && install.CheckProgram(file, info) == nil {
 			return file, nil
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -162,7 +163,7 @@ func (p *Preparer) checkExec(_ context.Context, a manifest.Artifact) bool {
 	key := "program " + a.Path
 	info, err := os.Stat(a.Path)
 	if err == nil {
-		err = checkProgram(a.Path, info)
+		err = install.CheckProgram(a.Path, info)
 	}
 	if err != nil {
 		p.trouble.Report(key, "a program of the node that a running pod is started from is missing or cannot be executed; its pods run on, and may not start again", err)

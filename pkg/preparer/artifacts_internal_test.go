@@ -9,6 +9,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -27,7 +28,7 @@ func TestNeededArtifacts(t *testing.T) {
 		id := pod.Identity{RCID: "rc", Role: "main", Index: index}
 		p.pods[id] = &entry{
 			id: id, procs: []runtime.Status{status},
-			rec: Record{Intent: pod.Intent{Identity: id, State: state}, Installed: &Installed{Manifest: data}},
+			rec: Record{Intent: pod.Intent{Identity: id, State: state}, Installed: &install.Installed{Manifest: data}},
 		}
 	}
 	add(0, "runs", pod.Running, manifest.ArtifactTar, runtime.Status{Phase: runtime.Running, Message: "started again"})

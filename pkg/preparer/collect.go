@@ -3,21 +3,15 @@ package preparer
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 )
-
-// podDirs are the kinds of directories that a stopped pod leaves behind and that are removed in time.
-var podDirs = []string{versionsDir, homesDir, logsDir, tmpDir}
 
 // minTombstone is how long a tombstone stays however many there are: a farm that is behind writes nothing this old.
 const minTombstone = 24 * time.Hour
@@ -30,7 +24,7 @@ func (p *Preparer) collect(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	p.reportStrangers()
+	p.node.ReportStrangers(p.known())
 	for ctx.Err() == nil {
 		p.collectOnce(time.Now())
 		if loop.Pause(ctx, p.cfg.CollectEvery) != nil {
@@ -43,7 +37,7 @@ func (p *Preparer) collect(ctx context.Context) {
 func (p *Preparer) collectOnce(now time.Time) {
 	stopped, old := p.collectable(now)
 	for _, e := range stopped {
-		left := p.leftDirs(e.id)
+		left := p.node.Left(e.id)
 		p.mu.Lock()
 		if e.collected = !left; left {
 			p.enqueue(e) // its worker removes them, so that nothing is removed under a pod that starts again
@@ -60,7 +54,7 @@ func (p *Preparer) collectOnce(now time.Time) {
 	} else {
 		p.trouble.Over(key)
 	}
-	p.releaseUsers()
+	p.node.ReleaseUsers(p.known)
 }
 
 // collectable returns the pods that have been stopped for long enough, and those whose tombstones may go. Of these no worker
@@ -127,52 +121,26 @@ func (p *Preparer) expired(now time.Time, tombs []*entry) []*entry {
 // removeDirs takes away what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
 func (p *Preparer) removeDirs(e *entry, rec *Record) error {
 	collected := rec.StoppedAt != nil && p.stoppedFor(rec, time.Now()) >= p.cfg.KeepStopped
-	var errs []error
-	for _, kind := range podDirs {
-		if !collected {
-			break
-		}
-		errs = append(errs, p.discard(kind, e.id))
-	}
+	var err error
 	if collected {
+		err = p.node.Discard(e.id)
 		_ = os.Remove(p.commandsPath(e.id)) // it is empty, and may be made again
 	}
-	err := errors.Join(errs...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.collected = collected && err == nil
 	return err
 }
 
-func (p *Preparer) leftDirs(id pod.Identity) bool {
-	return slices.ContainsFunc(podDirs, func(kind string) bool {
-		_, err := os.Lstat(p.dirOf(kind, id))
-		return !errors.Is(err, fs.ErrNotExist)
-	})
-}
-
-// reportStrangers logs directories of pods that the node has no record of, as after its records were lost. Whose data that
-// is nobody can say, so it stays (P4).
-func (p *Preparer) reportStrangers() {
+// known returns the identities of all pods that the node knows.
+func (p *Preparer) known() map[pod.Identity]bool {
 	p.mu.Lock()
-	known := make(map[string]bool, len(p.pods))
+	defer p.mu.Unlock()
+	known := make(map[pod.Identity]bool, len(p.pods))
 	for id := range p.pods {
-		known[fileName(id)] = true
+		known[id] = true
 	}
-	p.mu.Unlock()
-	for _, kind := range podDirs {
-		entries, _ := os.ReadDir(filepath.Join(p.cfg.Dir, kind)) // it may not be there yet
-		var strange []string
-		for _, entry := range entries {
-			if !known[entry.Name()] && entry.Name() != removedDir {
-				strange = append(strange, entry.Name())
-			}
-		}
-		if len(strange) > 0 {
-			p.log.WithFields(obs.Fields{"directory": filepath.Join(p.cfg.Dir, kind), "names": strings.Join(strange, " ")}).
-				Warn("directories of pods that the node has no record of; left alone")
-		}
-	}
+	return known
 }
 
 // LiveArtifacts returns the digests of the artifacts that installed versions need, or one that is being installed. known is
@@ -185,10 +153,10 @@ func (p *Preparer) LiveArtifacts() (live map[string]bool, known bool) {
 	for _, e := range p.pods {
 		versions := e.rec.versions()
 		if e.rec.Wanted != nil {
-			versions = append(versions, &Installed{Manifest: e.rec.Wanted})
+			versions = append(versions, &install.Installed{Manifest: e.rec.Wanted})
 		}
 		for _, in := range versions {
-			m := in.manifest()
+			m := in.Decode()
 			if m == nil {
 				known = false
 				continue

@@ -2,13 +2,11 @@ package preparer
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 func TestExpiredTombstones(t *testing.T) {
@@ -74,7 +72,7 @@ func TestRecordKeepsVersions(t *testing.T) {
 	t.Parallel()
 	var rec Record
 	for n := range 5 {
-		rec = rec.installed(&Installed{Revision: int64(n + 1)}, "web")
+		rec = rec.installed(&install.Installed{Revision: int64(n + 1)}, "web")
 		var got []int64
 		for _, in := range rec.versions() {
 			got = append(got, in.Revision)
@@ -86,36 +84,5 @@ func TestRecordKeepsVersions(t *testing.T) {
 	}
 	if buried := rec.buried(time.Now()); len(buried.versions()) > 0 {
 		t.Errorf("a tombstone has versions: %+v", buried)
-	}
-}
-
-func TestHooksLogIsRotated(t *testing.T) {
-	t.Parallel()
-	p := &Preparer{cfg: Config{Dir: t.TempDir(), LogBytes: 10, LogKeep: 2}}
-	v := &version{id: pod.Identity{RCID: "rc", Role: "main"}}
-	for i := range 5 {
-		f, err := p.openHooksLog(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprint(f, strings.Repeat(fmt.Sprint(i), 11))
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	entries, err := os.ReadDir(p.logs(v.id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, entry := range entries {
-		data, err := os.ReadFile(filepath.Join(p.logs(v.id), entry.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, entry.Name()+"="+string(data[:1]))
-	}
-	if want := "[_hooks.log=4 _hooks.log.1=3 _hooks.log.2=2]"; fmt.Sprint(got) != want {
-		t.Errorf("%v, want %s", got, want)
 	}
 }

@@ -86,7 +86,7 @@ func (p *Preparer) touchOf(e *entry, now proc.Moment) claim.Touch {
 // heldBack reports whether the pod must not run, because its manifest says that it does not without Consul or because the
 // node's name is lost, and says so.
 func (p *Preparer) heldBack(e *entry, rec *Record) (bool, error) {
-	after := stopAfter(rec.Installed.manifest())
+	after := stopAfter(rec.Installed.Decode())
 	now, err := proc.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +125,7 @@ func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
 	p.mu.Lock()
 	nameless, lack := p.nameless(rec), p.without(rec)
 	p.mu.Unlock()
-	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.manifest()))
+	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.Decode()))
 	var noted error
 	if nameless {
 		message = "stopped when the node's name was taken over from this host; starts when its intent is read again"
@@ -137,7 +137,7 @@ func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
 		}
 	}
 	p.setActivity(e, pod.StatePending, message)
-	procs, err := p.refresh(ctx, e)
+	procs, err := p.processes.Of(ctx, e.id)
 	if err != nil {
 		return errors.Join(err, noted)
 	}

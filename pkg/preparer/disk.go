@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 const (
@@ -147,8 +148,5 @@ func (d *Disk) Forget(id pod.Identity) error {
 }
 
 func (d *Disk) file(id pod.Identity) string {
-	return filepath.Join(d.files.Dir, fileName(id)+recordSuffix)
+	return filepath.Join(d.files.Dir, install.FileName(id)+recordSuffix)
 }
-
-// fileName names an identity in one path element. RC ids and roles hold no dots, so no two are alike.
-func fileName(id pod.Identity) string { return fmt.Sprintf("%s.%s.%d", id.RCID, id.Role, id.Index) }

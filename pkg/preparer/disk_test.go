@@ -14,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 func sampleRecord(index int) Record {
@@ -23,7 +24,7 @@ func sampleRecord(index int) Record {
 		Intent: pod.Intent{
 			Identity: pod.Identity{RCID: "rc", Role: "main", Index: index}, PodID: "web", Digest: digest, State: pod.Running, Revision: 7,
 		},
-		Installed: &Installed{Digest: digest, Revision: 6, Manifest: []byte(`{"version":1,"id":"web","launchables":null}`), Ports: map[string]int{"http": 80}},
+		Installed: &install.Installed{Digest: digest, Revision: 6, Manifest: []byte(`{"version":1,"id":"web","launchables":null}`), Ports: map[string]int{"http": 80}},
 		Service:   "s", Ready: "r",
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -33,20 +32,6 @@ func (p *Preparer) during(e *entry, doing string) (over func()) {
 			p.changed(e)
 		}
 	}
-}
-
-// fetchText says what is being fetched.
-func fetchText(m *manifest.Manifest) string {
-	var names []string
-	for i := range m.Launchables {
-		if m.Launchables[i].Artifact.Kind == manifest.ArtifactTar {
-			names = append(names, m.Launchables[i].Name)
-		}
-	}
-	if len(names) == 0 {
-		return "looking for its programs on the node"
-	}
-	return "fetching " + strings.Join(names, ", ")
 }
 
 // stopText says which of the processes are to stop, and how long they may take.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 // A hook of the node does not run in a directory that the pod fills, and each hook has a cgroup for as long as it runs.
@@ -20,7 +20,7 @@ func TestHooksAreApart(t *testing.T) {
 	b := newBench(t)
 	host := b.isolated()
 	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
-		b.cfg.Isolation.Users = preparer.UserRange{}
+		b.cfg.Isolation.Users = install.UserRange{}
 	}
 	const facts = `{ pwd; sed -n 's/^0:://p' /proc/self/cgroup; }`
 	seen := filepath.Join(shortDir(t), "seen")
@@ -46,7 +46,7 @@ func TestHooksAreApart(t *testing.T) {
 		return
 	}
 	b.eventually(func() error {
-		if _, err := os.Stat(filepath.Join(host.Cgroup, preparer.HooksCgroup)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(host.Cgroup, install.HooksCgroup)); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("the cgroup of hooks is left: %w", err)
 		}
 		return nil

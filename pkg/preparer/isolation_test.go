@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 )
 
@@ -23,7 +23,7 @@ func (b *bench) isolated() isolate.Host {
 	if host.Cgroup != "" {
 		b.t.Cleanup(func() { isolate.Prune(host.Cgroup) })
 	}
-	b.cfg.Isolation = preparer.Isolation{Users: preparer.UserRange{First: 1_900_100_000, Last: 1_900_100_099}, Cgroup: host.Cgroup}
+	b.cfg.Isolation = install.Isolation{Users: install.UserRange{First: 1_900_100_000, Last: 1_900_100_099}, Cgroup: host.Cgroup}
 	for _, dir := range []string{filepath.Dir(b.cfg.Dir), b.cfg.Dir} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			b.t.Fatal(err)
@@ -226,7 +226,7 @@ func TestNoPodStartsAsRoot(t *testing.T) {
 	b.awaitReady(0, first, 10)
 	pid := b.pid(0)
 	a.stop()
-	b.cfg.Isolation = preparer.Isolation{NoUsers: "users: the data directory is closed"}
+	b.cfg.Isolation = install.Isolation{NoUsers: "users: the data directory is closed"}
 	b.cfg.Node.Isolation = b.cfg.Isolation.String()
 	b.start()
 	b.tell(intent(1, first, pod.Running, 10))
@@ -249,7 +249,7 @@ func TestPodHasTmpOfItsOwn(t *testing.T) {
 	host := b.isolated()
 	b.cfg.Isolation.Tmp = true
 	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
-		b.cfg.Isolation.Users = preparer.UserRange{}
+		b.cfg.Isolation.Users = install.UserRange{}
 	}
 	b.cfg.KeepStopped, b.cfg.CollectEvery = time.Millisecond, 20*time.Millisecond
 	b.start()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 // plantDeep makes a tree in a directory that is deeper than this machine lets a process have descriptors.
@@ -45,7 +46,7 @@ func TestHostileLeftovers(t *testing.T) {
 	b := newBench(t)
 	host := b.isolated()
 	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
-		b.cfg.Isolation.Users = preparer.UserRange{}
+		b.cfg.Isolation.Users = install.UserRange{}
 	}
 	b.cfg.KeepStopped, b.cfg.CollectEvery = 1, b.cfg.BusyPoll
 	b.start()
@@ -89,7 +90,7 @@ func TestUserNumbersAreGivenBack(t *testing.T) {
 	b := newBench(t)
 	host := b.isolated()
 	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
-		b.cfg.Isolation.Users = preparer.UserRange{} // without numbers none are used up
+		b.cfg.Isolation.Users = install.UserRange{} // without numbers none are used up
 	} else {
 		b.cfg.Isolation.Users.Last = b.cfg.Isolation.Users.First // one
 	}

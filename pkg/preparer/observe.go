@@ -431,7 +431,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		return time.Time{}
 	}
 	m := e.manifest()
-	if m != nil && o.rec.Installed.known() {
+	if m != nil && o.rec.Installed.Known() {
 		o.procs, o.missing = e.installedProcs()
 	} else {
 		m = nil

@@ -1,7 +1,6 @@
 package preparer
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -255,39 +255,6 @@ func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 	}
 }
 
-func TestPlanProcs(t *testing.T) {
-	t.Parallel()
-	status := func(id string, phase runtime.Phase) runtime.Status {
-		return runtime.Status{Spec: runtime.Spec{ID: id}, Phase: phase}
-	}
-	for name, c := range map[string]struct {
-		procs               []runtime.Status
-		stop, remove, start []string
-	}{
-		"nothing there":    {nil, nil, nil, []string{"a", "b"}},
-		"all well":         {[]runtime.Status{status("a", runtime.Running), status("b", runtime.Backoff)}, nil, nil, nil},
-		"one was stopped":  {[]runtime.Status{status("a", runtime.Stopped), status("b", runtime.Running)}, nil, []string{"a"}, []string{"a"}},
-		"one is going":     {[]runtime.Status{status("a", runtime.Stopping), status("b", runtime.Running)}, []string{"a"}, []string{"a"}, []string{"a"}},
-		"earlier version":  {[]runtime.Status{status("x", runtime.Running)}, []string{"x"}, []string{"x"}, []string{"a", "b"}},
-		"earlier leftover": {[]runtime.Status{status("x", runtime.Stopped), status("a", runtime.Running), status("b", runtime.Starting)}, nil, []string{"x"}, nil},
-	} {
-		plan := planProcs([]string{"a", "b"}, c.procs)
-		if !slices.Equal(plan.stop, c.stop) || !slices.Equal(plan.remove, c.remove) || !slices.Equal(plan.start, c.start) {
-			t.Errorf("%s: %+v", name, plan)
-		}
-	}
-}
-
-func TestSpecIDsAreSafeAndNew(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("a", 63)
-	id := pod.Identity{RCID: long, Role: long, Index: 1 << 30}
-	one, other := specID(id, 1, strings.Repeat("0", 64), long), specID(id, 2, strings.Repeat("0", 64), long)
-	if one == other || len(one) > maxSpecID {
-		t.Errorf("%q and %q", one, other)
-	}
-}
-
 // A change of one pod costs the others nothing, and what time alone changes is not missed.
 func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
@@ -297,10 +264,10 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	}
 	for i := range 2 {
 		rec := sampleRecord(i)
-		rec.Installed.Processes = []Process{{Name: "web", Launchable: "web"}}
+		rec.Installed.Processes = []install.Process{{Name: "web", Launchable: "web"}}
 		rec.Installed.Manifest = []byte(`{"version":1,"id":"web","launchables":null,"health":{"tcp":{"port":"http"},"interval":"5s","timeout":"1s"}}`)
 		e := newEntry(rec)
-		e.procs = []runtime.Status{{Spec: runtime.Spec{ID: specIDs(e.id, rec.Installed)[0]}, Phase: runtime.Running, PID: 1}}
+		e.procs = []runtime.Status{{Spec: runtime.Spec{ID: install.SpecIDs(e.id, rec.Installed)[0]}, Phase: runtime.Running, PID: 1}}
 		p.pods[e.id] = e
 	}
 	changed, other := p.pods[ident(0)], p.pods[ident(1)]
@@ -336,26 +303,5 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	}
 	if p.observeDue(other.saveBy); len(p.queue) != 1 || p.queue[0] != other || !other.saveBy.IsZero() {
 		t.Errorf("%d queued when the service must be noted", len(p.queue))
-	}
-}
-
-// The id is all that is left of a process whose record cannot be read.
-func TestPodOf(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("a", 63)
-	for _, id := range []pod.Identity{ident(3), {RCID: long, Role: long, Index: 1 << 30}} {
-		status := runtime.Status{Phase: runtime.Unknown, Spec: runtime.Spec{ID: specID(id, 7, strings.Repeat("0", 64), "main-a.b")}}
-		if got, ok := podOf(&status); !ok || got != id {
-			t.Errorf("%s: %v, %t", status.Spec.ID, got, ok)
-		}
-	}
-	for _, id := range []string{"", "web", "rc.main.x.web", "rc.main.01.web", "rc.main.0"} {
-		if got, ok := podOf(&runtime.Status{Phase: runtime.Unknown, Spec: runtime.Spec{ID: id}}); ok {
-			t.Errorf("%q: %v", id, got)
-		}
-	}
-	known := runtime.Status{Phase: runtime.Running, Spec: runtime.Spec{ID: "x", Pod: ident(1)}}
-	if got, ok := podOf(&known); !ok || got != ident(1) {
-		t.Errorf("a process that is known: %v, %t", got, ok)
 	}
 }

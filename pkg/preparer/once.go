@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
 // maxRan is how many versions that run once are remembered of an identity.
@@ -30,12 +31,12 @@ func (p *Preparer) saveRan(e *entry, rec Record, m *manifest.Manifest) (Record, 
 
 // spend keeps a version that runs once, and was started before, from being started again. What the runtime has of it stays, as it says
 // how it ended.
-func (p *Preparer) spend(e *entry, rec *Record, wanted []string, plan *procPlan) {
-	m := rec.Installed.manifest()
-	spent := m != nil && len(plan.start) > 0 && m.RunsOnce() && slices.Contains(rec.Ran, rec.Installed.Digest)
+func (p *Preparer) spend(e *entry, rec *Record, wanted []string, plan *supervise.Plan) {
+	m := rec.Installed.Decode()
+	spent := m != nil && len(plan.Start) > 0 && m.RunsOnce() && slices.Contains(rec.Ran, rec.Installed.Digest)
 	if spent {
-		plan.start = nil
-		plan.remove = slices.DeleteFunc(plan.remove, func(id string) bool { return slices.Contains(wanted, id) })
+		plan.Start = nil
+		plan.Remove = slices.DeleteFunc(plan.Remove, func(id string) bool { return slices.Contains(wanted, id) })
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,7 +15,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -31,9 +33,9 @@ type entry struct {
 	procs    []runtime.Status  // all that the runtime has of the pod
 	seenAt   map[run]time.Time // when this preparer first saw each of them, on the monotonic clock
 	parsed   *manifest.Manifest
-	parsedOf *Installed // whose manifest is parsed
-	ids      []string   // of the processes of idsOf
-	idsOf    *Installed
+	parsedOf *install.Installed // whose manifest is parsed
+	ids      []string           // of the processes of idsOf
+	idsOf    *install.Installed
 
 	tidied    int64      // revision of the version after whose launch all was tidied up; only the worker uses it
 	collected bool       // what a stopped pod leaves behind is gone
@@ -65,7 +67,7 @@ type entry struct {
 
 	working  bool // a worker is at it, or will be
 	again    bool // something happened since that worker began its pass
-	commands commands
+	commands supervise.Commands
 
 	wake   loop.Signal
 	cancel context.CancelFunc // of the installation under way; nil when none is
@@ -96,7 +98,7 @@ func newEntry(rec Record) *entry {
 // manifest returns the manifest of what is installed, nil when it is not known. The caller holds p.mu.
 func (e *entry) manifest() *manifest.Manifest {
 	if e.parsedOf != e.rec.Installed {
-		e.parsedOf, e.parsed = e.rec.Installed, e.rec.Installed.manifest()
+		e.parsedOf, e.parsed = e.rec.Installed, e.rec.Installed.Decode()
 	}
 	return e.parsed
 }
@@ -218,7 +220,7 @@ func (p *Preparer) settle(ctx context.Context, e *entry) error {
 		return keepErr
 	}
 	// What runs is as asked for, except perhaps for its name: a newer intent for the same digest installs nothing.
-	if err := samePod(rec.Intent, rec.Installed.manifest()); err != nil {
+	if err := samePod(rec.Intent, rec.Installed.Decode()); err != nil {
 		p.setFailed(e, err.Error(), err)
 		return nil
 	}
@@ -237,7 +239,10 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 		rec = rec.accept(*want)
 		defer p.during(e, "writing the intent to the node's disk")()
 	}
-	rec, err := p.save(e, p.withUser(rec, p.procsOf(e)))
+	if rec.UID == 0 && rec.Intent.State == pod.Running { // before the record that says so is saved
+		rec.UID = p.node.Number(e.id, p.procsOf(e))
+	}
+	rec, err := p.save(e, rec)
 	if err != nil {
 		return saved, err
 	}
@@ -299,7 +304,7 @@ func (p *Preparer) setActivity(e *entry, state pod.State, message string) {
 
 // setFailed says what keeps a worker from what it does.
 func (p *Preparer) setFailed(e *entry, message string, err error) {
-	p.does(e, activity{state: pod.StateFailed, message: message, hopeless: hopeless(err)})
+	p.does(e, activity{state: pod.StateFailed, message: message, hopeless: install.Hopeless(err)})
 }
 
 func (p *Preparer) does(e *entry, next activity) {
@@ -313,7 +318,7 @@ func (p *Preparer) does(e *entry, next activity) {
 
 // stop carries out an accepted stop. That nothing of the pod runs is durably recorded before it is reported (P5).
 func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
-	procs, err := p.refresh(ctx, e)
+	procs, err := p.processes.Of(ctx, e.id)
 	if err != nil {
 		p.setActivity(e, pod.StateStopping, "the runtime does not answer: "+err.Error())
 		return err
@@ -342,7 +347,7 @@ func (p *Preparer) stop(ctx context.Context, e *entry, rec Record) error {
 	for _, status := range procs {
 		ids = append(ids, status.Spec.ID)
 	}
-	return errors.Join(p.removeProcs(ctx, ids), p.removeDirs(e, &rec))
+	return errors.Join(p.processes.Remove(ctx, ids), p.removeDirs(e, &rec))
 }
 
 // stopIDs returns the ids of all processes that the pod has or may have, and apart those that have stopped already.
@@ -355,13 +360,14 @@ func stopIDs(rec Record, procs []runtime.Status) (stop, stopped []string) {
 		}
 	}
 	if rec.Installed != nil {
-		for _, id := range specIDs(rec.Intent.Identity, rec.Installed) {
+		for _, id := range install.SpecIDs(rec.Intent.Identity, rec.Installed) {
 			if !slices.Contains(stopped, id) {
 				stop = append(stop, id)
 			}
 		}
 	}
-	return unique(stop), stopped
+	slices.Sort(stop)
+	return slices.Compact(stop), stopped
 }
 
 // The names of log fields that only preparers write.

@@ -8,13 +8,11 @@ package preparer
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -23,7 +21,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
@@ -54,13 +54,6 @@ type Realities interface {
 	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
 }
 
-// Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing, whatever
-// else is being fetched. It bounds by itself how many are fetched at a time.
-type Artifacts interface {
-	// Ensure returns an error that has a method Refused() bool, true, where asking again will not help by itself.
-	Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error)
-}
-
 // Services is the local Consul agent; *consul.Client is one.
 type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
@@ -79,11 +72,6 @@ type State interface {
 	Save(rec Record) error
 	// Forget removes the record of an identity. One that is not there is fine.
 	Forget(id pod.Identity) error
-}
-
-// Programs runs hooks to their end; oneshot.Runner is one.
-type Programs interface {
-	Run(ctx context.Context, c oneshot.Command) (oneshot.Exit, error)
 }
 
 // Defaults of Config.
@@ -117,14 +105,14 @@ type Config struct {
 	Node      node.Node
 	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
 	Store     Store
-	Artifacts Artifacts
+	Artifacts install.Artifacts
 	Cache     Cache // nil: artifacts are neither checked nor removed
 	Runtime   runtime.Runtime
 	Services  Services
-	State     State       // nil: a Disk in Dir/pods
-	Trust     Trust       // nil: every manifest may run
-	Doors     claim.Doors // nil: nobody asks what pods may do at Consul
-	Strict    bool        // no new intents while they may do anything, or nobody knows
+	State     State         // nil: a Disk in Dir/pods
+	Trust     install.Trust // nil: every manifest may run
+	Doors     claim.Doors   // nil: nobody asks what pods may do at Consul
+	Strict    bool          // no new intents while they may do anything, or nobody knows
 	Log       obs.Logger
 	Metrics   *Metrics // nil: nothing is counted
 
@@ -143,10 +131,10 @@ type Config struct {
 	AskDoors    time.Duration // between two looks at what pods may do at Consul
 	AskAgain    time.Duration // between two while nobody knows, or nothing is taken because of it
 
-	Isolation Isolation // what keeps pods apart
-	HooksDir  string    // absolute: the node's own hooks; empty: it has none
-	Programs  Programs  // runs hooks; nil: oneshot.Runner
-	Trees     Trees     // deletes what pods leave; nil: tree.Runner
+	Isolation install.Isolation // what keeps pods apart
+	HooksDir  string            // absolute: the node's own hooks; empty: it has none
+	Programs  install.Programs  // runs hooks; nil: oneshot.Runner
+	Trees     install.Trees     // deletes what pods leave; nil: tree.Runner
 
 	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
 	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
@@ -229,28 +217,24 @@ type Preparer struct {
 	log     obs.Logger
 	trouble *loop.Trouble
 	began   time.Time
-	looking chan struct{} // holds whoever asks the runtime
 	ready   chan struct{} // closed when disk and runtime have both been read
 
-	name     *claim.Name
-	contact  *claim.Contact
-	exposure *claim.Exposure
-	accounts account.Directory
-	reserve  *durable.Reserve
-	spent    loop.Signal // something of the reserve was used
-	queued   loop.Signal // somebody is in queue
-	seen     loop.Signal // something that observe reads has changed
-	service  loop.Signal // a pod needs its service registered
-	publish  loop.Signal // a reality has changed
-	record   loop.Signal // the node record may have changed
-	prunable loop.Signal // other artifacts may be needed than before, or one could not be fetched
-	litter   loop.Signal // something was taken away that is to be deleted
-
-	removing sync.Mutex // held while a removedDir is made, filled or removed
+	name      *claim.Name
+	contact   *claim.Contact
+	exposure  *claim.Exposure
+	node      *install.Node
+	processes *supervise.Processes
+	reserve   *durable.Reserve
+	spent     loop.Signal // something of the reserve was used
+	queued    loop.Signal // somebody is in queue
+	seen      loop.Signal // something that observe reads has changed
+	service   loop.Signal // a pod needs its service registered
+	publish   loop.Signal // a reality has changed
+	record    loop.Signal // the node record may have changed
+	prunable  loop.Signal // other artifacts may be needed than before, or one could not be fetched
 
 	mu          sync.Mutex // guards all below
 	pods        map[pod.Identity]*entry
-	users       users
 	queue       []*entry // entries that need settling
 	runtimeSeen bool     // runtime.Watch has answered
 	healthSeen  bool     // the local agent was asked at least once
@@ -258,7 +242,6 @@ type Preparer struct {
 	world       World    // of the running Serve
 	nonce       string   // that belongs to world
 	vouched     string   // TokenID with which the services of all pods were registered
-	nextLook    *look    // that nobody carries out yet; nil when nobody waits for one
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -280,10 +263,11 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	p := &Preparer{
 		cfg: cfg, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
-		began: time.Now(), looking: make(chan struct{}, 1), ready: make(chan struct{}),
-		queued: loop.NewSignal(), seen: loop.NewSignal(), service: loop.NewSignal(), publish: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(), litter: loop.NewSignal(),
+		began: time.Now(), ready: make(chan struct{}),
+		queued: loop.NewSignal(), seen: loop.NewSignal(), service: loop.NewSignal(), publish: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(),
 	}
 	p.trouble = loop.NewTrouble(p.log)
+	p.processes = supervise.New(cfg.Runtime, p.step)
 	p.exposure = claim.NewExposure(claim.ExposureConfig{
 		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Trouble: p.trouble, Every: cfg.AskDoors, Again: cfg.AskAgain, Opened: cfg.Metrics.opened,
 	})
@@ -306,10 +290,16 @@ func New(cfg Config) (*Preparer, error) {
 	for _, err := range bad {
 		p.log.WithField(obs.Error, err).Error("pod record unreadable and set aside; its pod keeps running if the runtime has it")
 	}
+	numbers := make(map[pod.Identity]int, len(records))
 	for _, rec := range records {
 		p.pods[rec.Intent.Identity] = newEntry(rec)
+		numbers[rec.Intent.Identity] = rec.UID
 	}
-	p.loadUsers()
+	p.node = install.New(install.Config{
+		Node: cfg.Node.Name, Address: cfg.Node.Address, Dir: cfg.Dir, HooksDir: cfg.HooksDir, Isolation: cfg.Isolation,
+		Artifacts: cfg.Artifacts, Programs: cfg.Programs, Trees: cfg.Trees, Trust: cfg.Trust, Reserve: reserve, Log: p.log, Trouble: p.trouble,
+		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: p.step, HookFailed: cfg.Metrics.hookFailed, FetchFailed: p.prunable.Raise,
+	}, numbers)
 	return p, nil
 }
 
@@ -321,7 +311,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchPods(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
 	parts.Go(func() { p.collect(ctx) })
-	parts.Go(func() { p.deleteRemoved(ctx) })
+	parts.Go(func() { p.node.DeleteRemoved(ctx, p.cfg.CollectEvery) })
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.checkArtifacts(ctx) })
@@ -423,4 +413,4 @@ func (p *Preparer) step(name string) {
 func (p *Preparer) podLog(id pod.Identity) obs.Logger { return p.log.WithField(obs.Pod, id.String()) }
 
 // short shows enough of a digest to tell it from others.
-func short(digest string) string { return fmt.Sprintf("%.12s", digest) }
+func short(digest string) string { return install.Short(digest) }

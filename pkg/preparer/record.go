@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
+
+// keepVersions is how many versions of a pod stay installed, the one that runs included.
+const keepVersions = 3
 
 // RecordVersion is the only format of local records that this build reads and writes.
 const RecordVersion = 1
@@ -29,9 +32,9 @@ type Record struct {
 	// Signature is the one that Wanted came with, so that the node can ask again whether it counts.
 	Signature string `json:"signature,omitempty"`
 	// Installed is what runs, or shall run again after a reboot; nil when nothing was ever started.
-	Installed *Installed `json:"installed,omitempty"`
+	Installed *install.Installed `json:"installed,omitempty"`
 	// Previous are earlier versions that stay installed, the newest first.
-	Previous []Installed `json:"previous,omitempty"`
+	Previous []install.Installed `json:"previous,omitempty"`
 	// StoppedAt makes the record a tombstone: since then nothing of the pod runs.
 	StoppedAt *time.Time `json:"stopped_at,omitempty"`
 	// Service is the fingerprint of the service as last registered, so that a restarted preparer does not register it
@@ -53,25 +56,6 @@ type Record struct {
 	Ran []string `json:"ran,omitempty"`
 	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
 	UID int `json:"uid,omitempty"`
-}
-
-// Installed is one version of a pod on the node.
-type Installed struct {
-	Digest   string          `json:"digest"`
-	Revision int64           `json:"revision"`           // of the intent that had it installed; part of its processes' ids
-	Manifest json.RawMessage `json:"manifest,omitempty"` // canonical JSON; nil when the record was rebuilt from the runtime
-	Ports    map[string]int  `json:"ports,omitempty"`
-	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
-	Processes []Process `json:"processes,omitempty"`
-	// Launching: what follows the start, after_launch and enable, is not done yet.
-	Launching bool `json:"launching,omitempty"`
-}
-
-// Process is one supervised process of a version. Its name is part of its id.
-type Process struct {
-	Name       string `json:"name"`
-	Launchable string `json:"launchable"`
-	Path       string `json:"path"` // of the program: in the launchable's artifact, or absolute
 }
 
 // accept returns the record after a newer intent was accepted.
@@ -111,9 +95,9 @@ func (r *Record) wasReady() bool {
 }
 
 // installed returns the record with a new version of a pod in it. The one before it and others stay, so many as are kept.
-func (r Record) installed(in *Installed, podID string) Record {
+func (r Record) installed(in *install.Installed, podID string) Record {
 	if r.Installed != nil {
-		r.Previous = append([]Installed{*r.Installed}, r.Previous...)
+		r.Previous = append([]install.Installed{*r.Installed}, r.Previous...)
 		r.Previous = r.Previous[:min(len(r.Previous), keepVersions-1)]
 	}
 	r.Installed, r.Wanted, r.Signature, r.Tenant = in, nil, "", podID
@@ -121,8 +105,8 @@ func (r Record) installed(in *Installed, podID string) Record {
 }
 
 // versions are all that stay installed, the newest first.
-func (r *Record) versions() []*Installed {
-	var all []*Installed
+func (r *Record) versions() []*install.Installed {
+	var all []*install.Installed
 	if r.Installed != nil {
 		all = append(all, r.Installed)
 	}
@@ -132,27 +116,42 @@ func (r *Record) versions() []*Installed {
 	return all
 }
 
+// tenant returns the id of the pod that the identity's user and directories are of, as far as the record tells.
+func (r *Record) tenant() string {
+	if r.Tenant != "" {
+		return r.Tenant
+	}
+	for _, in := range r.versions() { // a record of before there were tenants
+		if m := in.Decode(); m != nil {
+			return m.ID
+		}
+	}
+	return ""
+}
+
+// version returns a version that is in the pod's record, nil when its manifest is not known.
+func (p *Preparer) version(rec *Record, in *install.Installed) *install.Version {
+	return p.node.Version(rec.Intent.Identity, rec.UID, in)
+}
+
+// versionsOf returns the versions that the processes belong to, as far as they are known, the newest first.
+func (p *Preparer) versionsOf(rec *Record, procs []runtime.Status) []*install.Version {
+	var found []*install.Version
+	for _, in := range rec.versions() {
+		has := slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Spec.Revision == in.Revision })
+		if v := p.version(rec, in); has && v != nil {
+			found = append(found, v)
+		}
+	}
+	return found
+}
+
 // runs returns the digest and ports of what is installed or, before anything is, of what shall be.
 func (r *Record) runs() (digest string, ports map[string]int) {
 	if r.Installed != nil {
 		return r.Installed.Digest, r.Installed.Ports
 	}
 	return r.Intent.Digest, r.Intent.Ports
-}
-
-// known reports whether everything is there that running the version needs.
-func (in *Installed) known() bool { return in.Manifest != nil && in.Processes != nil }
-
-// manifest returns the manifest of what is installed, nil when it is not known.
-func (in *Installed) manifest() *manifest.Manifest {
-	if in == nil || in.Manifest == nil {
-		return nil
-	}
-	var m manifest.Manifest
-	if json.Unmarshal(in.Manifest, &m) != nil {
-		return nil // Check has refused such a record when it was loaded
-	}
-	return &m
 }
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -193,7 +192,7 @@ func (r *Record) Check() error {
 		if !hexDigest.MatchString(in.Digest) || in.Revision < 1 {
 			return fmt.Errorf("installed digest %q at revision %d", in.Digest, in.Revision)
 		}
-		if in.Manifest != nil && in.manifest() == nil {
+		if in.Manifest != nil && in.Decode() == nil {
 			return fmt.Errorf("the manifest of digest %s cannot be read", in.Digest)
 		}
 	}
@@ -213,20 +212,13 @@ func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 	if newest == nil {
 		return Record{}, false
 	}
-	env := parseEnv(newest.Spec.Env)
-	ports := map[string]int{}
-	for key, value := range env {
-		name, isPort := strings.CutPrefix(key, portEnvPrefix)
-		if n, err := strconv.Atoi(value); isPort && err == nil {
-			ports[strings.ReplaceAll(strings.ToLower(name), "_", "-")] = n
-		}
-	}
+	said := install.Describe(newest.Spec.Env)
 	in := pod.Intent{
-		Identity: id, PodID: env[envPodID], Digest: env[envDigest], Ports: ports,
+		Identity: id, PodID: said.PodID, Digest: said.Digest, Ports: said.Ports,
 		State: pod.Running, Revision: newest.Spec.Revision,
 	}
 	return Record{
 		Version: RecordVersion, Intent: in, Tenant: in.PodID,
-		Installed: &Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(ports)},
+		Installed: &install.Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(said.Ports)},
 	}, CheckIntent(in) == nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
@@ -57,7 +58,7 @@ func (p *Preparer) tendScripts(ctx context.Context) {
 		procs, missing := e.installedProcs()
 		v := p.version(&e.rec, e.rec.Installed)
 		l := m.LaunchableOf(m.Health.Script.Launchable)
-		i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Spec.ID == v.firstOf(l) })
+		i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Spec.ID == v.FirstOf(l) })
 		if missing || i < 0 {
 			continue
 		}
@@ -94,7 +95,7 @@ func (p *Preparer) endScripts() {
 // holds p.mu.
 func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
 	if e.idsOf != e.rec.Installed {
-		e.idsOf, e.ids = e.rec.Installed, specIDs(e.id, e.rec.Installed)
+		e.idsOf, e.ids = e.rec.Installed, install.SpecIDs(e.id, e.rec.Installed)
 	}
 	for _, status := range e.procs {
 		if slices.Contains(e.ids, status.Spec.ID) {
@@ -104,28 +105,18 @@ func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
 	return procs, len(procs) != len(e.ids)
 }
 
-// firstOf returns the id of the first process that a launchable stands for.
-func (v *version) firstOf(l *manifest.Launchable) string {
-	for _, proc := range v.in.Processes {
-		if proc.Launchable == l.Name {
-			return specID(v.id, v.in.Revision, v.in.Digest, proc.Name)
-		}
-	}
-	return ""
-}
-
 // runScript runs a script, as the process that it belongs to runs, until ctx ends.
-func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *version, l *manifest.Launchable, spec runtime.Spec) {
-	h := v.m.Health
+func (p *Preparer) runScript(ctx context.Context, e *entry, w *scriptWatch, v *install.Version, l *manifest.Launchable, spec runtime.Spec) {
+	h := v.M.Health
 	// What the version links to: somebody may have removed the artifact of a running pod.
-	for _, err := p.fetch(ctx, v.m); err != nil; _, err = p.fetch(ctx, v.m) {
+	for _, err := p.node.Fetch(ctx, v.M); err != nil; _, err = p.node.Fetch(ctx, v.M) {
 		p.sawScript(e, w, health.Verdict{Output: err.Error()})
 		if loop.Pause(ctx, h.Interval.Or(manifest.DefaultHealthInterval)) != nil {
 			return
 		}
 	}
 	command := oneshot.Command{
-		Argv: append([]string{v.path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
+		Argv: append([]string{v.Path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
 		Isolation: spec.Isolation, OutputBytes: health.MaxOutput,
 	}
 	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)

@@ -3,7 +3,6 @@ package preparer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -51,7 +51,7 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 			p.trouble.Report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
 		}
 	}
-	all := byPod(procs)
+	all := supervise.ByPod(procs)
 	for _, found := range all {
 		slices.SortFunc(found, func(a, b runtime.Status) int { return strings.Compare(a.Spec.ID, b.Spec.ID) })
 	}
@@ -95,64 +95,6 @@ func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 	e.id, e.rec, e.unsaved = id, rec, true
 	p.pods[id] = e
 	p.podLog(id).WithField(fieldRevision, rec.Intent.Revision).Warn("pod record rebuilt from its running processes")
-}
-
-// look is one question to the runtime, asked on behalf of every worker that wanted to know before it was asked: the answer
-// is about all pods, so that each of many workers asking for itself would make a start cost more the more pods there are.
-type look struct {
-	done  chan struct{} // closed when the rest is set
-	procs map[pod.Identity][]runtime.Status
-	err   error
-	void  bool // whoever asked had to leave; the others ask again
-}
-
-// refresh asks the runtime what it has of a pod at this moment.
-func (p *Preparer) refresh(ctx context.Context, e *entry) ([]runtime.Status, error) {
-	for {
-		l := p.joinLook()
-		select {
-		case <-l.done:
-		case p.looking <- struct{}{}: // one at a time; what others want to know meanwhile is one question, too
-			p.carryOutLook(ctx, l)
-			<-p.looking
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		switch {
-		case l.void && ctx.Err() == nil:
-			continue
-		case l.err != nil:
-			return nil, fmt.Errorf("read processes of the runtime: %w", l.err)
-		}
-		return l.procs[e.id], nil
-	}
-}
-
-// joinLook returns the look that is to be carried out next.
-func (p *Preparer) joinLook() *look {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.nextLook == nil {
-		p.nextLook = &look{done: make(chan struct{})}
-	}
-	return p.nextLook
-}
-
-// carryOutLook asks, unless somebody else has. The caller holds the place in looking.
-func (p *Preparer) carryOutLook(ctx context.Context, l *look) {
-	select {
-	case <-l.done:
-		return
-	default:
-	}
-	p.mu.Lock()
-	p.nextLook = nil // who comes from now on may know of something newer
-	p.mu.Unlock()
-	var procs []runtime.Status
-	procs, _, l.err = p.cfg.Runtime.Watch(ctx, 0)
-	l.void = l.err != nil && ctx.Err() != nil
-	l.procs = byPod(procs)
-	close(l.done)
 }
 
 func (p *Preparer) procsOf(e *entry) []runtime.Status {

@@ -5,15 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
-	"slices"
-	"strconv"
-	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -26,16 +22,16 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 	if err != nil {
 		return rec, err
 	}
-	v, err := p.prepare(ctx, e, &rec, m)
-	if err == nil {
-		err = p.trusted(m, rec.Signature)
-	}
+	in, err := p.node.Install(ctx, &install.Order{
+		Pod: e.id, Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: m, Canonical: rec.Wanted, Signature: rec.Signature,
+		Ports: rec.Intent.Ports, UID: rec.UID, Before: rec.Installed,
+	}, progress{p, e})
 	if err == nil {
 		p.mu.Lock()
 		e.up = false // the service stays that of the earlier version until its processes go
 		p.mu.Unlock()
 		var saved Record
-		if saved, err = p.save(e, rec.installed(v.in, m.ID)); err == nil {
+		if saved, err = p.save(e, rec.installed(in, m.ID)); err == nil {
 			rec = saved
 		}
 	}
@@ -43,9 +39,26 @@ func (p *Preparer) install(ctx context.Context, e *entry, rec Record) (Record, e
 		p.installFailed(ctx, e, &rec, err)
 		return rec, err
 	}
-	p.logChange(e, "install", obs.Fields{fieldDigest: short(v.in.Digest), fieldRevision: v.in.Revision})
+	p.logChange(e, "install", obs.Fields{fieldDigest: short(in.Digest), fieldRevision: in.Revision})
 	p.setActivity(e, "", "")
 	return rec, nil
+}
+
+// progress says in a pod's reality what is done for it.
+type progress struct {
+	p *Preparer
+	e *entry
+}
+
+// At sets the pod's activity.
+func (g progress) At(state pod.State, message string) { g.p.setActivity(g.e, state, message) }
+
+// During says what is waited for.
+func (g progress) During(doing string) (over func()) { return g.p.during(g.e, doing) }
+
+// Failed logs it.
+func (g progress) Failed(message string, err error) {
+	g.p.podLog(g.e.id).WithField(obs.Error, err).Warn(message)
 }
 
 // installFailed says why, and that what was installed before is as it was.
@@ -59,43 +72,6 @@ func (p *Preparer) installFailed(ctx context.Context, e *entry, rec *Record, err
 		message += fmt.Sprintf("; version %s stays as it is", short(rec.Installed.Digest))
 	}
 	p.setFailed(e, message, err)
-}
-
-// prepare makes a new version out of the manifest, up to its directory, with the hooks around that.
-func (p *Preparer) prepare(ctx context.Context, e *entry, rec *Record, m *manifest.Manifest) (*version, error) {
-	p.setActivity(e, pod.StateFetching, fetchText(m))
-	roots, err := p.fetch(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.trusted(m, rec.Signature); err != nil {
-		return nil, err
-	}
-	p.setActivity(e, pod.StateInstalling, "installing "+short(rec.Intent.Digest))
-	ports := effectivePorts(m, rec.Intent.Ports)
-	if err := p.checkPorts(ctx, newPorts(ports, rec.Installed)); err != nil {
-		return nil, err
-	}
-	v := p.version(rec, &Installed{Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: rec.Wanted, Ports: ports})
-	v.roots = roots
-	if v.in.Processes, err = v.processesOf(); err != nil {
-		return nil, err
-	}
-	if err := p.moveIn(v); err != nil {
-		return nil, err
-	}
-	if err := p.makeDirs(ctx, v, rec.Installed == nil); err != nil {
-		return nil, err
-	}
-	if err := p.runHooks(ctx, e, v, beforeInstall); err != nil {
-		return nil, err
-	}
-	if err := p.layOut(v); err != nil {
-		return nil, err
-	}
-	v.roots = nil
-	v.in.Launching = p.launchHooks(v)
-	return v, p.runHooks(ctx, e, v, afterInstall)
 }
 
 // interruptible returns a context that also ends when a newer intent is accepted.
@@ -123,7 +99,7 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 	if rec.Wanted != nil {
 		var m manifest.Manifest
 		if err := json.Unmarshal(rec.Wanted, &m); err == nil && samePod(rec.Intent, &m) == nil {
-			if refused = p.trusted(&m, rec.Signature); refused == nil {
+			if refused = p.node.Trusted(&m, rec.Signature); refused == nil {
 				return &m, rec, nil
 			}
 		}
@@ -138,16 +114,16 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 		err = samePod(rec.Intent, m)
 	}
 	if err == nil {
-		err = p.trusted(m, signature)
+		err = p.node.Trusted(m, signature)
 	}
 	if err == nil {
-		err = p.mayMoveIn(&rec, m)
+		err = p.node.MayMoveIn(e.id, rec.tenant(), m)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
 			p.cfg.Metrics.installFailed()
 			message := fmt.Sprintf("cannot install %s: %v", short(digest), err)
-			p.does(e, activity{state: stateOf(err), message: message, hopeless: hopeless(err)})
+			p.does(e, activity{state: stateOf(err), message: message, hopeless: install.Hopeless(err)})
 		}
 		return nil, rec, err
 	}
@@ -159,13 +135,10 @@ func (p *Preparer) wanted(ctx context.Context, e *entry, rec Record) (*manifest.
 	return m, rec, err
 }
 
-// errManifest marks what only another manifest, or another preparer, mends.
-var errManifest = errors.New("unusable manifest")
-
 // stateOf tells a manifest that is wrong or missing from a Consul that does not answer.
 func stateOf(err error) pod.State {
 	var corrupt *store.CorruptError
-	if errors.Is(err, errManifest) || errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
+	if errors.Is(err, install.ErrManifest) || errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
 		return pod.StateFailed
 	}
 	return pod.StatePending
@@ -182,14 +155,14 @@ func (p *Preparer) readManifest(ctx context.Context, digest string) (m *manifest
 		return nil, nil, "", fmt.Errorf("read manifest %s: %w", digest, err)
 	}
 	if err := m.Validate().Err(); err != nil {
-		return nil, nil, "", fmt.Errorf("%w %s: %w", errManifest, digest, err)
+		return nil, nil, "", fmt.Errorf("%w %s: %w", install.ErrManifest, digest, err)
 	}
 	canonical, err = m.Canonical()
 	if err != nil {
-		return nil, nil, "", fmt.Errorf("%w %s: %w", errManifest, digest, err)
+		return nil, nil, "", fmt.Errorf("%w %s: %w", install.ErrManifest, digest, err)
 	}
 	if manifest.Digest(canonical) != digest {
-		return nil, nil, "", fmt.Errorf("%w %s: it has fields that this preparer does not know; upgrade the preparer", errManifest, digest)
+		return nil, nil, "", fmt.Errorf("%w %s: it has fields that this preparer does not know; upgrade the preparer", install.ErrManifest, digest)
 	}
 	return m, canonical, signature, nil
 }
@@ -206,84 +179,24 @@ func (p *Preparer) identify(ctx context.Context, e *entry, rec Record) (Record, 
 		if err != nil {
 			return fail(err)
 		}
-		installed.Manifest, installed.Ports = canonical, effectivePorts(m, installed.Ports)
+		installed.Manifest, installed.Ports = canonical, install.EffectivePorts(m, installed.Ports)
 	}
 	v := p.version(&rec, &installed)
-	var err error
-	if v.roots, err = p.fetch(ctx, v.m); err != nil {
-		return fail(err)
+	roots, err := p.node.Fetch(ctx, v.M)
+	if err == nil {
+		installed.Processes, err = v.FindProcesses(roots)
 	}
-	if installed.Processes, err = v.processesOf(); err != nil {
+	if err != nil {
 		return fail(err)
 	}
 	rec.Installed = &installed
 	return p.save(e, rec)
 }
 
-// fetch makes all artifacts of a pod present and returns their directories by launchable. One that is a program of the
-// node has none.
-func (p *Preparer) fetch(ctx context.Context, m *manifest.Manifest) (map[string]string, error) {
-	dirs := make(map[string]string, len(m.Launchables))
-	for i := range m.Launchables {
-		l := &m.Launchables[i]
-		if l.Artifact.Kind == manifest.ArtifactExec {
-			continue
-		}
-		dir, err := p.cfg.Artifacts.Ensure(ctx, l.Artifact)
-		if err != nil {
-			p.prunable.Raise()
-			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
-		}
-		dirs[l.Name] = dir
-		p.step("artifact there")
+// samePod reports an intent that names another pod than the manifest whose digest it names.
+func samePod(in pod.Intent, m *manifest.Manifest) error {
+	if m == nil || in.PodID == m.ID {
+		return nil
 	}
-	return dirs, nil
-}
-
-// effectivePorts returns the manifest's ports, with the numbers that the farm assigned where it did.
-func effectivePorts(m *manifest.Manifest, assigned map[string]int) map[string]int {
-	ports := m.PortMap()
-	for name := range ports {
-		if n := assigned[name]; n > 0 {
-			ports[name] = n
-		}
-	}
-	return ports
-}
-
-// newPorts returns the ports that the installed version does not hold already.
-func newPorts(ports map[string]int, installed *Installed) map[string]int {
-	if installed == nil {
-		return ports
-	}
-	held := slices.Collect(maps.Values(installed.Ports))
-	fresh := map[string]int{}
-	for name, port := range ports {
-		if !slices.Contains(held, port) {
-			fresh[name] = port
-		}
-	}
-	return fresh
-}
-
-// checkPorts refuses a port that something else listens on, so that a pod is not taken for that something.
-func (p *Preparer) checkPorts(ctx context.Context, ports map[string]int) error {
-	var config net.ListenConfig
-	for _, name := range slices.Sorted(maps.Keys(ports)) {
-		if ports[name] == 0 {
-			return fmt.Errorf("port %s: dynamic, and the farm gave it no number", name)
-		}
-		addr := net.JoinHostPort(p.cfg.Node.Address, strconv.Itoa(ports[name]))
-		listener, err := config.Listen(ctx, "tcp", addr)
-		switch {
-		case errors.Is(err, syscall.EADDRINUSE):
-			return fmt.Errorf("port %s: something else on the node holds %s; stop it, or let the pod use another port", name, addr)
-		case err != nil:
-			return fmt.Errorf("port %s: the node cannot listen on %s: %w", name, addr, err)
-		}
-		if err := listener.Close(); err != nil {
-			return fmt.Errorf("port %s: close the trial listener on %s: %w", name, addr, err)
-		}
-	}
-	return nil
+	return fmt.Errorf("%w: the intent's pod_id is %q, and manifest %s is of %q; whoever wrote the intent has to say which", install.ErrManifest, in.PodID, install.Short(in.Digest), m.ID)
 }

@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
@@ -51,13 +50,13 @@ var errHook = errors.New("hook")
 
 // runHooks runs what stands at a point, one after the other. A required one that fails keeps the others from being run and
 // is the error that comes back; an optional one is logged.
-func (p *Preparer) runHooks(ctx context.Context, e *entry, v *version, point string) error {
-	hooks, err := p.hooksAt(v, point)
+func (v *Version) runHooks(ctx context.Context, tell Progress, point string) error {
+	hooks, err := v.hooksAt(point)
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", errHook, point, err)
 	}
 	for i := range hooks {
-		if err := p.runHook(ctx, e, v, &hooks[i]); err != nil {
+		if err := v.runHook(ctx, tell, &hooks[i]); err != nil {
 			return err
 		}
 	}
@@ -65,28 +64,28 @@ func (p *Preparer) runHooks(ctx context.Context, e *entry, v *version, point str
 }
 
 // tryHooks is runHooks for a step that nothing may keep from being done. Only the end of ctx is an error.
-func (p *Preparer) tryHooks(ctx context.Context, e *entry, v *version, point string) error {
-	if err := p.runHooks(ctx, e, v, point); err != nil && ctx.Err() == nil {
-		p.podLog(e.id).WithField(obs.Error, err).Warn("hook failed; going on all the same")
+func (v *Version) tryHooks(ctx context.Context, tell Progress, point string) error {
+	if err := v.runHooks(ctx, tell, point); err != nil && ctx.Err() == nil {
+		tell.Failed("hook failed; going on all the same", err)
 	}
 	return context.Cause(ctx)
 }
 
 // hooksAt lists what stands at a point: the node's own first, then the pod's.
-func (p *Preparer) hooksAt(v *version, point string) ([]hook, error) {
+func (v *Version) hooksAt(point string) ([]hook, error) {
 	if point == enable || point == disable {
-		return p.switches(v, point)
+		return v.switches(point)
 	}
-	hooks, err := p.nodeHooks(v, point)
+	hooks, err := v.nodeHooks(point)
 	if err != nil {
 		return nil, err
 	}
-	v.m.Hooks.Each(func(name string, h *manifest.Hook) {
+	v.M.Hooks.Each(func(name string, h *manifest.Hook) {
 		if name != point || err != nil {
 			return
 		}
 		var own hook
-		own, err = p.podHook(v, point, v.m.LaunchableOf(h.Launchable), h.Path, h.Args)
+		own, err = v.podHook(point, v.M.LaunchableOf(h.Launchable), h.Path, h.Args)
 		own.required, own.timeout = h.Required, h.Timeout.Or(manifest.DefaultHookTimeout)
 		hooks = append(hooks, own)
 	})
@@ -94,35 +93,35 @@ func (p *Preparer) hooksAt(v *version, point string) ([]hook, error) {
 }
 
 // podHook is a program of one of the pod's artifacts. It runs as the launchable's processes do.
-func (p *Preparer) podHook(v *version, point string, l *manifest.Launchable, path string, args []string) (hook, error) {
-	iso, err := p.isolation(v.id, l)
+func (v *Version) podHook(point string, l *manifest.Launchable, path string, args []string) (hook, error) {
+	iso, err := v.isolation(l)
 	if err != nil {
 		return hook{}, err
 	}
-	p.cfg.Isolation.confineHook(iso, v.id, point, l.Resources)
-	env := p.env(v, l)
+	v.n.cfg.Isolation.confineHook(iso, v.ID, point, l.Resources)
+	env := v.env(l)
 	env[envHook] = point
 	return hook{
 		point: point, label: l.Name + ":" + path, timeout: manifest.DefaultHookTimeout,
 		command: oneshot.Command{
-			Argv: append([]string{v.path(l.Name, path)}, args...), Env: joinEnv(env), Dir: p.home(v.id), Isolation: iso, OwnCgroup: true,
+			Argv: append([]string{v.Path(l.Name, path)}, args...), Env: joinEnv(env), Dir: v.n.home(v.ID), Isolation: iso, OwnCgroup: true,
 		},
 	}, nil
 }
 
 // switches are the programs bin/enable or bin/disable of the artifacts that have them.
-func (p *Preparer) switches(v *version, name string) ([]hook, error) {
+func (v *Version) switches(name string) ([]hook, error) {
 	var hooks []hook
-	for i := range v.m.Launchables {
-		l := &v.m.Launchables[i]
+	for i := range v.M.Launchables {
+		l := &v.M.Launchables[i]
 		path := "bin/" + name
 		if l.Artifact.Kind != manifest.ArtifactTar {
 			continue
 		}
-		if info, err := os.Stat(v.path(l.Name, path)); err != nil || checkProgram(path, info) != nil {
+		if info, err := os.Stat(v.Path(l.Name, path)); err != nil || CheckProgram(path, info) != nil {
 			continue
 		}
-		h, err := p.podHook(v, name, l, path, nil)
+		h, err := v.podHook(name, l, path, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -134,13 +133,13 @@ func (p *Preparer) switches(v *version, name string) ([]hook, error) {
 // nodeHooks are the operator's: executable files in the directories <point> and <point>.d, in the order of their names.
 // They run as the preparer does, and so get nothing from the pod's manifest that could bend them, nor the pod's home as their
 // directory: what they name without a path would be the pod's choice.
-func (p *Preparer) nodeHooks(v *version, point string) ([]hook, error) {
-	if p.cfg.HooksDir == "" {
+func (v *Version) nodeHooks(point string) ([]hook, error) {
+	if v.n.cfg.HooksDir == "" {
 		return nil, nil
 	}
 	found := map[string]string{} // path by name
 	for _, dir := range []string{point, point + ".d"} {
-		dir = filepath.Join(p.cfg.HooksDir, dir)
+		dir = filepath.Join(v.n.cfg.HooksDir, dir)
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("read hooks of the node: %w", err)
@@ -148,18 +147,18 @@ func (p *Preparer) nodeHooks(v *version, point string) ([]hook, error) {
 		for _, entry := range entries {
 			path := filepath.Join(dir, entry.Name())
 			info, err := os.Stat(path)
-			if err != nil || checkProgram(path, info) != nil || !processName.MatchString(entry.Name()) {
+			if err != nil || CheckProgram(path, info) != nil || !processName.MatchString(entry.Name()) {
 				continue
 			}
 			found[entry.Name()+"\x00"+path] = path
 		}
 	}
-	env := p.nodeEnv(v, &v.m.Launchables[0])
+	env := v.nodeEnv(&v.M.Launchables[0])
 	env[envPath], env[envHook] = defaultPath, point
 	var iso *runtime.Isolation
-	if p.cfg.Isolation.Cgroup != "" {
+	if v.n.cfg.Isolation.Cgroup != "" {
 		iso = &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid()}
-		p.cfg.Isolation.confineHook(iso, v.id, point, manifest.Resources{})
+		v.n.cfg.Isolation.confineHook(iso, v.ID, point, manifest.Resources{})
 	}
 	var hooks []hook
 	for _, key := range slices.Sorted(maps.Keys(found)) {
@@ -172,25 +171,25 @@ func (p *Preparer) nodeHooks(v *version, point string) ([]hook, error) {
 }
 
 // runHook runs one program. Nothing of it runs when it returns, whatever becomes of the preparer.
-func (p *Preparer) runHook(ctx context.Context, e *entry, v *version, h *hook) error {
-	log, err := p.openHooksLog(v)
+func (v *Version) runHook(ctx context.Context, tell Progress, h *hook) error {
+	log, err := v.openHooksLog()
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", errHook, h.point, err)
 	}
 	defer func() { _ = log.Close() }() // what a hook says is not worth a failure
 	began := time.Now()
-	fmt.Fprintf(log, "%s %s of version %s: %s\n", began.UTC().Format(time.RFC3339), h.point, v.name(), h.label)
+	fmt.Fprintf(log, "%s %s of version %s: %s\n", began.UTC().Format(time.RFC3339), h.point, v.In.name(), h.label)
 	h.command.Output = log
 	timeout := fmt.Errorf("was killed after %s", h.timeout)
 	limited, cancel := context.WithTimeoutCause(ctx, h.timeout, timeout)
 	defer cancel()
-	defer p.during(e, fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
-	p.step("hook " + h.point)
-	exit, err := p.cfg.Programs.Run(limited, h.command)
+	defer tell.During(fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
+	v.n.cfg.Step("hook " + h.point)
+	exit, err := v.n.cfg.Programs.Run(limited, h.command)
 	if err == nil && !exit.OK() {
 		err = errors.New(exit.String())
 	}
-	p.step("hook " + h.point + " done")
+	v.n.cfg.Step("hook " + h.point + " done")
 	took := time.Since(began).Round(time.Millisecond)
 	if err == nil {
 		fmt.Fprintf(log, "%s %s: done in %s\n", time.Now().UTC().Format(time.RFC3339), h.point, took)
@@ -199,24 +198,24 @@ func (p *Preparer) runHook(ctx context.Context, e *entry, v *version, h *hook) e
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	p.cfg.Metrics.hookFailed()
+	v.n.cfg.HookFailed()
 	fmt.Fprintf(log, "%s %s: %v, after %s\n", time.Now().UTC().Format(time.RFC3339), h.point, err, took)
 	err = fmt.Errorf("%w %s: %s %w; its output is in %s", errHook, h.point, h.label, err, log.Name())
 	if h.required {
 		return err
 	}
-	p.podLog(e.id).WithField(obs.Error, err).Warn("optional hook failed")
+	tell.Failed("optional hook failed", err)
 	return nil
 }
 
 // openHooksLog opens the log for appending, after rotating it when it is large. Nothing writes into it at that time.
-func (p *Preparer) openHooksLog(v *version) (*os.File, error) {
-	if err := os.MkdirAll(p.logs(v.id), 0o750); err != nil {
+func (v *Version) openHooksLog() (*os.File, error) {
+	if err := os.MkdirAll(v.n.Logs(v.ID), 0o750); err != nil {
 		return nil, fmt.Errorf("make log directory: %w", err)
 	}
-	path := filepath.Join(p.logs(v.id), hooksLog)
-	if info, err := os.Lstat(path); err == nil && info.Size() > p.cfg.LogBytes {
-		for n := p.cfg.LogKeep; n > 0; n-- {
+	path := filepath.Join(v.n.Logs(v.ID), hooksLog)
+	if info, err := os.Lstat(path); err == nil && info.Size() > v.n.cfg.LogBytes {
+		for n := v.n.cfg.LogKeep; n > 0; n-- {
 			from := path
 			if n > 1 {
 				from = fmt.Sprintf("%s.%d", path, n-1)
@@ -233,11 +232,11 @@ func (p *Preparer) openHooksLog(v *version) (*os.File, error) {
 	return f, nil
 }
 
-// launchHooks reports whether anything follows the start of the version's processes.
-func (p *Preparer) launchHooks(v *version) bool {
-	if p.cfg.HooksDir != "" || v.m.Hooks != nil && v.m.Hooks.AfterLaunch != nil {
+// LaunchHooks reports whether anything follows the start of the version's processes.
+func (v *Version) LaunchHooks() bool {
+	if v.n.cfg.HooksDir != "" || v.M.Hooks != nil && v.M.Hooks.AfterLaunch != nil {
 		return true
 	}
-	programs, err := p.switches(v, enable)
+	programs, err := v.switches(enable)
 	return err != nil || len(programs) > 0
 }

@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"errors"
@@ -50,7 +50,7 @@ func TestUserRangeChoose(t *testing.T) {
 // A number is one pod's, and stays that pod's.
 func TestUsersNumber(t *testing.T) {
 	r := UserRange{First: 5000, Last: 5002}
-	u := users{of: map[string]int{}, taken: map[int]bool{}}
+	u := newUsers()
 	u.give("left", 5001)
 	seen := map[int]bool{}
 	for _, name := range []string{"a", "left", "b"} {
@@ -183,7 +183,7 @@ func TestConfine(t *testing.T) {
 }
 
 func TestLookUp(t *testing.T) {
-	lookUp := (&Preparer{}).lookUp
+	lookUp := (&Node{}).lookUp
 	root, err := lookUp("root")
 	if err != nil || root.UID != 0 || root.GID != 0 || slices.Contains(root.Groups, 0) {
 		t.Errorf("root is %+v, %v", root, err)
@@ -208,7 +208,7 @@ func TestLookUp(t *testing.T) {
 // A directory that changes hands does so with everything in it, and with nothing outside.
 func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
-	p := &Preparer{cfg: Config{Trees: tree.Runner{}}}
+	p := &Node{cfg: Config{Trees: tree.Runner{}}}
 	ownDir := func(dir string, owner *account.Account, takeOver bool) error {
 		return p.ownDir(t.Context(), dir, owner, takeOver)
 	}

@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"bytes"

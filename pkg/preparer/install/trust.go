@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"fmt"
@@ -13,17 +13,17 @@ type Trust interface {
 	Check(m *manifest.Manifest, canonical []byte, signature string) error
 }
 
-// trusted marks a refusal as one that trying again does not mend by itself.
-func (p *Preparer) trusted(m *manifest.Manifest, signature string) error {
-	if p.cfg.Trust == nil {
+// Trusted marks a refusal as one that trying again does not mend by itself.
+func (n *Node) Trusted(m *manifest.Manifest, signature string) error {
+	if n.cfg.Trust == nil {
 		return nil
 	}
 	canonical, err := m.Canonical()
 	if err == nil {
-		err = p.cfg.Trust.Check(m, canonical, signature)
+		err = n.cfg.Trust.Check(m, canonical, signature)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", errManifest, err)
+		return fmt.Errorf("%w: %w", ErrManifest, err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"maps"
@@ -32,26 +32,26 @@ const (
 
 // env is what a process of the launchable gets. The manifest's environment cannot replace what the node says, except for
 // the two that programs merely expect to find.
-func (p *Preparer) env(v *version, l *manifest.Launchable) map[string]string {
-	env := map[string]string{envPath: defaultPath, envUserHome: p.home(v.id)}
+func (v *Version) env(l *manifest.Launchable) map[string]string {
+	env := map[string]string{envPath: defaultPath, envUserHome: v.n.home(v.ID)}
 	maps.Copy(env, l.Env)
-	maps.Copy(env, p.nodeEnv(v, l))
+	maps.Copy(env, v.nodeEnv(l))
 	return env
 }
 
 // nodeEnv is what the node says of a pod. Nothing in it is the pod's choice but the names of its ports and volumes, so that
 // the operator's own hooks may rely on it.
-func (p *Preparer) nodeEnv(v *version, l *manifest.Launchable) map[string]string {
+func (v *Version) nodeEnv(l *manifest.Launchable) map[string]string {
 	env := map[string]string{
-		envNode: p.cfg.Node.Name, envAddress: p.cfg.Node.Address, envPodID: v.m.ID, envHome: p.home(v.id),
-		envDigest: v.in.Digest, envRC: v.id.RCID, envRole: v.id.Role, envIndex: strconv.Itoa(v.id.Index),
+		envNode: v.n.cfg.Node, envAddress: v.n.cfg.Address, envPodID: v.M.ID, envHome: v.n.home(v.ID),
+		envDigest: v.In.Digest, envRC: v.ID.RCID, envRole: v.ID.Role, envIndex: strconv.Itoa(v.ID.Index),
 		envLaunchable: l.Name, envConfig: v.configPath(l),
 	}
-	for name, port := range v.in.Ports {
+	for name, port := range v.In.Ports {
 		env[portEnvPrefix+envSuffix(name)] = strconv.Itoa(port)
 	}
-	for _, vol := range v.m.Volumes {
-		env[volumeEnvPrefix+envSuffix(vol.Name)] = p.volume(v.id, vol.Name)
+	for _, vol := range v.M.Volumes {
+		env[volumeEnvPrefix+envSuffix(vol.Name)] = v.n.volume(v.ID, vol.Name)
 	}
 	return env
 }
@@ -65,6 +65,26 @@ func joinEnv(env map[string]string) []string {
 		lines = append(lines, key+"="+env[key])
 	}
 	return lines
+}
+
+// Described is what the environment of a process says of its pod.
+type Described struct {
+	PodID, Digest string
+	Ports         map[string]int
+	Path          string // where its programs are looked for
+}
+
+// Describe reads the environment of a process.
+func Describe(lines []string) Described {
+	env := parseEnv(lines)
+	d := Described{PodID: env[envPodID], Digest: env[envDigest], Ports: map[string]int{}, Path: env[envPath]}
+	for key, value := range env {
+		name, isPort := strings.CutPrefix(key, portEnvPrefix)
+		if n, err := strconv.Atoi(value); isPort && err == nil {
+			d.Ports[strings.ReplaceAll(strings.ToLower(name), "_", "-")] = n
+		}
+	}
+	return d
 }
 
 func parseEnv(lines []string) map[string]string {

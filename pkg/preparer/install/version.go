@@ -1,23 +1,19 @@
-package preparer
+package install
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
-
-// keepVersions is how many versions of a pod stay installed, the one that runs included.
-const keepVersions = 3
 
 // Names in the directory of a pod's versions.
 const (
@@ -31,36 +27,77 @@ const defaultCommand = "bin/launch"
 // maxProcesses bounds how many processes the scripts of one launchable's directory may be.
 const maxProcesses = 64
 
-// version is one version of a pod on this node.
-type version struct {
-	id  pod.Identity
-	in  *Installed
-	m   *manifest.Manifest
+// Version is one version of a pod on this node.
+type Version struct {
+	ID pod.Identity
+	In *Installed
+	M  *manifest.Manifest
+
+	n   *Node
+	uid int // of the pod, as a user and as a group; zero: none
 	dir string
 	// roots are where the artifacts are, by launchable, while dir is not there yet.
 	roots map[string]string
 }
 
-// version returns a version that is in the pod's record, nil when its manifest is not known.
-func (p *Preparer) version(rec *Record, in *Installed) *version {
-	m := in.manifest()
+// Version returns a version of a pod that has the number uid, nil when its manifest is not known.
+func (n *Node) Version(id pod.Identity, uid int, in *Installed) *Version {
+	m := in.Decode()
 	if m == nil {
 		return nil
 	}
-	v := &version{id: rec.Intent.Identity, in: in, m: m}
-	v.dir = filepath.Join(p.dirOf(versionsDir, v.id), v.name())
+	return n.version(id, uid, in, m)
+}
+
+func (n *Node) version(id pod.Identity, uid int, in *Installed, m *manifest.Manifest) *Version {
+	v := &Version{ID: id, In: in, M: m, n: n, uid: uid}
+	v.dir = filepath.Join(n.dirOf(versionsDir, id), in.name())
 	return v
 }
 
-func (v *version) name() string { return fmt.Sprintf("%d-%s", v.in.Revision, short(v.in.Digest)) }
+// Installed is one version of a pod on the node, as its record has it.
+type Installed struct {
+	Digest   string          `json:"digest"`
+	Revision int64           `json:"revision"`           // of the intent that had it installed; part of its processes' ids
+	Manifest json.RawMessage `json:"manifest,omitempty"` // canonical JSON; nil when the record was rebuilt from the runtime
+	Ports    map[string]int  `json:"ports,omitempty"`
+	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
+	Processes []Process `json:"processes,omitempty"`
+	// Launching: what follows the start, after_launch and enable, is not done yet.
+	Launching bool `json:"launching,omitempty"`
+}
+
+// Process is one supervised process of a version. Its name is part of its id.
+type Process struct {
+	Name       string `json:"name"`
+	Launchable string `json:"launchable"`
+	Path       string `json:"path"` // of the program: in the launchable's artifact, or absolute
+}
+
+// Known reports whether everything is there that running the version needs.
+func (in *Installed) Known() bool { return in.Manifest != nil && in.Processes != nil }
+
+// Decode returns the manifest of what is installed, nil when it is not known.
+func (in *Installed) Decode() *manifest.Manifest {
+	if in == nil || in.Manifest == nil {
+		return nil
+	}
+	var m manifest.Manifest
+	if json.Unmarshal(in.Manifest, &m) != nil {
+		return nil // a record with such a manifest is refused when it is loaded
+	}
+	return &m
+}
+
+func (in *Installed) name() string { return fmt.Sprintf("%d-%s", in.Revision, Short(in.Digest)) }
 
 // configPath is where the launchable's copy of the configuration is: each has its own, for its own user.
-func (v *version) configPath(l *manifest.Launchable) string {
+func (v *Version) configPath(l *manifest.Launchable) string {
 	return filepath.Join(v.dir, l.Name+".json")
 }
 
-// path returns where a file of a launchable's artifact is. An absolute one is on the node already.
-func (v *version) path(launchable, file string) string {
+// Path returns where a file of a launchable's artifact is. An absolute one is on the node already.
+func (v *Version) Path(launchable, file string) string {
 	if filepath.IsAbs(file) {
 		return file
 	}
@@ -74,22 +111,22 @@ func (v *version) path(launchable, file string) string {
 // layOut makes the version's directory: the configuration, and a link to each artifact. It is built under another name, so
 // that a directory of this name is always whole. A power failure may take it away again, with the rename; whoever needs it
 // makes it anew.
-func (p *Preparer) layOut(v *version) error {
-	config, err := renderConfig(v.m.Config)
+func (v *Version) layOut() error {
+	config, err := renderConfig(v.M.Config)
 	if err != nil {
 		return err
 	}
-	temp := filepath.Join(filepath.Dir(v.dir), tempVersion+v.name())
+	temp := filepath.Join(filepath.Dir(v.dir), tempVersion+v.In.name())
 	if err := os.RemoveAll(temp); err != nil {
 		return fmt.Errorf("remove leftover: %w", err)
 	}
 	if err := os.MkdirAll(temp, 0o755); err != nil {
 		return fmt.Errorf("make directory of version: %w", err)
 	}
-	p.step("layout begun")
-	for i := range v.m.Launchables {
-		l := &v.m.Launchables[i]
-		owner, err := p.owner(v, l)
+	v.n.cfg.Step("layout begun")
+	for i := range v.M.Launchables {
+		l := &v.M.Launchables[i]
+		owner, err := v.owner(l)
 		if err != nil {
 			return err
 		}
@@ -106,7 +143,7 @@ func (p *Preparer) layOut(v *version) error {
 	if err := durable.SyncDir(temp); err != nil {
 		return fmt.Errorf("write version to disk: %w", err)
 	}
-	p.step("layout written")
+	v.n.cfg.Step("layout written")
 	// One of this name is from a try that was not finished: nothing that is recorded is made again.
 	if err := os.RemoveAll(v.dir); err != nil {
 		return fmt.Errorf("remove leftover: %w", err)
@@ -114,7 +151,7 @@ func (p *Preparer) layOut(v *version) error {
 	if err := os.Rename(temp, v.dir); err != nil {
 		return fmt.Errorf("put version in place: %w", err)
 	}
-	p.step("layout done")
+	v.n.cfg.Step("layout done")
 	return nil
 }
 
@@ -137,39 +174,39 @@ func writeConfig(path string, data []byte, owner *account.Account) error {
 }
 
 // present reports whether the version's directory is there.
-func (v *version) present() bool {
+func (v *Version) present() bool {
 	info, err := os.Lstat(v.dir)
 	return err == nil && info.IsDir()
 }
 
-// switchTo makes the link to the current version point to this one, in one step.
-func (p *Preparer) switchTo(v *version) error {
+// Switch makes the link to the current version point to this one, in one step.
+func (v *Version) Switch() error {
 	link := filepath.Join(filepath.Dir(v.dir), currentLink)
-	if now, err := os.Readlink(link); err == nil && now == v.name() {
+	if now, err := os.Readlink(link); err == nil && now == v.In.name() {
 		return nil
 	}
 	temp := filepath.Join(filepath.Dir(v.dir), tempVersion+currentLink)
 	err := os.Remove(temp)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = os.Symlink(v.name(), temp)
+		err = os.Symlink(v.In.name(), temp)
 	}
 	if err == nil {
-		p.step("switch begun")
+		v.n.cfg.Step("switch begun")
 		err = os.Rename(temp, link)
 	}
 	if err != nil {
-		return fmt.Errorf("switch to version %s: %w", v.name(), err)
+		return fmt.Errorf("switch to version %s: %w", v.In.name(), err)
 	}
-	p.step("switch done")
+	v.n.cfg.Step("switch done")
 	return nil
 }
 
-// prune removes what is installed of versions that the record does not name.
-func (p *Preparer) prune(rec *Record) error {
-	dir := p.dirOf(versionsDir, rec.Intent.Identity)
+// Prune removes what is installed of versions of a pod that are not to be kept.
+func (n *Node) Prune(id pod.Identity, kept []*Installed) error {
+	dir := n.dirOf(versionsDir, id)
 	keep := map[string]bool{currentLink: true}
-	for _, in := range rec.versions() {
-		keep[(&version{in: in}).name()] = true
+	for _, in := range kept {
+		keep[in.name()] = true
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -183,7 +220,7 @@ func (p *Preparer) prune(rec *Record) error {
 		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
 			errs = append(errs, fmt.Errorf("remove old version: %w", err))
 		}
-		p.step("version pruned")
+		n.cfg.Step("version pruned")
 	}
 	return errors.Join(errs...)
 }
@@ -191,14 +228,16 @@ func (p *Preparer) prune(rec *Record) error {
 // processName is what the file of a script must be called, because it becomes part of a process's id.
 var processName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 
-// processesOf finds the processes that the launchables stand for. Once installed, a version has these and no others.
-func (v *version) processesOf() ([]Process, error) {
+// FindProcesses finds the processes that the launchables stand for in their artifacts. Once installed, a version has these and no others.
+func (v *Version) FindProcesses(roots map[string]string) ([]Process, error) {
+	v.roots = roots
+	defer func() { v.roots = nil }()
 	var all []Process
 	names := map[string]bool{}
-	for i := range v.m.Launchables {
-		found, err := v.scriptsOf(&v.m.Launchables[i])
+	for i := range v.M.Launchables {
+		found, err := v.scriptsOf(&v.M.Launchables[i])
 		if err != nil {
-			return nil, forGood(fmt.Errorf("command of %s: %w", v.m.Launchables[i].Name, err))
+			return nil, forGood(fmt.Errorf("command of %s: %w", v.M.Launchables[i].Name, err))
 		}
 		for _, proc := range found {
 			if names[proc.Name] {
@@ -212,7 +251,7 @@ func (v *version) processesOf() ([]Process, error) {
 }
 
 // scriptsOf returns the processes of one launchable: its command, or every executable file in it.
-func (v *version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
+func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	command := l.Command
 	switch {
 	case l.Artifact.Kind == manifest.ArtifactExec:
@@ -220,13 +259,13 @@ func (v *version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	case command == "":
 		command = defaultCommand
 	}
-	path := v.path(l.Name, command)
+	path := v.Path(l.Name, command)
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if !info.IsDir() || l.Artifact.Kind == manifest.ArtifactExec {
-		return []Process{{Name: l.Name, Launchable: l.Name, Path: command}}, checkProgram(path, info)
+		return []Process{{Name: l.Name, Launchable: l.Name, Path: command}}, CheckProgram(path, info)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -237,7 +276,7 @@ func (v *version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 		file := filepath.Join(path, entry.Name())
 		if info, err := os.Stat(file); err != nil {
 			return nil, err
-		} else if checkProgram(file, info) != nil {
+		} else if CheckProgram(file, info) != nil {
 			continue
 		}
 		if !processName.MatchString(entry.Name()) {
@@ -251,8 +290,8 @@ func (v *version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	return found, nil
 }
 
-// checkProgram reports why a file cannot be executed.
-func checkProgram(path string, info fs.FileInfo) error {
+// CheckProgram reports why a file cannot be executed.
+func CheckProgram(path string, info fs.FileInfo) error {
 	switch {
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is a %s; allowed: an executable file", path, info.Mode().Type())
@@ -260,16 +299,4 @@ func checkProgram(path string, info fs.FileInfo) error {
 		return fmt.Errorf("%s is not executable", path)
 	}
 	return nil
-}
-
-// versionsOf returns the versions that the processes belong to, as far as they are known, the newest first.
-func (p *Preparer) versionsOf(rec *Record, procs []runtime.Status) []*version {
-	var found []*version
-	for _, in := range rec.versions() {
-		has := slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Spec.Revision == in.Revision })
-		if v := p.version(rec, in); has && v != nil {
-			found = append(found, v)
-		}
-	}
-	return found
 }

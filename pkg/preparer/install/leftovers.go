@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"context"
@@ -8,13 +8,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/account"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
@@ -34,76 +37,115 @@ const (
 	giveLimit   = 5 * time.Minute  // a pod waits for it
 )
 
-// discard takes away what a stopped pod left. It takes no longer the more that is.
-func (p *Preparer) discard(kind string, id pod.Identity) error {
-	p.removing.Lock()
-	defer p.removing.Unlock()
-	removed := filepath.Join(p.cfg.Dir, kind, removedDir)
-	err := os.MkdirAll(removed, 0o700)
-	if err == nil {
-		err = os.Rename(p.dirOf(kind, id), filepath.Join(removed, fileName(id)+"."+strconv.FormatInt(time.Now().UnixNano(), 10)))
+// podDirs are the kinds of directories that a stopped pod leaves behind and that are removed in time.
+var podDirs = []string{versionsDir, homesDir, logsDir, tmpDir}
+
+// Discard takes away what a stopped pod left, except for its volumes. It takes no longer the more that is.
+func (n *Node) Discard(id pod.Identity) error {
+	var errs []error
+	for _, kind := range podDirs {
+		errs = append(errs, n.discard(kind, id))
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	return errors.Join(errs...)
+}
+
+func (n *Node) discard(kind string, id pod.Identity) error {
+	removed := filepath.Join(n.cfg.Dir, kind, removedDir)
+	for {
+		err := os.MkdirAll(removed, 0o700)
+		if err == nil {
+			err = os.Rename(n.dirOf(kind, id), filepath.Join(removed, FileName(id)+"."+strconv.FormatInt(time.Now().UnixNano(), 10)))
+		}
+		switch {
+		case err == nil:
+			n.litter.Raise()
+			return nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("remove what a stopped pod left: %w", err)
+		case !n.isThere(kind, id):
+			return nil
+		} // else deleteRound has just removed the empty directory that it was to be moved into
 	}
-	if err != nil {
-		return fmt.Errorf("remove what a stopped pod left: %w", err)
+}
+
+func (n *Node) isThere(kind string, id pod.Identity) bool {
+	_, err := os.Lstat(n.dirOf(kind, id))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// Left reports whether a pod left anything that Discard takes away.
+func (n *Node) Left(id pod.Identity) bool {
+	return slices.ContainsFunc(podDirs, func(kind string) bool { return n.isThere(kind, id) })
+}
+
+// ReportStrangers logs directories of pods that are not known, as after their records were lost. Whose data that is nobody can say, so it
+// stays (P4).
+func (n *Node) ReportStrangers(known map[pod.Identity]bool) {
+	names := make(map[string]bool, len(known))
+	for id := range known {
+		names[FileName(id)] = true
 	}
-	p.litter.Raise()
-	return nil
+	for _, kind := range podDirs {
+		entries, _ := os.ReadDir(filepath.Join(n.cfg.Dir, kind)) // it may not be there yet
+		var strange []string
+		for _, entry := range entries {
+			if !names[entry.Name()] && entry.Name() != removedDir {
+				strange = append(strange, entry.Name())
+			}
+		}
+		if len(strange) > 0 {
+			n.cfg.Log.WithFields(obs.Fields{"directory": filepath.Join(n.cfg.Dir, kind), "names": strings.Join(strange, " ")}).
+				Warn("directories of pods that the node has no record of; left alone")
+		}
+	}
 }
 
 // removedOf returns the file name of the identity whose something in a removedDir was.
 func removedOf(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
 
-// deleteRemoved deletes what was taken away until ctx ends.
-func (p *Preparer) deleteRemoved(ctx context.Context) {
+// DeleteRemoved deletes what was taken away until ctx ends; every is between two tries at what could not be deleted, and looks at what an
+// earlier run has left.
+func (n *Node) DeleteRemoved(ctx context.Context, every time.Duration) {
 	for ctx.Err() == nil {
-		if p.deleteRound(ctx) {
+		if n.deleteRound(ctx) {
 			continue
 		}
-		select {
-		case <-p.litter:
-		case <-time.After(p.cfg.CollectEvery): // what could not be deleted, and what an earlier run has left
-		case <-ctx.Done():
-		}
+		_, _ = loop.PauseUnless(ctx, n.litter, every) // the loop sees the end of ctx
 	}
 }
 
 // deleteRound gives each tree one slice of time, and reports whether some need more.
-func (p *Preparer) deleteRound(ctx context.Context) (more bool) {
+func (n *Node) deleteRound(ctx context.Context) (more bool) {
 	for _, kind := range podDirs {
-		removed := filepath.Join(p.cfg.Dir, kind, removedDir)
+		removed := filepath.Join(n.cfg.Dir, kind, removedDir)
 		key := "removing " + kind
 		entries, err := os.ReadDir(removed)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		for _, entry := range entries {
-			treeErr := p.deleteTree(ctx, kind, filepath.Join(removed, entry.Name()))
+			treeErr := n.deleteTree(ctx, kind, filepath.Join(removed, entry.Name()))
 			more = more || errors.Is(treeErr, tree.ErrTime)
 			if !errors.Is(treeErr, tree.ErrTime) {
 				err = errors.Join(err, treeErr)
 			}
-			p.step("directory removed")
+			n.cfg.Step("directory removed")
 		}
 		switch {
 		case ctx.Err() != nil:
 			return false
 		case err != nil:
-			p.trouble.Report(key, "what stopped pods left cannot be removed", err)
+			n.cfg.Trouble.Report(key, "what stopped pods left cannot be removed", err)
 		default:
-			p.trouble.Over(key)
+			n.cfg.Trouble.Over(key)
 		}
-		p.removing.Lock()
 		_ = os.Remove(removed) // if it is empty
-		p.removing.Unlock()
 	}
 	return more
 }
 
 // deleteTree deletes one tree, first as the pod's user, then as whoever else has something in it.
-func (p *Preparer) deleteTree(ctx context.Context, kind, path string) error {
+func (n *Node) deleteTree(ctx context.Context, kind, path string) error {
 	dir, err := openTree(path)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", path, err)
@@ -112,7 +154,7 @@ func (p *Preparer) deleteTree(ctx context.Context, kind, path string) error {
 	own := tree.Owner{UID: os.Getuid(), GID: os.Getgid()}
 	as := own
 	if kind == homesDir || kind == tmpDir {
-		as = p.userOf(removedOf(filepath.Base(path)), own)
+		as = n.userOf(removedOf(filepath.Base(path)), own)
 	}
 	pods := as
 	stuck := map[int]bool{} // users that could remove nothing more
@@ -122,7 +164,7 @@ func (p *Preparer) deleteTree(ctx context.Context, kind, path string) error {
 				return err
 			}
 		}
-		left, err := p.cfg.Trees.Delete(ctx, dir, as, deleteSlice)
+		left, err := n.cfg.Trees.Delete(ctx, dir, as, deleteSlice)
 		if err != nil {
 			return err
 		}
@@ -146,17 +188,15 @@ func openTree(path string) (*os.File, error) {
 }
 
 // userOf returns the user of a pod by the file name of its identity, or the other one where it has none of its own.
-func (p *Preparer) userOf(name string, other tree.Owner) tree.Owner {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if number := p.users.of[name]; number != 0 {
+func (n *Node) userOf(name string, other tree.Owner) tree.Owner {
+	if number := n.users.has(name); number != 0 {
 		return tree.Owner{UID: number, GID: number}
 	}
 	return other
 }
 
 // giveDir gives a directory, with what its owner has in it, to another owner.
-func (p *Preparer) giveDir(ctx context.Context, path string, owner *account.Account) error {
+func (n *Node) giveDir(ctx context.Context, path string, owner *account.Account) error {
 	dir, err := openTree(path)
 	if err != nil {
 		return err
@@ -180,5 +220,5 @@ func (p *Preparer) giveDir(ctx context.Context, path string, owner *account.Acco
 		return dir.Chown(owner.UID, owner.GID)
 	}
 	from := tree.Owner{UID: int(st.Uid), GID: int(st.Gid)}
-	return p.cfg.Trees.Give(ctx, dir, from, tree.Owner{UID: owner.UID, GID: owner.GID}, giveLimit)
+	return n.cfg.Trees.Give(ctx, dir, from, tree.Owner{UID: owner.UID, GID: owner.GID}, giveLimit)
 }

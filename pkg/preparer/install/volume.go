@@ -1,4 +1,4 @@
-package preparer
+package install
 
 import (
 	"context"
@@ -21,43 +21,37 @@ const (
 )
 
 // home is the pod's own directory. It stays when the pod is upgraded.
-func (p *Preparer) home(id pod.Identity) string { return p.dirOf(homesDir, id) }
+func (n *Node) home(id pod.Identity) string { return n.dirOf(homesDir, id) }
 
 // volume is a directory that the preparer makes and never removes.
-func (p *Preparer) volume(id pod.Identity, name string) string {
-	return filepath.Join(p.dirOf(volumesDir, id), name)
-}
-
-func (p *Preparer) logs(id pod.Identity) string { return p.dirOf(logsDir, id) }
-
-func (p *Preparer) dirOf(kind string, id pod.Identity) string {
-	return filepath.Join(p.cfg.Dir, kind, fileName(id))
+func (n *Node) volume(id pod.Identity, name string) string {
+	return filepath.Join(n.dirOf(volumesDir, id), name)
 }
 
 // makeDirs makes the directories that a pod's processes and hooks find. Home and volumes belong to the user of the first
 // launchable, a working directory to that of its own, and all to the pod's group. What another version of the pod left
 // changes hands only with takeOver: that version may run.
-func (p *Preparer) makeDirs(ctx context.Context, v *version, takeOver bool) error {
-	if err := os.MkdirAll(p.logs(v.id), 0o750); err != nil {
+func (v *Version) makeDirs(ctx context.Context, takeOver bool) error {
+	if err := os.MkdirAll(v.n.Logs(v.ID), 0o750); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
 	}
-	if err := p.makeTmp(v.id); err != nil {
+	if err := v.n.makeTmp(v.ID); err != nil {
 		return err
 	}
-	owner, err := p.owner(v, &v.m.Launchables[0])
+	owner, err := v.owner(&v.M.Launchables[0])
 	if err != nil {
 		return err
 	}
-	if err := p.ownDir(ctx, p.home(v.id), owner, takeOver); err != nil {
+	if err := v.n.ownDir(ctx, v.n.home(v.ID), owner, takeOver); err != nil {
 		return fmt.Errorf("make home of pod: %w", err)
 	}
-	for _, vol := range v.m.Volumes {
-		if err := p.ownDir(ctx, p.volume(v.id, vol.Name), owner, takeOver); err != nil {
+	for _, vol := range v.M.Volumes {
+		if err := v.n.ownDir(ctx, v.n.volume(v.ID, vol.Name), owner, takeOver); err != nil {
 			return fmt.Errorf("make volume %s: %w", vol.Name, err)
 		}
 	}
-	for i := range v.m.Launchables {
-		if err := p.makeWorkDir(v, &v.m.Launchables[i], takeOver); err != nil {
+	for i := range v.M.Launchables {
+		if err := v.makeWorkDir(&v.M.Launchables[i], takeOver); err != nil {
 			return err
 		}
 	}
@@ -65,16 +59,16 @@ func (p *Preparer) makeDirs(ctx context.Context, v *version, takeOver bool) erro
 }
 
 // makeWorkDir makes a working directory below the pod's home. One elsewhere on the node is the operator's.
-func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable, takeOver bool) error {
+func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	if l.WorkDir == "" || filepath.IsAbs(l.WorkDir) {
 		return nil
 	}
-	owner, err := p.owner(v, l)
+	owner, err := v.owner(l)
 	if err != nil {
 		return err
 	}
 	// The home belongs to the pod, which may have put a link to anywhere into it.
-	home, err := os.OpenRoot(p.home(v.id))
+	home, err := os.OpenRoot(v.n.home(v.ID))
 	if err != nil {
 		return fmt.Errorf("make work_dir of %s: %w", l.Name, err)
 	}
@@ -100,9 +94,9 @@ func (p *Preparer) makeWorkDir(v *version, l *manifest.Launchable, takeOver bool
 	return nil
 }
 
-func (p *Preparer) workDir(id pod.Identity, l *manifest.Launchable) string {
+func (v *Version) workDir(l *manifest.Launchable) string {
 	if filepath.IsAbs(l.WorkDir) {
 		return l.WorkDir
 	}
-	return filepath.Join(p.home(id), l.WorkDir)
+	return filepath.Join(v.n.home(v.ID), l.WorkDir)
 }

@@ -1,0 +1,123 @@
+package install
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+)
+
+// maxSpecID keeps a process id usable as a file name with a suffix.
+const maxSpecID = 190
+
+// SpecID names one process of one version of a pod. The revision makes it new for each installation: going back to an
+// earlier digest must not meet that version's stopped processes.
+func SpecID(id pod.Identity, in *Installed, process string) string {
+	full := fmt.Sprintf("%s.%s.%s.%d", FileName(id), process, Short(in.Digest), in.Revision)
+	if len(full) <= maxSpecID {
+		return full
+	}
+	sum := sha256.Sum256([]byte(full))
+	return full[:maxSpecID-17] + "." + hex.EncodeToString(sum[:8])
+}
+
+// SpecIDs names all processes of a version.
+func SpecIDs(id pod.Identity, in *Installed) []string {
+	ids := make([]string, len(in.Processes))
+	for i := range in.Processes {
+		ids[i] = SpecID(id, in, in.Processes[i].Name)
+	}
+	return ids
+}
+
+// FirstOf returns the id of the first process that a launchable stands for.
+func (v *Version) FirstOf(l *manifest.Launchable) string {
+	for _, one := range v.In.Processes {
+		if one.Launchable == l.Name {
+			return SpecID(v.ID, v.In, one.Name)
+		}
+	}
+	return ""
+}
+
+// Spec describes one process.
+func (v *Version) Spec(of Process) (runtime.Spec, error) {
+	l := v.M.LaunchableOf(of.Launchable)
+	iso, err := v.isolation(l)
+	if err != nil {
+		return runtime.Spec{}, err
+	}
+	restart := runtime.Restart{Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax, Stable: v.M.ReadyAfter()}
+	if r := l.Restart; r != nil {
+		restart.Min, restart.Max = r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
+		if r.Policy != "" {
+			restart.Policy = runtime.RestartPolicy(r.Policy) // they are called alike
+		}
+	}
+	id := SpecID(v.ID, v.In, of.Name)
+	v.n.cfg.Isolation.confine(iso, id, l.Resources)
+	return runtime.Spec{
+		ID:  id,
+		Pod: v.ID, Revision: v.In.Revision, Name: of.Name,
+		Command: append([]string{v.Path(l.Name, of.Path)}, l.Args...),
+		Env:     joinEnv(v.env(l)), Dir: v.workDir(l),
+		LogPath:  filepath.Join(v.n.Logs(v.ID), of.Name+".log"),
+		LogBytes: v.n.cfg.LogBytes, LogKeep: v.n.cfg.LogKeep,
+		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
+		Restart: restart, Isolation: iso, HoldAfterBoot: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil,
+	}, nil
+}
+
+// Ensure makes everything present that the version is launched from. It is there unless the disk lost it.
+func (v *Version) Ensure(ctx context.Context, tell Progress) error {
+	defer tell.During(fetchText(v.M))()
+	roots, err := v.n.Fetch(ctx, v.M)
+	if err != nil || v.present() {
+		return err
+	}
+	v.roots = roots
+	defer func() { v.roots = nil }()
+	return v.layOut()
+}
+
+// PrepareLaunch does what comes before the start of the version's processes. Its ports must be free, unless some of these run.
+func (v *Version) PrepareLaunch(ctx context.Context, tell Progress, some bool) error {
+	if !some {
+		if err := v.n.checkPorts(ctx, v.In.Ports); err != nil {
+			return err
+		}
+	}
+	if err := v.makeDirs(ctx, true); err != nil {
+		return err
+	}
+	if err := v.Switch(); err != nil {
+		return err
+	}
+	return v.runHooks(ctx, tell, beforeLaunch)
+}
+
+// FinishLaunch does what follows the start, if LaunchHooks says that anything does.
+func (v *Version) FinishLaunch(ctx context.Context, tell Progress) error {
+	if err := v.runHooks(ctx, tell, afterLaunch); err != nil {
+		return err
+	}
+	return v.tryHooks(ctx, tell, enable)
+}
+
+// PrepareStop does what comes before a stop. Only the end of ctx keeps it from being done.
+func (v *Version) PrepareStop(ctx context.Context, tell Progress) error {
+	if err := v.tryHooks(ctx, tell, beforeStop); err != nil {
+		return err
+	}
+	return v.tryHooks(ctx, tell, disable)
+}
+
+// FinishStop does what follows a stop. Only the end of ctx keeps it from being done.
+func (v *Version) FinishStop(ctx context.Context, tell Progress) error {
+	return v.tryHooks(ctx, tell, afterStop)
+}
