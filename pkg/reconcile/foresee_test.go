@@ -26,6 +26,16 @@ func TestWhatFollowsConfirmedStopsIsForeseen(t *testing.T) {
 		"nothing changes":            {func(s *reconcile.Snapshot) { groups(s, 4) }, false},
 		"others stop in the plan":    {func(s *reconcile.Snapshot) { confirmStop(s, 3) }, false},
 		"what went is desired again": {func(s *reconcile.Snapshot) { confirmStop(s, 3); groups(s, 4) }, false},
+		"a request is answered besides": {func(s *reconcile.Snapshot) {
+			confirmStop(s, 2)
+			confirmStop(s, 3)
+			s.Requests = []reconcile.Request{{ID: "r", Forget: true, Alive: true, Node: s.Pods[0].Node, Pod: s.Pods[0].Identity}}
+		}, false},
+		"a request is answered, and what went is desired again": {func(s *reconcile.Snapshot) {
+			confirmStop(s, 3)
+			groups(s, 4)
+			s.Requests = []reconcile.Request{{ID: "r", Forget: true, Alive: true, Node: s.Pods[0].Node, Pod: s.Pods[0].Identity}}
+		}, false},
 		"a ghost is forgotten, and its pod stays": {func(s *reconcile.Snapshot) {
 			p := &s.Pods[0]
 			p.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 6}}
