@@ -383,3 +383,14 @@ func TestStandingByFromTheStart(t *testing.T) {
 		t.Errorf("%+v", plan.Changes)
 	}
 }
+
+// A pod reserves what the manifest says that it has, or gets next; of no pod in particular it is what the controller places with.
+func TestWhatAnUpgradeInPlaceReserves(t *testing.T) {
+	t.Parallel()
+	s := inPlace(3, 3, 1, 1)
+	s.Manifests["m0"].Launchables = []manifest.Launchable{{Resources: manifest.Resources{CPU: 700}}}
+	former, present := reconcile.NewHolder(s, s.Pods[2].Identity), reconcile.NewHolder(s, s.Pods[0].Identity)
+	if former.CPU != 700 || present.CPU == 700 {
+		t.Errorf("former %+v, present %+v", former, present)
+	}
+}

@@ -126,6 +126,22 @@ func TestALostPodWaitsForRoom(t *testing.T) {
 	}
 }
 
+// The room that a replaced pod takes is not there for one that is missing besides.
+func TestAReplacedPodLeavesLessRoom(t *testing.T) {
+	t.Parallel()
+	for surge, want := range []int{1, 2} { // how many are placed at each surge
+		s := snapshotOf(3)
+		s.RC.MaxSurge, s.RC.NodeLoss.After = &surge, new(field.Duration)
+		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+		since := s.Now.Add(-time.Minute)
+		s.Nodes["n1"].Alive, s.Nodes["n1"].Gone, s.Pods[1].LostSince = false, true, &since
+		s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
+		if plan := reconcile.Compute(s); len(plan.Adds) != want {
+			t.Errorf("surge %d: adds %v", surge, plan.Adds)
+		}
+	}
+}
+
 // A node that came back and lost its preparer again before its owner looked has not died a second time: what the placements say is
 // about another death, and the time counts from now.
 func TestALossIsAboutOneDeath(t *testing.T) {

@@ -363,10 +363,6 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	m := s.ManifestOf(digest)
 	lost := !s.aliveOn(p.Node)
 	ghost := pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now, Ports: p.Ports}
-	known := s.Nodes[p.Node] != nil
-	if known {
-		s.noteGone(&ghost)
-	}
 	if !lost && slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 }) {
 		next.Avoid = s.avoiding(p) // it is moved on, because it got stuck here
 	}
@@ -387,7 +383,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
 	}
-	if lost && known {
+	if lost && s.Nodes[p.Node] != nil {
 		ch.needsDead(s.death(p.Node))
 	}
 	for i := range next.Ghosts {

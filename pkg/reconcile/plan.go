@@ -154,7 +154,7 @@ func (c *Change) left() []string {
 
 // Nodes returns every node that the change has to do with, for the audit trail.
 func (c *Change) Nodes() []string {
-	names := append(make([]string, 0, 1+len(c.Intents)+len(c.Reserve)), c.left()...)
+	names := append(make([]string, 0, 4), c.left()...)
 	if c.Placement != nil {
 		names = append(names, c.Placement.Node)
 	}

@@ -134,6 +134,11 @@ func TestBlueGreenAfterAnAbortOfTheSwitch(t *testing.T) {
 		if most := w.record.Max(); most != 6 {
 			t.Errorf("%s: at most %d pods, want 6", phase, most)
 		}
+		for _, v := range w.record.Revisions {
+			if id := fmt.Sprintf("r%d", v.Rev); v.Abandoned != (id != keeps && id != "r3") {
+				t.Errorf("%s: %+v", phase, v)
+			}
+		}
 		w.settles(t, rollout.WaitingForPromote)
 		w.has(t, map[string]int{keeps: 3, "r3": 3})
 	}
