@@ -95,7 +95,7 @@ func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, err
 		<-time.After(rand.N(reactLimit)) // it takes time to start a pod
 		c.events.write(checker.Event{
 			At: time.Now().UnixNano(), Kind: checker.EventNode, Node: name, ID: in.Identity.String(),
-			State: string(in.State), Digest: in.Digest, Revision: in.Revision, Ports: in.Ports,
+			State: string(in.State), Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, Once: runsOnce(in),
 		})
 		return s.trouble.start(&s.Node, in)
 	}

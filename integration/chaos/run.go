@@ -41,6 +41,7 @@ type chaos struct {
 	lost    error        // why the records are not back that a wipe deleted
 
 	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
+	gateURL   string   // of the webhooks of rollouts
 	broken    sync.Map // true by the digest of manifests whose pods never run
 
 	deadMu    sync.Mutex
@@ -103,6 +104,9 @@ func (c *chaos) run(ctx context.Context) error {
 	}
 	d := newDeployer(c, w)
 	if c.cfg.rollouts {
+		if err := c.serveGates(background); err != nil {
+			return err
+		}
 		if err := d.initial(boot); err != nil {
 			return err
 		}

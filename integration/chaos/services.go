@@ -95,8 +95,10 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 	ask := func(verb string) (string, error) { return "rollout " + verb, d.c.rcctl(ctx, "rollout", verb, name) }
 	state := rec.Value.State
 	switch {
-	case none && dice < 75:
+	case none && dice < 72:
 		return d.next(ctx, i, bad)
+	case none && dice < 75:
+		return "delete a service", d.c.rcctl(ctx, "service", "delete", name, "--force", "--allow-mass-stop")
 	case none && dice < 85:
 		return "roll a service back", d.c.rcctl(ctx, "rollback", name, "--yes", "--detach")
 	case dice >= 92:
@@ -186,6 +188,9 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	if promotes := d.rng.IntN(3) > 0; promotes && (strategy == rollout.CanaryStrategy || strategy == rollout.BlueGreenStrategy) {
 		knobs.AutoPromote = &short
 	}
+	if d.rng.IntN(4) == 0 {
+		knobs.Gates = d.c.gates()
+	}
 	pod := &manifest.Manifest{
 		Version: manifest.Version, ID: serviceName(i), MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
@@ -196,9 +201,13 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	if i%2 == 1 {
 		pod.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
 	}
-	return &record.ServiceSpec{
+	spec := &record.ServiceSpec{
 		Name: serviceName(i), Replicas: &total, Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
+	if d.rng.IntN(4) == 0 {
+		spec.PreDeploy = &record.PreDeploy{}
+	}
+	return spec
 }
 
 // How services are brought to one revision each, after everything is healed.
@@ -230,6 +239,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 			d.again[i] = time.Now()
 			spec := d.document(i, rollout.AvailabilityStrategy)
 			spec.Update.Step = &rollout.Amount{N: d.size[i]} // at once
+			spec.Update.Gates, spec.PreDeploy = rollout.Gates{}, nil
 			errs = append(errs, d.write(ctx, spec, false))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,9 @@ func (t *trouble) start(n *simnode.Node, in pod.Intent) pod.Reality {
 	r := simnode.Obey(in)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if in.State == pod.Running && runsOnce(in) {
+		return t.end(r)
+	}
 	if in.State == pod.Running && t.broken(in.Digest) {
 		r.State, r.Available = pod.StateFailed, false
 		return r
@@ -48,6 +52,18 @@ func (t *trouble) start(n *simnode.Node, in pod.Intent) pod.Reality {
 	}
 	r.State, r.Available = []pod.State{pod.StateStarting, pod.StateFailed}[t.rng.IntN(2)], false
 	time.AfterFunc(reactLimit+upTo(t.rng, troubleLimit), func() { n.Amend(in.Identity, in.Revision, pod.StateReady, true) })
+	return r
+}
+
+// runsOnce reports whether the pod is the one that runs to its end before a rollout begins.
+func runsOnce(in pod.Intent) bool { return strings.HasSuffix(in.PodID, "-pre-deploy") }
+
+// end says how a pod has ended that runs once. mu is held.
+func (t *trouble) end(r pod.Reality) pod.Reality {
+	r.State, r.Available, r.LastExit = pod.StateEnded, false, &pod.Exit{Launchable: "main", At: time.Now()}
+	if t.on.Load() && t.rng.IntN(100) < startTrouble {
+		r.State, r.LastExit.Code, r.LogTail = pod.StateFailed, 1, "the schema is not as expected"
+	}
 	return r
 }
 
@@ -63,7 +79,7 @@ func (t *trouble) strike(ctx context.Context, n *simnode.Node) {
 		in := runs[ids[t.rng.IntN(len(ids))]]
 		state := []pod.State{pod.StateUnhealthy, pod.StateFailed}[t.rng.IntN(2)]
 		t.mu.Unlock()
-		if t.broken(in.Digest) {
+		if t.broken(in.Digest) || runsOnce(in) {
 			continue
 		}
 		n.Amend(in.Identity, in.Revision, state, false)

@@ -93,6 +93,7 @@ func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Resul
 	}
 	j.endWipe()
 	j.nodeStops(events)
+	j.once(events)
 	j.finally()
 	j.locks(events)
 	slices.SortStableFunc(j.result.Violations, func(a, b Violation) int { return int(int64(a.Index) - int64(b.Index)) })

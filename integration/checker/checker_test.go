@@ -319,6 +319,12 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 				Ports: map[string]int{"http": 80},
 			})
 		},
+		"pre_deploy ran twice": func(w *world) {
+			for i, state := range []string{running, stopped, running, running} {
+				w.add(Event{Kind: EventNode, At: w.now() + int64(i), Node: "n1", ID: "c/main.0", State: state, Revision: 10, Once: i != 1})
+			}
+			w.add(Event{Kind: EventNode, At: w.now() + 9, Node: "n2", ID: "c/main.0", State: running, Revision: 10, Once: true})
+		},
 		"P3 placed without a share":       func(w *world) { w.second("n2", kv("set", "reservations/n2", holding())) },
 		"P3 placed without a reservation": func(w *world) { w.second("n2") },
 		"P3 placed on an unknown node":    func(w *world) { w.second("n9", kv("set", "reservations/n9", holding("c/main.1"))) },

@@ -23,6 +23,8 @@ type Event struct {
 	Digest   string         `json:"digest,omitempty"`
 	Revision int64          `json:"revision,omitempty"`
 	Ports    map[string]int `json:"ports,omitempty"`
+	// Once: the pod runs to its end, and no node starts it after another one has.
+	Once bool `json:"once,omitempty"`
 
 	// EventMachine: from Call to At the run did something to the machine whose Consul agent is Node, so that it may be taken for lost;
 	// without Node to the servers, which speak for all machines.

@@ -127,6 +127,22 @@ func (j *judgement) nodeStops(events []Event) {
 	j.placedRuns(ofKind(events, EventEnd))
 }
 
+// once judges the pods that run to their end (pre_deploy): at most once, whatever died meanwhile. A node that applies the same intent again has
+// not started the pod again.
+func (j *judgement) once(events []Event) {
+	ran := map[string]Event{}
+	for _, e := range ofKind(events, EventNode) {
+		if !e.Once || e.State != running {
+			continue
+		}
+		j.looked("pre_deploy once")
+		if before, twice := ran[e.ID]; twice && (before.Node != e.Node || before.Revision != e.Revision) {
+			j.violated("pre_deploy", "ran twice", 0, "%s on %s at revision %d, after %s at revision %d", e.ID, e.Node, e.Revision, before.Node, before.Revision)
+		}
+		ran[e.ID] = e
+	}
+}
+
 // orphan judges a pod whose controller a restored snapshot does not know, or that was deleted after a wipe before anybody could hear of
 // the pod: nothing may stop it, and its node must say so.
 func (j *judgement) orphan(e Event) {

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+const (
+	gateTimeout = 300 * time.Millisecond
+	gateRefuses = 10 // of 100 calls
+	gateHangs   = 5  // of 100 calls
+)
+
+// serveGates answers the webhooks of rollouts until ctx ends: most calls agree, some refuse, and some are not answered in time.
+func (c *chaos) serveGates(ctx context.Context) error {
+	var listen net.ListenConfig
+	ln, err := listen.Listen(ctx, "tcp", fmt.Sprintf("%s%d:0", subnet, bridgeNum))
+	if err != nil {
+		return fmt.Errorf("serve gates: %w", err)
+	}
+	c.gateURL = "http://" + ln.Addr().String() + "/gate"
+	server := &http.Server{
+		ReadHeaderTimeout: time.Second,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch dice := rand.N(100); {
+			case dice < gateRefuses:
+				http.Error(w, "not now", http.StatusServiceUnavailable)
+			case dice < gateRefuses+gateHangs:
+				<-r.Context().Done()
+			}
+		}),
+	}
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	go func() { _ = server.Serve(ln) }()
+	return nil
+}
+
+// gates are those of a rollout, asked before and after each stage.
+func (c *chaos) gates() rollout.Gates {
+	hook := rollout.Hook{URL: c.gateURL, Timeout: new(field.Duration), Retries: new(int)}
+	*hook.Timeout, *hook.Retries = field.Duration(gateTimeout), 2
+	return rollout.Gates{BeforeStage: []rollout.Hook{hook}, AfterStage: []rollout.Hook{hook}}
+}

@@ -1,0 +1,31 @@
+package rollout_test
+
+import (
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// A controller has pods while replicas are asked for, and while any copy stands, stops or is lost.
+func TestSeenHasPods(t *testing.T) {
+	t.Parallel()
+	asks := rc.RC{ReplicaGroups: groupsOf(1)}
+	for name, c := range map[string]struct {
+		seen rollout.Seen
+		want bool
+	}{
+		"asked for, without a status": {rollout.Seen{RC: asks}, true},
+		"without a status":            {rollout.Seen{}, false},
+		"none":                        {rollout.Seen{Status: &rc.Status{}}, false},
+		"placed":                      {rollout.Seen{Status: &rc.Status{Placed: 1}}, true},
+		"stopping":                    {rollout.Seen{Status: &rc.Status{Stopping: 1}}, true},
+		"lost":                        {rollout.Seen{Status: &rc.Status{Lost: 1}}, true},
+		"placed and stopping":         {rollout.Seen{Status: &rc.Status{Placed: 1, Stopping: 1}}, true},
+		"stopping and lost":           {rollout.Seen{Status: &rc.Status{Stopping: 1, Lost: 1}}, true},
+	} {
+		if got := c.seen.HasPods(); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
