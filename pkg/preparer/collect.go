@@ -67,7 +67,7 @@ func (p *Preparer) collectable(now time.Time) (stopped, old []*entry) {
 		case e.rec.StoppedAt == nil || e.want != nil || e.working:
 		case !e.collected && p.stoppedFor(&e.rec, now) >= p.cfg.KeepStopped:
 			stopped = append(stopped, e)
-		case e.collected && e.standing.verdict == Gone && e.erased:
+		case e.collected && e.standing.verdict == Gone && p.board.Erased(e.id):
 			old = append(old, e)
 		}
 	}
@@ -90,6 +90,7 @@ func (p *Preparer) forget(e *entry) error {
 		p.enqueue(e)
 	case err == nil:
 		delete(p.pods, e.id)
+		p.board.Forget(e.id)
 		p.step("tombstone removed")
 	}
 	return err

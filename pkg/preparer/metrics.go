@@ -151,18 +151,11 @@ func (m *Metrics) restored() {
 
 // count publishes what the node has. The caller holds p.mu.
 func (p *Preparer) count() {
-	states, orphans, restarts := map[pod.State]int{}, 0, 0
+	states, restarts := p.board.Count()
+	orphans := 0
 	for _, e := range p.pods {
-		if e.reality == nil {
-			continue
-		}
-		states[e.reality.State]++
-		// A new version of the pod counts from zero again.
-		if e.restarts >= 0 {
-			restarts += max(0, e.reality.Restarts-e.restarts)
-		}
-		e.restarts = e.reality.Restarts
-		if _, is := e.orphan(); is {
+		_, is := e.orphan()
+		if _, said := p.board.Reality(e.id); is && said {
 			orphans++
 		}
 	}

@@ -422,12 +422,10 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved
 	}
-	if erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil; erase != e.erase {
-		e.erase, e.erased = erase, false
-		p.publish.Raise()
-	}
-	if o.rec.StoppedAt != nil && (e.erase || e.standing.verdict == "") {
-		e.reality = nil
+	erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil
+	p.board.Erase(e.id, erase)
+	if o.rec.StoppedAt != nil && (erase || e.standing.verdict == "") {
+		p.board.Retract(e.id)
 		return time.Time{}
 	}
 	m := e.manifest()
@@ -446,11 +444,13 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	}
 	r := observe(o)
 	r.LogTail = tailOf(&r, m, o.procs)
-	if until := e.quietUntil(r); now.Before(until) {
-		return sooner(due, until)
+	news, again := p.board.Say(r, now)
+	if news {
+		p.logChange(e, "observe", obs.Fields{
+			obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: short(r.Digest), obs.Reason: r.Message,
+		})
 	}
-	p.report(e, r, now)
-	return due
+	return sooner(due, again)
 }
 
 // noteCount has a count of min_ready saved that has begun anew: a restart goes on with it. One that is over need not be, as it is about
@@ -476,42 +476,4 @@ func sooner(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-// crashReportEvery is how often a pod that stays crash-looping is reported, however often it is started.
-const crashReportEvery = 10 * time.Second
-
-// quietUntil returns until when a reality need not be reported, zero for a time that is over: the pod was crash-looping before, and only
-// how it ended last is new.
-func (e *entry) quietUntil(r pod.Reality) time.Time {
-	last := e.reality
-	if last == nil || last.State != pod.StateCrashLooping {
-		return time.Time{}
-	}
-	r.Restarts, r.LastExit, r.Message = last.Restarts, last.LastExit, last.Message
-	if !sameReality(*last, r) {
-		return time.Time{}
-	}
-	return e.reported.Add(crashReportEvery)
-}
-
-// report puts a reality in line for writing if it says anything new.
-func (p *Preparer) report(e *entry, r pod.Reality, now time.Time) {
-	r.Since = now.Round(0).UTC()
-	if last := e.reality; last != nil {
-		if last.State == r.State {
-			r.Since = last.Since
-		}
-		if sameReality(*last, r) {
-			return
-		}
-		e.since = e.since || last.State != r.State
-		if last.State != r.State || last.Available != r.Available {
-			p.logChange(e, "observe", obs.Fields{
-				obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: short(r.Digest), obs.Reason: r.Message,
-			})
-		}
-	}
-	e.reality, e.reported = &r, now
-	p.publish.Raise()
 }

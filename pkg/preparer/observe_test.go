@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -11,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
@@ -235,23 +237,21 @@ func TestReadinessGoesOn(t *testing.T) {
 	}
 }
 
-// However often a crash-looping pod is started, it is reported now and then only; what it has become is reported at once.
-func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
+// Whatever an error repeats, a message fits a record and is text.
+func TestMessagesAreBounded(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{log: quiet(t), publish: loop.NewSignal()}
-	e := newEntry(sampleRecord(0))
-	now := time.Now()
-	looping := pod.Reality{Identity: e.id, State: pod.StateCrashLooping, Restarts: 3}
-	p.report(e, looping, now)
-	for range 5 {
-		looping.Restarts++
-		looping.LastExit = &pod.Exit{At: now}
-		if until := e.quietUntil(looping); !until.Equal(now.Add(crashReportEvery)) {
-			t.Errorf("reported in %s", until.Sub(now))
+	for _, text := range []string{strings.Repeat("ä", 900_000), "a" + strings.Repeat("ä", 900_000), strings.Repeat("x\xff", 900_000), "short \xff"} {
+		o := observation{rec: sampleRecord(0), activity: activity{state: pod.StateFailed, message: text}, standing: standing{verdict: Orphan}}
+		got := observe(o).Message
+		if len(got) > maxMessage || !utf8.ValidString(got) || len(text) > maxMessage && !strings.HasSuffix(got, "...") || !strings.HasPrefix(got, "orphaned") {
+			t.Errorf("%d bytes of text: a message of %d, %.100q", len(text), len(got), got)
 		}
 	}
-	if ready := (pod.Reality{Identity: e.id, State: pod.StateReady, Available: true, Restarts: 8}); !e.quietUntil(ready).IsZero() {
-		t.Error("that it is well is kept back")
+	if got := shorten("as it is", 8); got != "as it is" {
+		t.Errorf("%q", got)
+	}
+	if got := shorten("as it isn't", 8); got != "as it..." {
+		t.Errorf("%q", got)
 	}
 }
 
@@ -259,7 +259,7 @@ func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
 	p := &Preparer{
-		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal(), publish: loop.NewSignal(),
+		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal(), board: report.NewBoard(),
 		runtimeSeen: true, healthSeen: true, agentSeen: true, contact: &claim.Contact{},
 	}
 	for i := range 2 {
@@ -271,21 +271,22 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 		p.pods[e.id] = e
 	}
 	changed, other := p.pods[ident(0)], p.pods[ident(1)]
+	said := func(e *entry) pod.Reality { r, _ := p.board.Reality(e.id); return r }
 	now := time.Now()
 	late := now.Add(11 * time.Second) // the first run within 5 s, one that passes 5 s later, 1 s for each to answer
-	if due := p.observeDue(now); !due.Equal(late) || changed.reality == nil || changed.reality.State != pod.StateRunning {
-		t.Fatalf("looks again in %s, want %s; %+v", due.Sub(now), late.Sub(now), changed.reality)
+	if due := p.observeDue(now); !due.Equal(late) || said(changed).State != pod.StateRunning {
+		t.Fatalf("looks again in %s, want %s; %+v", due.Sub(now), late.Sub(now), said(changed))
 	}
 	other.activity.message = "nobody was told of this"
 	p.setActivity(changed, pod.StateFailed, "port taken")
 	now = now.Add(time.Second)
 	p.observeDue(now)
-	if changed.reality.Message != "port taken" || other.reality.Message != "" {
-		t.Errorf("observed %q and %q", changed.reality.Message, other.reality.Message)
+	if said(changed).Message != "port taken" || said(other).Message != "" {
+		t.Errorf("observed %q and %q", said(changed).Message, said(other).Message)
 	}
 	p.observeDue(late)
-	if other.reality.State != pod.StateUnhealthy {
-		t.Errorf("it is %s when its check has had its time", other.reality.State)
+	if said(other).State != pod.StateUnhealthy {
+		t.Errorf("it is %s when its check has had its time", said(other).State)
 	}
 	next := late.Add(observeAllEvery)
 	if due := p.observeDue(late); due.After(next) {
@@ -293,8 +294,8 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	}
 	other.activity.message = "nobody was told of this either"
 	p.observeDue(next)
-	if other.reality.Message != other.activity.message {
-		t.Errorf("observed %q although all are observed now and then", other.reality.Message)
+	if said(other).Message != other.activity.message {
+		t.Errorf("observed %q although all are observed now and then", said(other).Message)
 	}
 	p.queue = nil
 	other.saveBy = next.Add(saveServiceWithin)

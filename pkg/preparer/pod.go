@@ -55,15 +55,8 @@ type entry struct {
 	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
 	registering sync.Mutex
 
-	reality  *pod.Reality // as last observed; nil when there is nothing to report
-	reported time.Time    // when it last changed
-	// restarts is how many of those in reality were counted; negative: none was looked at, as after a restart of ours.
-	restarts int
 	observed bool      // nothing that observe reads has changed since
 	due      time.Time // when time alone may change what is observed
-	erase    bool      // the stored reality has served its purpose
-	erased   bool      // and Consul does not have it any more
-	since    bool      // the state of reality was entered under this process, so Since is right
 
 	working  bool // a worker is at it, or will be
 	again    bool // something happened since that worker began its pass
@@ -88,7 +81,7 @@ type activity struct {
 
 func newEntry(rec Record) *entry {
 	e := &entry{
-		id: rec.Intent.Identity, rec: rec, wake: loop.NewSignal(), service: rec.Service, standby: rec.Standby, restarts: -1,
+		id: rec.Intent.Identity, rec: rec, wake: loop.NewSignal(), service: rec.Service, standby: rec.Standby,
 		readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
 	e.readiness.keep(rec.Counting)

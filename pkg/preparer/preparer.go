@@ -23,6 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
@@ -34,24 +35,14 @@ import (
 type Store interface {
 	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
 	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
-	Node(ctx context.Context, name string) (store.Rec[node.Node], error)
-	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
+	report.NodeReader
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 }
 
 // Tenure is what a preparer writes under one session; *store.NodeTenure is one.
 type Tenure interface {
-	Hold(ctx context.Context, n node.Node, takeOver bool) error
-	WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
-	Realities
-}
-
-// Realities are what came of the node's pods, as Consul has it.
-type Realities interface {
-	WriteRealities(ctx context.Context, writes ...store.RealityWrite) (index uint64, err error)
-	DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error
-	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
-	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
+	report.NodeWriter
+	report.Realities
 }
 
 // Services is the local Consul agent; *consul.Client is one.
@@ -224,12 +215,12 @@ type Preparer struct {
 	exposure  *claim.Exposure
 	node      *install.Node
 	processes *supervise.Processes
+	board     *report.Board
 	reserve   *durable.Reserve
 	spent     loop.Signal // something of the reserve was used
 	queued    loop.Signal // somebody is in queue
 	seen      loop.Signal // something that observe reads has changed
 	service   loop.Signal // a pod needs its service registered
-	publish   loop.Signal // a reality has changed
 	record    loop.Signal // the node record may have changed
 	prunable  loop.Signal // other artifacts may be needed than before, or one could not be fetched
 
@@ -263,8 +254,8 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	p := &Preparer{
 		cfg: cfg, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
-		began: time.Now(), ready: make(chan struct{}),
-		queued: loop.NewSignal(), seen: loop.NewSignal(), service: loop.NewSignal(), publish: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(),
+		began: time.Now(), ready: make(chan struct{}), board: report.NewBoard(),
+		queued: loop.NewSignal(), seen: loop.NewSignal(), service: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(),
 	}
 	p.trouble = loop.NewTrouble(p.log)
 	p.processes = supervise.New(cfg.Runtime, p.step)

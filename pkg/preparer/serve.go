@@ -4,67 +4,106 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// serving is the preparer under one session.
-type serving struct {
-	*Preparer
-	tenure Tenure
+// session is what the preparer does under one session with Consul.
+type session struct {
+	p      *Preparer
+	keeper *report.Keeper
 	held   chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
 
-	recheck loop.Signal // the node record must be written again, whatever it says
 	relist  loop.Signal // the realities must be read again
 	renewed loop.Signal // the lock was taken or proved, so writes are worth a try
 
 	heldOnce, askedOnce sync.Once
 
-	epochs  epochs
-	written atomic.Pointer[string] // the node record as last written, in the form of recordText
+	epochs epochs
 }
 
 // Serve takes new intents and reports, under one session, until ctx ends or the session turns out to be useless. Run
 // must be running. It returns ErrLost when the session is gone, ErrRegressed when the store went back in time, or the
 // cause of ctx's end. No pod is touched by its end.
 func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
-	s := &serving{
-		Preparer: p, tenure: tenure, held: make(chan struct{}), asked: make(chan struct{}),
-		recheck: loop.NewSignal(), relist: loop.NewSignal(), renewed: loop.NewSignal(), epochs: epochs{known: loop.NewSignal()},
+	s := &session{
+		p: p, held: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
+		epochs: epochs{known: loop.NewSignal()},
+	}
+	s.keeper = &report.Keeper{
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: tenure, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
+		Says: p.nodeRecord, Holding: s.setHolding, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Changed: p.record, Recheck: loop.NewSignal(),
+	}
+	publisher := &report.Publisher{
+		Board: p.board, Store: tenure, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.wrote,
+		RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
 	}
 	p.leave()
 	defer p.leave()
 	p.contact.Serve(p.name.Refusal() == nil)
 	defer p.contact.Serve(false)
 	parts, ctx := errgroup.WithContext(ctx)
-	parts.Go(func() error { return s.keepRecord(ctx) })
-	for _, part := range []func(context.Context) error{s.watchRecord, s.watchSchema, s.watchIntents} {
+	after := func(begun <-chan struct{}, part func(context.Context) error) {
 		parts.Go(func() error {
 			select {
-			case <-s.held:
+			case <-begun:
 				return part(ctx)
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
 		})
 	}
-	parts.Go(func() error {
-		select {
-		case <-s.asked:
-			return s.publishRealities(ctx)
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	})
+	parts.Go(func() error { return s.keeper.Run(ctx) })
+	after(s.held, s.keeper.Watch)
+	after(s.held, s.watchSchema)
+	after(s.held, s.watchIntents)
+	after(s.asked, publisher.Run)
 	return parts.Wait()
+}
+
+// newPace returns that of tries to write at Consul.
+func (p *Preparer) newPace() *backoff.ExponentialBackOff {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second)
+	return pace
+}
+
+// nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known.
+func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n = p.cfg.Node
+	n.Nonce = ""
+	n.Anonymous, n.Shut = p.exposure.Said()
+	n.Regressed = p.name.Regressed(p.nonce)
+	if !p.contact.Informed() {
+		return n, nil, false
+	}
+	n.Nonce = p.nonce
+	return n, p.orphans(), true
+}
+
+// endAll has all pods looked at, as none may run any more.
+func (p *Preparer) endAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.pods {
+		p.enqueue(e)
+		e.interrupt()
+	}
 }
 
 // leave closes the door to new intents and forgets what was known of them. How each pod stood to them is not forgotten.
@@ -72,45 +111,65 @@ func (p *Preparer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.contact.Lock(false)
-	p.world, p.nonce = World{}, ""
+	p.learn(World{}, "")
 	p.cfg.Metrics.stands(false, false)
 }
 
-// setHolding opens or closes the door to new intents. What was read while it was closed is read again.
-func (s *serving) setHolding(holding bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.contact.Lock(holding) {
-		return
+// learn takes in what the intents say; the zero world for that nobody knows. The caller holds p.mu.
+func (p *Preparer) learn(world World, nonce string) {
+	p.world, p.nonce = world, nonce
+	told := report.Told{Stops: world.Stops}
+	if world.Known && p.contact.Informed() {
+		told.Named = map[pod.Identity]bool{}
+		maps.Copy(told.Named, world.Unreadable)
+		for id := range world.Intents {
+			told.Named[id] = true
+		}
+		for id := range p.pods {
+			told.Named[id] = true
+		}
 	}
-	s.world = World{}
-	s.cfg.Metrics.stands(holding, false)
+	p.board.Tell(told)
+}
+
+// setHolding opens or closes the door to new intents. What was read while it was closed is read again.
+func (s *session) setHolding(holding bool) {
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	if s.p.contact.Lock(holding) {
+		s.p.learn(World{}, s.p.nonce)
+		s.p.cfg.Metrics.stands(holding, false)
+		if holding {
+			s.epochs.renew()
+		}
+	}
 	if holding {
-		s.epochs.renew()
+		s.heldOnce.Do(func() { close(s.held) })
+		s.renewed.Raise()
 	}
 }
 
 // watchSchema follows the cluster nonce. A new nonce begins a new epoch of intents.
-func (s *serving) watchSchema(ctx context.Context) error {
+func (s *session) watchSchema(ctx context.Context) error {
 	const key = "schema"
 	onError := func(err error) {
-		s.trouble.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
+		s.p.trouble.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
 		s.epochs.miss()
 	}
-	return s.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
+	return s.p.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
 		if seen.Regressed {
-			return s.name.WentBack()
+			return s.p.name.WentBack()
 		}
 		if len(seen.Corrupt) > 0 {
 			onError(errors.Join(seen.Corrupt...))
 			return nil
 		}
-		s.trouble.Over(key)
+		s.p.trouble.Over(key)
 		nonce := ""
 		if len(seen.Recs) > 0 {
 			nonce = seen.Recs[0].Value.Nonce
 		}
-		s.name.SawNonce(nonce)
+		s.p.name.SawNonce(nonce)
 		s.epochs.set(nonce)
 		return nil
 	})
@@ -118,15 +177,15 @@ func (s *serving) watchSchema(ctx context.Context) error {
 
 // watchIntents follows what the node must do. A nonce is echoed only with orphans that follow from intents read after
 // the nonce was (R1), so that each new nonce makes it read them anew.
-func (s *serving) watchIntents(ctx context.Context) error {
+func (s *session) watchIntents(ctx context.Context) error {
 	select {
-	case <-s.ready: // before, a running pod may be unknown
+	case <-s.p.ready: // before, a running pod may be unknown
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	const key = "intents"
 	onError := func(err error) {
-		s.trouble.Report(key, "intents cannot be read; pods keep running as they are", err)
+		s.p.trouble.Report(key, "intents cannot be read; pods keep running as they are", err)
 		s.askedOnce.Do(func() { close(s.asked) })
 	}
 	for {
@@ -134,11 +193,11 @@ func (s *serving) watchIntents(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		err = s.cfg.Store.WatchIntents(epoch, s.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
+		err = s.p.cfg.Store.WatchIntents(epoch, s.p.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
 			if seen.Regressed {
-				return s.name.WentBack()
+				return s.p.name.WentBack()
 			}
-			s.trouble.Over(key)
+			s.p.trouble.Over(key)
 			s.sawIntents(epoch, seen, nonce)
 			return nil
 		})
@@ -150,24 +209,24 @@ func (s *serving) watchIntents(ctx context.Context) error {
 	}
 }
 
-func (s *serving) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
-	s.mu.Lock()
+func (s *session) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
+	s.p.mu.Lock()
 	if epoch.Err() != nil {
-		s.mu.Unlock()
+		s.p.mu.Unlock()
 		return // read before what ended the epoch
 	}
-	world, problems := newWorld(seen, s.cfg.Node.Name, s.pods)
-	s.world, s.nonce = world, nonce
-	s.contact.Inform()
-	s.decide()
-	s.cfg.Metrics.stands(s.contact.Locked(), world.Known)
-	s.mu.Unlock()
+	world, problems := newWorld(seen, s.p.cfg.Node.Name, s.p.pods)
+	s.p.contact.Inform()
+	s.p.learn(world, nonce)
+	s.p.decide()
+	s.p.cfg.Metrics.stands(s.p.contact.Locked(), world.Known)
+	s.p.mu.Unlock()
 
 	const key = "unreadable intents"
 	if len(problems) > 0 {
-		s.trouble.Report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
+		s.p.trouble.Report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	} else {
-		s.trouble.Over(key)
+		s.p.trouble.Over(key)
 	}
 	if seen.MarkerMissing {
 		s.relist.Raise() // what took the marker may have taken the realities

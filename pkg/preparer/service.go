@@ -176,7 +176,10 @@ func (p *Preparer) pollInterval() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.pods {
-		if e.up && (e.reality == nil || !e.reality.Available && e.reality.State != pod.StateUnhealthy && !e.readiness.counts() && e.reality.State != pod.StateCrashLooping) {
+		if !e.up || e.readiness.counts() {
+			continue
+		}
+		if r, _ := p.board.Reality(e.id); !r.Available && r.State != pod.StateUnhealthy && r.State != pod.StateCrashLooping {
 			return p.cfg.BusyPoll
 		}
 	}

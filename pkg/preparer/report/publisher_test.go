@@ -1,22 +1,20 @@
-package preparer
+package report
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
-	"unicode/utf8"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // countingTenure answers every write with an error, or without one.
 type countingTenure struct {
-	Tenure
+	Realities
 	err   error
 	sizes []int        // of the transactions
 	alone map[int]bool // by index of the identity
@@ -36,13 +34,15 @@ func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.Reali
 	return 1, nil
 }
 
-func publisherOf(pods int, err error) (*publisher, *countingTenure) {
+func ident(index int) pod.Identity { return pod.Identity{RCID: "rc", Role: "main", Index: index} }
+
+func publisherOf(pods int, err error) (*Publisher, *countingTenure) {
 	tenure := &countingTenure{err: err, alone: map[int]bool{}}
-	p := &Preparer{pods: map[pod.Identity]*entry{}, contact: &claim.Contact{}}
+	board := NewBoard()
 	for i := range pods {
-		p.pods[ident(i)] = &entry{id: ident(i), reality: &pod.Reality{Identity: ident(i)}}
+		board.Say(pod.Reality{Identity: ident(i)}, time.Now())
 	}
-	return &publisher{serving: &serving{Preparer: p, tenure: tenure}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, tenure
+	return &Publisher{Board: board, Store: tenure, Wrote: func() {}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, tenure
 }
 
 // What Consul refuses about one record keeps no other from being written: each is tried alone. A lost session, or none that
@@ -105,23 +105,5 @@ func TestPassWritesManyTogether(t *testing.T) {
 	}
 	if want := []int{store.MaxRealities, store.MaxRealities, 1}; !slices.Equal(tenure.sizes, want) {
 		t.Errorf("transactions of %d, want %d", tenure.sizes, want)
-	}
-}
-
-// Whatever an error repeats, a message fits a record and is text.
-func TestMessagesAreBounded(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{strings.Repeat("ä", 900_000), "a" + strings.Repeat("ä", 900_000), strings.Repeat("x\xff", 900_000), "short \xff"} {
-		o := observation{rec: sampleRecord(0), activity: activity{state: pod.StateFailed, message: text}, standing: standing{verdict: Orphan}}
-		got := observe(o).Message
-		if len(got) > maxMessage || !utf8.ValidString(got) || len(text) > maxMessage && !strings.HasSuffix(got, "...") || !strings.HasPrefix(got, "orphaned") {
-			t.Errorf("%d bytes of text: a message of %d, %.100q", len(text), len(got), got)
-		}
-	}
-	if got := shorten("as it is", 8); got != "as it is" {
-		t.Errorf("%q", got)
-	}
-	if got := shorten("as it isn't", 8); got != "as it..." {
-		t.Errorf("%q", got)
 	}
 }

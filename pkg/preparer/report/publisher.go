@@ -1,4 +1,4 @@
-package preparer
+package report
 
 import (
 	"context"
@@ -22,11 +22,31 @@ const (
 	writeTries = 3
 )
 
-// publisher writes realities, many in one transaction where many have changed, and one transaction after the other: a preparer
-// has few connections (P8). stored is what Consul has, as last read or written.
-type publisher struct {
-	*serving
-	stored map[pod.Identity]store.Rec[pod.Reality]
+// Realities are what came of the node's pods, as Consul has it; *store.NodeTenure are.
+type Realities interface {
+	WriteRealities(ctx context.Context, writes ...store.RealityWrite) (index uint64, err error)
+	DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error
+	Reality(ctx context.Context, id pod.Identity) (store.Rec[pod.Reality], error)
+	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
+}
+
+// Publisher makes the stored realities those on the board, many in one transaction where many have changed, and one transaction after the
+// other: a preparer has few connections (P8).
+type Publisher struct {
+	Board   *Board
+	Store   Realities
+	Trouble *loop.Trouble
+	Log     obs.Logger
+	Wrote   func() // is called for each reality that was written
+
+	RelistEvery time.Duration                      // between two looks at what is stored, which nothing watches; spread by half
+	NewPace     func() *backoff.ExponentialBackOff // of tries
+
+	Relist  loop.Signal // what is stored must be read again
+	Renewed loop.Signal // writes are worth a try
+	Lost    loop.Signal // is raised when only taking the node's lock can tell whether session or record are gone
+
+	stored map[pod.Identity]store.Rec[pod.Reality] // what Consul has, as last read or written
 }
 
 // pendingWrite is one reality that should be in Consul, or should not.
@@ -42,36 +62,33 @@ func (r *pendingWrite) over(stored store.Rec[pod.Reality]) store.RealityWrite {
 	return store.RealityWrite{Reality: r.reality, Index: stored.Index, Before: stored.Value, StopIndex: r.stop}
 }
 
-// publishRealities makes the stored realities those of the local pods, until ctx ends. Nothing watches the stored ones,
-// so they are read again now and then.
-func (s *serving) publishRealities(ctx context.Context) error {
+// Run writes until ctx ends, and returns its cause.
+func (pub *Publisher) Run(ctx context.Context) error {
 	const key = "realities"
-	pub := &publisher{serving: s}
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = s.cfg.RetryMin, min(s.cfg.RetryMax, 5*time.Second)
+	pace := pub.NewPace()
 	relistAt := time.Now()
 	for {
 		var err error
 		if !time.Now().Before(relistAt) {
 			if err = pub.list(ctx); err == nil {
-				relistAt = time.Now().Add(s.cfg.RelistEvery/2 + rand.N(s.cfg.RelistEvery))
+				relistAt = time.Now().Add(pub.RelistEvery/2 + rand.N(pub.RelistEvery))
 			}
 		}
 		if err == nil {
 			err = pub.pass(ctx)
 		}
-		wait, wake := time.Until(relistAt), s.publish
+		wait, wake := time.Until(relistAt), pub.Board.Changed
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			s.trouble.Report(key, "realities cannot be written", err)
+			pub.Trouble.Report(key, "realities cannot be written", err)
 			wait, wake = pace.NextBackOff(), nil
 			if errors.Is(err, store.ErrLost) {
-				s.recheck.Raise() // only taking the lock can tell whether the session or the record is gone
+				pub.Lost.Raise() // only taking the lock can tell whether the session or the record is gone
 			}
 		default:
-			s.trouble.Over(key)
+			pub.Trouble.Over(key)
 			pace.Reset()
 		}
 		timer := time.NewTimer(wait)
@@ -79,9 +96,9 @@ func (s *serving) publishRealities(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-wake:
 			_ = loop.Pause(ctx, coalesce) // the loop sees the context's end
-		case <-s.relist:
+		case <-pub.Relist:
 			relistAt = time.Now()
-		case <-s.renewed:
+		case <-pub.Renewed:
 		case <-timer.C:
 		}
 		timer.Stop()
@@ -92,32 +109,25 @@ func (s *serving) publishRealities(ctx context.Context) error {
 }
 
 // list reads what Consul has. A record that cannot be read counts as missing; writing it finds its index.
-func (pub *publisher) list(ctx context.Context) error {
-	recs, corrupt, err := pub.tenure.ListRealities(ctx)
+func (pub *Publisher) list(ctx context.Context) error {
+	recs, corrupt, err := pub.Store.ListRealities(ctx)
 	if err != nil {
 		return err
 	}
 	for _, err := range corrupt {
-		pub.log.WithField(obs.Error, err).Warn("reality unreadable; it is written anew when its pod has one")
+		pub.Log.WithField(obs.Error, err).Warn("reality unreadable; it is written anew when its pod has one")
 	}
 	pub.stored = make(map[pod.Identity]store.Rec[pod.Reality], len(recs))
 	for _, rec := range recs {
 		pub.stored[rec.Value.Identity] = rec
 	}
-	pub.Preparer.mu.Lock()
-	defer pub.Preparer.mu.Unlock()
-	for _, e := range pub.pods {
-		rec, found := pub.stored[e.id]
-		if found && e.reality != nil && !e.since && rec.Value.State == e.reality.State {
-			e.reality.Since = rec.Value.Since // it was in this state before the preparer was restarted
-		}
-	}
+	pub.Board.takeSince(pub.stored)
 	return nil
 }
 
 // pass writes everything that differs. It goes on after a failure that is about one record only.
-func (pub *publisher) pass(ctx context.Context) error {
-	alone, failed := pub.writeTogether(ctx, pub.due())
+func (pub *Publisher) pass(ctx context.Context) error {
+	alone, failed := pub.writeTogether(ctx, pub.Board.due(pub.stored))
 	if failed != nil {
 		return failed
 	}
@@ -125,7 +135,7 @@ func (pub *publisher) pass(ctx context.Context) error {
 		err := pub.write(ctx, r)
 		switch {
 		case err == nil && r.erase:
-			pub.erased(r.id)
+			pub.Board.noteErased(r.id)
 		case err == nil:
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -142,7 +152,7 @@ func (pub *publisher) pass(ctx context.Context) error {
 
 // writeTogether writes realities many at a time and returns what has to be written alone: what is to be erased, a single one,
 // and all of a transaction that failed because of a record, for each finds out by itself whether it is the one.
-func (pub *publisher) writeTogether(ctx context.Context, due []pendingWrite) (alone []pendingWrite, err error) {
+func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (alone []pendingWrite, err error) {
 	var together []pendingWrite
 	for _, r := range due {
 		if r.erase {
@@ -163,7 +173,7 @@ func (pub *publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 			alone = append(alone, some...)
 			continue
 		}
-		index, err := pub.tenure.WriteRealities(ctx, writes...)
+		index, err := pub.Store.WriteRealities(ctx, writes...)
 		switch {
 		case err == nil:
 			for _, r := range some {
@@ -191,53 +201,14 @@ func aboutRecord(err error) bool {
 }
 
 // wrote notes that Consul has a reality, and at what index.
-func (pub *publisher) wrote(r pendingWrite, index uint64) {
+func (pub *Publisher) wrote(r pendingWrite, index uint64) {
 	pub.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
-	pub.cfg.Metrics.wrote()
-}
-
-// erased notes that Consul has no reality of a pod any more.
-func (pub *publisher) erased(id pod.Identity) {
-	pub.Preparer.mu.Lock()
-	defer pub.Preparer.mu.Unlock()
-	if e := pub.pods[id]; e != nil {
-		e.erased = e.erase
-	}
-}
-
-// due returns what differs from what Consul has.
-func (pub *publisher) due() []pendingWrite {
-	p := pub.Preparer
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var writes []pendingWrite
-	for id, e := range p.pods {
-		rec, found := pub.stored[id]
-		switch {
-		case e.erase && !found:
-			e.erased = true
-		case e.erase:
-			writes = append(writes, pendingWrite{id: id, erase: true})
-		case e.reality != nil && !(found && sameReality(rec.Value, *e.reality)):
-			writes = append(writes, pendingWrite{id: id, reality: *e.reality, stop: p.world.Stops[id]})
-		}
-	}
-	if !p.contact.Informed() {
-		return writes
-	}
-	for id, rec := range pub.stored {
-		_, asked := p.world.Intents[id]
-		// The node forgot the pod along with its disk; that it was stopped concerns nobody any more.
-		if p.pods[id] == nil && !asked && !p.world.Unreadable[id] && rec.Value.State == pod.StateStopped {
-			writes = append(writes, pendingWrite{id: id, erase: true})
-		}
-	}
-	return writes
+	pub.Wrote()
 }
 
 // write carries one write out. After an outcome that is not known the record is read again: the index keeps a write that
 // lingers from landing over a later one.
-func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
+func (pub *Publisher) write(ctx context.Context, r pendingWrite) error {
 	var err error
 	for range writeTries {
 		rec, found := pub.stored[r.id]
@@ -245,12 +216,12 @@ func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 		case r.erase && !found, !r.erase && found && sameReality(rec.Value, r.reality):
 			return nil
 		case r.erase:
-			if err = pub.tenure.DeleteReality(ctx, rec.Value, r.id, rec.Index); err == nil {
+			if err = pub.Store.DeleteReality(ctx, rec.Value, r.id, rec.Index); err == nil {
 				delete(pub.stored, r.id)
 			}
 		default:
 			var index uint64
-			if index, err = pub.tenure.WriteRealities(ctx, r.over(rec)); err == nil {
+			if index, err = pub.Store.WriteRealities(ctx, r.over(rec)); err == nil {
 				pub.wrote(r, index)
 			}
 		}
@@ -268,8 +239,8 @@ func (pub *publisher) write(ctx context.Context, r pendingWrite) error {
 	return nil
 }
 
-func (pub *publisher) reread(ctx context.Context, id pod.Identity) error {
-	rec, err := pub.tenure.Reality(ctx, id)
+func (pub *Publisher) reread(ctx context.Context, id pod.Identity) error {
+	rec, err := pub.Store.Reality(ctx, id)
 	var corrupt *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -282,23 +253,4 @@ func (pub *publisher) reread(ctx context.Context, id pod.Identity) error {
 	}
 	pub.stored[id] = rec
 	return nil
-}
-
-// sameReality writes whether two realities say the same. Since is left out: it belongs to the state.
-func sameReality(a, b pod.Reality) bool {
-	if (a.LastExit == nil) != (b.LastExit == nil) {
-		return false
-	}
-	if a.LastExit != nil {
-		x, y := *a.LastExit, *b.LastExit
-		if !x.At.Equal(y.At) {
-			return false
-		}
-		if y.At = x.At; x != y {
-			return false
-		}
-	}
-	a.LastExit, b.LastExit = nil, nil
-	a.Since = b.Since
-	return a == b
 }

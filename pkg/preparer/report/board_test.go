@@ -1,0 +1,53 @@
+package report
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// However often a crash-looping pod is started, it is reported now and then only; what it has become is reported at once.
+func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
+	t.Parallel()
+	b := NewBoard()
+	now := time.Now()
+	looping := pod.Reality{Identity: ident(0), State: pod.StateCrashLooping, Restarts: 3}
+	b.Say(looping, now)
+	for range 5 {
+		looping.Restarts++
+		looping.LastExit = &pod.Exit{At: now}
+		if _, again := b.Say(looping, now.Add(time.Second)); !again.Equal(now.Add(crashReportEvery)) {
+			t.Errorf("reported in %s", again.Sub(now))
+		}
+	}
+	if r, _ := b.Reality(ident(0)); r.Restarts != 3 {
+		t.Errorf("%d restarts are told already", r.Restarts)
+	}
+	ready := pod.Reality{Identity: ident(0), State: pod.StateReady, Available: true, Restarts: 8}
+	if news, again := b.Say(ready, now.Add(time.Second)); !news || !again.IsZero() {
+		t.Error("that it is well is kept back")
+	}
+}
+
+// What the node does not know any more is erased when intents are known, and only what is stopped and what no intent names.
+func TestForgottenRealitiesAreErased(t *testing.T) {
+	t.Parallel()
+	b := NewBoard()
+	stored := map[pod.Identity]store.Rec[pod.Reality]{}
+	for i := range 4 {
+		stored[ident(i)] = store.Rec[pod.Reality]{Value: pod.Reality{Identity: ident(i), State: pod.StateStopped}}
+	}
+	running := stored[ident(3)]
+	running.Value.State = pod.StateReady
+	stored[ident(3)] = running
+	b.Retract(ident(0)) // the node knows it
+	if due := b.due(stored); len(due) > 0 {
+		t.Errorf("nobody knows the intents, and to be written is %+v", due)
+	}
+	b.Tell(Told{Named: map[pod.Identity]bool{ident(1): true}})
+	if due := b.due(stored); len(due) != 1 || due[0].id != ident(2) || !due[0].erase {
+		t.Errorf("to be written is %+v; want that the third is erased", due)
+	}
+}

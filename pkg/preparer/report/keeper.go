@@ -1,0 +1,243 @@
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// holdTimeout bounds one try to take the lock, so that what is in the way gets logged.
+const holdTimeout = 10 * time.Second
+
+var errHoldTimeout = errors.New("the node record could not be written within " + holdTimeout.String())
+
+// NodeReader is what a Keeper reads; *store.Store is one.
+type NodeReader interface {
+	Node(ctx context.Context, name string) (store.Rec[node.Node], error)
+	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
+}
+
+// NodeWriter is what a Keeper writes; *store.NodeTenure is one.
+type NodeWriter interface {
+	Hold(ctx context.Context, n node.Node, takeOver bool) error
+	WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
+}
+
+// Keeper holds the node's lock and keeps the record under it true, and the pages of orphans that it leads to. It writes only what differs.
+type Keeper struct {
+	Node    string
+	Reader  NodeReader
+	Writer  NodeWriter
+	Name    *claim.Name
+	Contact *claim.Contact
+	Trouble *loop.Trouble
+	Log     obs.Logger
+
+	// Says returns what the record should say, and with it the orphans, if the intents that tell them are known.
+	Says     func() (n node.Node, orphans []pod.Orphan, knows bool)
+	Holding  func(bool) // is told that the lock was taken, or is another's
+	NameLost func()     // is told that another host has taken the name over, which ends all pods
+	Refused  func(bool) // is told whether the name is another host's
+
+	ConfirmLoss time.Duration                      // between two answers that the name was taken over
+	RelistEvery time.Duration                      // between two looks at the pages, which nothing watches
+	NewPace     func() *backoff.ExponentialBackOff // of tries
+
+	Changed loop.Signal // what Says returns may have changed
+	Recheck loop.Signal // the record must be written again, whatever it says
+
+	written atomic.Pointer[string] // the record as last written, in the form of recordText
+}
+
+// Run holds the lock until ctx ends, of which it returns the cause, or the session turns out to be lost.
+func (k *Keeper) Run(ctx context.Context) error {
+	const key = "node record"
+	pace, tellPace := k.NewPace(), k.NewPace()
+	must := true  // the record must be written, whatever it says
+	again := true // what is there of the pages must be read
+	for {
+		n, untold := k.told(ctx, again)
+		must = must || errors.Is(untold, store.ErrLost)
+		if must || untold == nil && !k.isWritten(n) {
+			err := k.hold(ctx, n)
+			switch {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case errors.Is(err, store.ErrLost):
+				return err
+			case err != nil:
+				k.notHeld(ctx, key, err)
+				must, again = true, true
+				if err := loop.Pause(ctx, pace.NextBackOff()); err != nil {
+					return err
+				}
+				continue
+			}
+			k.Trouble.Over(key)
+			pace.Reset()
+			k.tookLock(n)
+		}
+		wait := k.RelistEvery
+		if untold == nil {
+			tellPace.Reset()
+		} else {
+			wait = tellPace.NextBackOff()
+		}
+		var err error
+		if must, again, err = k.nextRecord(ctx, wait); err != nil {
+			return err
+		}
+		again = again || untold != nil
+	}
+}
+
+// nextRecord waits until the record should be looked at again, and returns whether it must be written then, and whether it
+// should be read what there is of the pages, which nothing watches.
+func (k *Keeper) nextRecord(ctx context.Context, wait time.Duration) (must, again bool, err error) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, false, context.Cause(ctx)
+	case <-k.Changed:
+		return false, false, nil
+	case <-k.Recheck:
+		return true, true, nil
+	case <-timer.C:
+		return false, true, nil
+	}
+}
+
+// told returns the record as it should be, after it has written the pages that the record leads to: whoever reads its nonce
+// can read all that the node runs (R1). Where the node does not know, or could not tell, the record says nothing about that.
+func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
+	const key = "orphans"
+	n, orphans, knows := k.Says()
+	if !knows {
+		return n, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+	defer cancel()
+	pages, err := k.Writer.WriteOrphans(ctx, n.Nonce, orphans, again)
+	if err != nil {
+		if !errors.Is(err, store.ErrLost) && ctx.Err() == nil {
+			k.Trouble.Report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
+		}
+		n.Nonce = ""
+		return n, err
+	}
+	k.Trouble.Over(key)
+	n.OrphanPages = &pages
+	return n, nil
+}
+
+// notHeld says why the node's lock is not held.
+func (k *Keeper) notHeld(ctx context.Context, key string, err error) {
+	var foreign *store.ForeignError
+	_, held := store.HeldBy(err)
+	switch {
+	case errors.As(err, &foreign):
+		k.Holding(false)
+		k.refused(err)
+		// With the host in the message, another one is told at once.
+		k.Trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(foreign.Record), err)
+		k.judge(ctx)
+	case held:
+		k.Holding(false)
+		k.Trouble.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
+	default:
+		k.Trouble.Report(key, "node record cannot be written", err)
+	}
+}
+
+// refused notes that the node's name belongs to another host.
+func (k *Keeper) refused(err error) {
+	k.Refused(true)
+	if k.Name.Refuse(err) {
+		k.Contact.Serve(false)
+	}
+}
+
+// judge finds out whether the other host has taken the name over, which ends all pods.
+func (k *Keeper) judge(ctx context.Context) {
+	rec, err := k.Reader.Node(ctx, k.Node)
+	var corrupt *store.CorruptError
+	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
+		return // no answer says nothing
+	}
+	read := &rec
+	if err != nil {
+		read = nil
+	}
+	lost, kept := k.Name.Judge(read, time.Now(), k.ConfirmLoss)
+	if kept != "" {
+		k.Log.WithField(obs.Reason, kept).Warn("pods of this host keep running although its node's name is another's; if they run elsewhere too, end them")
+	}
+	if !lost {
+		return
+	}
+	k.Log.WithField(obs.Reason, "taken over by host "+claim.HostOf(rec.Value)).Error("this node's name was taken over by another host, which declares this one dead; all its pods are stopped, so that none runs twice")
+	k.NameLost()
+}
+
+func (k *Keeper) hold(ctx context.Context, n node.Node) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+	defer cancel()
+	return k.Writer.Hold(ctx, n, k.Name.TakeOver())
+}
+
+func (k *Keeper) tookLock(n node.Node) {
+	text := recordText(n)
+	k.written.Store(&text)
+	k.Name.Take()
+	k.Refused(false)
+	k.Contact.Serve(true) // whose name was lost was not before
+	k.Holding(true)
+}
+
+func (k *Keeper) isWritten(n node.Node) bool {
+	written := k.written.Load()
+	return written != nil && *written == recordText(n)
+}
+
+// recordText returns the record without what the tenure fills in.
+func recordText(n node.Node) string {
+	n.Incarnation, n.ConsulNode = "", ""
+	data, err := json.Marshal(n)
+	if err != nil {
+		return "" // cannot be: it is made of plain fields
+	}
+	return string(data)
+}
+
+// Watch notices when the own record vanishes, loses its lock or is changed by somebody else.
+func (k *Keeper) Watch(ctx context.Context) error {
+	const key = "own node record"
+	onError := func(err error) {
+		k.Trouble.Report(key, "own node record cannot be read; its lock is held on", err)
+	}
+	return k.Reader.WatchNode(ctx, k.Node, onError, func(seen store.Seen[node.Node]) error {
+		if seen.Regressed {
+			return k.Name.WentBack()
+		}
+		k.Trouble.Over(key)
+		if len(seen.Recs) > 0 && seen.Recs[0].Session != "" && seen.Recs[0].Value.Host == k.Name.Host() {
+			k.Name.Saw(seen.Recs[0])
+		}
+		if len(seen.Recs) == 0 || seen.Recs[0].Session == "" || !k.isWritten(seen.Recs[0].Value) {
+			k.Recheck.Raise()
+		}
+		return nil
+	})
+}
