@@ -16,8 +16,8 @@ import (
 )
 
 // owner is on whose behalf an outside scheduler is asked in this pass.
-func (c *ReplicationController) owner(v *view) Owner {
-	return Owner{RCID: c.ID, Term: fmt.Sprintf("%s/%020d", v.schema.Value.Nonce, c.fence.Index)}
+func (c *ReplicationController) owner(v *view) scheduler.Owner {
+	return scheduler.Owner{RCID: c.ID, Term: fmt.Sprintf("%s/%020d", v.schema.Value.Nonce, c.fence.Index)}
 }
 
 // balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say
@@ -61,7 +61,7 @@ func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reco
 
 // reallyLoose leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
 // transaction that a pass begins with does not tell of those that the token may not read; a list does.
-func (c *ReplicationController) reallyLoose(ctx context.Context, loose []Allocation) ([]Allocation, error) {
+func (c *ReplicationController) reallyLoose(ctx context.Context, loose []scheduler.Allocation) ([]scheduler.Allocation, error) {
 	if len(loose) == 0 {
 		return nil, nil
 	}
@@ -69,31 +69,31 @@ func (c *ReplicationController) reallyLoose(ctx context.Context, loose []Allocat
 	if err = joined(append(corrupt, err)); err != nil {
 		return nil, err
 	}
-	there := map[Allocation]bool{}
+	there := map[scheduler.Allocation]bool{}
 	for i := range placements {
 		p := reconcile.Pod{Placement: placements[i].Value}
 		for _, name := range nodesOf(&p) {
-			there[Allocation{Pod: p.Identity, Node: name}] = true
+			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
 		}
 	}
-	return slices.DeleteFunc(loose, func(a Allocation) bool { return there[a] }), nil
+	return slices.DeleteFunc(loose, func(a scheduler.Allocation) bool { return there[a] }), nil
 }
 
 // compareBooks returns the shares that nobody has or wants any more, and the replicas that have none where they are, in a
 // stable order.
-func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, held map[Allocation]bool) (loose []Allocation, unbooked []Want) {
-	there := map[Allocation]bool{}
+func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, held map[scheduler.Allocation]bool) (loose []scheduler.Allocation, unbooked []scheduler.Want) {
+	there := map[scheduler.Allocation]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		for _, name := range nodesOf(p) {
-			there[Allocation{Pod: p.Identity, Node: name}] = true
+			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
 		}
-		if at := (Allocation{Pod: p.Identity, Node: p.Node}); !held[at] {
-			unbooked = append(unbooked, Want{Pod: p.Identity, Node: p.Node})
+		if at := (scheduler.Allocation{Pod: p.Identity, Node: p.Node}); !held[at] {
+			unbooked = append(unbooked, scheduler.Want{Pod: p.Identity, Node: p.Node})
 		}
 	}
 	for _, o := range orphans {
-		there[Allocation{Pod: o.Identity, Node: o.Node}] = true
+		there[scheduler.Allocation{Pod: o.Identity, Node: o.Node}] = true
 	}
 	added := setOf(adds)
 	for a, ours := range held {
@@ -102,7 +102,7 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 			loose = append(loose, a)
 		}
 	}
-	slices.SortFunc(loose, func(a, b Allocation) int {
+	slices.SortFunc(loose, func(a, b scheduler.Allocation) int {
 		if d := a.Pod.Compare(b.Pod); d != 0 {
 			return d
 		}
@@ -112,7 +112,7 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 }
 
 // describeLoose names for each share the node and, where the replica is elsewhere by now, that one too.
-func describeLoose(s *reconcile.Snapshot, loose []Allocation) string {
+func describeLoose(s *reconcile.Snapshot, loose []scheduler.Allocation) string {
 	const show = 5
 	var lines []string
 	for _, a := range loose[:min(show, len(loose))] {
@@ -129,7 +129,7 @@ func describeLoose(s *reconcile.Snapshot, loose []Allocation) string {
 }
 
 // deallocate gives shares back. What came of it is not known when it fails.
-func (c *ReplicationController) deallocate(ctx context.Context, v *view, shares []Allocation) error {
+func (c *ReplicationController) deallocate(ctx context.Context, v *view, shares []scheduler.Allocation) error {
 	if len(shares) == 0 {
 		return nil
 	}
@@ -145,21 +145,21 @@ func (c *ReplicationController) deallocate(ctx context.Context, v *view, shares 
 }
 
 // book makes the books show replicas that are where they are.
-func (c *ReplicationController) book(ctx context.Context, v *view, wants []Want) error {
+func (c *ReplicationController) book(ctx context.Context, v *view, wants []scheduler.Want) error {
 	if len(wants) == 0 || c.held == nil || v.snapshot.Manifest == nil {
 		return nil
 	}
-	given, err := c.farm.books.allocate(ctx, c.owner(v), v.snapshot, wants)
+	given, err := c.farm.books.allocate(ctx, c.owner(v), viewOf(v.snapshot, v.nodesVersion), wants)
 	if err != nil {
 		c.held = nil
 		return err
 	}
-	booked := map[Allocation]bool{}
+	booked := map[scheduler.Allocation]bool{}
 	for _, a := range given {
 		booked[a], c.held[a] = true, true
 	}
 	for _, w := range wants {
-		if !booked[Allocation{Pod: w.Pod, Node: w.Node}] {
+		if !booked[scheduler.Allocation{Pod: w.Pod, Node: w.Node}] {
 			c.held = nil // looked at again in the next pass
 			return fmt.Errorf("%s.%d is on %s, which was not booked", w.Pod.Role, w.Pod.Index, w.Node)
 		}
@@ -171,17 +171,17 @@ func (c *ReplicationController) book(ctx context.Context, v *view, wants []Want)
 // be are given back.
 func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *reconcile.Plan) ([]placement.Assignment, error) {
 	s, avoid := v.snapshot, v.nodes.avoid
-	wants := make([]Want, len(plan.Adds))
+	wants := make([]scheduler.Want, len(plan.Adds))
 	for i, id := range plan.Adds {
-		wants[i] = Want{Pod: id, Avoid: avoid[id]}
+		wants[i] = scheduler.Want{Pod: id, Avoid: avoid[id]}
 	}
-	given, err := c.farm.books.allocate(ctx, c.owner(v), s, wants)
+	given, err := c.farm.books.allocate(ctx, c.owner(v), viewOf(s, v.nodesVersion), wants)
 	if err != nil {
 		c.held = nil
 		return nil, err
 	}
-	eligible := setOf(slices.Collect(v.nodes.pool.share.all()))
-	var usable, back []Allocation
+	eligible := setOf(slices.Collect(v.nodes.pool.Share.All()))
+	var usable, back []scheduler.Allocation
 	var names []string
 	for _, a := range given {
 		if c.held != nil {
@@ -189,9 +189,9 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 		}
 		switch {
 		case slices.Contains(avoid[a.Pod], a.Node):
-			c.farm.books.ignore(s, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
+			c.farm.books.ignore(s.RC.ID, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
 		case !eligible[a.Node]:
-			c.farm.books.ignore(s, a.Node, "it is not among the eligible nodes")
+			c.farm.books.ignore(s.RC.ID, a.Node, "it is not among the eligible nodes")
 			back = append(back, a)
 		default:
 			usable = append(usable, a)
@@ -212,7 +212,7 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 }
 
 // fitting sorts out what does not fit into the nodes' reservations, which count for every scheduler (P3).
-func fitting(v *view, shares []Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []Allocation) {
+func fitting(v *view, shares []scheduler.Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []scheduler.Allocation) {
 	s, perNode := v.snapshot, v.nodes.perNode
 	taken := map[string]node.Reservation{}
 	for _, a := range shares {

@@ -12,15 +12,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// candidatesPerPod is how many nodes' reservations are read for each pod to be placed.
-const candidatesPerPod = 3
-
-// minCandidates makes sure that a few full nodes do not hide a free one.
-const minCandidates = 12
-
 // candidates are the nodes that a pass may place pods on.
 type candidates struct {
-	pool    pool              // not taken yet
+	pool    scheduler.Pool    // not taken yet
 	others  scheduler.Reasons // why the other nodes are not among them
 	strict  bool              // their order is that of an outside scheduler
 	spread  string            // key of the label over whose values the pods are spread; empty: over none
@@ -40,7 +34,7 @@ type candidates struct {
 // everything else then. A scheduler that is not ours may want to see the whole snapshot and is asked later.
 func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	s := v.snapshot
-	if _, builtIn := c.farm.scheduler.(*selecting); !builtIn || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
+	if c.farm.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
 	if !c.roomKnown(s) {
@@ -65,11 +59,11 @@ func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 // findNodes asks the scheduler.
 func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err error) {
 	s := v.snapshot
-	if own, builtIn := c.farm.scheduler.(*selecting); builtIn {
-		v.nodes, err = own.candidates(s, v.nodesVersion)
+	if c.farm.outside == nil {
+		v.nodes, err = c.farm.candidates(s, v.nodesVersion)
 		return err
 	}
-	names, others, err := c.farm.scheduler.EligibleNodes(ctx, s)
+	names, others, err := c.farm.outside.eligible(ctx, viewOf(s, v.nodesVersion))
 	if err != nil {
 		return err
 	}
@@ -97,22 +91,22 @@ func newCandidates(s *reconcile.Snapshot, others scheduler.Reasons, spread strin
 
 // inOrder makes candidates of the nodes of the farm's share and of the rest.
 func (n *candidates) inOrder(share, rest placement.Walk) {
-	n.pool = pool{preference{order: share}, preference{order: rest}}
+	n.pool = scheduler.Pool{Share: scheduler.Preference{Order: share}, Rest: scheduler.Preference{Order: rest}}
 	if len(n.perNode) == 0 {
 		return
 	}
 	// Nodes with few pods of this controller first: reading the others would be in vain.
-	for _, p := range []*preference{&n.pool.share, &n.pool.rest} {
-		names := slices.Collect(p.order.All())
+	for _, p := range []*scheduler.Preference{&n.pool.Share, &n.pool.Rest} {
+		names := slices.Collect(p.Order.All())
 		slices.SortStableFunc(names, func(a, b string) int { return n.perNode[a] - n.perNode[b] })
-		p.order = placement.InOrder(names)
+		p.Order = placement.InOrder(names)
 	}
 }
 
 // spreadOver makes candidates of the nodes of some groups. Share and rest are not apart then: the emptiest group may have
 // nodes of the rest alone. Within a group those of the share come first.
-func (n *candidates) spreadOver(groups []placement.Group, seed uint64) {
-	n.pool = pool{share: preference{spread: placement.NewSpread(groups, n.perGroup, n.perNode, seed)}}
+func (n *candidates) spreadOver(groups []scheduler.Group, seed uint64) {
+	n.pool = scheduler.Pool{Share: scheduler.Preference{Turns: placement.NewSpread(groups, n.perGroup, n.perNode, seed)}}
 }
 
 // stays reports whether a pod most likely needs no other node.
@@ -163,7 +157,7 @@ func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
 	}
 	clear(n.perGroup)
 	for _, name := range staying(s, plan) {
-		n.perGroup[placement.GroupOf(s.Nodes[name], n.spread)]++
+		n.perGroup[scheduler.GroupOf(s.Nodes[name], n.spread)]++
 	}
 }
 
@@ -171,13 +165,13 @@ func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
 func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
 	n.perNode[nodeName]++
 	if n.spread != "" {
-		n.perGroup[placement.GroupOf(s.Nodes[nodeName], n.spread)]++
+		n.perGroup[scheduler.GroupOf(s.Nodes[nodeName], n.spread)]++
 	}
 }
 
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.
 func (c *ReplicationController) takeNodes(ctx context.Context, v *view, pods int) []string {
-	some, foreign := c.farm.ledger.take(ctx, &v.nodes.pool, pods, len(v.taken) == 0)
+	some, foreign := c.farm.ledger.Take(ctx, &v.nodes.pool, pods, len(v.taken) == 0)
 	if v.nodes.mine != nil {
 		foreign = slices.DeleteFunc(slices.Clone(some), v.nodes.mine)
 	}
@@ -204,5 +198,5 @@ func (c *ReplicationController) giveBack(v *view, changes []reconcile.Change) {
 		}
 		return !used[name]
 	})
-	c.farm.ledger.giveBack(unused)
+	c.farm.ledger.GiveBack(unused)
 }

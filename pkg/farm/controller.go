@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -39,7 +40,7 @@ type ReplicationController struct {
 
 	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went
 
-	held map[Allocation]bool // by an outside scheduler's books, where they are known
+	held map[scheduler.Allocation]bool // by an outside scheduler's books, where they are known
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
@@ -103,7 +104,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	c.concernedByAll() // what changes while this pass is under way may matter to it
 	c.looks.begin()
 	v := &view{}
-	defer func() { c.farm.ledger.giveBack(v.taken) }()
+	defer func() { c.farm.ledger.GiveBack(v.taken) }()
 	err = c.read(ctx, v)
 	var corrupt *store.CorruptError
 	switch {

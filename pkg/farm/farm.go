@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -24,7 +25,7 @@ type Config struct {
 	ID        string // stable name
 	Version   string // of the program
 	Store     Tenure
-	Scheduler Scheduler // nil: the built-in one, which selects by label; see Allocator for those with books of their own
+	Scheduler scheduler.Scheduler // nil: the built-in one, which selects by label; see scheduler.Books for those with books of their own
 	Log       obs.Logger
 	Alerter   alert.Alerter // nil: the log
 	Metrics   *Metrics      // nil: nothing is counted
@@ -124,7 +125,7 @@ type Farm struct {
 	foreign  map[string]bool      // known to be owned by another farm, until the members change or a sweep
 	freed    map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
 	nonce    settling
-	ledger   ledger
+	ledger   scheduler.Ledger
 	scarcity scarcity
 	stops    stopCounter
 	unowned  unowned
@@ -134,8 +135,9 @@ type Farm struct {
 	suspects   nodeSet // their reservations say something else than what is known of them
 	fresh      nodeSet // this farm has written their first reservation, as far as it knows
 
-	scheduler Scheduler
-	books     *books // nil: the scheduler keeps none
+	byLabel   *scheduler.ByLabel
+	outside   *outside // a scheduler that is asked in place of byLabel; nil: none
+	books     *books   // nil: the scheduler keeps none
 	manifests *manifestCache
 	fatal     chan error    // capacity 1: why the farm must start over
 	sweepNow  chan struct{} // capacity 1
@@ -169,7 +171,8 @@ func NewFarm(cfg Config) *Farm {
 	}
 	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
-	f.scheduler, f.books = schedulerOf(f)
+	f.byLabel = &scheduler.ByLabel{Between: f.world.between}
+	f.outside, f.books = outsideOf(f)
 	return f
 }
 

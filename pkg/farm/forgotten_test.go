@@ -20,7 +20,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -125,7 +124,7 @@ func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {
 }
 
 // faultyFarm is farm with faults and a scheduler that a test chooses.
-func (c *cluster) faultyFarm(id string, faults *faulty, scheduler farm.Scheduler) (stop func()) {
+func (c *cluster) faultyFarm(id string, faults *faulty, sched scheduler.Scheduler) (stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -136,7 +135,7 @@ func (c *cluster) faultyFarm(id string, faults *faulty, scheduler farm.Scheduler
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			faults.Tenure = st.FarmTenure(s, id)
 			return farm.NewFarm(farm.Config{
-				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: scheduler, StableAfter: time.Hour,
+				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: sched, StableAfter: time.Hour,
 			}).Start(ctx)
 		})
 	})
@@ -169,21 +168,14 @@ func TestAShortControllerFindsRoomThatAnotherGaveBack(t *testing.T) {
 }
 
 // late is the built-in choice, made from what a pass has read, after something else has happened.
-type late struct{ before func() }
+type late struct {
+	scheduler.ByLabel
+	before func()
+}
 
-func (l *late) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
-	sel, err := s.RC.Selector()
-	if err != nil {
-		return nil, nil, err
-	}
-	nonce := ""
-	for _, v := range s.Nodes {
-		nonce = v.Nonce
-	}
+func (l *late) EligibleNodes(ctx context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
 	l.before()
-	rule := scheduler.Rule{Selector: sel, Nonce: nonce}
-	names, others := rule.Eligible(s.Nodes)
-	return names, others, nil
+	return l.ByLabel.EligibleNodes(ctx, v)
 }
 
 // A node that joins while a pass is under way is not lost on that pass's controller.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
@@ -36,34 +35,35 @@ var schedulerCalls = []string{callEligible, callBooks, callAllocate, callDealloc
 
 // outside is a Scheduler that is not ours: it may fail, hang, and answer anything.
 type outside struct {
-	Scheduler
-	farm *Farm
-	gate gate
+	scheduler scheduler.Scheduler
+	farm      *Farm
+	gate      gate
 }
 
 // books is an outside scheduler that keeps books.
 type books struct {
 	*outside
-	allocator Allocator
+	keeper scheduler.Books
 }
 
-// schedulerOf returns what a farm asks for nodes, and the books that go with it: nil where there are none but ours.
-func schedulerOf(f *Farm) (Scheduler, *books) {
+// outsideOf returns the scheduler that a farm is to ask in place of the built-in one, and the books that go with it: nil where there are
+// none but ours.
+func outsideOf(f *Farm) (*outside, *books) {
 	if f.cfg.Scheduler == nil {
-		return &selecting{farm: f}, nil
+		return nil, nil
 	}
-	o := &outside{Scheduler: f.cfg.Scheduler, farm: f}
-	if a, ok := f.cfg.Scheduler.(Allocator); ok {
-		return o, &books{outside: o, allocator: a}
+	o := &outside{scheduler: f.cfg.Scheduler, farm: f}
+	if keeper, ok := f.cfg.Scheduler.(scheduler.Books); ok {
+		return o, &books{outside: o, keeper: keeper}
 	}
 	return o, nil
 }
 
-// EligibleNodes implements Scheduler. Only nodes that may take pods as we see it are among its answers.
-func (o *outside) EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nodes []string, others scheduler.Reasons, err error) {
+// eligible asks for nodes. Only those that may take pods as we see it are among its answers.
+func (o *outside) eligible(ctx context.Context, v *scheduler.View) (nodes []string, others scheduler.Reasons, err error) {
 	var names []string
 	err = o.try(ctx, callEligible, func(ctx context.Context) (err error) {
-		names, others, err = o.Scheduler.EligibleNodes(ctx, s)
+		names, others, err = o.scheduler.EligibleNodes(ctx, v)
 		return err
 	})
 	if err != nil {
@@ -71,16 +71,13 @@ func (o *outside) EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nod
 	}
 	seen := map[string]bool{}
 	for _, name := range names {
-		why, err := o.refuses(s, name)
-		switch {
-		case err != nil:
-			return nil, nil, err
-		case seen[name]:
+		why := refuses(v, name)
+		if seen[name] {
 			why = "it is named twice"
 		}
 		seen[name] = true
 		if why != "" {
-			o.ignore(s, name, why)
+			o.ignore(v.Ask().RCID, name, why)
 			continue
 		}
 		nodes = append(nodes, name)
@@ -89,36 +86,39 @@ func (o *outside) EligibleNodes(ctx context.Context, s *reconcile.Snapshot) (nod
 }
 
 // refuses says why a node may not take pods of the controller, "" when it may.
-func (o *outside) refuses(s *reconcile.Snapshot, name string) (why string, err error) {
-	v := s.Nodes[name]
-	if v == nil {
-		return "there is no such node", nil
+func refuses(v *scheduler.View, name string) (why string) {
+	n, known := v.Node(name)
+	if !known {
+		return "there is no such node"
 	}
-	rule, err := s.Rule()
-	if err != nil {
-		return "", err
+	if reason := v.Excludes(n); reason != "" {
+		return "it is not eligible: " + string(reason)
 	}
-	if reason := rule.Excludes(v); reason != "" {
-		return "it is not eligible: " + string(reason), nil
-	}
-	return "", nil
+	return ""
 }
 
 // ignore counts a part of an answer that is not used, and says why.
-func (o *outside) ignore(s *reconcile.Snapshot, name, why string) {
+func (o *outside) ignore(rcID, name, why string) {
 	o.farm.cfg.Metrics.schedulerFailed(badAnswer)
-	o.farm.log.WithFields(obs.Fields{obs.RCID: s.RC.ID, obs.Node: name, obs.Reason: why}).
+	o.farm.log.WithFields(obs.Fields{obs.RCID: rcID, obs.Node: name, obs.Reason: why}).
 		Error("a node that the scheduler named is ignored")
 }
 
-// held returns what the books hold for a controller.
-func (b *books) held(ctx context.Context, o Owner) (map[Allocation]bool, error) {
-	var all []Allocation
+// held returns what the books hold for a controller. The error is scheduler.ErrNoBooks where none are kept.
+func (b *books) held(ctx context.Context, o scheduler.Owner) (map[scheduler.Allocation]bool, error) {
+	var all []scheduler.Allocation
+	none := false
 	err := b.try(ctx, callBooks, func(ctx context.Context) (err error) {
-		all, err = b.allocator.AllocatedNodes(ctx, o)
+		all, err = b.keeper.AllocatedNodes(ctx, o)
+		if none = errors.Is(err, scheduler.ErrNoBooks); none {
+			return nil
+		}
 		return err
 	})
-	held := make(map[Allocation]bool, len(all))
+	if err == nil && none {
+		return nil, scheduler.ErrNoBooks
+	}
+	held := make(map[scheduler.Allocation]bool, len(all))
 	for _, a := range all {
 		held[a] = a.Pod.RCID == o.RCID // others are not ours to judge
 	}
@@ -126,10 +126,10 @@ func (b *books) held(ctx context.Context, o Owner) (map[Allocation]bool, error) 
 }
 
 // allocate asks for shares. The answer is as the scheduler gave it, without those that nobody asked for.
-func (b *books) allocate(ctx context.Context, o Owner, s *reconcile.Snapshot, wants []Want) ([]Allocation, error) {
-	var all, given []Allocation
+func (b *books) allocate(ctx context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
+	var all, given []scheduler.Allocation
 	err := b.try(ctx, callAllocate, func(ctx context.Context) (err error) {
-		all, err = b.allocator.AllocateNodes(ctx, o, s, wants)
+		all, err = b.keeper.AllocateNodes(ctx, o, v, wants)
 		return err
 	})
 	if err != nil {
@@ -141,7 +141,7 @@ func (b *books) allocate(ctx context.Context, o Owner, s *reconcile.Snapshot, wa
 	}
 	for _, a := range all {
 		if !asked[a.Pod] {
-			b.ignore(s, a.Node, fmt.Sprintf("nobody asked for a share for %s, or not for two", a.Pod))
+			b.ignore(o.RCID, a.Node, fmt.Sprintf("nobody asked for a share for %s, or not for two", a.Pod))
 			continue
 		}
 		delete(asked, a.Pod)
@@ -151,9 +151,9 @@ func (b *books) allocate(ctx context.Context, o Owner, s *reconcile.Snapshot, wa
 }
 
 // deallocate gives shares back.
-func (b *books) deallocate(ctx context.Context, o Owner, shares []Allocation) error {
+func (b *books) deallocate(ctx context.Context, o scheduler.Owner, shares []scheduler.Allocation) error {
 	return b.try(ctx, callDeallocate, func(ctx context.Context) error {
-		return b.allocator.DeallocateNodes(ctx, o, shares)
+		return b.keeper.DeallocateNodes(ctx, o, shares)
 	})
 }
 

@@ -22,7 +22,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -30,17 +29,17 @@ import (
 // keeper is a scheduler of somebody else: it keeps books, and fails on demand. One replica takes a whole node.
 type keeper struct {
 	mu      sync.Mutex
-	shares  map[farm.Allocation]bool
+	shares  map[scheduler.Allocation]bool
 	term    string
 	calls   map[string]int
 	failing map[string]error
 	// answer, if set, replaces what AllocateNodes found.
-	answer   func(found []farm.Allocation) []farm.Allocation
+	answer   func(found []scheduler.Allocation) []scheduler.Allocation
 	eligible []string // if set, what EligibleNodes answers
 }
 
 func newKeeper() *keeper {
-	return &keeper{shares: map[farm.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}}
+	return &keeper{shares: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}}
 }
 
 // called counts a call and returns the failure that is asked for.
@@ -49,7 +48,7 @@ func (k *keeper) called(what string) error {
 	return k.failing[what]
 }
 
-func (k *keeper) in(o farm.Owner) error {
+func (k *keeper) in(o scheduler.Owner) error {
 	if o.Term < k.term {
 		return fmt.Errorf("the term %s is over, it is %s now", o.Term, k.term)
 	}
@@ -57,26 +56,16 @@ func (k *keeper) in(o farm.Owner) error {
 	return nil
 }
 
-func (k *keeper) EligibleNodes(_ context.Context, s *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
+func (k *keeper) EligibleNodes(ctx context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.called("eligible"); err != nil || k.eligible != nil {
 		return k.eligible, nil, err
 	}
-	sel, err := s.RC.Selector()
-	if err != nil {
-		return nil, nil, err
-	}
-	nonce := ""
-	for _, v := range s.Nodes {
-		nonce = max(nonce, v.Nonce)
-	}
-	rule := scheduler.Rule{Selector: sel, Nonce: nonce}
-	names, others := rule.Eligible(s.Nodes)
-	return names, others, nil
+	return new(scheduler.ByLabel).EligibleNodes(ctx, v)
 }
 
-func (k *keeper) AllocatedNodes(_ context.Context, o farm.Owner) ([]farm.Allocation, error) {
+func (k *keeper) AllocatedNodes(_ context.Context, o scheduler.Owner) ([]scheduler.Allocation, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := errors.Join(k.called("books"), k.in(o)); err != nil {
@@ -85,8 +74,8 @@ func (k *keeper) AllocatedNodes(_ context.Context, o farm.Owner) ([]farm.Allocat
 	return k.of(o.RCID), nil
 }
 
-func (k *keeper) of(rcID string) []farm.Allocation {
-	var all []farm.Allocation
+func (k *keeper) of(rcID string) []scheduler.Allocation {
+	var all []scheduler.Allocation
 	for a := range k.shares {
 		if a.Pod.RCID == rcID {
 			all = append(all, a)
@@ -95,16 +84,16 @@ func (k *keeper) of(rcID string) []farm.Allocation {
 	return all
 }
 
-func (k *keeper) AllocateNodes(_ context.Context, o farm.Owner, s *reconcile.Snapshot, wants []farm.Want) ([]farm.Allocation, error) {
+func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := errors.Join(k.called("allocate"), k.in(o)); err != nil {
 		return nil, err
 	}
-	var given []farm.Allocation
+	var given []scheduler.Allocation
 	for _, w := range wants {
-		if name := k.find(s, w); name != "" {
-			a := farm.Allocation{Pod: w.Pod, Node: name}
+		if name := k.find(v, w); name != "" {
+			a := scheduler.Allocation{Pod: w.Pod, Node: name}
 			k.shares[a] = true
 			given = append(given, a)
 		}
@@ -118,7 +107,7 @@ func (k *keeper) AllocateNodes(_ context.Context, o farm.Owner, s *reconcile.Sna
 	return given, nil
 }
 
-func (k *keeper) find(s *reconcile.Snapshot, w farm.Want) string {
+func (k *keeper) find(v *scheduler.View, w scheduler.Want) string {
 	if w.Node != "" {
 		return w.Node
 	}
@@ -129,21 +118,16 @@ func (k *keeper) find(s *reconcile.Snapshot, w farm.Want) string {
 		}
 		full[a.Node] = true
 	}
-	sel, err := s.RC.Selector()
-	if err != nil {
-		return ""
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
-		v := s.Nodes[name]
-		rule := scheduler.Rule{Selector: sel, Nonce: v.Nonce}
-		if rule.Excludes(v) == "" && !full[name] && !slices.Contains(w.Avoid, name) {
-			return name
+	eligible, _ := v.Eligible()
+	for _, n := range eligible {
+		if !full[n.Name()] && !slices.Contains(w.Avoid, n.Name()) {
+			return n.Name()
 		}
 	}
 	return ""
 }
 
-func (k *keeper) DeallocateNodes(_ context.Context, o farm.Owner, shares []farm.Allocation) error {
+func (k *keeper) DeallocateNodes(_ context.Context, o scheduler.Owner, shares []scheduler.Allocation) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := errors.Join(k.called("deallocate"), k.in(o)); err != nil {
@@ -176,7 +160,7 @@ func (r *teller) Raise(_ context.Context, in alert.Incident) {
 }
 
 // bookedFarm is a farm whose scheduler is the keeper.
-func (c *cluster) bookedFarm(id string, k farm.Scheduler, alerter alert.Alerter, faults *faulty) (reg *prometheus.Registry, stop func()) {
+func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Alerter, faults *faulty) (reg *prometheus.Registry, stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -205,11 +189,11 @@ func (c *cluster) inBooks(k *keeper, id string) {
 		if err != nil {
 			return err
 		}
-		want := map[farm.Allocation]bool{}
+		want := map[scheduler.Allocation]bool{}
 		for _, p := range placements {
-			want[farm.Allocation{Pod: p.Value.Identity, Node: p.Value.Node}] = true
+			want[scheduler.Allocation{Pod: p.Value.Identity, Node: p.Value.Node}] = true
 			for _, g := range p.Value.Ghosts {
-				want[farm.Allocation{Pod: p.Value.Identity, Node: g.Node}] = true
+				want[scheduler.Allocation{Pod: p.Value.Identity, Node: g.Node}] = true
 			}
 		}
 		k.mu.Lock()
@@ -480,19 +464,23 @@ func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
 	}{
 		"unknown, repeated and drained candidates": {func(k *keeper) { k.eligible = []string{"n9", "n1", "n1", "n3", "n2"} }, 3},
 		"an unknown node": {func(k *keeper) {
-			k.answer = func([]farm.Allocation) []farm.Allocation { return []farm.Allocation{{Pod: id(0), Node: "n9"}} }
+			k.answer = func([]scheduler.Allocation) []scheduler.Allocation {
+				return []scheduler.Allocation{{Pod: id(0), Node: "n9"}}
+			}
 		}, 1},
 		"a drained node": {func(k *keeper) {
-			k.answer = func([]farm.Allocation) []farm.Allocation { return []farm.Allocation{{Pod: id(0), Node: "n3"}} }
+			k.answer = func([]scheduler.Allocation) []scheduler.Allocation {
+				return []scheduler.Allocation{{Pod: id(0), Node: "n3"}}
+			}
 		}, 1},
 		"one replica twice": {func(k *keeper) {
-			k.answer = func([]farm.Allocation) []farm.Allocation {
-				return []farm.Allocation{{Pod: id(0), Node: "n1"}, {Pod: id(0), Node: "n2"}}
+			k.answer = func([]scheduler.Allocation) []scheduler.Allocation {
+				return []scheduler.Allocation{{Pod: id(0), Node: "n1"}, {Pod: id(0), Node: "n2"}}
 			}
 		}, 1},
 		"one that nobody asked for": {func(k *keeper) {
-			k.answer = func(found []farm.Allocation) []farm.Allocation {
-				return append(found, farm.Allocation{Pod: id(7), Node: "n1"})
+			k.answer = func(found []scheduler.Allocation) []scheduler.Allocation {
+				return append(found, scheduler.Allocation{Pod: id(7), Node: "n1"})
 			}
 		}, 1},
 	} {
@@ -592,17 +580,20 @@ func TestASchedulerThatHangsHoldsNobodyUp(t *testing.T) {
 // hanging answers when its caller gives up.
 type hanging struct{ *keeper }
 
-func (h *hanging) EligibleNodes(ctx context.Context, _ *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
+func (h *hanging) EligibleNodes(ctx context.Context, _ *scheduler.View) ([]string, scheduler.Reasons, error) {
 	h.set(func() { h.calls["eligible"]++ })
 	<-ctx.Done()
 	return nil, nil, ctx.Err()
 }
 
 // ordered names the nodes in an order of its own and keeps no books.
-type ordered []string
+type ordered struct {
+	scheduler.NoBooks
+	names []string
+}
 
-func (o ordered) EligibleNodes(context.Context, *reconcile.Snapshot) ([]string, scheduler.Reasons, error) {
-	return o, nil, nil
+func (o ordered) EligibleNodes(context.Context, *scheduler.View) ([]string, scheduler.Reasons, error) {
+	return o.names, nil, nil
 }
 
 // What a scheduler prefers is taken first, whatever else is there already: it may want to pack.
@@ -612,7 +603,7 @@ func TestTheOrderOfASchedulerIsFollowed(t *testing.T) {
 	for _, name := range []string{"n1", "n2", "n3"} {
 		c.node(name, nil, nil)
 	}
-	c.bookedFarm("f1", ordered{"n3", "n1", "n2"}, &recorder{}, &faulty{})
+	c.bookedFarm("f1", ordered{names: []string{"n3", "n1", "n2"}}, &recorder{}, &faulty{})
 	for _, id := range []string{"first", "second", "third"} {
 		c.apply(id, testManifest(id, 0), replicas(2))
 		c.converged(id, 2)

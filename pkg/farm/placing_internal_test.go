@@ -26,7 +26,7 @@ func BenchmarkPlacing(b *testing.B) {
 	for b.Loop() {
 		plan := reconcile.Compute(v.snapshot)
 		names := v.nodes.guessed
-		v.nodes.pool = pool{share: preference{order: placement.InOrder(names)}}
+		v.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(names)}}
 		if left, _, _, err := c.search(b.Context(), v, &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
 			b.Fatal(len(left), err)
 		}
@@ -84,7 +84,7 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	const pods, slots, left = 500, 100, 2
 	c, v := placing(t, pods, 100)
 	plan := reconcile.Compute(v.snapshot)
-	v.nodes.pool = pool{share: preference{order: placement.InOrder(v.nodes.guessed)}}
+	v.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(v.nodes.guessed)}}
 	if _, _, _, err := c.search(t.Context(), v, &plan, placement.Look{All: true}); err != nil {
 		t.Fatal(err)
 	}

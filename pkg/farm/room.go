@@ -75,7 +75,7 @@ func (c *ReplicationController) roomKnown(s *reconcile.Snapshot) bool {
 // beginLook says where room for the plan's adds is to be looked for. A scheduler that is not ours is asked each time.
 func (c *ReplicationController) beginLook(s *reconcile.Snapshot, plan *reconcile.Plan) placement.Look {
 	look := placement.Look{All: true}
-	if _, builtIn := c.farm.scheduler.(*selecting); builtIn {
+	if c.farm.outside == nil {
 		shape := shapeOf(s, plan.Adds)
 		c.farm.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, s.Now) })
 	}
@@ -90,7 +90,7 @@ func (c *ReplicationController) search(ctx context.Context, v *view, plan *recon
 		v.nodes.only(look)
 	}
 	v.nodes.count(s, plan)
-	for first := true; len(left) > 0 && (!v.nodes.pool.empty() || len(v.nodes.guessed) > 0); first = false {
+	for first := true; len(left) > 0 && (!v.nodes.pool.Empty() || len(v.nodes.guessed) > 0); first = false {
 		names, reservations, err := c.nextNodes(ctx, v, len(left), first && look.All)
 		if err != nil {
 			return nil, 0, nil, err
@@ -177,16 +177,16 @@ func restFor(ctx context.Context, d time.Duration) error {
 // lookAround reads what is taken on the nodes that this pass has not seen, in their order, until some seem to have room for pods, and
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
 func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods int) ([]string, error) {
-	s, enough := v.snapshot, max(minCandidates, pods)
+	s, enough := v.snapshot, max(scheduler.MinCandidates, pods)
 	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
 	var found, foreign []string
-	look := func(from *preference, rest bool) error {
-		for names := range slices.Chunk(slices.Collect(from.all()), lookAtOnce) {
+	look := func(from *scheduler.Preference, rest bool) error {
+		for names := range slices.Chunk(slices.Collect(from.All()), lookAtOnce) {
 			if len(found) >= enough {
 				return nil
 			}
 			started, before := time.Now(), len(found)
-			from.take(names)
+			from.Take(names)
 			v.nodes.looked += len(names)
 			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 			if err != nil {
@@ -214,24 +214,24 @@ func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods in
 		}
 		return nil
 	}
-	if err := look(&v.nodes.pool.share, false); err != nil {
+	if err := look(&v.nodes.pool.Share, false); err != nil {
 		return nil, err
 	}
-	if err := look(&v.nodes.pool.rest, true); err != nil {
+	if err := look(&v.nodes.pool.Rest, true); err != nil {
 		return nil, err
 	}
 	for _, name := range foreign {
 		v.nodes.foreign[name] = true
 	}
-	c.farm.ledger.hold(found)
+	c.farm.ledger.Hold(found)
 	v.taken = append(v.taken, found...)
 	return found, nil
 }
 
 // only leaves the nodes that a look is about.
 func (n *candidates) only(look placement.Look) {
-	for _, p := range []*preference{&n.pool.share, &n.pool.rest} {
-		*p = preference{order: placement.InOrder(look.Names(slices.Collect(p.all())))}
+	for _, p := range []*scheduler.Preference{&n.pool.Share, &n.pool.Rest} {
+		*p = scheduler.Preference{Order: placement.InOrder(look.Names(slices.Collect(p.All())))}
 	}
 }
 

@@ -112,11 +112,12 @@ func (f *Farm) heldBy(id string, another bool) bool {
 	return another
 }
 
-// membersChanged forgets what is known of other farms' controllers: their owners may be gone.
+// membersChanged forgets what is known of other farms' controllers, whose owners may be gone, and shares the nodes out anew.
 func (f *Farm) membersChanged() {
 	f.mu.Lock()
 	clear(f.foreign)
 	f.mu.Unlock()
+	f.preferNodes()
 	select {
 	case f.moved <- struct{}{}:
 	default: // it has not been looked at since the last change

@@ -10,6 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -96,11 +97,11 @@ func (w *world) publish() (changed, orphaned map[string]bool) {
 	}
 	if len(changed) > 0 || w.version == 0 {
 		w.version++
-		changes := make([]nodeChange, 0, len(changed))
+		changes := make([]scheduler.NodeChange, 0, len(changed))
 		for name := range changed {
-			changes = append(changes, nodeChange{name: name, was: w.views[name], is: views[name]})
+			changes = append(changes, scheduler.NodeChange{Name: name, Was: w.views[name], Is: views[name]})
 		}
-		w.history.add(w.version, changes)
+		w.history.Add(w.version, changes)
 	}
 	w.views, w.sources, w.orphans = views, sources, orphans
 	w.forgetOrphans()

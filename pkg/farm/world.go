@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -49,7 +50,7 @@ type world struct {
 	ops     map[string]node.Ops
 	views   map[string]*node.View // records and ops joined; never changed once published
 	version uint64                // of the views; moves by one when they change
-	history history               // of the views
+	history scheduler.History     // of the views
 	sources map[string]*node.View // the records that the views were made of; nil when something else of them has changed
 	orphans map[string][]reconcile.Orphan
 	listed  map[string]orphanList // by node: its pages of orphans as last read
@@ -370,10 +371,10 @@ func (w *world) nodesAt() (map[string]*node.View, uint64) {
 }
 
 // between returns how the nodes of one version became those of another; ok is false where that is not known any more.
-func (w *world) between(from, to uint64) (changes []nodeChange, ok bool) {
+func (w *world) between(from, to uint64) (changes []scheduler.NodeChange, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.history.between(from, to)
+	return w.history.Between(from, to)
 }
 
 func (w *world) orphansOf(rcID string) []reconcile.Orphan {

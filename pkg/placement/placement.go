@@ -109,7 +109,7 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 	for i, name := range r.Order {
 		res := r.Reservations[name].Clone()
 		candidates[i] = &candidate{
-			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: GroupOf(r.Nodes[name], r.Spread), strict: r.Strict,
+			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: scheduler.GroupOf(r.Nodes[name], r.Spread), strict: r.Strict,
 		}
 		if r.Reluctant[name] {
 			candidates[i].handicap = reluctance

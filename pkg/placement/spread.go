@@ -6,26 +6,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
-
-// Group is the nodes with one value of the label that a controller is spread over.
-type Group struct {
-	Value string // empty: those without the label, which are the last resort
-	// Nodes that are tried first, and the others.
-	First, Rest []string
-}
-
-// GroupOf returns the value that a node has of a label. One without the label is as one whose value is empty.
-func GroupOf(v *node.View, label string) string {
-	if v == nil || label == "" {
-		return ""
-	}
-	if value, overridden := v.Ops.Labels[label]; overridden {
-		return value
-	}
-	return v.Labels[label]
-}
 
 // Spread is an order of nodes in which the groups take turns: those with fewer pods come first, until they have caught up.
 // Like a Walk it is found while it is asked for.
@@ -47,7 +29,7 @@ const lastResort = math.MaxInt / 2
 // NewSpread returns the order for a controller with some pods in each group, by the label's value, and on each node. The
 // numbers of pods in groups may change later; then so does the order. Groups with equally many pods, and nodes of one group, are
 // tried in the order of a Walk; where there are nodes with pods of the controller, those with few come first.
-func NewSpread(groups []Group, pods, perNode map[string]int, seed uint64) *Spread {
+func NewSpread(groups []scheduler.Group, pods, perNode map[string]int, seed uint64) *Spread {
 	s := &Spread{groups: make([]spreadGroup, 0, len(groups)), pods: pods}
 	begin, step := stride(len(groups), seed)
 	for i := range groups {

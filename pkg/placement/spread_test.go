@@ -284,12 +284,12 @@ func TestSpreadBeginsAnywhere(t *testing.T) {
 }
 
 // groupBy sorts nodes into groups by their value of a label, in the order of the values.
-func groupBy(nodes map[string]*node.View, label string, first, rest []string) []placement.Group {
-	byValue := map[string]*placement.Group{}
-	group := func(name string) *placement.Group {
-		value := placement.GroupOf(nodes[name], label)
+func groupBy(nodes map[string]*node.View, label string, first, rest []string) []scheduler.Group {
+	byValue := map[string]*scheduler.Group{}
+	group := func(name string) *scheduler.Group {
+		value := scheduler.GroupOf(nodes[name], label)
 		if byValue[value] == nil {
-			byValue[value] = &placement.Group{Value: value}
+			byValue[value] = &scheduler.Group{Value: value}
 		}
 		return byValue[value]
 	}
@@ -301,11 +301,11 @@ func groupBy(nodes map[string]*node.View, label string, first, rest []string) []
 		g := group(name)
 		g.Rest = append(g.Rest, name)
 	}
-	groups := make([]placement.Group, 0, len(byValue))
+	groups := make([]scheduler.Group, 0, len(byValue))
 	for _, g := range byValue {
 		groups = append(groups, *g)
 	}
-	slices.SortFunc(groups, func(a, b placement.Group) int { return cmp.Compare(a.Value, b.Value) })
+	slices.SortFunc(groups, func(a, b scheduler.Group) int { return cmp.Compare(a.Value, b.Value) })
 	return groups
 }
 
@@ -315,7 +315,7 @@ func TestUsableWalksOneGroup(t *testing.T) {
 	first, rest := []string{"a", "b", "c"}, []string{"d", "e", "f", "g", "h"}
 	always := func(string) bool { return true }
 	for seed := range uint64(50) {
-		spread := placement.NewSpread([]placement.Group{{Value: "r1", First: first, Rest: rest}}, nil, nil, seed)
+		spread := placement.NewSpread([]scheduler.Group{{Value: "r1", First: first, Rest: rest}}, nil, nil, seed)
 		var got []string
 		for name := range spread.Usable(always, always) {
 			got = append(got, name)

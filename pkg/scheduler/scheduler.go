@@ -1,177 +1,76 @@
-// Package scheduler holds the one rule that says whether a node may take a pod of a controller. The farm that places, the
-// status that says why nothing is placed, the decision that moves a pod away and rcctl that explains all of it ask this rule:
-// two answers to one question would send operators to look for room that no farm uses.
+// Package scheduler is how nodes are chosen for pods. Scheduler is the interface, View what one is shown, ByLabel the scheduler that
+// farms have of their own, and Rule the one rule that says whether a node may take a pod at all.
 //
-// It has two parts. Excludes is about the node alone, so that farms ask it once for each change of a node and each
-// selector. Refuses is about what is taken there, and is asked for each pod.
+// A program that schedules for farms implements Scheduler and serves it with package remote; one that embeds a farm hands it over in
+// farm.Config. Whatever a scheduler says is judged by the rule and by the nodes' reservations before anything is written, so that none can
+// overfill a node or use one that is closed. See ADR 20, and ADR 3 about schedulers that keep books.
 package scheduler
 
 import (
-	"fmt"
-	"maps"
-	"slices"
-	"strings"
+	"context"
+	"errors"
 
-	"k8s.io/apimachinery/pkg/labels"
-
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Reason is why a node does not take a pod.
-type Reason string
-
-// The reasons. Their texts appear in statuses and metrics.
-const (
-	Selector   Reason = "selector"     // its labels do not match
-	NotAlive   Reason = "not alive"    // no preparer holds its record
-	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
-	Drained    Reason = "drained"      // operators closed it
-	Relabelled Reason = "relabelled"   // its labels are not those that were looked at
-	Avoided    Reason = "avoided"      // the pod that moves is or was there
-	Resources  Reason = "resources"    // slots, CPU or memory
-	Ports      Reason = "ports"        // a static port is taken, or too few dynamic ones are free
-	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
-)
-
-// Reasons counts nodes by why they take no pod.
-type Reasons map[Reason]int
-
-// String lists the reasons with their counts of nodes, in a stable order. It is empty when there is none.
-func (r Reasons) String() string {
-	parts := make([]string, 0, len(r))
-	for _, reason := range slices.Sorted(maps.Keys(r)) {
-		parts = append(parts, fmt.Sprintf("%s: %d", reason, r[reason]))
-	}
-	return strings.Join(parts, ", ")
+// Scheduler chooses nodes for pods. Every method may be called again with the same arguments, after a failure and by the next owner of a
+// controller, and by several goroutines at once. A method must return when its context ends, and must not keep the view.
+type Scheduler interface {
+	// EligibleNodes returns names of nodes in the order in which they should be tried, and counts other nodes by why they are not
+	// among them; nil if that is not known. Of a scheduler without books a pod goes to the first node that has room, of those with the
+	// fewest pods of its controller; what else nodes have, and the controller's spread, are for the scheduler to consider. A name
+	// that is unknown, repeated, or of a node that is not among View.Eligible is ignored, logged and counted.
+	EligibleNodes(ctx context.Context, v *View) (nodes []string, refused Reasons, err error)
+	// AllocateNodes gives each replica a share of one node, and returns those that it gave. A replica that has a share of a node that it
+	// need not avoid gets that one. Replicas that no node takes are absent from the answer. An error says that it is not known what
+	// was given. It is asked of schedulers with books, before a placement is written.
+	AllocateNodes(ctx context.Context, o Owner, v *View, wants []Want) ([]Allocation, error)
+	// DeallocateNodes takes shares back, after a node has confirmed that the replica stopped there (P5). One that is not held is fine.
+	DeallocateNodes(ctx context.Context, o Owner, shares []Allocation) error
 }
 
-// Rule is what a controller asks of the nodes for its pods. Its selector is parsed once, so that asking costs little.
-type Rule struct {
-	Selector   labels.Selector // see rc.ParseSelector; nil matches no node
-	Nonce      string          // of the cluster: what a node must have seen (R1)
-	MaxPerNode int             // pods of the controller; zero: no limit
-	Share      node.Holder     // what each pod takes
-	Dynamic    []string        // names of the ports that a node is to give a number each, besides those of the share
+// Books is a Scheduler that counts what it has given away.
+type Books interface {
+	Scheduler
+	// AllocatedNodes returns all that the books hold for the controller, or ErrNoBooks if there are none after all.
+	AllocatedNodes(ctx context.Context, o Owner) ([]Allocation, error)
 }
 
-// Candidate is a node as one pod finds it.
-type Candidate struct {
-	View        *node.View
-	Reservation node.Reservation // what is taken there
-	Pods        int              // of the controller
-	Avoid       bool             // the pod that moves is or was there: an identity must not come back
+// ErrNoBooks is what a Scheduler says that could keep books and keeps none, such as one in another process: it is asked for
+// EligibleNodes only.
+var ErrNoBooks = errors.New("the scheduler keeps no books")
+
+// NoBooks is for schedulers to embed that keep no books: the nodes' reservations are all that counts.
+type NoBooks struct{}
+
+// AllocateNodes implements Scheduler. Farms do not call it.
+func (NoBooks) AllocateNodes(context.Context, Owner, *View, []Want) ([]Allocation, error) {
+	return nil, ErrNoBooks
 }
 
-// Excludes returns why a node takes no pod of the controller, whatever is taken there, or "" when it may.
-func (r *Rule) Excludes(v *node.View) Reason {
-	switch {
-	case r.Selector == nil || !v.Matches(r.Selector):
-		return Selector
-	case !v.Alive:
-		return NotAlive
-	case !v.Spoke(r.Nonce):
-		return NotSettled
-	case !v.Open():
-		return Drained
-	default:
-		return ""
-	}
+// DeallocateNodes implements Scheduler: there is nothing to take back.
+func (NoBooks) DeallocateNodes(context.Context, Owner, []Allocation) error { return nil }
+
+// Allocation is one replica's share of one node.
+type Allocation struct {
+	Pod  pod.Identity `json:"pod"`
+	Node string       `json:"node"`
 }
 
-// Refuses returns why a node that the rule does not exclude has no room for a pod, or "" when it has. What the identity
-// holds there already does not count against it.
-func (r *Rule) Refuses(c Candidate, id pod.Identity) Reason {
-	switch {
-	case c.Avoid:
-		return Avoided
-	case r.MaxPerNode > 0 && c.Pods >= r.MaxPerNode:
-		return MaxPerNode
-	case Outdated(c.View, c.Reservation):
-		return Relabelled
-	}
-	want := r.Share
-	want.Pod = id
-	_, _, reason := Share(c.View, c.Reservation, want, r.Dynamic, nil)
-	return reason
+// Want asks for a share for one replica.
+type Want struct {
+	Pod pod.Identity `json:"pod"`
+	// Avoid names nodes where the replica is, or was and may still run, whose shares it keeps, and those to which it was moved in vain.
+	Avoid []string `json:"avoid,omitempty"`
+	// Node, if set, is where the replica is already: its share there is to be booked whether it fits or not.
+	Node string `json:"node,omitempty"`
 }
 
-// Check returns why a node does not take a pod, or "" when it does: both parts of the rule.
-func (r *Rule) Check(c Candidate, id pod.Identity) Reason {
-	if reason := r.Excludes(c.View); reason != "" {
-		return reason
-	}
-	return r.Refuses(c, id)
-}
-
-// Eligible returns the names of the nodes that the rule does not exclude, sorted, and counts the others.
-func (r *Rule) Eligible(nodes map[string]*node.View) ([]string, Reasons) {
-	excluded := Reasons{}
-	var names []string
-	for name, v := range nodes {
-		if reason := r.Excludes(v); reason != "" {
-			excluded[reason]++
-		} else {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names, excluded
-}
-
-// Closed reports whether operators keep new pods off a node: as they say, or as the reservation has it, which a farm meets
-// that has not heard of them yet.
-func Closed(v *node.View, res node.Reservation) bool { return res.Closed || !v.Open() }
-
-// Outdated reports whether the reservation was stamped for other labels than those of the view. Whoever adds a pod and finds it so
-// knows older labels than those of now; or somebody who changed them does not know stamps, and the reservation waits to be mended.
-func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.Stamps) }
-
-// Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
-// the identity holds already does not count against it; orphans without a share do (R13).
-func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) Reason {
-	_, reason := takenBesides(v, res, id, want)
-	return reason
-}
-
-// takenBesides is Fits, and returns the ports that others have.
-func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) (map[int]bool, Reason) {
-	if res.Closed {
-		return nil, Drained
-	}
-	slots, cpu, memory := 1, want.CPU, want.Memory
-	var taken map[int]bool // nil as long as others have no port
-	count := func(h node.Holder) {
-		slots++
-		cpu += h.CPU
-		memory += h.Memory
-		for _, port := range h.Ports {
-			if taken == nil {
-				taken = map[int]bool{}
-			}
-			taken[port] = true
-		}
-	}
-	own := id.String()
-	for key, h := range res.Holders {
-		if key != own {
-			count(h)
-		}
-	}
-	for i := range v.Orphans {
-		o := &v.Orphans[i]
-		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != id {
-			count(node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory))
-		}
-	}
-	for _, port := range want.Ports {
-		if taken[port] {
-			return nil, Ports
-		}
-	}
-	limit := v.Capacity
-	if slots > limit.Slots || limit.CPU > 0 && cpu > limit.CPU || limit.Memory > 0 && memory > limit.Memory {
-		return nil, Resources
-	}
-	return taken, ""
+// Owner says on whose behalf a farm asks.
+type Owner struct {
+	RCID string `json:"rc_id"`
+	// Term sorts after the terms of all earlier owners of the controller. A request under an earlier term than one that was
+	// seen is late, of a farm that has lost the controller, and should be refused: nothing else keeps it from undoing what
+	// the new owner did.
+	Term string `json:"term"`
 }

@@ -1,4 +1,4 @@
-package farm
+package scheduler
 
 import (
 	"fmt"
@@ -11,8 +11,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/placement"
-	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // counted is a selector that counts how often it is asked.
@@ -28,7 +26,7 @@ func selectorOf(spread string) (s selector, asked *int) {
 	asked = new(int)
 	sel := counted{labels.SelectorFromSet(labels.Set{"disk": "ssd"}), asked}
 	return selector{
-		excludes: (&scheduler.Rule{Selector: sel, Nonce: "now"}).Excludes,
+		excludes: (&Rule{Selector: sel, Nonce: "now"}).Excludes,
 		mine: func(name string) bool {
 			h := fnv.New32a()
 			_, _ = h.Write([]byte(name))
@@ -38,8 +36,16 @@ func selectorOf(spread string) (s selector, asked *int) {
 	}, asked
 }
 
-func sameSelection(a, b selection) bool {
-	return maps.Equal(a.others, b.others) && slices.EqualFunc(a.groups, b.groups, func(a, b placement.Group) bool {
+func names(prefix string, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprint(prefix, i)
+	}
+	return out
+}
+
+func sameSelection(a, b Selection) bool {
+	return maps.Equal(a.Others, b.Others) && slices.EqualFunc(a.Groups, b.Groups, func(a, b Group) bool {
 		return a.Value == b.Value && slices.Equal(a.First, b.First) && slices.Equal(a.Rest, b.Rest)
 	})
 }
@@ -50,13 +56,13 @@ func TestSelectionFollowsChanges(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s, _ := selectorOf(rapid.SampledFrom([]string{"", "rack"}).Draw(t, "spread"))
-		var h history
+		var h History
 		versions := []map[string]*node.View{{}}
-		made := []selection{s.all(nil)}
+		made := []Selection{s.all(nil)}
 		for version := range uint64(rapid.IntRange(1, 12).Draw(t, "versions")) {
 			before := versions[version]
 			after := maps.Clone(before)
-			var changes []nodeChange
+			var changes []NodeChange
 			for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom(names("n", 8)), rapid.ID).Draw(t, "changed") {
 				v := &node.View{Alive: rapid.IntRange(0, 3).Draw(t, "alive") > 0, Node: node.Node{Name: name, Nonce: "now", Labels: map[string]string{
 					"disk": rapid.SampledFrom([]string{"ssd", "ssd", "hdd"}).Draw(t, "disk"), "rack": rapid.SampledFrom([]string{"a", "b", ""}).Draw(t, "rack"),
@@ -65,14 +71,14 @@ func TestSelectionFollowsChanges(t *testing.T) {
 					delete(after, name)
 				}
 				if before[name] != nil || after[name] != nil {
-					changes = append(changes, nodeChange{name, before[name], after[name]})
+					changes = append(changes, NodeChange{name, before[name], after[name]})
 				}
 			}
-			h.add(version+1, changes)
+			h.Add(version+1, changes)
 			versions, made = append(versions, after), append(made, s.all(after))
 		}
 		from, to := rapid.IntRange(0, len(made)-1).Draw(t, "from"), rapid.IntRange(0, len(made)-1).Draw(t, "to")
-		changes, ok := h.between(uint64(from), uint64(to))
+		changes, ok := h.Between(uint64(from), uint64(to))
 		if !ok {
 			t.Fatalf("it is not known what is between %d and %d of %d", from, to, len(h.steps))
 		}
@@ -81,7 +87,7 @@ func TestSelectionFollowsChanges(t *testing.T) {
 		}
 		for version, nodes := range versions {
 			if !sameSelection(made[version], s.all(nodes)) {
-				t.Fatalf("the selection of version %d was changed: %+v", version, made[version])
+				t.Fatalf("the Selection of version %d was changed: %+v", version, made[version])
 			}
 		}
 	})
@@ -105,54 +111,57 @@ func TestSelectionLooksAtWhatChanged(t *testing.T) {
 	is := *was
 	is.Alive = false
 	*asked = 0
-	after := s.after(before, []nodeChange{{"n7", was, &is}})
+	after := s.after(before, []NodeChange{{"n7", was, &is}})
 	if *asked > 2 {
 		t.Errorf("asked %d times about one node", *asked)
 	}
-	if after.others[scheduler.NotAlive] != 1 || len(after.groups[0].First)+len(after.groups[0].Rest) != many-1 {
-		t.Errorf("others %v, and %d nodes", after.others, len(after.groups[0].First)+len(after.groups[0].Rest))
+	if after.Others[NotAlive] != 1 || len(after.Groups[0].First)+len(after.Groups[0].Rest) != many-1 {
+		t.Errorf("others %v, and %d nodes", after.Others, len(after.Groups[0].First)+len(after.Groups[0].Rest))
 	}
 }
 
 // Only the latest changes are kept.
 func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
-	var h history
-	h.add(1, make([]nodeChange, maxHistory+1))
-	if _, ok := h.between(0, 1); ok {
+	var h History
+	h.Add(1, make([]NodeChange, maxHistory+1))
+	if _, ok := h.Between(0, 1); ok {
 		t.Error("more was kept than there is room for")
 	}
 	for version := range uint64(3 * maxHistory) {
-		h.add(version+2, make([]nodeChange, 2))
+		h.Add(version+2, make([]NodeChange, 2))
 	}
 	last := uint64(3*maxHistory + 1)
-	if changes, ok := h.between(last-maxHistory/2, last); !ok || len(changes) != maxHistory {
+	if changes, ok := h.Between(last-maxHistory/2, last); !ok || len(changes) != maxHistory {
 		t.Errorf("%d changes are known, %v; want %d", len(changes), ok, maxHistory)
 	}
-	if _, ok := h.between(last-maxHistory/2-1, last); ok || h.size > maxHistory {
+	if _, ok := h.Between(last-maxHistory/2-1, last); ok || h.size > maxHistory {
 		t.Errorf("%d changes are kept", h.size)
 	}
-	if _, ok := h.between(last, last+1); ok {
+	if _, ok := h.Between(last, last+1); ok {
 		t.Error("the future is known")
 	}
 }
 
 // The scheduler gives each pass what fits the nodes that the pass knows, also one that is late, and keeps the newest.
-func TestSelectedByVersion(t *testing.T) {
+func TestSelectByVersion(t *testing.T) {
 	t.Parallel()
-	f := &Farm{cfg: Config{ID: "f1"}}
-	f.world = newWorld(f)
-	w, s := f.world, &selecting{farm: f}
+	var h History
+	versions := []map[string]*node.View{nil}
+	b := &ByLabel{Between: h.Between}
 	publish := func(alive bool) (nodes map[string]*node.View, version uint64) {
-		w.records[0] = map[string]*node.View{"n1": {Alive: true, Node: node.Node{Name: "n1"}}, "n2": {Alive: alive, Node: node.Node{Name: "n2"}}}
-		w.publish()
-		return w.nodesAt()
+		before := versions[len(versions)-1]
+		nodes = map[string]*node.View{"n1": {Alive: true, Node: node.Node{Name: "n1"}}, "n2": {Alive: alive, Node: node.Node{Name: "n2"}}}
+		version = uint64(len(versions))
+		h.Add(version, []NodeChange{{"n1", before["n1"], nodes["n1"]}, {"n2", before["n2"], nodes["n2"]}})
+		versions = append(versions, nodes)
+		return nodes, version
 	}
 	is := func(nodes map[string]*node.View, version uint64, want ...string) {
 		t.Helper()
 		for range 2 {
-			_, e, err := s.selected(nodes, version, asked{})
-			if err != nil || len(e.groups) != 1 || !slices.Equal(slices.Concat(e.groups[0].First, e.groups[0].Rest), want) {
+			e, err := b.Select(Query{Nodes: nodes, Version: version})
+			if err != nil || len(e.Groups) != 1 || !slices.Equal(slices.Concat(e.Groups[0].First, e.Groups[0].Rest), want) {
 				t.Errorf("version %d: %+v, %v; want %v", version, e, err, want)
 			}
 		}
@@ -166,10 +175,21 @@ func TestSelectedByVersion(t *testing.T) {
 	is(second, v2, "n1")
 	is(third, v3, "n1", "n2")
 	is(second, 0, "n1")
-	if r := s.found[asked{}]; r.version != v3 {
+	if r := b.found[criteria{}]; r.version != v3 {
 		t.Errorf("version %d is kept, want %d", r.version, v3)
 	}
-	if _, _, err := s.selected(third, v3, asked{selector: "!!"}); err == nil {
+	if _, err := b.Select(Query{Selector: "!!", Nodes: third, Version: v3}); err == nil {
 		t.Error("a selector that cannot be parsed selects")
+	}
+	b.Prefer(func(name string) bool { return name == "n2" })
+	if e, err := b.Select(Query{Nodes: third, Version: v3}); err != nil || !slices.Equal(e.Groups[0].First, []string{"n2"}) || !b.First("n2") || b.First("n1") {
+		t.Errorf("n2 is not tried first: %+v, %v", e, err)
+	}
+	if e, err := b.Select(Query{Nonce: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSettled] != 2 {
+		t.Errorf("nodes that have not seen the nonce: %+v, %v", e, err)
+	}
+	b.Between = nil
+	if e, err := b.Select(Query{Nonce: "next", Nodes: first, Version: v1}); err != nil || e.Others[NotSettled] != 2 {
+		t.Errorf("without a history: %+v, %v", e, err)
 	}
 }
