@@ -101,6 +101,7 @@ var scenarios = map[string]func(*env){
 	"gates":             gates,
 	"turned-back":       turnedBack,
 	"in-place-back":     backInPlace,
+	"deploy-terminal":   deployTerminal,
 }
 
 func TestScenario(t *testing.T) {

@@ -46,3 +46,16 @@ func Failing(placements []pod.Placement, realities map[store.At]pod.Reality, dig
 
 // LogsOf is the command that shows what a pod wrote.
 func LogsOf(p *pod.Placement) string { return "rcctl logs " + PodName(p.PodID, p.Identity) }
+
+// LastWords reports whether the end of a pod's log may say why it fails, and of which process; empty: of all of them. A pod that is on its
+// way has written nothing of the kind.
+func LastWords(p *pod.Placement, r *pod.Reality) (process string, is bool) {
+	switch {
+	case p == nil:
+		return "", false
+	case r.LastExit != nil:
+		return r.LastExit.Launchable, true
+	default:
+		return "", r.State == pod.StateUnhealthy
+	}
+}

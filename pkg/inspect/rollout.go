@@ -12,24 +12,52 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// barWidth is how many characters a bar has.
-const barWidth = 30
+// How many characters a bar has.
+const (
+	barWidth  = 30
+	narrowBar = 5
+)
 
 // bar draws a share.
-func bar(part, whole int) string {
-	filled := barWidth
+func bar(part, whole, width int) string {
+	filled := width
 	if whole > 0 {
-		filled = barWidth * min(max(part, 0), whole) / whole
+		filled = width * min(max(part, 0), whole) / whole
 	}
-	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "]"
+	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", width-filled) + "]"
 }
 
-// Lines is what a terminal shows of a rollout.
-func (v *RolloutView) Lines(now time.Time) []string {
-	lines := []string{fmt.Sprintf("%s  %s  %s, %s", v.Service, v.State, v.Strategy, Age(now, v.StartedAt))}
+// Lines is what a terminal of a size shows of a rollout; zero is no limit. A narrow one has shorter bars, a low one only that of the stage
+// under way. All else is as long as it is.
+func (v *RolloutView) Lines(now time.Time, columns, rows int) []string {
+	var text []string
+	for _, r := range v.Revisions {
+		text = append(text, "  "+r.Line())
+	}
+	for _, reason := range []string{v.Reason, v.Held} {
+		if reason != "" {
+			text = append(text, "  "+reason)
+		}
+	}
+	for _, f := range v.Failures {
+		text = append(text, "  failing: "+f)
+	}
+	text = append(text, v.Tail...)
+	head := fmt.Sprintf("%s  %s  %s, %s", v.Service, v.State, v.Strategy, Age(now, v.StartedAt))
+	all := v.Stages <= maxBars && (rows == 0 || 1+v.Stages+len(text) <= rows)
+	return slices.Concat([]string{head}, v.bars(all, columns), text)
+}
+
+// bars draws a bar for each stage, or for the one under way.
+func (v *RolloutView) bars(all bool, columns int) []string {
+	var lines []string
+	width := barWidth
+	if columns > 0 {
+		width = min(width, max(narrowBar, columns-len(fmt.Sprintf("stage %d of %d  []  %s", v.Stages, v.Stages, v.Phase))))
+	}
 	for stage := 1; stage <= v.Stages; stage++ {
-		if v.Stages > maxBars && stage != v.Stage {
-			continue // a bar for the stage that it is at
+		if !all && stage != v.Stage {
+			continue
 		}
 		done, of := 0, 1
 		switch {
@@ -38,24 +66,13 @@ func (v *RolloutView) Lines(now time.Time) []string {
 		case stage == v.Stage:
 			done, of = v.progress()
 		}
-		text := fmt.Sprintf("stage %d of %d  %s", stage, v.Stages, bar(done, of))
+		line := fmt.Sprintf("stage %d of %d  %s", stage, v.Stages, bar(done, of, width))
 		if stage == v.Stage && !v.State.Ended() {
-			text += fmt.Sprintf("  %s", v.Phase)
+			line += fmt.Sprintf("  %s", v.Phase)
 		}
-		lines = append(lines, text)
+		lines = append(lines, line)
 	}
-	for _, r := range v.Revisions {
-		lines = append(lines, "  "+r.Line())
-	}
-	for _, reason := range []string{v.Reason, v.Held} {
-		if reason != "" {
-			lines = append(lines, "  "+reason)
-		}
-	}
-	for _, f := range v.Failures {
-		lines = append(lines, "  failing: "+f)
-	}
-	return append(lines, v.Tail...)
+	return lines
 }
 
 // maxBars is for how many stages there is a bar each.
@@ -194,8 +211,9 @@ func NewRolloutView(r *rollout.Record) *RolloutView {
 	return v
 }
 
-// Count adds what is known of a revision's pods.
+// Count takes what is known of a revision's pods in place of what was known of them before.
 func (r *RevisionView) Count(placements []pod.Placement, realities map[store.At]pod.Reality) {
+	r.Pods, r.Available = map[string]int{}, 0
 	for _, p := range JoinPods(placements, slices.Collect(maps.Values(realities)), nil) {
 		r.Pods[p.State]++
 		if p.Available {

@@ -52,14 +52,17 @@ func TestRolloutView(t *testing.T) {
 		"  failing: main.0 on n1: exit status 3",
 		"  the end of the log of web-main-0:", "    one", "    two",
 	}
-	if got := v.Lines(time.Unix(60, 0)); !slices.Equal(got, lines) {
+	if got := v.Lines(time.Unix(60, 0), 0, 0); !slices.Equal(got, lines) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(lines, "\n"))
 	}
 	if got := Asked(v); got != "asked for, and not carried out yet: pause, by ann" {
 		t.Error(got)
 	}
+	if got := v.Lines(time.Unix(60, 0), 34, 10); got[1] != "stage 2 of 3  [#####.....]  moving" || !strings.HasPrefix(got[2], "  web-r1") {
+		t.Errorf("on a small terminal: %q", got)
+	}
 	v.Stages, v.Stage = 40, 17 // a bar for the stage that it is at
-	if got := v.Lines(time.Unix(60, 0)); !strings.HasPrefix(got[1], "stage 17 of 40") || !strings.HasPrefix(got[2], "  web-r1") {
+	if got := v.Lines(time.Unix(60, 0), 0, 0); !strings.HasPrefix(got[1], "stage 17 of 40") || !strings.HasPrefix(got[2], "  web-r1") {
 		t.Errorf("%q", got)
 	}
 }
@@ -141,6 +144,26 @@ func TestWritten(t *testing.T) {
 	} {
 		if got := Written(tt.deeds); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+func TestLastWords(t *testing.T) {
+	t.Parallel()
+	p := &pod.Placement{}
+	for name, tt := range map[string]struct {
+		of      *pod.Placement
+		says    pod.Reality
+		process string
+		is      bool
+	}{
+		"nothing fails": {},
+		"on its way":    {of: p, says: pod.Reality{State: pod.StateStarting}},
+		"sick":          {of: p, says: pod.Reality{State: pod.StateUnhealthy}, is: true},
+		"ended":         {of: p, says: pod.Reality{State: pod.StateCrashLooping, LastExit: &pod.Exit{Launchable: "web"}}, process: "web", is: true},
+	} {
+		if process, is := LastWords(tt.of, &tt.says); process != tt.process || is != tt.is {
+			t.Errorf("%s: %q, %t", name, process, is)
 		}
 	}
 }

@@ -93,9 +93,7 @@ func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
 		return nil
 	}
 	if !c.Bool("yes") {
-		ok, err := confirm(c.Context, std)
-		if err != nil || !ok {
-			fmt.Fprintln(std.out, "nothing was written")
+		if err := confirm(c.Context, std); err != nil {
 			return err
 		}
 	}
@@ -144,8 +142,8 @@ func start(ctx context.Context, std *stdio, s *conn, p *planned) error {
 	return nil
 }
 
-// confirm asks on the terminal. It ends with ctx.
-func confirm(ctx context.Context, std *stdio) (bool, error) {
+// confirm asks on the terminal. Any answer but yes, and the end of ctx, is an error.
+func confirm(ctx context.Context, std *stdio) error {
 	fmt.Fprint(std.out, "deploy this? [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
@@ -155,9 +153,14 @@ func confirm(ctx context.Context, std *stdio) (bool, error) {
 	select {
 	case <-ctx.Done():
 		fmt.Fprintln(std.out)
-		return false, errors.New("interrupted")
+		return errors.New("interrupted")
 	case line := <-answer:
-		line = strings.ToLower(strings.TrimSpace(line))
-		return line == "y" || line == "yes", nil
+		if !strings.HasSuffix(line, "\n") { // Ctrl-D
+			fmt.Fprintln(std.out)
+		}
+		if line = strings.ToLower(strings.TrimSpace(line)); line != "y" && line != "yes" {
+			return errors.New("not confirmed")
+		}
+		return nil
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -27,30 +27,39 @@ func isTerminal(stream any) bool {
 	return err == nil
 }
 
-// defaultWidth is that of a terminal that does not say.
-const defaultWidth = 80
+// What a terminal has that does not say.
+const (
+	defaultColumns = 80
+	defaultHeight  = 24
+)
 
-// widthOf returns how many columns a terminal has.
-func widthOf(w io.Writer) int {
+// sizeOf returns how many columns and lines a terminal has.
+func sizeOf(w io.Writer) (columns, height int) {
+	columns, height = defaultColumns, defaultHeight
 	if file, ok := unguarded(w).(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-			return int(size.Col)
+		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 && size.Row > 0 {
+			columns, height = int(size.Col), int(size.Row)
 		}
 	}
-	return defaultWidth
+	return columns, height
 }
 
 // live shows one state after the other: on a terminal each in the place of the last, elsewhere a line whenever it says something new.
 type live struct {
 	out      io.Writer
 	terminal bool
-	lines    int // that stand on the terminal
-	shown    []string
+	columns  int      // that the terminal had
+	shown    []string // what stands on the terminal, right above the cursor
 	said     string
+	last     *inspect.RolloutView
 }
 
-// show shows a state.
-func (l *live) show(v inspect.RolloutView, now time.Time) {
+// show shows a state. The end of a failing pod's log stays when the pod is gone.
+func (l *live) show(v *inspect.RolloutView, now time.Time) {
+	if l.last != nil && len(v.Tail) == 0 {
+		v.Tail = l.last.Tail
+	}
+	l.last = v
 	if !l.terminal {
 		if line := v.Line(); line != l.said {
 			l.said = line
@@ -58,29 +67,55 @@ func (l *live) show(v inspect.RolloutView, now time.Time) {
 		}
 		return
 	}
-	width := widthOf(l.out)
-	lines := v.Lines(now)
-	for i := range lines {
-		lines[i] = fitted(clean(lines[i]), width-1)
+	columns, height := sizeOf(l.out)
+	columns, height = max(columns, leastColumns)-1, max(height, leastHeight)-1 // the last column and the cursor's line stay free
+	lines := framed(v.Lines(now, columns, height), columns, height)
+	if columns != l.columns {
+		l.below() // who knows where the lines are now
+		l.columns = columns
 	}
 	if slices.Equal(lines, l.shown) {
 		return
 	}
-	if l.lines > 0 {
-		fmt.Fprintf(unguarded(l.out), "\x1b[%dA\x1b[J", l.lines)
+	text := strings.Join(lines, "\n") + "\n"
+	if len(l.shown) > 0 {
+		text = fmt.Sprintf("\x1b[%dA\x1b[J", len(l.shown)) + text
 	}
-	for _, line := range lines {
-		fmt.Fprintln(l.out, line)
-	}
-	l.lines, l.shown = len(lines), lines
+	_, _ = io.WriteString(unguarded(l.out), text) // in one piece, so that nothing flickers
+	l.shown = lines
 }
 
-// fitted cuts a line to a number of columns.
-func fitted(line string, width int) string {
-	if width < 1 || utf8.RuneCountInString(line) <= width {
-		return line
+// below leaves what is shown where it is. What is shown next comes below.
+func (l *live) below() { l.shown = nil }
+
+// say writes a line on standard error, which may be the same terminal.
+func (l *live) say(w io.Writer, line string) {
+	fmt.Fprintln(w, line)
+	l.below()
+}
+
+// ended shows how a rollout ended. What a terminal shows is brought up to that; elsewhere the end of the log of a pod that failed follows.
+func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.State) {
+	v := l.last
+	if v == nil {
+		return
 	}
-	return string([]rune(line)[:width])
+	if state == rollout.Done {
+		v.Tail, v.Failures = nil, nil
+	}
+	if !l.terminal {
+		for _, line := range v.Tail {
+			fmt.Fprintln(std.err, clean(line))
+		}
+		return
+	}
+	v.State, v.Reason, v.Held = state, "", "" // the reason follows
+	for i := range v.Revisions {
+		if err := revisionPods(ctx, s, v, &v.Revisions[i]); err != nil {
+			return
+		}
+	}
+	l.show(v, time.Now())
 }
 
 // followRollout shows a rollout until it ends. It returns *waitError where that is not as it was meant, or where ctx ends first.
@@ -90,21 +125,25 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 	for trouble := ""; ; {
 		end, err := client.Ended(ctx, service, id)
 		if err == nil && end != nil {
+			show.ended(ctx, std, s, end.State)
 			return rolloutEnded(std, end.State, end.Reason, service)
 		}
 		if err == nil {
 			var v *inspect.RolloutView
-			if v, err = viewRollout(ctx, std, s, service); err == nil && v.ID == id {
-				show.show(*v, time.Now())
+			if v, err = viewRollout(ctx, s, service); err == nil && v.ID == id {
+				show.show(v, time.Now())
 			}
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != trouble {
 			trouble = err.Error()
-			fmt.Fprintf(std.err, "rcctl: rollout of %s: %s\n", service, trouble)
+			show.say(std.err, fmt.Sprintf("rcctl: rollout of %s: %s", service, trouble))
 		}
 		if err := rest(ctx, pollEvery); err != nil {
 			if errors.Is(err, context.Canceled) {
 				err = errors.New("detached")
+			}
+			if show.terminal {
+				fmt.Fprintln(std.out) // behind the ^C
 			}
 			return &waitError{text: fmt.Sprintf("rollout of %s: %v; the farms go on with it; look with: rcctl rollout status %s -w", service, err, service)}
 		}

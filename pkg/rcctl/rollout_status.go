@@ -38,7 +38,7 @@ func runRolloutStatus(c *cli.Context, std *stdio) error {
 		return badFlag(c, "--output", out, "table, with --watch")
 	}
 	return withConn(c, std, func(s *conn) error {
-		v, err := viewRollout(c.Context, std, s, service)
+		v, err := viewRollout(c.Context, s, service)
 		if err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
 	if runner == "" {
 		runner = "(no farm: one claims it, or none selects all of its revisions)"
 	}
-	for _, line := range append(v.Lines(now), "by "+v.By+", carried out by "+runner, inspect.Asked(v)) {
+	for _, line := range append(v.Lines(now, 0, 0), "by "+v.By+", carried out by "+runner, inspect.Asked(v)) {
 		if line != "" {
 			fmt.Fprintln(w, clean(line))
 		}
@@ -66,7 +66,7 @@ func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
 }
 
 // rolloutView reads a rollout, its revisions and their pods. A service without one is a *notFoundError.
-func viewRollout(ctx context.Context, std *stdio, s *conn, service string) (*inspect.RolloutView, error) {
+func viewRollout(ctx context.Context, s *conn, service string) (*inspect.RolloutView, error) {
 	rec, err := s.RolloutOf(ctx, service)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, noRollout(service)
@@ -79,7 +79,7 @@ func viewRollout(ctx context.Context, std *stdio, s *conn, service string) (*ins
 		return nil, err
 	}
 	for i := range v.Revisions {
-		if err := revisionPods(ctx, std, s, v, &v.Revisions[i]); err != nil {
+		if err := revisionPods(ctx, s, v, &v.Revisions[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -87,7 +87,7 @@ func viewRollout(ctx context.Context, std *stdio, s *conn, service string) (*ins
 }
 
 // revisionPods adds what is known of a revision's pods, and the end of the log of one that fails.
-func revisionPods(ctx context.Context, std *stdio, s *conn, v *inspect.RolloutView, r *inspect.RevisionView) error {
+func revisionPods(ctx context.Context, s *conn, v *inspect.RolloutView, r *inspect.RevisionView) error {
 	rec, err := s.RC(ctx, r.RC, false)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil
@@ -105,12 +105,14 @@ func revisionPods(ctx context.Context, std *stdio, s *conn, v *inspect.RolloutVi
 		return nil
 	}
 	worst, says := inspect.Failing(placements, realities, rec.Value.ManifestDigest)
-	if worst == nil || says.LastExit == nil {
+	process, wrote := inspect.LastWords(worst, &says)
+	if !wrote {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, lastLimit)
 	defer cancel()
-	text, err := endOfLog(limited, std, s, worst, says.LastExit.Launchable)
+	quiet := &stdio{out: io.Discard, err: io.Discard} // what it has to say about a node would be said with each look
+	text, err := endOfLog(limited, quiet, s, worst, process)
 	if err != nil {
 		return nil // a log that cannot be shown is no reason to show nothing
 	}

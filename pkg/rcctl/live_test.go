@@ -1,0 +1,75 @@
+package rcctl
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+func TestFramed(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		lines  []string
+		height int
+		want   []string
+	}{
+		"as wide as it":     {[]string{"twelve chars"}, 9, []string{"twelve chars"}},
+		"between words":     {[]string{"  failing: no such"}, 9, []string{"  failing:", "      no", "      such"}},
+		"no words":          {[]string{"abcdefghijklmnopqrs"}, 9, []string{"abcdefghijkl", "    mnopqrs"}},
+		"cut at last":       {[]string{strings.Repeat("x", 99)}, 9, []string{"xxxxxxxxxxxx", "    xxxxxxxx", "    xxxxxxxx"}},
+		"two columns each":  {[]string{"漢字漢字漢字漢"}, 9, []string{"漢字漢字漢字", "    漢"}},
+		"all of it blank":   {[]string{strings.Repeat(" ", 20)}, 9, []string{strings.Repeat(" ", 12), "      "}},
+		"lower than that":   {[]string{"1", "2", "3", "4"}, 3, []string{"1", "2", "  and 2 more"}},
+		"exactly as high":   {[]string{"1", "2", "3"}, 3, []string{"1", "2", "3"}},
+		"what terminals do": {[]string{"a\x1b[2Jb\tc"}, 9, []string{"a [2Jb c"}},
+	} {
+		if diff := cmp.Diff(tt.want, framed(tt.lines, 12, tt.height)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// Whatever is shown, it has so many rows and columns at the most.
+func TestFramedFits(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		lines := rapid.SliceOfN(rapid.OneOf(rapid.String(), rapid.StringMatching(`[a漢 ]{0,60}`)), 0, 20).Draw(rt, "lines")
+		columns, height := rapid.IntRange(leastColumns-1, 60).Draw(rt, "columns"), rapid.IntRange(leastHeight-1, 30).Draw(rt, "height")
+		rows := framed(lines, columns, height)
+		if len(rows) > height {
+			rt.Fatalf("%d rows", len(rows))
+		}
+		for _, row := range rows {
+			if fitted(row, columns) != row {
+				rt.Fatalf("%q is too wide", row)
+			}
+		}
+	})
+}
+
+// What is said on standard error meanwhile stays, and the display goes on below it.
+func TestLiveBesideOtherLines(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	l := live{out: &out, terminal: true}
+	now := time.Unix(100, 0)
+	state := func(s rollout.State) *inspect.RolloutView {
+		return inspect.NewRolloutView(&rollout.Record{Service: "web", Strategy: "canary", State: s, StartedAt: now})
+	}
+	l.show(state(rollout.Progressing), now)
+	l.show(state(rollout.Progressing), now)
+	l.say(&out, "rcctl: no answer")
+	l.show(state(rollout.Progressing), now)
+	l.show(state(rollout.Paused), now)
+	const want = "web  progressing  canary, 0s\nrcctl: no answer\nweb  progressing  canary, 0s\n\x1b[1A\x1b[Jweb  paused  canary, 0s\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}
