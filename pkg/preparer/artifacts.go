@@ -38,7 +38,7 @@ const (
 // pruneArtifacts keeps the cache small until ctx ends: now and then, and when the pods need other artifacts than before or
 // one could not be fetched, which may be for lack of space.
 func (p *Preparer) pruneArtifacts(ctx context.Context) {
-	if !p.awaitReady(ctx) {
+	if p.cfg.Cache == nil || !p.awaitReady(ctx) {
 		return
 	}
 	for {
@@ -52,19 +52,6 @@ func (p *Preparer) pruneArtifacts(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-// awaitReady returns false when ctx ends first. Before, a running pod may be unknown.
-func (p *Preparer) awaitReady(ctx context.Context) bool {
-	if p.cfg.Cache == nil {
-		return false
-	}
-	select {
-	case <-p.ready:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -86,7 +73,7 @@ func (p *Preparer) pruneOnce() {
 // missing one is fetched again before the next start needs it. Those of a process that cannot be started are looked at
 // within a minute.
 func (p *Preparer) checkArtifacts(ctx context.Context) {
-	if !p.awaitReady(ctx) {
+	if p.cfg.Cache == nil || !p.awaitReady(ctx) {
 		return
 	}
 	// Nodes that start together do not fetch together. A node that is started anew every day looks, too.

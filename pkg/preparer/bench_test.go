@@ -24,6 +24,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -388,7 +389,7 @@ func (b *bench) mustKeepPID(index, pid int) {
 // services returns the services of the node at the local agent, and whether they pass.
 func (b *bench) services() map[string]bool {
 	b.t.Helper()
-	local, err := b.client.LocalServices(b.t.Context(), preparer.MetaNode, b.cfg.Node.Name)
+	local, err := b.client.LocalServices(b.t.Context(), register.MetaNode, b.cfg.Node.Name)
 	if err != nil {
 		b.t.Fatal(err)
 	}

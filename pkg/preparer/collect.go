@@ -19,9 +19,7 @@ const minTombstone = 24 * time.Hour
 // collect removes, now and then until ctx ends, what stopped pods leave behind: first their directories, except for
 // volumes, then their tombstones.
 func (p *Preparer) collect(ctx context.Context) {
-	select {
-	case <-p.ready: // before, a running pod may be unknown
-	case <-ctx.Done():
+	if !p.awaitReady(ctx) {
 		return
 	}
 	p.node.ReportStrangers(p.known())
@@ -91,6 +89,7 @@ func (p *Preparer) forget(e *entry) error {
 	case err == nil:
 		delete(p.pods, e.id)
 		p.board.Forget(e.id)
+		p.agent.Forget(e.id)
 		p.step("tombstone removed")
 	}
 	return err

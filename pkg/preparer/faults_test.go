@@ -28,6 +28,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -322,13 +323,13 @@ func (f *faultRun) want(n int) {
 // mustBeRegistered looks at the agent: it has the pod under the one name that it is to have.
 func (f *faultRun) mustBeRegistered() {
 	f.t.Helper()
-	want := map[string]bool{preparer.ServiceID(f.cfg.Node.Name, identity(9)): true}
+	want := map[string]bool{register.ServiceID(f.cfg.Node.Name, identity(9)): true}
 	switch {
 	case f.running < 0:
 	case f.standby:
-		want[preparer.StandbyServiceID(f.cfg.Node.Name, identity(0))] = true
+		want[register.StandbyServiceID(f.cfg.Node.Name, identity(0))] = true
 	default:
-		want[preparer.ServiceID(f.cfg.Node.Name, identity(0))] = true
+		want[register.ServiceID(f.cfg.Node.Name, identity(0))] = true
 	}
 	f.eventually(func() error {
 		if local := f.services(); !maps.Equal(local, want) {

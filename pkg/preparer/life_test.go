@@ -21,7 +21,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -44,7 +44,7 @@ func TestLifeOfAPod(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	b.checkEnvironment(digest)
-	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.eventually(func() error {
 		if local := b.services(); len(local) != 1 || !local[id] {
 			return fmt.Errorf("services %v, want %s passing", local, id)
@@ -271,9 +271,9 @@ func TestServicesAreKept(t *testing.T) {
 	digest := b.upload(b.server("1"))
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
-	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
-	stray := consul.Service{ID: id + "-stray", Name: "web", Meta: map[string]string{preparer.MetaNode: b.cfg.Node.Name}}
-	foreign := consul.Service{ID: "foreign-" + b.cfg.Node.Name, Name: "web", Meta: map[string]string{preparer.MetaNode: "other-" + b.cfg.Node.Name}}
+	id := register.ServiceID(b.cfg.Node.Name, identity(0))
+	stray := consul.Service{ID: id + "-stray", Name: "web", Meta: map[string]string{register.MetaNode: b.cfg.Node.Name}}
+	foreign := consul.Service{ID: "foreign-" + b.cfg.Node.Name, Name: "web", Meta: map[string]string{register.MetaNode: "other-" + b.cfg.Node.Name}}
 	daemon := consul.Service{ID: "rcfarm-preparer-" + b.cfg.Node.Name, Name: "daemon", Meta: stray.Meta} // not a pod's
 	for _, s := range []consul.Service{stray, foreign, daemon} {
 		if err := b.client.RegisterService(t.Context(), s); err != nil {
@@ -290,7 +290,7 @@ func TestServicesAreKept(t *testing.T) {
 		return nil
 	})
 	b.awaitReady(0, digest, 10)
-	others, err := b.client.LocalServices(t.Context(), preparer.MetaNode, "other-"+b.cfg.Node.Name)
+	others, err := b.client.LocalServices(t.Context(), register.MetaNode, "other-"+b.cfg.Node.Name)
 	if err != nil || len(others) != 1 {
 		t.Errorf("services of another node: %v (%v)", others, err)
 	}
@@ -308,7 +308,7 @@ func TestServiceOfEachPort(t *testing.T) {
 	in.Ports = map[string]int{"http-main": httpPort, "admin": 7001, "metrics": 7002}
 	b.tell(in)
 	b.awaitReady(0, in.Digest, 10)
-	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.awaitServices(map[string]string{id: "shop:" + strconv.Itoa(httpPort), id + ".admin": "shop-admin:7001", id + ".metrics": "shop-metrics:7002"}, first.Service)
 
 	next := b.server("2")

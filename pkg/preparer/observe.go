@@ -11,6 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
@@ -274,7 +276,7 @@ func (r *readiness) counts() bool { return !r.passing.IsZero() && r.ready != r.p
 
 // update takes in the present state of a pod, whose manifest may not be known: then it has run before. available is the verdict, never
 // while it is crash-looping; unhealthy says that the check had its time; due is when to look again although nothing happens, zero for never.
-func (r *readiness) update(now time.Time, procs string, h checkState, m *manifest.Manifest, looping bool) (available, unhealthy bool, due time.Time) {
+func (r *readiness) update(now time.Time, procs string, h register.Health, m *manifest.Manifest, looping bool) (available, unhealthy bool, due time.Time) {
 	var first, last, minReady time.Duration // how long a check takes to pass for the first time, and to fail
 	if m != nil {
 		minReady = m.ReadyAfter()
@@ -289,19 +291,19 @@ func (r *readiness) update(now time.Time, procs string, h checkState, m *manifes
 	}
 	if procs != r.procs {
 		r.procs, r.changed, r.passing, r.passed, r.trust = procs, now, time.Time{}, false, now
-		if h.passing && procs != r.keptProcs { // it was not these processes that passed
+		if h.Passing && procs != r.keptProcs { // it was not these processes that passed
 			r.trust = now.Add(last)
 		}
 	}
 	if procs == "" {
 		return false, false, time.Time{}
 	}
-	if h.silent && r.ready == procs { // as its predecessor knew it, which nobody has contradicted
+	if h.Silent && r.ready == procs { // as its predecessor knew it, which nobody has contradicted
 		return true, false, time.Time{}
 	}
-	if !h.passing {
+	if !h.Passing {
 		r.passing = time.Time{}
-		if h.known {
+		if h.Known {
 			r.ready, r.keptProcs = "", ""
 		}
 		late := r.changed.Add(first)
@@ -350,6 +352,9 @@ func instances(procs []runtime.Status, missing bool) string {
 	return strings.Join(lines, " ")
 }
 
+// saveWithin is how long it may take until it is saved that a count of min_ready has begun.
+const saveWithin = time.Second
+
 // observeAllEvery is how often pods are observed of which nothing is known to have changed.
 const observeAllEvery = time.Minute
 
@@ -385,7 +390,7 @@ func (p *Preparer) observeDue(now time.Time) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := now.Add(observeAllEvery)
-	if !p.runtimeSeen || !p.healthSeen {
+	if !p.runtimeSeen || !p.agent.Asked() {
 		return next
 	}
 	for _, e := range p.pods {
@@ -410,14 +415,10 @@ func (p *Preparer) observeDue(now time.Time) time.Time {
 }
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
-	health := e.healthOf()
-	health.silent = !p.agentSeen && e.script == nil
-	o := observation{node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.spent, standby: e.standby, unlisted: !health.known}
-	if health.known {
-		o.complaint = e.complaint.Text()
-	}
-	if e.script == nil && health.known {
-		o.check = e.check
+	said := p.agent.Said(e.id)
+	o := observation{
+		node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.spent,
+		standby: said.Standby, unlisted: !said.Known, check: said.Check, complaint: said.Complaint,
 	}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved
@@ -437,7 +438,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		o.missing = len(o.procs) == 0
 	}
 	before := e.readiness
-	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), health, m, slices.ContainsFunc(o.procs, crashLoops))
+	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), said.Health, m, slices.ContainsFunc(o.procs, crashLoops))
 	e.noteCount(now, before.passing)
 	if e.readiness.ready != before.ready {
 		p.enqueue(e) // a restart must know
@@ -466,7 +467,7 @@ func (e *entry) noteCount(now, before time.Time) {
 			return
 		}
 		e.counting = &Counting{Processes: r.procs, Since: at}
-		e.saveBy = sooner(e.saveBy, now.Add(saveServiceWithin))
+		e.saveBy = sooner(e.saveBy, now.Add(saveWithin))
 	}
 }
 
@@ -476,4 +477,18 @@ func sooner(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// installedProcs returns the processes of the installed version, which is known, and whether some are missing. The caller
+// holds p.mu.
+func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
+	if e.idsOf != e.rec.Installed {
+		e.idsOf, e.ids = e.rec.Installed, install.SpecIDs(e.id, e.rec.Installed)
+	}
+	for _, status := range e.procs {
+		if slices.Contains(e.ids, status.Spec.ID) {
+			procs = append(procs, status)
+		}
+	}
+	return procs, len(procs) != len(e.ids)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -129,9 +130,9 @@ func TestReadiness(t *testing.T) {
 	now := time.Now()
 	sec := func(n int) *field.Duration { d := field.Duration(time.Duration(n) * time.Second); return &d }
 	m := &manifest.Manifest{MinReady: sec(3), Health: &manifest.Health{Interval: sec(2), Timeout: sec(1)}}
-	failing, passing := checkState{known: true}, checkState{known: true, passing: true}
+	failing, passing := register.Health{Known: true}, register.Health{Known: true, Passing: true}
 	var r readiness
-	is := func(what, procs string, h checkState, wantAvailable, wantUnhealthy bool) {
+	is := func(what, procs string, h register.Health, wantAvailable, wantUnhealthy bool) {
 		t.Helper()
 		available, unhealthy, _ := r.update(now, procs, h, m, false)
 		if available != wantAvailable || unhealthy != wantUnhealthy {
@@ -156,7 +157,7 @@ func TestReadiness(t *testing.T) {
 		t.Error("a restarted preparer made the pod wait again")
 	}
 	restarted = readiness{ready: r.ready}
-	if available, _, _ := restarted.update(now, "a:1", checkState{silent: true}, m, false); !available {
+	if available, _, _ := restarted.update(now, "a:1", register.Health{Silent: true}, m, false); !available {
 		t.Error("an agent that does not answer a restarted preparer made the pod unavailable")
 	}
 	is("process ended", "", passing, false, false)
@@ -165,14 +166,14 @@ func TestReadiness(t *testing.T) {
 	is("check result is its own, min_ready begins", "a:2", passing, false, false)
 	now = now.Add(3 * time.Second)
 	is("available again", "a:2", passing, true, false)
-	is("agent lost the service", "a:2", checkState{}, false, true)
+	is("agent lost the service", "a:2", register.Health{}, false, true)
 	is("agent has it again", "a:2", passing, true, false)
 }
 
 // A pod without a check, and without min_ready in its manifest, is available when it has run for ten seconds, each time anew.
 func TestReadinessByDefault(t *testing.T) {
 	t.Parallel()
-	now, passing, m := time.Now(), checkState{known: true, passing: true}, &manifest.Manifest{}
+	now, passing, m := time.Now(), register.Health{Known: true, Passing: true}, &manifest.Manifest{}
 	var r readiness
 	for _, procs := range []string{"a:1", "", "a:2"} {
 		available, _, due := r.update(now, procs, passing, m, false)
@@ -193,7 +194,7 @@ func TestReadinessByDefault(t *testing.T) {
 // While it is crash-looping a pod is not available, whatever its check says; after that what it has run counts.
 func TestCrashLoopingIsNotAvailable(t *testing.T) {
 	t.Parallel()
-	now, passing := time.Now(), checkState{known: true, passing: true}
+	now, passing := time.Now(), register.Health{Known: true, Passing: true}
 	m := &manifest.Manifest{MinReady: new(field.Duration)}
 	var r readiness
 	if available, _, _ := r.update(now, "a:1", passing, m, true); available || !r.counts() {
@@ -212,17 +213,17 @@ func TestReadinessGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	at.Up -= 9 * time.Second
-	passing, failing, m := checkState{known: true, passing: true}, checkState{known: true}, &manifest.Manifest{}
+	passing, failing, m := register.Health{Known: true, Passing: true}, register.Health{Known: true}, &manifest.Manifest{}
 	for name, c := range map[string]struct {
 		boot, procs string
-		before      []checkState
+		before      []register.Health
 		least, most time.Duration // until it is available
 	}{
 		"as it was":         {at.Boot, "a:1", nil, 0, time.Second},
-		"agent slow":        {at.Boot, "a:1", []checkState{{silent: true}, {}}, 0, time.Second},
-		"check failed":      {at.Boot, "a:1", []checkState{failing}, 10 * time.Second, 10 * time.Second},
+		"agent slow":        {at.Boot, "a:1", []register.Health{{Silent: true}, {}}, 0, time.Second},
+		"check failed":      {at.Boot, "a:1", []register.Health{failing}, 10 * time.Second, 10 * time.Second},
 		"other process":     {at.Boot, "a:2", nil, 10 * time.Second, 10 * time.Second},
-		"ended meanwhile":   {at.Boot, "a:2", []checkState{passing}, 10 * time.Second, 10 * time.Second},
+		"ended meanwhile":   {at.Boot, "a:2", []register.Health{passing}, 10 * time.Second, 10 * time.Second},
 		"machine restarted": {"another", "a:1", nil, 10 * time.Second, 10 * time.Second},
 	} {
 		e := newEntry(Record{Counting: &Counting{Processes: "a:1", Since: proc.Moment{Boot: c.boot, Up: at.Up}}})
@@ -260,7 +261,7 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
 	p := &Preparer{
 		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal(), board: report.NewBoard(),
-		runtimeSeen: true, healthSeen: true, agentSeen: true, contact: &claim.Contact{},
+		runtimeSeen: true, agent: silentAgent(t), contact: &claim.Contact{},
 	}
 	for i := range 2 {
 		rec := sampleRecord(i)
@@ -298,9 +299,9 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 		t.Errorf("observed %q although all are observed now and then", said(other).Message)
 	}
 	p.queue = nil
-	other.saveBy = next.Add(saveServiceWithin)
+	other.saveBy = next.Add(saveWithin)
 	if due := p.observeDue(next); !due.Equal(other.saveBy) || len(p.queue) > 0 {
-		t.Errorf("looks again in %s for a service to be noted in %s; %d queued before", due.Sub(next), saveServiceWithin, len(p.queue))
+		t.Errorf("looks again in %s for a service to be noted in %s; %d queued before", due.Sub(next), saveWithin, len(p.queue))
 	}
 	if p.observeDue(other.saveBy); len(p.queue) != 1 || p.queue[0] != other || !other.saveBy.IsZero() {
 		t.Errorf("%d queued when the service must be noted", len(p.queue))

@@ -6,12 +6,10 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
-	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -37,23 +35,14 @@ type entry struct {
 	ids      []string           // of the processes of idsOf
 	idsOf    *install.Installed
 
-	tidied    int64      // revision of the version after whose launch all was tidied up; only the worker uses it
-	collected bool       // what a stopped pod leaves behind is gone
-	heldBack  bool       // it must not run while Consul is out of touch
-	spent     bool       // it runs once, was started before, and the runtime does not have how it ended
-	up        bool       // the installed processes were started, so the service may be registered
-	service   string     // fingerprint of the service as registered; saved by the worker
-	standby   bool       // the agent has the pod out of its service's name, as seen last; saved by the worker
-	saveBy    time.Time  // when that must be under way; zero: it is saved
-	gate      gate       // paces registrations that do not last
-	health    checkState // of its service, as the local agent says
-	check     string     // name of its check there
-	complaint health.Complaint
-	script    *scriptWatch // nil while no health script runs
+	tidied    int64     // revision of the version after whose launch all was tidied up; only the worker uses it
+	collected bool      // what a stopped pod leaves behind is gone
+	heldBack  bool      // it must not run while Consul is out of touch
+	spent     bool      // it runs once, was started before, and the runtime does not have how it ended
+	up        bool      // the installed processes were started, so the service may be registered
+	saveBy    time.Time // when what else is to be saved must be under way; zero: it is
 	readiness readiness
 	counting  *Counting // what is saved of readiness while min_ready is awaited
-	// registering is held while the service is changed, so that none is registered for a pod that is being stopped.
-	registering sync.Mutex
 
 	observed bool      // nothing that observe reads has changed since
 	due      time.Time // when time alone may change what is observed
@@ -81,7 +70,7 @@ type activity struct {
 
 func newEntry(rec Record) *entry {
 	e := &entry{
-		id: rec.Intent.Identity, rec: rec, wake: loop.NewSignal(), service: rec.Service, standby: rec.Standby,
+		id: rec.Intent.Identity, rec: rec, wake: loop.NewSignal(),
 		readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
 	e.readiness.keep(rec.Counting)
@@ -245,7 +234,7 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 		e.want = nil
 	}
 	if rec.Intent.Standby != saved.Intent.Standby {
-		p.service.Raise()
+		p.agent.Wake.Raise()
 	}
 	return rec, nil
 }
@@ -253,8 +242,9 @@ func (p *Preparer) persist(e *entry) (Record, error) {
 // save makes a record durable, together with the fingerprints that others leave in the entry, and then visible. A record
 // that is saved already costs nothing.
 func (p *Preparer) save(e *entry, rec Record) (Record, error) {
+	said := p.agent.Said(e.id)
 	p.mu.Lock()
-	rec.Service, rec.Standby, rec.Ready, rec.Counting = e.service, e.standby, e.readiness.ready, e.counting
+	rec.Service, rec.Standby, rec.Ready, rec.Counting = said.Service, said.Standby, e.readiness.ready, e.counting
 	if rec.StoppedAt != nil {
 		rec.Service, rec.Standby, rec.Ready, rec.Counting = "", false, "", nil
 	}
@@ -271,10 +261,11 @@ func (p *Preparer) save(e *entry, rec Record) (Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.rec, e.unsaved = rec, false
-	if e.standby != rec.Intent.Standby {
-		p.service.Raise() // the name that it is to leave waits for this
+	said = p.agent.Said(e.id)
+	if said.Standby != rec.Intent.Standby {
+		p.agent.Wake.Raise() // the name that it is to leave waits for this
 	}
-	if rec.Service == e.service && rec.Standby == e.standby && rec.Counting == e.counting {
+	if rec.Service == said.Service && rec.Standby == said.Standby && rec.Counting == e.counting {
 		e.saveBy = time.Time{}
 	}
 	p.changed(e)
@@ -367,7 +358,6 @@ func stopIDs(rec Record, procs []runtime.Status) (stop, stopped []string) {
 const (
 	fieldRevision  = "revision"
 	fieldDigest    = "digest"
-	fieldService   = "service"
 	fieldAvailable = "available"
 )
 

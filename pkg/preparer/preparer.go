@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -23,6 +22,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
@@ -43,16 +43,6 @@ type Store interface {
 type Tenure interface {
 	report.NodeWriter
 	report.Realities
-}
-
-// Services is the local Consul agent; *consul.Client is one.
-type Services interface {
-	RegisterService(ctx context.Context, s consul.Service) error
-	DeregisterService(ctx context.Context, id string) error
-	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
-	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]consul.Health, error)
-	// TokenID changes with the token that registrations bear.
-	TokenID() string
 }
 
 // State is the node's own disk; *Disk is one.
@@ -99,7 +89,7 @@ type Config struct {
 	Artifacts install.Artifacts
 	Cache     Cache // nil: artifacts are neither checked nor removed
 	Runtime   runtime.Runtime
-	Services  Services
+	Services  register.Services
 	State     State         // nil: a Disk in Dir/pods
 	Trust     install.Trust // nil: every manifest may run
 	Doors     claim.Doors   // nil: nobody asks what pods may do at Consul
@@ -215,12 +205,12 @@ type Preparer struct {
 	exposure  *claim.Exposure
 	node      *install.Node
 	processes *supervise.Processes
+	agent     *register.Registrar
 	board     *report.Board
 	reserve   *durable.Reserve
 	spent     loop.Signal // something of the reserve was used
 	queued    loop.Signal // somebody is in queue
 	seen      loop.Signal // something that observe reads has changed
-	service   loop.Signal // a pod needs its service registered
 	record    loop.Signal // the node record may have changed
 	prunable  loop.Signal // other artifacts may be needed than before, or one could not be fetched
 
@@ -228,11 +218,8 @@ type Preparer struct {
 	pods        map[pod.Identity]*entry
 	queue       []*entry // entries that need settling
 	runtimeSeen bool     // runtime.Watch has answered
-	healthSeen  bool     // the local agent was asked at least once
-	agentSeen   bool     // and has answered
 	world       World    // of the running Serve
 	nonce       string   // that belongs to world
-	vouched     string   // TokenID with which the services of all pods were registered
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -255,7 +242,7 @@ func New(cfg Config) (*Preparer, error) {
 	p := &Preparer{
 		cfg: cfg, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
 		began: time.Now(), ready: make(chan struct{}), board: report.NewBoard(),
-		queued: loop.NewSignal(), seen: loop.NewSignal(), service: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(),
+		queued: loop.NewSignal(), seen: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(),
 	}
 	p.trouble = loop.NewTrouble(p.log)
 	p.processes = supervise.New(cfg.Runtime, p.step)
@@ -270,9 +257,6 @@ func New(cfg Config) (*Preparer, error) {
 		return nil, err
 	}
 	p.cfg.Node.Host = p.name.Host()
-	if p.vouched, err = readVouched(cfg.Dir); err != nil {
-		return nil, err
-	}
 	cfg.Metrics.refused(p.name.Lost())
 	records, bad, err := cfg.State.Load()
 	if err != nil {
@@ -291,14 +275,25 @@ func New(cfg Config) (*Preparer, error) {
 		Artifacts: cfg.Artifacts, Programs: cfg.Programs, Trees: cfg.Trees, Trust: cfg.Trust, Reserve: reserve, Log: p.log, Trouble: p.trouble,
 		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: p.step, HookFailed: cfg.Metrics.hookFailed, FetchFailed: p.prunable.Raise,
 	}, numbers)
-	return p, nil
+	p.agent, err = register.New(register.Config{
+		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Programs: cfg.Programs, Reserve: reserve, Trouble: p.trouble, Log: p.log,
+		Step: p.step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
+	})
+	for id, e := range p.pods {
+		p.agent.Know(id, e.rec.Service, e.rec.Standby)
+	}
+	return p, err
 }
 
 // Run supervises the local pods until ctx ends, and returns its cause. Pods outlive it.
 func (p *Preparer) Run(ctx context.Context) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { p.watchRuntime(ctx) })
-	parts.Go(func() { p.watchServices(ctx) })
+	parts.Go(func() {
+		if p.awaitReady(ctx) {
+			p.agent.Run(ctx)
+		}
+	})
 	parts.Go(func() { p.watchPods(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
 	parts.Go(func() { p.collect(ctx) })
@@ -361,7 +356,8 @@ func (p *Preparer) apply(d Decision) {
 			return // about a pod that is not here
 		}
 		e = newEntry(Record{})
-		e.id, e.standby = d.ID, d.Intent.Standby // it is found under no name yet
+		e.id = d.ID
+		p.agent.Know(d.ID, "", d.Intent.Standby) // it is found under no name yet
 		p.pods[d.ID] = e
 	}
 	before := e.standing

@@ -59,7 +59,7 @@ func (p *Preparer) keep(ctx context.Context, e *entry, rec Record) (Record, erro
 	defer p.mu.Unlock()
 	if !e.up {
 		e.up = true
-		p.service.Raise()
+		p.agent.Wake.Raise()
 	}
 	return rec, nil
 }

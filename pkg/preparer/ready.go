@@ -1,6 +1,7 @@
 package preparer
 
 import (
+	"context"
 	"errors"
 )
 
@@ -14,5 +15,15 @@ func (p *Preparer) Ready() error {
 		return p.name.Refusal()
 	default:
 		return errNotReady
+	}
+}
+
+// awaitReady waits until every running pod is known. It returns false when ctx ends first.
+func (p *Preparer) awaitReady(ctx context.Context) bool {
+	select {
+	case <-p.ready:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 )
 
 // checked returns a manifest of one process with a health script, which passes while the pod's home holds a file "well". Each
@@ -55,7 +55,7 @@ func TestHealthScript(t *testing.T) {
 	pid := b.pid(0)
 	b.heal(0)
 	before := b.awaitReady(0, digest, 10)
-	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.eventually(func() error {
 		if !b.services()[id] {
 			return errors.New("the local agent was not told")
@@ -127,10 +127,10 @@ func TestUnhealthySaysWhy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	said := map[string]bool{}
 	b.eventually(func() error { // the check says something else each time
-		local, err := b.client.LocalServices(t.Context(), preparer.MetaNode, b.cfg.Node.Name)
+		local, err := b.client.LocalServices(t.Context(), register.MetaNode, b.cfg.Node.Name)
 		if said[local[id].Output] = true; err == nil && len(said) < 4 {
 			err = fmt.Errorf("it said %v", said)
 		}

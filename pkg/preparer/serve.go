@@ -178,9 +178,7 @@ func (s *session) watchSchema(ctx context.Context) error {
 // watchIntents follows what the node must do. A nonce is echoed only with orphans that follow from intents read after
 // the nonce was (R1), so that each new nonce makes it read them anew.
 func (s *session) watchIntents(ctx context.Context) error {
-	select {
-	case <-s.p.ready: // before, a running pod may be unknown
-	case <-ctx.Done():
+	if !s.p.awaitReady(ctx) {
 		return context.Cause(ctx)
 	}
 	const key = "intents"

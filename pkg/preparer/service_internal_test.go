@@ -1,11 +1,17 @@
 package preparer
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -45,4 +51,33 @@ func TestRested(t *testing.T) {
 	if e.rested(m, now.Add(time.Minute)) {
 		t.Error("a new process was taken for the one before it")
 	}
+}
+
+// emptyAgent answers, and has nothing.
+type emptyAgent struct{ register.Services }
+
+func (emptyAgent) LocalServices(context.Context, string, string) (map[string]consul.Health, error) {
+	return map[string]consul.Health{}, nil
+}
+
+func (emptyAgent) TokenID() string { return "none" }
+
+// silentAgent returns what knows no pod's services, after it has asked.
+func silentAgent(t *testing.T) *register.Registrar {
+	t.Helper()
+	asked := make(chan struct{})
+	r, err := register.New(register.Config{
+		Dir: t.TempDir(), Services: emptyAgent{}, Trouble: loop.NewTrouble(quiet(t)), IdlePoll: time.Hour,
+		Pods: func(time.Time) []register.Pod { return nil }, Changed: func(map[pod.Identity]time.Time) { close(asked) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
+	<-asked
+	cancel()
+	running.Wait()
+	return r
 }

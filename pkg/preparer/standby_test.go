@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -34,7 +35,7 @@ type saying struct {
 }
 
 func (t *told) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
-	local, err := t.b.client.LocalServices(ctx, preparer.MetaNode, t.b.cfg.Node.Name)
+	local, err := t.b.client.LocalServices(ctx, register.MetaNode, t.b.cfg.Node.Name)
 	if err != nil {
 		return 0, err
 	}
@@ -56,7 +57,7 @@ func (t *told) mustAgree(since int64) {
 	t.b.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	main, standby := preparer.ServiceID(t.b.cfg.Node.Name, identity(0)), preparer.StandbyServiceID(t.b.cfg.Node.Name, identity(0))
+	main, standby := register.ServiceID(t.b.cfg.Node.Name, identity(0)), register.StandbyServiceID(t.b.cfg.Node.Name, identity(0))
 	for _, s := range t.said {
 		switch {
 		case s.reality.Revision < since:
@@ -74,9 +75,9 @@ func (b *bench) awaitStandby(revision int64, digest string, standby bool) {
 	b.awaitReality(0, fmt.Sprintf("available at %d, standing by: %v", revision, standby), func(r pod.Reality) bool {
 		return r.State == pod.StateReady && r.Available && r.Digest == digest && r.Revision == revision && r.Standby == standby
 	})
-	id := preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	if standby {
-		id = preparer.StandbyServiceID(b.cfg.Node.Name, identity(0))
+		id = register.StandbyServiceID(b.cfg.Node.Name, identity(0))
 	}
 	b.eventually(func() error {
 		if local := b.services(); !maps.Equal(local, map[string]bool{id: true}) {
@@ -155,12 +156,12 @@ func TestStandbyOfEachPort(t *testing.T) {
 	b.tell(in)
 	b.awaitReady(0, in.Digest, 10)
 	main, admin := strconv.Itoa(httpPort), strconv.Itoa(httpPort+1)
-	id := preparer.StandbyServiceID(b.cfg.Node.Name, identity(0))
+	id := register.StandbyServiceID(b.cfg.Node.Name, identity(0))
 	b.awaitServices(map[string]string{id: "shop-standby:" + main, id + ".admin": "shop-admin-standby:" + admin}, m.Service)
 	in.Standby, in.Revision = false, 20
 	b.tell(in)
 	b.awaitReady(0, in.Digest, 20)
-	id = preparer.ServiceID(b.cfg.Node.Name, identity(0))
+	id = register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.awaitServices(map[string]string{id: "shop:" + main, id + ".admin": "shop-admin:" + admin}, m.Service)
 }
 

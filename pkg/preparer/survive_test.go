@@ -18,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -70,7 +71,7 @@ func TestRestartKeepsPods(t *testing.T) {
 }
 
 type countedServices struct {
-	preparer.Services
+	register.Services
 	looks, registered atomic.Int64
 }
 
@@ -361,7 +362,7 @@ func TestOneChangedReportAmongMany(t *testing.T) {
 type flaky struct {
 	runtime.Runtime
 	preparer.State
-	preparer.Services
+	register.Services
 	*artifacts
 }
 

@@ -1,0 +1,162 @@
+package register
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/health"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+)
+
+// minScriptTTL is how long, at least, the local agent believes what a script said last: longer than a restart of the
+// preparer takes.
+const minScriptTTL = time.Minute
+
+// scriptWatch runs the health script of one pod. The lock of the Registrar guards verdict and known.
+type scriptWatch struct {
+	stop    context.CancelFunc
+	done    chan struct{} // closed when nothing of it runs any more
+	verdict health.Verdict
+	known   bool // the verdict counts
+}
+
+// end stops the script and returns when nothing of it runs. It may be called on nil.
+func (w *scriptWatch) end() {
+	if w != nil {
+		w.stop()
+		<-w.done
+	}
+}
+
+// scriptTTL is the TTL of the check that a script's verdicts are told to.
+func scriptTTL(h *manifest.Health) time.Duration {
+	interval, timeout := h.Interval.Or(manifest.DefaultHealthInterval), h.Timeout.Or(manifest.DefaultHealthTimeout)
+	return max(minScriptTTL, 3*(interval+timeout))
+}
+
+// tendScripts begins to run the scripts of pods that came up. Withdraw ends them.
+func (r *Registrar) tendScripts(ctx context.Context) {
+	begun := map[pod.Identity]time.Time{}
+	for _, p := range r.cfg.Pods(time.Now()) {
+		if p.Up && p.Rested && len(p.Procs) > 0 && r.beginScript(ctx, p) {
+			begun[p.ID] = time.Time{}
+		}
+	}
+	if len(begun) > 0 {
+		r.cfg.Changed(begun)
+	}
+}
+
+// beginScript begins to run the script of a pod, unless one runs.
+func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.of(p.ID)
+	if s.script != nil {
+		return false
+	}
+	v := r.cfg.Versions.Version(p.ID, p.UID, p.Installed)
+	l := p.Manifest.LaunchableOf(p.Manifest.Health.Script.Launchable)
+	i := slices.IndexFunc(p.Procs, func(s runtime.Status) bool { return s.Spec.ID == v.FirstOf(l) })
+	if i < 0 {
+		return false
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	w := &scriptWatch{stop: cancel, done: make(chan struct{})}
+	// One that was available when the preparer was last here still is, until its script says otherwise.
+	w.verdict.Passing, w.known = p.Available, p.Available
+	s.script = w
+	go func() {
+		defer close(w.done)
+		defer cancel()
+		r.runScript(ctx, s, w, v, l, p.Procs[i].Spec)
+	}()
+	return true
+}
+
+// endScripts ends all scripts, as nobody is left to hear them.
+func (r *Registrar) endScripts() {
+	r.mu.Lock()
+	var all []*scriptWatch
+	for _, s := range r.services {
+		all = append(all, s.script)
+	}
+	r.mu.Unlock()
+	for _, w := range all {
+		w.end()
+	}
+}
+
+// runScript runs a script, as the process that it belongs to runs, until ctx ends.
+func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v *install.Version, l *manifest.Launchable, spec runtime.Spec) {
+	h := v.M.Health
+	interval := h.Interval.Or(manifest.DefaultHealthInterval)
+	// What the version links to: somebody may have removed the artifact of a running pod.
+	for _, err := r.cfg.Versions.Fetch(ctx, v.M); err != nil; _, err = r.cfg.Versions.Fetch(ctx, v.M) {
+		r.heard(v.ID, s, w, health.Verdict{Output: err.Error()})
+		if loop.Pause(ctx, interval) != nil {
+			return
+		}
+	}
+	command := oneshot.Command{
+		Argv: append([]string{v.Path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
+		Isolation: spec.Isolation, OutputBytes: health.MaxOutput,
+	}
+	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)
+	check := health.Check{
+		Ask:      func(ctx context.Context) (string, error) { return r.askScript(ctx, command, timeout) },
+		Interval: interval, SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
+	}
+	health.Watch(ctx, check, w.verdict.Passing, func(verdict health.Verdict) {
+		id := serviceIDs(r.cfg.Node.Name, v.ID, nil, r.heard(v.ID, s, w, verdict))[0]
+		// An agent that does not have the check yet, or is away, is told with the next verdict.
+		if err := r.cfg.Services.UpdateCheck(ctx, id, verdict.Passing, verdict.Output); err != nil && ctx.Err() == nil {
+			r.podLog(v.ID).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
+		}
+	})
+}
+
+// askScript runs a health script once. What it writes is kept in memory, as nobody else reads it.
+func (r *Registrar) askScript(ctx context.Context, command oneshot.Command, timeout time.Duration) (output string, err error) {
+	fd, err := unix.MemfdCreate("health script", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", fmt.Errorf("keep its output: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "health script")
+	defer func() { _ = file.Close() }()
+	command.Output = file
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
+	defer cancel()
+	exit, err := r.cfg.Programs.Run(ctx, command)
+	if err == nil && !exit.OK() {
+		err = fmt.Errorf("the health script %s", exit)
+	}
+	said, readErr := io.ReadAll(io.NewSectionReader(file, 0, health.MaxOutput))
+	return string(said), errors.Join(err, readErr)
+}
+
+// heard takes a verdict in, and returns whether the pod is to stand by.
+func (r *Registrar) heard(id pod.Identity, s *service, w *scriptWatch, v health.Verdict) (standby bool) {
+	r.mu.Lock()
+	news := !w.known || w.verdict.Passing != v.Passing
+	news = s.hear(v.Passing, v.Output, time.Now()) || news
+	w.verdict, w.known = v, true
+	standby = s.wanted
+	r.mu.Unlock()
+	if news {
+		r.cfg.Changed(map[pod.Identity]time.Time{id: {}})
+	}
+	return standby
+}

@@ -1,0 +1,118 @@
+package register
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"strconv"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// The meta of a pod's service. MetaNode finds the services of one preparer at an agent that several may share.
+const (
+	MetaNode   = "rcfarm_node"
+	MetaRC     = "rcfarm_rc"
+	MetaRole   = "rcfarm_role"
+	MetaIndex  = "rcfarm_index"
+	MetaDigest = "rcfarm_digest"
+)
+
+// servicePrefix begins the id of every pod's service, and of nothing else's.
+const servicePrefix = "rcfarm-pod-"
+
+// ServiceID returns the id of a pod's service at the local agent.
+func ServiceID(nodeName string, id pod.Identity) string {
+	return fmt.Sprintf("%s%s-%s-%s-%d", servicePrefix, nodeName, id.RCID, id.Role, id.Index)
+}
+
+// StandbyServiceID returns the id of a pod's service at the local agent while the pod stands by: another one, so that the one is
+// registered before the other goes.
+func StandbyServiceID(nodeName string, id pod.Identity) string {
+	return ServiceID(nodeName, id) + "..standby" // nothing that a main id ends with, or a port's name, has two dots
+}
+
+// serviceIDs returns the ids of all services of a pod, the main one first: those of one that stands by, or of one that does not.
+func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest, standby bool) []string {
+	main := ServiceID(nodeName, id)
+	if standby {
+		main = StandbyServiceID(nodeName, id)
+	}
+	ids := []string{main}
+	if m == nil {
+		return ids
+	}
+	for _, named := range m.Services()[1:] {
+		ids = append(ids, main+"."+named.Port) // neither a role nor an index has a dot
+	}
+	return ids
+}
+
+// servicesOf describes the services of an installed pod, one for each of its ports, the main one first, as they are while it stands by
+// or does not. The check of the main one is that of all of them.
+func servicesOf(n *node.Node, p *Pod, standby bool) []consul.Service {
+	id, m := p.ID, p.Manifest
+	ids, named := serviceIDs(n.Name, id, m, standby), m.Services()
+	var tags []string
+	meta := map[string]string{}
+	if m.Service != nil {
+		tags = m.Service.Tags
+		maps.Copy(meta, m.Service.Meta)
+	}
+	maps.Copy(meta, map[string]string{
+		MetaNode: n.Name, MetaRC: id.RCID, MetaRole: id.Role, MetaIndex: strconv.Itoa(id.Index), MetaDigest: p.Installed.Digest,
+	})
+	services := make([]consul.Service, len(named))
+	for i := range named {
+		services[i] = consul.Service{
+			ID: ids[i], Name: named[i].Name, Address: n.Address, Port: p.Installed.Ports[named[i].Port], Tags: tags, Meta: meta,
+		}
+		if standby {
+			services[i].Name = named[i].Standby()
+		}
+		switch {
+		case m.Health == nil:
+		case i == 0:
+			services[i].Check = checkOf(n, p, m.Health)
+		default:
+			services[i].Check = &consul.Check{Alias: ids[0]}
+		}
+	}
+	return services
+}
+
+func checkOf(n *node.Node, p *Pod, h *manifest.Health) *consul.Check {
+	check := &consul.Check{
+		Interval: h.Interval.Or(manifest.DefaultHealthInterval), Timeout: h.Timeout.Or(manifest.DefaultHealthTimeout),
+		SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
+	}
+	at := func(port string) string { return net.JoinHostPort(n.Address, strconv.Itoa(p.Installed.Ports[port])) }
+	switch {
+	case h.HTTP != nil:
+		check.HTTP = "http://" + at(h.HTTP.Port) + h.HTTP.Path
+	case h.Script != nil:
+		check = &consul.Check{TTL: scriptTTL(h)}
+	case h.TCP != nil:
+		check.TCP = at(h.TCP.Port)
+	}
+	return check
+}
+
+// fingerprint tells two definitions of a pod's services apart.
+func fingerprint(services []consul.Service) string {
+	sum := sha256.New()
+	for i := range services {
+		data, err := json.Marshal(&services[i])
+		if err != nil {
+			return "" // cannot be: it is made of plain fields
+		}
+		sum.Write(data)
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:8])
+}
