@@ -56,8 +56,11 @@ func TestDrainOfABusyNode(t *testing.T) {
 		c, _ := computeDrain(ops, want)
 		return c, nil
 	})
+	if err != nil {
+		cancel()
+	}
+	farm.Wait() // it has seen that the node is closed; ended before that, it would not know of its last write
 	cancel()
-	farm.Wait()
 	if err != nil {
 		t.Fatal(err)
 	}
