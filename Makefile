@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
-SOURCES  := $(shell find cmd pkg -name '*.go' -not -name '*_test.go') go.mod go.sum
+SOURCES  := $(shell find cmd pkg -name '*.go' -not -name '*_test.go') $(wildcard docs/*.go docs/*.md) go.mod go.sum
 LINTER   := bin/golangci-lint
 GREMLINS := bin/gremlins
 TESTTIME ?= 25m
@@ -94,9 +94,10 @@ mutants: $(GREMLINS) ## change the pure decisions, one operator at a time: their
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo
 
-schema: ## generate docs/manifest.schema.json
-	$(GO) run ./cmd/rcctl manifest schema > docs/manifest.schema.json.new
-	mv docs/manifest.schema.json.new docs/manifest.schema.json
+schema: bin/rcctl ## generate the JSON Schemas in docs/
+	for kind in manifest:manifest rc:controller service:service; do \
+	  bin/rcctl $${kind%:*} schema > docs/schema.new && mv docs/schema.new docs/$${kind#*:}.schema.json; \
+	done
 
 lint: $(LINTER) ## the linters; depguard holds the import rules
 	GOLANGCI_LINT_CACHE=$(CURDIR)/bin/.lint-cache $(LINTER) run ./... # a cache of its own: a shared one names files of other checkouts

@@ -1,20 +1,51 @@
 package manifest
 
-import "github.com/rcfarm/rcfarm/pkg/field"
+import (
+	"maps"
+	"reflect"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// node is a JSON Schema, or a part of one.
+type node = map[string]any
+
+// SchemaRules are what the Go types of manifests do not say by themselves, for a JSON Schema of documents that hold one.
+type SchemaRules struct {
+	Types  map[reflect.Type]node // of types that are written in a way of their own
+	Fields map[string]node       // by struct and its field in JSON; those under a struct alone are about fields that go with each other
+	Defs   node                  // parts that the others refer to
+}
+
+// RulesOfSchema returns these rules. unpinned: an archive may do without its digest.
+func RulesOfSchema(unpinned bool) SchemaRules {
+	fields := maps.Clone(constraints)
+	if unpinned {
+		fields["Artifact"] = artifact("url")
+	}
+	quantity := node{"type": []string{"integer", "string"}, "pattern": quantityText}
+	return SchemaRules{
+		Types: map[reflect.Type]node{
+			reflect.TypeFor[Millicores](): quantity, reflect.TypeFor[Bytes](): quantity,
+			reflect.TypeFor[Config](): {"type": "object", "additionalProperties": node{"$ref": "#/$defs/tree"}},
+		},
+		Fields: fields, Defs: node{"tree": treeSchema()},
+	}
+}
 
 // constraints are the rules of the schema that no Go type says, by the name of a struct and of its field in JSON. Those
 // under a struct alone are about fields that go with each other.
 var constraints = map[string]node{
 	"Manifest.version":     {"const": Version},
-	"Manifest.id":          name(),
+	"Manifest.id":          NameRule(),
 	"Manifest.launchables": {"minItems": 1, "maxItems": MaxLaunchables},
 	"Manifest.config":      {"not": node{"required": []string{FileKey}}},
 	"Manifest.ports":       {"maxItems": MaxPorts},
 	"Manifest.volumes":     {"maxItems": MaxVolumes},
-	"Manifest.labels":      labelSet(),
+	"Manifest.labels":      LabelRule(),
 
 	"Launchable":             {"if": isExec(), "then": empty("command")},
-	"Launchable.name":        name(),
+	"Launchable.name":        NameRule(),
 	"Launchable.command":     of(innerPath),
 	"Launchable.args":        texts(),
 	"Launchable.env":         {"maxProperties": MaxEnv, "propertyNames": of(envName), "additionalProperties": text()},
@@ -22,11 +53,7 @@ var constraints = map[string]node{
 	"Launchable.work_dir":    of(workPath),
 	"Launchable.stop_signal": {"enum": StopSignals},
 
-	"Artifact": {
-		"if":   node{"properties": node{"kind": node{"const": ArtifactExec}}},
-		"then": node{"required": []string{"path"}, "properties": node{"path": filled(), "url": none(), "sha256": none()}},
-		"else": node{"required": []string{"url", "sha256"}, "properties": node{"url": filled(), "sha256": filled(), "path": none()}},
-	},
+	"Artifact":        artifact("url", "sha256"),
 	"Artifact.kind":   {"enum": []string{ArtifactTar, ArtifactExec}},
 	"Artifact.url":    of(artifactURL),
 	"Artifact.sha256": of(hexDigest),
@@ -43,35 +70,37 @@ var constraints = map[string]node{
 		"then": node{"properties": node{"port": node{"const": 0}}},
 		"else": node{"required": []string{"port"}, "properties": node{"port": node{"minimum": 1}}},
 	},
-	"Port.name": name(),
+	"Port.name": NameRule(),
 	"Port.port": {"minimum": 0, "maximum": 65535},
 
 	"Health":                   {"oneOf": []any{given("http"), given("tcp"), given("script")}},
 	"Health.success_threshold": {"minimum": 0, "maximum": MaxThreshold},
 	"Health.failure_threshold": {"minimum": 0, "maximum": MaxThreshold},
-	"HTTPCheck.port":           name(),
+	"HTTPCheck.port":           NameRule(),
 	"HTTPCheck.path":           {"pattern": `^/[^#\x00-\x20\x7f]*$`, "maxLength": MaxTextBytes},
-	"TCPCheck.port":            name(),
-	"ScriptCheck.launchable":   name(),
+	"TCPCheck.port":            NameRule(),
+	"ScriptCheck.launchable":   NameRule(),
 	"ScriptCheck.path":         of(workPath),
 	"ScriptCheck.args":         texts(),
-	"Hook.launchable":          name(),
+	"Hook.launchable":          NameRule(),
 	"Hook.path":                of(workPath),
 	"Hook.args":                texts(),
 
-	"Service.name": name(),
-	"Service.port": name(),
+	"Service.name": NameRule(),
+	"Service.port": NameRule(),
 	"Service.tags": {"maxItems": MaxTags, "items": node{"type": "string", "pattern": serviceTag.re.String()}},
 	"Service.meta": {
 		"maxProperties": MaxMeta, "propertyNames": of(metaKey),
 		"additionalProperties": node{"type": "string", "pattern": metaValue.re.String()},
 	},
 
-	"Volume.name": name(),
+	"Volume.name": NameRule(),
 }
 
 func of(p pattern) node { return node{"pattern": p.re.String(), "maxLength": MaxTextBytes} }
-func name() node        { return node{"pattern": field.NamePattern, "maxLength": field.MaxName} }
+
+// NameRule is a name.
+func NameRule() node { return node{"pattern": field.NamePattern, "maxLength": field.MaxName} }
 func text() node {
 	return node{"type": "string", "pattern": `^[^\x00]*$`, "maxLength": MaxTextBytes}
 }
@@ -92,12 +121,52 @@ func isExec() node {
 	return node{"properties": node{"artifact": node{"properties": node{"kind": node{"const": ArtifactExec}}}}}
 }
 
-// labelSet is Kubernetes' syntax of labels.
-func labelSet() node {
-	const part = `[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`
-	return node{
-		"maxProperties":        MaxLabels,
-		"propertyNames":        node{"pattern": `^(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?` + part + `$`},
-		"additionalProperties": node{"type": "string", "pattern": `^(?:` + part + `)?$`},
+// labelPart is the last part of a label's key, and its value.
+const labelPart = `[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`
+
+// LabelKeyRule is a label's key in Kubernetes' syntax.
+func LabelKeyRule() node {
+	return node{"pattern": `^(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?` + labelPart + `$`}
+}
+
+// LabelRule is Kubernetes' syntax of labels. Reserved keys are not allowed.
+func LabelRule(reserved ...string) node {
+	key := LabelKeyRule()
+	if len(reserved) > 0 {
+		key["not"] = node{"enum": reserved}
 	}
+	return node{
+		"maxProperties": MaxLabels, "propertyNames": key,
+		"additionalProperties": node{"type": "string", "pattern": `^(?:` + labelPart + `)?$`},
+	}
+}
+
+// artifact says what goes with which kind; of an archive these fields are required.
+func artifact(required ...string) node {
+	archive := node{"path": none()}
+	for _, name := range required {
+		archive[name] = filled()
+	}
+	return node{
+		"if":   node{"properties": node{"kind": node{"const": ArtifactExec}}},
+		"then": node{"required": []string{"path"}, "properties": node{"path": filled(), "url": none(), "sha256": none()}},
+		"else": node{"required": required, "properties": archive},
+	}
+}
+
+// quantityText is what resource.ParseQuantity reads.
+const quantityText = `^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$`
+
+// treeSchema is any value of the configuration below its top.
+func treeSchema() node {
+	self := node{"$ref": "#/$defs/tree"}
+	return node{"anyOf": []any{
+		node{"type": []string{"string", "number", "boolean", "null"}},
+		node{"type": "array", "items": self},
+		node{"type": "object", "additionalProperties": self, "not": node{"required": []string{FileKey}}},
+		node{
+			"type": "object", "required": []string{FileKey}, "additionalProperties": false,
+			"properties": node{FileKey: node{"type": "string", "pattern": absolutePath.re.String(), "maxLength": MaxTextBytes}},
+		},
+	}}
 }

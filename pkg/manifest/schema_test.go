@@ -2,22 +2,21 @@ package manifest_test
 
 import (
 	"bytes"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/schema"
 )
 
 func compile(t testing.TB) *jsonschema.Schema {
 	t.Helper()
-	text, err := manifest.Schema()
+	text, err := schema.Manifest()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,14 +25,14 @@ func compile(t testing.TB) *jsonschema.Schema {
 		t.Fatal(err)
 	}
 	c := jsonschema.NewCompiler()
-	if err := c.AddResource(manifest.SchemaID, doc); err != nil {
+	if err := c.AddResource(schema.ManifestID, doc); err != nil {
 		t.Fatal(err)
 	}
-	schema, err := c.Compile(manifest.SchemaID)
+	compiled, err := c.Compile(schema.ManifestID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return schema
+	return compiled
 }
 
 func conforms(t testing.TB, schema *jsonschema.Schema, text []byte) error {
@@ -43,20 +42,6 @@ func conforms(t testing.TB, schema *jsonschema.Schema, text []byte) error {
 		t.Fatal(err)
 	}
 	return schema.Validate(doc)
-}
-
-func TestSchemaIsUpToDate(t *testing.T) {
-	want, err := manifest.Schema()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile("../../docs/manifest.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("docs/manifest.schema.json is not up to date; run make schema\n%s", diff)
-	}
 }
 
 // What validation refuses and no schema can see: numbers of bytes, lengths of time, and what belongs to something else.

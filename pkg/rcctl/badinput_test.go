@@ -189,7 +189,7 @@ func TestBadCommandLines(t *testing.T) {
 		{[]string{"apply", "-f", "-", "--timeout", "soon"}, []string{"--timeout:", `"soon"`, "greater than zero"}},
 		{[]string{"apply", "--force", "-f", "-"}, []string{"not defined: -force"}},
 		{[]string{"rc", "delete"}, []string{"REF: missing", "nothing was written"}},
-		{[]string{"rc", "remove", "web"}, []string{`"remove"`, "create, delete, disable, enable, explain, get, list, scale or status"}},
+		{[]string{"rc", "remove", "web"}, []string{`"remove"`, "create, delete, disable, enable, explain, get, list, scale, schema or status"}},
 		{[]string{"rc", "disable"}, []string{"REF: missing", "the name of an rc", "nothing was written"}},
 		{[]string{"rc", "disable", "web", "api"}, []string{`"api"`, "one REF", "nothing was written"}},
 		{[]string{"rc", "disable", "web", "--wait"}, []string{"not defined: -wait", "nothing was written"}},
@@ -234,7 +234,7 @@ func TestBadCommandLines(t *testing.T) {
 		{[]string{"audit", "--since", "1h", "--until", "2h"}, []string{"--until:", `"2h"`, "a moment after --since"}},
 		{[]string{"audit", "--rc", "Web"}, []string{"--rc:", `"Web"`, "the name of an rc"}},
 		{[]string{"audit", "--node", ""}, []string{"--node: missing", "the name of a node"}},
-		{[]string{"rc"}, []string{"create, delete, disable, enable, explain, get, list, scale or status"}},
+		{[]string{"rc"}, []string{"create, delete, disable, enable, explain, get, list, scale, schema or status"}},
 		{[]string{"aply"}, []string{`"aply"`, "apply, "}},
 		{[]string{}, []string{"which command?", "apply, "}},
 	} {

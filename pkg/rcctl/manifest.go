@@ -33,15 +33,7 @@ Examples:
 			Flags:  []cli.Flag{fileFlag()},
 			Action: offline(runManifestCanonical),
 		}),
-		leaf(&cli.Command{
-			Name: "schema", Usage: "print the JSON Schema of manifests, for editors",
-			UsageText: "rcctl manifest schema",
-			Description: `The schema accepts every valid manifest. What it cannot express, rcctl manifest check says.
-
-Examples:
-  rcctl manifest schema > manifest.schema.json`,
-			Action: offline(runManifestSchema),
-		}),
+		manifestSchemaCommand(),
 	)
 }
 
@@ -68,17 +60,5 @@ func runManifestCanonical(c *cli.Context, std *stdio) error {
 		return err
 	}
 	_, err = std.out.Write(canonical)
-	return err
-}
-
-func runManifestSchema(c *cli.Context, std *stdio) error {
-	if c.Args().Present() {
-		return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	schema, err := manifest.Schema()
-	if err != nil {
-		return err
-	}
-	_, err = std.out.Write(schema)
 	return err
 }

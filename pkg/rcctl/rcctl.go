@@ -85,7 +85,7 @@ func newApp(std *stdio) *cli.App {
 func rcCommand() *cli.Command {
 	return group("rc", "create, show, explain, scale, disable and delete replication controllers",
 		createCommand(), getCommand(), listCommand(), scaleCommand(), disableCommand(), enableCommand(), deleteCommand(),
-		statusCommand(), explainCommand(),
+		statusCommand(), explainCommand(), controllerSchemaCommand(),
 	)
 }
 

@@ -14,7 +14,7 @@ import (
 
 // serviceCommand groups the commands about services as a whole.
 func serviceCommand() *cli.Command {
-	return group("service", "list and delete services", serviceListCommand(), serviceDeleteCommand())
+	return group("service", "list and delete services", serviceListCommand(), serviceDeleteCommand(), serviceSchemaCommand())
 }
 
 func serviceListCommand() *cli.Command {

@@ -1,0 +1,48 @@
+package rcctl
+
+import (
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/schema"
+)
+
+// schemaCommand prints the JSON Schema of one kind of documents. It needs no Consul.
+func schemaCommand(group, of, file, moreIsSaidBy string, make func() ([]byte, error)) *cli.Command {
+	return leaf(&cli.Command{
+		Name: "schema", Usage: "print the JSON Schema of " + of + ", for editors; needs no Consul",
+		UsageText: "rcctl " + group + " schema",
+		Description: `The schema accepts every valid document. What it cannot express, ` + moreIsSaidBy + ` says.
+
+Examples:
+  rcctl ` + group + ` schema > ` + file + `
+and, as the first line of a document, for editors with yaml-language-server:
+  # yaml-language-server: $schema=` + file,
+		Action: offline(func(c *cli.Context, std *stdio) error {
+			if c.Args().Present() {
+				return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+			}
+			text, err := make()
+			if err != nil {
+				return err
+			}
+			_, err = std.out.Write(text)
+			return err
+		}),
+	})
+}
+
+func manifestSchemaCommand() *cli.Command {
+	return schemaCommand("manifest", "manifests", "manifest.schema.json", "rcctl manifest check", schema.Manifest)
+}
+
+func controllerSchemaCommand() *cli.Command {
+	return schemaCommand("rc", "the documents of rcs", "controller.schema.json", "rcctl apply --dry-run", func() ([]byte, error) {
+		return schema.Controller(field.Names[inspect.ServerFields]())
+	})
+}
+
+func serviceSchemaCommand() *cli.Command {
+	return schemaCommand("service", "the documents of services", "service.schema.json", "rcctl plan", schema.Service)
+}

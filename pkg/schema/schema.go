@@ -1,0 +1,124 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// node is a JSON Schema, or a part of one.
+type node = map[string]any
+
+// maker makes the schema of one kind of documents.
+type maker struct {
+	rules map[string]map[string]node // by the path of a package, then by struct and field, or struct alone
+	types map[reflect.Type]node      // of types that are written in a way of their own
+	texts texts
+	defs  node
+	names map[reflect.Type]string   // of those that are defined
+	more  map[reflect.Type][]string // fields that a type does not have, and that are ignored
+}
+
+// encode returns the schema of documents of a type.
+func (m *maker) encode(id, title string, t reflect.Type) ([]byte, error) {
+	m.names = map[reflect.Type]string{}
+	top := m.define(t, "")
+	doc := node{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": id, "title": title, "$ref": top["$ref"], "$defs": m.defs}
+	data, err := json.MarshalIndent(doc, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode schema: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+// define returns a reference to the schema of a struct, and puts it and those of its fields into the definitions. at is where it stands
+// first; what its fields are is said there.
+func (m *maker) define(t reflect.Type, at string) node {
+	if name, is := m.names[t]; is {
+		return node{"$ref": "#/$defs/" + name}
+	}
+	name := strings.ToLower(t.Name())
+	if m.defs[name] != nil { // two packages have a type of that name
+		name = path.Base(t.PkgPath()) + "." + name
+	}
+	m.names[t] = name
+	properties, required := node{}, []string{}
+	object := node{"type": "object", "properties": properties, "additionalProperties": false}
+	m.defs[name] = object
+	rules := m.rules[t.PkgPath()]
+	for f := range t.Fields() {
+		tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		below := strings.TrimPrefix(at+"."+tag, ".")
+		property := m.typeSchema(f.Type, below)
+		maps.Copy(property, rules[t.Name()+"."+tag])
+		if options == "" {
+			required = append(required, tag)
+		} else {
+			property = optional(property, f.Type)
+		}
+		if text := m.texts.of(below); text != "" {
+			property["description"] = text
+		}
+		properties[tag] = property
+	}
+	for _, name := range m.more[t] {
+		properties[name] = node{"description": "Set by rcfarm. Ignored in a document"}
+	}
+	if len(required) > 0 {
+		object["required"] = required
+	}
+	maps.Copy(object, rules[t.Name()])
+	return node{"$ref": "#/$defs/" + name}
+}
+
+// typeSchema returns what a Go type alone says.
+func (m *maker) typeSchema(t reflect.Type, at string) node {
+	if own := m.types[t]; own != nil {
+		return maps.Clone(own)
+	}
+	if t == reflect.TypeFor[field.Duration]() {
+		return node{"type": "string", "pattern": durationText}
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return m.typeSchema(t.Elem(), at)
+	case reflect.Struct:
+		return m.define(t, at)
+	case reflect.Slice:
+		return node{"type": "array", "items": m.typeSchema(t.Elem(), at+"[]")}
+	case reflect.Map:
+		return node{"type": "object", "additionalProperties": m.typeSchema(t.Elem(), at)}
+	case reflect.String:
+		return node{"type": "string"}
+	case reflect.Bool:
+		return node{"type": "boolean"}
+	default:
+		return node{"type": "integer"}
+	}
+}
+
+// optional lets a field be absent in the ways that people write: null for a part, an empty text for a text.
+func optional(s node, t reflect.Type) node {
+	if t.Kind() == reflect.Pointer {
+		return node{"anyOf": []any{s, node{"type": "null"}}}
+	}
+	if t.Kind() != reflect.String {
+		return s
+	}
+	if values, ok := s["enum"].([]string); ok {
+		s["enum"] = append(slices.Clone(values), "")
+	}
+	if text, ok := s["pattern"].(string); ok {
+		s["pattern"] = "^$|" + text
+	}
+	return s
+}
+
+// durationText is what field.Duration reads.
+const durationText = `^\+?(?:0|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)$`

@@ -1,0 +1,99 @@
+package schema
+
+import (
+	"regexp"
+	"strings"
+)
+
+// texts say what fields are, by their path from the top of a document: launchables[].restart.policy. A * stands for any one name.
+type texts map[string]string
+
+// of returns what a field is, "" where nothing says so.
+func (t texts) of(at string) string {
+	if text := t[at]; text != "" {
+		return text
+	}
+	parts := strings.Split(at, ".")
+	for i, part := range parts {
+		_, list := strings.CutSuffix(part, "[]")
+		if parts[i] = "*"; list {
+			parts[i] = "*[]"
+		}
+		if text := t[strings.Join(parts, ".")]; text != "" {
+			return text
+		}
+		parts[i] = part
+	}
+	return ""
+}
+
+var (
+	codes = regexp.MustCompile("`([^`]+)`")
+	marks = strings.NewReplacer("`", "", "*", "")
+	links = regexp.MustCompile(`\[([^\]]+)\]\([^)]*\)`)
+)
+
+// read takes the tables of a document in Markdown whose first column is "field". Where a cell is empty it is the one above it. before
+// stands in front of each path.
+func (t texts) read(before, markdown string) {
+	var header []string
+	above := ""
+	for line := range strings.Lines(markdown) {
+		cells := cellsOf(line)
+		switch {
+		case cells == nil:
+			header = nil
+		case cells[0] == "field":
+			header, above = cells, ""
+		case header != nil && len(cells) == len(header) && !strings.HasPrefix(cells[0], "---"):
+			if text := describe(header, cells); text != "" {
+				above = text
+			}
+			for _, m := range codes.FindAllStringSubmatch(cells[0], -1) {
+				t[before+m[1]] = above
+			}
+		}
+	}
+}
+
+// cellsOf returns the cells of a row of a table, nil for any other line.
+func cellsOf(line string) []string {
+	line = strings.TrimSpace(line)
+	if len(line) < 2 || line[0] != '|' || line[len(line)-1] != '|' {
+		return nil
+	}
+	cells := strings.Split(line[1:len(line)-1], "|")
+	for i := range cells {
+		cells[i] = strings.TrimSpace(cells[i])
+	}
+	return cells
+}
+
+// describe puts together what a row says of a field.
+func describe(header, cells []string) string {
+	var meaning, otherwise string
+	for i, cell := range cells {
+		cell = links.ReplaceAllString(marks.Replace(cell), "$1")
+		switch header[i] {
+		case "what it is", "what it does", "meaning":
+			meaning = cell
+		case "default":
+			otherwise = cell
+		}
+	}
+	switch {
+	case meaning == "" || otherwise == "":
+		return meaning
+	case strings.HasPrefix(otherwise, "for "): // nothing is said of others
+		return meaning + ", " + otherwise
+	default:
+		return meaning + ". Default: " + otherwise
+	}
+}
+
+// section returns what stands in a document below a heading, without what is below further headings.
+func section(markdown, heading string) string {
+	_, text, _ := strings.Cut(markdown, "\n"+heading+"\n")
+	text, _, _ = strings.Cut(text, "\n#")
+	return text
+}
