@@ -212,19 +212,26 @@ func TestRescaleWhileNewPodsStandBy(t *testing.T) {
 
 // A rollback that is paused goes back to where it goes back to, also for a rollout that replaces it.
 func TestRetargetOfAPausedRollback(t *testing.T) {
-	w := traced(t)
-	w.old(1, 3)
-	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 2, 3))
-	w.settles(t, rollout.WaitingForPromote)
-	w.ask(rollout.RollbackVerb)
-	w.ask(rollout.PauseVerb)
-	w.must(t, w.deploy(rollout.Knobs{}, 3, 3))
-	for _, v := range w.record.Revisions {
-		if v.Direction == rollout.Down && v.Abandoned != (v.RC == "r2") {
-			t.Errorf("%+v", v)
+	for _, strategy := range []string{rollout.BlueGreenStrategy, rollout.AvailabilityStrategy} {
+		w := traced(t)
+		w.old(1, 3)
+		w.must(t, w.deploy(rollout.Knobs{Strategy: strategy}, 2, 3))
+		for range 5 {
+			w.round()
 		}
+		w.ask(rollout.RollbackVerb)
+		w.ask(rollout.PauseVerb)
+		if w.record == nil || w.record.State != rollout.Paused {
+			t.Fatalf("%s: not paused: %+v", strategy, w.record)
+		}
+		w.must(t, w.deploy(rollout.Knobs{}, 3, 3))
+		for _, v := range w.record.Revisions {
+			if v.Direction == rollout.Down && v.Abandoned != (v.RC == "r2") {
+				t.Errorf("%s: %+v", strategy, v)
+			}
+		}
+		w.settles(t, rollout.Done)
 	}
-	w.settles(t, rollout.Done)
 }
 
 // Whoever has the name keeps it where what is in effect stands by: nobody else would have it.
