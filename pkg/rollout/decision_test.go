@@ -29,3 +29,16 @@ func TestSeenHasPods(t *testing.T) {
 		}
 	}
 }
+
+// A rollout rests where it waits for somebody, and nowhere else.
+func TestStatesThatRest(t *testing.T) {
+	t.Parallel()
+	for state, want := range map[rollout.State]bool{
+		rollout.Progressing: false, rollout.Paused: true, rollout.WaitingForPromote: true, rollout.RollingBack: false,
+		rollout.Failed: false, rollout.Done: false, rollout.Aborted: false,
+	} {
+		if got := state.Rests(); got != want {
+			t.Errorf("%s: %t", state, got)
+		}
+	}
+}
