@@ -19,15 +19,16 @@ const logSuffix = ".log"
 // LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
 // anything may still be written to them. The names of logs that are the node's own begin with an underscore.
 func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool) {
-	p.mu.Lock()
-	e := p.pods[id]
 	var procs []runtime.Status
-	if e != nil {
-		procs = e.procs
-		more = e.rec.StoppedAt == nil || len(procs) > 0 || e.want != nil
-	}
-	p.mu.Unlock()
-	if e == nil {
+	known := false
+	p.pods.do(func() {
+		var e *entry
+		if e, known = p.pods.all[id]; known {
+			procs = e.procs
+			more = e.rec.StoppedAt == nil || len(procs) > 0 || e.want != nil
+		}
+	})
+	if !known {
 		return nil, false // nothing but what is known here becomes a path
 	}
 	files = map[string]string{}

@@ -163,18 +163,18 @@ func (p *Preparer) checkExec(_ context.Context, a manifest.Artifact) bool {
 // neededArtifacts returns by digest, or path, what the installed versions run from: of all pods that shall run, or of those that
 // have a process which cannot be started.
 func (p *Preparer) neededArtifacts(all bool) map[string]manifest.Artifact {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	needed := map[string]manifest.Artifact{}
-	for _, e := range p.pods {
-		m := e.manifest()
-		if m == nil || e.rec.Intent.State != pod.Running || !all && !slices.ContainsFunc(e.procs, cannotStart) {
-			continue
+	p.pods.do(func() {
+		for _, e := range p.pods.all {
+			m := e.manifest()
+			if m == nil || e.rec.Intent.State != pod.Running || !all && !slices.ContainsFunc(e.procs, cannotStart) {
+				continue
+			}
+			for _, l := range m.Launchables {
+				needed[cmp.Or(l.Artifact.SHA256, l.Artifact.Path)] = l.Artifact
+			}
 		}
-		for _, l := range m.Launchables {
-			needed[cmp.Or(l.Artifact.SHA256, l.Artifact.Path)] = l.Artifact
-		}
-	}
+	})
 	return needed
 }
 

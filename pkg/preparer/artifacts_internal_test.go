@@ -15,7 +15,7 @@ import (
 
 func TestNeededArtifacts(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{pods: map[pod.Identity]*entry{}}
+	p := &Preparer{kit: kit{pods: newPods(quiet(t))}}
 	add := func(index int, digest string, state pod.RunState, kind string, status runtime.Status) {
 		m := manifest.Manifest{Version: 1, ID: "x", Launchables: []manifest.Launchable{{Name: "main", Artifact: manifest.Artifact{Kind: kind, SHA256: digest}}}}
 		if a := &m.Launchables[0].Artifact; kind == manifest.ArtifactExec {
@@ -26,7 +26,7 @@ func TestNeededArtifacts(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := pod.Identity{RCID: "rc", Role: "main", Index: index}
-		p.pods[id] = &entry{
+		p.pods.all[id] = &entry{
 			id: id, procs: []runtime.Status{status},
 			rec: Record{Intent: pod.Intent{Identity: id, State: state}, Installed: &install.Installed{Manifest: data}},
 		}
@@ -36,7 +36,7 @@ func TestNeededArtifacts(t *testing.T) {
 	add(2, "cannot start", pod.Running, manifest.ArtifactTar, runtime.Status{Phase: runtime.Backoff, Message: "exec: no such file"})
 	add(3, "stops", pod.Stopped, manifest.ArtifactTar, runtime.Status{Phase: runtime.Backoff, Message: "exec: no such file"})
 	add(4, "/bin/program", pod.Running, manifest.ArtifactExec, runtime.Status{Phase: runtime.Backoff, Message: "exec: no such file"})
-	p.pods[pod.Identity{Index: 5}] = &entry{} // not installed yet
+	p.pods.all[pod.Identity{Index: 5}] = &entry{} // not installed yet
 	for all, want := range map[bool][]string{true: {"/bin/program", "cannot start", "crashes", "runs"}, false: {"/bin/program", "cannot start"}} {
 		if got := slices.Sorted(maps.Keys(p.neededArtifacts(all))); !slices.Equal(got, want) {
 			t.Errorf("needed (all: %t): %q, want %q", all, got, want)

@@ -62,6 +62,9 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 	}
 	b := &bench{t: t, client: client, own: client, keys: keys, store: store.New(client, keys), log: &logBuffer{}}
 	t.Cleanup(func() {
+		if strings.Contains(b.log.text(), "state of a pod cannot follow") {
+			t.Error("a pod changed its state as no row of the table says")
+		}
 		if t.Failed() {
 			t.Logf("log of the preparer:\n%s", b.log.text())
 		}

@@ -11,7 +11,7 @@ import (
 
 func TestExpiredTombstones(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{cfg: Config{KeepTombstones: 30 * 24 * time.Hour, MaxTombstones: 3}}
+	cfg := Config{KeepTombstones: 30 * 24 * time.Hour, MaxTombstones: 3}
 	now := time.Now()
 	tombs := func(days ...float64) []*entry {
 		var all []*entry
@@ -32,7 +32,7 @@ func TestExpiredTombstones(t *testing.T) {
 		{[]float64{40, 0.2, 0.3, 0.4, 0.5, 0.6, 3}, "[0 6]"},
 	} {
 		var got []int
-		for _, e := range p.expired(now, tombs(c.days...)) {
+		for _, e := range expired(&cfg, now, now, tombs(c.days...)) {
 			got = append(got, e.id.Index)
 		}
 		if fmt.Sprint(got) != c.want {
@@ -45,7 +45,7 @@ func TestExpiredTombstones(t *testing.T) {
 func TestStoppedFor(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	p := &Preparer{began: now.Add(-time.Hour), cfg: Config{KeepTombstones: 2 * time.Hour}}
+	began, cfg := now.Add(-time.Hour), Config{KeepTombstones: 2 * time.Hour}
 	for at, want := range map[time.Time]time.Duration{
 		time.Unix(100, 0):        time.Hour,
 		{}:                       time.Hour,
@@ -53,16 +53,16 @@ func TestStoppedFor(t *testing.T) {
 		now.Add(-10 * time.Hour): 10 * time.Hour,
 	} {
 		rec := Record{StoppedAt: &at}
-		if got := p.stoppedFor(&rec, now); got != want {
+		if got := stoppedFor(&rec, began, now); got != want {
 			t.Errorf("stopped at %s: for %s, want %s", at, got, want)
 		}
-		if gone := len(p.expired(now, []*entry{{rec: rec}})) > 0; gone != (want > 2*time.Hour) {
+		if gone := len(expired(&cfg, began, now, []*entry{{rec: rec}})) > 0; gone != (want > 2*time.Hour) {
 			t.Errorf("stopped at %s: gone is %t", at, gone)
 		}
 	}
 	// The clock was set while the preparer ran: what it stopped itself it knows better.
 	rec := Record{}.buried(now)
-	if got := p.stoppedFor(&rec, now.Add(time.Second)); got != time.Second || !strings.Contains(rec.StoppedAt.String(), " m=") {
+	if got := stoppedFor(&rec, began, now.Add(time.Second)); got != time.Second || !strings.Contains(rec.StoppedAt.String(), " m=") {
 		t.Errorf("the stop of this preparer's own: %s, %v; want it with its monotonic reading", got, rec.StoppedAt)
 	}
 }

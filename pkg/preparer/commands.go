@@ -30,7 +30,7 @@ func (p *Preparer) RunIn(ctx context.Context, id pod.Identity, process string, a
 	if err != nil {
 		return err
 	}
-	if command.Hold, err = supervise.HoldCommands(p.commandsPath(id)); err != nil {
+	if command.Hold, err = supervise.HoldCommands(commandsPath(p.cfg.Dir, id)); err != nil {
 		return fmt.Errorf("pod %s: %w", id, err)
 	}
 	defer func() { _ = command.Hold.Close() }() // it is closed already where the command was started
@@ -47,12 +47,12 @@ func (p *Preparer) RunIn(ctx context.Context, id pod.Identity, process string, a
 
 // processOf returns the specification of one of the pod's running processes.
 func (p *Preparer) processOf(id pod.Identity, process string) (runtime.Spec, error) {
-	p.mu.Lock()
 	var procs []runtime.Status
-	if e := p.pods[id]; e != nil {
-		procs = e.procs
-	}
-	p.mu.Unlock()
+	p.pods.do(func() {
+		if e := p.pods.all[id]; e != nil {
+			procs = e.procs
+		}
+	})
 	var running []string
 	for i := range procs {
 		if procs[i].Phase != runtime.Running {
@@ -71,15 +71,15 @@ func (p *Preparer) processOf(id pod.Identity, process string) (runtime.Spec, err
 
 // beginCommand notes a command, unless the pod is to stop. A stop that is accepted after that waits for what the command holds.
 func (p *Preparer) beginCommand(id pod.Identity, cancel context.CancelFunc) (over func(), err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	e := p.pods[id]
-	if e == nil || e.local().Stop {
-		return nil, supervise.ErrStopping
-	}
-	return e.commands.Begin(cancel)
+	err = supervise.ErrStopping
+	p.pods.do(func() {
+		if e := p.pods.all[id]; e != nil && e.accepted().Intent.State != pod.Stopped {
+			over, err = e.commands.Begin(cancel)
+		}
+	})
+	return over, err
 }
 
-func (p *Preparer) commandsPath(id pod.Identity) string {
-	return filepath.Join(p.cfg.Dir, commandsDir, install.FileName(id))
+func commandsPath(dir string, id pod.Identity) string {
+	return filepath.Join(dir, commandsDir, install.FileName(id))
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
@@ -57,61 +56,56 @@ func (p *Preparer) tendContact() (wait time.Duration, err error) {
 // one is to be stopped if the silence goes on.
 func (p *Preparer) stopSilent(now proc.Moment) (shortest, wait time.Duration) {
 	shortest, wait = proc.Never, proc.Never
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.pods {
-		after := stopAfter(e.manifest())
-		if after == proc.Never || e.rec.Intent.State == pod.Stopped {
-			continue
+	p.pods.do(func() {
+		for _, e := range p.pods.all {
+			after := stopAfter(e.manifest())
+			if after == proc.Never || e.rec.Intent.State == pod.Stopped {
+				continue
+			}
+			shortest = min(shortest, after)
+			switch touch := p.touchOf(e, now); {
+			case touch.Serving:
+			case touch.MayRun(after):
+				wait = min(wait, touch.NextLook(after))
+			case touch.Running:
+				p.pods.enqueue(e)
+			}
 		}
-		shortest = min(shortest, after)
-		switch touch := p.touchOf(e, now); {
-		case touch.Serving:
-		case touch.MayRun(after):
-			wait = min(wait, touch.NextLook(after))
-		case touch.Running:
-			p.enqueue(e)
-		}
-	}
+	})
 	return shortest, wait
-}
-
-// touchOf is what decides about one pod. The caller holds p.mu.
-func (p *Preparer) touchOf(e *entry, now proc.Moment) claim.Touch {
-	t := p.contact.Touch(now)
-	t.Agreed, t.Running, t.Lost, t.Waits = e.standing.verdict == Agree, anyAlive(e.procs), p.name.Lost(), e.rec.AwaitsIntent
-	return t
 }
 
 // heldBack reports whether the pod must not run, because its manifest says that it does not without Consul or because the
 // node's name is lost, and says so.
-func (p *Preparer) heldBack(e *entry, rec *Record) (bool, error) {
+func (w *worker) heldBack(rec *Record) (held bool, err error) {
 	after := stopAfter(rec.Installed.Decode())
 	now, err := proc.Now()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if after == proc.Never && !p.nameless(rec) {
-		e.heldBack = false
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	p.contact.Changed.Raise() // the note of the last contact may be needed from now on
-	held := !p.touchOf(e, now).MayRun(after)
-	if held && !e.heldBack {
-		p.logChange(e, "hold back "+p.without(rec), obs.Fields{fieldRevision: e.rec.Intent.Revision})
-	}
-	e.heldBack = held
-	return held, nil
+	w.pods.do(func() { // all of it at once, so that an intent that is read now either decides or finds it held
+		if after != proc.Never || w.nameless(rec) {
+			if err != nil {
+				return
+			}
+			w.contact.Changed.Raise() // the note of the last contact may be needed from now on
+			held = !w.touchOf(w.e, now).MayRun(after)
+		}
+		if err = nil; !held {
+			w.pods.enter(w.e, Freed)
+			return
+		}
+		if w.e.state != Held {
+			w.logChange(w.e, "hold back "+w.without(rec), obs.Fields{fieldRevision: w.e.rec.Intent.Revision})
+		}
+		w.pods.enter(w.e, Barred)
+	})
+	return held, err
 }
 
-// nameless reports whether the pod is one that the loss of the node's name has stopped, or is to. The caller holds p.mu.
-func (p *Preparer) nameless(rec *Record) bool { return p.name.Lost() || rec.AwaitsIntent }
+// nameless reports whether the pod is one that the loss of the node's name has stopped, or is to.
+func (w *worker) nameless(rec *Record) bool { return w.name.Lost() || rec.AwaitsIntent }
 
-// without says what a pod that is held back lacks. The caller holds p.mu.
-func (p *Preparer) without(rec *Record) string {
-	if p.nameless(rec) {
+// without says what a pod that is held back lacks.
+func (w *worker) without(rec *Record) string {
+	if w.nameless(rec) {
 		return "without the node's name"
 	}
 	return "without contact to Consul"
@@ -121,10 +115,8 @@ func (p *Preparer) without(rec *Record) string {
 var errHeldBack = errors.New("held back until Consul is in touch")
 
 // holdBack stops what runs of a pod that must not, and returns errHeldBack when nothing runs.
-func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
-	p.mu.Lock()
-	nameless, lack := p.nameless(rec), p.without(rec)
-	p.mu.Unlock()
+func (w *worker) holdBack(ctx context.Context, rec *Record) error {
+	nameless := w.nameless(rec)
 	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.Decode()))
 	var noted error
 	if nameless {
@@ -132,25 +124,20 @@ func (p *Preparer) holdBack(ctx context.Context, e *entry, rec *Record) error {
 		// A successor must know, also when the name is ours again. A disk that does not take it keeps nothing running.
 		rec.AwaitsIntent = true
 		var saved Record
-		if saved, noted = p.save(e, *rec); noted == nil {
+		if saved, noted = w.save(*rec); noted == nil {
 			*rec = saved
 		}
 	}
-	p.setActivity(e, pod.StatePending, message)
-	procs, err := p.processes.Of(ctx, e.id)
+	w.At(pod.StatePending, message)
+	procs, err := w.processes.Of(ctx, w.e.id)
 	if err != nil {
 		return errors.Join(err, noted)
 	}
-	var alive []string
-	for _, status := range procs {
-		if status.Phase != runtime.Stopped {
-			alive = append(alive, status.Spec.ID)
-		}
-	}
+	alive, _ := stopIDs(Record{}, procs)
 	if len(alive) > 0 {
-		p.withdraw(ctx, e)
-		p.logChange(e, "stop "+lack, obs.Fields{obs.Process: strings.Join(alive, " ")})
-		if err := p.halt(ctx, e, rec, procs, alive, nil); err != nil {
+		w.withdraw(ctx)
+		w.logChange(w.e, "stop "+w.without(rec), obs.Fields{obs.Process: strings.Join(alive, " ")})
+		if err := w.halt(ctx, rec, procs, alive, nil); err != nil {
 			return errors.Join(err, noted)
 		}
 	}

@@ -149,11 +149,11 @@ func (m *Metrics) restored() {
 	}
 }
 
-// count publishes what the node has. The caller holds p.mu.
+// count publishes what the node has. The caller is in pods.do.
 func (p *Preparer) count() {
 	states, restarts := p.board.Count()
 	orphans := 0
-	for _, e := range p.pods {
+	for _, e := range p.pods.all {
 		_, is := e.orphan()
 		if _, said := p.board.Reality(e.id); is && said {
 			orphans++

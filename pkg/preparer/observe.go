@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -358,19 +357,6 @@ const saveWithin = time.Second
 // observeAllEvery is how often pods are observed of which nothing is known to have changed.
 const observeAllEvery = time.Minute
 
-// changed has a pod observed. Whatever changes what observe reads calls it, and holds p.mu.
-func (p *Preparer) changed(e *entry) {
-	e.observed = false
-	p.seen.Raise()
-}
-
-// allChanged has all pods observed. The caller holds p.mu.
-func (p *Preparer) allChanged() {
-	for _, e := range p.pods {
-		p.changed(e)
-	}
-}
-
 // watchPods observes pods when something about them has changed, or time alone changes it.
 func (p *Preparer) watchPods(ctx context.Context) {
 	for {
@@ -379,45 +365,43 @@ func (p *Preparer) watchPods(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.seen:
+		case <-p.pods.seen:
 		case <-timer:
 		}
 	}
 }
 
 // observeDue observes the pods that have changed, or whose time has come, and returns when to look again.
-func (p *Preparer) observeDue(now time.Time) time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	next := now.Add(observeAllEvery)
-	if !p.runtimeSeen || !p.agent.Asked() {
+func (p *Preparer) observeDue(now time.Time) (next time.Time) {
+	next = now.Add(observeAllEvery)
+	if !p.allKnown() || !p.agent.Asked() {
 		return next
 	}
-	for _, e := range p.pods {
-		if !e.observed || !now.Before(e.due) {
-			e.observed, e.due = true, now.Add(observeAllEvery)
-			if due := p.observeOne(e, now); due.After(now) && due.Before(e.due) {
-				e.due = due
+	p.pods.do(func() {
+		for _, e := range p.pods.all {
+			if !e.observed || !now.Before(e.due) {
+				e.observed, e.due = true, now.Add(observeAllEvery)
+				if due := p.observeOne(e, now); due.After(now) && due.Before(e.due) {
+					e.due = due
+				}
 			}
-		}
-		if !e.saveBy.IsZero() && !now.Before(e.saveBy) {
-			e.saveBy = time.Time{}
-			p.enqueue(e)
-		}
-		for _, due := range []time.Time{e.due, e.saveBy} {
-			if !due.IsZero() && due.Before(next) {
+			if !e.saveBy.IsZero() && !now.Before(e.saveBy) {
+				e.saveBy = time.Time{}
+				p.pods.enqueue(e)
+			}
+			if due := sooner(e.due, e.saveBy); due.Before(next) {
 				next = due
 			}
 		}
-	}
-	p.count()
+		p.count()
+	})
 	return next
 }
 
 func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	said := p.agent.Said(e.id)
 	o := observation{
-		node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.spent,
+		node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.state == Spent,
 		standby: said.Standby, unlisted: !said.Known, check: said.Check, complaint: said.Complaint,
 	}
 	if o.rec.Version == 0 {
@@ -441,7 +425,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), said.Health, m, slices.ContainsFunc(o.procs, crashLoops))
 	e.noteCount(now, before.passing)
 	if e.readiness.ready != before.ready {
-		p.enqueue(e) // a restart must know
+		p.pods.enqueue(e) // a restart must know
 	}
 	r := observe(o)
 	r.LogTail = tailOf(&r, m, o.procs)
@@ -477,18 +461,4 @@ func sooner(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-// installedProcs returns the processes of the installed version, which is known, and whether some are missing. The caller
-// holds p.mu.
-func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
-	if e.idsOf != e.rec.Installed {
-		e.idsOf, e.ids = e.rec.Installed, install.SpecIDs(e.id, e.rec.Installed)
-	}
-	for _, status := range e.procs {
-		if slices.Contains(e.ids, status.Spec.ID) {
-			procs = append(procs, status)
-		}
-	}
-	return procs, len(procs) != len(e.ids)
 }

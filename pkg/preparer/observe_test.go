@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
@@ -226,7 +225,7 @@ func TestReadinessGoesOn(t *testing.T) {
 		"ended meanwhile":   {at.Boot, "a:2", []register.Health{passing}, 10 * time.Second, 10 * time.Second},
 		"machine restarted": {"another", "a:1", nil, 10 * time.Second, 10 * time.Second},
 	} {
-		e := newEntry(Record{Counting: &Counting{Processes: "a:1", Since: proc.Moment{Boot: c.boot, Up: at.Up}}})
+		e := newPods(quiet(t)).add(ident(0), Record{Counting: &Counting{Processes: "a:1", Since: proc.Moment{Boot: c.boot, Up: at.Up}}})
 		now := time.Now()
 		for _, h := range c.before {
 			e.readiness.update(now, c.procs, h, m, false)
@@ -259,19 +258,16 @@ func TestMessagesAreBounded(t *testing.T) {
 // A change of one pod costs the others nothing, and what time alone changes is not missed.
 func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{
-		pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal(), board: report.NewBoard(),
-		runtimeSeen: true, agent: silentAgent(t), contact: &claim.Contact{},
-	}
+	p := &Preparer{kit: kit{log: quiet(t), pods: newPods(quiet(t)), agent: silentAgent(t), contact: &claim.Contact{}}, board: report.NewBoard(), ready: make(chan struct{})}
+	close(p.ready)
 	for i := range 2 {
 		rec := sampleRecord(i)
 		rec.Installed.Processes = []install.Process{{Name: "web", Launchable: "web"}}
 		rec.Installed.Manifest = []byte(`{"version":1,"id":"web","launchables":null,"health":{"tcp":{"port":"http"},"interval":"5s","timeout":"1s"}}`)
-		e := newEntry(rec)
+		e := p.pods.add(ident(i), rec)
 		e.procs = []runtime.Status{{Spec: runtime.Spec{ID: install.SpecIDs(e.id, rec.Installed)[0]}, Phase: runtime.Running, PID: 1}}
-		p.pods[e.id] = e
 	}
-	changed, other := p.pods[ident(0)], p.pods[ident(1)]
+	changed, other := p.pods.all[ident(0)], p.pods.all[ident(1)]
 	said := func(e *entry) pod.Reality { r, _ := p.board.Reality(e.id); return r }
 	now := time.Now()
 	late := now.Add(11 * time.Second) // the first run within 5 s, one that passes 5 s later, 1 s for each to answer
@@ -279,7 +275,7 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 		t.Fatalf("looks again in %s, want %s; %+v", due.Sub(now), late.Sub(now), said(changed))
 	}
 	other.activity.message = "nobody was told of this"
-	p.setActivity(changed, pod.StateFailed, "port taken")
+	(&worker{kit: &p.kit, e: changed}).At(pod.StateFailed, "port taken")
 	now = now.Add(time.Second)
 	p.observeDue(now)
 	if said(changed).Message != "port taken" || said(other).Message != "" {
@@ -298,12 +294,12 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	if said(other).Message != other.activity.message {
 		t.Errorf("observed %q although all are observed now and then", said(other).Message)
 	}
-	p.queue = nil
+	p.pods.queue = nil
 	other.saveBy = next.Add(saveWithin)
-	if due := p.observeDue(next); !due.Equal(other.saveBy) || len(p.queue) > 0 {
-		t.Errorf("looks again in %s for a service to be noted in %s; %d queued before", due.Sub(next), saveWithin, len(p.queue))
+	if due := p.observeDue(next); !due.Equal(other.saveBy) || len(p.pods.queue) > 0 {
+		t.Errorf("looks again in %s for a service to be noted in %s; %d queued before", due.Sub(next), saveWithin, len(p.pods.queue))
 	}
-	if p.observeDue(other.saveBy); len(p.queue) != 1 || p.queue[0] != other || !other.saveBy.IsZero() {
-		t.Errorf("%d queued when the service must be noted", len(p.queue))
+	if p.observeDue(other.saveBy); len(p.pods.queue) != 1 || p.pods.queue[0] != other || !other.saveBy.IsZero() {
+		t.Errorf("%d queued when the service must be noted", len(p.pods.queue))
 	}
 }

@@ -194,32 +194,13 @@ func orDefault[T comparable](value *T, def T) {
 
 // Preparer is the agent of one node.
 type Preparer struct {
-	cfg     Config
-	log     obs.Logger
-	trouble *loop.Trouble
-	began   time.Time
-	ready   chan struct{} // closed when disk and runtime have both been read
+	kit
 
-	name      *claim.Name
-	contact   *claim.Contact
-	exposure  *claim.Exposure
-	node      *install.Node
-	processes *supervise.Processes
-	agent     *register.Registrar
-	board     *report.Board
-	reserve   *durable.Reserve
-	spent     loop.Signal // something of the reserve was used
-	queued    loop.Signal // somebody is in queue
-	seen      loop.Signal // something that observe reads has changed
-	record    loop.Signal // the node record may have changed
-	prunable  loop.Signal // other artifacts may be needed than before, or one could not be fetched
-
-	mu          sync.Mutex // guards all below
-	pods        map[pod.Identity]*entry
-	queue       []*entry // entries that need settling
-	runtimeSeen bool     // runtime.Watch has answered
-	world       World    // of the running Serve
-	nonce       string   // that belongs to world
+	exposure *claim.Exposure
+	board    *report.Board
+	reserve  *durable.Reserve
+	spent    loop.Signal   // something of the reserve was used
+	ready    chan struct{} // closed when disk and runtime have both been read
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -239,11 +220,9 @@ func New(cfg Config) (*Preparer, error) {
 		}
 		cfg.State = disk
 	}
-	p := &Preparer{
-		cfg: cfg, reserve: reserve, spent: spent, log: cfg.Log.WithField(obs.Node, cfg.Node.Name), pods: map[pod.Identity]*entry{},
-		began: time.Now(), ready: make(chan struct{}), board: report.NewBoard(),
-		queued: loop.NewSignal(), seen: loop.NewSignal(), record: loop.NewSignal(), prunable: loop.NewSignal(),
-	}
+	p := &Preparer{reserve: reserve, spent: spent, ready: make(chan struct{}), board: report.NewBoard()}
+	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), loop.NewSignal()
+	p.pods = newPods(p.log)
 	p.trouble = loop.NewTrouble(p.log)
 	p.processes = supervise.New(cfg.Runtime, p.step)
 	p.exposure = claim.NewExposure(claim.ExposureConfig{
@@ -267,7 +246,7 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	numbers := make(map[pod.Identity]int, len(records))
 	for _, rec := range records {
-		p.pods[rec.Intent.Identity] = newEntry(rec)
+		p.pods.add(rec.Intent.Identity, rec)
 		numbers[rec.Intent.Identity] = rec.UID
 	}
 	p.node = install.New(install.Config{
@@ -279,7 +258,7 @@ func New(cfg Config) (*Preparer, error) {
 		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Programs: cfg.Programs, Reserve: reserve, Trouble: p.trouble, Log: p.log,
 		Step: p.step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
-	for id, e := range p.pods {
+	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
 	}
 	return p, err
@@ -305,9 +284,12 @@ func (p *Preparer) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-p.queued:
-			for _, e := range p.takeQueue() {
-				parts.Go(func() { p.work(ctx, e) })
+		case <-p.pods.queued:
+			var queue []*entry
+			p.pods.do(func() { queue, p.pods.queue = p.pods.queue, nil })
+			for _, e := range queue {
+				w := &worker{kit: &p.kit, e: e, buried: p.reconsider}
+				parts.Go(func() { w.run(ctx) })
 			}
 		}
 	}
@@ -315,50 +297,36 @@ func (p *Preparer) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-func (p *Preparer) takeQueue() []*entry {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	taken := p.queue
-	p.queue = nil
-	return taken
-}
-
 // reconsider decides anew about the intents that are known.
-func (p *Preparer) reconsider() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.decide()
-	p.record.Raise()
-}
+func (p *Preparer) reconsider() { p.pods.do(p.decide) }
 
-// decide compares the world with the local pods and applies every verdict. The caller holds p.mu.
+// decide compares the world with the local pods and applies every verdict. The caller is in pods.do.
 func (p *Preparer) decide() {
+	defer p.pods.record.Raise()
 	if !p.contact.Informed() {
 		return
 	}
-	local := make(map[pod.Identity]Local, len(p.pods))
-	for id, e := range p.pods {
-		local[id] = e.local()
+	local := make(map[pod.Identity]Local, len(p.pods.all))
+	for id, e := range p.pods.all {
+		rec := e.accepted()
+		local[id] = rec.local()
 	}
-	world := p.world
+	world := p.pods.world
 	_, world.Shut = p.exposure.Said()
 	for _, d := range Decide(world, local) {
 		p.apply(d)
 	}
-	p.seen.Raise()
-	p.record.Raise()
+	p.pods.seen.Raise()
 }
 
 func (p *Preparer) apply(d Decision) {
-	e := p.pods[d.ID]
+	e := p.pods.all[d.ID]
 	if e == nil {
 		if d.Verdict != Accept {
 			return // about a pod that is not here
 		}
-		e = newEntry(Record{})
-		e.id = d.ID
+		e = p.pods.add(d.ID, Record{})
 		p.agent.Know(d.ID, "", d.Intent.Standby) // it is found under no name yet
-		p.pods[d.ID] = e
 	}
 	before := e.standing
 	switch d.Verdict {
@@ -369,35 +337,27 @@ func (p *Preparer) apply(d Decision) {
 		e.want = &in
 		e.expect()
 		e.interrupt()
-		p.changed(e)
-		p.enqueue(e)
+		p.pods.changed(e)
+		p.pods.enqueue(e)
 		e.standing = standing{verdict: Agree}
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: short(in.Digest)}).Info("intent accepted")
 		return
 	case Agree:
 		e.standing = standing{verdict: Agree}
-		if e.heldBack {
-			p.enqueue(e)
+		if e.state == Held {
+			p.pods.enqueue(e)
 		}
 	default:
 		e.standing = standing{verdict: d.Verdict, revision: d.Intent.Revision}
 	}
-	if e.standing != before {
-		p.changed(e)
+	if e.standing == before {
+		return
 	}
-	if e.standing != before && (d.Verdict != Agree || before.verdict != "") {
+	p.pods.changed(e)
+	if d.Verdict != Agree || before.verdict != "" {
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
 	}
 }
-
-// step tells a test where the process is.
-func (p *Preparer) step(name string) {
-	if p.cfg.Step != nil {
-		p.cfg.Step(name)
-	}
-}
-
-func (p *Preparer) podLog(id pod.Identity) obs.Logger { return p.log.WithField(obs.Pod, id.String()) }
 
 // short shows enough of a digest to tell it from others.
 func short(digest string) string { return install.Short(digest) }

@@ -10,11 +10,19 @@ var errNotReady = errors.New("the node's disk and its supervisor have not both b
 // Ready returns nil when the preparer supervises the node's pods, whether Consul answers or not, and the node's name is not
 // known to be another host's.
 func (p *Preparer) Ready() error {
+	if !p.allKnown() {
+		return errNotReady
+	}
+	return p.name.Refusal()
+}
+
+// allKnown reports whether every running pod is known.
+func (p *Preparer) allKnown() bool {
 	select {
 	case <-p.ready:
-		return p.name.Refusal()
+		return true
 	default:
-		return errNotReady
+		return false
 	}
 }
 

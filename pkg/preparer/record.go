@@ -129,29 +129,31 @@ func (r *Record) tenant() string {
 	return ""
 }
 
-// version returns a version that is in the pod's record, nil when its manifest is not known.
-func (p *Preparer) version(rec *Record, in *install.Installed) *install.Version {
-	return p.node.Version(rec.Intent.Identity, rec.UID, in)
-}
-
-// versionsOf returns the versions that the processes belong to, as far as they are known, the newest first.
-func (p *Preparer) versionsOf(rec *Record, procs []runtime.Status) []*install.Version {
-	var found []*install.Version
-	for _, in := range rec.versions() {
-		has := slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Spec.Revision == in.Revision })
-		if v := p.version(rec, in); has && v != nil {
-			found = append(found, v)
-		}
-	}
-	return found
-}
-
 // runs returns the digest and ports of what is installed or, before anything is, of what shall be.
 func (r *Record) runs() (digest string, ports map[string]int) {
 	if r.Installed != nil {
 		return r.Installed.Digest, r.Installed.Ports
 	}
 	return r.Intent.Digest, r.Intent.Ports
+}
+
+// maxRan is how many versions that run once are remembered of an identity.
+const maxRan = 64
+
+// ran returns the record with a version that runs once noted as started.
+func (r Record) ran(digest string) Record {
+	if slices.Contains(r.Ran, digest) {
+		return r
+	}
+	all := append(slices.Clone(r.Ran), digest)
+	r.Ran = all[max(0, len(all)-maxRan):]
+	return r
+}
+
+// spent reports whether what is installed runs once, and was started.
+func (r *Record) spent() bool {
+	m := r.Installed.Decode()
+	return m != nil && m.RunsOnce() && slices.Contains(r.Ran, r.Installed.Digest)
 }
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)

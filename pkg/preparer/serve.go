@@ -45,7 +45,7 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: tenure, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
 		Says: p.nodeRecord, Holding: s.setHolding, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
-		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Changed: p.record, Recheck: loop.NewSignal(),
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: tenure, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.wrote,
@@ -83,41 +83,40 @@ func (p *Preparer) newPace() *backoff.ExponentialBackOff {
 
 // nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known.
 func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	n = p.cfg.Node
 	n.Nonce = ""
 	n.Anonymous, n.Shut = p.exposure.Said()
-	n.Regressed = p.name.Regressed(p.nonce)
-	if !p.contact.Informed() {
-		return n, nil, false
-	}
-	n.Nonce = p.nonce
-	return n, p.orphans(), true
+	p.pods.do(func() {
+		n.Regressed = p.name.Regressed(p.pods.nonce)
+		if knows = p.contact.Informed(); knows {
+			n.Nonce, orphans = p.pods.nonce, p.pods.orphans()
+		}
+	})
+	return n, orphans, knows
 }
 
 // endAll has all pods looked at, as none may run any more.
 func (p *Preparer) endAll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.pods {
-		p.enqueue(e)
-		e.interrupt()
-	}
+	p.pods.do(func() {
+		for _, e := range p.pods.all {
+			p.pods.enqueue(e)
+			e.interrupt()
+		}
+	})
 }
 
 // leave closes the door to new intents and forgets what was known of them. How each pod stood to them is not forgotten.
 func (p *Preparer) leave() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.contact.Lock(false)
-	p.learn(World{}, "")
-	p.cfg.Metrics.stands(false, false)
+	p.pods.do(func() {
+		p.contact.Lock(false)
+		p.learn(World{}, "")
+		p.cfg.Metrics.stands(false, false)
+	})
 }
 
-// learn takes in what the intents say; the zero world for that nobody knows. The caller holds p.mu.
+// learn takes in what the intents say; the zero world for that nobody knows. The caller is in pods.do.
 func (p *Preparer) learn(world World, nonce string) {
-	p.world, p.nonce = world, nonce
+	p.pods.world, p.pods.nonce = world, nonce
 	told := report.Told{Stops: world.Stops}
 	if world.Known && p.contact.Informed() {
 		told.Named = map[pod.Identity]bool{}
@@ -125,7 +124,7 @@ func (p *Preparer) learn(world World, nonce string) {
 		for id := range world.Intents {
 			told.Named[id] = true
 		}
-		for id := range p.pods {
+		for id := range p.pods.all {
 			told.Named[id] = true
 		}
 	}
@@ -134,15 +133,16 @@ func (p *Preparer) learn(world World, nonce string) {
 
 // setHolding opens or closes the door to new intents. What was read while it was closed is read again.
 func (s *session) setHolding(holding bool) {
-	s.p.mu.Lock()
-	defer s.p.mu.Unlock()
-	if s.p.contact.Lock(holding) {
-		s.p.learn(World{}, s.p.nonce)
+	s.p.pods.do(func() {
+		if !s.p.contact.Lock(holding) {
+			return
+		}
+		s.p.learn(World{}, s.p.pods.nonce)
 		s.p.cfg.Metrics.stands(holding, false)
 		if holding {
 			s.epochs.renew()
 		}
-	}
+	})
 	if holding {
 		s.heldOnce.Do(func() { close(s.held) })
 		s.renewed.Raise()
@@ -208,18 +208,21 @@ func (s *session) watchIntents(ctx context.Context) error {
 }
 
 func (s *session) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
-	s.p.mu.Lock()
+	var problems []error
+	s.p.pods.do(func() {
+		if epoch.Err() != nil {
+			return
+		}
+		var world World
+		world, problems = newWorld(seen, s.p.cfg.Node.Name, s.p.pods.all)
+		s.p.contact.Inform()
+		s.p.learn(world, nonce)
+		s.p.decide()
+		s.p.cfg.Metrics.stands(s.p.contact.Locked(), world.Known)
+	})
 	if epoch.Err() != nil {
-		s.p.mu.Unlock()
-		return // read before what ended the epoch
+		return // read before what ended the epoch, or it ends now and all is read again
 	}
-	world, problems := newWorld(seen, s.p.cfg.Node.Name, s.p.pods)
-	s.p.contact.Inform()
-	s.p.learn(world, nonce)
-	s.p.decide()
-	s.p.cfg.Metrics.stands(s.p.contact.Locked(), world.Known)
-	s.p.mu.Unlock()
-
 	const key = "unreadable intents"
 	if len(problems) > 0 {
 		s.p.trouble.Report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))

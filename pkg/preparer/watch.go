@@ -55,33 +55,32 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 	for _, found := range all {
 		slices.SortFunc(found, func(a, b runtime.Status) int { return strings.Compare(a.Spec.ID, b.Spec.ID) })
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	first := !p.runtimeSeen
-	p.runtimeSeen = true
-	for id, found := range all {
-		if p.pods[id] == nil {
-			p.takeIn(id, found)
+	p.pods.do(func() {
+		first := !p.allKnown()
+		for id, found := range all {
+			if p.pods.all[id] == nil {
+				p.takeIn(id, found)
+			}
 		}
-	}
-	for id, e := range p.pods {
-		changed := !reflect.DeepEqual(e.procs, all[id])
-		if changed {
-			e.sawProcs(all[id], time.Now())
-			p.changed(e)
+		for id, e := range p.pods.all {
+			changed := !reflect.DeepEqual(e.procs, all[id])
+			if changed {
+				e.sawProcs(all[id], time.Now())
+				p.pods.changed(e)
+			}
+			tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
+			if (changed || first) && !tombstone {
+				p.pods.enqueue(e)
+			}
 		}
-		tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
-		if (changed || first) && !tombstone {
-			p.enqueue(e)
+		if first {
+			p.pods.seen.Raise()
+			close(p.ready)
 		}
-	}
-	if first {
-		p.seen.Raise()
-		close(p.ready)
-	}
+	})
 }
 
-// takeIn takes in a pod that the runtime has and the disk does not know. The caller holds p.mu.
+// takeIn takes in a pod that the runtime has and the disk does not know. The caller is in pods.do.
 func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 	rec, ok := recovered(id, found)
 	if !ok && found[0].Phase == runtime.Unknown {
@@ -91,14 +90,6 @@ func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 		p.podLog(id).WithField(obs.Process, found[0].Spec.ID).Warn("runtime has a process that no pod record explains; left alone")
 		return
 	}
-	e := newEntry(Record{})
-	e.id, e.rec, e.unsaved = id, rec, true
-	p.pods[id] = e
+	p.pods.add(id, rec).unsaved = true
 	p.podLog(id).WithField(fieldRevision, rec.Intent.Revision).Warn("pod record rebuilt from its running processes")
-}
-
-func (p *Preparer) procsOf(e *entry) []runtime.Status {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return e.procs
 }

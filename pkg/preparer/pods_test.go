@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -26,20 +25,18 @@ func quiet(t *testing.T) obs.Logger {
 
 func TestOrphansAreSorted(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{pods: map[pod.Identity]*entry{}}
+	p := newPods(quiet(t))
 	const all = 20
 	for i := range all {
-		e := newEntry(sampleRecord(i))
+		e := p.add(ident(i), sampleRecord(i))
 		e.standing.verdict = Orphan
 		if i == 5 {
 			e.standing.verdict = Regress
 		}
-		p.pods[e.id] = e
 	}
-	stopped := newEntry(sampleRecord(all).buried(time.Now()))
+	stopped := p.add(ident(all), sampleRecord(all).buried(time.Now()))
 	stopped.rec.Intent.State, stopped.standing.verdict = pod.Stopped, Orphan
-	p.pods[stopped.id] = stopped
-	p.pods[ident(all+1)] = newEntry(sampleRecord(all + 1)) // not an orphan
+	p.add(ident(all+1), sampleRecord(all+1)) // not an orphan
 	listed := p.orphans()
 	if len(listed) != all || listed[5].Reason != pod.ReasonRegressed {
 		t.Fatalf("%d listed: %+v", len(listed), listed)
@@ -81,21 +78,20 @@ func TestNewWorld(t *testing.T) {
 // A failure that is reported under a revision is about what that revision asked for.
 func TestFailureOfAnEarlierIntentIsForgotten(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{pods: map[pod.Identity]*entry{}, log: quiet(t), seen: loop.NewSignal(), queued: loop.NewSignal()}
-	e := newEntry(sampleRecord(0))
+	p := &Preparer{kit: kit{log: quiet(t), pods: newPods(quiet(t))}}
+	e := p.pods.add(ident(0), sampleRecord(0))
 	e.activity = activity{state: pod.StateFailed, message: "port taken"}
-	p.pods[e.id] = e
 	next := e.rec.Intent
 	next.Revision, next.Digest = 8, manifest.Digest([]byte("other"))
 	p.apply(Decision{ID: e.id, Verdict: Accept, Intent: next})
 	if e.activity.state != pod.StatePending || strings.Contains(e.activity.message, "port taken") {
 		t.Errorf("activity %+v", e.activity)
 	}
-	p.setActivity(e, pod.StateFailed, "of the worker's earlier pass")
+	(&worker{kit: &p.kit, e: e}).At(pod.StateFailed, "of the worker's earlier pass")
 	if e.activity.state == pod.StateFailed {
 		t.Error("an earlier pass had the last word")
 	}
-	if len(p.queue) != 1 {
-		t.Errorf("%d entries queued, want 1", len(p.queue))
+	if len(p.pods.queue) != 1 {
+		t.Errorf("%d entries queued, want 1", len(p.pods.queue))
 	}
 }
