@@ -204,6 +204,21 @@ func (v *PodView) Identity() pod.Identity {
 	return pod.Identity{RCID: v.RCID, Role: v.Role, Index: v.Index}
 }
 
+// LogLabels returns, for each copy, what its lines bear among those of others: the name of the pod, or more where another copy has it, too.
+func LogLabels(views []PodView) []string {
+	named := map[string]int{}
+	for i := range views {
+		named[views[i].Name]++
+	}
+	labels := make([]string, len(views))
+	for i := range views {
+		if labels[i] = views[i].Name; named[labels[i]] > 1 {
+			labels[i] = views[i].SlashName() + "@" + views[i].Node
+		}
+	}
+	return labels
+}
+
 // PodsNamed returns the copies that a reference means: those with exactly that name, or else those whose name begins with
 // it. Of the copies of one pod, the one where it is placed counts.
 func PodsNamed(views []PodView, ref string) []PodView {
