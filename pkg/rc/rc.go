@@ -56,6 +56,7 @@ type RC struct {
 	Disabled         bool            `json:"disabled,omitempty"`
 	DeletedAt        *time.Time      `json:"deleted_at,omitempty"` // deletion mark
 	Generation       int64           `json:"generation"`           // grows with every change of the record
+	Toggled          int64           `json:"toggled,omitempty"`    // how many of these changes only disabled or enabled it; counts stayed as they were
 	ChangedBy        string          `json:"changed_by"`
 	AllowMassStop    int64           `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
 	Mutator          string          `json:"mutator,omitempty"`         // term of the rollout in charge

@@ -139,6 +139,7 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 		if err := inRollout(&cur, c.what); err != nil {
 			return change{}, err
 		}
+		c.rc.Toggled++
 	}
 	c.next(massStop)
 	return c, nil

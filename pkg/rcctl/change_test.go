@@ -162,7 +162,7 @@ func TestDisable(t *testing.T) {
 		t.Fatal(err)
 	}
 	off, err := computeDisable(made.rc, true, false)
-	if err != nil || off.none || off.what != "disable" || !off.rc.Disabled || off.rc.Generation != 2 || off.manifest != nil {
+	if err != nil || off.none || off.what != "disable" || !off.rc.Disabled || off.rc.Generation != 2 || off.rc.Toggled != 1 || off.manifest != nil {
 		t.Errorf("%+v, %v", off, err)
 	}
 	if diff := cmp.Diff([]string{"disabled: (none) -> true"}, off.lines); diff != "" {
@@ -172,7 +172,7 @@ func TestDisable(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	on, err := computeDisable(off.rc, false, true)
-	if err != nil || on.none || on.what != "enable" || on.rc.AllowMassStop != 3 || on.rc.Generation != 3 || !same(&on.rc, &made.rc) {
+	if err != nil || on.none || on.what != "enable" || on.rc.AllowMassStop != 3 || on.rc.Generation != 3 || on.rc.Toggled != 2 || !same(&on.rc, &made.rc) {
 		t.Errorf("%+v, %v", on, err)
 	}
 	off.rc.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))

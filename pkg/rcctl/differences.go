@@ -137,7 +137,7 @@ func same(a, b *rc.RC) bool {
 }
 
 func wishes(r rc.RC) []byte {
-	r.Generation, r.ChangedBy, r.AllowMassStop = 0, "", 0
+	r.Generation, r.Toggled, r.ChangedBy, r.AllowMassStop = 0, 0, "", 0
 	data, err := json.Marshal(r)
 	if err != nil {
 		return nil

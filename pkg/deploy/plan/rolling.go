@@ -183,7 +183,7 @@ func (p *planner) unattached() bool {
 		return false
 	}
 	return !slices.ContainsFunc(p.svc.Others(""), func(c record.Controller) bool {
-		return c.HasPods() || len(p.base.Spec.Pod.Volumes) > 0 && c.RC.Generation > 1
+		return c.HasPods() || len(p.base.Spec.Pod.Volumes) > 0 && c.RC.Generation-c.RC.Toggled > 1
 	})
 }
 

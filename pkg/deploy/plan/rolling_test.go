@@ -278,6 +278,14 @@ func TestPlans(t *testing.T) {
 			ended(rollout.Failed, 0, volumes, migrates)(t, c)
 			c.svc.Controllers[0].RC.Generation = 2
 		}, []string{volumes, migrates}, nil, late},
+		{"volumes, the first rollout failed early, then it was disabled and enabled", func(t *testing.T, c *cluster) {
+			ended(rollout.Failed, 0, volumes, migrates)(t, c)
+			c.svc.Controllers[0].RC.Generation, c.svc.Controllers[0].RC.Toggled = 3, 2
+		}, []string{volumes, migrates}, nil, earlyVolumes},
+		{"volumes, the first rollout failed, then all pods went, and it was disabled", func(t *testing.T, c *cluster) {
+			ended(rollout.Failed, 0, volumes, migrates)(t, c)
+			c.svc.Controllers[0].RC.Generation, c.svc.Controllers[0].RC.Toggled = 3, 1
+		}, []string{volumes, migrates}, nil, late},
 		{"in place, the first rollout failed early", ended(rollout.Failed, 0, upgrades, migrates), []string{upgrades, migrates}, nil, early},
 		{"in place, the first rollout failed early, another manifest", ended(rollout.Failed, 0, upgrades, static, migrates), []string{upgrades, static, migrates, newManifest}, nil, early},
 		{"in place, the first rollout failed late, another manifest", ended(rollout.Failed, 1, upgrades, migrates), []string{upgrades, migrates, newManifest}, nil, []string{
