@@ -102,6 +102,7 @@ var scenarios = map[string]func(*env){
 	"turned-back":       turnedBack,
 	"in-place-back":     backInPlace,
 	"deploy-terminal":   deployTerminal,
+	"remote-scheduler":  remoteScheduler,
 }
 
 func TestScenario(t *testing.T) {

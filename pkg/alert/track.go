@@ -38,6 +38,7 @@ var Rules = []Rule{
 	{Type: "Unclaimed", After: 30 * time.Second},
 	{Type: PreparerGone, After: 10 * time.Second},
 	{Type: "Blocked", After: 10 * time.Second},
+	{Type: rc.SchedulerFailing, After: 10 * time.Second},
 	{Type: "InsufficientNodes", After: 10 * time.Second},
 	{Type: rc.Misplaced, After: 10 * time.Second},
 	{Type: rc.RolloutGone, After: 10 * time.Second},

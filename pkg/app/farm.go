@@ -14,6 +14,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/janitor"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 	"github.com/rcfarm/rcfarm/pkg/webhook"
 )
 
@@ -28,6 +30,9 @@ type FarmConfig struct {
 	// RCSelector confines the farm to controllers with matching labels; empty: all.
 	RCSelector string
 	Session    string // who vouches for the farm: a consul.SessionMode
+	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL.
+	Scheduler   scheduler.Scheduler
+	SchedulerAt remote.Config
 }
 
 // Validate reports every mistake.
@@ -41,6 +46,9 @@ func (c *FarmConfig) Validate() error {
 	case consul.ByCheck, consul.ByTTL:
 	default:
 		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
+	}
+	if c.SchedulerAt != (remote.Config{}) {
+		errs = append(errs, c.SchedulerAt.Check()...)
 	}
 	if _, err := rc.ParseSelector(c.RCSelector); err != nil {
 		errs.Add("rc-selector", c.RCSelector, `a Kubernetes label selector, such as "env=prod"`)
@@ -73,6 +81,15 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready); err != nil {
 		b.close()
 		return nil, err
+	}
+	if cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
+		asked, err := remote.New(cfg.SchedulerAt)
+		if err != nil {
+			b.close()
+			return nil, err
+		}
+		b.undo = append(b.undo, asked.Close)
+		f.cfg.Scheduler = asked
 	}
 	b.started = true
 	return f, nil
@@ -107,8 +124,8 @@ func (f *Farm) own(ctx context.Context) error {
 		var carrier *runner.Runner
 		worker := farm.NewFarm(farm.Config{
 			ID: f.cfg.ID, Version: Version, Store: tenure, Log: f.log,
-			RCSelector: selector,
-			TTL:        f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
+			RCSelector: selector, Scheduler: f.cfg.Scheduler,
+			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
 			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
 		})
 		carrier = runner.New(runner.Config{

@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,18 +26,8 @@ func (c *ReplicationController) owner(v *view) scheduler.Owner {
 // whoever owns the controller next. They are read when they are not known: at the start of a tenure, in a deep check, and
 // after each failure.
 func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reconcile.Plan) (even bool) {
-	if c.farm.books == nil {
-		return true
-	}
-	if c.held == nil || v.deep {
-		held, err := c.farm.books.held(ctx, c.owner(v))
-		if err != nil {
-			c.held = nil
-			c.log.WithError(err).Warn("the scheduler does not show its books")
-			plan.Retry()
-			return false
-		}
-		c.held = held
+	if even, known := c.knowBooks(ctx, v, plan); !known {
+		return even
 	}
 	loose, unbooked := compareBooks(v.snapshot, c.farm.world.orphansOf(c.ID), plan.Adds, c.held)
 	if len(loose) > 0 && v.snapshot.Hold != "" {
@@ -58,6 +49,35 @@ func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reco
 	plan.BooksDiffer(v.snapshot.Now, strings.Join(trouble, "; "))
 	return len(trouble) == 0
 }
+
+// knowBooks reads the books where they are not known. Where they are not known then, or there are none, it returns whether all is in line.
+func (c *ReplicationController) knowBooks(ctx context.Context, v *view, plan *reconcile.Plan) (even, known bool) {
+	if c.farm.books == nil {
+		plan.BooksDiffer(v.snapshot.Now, "")
+		return true, false
+	}
+	if c.held == nil && !c.bookless || v.deep {
+		held, err := c.farm.books.held(ctx, c.owner(v))
+		c.held, c.bookless = held, errors.Is(err, scheduler.ErrNoBooks)
+		if err != nil && !c.bookless {
+			c.held = nil
+			c.log.WithError(err).Warn("the scheduler does not show its books")
+			plan.Retry()
+			if plan.Finish {
+				plan.SchedulerFails(v.snapshot.Now, "the controller's last records stay until its books are known: "+err.Error())
+			}
+			return false, false
+		}
+	}
+	if c.bookless {
+		plan.BooksDiffer(v.snapshot.Now, "")
+		return true, false
+	}
+	return false, true
+}
+
+// keepsBooks reports whether nodes are given by a scheduler with books.
+func (c *ReplicationController) keepsBooks() bool { return c.farm.books != nil && !c.bookless }
 
 // reallyLoose leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
 // transaction that a pass begins with does not tell of those that the token may not read; a list does.

@@ -70,7 +70,7 @@ func (c *ReplicationController) assignAlike(ctx context.Context, v *view, plan *
 			return c.unscheduled(ctx, v, plan, err)
 		}
 	}
-	if c.farm.books != nil {
+	if c.keepsBooks() {
 		return c.assignAllocated(ctx, v, plan)
 	}
 	left, wait, why, err := c.search(ctx, v, plan, look)

@@ -40,7 +40,8 @@ type ReplicationController struct {
 
 	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went
 
-	held map[scheduler.Allocation]bool // by an outside scheduler's books, where they are known
+	held     map[scheduler.Allocation]bool // by an outside scheduler's books, where they are known
+	bookless bool                          // that scheduler could keep books and said that it keeps none
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
@@ -278,7 +279,7 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes, c.pods = nodes, pods
-	c.hungry = plan.Status.Placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) // also for a move
+	c.hungry = plan.Status.Placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
 	if v.deep && settled && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
 		c.lastDeep, c.deep = time.Now(), false
 	}

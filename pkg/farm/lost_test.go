@@ -119,7 +119,7 @@ func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 				}
 				return err
 			})
-			c.condition("web", rc.InsufficientNodes, true, "out of order")
+			c.condition("web", rc.SchedulerFailing, true, "out of order")
 			stopFarm()
 
 			second := &faulty{}

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +27,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -275,7 +280,7 @@ func TestAFailingAllocationChangesNothing(t *testing.T) {
 			k.failing[call] = errors.New("out of order")
 			reg, _ := c.bookedFarm("f1", k, &recorder{}, &faulty{})
 			c.apply("web", testManifest("web", 0), replicas(1))
-			c.condition("web", rc.InsufficientNodes, true, "1 of 1 replicas have no node: the scheduler: out of order")
+			c.condition("web", rc.SchedulerFailing, true, "1 of 1 replicas have no node: the scheduler: out of order")
 			if n := k.count(call); n < 3 || n > 30 {
 				t.Errorf("it was asked %d times, want three tries in each of a few passes", n)
 			}
@@ -288,7 +293,7 @@ func TestAFailingAllocationChangesNothing(t *testing.T) {
 			c.ring("web")
 			c.converged("web", 1)
 			c.inBooks(k, "web")
-			c.condition("web", rc.InsufficientNodes, false, "")
+			c.condition("web", rc.SchedulerFailing, false, "")
 		})
 	}
 }
@@ -570,7 +575,7 @@ func TestASchedulerThatHangsHoldsNobodyUp(t *testing.T) {
 		c.apply(fmt.Sprintf("rc%d", i), testManifest("web", 0), replicas(1))
 	}
 	for i := range 20 {
-		c.condition(fmt.Sprintf("rc%d", i), rc.InsufficientNodes, true, "no answer within")
+		c.condition(fmt.Sprintf("rc%d", i), rc.SchedulerFailing, true, "no answer within")
 	}
 	if n := h.count("eligible"); n > 10 {
 		t.Errorf("%d passes waited for it; those of the workers and a few should", n)
@@ -617,4 +622,80 @@ func TestTheOrderOfASchedulerIsFollowed(t *testing.T) {
 			t.Errorf("%s runs on %v", id, on)
 		}
 	}
+}
+
+// A scheduler in another process is as one in the farm. While it is away or says what nobody can read nothing is placed, which a
+// condition says; what runs is left alone, and when it is back the rest is placed.
+func TestARemoteSchedulerMayBeAway(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		scheduler scheduler.Scheduler
+		away      http.HandlerFunc
+		says      string
+	}{
+		"with books":    {newKeeper(), func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "not today", http.StatusBadGateway) }, "answered 502 Bad Gateway: not today"},
+		"without books": {ordered{names: []string{"n9", "n2", "n1", "n0"}}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{") }, "the answer cannot be read"},
+		"cut off":       {new(scheduler.ByLabel), func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			for i := range 3 {
+				c.node(fmt.Sprintf("n%d", i), nil, nil)
+			}
+			var away atomic.Bool
+			handler := remote.Handler(tt.scheduler)
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if away.Load() {
+					tt.away(w, r)
+					return
+				}
+				handler.ServeHTTP(w, r)
+			}))
+			defer server.Close()
+			asks, err := remote.New(remote.Config{URL: server.URL})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer asks.Close()
+			_, stop := c.bookedFarm("f1", asks, &recorder{}, &faulty{})
+			defer stop() // before the server
+			c.apply("web", testManifest("web", 0), replicas(1))
+			c.converged("web", 1)
+			before := c.running("web")
+			away.Store(true)
+			c.apply("web", testManifest("web", 0), replicas(3))
+			c.condition("web", rc.SchedulerFailing, true, "2 of 3 replicas have no node: the scheduler: ")
+			c.condition("web", rc.SchedulerFailing, true, tt.says)
+			if now := c.running("web"); !maps.EqualFunc(now, before, slices.Equal[[]string]) {
+				t.Errorf("it ran on %v, and while the scheduler is away on %v", before, now)
+			}
+			away.Store(false)
+			c.ring("web")
+			c.converged("web", 3)
+			c.condition("web", rc.SchedulerFailing, false, "")
+			if k, ok := tt.scheduler.(*keeper); ok {
+				c.inBooks(k, "web")
+			}
+			c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
+			c.nothingLeft("web")
+		})
+	}
+}
+
+// Who stops using a scheduler with books is not told for ever that they differ.
+func TestBooksThatAreGoneDoNotDiffer(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	k := newKeeper()
+	_, stop := c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	k.set(func() { k.failing["deallocate"] = errors.New("try later") })
+	c.apply("web", testManifest("web", 0), replicas(0))
+	c.condition("web", rc.BooksDiffer, true, "n1 is still allocated")
+	stop()
+	c.farm("f2")
+	c.condition("web", rc.BooksDiffer, false, "")
 }

@@ -184,6 +184,12 @@ func held(s *Situation) []Cause {
 	if s.is(rc.Holding) {
 		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer's log, or stop its Consul service if it is gone for good. Where it cannot answer: rcctl farm release-hold NODE"})
 	}
+	if s.is(rc.SchedulerFailing) {
+		causes = append(causes, Cause{
+			"The scheduler that its farm asks for nodes (farm --scheduler-url) does not help: " + s.why(rc.SchedulerFailing) + ".",
+			"Start it or look at its log; the farm asks again within 15 s. Until then nothing is placed, and pods that run are left alone.",
+		})
+	}
 	if s.is(rc.BooksDiffer) {
 		causes = append(causes, Cause{"The scheduler's books differ from what is placed: " + s.why(rc.BooksDiffer) + ".", "Look at the scheduler; its farm asks it again by itself."})
 	}

@@ -41,7 +41,7 @@ const (
 
 // alarms are the conditions that name a controller's state when they are true, the worst first.
 var alarms = [...]rc.ConditionType{
-	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
+	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.SchedulerFailing, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
 	rc.WaitsForService, rc.RolloutGone, rc.RequestVoid, rc.Misplaced,
 }
 

@@ -68,6 +68,8 @@ const (
 	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
 	// BooksDiffer: an outside scheduler did not take a share of a node back, or did not book one.
 	BooksDiffer ConditionType = "BooksDiffer"
+	// SchedulerFailing: pods lack nodes, and an outside scheduler cannot be asked for some, or its answer cannot be used.
+	SchedulerFailing ConditionType = "SchedulerFailing"
 	// WaitsForService: pods are not placed or not stopped because of the other revisions of the service, or its bounds.
 	WaitsForService ConditionType = "WaitsForService"
 	// RolloutGone: an upgrade in place has a limit, and the rollout that would move it is gone.

@@ -18,7 +18,7 @@ func statusCommand() *cli.Command {
 		Description: `Shows what the owner farm reports: counts, conditions with their reasons, the last error. The state is one of
 Converged, Progressing, Pending (the farm has not seen the newest generation), Unclaimed (no farm works on it),
 Disabled, Deleting, or the condition that is in the way: Unreadable, BreakerTripped, CrashLooping, Blocked,
-InsufficientNodes, NodeLost, BooksDiffer, Holding, Regressed, WaitsForService, RolloutGone, RequestVoid, Misplaced.
+SchedulerFailing, InsufficientNodes, NodeLost, BooksDiffer, Holding, Regressed, WaitsForService, RolloutGone, RequestVoid, Misplaced.
 
 Examples:
   rcctl rc status web

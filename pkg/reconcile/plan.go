@@ -271,9 +271,15 @@ func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
 // Unscheduled says in the status that nothing could be placed because a scheduler failed. What would have come with a move is
 // written alone: a successor counts from the same moment (P7).
 func (p *Plan) Unscheduled(s *Snapshot, failure string) {
-	p.Retry()
 	p.Changes = append(p.Changes, p.Marks...)
-	p.set(s.Now, rc.InsufficientNodes, true, p.lacking(s, p.Adds)+": "+failure)
+	p.SchedulerFails(s.Now, p.lacking(s, p.Adds)+": "+failure)
+	p.set(s.Now, rc.InsufficientNodes, false, "") // nobody knows
+}
+
+// SchedulerFails says in the status that an outside scheduler is needed and fails.
+func (p *Plan) SchedulerFails(now time.Time, reason string) {
+	p.Retry()
+	p.set(now, rc.SchedulerFailing, true, reason)
 }
 
 // Block says in the status that changes could not be applied and why.

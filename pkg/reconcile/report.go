@@ -96,6 +96,7 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
 	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
+	set(rc.SchedulerFailing, false, "") // until it is asked
 	set(rc.WaitsForService, c.awaitsService != "", c.awaitsService)
 	crashes := c.crashLoops()
 	set(rc.CrashLooping, crashes != "", crashes)

@@ -1,0 +1,106 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+)
+
+// exampleScheduler builds and starts docs/examples/scheduler and returns where it listens. Started again it listens there again.
+func (e *env) exampleScheduler(more ...string) (d *daemon, url string) {
+	e.t.Helper()
+	program := filepath.Join(e.dir, "scheduler")
+	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-o", program, "./docs/examples/scheduler")
+	build.Dir = e.root
+	if out, err := build.CombinedOutput(); err != nil {
+		e.t.Fatalf("%v\n%s", err, out)
+	}
+	d = &daemon{e: e, name: "scheduler-1", path: program, args: append([]string{"-listen", "127.0.0.1:0"}, more...), foreign: true}
+	e.daemons = append(e.daemons, d)
+	d.startAgain()
+	const says = "listening on "
+	e.within(limit, func() error {
+		_, rest, found := strings.Cut(d.logText(), says)
+		address, _, whole := strings.Cut(rest, "\n")
+		if !found || !whole {
+			return errors.New("the scheduler does not say where it listens")
+		}
+		d.args[1], url = address, "http://"+address
+		return nil
+	})
+	return d, url
+}
+
+// placedNodes returns the nodes of a controller's placements, in order.
+func (e *env) placedNodes(name string) []string {
+	e.t.Helper()
+	return slices.Sorted(slices.Values(e.nodesOf(e.rcID(name))))
+}
+
+// remoteScheduler: nodes are chosen by a program of somebody else's. While that is dead nothing is placed and everything else goes on,
+// which the status says; when it is back the rest is placed by its rule.
+func remoteScheduler(e *env) {
+	e.startConsul("")
+	token := filepath.Join(e.dir, "scheduler-token")
+	if err := os.WriteFile(token, []byte("between-farms-and-scheduler\n"), 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+	theirs, url := e.exampleScheduler("-token-file", token)
+	for n := range 3 {
+		e.preparer(n + 1)
+	}
+	e.farm("f1", "", "--scheduler-url", url, "--scheduler-token-file", token)
+	e.within(limit, func() error {
+		_, err := e.tryRcctl("", "node", "label", "n1", "keep-free=yes")
+		return err
+	})
+	h := e.hello(2, nil)
+	h.Port = 0
+	e.applied(h)
+	for _, name := range []string{"one", "two"} { // the built-in choice would be the emptiest node
+		other := h
+		other.Name, other.Replicas = name, 1
+		e.applied(other)
+		if on := e.placedNodes(name); !slices.Equal(on, []string{"n2"}) {
+			e.t.Errorf("%s is on %v, the first by name that is not kept free is n2", name, on)
+		}
+	}
+	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n2", "n3"}) {
+		e.t.Errorf("hello is on %v", on)
+	}
+	theirs.kill()
+	before := e.processes()
+	h.Replicas = 4
+	e.apply(h)
+	e.within(limit, func() error {
+		if err := e.explains("does not help: 2 of 4 replicas have no node: the scheduler: ", "connection refused", "pods that run are left alone"); err != nil {
+			return err
+		}
+		if out := e.rcctl("", "rc", "get", "hello"); !strings.Contains(out, "SchedulerFailing") {
+			return fmt.Errorf("rcctl rc get says %s", out)
+		}
+		return nil
+	})
+	e.sameProcesses(before, "while the scheduler is away")
+	other := h
+	other.Name, other.Replicas = "two", 0 // what needs no node is done
+	e.applied(other)
+	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n2", "n3"}) {
+		e.t.Errorf("hello is on %v, and nobody chose", on)
+	}
+	theirs.startAgain()
+	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--wait", "--timeout", limit.String())
+	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n2", "n2", "n3", "n3"}) {
+		e.t.Errorf("hello is on %v", on)
+	}
+	if err := e.explains("does not help"); err == nil {
+		e.t.Error("it is said to fail, and has placed all")
+	}
+	e.oneCopyEach()
+}

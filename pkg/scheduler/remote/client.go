@@ -1,0 +1,212 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// Config says where a scheduler is.
+type Config struct {
+	URL       string // http or https; the methods' names are put after it
+	CAFile    string // PEM; the certificates that are believed of an https server, in place of the machine's; empty: those
+	TokenFile string // holds one word that each question bears, read again for each; empty: none
+}
+
+const (
+	maxConns = 32
+	// booklessFor is for how long a scheduler that keeps no books is not asked for them again.
+	booklessFor = time.Minute
+)
+
+// Client is a scheduler in another process. It implements scheduler.Books, and answers scheduler.ErrNoBooks where that one keeps none.
+// Each call is one try; it ends with its context.
+type Client struct {
+	base      *url.URL
+	tokenFile string
+	http      *http.Client
+	bookless  atomic.Int64 // until when the scheduler is known to keep no books, in nanoseconds since 1970
+}
+
+// Check reports what a configuration does not allow, by the flags of a farm.
+func (c Config) Check() field.Errors {
+	var errs field.Errors
+	u, err := url.Parse(c.URL)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		errs.Add("scheduler-url", c.URL, `a URL such as "https://scheduler.example:7470/", without a user, a password or a query`)
+		return errs
+	}
+	if c.CAFile != "" && u.Scheme != "https" {
+		errs.Add("scheduler-ca", c.CAFile, "a file of certificates, for a URL with https")
+	}
+	if c.TokenFile != "" && u.Scheme != "https" && !loopback(u.Hostname()) {
+		errs.Add("scheduler-token-file", c.TokenFile, "a file, for a URL with https or of this machine: everybody on the way could read the token")
+	}
+	return errs
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// New returns a client. It asks nothing yet: the scheduler may be away.
+func New(cfg Config) (*Client, error) {
+	if err := cfg.Check().Err(); err != nil {
+		return nil, err
+	}
+	base, err := url.Parse(cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	security := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.CAFile != "" {
+		data, err := os.ReadFile(cfg.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("certificates of the scheduler: %w", err)
+		}
+		security.RootCAs = x509.NewCertPool()
+		if !security.RootCAs.AppendCertsFromPEM(data) {
+			return nil, &field.Error{Field: "scheduler-ca", Value: cfg.CAFile, Allowed: "a file with at least one certificate in PEM"}
+		}
+	}
+	return &Client{
+		base: base, tokenFile: cfg.TokenFile,
+		http: &http.Client{
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+			Transport: &http.Transport{ // without the proxies of the environment
+				TLSClientConfig: security, MaxConnsPerHost: maxConns, MaxIdleConnsPerHost: maxConns, IdleConnTimeout: time.Minute,
+				DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
+			},
+		},
+	}, nil
+}
+
+// Close ends connections that are not in use.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// EligibleNodes implements scheduler.Scheduler.
+func (c *Client) EligibleNodes(ctx context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
+	a, err := c.ask(ctx, eligiblePath, questionOf(v))
+	return a.Nodes, a.Refused, err
+}
+
+// AllocatedNodes implements scheduler.Books.
+func (c *Client) AllocatedNodes(ctx context.Context, o scheduler.Owner) ([]scheduler.Allocation, error) {
+	if time.Now().UnixNano() < c.bookless.Load() {
+		return nil, scheduler.ErrNoBooks
+	}
+	a, err := c.ask(ctx, allocatedPath, question{Version: Version, Owner: &o})
+	if errors.Is(err, scheduler.ErrNoBooks) {
+		c.bookless.Store(time.Now().Add(booklessFor).UnixNano())
+	}
+	return a.Shares, err
+}
+
+// AllocateNodes implements scheduler.Scheduler.
+func (c *Client) AllocateNodes(ctx context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
+	q := questionOf(v)
+	q.Owner, q.Wants = &o, wants
+	a, err := c.ask(ctx, allocatePath, q)
+	return a.Shares, err
+}
+
+// DeallocateNodes implements scheduler.Scheduler.
+func (c *Client) DeallocateNodes(ctx context.Context, o scheduler.Owner, shares []scheduler.Allocation) error {
+	_, err := c.ask(ctx, deallocatePath, question{Version: Version, Owner: &o, Shares: shares})
+	return err
+}
+
+// ask sends a question and reads the answer.
+func (c *Client) ask(ctx context.Context, path string, q question) (answer, error) {
+	body, err := json.Marshal(q)
+	switch {
+	case err != nil:
+		return answer{}, fmt.Errorf("encode the question: %w", err)
+	case len(body) > MaxQuestion:
+		return answer{}, fmt.Errorf("the question has %d bytes, with %d nodes; allowed: %d", len(body), len(q.Nodes), MaxQuestion)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.JoinPath(path).String(), bytes.NewReader(body))
+	if err != nil {
+		return answer{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if err := c.authorize(req); err != nil {
+		return answer{}, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer+1))
+	switch {
+	case resp.StatusCode == http.StatusNotImplemented && path != eligiblePath:
+		return answer{}, scheduler.ErrNoBooks
+	case resp.StatusCode != http.StatusOK:
+		return answer{}, fmt.Errorf("%s answered %s", req.URL, refusal(resp.Status, data))
+	case err != nil:
+		return answer{}, fmt.Errorf("read the answer of %s: %w", req.URL, err)
+	case len(data) > MaxAnswer:
+		return answer{}, fmt.Errorf("%s: the answer has more than %d bytes, which are allowed", req.URL, MaxAnswer)
+	}
+	a, err := parseAnswer(data)
+	if err != nil {
+		return answer{}, fmt.Errorf("%s: %w", req.URL, err)
+	}
+	return a, nil
+}
+
+// refusal is a status with what came besides, on one line.
+func refusal(status string, text []byte) string {
+	words := strings.Join(strings.FieldsFunc(string(text), func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
+	status = strings.Join(strings.FieldsFunc(status, func(r rune) bool { return !unicode.IsPrint(r) }), " ")
+	if status = field.Cut(status, maxText); words != "" {
+		status += ": " + field.Cut(words, maxText)
+	}
+	return status
+}
+
+// authorize puts the token of now on a request.
+func (c *Client) authorize(req *http.Request) error {
+	if c.tokenFile == "" {
+		return nil
+	}
+	token, err := readToken(c.tokenFile)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", bearer+token)
+	return nil
+}
+
+const bearer = "Bearer "
+
+// readToken returns the only word of a file. What the file holds is never part of an error.
+func readToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("token for the scheduler: %w", err)
+	}
+	words := strings.Fields(string(data))
+	if len(words) != 1 || strings.ContainsFunc(words[0], func(r rune) bool { return r > unicode.MaxASCII || unicode.IsControl(r) }) {
+		return "", fmt.Errorf("token for the scheduler: %s holds %d words; allowed: one, the token", file, len(words))
+	}
+	return words[0], nil
+}
