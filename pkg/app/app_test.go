@@ -116,7 +116,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange,
 		Artifacts: app.ArtifactConfig{
-			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second, CheckEvery: time.Second,
+			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second,
 		},
 	}
 	farm := app.FarmConfig{Common: common, ID: "f1", Workers: 1, Session: "check"}
@@ -145,7 +145,6 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"large":   {func() error { p := node; p.Artifacts.MaxUnpackedBytes = 0; return startNode(t, p) }, []string{"artifact-max-unpacked-bytes: 0", "1 or more"}},
 		"fetch":   {func() error { p := node; p.Artifacts.FetchTimeout = 0; return startNode(t, p) }, []string{"artifact-timeout", "0s", "1s or more"}},
 		"stall":   {func() error { p := node; p.Artifacts.StallTimeout = 0; return startNode(t, p) }, []string{"artifact-stall-timeout", "0s", "1s or more"}},
-		"check":   {func() error { p := node; p.Artifacts.CheckEvery = 0; return startNode(t, p) }, []string{"artifact-check-every", "0s", "1s or more"}},
 		"keep":    {func() error { p := node; p.KeepStopped = 0; return startNode(t, p) }, []string{"keep-stopped", "0s", "24h"}},
 		"isolate": {func() error { p := node; p.Isolation = "some"; return startNode(t, p) }, []string{"isolation", "some", "auto, on, off"}},
 		"users":   {func() error { p := node; p.UserRange = "999-2000"; return startNode(t, p) }, []string{"user-range", "999-2000", "1000"}},

@@ -7,7 +7,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
 // ArtifactConfig is what a node is told about artifacts. Only ReserveBytes may be zero.
@@ -18,7 +17,6 @@ type ArtifactConfig struct {
 	MaxUnpackedBytes int64
 	FetchTimeout     time.Duration
 	StallTimeout     time.Duration
-	CheckEvery       time.Duration
 }
 
 // ArtifactFlags returns the flags of a preparer about artifacts, bound to c.
@@ -30,7 +28,6 @@ func ArtifactFlags(c *ArtifactConfig) []cli.Flag {
 		&cli.Int64Flag{Name: "artifact-max-unpacked-bytes", Usage: "most that an archive may unpack to", Value: artifact.DefaultMaxUnpackedBytes, Destination: &c.MaxUnpackedBytes},
 		&cli.DurationFlag{Name: "artifact-timeout", Usage: "for one whole fetch with its retries", Value: artifact.DefaultFetchTimeout, Destination: &c.FetchTimeout},
 		&cli.DurationFlag{Name: "artifact-stall-timeout", Usage: "a server that sends less than 64 KiB in this time is given up", Value: artifact.DefaultStallTimeout, Destination: &c.StallTimeout},
-		&cli.DurationFlag{Name: "artifact-check-every", Usage: "how often it is checked that the artifacts of running pods are whole", Value: preparer.DefaultCheckArtifacts, Destination: &c.CheckEvery},
 	}
 }
 
@@ -56,7 +53,6 @@ func (c *ArtifactConfig) validate(errs *field.Errors) {
 	}{
 		{"artifact-timeout", c.FetchTimeout},
 		{"artifact-stall-timeout", c.StallTimeout},
-		{"artifact-check-every", c.CheckEvery},
 	} {
 		if length.value < time.Second {
 			errs.Add(length.name, length.value.String(), "a length of time of 1s or more")

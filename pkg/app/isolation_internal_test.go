@@ -134,7 +134,7 @@ func TestFailedPreparerLeavesNothing(t *testing.T) {
 				Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
 				Node:   "n1", Address: "127.0.0.1", Slots: 1, ReserveCPU: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 				Isolation: IsolationAuto, UserRange: DefaultUserRange, API: APIConfig{Addr: "off"},
-				Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second, CheckEvery: time.Second},
+				Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
 			}
 			spoil(&cfg)
 			p, err := NewPreparer(t.Context(), cfg)

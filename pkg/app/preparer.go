@@ -191,7 +191,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Doors: doors, Strict: cfg.Isolation == IsolationOn,
 		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped, CheckArtifacts: cfg.Artifacts.CheckEvery,
+		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped,
 		Trust: policy, Isolation: isolation, TakeOver: cfg.TakeOver,
 	})
 	if err == nil {

@@ -137,7 +137,7 @@ func TestNoPreparerStartsBesideRunit(t *testing.T) {
 		Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
 		Node:   "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: IsolationOff, UserRange: DefaultUserRange, API: APIConfig{Addr: "off"},
-		Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second, CheckEvery: time.Second},
+		Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
 	})
 	if err == nil {
 		p.close()

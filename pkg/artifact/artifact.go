@@ -1,5 +1,5 @@
 // Package artifact fetches what a launchable runs, verifies it and unpacks it once per digest into a read-only tree
-// that all pods of the node share. It notices when such a tree is damaged or gone, and removes those that nobody uses.
+// that all pods of the node share, and removes those that nobody uses.
 package artifact
 
 import (
@@ -177,37 +177,15 @@ func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, er
 	return s.tree(a.SHA256), nil
 }
 
-// Check returns nil when an artifact that was made present is on the disk as it was unpacked. Otherwise the error
-// matches ErrMissing or ErrDamaged, or is trouble of the disk's.
-func (s *Store) Check(a manifest.Artifact) error {
-	if _, err := parse(a); err != nil {
-		return err
-	}
-	if err := s.verify(a.SHA256); err != nil {
-		return fmt.Errorf("artifact %s: %w", a.URL, err)
-	}
-	return nil
-}
-
-// Restore makes what Check complains about whole again, by fetching it anew. Until the new tree is complete the old one
-// stays; then it is replaced at one stroke, so that what runs and what starts meanwhile always finds one of them. The
-// errors are those of Ensure.
-func (s *Store) Restore(ctx context.Context, a manifest.Artifact) error {
+// Renew fetches an artifact anew that is not whole on the disk. Until the new tree is complete the old one stays; then it is replaced at one
+// stroke, so that what runs and what starts meanwhile always finds one of them. The errors are those of Ensure.
+func (s *Store) Renew(ctx context.Context, a manifest.Artifact) error {
 	src, err := parse(a)
-	if err != nil {
-		return err
-	}
-	err = s.share(ctx, a, func() error {
-		if s.verify(a.SHA256) == nil {
-			return nil
-		}
-		return s.obtain(ctx, src, a.SHA256)
-	})
 	if err == nil {
-		err = s.verify(a.SHA256) // the work shared may have been that of an Ensure
+		err = s.share(ctx, a, func() error { return s.obtain(ctx, src, a.SHA256) })
 	}
 	if err != nil {
-		return fmt.Errorf("artifact %s: %w", a.URL, err)
+		return failed{fmt.Errorf("artifact %s: %w", a.URL, err)}
 	}
 	return nil
 }
@@ -329,9 +307,9 @@ func (s *Store) install(ctx context.Context, archive *os.File, tree, digest stri
 	if err := unpack(ctx, archive, tree, limits); err != nil {
 		return err
 	}
-	l, err := list(tree)
+	l, err := measure(tree)
 	if err != nil {
-		return fmt.Errorf("list the unpacked tree: %w", err)
+		return fmt.Errorf("measure the unpacked tree: %w", err)
 	}
 	if err := syncFilesystem(tree); err != nil {
 		return err

@@ -87,11 +87,6 @@ func TestPruneRemovesTheLeastRecentlyUsed(t *testing.T) {
 		t.Errorf("%d bytes are left, want those of two artifacts", left)
 	}
 	wantEntries(t, dir, names(all[0], all[4])...)
-	for _, a := range []manifest.Artifact{all[0], all[4]} {
-		if err := s.Check(a); err != nil {
-			t.Error(err)
-		}
-	}
 	if _, err := s.Ensure(t.Context(), all[1]); err != nil {
 		t.Errorf("an artifact that was removed cannot be had again: %v", err)
 	}
@@ -159,7 +154,7 @@ func TestPruneSparesWorkUnderWay(t *testing.T) {
 		}
 		_, _ = w.Write(data)
 	})
-	s, _ := newStore(t, artifact.Config{HTTPClient: client, CacheBytes: 1})
+	s, dir := newStore(t, artifact.Config{HTTPClient: client, CacheBytes: 1})
 	a := manifest.Artifact{Kind: "tar", URL: url, SHA256: digestOf(data)}
 	got := make(chan error, 1)
 	go func() { _, err := s.Ensure(t.Context(), a); got <- err }()
@@ -174,16 +169,14 @@ func TestPruneSparesWorkUnderWay(t *testing.T) {
 	if removed, _, err := s.Prune(live()); err != nil || len(removed) != 1 {
 		t.Fatalf("removed %v, %v", removed, err)
 	}
-	if err := s.Check(a); !errors.Is(err, artifact.ErrMissing) {
-		t.Errorf("got %v, want that it is missing", err)
-	}
+	wantEntries(t, dir)
 	if _, err := s.Ensure(t.Context(), a); err != nil || requests.Load() != 2 {
 		t.Errorf("got %v after %d requests", err, requests.Load())
 	}
 }
 
-// What is being restored stays, however unused it seems.
-func TestPruneSparesWhatIsRestored(t *testing.T) {
+// What is being fetched anew stays, however unused it seems.
+func TestPruneSparesWhatIsRenewed(t *testing.T) {
 	data := goodArchive(t)
 	var requests atomic.Int64
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -196,16 +189,11 @@ func TestPruneSparesWhatIsRestored(t *testing.T) {
 	})
 	s, _ := newStore(t, artifact.Config{HTTPClient: client, CacheBytes: 1})
 	a := manifest.Artifact{Kind: "tar", URL: url, SHA256: digestOf(data)}
-	tree, err := s.Ensure(t.Context(), a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(tree, "bin/launch")
-	if err := os.Chtimes(program, time.Now(), time.Now().Add(time.Hour)); err != nil {
+	if _, err := s.Ensure(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
-	go func() { got <- s.Restore(t.Context(), a) }()
+	go func() { got <- s.Renew(t.Context(), a) }()
 	<-begun
 	if removed, _, err := s.Prune(live()); err != nil || len(removed) > 0 {
 		t.Errorf("removed %v, %v", removed, err)
@@ -216,86 +204,23 @@ func TestPruneSparesWhatIsRestored(t *testing.T) {
 	}
 }
 
-func TestCheckAndRestore(t *testing.T) {
-	tests := []struct {
-		name   string
-		damage func(tree string) error
-		is     error
-		want   string
-	}{
-		{"gone", removeAll, artifact.ErrMissing, ""},
-		{"a file removed", func(tree string) error { return os.Remove(filepath.Join(tree, "bin/launch")) }, artifact.ErrDamaged, "holds 4 entries, unpacked were 5"},
-		{"a file added", func(tree string) error { return os.WriteFile(filepath.Join(tree, "bin/x"), nil, 0o444) }, artifact.ErrDamaged, "holds 6 entries"},
-		{"a file cut short", func(tree string) error { return os.Truncate(filepath.Join(tree, "bin/launch"), 3) }, artifact.ErrDamaged, "size"},
-		{"a file rewritten", func(tree string) error {
-			return os.Chtimes(filepath.Join(tree, "bin/launch"), time.Now(), time.Now().Add(time.Second))
-		}, artifact.ErrDamaged, "time"},
-		{"not executable", func(tree string) error { return os.Chmod(filepath.Join(tree, "bin/launch"), 0o444) }, artifact.ErrDamaged, "mode"},
-		{"a link turned", func(tree string) error {
-			link := filepath.Join(tree, "link")
-			return errors.Join(os.Remove(link), os.Symlink("elsewhere", link))
-		}, artifact.ErrDamaged, "link"},
-		{"a file in its place", func(tree string) error { return errors.Join(removeAll(tree), os.WriteFile(tree, nil, 0o600)) }, artifact.ErrDamaged, "is no directory"},
-		{"its listing gone", func(tree string) error { return os.Remove(tree + ".json") }, artifact.ErrDamaged, "listing"},
-		{"its listing garbage", func(tree string) error { return os.WriteFile(tree+".json", []byte("{"), 0o600) }, artifact.ErrDamaged, "listing"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s, dir := newStore(t, artifact.Config{})
-			a := fileArtifact(t, archive(t, dirEntry("bin/"), launch(), file("conf", 0o644, "x"), symlink("link", "bin/launch")))
-			tree, err := s.Ensure(t.Context(), a)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Check(a); err != nil {
-				t.Fatalf("as it was unpacked: %v", err)
-			}
-			if err := filepath.WalkDir(tree, func(p string, d fs.DirEntry, err error) error {
-				if err != nil || !d.IsDir() {
-					return err
-				}
-				return os.Chmod(p, 0o755)
-			}); err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.damage(tree); err != nil {
-				t.Fatal(err)
-			}
-			wantError(t, s.Check(a), tt.is, "artifact "+a.URL+": ", tt.want)
-			if err := s.Restore(t.Context(), a); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Check(a); err != nil {
-				t.Errorf("restored: %v", err)
-			}
-			wantEntries(t, dir, names(a)...)
-		})
-	}
-}
-
-// removeAll is os.RemoveAll for a tree that was made writable.
-func removeAll(tree string) error { return os.RemoveAll(tree) }
-
 // Until the new tree is complete, the old one stays.
-func TestRestoreKeepsWhatItCannotReplace(t *testing.T) {
+func TestRenewKeepsWhatItCannotReplace(t *testing.T) {
 	s, dir := newStore(t, artifact.Config{})
 	a := fileArtifact(t, goodArchive(t))
 	tree, err := s.Ensure(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Restore(t.Context(), a); err != nil {
-		t.Errorf("what is whole: %v", err)
-	}
-	program := filepath.Join(tree, "bin/launch")
-	if err := os.Chtimes(program, time.Now(), time.Now().Add(time.Hour)); err != nil {
+	program, other := filepath.Join(tree, "bin/launch"), filepath.Join(tree, "added")
+	if err := errors.Join(os.Chmod(tree, 0o755), os.WriteFile(other, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	source := strings.TrimPrefix(a.URL, "file://")
 	if err := os.Rename(source, source+".away"); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, s.Restore(t.Context(), a), fs.ErrNotExist, source)
+	wantError(t, s.Renew(t.Context(), a), fs.ErrNotExist, source)
 	if _, err := os.Stat(program); err != nil {
 		t.Error(err)
 	}
@@ -309,7 +234,7 @@ func TestRestoreKeepsWhatItCannotReplace(t *testing.T) {
 	if err := os.Rename(source+".away", source); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Restore(t.Context(), a); err != nil {
+	if err := s.Renew(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	old, err := open.Stat()
@@ -319,6 +244,10 @@ func TestRestoreKeepsWhatItCannotReplace(t *testing.T) {
 	if now, err := os.Stat(program); err != nil || os.SameFile(old, now) {
 		t.Errorf("the program was not replaced: %v", err)
 	}
+	if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("something of the old tree is there: %v", err)
+	}
+	wantEntries(t, dir, names(a)...)
 }
 
 func TestNewRemovesListingsWithoutTree(t *testing.T) {

@@ -91,7 +91,7 @@ func (s *Store) cached() ([]cached, error) {
 		c := cached{digest: entry.Name()}
 		l, err := s.readListing(c.digest)
 		if err != nil {
-			l, err = list(s.tree(c.digest)) // its listing was lost: it counts as never used
+			l, err = measure(s.tree(c.digest)) // its listing was lost: it counts as never used
 		} else if info, statErr := os.Stat(s.listingPath(c.digest)); statErr == nil {
 			c.used = info.ModTime()
 		}

@@ -37,7 +37,7 @@ func (w *worker) install(ctx context.Context, rec Record) (Record, error) {
 		w.installFailed(ctx, &rec, err)
 		return rec, err
 	}
-	w.logChange(w.e, "install", obs.Fields{fieldDigest: short(in.Digest), fieldRevision: in.Revision})
+	w.logChange(w.e, "install", obs.Fields{fieldDigest: install.Short(in.Digest), fieldRevision: in.Revision})
 	w.At("", "")
 	return rec, nil
 }
@@ -47,10 +47,10 @@ func (w *worker) installFailed(ctx context.Context, rec *Record, err error) {
 	if ctx.Err() != nil {
 		return // interrupted: nothing is wrong with it
 	}
-	w.cfg.Metrics.installFailed()
-	message := fmt.Sprintf("cannot install %s: %v", short(rec.Intent.Digest), err)
+	w.cfg.Metrics.failures.Inc()
+	message := fmt.Sprintf("cannot install %s: %v", install.Short(rec.Intent.Digest), err)
 	if rec.Installed != nil {
-		message += fmt.Sprintf("; version %s stays as it is", short(rec.Installed.Digest))
+		message += fmt.Sprintf("; version %s stays as it is", install.Short(rec.Installed.Digest))
 	}
 	w.failed(message, err)
 }
@@ -83,7 +83,7 @@ func (w *worker) wanted(ctx context.Context, rec Record) (*manifest.Manifest, Re
 			}
 		}
 	}
-	over := w.During("reading manifest " + short(digest) + " from Consul")
+	over := w.During("reading manifest " + install.Short(digest) + " from Consul")
 	m, canonical, signature, err := w.readManifest(ctx, digest)
 	over()
 	if err != nil && refused != nil {
@@ -100,8 +100,8 @@ func (w *worker) wanted(ctx context.Context, rec Record) (*manifest.Manifest, Re
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			w.cfg.Metrics.installFailed()
-			message := fmt.Sprintf("cannot install %s: %v", short(digest), err)
+			w.cfg.Metrics.failures.Inc()
+			message := fmt.Sprintf("cannot install %s: %v", install.Short(digest), err)
 			w.does(activity{state: stateOf(err), message: message, hopeless: install.Hopeless(err)})
 		}
 		return nil, rec, err

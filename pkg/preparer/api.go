@@ -69,7 +69,7 @@ func lookPath(name string, spec *runtime.Spec) (string, error) {
 	path := install.Describe(spec.Env).Path
 	for _, dir := range filepath.SplitList(path) {
 		file := filepath.Join(dir, name)
-		if info, err := os.Stat(file); filepath.IsAbs(dir) && err == nil && install.CheckProgram(file, info) == nil {
+		if filepath.IsAbs(dir) && install.CheckProgram(file) == nil {
 			return file, nil
 		}
 	}

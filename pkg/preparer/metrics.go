@@ -6,8 +6,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Metrics is what a preparer counts. All its methods do nothing on a nil *Metrics. Every label value exists from the
-// start, and none names a pod.
+// Metrics is what a preparer counts. Every label value exists from the start, and none names a pod.
 type Metrics struct {
 	pods                        *prometheus.GaugeVec
 	orphans, holding, connected prometheus.Gauge
@@ -15,7 +14,7 @@ type Metrics struct {
 	restarts, written, failures prometheus.Counter
 	hookFailures                prometheus.Counter
 
-	artifactBytes, artifactsBroken     prometheus.Gauge
+	artifactBytes                      prometheus.Gauge
 	artifactsPruned, artifactsRestored prometheus.Counter
 }
 
@@ -50,103 +49,34 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		hookFailures: counter("hook_failures_total", "Hooks that failed or took too long."),
 
 		artifactBytes:     gauge("artifact_bytes", "What unpacked artifacts take on the disk, roughly."),
-		artifactsBroken:   gauge("artifacts_broken", "Artifacts of running pods that are missing or changed on the disk and could not be fetched again."),
 		artifactsPruned:   counter("artifacts_pruned_total", "Artifacts that were removed from the cache."),
-		artifactsRestored: counter("artifacts_restored_total", "Artifacts of running pods that were missing or changed on the disk and were fetched again."),
+		artifactsRestored: counter("artifacts_restored_total", "Artifacts in which the program was missing when a process could not be started, and that were fetched again."),
 	}
 	for _, state := range podStates {
 		m.pods.WithLabelValues(string(state))
 	}
 	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.nameRefused, m.reserve, m.open, m.restarts, m.written, m.failures, m.hookFailures)
-	reg.MustRegister(m.artifactBytes, m.artifactsBroken, m.artifactsPruned, m.artifactsRestored)
+	reg.MustRegister(m.artifactBytes, m.artifactsPruned, m.artifactsRestored)
 	return m
-}
-
-// observed publishes what the node has. restarts is how many there were since the last time.
-func (m *Metrics) observed(states map[pod.State]int, orphans, restarts int) {
-	if m == nil {
-		return
-	}
-	for _, state := range podStates {
-		m.pods.WithLabelValues(string(state)).Set(float64(states[state]))
-	}
-	m.orphans.Set(float64(orphans))
-	m.restarts.Add(float64(restarts))
 }
 
 // stands publishes whether the node's lock is held, and whether the world is known.
 func (m *Metrics) stands(holding, known bool) {
-	if m == nil {
-		return
-	}
 	m.holding.Set(flag(holding))
 	m.connected.Set(flag(holding && known))
 }
 
 // refused publishes whether the node's name is another host's.
-func (m *Metrics) refused(yes bool) {
-	if m != nil {
-		m.nameRefused.Set(flag(yes))
-	}
-}
+func (m *Metrics) refused(yes bool) { m.nameRefused.Set(flag(yes)) }
 
 // opened publishes whether pods may do at Consul what they should not.
-func (m *Metrics) opened(yes bool) {
-	if m != nil {
-		m.open.Set(flag(yes))
-	}
-}
-
-// reserved publishes how much is set aside for records.
-func (m *Metrics) reserved(bytes int64) {
-	if m != nil {
-		m.reserve.Set(float64(bytes))
-	}
-}
+func (m *Metrics) opened(yes bool) { m.open.Set(flag(yes)) }
 
 func flag(yes bool) float64 {
 	if yes {
 		return 1
 	}
 	return 0
-}
-
-func (m *Metrics) wrote() {
-	if m != nil {
-		m.written.Inc()
-	}
-}
-
-func (m *Metrics) installFailed() {
-	if m != nil {
-		m.failures.Inc()
-	}
-}
-
-func (m *Metrics) hookFailed() {
-	if m != nil {
-		m.hookFailures.Inc()
-	}
-}
-
-// pruned publishes what the cache was and is.
-func (m *Metrics) pruned(removed int, left int64) {
-	if m != nil {
-		m.artifactsPruned.Add(float64(removed))
-		m.artifactBytes.Set(float64(left))
-	}
-}
-
-func (m *Metrics) broken(artifacts int) {
-	if m != nil {
-		m.artifactsBroken.Set(float64(artifacts))
-	}
-}
-
-func (m *Metrics) restored() {
-	if m != nil {
-		m.artifactsRestored.Inc()
-	}
 }
 
 // count publishes what the node has. The caller is in pods.do.
@@ -159,6 +89,11 @@ func (p *Preparer) count() {
 			orphans++
 		}
 	}
-	p.cfg.Metrics.observed(states, orphans, restarts)
-	p.cfg.Metrics.stands(p.contact.Locked(), p.contact.Informed())
+	m := p.cfg.Metrics
+	for _, state := range podStates {
+		m.pods.WithLabelValues(string(state)).Set(float64(states[state]))
+	}
+	m.orphans.Set(float64(orphans))
+	m.restarts.Add(float64(restarts))
+	m.stands(p.contact.Locked(), p.contact.Informed())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -432,7 +433,7 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 	news, again := p.board.Say(r, now)
 	if news {
 		p.logChange(e, "observe", obs.Fields{
-			obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: short(r.Digest), obs.Reason: r.Message,
+			obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: install.Short(r.Digest), obs.Reason: r.Message,
 		})
 	}
 	return sooner(due, again)

@@ -188,9 +188,9 @@ func (e *entry) pendingText() string {
 	case e.rec.Intent.State == pod.Stopped && e.rec.StoppedAt == nil && e.rec.Version != 0:
 		return "waiting for the stop of revision " + strconv.FormatInt(e.rec.Intent.Revision, 10) + " to end"
 	case e.working && e.rec.Installed != nil:
-		return "waiting for what is being done for version " + short(e.rec.Installed.Digest)
+		return "waiting for what is being done for version " + install.Short(e.rec.Installed.Digest)
 	default:
-		return "manifest " + short(e.want.Digest) + " is to be read from Consul"
+		return "manifest " + install.Short(e.want.Digest) + " is to be read from Consul"
 	}
 }
 

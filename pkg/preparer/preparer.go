@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -55,31 +57,10 @@ type State interface {
 	Forget(id pod.Identity) error
 }
 
-// Defaults of Config.
-const (
-	DefaultBusyPoll    = 500 * time.Millisecond
-	DefaultIdlePoll    = 2 * time.Second
-	DefaultRelistEvery = time.Minute
-	DefaultRetryMin    = 250 * time.Millisecond
-	DefaultRetryMax    = time.Minute
-	DefaultLogBytes    = 10 << 20
-	DefaultLogKeep     = 3
+// DefaultKeepStopped is how long home, logs and versions of a stopped pod stay.
+const DefaultKeepStopped = 24 * time.Hour
 
-	DefaultKeepStopped    = 24 * time.Hour
-	DefaultKeepTombstones = 30 * 24 * time.Hour
-	DefaultMaxTombstones  = 10_000
-	DefaultCollectEvery   = 10 * time.Minute
-
-	DefaultCheckArtifacts = 24 * time.Hour
-	DefaultPruneArtifacts = time.Hour
-
-	DefaultConfirmLoss = 5 * time.Second
-
-	DefaultAskDoors = 24 * time.Hour
-	DefaultAskAgain = time.Minute
-)
-
-// Config is what New needs. Zero values mean the defaults above.
+// Config is what New needs. Zero values mean the defaults that setDefaults has.
 type Config struct {
 	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, nonce and orphans are
 	// filled in.
@@ -87,7 +68,7 @@ type Config struct {
 	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
 	Store     Store
 	Artifacts install.Artifacts
-	Cache     Cache // nil: artifacts are neither checked nor removed
+	Cache     Cache // nil: artifacts are neither mended nor removed
 	Runtime   runtime.Runtime
 	Services  register.Services
 	State     State         // nil: a Disk in Dir/pods
@@ -95,7 +76,7 @@ type Config struct {
 	Doors     claim.Doors   // nil: nobody asks what pods may do at Consul
 	Strict    bool          // no new intents while they may do anything, or nobody knows
 	Log       obs.Logger
-	Metrics   *Metrics // nil: nothing is counted
+	Metrics   *Metrics // nil: nobody sees them
 
 	BusyPoll    time.Duration // between two looks at the local agent while a pod is in transition
 	IdlePoll    time.Duration // between two looks when none is
@@ -122,7 +103,6 @@ type Config struct {
 	MaxTombstones  int           // of those; beyond it the oldest go earlier, but none within a day
 	CollectEvery   time.Duration // between two looks for what may go
 
-	CheckArtifacts time.Duration // between two looks whether the artifacts of running pods are whole
 	PruneArtifacts time.Duration // between two looks for artifacts that may go, besides when the pods need others
 
 	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
@@ -161,22 +141,24 @@ func (c *Config) validate() error {
 }
 
 func (c *Config) setDefaults() {
-	orDefault(&c.BusyPoll, DefaultBusyPoll)
-	orDefault(&c.IdlePoll, DefaultIdlePoll)
-	orDefault(&c.RelistEvery, DefaultRelistEvery)
-	orDefault(&c.RetryMin, DefaultRetryMin)
-	orDefault(&c.RetryMax, DefaultRetryMax)
-	orDefault(&c.LogBytes, DefaultLogBytes)
-	orDefault(&c.LogKeep, DefaultLogKeep)
+	orDefault(&c.BusyPoll, 500*time.Millisecond)
+	orDefault(&c.IdlePoll, 2*time.Second)
+	orDefault(&c.RelistEvery, time.Minute)
+	orDefault(&c.RetryMin, 250*time.Millisecond)
+	orDefault(&c.RetryMax, time.Minute)
+	orDefault(&c.LogBytes, 10<<20)
+	orDefault(&c.LogKeep, 3)
 	orDefault(&c.KeepStopped, DefaultKeepStopped)
-	orDefault(&c.KeepTombstones, DefaultKeepTombstones)
-	orDefault(&c.MaxTombstones, DefaultMaxTombstones)
-	orDefault(&c.CollectEvery, DefaultCollectEvery)
-	orDefault(&c.CheckArtifacts, DefaultCheckArtifacts)
-	orDefault(&c.PruneArtifacts, DefaultPruneArtifacts)
-	orDefault(&c.ConfirmLoss, DefaultConfirmLoss)
-	orDefault(&c.AskDoors, DefaultAskDoors)
-	orDefault(&c.AskAgain, DefaultAskAgain)
+	orDefault(&c.KeepTombstones, 30*24*time.Hour)
+	orDefault(&c.MaxTombstones, 10_000)
+	orDefault(&c.CollectEvery, 10*time.Minute)
+	orDefault(&c.PruneArtifacts, time.Hour)
+	orDefault(&c.ConfirmLoss, 5*time.Second)
+	orDefault(&c.AskDoors, 24*time.Hour)
+	orDefault(&c.AskAgain, time.Minute)
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(prometheus.NewRegistry())
+	}
 	if c.Programs == nil {
 		c.Programs = oneshot.Runner{}
 	}
@@ -252,7 +234,7 @@ func New(cfg Config) (*Preparer, error) {
 	p.node = install.New(install.Config{
 		Node: cfg.Node.Name, Address: cfg.Node.Address, Dir: cfg.Dir, HooksDir: cfg.HooksDir, Isolation: cfg.Isolation,
 		Artifacts: cfg.Artifacts, Programs: cfg.Programs, Trees: cfg.Trees, Trust: cfg.Trust, Reserve: reserve, Log: p.log, Trouble: p.trouble,
-		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: p.step, HookFailed: cfg.Metrics.hookFailed, FetchFailed: p.prunable.Raise,
+		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: p.step, HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
 		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Programs: cfg.Programs, Reserve: reserve, Trouble: p.trouble, Log: p.log,
@@ -279,7 +261,6 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.node.DeleteRemoved(ctx, p.cfg.CollectEvery) })
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
-	parts.Go(func() { p.checkArtifacts(ctx) })
 	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
 	for ctx.Err() == nil {
 		select {
@@ -340,7 +321,7 @@ func (p *Preparer) apply(d Decision) {
 		p.pods.changed(e)
 		p.pods.enqueue(e)
 		e.standing = standing{verdict: Agree}
-		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: short(in.Digest)}).Info("intent accepted")
+		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: install.Short(in.Digest)}).Info("intent accepted")
 		return
 	case Agree:
 		e.standing = standing{verdict: Agree}
@@ -358,6 +339,3 @@ func (p *Preparer) apply(d Decision) {
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
 	}
 }
-
-// short shows enough of a digest to tell it from others.
-func short(digest string) string { return install.Short(digest) }

@@ -63,7 +63,10 @@ func (w *worker) keep(ctx context.Context, rec Record) (Record, error) {
 		}
 		w.pods.enter(w.e, now)
 	})
-	return rec, nil
+	if err = w.mend(ctx, &rec); err != nil {
+		w.keepFailed(&rec, err)
+	}
+	return rec, err
 }
 
 // keepFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under
@@ -81,7 +84,7 @@ func (w *worker) keepFailed(rec *Record, err error) {
 
 // stays says that an earlier version is there to go back to.
 func stays(in install.Installed) string {
-	return fmt.Sprintf("; version %s stays installed", short(in.Digest))
+	return fmt.Sprintf("; version %s stays installed", install.Short(in.Digest))
 }
 
 // tidy does, once for each version and each start of the preparer, what a crash may have left undone after the launch.
@@ -175,7 +178,7 @@ func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, 
 		if err == nil && slices.Contains(ids, spec.ID) {
 			started = append(started, spec.ID) // the answer of one that was started may be lost
 			if err = w.processes.Start(ctx, spec); err == nil {
-				w.logChange(w.e, "start", obs.Fields{obs.Process: spec.ID, fieldDigest: short(rec.Installed.Digest)})
+				w.logChange(w.e, "start", obs.Fields{obs.Process: spec.ID, fieldDigest: install.Short(rec.Installed.Digest)})
 			}
 		}
 		if err != nil {

@@ -91,7 +91,7 @@ func (r *Record) upToDate() bool {
 
 // wasReady reports whether processes of the installed version have been available, as far as the record remembers.
 func (r *Record) wasReady() bool {
-	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", short(r.Installed.Digest), r.Installed.Revision))
+	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", install.Short(r.Installed.Digest), r.Installed.Revision))
 }
 
 // installed returns the record with a new version of a pod in it. The one before it and others stay, so many as are kept.

@@ -22,7 +22,7 @@ func (p *Preparer) keepReserve(ctx context.Context) {
 	const key = "reserve"
 	for ctx.Err() == nil {
 		bytes, err := p.reserve.Fill()
-		p.cfg.Metrics.reserved(bytes)
+		p.cfg.Metrics.reserve.Set(float64(bytes))
 		wait := lookAtReserve
 		if p.trouble.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
 			wait = fillReserve

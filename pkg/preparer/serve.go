@@ -48,7 +48,7 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
 	publisher := &report.Publisher{
-		Board: p.board, Store: tenure, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.wrote,
+		Board: p.board, Store: tenure, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
 		RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
 	}
 	p.leave()

@@ -118,7 +118,7 @@ func (v *Version) switches(name string) ([]hook, error) {
 		if l.Artifact.Kind != manifest.ArtifactTar {
 			continue
 		}
-		if info, err := os.Stat(v.Path(l.Name, path)); err != nil || CheckProgram(path, info) != nil {
+		if CheckProgram(v.Path(l.Name, path)) != nil {
 			continue
 		}
 		h, err := v.podHook(name, l, path, nil)
@@ -146,8 +146,7 @@ func (v *Version) nodeHooks(point string) ([]hook, error) {
 		}
 		for _, entry := range entries {
 			path := filepath.Join(dir, entry.Name())
-			info, err := os.Stat(path)
-			if err != nil || CheckProgram(path, info) != nil || !processName.MatchString(entry.Name()) {
+			if CheckProgram(path) != nil || !processName.MatchString(entry.Name()) {
 				continue
 			}
 			found[entry.Name()+"\x00"+path] = path

@@ -265,7 +265,7 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 		return nil, err
 	}
 	if !info.IsDir() || l.Artifact.Kind == manifest.ArtifactExec {
-		return []Process{{Name: l.Name, Launchable: l.Name, Path: command}}, CheckProgram(path, info)
+		return []Process{{Name: l.Name, Launchable: l.Name, Path: command}}, CheckProgram(path)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -274,9 +274,9 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	var found []Process
 	for _, entry := range entries { // in the order of their names
 		file := filepath.Join(path, entry.Name())
-		if info, err := os.Stat(file); err != nil {
+		if _, err := os.Stat(file); err != nil {
 			return nil, err
-		} else if CheckProgram(file, info) != nil {
+		} else if CheckProgram(file) != nil {
 			continue
 		}
 		if !processName.MatchString(entry.Name()) {
@@ -291,8 +291,11 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 }
 
 // CheckProgram reports why a file cannot be executed.
-func CheckProgram(path string, info fs.FileInfo) error {
+func CheckProgram(path string) error {
+	info, err := os.Stat(path)
 	switch {
+	case err != nil:
+		return err
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is a %s; allowed: an executable file", path, info.Mode().Type())
 	case info.Mode().Perm()&0o111 == 0:
