@@ -179,10 +179,11 @@ func joined(parts []*readPart) *answer {
 
 // writePart is what one caller writes.
 type writePart struct {
-	ops  []Op
-	cost int     // bytes
-	got  *answer // of the whole transaction
-	err  error
+	ops   []Op
+	cost  int     // bytes
+	blind bool    // only whether it was carried out counts
+	got   *answer // of the whole transaction; of no use if all of its parts are blind
+	err   error
 }
 
 // joinsWrites keeps apart what could not be told from each other: parts that touch a key that another one writes.
@@ -219,7 +220,8 @@ func (m *Merger) write(ctx context.Context, group []*writePart) {
 		for _, p := range group[1:] {
 			ops = append(ops, p.ops...)
 		}
-		got, err := m.c.send(ctx, ops) // each part was checked, and joinsWrites has seen to it that they fit together
+		wanted := slices.ContainsFunc(group, func(p *writePart) bool { return !p.blind })
+		got, err := m.c.send(ctx, ops, !wanted) // each part was checked, and joinsWrites has seen to it that they fit together
 		var refused *RefusedError
 		if !errors.As(err, &refused) || len(group) == 1 {
 			if err != nil && len(group) > 1 {
@@ -270,23 +272,31 @@ func refuse(group []*writePart, refused *RefusedError) (rest []*writePart) {
 
 // Commit is like Client.Commit.
 func (m *Merger) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
-	by := &m.writes
-	if len(ops) > MaxTxnOps/2 {
-		by = &m.large
-	}
-	got, err := m.commit(ctx, by, ops)
+	got, err := m.commit(ctx, m.writer(ops), &writePart{ops: ops})
 	if err != nil {
 		return nil, err
 	}
 	return got.indices(ops), nil
 }
 
-func (m *Merger) commit(ctx context.Context, by *gatherer[*writePart], ops []Op) (*answer, error) {
-	cost, err := check(ops)
-	if err != nil {
+// CommitBlind is Commit for who does not want to know the indices: the answer is not read.
+func (m *Merger) CommitBlind(ctx context.Context, ops []Op) error {
+	_, err := m.commit(ctx, m.writer(ops), &writePart{ops: ops, blind: true})
+	return err
+}
+
+func (m *Merger) writer(ops []Op) *gatherer[*writePart] {
+	if len(ops) > MaxTxnOps/2 {
+		return &m.large
+	}
+	return &m.writes
+}
+
+func (m *Merger) commit(ctx context.Context, by *gatherer[*writePart], p *writePart) (*answer, error) {
+	var err error
+	if p.cost, err = check(p.ops); err != nil {
 		return nil, err
 	}
-	p := &writePart{ops: ops, cost: cost}
 	if err := by.do(ctx, p); err != nil {
 		// It was not sent. But a caller that left is told the same whenever it leaves.
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -296,6 +306,8 @@ func (m *Merger) commit(ctx context.Context, by *gatherer[*writePart], ops []Op)
 
 // AcquireReading is like Client.AcquireReading.
 func (m *Merger) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
-	send := func(ctx context.Context, ops []Op) (*answer, error) { return m.commit(ctx, &m.locks, ops) }
+	send := func(ctx context.Context, ops []Op) (*answer, error) {
+		return m.commit(ctx, &m.locks, &writePart{ops: ops})
+	}
 	return m.c.acquireReading(ctx, send, key, session, value, r)
 }

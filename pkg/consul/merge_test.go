@@ -95,20 +95,24 @@ func (g *gate) rush(t *testing.T, m *consul.Merger, n, underWay int, call func(i
 	all.Wait()
 }
 
-// Transactions of many callers share requests; each caller gets its own answer: its indices, or its refusals alone.
+// Transactions of many callers share requests; each caller gets its own answer: its indices if it wants them, or its refusals alone.
 func TestMergedWrites(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
 	const n = 20
 	var written [n]map[string]uint64
 	var errs [n]error
-	bad := func(i int) bool { return i%7 == 3 }
+	bad, blind := func(i int) bool { return i%7 == 3 }, func(i int) bool { return i%3 == 0 || i < consul.MergedWrites }
 	g.rush(t, m, n, consul.MergedWrites, func(i int) {
 		ops := []consul.Op{consul.CAS(fmt.Sprint(prefix, i), fmt.Append(nil, i), 0)}
 		if bad(i) {
 			ops = append(ops, consul.CheckIndex(fmt.Sprint(prefix, "missing", i), 5))
 		}
-		written[i], errs[i] = m.Commit(t.Context(), ops)
+		if blind(i) {
+			errs[i] = m.CommitBlind(t.Context(), ops)
+		} else {
+			written[i], errs[i] = m.Commit(t.Context(), ops)
+		}
 	})
 	if sent := g.passed.Load(); sent > consul.MergedWrites+2 { // the first, the rest, and the rest again without what was refused
 		t.Errorf("%d transactions for %d callers", sent, n)
@@ -124,7 +128,7 @@ func TestMergedWrites(t *testing.T) {
 			}
 		case errs[i] != nil || err != nil:
 			t.Errorf("call %d: %v, then %v", i, errs[i], err)
-		case string(pair.Value) != fmt.Sprint(i) || len(written[i]) != 1 || written[i][key] != pair.ModifyIndex:
+		case string(pair.Value) != fmt.Sprint(i) || !blind(i) && (len(written[i]) != 1 || written[i][key] != pair.ModifyIndex):
 			t.Errorf("call %d: wrote %v, found %+v", i, written[i], pair)
 		}
 	}
@@ -161,7 +165,12 @@ func TestMergedWritesOfUnknownOutcome(t *testing.T) {
 	const n = 8
 	var errs [n]error
 	write := func(i int) {
-		_, errs[i] = m.Commit(t.Context(), []consul.Op{consul.Set(fmt.Sprint(prefix, i), nil)})
+		ops := []consul.Op{consul.Set(fmt.Sprint(prefix, i), nil)}
+		if i%2 == 0 {
+			errs[i] = m.CommitBlind(t.Context(), ops)
+		} else {
+			_, errs[i] = m.Commit(t.Context(), ops)
+		}
 	}
 	g.rush(t, m, n, consul.MergedWrites, write)
 	for i, err := range errs {

@@ -19,8 +19,9 @@ import (
 
 // tap receives the pairs of one answer.
 type tap struct {
+	blind bool // nobody wants the pairs of a transaction, only that it was carried out
 	pairs []*api.KVPair
-	took  bool // the answer was understood, and pairs is all of it
+	took  bool // the answer was understood, and pairs is all of it, unless it is blind
 }
 
 type tapKey struct{}
@@ -86,6 +87,9 @@ var (
 func (t *tap) take(body []byte) (left []byte) {
 	s := scanner{b: body}
 	switch {
+	case t.blind && s.resultsAlone():
+		t.took = true
+		return noResults
 	case s.next('['):
 		t.pairs, left = s.list(s.pair), noPairs
 	case s.next('{'):
@@ -185,6 +189,17 @@ func (s *scanner) results() (pairs []*api.KVPair) {
 		}
 	})
 	return pairs
+}
+
+// resultsAlone reports whether the body looks like that of a transaction which was carried out, without reading it. Where it does not, the
+// scanner has not moved.
+func (s *scanner) resultsAlone() bool {
+	try := *s
+	try.must('{')
+	name := try.quoted()
+	try.must(':')
+	try.must('[')
+	return !try.bad && string(name) == "Results" && bytes.HasSuffix(bytes.TrimRight(s.b, " \t\r\n"), []byte("}"))
 }
 
 // result reads one result of a transaction.

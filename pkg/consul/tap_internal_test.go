@@ -59,6 +59,25 @@ func TestTap(t *testing.T) {
 	}
 }
 
+// Who wants no pairs is told whether a transaction was carried out. What may be something else is left to the API client.
+func TestABlindTap(t *testing.T) {
+	t.Parallel()
+	for body, took := range map[string]bool{
+		`{"Results":[{"KV":` + onePair + `}],"Errors":null}`:   true,
+		"{\n    \"Results\": [\n {}\n ]\n}\n":                  true,
+		`{"Results":[{"KV":` + onePair + `}],"Errors"`:         false,
+		`{"Errors":[{"OpIndex":1,"What":"no"}],"Results":[]}x`: false,
+		`{"Results":null`: false,
+		`<html>{}`:        false,
+		``:                false,
+	} {
+		tp := &tap{blind: true}
+		if left := tp.take([]byte(body)); tp.took != took || tp.pairs != nil || took && string(left) != `{}` || !took && left != nil {
+			t.Errorf("%s: left %q, took %v, pairs %v", body, left, tp.took, tp.pairs)
+		}
+	}
+}
+
 func FuzzTap(f *testing.F) {
 	for _, seed := range []string{`[]`, `[` + onePair + `,{}]`, `{"Results":[{"KV":` + onePair + `}],"Errors":null}`, `[{"Key":"\u0000","New":[{}]}]`} {
 		f.Add([]byte(seed))

@@ -57,14 +57,23 @@ func OpBytes(key string, value int) int { return (value+2)/3*4 + jsonBytes(key) 
 
 // jsonBytes returns an upper bound of a string's length in JSON, without its quotes.
 func jsonBytes(s string) int {
-	size := len(s)
+	size := 0
 	for i := range len(s) {
-		if b := s[i]; b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
-			size += len(`\u0000`) - 1 // JSON may escape it
-		}
+		size += int(bytesOf[s[i]])
 	}
 	return size
 }
+
+// bytesOf is how long each byte of a string may become in JSON.
+var bytesOf = func() (size [256]uint8) {
+	for b := range size {
+		size[b] = 1
+		if b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
+			size[b] = uint8(len(`\u0000`))
+		}
+	}
+	return size
+}()
 
 // Set writes a key unconditionally.
 func Set(key string, value []byte) Op { return op(api.KVSet, key, value, 0, "") }
@@ -245,17 +254,18 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	if _, err := check(ops); err != nil {
 		return nil, err
 	}
-	return c.send(ctx, ops)
+	return c.send(ctx, ops, false)
 }
 
-// send is commit without a check whether the transaction may be sent.
-func (c *Client) send(ctx context.Context, ops []Op) (*answer, error) {
+// send is commit without a check whether the transaction may be sent. A blind one has no answer but that it was carried out.
+func (c *Client) send(ctx context.Context, ops []Op, blind bool) (*answer, error) {
 	txn := txnOf(ops)
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	var connected atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
 	ctx, t := tapped(ctx)
+	t.blind = blind
 	ok, resp, _, err := c.api.Txn().Txn(txn, Default.options(ctx))
 	switch {
 	case err != nil && !connected.Load():

@@ -34,9 +34,11 @@ type Reported struct {
 
 // ops lists the operations: conditions first, so that a refusal names the condition.
 func (t *FarmTenure) ops(b *Batch) []consul.Op {
-	ops := t.head(b)
-	for _, o := range t.operations(b.RCID, &b.Part) {
-		ops = append(ops, o.op())
+	const besides = 3 // audit record, status, and the bell of a rollout
+	head, own := t.head(b), t.operations(b.RCID, &b.Part)
+	ops := append(make([]consul.Op, 0, len(head)+len(own)+besides), head...)
+	for i := range own {
+		ops = append(ops, own[i].op())
 	}
 	if b.Audit != nil {
 		ops = append(ops, t.audit(*b.Audit))
@@ -76,8 +78,14 @@ var (
 // Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused, ErrDropped and ErrReported to
 // tell why) or ErrUnknown.
 func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
-	written, err := t.fencedIndices(ctx, t.ops(b))
-	b.Landed = written[t.keys.Status(b.RCID)]
+	var err error
+	if ops := t.ops(b); b.Status == nil {
+		err = t.fenced(ctx, ops)
+	} else {
+		var written map[string]uint64
+		written, err = t.fencedIndices(ctx, ops)
+		b.Landed = written[t.keys.Status(b.RCID)]
+	}
 	drops := []string{t.keys.Drops(b.RCID)}
 	for id := range b.Companions {
 		drops = append(drops, t.keys.Drops(id))
@@ -95,11 +103,15 @@ func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
 }
 
 func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
-	_, err := t.fencedIndices(ctx, ops)
+	sent := time.Now()
+	err := t.merged.CommitBlind(ctx, ops)
+	if err == nil {
+		t.sess.Confirm(sent)
+	}
 	return err
 }
 
-// fencedIndices returns the indices of the keys that it wrote, too.
+// fencedIndices is fenced, and returns the indices of the keys that it wrote, too.
 func (t *FarmTenure) fencedIndices(ctx context.Context, ops []consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
 	written, err := t.merged.Commit(ctx, ops)
