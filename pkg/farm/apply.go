@@ -7,7 +7,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -98,18 +97,18 @@ func (c *ReplicationController) assigned(v *view, plan *reconcile.Plan, placed i
 }
 
 // sortByNode sorts changes by their pods' nodes; those of one node stay in their order. Changes are large, so that each is moved twice
-// only, however many there are.
+// only, however many there are; and there may be far fewer nodes.
 func sortByNode(changes []reconcile.Change) {
-	order := make([]int32, len(changes))
-	for i := range order {
-		order[i] = int32(i)
+	on := map[string][]int{}
+	for i := range changes {
+		name := changes[i].Placement.Node
+		on[name] = append(on[name], i)
 	}
-	slices.SortFunc(order, func(a, b int32) int {
-		return cmp.Or(strings.Compare(changes[a].Placement.Node, changes[b].Placement.Node), cmp.Compare(a, b))
-	})
-	sorted := make([]reconcile.Change, len(changes))
-	for i, at := range order {
-		sorted[i] = changes[at]
+	sorted := make([]reconcile.Change, 0, len(changes))
+	for _, name := range slices.Sorted(maps.Keys(on)) {
+		for _, i := range on[name] {
+			sorted = append(sorted, changes[i])
+		}
 	}
 	copy(changes, sorted)
 }

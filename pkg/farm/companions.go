@@ -69,16 +69,19 @@ func (c *ReplicationController) makeMarks(ctx context.Context, v *view, plan *re
 	return true, c.farm.cfg.Store.MakeMarks(ctx, drops, stops)
 }
 
-// dependOnCompanions says what a part depends on of companions: that nobody has stopped or added pods, that none has dropped if it depends
+// dependOnCompanions says what a part depends on of companions besides: that nobody has stopped or added pods, that none has dropped if it depends
 // on what counts, and that their records ask for as much as before where the bounds of the service follow that.
 func dependOnCompanions(v *view, part *store.Part, counts bool) {
 	if len(v.companions) == 0 {
 		return
 	}
-	part.Companions = make(map[string]store.CompanionIndices, len(v.companions))
+	if part.Companions == nil {
+		part.Companions = make(map[string]store.CompanionIndices, len(v.companions))
+	}
 	for i := range v.companions {
 		o := &v.companions[i]
-		on := store.CompanionIndices{Stops: o.Marks.Stops}
+		on := part.Companions[o.RCID] // what other changes of the part depend on
+		on.Stops = o.Marks.Stops
 		if v.head.RC.Value.Mutator == "" {
 			on.Record = o.Record
 		}

@@ -58,11 +58,9 @@ func (p *packing) together(run []reconcile.Change) bool {
 		if p.c.reserveOn(p.v, next, &run[i], &run[i].Reserve[0]) != "" {
 			return false
 		}
-		own := partOf(p.v, &run[i], nil)
-		if !part.Joins(&own) {
+		if !addTo(&part, p.v, &run[i]) {
 			return false
 		}
-		part.Add(&own)
 	}
 	part.Reservations = []store.ReservationWrite{{Node: on, Index: rec.Index, Value: next}}
 	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, &part)
@@ -95,7 +93,8 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 		p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
 		return
 	}
-	part := partOf(p.v, ch, writes)
+	part := store.Part{Reservations: writes}
+	addTo(&part, p.v, ch)
 	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, &part)
 	b, wait := p.batchFor(&part, load, some)
 	if wait {
@@ -104,7 +103,7 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 	if b == nil {
 		// A change that no transaction takes is not made, and everything else is.
 		if b = p.fresh(); !b.load.Takes(load, 1) {
-			p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, len(load)))
+			p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
 			return
 		}
 		p.out = append(p.out, b)
@@ -174,18 +173,26 @@ func (p *packing) note(b *batch, ch *reconcile.Change) {
 	} else {
 		p.more++
 	}
-	p.concerned = append(p.concerned, ch.Nodes()...)
+	p.concern(ch)
 }
 
-// partOf translates a change into what it depends on and what it writes.
-func partOf(v *view, ch *reconcile.Change, writes []store.ReservationWrite) store.Part {
-	part := store.Part{
-		Pods:         []store.PodWrite{{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement}},
-		Reservations: writes, Answered: ch.Answers,
+// concern notes the nodes of a change. Many changes in a row may be about one.
+func (p *packing) concern(ch *reconcile.Change) {
+	for _, name := range ch.Nodes() {
+		if len(p.concerned) == 0 || p.concerned[len(p.concerned)-1] != name {
+			p.concerned = append(p.concerned, name)
+		}
 	}
+}
+
+// addTo adds to a part what a change depends on and what it writes, but for reservations. It reports false, and leaves the part useless,
+// where the two do not agree on what the world is like.
+func addTo(part *store.Part, v *view, ch *reconcile.Change) bool {
+	part.Pods = append(part.Pods, store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement})
 	for _, in := range ch.Intents {
 		part.Intents = append(part.Intents, store.IntentWrite{Node: in.Node, Identity: ch.Identity, Intent: in.Intent})
 	}
+	part.Answered = append(part.Answered, ch.Answers...)
 	if ch.NeedsSchema {
 		part.SchemaIndex = v.schema.Index
 	}
@@ -199,9 +206,9 @@ func partOf(v *view, ch *reconcile.Change, writes []store.ReservationWrite) stor
 		part.DropsIndex = v.drops[ch.Identity.RCID].Index
 	}
 	if ch.NeedsMinimum || ch.NeedsCompanions {
-		dependOnCompanions(v, &part, ch.NeedsMinimum)
+		dependOnCompanions(v, part, ch.NeedsMinimum)
 	}
-	part.Stamp = ch.Stamps
+	part.Stamp = part.Stamp || ch.Stamps
 	for _, name := range ch.NeedsReports {
 		if part.Reported == nil {
 			part.Reported = map[store.At]uint64{}
@@ -209,11 +216,14 @@ func partOf(v *view, ch *reconcile.Change, writes []store.ReservationWrite) stor
 		at := store.At{Node: name, Identity: ch.Identity}
 		part.Reported[at] = v.reported[at]
 	}
-	if len(ch.NeedsDead) > 0 {
-		part.Dead = make(map[string]uint64, len(ch.NeedsDead))
-	}
 	for _, dead := range ch.NeedsDead {
+		if part.Dead == nil {
+			part.Dead = map[string]uint64{}
+		}
+		if known, both := part.Dead[dead.Name]; both && known != dead.Index {
+			return false
+		}
 		part.Dead[dead.Name] = dead.Index
 	}
-	return part
+	return true
 }

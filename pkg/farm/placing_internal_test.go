@@ -138,3 +138,36 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 		t.Errorf("%d changes, audited as %q", audited, lines)
 	}
 }
+
+// Of changes on one node some may rely on the minimum and others not: together they depend on all that each of them does.
+func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
+	t.Parallel()
+	v := &view{
+		companions: []store.Companion{{RCID: "old", Marks: store.Marks{Stops: 3, Drops: store.Drops{Index: 4}}, Record: 5}},
+		drops:      store.DropsBy{"web": {Index: 6}}, minimum: &minimum{}, reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
+		schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
+	}
+	id := pod.Identity{RCID: "web"}
+	dead := []reconcile.DeadNode{{Name: "n2", Index: 2}}
+	changes := []reconcile.Change{
+		{Identity: id, NeedsMinimum: true, NeedsBreaker: true, Answers: []string{"r1"}},
+		{Identity: id, NeedsCompanions: true, NeedsSchema: true, Stamps: true, NeedsReports: []string{"n1"}},
+		{Identity: id, NeedsDead: dead},
+		{Identity: id, NeedsDead: dead},
+	}
+	var part store.Part
+	for i := range changes {
+		if !addTo(&part, v, &changes[i]) {
+			t.Fatalf("change %d does not join", i)
+		}
+	}
+	on := store.CompanionIndices{Stops: 3, Drops: 4, Record: 5}
+	if part.Companions["old"] != on || part.DropsIndex != 6 || part.Reported[store.At{Node: "n1", Identity: id}] != 7 || part.SchemaIndex != 8 ||
+		part.BreakerIndex != 9 || part.Dead["n2"] != 2 || !part.Stamp || len(part.Pods) != len(changes) || len(part.Answered) != 1 {
+		t.Errorf("%+v", part)
+	}
+	changes[0].NeedsDead = []reconcile.DeadNode{{Name: "n2", Index: 3}}
+	if addTo(&part, v, &changes[0]) {
+		t.Error("changes that disagree on a node are packed together")
+	}
+}

@@ -14,7 +14,7 @@ import (
 
 // AppendText appends a text with its quotes.
 func AppendText(b []byte, s string) []byte {
-	if TextBytes(s) != len(s) { // something in it may be escaped
+	if !Plain(s) {
 		data, err := json.Marshal(s)
 		if err != nil {
 			panic(fmt.Sprintf("encode %q: %v", s, err))

@@ -10,10 +10,26 @@ const TimeBytes = len(`"2006-01-02T15:04:05.999999999-07:00"`)
 // few transactions, bounds are much cheaper than encoding the records to know their size.
 func TextBytes(s string) int {
 	const escape = len(`\u0000`)
-	for i := range len(s) {
-		if b := s[i]; b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
-			return escape * len(s)
-		}
+	if !Plain(s) {
+		return escape * len(s)
 	}
 	return len(s)
 }
+
+// Plain reports whether a text is in JSON as it is.
+func Plain(s string) bool {
+	for i := range len(s) {
+		if escaped[s[i]] {
+			return false
+		}
+	}
+	return true
+}
+
+// escaped are the bytes in whose place JSON may have something else.
+var escaped = func() (is [256]bool) {
+	for b := range is {
+		is[b] = b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&'
+	}
+	return is
+}()

@@ -105,17 +105,18 @@ const reluctance = 3
 // without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
 // could not, why each candidate refused. It changes none of its inputs.
 func Assign(r Request) ([]Assignment, scheduler.Reasons) {
-	candidates := make([]*candidate, len(r.Order))
+	candidates, all := make([]*candidate, len(r.Order)), make([]candidate, len(r.Order))
 	for i, name := range r.Order {
 		res := r.Reservations[name].Clone()
-		candidates[i] = &candidate{
+		candidates[i] = &all[i]
+		all[i] = candidate{
 			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: scheduler.GroupOf(r.Nodes[name], r.Spread), strict: r.Strict,
 		}
 		if r.Reluctant[name] {
 			candidates[i].handicap = reluctance
 		}
 	}
-	var out []Assignment
+	out := make([]Assignment, 0, len(r.Pods))
 	refused := scheduler.Reasons{}
 	queue := newQueue(candidates, r.PerGroup)
 	for _, id := range r.Pods {
@@ -131,7 +132,9 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 		}
 		share := r.Want
 		share.Pod = id
-		share, _, _ = scheduler.Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
+		if len(r.Dynamic) > 0 {
+			share, _, _ = scheduler.Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
+		}
 		c.res.Holders[id.String()] = share
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})

@@ -159,7 +159,7 @@ func (s *Store) companionOps(p *Part) []operation {
 	var ops []operation
 	check := func(key string, index uint64) {
 		if index != 0 {
-			ops = append(ops, operation{checkIndex, key, index, nil})
+			ops = append(ops, operation{verb: checkIndex, key: key, index: index})
 		}
 	}
 	ids := make([]string, 0, len(p.Companions))

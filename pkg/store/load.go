@@ -5,28 +5,44 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// PartLoad is what a part takes of a transaction: an upper bound of the bytes of each operation that it makes, by key.
-type PartLoad map[string]int
+// PartLoad is what a part takes of a transaction. It is an upper bound of its bytes.
+type PartLoad struct {
+	ops, bytes int        // of operations that no other part has
+	shared     []keyBytes // of those that another part may have, too
+}
+
+// keyBytes is what an operation on a key takes.
+type keyBytes struct {
+	key   string
+	bytes int
+}
 
 // LoadOf returns what a part takes of a batch of a controller. Nothing is encoded for it: that is left to the commits, which
 // are carried out side by side.
 func (t *FarmTenure) LoadOf(rcID string, p *Part) PartLoad {
-	ops := t.operations(rcID, p)
-	l := make(PartLoad, len(ops))
-	for i := range ops {
+	l := PartLoad{}
+	for _, o := range t.operations(rcID, p) {
 		size := 0
-		if ops[i].value != nil {
-			size = ops[i].value.Bytes()
+		if o.value != nil {
+			size = o.value.Bytes()
 		}
-		l[ops[i].key] = consul.OpBytes(ops[i].key, size)
+		bytes := consul.OpBytes(o.key, size)
+		if o.own {
+			l.ops, l.bytes = l.ops+1, l.bytes+bytes
+		} else {
+			l.shared = append(l.shared, keyBytes{o.key, bytes})
+		}
 	}
 	return l
 }
 
+// Ops returns how many operations the part takes by itself.
+func (l PartLoad) Ops() int { return l.ops + len(l.shared) }
+
 // Load is what a batch takes of its transaction while parts are added to it. Parts that depend on the same thing, or write
-// the same reservation, make one operation of it, so that operations are counted by their keys.
+// the same reservation, make one operation of it, so that those operations are counted by their keys.
 type Load struct {
-	keys       PartLoad
+	shared     map[string]int // bytes by key
 	ops, bytes int
 }
 
@@ -34,7 +50,7 @@ type Load struct {
 // a status.
 func (t *FarmTenure) HeadLoad(b *Batch, reports bool) Load {
 	head := t.head(b)
-	l := Load{keys: PartLoad{}, ops: len(head), bytes: consul.TxnBytes(head)}
+	l := Load{shared: map[string]int{}, ops: len(head), bytes: consul.TxnBytes(head)}
 	if reports {
 		l.ops += 2
 		if b.Rollout != "" {
@@ -48,25 +64,28 @@ func (t *FarmTenure) HeadLoad(b *Batch, reports bool) Load {
 
 // Add counts a part.
 func (l *Load) Add(part PartLoad) {
-	for key, bytes := range part {
-		known, again := l.keys[key]
-		if !again {
-			l.ops++
-		}
-		l.bytes += bytes - known
-		l.keys[key] = bytes
+	ops, bytes := l.with(part)
+	l.ops, l.bytes = l.ops+ops, l.bytes+bytes
+	for _, s := range part.shared {
+		l.shared[s.key] = s.bytes
 	}
 }
 
 // Takes reports whether a part fits besides what is there, and as many more like it as make so many altogether.
 func (l *Load) Takes(part PartLoad, many int) bool {
-	ops, bytes := 0, 0
-	for key, size := range part {
-		known, again := l.keys[key]
+	ops, bytes := l.with(part)
+	return l.ops+many*ops <= consul.MaxTxnOps && l.bytes+many*bytes <= consul.MaxTxnBytes
+}
+
+// with returns what a part adds.
+func (l *Load) with(part PartLoad) (ops, bytes int) {
+	ops, bytes = part.ops, part.bytes
+	for _, s := range part.shared {
+		known, again := l.shared[s.key]
 		if !again {
 			ops++
 		}
-		bytes += size - known
+		bytes += s.bytes - known
 	}
-	return l.ops+many*ops <= consul.MaxTxnOps && l.bytes+many*bytes <= consul.MaxTxnBytes
+	return ops, bytes
 }

@@ -139,6 +139,22 @@ func TestCountedIsReal(t *testing.T) {
 	})
 }
 
+// Two changes that answer one request take two operations.
+func TestWhatIsWrittenTwiceIsCountedTwice(t *testing.T) {
+	t.Parallel()
+	st := empty(t).FarmTenure(&consul.Session{}, "f1")
+	b := &Batch{Fence: Fence{Key: st.keys.Lock("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
+	load := st.HeadLoad(b, false)
+	for i := range 2 {
+		part := Part{Pods: []PodWrite{{Identity: pod.Identity{RCID: "web", Role: "main", Index: i}}}, Answered: []string{"r1"}}
+		load.Add(st.LoadOf("web", &part))
+		b.Add(&part)
+	}
+	if ops := st.ops(b); len(ops) != load.ops {
+		t.Errorf("%d operations are counted, and %d made", load.ops, len(ops))
+	}
+}
+
 // Of what a condition was taken from two answers, only one can be so: such changes never share a transaction.
 func TestPartsThatDisagreeAreKeptApart(t *testing.T) {
 	t.Parallel()

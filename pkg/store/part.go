@@ -32,6 +32,14 @@ type PodWrite struct {
 	Identity  pod.Identity
 	Index     uint64
 	Placement *pod.Placement
+	key       string // once it was asked for
+}
+
+func (w *PodWrite) keyIn(k Keys) string {
+	if w.key == "" {
+		w.key = k.Pod(w.Identity)
+	}
+	return w.key
 }
 
 // IntentWrite sets or removes (nil) an intent.
@@ -39,6 +47,14 @@ type IntentWrite struct {
 	Node     string
 	Identity pod.Identity
 	Intent   *pod.Intent
+	key      string // once it was asked for
+}
+
+func (w *IntentWrite) keyIn(k Keys) string {
+	if w.key == "" {
+		w.key = k.Intent(w.Node, w.Identity)
+	}
+	return w.key
 }
 
 // ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
@@ -100,6 +116,7 @@ type operation struct {
 	key   string
 	index uint64
 	value content // of what sets its key
+	own   bool    // no other part of the batch has one on this key
 }
 
 type verb int
@@ -146,51 +163,53 @@ func (o operation) op() consul.Op {
 // operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
 func (t *FarmTenure) operations(rcID string, p *Part) []operation {
 	ops := make([]operation, 0, 5+4*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
-	add := func(v verb, key string, index uint64, value content) {
-		ops = append(ops, operation{v, key, index, value})
+	check := func(key string, index uint64) {
+		ops = append(ops, operation{verb: checkIndex, key: key, index: index})
 	}
 	if p.SchemaIndex != 0 {
-		add(checkIndex, t.keys.Schema(), p.SchemaIndex, nil)
+		check(t.keys.Schema(), p.SchemaIndex)
 	}
 	if p.BreakerIndex != 0 {
-		add(checkIndex, t.keys.Breaker(), p.BreakerIndex, nil)
+		check(t.keys.Breaker(), p.BreakerIndex)
 	}
 	if p.BellIndex != 0 {
-		add(checkIndex, t.keys.Bell(rcID), p.BellIndex, nil)
+		check(t.keys.Bell(rcID), p.BellIndex)
 	}
 	if p.DropsIndex != 0 {
-		add(checkIndex, t.keys.Drops(rcID), p.DropsIndex, nil)
+		check(t.keys.Drops(rcID), p.DropsIndex)
 	}
 	ops = append(ops, t.companionOps(p)...)
 	for at, index := range p.Reported {
-		add(checkIndex, t.keys.Reality(at.Node, at.Identity), index, nil)
+		check(t.keys.Reality(at.Node, at.Identity), index)
 	}
 	for name, index := range p.Dead {
-		add(checkIndex, t.keys.Node(name), index, nil)
+		check(t.keys.Node(name), index)
 	}
 	for i := range p.Reservations {
 		r := &p.Reservations[i]
-		add(casRecord, t.keys.Reservation(r.Node), r.Index, &r.Value)
+		ops = append(ops, operation{verb: casRecord, key: t.keys.Reservation(r.Node), index: r.Index, value: &r.Value})
 	}
 	for i := range p.Pods {
-		if w := &p.Pods[i]; w.Placement != nil {
-			add(casRecord, t.keys.Pod(w.Identity), w.Index, w.Placement)
-		} else {
-			add(casDelete, t.keys.Pod(w.Identity), w.Index, nil)
+		w := &p.Pods[i]
+		o := operation{verb: casDelete, key: w.keyIn(t.keys), index: w.Index, own: true}
+		if w.Placement != nil {
+			o.verb, o.value = casRecord, w.Placement
 		}
+		ops = append(ops, o)
 	}
 	for i := range p.Intents {
-		if in := &p.Intents[i]; in.Intent != nil {
-			add(setRecord, t.keys.Intent(in.Node, in.Identity), 0, in.Intent)
-		} else {
-			add(deleteKey, t.keys.Intent(in.Node, in.Identity), 0, nil)
+		in := &p.Intents[i]
+		o := operation{verb: deleteKey, key: in.keyIn(t.keys), own: true}
+		if in.Intent != nil {
+			o.verb, o.value = setRecord, in.Intent
 		}
+		ops = append(ops, o)
 	}
 	if p.Stamp {
-		add(setStamp, t.keys.Stops(rcID), 0, stamp{})
+		ops = append(ops, operation{verb: setStamp, key: t.keys.Stops(rcID), value: stamp{}})
 	}
 	for _, id := range p.Answered {
-		add(deleteKey, t.keys.Request(rcID, id), 0, nil)
+		ops = append(ops, operation{verb: deleteKey, key: t.keys.Request(rcID, id), own: true})
 	}
 	return ops
 }
