@@ -11,11 +11,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/app"
 )
 
 // benchmark is one group of results. Its limit bounds it in time.
@@ -94,6 +96,7 @@ type bench struct {
 func (b *bench) wants(part string) bool { return strings.Contains(part, b.part) }
 
 func main() {
+	defer runtime.KeepAlive(app.RoomyHeap()) // as in a farm's own program
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx); err != nil {

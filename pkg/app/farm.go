@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -98,6 +99,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 // Run works until ctx ends. Then it stops working, gives up its locks, and returns the cause.
 func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
+	defer runtime.KeepAlive(RoomyHeap())
 	ctx, cancel := f.untilLifeline(ctx)
 	defer cancel()
 	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version}).Info("farm starts")
