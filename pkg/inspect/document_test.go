@@ -49,38 +49,22 @@ func anyRecord(t *rapid.T) rc.RC {
 	return r
 }
 
-const aDocument = `name: web
-replicas: 3
-pod:
-  version: 1
-  id: web
-  launchables:
-  - name: server
-    artifact:
-      kind: tar
-      url: https://files.example/web.tar.gz
-      sha256: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
-    env: {MODE: fast}
-    stop_grace: 5s
-  ports:
-  - {name: http, port: 8080}
-  health:
-    http: {port: http, path: /health}
-    interval: 2s
-`
+// aManifest has something of everything that may look different in YAML.
+func aManifest() *manifest.Manifest {
+	grace := field.Duration(5 * time.Second)
+	return &manifest.Manifest{
+		Version: manifest.Version, ID: "web",
+		Launchables: []manifest.Launchable{{
+			Name: "server", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/web"}, Env: map[string]string{"MODE": "fast", "ON": "yes"}, StopGrace: &grace,
+		}},
+		Ports: []manifest.Port{{Name: "http", Port: 8080}}, Health: &manifest.Health{HTTP: &manifest.HTTPCheck{Port: "http", Path: "/health"}},
+	}
+}
 
 // Whatever a record asks for, what rc get prints of it in either format asks for the same; and with another count for that, and for
 // nothing else.
 func TestShownAsksForTheSame(t *testing.T) {
-	data, err := document.ToJSON([]byte(aDocument), SpecAllowed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	asked, err := rc.DecodeSpec(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pod := asked.Pod
+	pod := aManifest()
 	rapid.Check(t, func(t *rapid.T) {
 		r := anyRecord(t)
 		view := NewRCView(&r, &rc.Status{}, nil)

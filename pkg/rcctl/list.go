@@ -41,23 +41,32 @@ func runList(c *cli.Context, std *stdio, s *conn) error {
 			return err
 		}
 	}
-	if err := std.print(c, views, func(w io.Writer) error { return writeRCs(w, views, c.IsSet("selector"), coloured(w)) }); err != nil {
-		return err
-	}
-	return std.warn(append(corrupt, corruptStatus...))
+	return printList(c, std, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"), func() table {
+		tb := table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}
+		for _, v := range views {
+			available := "-"
+			if v.Status != nil {
+				available = fmt.Sprint(v.Status.Available)
+			}
+			tb.rows = append(tb.rows, []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)})
+		}
+		return tb
+	})
 }
 
-func writeRCs(w io.Writer, views []inspect.RCView, selected, colours bool) error {
-	if len(views) == 0 {
-		return none(w, "rcs", selected, "create one: rcctl apply -f rc.yaml")
-	}
-	tb := table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}
-	for _, v := range views {
-		available := "-"
-		if v.Status != nil {
-			available = fmt.Sprint(v.Status.Available)
+// printList prints what a command lists in the format that the command line asks for, and says what could not be read. none is the line of
+// an empty table, and of is called for any other.
+func printList[V any](c *cli.Context, std *stdio, views []V, corrupt []error, none string, of func() table) error {
+	err := std.print(c, views, func(w io.Writer) error {
+		if len(views) == 0 {
+			_, err := fmt.Fprintln(w, none)
+			return err
 		}
-		tb.rows = append(tb.rows, []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)})
+		tb := of()
+		return tb.write(w, coloured(w))
+	})
+	if err != nil {
+		return err
 	}
-	return tb.write(w, colours)
+	return std.warn(corrupt)
 }

@@ -101,7 +101,8 @@ func addLosses(ctx context.Context, s *conn, views []inspect.NodeView) (corrupt 
 
 func writeNodes(w io.Writer, views []inspect.NodeView, selected bool, now time.Time, colours bool) error {
 	if len(views) == 0 {
-		return none(w, "nodes", selected, "start a preparer on each machine")
+		_, err := fmt.Fprintln(w, none("nodes", selected, "start a preparer on each machine"))
+		return err
 	}
 	tb := table{
 		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},

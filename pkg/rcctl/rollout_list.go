@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -34,21 +33,13 @@ func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
 			return err
 		}
 	}
-	err = std.print(c, views, func(w io.Writer) error {
-		if len(views) == 0 {
-			_, err := fmt.Fprintln(w, "no rollouts under way")
-			return err
-		}
+	return printList(c, std, views, corrupt, "no rollouts under way", func() table {
 		tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "RUNNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 		for _, v := range views {
 			tb.rows = append(tb.rows, []string{
 				v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Runner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40),
 			})
 		}
-		return tb.write(w, coloured(w))
+		return tb
 	})
-	if err != nil {
-		return err
-	}
-	return std.warn(corrupt)
 }

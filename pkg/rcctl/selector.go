@@ -1,9 +1,6 @@
 package rcctl
 
 import (
-	"fmt"
-	"io"
-
 	"github.com/urfave/cli/v2"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -35,11 +32,9 @@ func selectorOf(c *cli.Context) labels.Selector {
 }
 
 // none says that nothing is listed, and what to do about it; where a selector chose, it may be that.
-func none(w io.Writer, what string, selected bool, next string) error {
-	line := "no " + what + "; " + next
+func none(what string, selected bool, next string) string {
 	if selected {
-		line = "no " + what + " with such labels"
+		return "no " + what + " with such labels"
 	}
-	_, err := fmt.Fprintln(w, line)
-	return err
+	return "no " + what + "; " + next
 }

@@ -3,7 +3,6 @@ package rcctl
 import (
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -48,21 +47,13 @@ func runServiceList(c *cli.Context, std *stdio, s *conn) error {
 			views = append(views, inspect.NewServiceView(svc))
 		}
 	}
-	err = std.print(c, views, func(w io.Writer) error {
-		if len(views) == 0 {
-			_, err := fmt.Fprintln(w, "no services; deploy one: rcctl deploy -f web.yaml")
-			return err
-		}
+	return printList(c, std, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", func() table {
 		tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
 		for _, v := range views {
 			tb.rows = append(tb.rows, []string{
 				v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At),
 			})
 		}
-		return tb.write(w, coloured(w))
+		return tb
 	})
-	if err != nil {
-		return err
-	}
-	return std.warn(corrupt)
 }
