@@ -133,7 +133,8 @@ func TestJoinPods(t *testing.T) {
 func TestLogLabels(t *testing.T) {
 	t.Parallel()
 	got := LogLabels([]PodView{
-		{Name: "web-main-0", RCName: "web", Role: "main", Node: "n1"}, {Name: "db-main-0", RCName: "db", Role: "main", Node: "n1"},
+		{Name: "web-main-0", RCName: "web", Role: "main", Node: "n1"},
+		{Name: "db-main-0", RCName: "db", Role: "main", Node: "n1"},
 		{Name: "web-main-0", RCName: "web", Role: "main", Node: "n2"},
 	})
 	if want := []string{"web/main.0@n1", "db-main-0", "web/main.0@n2"}; !slices.Equal(got, want) {

@@ -100,7 +100,8 @@ var constraints = map[string]node{
 func of(p pattern) node { return node{"pattern": p.re.String(), "maxLength": MaxTextBytes} }
 
 // NameRule is a name.
-func NameRule() node { return node{"pattern": field.NamePattern, "maxLength": field.MaxName} }
+func NameRule() map[string]any { return node{"pattern": field.NamePattern, "maxLength": field.MaxName} }
+
 func text() node {
 	return node{"type": "string", "pattern": `^[^\x00]*$`, "maxLength": MaxTextBytes}
 }
@@ -125,12 +126,12 @@ func isExec() node {
 const labelPart = `[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`
 
 // LabelKeyRule is a label's key in Kubernetes' syntax.
-func LabelKeyRule() node {
+func LabelKeyRule() map[string]any {
 	return node{"pattern": `^(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?` + labelPart + `$`}
 }
 
 // LabelRule is Kubernetes' syntax of labels. Reserved keys are not allowed.
-func LabelRule(reserved ...string) node {
+func LabelRule(reserved ...string) map[string]any {
 	key := LabelKeyRule()
 	if len(reserved) > 0 {
 		key["not"] = node{"enum": reserved}

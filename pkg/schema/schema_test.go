@@ -34,7 +34,8 @@ func kinds() []kind {
 		{"manifest", schema.ManifestID, schema.Manifest, func(d []byte) error { _, err := manifest.Decode(d); return err }, []string{"docs/manifest.md"}},
 		{
 			"controller", schema.ControllerID, func() ([]byte, error) { return schema.Controller(ignored) },
-			func(d []byte) error { _, _, err := inspect.DecodeShown(d); return err }, []string{"docs/controller.md", "README.md"},
+			func(d []byte) error { _, _, err := inspect.DecodeShown(d); return err },
+			[]string{"docs/controller.md", "README.md"},
 		},
 		{"service", schema.ServiceID, schema.Service, func(d []byte) error { _, err := record.Decode(d); return err }, []string{"docs/deploying.md"}},
 	}
