@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // isTerminal reports whether a person is at the other end. Unlike isDevice it tells a terminal from /dev/null.
@@ -130,7 +131,11 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 		}
 		if err == nil {
 			var v *inspect.RolloutView
-			if v, err = viewRollout(ctx, s, service); err == nil && v.ID == id {
+			v, err = viewRollout(ctx, s, service)
+			switch {
+			case errors.Is(err, store.ErrNotFound):
+				err = nil // it has ended since; the next look says how
+			case err == nil && v.ID == id:
 				show.show(v, time.Now())
 			}
 		}
