@@ -3,6 +3,7 @@
 package artifact
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,27 +77,20 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	orDefault(&c.MaxBytes, DefaultMaxBytes)
-	orDefault(&c.MaxUnpackedBytes, DefaultMaxUnpackedBytes)
-	orDefault(&c.MaxFiles, DefaultMaxFiles)
-	orDefault(&c.CacheBytes, DefaultCacheBytes)
-	orDefault(&c.ReserveBytes, DefaultReserveBytes)
-	orDefault(&c.FetchTimeout, DefaultFetchTimeout)
-	orDefault(&c.StallTimeout, DefaultStallTimeout)
-	orDefault(&c.Retries, DefaultRetries)
-	orDefault(&c.RetryWait, DefaultRetryWait)
-	orDefault(&c.Fetches, DefaultFetches)
-	orDefault(&c.FinalWait, DefaultFinalWait)
-	orDefault(&c.MaxFinalWait, DefaultMaxFinalWait)
+	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultMaxBytes)
+	c.MaxUnpackedBytes = cmp.Or(c.MaxUnpackedBytes, DefaultMaxUnpackedBytes)
+	c.MaxFiles = cmp.Or(c.MaxFiles, DefaultMaxFiles)
+	c.CacheBytes = cmp.Or(c.CacheBytes, DefaultCacheBytes)
+	c.ReserveBytes = cmp.Or(c.ReserveBytes, DefaultReserveBytes)
+	c.FetchTimeout = cmp.Or(c.FetchTimeout, DefaultFetchTimeout)
+	c.StallTimeout = cmp.Or(c.StallTimeout, DefaultStallTimeout)
+	c.Retries = cmp.Or(c.Retries, DefaultRetries)
+	c.RetryWait = cmp.Or(c.RetryWait, DefaultRetryWait)
+	c.Fetches = cmp.Or(c.Fetches, DefaultFetches)
+	c.FinalWait = cmp.Or(c.FinalWait, DefaultFinalWait)
+	c.MaxFinalWait = cmp.Or(c.MaxFinalWait, DefaultMaxFinalWait)
 	c.Retries, c.ReserveBytes = max(c.Retries, 0), max(c.ReserveBytes, 0)
 	return c
-}
-
-func orDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // Store keeps unpacked artifacts in a directory that belongs to one daemon. It is safe for concurrent use.
@@ -166,25 +160,22 @@ func (s *Store) tree(digest string) string { return filepath.Join(s.cfg.Dir, dig
 // yet. Callers that ask for one digest at the same time share the work. Errors to test for: ErrInvalid, ErrDigest,
 // ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and those of the context. Each has a method Refused() bool.
 func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error) {
-	src, err := parse(a)
-	if err != nil {
-		return "", failed{err}
-	}
-	err = s.share(ctx, a, func() error { return s.ensure(ctx, src, a.SHA256) })
-	if err != nil {
-		return "", failed{fmt.Errorf("artifact %s: %w", a.URL, err)}
-	}
-	return s.tree(a.SHA256), nil
+	return s.tree(a.SHA256), s.make(ctx, a, s.ensure)
 }
 
 // Renew fetches an artifact anew that is not whole on the disk. Until the new tree is complete the old one stays; then it is replaced at one
 // stroke, so that what runs and what starts meanwhile always finds one of them. The errors are those of Ensure.
 func (s *Store) Renew(ctx context.Context, a manifest.Artifact) error {
+	return s.make(ctx, a, s.obtain)
+}
+
+// make has the work for an artifact done, once for all who ask at the same time.
+func (s *Store) make(ctx context.Context, a manifest.Artifact, work func(ctx context.Context, src source, digest string) error) error {
 	src, err := parse(a)
-	if err == nil {
-		err = s.share(ctx, a, func() error { return s.obtain(ctx, src, a.SHA256) })
-	}
 	if err != nil {
+		return failed{err}
+	}
+	if err := s.share(ctx, a, func() error { return work(ctx, src, a.SHA256) }); err != nil {
 		return failed{fmt.Errorf("artifact %s: %w", a.URL, err)}
 	}
 	return nil

@@ -34,7 +34,7 @@ func (w *worker) install(ctx context.Context, rec Record) (Record, error) {
 		}
 	}
 	if err != nil {
-		w.installFailed(ctx, &rec, err)
+		w.installFailed(ctx, &rec, pod.StateFailed, err)
 		return rec, err
 	}
 	w.logChange(w.e, "install", obs.Fields{fieldDigest: install.Short(in.Digest), fieldRevision: in.Revision})
@@ -43,7 +43,7 @@ func (w *worker) install(ctx context.Context, rec Record) (Record, error) {
 }
 
 // installFailed says why, and that what was installed before is as it was.
-func (w *worker) installFailed(ctx context.Context, rec *Record, err error) {
+func (w *worker) installFailed(ctx context.Context, rec *Record, state pod.State, err error) {
 	if ctx.Err() != nil {
 		return // interrupted: nothing is wrong with it
 	}
@@ -52,7 +52,7 @@ func (w *worker) installFailed(ctx context.Context, rec *Record, err error) {
 	if rec.Installed != nil {
 		message += fmt.Sprintf("; version %s stays as it is", install.Short(rec.Installed.Digest))
 	}
-	w.failed(message, err)
+	w.does(activity{state: state, message: message, hopeless: install.Hopeless(err)})
 }
 
 // interruptible returns a context that also ends when a newer intent is accepted.
@@ -99,11 +99,7 @@ func (w *worker) wanted(ctx context.Context, rec Record) (*manifest.Manifest, Re
 		err = w.node.MayMoveIn(w.e.id, rec.tenant(), m)
 	}
 	if err != nil {
-		if ctx.Err() == nil {
-			w.cfg.Metrics.failures.Inc()
-			message := fmt.Sprintf("cannot install %s: %v", install.Short(digest), err)
-			w.does(activity{state: stateOf(err), message: message, hopeless: install.Hopeless(err)})
-		}
+		w.installFailed(ctx, &rec, stateOf(err), err)
 		return nil, rec, err
 	}
 	rec.Wanted, rec.Signature = canonical, signature

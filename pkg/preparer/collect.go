@@ -44,16 +44,11 @@ func (p *Preparer) collectOnce(now time.Time) {
 			}
 		})
 	}
-	const key = "tombstones"
 	var errs []error
 	for _, e := range old {
 		errs = append(errs, p.forget(e))
 	}
-	if err := errors.Join(errs...); err != nil {
-		p.trouble.Report(key, "old tombstones cannot be removed", err)
-	} else {
-		p.trouble.Over(key)
-	}
+	p.trouble.Saw("tombstones", "old tombstones cannot be removed", errors.Join(errs...))
 	p.node.ReleaseUsers(p.known)
 }
 
@@ -91,7 +86,7 @@ func (p *Preparer) forget(e *entry) error {
 			delete(p.pods.all, e.id)
 			p.board.Forget(e.id)
 			p.agent.Forget(e.id)
-			p.step("tombstone removed")
+			p.cfg.Step("tombstone removed")
 		}
 	})
 	return err
@@ -156,4 +151,43 @@ func (p *Preparer) LiveArtifacts() (live map[string]bool, known bool) {
 		}
 	})
 	return live, known
+}
+
+// Cache looks after the artifacts that are on the node's disk; *artifact.Store is one.
+type Cache interface {
+	// Renew fetches an artifact anew that is not whole.
+	Renew(ctx context.Context, a manifest.Artifact) error
+	// Prune removes what is too much and not among the live ones, and nothing while those are not known. It returns the
+	// digests that it removed, and how many bytes are left.
+	Prune(live func() (digests map[string]bool, known bool)) (removed []string, left int64, err error)
+}
+
+// minPruneGap is between two times that the cache is pruned.
+const minPruneGap = 10 * time.Second
+
+// pruneArtifacts keeps the cache small until ctx ends: now and then, and when the pods need other artifacts than before or
+// one could not be fetched, which may be for lack of space.
+func (p *Preparer) pruneArtifacts(ctx context.Context) {
+	if p.cfg.Cache == nil || !p.awaitReady(ctx) {
+		return
+	}
+	for {
+		p.pruneOnce()
+		if loop.Pause(ctx, min(minPruneGap, p.cfg.PruneArtifacts)) != nil {
+			return
+		}
+		if _, err := loop.PauseUnless(ctx, p.prunable, p.cfg.PruneArtifacts); err != nil {
+			return
+		}
+	}
+}
+
+func (p *Preparer) pruneOnce() {
+	removed, left, err := p.cfg.Cache.Prune(p.LiveArtifacts)
+	p.cfg.Metrics.artifactsPruned.Add(float64(len(removed)))
+	p.cfg.Metrics.artifactBytes.Set(float64(left))
+	for _, digest := range removed {
+		p.log.WithField(fieldDigest, install.Short(digest)).Info("artifact removed from the cache")
+	}
+	p.trouble.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
 }

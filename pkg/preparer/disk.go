@@ -46,11 +46,7 @@ func (d *Disk) Load() (records []Record, bad []error, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("read directory of pod records: %w", err)
 	}
-	type unreadable struct {
-		name string
-		err  error
-	}
-	var aside []unreadable
+	aside := map[string]error{} // by file
 	var lost error
 	for _, entry := range entries {
 		name := filepath.Join(d.files.Dir, entry.Name())
@@ -61,13 +57,13 @@ func (d *Disk) Load() (records []Record, bad []error, err error) {
 			}
 		case strings.HasSuffix(name, recordSuffix):
 			rec, err := d.read(name)
-			switch garbage := (*garbageError)(nil); {
+			switch {
 			case err == nil:
 				records = append(records, rec)
-			case errors.As(err, &garbage):
-				aside = append(aside, unreadable{name, err})
+			case errors.Is(err, errGarbage):
+				aside[name] = err
 			case slices.ContainsFunc(ofOneFile, func(e error) bool { return errors.Is(err, e) }):
-				aside, lost = append(aside, unreadable{name, err}), err
+				aside[name], lost = err, err
 			default: // too many open files, say: the next one will be no different
 				return nil, nil, err
 			}
@@ -76,8 +72,8 @@ func (d *Disk) Load() (records []Record, bad []error, err error) {
 	if len(records) == 0 && lost != nil {
 		return nil, nil, lost
 	}
-	for _, u := range aside {
-		bad = append(bad, errors.Join(u.err, d.setAside(u.name)))
+	for name, err := range aside {
+		bad = append(bad, errors.Join(err, d.setAside(name)))
 	}
 	return records, bad, nil
 }
@@ -99,22 +95,13 @@ func (d *Disk) read(name string) (Record, error) {
 		err = fmt.Errorf("it is about %s", rec.Intent.Identity)
 	}
 	if err != nil {
-		return Record{}, &garbageError{name, err}
+		return Record{}, fmt.Errorf("%w %s: %w", errGarbage, name, err)
 	}
 	return rec, nil
 }
 
-// garbageError is about a file that was read, and is no record.
-type garbageError struct {
-	name string
-	err  error
-}
-
-func (e *garbageError) Error() string {
-	return fmt.Sprintf("unreadable pod record %s: %v", e.name, e.err)
-}
-
-func (e *garbageError) Unwrap() error { return e.err }
+// errGarbage is about a file that was read, and is no record.
+var errGarbage = errors.New("unreadable pod record")
 
 func (d *Disk) setAside(name string) error {
 	aside := name + "." + strconv.FormatInt(time.Now().UnixNano(), 10) + asideSuffix

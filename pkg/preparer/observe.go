@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -362,12 +363,8 @@ const observeAllEvery = time.Minute
 func (p *Preparer) watchPods(ctx context.Context) {
 	for {
 		now := time.Now()
-		timer := time.After(p.observeDue(now).Sub(now))
-		select {
-		case <-ctx.Done():
+		if _, err := loop.PauseUnless(ctx, p.pods.seen, p.observeDue(now).Sub(now)); err != nil {
 			return
-		case <-p.pods.seen:
-		case <-timer:
 		}
 	}
 }
@@ -409,9 +406,8 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		return time.Time{} // nothing is reported that is not saved
 	}
 	erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil
-	p.board.Erase(e.id, erase)
-	if o.rec.StoppedAt != nil && (erase || e.standing.verdict == "") {
-		p.board.Retract(e.id)
+	silent := o.rec.StoppedAt != nil && (erase || e.standing.verdict == "")
+	if p.board.Erase(e.id, erase, silent); silent {
 		return time.Time{}
 	}
 	m := e.manifest()

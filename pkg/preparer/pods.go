@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -71,15 +72,13 @@ func (t *pods) changed(e *entry) {
 func (t *pods) enter(e *entry, on Event) {
 	next, ok := e.state.After(on)
 	if !ok {
-		t.log.WithFields(obs.Fields{obs.Pod: e.id.String(), obs.Current: string(e.state), obs.Action: string(on)}).Error(offTable)
+		t.log.WithFields(obs.Fields{obs.Pod: e.id.String(), obs.Current: string(e.state), obs.Action: string(on)}).Error("state of a pod cannot follow; it stays")
 	}
 	if next != e.state {
 		e.state = next
 		t.changed(e)
 	}
 }
-
-const offTable = "state of a pod cannot follow; it stays"
 
 // orphans lists the pods that run without a matching intent, in order.
 func (t *pods) orphans() (listed []pod.Orphan) {
@@ -261,4 +260,20 @@ func (e *entry) rested(m *manifest.Manifest, now time.Time) bool {
 
 func anyAlive(procs []runtime.Status) bool {
 	return slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase != runtime.Stopped })
+}
+
+// servicePod returns what the services of a pod follow from.
+func (e *entry) servicePod(now time.Time) register.Pod {
+	m := e.manifest()
+	s := register.Pod{
+		ID: e.id, Installed: e.rec.Installed, Manifest: m, UID: e.rec.UID, Standby: e.rec.Intent.Standby,
+		Up: e.state.up(), Alive: anyAlive(e.procs), Rested: m != nil && e.rested(m, now), Noted: e.rec.Service,
+	}
+	if s.Up && m != nil && m.Health != nil && m.Health.Script != nil {
+		if procs, missing := e.installedProcs(); !missing {
+			running := instances(procs, missing)
+			s.Procs, s.Available = procs, running != "" && running == e.readiness.ready
+		}
+	}
+	return s
 }

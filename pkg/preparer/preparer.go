@@ -1,14 +1,16 @@
 // Package preparer is the agent of one node: it makes the node's processes match the intents that the farm wrote.
 //
 // Run supervises the local pods for the life of the process and needs nothing of Consul's servers. Serve is what happens
-// under one session: it holds the node's lock, takes new intents and reports. Decide, in decide.go, is the only place
-// that turns an intent, or its absence, into an act; settle, in pod.go, brings one pod closer to its record, and may be
-// interrupted anywhere; observe, in observe.go, derives what is reported.
+// under one session: it holds the node's lock, takes new intents and reports. An intent goes one way: Decide, in decide.go, is the only place
+// that turns it, or its absence, into a verdict; apply puts what was accepted into the pod's entry (pods.go); settle, in worker.go, brings the
+// pod closer to its record, and may be interrupted anywhere; observe, in observe.go, derives what is reported. The states that a pod goes
+// through, and why, are the table in state.go. Parts below this package do the rest, and call nobody here but by what they were given.
 package preparer
 
 import (
+	"cmp"
 	"context"
-	"os"
+	"errors"
 	"path/filepath"
 	"sync"
 	"time"
@@ -132,45 +134,36 @@ func (c *Config) validate() error {
 			errs.Missing(part.name, "an implementation")
 		}
 	}
-	if c.HooksDir != "" {
-		if info, err := os.Stat(c.HooksDir); !filepath.IsAbs(c.HooksDir) || err != nil || !info.IsDir() {
-			errs.Add("hooks-dir", c.HooksDir, "the absolute path of a directory that is there")
-		}
-	}
 	return errs.Err()
 }
 
 func (c *Config) setDefaults() {
-	orDefault(&c.BusyPoll, 500*time.Millisecond)
-	orDefault(&c.IdlePoll, 2*time.Second)
-	orDefault(&c.RelistEvery, time.Minute)
-	orDefault(&c.RetryMin, 250*time.Millisecond)
-	orDefault(&c.RetryMax, time.Minute)
-	orDefault(&c.LogBytes, 10<<20)
-	orDefault(&c.LogKeep, 3)
-	orDefault(&c.KeepStopped, DefaultKeepStopped)
-	orDefault(&c.KeepTombstones, 30*24*time.Hour)
-	orDefault(&c.MaxTombstones, 10_000)
-	orDefault(&c.CollectEvery, 10*time.Minute)
-	orDefault(&c.PruneArtifacts, time.Hour)
-	orDefault(&c.ConfirmLoss, 5*time.Second)
-	orDefault(&c.AskDoors, 24*time.Hour)
-	orDefault(&c.AskAgain, time.Minute)
+	c.BusyPoll = cmp.Or(c.BusyPoll, 500*time.Millisecond)
+	c.IdlePoll = cmp.Or(c.IdlePoll, 2*time.Second)
+	c.RelistEvery = cmp.Or(c.RelistEvery, time.Minute)
+	c.RetryMin = cmp.Or(c.RetryMin, 250*time.Millisecond)
+	c.RetryMax = cmp.Or(c.RetryMax, time.Minute)
+	c.LogBytes = cmp.Or(c.LogBytes, 10<<20)
+	c.LogKeep = cmp.Or(c.LogKeep, 3)
+	c.KeepStopped = cmp.Or(c.KeepStopped, DefaultKeepStopped)
+	c.KeepTombstones = cmp.Or(c.KeepTombstones, 30*24*time.Hour)
+	c.MaxTombstones = cmp.Or(c.MaxTombstones, 10_000)
+	c.CollectEvery = cmp.Or(c.CollectEvery, 10*time.Minute)
+	c.PruneArtifacts = cmp.Or(c.PruneArtifacts, time.Hour)
+	c.ConfirmLoss = cmp.Or(c.ConfirmLoss, 5*time.Second)
+	c.AskDoors = cmp.Or(c.AskDoors, 24*time.Hour)
+	c.AskAgain = cmp.Or(c.AskAgain, time.Minute)
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(prometheus.NewRegistry())
+	}
+	if c.Step == nil {
+		c.Step = func(string) {}
 	}
 	if c.Programs == nil {
 		c.Programs = oneshot.Runner{}
 	}
 	if c.Trees == nil {
 		c.Trees = tree.Runner{}
-	}
-}
-
-func orDefault[T comparable](value *T, def T) {
-	var zero T
-	if *value == zero {
-		*value = def
 	}
 }
 
@@ -206,10 +199,10 @@ func New(cfg Config) (*Preparer, error) {
 	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), loop.NewSignal()
 	p.pods = newPods(p.log)
 	p.trouble = loop.NewTrouble(p.log)
-	p.processes = supervise.New(cfg.Runtime, p.step)
-	p.exposure = claim.NewExposure(claim.ExposureConfig{
+	p.processes = supervise.New(cfg.Runtime, cfg.Step)
+	p.exposure = &claim.Exposure{
 		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Trouble: p.trouble, Every: cfg.AskDoors, Again: cfg.AskAgain, Opened: cfg.Metrics.opened,
-	})
+	}
 	var err error
 	if p.contact, err = claim.OpenContact(cfg.Dir, reserve); err != nil {
 		return nil, err
@@ -234,11 +227,11 @@ func New(cfg Config) (*Preparer, error) {
 	p.node = install.New(install.Config{
 		Node: cfg.Node.Name, Address: cfg.Node.Address, Dir: cfg.Dir, HooksDir: cfg.HooksDir, Isolation: cfg.Isolation,
 		Artifacts: cfg.Artifacts, Programs: cfg.Programs, Trees: cfg.Trees, Trust: cfg.Trust, Reserve: reserve, Log: p.log, Trouble: p.trouble,
-		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: p.step, HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
+		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: cfg.Step, HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
 		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Programs: cfg.Programs, Reserve: reserve, Trouble: p.trouble, Log: p.log,
-		Step: p.step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
+		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
@@ -337,5 +330,60 @@ func (p *Preparer) apply(d Decision) {
 	p.pods.changed(e)
 	if d.Verdict != Agree || before.verdict != "" {
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
+	}
+}
+
+var errNotReady = errors.New("the node's disk and its supervisor have not both been read yet")
+
+// Ready returns nil when the preparer supervises the node's pods, whether Consul answers or not, and the node's name is not
+// known to be another host's.
+func (p *Preparer) Ready() error {
+	if !p.allKnown() {
+		return errNotReady
+	}
+	return p.name.Refusal()
+}
+
+// allKnown reports whether every running pod is known.
+func (p *Preparer) allKnown() bool {
+	select {
+	case <-p.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitReady waits until every running pod is known. It returns false when ctx ends first.
+func (p *Preparer) awaitReady(ctx context.Context) bool {
+	select {
+	case <-p.ready:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// ReserveDir is the directory in a data directory that holds room for records.
+const ReserveDir = "reserve"
+
+// Between two looks at the reserve: while it is whole, and while it is not.
+const (
+	lookAtReserve = time.Minute
+	fillReserve   = 5 * time.Second
+)
+
+// keepReserve keeps room for records set aside until ctx ends, so that a full disk keeps no pod from being stopped, and says
+// when it cannot.
+func (p *Preparer) keepReserve(ctx context.Context) {
+	const key = "reserve"
+	for ctx.Err() == nil {
+		bytes, err := p.reserve.Fill()
+		p.cfg.Metrics.reserve.Set(float64(bytes))
+		wait := lookAtReserve
+		if p.trouble.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
+			wait = fillReserve
+		}
+		_, _ = loop.PauseUnless(ctx, p.spent, wait) // the loop sees the end of ctx
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
@@ -90,7 +91,6 @@ func stays(in install.Installed) string {
 // tidy does, once for each version and each start of the preparer, what a crash may have left undone after the launch.
 // Nothing depends on it that runs.
 func (w *worker) tidy(rec *Record) {
-	key := "versions of " + w.e.id.String()
 	if w.e.tidied == rec.Installed.Revision {
 		return
 	}
@@ -98,12 +98,9 @@ func (w *worker) tidy(rec *Record) {
 	if err == nil {
 		err = w.node.Prune(w.e.id, rec.versions())
 	}
-	if err != nil {
-		w.trouble.Report(key, "installed versions of a pod cannot be tidied up", err)
-		return
+	if !w.trouble.Saw("versions of "+w.e.id.String(), "installed versions of a pod cannot be tidied up", err) {
+		w.e.tidied = rec.Installed.Revision
 	}
-	w.trouble.Over(key)
-	w.e.tidied = rec.Installed.Revision
 }
 
 // carryOut follows the plan: what is superfluous goes first, then the installed version is launched. A newer intent
@@ -188,6 +185,39 @@ func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, 
 			}
 			return errors.Join(err, undo)
 		}
+	}
+	return nil
+}
+
+// mend has everything present again that the installed version is launched from, when a process cannot be started. The runtime tries again by
+// itself.
+func (w *worker) mend(ctx context.Context, rec *Record) error {
+	broken := slices.DeleteFunc(slices.Clone(w.procs()), func(s runtime.Status) bool { return s.Phase != runtime.Backoff || s.Message == "" })
+	v := w.version(rec, rec.Installed)
+	if len(broken) == 0 || v == nil || w.cfg.Cache == nil {
+		return nil
+	}
+	ctx, done := w.interruptible(ctx, rec.Intent.Revision)
+	defer done()
+	if err := v.Ensure(ctx, w); err != nil {
+		return err
+	}
+	for _, one := range rec.Installed.Processes {
+		a := v.M.LaunchableOf(one.Launchable).Artifact
+		program := v.Path(one.Launchable, one.Path)
+		missing := install.CheckProgram(program)
+		if missing == nil || a.Kind != manifest.ArtifactTar {
+			continue
+		}
+		w.Failed("a program is not there as it was unpacked; its artifact is fetched again", missing)
+		err := w.cfg.Cache.Renew(ctx, a)
+		if err == nil {
+			err = install.CheckProgram(program)
+		}
+		if err != nil {
+			return fmt.Errorf("the artifact of %s is not whole on the disk and cannot be fetched: %w", one.Launchable, err)
+		}
+		w.cfg.Metrics.artifactsRestored.Inc()
 	}
 	return nil
 }

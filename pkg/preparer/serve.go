@@ -42,14 +42,17 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 		p: p, held: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
 		epochs: epochs{known: loop.NewSignal()},
 	}
+	pace := func() *backoff.ExponentialBackOff {
+		return loop.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
+	}
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: tenure, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
 		Says: p.nodeRecord, Holding: s.setHolding, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
-		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Changed: p.pods.record, Recheck: loop.NewSignal(),
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: tenure, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
-		RelistEvery: p.cfg.RelistEvery, NewPace: p.newPace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
+		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
 	}
 	p.leave()
 	defer p.leave()
@@ -72,13 +75,6 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	after(s.held, s.watchIntents)
 	after(s.asked, publisher.Run)
 	return parts.Wait()
-}
-
-// newPace returns that of tries to write at Consul.
-func (p *Preparer) newPace() *backoff.ExponentialBackOff {
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second)
-	return pace
 }
 
 // nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known.
@@ -187,7 +183,7 @@ func (s *session) watchIntents(ctx context.Context) error {
 		s.askedOnce.Do(func() { close(s.asked) })
 	}
 	for {
-		epoch, nonce, err := s.epochs.begin(ctx)
+		epoch, nonce, over, err := s.epochs.begin(ctx)
 		if err != nil {
 			return err
 		}
@@ -200,7 +196,7 @@ func (s *session) watchIntents(ctx context.Context) error {
 			return nil
 		})
 		ended := errors.Is(context.Cause(epoch), errNewEpoch)
-		s.epochs.over()
+		over()
 		if !ended || ctx.Err() != nil || errors.Is(err, store.ErrRegressed) {
 			return err
 		}
@@ -223,12 +219,7 @@ func (s *session) sawIntents(epoch context.Context, seen store.Seen[pod.Intent],
 	if epoch.Err() != nil {
 		return // read before what ended the epoch, or it ends now and all is read again
 	}
-	const key = "unreadable intents"
-	if len(problems) > 0 {
-		s.p.trouble.Report(key, "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
-	} else {
-		s.p.trouble.Over(key)
-	}
+	s.p.trouble.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	if seen.MarkerMissing {
 		s.relist.Raise() // what took the marker may have taken the realities
 	}
@@ -268,4 +259,64 @@ func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identi
 		}
 	}
 	return w, problems
+}
+
+var errNewEpoch = errors.New("the cluster has a new nonce, or the node's lock was taken anew")
+
+// epochs divide the time of one session: intents are read anew with each, because what was read before says nothing of a cluster with
+// another nonce, nor of what others did before the node's lock was taken.
+type epochs struct {
+	known loop.Signal // raised when the nonce is known, or that it cannot be
+
+	mu    sync.Mutex
+	nonce string
+	tried bool // the nonce was read, or could not be
+	end   context.CancelCauseFunc
+}
+
+// set notes the cluster's nonce. A new one begins a new epoch.
+func (x *epochs) set(nonce string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.end != nil && x.nonce != nonce {
+		x.end(errNewEpoch)
+	}
+	x.nonce, x.tried = nonce, true
+	x.known.Raise()
+}
+
+// miss notes that the nonce cannot be read. Intents can do without.
+func (x *epochs) miss() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.tried = true
+	x.known.Raise()
+}
+
+// renew begins a new epoch with the same nonce.
+func (x *epochs) renew() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.end != nil {
+		x.end(errNewEpoch)
+	}
+}
+
+// begin returns a context that ends with the epoch, its nonce, and what releases it.
+func (x *epochs) begin(ctx context.Context) (epoch context.Context, nonce string, over func(), err error) {
+	for {
+		x.mu.Lock()
+		if x.tried {
+			defer x.mu.Unlock()
+			epoch, x.end = context.WithCancelCause(ctx)
+			end := x.end
+			return epoch, x.nonce, func() { end(nil) }, nil
+		}
+		x.mu.Unlock()
+		select {
+		case <-x.known:
+		case <-ctx.Done():
+			return nil, "", nil, context.Cause(ctx)
+		}
+	}
 }

@@ -1,6 +1,11 @@
 package preparer
 
-import "github.com/rcfarm/rcfarm/pkg/pod"
+import (
+	"cmp"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
 
 // PodState is where a pod is between what was accepted for it and what runs of it. It has one at a time; steps says which follows which.
 type PodState string
@@ -35,68 +40,44 @@ const (
 
 // step is one row of the table.
 type step struct {
-	from PodState
+	from []PodState
 	on   Event
-	to   PodState
+	to   PodState // empty: it stays what it is
 	why  string
 }
 
+var (
+	alive = []PodState{Behind, Up, Spent} // and may run
+	ended = []PodState{Stopped, Collected}
+)
+
 // steps is all that may follow. What is not here cannot be.
 var steps = []step{
-	{Behind, ToldToRun, Behind, "the newer intent is compared with what runs"},
-	{Up, ToldToRun, Up, "what runs is not touched before something else is installed"},
-	{Spent, ToldToRun, Spent, "the same digest is not started again, another one is installed first"},
-	{Held, ToldToRun, Held, "whether it may run is asked when it is compared"},
-	{Stopping, ToldToRun, Behind, "it is to run after all, and something of it may"},
-	{Stopped, ToldToRun, Behind, "a higher revision starts what was stopped"},
-	{Collected, ToldToRun, Behind, "likewise, from nothing"},
+	{append(alive[:3:3], Held), ToldToRun, "", "nothing is touched before it is compared, or another version is installed"},
+	{append(ended[:2:2], Stopping), ToldToRun, Behind, "a higher revision starts what was stopped, or was to be; something of it may run"},
+	{append(alive[:3:3], Held), ToldToStop, Stopping, "whatever runs of it is stopped"},
+	{append(ended[:2:2], Stopping), ToldToStop, "", "the higher revision is what is confirmed"},
 
-	{Behind, ToldToStop, Stopping, "whatever runs of it is stopped"},
-	{Up, ToldToStop, Stopping, "likewise"},
-	{Spent, ToldToStop, Stopping, "something of it may run beside what ended"},
-	{Held, ToldToStop, Stopping, "likewise"},
-	{Stopping, ToldToStop, Stopping, "the higher revision is what is confirmed"},
-	{Stopped, ToldToStop, Stopped, "likewise; nothing has to be stopped"},
-	{Collected, ToldToStop, Collected, "likewise"},
+	{alive, Replaced, Behind, "its services are those of what was there until their processes go"},
+	{append(ended[:2:2], Stopping, Held), Replaced, "", "the processes that are stopped are all that it has"},
+	{alive, Launched, Up, "what should run was started, or is there after all"},
+	{alive, Ran, Spent, "what is gone is not started again"},
 
-	{Behind, Replaced, Behind, "the version is not launched yet"},
-	{Up, Replaced, Behind, "the service stays that of the earlier version until its processes go"},
-	{Spent, Replaced, Behind, "another version may be started"},
-	{Held, Replaced, Held, "what must not run is stopped"},
-	{Stopping, Replaced, Stopping, "its services go before its processes"},
-	{Stopped, Replaced, Stopped, "the runtime had something of it again"},
-	{Collected, Replaced, Collected, "likewise"},
+	{append(alive[:3:3], Held), Barred, Held, "it may run elsewhere"},
+	{alive, Freed, "", "it was not held"},
+	{[]PodState{Held}, Freed, Behind, "its intent was read again"},
 
-	{Behind, Launched, Up, "what should run was started"},
-	{Up, Launched, Up, "nothing was missing, or is not any more"},
-	{Spent, Launched, Up, "the runtime has its processes after all"},
-	{Behind, Ran, Spent, "what is gone is not started again"},
-	{Up, Ran, Spent, "likewise"},
-	{Spent, Ran, Spent, "likewise"},
-
-	{Behind, Barred, Held, "it may run elsewhere"},
-	{Up, Barred, Held, "likewise"},
-	{Spent, Barred, Held, "likewise"},
-	{Held, Barred, Held, "nothing has changed"},
-	{Behind, Freed, Behind, "it never was held"},
-	{Up, Freed, Up, "likewise"},
-	{Spent, Freed, Spent, "likewise"},
-	{Held, Freed, Behind, "its intent was read again"},
-
-	{Stopping, Buried, Stopped, "a stop is confirmed by what is on the disk (P5)"},
-	{Stopped, Buried, Stopped, "at a higher revision"},
-	{Collected, Buried, Collected, "likewise"},
-	{Stopped, Cleared, Collected, "it was stopped for long enough"},
-	{Collected, Cleared, Collected, "it was looked at again"},
-	{Stopped, Littered, Stopped, "it is not time yet, or it could not be removed"},
-	{Collected, Littered, Stopped, "something came back"},
+	{[]PodState{Stopping}, Buried, Stopped, "a stop is confirmed by what is on the disk (P5)"},
+	{ended, Buried, "", "the higher revision is on the disk"},
+	{ended, Cleared, Collected, "it was stopped for long enough"},
+	{ended, Littered, Stopped, "it is not time yet, something could not be removed, or came back"},
 }
 
 // After returns the state that follows; ok is false where the event cannot be.
 func (s PodState) After(on Event) (next PodState, ok bool) {
 	for i := range steps {
-		if steps[i].from == s && steps[i].on == on {
-			return steps[i].to, true
+		if row := &steps[i]; row.on == on && slices.Contains(row.from, s) {
+			return cmp.Or(row.to, s), true
 		}
 	}
 	return s, false

@@ -13,46 +13,45 @@ var allStates = []PodState{Behind, Up, Spent, Held, Stopping, Stopped, Collected
 // The table is what the promises ask for, whatever comes in which order.
 func TestStatesThatFollow(t *testing.T) {
 	t.Parallel()
-	seen := map[step]bool{}
+	rows := map[[2]string]int{}
+	for _, row := range steps {
+		for _, from := range row.from {
+			rows[[2]string{string(from), string(row.on)}]++
+		}
+	}
+	for key, n := range rows {
+		if n > 1 {
+			t.Errorf("%v: there are %d rows", key, n)
+		}
+	}
 	reached := map[PodState]bool{}
-	for _, s := range steps {
-		key := step{from: s.from, on: s.on}
-		if seen[key] {
-			t.Errorf("%s, %s: there are two rows", s.from, s.on)
-		}
-		seen[key] = true
-		if s.why == "" {
-			t.Errorf("%s, %s: it does not say why", s.from, s.on)
-		}
-		if s.from != s.to {
-			reached[s.to] = true
-		}
-		ended := func(s PodState) bool { return s == Stopped || s == Collected }
-		switch {
-		case s.to == Stopping && s.from != Stopping && s.on != ToldToStop:
-			t.Errorf("%s stops because it is %s; only an intent may have it stopped (P4)", s.from, s.on)
-		case ended(s.to) && !ended(s.from) && (s.from != Stopping || s.on != Buried):
-			t.Errorf("%s is stopped because it is %s; only what is on the disk confirms a stop (P5)", s.from, s.on)
-		case (s.from == Stopping || ended(s.from)) && s.to != Stopping && !ended(s.to) && s.on != ToldToRun:
-			t.Errorf("%s runs again because it is %s; only an intent may revive it", s.from, s.on)
-		case s.to.up() && !s.from.up() && s.on != Launched && s.on != Ran:
-			t.Errorf("%s is up because it is %s", s.from, s.on)
-		case s.from == Held && s.to != Held && s.on != Freed && s.on != ToldToStop:
-			t.Errorf("what is held is let go because it is %s", s.on)
+	over := func(s PodState) bool { return s == Stopped || s == Collected }
+	for _, from := range allStates {
+		for _, on := range []Event{ToldToRun, ToldToStop, Replaced, Launched, Ran, Barred, Freed, Buried, Cleared, Littered} {
+			to, ok := from.After(on)
+			reached[to] = reached[to] || to != from
+			switch {
+			case !ok && (on == ToldToRun || on == ToldToStop || on == Replaced):
+				t.Errorf("%s, and %s: it may come at any time, and there is no row", from, on)
+			case !ok && to != from:
+				t.Errorf("%s is %s because of what cannot be", from, to)
+			case to == Stopping && from != Stopping && on != ToldToStop:
+				t.Errorf("%s stops because it is %s; only an intent may have it stopped (P4)", from, on)
+			case over(to) && !over(from) && (from != Stopping || on != Buried):
+				t.Errorf("%s is stopped because it is %s; only what is on the disk confirms a stop (P5)", from, on)
+			case (from == Stopping || over(from)) && to != Stopping && !over(to) && on != ToldToRun:
+				t.Errorf("%s runs again because it is %s; only an intent may revive it", from, on)
+			case to.up() && !from.up() && on != Launched && on != Ran:
+				t.Errorf("%s is up because it is %s", from, on)
+			case from == Held && to != Held && on != Freed && on != ToldToStop:
+				t.Errorf("what is held is let go because it is %s", on)
+			}
 		}
 	}
 	for _, s := range allStates {
 		if !reached[s] {
 			t.Errorf("nothing leads to %s", s)
 		}
-		for _, on := range []Event{ToldToRun, ToldToStop, Replaced} { // what may come at any time
-			if _, ok := s.After(on); !ok {
-				t.Errorf("%s, and %s: there is no row", s, on)
-			}
-		}
-	}
-	if next, ok := Stopped.After(Launched); ok || next != Stopped {
-		t.Errorf("what is stopped is %s when it is launched", next)
 	}
 }
 

@@ -8,11 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
@@ -20,8 +19,7 @@ import (
 // watchRuntime follows what the runtime has. A runtime that does not answer says nothing about its processes.
 func (p *Preparer) watchRuntime(ctx context.Context) {
 	const key = "runtime"
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = p.cfg.RetryMin, p.cfg.RetryMax
+	pace := loop.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)
 	var cursor uint64
 	for ctx.Err() == nil {
 		procs, next, err := p.cfg.Runtime.Watch(ctx, cursor)
@@ -92,4 +90,39 @@ func (p *Preparer) takeIn(id pod.Identity, found []runtime.Status) {
 	}
 	p.pods.add(id, rec).unsaved = true
 	p.podLog(id).WithField(fieldRevision, rec.Intent.Revision).Warn("pod record rebuilt from its running processes")
+}
+
+// servicePods returns what the services of all pods follow from.
+func (p *Preparer) servicePods(now time.Time) (all []register.Pod) {
+	p.pods.do(func() {
+		for _, e := range p.pods.all {
+			s := e.servicePod(now)
+			r, _ := p.board.Reality(e.id)
+			s.Waits = s.Up && !e.readiness.counts() && !r.Available && r.State != pod.StateUnhealthy && r.State != pod.StateCrashLooping
+			all = append(all, s)
+		}
+	})
+	return all
+}
+
+// isUp reports whether what is installed of a pod was started.
+func (p *Preparer) isUp(id pod.Identity) (up bool) {
+	p.pods.do(func() {
+		e := p.pods.all[id]
+		up = e != nil && e.state.up()
+	})
+	return up
+}
+
+// sawServices has pods observed of whose services something else is said, and that saved in time.
+func (p *Preparer) sawServices(pods map[pod.Identity]time.Time) {
+	p.pods.do(func() {
+		for id, saveBy := range pods {
+			if e := p.pods.all[id]; e != nil {
+				e.saveBy = sooner(e.saveBy, saveBy)
+				p.pods.changed(e)
+			}
+		}
+		p.pods.seen.Raise()
+	})
 }

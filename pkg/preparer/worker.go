@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
@@ -38,13 +36,6 @@ type kit struct {
 	prunable  loop.Signal // other artifacts may be needed than before, or one could not be fetched
 }
 
-// step tells a test where the process is.
-func (k *kit) step(name string) {
-	if k.cfg.Step != nil {
-		k.cfg.Step(name)
-	}
-}
-
 func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Pod, id.String()) }
 
 // touchOf is what decides whether a pod may run. The caller is in pods.do.
@@ -64,8 +55,7 @@ type worker struct {
 
 // run settles the pod until there is nothing left to do.
 func (w *worker) run(ctx context.Context) {
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = w.cfg.RetryMin, w.cfg.RetryMax
+	pace := loop.NewPace(w.cfg.RetryMin, w.cfg.RetryMax)
 	key := "pod " + w.e.id.String()
 	for {
 		w.pods.do(func() { w.e.again = false })
@@ -183,11 +173,11 @@ func (w *worker) save(rec Record) (Record, error) {
 	if same {
 		return rec, nil
 	}
-	w.step("save")
+	w.cfg.Step("save")
 	if err := w.cfg.State.Save(rec); err != nil {
 		return rec, err
 	}
-	w.step("save done")
+	w.cfg.Step("save done")
 	w.note(func() {
 		e.rec, e.unsaved = rec, false
 		said = w.agent.Said(e.id)
@@ -325,7 +315,7 @@ func (w *worker) takeOut(ctx context.Context) {
 	if drain == 0 {
 		return
 	}
-	w.step("drain")
+	w.cfg.Step("drain")
 	if drain > tellAfter { // what all pods do is no news
 		defer w.During("serving on after it was deregistered")()
 	}

@@ -132,12 +132,11 @@ func (c *Contact) Lock(held bool) (changed bool) {
 	return true
 }
 
-// Inform notes that the intents were read, and returns whether that was under the lock.
-func (c *Contact) Inform() bool {
+// Inform notes that the intents were read, which counts under the lock.
+func (c *Contact) Inform() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.informed = c.locked
-	return c.informed
 }
 
 // Locked reports whether the node's lock is held.

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -19,8 +20,8 @@ type Doors interface {
 
 var errOpen = errors.New("requests without a token may")
 
-// ExposureConfig is what NewExposure needs.
-type ExposureConfig struct {
+// Exposure is what pods may do at Consul without a token, as was answered last.
+type Exposure struct {
 	Node    string
 	Doors   Doors // nil: nobody asks
 	Strict  bool  // no new intents while pods may do anything, or nobody knows
@@ -28,40 +29,29 @@ type ExposureConfig struct {
 	Every   time.Duration // between two questions
 	Again   time.Duration // between two while nobody knows, or nothing is taken because of it
 	Opened  func(bool)    // is told each answer
-}
-
-// Exposure is what pods may do at Consul without a token, as was answered last.
-type Exposure struct {
-	cfg ExposureConfig
 
 	mu   sync.Mutex
-	said string // as in the node's record; empty: nobody asks
-}
-
-// NewExposure returns one that knows nothing yet.
-func NewExposure(cfg ExposureConfig) *Exposure {
-	x := &Exposure{cfg: cfg}
-	if cfg.Doors != nil {
-		x.said = node.AnonymousUnknown
-	}
-	return x
+	said string // as in the node's record; empty: nobody has answered
 }
 
 // Said is what was answered last, as the node's record has it, and whether no new intents are taken for it.
 func (x *Exposure) Said() (anonymous string, shut bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.said, x.cfg.Strict && x.cfg.Doors != nil && x.said != node.AnonymousClosed
+	if x.Doors == nil {
+		return "", false
+	}
+	return cmp.Or(x.said, node.AnonymousUnknown), x.Strict && x.said != node.AnonymousClosed
 }
 
 // Watch asks at the start and from time to time until ctx ends, and calls changed when the answer is another. What was answered last holds
 // until there is another answer.
 func (x *Exposure) Watch(ctx context.Context, changed func()) {
-	if x.cfg.Doors == nil {
+	if x.Doors == nil {
 		return
 	}
 	for {
-		open, err := x.cfg.Doors.OpenDoors(ctx, x.cfg.Node)
+		open, err := x.Doors.OpenDoors(ctx, x.Node)
 		if ctx.Err() != nil {
 			return
 		}
@@ -79,25 +69,25 @@ func (x *Exposure) Watch(ctx context.Context, changed func()) {
 func (x *Exposure) answered(open []string, err error) (said string, next time.Duration) {
 	const asking, doors = "question what pods may do at Consul", "what pods may do at Consul"
 	if err != nil {
-		x.cfg.Trouble.Report(asking, "cannot be told what pods may do at Consul without a token", err)
-		return "", x.cfg.Again
+		x.Trouble.Report(asking, "cannot be told what pods may do at Consul without a token", err)
+		return "", x.Again
 	}
-	x.cfg.Trouble.Over(asking)
+	x.Trouble.Over(asking)
 	if len(open) == 0 {
-		x.cfg.Trouble.Over(doors)
-		return node.AnonymousClosed, x.cfg.Every
+		x.Trouble.Over(doors)
+		return node.AnonymousClosed, x.Every
 	}
-	message, next := "pods can reach Consul and need no token to have any program started on this node, as any user; see docs/security.md", x.cfg.Every
-	if x.cfg.Strict {
+	message, next := "pods can reach Consul and need no token to have any program started on this node, as any user; see docs/security.md", x.Every
+	if x.Strict {
 		message += "; no new intents are taken"
-		next = x.cfg.Again
+		next = x.Again
 	}
-	x.cfg.Trouble.Report(doors, message, errors.Join(errOpen, errors.New(strings.Join(open, ", "))))
+	x.Trouble.Report(doors, message, errors.Join(errOpen, errors.New(strings.Join(open, ", "))))
 	return node.AnonymousOpen, next
 }
 
 func (x *Exposure) set(said string) (changed bool) {
-	x.cfg.Opened(said == node.AnonymousOpen)
+	x.Opened(said == node.AnonymousOpen)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	changed, x.said = x.said != said, said

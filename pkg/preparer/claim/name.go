@@ -9,8 +9,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -178,7 +182,6 @@ func (n *Name) Saw(rec store.Rec[node.Node]) {
 
 // change changes the note. What cannot be written counts all the same, until this preparer ends.
 func (n *Name) change(change func(note) note) {
-	const key = "note of the name"
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	n.mu.Lock()
@@ -193,11 +196,7 @@ func (n *Name) change(change func(note) note) {
 	if err == nil {
 		err = n.reserve.WriteFile(n.path, data)
 	}
-	if err != nil {
-		n.trouble.Report(key, "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
-		return
-	}
-	n.trouble.Over(key)
+	n.trouble.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
 }
 
 // Judge finds out whether the name, which another host has, was taken over from this one, from the node's record as it was read, nil for one
@@ -259,4 +258,26 @@ func (n *Name) Regressed(nonce string) string {
 		return ""
 	}
 	return n.regressed
+}
+
+// hostFile names this data directory for ever, so that two machines that were given one name are told apart.
+const hostFile = "host-id"
+
+var hostPattern = regexp.MustCompile(`^[0-9a-z]{26}$`)
+
+// hostID returns the id of the data directory, a new one where there is none that can be read.
+func hostID(dir string, reserve *durable.Reserve) (string, error) {
+	path := filepath.Join(dir, hostFile)
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read host id: %w", err)
+	}
+	if id := strings.TrimSpace(string(data)); hostPattern.MatchString(id) {
+		return id, nil
+	}
+	id := strings.ToLower(ulid.Make().String())
+	if err := reserve.WriteFile(path, []byte(id+"\n")); err != nil {
+		return "", fmt.Errorf("write host id: %w", err)
+	}
+	return id, nil
 }

@@ -229,3 +229,44 @@ func (n *Node) Logs(id pod.Identity) string { return n.dirOf(logsDir, id) }
 func (n *Node) dirOf(kind string, id pod.Identity) string {
 	return filepath.Join(n.cfg.Dir, kind, FileName(id))
 }
+
+// ErrManifest marks what only another manifest, or another preparer, mends.
+var ErrManifest = errors.New("unusable manifest")
+
+// lasting is an error of something that trying again does not mend by itself.
+type lasting struct{ error }
+
+func (l lasting) Unwrap() error { return l.error }
+
+func forGood(err error) error { return lasting{err} }
+
+// Hopeless reports whether an error is about something that trying again does not mend by itself: an artifact that is refused or not
+// there, a manifest that is wrong or that the node does not trust, a program that is missing. One about what may be over in a
+// moment, such as a server that does not answer, a port that is taken or a disk that is full, is not.
+func Hopeless(err error) bool {
+	var l lasting
+	var r interface{ Refused() bool } // what Artifacts returns of an artifact that is not there, or not what the manifest says
+	return errors.As(err, &l) || errors.Is(err, ErrManifest) || errors.As(err, &r) && r.Refused()
+}
+
+// Trust says whether the node runs a manifest; *trust.Node is one. It is asked until a version of it is installed: when the
+// manifest is taken over, before anything of it is run, and once more at the end, because an artifact or a hook may take long. What was
+// installed keeps running whatever it says later (P4).
+type Trust interface {
+	Check(m *manifest.Manifest, canonical []byte, signature string) error
+}
+
+// Trusted marks a refusal as one that trying again does not mend by itself.
+func (n *Node) Trusted(m *manifest.Manifest, signature string) error {
+	if n.cfg.Trust == nil {
+		return nil
+	}
+	canonical, err := m.Canonical()
+	if err == nil {
+		err = n.cfg.Trust.Check(m, canonical, signature)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrManifest, err)
+	}
+	return nil
+}

@@ -118,7 +118,6 @@ func (n *Node) DeleteRemoved(ctx context.Context, every time.Duration) {
 func (n *Node) deleteRound(ctx context.Context) (more bool) {
 	for _, kind := range podDirs {
 		removed := filepath.Join(n.cfg.Dir, kind, removedDir)
-		key := "removing " + kind
 		entries, err := os.ReadDir(removed)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -131,14 +130,10 @@ func (n *Node) deleteRound(ctx context.Context) (more bool) {
 			}
 			n.cfg.Step("directory removed")
 		}
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return false
-		case err != nil:
-			n.cfg.Trouble.Report(key, "what stopped pods left cannot be removed", err)
-		default:
-			n.cfg.Trouble.Over(key)
 		}
+		n.cfg.Trouble.Saw("removing "+kind, "what stopped pods left cannot be removed", err)
 		_ = os.Remove(removed) // if it is empty
 	}
 	return more

@@ -5,6 +5,8 @@ package loop
 import (
 	"context"
 	"time"
+
+	"github.com/cenkalti/backoff/v5"
 )
 
 // Signal wakes one waiting goroutine. Raising it again before it is seen changes nothing.
@@ -39,4 +41,11 @@ func PauseUnless(ctx context.Context, wake Signal, d time.Duration) (woken bool,
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
 	}
+}
+
+// NewPace returns the pauses between tries: the first, and what they grow to.
+func NewPace(first, most time.Duration) *backoff.ExponentialBackOff {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = first, most
+	return pace
 }

@@ -69,15 +69,22 @@ func (t *Trouble) Over(key string) {
 	t.last[key] = last
 }
 
-// Failed records whether something works, and returns whether it does not. What fails because ctx has ended says nothing.
-func (t *Trouble) Failed(ctx context.Context, key, message string, err error) bool {
-	switch {
-	case err == nil:
+// Saw records whether something works, and returns whether it does not.
+func (t *Trouble) Saw(key, message string, err error) (failed bool) {
+	if err == nil {
 		t.Over(key)
-	case ctx.Err() == nil:
+	} else {
 		t.Report(key, message, err)
 	}
 	return err != nil
+}
+
+// Failed is Saw, but for what fails because ctx has ended, which says nothing.
+func (t *Trouble) Failed(ctx context.Context, key, message string, err error) bool {
+	if err != nil && ctx.Err() != nil {
+		return true
+	}
+	return t.Saw(key, message, err)
 }
 
 // denied says in words that an error is about the token's permissions, or nothing when it is not.

@@ -5,6 +5,7 @@ package register
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -193,7 +194,7 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	local, err := r.cfg.Services.LocalServices(ctx, MetaNode, r.cfg.Node.Name)
 	now := time.Now()
 	pods := r.cfg.Pods(now)
-	if poll = r.cfg.IdlePoll; anyWaits(pods) {
+	if poll = r.cfg.IdlePoll; slices.ContainsFunc(pods, func(p Pod) bool { return p.Waits }) {
 		poll = r.cfg.BusyPoll
 	}
 	register, strays := r.saw(pods, local, err, now)
@@ -202,7 +203,8 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	}
 	var errs []error
 	for _, change := range register {
-		errs = append(errs, r.register(ctx, change))
+		_, err := r.register(ctx, change, false)
+		errs = append(errs, err)
 	}
 	for _, id := range strays {
 		err := r.cfg.Services.DeregisterService(ctx, id)
@@ -215,15 +217,6 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	errs = append(errs, r.vouchAnew(ctx))
 	r.cfg.Trouble.Failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
 	return poll
-}
-
-func anyWaits(pods []Pod) bool {
-	for i := range pods {
-		if pods[i].Waits {
-			return true
-		}
-	}
-	return false
 }
 
 // saveWithin is how long the fingerprint of a registered service may wait for another change of the record, mostly that
@@ -383,17 +376,23 @@ func (g *gate) pass(now time.Time) bool {
 	return true
 }
 
-func (r *Registrar) register(ctx context.Context, c change) error {
+// register registers the services of a pod, unless they were withdrawn since or, to do it again, have changed.
+func (r *Registrar) register(ctx context.Context, c change, again bool) (done bool, err error) {
 	s, up := r.enter(c.id)
 	defer s.registering.Unlock()
-	if !up {
-		return nil // withdrawn since
+	if !up || again && r.Said(c.id).Service != c.fingerprint {
+		return false, nil
 	}
-	if err := r.registerAll(ctx, c.services); err != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		s.gate = gate{} // it paces what succeeds and does not last
-		return err
+	for _, one := range c.services {
+		if err := r.cfg.Services.RegisterService(ctx, one); err != nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			s.gate = gate{} // it paces what succeeds and does not last
+			return false, err
+		}
+	}
+	if again {
+		return true, nil
 	}
 	r.cfg.Step("register done")
 	main := &c.services[0]
@@ -403,7 +402,7 @@ func (r *Registrar) register(ctx context.Context, c change) error {
 	r.mu.Unlock()
 	r.cfg.Changed(map[pod.Identity]time.Time{c.id: time.Now().Add(saveWithin)})
 	r.Wake.Raise() // one without a check passes at once
-	return nil
+	return true, nil
 }
 
 // enter takes the services of a pod, so that nobody else changes them before they are unlocked, and reports whether it is up then.
@@ -413,15 +412,6 @@ func (r *Registrar) enter(id pod.Identity) (s *service, up bool) {
 	r.mu.Unlock()
 	s.registering.Lock()
 	return s, r.cfg.Up(id)
-}
-
-func (r *Registrar) registerAll(ctx context.Context, services []consul.Service) error {
-	for _, s := range services {
-		if err := r.cfg.Services.RegisterService(ctx, s); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // withdrawTimeout bounds how long a stop waits for the local agent; what it misses is swept later.

@@ -1,13 +1,20 @@
 package register
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -115,4 +122,47 @@ func fingerprint(services []consul.Service) string {
 		sum.Write(data)
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8])
+}
+
+// vouchedFile holds the id of the token with which the services of all pods were registered. The agent uses that token to tell the servers
+// about them; when it is gone, what becomes of the pods' health is not heard any more.
+const vouchedFile = "services-token"
+
+// noToken is the id of no token at all, which is what earlier versions had unless they say more.
+const noToken = "none"
+
+func readVouched(dir string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(dir, vouchedFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return noToken, nil
+	case err != nil:
+		return "", fmt.Errorf("read which token services were registered with: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// vouchAnew registers the services of all pods again when the token has changed. Their health stays as it is.
+func (r *Registrar) vouchAnew(ctx context.Context) error {
+	token := r.cfg.Services.TokenID()
+	if r.vouched == token {
+		return nil
+	}
+	registered := 0
+	for _, p := range r.cfg.Pods(time.Now()) {
+		if !p.Up || p.Manifest == nil {
+			continue
+		}
+		if same, err := r.register(ctx, changeOf(&r.cfg.Node, &p), true); err != nil {
+			return err
+		} else if same {
+			registered++
+		}
+	}
+	if err := r.cfg.Reserve.WriteFile(filepath.Join(r.cfg.Dir, vouchedFile), []byte(token+"\n")); err != nil {
+		return fmt.Errorf("note which token services were registered with: %w", err)
+	}
+	r.vouched = token
+	r.cfg.Log.WithField("services", registered).Info("services registered with another token")
+	return nil
 }

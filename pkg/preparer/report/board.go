@@ -61,11 +61,15 @@ func (b *Board) Tell(told Told) {
 	b.told = told
 }
 
-// Erase says whether the stored reality of a pod has served its purpose.
-func (b *Board) Erase(id pod.Identity, erase bool) {
+// Erase says whether the stored reality of a pod has served its purpose, and whether there is nothing to report about the pod.
+func (b *Board) Erase(id pod.Identity, erase, silent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if l := b.line(id); l.erase != erase {
+	l := b.line(id)
+	if silent {
+		l.reality = nil
+	}
+	if l.erase != erase {
 		l.erase, l.erased = erase, false
 		b.Changed.Raise()
 	}
@@ -77,13 +81,6 @@ func (b *Board) Erased(id pod.Identity) bool {
 	defer b.mu.Unlock()
 	l := b.lines[id]
 	return l != nil && l.erased
-}
-
-// Retract says that there is nothing to report about a pod.
-func (b *Board) Retract(id pod.Identity) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.line(id).reality = nil
 }
 
 // Forget drops all about a pod that the node does not know any more.
@@ -163,15 +160,6 @@ func (b *Board) takeSince(stored map[pod.Identity]store.Rec[pod.Reality]) {
 		if rec, found := stored[id]; found && l.reality != nil && !l.since && rec.Value.State == l.reality.State {
 			l.reality.Since = rec.Value.Since
 		}
-	}
-}
-
-// noteErased notes that Consul has no reality of a pod any more.
-func (b *Board) noteErased(id pod.Identity) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if l := b.lines[id]; l != nil {
-		l.erased = l.erase
 	}
 }
 

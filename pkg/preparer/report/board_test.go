@@ -42,7 +42,7 @@ func TestForgottenRealitiesAreErased(t *testing.T) {
 	running := stored[ident(3)]
 	running.Value.State = pod.StateReady
 	stored[ident(3)] = running
-	b.Retract(ident(0)) // the node knows it
+	b.Erase(ident(0), false, true) // the node knows it
 	if due := b.due(stored); len(due) > 0 {
 		t.Errorf("nobody knows the intents, and to be written is %+v", due)
 	}

@@ -149,7 +149,10 @@ func (k *Keeper) notHeld(ctx context.Context, key string, err error) {
 	switch {
 	case errors.As(err, &foreign):
 		k.Holding(false)
-		k.refused(err)
+		k.Refused(true)
+		if k.Name.Refuse(err) {
+			k.Contact.Serve(false)
+		}
 		// With the host in the message, another one is told at once.
 		k.Trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(foreign.Record), err)
 		k.judge(ctx)
@@ -158,14 +161,6 @@ func (k *Keeper) notHeld(ctx context.Context, key string, err error) {
 		k.Trouble.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
 	default:
 		k.Trouble.Report(key, "node record cannot be written", err)
-	}
-}
-
-// refused notes that the node's name belongs to another host.
-func (k *Keeper) refused(err error) {
-	k.Refused(true)
-	if k.Name.Refuse(err) {
-		k.Contact.Serve(false)
 	}
 }
 

@@ -135,7 +135,7 @@ func (pub *Publisher) pass(ctx context.Context) error {
 		err := pub.write(ctx, r)
 		switch {
 		case err == nil && r.erase:
-			pub.Board.noteErased(r.id)
+			pub.Board.Changed.Raise() // the next pass notes that it is gone
 		case err == nil:
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
