@@ -479,9 +479,17 @@ func TestPausedRolloutIsRescaled(t *testing.T) {
 	c := &cluster{}
 	c.under(t, sample(t))
 	c.svc.Rollout.State, c.svc.Rollout.Resume = rollout.Paused, rollout.Progressing
+	two := 2
+	c.svc.Controllers = append(c.svc.Controllers,
+		record.Controller{RC: rc.RC{ID: "old", Name: "web-r7", ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &two}}}},
+		record.Controller{RC: rc.RC{ID: "gone", Name: "web-r8"}})
 	p, err := c.planOf(t, sample(t, `replicas=4`))
 	if err != nil || p.Empty() {
-		t.Error(p, err)
+		t.Fatal(p, err)
+	}
+	// Revisions that have gone down leave with the rollout, as it was planned before.
+	if text := fmt.Sprint(p.Format(0)); !strings.Contains(text, "web-r7") || strings.Contains(text, "web-r8") {
+		t.Error(text)
 	}
 }
 
