@@ -318,7 +318,7 @@ func (c *ReplicationController) reservationsOf(ctx context.Context, v *view, cha
 	if len(names) == 0 {
 		return seen, nil, nil
 	}
-	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(v.snapshot.Nodes)}, false)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -335,7 +335,7 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 	for _, o := range s.Orphans {
 		asked[o.Identity] = true
 	}
-	var w store.Wanted
+	w := store.Wanted{Nodes: len(s.Nodes)}
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		w.Realities = append(w.Realities, at(p)...)

@@ -144,7 +144,7 @@ func (c *ReplicationController) nextNodes(ctx context.Context, v *view, pods int
 		} else if names, err = c.lookAround(ctx, v, pods); err != nil {
 			return nil, nil, err
 		}
-		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(v.snapshot.Nodes)}, false)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -270,6 +272,8 @@ type Wanted struct {
 	Realities    []At
 	Intents      []At
 	Reservations []string // names of nodes
+	// Nodes is how many nodes there are, as far as is known; zero: many. See listsReservations.
+	Nodes int
 }
 
 // Details is what was wanted.
@@ -291,16 +295,32 @@ type Details struct {
 // ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
 func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
 	var d Details
-	r := consul.Reading{Keys: slices.Concat(keysAt(w.Realities, t.keys.Reality), keysAt(w.Intents, t.keys.Intent), t.reservationKeys(w.Reservations))}
+	r := consul.Reading{Keys: slices.Concat(keysAt(w.Realities, t.keys.Reality), keysAt(w.Intents, t.keys.Intent))}
 	if w.Manifest != "" {
 		r.Keys = append(r.Keys, t.keys.Manifest(w.Manifest))
 	}
 	for _, digest := range w.Others {
 		r.Keys = append(r.Keys, t.keys.Manifest(digest))
 	}
-	found, _, err := t.merged.Read(ctx, r, levelOf(consistent))
-	if err != nil {
+	group, groupCtx := errgroup.WithContext(ctx)
+	if w.listsReservations() {
+		group.Go(func() (err error) {
+			d.Reservations, d.Unreadable, err = t.listTaken(groupCtx, w.Reservations, levelOf(consistent))
+			return err
+		})
+	} else {
+		r.Keys = append(r.Keys, t.reservationKeys(w.Reservations)...)
+	}
+	var found map[string]consul.Pair
+	group.Go(func() (err error) {
+		found, _, err = t.merged.Read(groupCtx, r, levelOf(consistent))
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return d, err
+	}
+	if d.Reservations == nil {
+		d.Reservations, d.Unreadable = t.taken(found, w.Reservations)
 	}
 	if w.Manifest != "" {
 		d.Manifest, _, d.ManifestErr = t.manifestOf(found, w.Manifest)
@@ -316,7 +336,6 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 	}
 	d.Intents, corrupt = decodeAt[pod.Intent](t.keys, found, w.Intents, t.keys.Intent)
 	d.Corrupt = append(d.Corrupt, corrupt...)
-	d.Reservations, d.Unreadable = t.taken(found, w.Reservations)
 	return d, nil
 }
 
@@ -353,45 +372,6 @@ func decodeAt[T any](keys Keys, found map[string]consul.Pair, at []At, keyOf fun
 			continue
 		}
 		out[a] = rec.Value
-	}
-	return out, corrupt
-}
-
-// Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
-// comes back closed, so that nothing is placed there, and as an error under its name.
-func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
-	found, err := s.c.GetMany(ctx, s.reservationKeys(nodes), consul.Default)
-	if err != nil {
-		return nil, nil, err
-	}
-	out, corrupt := s.taken(found, nodes)
-	return out, corrupt, nil
-}
-
-func (s *Store) reservationKeys(nodes []string) []string {
-	keys := make([]string, len(nodes))
-	for i, name := range nodes {
-		keys[i] = s.keys.Reservation(name)
-	}
-	return keys
-}
-
-func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]Rec[node.Reservation], map[string]error) {
-	out := make(map[string]Rec[node.Reservation], len(nodes))
-	corrupt := map[string]error{}
-	for _, name := range nodes {
-		pair, ok := found[s.keys.Reservation(name)]
-		if !ok {
-			out[name] = Rec[node.Reservation]{}
-			continue
-		}
-		var rec Rec[node.Reservation]
-		rec.Index = pair.ModifyIndex
-		if err := json.Unmarshal(pair.Value, &rec.Value); err != nil {
-			corrupt[name] = &CorruptError{Key: pair.Key, Err: err}
-			rec.Value = node.Reservation{Closed: true}
-		}
-		out[name] = rec
 	}
 	return out, corrupt
 }
