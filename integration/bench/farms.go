@@ -14,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -173,6 +174,7 @@ func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string
 type process struct {
 	id     string
 	dir    string
+	debug  string // address of its debug server
 	cmd    *exec.Cmd
 	events *lines
 	ended  chan struct{}
@@ -191,9 +193,13 @@ func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, add
 	if err != nil {
 		return nil, err
 	}
-	p := &process{id: id, dir: dir, events: newLines(out), ended: make(chan struct{})}
+	ports, err := devserver.FreePorts(ctx, 1)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{id: id, dir: dir, debug: fmt.Sprintf("127.0.0.1:%d", ports[0]), events: newLines(out), ended: make(chan struct{})}
 	p.cmd = exec.Command(b.farm, "--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix(),
-		"--debug-addr", "127.0.0.1:0")
+		"--debug-addr", p.debug)
 	p.cmd.Stderr = p.events
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
 		return nil, fmt.Errorf("%w; run `make build`", err)
