@@ -153,6 +153,10 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 	plan.Status.CarrySince(v.head.Status)
 	c.track(v, plan)
 	differs := statusDiffers(v.head.Status, &plan.Status) && !c.phantom
+	if len(batches) == 0 && differs && len(plan.Answered) == 0 {
+		v.later = c.statusMayWait(v, plan)
+		differs = v.later == 0
+	}
 	if len(batches) == 0 && (differs || len(plan.Answered) > 0) {
 		batches = append(batches, c.newBatch(v, plan))
 	}
@@ -168,7 +172,9 @@ func (c *ReplicationController) apply(ctx context.Context, v *view, plan *reconc
 		return 0, err
 	}
 	wrote = batches[0].changes
-	c.tellRunner(batches[0])
+	if !plan.Unhampered() || len(plan.Changes) == 0 || !onlyAsks(plan.Changes) { // what was asked for comes with another status soon
+		c.tellRunner(batches[0])
+	}
 	errs := make([]error, len(batches))
 	var group errgroup.Group
 	group.SetLimit(c.farm.cfg.InFlight)

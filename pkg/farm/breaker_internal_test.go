@@ -135,7 +135,7 @@ func TestPodsThatMayBeStoppedAreNotOwned(t *testing.T) {
 			}
 		},
 		"a pass was over": func(_ *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) {
-			c.remember(v, &reconcile.Plan{}, true)
+			c.remember(v, &reconcile.Plan{}, 0, nil)
 		},
 		"they came with the lock": func(_ *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) { c.learn(&v.head) },
 	} {

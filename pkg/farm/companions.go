@@ -27,9 +27,14 @@ func (c *ReplicationController) readCompanions(ctx context.Context, v *view) err
 	if len(ids) == 0 {
 		return nil
 	}
-	own, companions, err := c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, c.consistent)
+	if v.early != nil && c.expects.nodes && !v.beside {
+		v.snapshot.CompanionsUnread = true // most likely nothing depends on them
+		return nil
+	}
+	own, companions, err := c.companionsOf(ctx, v, ids)
 	absent := func(o store.Companion) bool { return !o.Exists }
 	if err == nil && slices.ContainsFunc(companions, absent) && !c.consistent { // a leader that is behind may lack some
+		v.early = nil
 		own, companions, err = c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, true)
 	}
 	if err != nil {
@@ -47,6 +52,42 @@ func (c *ReplicationController) readCompanions(ctx context.Context, v *view) err
 		v.snapshot.Companions = append(v.snapshot.Companions, other)
 	}
 	return nil
+}
+
+// companionsOf reads companions, unless that was done early. What was read before their marks is too old then.
+func (c *ReplicationController) companionsOf(ctx context.Context, v *view, ids []string) (store.Marks, []store.Companion, error) {
+	if v.early != nil && slices.Equal(v.early.Expected.Companions, ids) {
+		return store.Marks{Drops: v.early.Drops}, v.early.Companions, nil
+	}
+	v.early = nil
+	return c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, c.consistent)
+}
+
+// decide computes the plan. Where companions were not read, and make a difference, that is done first.
+func (c *ReplicationController) decide(ctx context.Context, v *view) (reconcile.Plan, error) {
+	plan := reconcile.Compute(v.snapshot)
+	if !v.snapshot.CompanionsUnread || plan.Unaided {
+		return plan, nil
+	}
+	if err := c.readBeside(ctx, v); err != nil {
+		return plan, err
+	}
+	return reconcile.Compute(v.snapshot), nil
+}
+
+// readBeside reads companions after all, and then again what nodes report: that must not be older than their marks.
+func (c *ReplicationController) readBeside(ctx context.Context, v *view) error {
+	c.giveBack(v, nil)
+	v.beside, v.early, v.nodes = true, nil, nil
+	v.snapshot.CompanionsUnread, v.snapshot.Errors = false, nil
+	if err := c.readCompanions(ctx, v); err != nil {
+		return err
+	}
+	if err := c.readDrops(ctx, v); err != nil {
+		return err
+	}
+	v.snapshot.Nodes, v.nodesVersion = c.farm.world.nodesAt()
+	return c.readDetails(ctx, v)
 }
 
 // makeMarks makes the keys that the plan's batches depend on where they are missing, and reports whether there were such: what was

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -221,4 +224,53 @@ func (c *cluster) run(id string, n int) {
 		}
 		return nil
 	})
+}
+
+// A look that waits for nodes reads no companions. One that finds then that a pod has to stop reads them after all, and keeps to the minimum.
+func TestCompanionsAreReadWhereTheyMatter(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, func(in pod.Intent) pod.Reality {
+		r := simnode.Obey(in)
+		if r.RCID == "a" && in.Identity.Index == 1 && r.Available {
+			r.State, r.Available = pod.StateStarting, false
+		}
+		return r
+	})
+	c.rollout("r1", rollout.Progressing)
+	without, beside := make(chan struct{}, 100), atomic.Int32{}
+	c.faultyFarm("f1", &faulty{
+		early: func(e store.Expected) {
+			if e.RCID == "a" && len(e.Companions) == 0 && len(e.Realities) > 0 {
+				select {
+				case without <- struct{}{}:
+				default: // enough are known
+				}
+			}
+		},
+		beside: func(rcID string) {
+			if rcID == "a" {
+				beside.Add(1)
+			}
+		},
+	}, nil)
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 2, 3, 6, "a")))
+	c.converged("b", 2)
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 3, 6, "b")))
+	c.run("a", 2)
+	<-without
+	before := beside.Load()
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 0, 3, 6, "b")))
+	c.conditionIs("a", rc.WaitsForService, true)
+	c.run("a", 1)
+	for id := range c.running("a") {
+		if id.Index != 0 {
+			t.Errorf("%s runs, and not the one that counts", id)
+		}
+	}
+	if beside.Load() == before {
+		t.Error("a stop was decided without companions")
+	}
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 3, 6, "a")))
+	c.run("a", 0)
 }

@@ -45,7 +45,9 @@ type ReplicationController struct {
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
-	looks looks
+	looks    looks
+	expects  expects
+	reported time.Time // when a status was written last
 
 	mu       sync.Mutex
 	lastDeep time.Time
@@ -130,7 +132,10 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 	if released, err := c.releaseMutator(ctx, v); released || err != nil {
 		return time.Millisecond, err
 	}
-	plan := reconcile.Compute(v.snapshot)
+	plan, err := c.decide(ctx, v)
+	if err != nil {
+		return 0, err
+	}
 	if made, err := c.relyOn(ctx, v, &plan); made || err != nil {
 		return time.Millisecond, err
 	}
@@ -144,7 +149,8 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return 0, err
 	}
 	wrote, err := c.apply(ctx, v, &plan)
-	c.remember(v, &plan, err == nil && wrote == 0)
+	c.remember(v, &plan, wrote, err)
+	c.expect(v, &plan, wrote)
 	c.noteConfirmed(v, &plan)
 	if wrote > 0 {
 		c.log.WithFields(obs.Fields{
@@ -156,7 +162,7 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return 0, c.afterFailure(ctx, err)
 	}
 	told := c.alert(ctx, &plan)
-	c.looks.ended(c.ID, &v.head, v.companions, &plan)
+	c.looks.ended(c.ID, &v.head, v.companions, plan.Alone || c.expects.nodes)
 	if wrote > 0 && frees(plan.Changes) {
 		c.farm.enqueueOwned(func(other *ReplicationController) bool { return other != c && other.isHungry() })
 	}
@@ -167,6 +173,9 @@ func (c *ReplicationController) pass(ctx context.Context) (again time.Duration, 
 		return soonest(plan.Again, askedLook), nil
 	case wrote > 0 || told || len(plan.Answered) > 0:
 		return time.Millisecond, nil // what this made possible comes with the next look, and further requests
+	}
+	if v.later > 0 {
+		return soonest(plan.Again, v.later), nil
 	}
 	return plan.Again, nil
 }
@@ -265,8 +274,8 @@ func (c *ReplicationController) isHungry() bool {
 
 // remember keeps what tells whether a changed node concerns this controller. A deep check is done when it found nothing
 // to do, and nothing kept it from doing it.
-func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled bool) {
-	nodes := map[string]bool{}
+func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, wrote int, err error) {
+	nodes, placed := map[string]bool{}, 0
 	for i := range v.snapshot.Pods {
 		nodes[v.snapshot.Pods[i].Node] = true
 	}
@@ -274,13 +283,16 @@ func (c *ReplicationController) remember(v *view, plan *reconcile.Plan, settled 
 		if p := plan.Changes[i].Placement; p != nil {
 			nodes[p.Node] = true
 		}
+		if plan.Changes[i].Action == reconcile.Place && err == nil && wrote == len(plan.Changes) {
+			placed++
+		}
 	}
 	pods := c.staying(&v.head, stopsOf(plan, v.snapshot.Now))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes, c.pods = nodes, pods
-	c.hungry = plan.Status.Placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
-	if v.deep && settled && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
+	c.hungry = plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
+	if v.deep && err == nil && wrote == 0 && v.snapshot.Hold == "" && v.snapshot.Breaker == "" {
 		c.lastDeep, c.deep = time.Now(), false
 	}
 }

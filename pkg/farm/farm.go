@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -142,6 +143,7 @@ type Farm struct {
 	fatal     chan error    // capacity 1: why the farm must start over
 	sweepNow  chan struct{} // capacity 1
 	moved     chan struct{} // capacity 1: the members have changed
+	busy      atomic.Int64  // passes under way
 	deepLeft  int           // deep checks of controllers that are claimed before the next sweep
 }
 
@@ -256,6 +258,10 @@ func (f *Farm) handle(ctx context.Context, id string) {
 			}
 			return
 		}
+		if left := c.gather(f.busy.Load()); left > 0 {
+			f.queue.AddAfter(id, left)
+			return
+		}
 		again, err = f.passes(ctx, c)
 	}
 	var corrupt *store.CorruptError
@@ -312,6 +318,8 @@ const passTries = 4
 // passes makes a pass, and another one at once where others wrote what it depends on: at the end of a long queue it would
 // wait for all of the others.
 func (f *Farm) passes(ctx context.Context, c *ReplicationController) (again time.Duration, err error) {
+	f.busy.Add(1)
+	defer f.busy.Add(-1)
 	for range passTries {
 		started := time.Now()
 		again, err = c.pass(ctx)

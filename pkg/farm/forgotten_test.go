@@ -37,8 +37,10 @@ type faulty struct {
 	agents   atomic.Pointer[map[string]bool]              // those that have failed; nil: as Consul says
 	answers  *answers                                     // instead of agents
 	reads    func(consistent bool)                        // of realities
-	hidden   atomic.Bool                                  // transactions do not show placements, as where rules of their own hide them
-	looks    atomic.Int32                                 // at heads while they are hidden
+	early    func(e store.Expected)
+	beside   func(rcID string) // its companions are read for themselves
+	hidden   atomic.Bool       // transactions do not show placements, as where rules of their own hide them
+	looks    atomic.Int32      // at heads while they are hidden
 }
 
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
@@ -46,6 +48,13 @@ func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent boo
 		f.reads(consistent)
 	}
 	return f.Tenure.ReadDetails(ctx, w, consistent)
+}
+
+func (f *faulty) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error) {
+	if f.beside != nil {
+		f.beside(rcID)
+	}
+	return f.Tenure.ReadCompanions(ctx, rcID, ids, consistent)
 }
 
 func (f *faulty) Bump(ctx context.Context, fence store.Fence) (store.Fence, error) {
@@ -112,6 +121,17 @@ func (f *faulty) ReadHead(ctx context.Context, rcID string, consistent bool) (st
 		f.looks.Add(1)
 	}
 	return head, err
+}
+
+// ReadEarly leaves to single reads what hooks are about.
+func (f *faulty) ReadEarly(ctx context.Context, e store.Expected) *store.Early {
+	if f.early != nil {
+		f.early(e)
+	}
+	if f.readHead != nil || f.reads != nil || f.hidden.Load() {
+		return nil
+	}
+	return f.Tenure.ReadEarly(ctx, e)
 }
 
 func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {

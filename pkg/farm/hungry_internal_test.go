@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -19,9 +20,32 @@ func TestAMoveWithoutRoomIsHungry(t *testing.T) {
 		plan := &reconcile.Plan{Status: rc.Status{Desired: 2, Placed: 2}}
 		s := &reconcile.Snapshot{Now: time.Now()}
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
-		c.remember(&view{snapshot: s}, plan, false)
+		c.remember(&view{snapshot: s}, plan, 0, nil)
 		if c.isHungry() != want || c.concernedBy(other) != want {
 			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.isHungry(), c.concernedBy(other))
+		}
+	}
+}
+
+// A controller whose plan has placed all that was missing needs no other nodes; one of which something has not landed may.
+func TestAControllerThatWasFedIsNotHungry(t *testing.T) {
+	t.Parallel()
+	place := reconcile.Change{Action: reconcile.Place, Placement: &pod.Placement{Node: "n1"}}
+	for name, try := range map[string]struct {
+		desired, wrote int
+		err            error
+		want           bool
+	}{
+		"all are placed":        {desired: 3, wrote: 2},
+		"one found no node":     {desired: 4, wrote: 2, want: true},
+		"one has not landed":    {desired: 3, wrote: 1, want: true},
+		"none is known to have": {desired: 3, wrote: 2, err: errors.New("unknown"), want: true},
+	} {
+		c := &ReplicationController{}
+		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
+		c.remember(&view{snapshot: &reconcile.Snapshot{Now: time.Now()}}, plan, try.wrote, try.err)
+		if c.isHungry() != try.want {
+			t.Errorf("%s: hungry %t", name, c.isHungry())
 		}
 	}
 }

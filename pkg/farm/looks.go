@@ -4,7 +4,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -16,6 +15,7 @@ type looks struct {
 	bells map[string]uint64 // as the last look read them, the controller's own and those of companions that matter; nil: it did not go well
 	due   time.Time         // when the last look asked for another one; zero: it did not
 	alone bool              // whatever companions do, nothing follows
+	until time.Time         // when a look begins that waits for more of the reports that it is about
 	own   uint64            // the controller's bell as somebody of this program rang it
 }
 
@@ -37,14 +37,14 @@ func (l *looks) heard(index uint64) {
 func (l *looks) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asked, l.bells, l.due, l.alone = false, nil, time.Time{}, false
+	l.asked, l.bells, l.due, l.until, l.alone = false, nil, time.Time{}, time.Time{}, false
 }
 
-// ended notes what a look has read that went well, and what it decided.
-func (l *looks) ended(own string, head *store.Head, companions []store.Companion, plan *reconcile.Plan) {
+// ended notes what a look has read that went well, and whether nothing follows whatever companions do.
+func (l *looks) ended(own string, head *store.Head, companions []store.Companion, alone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.bells, l.alone = map[string]uint64{own: head.BellIndex}, plan.Alone
+	l.bells, l.alone = map[string]uint64{own: head.BellIndex}, alone
 	for i := range companions {
 		l.bells[companions[i].RCID] = companions[i].Marks.Bell
 	}
@@ -76,6 +76,28 @@ func (l *looks) idle(own string, rung map[string]uint64) (idle bool, left time.D
 		}
 	}
 	return rung[own] != 0, left // a bell that is gone must be made, or the record went with it
+}
+
+// Reports of several nodes about what they were asked for together come one after the other: a look waits a little for the others, the
+// longer the more passes are under way.
+const (
+	gatherLeast = 5 * time.Millisecond
+	gatherEach  = time.Millisecond
+	gatherMost  = 50 * time.Millisecond
+)
+
+// gather returns how long a look should wait that a bell has asked for, zero for no longer.
+func (l *looks) gather(busy int64) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	switch {
+	case l.asked || !l.due.IsZero() && !now.Before(l.due):
+		return 0
+	case l.until.IsZero():
+		l.until = now.Add(min(gatherLeast+time.Duration(busy)*gatherEach, gatherMost))
+	}
+	return max(0, l.until.Sub(now))
 }
 
 // rungFor returns the bells, as heard last, of a controller and of its companions.

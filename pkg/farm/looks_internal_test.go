@@ -5,7 +5,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -16,7 +15,7 @@ func TestALookThatWouldFindNothingIsSpared(t *testing.T) {
 		look := func(alone bool) *looks {
 			l := &looks{}
 			l.begin()
-			l.ended("web", &store.Head{BellIndex: 5}, []store.Companion{seen}, &reconcile.Plan{Alone: alone})
+			l.ended("web", &store.Head{BellIndex: 5}, []store.Companion{seen}, alone)
 			return l
 		}
 		expect := func(what string, l *looks, rung map[string]uint64, want bool, wantLeft time.Duration) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -71,6 +72,9 @@ func (f *Farm) observe() {
 func (c *ReplicationController) commit(ctx context.Context, b *batch) error {
 	err := c.farm.cfg.Store.Commit(ctx, &b.Batch)
 	c.farm.cfg.Metrics.committed(b.actions, err)
+	if err == nil && b.Status != nil {
+		c.reported = time.Now()
+	}
 	for i := range b.Reservations {
 		if landed := err == nil || errors.Is(err, store.ErrUnknown); landed && b.Reservations[i].Index == 0 {
 			c.farm.fresh.add(b.Reservations[i].Node)

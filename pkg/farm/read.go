@@ -25,6 +25,7 @@ type Reads interface {
 	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
 	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
+	EarlyReads
 	CompanionReads
 	RolloutReads
 	ClusterReads
@@ -39,18 +40,22 @@ type ClusterReads interface {
 
 // view is what one pass has read, with the indices that its writes depend on.
 type view struct {
-	head       store.Head
-	schema     store.Rec[store.Schema]
-	rollout    store.InCharge // where the record has a mutator
-	breaker    store.Rec[store.Breaker]
-	companions []store.Companion   // that have a record
-	drops      store.DropsBy       // of the controller and its companions, as listed before the realities
-	reported   map[store.At]uint64 // indices of the realities
-	minimum    *minimum            // nil: no change needs it
-	snapshot   *reconcile.Snapshot
-	deep       bool
-	consistent bool // what was read is not that of a leader that is behind
-	foreseen   bool // the status says what will be when the plan's changes have landed, and nothing else follows
+	head        store.Head
+	schema      store.Rec[store.Schema]
+	rollout     store.InCharge // where the record has a mutator
+	breaker     store.Rec[store.Breaker]
+	companions  []store.Companion   // that have a record
+	drops       store.DropsBy       // of the controller and its companions, as listed before the realities
+	reported    map[store.At]uint64 // indices of the realities
+	minimum     *minimum            // nil: no change needs it
+	snapshot    *reconcile.Snapshot
+	beside      bool                  // companions are read, whatever was expected
+	early       *store.Early          // what was read at once; nil: nothing, or it is too old for what is read now
+	nodesBefore map[string]*node.View // as they were before early was read
+	deep        bool
+	consistent  bool          // what was read is not that of a leader that is behind
+	later       time.Duration // when the status is due that was not written, because it only counts; zero: there is none
+	foreseen    bool          // the status says what will be when the plan's changes have landed, and nothing else follows
 	// nodesVersion is that of the snapshot's nodes.
 	nodesVersion uint64
 	reserved     map[string]store.Rec[node.Reservation] // read so far, by node
@@ -58,16 +63,17 @@ type view struct {
 	taken        []string                               // from the ledger, until the pass is over
 }
 
-// read takes the snapshot for one pass, in two round trips, or three where the last pass needed the minimum and so this one may:
-// then drops are counted from before the realities. Nodes are looked at before their realities, too: one whose preparer is found to
+// read takes the snapshot for one pass: in one round trip where the last pass tells what is needed, else in two, or three where the last
+// pass needed the minimum and so this one may: then drops are counted from before the realities, or at the same moment. Nodes are looked at before their realities, too: one whose preparer is found to
 // count drops has reported under another one before that (ADR 11). An unreadable placement fails the whole pass, because
 // what it holds is not known. With an error the view has what was read before that.
 func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	f := c.farm
 	v.consistent = c.consistent
 	v.schema, v.breaker, v.reserved = f.world.schemaRec(), f.world.breakerRec(), map[string]store.Rec[node.Reservation]{}
+	c.readEarly(ctx, v)
 	var err error
-	if v.head, err = c.readHead(ctx); err != nil {
+	if v.head, err = c.readHead(ctx, v); err != nil {
 		return err
 	}
 	// Before the orphans: what they say must be at least as new as what the hold ended for.
@@ -78,18 +84,21 @@ func (c *ReplicationController) read(ctx context.Context, v *view) error {
 		Nonce: v.schema.Value.Nonce, Hold: hold, Breaker: breakerReason(v.breaker),
 	}
 	v.snapshot, v.drops = s, store.DropsBy{c.ID: v.head.Drops}
-	if err := c.readCompanions(ctx, v); err != nil {
-		return err
-	}
-	if c.relied && len(v.companions) == 0 {
-		if v.drops, err = f.cfg.Store.DropsOf(ctx, []string{c.ID}); err != nil {
-			return err
-		}
+	if hold != "" || len(s.Orphans) > 0 {
+		v.early = nil // what nodes report is read after what they run
 	}
 	if err := c.readRollout(ctx, v); err != nil {
 		return err
 	}
-	s.Nodes, v.nodesVersion = f.world.nodesAt()
+	if err := c.readCompanions(ctx, v); err != nil {
+		return err
+	}
+	if err := c.readDrops(ctx, v); err != nil {
+		return err
+	}
+	if s.Nodes = v.nodesBefore; v.early == nil {
+		s.Nodes, v.nodesVersion = f.world.nodesAt()
+	}
 	for _, rec := range v.head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 	}
@@ -116,16 +125,20 @@ func phantomRecord(id, by string, requests []store.Rec[store.Request]) rc.RC {
 
 // readHead reads the controller with its bell, status and placements. A phantom's record is made up. Nobody else writes the placements: where one is older than at the last look the store went back
 // in time, even if others have written so much since that no watch could tell.
-func (c *ReplicationController) readHead(ctx context.Context) (store.Head, error) {
+func (c *ReplicationController) readHead(ctx context.Context, v *view) (store.Head, error) {
 	first, consistent := c.claimed, c.consistent
 	c.claimed = nil
-	for {
+	for again := false; ; again = true {
 		var head store.Head
 		var err error
-		if first != nil {
+		switch {
+		case first != nil:
 			head, err, first = first.Head, first.HeadErr, nil
 			consistent = true // under the lock
-		} else {
+		case v.early != nil && !again:
+			head, err = v.early.Head, v.early.HeadErr
+		default:
+			v.early = nil
 			head, err = c.farm.cfg.Store.ReadHead(ctx, c.ID, consistent)
 		}
 		switch {
@@ -258,61 +271,6 @@ func (c *ReplicationController) stillThere(ctx context.Context, orphans []reconc
 	return there, nil
 }
 
-// maxConfirmed bounds what is remembered of confirmed stops.
-const maxConfirmed = 10_000
-
-// noteConfirmed remembers the stops that nodes have confirmed and whose placements the plan takes away. A node's list of
-// orphans may be older than that.
-func (c *ReplicationController) noteConfirmed(v *view, plan *reconcile.Plan) {
-	if len(c.confirmed) > maxConfirmed {
-		c.confirmed = nil
-	}
-	note := func(node string, r *pod.Reality) {
-		if r == nil || r.State != pod.StateStopped {
-			return
-		}
-		if c.confirmed == nil {
-			c.confirmed = map[store.At]int64{}
-		}
-		at := store.At{Node: node, Identity: r.Identity}
-		c.confirmed[at] = max(c.confirmed[at], r.Revision)
-	}
-	removed := map[pod.Identity]bool{}
-	for i := range plan.Changes {
-		removed[plan.Changes[i].Identity] = removed[plan.Changes[i].Identity] || plan.Changes[i].Action == reconcile.Remove
-	}
-	for i := range v.snapshot.Pods {
-		p := &v.snapshot.Pods[i]
-		if !removed[p.Identity] {
-			continue
-		}
-		note(p.Node, p.Reality)
-		for node, r := range p.Ghosts {
-			note(node, r)
-		}
-	}
-}
-
-// stoppedAt returns the highest revision of a confirmed stop by replica.
-func (c *ReplicationController) stoppedAt() map[pod.Identity]int64 {
-	at := make(map[pod.Identity]int64, len(c.confirmed))
-	for where, revision := range c.confirmed {
-		at[where.Identity] = max(at[where.Identity], revision)
-	}
-	return at
-}
-
-// notConfirmed leaves out what its node has confirmed to have stopped since it was listed.
-func (c *ReplicationController) notConfirmed(orphans []reconcile.Orphan) []reconcile.Orphan {
-	if len(c.confirmed) == 0 || len(orphans) == 0 {
-		return orphans
-	}
-	return slices.DeleteFunc(slices.Clone(orphans), func(o reconcile.Orphan) bool {
-		stopped, known := c.confirmed[store.At{Node: o.Node, Identity: o.Identity}]
-		return known && o.Revision <= stopped
-	})
-}
-
 func breakerReason(b store.Rec[store.Breaker]) string {
 	switch {
 	case b.Index == 0:
@@ -364,7 +322,7 @@ func (c *ReplicationController) readDetails(ctx context.Context, v *view) error 
 	if v.nodes != nil {
 		w.Reservations = append(w.Reservations, without(v.nodes.guessed, w.Reservations)...)
 	}
-	d, err := c.farm.cfg.Store.ReadDetails(ctx, w, c.consistent)
+	d, err := c.detailsOf(ctx, v, w)
 	if err != nil {
 		return err
 	}
@@ -450,7 +408,7 @@ func (c *ReplicationController) keepReservations(v *view, d store.Details) {
 
 // addReports adds what nodes report about a pod and, if that was asked for, what they were told.
 func addReports(p *reconcile.Pod, d store.Details, asked bool) {
-	p.Ghosts = map[string]*pod.Reality{}
+	p.Reality, p.Intents, p.Ghosts = nil, nil, map[string]*pod.Reality{}
 	if asked {
 		p.Intents = map[string]*pod.Intent{}
 	}

@@ -23,7 +23,9 @@ func (c *ReplicationController) readRollout(ctx context.Context, v *view) (err e
 	if service == "" || c.phantom {
 		return nil
 	}
-	if v.rollout, err = c.farm.cfg.Store.RolloutInCharge(ctx, service, c.consistent); err != nil {
+	if v.early != nil && v.early.Service == service {
+		v.rollout = v.early.Rollout
+	} else if v.rollout, err = c.farm.cfg.Store.RolloutInCharge(ctx, service, c.consistent); err != nil {
 		return err
 	}
 	if v.rollout.Term == v.head.RC.Value.Mutator {

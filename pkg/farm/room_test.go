@@ -41,6 +41,9 @@ func (l looks) ReadHead(ctx context.Context, id string, consistent bool) (store.
 	return l.FarmTenure.ReadHead(ctx, id, consistent)
 }
 
+// ReadEarly leaves everything to single reads, which are counted.
+func (l looks) ReadEarly(context.Context, store.Expected) *store.Early { return nil }
+
 func (l looks) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
 	if len(w.Realities)+len(w.Intents) == 0 {
 		l.nodes.Add(int64(len(w.Reservations)))

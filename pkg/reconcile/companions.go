@@ -23,7 +23,9 @@ type Companion struct {
 const companionLook = 2 * time.Second
 
 // shared reports whether minimum and bound are those of the service: other revisions may have pods.
-func (s *Snapshot) shared() bool { return s.RC.Service != nil && len(s.Companions) > 0 }
+func (s *Snapshot) shared() bool {
+	return s.RC.Service != nil && (len(s.Companions) > 0 || s.CompanionsUnread)
+}
 
 // bounded reports whether the service says how many pods all its revisions may have.
 func (s *Snapshot) bounded() bool { return s.shared() && s.RC.Service.Max > 0 }
@@ -31,7 +33,7 @@ func (s *Snapshot) bounded() bool { return s.shared() && s.RC.Service.Max > 0 }
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
 // operators changes the counts, and nobody brings minimum and bound to them.
 func (s *Snapshot) asked() (n int, bounds bool) {
-	if s.RC.Mutator != "" {
+	if s.RC.Mutator != "" || s.CompanionsUnread {
 		return 0, false
 	}
 	n = s.RC.Asks()
@@ -87,7 +89,10 @@ func (c *computation) lookBeside() {
 
 // most returns how many copies of the controller's own pods may stand.
 func (c *computation) most() int {
-	if c.s.bounded() {
+	switch {
+	case c.s.CompanionsUnread:
+		return 0
+	case c.s.bounded():
 		return c.s.bound() - c.standingBeside
 	}
 	return c.s.RC.Desired() + c.s.RC.Surge()
@@ -98,6 +103,10 @@ func (c *computation) most() int {
 func (c *computation) mayAdd() bool {
 	if !c.s.shared() {
 		return true
+	}
+	if c.s.CompanionsUnread {
+		c.awaits("nothing is placed before the other revisions of " + c.s.RC.Service.Name + " are read")
+		return false
 	}
 	for i := range c.s.Companions {
 		if why := c.s.holds(&c.s.Companions[i]); why != "" {
@@ -180,8 +189,26 @@ func (p *Pod) withoutStopped() *Pod {
 	return &next
 }
 
+// unaided reports whether the plan is what it would be whatever companions that were not read have. As long as nothing of theirs counts, and they
+// leave no room, all that depends on them is held up, and says so, or is one of the changes that others are not.
+func (c *computation) unaided() bool {
+	s, st := c.s, &c.plan.Status
+	if !s.CompanionsUnread || s.Hold != "" || s.Breaker != "" || s.RC.Disabled || s.RC.DeletedAt != nil || s.RC.InPlace != nil ||
+		len(s.Requests)+len(s.Orphans)+len(c.plan.Adds)+len(c.plan.Counting)+st.Lost+st.Unmanaged > 0 {
+		return false
+	}
+	return c.plan.Unhampered() && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool {
+		return ch.Action != Remove || ch.Placement != nil || ch.NeedsMinimum || ch.NeedsCompanions || ch.Stamps
+	})
+}
+
 // alone reports whether whatever companions do makes no difference: the controller has what it should, and nothing waits.
 func (c *computation) alone() bool {
-	waits := func(cond rc.Condition) bool { return cond.True != (cond.Type == rc.Converged) }
-	return c.s.RC.InPlace == nil && len(c.s.Requests) == 0 && !slices.ContainsFunc(c.plan.Status.Conditions, waits)
+	return c.s.RC.InPlace == nil && len(c.s.Requests) == 0 && c.plan.Status.Is(rc.Converged) && c.plan.Unhampered()
+}
+
+// Unhampered reports whether nothing keeps the plan from what it should bring about: what is missing then is what its changes ask for, and
+// what nodes have still to report.
+func (p *Plan) Unhampered() bool {
+	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool { return cond.True && cond.Type != rc.Converged })
 }

@@ -493,3 +493,55 @@ func TestWhatWaitsForTheService(t *testing.T) {
 		}
 	}
 }
+
+// Who waits for nothing but nodes decides the same whatever companions have; whoever places, stops or waits for something else must read
+// what they have.
+func TestWhoNeedsNoCompanions(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		want   bool
+	}{
+		"all is well":              {func(*reconcile.Snapshot) {}, true},
+		"one is not available yet": {func(s *reconcile.Snapshot) { s.Pods[2].Reality.Available = false }, true},
+		"one has stopped": {func(s *reconcile.Snapshot) {
+			confirmStop(s, 2)
+			groups(s, 2)
+		}, true},
+		"one stops":       {func(s *reconcile.Snapshot) { stopAt(&s.Pods[2], s); groups(s, 2) }, true},
+		"one is missing":  {func(s *reconcile.Snapshot) { groups(s, 4) }, false},
+		"one is too many": {func(s *reconcile.Snapshot) { groups(s, 2) }, false},
+		"one that is not available is too many": {func(s *reconcile.Snapshot) {
+			s.Pods[2].Reality.Available = false
+			groups(s, 2)
+		}, false},
+		"one has stopped and is wanted again": {func(s *reconcile.Snapshot) { confirmStop(s, 2) }, false},
+		"one is lost":                         {func(s *reconcile.Snapshot) { toLost(s, &s.Pods[0]) }, false},
+		"one is on a node without a preparer": {func(s *reconcile.Snapshot) { toUnmanaged(s, &s.Pods[0]) }, false},
+		"one is to leave its node": {func(s *reconcile.Snapshot) {
+			s.Nodes[s.Pods[0].Node].Ops.Drain = &node.Drain{Since: s.Now}
+		}, false},
+		"one has a former manifest":       {func(s *reconcile.Snapshot) { s.Pods[0].Digest, s.Pods[0].Reality.Digest = "m9", "m9" }, false},
+		"one has to leave the name":       {func(s *reconcile.Snapshot) { s.RC.Service.Standby = true }, false},
+		"the breaker has tripped":         {func(s *reconcile.Snapshot) { s.Breaker = "tripped" }, false},
+		"nodes have not spoken":           {func(s *reconcile.Snapshot) { s.Hold = "wait" }, false},
+		"it is disabled":                  {func(s *reconcile.Snapshot) { s.RC.Disabled = true }, false},
+		"it is deleted":                   {func(s *reconcile.Snapshot) { s.RC.DeletedAt = &s.Now }, false},
+		"an upgrade in place has a limit": {func(s *reconcile.Snapshot) { s.RC.InPlace = &rc.InPlace{Limit: 3} }, false},
+		"something is asked": {func(s *reconcile.Snapshot) {
+			s.Requests = []reconcile.Request{{ID: "r", Waits: "it waits"}}
+		}, false},
+		"something runs that nobody asked for": {func(s *reconcile.Snapshot) {
+			s.Orphans = []reconcile.Orphan{{Node: "n3", Orphan: pod.Orphan{Identity: pod.Identity{RCID: s.RC.ID, Role: "main", Index: 7}, Revision: 9}}}
+		}, false},
+		"they were read": {func(s *reconcile.Snapshot) { besides(s, 3, 3, 9); s.CompanionsUnread = false }, false},
+	} {
+		s := row(3, 3)
+		besides(s, 0, 3, 9)
+		s.Companions, s.CompanionsUnread = nil, true
+		c.change(s)
+		if plan := reconcile.Compute(s); plan.Unaided != c.want {
+			t.Errorf("%s: unaided %t; %+v, %+v", name, plan.Unaided, plan.Changes, plan.Status.Conditions)
+		}
+	}
+}

@@ -43,7 +43,7 @@ func Compute(s *Snapshot) Plan {
 	c.markGhosts()
 	c.rely()
 	c.report()
-	c.plan.Alone = c.alone()
+	c.plan.Alone, c.plan.Unaided = c.alone(), c.unaided()
 	return c.plan
 }
 

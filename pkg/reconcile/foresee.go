@@ -23,5 +23,5 @@ func Foresee(s *Snapshot, plan *Plan) (next Plan, ok bool) {
 	after := *s
 	after.Pods = slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return gone[p.Identity] })
 	next = Compute(&after)
-	return next, len(next.Changes) == 0 && len(next.Adds) == 0 && len(next.Answered) == 0 && !next.Finish
+	return next, next.Unaided == s.CompanionsUnread && len(next.Changes) == 0 && len(next.Adds) == 0 && len(next.Answered) == 0 && !next.Finish
 }

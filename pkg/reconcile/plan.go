@@ -180,10 +180,12 @@ type Plan struct {
 	// Void are those of Answered that are not carried out, because what they say is not so any more.
 	Void []Void
 	// Alone: whatever the other revisions of the service do, nothing follows for this controller.
-	Alone  bool
-	Finish bool          // the controller is deleted and nothing of it is left: remove its records
-	Status rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
-	Again  time.Duration // look again after this long even if nothing rings; zero: no need
+	Alone bool
+	// Unaided: companions were not read, and whatever they have the plan is the same. One that is neither must not be carried out.
+	Unaided bool
+	Finish  bool          // the controller is deleted and nothing of it is left: remove its records
+	Status  rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
+	Again   time.Duration // look again after this long even if nothing rings; zero: no need
 	// Counting are the copies that count as available, one of each pod, those of companions included, without those that changes take which do not need the
 	// minimum. Empty where no change needs it.
 	Counting []Copy

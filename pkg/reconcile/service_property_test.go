@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -35,6 +36,8 @@ type serviceWorld struct {
 	status  map[string]*rc.Status
 	passes  map[string]*servicePass
 	deaths  uint64
+	spared  int    // reads that needed no companions
+	unlike  string // what was decided otherwise because companions were not read
 }
 
 // servicePass is what an owner has decided, and what that was read from.
@@ -133,6 +136,7 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 		snapshot: s, record: w.records[id], records: maps.Clone(w.records), stops: maps.Clone(w.stops), drops: maps.Clone(w.drops), reports: maps.Clone(w.reports),
 	}
 	plan := reconcile.Compute(s)
+	w.unaided(s, &plan)
 	w.status[id] = &plan.Status
 	p.todo = plan.Changes
 	for _, identity := range plan.Adds {
@@ -142,6 +146,27 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 	}
 	w.passes[id] = p
 	return &plan
+}
+
+// unaided has an owner decide without what companions have: where that says that it makes no difference, it makes none.
+func (w *serviceWorld) unaided(s *reconcile.Snapshot, plan *reconcile.Plan) {
+	less := *s
+	less.Pods, less.Companions, less.CompanionsUnread = slices.Clone(s.Pods), nil, true
+	alone := reconcile.Compute(&less)
+	if !alone.Unaided {
+		return
+	}
+	w.spared++
+	want, got := *plan, alone
+	got.Alone, got.Unaided = want.Alone, want.Unaided
+	if !reflect.DeepEqual(got, want) {
+		w.unlike = fmt.Sprintf("%s decides without its companions:\n%+v\nand with them:\n%+v", s.RC.ID, got, want)
+		return
+	}
+	next, ok := reconcile.Foresee(&less, &alone)
+	if with, known := reconcile.Foresee(s, plan); ok && !(known && reflect.DeepEqual(next.Status, with.Status) && next.Again == with.Again) {
+		w.unlike = fmt.Sprintf("%s foresees without its companions:\n%+v\nand with them:\n%+v", s.RC.ID, next, with)
+	}
 }
 
 func (w *serviceWorld) manifest() *manifest.Manifest {
@@ -415,7 +440,9 @@ func TestAnyHistoryOfAService(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newServiceWorld(rapid.IntRange(2, 3).Draw(t, "revisions"))
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
-			w.step(t)
+			if w.step(t); w.unlike != "" {
+				t.Fatal(w.unlike)
+			}
 		}
 		lost := ""
 		if rapid.Bool().Draw(t, "one node never comes back") {
@@ -440,6 +467,9 @@ func TestAnyHistoryOfAService(t *testing.T) {
 				}
 			}
 			w.obeyAll()
+		}
+		if w.unlike != "" || w.spared == 0 {
+			t.Fatalf("%d reads needed no companions; %s", w.spared, w.unlike)
 		}
 		for _, id := range w.ids() {
 			r := w.rcs[id]

@@ -42,15 +42,24 @@ type Companion struct {
 // ReadCompanions reads a controller's own marks and its companions, all at one moment: what is read later is newer than the marks.
 // Of controllers with thousands of pods it reads as much as their own passes do.
 func (t *FarmTenure) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (Marks, []Companion, error) {
+	found, below, err := t.merged.Read(ctx, t.companionKeys(rcID, ids), levelOf(consistent))
+	if err != nil {
+		return Marks{}, nil, err
+	}
+	return t.marksOf(rcID, found, below), t.companionsOf(ids, found, below), nil
+}
+
+func (t *FarmTenure) companionKeys(rcID string, ids []string) consul.Reading {
 	r := t.markKeys(append([]string{rcID}, ids...))
 	for _, id := range ids {
 		r.Keys = append(r.Keys, t.keys.RC(id), t.keys.Status(id))
 		r.Prefixes = append(r.Prefixes, t.keys.Pods(id))
 	}
-	found, below, err := t.merged.Read(ctx, r, levelOf(consistent))
-	if err != nil {
-		return Marks{}, nil, err
-	}
+	return r
+}
+
+// companionsOf picks companions out of what was read.
+func (t *FarmTenure) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
 		c := Companion{RCID: id, Marks: t.marksOf(id, found, below)}
@@ -66,16 +75,17 @@ func (t *FarmTenure) ReadCompanions(ctx context.Context, rcID string, ids []stri
 				c.Status = &st.Value
 			}
 		}
-		c.Placements, c.Corrupt = decodeAll[pod.Placement](t.keys, pairsBelow(below, t.keys.Pods(id)))
+		c.Placements, c.Corrupt = decodeAll[pod.Placement](t.keys, pairsUnder(below, []string{t.keys.Pods(id)}))
 		companions[i] = c
 	}
-	return t.marksOf(rcID, found, below), companions, nil
+	return companions
 }
 
-func pairsBelow(pairs []consul.Pair, prefix string) []consul.Pair {
+// pairsUnder returns the pairs whose keys begin with one of the prefixes.
+func pairsUnder(pairs []consul.Pair, prefixes []string) []consul.Pair {
 	var some []consul.Pair
 	for _, p := range pairs {
-		if strings.HasPrefix(p.Key, prefix) {
+		if slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(p.Key, prefix) }) {
 			some = append(some, p)
 		}
 	}
@@ -191,16 +201,21 @@ func (t *FarmTenure) RolloutInCharge(ctx context.Context, service string, consis
 	if err != nil {
 		return InCharge{}, fmt.Errorf("read the rollout of %s: %w", service, err)
 	}
-	pair, ok := found[key]
+	return t.inChargeOf(service, found), nil
+}
+
+// inChargeOf picks the rollout of a service out of what was read.
+func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharge {
+	pair, ok := found[s.keys.Rollout(service)]
 	if !ok {
-		return InCharge{}, nil
+		return InCharge{}
 	}
 	now := InCharge{Index: pair.ModifyIndex}
 	var rec struct{ ID, Service, State string }
 	if json.Unmarshal(pair.Value, &rec) == nil && rec.ID != "" && rec.Service == service {
 		now.Term, now.State = service+"/"+rec.ID, rec.State
 	}
-	return now, nil
+	return now
 }
 
 // ReleaseMutator takes a controller away from a rollout of a service that is not in charge any more: it is as was read. Nothing else of

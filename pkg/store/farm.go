@@ -276,6 +276,11 @@ type Wanted struct {
 	Nodes int
 }
 
+// Empty reports whether nothing is wanted.
+func (w *Wanted) Empty() bool {
+	return w.Manifest == "" && len(w.Others)+len(w.Realities)+len(w.Intents)+len(w.Reservations) == 0
+}
+
 // Details is what was wanted.
 type Details struct {
 	Manifest    *manifest.Manifest
@@ -328,12 +333,7 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 	d.Others, d.OthersErrs = t.othersOf(found, w.Others)
 	var corrupt []error
 	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)
-	d.Reported = make(map[At]uint64, len(w.Realities))
-	for _, at := range w.Realities {
-		if p, ok := found[t.keys.Reality(at.Node, at.Identity)]; ok {
-			d.Reported[at] = p.ModifyIndex
-		}
-	}
+	d.Reported = reportedAt(t.keys, found, w.Realities)
 	d.Intents, corrupt = decodeAt[pod.Intent](t.keys, found, w.Intents, t.keys.Intent)
 	d.Corrupt = append(d.Corrupt, corrupt...)
 	return d, nil

@@ -1,0 +1,93 @@
+package farm
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+)
+
+// A status that only counts may wait for the next one, for a while after the last; one that says anything else may not.
+func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		said := func(change func(*rc.Status)) *rc.Status {
+			st := &rc.Status{RCID: "web", ObservedGeneration: 3, Desired: 4, Placed: 4, Nonce: "n"}
+			st.Conditions = rc.SetCondition(nil, rc.Converged, false, "0 of 4", time.Now())
+			if change != nil {
+				change(st)
+			}
+			return st
+		}
+		is := func(t rc.ConditionType) func(*rc.Status) {
+			return func(st *rc.Status) { st.Conditions = rc.SetCondition(st.Conditions, t, true, "why", time.Now()) }
+		}
+		two := func(st *rc.Status) {
+			st.Available, st.Updated, st.UpdatedAvailable, st.Stopping = 2, 4, 2, 1
+			st.Conditions = rc.SetCondition(st.Conditions, rc.Converged, false, "2 of 4", time.Now())
+		}
+		for name, c := range map[string]struct {
+			before *rc.Status
+			after  func(*rc.Status)
+			waits  bool
+		}{
+			"two of four are there":       {said(nil), two, true},
+			"all are there":               {said(nil), is(rc.Converged), false},
+			"all were there":              {said(is(rc.Converged)), two, false},
+			"it is the first":             {nil, two, false},
+			"it is of another generation": {said(func(st *rc.Status) { st.ObservedGeneration = 2 }), two, false},
+			"another world":               {said(func(st *rc.Status) { st.Nonce = "m" }), two, false},
+			"another number is desired":   {said(func(st *rc.Status) { st.Desired = 3 }), two, false},
+			"one fails":                   {said(nil), func(st *rc.Status) { st.Failing = []rc.PodFailure{{Pod: "main.0"}} }, false},
+			"one is lost":                 {said(nil), func(st *rc.Status) { st.Lost = 1 }, false},
+			"something is wrong":          {said(nil), func(st *rc.Status) { st.LastError = "oh" }, false},
+			"something was wrong":         {said(is(rc.Blocked)), two, false},
+			"something keeps it":          {said(nil), is(rc.WaitsForService), false},
+			"somebody is alerted":         {said(nil), func(st *rc.Status) { st.Incidents = []rc.Incident{{Key: "k"}} }, false},
+		} {
+			con := &ReplicationController{reported: time.Now()}
+			v := &view{}
+			v.head.Status = c.before
+			plan := &reconcile.Plan{Status: *said(c.after)}
+			want := time.Duration(0)
+			if c.waits {
+				want = countsEvery
+			}
+			if got := con.statusMayWait(v, plan); got != want {
+				t.Errorf("%s: it waits %s, want %s", name, got, want)
+			}
+			con.reported = time.Now().Add(-countsEvery)
+			if got := con.statusMayWait(v, plan); got != 0 {
+				t.Errorf("%s: it waits %s although the last was long ago", name, got)
+			}
+		}
+	})
+}
+
+// A look that a bell asks for waits a little for further reports, longer where more is under way, and not twice.
+func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := func(what string, c *ReplicationController, busy int64, want time.Duration) {
+			t.Helper()
+			if got := c.gather(busy); got != want {
+				t.Errorf("%s: %s, want %s", what, got, want)
+			}
+		}
+		c := &ReplicationController{expects: expects{nodes: true}}
+		waits("alone", c, 0, gatherLeast)
+		<-time.After(gatherLeast / 5)
+		waits("another bell, and more is under way", c, 100, gatherLeast-gatherLeast/5)
+		<-time.After(gatherLeast - gatherLeast/5)
+		waits("later", c, 0, 0)
+		c.looks.begin()
+		waits("many are under way", c, 1000, gatherMost)
+		c.looks.ask()
+		waits("somebody asked", c, 1000, 0)
+		c.looks.begin()
+		c.looks.again(time.Millisecond)
+		<-time.After(time.Millisecond)
+		waits("it is due", c, 1000, 0)
+		waits("nodes are not waited for", &ReplicationController{}, 1000, 0)
+	})
+}

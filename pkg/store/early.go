@@ -1,0 +1,106 @@
+package store
+
+import (
+	"context"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Expected is what a pass will most likely read, as far as the last one of its controller tells.
+type Expected struct {
+	RCID       string
+	Companions []string // other revisions of its service; empty: they are not read
+	CountDrops bool     // count the controller's drops; where there are companions that is done anyway
+	Service    string   // whose rollout may be in charge; empty: none
+	Realities  []At
+}
+
+// Early is what was expected, all of it at one moment.
+type Early struct {
+	Expected
+	Head       Head
+	HeadErr    error       // as of ReadHead
+	Drops      Drops       // of the controller, where it or companions were asked for
+	Companions []Companion // as of ReadCompanions
+	Rollout    InCharge
+
+	keys  Keys
+	found map[string]consul.Pair
+}
+
+// ReadEarly reads what is expected in one transaction. Where the realities do not fit in they are left to ReadDetails. It returns nil where
+// the rest does not either, or where some of it cannot be read: who reads one thing after the other finds out which.
+func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
+	r := t.earlyKeys(&e)
+	if at := r.Operations() + len(e.Realities); at > consul.MaxTxnOps {
+		e.Realities = nil
+	}
+	r.Keys = append(r.Keys, keysAt(e.Realities, t.keys.Reality)...)
+	if r.Operations() > consul.MaxTxnOps {
+		return nil
+	}
+	found, below, err := t.merged.Read(ctx, r, consul.Default)
+	if err != nil {
+		return nil
+	}
+	early := &Early{Expected: e, keys: t.keys, found: found}
+	early.Head, early.HeadErr = t.headOf(e.RCID, found, pairsUnder(below, t.headKeys(e.RCID).Prefixes))
+	early.Drops = t.dropsOf(e.RCID, found, below)
+	if len(e.Companions) > 0 {
+		early.Companions = t.companionsOf(e.Companions, found, below)
+	}
+	if e.Service != "" {
+		early.Rollout = t.inChargeOf(e.Service, found)
+	}
+	return early
+}
+
+// earlyKeys is what is expected, without realities.
+func (t *FarmTenure) earlyKeys(e *Expected) consul.Reading {
+	r := t.headKeys(e.RCID)
+	switch {
+	case len(e.Companions) > 0:
+		more := t.companionKeys(e.RCID, e.Companions)
+		r.Prefixes = append(r.Prefixes, more.Prefixes...)
+		r.Keys = append(r.Keys, slices.DeleteFunc(more.Keys, func(key string) bool { return slices.Contains(r.Keys, key) })...)
+	case e.CountDrops:
+		r.Prefixes = append(r.Prefixes, t.keys.DropCounts(e.RCID))
+	}
+	if e.Service != "" {
+		r.Keys = append(r.Keys, t.keys.Rollout(e.Service))
+	}
+	return r
+}
+
+// RealitiesOf returns those of what is wanted that were read, as ReadDetails does, and the rest.
+func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
+	read := make(map[At]bool, len(e.Realities))
+	for _, at := range e.Realities {
+		read[at] = true
+	}
+	var here []At
+	for _, at := range wanted {
+		if read[at] {
+			here = append(here, at)
+		} else {
+			rest = append(rest, at)
+		}
+	}
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.keys, e.found, here, e.keys.Reality)
+	d.Reported, d.Intents, d.Reservations = reportedAt(e.keys, e.found, here), map[At]pod.Intent{}, map[string]Rec[node.Reservation]{}
+	return d, rest
+}
+
+// reportedAt returns the indices of realities, also of those that cannot be read.
+func reportedAt(keys Keys, found map[string]consul.Pair, wanted []At) map[At]uint64 {
+	reported := make(map[At]uint64, len(wanted))
+	for _, at := range wanted {
+		if p, ok := found[keys.Reality(at.Node, at.Identity)]; ok {
+			reported[at] = p.ModifyIndex
+		}
+	}
+	return reported
+}

@@ -1,0 +1,85 @@
+package store
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// What is read at once is what single reads find: head, drops, companions, the rollout, and those realities that were expected.
+func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	keys := st.keys
+	on := func(rcID string, i int) At {
+		return At{Node: "n1", Identity: pod.Identity{RCID: rcID, Role: "main", Index: i}}
+	}
+	place := func(at At) consul.Op {
+		p := pod.Placement{Identity: at.Identity, Node: at.Node, Digest: "m", RunState: pod.Running, Revision: 1}
+		return consul.Set(keys.Pod(at.Identity), encode(p))
+	}
+	report := func(at At) consul.Op {
+		return consul.Set(keys.Reality(at.Node, at.Identity), encode(pod.Reality{Identity: at.Identity, Node: at.Node, State: pod.StateReady}))
+	}
+	record := func(id string) []byte {
+		n := 2
+		return encode(rc.RC{ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}}})
+	}
+	write(
+		t, st, consul.Set(keys.RC("a"), record("a")), consul.Set(keys.Bell("a"), []byte("x")), consul.Set(keys.Drops("a"), []byte("x")),
+		consul.Set(keys.DropCount("a", "n1"), []byte("3")), consul.Set(keys.Status("a"), encode(rc.Status{RCID: "a"})), place(on("a", 0)), place(on("a", 1)), report(on("a", 0)),
+		consul.Set(keys.RC("b"), record("b")), consul.Set(keys.Stops("b"), []byte("x")), consul.Set(keys.DropCount("b", "n1"), []byte("1")), place(on("b", 0)),
+		consul.Set(keys.Reality("n1", on("b", 0).Identity), []byte("{")), consul.Set(keys.Rollout("web"), []byte(`{"ID": "r", "Service": "web", "State": "paused"}`)),
+	)
+	farm := st.FarmTenure(&consul.Session{}, "f1")
+	ctx, at := t.Context(), []At{on("a", 0), on("a", 1), on("b", 0)}
+	got := farm.ReadEarly(ctx, Expected{RCID: "a", Companions: []string{"b", "c"}, Service: "web", Realities: at[:2]})
+	if got == nil || got.HeadErr != nil {
+		t.Fatalf("%+v", got)
+	}
+	same := func(what string, got, want any, err error) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v\n%+v, one by one\n%+v", what, err, got, want)
+		}
+	}
+	head, err := farm.ReadHead(ctx, "a", true)
+	same("the head", got.Head, head, err)
+	own, others, err := farm.ReadCompanions(ctx, "a", []string{"b", "c"}, true)
+	same("companions", got.Companions, others, err)
+	same("drops", got.Drops, own.Drops, err)
+	now, err := farm.RolloutInCharge(ctx, "web", true)
+	same("the rollout", got.Rollout, now, err)
+	details, rest := got.RealitiesOf(at)
+	want, err := farm.ReadDetails(ctx, Wanted{Realities: at[:2]}, true)
+	same("realities", details.Realities, want.Realities, err)
+	same("their indices", details.Reported, want.Reported, err)
+	same("the rest", rest, at[2:], nil)
+
+	alone := farm.ReadEarly(ctx, Expected{RCID: "a", CountDrops: true, Realities: at})
+	same("drops without companions", alone.Drops, own.Drops, nil)
+	if details, rest = alone.RealitiesOf(at); len(rest) != 0 || len(details.Corrupt) != 1 || len(alone.Companions) != 0 || alone.Rollout.Index != 0 {
+		t.Errorf("%+v, %v, %+v", details, rest, alone)
+	}
+	if gone := farm.ReadEarly(ctx, Expected{RCID: "c"}); gone.HeadErr == nil {
+		t.Error("there is no record, and nobody says so")
+	}
+	many := make([]At, consul.MaxTxnOps)
+	for i := range many {
+		many[i] = on("a", i)
+	}
+	if got = farm.ReadEarly(ctx, Expected{RCID: "a", Realities: many}); got == nil || len(got.Head.Placements) != 2 || len(got.Realities) != 0 {
+		t.Errorf("realities that do not fit in are not left out: %+v", got)
+	}
+	ids := make([]string, consul.MaxTxnOps)
+	for i := range ids {
+		ids[i] = fmt.Sprint("r", i)
+	}
+	if got = farm.ReadEarly(ctx, Expected{RCID: "a", Companions: ids}); got != nil {
+		t.Errorf("more than fits into a transaction: %+v", got)
+	}
+}
