@@ -225,7 +225,7 @@ func TestDifferences(t *testing.T) {
 			[]string{`order of replica_groups changed`},
 		},
 		{"a label with a dot", &rc.RC{Labels: map[string]string{"a.b/c": "1"}}, &rc.RC{}, nil, nil, []string{`labels.a.b/c: "1" -> (none)`}},
-		{"long", &rc.RC{}, &rc.RC{NodeSelector: strings.Repeat("ä", 60)}, nil, nil, []string{`node_selector: "" -> "` + strings.Repeat("ä", 39) + `...`}},
+		{"long", &rc.RC{}, &rc.RC{NodeSelector: strings.Repeat("ä", 100)}, nil, nil, []string{`node_selector: "" -> "` + strings.Repeat("ä", 79) + `...`}},
 		{"a process less", &rc.RC{}, &rc.RC{}, launch("a", "b"), launch("b"), []string{
 			`pod.launchables[a].artifact.kind: "" -> (none)`,
 			`pod.launchables[a].name: "a" -> (none)`,

@@ -31,6 +31,9 @@ type FieldChange struct {
 	Why      string     `json:"why"`
 }
 
+// IsOrder reports whether it is no field that differs but the order of a list.
+func (f FieldChange) IsOrder() bool { return strings.HasSuffix(f.Path, orderOf) }
+
 // aboutRollouts reports whether the field says nothing about pods and controllers.
 func (f FieldChange) aboutRollouts() bool { return f.Why == whyRollouts }
 
@@ -65,29 +68,31 @@ type SpecChange struct {
 
 // EvalSpecChange compares two resolved documents of one service. nil counts as empty, and the order of maps, volumes and ports does not count.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
-	before, after := flatten(current), flatten(updated)
-	paths := slices.Collect(maps.Keys(after))
-	for path := range before {
-		if _, both := after[path]; !both {
-			paths = append(paths, path)
-		}
-	}
-	slices.Sort(paths)
-	change := SpecChange{Kind: UpToDate}
+	change := SpecChange{Kind: UpToDate, Fields: Differences(leavesOf(current), leavesOf(updated))}
 	inPlace := updated.Update.Strategy == rollout.InPlaceStrategy
-	for _, path := range paths {
-		a, b := before[path], after[path]
-		if a.text == b.text || strings.HasSuffix(path, orderOf) && !sameNames(a.text, b.text) {
-			continue
-		}
-		f := FieldChange{Path: path, From: a.text, To: b.text, Secret: a.secret || b.secret}
-		f.Kind, f.Why = whatItTakes(path, inPlace)
-		change.Fields = append(change.Fields, f)
+	for i := range change.Fields {
+		f := &change.Fields[i]
+		f.Kind, f.Why = whatItTakes(f.Path, inPlace)
 		if f.Kind == NeedsRecreate || change.Kind == UpToDate {
 			change.Kind = f.Kind
 		}
 	}
 	return change
+}
+
+// Differences lists the fields that differ, by their paths. What they take is left open.
+func Differences(before, after map[string]Leaf) []FieldChange {
+	either := maps.Clone(before)
+	maps.Copy(either, after)
+	var fields []FieldChange
+	for _, path := range slices.Sorted(maps.Keys(either)) {
+		a, b := before[path], after[path]
+		if a.text == b.text || strings.HasSuffix(path, orderOf) && !sameNames(a.text, b.text) {
+			continue
+		}
+		fields = append(fields, FieldChange{Path: path, From: a.text, To: b.text, Secret: a.secret || b.secret})
+	}
+	return fields
 }
 
 // whatItTakes says what a change of one field takes, and why.
@@ -116,52 +121,56 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 	}
 }
 
-// leaf is one scalar of a document.
-type leaf struct {
+// Leaf is one scalar of a document.
+type Leaf struct {
 	text   string // as JSON
 	secret bool
 }
 
-// flatten returns the scalars of a document by their paths. What is empty has none.
-func flatten(s *record.ServiceSpec) map[string]leaf {
-	into := map[string]leaf{}
+// leavesOf returns the scalars of a document by their paths. What is empty has none.
+func leavesOf(s *record.ServiceSpec) map[string]Leaf {
+	into := map[string]Leaf{}
 	if s == nil {
 		return into
 	}
 	plain := *s
 	plain.ReplicaGroups, plain.Replicas, plain.Name = s.Groups(), nil, ""
-	data, err := json.Marshal(&plain)
-	if err != nil {
-		return into // a document is made of plain fields
-	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	var value map[string]any
-	_ = dec.Decode(&value) // what was just encoded can be decoded
-	for key, inner := range value {
-		flattenValue(key, inner, false, into)
-	}
+	Flatten("", &plain, into)
 	return into
 }
 
-func flattenValue(path string, value any, secret bool, into map[string]leaf) {
+// Flatten adds the scalars of a record by their paths below one, or with none above them. Entries of lists are named by their role or name, so that
+// an inserted one does not make all that follow look changed. What is empty has none.
+func Flatten(path string, record any, into map[string]Leaf) {
+	data, err := json.Marshal(record)
+	if err != nil {
+		return // a record is made of plain fields
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var value any
+	_ = dec.Decode(&value) // what was just encoded can be decoded
+	flattenValue(path, value, false, into)
+}
+
+func flattenValue(path string, value any, secret bool, into map[string]Leaf) {
 	switch v := value.(type) {
 	case map[string]any:
 		for key, inner := range v {
-			flattenValue(path+"."+key, inner, secret || key == "env" || key == "config", into)
+			flattenValue(strings.TrimPrefix(path+"."+key, "."), inner, secret || key == "env" || key == "config", into)
 		}
 	case []any:
 		flattenList(path, v, secret, into)
 	default:
 		text, _ := json.Marshal(v) // a scalar
-		into[path] = leaf{text: string(text), secret: secret}
+		into[path] = Leaf{text: string(text), secret: secret}
 	}
 }
 
 // unordered are the lists whose order says nothing.
 var unordered = []string{"pod.volumes", "pod.ports"}
 
-func flattenList(path string, list []any, secret bool, into map[string]leaf) {
+func flattenList(path string, list []any, secret bool, into map[string]Leaf) {
 	var names []string
 	for i, inner := range list {
 		name, named := entryName(inner)
@@ -173,7 +182,7 @@ func flattenList(path string, list []any, secret bool, into map[string]leaf) {
 		flattenValue(fmt.Sprintf("%s[%s]", path, name), inner, secret, into)
 	}
 	if len(names) > 0 && !slices.Contains(unordered, path) {
-		into[path+orderOf] = leaf{text: strings.Join(names, ", ")}
+		into[path+orderOf] = Leaf{text: strings.Join(names, ", ")}
 	}
 }
 
