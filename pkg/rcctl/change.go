@@ -42,7 +42,7 @@ type wish struct {
 	massStop  bool   // let the farms stop as many pods at once as this change takes
 }
 
-// computeApply makes the record ask for what the document says. It returns *refusedError.
+// computeApply makes the record ask for what the document says. It may be refused.
 func computeApply(w wish, cur current, newID string) (change, error) {
 	spec := w.spec
 	canonical, err := spec.Pod.Canonical()
@@ -88,7 +88,7 @@ func computeApply(w wish, cur current, newID string) (change, error) {
 	return c, nil
 }
 
-// computeScale sets the number of replicas of one role. An empty role means the only one. It returns *refusedError, or a
+// computeScale sets the number of replicas of one role. An empty role means the only one. It may be refused, or return a
 // *field.Error about the role or the number.
 func computeScale(cur rc.RC, role string, count int, massStop bool) (change, error) {
 	if err := deleting(&cur, "it cannot be scaled"); err != nil {
@@ -124,7 +124,7 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	return c, nil
 }
 
-// computeDisable says whether farms leave the controller as it is. It returns *refusedError.
+// computeDisable says whether farms leave the controller as it is. It may be refused.
 func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 	if err := deleting(&cur, "it cannot be disabled or enabled"); err != nil {
 		return change{}, err
@@ -145,7 +145,7 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 	return c, nil
 }
 
-// computeDelete marks the controller for deletion. It returns *refusedError while replicas are asked for, unless forced. For
+// computeDelete marks the controller for deletion. It is refused while replicas are asked for, unless forced. For
 // one that is marked already nothing is left to do but to let its mass stop pass.
 func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, error) {
 	if cur.DeletedAt != nil {

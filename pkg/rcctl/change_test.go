@@ -96,7 +96,7 @@ func TestApplyRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var refused *refusedError
+	var refused *codedError
 	deleted := made.rc
 	deleted.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	if _, err := computeApply(wish{spec: spec}, current{rc: &deleted, manifest: spec.Pod}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; apply again when it is gone") {
@@ -176,7 +176,7 @@ func TestDisable(t *testing.T) {
 		t.Errorf("%+v, %v", on, err)
 	}
 	off.rc.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
-	var refused *refusedError
+	var refused *codedError
 	if _, err := computeDisable(off.rc, false, false); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; it cannot be disabled or enabled") {
 		t.Error(err)
 	}

@@ -107,7 +107,7 @@ func checkRef(c *cli.Context, name, ref string) (string, error) {
 // idLength is how long the ids of controllers are: ULIDs.
 const idLength = 26
 
-// resolve finds the controller that REF means. It returns *notFoundError, or a *field.Error that lists the candidates.
+// resolve finds the controller that REF means. It returns notFoundf, or a *field.Error that lists the candidates.
 func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error) {
 	named, err := s.FindRC(ctx, ref)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
@@ -127,7 +127,7 @@ func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error
 	}
 	switch len(ids) {
 	case 0:
-		return store.Rec[rc.RC]{}, &notFoundError{text: fmt.Sprintf("no rc has the name or id %q; rcctl rc list shows all", ref)}
+		return store.Rec[rc.RC]{}, notFoundf("no rc has the name or id %q; rcctl rc list shows all", ref)
 	case 1:
 		rec, err := s.RC(ctx, ids[0], true)
 		if err != nil {

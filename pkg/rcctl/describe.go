@@ -53,9 +53,8 @@ func runDescribe(c *cli.Context, std *stdio, s *conn, ref string) error {
 func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspect.PodRecords, corrupt []error, err error) {
 	id, in := view.Identity(), &inspect.PodRecords{}
 	rec, err := s.Node(ctx, view.Node)
-	var unreadable *store.CorruptError
 	switch {
-	case errors.As(err, &unreadable):
+	case isCorrupt(err):
 		corrupt = append(corrupt, err)
 	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return nil, nil, fmt.Errorf("read node %s: %w", view.Node, err)

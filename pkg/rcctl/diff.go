@@ -59,7 +59,7 @@ func diffRevisions(std *stdio, svc *record.Service, rev int64) error {
 	return nil
 }
 
-// dryRun shows what applying the document of a controller would change. *exitStatus says that something would.
+// dryRun shows what applying the document of a controller would change. exitChanges says that something would.
 func dryRun(c *cli.Context, std *stdio) error {
 	spec, err := readSpec(c, std)
 	if err != nil {
@@ -103,5 +103,5 @@ func showDry(w io.Writer, done *change, before *rc.RC) error {
 	for _, line := range done.lines {
 		fmt.Fprintln(w, "  "+clean(forTerminal(line)))
 	}
-	return &exitStatus{code: exitChanges}
+	return &codedError{code: exitChanges}
 }

@@ -125,7 +125,7 @@ func computeUndrain(ops node.Ops) nodeChange {
 }
 
 // waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
-// node's word that the pod stopped. It returns *waitError when the time is up.
+// node's word that the pod stopped.
 func waitDrained(ctx context.Context, std *stdio, s *conn, name string, limit time.Duration) error {
 	err := waitFor(ctx, std, pending{
 		subject: "node " + name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + name,

@@ -64,27 +64,33 @@ type inputError struct {
 func (e *inputError) Error() string { return e.source + ": " + e.err.Error() }
 func (e *inputError) Unwrap() error { return e.err }
 
-// refusedError is an act that the present state forbids. Its text says what to do.
-type refusedError struct{ text string }
-
-func (e *refusedError) Error() string { return e.text }
-
-func refusedf(format string, args ...any) error {
-	return &refusedError{text: fmt.Sprintf(format, args...)}
+// codedError is an error with an exit code of its own. Its text says what to do; empty: nothing is said.
+type codedError struct {
+	code int
+	text string
 }
 
-// notFoundError is a REF or name that leads nowhere.
-type notFoundError struct{ text string }
+func (e *codedError) Error() string { return e.text }
 
-func (e *notFoundError) Error() string { return e.text }
+// Is matches store.ErrNotFound where something is named that is not there.
+func (e *codedError) Is(target error) bool {
+	return e.code == exitNotFound && target == store.ErrNotFound
+}
 
-// Is matches store.ErrNotFound.
-func (e *notFoundError) Is(target error) bool { return target == store.ErrNotFound }
+// refusedf is an act that the present state forbids.
+func refusedf(format string, args ...any) error {
+	return &codedError{code: exitRefused, text: fmt.Sprintf(format, args...)}
+}
 
-// waitError is a wait that ended too early, after the change itself was written.
-type waitError struct{ text string }
+// notFoundf is a REF or name that leads nowhere.
+func notFoundf(format string, args ...any) error {
+	return &codedError{code: exitNotFound, text: fmt.Sprintf(format, args...)}
+}
 
-func (e *waitError) Error() string { return e.text }
+// waitEndedf is a wait that ended too early, after the change itself was written.
+func waitEndedf(format string, args ...any) error {
+	return &codedError{code: exitWait, text: fmt.Sprintf(format, args...)}
+}
 
 // maxErrorLines bounds how many mistakes of one document are listed.
 const maxErrorLines = 50
@@ -134,22 +140,16 @@ func tell(std *stdio, err error) int {
 	var (
 		usage   *usageError
 		input   *inputError
-		refused *refusedError
-		wait    *waitError
+		coded   *codedError
 		invalid *field.Error
 		unnamed *store.UnnamedError
-		status  *exitStatus
-		away    *nodeAway
 	)
 	switch {
-	case errors.As(err, &status):
-		if status.text != "" {
-			fmt.Fprintln(std.err, "rcctl: "+status.text)
+	case errors.As(err, &coded):
+		if coded.text != "" {
+			fmt.Fprintln(std.err, "rcctl: "+err.Error())
 		}
-		return status.code
-	case errors.As(err, &away):
-		fmt.Fprintln(std.err, "rcctl: "+err.Error())
-		return exitError
+		return coded.code
 	case errors.As(err, &input):
 		for _, line := range inputLines(input) {
 			fmt.Fprintln(std.err, line)
@@ -163,20 +163,16 @@ func tell(std *stdio, err error) int {
 		}
 		fmt.Fprintf(std.err, "see %s --help\n", usage.command)
 		return exitUsage
-	case errors.As(err, &invalid):
-		fmt.Fprintln(std.err, "rcctl: "+invalid.Error())
-		return exitUsage
-	case errors.As(err, &wait):
-		fmt.Fprintln(std.err, "rcctl: "+err.Error())
-		return exitWait
-	case errors.As(err, &refused), errors.As(err, &unnamed), errors.Is(err, store.ErrConflict):
-		fmt.Fprintln(std.err, "rcctl: "+err.Error())
-		return exitRefused
-	case errors.Is(err, store.ErrNotFound):
-		fmt.Fprintln(std.err, "rcctl: "+err.Error())
-		return exitNotFound
 	}
 	fmt.Fprintln(std.err, "rcctl: "+err.Error())
+	switch {
+	case errors.As(err, &invalid):
+		return exitUsage
+	case errors.As(err, &unnamed), errors.Is(err, store.ErrConflict):
+		return exitRefused
+	case errors.Is(err, store.ErrNotFound):
+		return exitNotFound
+	}
 	if hint := hintFor(err); hint != "" {
 		fmt.Fprintln(std.err, hint)
 	}
@@ -211,7 +207,7 @@ func writes(command string) bool {
 func hintFor(err error) string {
 	var network *net.OpError
 	switch {
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.Is(err, errInterrupted):
 		return ""
 	case errors.As(err, &network):
 		return "is a Consul agent running there? --consul-addr or CONSUL_HTTP_ADDR name another"

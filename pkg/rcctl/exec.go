@@ -1,7 +1,6 @@
 package rcctl
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/urfave/cli/v2"
@@ -51,7 +50,7 @@ func runExec(c *cli.Context, std *stdio) error {
 		ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), argv, stdin, bytesTo(c, std.out), bytesTo(c, std.err))
 		if err != nil {
 			if c.Context.Err() != nil {
-				return &exitStatus{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
+				return &codedError{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
 			}
 			return nodeError(client, err)
 		}
@@ -63,20 +62,12 @@ func runExec(c *cli.Context, std *stdio) error {
 func exitOf(client *nodeapi.Client, ended nodeapi.Ended) error {
 	switch {
 	case ended.Error != "":
-		return &nodeAway{fmt.Errorf("node %s: %s", client.Node(), ended.Error)}
+		return awayf("node %s: %s", client.Node(), ended.Error)
 	case ended.Signal != "":
-		return &exitStatus{code: 128 + int(unix.SignalNum(ended.Signal)), text: "the command was ended by " + ended.Signal}
+		return &codedError{code: 128 + int(unix.SignalNum(ended.Signal)), text: "the command was ended by " + ended.Signal}
 	case ended.Code != 0:
-		return &exitStatus{code: ended.Code}
+		return &codedError{code: ended.Code}
 	default:
 		return nil
 	}
 }
-
-// exitStatus is the exit code of somebody else's program, and what to say about it, if anything.
-type exitStatus struct {
-	code int
-	text string
-}
-
-func (e *exitStatus) Error() string { return fmt.Sprintf("exit status %d", e.code) }

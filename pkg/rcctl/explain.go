@@ -84,9 +84,8 @@ func situationOf(c *cli.Context, s *conn, r *rc.RC, st *rc.Status, farms []store
 	if sit.Taken, bad, err = s.ListReservations(ctx); err != nil {
 		return nil, nil, err
 	}
-	var unreadable *store.CorruptError
 	switch schema, err := s.Schema(ctx); {
-	case errors.As(err, &unreadable):
+	case isCorrupt(err):
 		corrupt = append(corrupt, err)
 	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return nil, nil, fmt.Errorf("read the record of the cluster: %w", err)
@@ -119,11 +118,10 @@ func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placemen
 
 func readBreakerInto(c *cli.Context, s *conn, sit *inspect.Situation) error {
 	rec, err := s.ReadBreaker(c.Context)
-	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
 		sit.Breaker = &rec.Value
-	case !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt):
+	case !errors.Is(err, store.ErrNotFound) && !isCorrupt(err):
 		return err
 	}
 	return nil

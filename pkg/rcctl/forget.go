@@ -88,7 +88,7 @@ func podArg(c *cli.Context) (string, error) {
 	return name, checkPodFlags(c)
 }
 
-// findCopy finds the copy that the command line means. It returns *notFoundError, or a *usageError that lists the
+// findCopy finds the copy that the command line means. It returns notFoundf, or a *usageError that lists the
 // candidates.
 func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	_, rcID, _, err := s.rcNames(c)
@@ -108,7 +108,7 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	found := copiesNamed(values(recs), name, c.String("node"))
 	switch len(found) {
 	case 0:
-		return copyOf{}, &notFoundError{text: fmt.Sprintf("no pod has the name %q there; rcctl pods shows all", name)}
+		return copyOf{}, notFoundf("no pod has the name %q there; rcctl pods shows all", name)
 	case 1:
 		return found[0], nil
 	}
@@ -157,7 +157,7 @@ func mustBeDead(ctx context.Context, s *conn, target copyOf) (index uint64, err 
 	return index, nil
 }
 
-// waitForgotten waits until a request is answered. It returns *refusedError when that was void, *waitError when the time is up.
+// waitForgotten waits until a request is answered. It is refused when that was void.
 func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, request string, limit time.Duration) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
 	err := waitFor(ctx, std, pending{

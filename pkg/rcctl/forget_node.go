@@ -87,7 +87,7 @@ func runForgetNode(c *cli.Context, std *stdio) error {
 	})
 }
 
-// findDead reads what there is of a node that nobody holds. It returns *notFoundError where there is nothing, *refusedError where its
+// findDead reads what there is of a node that nobody holds. Its error says where there is nothing, and where its
 // preparer lives.
 func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	d := deadNode{name: name}
@@ -103,15 +103,14 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 		return d, err
 	}
 	rec, err := s.Node(ctx, name)
-	var corrupt *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound) && len(d.copies) == 0:
 		_, opsErr := s.NodeOps(ctx, name)
 		if errors.Is(opsErr, store.ErrNotFound) {
-			return d, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
+			return d, notFoundf("no node has the name %q; rcctl nodes shows all", name)
 		}
 		return d, opsErr
-	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
 		d.agent = "its record is missing or unreadable, so that nobody can tell whether its Consul agent lives"
 		return d, nil
 	case err != nil:
@@ -145,39 +144,35 @@ func copiesOn(ctx context.Context, s *conn, name string) ([]copyOf, error) {
 }
 
 // askForgets leaves a request for each copy, and returns them.
-func askForgets(ctx context.Context, s *conn, d deadNode) ([]store.Request, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
-	defer cancel()
-	author, err := s.who(ctx)
-	if err != nil {
-		return nil, err
-	}
-	names := map[pod.Identity]string{}
-	var requests []store.Request
-	for _, there := range d.copies {
-		names[there.Identity] = there.name
-		requests = append(requests, store.Request{
-			ID: store.NewID(), RCID: there.RCID, Kind: store.ForgetPod, Node: d.name, Pod: there.Identity, NodeIndex: d.index,
-			By: author, At: time.Now().UTC(),
-		})
-	}
-	asked, err := s.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
-		var lines []string
-		for _, r := range part {
-			lines = append(lines, fmt.Sprintf("forget %s (rc %s) on %s", names[r.Pod], r.RCID, d.name))
+func askForgets(ctx context.Context, s *conn, d deadNode) (requests []store.Request, err error) {
+	err = s.writing(ctx, 1, func(ctx context.Context, by string) error {
+		names := map[pod.Identity]string{}
+		for _, there := range d.copies {
+			names[there.Identity] = there.name
+			requests = append(requests, store.Request{
+				ID: store.NewID(), RCID: there.RCID, Kind: store.ForgetPod, Node: d.name, Pod: there.Identity, NodeIndex: d.index,
+				By: by, At: time.Now().UTC(),
+			})
 		}
-		return store.NewAudit(author, "forget-node", "", lines).OnNodes(d.name)
+		asked, err := s.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
+			var lines []string
+			for _, r := range part {
+				lines = append(lines, fmt.Sprintf("forget %s (rc %s) on %s", names[r.Pod], r.RCID, d.name))
+			}
+			return store.NewAudit(by, "forget-node", "", lines).OnNodes(d.name)
+		})
+		what := func(n int) string { return fmt.Sprintf("node %s: the requests to forget %s", d.name, podCount(n)) }
+		if asked > 0 {
+			_ = s.did(what(asked), "rcctl audit --node "+d.name, nil)
+		}
+		if asked < len(requests) {
+			_ = s.did(what(len(requests)-asked)+" more", "rcctl audit --node "+d.name, err)
+		}
+		if errors.Is(err, store.ErrConflict) {
+			return cameBack(d.name)
+		}
+		return err
 	})
-	what := func(n int) string { return fmt.Sprintf("node %s: the requests to forget %s", d.name, podCount(n)) }
-	if asked > 0 {
-		_ = s.did(what(asked), "rcctl audit --node "+d.name, nil)
-	}
-	if asked < len(requests) {
-		_ = s.did(what(len(requests)-asked)+" more", "rcctl audit --node "+d.name, err)
-	}
-	if errors.Is(err, store.ErrConflict) {
-		return nil, cameBack(d.name)
-	}
 	return requests, err
 }
 
@@ -185,8 +180,8 @@ func cameBack(name string) error {
 	return refusedf("node %s: its preparer was back meanwhile, or its record was removed; what the owners have not carried out is void; look again", name)
 }
 
-// waitNodeForgotten waits until every request is answered, and removes what is left of the node. It returns *refusedError where the node
-// came back, *waitError when the time is up.
+// waitNodeForgotten waits until every request is answered, and removes what is left of the node. It is refused where the node
+// came back.
 func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
 	err := waitFor(ctx, std, pending{
 		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
@@ -216,7 +211,7 @@ func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, ope
 // maxLeft bounds how many pods are named that are there since.
 const maxLeft = 5
 
-// removeNode removes the records of a node that has no copies any more. It returns *refusedError where it has got some.
+// removeNode removes the records of a node that has no copies any more. It is refused where it has got some.
 func removeNode(ctx context.Context, s *conn, d deadNode) error {
 	author, err := s.who(ctx)
 	if err != nil {
@@ -227,8 +222,7 @@ func removeNode(ctx context.Context, s *conn, d deadNode) error {
 		return fmt.Errorf("read what is reserved on node %s: %w", d.name, err)
 	}
 	ops, err := s.NodeOps(ctx, d.name)
-	var corrupt *store.CorruptError
-	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
+	if err != nil && !errors.Is(err, store.ErrNotFound) && !isCorrupt(err) {
 		return fmt.Errorf("read what operators said about node %s: %w", d.name, err)
 	}
 	left, err := copiesOn(ctx, s, d.name)

@@ -39,11 +39,10 @@ func runGet(c *cli.Context, std *stdio, s *conn, ref string) error {
 	}
 	view := inspect.NewRCView(r, st, farms)
 	m, err := s.Manifest(c.Context, r.ManifestDigest)
-	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
 		view.Manifest = m
-	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
 		fmt.Fprintf(std.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
 	default:
 		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)

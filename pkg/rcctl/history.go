@@ -64,7 +64,7 @@ func entry(svc *record.Service, rev int64) (*record.Entry, error) {
 	if rev == 0 {
 		return nil, refusedf("service %s: no revision besides the one in effect was ever done; name one with --to: rcctl history %s", name, name)
 	}
-	return nil, &notFoundError{text: fmt.Sprintf("service %s has no revision %d in its history; rcctl history %s", name, rev, name)}
+	return nil, notFoundf("service %s has no revision %d in its history; rcctl history %s", name, rev, name)
 }
 
 func revisionFlag(usage string) cli.Flag {

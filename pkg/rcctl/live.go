@@ -119,7 +119,7 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 	l.show(v, time.Now())
 }
 
-// followRollout shows a rollout until it ends. It returns *waitError where that is not as it was meant, or where ctx ends first.
+// followRollout shows a rollout until it ends. It returns waitEndedf where that is not as it was meant, or where ctx ends first.
 func followRollout(ctx context.Context, std *stdio, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
 	show := live{out: std.out, terminal: isTerminal(unguarded(std.out)) && terminal(std.out)}
@@ -144,13 +144,13 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 			show.say(std.err, fmt.Sprintf("rcctl: rollout of %s: %s", service, trouble))
 		}
 		if err := rest(ctx, pollEvery); err != nil {
-			if errors.Is(err, context.Canceled) {
+			if errors.Is(err, errInterrupted) {
 				err = errors.New("detached")
 			}
 			if show.terminal {
 				fmt.Fprintln(std.out) // behind the ^C
 			}
-			return &waitError{text: fmt.Sprintf("rollout of %s: %v; the farms go on with it; look with: rcctl rollout status %s -w", service, err, service)}
+			return waitEndedf("rollout of %s: %v; the farms go on with it; look with: rcctl rollout status %s -w", service, err, service)
 		}
 	}
 }
@@ -164,5 +164,5 @@ func rolloutEnded(std *stdio, state rollout.State, reason, service string) error
 	if reason == "" {
 		reason = "no reason is recorded"
 	}
-	return &waitError{text: fmt.Sprintf("service %s: the rollout is %s: %s; look with: rcctl history %s", service, state, clean(reason), service)}
+	return waitEndedf("service %s: the rollout is %s: %s; look with: rcctl history %s", service, state, clean(reason), service)
 }

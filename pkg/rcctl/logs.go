@@ -90,7 +90,7 @@ func showLog(ctx context.Context, client *nodeapi.Client, id pod.Identity, optio
 	case errors.Is(err, context.Canceled):
 		return err
 	case err != nil:
-		return &nodeAway{errors.New("the log was cut off, as the preparer ended or the connection broke: " + err.Error())}
+		return awayf("the log was cut off, as the preparer ended or the connection broke: %v", err)
 	default:
 		return nil
 	}

@@ -83,7 +83,7 @@ func selectPods(c *cli.Context, std *stdio, s *conn, follow bool) ([]selectedPod
 	}
 	switch {
 	case len(views) == 0:
-		return nil, &notFoundError{text: "no pod has such labels there; rcctl pods -o json shows the labels of all"}
+		return nil, notFoundf("no pod has such labels there; rcctl pods -o json shows the labels of all")
 	case follow && len(views) > maxFollowed:
 		return nil, refusedf("%d pods have such labels, and at most %d are followed at once; --rc, --node or a narrower selector chooses fewer", len(views), maxFollowed)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -47,20 +46,19 @@ type operated struct {
 	reservation store.Rec[node.Reservation]
 }
 
-// readNode reads what an act on a node depends on. It returns *notFoundError when there is neither a record of the node nor
+// readNode reads what an act on a node depends on. It returns notFoundf when there is neither a record of the node nor
 // of what operators said about it.
 func readNode(ctx context.Context, s *conn, name string) (operated, error) {
 	var o operated
 	_, err := s.Node(ctx, name)
-	var corrupt *store.CorruptError
-	known := err == nil || errors.As(err, &corrupt)
+	known := err == nil || isCorrupt(err)
 	if !known && !errors.Is(err, store.ErrNotFound) {
 		return o, fmt.Errorf("read node %s: %w", name, err)
 	}
 	o.ops, err = s.NodeOps(ctx, name)
 	if errors.Is(err, store.ErrNotFound) {
 		if !known {
-			return o, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
+			return o, notFoundf("no node has the name %q; rcctl nodes shows all", name)
 		}
 		o.ops.Value.Name = name
 	} else if err != nil {
@@ -81,57 +79,41 @@ type nodeChange struct {
 	lines []string // the difference; empty: nothing is written
 }
 
-// Writing a node meets the farms that reserve room on it, so that more tries are normal than for a controller.
-const (
-	maxNodeTries = 50
-	nodeRetryGap = 20 * time.Millisecond
-)
-
 // writeNode carries a change of a node out: computed, written with its audit record, and computed again where a record
 // moved. Where a drain begins or ends, or the labels change, the node's reservation says so in the same transaction (P3, R13, ADR 12).
-func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops) (nodeChange, error)) (nodeChange, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
-	defer cancel()
-	author, err := s.who(ctx)
-	if err != nil {
-		return nodeChange{}, err
-	}
-	for try := 1; ; try++ {
+func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops) (nodeChange, error)) (c nodeChange, err error) {
+	err = s.writing(ctx, maxNodeTries, func(ctx context.Context, by string) error {
 		cur, err := readNode(ctx, s, name)
 		if err != nil {
-			return nodeChange{}, err
+			return err
 		}
-		c, err := compute(cur.ops.Value)
-		if err != nil {
-			return c, err
+		if c, err = compute(cur.ops.Value); err != nil {
+			return err
 		}
-		write := store.NodeChange{Ops: c.ops, Index: cur.ops.Index, Audit: store.NewAudit(author, c.what, "", c.lines).OnNodes(name)}
-		write.Reservation = told(cur, c.ops)
-		if len(c.lines) == 0 && write.Reservation == nil {
-			return c, nil
+		reservation := told(cur, c.ops)
+		if len(c.lines) == 0 && reservation == nil {
+			return nil
 		}
-		err = changeNode(ctx, s, write)
-		switch {
-		case err == nil:
-			if len(c.lines) == 0 {
-				c.lines = []string{"reservation: was not in line with the drain or the labels -> mended"}
-			}
-			return c, nil
-		case errors.Is(err, store.ErrConflict) && try == maxNodeTries:
-			return c, fmt.Errorf("node %s: its records keep changing, %d tries; nothing was written: %w", name, maxNodeTries, err)
-		case !errors.Is(err, store.ErrConflict):
-			return c, fmt.Errorf("%s %s: %w", c.what, name, err)
+		err = changeNode(ctx, s, &c, cur.ops.Index, reservation, by)
+		if err == nil && len(c.lines) == 0 {
+			c.lines = []string{"reservation: was not in line with the drain or the labels -> mended"}
 		}
-		if err := rest(ctx, nodeRetryGap); err != nil {
-			return c, err
-		}
-	}
+		return err
+	})
+	return c, err
 }
 
 // changeNode writes a change of a node and notes how that ended.
-func changeNode(ctx context.Context, s *conn, change store.NodeChange) error {
-	name := change.Ops.Name
-	return s.did(fmt.Sprintf("node %s: %s", name, change.Audit.What), "rcctl audit --node "+name, s.ChangeNode(ctx, change))
+func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reservation *store.Rec[node.Reservation], by string) error {
+	name := c.ops.Name
+	err := s.ChangeNode(ctx, store.NodeChange{Ops: c.ops, Index: index, Reservation: reservation, Audit: store.NewAudit(by, c.what, "", c.lines).OnNodes(name)})
+	switch err = s.did(fmt.Sprintf("node %s: %s", name, c.what), "rcctl audit --node "+name, err); {
+	case errors.Is(err, store.ErrConflict):
+		return fmt.Errorf("node %s: its records keep changing, %d tries; nothing was written: %w", name, maxNodeTries, err)
+	case err != nil:
+		return fmt.Errorf("%s %s: %w", c.what, name, err)
+	}
+	return nil
 }
 
 // told returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A stamp that is missing,
@@ -144,18 +126,6 @@ func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
 		return nil
 	}
 	return &next
-}
-
-// rest waits, or returns the cause of the context's end.
-func rest(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // onNode is the action of a command that changes the one node it names.

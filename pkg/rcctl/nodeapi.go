@@ -66,7 +66,7 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 	rec, err := s.Node(ctx, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return nil, &notFoundError{text: fmt.Sprintf("node %s has no record; rcctl nodes shows all", name)}
+		return nil, notFoundf("node %s has no record; rcctl nodes shows all", name)
 	case err != nil:
 		return nil, fmt.Errorf("read node %s: %w", name, err)
 	case rec.Value.API == "":
@@ -124,7 +124,7 @@ func nodeError(client *nodeapi.Client, err error) error {
 	case errors.Is(err, nodeapi.ErrUnauthorized):
 		return refusedf("the preparer of node %s: %v; --node-token-dir or RCFARM_NODE_TOKEN_DIR names a directory with a file %q that holds it", node, err, node)
 	case errors.Is(err, nodeapi.ErrNotFound):
-		return &notFoundError{text: fmt.Sprintf("node %s: %v", node, err)}
+		return notFoundf("node %s: %v", node, err)
 	case target.Socket() != "" && errors.Is(err, fs.ErrPermission):
 		return refusedf("the API of node %s is for root and the user of its preparer alone: type this as one of them, %s", node, otherwise)
 	case target.Socket() != "" && elsewhere:
@@ -132,13 +132,13 @@ func nodeError(client *nodeapi.Client, err error) error {
 	case target.Loopback() && elsewhere:
 		return refusedf("the preparer of node %s listens on its own loopback address, %s: type this on that machine, or give the preparer another --api-addr", node, target.Host())
 	case notReached:
-		return &nodeAway{fmt.Errorf("the preparer of node %s cannot be reached: %w", node, errors.New(dial.Error()))}
+		return awayf("the preparer of node %s cannot be reached: %v", node, dial)
 	default:
-		return &nodeAway{err}
+		return awayf("%v", err)
 	}
 }
 
-// nodeAway is trouble with a preparer, as opposed to Consul.
-type nodeAway struct{ err error }
-
-func (e *nodeAway) Error() string { return e.err.Error() }
+// awayf is trouble with a preparer, as opposed to Consul.
+func awayf(format string, args ...any) error {
+	return &codedError{code: exitError, text: fmt.Sprintf(format, args...)}
+}

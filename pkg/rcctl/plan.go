@@ -46,7 +46,7 @@ func runPlan(c *cli.Context, std *stdio) error {
 		}
 		err = std.print(c, views, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
 		if err == nil && anyChange(all) {
-			return &exitStatus{code: exitChanges}
+			return &codedError{code: exitChanges}
 		}
 		return err
 	})

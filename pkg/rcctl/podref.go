@@ -45,7 +45,7 @@ func onePod(c *cli.Context) (string, error) {
 	return ref, err
 }
 
-// findPod finds the copy of a pod that the command line means. It returns *notFoundError, or a *usageError that lists the
+// findPod finds the copy of a pod that the command line means. It returns notFoundf, or a *usageError that lists the
 // candidates.
 func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
 	views, bad, err := s.podViews(c)
@@ -58,7 +58,7 @@ func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
 		if err := errors.Join(bad...); err != nil {
 			return inspect.PodView{}, fmt.Errorf("pod %q is not among those that can be read: %w", ref, err)
 		}
-		return inspect.PodView{}, &notFoundError{text: fmt.Sprintf("no pod has the name %q there; rcctl pods shows all", ref)}
+		return inspect.PodView{}, notFoundf("no pod has the name %q there; rcctl pods shows all", ref)
 	case 1:
 		return found[0], nil
 	}

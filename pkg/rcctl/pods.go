@@ -88,11 +88,10 @@ func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, co
 		return names, "", corrupt, err
 	}
 	rec, err := s.RC(c.Context, id, false)
-	var unreadable *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, id, nil, nil // its pods may be left
-	case errors.As(err, &unreadable):
+	case isCorrupt(err):
 		return nil, id, []error{err}, nil
 	}
 	return map[string]string{id: rec.Value.Name}, id, nil, err

@@ -62,9 +62,8 @@ func waitsFor(c *cli.Context, s *conn, name, nonce string) (waits bool, why stri
 		return false, "no preparer of that name passes in Consul's catalog", nil
 	}
 	rec, complete, err := s.NodeOrphans(c.Context, name)
-	var corrupt *store.CorruptError
 	switch {
-	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
 		return true, "", nil // it cannot even write its record
 	case err != nil:
 		return false, "", fmt.Errorf("read node %s: %w", name, err)
@@ -74,36 +73,22 @@ func waitsFor(c *cli.Context, s *conn, name, nonce string) (waits bool, why stri
 	return true, "", nil
 }
 
-// release writes what the farms go by. The node may have no record: then its preparer cannot even write that.
-func releaseHoldOf(ctx context.Context, s *conn, name, nonce string) (nodeChange, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
-	defer cancel()
-	author, err := s.who(ctx)
-	if err != nil {
-		return nodeChange{}, err
-	}
-	for try := 1; ; try++ {
+// releaseHoldOf writes what the farms go by. The node may have no record: then its preparer cannot even write that.
+func releaseHoldOf(ctx context.Context, s *conn, name, nonce string) (c nodeChange, err error) {
+	err = s.writing(ctx, maxNodeTries, func(ctx context.Context, by string) error {
 		ops, err := s.NodeOps(ctx, name)
 		if errors.Is(err, store.ErrNotFound) {
 			ops.Value.Name, err = name, nil
 		}
 		if err != nil {
-			return nodeChange{}, fmt.Errorf("read what operators said about node %s: %w", name, err)
+			return fmt.Errorf("read what operators said about node %s: %w", name, err)
 		}
-		change := computeRelease(ops.Value, nonce)
-		if len(change.lines) == 0 {
-			return change, nil
+		if c = computeRelease(ops.Value, nonce); len(c.lines) == 0 {
+			return nil
 		}
-		a := store.NewAudit(author, change.what, "", change.lines).OnNodes(name)
-		err = changeNode(ctx, s, store.NodeChange{Ops: change.ops, Index: ops.Index, Audit: a})
-		if errors.Is(err, store.ErrConflict) && try < maxTries {
-			continue
-		}
-		if err != nil {
-			return change, fmt.Errorf("%s %s: %w", change.what, name, err)
-		}
-		return change, nil
-	}
+		return changeNode(ctx, s, &c, ops.Index, nil, by)
+	})
+	return c, err
 }
 
 // computeRelease lets farms go on without the node under one nonce. A release for an earlier one is over.

@@ -40,36 +40,28 @@ func runResume(c *cli.Context, std *stdio, s *conn) error {
 	return nil
 }
 
-// resume resets the breaker, and returns what changed: nothing where it is not tripped.
+// resetBreaker resets the breaker, and returns what changed: nothing where it is not tripped.
 func resetBreaker(ctx context.Context, s *conn) (line string, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
-	defer cancel()
-	author, err := s.who(ctx)
-	if err != nil {
-		return "", err
-	}
-	for try := 1; ; try++ {
+	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
 		rec, err := s.ReadBreaker(ctx)
-		var corrupt *store.CorruptError
 		switch {
 		case errors.Is(err, store.ErrNotFound):
-			return "", refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
-		case errors.As(err, &corrupt):
+			return refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
+		case isCorrupt(err):
 			line = "breaker: unreadable -> reset"
 		case err != nil:
-			return "", fmt.Errorf("read breaker: %w", err)
+			return fmt.Errorf("read breaker: %w", err)
 		case !rec.Value.Tripped:
-			return "", nil
+			line = ""
+			return nil
 		default:
 			line = fmt.Sprintf("breaker: tripped by %s since %s (%s) -> reset", rec.Value.By, rec.Value.Since.UTC().Format(time.RFC3339), rec.Value.Reason)
 		}
-		err = s.ResetBreaker(ctx, rec.Index, store.NewAudit(author, "resume", "", []string{line}))
-		if errors.Is(err, store.ErrConflict) && try < maxTries {
-			continue
-		}
+		err = s.ResetBreaker(ctx, rec.Index, store.NewAudit(by, "resume", "", []string{line}))
 		if err := s.did("the reset of the breaker", "rcctl audit --since 10m", err); err != nil {
-			return "", fmt.Errorf("resume: %w", err)
+			return fmt.Errorf("resume: %w", err)
 		}
-		return line, nil
-	}
+		return nil
+	})
+	return line, err
 }

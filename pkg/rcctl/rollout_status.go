@@ -65,7 +65,7 @@ func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
 	return nil
 }
 
-// rolloutView reads a rollout, its revisions and their pods. A service without one is a *notFoundError.
+// rolloutView reads a rollout, its revisions and their pods. A service without one is notFoundf.
 func viewRollout(ctx context.Context, s *conn, service string) (*inspect.RolloutView, error) {
 	rec, err := s.RolloutOf(ctx, service)
 	if errors.Is(err, store.ErrNotFound) {

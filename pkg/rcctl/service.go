@@ -238,7 +238,7 @@ func checkService(c *cli.Context, name string) (string, error) {
 func (s *conn) service(ctx context.Context, name string) (*record.Service, error) {
 	svc, err := s.Service(ctx, name)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, &notFoundError{text: fmt.Sprintf("no service has the name %q; rcctl service list shows all", name)}
+		return nil, notFoundf("no service has the name %q; rcctl service list shows all", name)
 	}
 	return svc, err
 }

@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
@@ -39,28 +38,19 @@ func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) error {
 	return nil
 }
 
-func forgetService(ctx context.Context, s *conn, name string, force, massStop bool) (*record.Service, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
-	defer cancel()
-	who, err := s.who(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for try := 1; ; try++ {
-		svc, err := s.service(ctx, name)
-		if err != nil {
-			return nil, err
+func forgetService(ctx context.Context, s *conn, name string, force, massStop bool) (svc *record.Service, err error) {
+	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
+		if svc, err = s.service(ctx, name); err != nil {
+			return err
 		}
 		if svc.Rollout != nil {
-			return nil, refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
+			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
 		}
 		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !force {
-			return nil, refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, inspect.Replicas(effect.Spec.Total()), name)
+			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, inspect.Replicas(effect.Spec.Total()), name)
 		}
-		err = s.ForgetService(ctx, svc, massStop, store.NewAudit(who, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
-		if errors.Is(err, store.ErrConflict) && try < maxTries {
-			continue
-		}
-		return svc, s.did("the deletion of service "+name, "rcctl service list", err)
-	}
+		err := s.ForgetService(ctx, svc, massStop, store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
+		return s.did("the deletion of service "+name, "rcctl service list", err)
+	})
+	return svc, err
 }

@@ -36,10 +36,9 @@ func runServiceList(c *cli.Context, std *stdio, s *conn) error {
 	views, corrupt := []inspect.ServiceView{}, []error{}
 	for _, name := range names {
 		svc, err := s.Service(c.Context, name)
-		var unreadable *store.CorruptError
 		switch {
 		case errors.Is(err, store.ErrNotFound): // deleted meanwhile
-		case errors.As(err, &unreadable):
+		case isCorrupt(err):
 			corrupt = append(corrupt, err)
 		case err != nil:
 			return err

@@ -110,7 +110,7 @@ func takeInventory(ctx context.Context, s *conn, name string) (inventory, error)
 	rec, complete, err := s.NodeOrphans(ctx, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return in, &notFoundError{text: fmt.Sprintf("no node has the name %q; rcctl nodes shows all", name)}
+		return in, notFoundf("no node has the name %q; rcctl nodes shows all", name)
 	case err != nil:
 		return in, fmt.Errorf("read node %s: %w", name, err)
 	case !complete:
@@ -186,7 +186,7 @@ func askSweep(c *cli.Context, s *conn, name string, plan sweepPlan) error {
 }
 
 // ask leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
-// does no harm. An id that the request has already stays. It returns *refusedError where the request is about a node that has come back.
+// does no harm. An id that the request has already stays. It is refused where the request is about a node that has come back.
 func leaveRequest(ctx context.Context, s *conn, r store.Request, line string) error {
 	author, err := s.who(ctx)
 	if err != nil {

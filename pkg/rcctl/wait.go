@@ -83,10 +83,10 @@ func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, err
 	return o, err
 }
 
-// waitConverged waits until the owner reports that this generation of the controller has converged. It returns *waitError when the
-// time is up, or at once when it is halted, *refusedError when another change came first.
+// waitConverged waits until the owner reports that this generation of the controller has converged. It ends at once when that is halted,
+// and is refused when another change came first.
 func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
-	o, err := waitUntil(ctx, std, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
+	o, err := waitRC(ctx, std, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
 		done, overtaken := inspect.Converged(&want, o)
 		if overtaken != "" {
 			return false, refusedf("%s", overtaken)
@@ -103,7 +103,7 @@ func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit t
 	return nil
 }
 
-// halted returns a *waitError when the generation that a status is about is halted. What the pod wrote last is shown.
+// haltedRC ends a wait when the generation that a status is about is halted. What the pod wrote last is shown.
 func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) error {
 	placements, realities, _, err := s.podsOf(ctx, o.RC.ID)
 	if err != nil && !o.Status.Is(rc.Blocked) {
@@ -116,8 +116,8 @@ func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) e
 	if worst != nil && says.LastExit != nil {
 		lastWords(ctx, std, s, worst, says.LastExit.Launchable)
 	}
-	return &waitError{text: fmt.Sprintf("rc %s: generation %d is written and does not converge: %s; look with: rcctl rc explain %s",
-		o.RC.Name, o.RC.Generation, clean(inspect.Progress(*o.RC, o)), o.RC.Name)}
+	return waitEndedf("rc %s: generation %d is written and does not converge: %s; look with: rcctl rc explain %s",
+		o.RC.Name, o.RC.Generation, clean(inspect.Progress(*o.RC, o)), o.RC.Name)
 }
 
 // How much of a pod's log a wait shows that fails, and how long it tries.
@@ -159,57 +159,30 @@ func endOfLog(ctx context.Context, std *stdio, s *conn, p *pod.Placement, proces
 	return string(data), err
 }
 
-// waitGone waits until the record of a controller is gone. Its errors are those of waitConverged.
+// waitGone waits until the record of a controller is gone.
 func waitGone(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
-	_, err := waitUntil(ctx, std, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
+	_, err := waitRC(ctx, std, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
 	if err == nil {
 		fmt.Fprintf(std.out, "rc %s is gone\n", want.Name)
 	}
 	return err
 }
 
-// wait looks until reached says so, and prints a line whenever there is something new to say. A read that fails is said
-// too and tried again: the change is written, and Consul may come back.
-func waitUntil(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", goal, limit))
-	defer cancel()
-	ticker := time.NewTicker(pollEvery)
-	defer ticker.Stop()
-	last := ""
-	for {
-		o, err := s.observe(ctx, want.ID)
-		line := ""
-		if err == nil {
-			done, err := reached(o)
-			if done || err != nil {
-				return o, err
-			}
-			line = inspect.Progress(want, o)
-		} else if ctx.Err() == nil {
-			line = err.Error()
+// waitRC is waitFor for what is observed of a controller. It returns what was seen last.
+func waitRC(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
+	var seen inspect.Observation
+	err := waitFor(ctx, std, pending{
+		subject: "rc " + want.Name, written: fmt.Sprintf("generation %d is written", want.Generation), goal: goal, hint: "rcctl rc status " + want.ID,
+	}, limit, func(ctx context.Context) (line string, done bool, err error) {
+		if seen, err = s.observe(ctx, want.ID); err != nil {
+			return "", false, err
 		}
-		if line != "" && line != last {
-			fmt.Fprintf(std.err, "rc %s: %s\n", want.Name, line)
-			last = line
+		if done, err = reached(seen); !done && err == nil {
+			line = inspect.Progress(want, seen)
 		}
-		select {
-		case <-ctx.Done():
-			return o, &waitError{text: gaveUp(ctx, want, last)}
-		case <-ticker.C:
-		}
-	}
-}
-
-func gaveUp(ctx context.Context, want rc.RC, last string) string {
-	why := context.Cause(ctx)
-	if errors.Is(why, context.Canceled) {
-		why = errors.New("interrupted")
-	}
-	text := fmt.Sprintf("rc %s: generation %d is written; %v", want.Name, want.Generation, why)
-	if last != "" {
-		text += "; last seen: " + last
-	}
-	return text + "; look with: rcctl rc status " + want.ID
+		return line, done, err
+	})
+	return seen, err
 }
 
 // pending is something that is written, and that others carry out.
@@ -221,20 +194,21 @@ type pending struct {
 }
 
 // waitFor looks until look says that it is done, and prints what it says of the way there whenever that is new. A read that fails
-// is said too and tried again. It returns *waitError when the time is up, and a *refusedError of look's at once.
+// is said too and tried again: the change is written, and Consul may come back. It returns waitEndedf when the time is up, and at once
+// what look returns with an exit code of its own.
 func waitFor(ctx context.Context, std *stdio, p pending, limit time.Duration, look func(ctx context.Context) (line string, done bool, err error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not %s after %s", p.goal, limit))
 	defer cancel()
 	last := ""
 	for {
 		line, done, err := look(ctx)
-		var refused *refusedError
+		var ended *codedError
 		switch {
-		case errors.As(err, &refused):
+		case errors.As(err, &ended):
 			return err
-		case err != nil && ctx.Err() == nil:
+		case err != nil:
 			line = err.Error()
-		case err == nil && done:
+		case done:
 			return nil
 		}
 		if ctx.Err() == nil && line != last {
@@ -242,10 +216,28 @@ func waitFor(ctx context.Context, std *stdio, p pending, limit time.Duration, lo
 			last = line
 		}
 		if err := rest(ctx, pollEvery); err != nil {
-			if errors.Is(err, context.Canceled) {
-				err = errors.New("interrupted")
+			if last != "" {
+				last = "; last seen: " + last
 			}
-			return &waitError{text: fmt.Sprintf("%s: %s; %v; last seen: %s; look with: %s", p.subject, p.written, err, last, p.hint)}
+			return waitEndedf("%s: %s; %v%s; look with: %s", p.subject, p.written, err, last, p.hint)
 		}
+	}
+}
+
+// errInterrupted is the end of what a signal has ended.
+var errInterrupted = errors.New("interrupted")
+
+// rest waits, or returns why the context has ended.
+func rest(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			return cause
+		}
+		return errInterrupted
 	}
 }

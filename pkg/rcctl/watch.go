@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -126,10 +125,7 @@ func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) er
 			if w.until == "" && outer.Err() != nil {
 				return nil // Ctrl-C is how such a watch ends
 			}
-			if errors.Is(err, context.Canceled) {
-				err = errors.New("interrupted")
-			}
-			return &waitError{text: fmt.Sprintf("rc %s: %v; last seen: %s", r.Name, err, lastSeen(sc.shown))}
+			return waitEndedf("rc %s: %v; last seen: %s", r.Name, err, lastSeen(sc.shown))
 		}
 	}
 }
@@ -141,7 +137,7 @@ func lastSeen(v *inspect.StatusView) string {
 	return v.Line()
 }
 
-// refusedIf returns a *refusedError if the condition holds.
+// refusedIf refuses if the condition holds.
 func refusedIf(is bool, format string, args ...any) error {
 	if !is {
 		return nil

@@ -16,6 +16,10 @@ import (
 const (
 	// maxTries bounds how often a change is computed again because somebody else changed the record meanwhile.
 	maxTries = 5
+	// maxNodeTries is that for a node, whose records the farms that reserve room on it change too.
+	maxNodeTries = 50
+	// retryGap lies between two tries.
+	retryGap = 20 * time.Millisecond
 	// writeLimit bounds a change from its first read to its last answer, all tries together.
 	writeLimit = 30 * time.Second
 )
@@ -25,44 +29,49 @@ var errWriteLimit = errors.New("no definite answer from Consul within " + writeL
 // compute reads what a change depends on and computes it. index is that of the record, zero where there is none.
 type compute func(ctx context.Context) (c change, index uint64, err error)
 
-// write carries out a change: computed, written with its audit record, and computed again where the record moved. It
-// returns the change as written, or as found when there is nothing to do.
-func (s *conn) write(ctx context.Context, compute compute) (change, error) {
+// writing runs an act that writes, and again where that says that a record moved meanwhile. by is who acts.
+func (s *conn) writing(ctx context.Context, tries int, act func(ctx context.Context, by string) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
-	author, err := s.who(ctx)
-	if err != nil {
-		return change{}, err
-	}
-	if err := s.ensureSchema(ctx); err != nil {
-		return change{}, err
-	}
-	for try := 1; ; try++ {
-		c, index, err := compute(ctx)
-		if err != nil || c.none {
-			return c, err
+	by, err := s.who(ctx)
+	for try := 1; err == nil; try++ {
+		if err = act(ctx, by); try == tries || !errors.Is(err, store.ErrConflict) {
+			return err
 		}
-		if !c.signOnly {
-			c.rc.ChangedBy = author
+		err = rest(ctx, retryGap)
+	}
+	return err
+}
+
+// write carries out a change: computed, written with its audit record, and computed again where the record moved. It
+// returns the change as written, or as found when there is nothing to do.
+func (s *conn) write(ctx context.Context, compute compute) (c change, err error) {
+	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
+		if err := s.ensureSchema(ctx); err != nil {
+			return err
 		}
-		audit := store.NewAudit(author, c.what, c.rc.ID, c.lines)
+		var index uint64
+		var err error
+		if c, index, err = compute(ctx); err != nil || c.none {
+			return err
+		}
+		audit := store.NewAudit(by, c.what, c.rc.ID, c.lines)
 		if c.signOnly {
 			err = s.SignManifest(ctx, c.rc.ID, c.rc.ManifestDigest, c.manifest, c.signature, audit)
 		} else {
+			c.rc.ChangedBy = by
 			err = s.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifest: c.manifest, Signature: c.signature, Audit: audit})
 		}
-		if errors.Is(err, store.ErrConflict) && try < maxTries {
-			continue
+		err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
+		switch {
+		case errors.Is(err, store.ErrConflict):
+			return fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
+		case err != nil:
+			return fmt.Errorf("%s rc %s: %w", c.what, c.rc.Name, err)
 		}
-		_ = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
-		if errors.Is(err, store.ErrConflict) {
-			return c, fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
-		}
-		if err != nil {
-			return c, fmt.Errorf("%s rc %s: %w", c.what, c.rc.Name, err)
-		}
-		return c, nil
-	}
+		return nil
+	})
+	return c, err
 }
 
 // ensureSchema makes the records that every cluster has where there are none yet.
@@ -118,8 +127,7 @@ func writeApply(ctx context.Context, s *conn, w wish, existing func(*rc.RC) erro
 // present generation.
 func foundRunning(ctx context.Context, s *conn, r *rc.RC) (bool, error) {
 	st, err := s.Status(ctx, r.ID)
-	var corrupt *store.CorruptError
-	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
+	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
 		return false, nil
 	}
 	return st.Value.ObservedGeneration == r.Generation && st.Value.Is(rc.Regressed), err
@@ -127,11 +135,16 @@ func foundRunning(ctx context.Context, s *conn, r *rc.RC) (bool, error) {
 
 // readable turns a manifest that is missing or corrupt into nil: then it is written again.
 func readable(m *manifest.Manifest, signature string, err error) (*manifest.Manifest, string, error) {
-	var corrupt *store.CorruptError
-	if errors.Is(err, store.ErrNotFound) || errors.As(err, &corrupt) {
+	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
 		return nil, "", nil
 	}
 	return m, signature, err
+}
+
+// isCorrupt reports whether a record is there and cannot be read.
+func isCorrupt(err error) bool {
+	_, is := errors.AsType[*store.CorruptError](err)
+	return is
 }
 
 // writeTo changes the controller with an id.

@@ -211,7 +211,7 @@ func TestWaitReplaced(t *testing.T) {
 	}
 	tool := &stdio{out: io.Discard, err: io.Discard}
 	err := waitConverged(t.Context(), tool, s, r, time.Minute)
-	var refused *refusedError
+	var refused *codedError
 	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "generation 1 was replaced by 2 (changed by ") {
 		t.Error(err)
 	}
@@ -259,7 +259,7 @@ func TestWaitInterrupted(t *testing.T) {
 	<-stderr.lines
 	cancel()
 	err := <-done
-	var wait *waitError
+	var wait *codedError
 	if !errors.As(err, &wait) || !strings.Contains(err.Error(), "generation 1 is written; interrupted") || tool.report(err) != exitWait {
 		t.Error(err)
 	}
