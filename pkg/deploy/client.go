@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
@@ -153,10 +154,12 @@ func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutEr
 // State reads what a plan needs to see whether there is room. Records that cannot be read count as if they were not there, and are returned.
 func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []error, err error) {
 	schema, err := s.Schema(ctx)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
+	if _, unreadable := errors.AsType[*store.CorruptError](err); unreadable {
+		corrupt = append(corrupt, err)
+	} else if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return nil, nil, fmt.Errorf("read schema: %w", err)
 	}
-	recs, corrupt, err := s.ListNodes(ctx)
+	recs, badNodes, err := s.ListNodes(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -164,7 +167,7 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 	if err != nil {
 		return nil, nil, err
 	}
-	corrupt = append(corrupt, bad...)
+	corrupt = slices.Concat(corrupt, badNodes, bad)
 	byName := map[string]node.Ops{}
 	for _, o := range ops {
 		byName[o.Value.Name] = o.Value

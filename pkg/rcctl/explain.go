@@ -9,8 +9,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -50,48 +50,18 @@ func runExplain(c *cli.Context, std *stdio, s *conn, ref string) error {
 // situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
 func situationOf(c *cli.Context, s *conn, r *rc.RC, st *rc.Status, farms []store.Member) (_ *inspect.Situation, corrupt []error, err error) {
 	ctx := c.Context
-	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: st, Farms: farms, Nodes: map[string]*node.View{}}
+	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: st, Farms: farms}
 	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
 	}
 	if sit.Placements, sit.Realities, corrupt, err = s.podsOf(ctx, r.ID); err != nil {
 		return nil, nil, err
 	}
-	recs, bad, err := s.ListNodes(ctx)
+	state, bad, err := deploy.State(ctx, s.Store)
 	if err != nil {
 		return nil, nil, err
 	}
-	ops, badOps, err := s.ListNodeOps(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	byName := map[string]node.Ops{}
-	for _, o := range ops {
-		byName[o.Value.Name] = o.Value
-	}
-	for _, rec := range recs {
-		if rec.Value.OrphanPages != nil && rec.Value.OrphanPages.Count > 0 {
-			// Whole or not: what the pages say by now is what counts against the node's room.
-			if listed, _, err := s.NodeOrphans(ctx, rec.Value.Name); err == nil {
-				rec.Value.Orphans = listed.Value.Orphans
-			} else {
-				corrupt = append(corrupt, err)
-			}
-		}
-		sit.Nodes[rec.Value.Name] = node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
-	}
-	corrupt = append(append(corrupt, bad...), badOps...)
-	if sit.Taken, bad, err = s.ListReservations(ctx); err != nil {
-		return nil, nil, err
-	}
-	switch schema, err := s.Schema(ctx); {
-	case isCorrupt(err):
-		corrupt = append(corrupt, err)
-	case err != nil && !errors.Is(err, store.ErrNotFound):
-		return nil, nil, fmt.Errorf("read the record of the cluster: %w", err)
-	default:
-		sit.Nonce = schema.Value.Nonce
-	}
+	sit.Nonce, sit.Nodes, sit.Taken = state.Nonce, state.Nodes, state.Taken
 	owners, err := s.LockOwners(ctx)
 	if err != nil {
 		return nil, nil, err
