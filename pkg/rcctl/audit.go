@@ -61,10 +61,7 @@ func readAudit(c *cli.Context) (store.AuditFilter, error) { return auditFilter(c
 
 // auditFilter reads the flags, all but --rc.
 func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error) {
-	if c.Args().Present() {
-		return f, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	if err := checkPodFlags(c); err != nil {
+	if _, err := noArgs(c); err != nil {
 		return f, err
 	}
 	if f.Since, err = moment(c, "since", now); err != nil {

@@ -3,6 +3,7 @@ package rcctl
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -94,26 +95,12 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	if err := deleting(&cur, "it cannot be scaled"); err != nil {
 		return change{}, err
 	}
-	roles := make([]string, len(cur.ReplicaGroups))
-	at := -1
-	for i, g := range cur.ReplicaGroups {
-		roles[i] = g.Role
-		if g.Role == role || role == "" && len(cur.ReplicaGroups) == 1 {
-			at = i
-		}
-	}
-	switch {
-	case at < 0 && role == "":
-		return change{}, &field.Error{Field: "--role", Allowed: "one of the roles of " + cur.Name + ": " + list(roles)}
-	case at < 0:
-		return change{}, &field.Error{Field: "--role", Value: role, Allowed: "one of the roles of " + cur.Name + ": " + list(roles)}
+	groups, err := withCount(cur.Name, cur.ReplicaGroups, role, count)
+	if err != nil {
+		return change{}, err
 	}
 	after := cur
-	after.ReplicaGroups = append([]rc.ReplicaGroup(nil), cur.ReplicaGroups...)
-	after.ReplicaGroups[at].Count = &count
-	if total := after.Desired(); total > rc.MaxReplicas {
-		return change{}, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
-	}
+	after.ReplicaGroups = groups
 	c := change{what: "scale", rc: after, none: unchanged(&cur, &after, massStop), lines: differences(&cur, nil, &after, nil)}
 	if !c.none {
 		if err := inRollout(&cur, "scale"); err != nil {
@@ -122,6 +109,30 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	}
 	c.next(massStop)
 	return c, nil
+}
+
+// withCount returns the groups of something in which one role has another count; an empty role means the only one. It returns a *field.Error
+// about the role or the number.
+func withCount(of string, groups []rc.ReplicaGroup, role string, count int) ([]rc.ReplicaGroup, error) {
+	roles := make([]string, len(groups))
+	at, total := -1, count
+	for i, g := range groups {
+		roles[i] = g.Role
+		if g.Role == role || role == "" && len(groups) == 1 {
+			at = i
+		} else if g.Count != nil {
+			total += *g.Count
+		}
+	}
+	switch {
+	case at < 0:
+		return nil, badValue("--role", role, "one of the roles of "+of+": "+list(roles))
+	case total > rc.MaxReplicas:
+		return nil, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
+	}
+	groups = slices.Clone(groups)
+	groups[at].Count = &count
+	return groups, nil
 }
 
 // computeDisable says whether farms leave the controller as it is. It may be refused.

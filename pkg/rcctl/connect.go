@@ -84,24 +84,30 @@ func (s *conn) who(ctx context.Context) (string, error) {
 	return login + "@" + host, nil
 }
 
-// oneRef returns the only argument of a command, which names a controller.
-func oneRef(c *cli.Context) (string, error) {
+// onlyArg returns the only argument of a command, which check looks at.
+func onlyArg(c *cli.Context, what string, check func(*cli.Context, string) (string, error)) (string, error) {
 	if c.NArg() > 1 {
-		return "", usagef(c, "unexpected argument %q; allowed: one REF", c.Args().Get(1))
+		return "", usagef(c, "unexpected argument %q; allowed: one %s", c.Args().Get(1), what)
 	}
-	return checkRef(c, "REF", c.Args().First())
+	return check(c, c.Args().First())
 }
 
-func checkOneRef(c *cli.Context, ref string) (string, error) { return checkRef(c, "REF", ref) }
+// checkName returns an argument or a flag that names something.
+func checkName(c *cli.Context, what, name, allowed string) (string, error) {
+	var errs field.Errors
+	if errs.CheckName("", name); name == "" || errs != nil {
+		return "", badFlag(c, what, name, allowed)
+	}
+	return name, nil
+}
+
+// oneRef returns the only argument of a command, which names a controller.
+func oneRef(c *cli.Context) (string, error) { return onlyArg(c, "REF", checkRef) }
 
 const refAllowed = "the name of an rc, its id, or a unique beginning of its id"
 
-func checkRef(c *cli.Context, name, ref string) (string, error) {
-	var errs field.Errors
-	if errs.CheckName("", ref); ref == "" || errs != nil {
-		return "", badFlag(c, name, ref, refAllowed)
-	}
-	return ref, nil
+func checkRef(c *cli.Context, ref string) (string, error) {
+	return checkName(c, "REF", ref, refAllowed)
 }
 
 // idLength is how long the ids of controllers are: ULIDs.
@@ -135,34 +141,32 @@ func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error
 		}
 		return rec, nil
 	default:
-		return store.Rec[rc.RC]{}, s.ambiguous(ctx, ref, ids)
+		return store.Rec[rc.RC]{}, ambiguous("REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
+			rec, err := s.RC(ctx, *id, false)
+			if err != nil {
+				rec.Value.Name = "(unreadable)"
+			}
+			return *id + "  " + rec.Value.Name
+		})
 	}
 }
 
 // find is resolve for a REF of the command line: a REF that is ambiguous is a usage error.
 func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
 	rec, err := s.resolve(c.Context, ref)
-	var bad *field.Error
-	if errors.As(err, &bad) {
-		return rec, &usageError{command: commandName(c), err: bad}
-	}
-	return rec, err
+	return rec, asUsage(c, err)
 }
 
-// maxCandidates bounds how many controllers an ambiguous REF lists.
+// maxCandidates bounds how many candidates an ambiguous name lists.
 const maxCandidates = 10
 
-func (s *conn) ambiguous(ctx context.Context, ref string, ids []string) error {
-	var lines []string
-	for _, id := range ids[:min(len(ids), maxCandidates)] {
-		name := "(unreadable)"
-		if rec, err := s.RC(ctx, id, false); err == nil {
-			name = rec.Value.Name
-		}
-		lines = append(lines, "\n  "+id+"  "+name)
+// ambiguous is a name that means more than one thing: what would mean one, and the candidates, a line each.
+func ambiguous[V any](name, value, allowed string, found []V, line func(*V) string) error {
+	for i := range found[:min(len(found), maxCandidates)] {
+		allowed += "\n  " + line(&found[i])
 	}
-	if left := len(ids) - len(lines); left > 0 {
-		lines = append(lines, fmt.Sprintf("\n  and %d more", left))
+	if left := len(found) - maxCandidates; left > 0 {
+		allowed += fmt.Sprintf("\n  and %d more", left)
 	}
-	return &field.Error{Field: "REF", Value: ref, Allowed: "what means one rc only, this means:" + strings.Join(lines, "")}
+	return &field.Error{Field: name, Value: value, Allowed: allowed}
 }

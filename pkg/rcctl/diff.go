@@ -1,7 +1,6 @@
 package rcctl
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func diffCommand() *cli.Command {
@@ -66,21 +64,9 @@ func dryRun(c *cli.Context, std *stdio) error {
 		return err
 	}
 	return withConn(c, std, func(s *conn) error {
-		var cur current
-		rec, err := s.FindRC(c.Context, spec.Name)
-		switch {
-		case errors.Is(err, store.ErrNotFound):
-		case err != nil:
+		cur, _, err := readCurrent(c.Context, s, spec.Name)
+		if err != nil {
 			return err
-		default:
-			cur.rc = &rec.Value
-			if cur.manifest, cur.signature, err = readable(s.SignedManifest(c.Context, rec.Value.ManifestDigest)); err != nil {
-				return err
-			}
-			cur.next = cur.signature
-			if cur.found, err = foundRunning(c.Context, s, cur.rc); err != nil {
-				return err
-			}
 		}
 		done, err := computeApply(wish{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
 		if err != nil {

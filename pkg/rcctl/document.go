@@ -71,22 +71,31 @@ func readManifest(c *cli.Context, std *stdio) (*manifest.Manifest, error) {
 
 // readDocument returns the document that -f names as JSON, and the name of its file for errors.
 func readDocument(c *cli.Context, std *stdio, allowed string) (source string, converted []byte, err error) {
-	name := c.String("file")
-	if name == "" {
-		return "", nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
-	}
-	if c.Args().Present() {
-		return "", nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	source, data, err := readFile(std, name)
+	source, data, err := readFileFlag(c, std)
 	if err != nil {
-		return source, nil, &inputError{source: source, err: err}
+		return source, nil, err
 	}
 	converted, err = document.ToJSON(data, allowed)
 	if err != nil {
 		return source, nil, &inputError{source: source, err: err}
 	}
 	return source, converted, nil
+}
+
+// readFileFlag reads the file that -f names, of a command without arguments.
+func readFileFlag(c *cli.Context, std *stdio) (source string, data []byte, err error) {
+	name := c.String("file")
+	if name == "" {
+		return "", nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
+	}
+	if _, err := noArgs(c); err != nil {
+		return "", nil, err
+	}
+	source, data, err = readFile(std, name)
+	if err != nil {
+		return source, nil, &inputError{source: source, err: err}
+	}
+	return source, data, nil
 }
 
 func readFile(std *stdio, name string) (source string, data []byte, err error) {

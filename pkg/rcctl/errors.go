@@ -41,11 +41,24 @@ func usagef(c *cli.Context, format string, args ...any) error {
 
 // badFlag is a flag or an argument with a value that is not allowed.
 func badFlag(c *cli.Context, name, value, allowed string) error {
+	return &usageError{command: commandName(c), err: badValue(name, value, allowed)}
+}
+
+// badValue is a value that is missing or not allowed.
+func badValue(name, value, allowed string) *field.Error {
 	e := &field.Error{Field: name, Allowed: allowed}
 	if value != "" {
 		e.Value = value
 	}
-	return &usageError{command: commandName(c), err: e}
+	return e
+}
+
+// asUsage makes an error about a field one about the command line.
+func asUsage(c *cli.Context, err error) error {
+	if bad, is := errors.AsType[*field.Error](err); is {
+		return &usageError{command: commandName(c), err: bad}
+	}
+	return err
 }
 
 func commandName(c *cli.Context) string {

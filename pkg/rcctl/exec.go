@@ -34,7 +34,7 @@ Examples:
 }
 
 func runExec(c *cli.Context, std *stdio) error {
-	ref, err := podRef(c)
+	ref, err := checkPod(c, c.Args().First())
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package rcctl
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -61,14 +60,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	for i := range views {
 		views[i].Heard, views[i].Silent = inspect.HeardView(heard, views[i].ID, true, now)
 	}
-	if len(views) == 0 {
-		if err := s.empty(c.Context, std.err); err != nil {
-			return err
-		}
-	}
-	if err := std.printWide(c, views, func(w io.Writer, wide bool) error { return writeFarms(w, views, now, wide) }); err != nil {
-		return err
-	}
+	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", func() table { return farmsTable(views, now, c.String("output") == wideFormat) })
 	for i := range views {
 		if views[i].Silent {
 			noteSilent(std, "farm "+views[i].ID, *views[i].Heard, now)
@@ -77,14 +69,10 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	if free > 0 {
 		fmt.Fprintf(std.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
 	}
-	return std.warn(corrupt)
+	return err
 }
 
-func writeFarms(w io.Writer, views []inspect.FarmView, now time.Time, wide bool) error {
-	if len(views) == 0 {
-		_, err := fmt.Fprintln(w, "no farms; start one: farm --id farm-1")
-		return err
-	}
+func farmsTable(views []inspect.FarmView, now time.Time, wide bool) table {
 	tb := table{header: []string{"ID", "HEARD", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
 	if wide {
 		tb.header = append(tb.header, "RCS")
@@ -100,7 +88,7 @@ func writeFarms(w io.Writer, views []inspect.FarmView, now time.Time, wide bool)
 		}
 		tb.rows = append(tb.rows, row)
 	}
-	return tb.write(w, false)
+	return tb
 }
 
 func ownedText(rcs []inspect.OwnedRC) string {

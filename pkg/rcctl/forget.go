@@ -10,7 +10,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -35,10 +34,7 @@ POD is a name as rcctl pods shows it. --rc and --node choose where several pods 
 Examples:
   rcctl pods --node node-17
   rcctl pod forget web-main-3 --node node-17`,
-		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
-			&cli.StringFlag{Name: "node", Usage: "only the copy on this `NODE`"},
-		}, waitFlags("until the owner has carried it out, or says why not")...),
+		Flags:  append(podFlags(), waitFlags("until the owner has carried it out, or says why not")...),
 		Action: offline(runForget),
 	})
 }
@@ -50,7 +46,7 @@ type copyOf struct {
 }
 
 func runForget(c *cli.Context, std *stdio) error {
-	name, err := podArg(c)
+	name, err := onlyArg(c, "POD", checkPlacedPod)
 	if err != nil {
 		return err
 	}
@@ -75,17 +71,8 @@ func runForget(c *cli.Context, std *stdio) error {
 	})
 }
 
-func podArg(c *cli.Context) (string, error) {
-	const allowed = "the name of a pod as rcctl pods shows it, such as web-main-0"
-	if c.NArg() > 1 {
-		return "", usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
-	}
-	name := c.Args().First()
-	bad := strings.ContainsFunc(name, func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') })
-	if name == "" || bad {
-		return "", badFlag(c, "POD", name, allowed)
-	}
-	return name, checkPodFlags(c)
+func checkPlacedPod(c *cli.Context, name string) (string, error) {
+	return checkPodName(c, name, "-", "the name of a pod as rcctl pods shows it, such as web-main-0")
 }
 
 // findCopy finds the copy that the command line means. It returns notFoundf, or a *usageError that lists the
@@ -112,13 +99,7 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	case 1:
 		return found[0], nil
 	}
-	var lines []string
-	for _, f := range found {
-		lines = append(lines, fmt.Sprintf("\n  %s on %s, rc %s", f.name, f.node, f.RCID))
-	}
-	return copyOf{}, &usageError{command: commandName(c), err: &field.Error{
-		Field: "POD", Value: name, Allowed: "what means one copy only, with --node or --rc; this means:" + strings.Join(lines, ""),
-	}}
+	return copyOf{}, ambiguousPod(c, name, found, func(f *copyOf) string { return fmt.Sprintf("%s on %s, rc %s", f.name, f.node, f.RCID) })
 }
 
 // copiesNamed returns the copies with a name: where a pod is placed and where its former copies are.

@@ -38,7 +38,7 @@ type labelArgs struct {
 }
 
 func readLabels(c *cli.Context) (args labelArgs, err error) {
-	if args.name, err = nodeArg(c); err == nil {
+	if args.name, err = checkNode(c, c.Args().First()); err == nil {
 		args.set, args.remove, err = parseLabels(c, c.Args().Tail())
 	}
 	return args, err

@@ -36,12 +36,7 @@ func runList(c *cli.Context, std *stdio, s *conn) error {
 		return err
 	}
 	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(c), func(v *inspect.RCView) map[string]string { return v.Labels })
-	if len(views) == 0 {
-		if err := s.empty(c.Context, std.err); err != nil {
-			return err
-		}
-	}
-	return printList(c, std, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"), func() table {
+	return printList(c, std, s, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"), func() table {
 		tb := table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}
 		for _, v := range views {
 			available := "-"
@@ -56,7 +51,12 @@ func runList(c *cli.Context, std *stdio, s *conn) error {
 
 // printList prints what a command lists in the format that the command line asks for, and says what could not be read. none is the line of
 // an empty table, and of is called for any other.
-func printList[V any](c *cli.Context, std *stdio, views []V, corrupt []error, none string, of func() table) error {
+func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []error, none string, of func() table) error {
+	if len(views) == 0 {
+		if err := s.empty(c.Context, std.err); err != nil {
+			return err
+		}
+	}
 	err := std.print(c, views, func(w io.Writer) error {
 		if len(views) == 0 {
 			_, err := fmt.Fprintln(w, none)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -22,22 +21,11 @@ func nodeCommand() *cli.Command {
 
 const nodeAllowed = "the name of a node; rcctl nodes lists them"
 
-// nodeArg returns the first argument, which names a node.
-func nodeArg(c *cli.Context) (string, error) {
-	name := c.Args().First()
-	var errs field.Errors
-	if errs.CheckName("", name); name == "" || errs != nil {
-		return "", badFlag(c, "NODE", name, nodeAllowed)
-	}
-	return name, nil
-}
-
 // oneNode returns the only argument of a command, which names a node.
-func oneNode(c *cli.Context) (string, error) {
-	if c.NArg() > 1 {
-		return "", usagef(c, "unexpected argument %q; allowed: one NODE", c.Args().Get(1))
-	}
-	return nodeArg(c)
+func oneNode(c *cli.Context) (string, error) { return onlyArg(c, "NODE", checkNode) }
+
+func checkNode(c *cli.Context, name string) (string, error) {
+	return checkName(c, "NODE", name, nodeAllowed)
 }
 
 // operated is one machine as an operator's act finds it.

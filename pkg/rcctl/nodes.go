@@ -3,7 +3,6 @@ package rcctl
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -60,20 +59,14 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	if len(views) == 0 {
-		if err := s.empty(c.Context, std.err); err != nil {
-			return err
-		}
-	}
-	if err := std.print(c, views, func(w io.Writer) error { return writeNodes(w, views, c.IsSet("selector"), now, coloured(w)) }); err != nil {
-		return err
-	}
+	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
+	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, func() table { return nodesTable(views, now) })
 	for i := range views {
 		if views[i].Silent {
 			noteSilent(std, "the preparer of node "+views[i].Name, *views[i].Heard, now)
 		}
 	}
-	return std.warn(slices.Concat(corrupt, badOps, badTaken, badPods))
+	return err
 }
 
 // heardText says how long ago that was.
@@ -99,11 +92,7 @@ func addLosses(ctx context.Context, s *conn, views []inspect.NodeView) (corrupt 
 	return corrupt, err
 }
 
-func writeNodes(w io.Writer, views []inspect.NodeView, selected bool, now time.Time, colours bool) error {
-	if len(views) == 0 {
-		_, err := fmt.Fprintln(w, none("nodes", selected, "start a preparer on each machine"))
-		return err
-	}
+func nodesTable(views []inspect.NodeView, now time.Time) table {
 	tb := table{
 		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour {
@@ -127,5 +116,5 @@ func writeNodes(w io.Writer, views []inspect.NodeView, selected bool, now time.T
 			fmt.Sprint(v.Orphans), v.Isolation, v.ConsulText(), v.Version, inspect.LabelText(labels),
 		})
 	}
-	return tb.write(w, colours)
+	return tb
 }

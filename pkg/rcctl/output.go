@@ -38,18 +38,10 @@ func formatFlag(allowed ...string) cli.Flag {
 	}
 }
 
-// printWide is print for a command that also has a wide table.
-func (std *stdio) printWide(c *cli.Context, view any, table func(w io.Writer, wide bool) error) error {
-	if c.String("output") == wideFormat {
-		return table(std.out, true)
-	}
-	return std.print(c, view, func(w io.Writer) error { return table(w, false) })
-}
-
-// print writes a view in the format that the command line asks for. table is called for the format "table" only.
+// print writes a view in the format that the command line asks for. table is called for the formats "table" and "wide" only.
 func (std *stdio) print(c *cli.Context, view any, table func(io.Writer) error) error {
 	format := c.String("output")
-	if format == formats[0] {
+	if format == formats[0] || format == wideFormat {
 		return table(std.out)
 	}
 	out, err := inspect.Indented(view)

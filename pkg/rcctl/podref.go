@@ -8,7 +8,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -24,26 +23,24 @@ func podFlags() []cli.Flag {
 	}
 }
 
-// podRef returns the first argument, which names a pod.
-func podRef(c *cli.Context) (string, error) {
-	ref := c.Args().First()
-	bad := strings.ContainsFunc(ref, func(r rune) bool {
-		return !strings.ContainsRune("-./", r) && (r < '0' || r > '9') && (r < 'a' || r > 'z')
+// checkPod returns an argument that names a pod.
+func checkPod(c *cli.Context, ref string) (string, error) {
+	return checkPodName(c, ref, "-./", podAllowed)
+}
+
+// checkPodName returns the name of a pod, in which marks may stand besides letters and digits.
+func checkPodName(c *cli.Context, name, marks, allowed string) (string, error) {
+	bad := strings.ContainsFunc(name, func(r rune) bool {
+		return !strings.ContainsRune(marks, r) && (r < '0' || r > '9') && (r < 'a' || r > 'z')
 	})
-	if ref == "" || bad {
-		return "", badFlag(c, "POD", ref, podAllowed)
+	if name == "" || bad {
+		return "", badFlag(c, "POD", name, allowed)
 	}
-	return ref, checkPodFlags(c)
+	return name, checkPodFlags(c)
 }
 
 // onePod returns the only argument of a command, which names a pod.
-func onePod(c *cli.Context) (string, error) {
-	ref, err := podRef(c)
-	if err == nil && c.NArg() > 1 {
-		err = usagef(c, "unexpected argument %q; allowed: one POD", c.Args().Get(1))
-	}
-	return ref, err
-}
+func onePod(c *cli.Context) (string, error) { return onlyArg(c, "POD", checkPod) }
 
 // findPod finds the copy of a pod that the command line means. It returns notFoundf, or a *usageError that lists the
 // candidates.
@@ -62,16 +59,14 @@ func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
 	case 1:
 		return found[0], nil
 	}
-	var lines []string
-	for _, v := range found[:min(len(found), maxCandidates)] {
-		lines = append(lines, fmt.Sprintf("\n  %s  %s on %s", v.SlashName(), v.Name, v.Node))
-	}
-	if left := len(found) - len(lines); left > 0 {
-		lines = append(lines, fmt.Sprintf("\n  and %d more", left))
-	}
-	return inspect.PodView{}, &usageError{command: commandName(c), err: &field.Error{
-		Field: "POD", Value: ref, Allowed: "what means one copy only, with --node or --rc; this means:" + strings.Join(lines, ""),
-	}}
+	return inspect.PodView{}, ambiguousPod(c, ref, found, func(v *inspect.PodView) string {
+		return fmt.Sprintf("%s  %s on %s", v.SlashName(), v.Name, v.Node)
+	})
+}
+
+// ambiguousPod is the name of more than one pod.
+func ambiguousPod[V any](c *cli.Context, ref string, found []V, line func(*V) string) error {
+	return asUsage(c, ambiguous("POD", ref, "what means one copy only, with --node or --rc; this means:", found, line))
 }
 
 // podViews joins what --rc and --node choose.

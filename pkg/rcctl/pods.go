@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -44,31 +43,22 @@ func runPods(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	if len(views) == 0 {
-		if err := s.empty(c.Context, std.err); err != nil {
-			return err
+	return printList(c, std, s, views, bad, "no pods", func() table {
+		if c.String("output") == wideFormat {
+			return widePodsTable(views, time.Now())
 		}
-	}
-	err = std.printWide(c, views, func(w io.Writer, wide bool) error {
-		if wide {
-			return writePodsWide(w, views, time.Now(), coloured(w))
-		}
-		return writePods(w, views, coloured(w))
+		return podsTable(views)
 	})
-	if err != nil {
-		return err
-	}
-	return std.warn(bad)
 }
 
 func checkPodFlags(c *cli.Context) error {
 	if c.IsSet("rc") {
-		if _, err := checkRef(c, "--rc", c.String("rc")); err != nil {
+		if _, err := checkName(c, "--rc", c.String("rc"), refAllowed); err != nil {
 			return err
 		}
 	}
 	if c.IsSet("node") && c.String("node") == "" {
-		return badFlag(c, "--node", "", "the name of a node; rcctl nodes lists them")
+		return badFlag(c, "--node", "", nodeAllowed)
 	}
 	return nil
 }
@@ -118,11 +108,7 @@ func values[T any](recs []store.Rec[T]) []T {
 	return out
 }
 
-func writePods(w io.Writer, views []inspect.PodView, colours bool) error {
-	if len(views) == 0 {
-		_, err := fmt.Fprintln(w, "no pods")
-		return err
-	}
+func podsTable(views []inspect.PodView) table {
 	tb := table{
 		header: []string{"POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE"},
 		paint:  2, colourOf: podColour,
@@ -132,14 +118,11 @@ func writePods(w io.Writer, views []inspect.PodView, colours bool) error {
 			v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message,
 		})
 	}
-	return tb.write(w, colours)
+	return tb
 }
 
-// writePodsWide leaves nothing out but what a line has no room for.
-func writePodsWide(w io.Writer, views []inspect.PodView, now time.Time, colours bool) error {
-	if len(views) == 0 {
-		return writePods(w, views, colours)
-	}
+// widePodsTable leaves nothing out but what a line has no room for.
+func widePodsTable(views []inspect.PodView, now time.Time) table {
 	tb := table{
 		header: []string{"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS", "REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE"},
 		paint:  3, colourOf: podColour,
@@ -157,7 +140,7 @@ func writePodsWide(w io.Writer, views []inspect.PodView, now time.Time, colours 
 			fmt.Sprint(v.Revision), fmt.Sprint(v.AppliedRevision), inspect.Short(v.Digest), v.SlashName(), v.Message,
 		})
 	}
-	return tb.write(w, colours)
+	return tb
 }
 
 func podColour(state string) colour {

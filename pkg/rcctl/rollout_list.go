@@ -33,7 +33,7 @@ func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
 			return err
 		}
 	}
-	return printList(c, std, views, corrupt, "no rollouts under way", func() table {
+	return printList(c, std, s, views, corrupt, "no rollouts under way", func() table {
 		tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "RUNNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 		for _, v := range views {
 			tb.rows = append(tb.rows, []string{

@@ -1,12 +1,10 @@
 package rcctl
 
 import (
-	"errors"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -49,7 +47,7 @@ func readCount(c *cli.Context, what string, check func(*cli.Context, string) (st
 	return n, nil
 }
 
-func readScale(c *cli.Context) (newCount, error) { return readCount(c, "REF", checkOneRef) }
+func readScale(c *cli.Context) (newCount, error) { return readCount(c, "REF", checkRef) }
 
 func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
 	found, err := s.find(c, n.name)
@@ -59,12 +57,8 @@ func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
 	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
 		return computeScale(cur, c.String("role"), n.count, c.Bool("allow-mass-stop"))
 	})
-	var bad *field.Error
-	if errors.As(err, &bad) {
-		return &usageError{command: commandName(c), err: bad}
-	}
 	if err != nil {
-		return err
+		return asUsage(c, err)
 	}
 	printChange(std, done, "scaled")
 	return waitOrSay(c, std, s, &done)

@@ -1,14 +1,9 @@
 package rcctl
 
 import (
-	"fmt"
-	"slices"
-	"strconv"
-
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
-	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 func scaleServiceCommand() *cli.Command {
@@ -33,32 +28,8 @@ func runScaleService(c *cli.Context, std *stdio) error {
 	}
 	return redeploy(c, std, n.name, "scale", func(svc *record.Service, _ *deployer) (*record.ServiceSpec, error) {
 		spec := svc.InEffect().Spec
-		spec.ReplicaGroups, err = scaled(c, spec.Groups(), c.String("role"), n.count)
+		spec.ReplicaGroups, err = withCount(n.name, spec.Groups(), c.String("role"), n.count)
 		spec.Replicas = nil
-		return &spec, err
+		return &spec, asUsage(c, err)
 	})
-}
-
-// scaled returns groups in which one role has another count.
-func scaled(c *cli.Context, groups []rc.ReplicaGroup, role string, count int) ([]rc.ReplicaGroup, error) {
-	roles := make([]string, len(groups))
-	total := count
-	at := -1
-	for i, g := range groups {
-		roles[i] = g.Role
-		if g.Role == role || role == "" && len(groups) == 1 {
-			at = i
-		} else if g.Count != nil {
-			total += *g.Count
-		}
-	}
-	switch {
-	case at < 0:
-		return nil, badFlag(c, "--role", role, "one of the roles: "+list(roles))
-	case total > rc.MaxReplicas:
-		return nil, badFlag(c, "N", strconv.Itoa(count), fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total))
-	}
-	groups = slices.Clone(groups)
-	groups[at].Count = &count
-	return groups, nil
 }

@@ -20,8 +20,8 @@ Examples:
 and, as the first line of a document, for editors with yaml-language-server:
   # yaml-language-server: $schema=` + file,
 		Action: offline(func(c *cli.Context, std *stdio) error {
-			if c.Args().Present() {
-				return usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
+			if _, err := noArgs(c); err != nil {
+				return err
 			}
 			text, err := make()
 			if err != nil {

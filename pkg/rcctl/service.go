@@ -32,16 +32,9 @@ func planFlags() []cli.Flag {
 
 // readServices reads, converts and validates the documents that -f names. Its errors are *usageError and *inputError.
 func readServices(c *cli.Context, std *stdio) ([]*record.ServiceSpec, error) {
-	name := c.String("file")
-	if name == "" {
-		return nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
-	}
-	if c.Args().Present() {
-		return nil, usagef(c, "unexpected argument %q; allowed: none", c.Args().First())
-	}
-	source, data, err := readFile(std, name)
+	source, data, err := readFileFlag(c, std)
 	if err != nil {
-		return nil, &inputError{source: source, err: err}
+		return nil, err
 	}
 	docs, err := document.AllToJSON(data, servicesAllowed)
 	if err != nil {
@@ -219,19 +212,10 @@ func refusedPlan(err error) error {
 }
 
 // oneService returns the only argument of a command, which names a service.
-func oneService(c *cli.Context) (string, error) {
-	if c.NArg() > 1 {
-		return "", usagef(c, "unexpected argument %q; allowed: one SERVICE", c.Args().Get(1))
-	}
-	return checkService(c, c.Args().First())
-}
+func oneService(c *cli.Context) (string, error) { return onlyArg(c, "SERVICE", checkService) }
 
 func checkService(c *cli.Context, name string) (string, error) {
-	var errs field.Errors
-	if errs.CheckName("", name); name == "" || errs != nil {
-		return "", badFlag(c, "SERVICE", name, "the name of a service; rcctl service list shows all")
-	}
-	return name, nil
+	return checkName(c, "SERVICE", name, "the name of a service; rcctl service list shows all")
 }
 
 // service reads a service that must be there.

@@ -46,7 +46,7 @@ func runServiceList(c *cli.Context, std *stdio, s *conn) error {
 			views = append(views, inspect.NewServiceView(svc))
 		}
 	}
-	return printList(c, std, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", func() table {
+	return printList(c, std, s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", func() table {
 		tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
 		for _, v := range views {
 			tb.rows = append(tb.rows, []string{

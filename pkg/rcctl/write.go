@@ -96,31 +96,38 @@ func writeApply(ctx context.Context, s *conn, w wish, existing func(*rc.RC) erro
 	}
 	digest := manifest.Digest(canonical)
 	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
-		var cur current
-		rec, err := s.FindRC(ctx, w.spec.Name)
+		cur, index, err := readCurrent(ctx, s, w.spec.Name)
 		switch {
-		case errors.Is(err, store.ErrNotFound):
 		case err != nil:
 			return change{}, 0, err
-		case existing != nil:
-			return change{}, 0, existing(&rec.Value)
-		default:
-			cur.rc = &rec.Value
-			if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
-				return change{}, 0, err
-			}
-			if cur.found, err = foundRunning(ctx, s, cur.rc); err != nil {
-				return change{}, 0, err
-			}
-		}
-		if cur.next = cur.signature; cur.rc == nil || cur.rc.ManifestDigest != digest {
+		case cur.rc != nil && existing != nil:
+			return change{}, 0, existing(cur.rc)
+		case cur.rc == nil || cur.rc.ManifestDigest != digest:
 			if _, cur.next, err = readable(s.SignedManifest(ctx, digest)); err != nil {
 				return change{}, 0, err
 			}
 		}
 		c, err := computeApply(w, cur, id)
-		return c, rec.Index, err
+		return c, index, err
 	})
+}
+
+// readCurrent reads what the change of a controller is computed from, if there is one of that name. The manifest stays as it is.
+func readCurrent(ctx context.Context, s *conn, name string) (cur current, index uint64, err error) {
+	rec, err := s.FindRC(ctx, name)
+	if errors.Is(err, store.ErrNotFound) {
+		return cur, 0, nil
+	}
+	if err != nil {
+		return cur, 0, err
+	}
+	cur.rc = &rec.Value
+	if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
+		return cur, 0, err
+	}
+	cur.next = cur.signature
+	cur.found, err = foundRunning(ctx, s, cur.rc)
+	return cur, rec.Index, err
 }
 
 // foundRunning reports whether pods of a controller were found running that its records did not know, as its owner saw it at the
