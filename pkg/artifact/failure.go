@@ -5,18 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
 
 // final reports whether fetching the same file again would end the same way.
 func final(err error) bool {
-	for _, is := range []error{ErrInvalid, ErrDigest, ErrTooLarge, ErrArchive} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{ErrInvalid, ErrDigest, ErrTooLarge, ErrArchive}, func(is error) bool { return errors.Is(err, is) })
 }
 
 // gone marks that the server, or the node, does not have the file.

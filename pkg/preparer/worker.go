@@ -295,17 +295,15 @@ func (w *worker) stop(ctx context.Context, rec Record) error {
 
 // clear takes away what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
 func (w *worker) clear(rec *Record) error {
-	if stoppedFor(rec, w.began, time.Now()) < w.cfg.KeepStopped {
-		w.enter(Littered)
-		return nil
+	err, on := error(nil), Littered
+	if stoppedFor(rec, w.began, time.Now()) >= w.cfg.KeepStopped {
+		if err = w.node.Discard(w.e.id); err == nil {
+			_ = os.Remove(commandsPath(w.cfg.Dir, w.e.id)) // it is empty, and may be made again
+			on = Cleared
+		}
 	}
-	if err := w.node.Discard(w.e.id); err != nil {
-		w.enter(Littered)
-		return err
-	}
-	_ = os.Remove(commandsPath(w.cfg.Dir, w.e.id)) // it is empty, and may be made again
-	w.enter(Cleared)
-	return nil
+	w.enter(on)
+	return err
 }
 
 // takeOut takes the pod's services away before its processes are stopped, and has it serve on for a while: whoever has just looked its

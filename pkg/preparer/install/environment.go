@@ -76,7 +76,11 @@ type Described struct {
 
 // Describe reads the environment of a process.
 func Describe(lines []string) Described {
-	env := parseEnv(lines)
+	env := make(map[string]string, len(lines))
+	for _, line := range lines {
+		key, value, _ := strings.Cut(line, "=")
+		env[key] = value
+	}
 	d := Described{PodID: env[envPodID], Digest: env[envDigest], Ports: map[string]int{}, Path: env[envPath]}
 	for key, value := range env {
 		name, isPort := strings.CutPrefix(key, portEnvPrefix)
@@ -85,13 +89,4 @@ func Describe(lines []string) Described {
 		}
 	}
 	return d
-}
-
-func parseEnv(lines []string) map[string]string {
-	env := make(map[string]string, len(lines))
-	for _, line := range lines {
-		key, value, _ := strings.Cut(line, "=")
-		env[key] = value
-	}
-	return env
 }
