@@ -260,7 +260,7 @@ func TestMessagesAreBounded(t *testing.T) {
 // A change of one pod costs the others nothing, and what time alone changes is not missed.
 func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{kit: kit{cfg: Config{Metrics: NewMetrics(prometheus.NewRegistry())}, log: quiet(t), pods: newPods(quiet(t)), agent: silentAgent(t), contact: &claim.Contact{}}, board: report.NewBoard(), ready: make(chan struct{})}
+	p := &Preparer{kit: kit{cfg: Config{Metrics: NewMetrics(prometheus.NewRegistry())}, log: quiet(t), pods: newPods(quiet(t)), agent: silentAgent(t), contact: &claim.Contact{}, board: report.NewBoard(), ready: make(chan struct{})}}
 	close(p.ready)
 	for i := range 2 {
 		rec := sampleRecord(i)

@@ -172,10 +172,8 @@ type Preparer struct {
 	kit
 
 	exposure *claim.Exposure
-	board    *report.Board
 	reserve  *durable.Reserve
-	spent    loop.Signal   // something of the reserve was used
-	ready    chan struct{} // closed when disk and runtime have both been read
+	spent    loop.Signal // something of the reserve was used
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -195,7 +193,8 @@ func New(cfg Config) (*Preparer, error) {
 		}
 		cfg.State = disk
 	}
-	p := &Preparer{reserve: reserve, spent: spent, ready: make(chan struct{}), board: report.NewBoard()}
+	p := &Preparer{reserve: reserve, spent: spent}
+	p.ready, p.board = make(chan struct{}), report.NewBoard()
 	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), loop.NewSignal()
 	p.pods = newPods(p.log)
 	p.trouble = loop.NewTrouble(p.log)
@@ -345,9 +344,9 @@ func (p *Preparer) Ready() error {
 }
 
 // allKnown reports whether every running pod is known.
-func (p *Preparer) allKnown() bool {
+func (k *kit) allKnown() bool {
 	select {
-	case <-p.ready:
+	case <-k.ready:
 		return true
 	default:
 		return false
@@ -355,9 +354,9 @@ func (p *Preparer) allKnown() bool {
 }
 
 // awaitReady waits until every running pod is known. It returns false when ctx ends first.
-func (p *Preparer) awaitReady(ctx context.Context) bool {
+func (k *kit) awaitReady(ctx context.Context) bool {
 	select {
-	case <-p.ready:
+	case <-k.ready:
 		return true
 	case <-ctx.Done():
 		return false

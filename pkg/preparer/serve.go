@@ -21,7 +21,8 @@ import (
 
 // session is what the preparer does under one session with Consul.
 type session struct {
-	p      *Preparer
+	kit    *kit
+	decide func() // applies what the intents say; called in pods.do
 	keeper *report.Keeper
 	held   chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
@@ -39,7 +40,7 @@ type session struct {
 // cause of ctx's end. No pod is touched by its end.
 func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	s := &session{
-		p: p, held: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
+		kit: &p.kit, decide: p.decide, held: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
 		epochs: epochs{known: loop.NewSignal()},
 	}
 	pace := func() *backoff.ExponentialBackOff {
@@ -111,30 +112,30 @@ func (p *Preparer) leave() {
 }
 
 // learn takes in what the intents say; the zero world for that nobody knows. The caller is in pods.do.
-func (p *Preparer) learn(world World, nonce string) {
-	p.pods.world, p.pods.nonce = world, nonce
+func (k *kit) learn(world World, nonce string) {
+	k.pods.world, k.pods.nonce = world, nonce
 	told := report.Told{Stops: world.Stops}
-	if world.Known && p.contact.Informed() {
+	if world.Known && k.contact.Informed() {
 		told.Named = map[pod.Identity]bool{}
 		maps.Copy(told.Named, world.Unreadable)
 		for id := range world.Intents {
 			told.Named[id] = true
 		}
-		for id := range p.pods.all {
+		for id := range k.pods.all {
 			told.Named[id] = true
 		}
 	}
-	p.board.Tell(told)
+	k.board.Tell(told)
 }
 
 // setHolding opens or closes the door to new intents. What was read while it was closed is read again.
 func (s *session) setHolding(holding bool) {
-	s.p.pods.do(func() {
-		if !s.p.contact.Lock(holding) {
+	s.kit.pods.do(func() {
+		if !s.kit.contact.Lock(holding) {
 			return
 		}
-		s.p.learn(World{}, s.p.pods.nonce)
-		s.p.cfg.Metrics.stands(holding, false)
+		s.kit.learn(World{}, s.kit.pods.nonce)
+		s.kit.cfg.Metrics.stands(holding, false)
 		if holding {
 			s.epochs.renew()
 		}
@@ -149,23 +150,23 @@ func (s *session) setHolding(holding bool) {
 func (s *session) watchSchema(ctx context.Context) error {
 	const key = "schema"
 	onError := func(err error) {
-		s.p.trouble.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
+		s.kit.trouble.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
 		s.epochs.miss()
 	}
-	return s.p.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
+	return s.kit.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
 		if seen.Regressed {
-			return s.p.name.WentBack()
+			return s.kit.name.WentBack()
 		}
 		if len(seen.Corrupt) > 0 {
 			onError(errors.Join(seen.Corrupt...))
 			return nil
 		}
-		s.p.trouble.Over(key)
+		s.kit.trouble.Over(key)
 		nonce := ""
 		if len(seen.Recs) > 0 {
 			nonce = seen.Recs[0].Value.Nonce
 		}
-		s.p.name.SawNonce(nonce)
+		s.kit.name.SawNonce(nonce)
 		s.epochs.set(nonce)
 		return nil
 	})
@@ -174,12 +175,12 @@ func (s *session) watchSchema(ctx context.Context) error {
 // watchIntents follows what the node must do. A nonce is echoed only with orphans that follow from intents read after
 // the nonce was (R1), so that each new nonce makes it read them anew.
 func (s *session) watchIntents(ctx context.Context) error {
-	if !s.p.awaitReady(ctx) {
+	if !s.kit.awaitReady(ctx) {
 		return context.Cause(ctx)
 	}
 	const key = "intents"
 	onError := func(err error) {
-		s.p.trouble.Report(key, "intents cannot be read; pods keep running as they are", err)
+		s.kit.trouble.Report(key, "intents cannot be read; pods keep running as they are", err)
 		s.askedOnce.Do(func() { close(s.asked) })
 	}
 	for {
@@ -187,11 +188,11 @@ func (s *session) watchIntents(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		err = s.p.cfg.Store.WatchIntents(epoch, s.p.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
+		err = s.kit.cfg.Store.WatchIntents(epoch, s.kit.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
 			if seen.Regressed {
-				return s.p.name.WentBack()
+				return s.kit.name.WentBack()
 			}
-			s.p.trouble.Over(key)
+			s.kit.trouble.Over(key)
 			s.sawIntents(epoch, seen, nonce)
 			return nil
 		})
@@ -205,21 +206,21 @@ func (s *session) watchIntents(ctx context.Context) error {
 
 func (s *session) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
 	var problems []error
-	s.p.pods.do(func() {
+	s.kit.pods.do(func() {
 		if epoch.Err() != nil {
 			return
 		}
 		var world World
-		world, problems = newWorld(seen, s.p.cfg.Node.Name, s.p.pods.all)
-		s.p.contact.Inform()
-		s.p.learn(world, nonce)
-		s.p.decide()
-		s.p.cfg.Metrics.stands(s.p.contact.Locked(), world.Known)
+		world, problems = newWorld(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
+		s.kit.contact.Inform()
+		s.kit.learn(world, nonce)
+		s.decide()
+		s.kit.cfg.Metrics.stands(s.kit.contact.Locked(), world.Known)
 	})
 	if epoch.Err() != nil {
 		return // read before what ended the epoch, or it ends now and all is read again
 	}
-	s.p.trouble.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
+	s.kit.trouble.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	if seen.MarkerMissing {
 		s.relist.Raise() // what took the marker may have taken the realities
 	}

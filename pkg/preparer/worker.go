@@ -16,12 +16,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
+	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
-// kit is what the work for pods is done with.
+// kit is what the work for pods is done with. Nothing in it knows the Preparer.
 type kit struct {
 	cfg       Config
 	log       obs.Logger
@@ -33,7 +34,9 @@ type kit struct {
 	node      *install.Node
 	processes *supervise.Processes
 	agent     *register.Registrar
-	prunable  loop.Signal // other artifacts may be needed than before, or one could not be fetched
+	board     *report.Board
+	ready     chan struct{} // closed when disk and runtime have both been read
+	prunable  loop.Signal   // other artifacts may be needed than before, or one could not be fetched
 }
 
 func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Pod, id.String()) }
