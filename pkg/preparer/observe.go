@@ -375,11 +375,12 @@ func (p *Preparer) observeDue(now time.Time) (next time.Time) {
 	if !p.allKnown() || !p.agent.Asked() {
 		return next
 	}
+	tails := map[string]pod.Reality{} // that wait for the end of the log in this file, which is read when nobody waits for the pods
 	p.pods.do(func() {
 		for _, e := range p.pods.all {
 			if !e.observed || !now.Before(e.due) {
 				e.observed, e.due = true, now.Add(observeAllEvery)
-				if due := p.observeOne(e, now); due.After(now) && due.Before(e.due) {
+				if due := p.observeOne(e, now, tails); due.After(now) && due.Before(e.due) {
 					e.due = due
 				}
 			}
@@ -391,12 +392,16 @@ func (p *Preparer) observeDue(now time.Time) (next time.Time) {
 				next = due
 			}
 		}
-		p.count()
 	})
+	for path, r := range tails {
+		r.LogTail = lastOf(path)
+		p.say(r, now)
+	}
+	p.pods.do(p.count)
 	return next
 }
 
-func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
+func (p *Preparer) observeOne(e *entry, now time.Time, tails map[string]pod.Reality) (due time.Time) {
 	said := p.agent.Said(e.id)
 	o := observation{
 		node: p.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.state == Spent,
@@ -425,14 +430,22 @@ func (p *Preparer) observeOne(e *entry, now time.Time) (due time.Time) {
 		p.pods.enqueue(e) // a restart must know
 	}
 	r := observe(o)
-	r.LogTail = tailOf(&r, m, o.procs)
+	if path := tailOf(&r, m, o.procs); path != "" {
+		tails[path] = r
+		return due
+	}
+	return sooner(due, p.say(r, now))
+}
+
+// say puts a reality in line for writing, and returns when to come again.
+func (p *Preparer) say(r pod.Reality, now time.Time) (again time.Time) {
 	news, again := p.board.Say(r, now)
 	if news {
-		p.logChange(e, "observe", obs.Fields{
-			obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: install.Short(r.Digest), obs.Reason: r.Message,
-		})
+		p.podLog(r.Identity).WithFields(obs.Fields{
+			obs.Action: "observe", obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: install.Short(r.Digest), obs.Reason: r.Message,
+		}).Info("pod changed")
 	}
-	return sooner(due, again)
+	return again
 }
 
 // noteCount has a count of min_ready saved that has begun anew: a restart goes on with it. One that is over need not be, as it is about

@@ -16,7 +16,8 @@ import (
 // maxTail bounds what a reality repeats of a log, in bytes.
 const maxTail = 512
 
-// tailOf returns the end of the log of the process that ended badly, of a pod that runs once: nobody can ask its node for it later.
+// tailOf returns the file whose end is told, the log of the process that ended badly, of a pod that runs once: nobody can ask its node for it
+// later. It is empty where nothing is told.
 func tailOf(r *pod.Reality, m *manifest.Manifest, procs []runtime.Status) string {
 	if m == nil || !m.RunsOnce() || r.State != pod.StateFailed {
 		return ""
@@ -25,7 +26,7 @@ func tailOf(r *pod.Reality, m *manifest.Manifest, procs []runtime.Status) string
 	if i < 0 {
 		return ""
 	}
-	return lastOf(procs[i].Spec.LogPath)
+	return procs[i].Spec.LogPath
 }
 
 // lastOf returns the last lines of a file as one, "" where it cannot be read: what a pod writes there is its own business.

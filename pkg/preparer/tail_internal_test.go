@@ -28,7 +28,7 @@ func TestTheEndOfALog(t *testing.T) {
 		if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := tailOf(r, once, failed); got != want {
+		if got := lastOf(tailOf(r, once, failed)); got != want {
 			t.Errorf("%.20q: %q, want %q", log, got, want)
 		}
 		if got := tailOf(r, &manifest.Manifest{Launchables: make([]manifest.Launchable, 1)}, failed) + tailOf(&pod.Reality{State: pod.StateRunning}, once, failed); got != "" {
