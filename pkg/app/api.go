@@ -6,20 +6,11 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
-	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
-// APIConfig is what a preparer is told about its HTTP API. An empty address means nodeapi.Unix.
-type APIConfig struct {
-	Addr      string
-	TokenFile string
-	CertFile  string
-	KeyFile   string
-}
-
 // APIFlags returns the flags of a preparer about its API, bound to c.
-func APIFlags(c *APIConfig) []cli.Flag {
+func APIFlags(c *nodeapi.Config) []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "api-addr", Usage: "`ADDRESS` of the API for logs and commands in pods: unix (a socket in the data directory), host:port (port 0: a free one), or off", Value: nodeapi.Unix, Destination: &c.Addr},
 		&cli.StringFlag{Name: "api-token-file", Usage: "`FILE` with the token that requests must bear; needed with host:port", Destination: &c.TokenFile},
@@ -28,9 +19,9 @@ func APIFlags(c *APIConfig) []cli.Flag {
 	}
 }
 
-func (c *APIConfig) config(node, address, dir string, log obs.Logger) nodeapi.Config {
-	return nodeapi.Config{
-		Node: node, Addr: cmp.Or(c.Addr, nodeapi.Unix), Dir: dir, Advertise: address, TokenFile: c.TokenFile, CertFile: c.CertFile, KeyFile: c.KeyFile, Log: log,
-		Run: oneshot.Runner{}.Run,
-	}
+// api completes what the flags say about the API. An empty address means nodeapi.Unix.
+func (c *PreparerConfig) api() nodeapi.Config {
+	api := c.API
+	api.Node, api.Addr, api.Advertise, api.Run = c.Node, cmp.Or(api.Addr, nodeapi.Unix), c.Address, oneshot.Runner{}.Run
+	return api
 }

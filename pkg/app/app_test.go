@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/artifact"
 )
 
 func TestDataDirBelongsToOneDaemon(t *testing.T) {
@@ -115,7 +116,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 	node := app.PreparerConfig{
 		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange,
-		Artifacts: app.ArtifactConfig{
+		Artifacts: artifact.Config{
 			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second,
 		},
 	}

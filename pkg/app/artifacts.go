@@ -9,18 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// ArtifactConfig is what a node is told about artifacts. Only ReserveBytes may be zero.
-type ArtifactConfig struct {
-	CacheBytes       int64
-	ReserveBytes     int64
-	MaxBytes         int64
-	MaxUnpackedBytes int64
-	FetchTimeout     time.Duration
-	StallTimeout     time.Duration
-}
-
 // ArtifactFlags returns the flags of a preparer about artifacts, bound to c.
-func ArtifactFlags(c *ArtifactConfig) []cli.Flag {
+func ArtifactFlags(c *artifact.Config) []cli.Flag {
 	return []cli.Flag{
 		&cli.Int64Flag{Name: "artifact-cache-bytes", Usage: "beyond this, artifacts that no installed version needs are removed", Value: artifact.DefaultCacheBytes, Destination: &c.CacheBytes},
 		&cli.Int64Flag{Name: "artifact-reserve-bytes", Usage: "free disk space that artifacts leave; 0: none", Value: artifact.DefaultReserveBytes, Destination: &c.ReserveBytes},
@@ -31,7 +21,7 @@ func ArtifactFlags(c *ArtifactConfig) []cli.Flag {
 	}
 }
 
-func (c *ArtifactConfig) validate(errs *field.Errors) {
+func checkArtifacts(errs *field.Errors, c *artifact.Config) {
 	for _, size := range []struct {
 		name  string
 		value int64
@@ -60,13 +50,11 @@ func (c *ArtifactConfig) validate(errs *field.Errors) {
 	}
 }
 
-func (c *ArtifactConfig) config(dir string) artifact.Config {
-	reserve := c.ReserveBytes
-	if reserve == 0 {
-		reserve = -1 // artifact's zero is its default
+// artifactsIn returns the configuration of the artifacts in a directory. Flags leave ReserveBytes zero for none, which is artifact's default.
+func artifactsIn(dir string, c artifact.Config) artifact.Config {
+	c.Dir = dir
+	if c.ReserveBytes == 0 {
+		c.ReserveBytes = -1
 	}
-	return artifact.Config{
-		Dir: dir, CacheBytes: c.CacheBytes, ReserveBytes: reserve, MaxBytes: c.MaxBytes, MaxUnpackedBytes: c.MaxUnpackedBytes,
-		FetchTimeout: c.FetchTimeout, StallTimeout: c.StallTimeout,
-	}
+	return c
 }

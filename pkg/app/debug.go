@@ -3,7 +3,7 @@ package app
 import (
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 
 	"github.com/oklog/run"
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,28 +36,19 @@ var errNoSession = errors.New("no session with Consul is held")
 
 // tenure is what the daemon runs under the present session, for those who ask whether it is ready.
 type tenure struct {
-	mu    sync.Mutex
-	ready func() error // nil: there is no session
+	ready atomic.Pointer[func() error] // nil: there is no session
 }
 
 // begin notes that a session is held, and returns what ends it.
 func (t *tenure) begin(ready func() error) (end func()) {
-	t.set(ready)
-	return func() { t.set(nil) }
-}
-
-func (t *tenure) set(ready func() error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ready = ready
+	t.ready.Store(&ready)
+	return func() { t.ready.Store(nil) }
 }
 
 // Ready returns nil when a session is held and the daemon is ready under it.
 func (t *tenure) Ready() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.ready == nil {
-		return errNoSession
+	if ready := t.ready.Load(); ready != nil {
+		return (*ready)()
 	}
-	return t.ready()
+	return errNoSession
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
@@ -133,8 +135,8 @@ func TestFailedPreparerLeavesNothing(t *testing.T) {
 			cfg := PreparerConfig{
 				Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
 				Node:   "n1", Address: "127.0.0.1", Slots: 1, ReserveCPU: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
-				Isolation: IsolationAuto, UserRange: DefaultUserRange, API: APIConfig{Addr: "off"},
-				Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
+				Isolation: IsolationAuto, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
+				Artifacts: artifact.Config{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
 			}
 			spoil(&cfg)
 			p, err := NewPreparer(t.Context(), cfg)

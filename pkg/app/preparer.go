@@ -46,12 +46,12 @@ type PreparerConfig struct {
 	UserRange string // first-last
 	AllowRoot bool   // manifests may ask for the user root
 
-	Artifacts   ArtifactConfig
-	API         APIConfig
-	HooksDir    string        // the node's own hooks; empty: none
-	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
-	TakeOver    bool          // the node's name from another host, once
-	TrustPolicy string        // file that says which manifests the node runs; empty: all
+	Artifacts   artifact.Config // see ArtifactFlags; only ReserveBytes may be zero
+	API         nodeapi.Config  // see APIFlags
+	HooksDir    string          // the node's own hooks; empty: none
+	KeepStopped time.Duration   // how long home, logs and versions of a stopped pod stay
+	TakeOver    bool            // the node's name from another host, once
+	TrustPolicy string          // file that says which manifests the node runs; empty: all
 }
 
 // record validates the configuration and turns it into the node's record.
@@ -83,8 +83,8 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	c.users(&errs)
 	c.caps(&errs)
 
-	c.Artifacts.validate(&errs)
-	c.API.config(c.Node, c.Address, "", nil).Check(&errs)
+	checkArtifacts(&errs, &c.Artifacts)
+	c.api().Check(&errs)
 	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -143,7 +143,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 			return nil, err
 		}
 	}
-	artifacts, err := artifact.New(cfg.Artifacts.config(b.dir.Path("artifacts")))
+	artifacts, err := artifact.New(artifactsIn(b.dir.Path("artifacts"), cfg.Artifacts))
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,9 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		hooks := filepath.Join(isolation.Cgroup, install.HooksCgroup)
 		_ = errors.Join(isolate.Kill(hooks), isolate.Remove(hooks))
 	}
-	if p.api, err = nodeapi.New(ctx, cfg.API.config(cfg.Node, cfg.Address, b.dir.Path(""), b.log)); err != nil {
+	api := cfg.api()
+	api.Dir, api.Log = b.dir.Path(""), b.log
+	if p.api, err = nodeapi.New(ctx, api); err != nil {
 		return nil, err
 	}
 	b.undo = append(b.undo, p.api.Close)

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 )
 
 // What the version before this one left below a node's data directory, by path. A trailing slash makes a directory, an
@@ -136,8 +139,8 @@ func TestNoPreparerStartsBesideRunit(t *testing.T) {
 	p, err := NewPreparer(t.Context(), PreparerConfig{
 		Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
 		Node:   "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
-		Isolation: IsolationOff, UserRange: DefaultUserRange, API: APIConfig{Addr: "off"},
-		Artifacts: ArtifactConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
+		Isolation: IsolationOff, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
+		Artifacts: artifact.Config{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
 	})
 	if err == nil {
 		p.close()
