@@ -165,21 +165,18 @@ func newPipes(withInput bool) (*pipes, error) {
 	}
 	if err := errors.Join(errs[:]...); err != nil {
 		p.closeOurs()
-		for _, f := range []*os.File{p.inEnd, p.outEnd, p.errsEnd} {
-			if f != nil {
-				_ = f.Close()
-			}
-		}
+		closeAll(p.inEnd, p.outEnd, p.errsEnd)
 		return nil, fmt.Errorf("make pipes: %w", err)
 	}
 	return p, nil
 }
 
 // closeOurs closes the program's ends, which this process has too.
-func (p *pipes) closeOurs() {
-	for _, f := range []*os.File{p.in, p.out, p.errs} {
-		if f != nil {
-			_ = f.Close()
-		}
+func (p *pipes) closeOurs() { closeAll(p.in, p.out, p.errs) }
+
+// closeAll closes files, of which some may be nil.
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		_ = f.Close() // a file that is nil says so
 	}
 }

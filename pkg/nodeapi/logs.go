@@ -20,7 +20,7 @@ import (
 
 // Bounds on logs that are read.
 const (
-	maxLine    = 64 << 10 // bytes; a longer line is handed on in pieces
+	MaxLine    = 64 << 10 // bytes; a longer line is handed on in pieces
 	maxRotated = 1000     // files of one log
 )
 
@@ -161,23 +161,32 @@ func (s *span) marks() (last, before mark, count int, err error) {
 // mark is where the output of one start ends and that of the next begins.
 type mark struct{ ends, begins int64 }
 
-// lines calls visit for each line, its end included.
-func (s *span) lines(from, to int64, visit func(at int64, line []byte)) error {
-	r := bufio.NewReaderSize(s.section(from, to), maxLine)
-	for at := from; ; {
+// EachLine calls visit for each line, its end included, until that returns an error. A line that is too long comes in pieces.
+func EachLine(from io.Reader, visit func(line []byte) error) error {
+	r := bufio.NewReaderSize(from, MaxLine)
+	for {
 		line, err := r.ReadSlice('\n')
 		if len(line) > 0 {
-			visit(at, line)
-			at += int64(len(line))
+			if err := visit(line); err != nil {
+				return err
+			}
 		}
 		switch {
-		case errors.Is(err, bufio.ErrBufferFull):
 		case errors.Is(err, io.EOF):
 			return nil
-		case err != nil:
+		case err != nil && !errors.Is(err, bufio.ErrBufferFull):
 			return err
 		}
 	}
+}
+
+// lines calls visit for each line, with where it begins.
+func (s *span) lines(from, to int64, visit func(at int64, line []byte)) error {
+	return EachLine(s.section(from, to), func(line []byte) error {
+		visit(from, line)
+		from += int64(len(line))
+		return nil
+	})
 }
 
 // part returns which part of the span is asked for.
@@ -230,23 +239,13 @@ type printer struct {
 
 // copy writes what the reader gives. A line without an end is held until its end comes, or flush is called.
 func (p *printer) copy(from io.Reader) error {
-	r := bufio.NewReaderSize(from, maxLine)
-	for {
-		line, err := r.ReadSlice('\n')
+	return EachLine(from, func(line []byte) error {
 		p.held = append(p.held, line...)
-		if len(line) > 0 && (line[len(line)-1] == '\n' || len(p.held) >= maxLine) {
-			if err := p.print(); err != nil {
-				return err
-			}
-		}
-		switch {
-		case errors.Is(err, bufio.ErrBufferFull):
-		case errors.Is(err, io.EOF):
+		if line[len(line)-1] != '\n' && len(p.held) < MaxLine {
 			return nil
-		case err != nil:
-			return err
 		}
-	}
+		return p.print()
+	})
 }
 
 // print writes what is held.
@@ -352,9 +351,10 @@ func (t *tail) next() (settled bool, err error) {
 		}
 		t.offset = 0 // cut without a copy
 	}
-	read := &counter{r: io.NewSectionReader(f, t.offset, math.MaxInt64-t.offset)}
-	err = t.printer.copy(read)
-	t.offset += read.n
+	added := io.NewSectionReader(f, t.offset, math.MaxInt64-t.offset)
+	err = t.printer.copy(added)
+	n, _ := added.Seek(0, io.SeekCurrent) // it tells how far that is
+	t.offset += n
 	return true, err
 }
 
@@ -409,18 +409,6 @@ func idOfFile(f *os.File) fileID {
 		return fileID{}
 	}
 	return idFrom(&st)
-}
-
-// counter counts what was read.
-type counter struct {
-	r io.Reader
-	n int64
-}
-
-func (c *counter) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
-	return n, err
 }
 
 // follow prints what is added to the logs until ctx ends, or nothing writes to them any more.

@@ -111,7 +111,7 @@ func TestParts(t *testing.T) {
 func TestLongLines(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
-	long := strings.Repeat("x", 3*maxLine+7)
+	long := strings.Repeat("x", 3*MaxLine+7)
 	p.write(t, "a\n"+long+"\nb\n")
 	if got, err := p.show(false, 2); err != nil || got != long+"\nb\n" {
 		t.Errorf("%d bytes, %v; want %d", len(got), err, len(long)+3)

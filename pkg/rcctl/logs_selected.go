@@ -1,8 +1,6 @@
 package rcctl
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -106,26 +104,9 @@ type logLines struct {
 	failures int
 }
 
-// longLine is what is kept of a line that does not end. A longer one is broken.
-const longLine = 64 << 10
-
 // copy writes the lines of a log, with whose they are.
 func (w *logLines) copy(label string, log io.Reader) error {
-	lines := bufio.NewReaderSize(log, longLine)
-	for {
-		line, err := lines.ReadSlice('\n')
-		if len(line) > 0 {
-			if err := w.write(label, line); err != nil {
-				return err
-			}
-		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil && !errors.Is(err, bufio.ErrBufferFull):
-			return err
-		}
-	}
+	return nodeapi.EachLine(log, func(line []byte) error { return w.write(label, line) })
 }
 
 func (w *logLines) write(label string, line []byte) error {

@@ -128,7 +128,7 @@ func TestLinesOfLogs(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	w := logLines{out: &out}
-	long := strings.Repeat("x", longLine)
+	long := strings.Repeat("x", nodeapi.MaxLine)
 	if err := w.copy("a", strings.NewReader("one\n\n"+long+"y\nend")); err != nil {
 		t.Fatal(err)
 	}
