@@ -135,74 +135,48 @@ func (o *DeleteRCOperation) String() string {
 
 // pods is a forecast about pods of one controller.
 type pods struct {
+	fate
 	Service, Name, RC string
 	Count             int     // how many pods it is about
 	Goal              int     // how many there are then
 	Rollout           *string // id, once it is written
 }
 
-func (p *pods) await(ctx context.Context, client Client, r Reached) error {
-	return client.Await(ctx, Goal{Service: p.Service, Rollout: *p.Rollout, RC: p.RC, Reached: r, Pods: p.Goal})
+// fate is what becomes of pods.
+type fate struct {
+	verb  string
+	sign  Sign
+	until Reached // what is waited for
 }
 
-func (p *pods) say(verb string) string {
-	if p.Count == 1 {
-		return verb + " 1 pod of " + p.Name
-	}
-	return fmt.Sprintf("%s %d pods of %s", verb, p.Count, p.Name)
+var (
+	run     = fate{"run", Added, Available}
+	replace = fate{"upgrade in place", Replaced, Available}
+	stop    = fate{"stop", Removed, Left} // their nodes have confirmed it
+	remove  = fate{"remove", Removed, Left}
+)
+
+// Execute waits until it has come about.
+func (p *pods) Execute(ctx context.Context, client Client) error {
+	return client.Await(ctx, Goal{Service: p.Service, Rollout: *p.Rollout, RC: p.RC, Reached: p.until, Pods: p.Goal})
 }
+
+// Format implements Operation.
+func (p *pods) Format(depth int) []Line { return line(depth, p.sign, p) }
+
+func (p *pods) String() string { return p.verb + " " + plural(p.Count, "pod") + " of " + p.Name }
 
 // RunPodOperation is a forecast: the owner places pods, and they become available.
 type RunPodOperation struct{ pods }
 
-// Execute waits until they are.
-func (o *RunPodOperation) Execute(ctx context.Context, client Client) error {
-	return o.await(ctx, client, Available)
-}
-
-// Format implements Operation.
-func (o *RunPodOperation) Format(depth int) []Line { return line(depth, Added, o) }
-
-func (o *RunPodOperation) String() string { return o.say("run") }
-
 // ReplacePodOperation is a forecast: the owner upgrades pods where they are.
 type ReplacePodOperation struct{ pods }
-
-// Execute waits until the controller's pods are available.
-func (o *ReplacePodOperation) Execute(ctx context.Context, client Client) error {
-	return o.await(ctx, client, Available)
-}
-
-// Format implements Operation.
-func (o *ReplacePodOperation) Format(depth int) []Line { return line(depth, Replaced, o) }
-
-func (o *ReplacePodOperation) String() string { return o.say("upgrade in place") }
 
 // StopPodOperation is a forecast: the owner stops pods.
 type StopPodOperation struct{ pods }
 
-// Execute waits until their nodes have confirmed it.
-func (o *StopPodOperation) Execute(ctx context.Context, client Client) error {
-	return o.await(ctx, client, Left)
-}
-
-// Format implements Operation.
-func (o *StopPodOperation) Format(depth int) []Line { return line(depth, Removed, o) }
-
-func (o *StopPodOperation) String() string { return o.say("stop") }
-
 // RemovePodOperation is a forecast: the owner removes the records of pods that have stopped.
 type RemovePodOperation struct{ pods }
-
-// Execute waits until they are gone.
-func (o *RemovePodOperation) Execute(ctx context.Context, client Client) error {
-	return o.await(ctx, client, Left)
-}
-
-// Format implements Operation.
-func (o *RemovePodOperation) Format(depth int) []Line { return line(depth, Removed, o) }
-
-func (o *RemovePodOperation) String() string { return o.say("remove") }
 
 // CreateVolumeOperation is a forecast: the node of each pod makes the volume when it starts the pod there.
 type CreateVolumeOperation struct {

@@ -373,8 +373,8 @@ func plural(n int, what string) string {
 
 // forecasts lists what others are going to do.
 func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
-	about := func(r *rc.RC, count, goal int) pods {
-		return pods{Service: p.spec.Name, Name: r.Name, RC: r.ID, Count: count, Goal: goal, Rollout: id}
+	about := func(fate fate, r *rc.RC, count, goal int) pods {
+		return pods{fate: fate, Service: p.spec.Name, Name: r.Name, RC: r.ID, Count: count, Goal: goal, Rollout: id}
 	}
 	var ops []Operation
 	total := target.Desired()
@@ -384,17 +384,17 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 	}
 	if c == inPlace {
 		if replaced := min(had, total); replaced > 0 {
-			ops = append(ops, &ReplacePodOperation{about(target, replaced, total)})
+			ops = append(ops, &ReplacePodOperation{about(replace, target, replaced, total)})
 		}
 	}
 	if total > had {
 		for _, v := range p.spec.Pod.Volumes {
 			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: total - had})
 		}
-		ops = append(ops, &RunPodOperation{about(target, total-had, total)})
+		ops = append(ops, &RunPodOperation{about(run, target, total-had, total)})
 	}
 	if total < had {
-		ops = append(ops, &StopPodOperation{about(target, had-total, total)}, &RemovePodOperation{about(target, had-total, total)})
+		ops = append(ops, &StopPodOperation{about(stop, target, had-total, total)}, &RemovePodOperation{about(remove, target, had-total, total)})
 	}
 	if p.svc == nil {
 		return ops
@@ -404,7 +404,7 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 			continue
 		}
 		if n := o.RC.Desired(); n > 0 {
-			ops = append(ops, &StopPodOperation{about(&o.RC, n, 0)}, &RemovePodOperation{about(&o.RC, n, 0)})
+			ops = append(ops, &StopPodOperation{about(stop, &o.RC, n, 0)}, &RemovePodOperation{about(remove, &o.RC, n, 0)})
 		}
 		if !p.knobs.LeaveOld {
 			ops = append(ops, &DeleteRCOperation{Service: p.spec.Name, Name: o.RC.Name, ID: o.RC.ID, Rollout: id})
