@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -98,7 +99,7 @@ func ownership(s *Situation) []Cause {
 		return []Cause{{"No farm is running, so nobody works on it. Its pods run on.", "Start a farm: farm --id farm-1"}}
 	case Unclaimed(&s.RC, s.Farms):
 		return []Cause{{
-			fmt.Sprintf("No running farm selects it: its labels are %s, the farms select %s.", orWord(LabelText(s.RC.Labels), "none"), s.selectors()),
+			fmt.Sprintf("No running farm selects it: its labels are %s, the farms select %s.", cmp.Or(LabelText(s.RC.Labels), "none"), s.selectors()),
 			"Change its labels and apply it again, or start a farm whose --rc-selector matches it.",
 		}}
 	case s.Owner == "":
@@ -181,38 +182,31 @@ func held(s *Situation) []Cause {
 			"Find out why (rcctl audit --since 1h). Ask again for what is meant, with --allow-mass-stop, take back what is not; then: rcctl farm resume",
 		})
 	}
-	if s.is(rc.Holding) {
-		causes = append(causes, Cause{"Nothing is added for now: " + s.why(rc.Holding) + ".", "Wait; if a node is named for long, look at its preparer's log, or stop its Consul service if it is gone for good. Where it cannot answer: rcctl farm release-hold NODE"})
-	}
-	if s.is(rc.SchedulerFailing) {
-		causes = append(causes, Cause{
-			"The scheduler that its farm asks for nodes (farm --scheduler-url) does not help: " + s.why(rc.SchedulerFailing) + ".",
+	for _, c := range []struct {
+		condition  rc.ConditionType
+		what, next string
+	}{
+		{rc.Holding, "Nothing is added for now", "Wait; if a node is named for long, look at its preparer's log, or stop its Consul service if it is gone for good. Where it cannot answer: rcctl farm release-hold NODE"},
+		{
+			rc.SchedulerFailing, "The scheduler that its farm asks for nodes (farm --scheduler-url) does not help",
 			"Start it or look at its log; the farm asks again within 15 s. Until then nothing is placed, and pods that run are left alone.",
-		})
-	}
-	if s.is(rc.BooksDiffer) {
-		causes = append(causes, Cause{"The scheduler's books differ from what is placed: " + s.why(rc.BooksDiffer) + ".", "Look at the scheduler; its farm asks it again by itself."})
-	}
-	if s.is(rc.Misplaced) {
-		causes = append(causes, Cause{
-			"Pods stay on nodes that its selector does not match: " + s.why(rc.Misplaced) + ".",
+		},
+		{rc.BooksDiffer, "The scheduler's books differ from what is placed", "Look at the scheduler; its farm asks it again by itself."},
+		{
+			rc.Misplaced, "Pods stay on nodes that its selector does not match",
 			"Label the nodes as they were, or change node_selector. A pod of a static controller leaves with: rcctl node drain NODE --deadline 0s --force",
-		})
-	}
-	if s.is(rc.RequestVoid) {
-		causes = append(causes, Cause{
-			"What an operator asked for was not carried out: " + s.why(rc.RequestVoid) + ".",
+		},
+		{
+			rc.RequestVoid, "What an operator asked for was not carried out",
 			"Look at its pods (rcctl pods --rc " + s.RC.Name + "). If one is gone for good all the same, ask again: rcctl pod forget POD --node NODE",
-		})
-	}
-	if s.is(rc.WaitsForService) {
-		causes = append(causes, Cause{"It waits for the other revisions of its service: " + s.why(rc.WaitsForService) + ".", "Wait; if one of them holds or has pods that were found running, look at that one: rcctl rc explain REF"})
-	}
-	if s.is(rc.RolloutGone) {
-		causes = append(causes, Cause{"Its upgrade in place has stopped midway: " + s.why(rc.RolloutGone) + ".", "Deploy the service again."})
-	}
-	if s.is(rc.Regressed) {
-		causes = append(causes, Cause{"Pods were found running that the records did not know, and stay as they are: " + s.why(rc.Regressed) + ".", "Say what is wanted: rcctl apply -f FILE"})
+		},
+		{rc.WaitsForService, "It waits for the other revisions of its service", "Wait; if one of them holds or has pods that were found running, look at that one: rcctl rc explain REF"},
+		{rc.RolloutGone, "Its upgrade in place has stopped midway", "Deploy the service again."},
+		{rc.Regressed, "Pods were found running that the records did not know, and stay as they are", "Say what is wanted: rcctl apply -f FILE"},
+	} {
+		if s.is(c.condition) {
+			causes = append(causes, Cause{c.what + ": " + s.why(c.condition) + ".", c.next})
+		}
 	}
 	return causes
 }

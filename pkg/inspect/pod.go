@@ -143,11 +143,8 @@ func orphanView(r *pod.Reality) PodView {
 
 func viewOf(id pod.Identity, node, podID, kind string, r *pod.Reality) PodView {
 	v := PodView{
-		Name: fmt.Sprintf("%s-%s-%d", podID, id.Role, id.Index), RCID: id.RCID, PodID: podID,
+		Name: PodName(podID, id), RCID: id.RCID, PodID: podID,
 		Role: id.Role, Index: id.Index, Node: node, Kind: kind, State: statePlaced,
-	}
-	if podID == "" {
-		v.Name = fmt.Sprintf("%s-%d", id.Role, id.Index)
 	}
 	if r != nil {
 		v.State, v.Restarts, v.AppliedRevision = string(r.State), r.Restarts, r.Revision
@@ -192,11 +189,7 @@ func FilterPods(views []PodView, rcID, node string) []PodView {
 
 // SlashName names a pod by its controller.
 func (v *PodView) SlashName() string {
-	rc := v.RCName
-	if rc == "" {
-		rc = v.RCID
-	}
-	return fmt.Sprintf("%s/%s.%d", rc, v.Role, v.Index)
+	return fmt.Sprintf("%s/%s.%d", cmp.Or(v.RCName, v.RCID), v.Role, v.Index)
 }
 
 // Identity is whose copy it is.

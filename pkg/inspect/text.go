@@ -23,13 +23,6 @@ func Short(digest string) string { return digest[:min(12, len(digest))] }
 // maxNamed bounds how many pods one line of progress names.
 const maxNamed = 5
 
-func orWord(text, empty string) string {
-	if text == "" {
-		return empty
-	}
-	return text
-}
-
 // SomeOf names a few.
 func SomeOf(names []string) string {
 	if len(names) <= maxNamed {
