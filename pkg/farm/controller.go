@@ -23,7 +23,8 @@ import (
 // RCIDLabel is the label that every pod of a controller carries with the controller's id.
 const RCIDLabel = pod.RCIDLabel
 
-// ReplicationController is one controller that this farm owns. One goroutine at a time works on it.
+// ReplicationController is one controller that this farm owns. One goroutine at a time works on it. Or it is one that New returned, which a
+// farm of its own owns while WatchDesires runs.
 type ReplicationController struct {
 	ID   string
 	farm *Farm
@@ -56,44 +57,6 @@ type ReplicationController struct {
 	pods     int             // that were meant to run at the last look; see breaker
 	leaving  bool            // give it to the farm that prefers it
 	unread   bool            // its lock was taken together with others, and it was not read since: the breaker does not know its pods
-}
-
-// WatchDesires brings the pods in line with what is desired, once at the start and once for each ring, until ctx ends, the
-// rings end, or the controller is gone or lost. It is the loop of a single controller for callers without a Farm's queue;
-// errors that another look can mend are logged and looked at again with the next ring.
-func (c *ReplicationController) WatchDesires(ctx context.Context, rings <-chan struct{}) error {
-	for {
-		_, err := c.pass(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case errors.Is(err, errGone), errors.Is(err, store.ErrLost):
-			return err
-		case err != nil:
-			c.log.WithError(err).Warn("pass failed")
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case _, more := <-rings:
-			if !more {
-				return nil
-			}
-		}
-	}
-}
-
-// CurrentPods returns the controller's placements as Consul has them now, readable ones only.
-func (c *ReplicationController) CurrentPods(ctx context.Context) ([]pod.Placement, error) {
-	recs, _, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
-	if err != nil {
-		return nil, err
-	}
-	pods := make([]pod.Placement, len(recs))
-	for i := range recs {
-		pods[i] = recs[i].Value
-	}
-	return pods, nil
 }
 
 // pass looks at the controller once: read, decide, write. It returns when to look again even if nothing rings.

@@ -37,6 +37,7 @@ type Config struct {
 	OnStatus func(service string, index uint64)
 
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
+	RCID       string          // the only one that it works on, whatever its labels; see New. Empty: those of the selector
 
 	TTL        time.Duration // liveness TTL of the cluster's daemons; 2 s
 	Workers    int           // controllers worked on at once; 64
@@ -222,10 +223,17 @@ func (f *Farm) Start(ctx context.Context) error {
 }
 
 func (f *Farm) member() store.Member {
-	return store.Member{
+	m := store.Member{
 		Version: f.cfg.Version, EmulationVersion: f.cfg.Version, Address: f.cfg.Address, RCSelector: f.cfg.RCSelector.String(),
 	}
+	if f.cfg.RCID != "" {
+		m.RCID, m.RCSelector = f.cfg.RCID, selectsNone
+	}
+	return m
 }
+
+// selectsNone is the selector of a member with one controller: farms that know nothing of such members leave it out.
+const selectsNone = "rcfarm-one,!rcfarm-one"
 
 // work handles controllers from the queue until it is shut down. The queue never gives one id to two workers.
 func (f *Farm) work(ctx context.Context) {

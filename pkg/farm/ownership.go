@@ -43,12 +43,23 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 	return f.claim(ctx, id)
 }
 
-// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
+// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all. One that works on no other
+// comes before all that work on many.
 func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
+	if f.cfg.RCID != "" && f.cfg.RCID != id {
+		return "", false, nil
+	}
+	contenders := f.world.contenders()
+	if owner, mine = f.dedicated(contenders, id); owner != "" {
+		return owner, mine, nil
+	}
 	var set labels.Set
 	read, exists := false, true
 	var candidates []string
-	for _, m := range f.world.contenders() {
+	for _, m := range contenders {
+		if m.rcID != "" {
+			continue
+		}
 		if !m.selector.Empty() && !read {
 			if set, exists, err = f.labelsOf(ctx, id); err != nil {
 				return "", false, err
@@ -61,6 +72,18 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 		}
 	}
 	return placement.PreferredOwner(id, candidates), mine, nil
+}
+
+// dedicated is preferred for members that own no other controller; "": there is none.
+func (f *Farm) dedicated(contenders []contender, id string) (owner string, mine bool) {
+	var candidates []string
+	for _, m := range contenders {
+		if m.rcID == id {
+			candidates = append(candidates, m.id)
+			mine = mine || m.id == f.cfg.ID
+		}
+	}
+	return placement.PreferredOwner(id, candidates), mine
 }
 
 // labelsOf reads a controller's labels, and whether there is one. One whose record cannot be read has none: a farm without a

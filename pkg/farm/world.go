@@ -309,16 +309,18 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 	return nil
 }
 
+// members returns the living farms, without members that own one controller each.
 func (w *world) members() []store.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.farms
+	return slices.DeleteFunc(slices.Clone(w.farms), func(m store.Member) bool { return m.RCID != "" })
 }
 
 // contender is a farm that may own the controllers that its selector matches.
 type contender struct {
 	id       string
 	selector labels.Selector
+	rcID     string // the only one that it may own; empty: those that the selector matches
 }
 
 // contendersOf parses the selectors: every controller is compared with all of them whenever the members change.
@@ -326,7 +328,7 @@ func contendersOf(farms []store.Member) []contender {
 	var able []contender
 	for _, m := range farms {
 		if sel, err := rc.ParseSelector(m.RCSelector); err == nil {
-			able = append(able, contender{m.ID, sel})
+			able = append(able, contender{m.ID, sel, m.RCID})
 		}
 	}
 	return able
@@ -343,7 +345,10 @@ func memberNames(farms []store.Member) []string {
 	names := make([]string, len(farms))
 	for i, m := range farms {
 		names[i] = m.ID
-		if m.RCSelector != "" {
+		switch {
+		case m.RCID != "":
+			names[i] += " (" + m.RCID + ")"
+		case m.RCSelector != "":
 			names[i] += " (" + m.RCSelector + ")"
 		}
 	}

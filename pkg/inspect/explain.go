@@ -120,7 +120,9 @@ func ownership(s *Situation) []Cause {
 func (s *Situation) selectors() string {
 	var parts []string
 	for _, m := range s.Farms {
-		parts = append(parts, fmt.Sprintf("%s (%s)", m.RCSelector, m.ID))
+		if m.RCID == "" {
+			parts = append(parts, fmt.Sprintf("%s (%s)", m.RCSelector, m.ID))
+		}
 	}
 	return strings.Join(parts, ", ")
 }

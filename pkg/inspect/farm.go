@@ -16,6 +16,7 @@ type FarmView struct {
 	Incarnation      string     `json:"incarnation"`
 	Address          string     `json:"address,omitempty"`     // of its debug server
 	RCSelector       string     `json:"rc_selector,omitempty"` // of the controllers that it works on; empty: all
+	RCID             string     `json:"rc_id,omitempty"`       // the only one that it works on, whatever the selector says; empty: it is a farm
 	Heard            *time.Time `json:"heard,omitempty"`       // when it last wrote, by its own clock; an older one does not say
 	Silent           bool       `json:"silent,omitempty"`      // it should have written since
 	Owned            int        `json:"owned"`                 // controllers
@@ -44,7 +45,7 @@ func JoinFarms(members []store.Member, owners map[string]string, rcIDs []string,
 	for _, m := range members {
 		v := FarmView{
 			ID: m.ID, Version: m.Version, EmulationVersion: m.EmulationVersion, Incarnation: m.Incarnation,
-			Address: m.Address, RCSelector: m.RCSelector, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...),
+			Address: m.Address, RCSelector: m.RCSelector, RCID: m.RCID, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...),
 		}
 		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 		views = append(views, v)

@@ -6,31 +6,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-func TestFixedRC(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"":                                      "",
-		"app=web":                               "",
-		"replication_controller_id=a":           "a",
-		"replication_controller_id==a":          "a",
-		"replication_controller_id in (a)":      "a",
-		"app=web,replication_controller_id=a,x": "a",
-		"replication_controller_id in (a,b)":    "",
-		"replication_controller_id!=a":          "",
-		"replication_controller_id notin (a)":   "",
-		"replication_controller_id":             "",
-		"!replication_controller_id":            "",
-	} {
-		sel, err := rc.ParseSelector(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := FixedRC(sel); got != want {
-			t.Errorf("%s: %q, want %q", text, got, want)
-		}
-	}
-}
-
 func TestSelected(t *testing.T) {
 	t.Parallel()
 	views := func() []PodView {

@@ -72,6 +72,9 @@ func StateOf(r *rc.RC, st *rc.Status, farms []store.Member) string {
 // Unclaimed reports whether no living farm works on controllers with these labels.
 func Unclaimed(r *rc.RC, farms []store.Member) bool {
 	return !slices.ContainsFunc(farms, func(m store.Member) bool {
+		if m.RCID != "" {
+			return m.RCID == r.ID
+		}
 		sel, err := rc.ParseSelector(m.RCSelector)
 		return err == nil && sel.Matches(labels.Set(r.Labels))
 	})

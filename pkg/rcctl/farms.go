@@ -82,7 +82,11 @@ func farmsTable(views []inspect.FarmView, now time.Time, wide bool) table {
 		if v.Silent {
 			said = "silent " + said
 		}
-		row := []string{v.ID, said, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, v.RCSelector}
+		selects := v.RCSelector
+		if v.RCID != "" {
+			selects = "rc " + v.RCID
+		}
+		row := []string{v.ID, said, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, selects}
 		if wide {
 			row = append(row, ownedText(v.OwnedRCs))
 		}

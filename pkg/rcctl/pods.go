@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/labels"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -72,7 +73,7 @@ func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, co
 		}
 		return map[string]string{rec.Value.ID: rec.Value.Name}, rec.Value.ID, nil, nil
 	}
-	id := inspect.FixedRC(selectorOf(c))
+	id := labels.FixedRC(selectorOf(c))
 	if id == "" {
 		names, corrupt, err = s.allNames(c.Context)
 		return names, "", corrupt, err

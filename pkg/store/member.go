@@ -8,4 +8,5 @@ type Member struct {
 	EmulationVersion string `json:"emulation_version"`
 	Address          string `json:"address,omitempty"`     // of its debug server
 	RCSelector       string `json:"rc_selector,omitempty"` // of the controllers that it works on
+	RCID             string `json:"rc_id,omitempty"`       // the only controller that it works on, in place of those that a selector selects; empty: it is a farm
 }

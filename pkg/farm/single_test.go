@@ -1,0 +1,200 @@
+package farm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	kube "k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/labels"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// single owns one controller.
+func (c *cluster) single(id, rcID string) (owner *farm.ReplicationController, stop func()) {
+	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	client, st := c.connect()
+	started := make(chan *farm.ReplicationController, 1)
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	stop = c.background(func(ctx context.Context) error {
+		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			owner, err := farm.New(farm.Config{ID: id, RCID: rcID, Store: st.FarmTenure(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
+			if err != nil {
+				return err
+			}
+			started <- owner
+			return owner.WatchDesires(ctx)
+		})
+	})
+	return <-started, stop
+}
+
+// ownedBy waits until a controller is owned by a farm.
+func (c *cluster) ownedBy(rcID, farmID string) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		owners, err := c.store.LockOwners(c.t.Context())
+		if err != nil || owners[rcID] != farmID {
+			return fmt.Errorf("the owners are %v, %w", owners, err)
+		}
+		return nil
+	})
+}
+
+func nodesOfPods(pods []pod.Placement) map[pod.Identity][]string {
+	on := map[pod.Identity][]string{}
+	for _, p := range pods {
+		on[p.Identity] = append(on[p.Identity], p.Node)
+	}
+	return on
+}
+
+// A program may look after one controller by itself: no farm does then, and it touches no other. When it ends a farm goes on.
+func TestTheOwnerOfOneController(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	owner, stop := c.single("mine", "web")
+	c.apply("web", testManifest("web", 0), replicas(2))
+	c.converged("web", 2)
+	c.apply("other", testManifest("other", 0), replicas(1))
+	c.farm("f1")
+	c.converged("other", 1)
+	c.ownedBy("other", "f1")
+	c.ownedBy("web", "mine")
+	c.apply("web", testManifest("web", 0), replicas(3))
+	c.converged("web", 3)
+	for name, current := range map[string]func() ([]pod.Placement, error){
+		"its own": func() ([]pod.Placement, error) { return owner.CurrentPods(t.Context()) },
+		"by label": func() ([]pod.Placement, error) {
+			return farm.CurrentPods(t.Context(), "web", labels.New(c.store).Pods())
+		},
+	} {
+		pods, err := current()
+		if on := nodesOfPods(pods); err != nil || !maps.EqualFunc(on, c.running("web"), slices.Equal[[]string]) {
+			t.Errorf("%s: the pods are on %v, %v; they run on %v", name, on, err, c.running("web"))
+		}
+	}
+	before := c.running("web")
+	stop()
+	c.ownedBy("web", "f1")
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.Labels = map[string]string{"seen": "by-f1"} })
+	c.converged("web", 3)
+	if now := c.running("web"); !maps.EqualFunc(now, before, slices.Equal[[]string]) {
+		t.Errorf("they ran on %v, now on %v", before, now)
+	}
+}
+
+// A farm gives a controller to the program that works on no other.
+func TestAFarmGivesWayToTheOwnerOfOneController(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	client, st := c.connect()
+	log, err := obs.NewLogger(testWriter{t}, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.background(func(ctx context.Context) error {
+		cfg := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: ttl, Journal: &simnode.Journal{}}
+		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			return farm.NewFarm(farm.Config{
+				ID: "f1", Store: st.FarmTenure(s, "f1"), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: 200 * time.Millisecond,
+			}).Start(ctx)
+		})
+	})
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	c.ownedBy("web", "f1")
+	_, stop := c.single("mine", "web")
+	c.ownedBy("web", "mine")
+	c.apply("web", testManifest("web", 0), replicas(0))
+	c.converged("web", 0)
+	stop()
+}
+
+func TestNewNeedsAController(t *testing.T) {
+	t.Parallel()
+	if _, err := farm.New(farm.Config{ID: "mine"}); err == nil {
+		t.Error("it owns nothing")
+	}
+}
+
+// matcher finds what a test wants.
+type matcher []labels.Labeled
+
+func (m matcher) GetMatches(context.Context, kube.Selector) ([]labels.Labeled, error) {
+	return m, errors.New("one cannot be read")
+}
+
+func TestCurrentPodsTellsOfWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	pods, err := farm.CurrentPods(t.Context(), "web", matcher{{ID: "n1"}, {Pod: &pod.Placement{Node: "n1"}}})
+	if err == nil || len(pods) != 1 || pods[0].Node != "n1" {
+		t.Errorf("%v, %v", pods, err)
+	}
+	if _, err := farm.CurrentPods(t.Context(), "no label!", matcher{}); err == nil {
+		t.Error("an id that no label can have is taken")
+	}
+}
+
+// A program that owns one controller, under a session of its own.
+func ExampleNew() {
+	own := func(ctx context.Context, client *consul.Client, st *store.Store, log obs.Logger, rcID string) error {
+		session := consul.SessionConfig{Kind: "farm", Name: "shop-owner", TTL: 2 * time.Second, Journal: &simnode.Journal{}}
+		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
+			owner, err := farm.New(farm.Config{ID: "shop-owner", RCID: rcID, Store: st.FarmTenure(s, "shop-owner"), Log: log})
+			if err != nil {
+				return err
+			}
+			return owner.WatchDesires(ctx)
+		})
+	}
+	_ = own
+}
+
+// placed is a matcher that needs no Consul, as tests of other programs may have it.
+type placed []pod.Placement
+
+func (p placed) GetMatches(_ context.Context, selector kube.Selector) (matches []labels.Labeled, err error) {
+	for i := range p {
+		if set := labels.OfPod(p[i].RCID, p[i].PodID, p[i].Labels); selector.Matches(set) {
+			matches = append(matches, labels.Labeled{ID: p[i].Identity.String(), Labels: set, Node: p[i].Node, Pod: &p[i]})
+		}
+	}
+	return matches, nil
+}
+
+// Where the pods of a controller are; with a store the matcher is labels.New(store).Pods().
+func ExampleCurrentPods() {
+	m := placed{
+		{Identity: pod.Identity{RCID: "web-id", Role: "main", Index: 0}, Node: "n1"},
+		{Identity: pod.Identity{RCID: "web-id", Role: "main", Index: 1}, Node: "n7"},
+		{Identity: pod.Identity{RCID: "db-id", Role: "main", Index: 0}, Node: "n1"},
+	}
+	pods, err := farm.CurrentPods(context.Background(), "web-id", m)
+	for _, p := range pods {
+		fmt.Println(p.Identity, "is on", p.Node)
+	}
+	fmt.Println(err)
+	// Output:
+	// web-id/main.0 is on n1
+	// web-id/main.1 is on n7
+	// <nil>
+}

@@ -1,0 +1,146 @@
+// Package labels finds pods and nodes by their labels. It reads the records that there are: placements, which bear the labels of pods, and
+// what preparers and operators say about nodes. It writes none and remembers none.
+package labels
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Labeled is something with labels: a pod on the node where it is placed, or a node.
+type Labeled struct {
+	ID     string         // of a pod that of its identity, pod.Identity.String(); of a node its name
+	Labels labels.Set     // those that every pod has included; of a node with the operators' on top
+	Node   string         // where the pod is placed, or the node itself
+	Pod    *pod.Placement // nil: it is a node
+}
+
+// LabelMatcher finds what a selector selects.
+type LabelMatcher interface {
+	// GetMatches returns all that the selector selects, by ID. Where a record cannot be read, it returns the others and an
+	// error that has a *store.CorruptError for each such record; whoever counts on all should look at it.
+	GetMatches(ctx context.Context, selector labels.Selector) ([]Labeled, error)
+}
+
+// Labeler has a matcher for each kind of thing with labels.
+type Labeler interface {
+	// Pods finds pods that are placed, those that stop included. For a selector that fixes replication_controller_id it reads the placements
+	// of that controller and no others, as Consul's leader has them; for any other it reads all.
+	Pods() LabelMatcher
+	// Nodes finds nodes, whether their preparers live or not.
+	Nodes() LabelMatcher
+}
+
+// Records is what there is to find; *store.Store is one.
+type Records interface {
+	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
+	AllPlacements(ctx context.Context) ([]store.Rec[pod.Placement], []error, error)
+	ListNodes(ctx context.Context) ([]store.Rec[node.Node], []error, error)
+	ListNodeOps(ctx context.Context) ([]store.Rec[node.Ops], []error, error)
+}
+
+// New returns what finds records by their labels.
+func New(records Records) Labeler { return labeler{records} }
+
+type labeler struct{ records Records }
+
+// Pods implements Labeler.
+func (l labeler) Pods() LabelMatcher { return pods(l) }
+
+// Nodes implements Labeler.
+func (l labeler) Nodes() LabelMatcher { return nodes(l) }
+
+type pods struct{ records Records }
+
+// GetMatches implements LabelMatcher.
+func (p pods) GetMatches(ctx context.Context, selector labels.Selector) ([]Labeled, error) {
+	if _, selectable := selector.Requirements(); !selectable {
+		return nil, nil
+	}
+	var found []store.Rec[pod.Placement]
+	var corrupt []error
+	var err error
+	if rcID := FixedRC(selector); rcID != "" {
+		found, corrupt, err = p.records.Placements(ctx, rcID, true)
+	} else {
+		found, corrupt, err = p.records.AllPlacements(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var matches []Labeled
+	for i := range found {
+		placed := &found[i].Value
+		if set := OfPod(placed.RCID, placed.PodID, placed.Labels); selector.Matches(set) {
+			matches = append(matches, Labeled{ID: placed.Identity.String(), Labels: set, Node: placed.Node, Pod: placed})
+		}
+	}
+	return sorted(matches), errors.Join(corrupt...)
+}
+
+type nodes struct{ records Records }
+
+// GetMatches implements LabelMatcher.
+func (n nodes) GetMatches(ctx context.Context, selector labels.Selector) ([]Labeled, error) {
+	found, corrupt, err := n.records.ListNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	said, bad, err := n.records.ListNodeOps(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ops := make(map[string]node.Ops, len(said))
+	for i := range said {
+		ops[said[i].Value.Name] = said[i].Value
+	}
+	var matches []Labeled
+	for i := range found {
+		v := node.View{Node: found[i].Value, Ops: ops[found[i].Value.Name]}
+		if v.Matches(selector) {
+			matches = append(matches, Labeled{ID: v.Name, Labels: v.AllLabels(), Node: v.Name})
+		}
+	}
+	return sorted(matches), errors.Join(append(corrupt, bad...)...)
+}
+
+func sorted(matches []Labeled) []Labeled {
+	slices.SortFunc(matches, func(a, b Labeled) int { return strings.Compare(a.ID, b.ID) })
+	return matches
+}
+
+// OfPod returns what selectors look at: the labels that the farm gave a pod, and those that every pod has.
+func OfPod(rcID, podID string, given map[string]string) labels.Set {
+	set := make(labels.Set, len(given)+2)
+	maps.Copy(set, given)
+	set[pod.RCIDLabel] = rcID
+	if podID != "" {
+		set[pod.PodIDLabel] = podID
+	}
+	return set
+}
+
+// FixedRC returns the id of the only controller whose pods a selector can select, "" where it leaves that open.
+func FixedRC(sel labels.Selector) string {
+	requirements, selectable := sel.Requirements()
+	if !selectable {
+		return ""
+	}
+	for _, r := range requirements {
+		fixes := r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In
+		if values := r.ValuesUnsorted(); r.Key() == pod.RCIDLabel && fixes && len(values) == 1 {
+			return values[0]
+		}
+	}
+	return ""
+}
