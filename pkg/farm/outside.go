@@ -69,6 +69,9 @@ func (o *outside) eligible(ctx context.Context, v *scheduler.View) (nodes []stri
 	if err != nil {
 		return nil, nil, err
 	}
+	if others == nil {
+		_, others = v.Eligible() // the status says at least why the rule leaves nodes out
+	}
 	seen := map[string]bool{}
 	for _, name := range names {
 		why := refuses(v, name)

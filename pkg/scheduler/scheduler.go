@@ -17,7 +17,7 @@ import (
 // controller, and by several goroutines at once. A method must return when its context ends, and must not keep the view.
 type Scheduler interface {
 	// EligibleNodes returns names of nodes in the order in which they should be tried, and counts other nodes by why they are not
-	// among them; nil if that is not known. Of a scheduler without books a pod goes to the first node that has room, of those with the
+	// among them, for people; nil: as View.Eligible does. Of a scheduler without books a pod goes to the first node that has room, of those with the
 	// fewest pods of its controller; what else nodes have, and the controller's spread, are for the scheduler to consider. A name
 	// that is unknown, repeated, or of a node that is not among View.Eligible is ignored, logged and counted.
 	EligibleNodes(ctx context.Context, v *View) (nodes []string, refused Reasons, err error)

@@ -309,7 +309,7 @@ func TestACallEndsWithItsContext(t *testing.T) {
 }
 
 // A token goes where it was meant for, and nowhere else.
-func TestTokens(t *testing.T) {
+func TestATokenGoesNowhereElse(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	write := func(token string) {
