@@ -59,7 +59,7 @@ func (c *ReplicationController) assign(ctx context.Context, v *view, plan *recon
 
 // assignAlike is assign for adds that get one manifest.
 func (c *ReplicationController) assignAlike(ctx context.Context, v *view, plan *reconcile.Plan) error {
-	placed, look := len(plan.Changes), c.beginLook(v.snapshot, plan)
+	placed, look := len(plan.Changes), c.beginLook(v, plan)
 	if look.None() {
 		c.assigned(v, plan, placed, plan.Adds, look.Wait, look.Reasons)
 		return nil

@@ -58,6 +58,7 @@ type view struct {
 	foreseen    bool          // the status says what will be when the plan's changes have landed, and nothing else follows
 	// nodesVersion is that of the snapshot's nodes.
 	nodesVersion uint64
+	roomMark     uint64                                 // nodes told of later may have room that this pass does not see
 	reserved     map[string]store.Rec[node.Reservation] // read so far, by node
 	nodes        *candidates                            // for new pods; nil until they are looked for
 	taken        []string                               // from the ledger, until the pass is over
@@ -69,7 +70,7 @@ type view struct {
 // what it holds is not known. With an error the view has what was read before that.
 func (c *ReplicationController) read(ctx context.Context, v *view) error {
 	f := c.farm
-	v.consistent = c.consistent
+	v.consistent, v.roomMark = c.consistent, f.scarcity.mark()
 	v.schema, v.breaker, v.reserved = f.world.schemaRec(), f.world.breakerRec(), map[string]store.Rec[node.Reservation]{}
 	c.readEarly(ctx, v)
 	var err error

@@ -32,6 +32,12 @@ func (s *scarcity) known(shape placement.Shape, now time.Time) (look placement.L
 	return look
 }
 
+// mark is asked before the nodes are taken that room is looked for on.
+func (s *scarcity) mark() (at uint64) {
+	s.with(func(s *placement.Scarcity) { at = s.Mark() })
+	return at
+}
+
 // changed notes nodes that may have room now.
 func (s *scarcity) changed(nodes []string) {
 	if len(nodes) > 0 {
@@ -73,11 +79,11 @@ func (c *ReplicationController) roomKnown(s *reconcile.Snapshot) bool {
 }
 
 // beginLook says where room for the plan's adds is to be looked for. A scheduler that is not ours is asked each time.
-func (c *ReplicationController) beginLook(s *reconcile.Snapshot, plan *reconcile.Plan) placement.Look {
+func (c *ReplicationController) beginLook(v *view, plan *reconcile.Plan) placement.Look {
 	look := placement.Look{All: true}
 	if c.farm.outside == nil {
-		shape := shapeOf(s, plan.Adds)
-		c.farm.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, s.Now) })
+		shape := shapeOf(v.snapshot, plan.Adds)
+		c.farm.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, v.snapshot.Now, v.roomMark) })
 	}
 	return look
 }
@@ -107,7 +113,7 @@ func (c *ReplicationController) search(ctx context.Context, v *view, plan *recon
 		case len(left) == 0:
 			known.Found(shape)
 		case look.All:
-			wait, why = known.Short(shape, s.Now, v.nodes.looked, v.nodes.others), v.nodes.others
+			wait, why = known.Short(shape, s.Now, v.roomMark, v.nodes.looked, v.nodes.others), v.nodes.others
 		default:
 			wait, why = look.Wait, look.Reasons
 		}

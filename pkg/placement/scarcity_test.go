@@ -29,10 +29,10 @@ func TestPausesGrow(t *testing.T) {
 		var s placement.Scarcity
 		now := time.Unix(1_700_000_000, 0)
 		for i, seconds := range want {
-			if look := s.Begin(big, now); !look.All {
+			if look := s.Begin(big, now, s.Mark()); !look.All {
 				t.Fatalf("%d nodes: look %d is %+v", nodes, i, look)
 			}
-			pause := s.Short(big, now, nodes, scheduler.Reasons{scheduler.Resources: nodes})
+			pause := s.Short(big, now, s.Mark(), nodes, scheduler.Reasons{scheduler.Resources: nodes})
 			if pause != seconds*time.Second {
 				t.Errorf("%d nodes: pause %d is %s, want %ds", nodes, i, pause, seconds)
 			}
@@ -56,13 +56,13 @@ func TestAShapeIsRememberedForAnHour(t *testing.T) {
 	} {
 		var s placement.Scarcity
 		now := time.Unix(1_700_000_000, 0)
-		s.Begin(big, now)
-		s.Short(big, now, 10_000, nil)
+		s.Begin(big, now, s.Mark())
+		s.Short(big, now, s.Mark(), 10_000, nil)
 		now = now.Add(after)
-		s.Begin(small, now)
-		s.Short(small, now, 10_000, nil) // which forgets what nobody asks for
-		s.Begin(big, now)
-		if pause := s.Short(big, now, 10_000, nil); pause != want {
+		s.Begin(small, now, s.Mark())
+		s.Short(small, now, s.Mark(), 10_000, nil) // which forgets what nobody asks for
+		s.Begin(big, now, s.Mark())
+		if pause := s.Short(big, now, s.Mark(), 10_000, nil); pause != want {
 			t.Errorf("asked for again after %s: it pauses for %s, want %s", after, pause, want)
 		}
 	}
@@ -74,27 +74,27 @@ func TestNewsIsLookedAtOnce(t *testing.T) {
 	var s placement.Scarcity
 	now := time.Unix(1_700_000_000, 0)
 	s.Changed([]string{"n1"}) // nobody has looked yet
-	s.Begin(big, now)
+	s.Begin(big, now, s.Mark())
 	s.Changed([]string{"n2"})
-	s.Short(big, now, 3, nil)
+	s.Short(big, now, s.Mark(), 3, nil)
 	s.Changed([]string{"n3"})
-	look := s.Begin(big, now.Add(time.Second))
+	look := s.Begin(big, now.Add(time.Second), s.Mark())
 	if look.All || !slices.Equal(slices.Sorted(maps.Keys(look.Nodes)), []string{"n2", "n3"}) || look.Wait != 14*time.Second {
 		t.Errorf("after news: %+v", look)
 	}
 	if got := look.Names([]string{"n1", "n3"}); !slices.Equal(got, []string{"n3"}) {
 		t.Errorf("looks at %v", got)
 	}
-	if again := s.Begin(big, now.Add(2*time.Second)); !again.None() {
+	if again := s.Begin(big, now.Add(2*time.Second), s.Mark()); !again.None() {
 		t.Errorf("the same news again: %+v", again)
 	}
 	s.Changed([]string{"n1"})
-	s.Begin(big, now.Add(3*time.Second))
+	s.Begin(big, now.Add(3*time.Second), s.Mark())
 	s.Found(big)
-	if after := s.Begin(big, now.Add(4*time.Second)); !after.All {
+	if after := s.Begin(big, now.Add(4*time.Second), s.Mark()); !after.All {
 		t.Errorf("after room was found: %+v", after)
 	}
-	s.Short(big, now, 3, nil)
+	s.Short(big, now, s.Mark(), 3, nil)
 	if s.Reset(); !s.Known(big, now).All {
 		t.Error("it is remembered")
 	}
@@ -105,54 +105,103 @@ func TestOneOfAShapeLooks(t *testing.T) {
 	t.Parallel()
 	var s placement.Scarcity
 	now := time.Unix(1_700_000_000, 0)
-	if first, second := s.Begin(big, now), s.Begin(big, now); !first.All || !second.All {
+	if first, second := s.Begin(big, now, s.Mark()), s.Begin(big, now, s.Mark()); !first.All || !second.All {
 		t.Error("nothing was known, and somebody did not look")
 	}
-	due := now.Add(s.Short(big, now, 3, nil))
-	if first, second := s.Begin(big, due), s.Begin(big, due); !first.All || !second.None() {
+	due := now.Add(s.Short(big, now, s.Mark(), 3, nil))
+	if first, second := s.Begin(big, due, s.Mark()), s.Begin(big, due, s.Mark()); !first.All || !second.None() {
 		t.Errorf("first %+v, second %+v", first, second)
 	}
 }
 
 // Room is never overlooked for longer than the longest pause, and never for a moment on a node of which there was news: whatever
-// happens, each node is looked at in time after it got room.
+// happens, each node is looked at in time after it got room. Looks see the nodes of a snapshot that may be older than news.
 func TestRoomIsFound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var s placement.Scarcity
 		now := time.Unix(1_700_000_000, 0)
 		nodes := []string{"n0", "n1", "n2"}
-		told, hidden := map[string]bool{}, time.Time{} // nodes that got room since they were looked at, and since when one has that nobody told of
-		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+		told, hidden := map[string]int{}, time.Time{}   // in which step nodes got room since they were looked at, and since when one has that nobody told of
+		mark, snapshot := s.Mark(), map[string]int(nil) // what looks see
+		fresh := func() { mark, snapshot = s.Mark(), maps.Clone(told) }
+		for step := range rapid.IntRange(1, 40).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "seconds")) * time.Second)
-			switch name := rapid.SampledFrom(nodes).Draw(t, "node"); rapid.IntRange(0, 3).Draw(t, "what") {
+			switch name := rapid.SampledFrom(nodes).Draw(t, "node"); rapid.IntRange(0, 5).Draw(t, "what") {
 			case 0:
-				told[name] = true
+				told[name] = step + 1
 				s.Changed([]string{name})
 			case 1:
 				if hidden.IsZero() {
 					hidden = now
+					fresh() // by which it is seen
 				}
+			case 2:
+				fresh()
 			default:
 				known := s.Known(big, now)
-				look := s.Begin(big, now)
+				look := s.Begin(big, now, mark)
 				if look.All != known.All || look.None() != known.None() {
 					t.Fatalf("known %+v, begun %+v", known, look)
 				}
-				for name := range told {
-					if !slices.Contains(look.Names(nodes), name) {
+				for name, at := range snapshot {
+					if told[name] == at && !slices.Contains(look.Names(nodes), name) {
 						t.Fatalf("%s, which has room as was told, is not looked at: %+v", name, look)
 					}
 				}
 				if !look.All && !hidden.IsZero() && now.Sub(hidden) >= 2*time.Minute {
 					t.Fatalf("there has been room since %s, and not all nodes are looked at: %+v", now.Sub(hidden), look)
 				}
-				clear(told)
+				maps.DeleteFunc(told, func(name string, at int) bool { return snapshot[name] == at })
 				if look.All {
 					hidden = time.Time{}
-					s.Short(big, now, rapid.SampledFrom([]int{3, 10_000}).Draw(t, "size"), nil)
+					s.Short(big, now, mark, rapid.SampledFrom([]int{3, 10_000}).Draw(t, "size"), nil)
 				}
 			}
 		}
 	})
+}
+
+// A node that got room after the snapshot of a look is looked at by the next one, also where nobody had looked before.
+func TestRoomThatALookCouldNotSee(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	for name, told := range map[string]func(*placement.Scarcity){
+		"a node":     func(s *placement.Scarcity) { s.Changed([]string{"n1"}) },
+		"everything": func(s *placement.Scarcity) { s.Reset() },
+	} {
+		for _, before := range []int{0, 1} { // looks at all nodes
+			var s placement.Scarcity
+			for range before {
+				s.Begin(big, now, s.Mark())
+				s.Short(big, now, s.Mark(), 3, nil)
+			}
+			mark := s.Mark()
+			told(&s)
+			if look := s.Begin(big, now, mark); look.All {
+				s.Short(big, now, mark, 3, nil)
+			}
+			if look := s.Begin(big, now.Add(time.Second), s.Mark()); !slices.Contains(look.Names([]string{"n1", "n2"}), "n1") {
+				t.Errorf("%s, %d looks before: %+v", name, before, look)
+			}
+			if look := s.Begin(big, now.Add(2*time.Second), s.Mark()); !look.None() && !look.All {
+				t.Errorf("%s, %d looks before: looked at again: %+v", name, before, look)
+			}
+		}
+	}
+}
+
+// What one look has seen is no news again because another one, of an older snapshot, ends later.
+func TestAnOlderLook(t *testing.T) {
+	t.Parallel()
+	var s placement.Scarcity
+	now := time.Unix(1_700_000_000, 0)
+	older := s.Mark()
+	s.Changed([]string{"n1"})
+	s.Begin(big, now, s.Mark())
+	s.Begin(big, now, older)
+	s.Short(big, now, older, 3, nil)
+	if look := s.Begin(big, now.Add(time.Second), s.Mark()); !look.None() {
+		t.Errorf("%+v", look)
+	}
 }
