@@ -97,11 +97,7 @@ func Differences(before, after map[string]Leaf) []FieldChange {
 
 // whatItTakes says what a change of one field takes, and why.
 func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
-	top := path
-	if i := strings.IndexAny(path, ".[ "); i > 0 {
-		top = path[:i]
-	}
-	switch top {
+	switch topOf(path) {
 	case "pod":
 		if inPlace {
 			return NeedsUpdate, "the pods are upgraded where they are"
@@ -119,6 +115,14 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 	default:
 		return NeedsUpdate, "the controller changes, its pods stay"
 	}
+}
+
+// topOf returns the name of the field of a record that a path leads into.
+func topOf(path string) string {
+	if i := strings.IndexAny(path, ".[ "); i > 0 {
+		return path[:i]
+	}
+	return path
 }
 
 // Leaf is one scalar of a document.

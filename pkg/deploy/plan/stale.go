@@ -1,10 +1,7 @@
 package plan
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
@@ -71,29 +68,17 @@ func stateOf(s *record.Service) string {
 
 // recordChanges lists the fields of a controller's record that are different.
 func recordChanges(was, is *record.Controller) []string {
-	before, after := fieldsOf(was), fieldsOf(is)
-	names := slices.Collect(maps.Keys(before))
-	for name := range after {
-		if _, both := before[name]; !both {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
+	before, after := map[string]Leaf{}, map[string]Leaf{}
+	Flatten("", was.RC, before)
+	Flatten("", is.RC, after)
 	var lines []string
-	for _, name := range names {
-		if !bytes.Equal(before[name], after[name]) && name != "generation" && name != "changed_by" {
+	for _, f := range Differences(before, after) {
+		if name := topOf(f.Path); name != "generation" && name != "changed_by" {
 			lines = append(lines, fmt.Sprintf("controller %s: %s", was.RC.Name, name))
 		}
 	}
 	if len(lines) == 0 {
 		lines = []string{fmt.Sprintf("controller %s: it was written again", was.RC.Name)}
 	}
-	return lines
-}
-
-func fieldsOf(c *record.Controller) map[string]json.RawMessage {
-	fields := map[string]json.RawMessage{}
-	data, _ := json.Marshal(c.RC) // it is made of plain fields
-	_ = json.Unmarshal(data, &fields)
-	return fields
+	return slices.Compact(lines) // a line for each field
 }
