@@ -47,7 +47,7 @@ func NewRCDocument(r *rc.RC, v *RCView) RCDocument {
 func (d *RCDocument) Text() ([]byte, error) {
 	plain, err := Indented(d)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("encode output: %w", err)
 	}
 	text, err := yaml.JSONToYAML(plain)
 	if err != nil {
@@ -173,7 +173,7 @@ func Indented(view any) ([]byte, error) {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(view); err != nil {
-		return nil, fmt.Errorf("encode output: %w", err)
+		return nil, err
 	}
 	return text.Bytes(), nil
 }

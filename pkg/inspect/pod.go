@@ -52,24 +52,18 @@ const (
 	Unknown     = "unknown" // its node's report cannot be read
 )
 
-// onNode is one identity on one node.
-type onNode struct {
-	pod.Identity
-	node string
-}
-
 // JoinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
 // run without a placement. rcNames maps ids of controllers to names. The result is sorted by rc name, role, index, node.
 func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[string]string) []PodView {
-	reported := make(map[onNode]*pod.Reality, len(realities))
+	reported := make(map[store.At]*pod.Reality, len(realities))
 	for i := range realities {
 		r := &realities[i]
-		reported[onNode{r.Identity, r.Node}] = r
+		reported[store.At{Identity: r.Identity, Node: r.Node}] = r
 	}
 	take := func(id pod.Identity, node string) *pod.Reality {
-		r := reported[onNode{id, node}]
-		delete(reported, onNode{id, node})
-		return r
+		at := store.At{Identity: id, Node: node}
+		defer delete(reported, at)
+		return reported[at]
 	}
 	views := []PodView{}
 	for i := range placements {
@@ -81,7 +75,7 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[s
 	}
 	for i := range realities {
 		r := &realities[i]
-		if _, left := reported[onNode{r.Identity, r.Node}]; left && r.State != pod.StateStopped {
+		if _, left := reported[store.At{Identity: r.Identity, Node: r.Node}]; left && r.State != pod.StateStopped {
 			views = append(views, orphanView(r))
 		}
 	}

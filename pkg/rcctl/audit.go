@@ -101,10 +101,7 @@ func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) err
 			return err
 		}
 	}
-	if err := std.print(c, views, func(w io.Writer) error { return writeAudit(w, views) }); err != nil {
-		return err
-	}
-	return std.warn(append(corrupt, badRCs...))
+	return std.print(c, views, append(corrupt, badRCs...), func(w io.Writer) error { return writeAudit(w, views) })
 }
 
 // writeAudit prints one line for each act and, indented below it, one for each difference.

@@ -43,10 +43,7 @@ func runDescribe(c *cli.Context, std *stdio, s *conn, ref string) error {
 		return err
 	}
 	d := inspect.Describe(&view, records)
-	if err := std.print(c, d, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) }); err != nil {
-		return err
-	}
-	return std.warn(corrupt)
+	return std.print(c, d, corrupt, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) })
 }
 
 // podRecords reads what the list of pods does not hold. Records that cannot be read are left out and returned.

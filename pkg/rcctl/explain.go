@@ -27,30 +27,26 @@ Examples:
   rcctl rc explain web
   rcctl rc explain web -o json | jq -r '.causes[].next'`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: onConn(oneRef, runExplain),
+		Action: onRC(runExplain),
 	})
 }
 
-func runExplain(c *cli.Context, std *stdio, s *conn, ref string) error {
-	r, st, farms, err := s.look(c, ref)
-	if err != nil {
-		return err
-	}
-	sit, corrupt, err := situationOf(c, s, r, st, farms)
+func runExplain(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
+	sit, corrupt, err := situationOf(c.Context, s, &found.Value)
 	if err != nil {
 		return err
 	}
 	e := inspect.Explain(sit)
-	if err := std.print(c, e, func(w io.Writer) error { return writeExplanation(w, e) }); err != nil {
-		return err
-	}
-	return std.warn(corrupt)
+	return std.print(c, e, corrupt, func(w io.Writer) error { return writeExplanation(w, e) })
 }
 
 // situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
-func situationOf(c *cli.Context, s *conn, r *rc.RC, st *rc.Status, farms []store.Member) (_ *inspect.Situation, corrupt []error, err error) {
-	ctx := c.Context
-	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: st, Farms: farms}
+func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, corrupt []error, err error) {
+	o, err := s.observe(ctx, r.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: o.Status, Farms: o.Farms}
 	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
 	}
@@ -67,7 +63,14 @@ func situationOf(c *cli.Context, s *conn, r *rc.RC, st *rc.Status, farms []store
 		return nil, nil, err
 	}
 	sit.Owner = owners[r.ID]
-	return sit, append(corrupt, bad...), readBreakerInto(c, s, sit)
+	breaker, err := s.ReadBreaker(ctx)
+	switch {
+	case err == nil:
+		sit.Breaker = &breaker.Value
+	case !errors.Is(err, store.ErrNotFound) && !isCorrupt(err):
+		return nil, nil, err
+	}
+	return sit, append(corrupt, bad...), nil
 }
 
 // podsOf reads the placements of a controller, and what the nodes where they are report. Records that cannot be read are left out and
@@ -84,17 +87,6 @@ func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placemen
 	}
 	realities, bad, err := s.Realities(ctx, at, false)
 	return placements, realities, append(corrupt, bad...), err
-}
-
-func readBreakerInto(c *cli.Context, s *conn, sit *inspect.Situation) error {
-	rec, err := s.ReadBreaker(c.Context)
-	switch {
-	case err == nil:
-		sit.Breaker = &rec.Value
-	case !errors.Is(err, store.ErrNotFound) && !isCorrupt(err):
-		return err
-	}
-	return nil
 }
 
 func writeExplanation(w io.Writer, e inspect.Explanation) error {

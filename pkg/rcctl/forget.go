@@ -92,7 +92,8 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return copyOf{}, fmt.Errorf("read placements: %w", err)
 	}
-	found := copiesNamed(values(recs), name, c.String("node"))
+	node := c.String("node")
+	found := copiesOf(recs, func(there copyOf) bool { return there.name == name && (node == "" || there.node == node) })
 	switch len(found) {
 	case 0:
 		return copyOf{}, notFoundf("no pod has the name %q there; rcctl pods shows all", name)
@@ -102,23 +103,20 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	return copyOf{}, ambiguousPod(c, name, found, func(f *copyOf) string { return fmt.Sprintf("%s on %s, rc %s", f.name, f.node, f.RCID) })
 }
 
-// copiesNamed returns the copies with a name: where a pod is placed and where its former copies are.
-func copiesNamed(placements []pod.Placement, name, onNode string) []copyOf {
+// copiesOf returns every copy that a node has, or may still have: where a pod is placed and where its former copies are. keep chooses
+// among them.
+func copiesOf(placements []store.Rec[pod.Placement], keep func(copyOf) bool) []copyOf {
 	var found []copyOf
 	for i := range placements {
-		p := &placements[i]
-		if inspect.PodName(p.PodID, p.Identity) != name {
-			continue
-		}
+		p := &placements[i].Value
 		nodes := []string{p.Node}
 		for _, g := range p.Ghosts {
-			if !slices.Contains(nodes, g.Node) {
-				nodes = append(nodes, g.Node)
-			}
+			nodes = append(nodes, g.Node)
 		}
-		for _, n := range nodes {
-			if onNode == "" || n == onNode {
-				found = append(found, copyOf{Identity: p.Identity, name: name, node: n})
+		slices.Sort(nodes)
+		for _, node := range slices.Compact(nodes) {
+			if there := (copyOf{Identity: p.Identity, name: inspect.PodName(p.PodID, p.Identity), node: node}); keep(there) {
+				found = append(found, there)
 			}
 		}
 	}

@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -133,14 +130,7 @@ func copiesOn(ctx context.Context, s *conn, name string) ([]copyOf, error) {
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return nil, fmt.Errorf("read placements: %w", err)
 	}
-	var found []copyOf
-	for i := range recs {
-		p := &recs[i].Value
-		if p.Node == name || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name }) {
-			found = append(found, copyOf{Identity: p.Identity, name: inspect.PodName(p.PodID, p.Identity), node: name})
-		}
-	}
-	return found, nil
+	return copiesOf(recs, func(there copyOf) bool { return there.node == name }), nil
 }
 
 // askForgets leaves a request for each copy, and returns them.
@@ -236,13 +226,9 @@ func removeNode(ctx context.Context, s *conn, d deadNode) error {
 		}
 		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, podCount(len(left)), field.Few(names, maxLeft, ", "))
 	}
-	err = s.RemoveNode(ctx, removalOf(d, ops, taken[d.name], author))
-	return s.did("node "+d.name+": its removal", "rcctl audit --node "+d.name, err)
-}
-
-func removalOf(d deadNode, ops store.Rec[node.Ops], taken store.Rec[node.Reservation], author string) store.NodeRemoval {
-	return store.NodeRemoval{
-		Name: d.name, Node: d.index, Ops: ops.Index, Reservation: taken.Index,
+	err = s.RemoveNode(ctx, store.NodeRemoval{
+		Name: d.name, Node: d.index, Ops: ops.Index, Reservation: taken[d.name].Index,
 		Audit: store.NewAudit(author, "forget-node", "", []string{"remove node " + d.name + ": it is gone for good"}).OnNodes(d.name),
-	}
+	})
+	return s.did("node "+d.name+": its removal", "rcctl audit --node "+d.name, err)
 }

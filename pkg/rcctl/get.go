@@ -28,16 +28,17 @@ Examples:
   rcctl rc get web -o yaml > rc.yaml && vi rc.yaml && rcctl apply -f rc.yaml
   rcctl rc get web -o json | jq .status.conditions`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: onConn(oneRef, runGet),
+		Action: onRC(runGet),
 	})
 }
 
-func runGet(c *cli.Context, std *stdio, s *conn, ref string) error {
-	r, st, farms, err := s.look(c, ref)
+func runGet(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
+	r := &found.Value
+	o, err := s.observe(c.Context, r.ID)
 	if err != nil {
 		return err
 	}
-	view := inspect.NewRCView(r, st, farms)
+	view := inspect.NewRCView(r, o.Status, o.Farms)
 	m, err := s.Manifest(c.Context, r.ManifestDigest)
 	switch {
 	case err == nil:
@@ -56,35 +57,15 @@ func runGet(c *cli.Context, std *stdio, s *conn, ref string) error {
 		_, err = std.out.Write(text)
 		return err
 	}
-	return std.print(c, view, func(w io.Writer) error {
-		return writeRC(w, view, inspect.NewStatusView(r, st, farms), coloured(w), time.Now())
+	return std.print(c, view, nil, func(w io.Writer) error {
+		return writeRC(w, view, inspect.NewStatusView(r, o.Status, o.Farms), coloured(w), time.Now())
 	})
-}
-
-// look reads one controller, its status (nil when there is none) and the living farms.
-func (s *conn) look(c *cli.Context, ref string) (*rc.RC, *rc.Status, []store.Member, error) {
-	rec, err := s.find(c, ref)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	o, err := s.observe(c.Context, rec.Value.ID)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return &rec.Value, o.Status, o.Farms, nil
 }
 
 // farms reads the living farms.
 func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 	recs, _, err := s.ListFarms(ctx)
-	if err != nil {
-		return nil, err
-	}
-	members := make([]store.Member, len(recs))
-	for i := range recs {
-		members[i] = recs[i].Value
-	}
-	return members, nil
+	return values(recs), err
 }
 
 func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool, now time.Time) error {

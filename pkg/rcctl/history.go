@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"time"
@@ -28,12 +27,12 @@ Examples:
 	})
 }
 
-func runHistory(c *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
+func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error {
 	views := make([]inspect.HistoryView, 0, len(svc.History))
 	for _, e := range slices.Backward(svc.History) {
 		views = append(views, inspect.NewHistoryView(svc, &e))
 	}
-	return std.print(c, views, func(w io.Writer) error {
+	return printList(c, std, s, views, nil, "no revisions", func() table {
 		tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 		for i := range views {
 			v := &views[i]
@@ -45,7 +44,7 @@ func runHistory(c *cli.Context, std *stdio, _ *conn, svc *record.Service) error 
 				fmt.Sprint(v.Revision, mark), v.Outcome, inspect.Short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, inspect.Age(time.Now(), v.At), fitted(v.Reason, 50),
 			})
 		}
-		return tb.write(w, coloured(w))
+		return tb
 	})
 }
 

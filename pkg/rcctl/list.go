@@ -57,7 +57,7 @@ func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []
 			return err
 		}
 	}
-	err := std.print(c, views, func(w io.Writer) error {
+	return std.print(c, views, corrupt, func(w io.Writer) error {
 		if len(views) == 0 {
 			_, err := fmt.Fprintln(w, none)
 			return err
@@ -65,8 +65,4 @@ func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []
 		tb := of()
 		return tb.write(w, coloured(w))
 	})
-	if err != nil {
-		return err
-	}
-	return std.warn(corrupt)
 }

@@ -38,20 +38,25 @@ func formatFlag(allowed ...string) cli.Flag {
 	}
 }
 
-// print writes a view in the format that the command line asks for. table is called for the formats "table" and "wide" only.
-func (std *stdio) print(c *cli.Context, view any, table func(io.Writer) error) error {
-	format := c.String("output")
+// print writes a view in the format that the command line asks for, and says what could not be read. table is called for the formats
+// "table" and "wide" only.
+func (std *stdio) print(c *cli.Context, view any, corrupt []error, table func(io.Writer) error) error {
+	if err := std.write(c.String("output"), view, table); err != nil {
+		return err
+	}
+	return std.warn(corrupt)
+}
+
+func (std *stdio) write(format string, view any, table func(io.Writer) error) error {
 	if format == formats[0] || format == wideFormat {
 		return table(std.out)
 	}
 	out, err := inspect.Indented(view)
-	if err != nil {
-		return err
+	if err == nil && format == "yaml" {
+		out, err = yaml.JSONToYAML(out)
 	}
-	if format == "yaml" {
-		if out, err = yaml.JSONToYAML(out); err != nil {
-			return fmt.Errorf("encode output: %w", err)
-		}
+	if err != nil {
+		return fmt.Errorf("encode output: %w", err)
 	}
 	_, err = std.out.Write(out)
 	return err

@@ -44,7 +44,7 @@ func runPlan(c *cli.Context, std *stdio) error {
 		for i, p := range all {
 			views[i] = inspect.NewPlanView(&p.plan)
 		}
-		err = std.print(c, views, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
+		err = std.print(c, views, nil, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
 		if err == nil && anyChange(all) {
 			return &codedError{code: exitChanges}
 		}

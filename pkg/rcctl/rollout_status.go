@@ -45,7 +45,7 @@ func runRolloutStatus(c *cli.Context, std *stdio) error {
 		if c.Bool("watch") {
 			return followRollout(c.Context, std, s, service, v.ID)
 		}
-		return std.print(c, v, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
+		return std.print(c, v, nil, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
 	})
 }
 

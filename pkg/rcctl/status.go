@@ -9,6 +9,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func statusCommand() *cli.Command {
@@ -26,40 +27,30 @@ Examples:
   rcctl rc status web --watch
   rcctl rc status web --watch --until Converged --timeout 10m`,
 		Flags:  append([]cli.Flag{outputFlag()}, watchFlags()...),
-		Action: onConn(readStatus, runStatus),
+		Action: offline(runStatus),
 	})
 }
 
-// statusArgs is what a command line says about a status.
-type statusArgs struct {
-	ref   string
-	watch *watching // nil: none
-}
-
-func readStatus(c *cli.Context) (args statusArgs, err error) {
-	if args.watch, err = readWatch(c); err == nil {
-		args.ref, err = oneRef(c)
-	}
-	return args, err
-}
-
-func runStatus(c *cli.Context, std *stdio, s *conn, args statusArgs) error {
-	if args.watch != nil {
-		rec, err := s.find(c, args.ref)
-		if err != nil {
-			return err
-		}
-		return followRC(c.Context, std, s, &rec.Value, *args.watch)
-	}
-	r, st, farms, err := s.look(c, args.ref)
+func runStatus(c *cli.Context, _ *stdio) error {
+	watch, err := readWatch(c)
 	if err != nil {
 		return err
 	}
-	view := inspect.NewStatusView(r, st, farms)
-	return std.print(c, view, func(w io.Writer) error {
-		fmt.Fprintf(w, "rc %s (%s), generation %d\n", view.Name, view.RCID, view.Generation)
-		return writeStatus(w, view, coloured(w), time.Now())
-	})
+	return onRC(func(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
+		r := &found.Value
+		if watch != nil {
+			return followRC(c.Context, std, s, r, *watch)
+		}
+		o, err := s.observe(c.Context, r.ID)
+		if err != nil {
+			return err
+		}
+		view := inspect.NewStatusView(r, o.Status, o.Farms)
+		return std.print(c, view, nil, func(w io.Writer) error {
+			fmt.Fprintf(w, "rc %s (%s), generation %d\n", view.Name, view.RCID, view.Generation)
+			return writeStatus(w, view, coloured(w), time.Now())
+		})
+	})(c)
 }
 
 // writeStatus prints the state, the counts and the conditions.

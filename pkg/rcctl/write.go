@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -72,6 +75,16 @@ func (s *conn) write(ctx context.Context, compute compute) (c change, err error)
 		return nil
 	})
 	return c, err
+}
+
+// did notes how a write ended, and returns its error.
+func (s *conn) did(what, show string, err error) error {
+	unknown := errors.Is(err, store.ErrUnknown) && !errors.Is(err, consul.ErrUnsent)
+	if err == nil || unknown {
+		s.deeds = slices.DeleteFunc(s.deeds, func(d inspect.Deed) bool { return d.Unknown && d.What == what }) // it was tried again
+		s.deeds = append(s.deeds, inspect.Deed{What: what, Show: show, Unknown: unknown})
+	}
+	return err
 }
 
 // ensureSchema makes the records that every cluster has where there are none yet.
