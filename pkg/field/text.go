@@ -47,3 +47,11 @@ func Few(items []string, most int, separator string) string {
 	}
 	return text
 }
+
+// Count says how many there are of something: "1 pod", "2 pods".
+func Count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}

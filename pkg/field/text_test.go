@@ -59,3 +59,12 @@ func TestFew(t *testing.T) {
 		}
 	}
 }
+
+func TestCount(t *testing.T) {
+	t.Parallel()
+	for n, want := range []string{"0 pods", "1 pod", "2 pods"} {
+		if got := field.Count(n, "pod"); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -67,9 +68,9 @@ func summary(s *Situation, state string) string {
 	}
 	asItShould := state == string(rc.Converged) || s.is(rc.Converged) && (state == string(rc.Misplaced) || state == string(rc.RequestVoid))
 	if asItShould {
-		return fmt.Sprintf("It has converged: %d of %s available.", available, Replicas(s.RC.Desired()))
+		return fmt.Sprintf("It has converged: %d of %s available.", available, field.Count(s.RC.Desired(), "replica"))
 	}
-	return fmt.Sprintf("It has not converged (%s): %d of %s available, %d placed.", state, available, Replicas(s.RC.Desired()), s.running())
+	return fmt.Sprintf("It has not converged (%s): %d of %s available, %d placed.", state, available, field.Count(s.RC.Desired(), "replica"), s.running())
 }
 
 func (s *Situation) running() int {

@@ -9,14 +9,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Replicas says how many replicas there are.
-func Replicas(n int) string {
-	if n == 1 {
-		return "1 replica"
-	}
-	return fmt.Sprintf("%d replicas", n)
-}
-
 // Short returns the part of a digest that people compare.
 func Short(digest string) string { return digest[:min(12, len(digest))] }
 

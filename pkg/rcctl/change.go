@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -168,7 +167,7 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 		return change{}, err
 	}
 	if n := cur.Desired(); n > 0 && !force {
-		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, inspect.Replicas(n), cur.Name)
+		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, field.Count(n, "replica"), cur.Name)
 	}
 	after := cur
 	at := now.UTC().Truncate(time.Second)

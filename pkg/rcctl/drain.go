@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
@@ -127,13 +128,9 @@ func computeUndrain(ops node.Ops) nodeChange {
 // waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
 // node's word that the pod stopped.
 func waitDrained(ctx context.Context, std *stdio, s *conn, name string, limit time.Duration) error {
-	err := waitFor(ctx, std, pending{
-		subject: "node " + name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + name,
+	return waitFor(ctx, std, pending{
+		subject: "node " + name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + name, done: "node " + name + " is drained",
 	}, limit, func(ctx context.Context) (string, bool, error) { return leftOn(ctx, s, name) })
-	if err == nil {
-		fmt.Fprintf(std.out, "node %s is drained\n", name)
-	}
-	return err
 }
 
 // leftOn says which pods are left on a node, and whether there are none.
@@ -158,12 +155,5 @@ func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, 
 		names[i] = fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index)
 	}
 	slices.Sort(names)
-	return fmt.Sprintf("%s left: %s", podCount(len(recs)), inspect.SomeOf(names)), len(recs) == 0, nil
-}
-
-func podCount(n int) string {
-	if n == 1 {
-		return "1 pod"
-	}
-	return fmt.Sprintf("%d pods", n)
+	return fmt.Sprintf("%s left: %s", field.Count(len(recs), "pod"), inspect.SomeOf(names)), len(recs) == 0, nil
 }

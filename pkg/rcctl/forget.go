@@ -139,8 +139,9 @@ func mustBeDead(ctx context.Context, s *conn, target copyOf) (index uint64, err 
 // waitForgotten waits until a request is answered. It is refused when that was void.
 func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, request string, limit time.Duration) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
-	err := waitFor(ctx, std, pending{
+	return waitFor(ctx, std, pending{
 		subject: "pod " + target.name, written: "the request is written", goal: "forgotten", hint: "rcctl pods --rc " + target.RCID,
+		done: fmt.Sprintf("%s on %s is forgotten", target.name, target.node),
 	}, limit, func(ctx context.Context) (string, bool, error) {
 		open, err := s.RequestOpen(ctx, target.RCID, request)
 		if open || err != nil {
@@ -152,10 +153,6 @@ func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, requ
 		}
 		return "waiting for what its owner says", err == nil, err
 	})
-	if err == nil {
-		fmt.Fprintf(std.out, "%s on %s is forgotten\n", target.name, target.node)
-	}
-	return err
 }
 
 // whyVoid returns what the audit trail says about a request that was not carried out, "" for one that was.

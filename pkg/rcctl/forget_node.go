@@ -64,7 +64,7 @@ func runForgetNode(c *cli.Context, std *stdio) error {
 			fmt.Fprintf(std.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
 		}
 		if dead.orphans > 0 {
-			fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, podCount(dead.orphans))
+			fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
 		}
 		if c.Bool("dry-run") {
 			fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
@@ -151,7 +151,9 @@ func askForgets(ctx context.Context, s *conn, d deadNode) (requests []store.Requ
 			}
 			return store.NewAudit(by, "forget-node", "", lines).OnNodes(d.name)
 		})
-		what := func(n int) string { return fmt.Sprintf("node %s: the requests to forget %s", d.name, podCount(n)) }
+		what := func(n int) string {
+			return fmt.Sprintf("node %s: the requests to forget %s", d.name, field.Count(n, "pod"))
+		}
 		if asked > 0 {
 			_ = s.did(what(asked), "rcctl audit --node "+d.name, nil)
 		}
@@ -173,8 +175,9 @@ func cameBack(name string) error {
 // waitNodeForgotten waits until every request is answered, and removes what is left of the node. It is refused where the node
 // came back.
 func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
-	err := waitFor(ctx, std, pending{
+	return waitFor(ctx, std, pending{
 		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
+		done: fmt.Sprintf("node %s is forgotten, with %s", d.name, field.Count(len(d.copies), "pod")),
 	}, limit, func(ctx context.Context) (string, bool, error) {
 		if index, held, err := s.NodeHeld(ctx, d.name); err != nil || held || index != d.index {
 			if err == nil {
@@ -185,17 +188,13 @@ func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, ope
 		for len(open) > 0 {
 			waits, err := s.RequestOpen(ctx, open[0].RCID, open[0].ID)
 			if waits || err != nil {
-				return fmt.Sprintf("waiting for the owners of %s", podCount(len(open))), false, err
+				return fmt.Sprintf("waiting for the owners of %s", field.Count(len(open), "pod")), false, err
 			}
 			open = open[1:]
 		}
 		err := removeNode(ctx, s, d)
 		return "waiting for what is reserved there", err == nil, err
 	})
-	if err == nil {
-		fmt.Fprintf(std.out, "node %s is forgotten, with %s\n", d.name, podCount(len(d.copies)))
-	}
-	return err
 }
 
 // maxLeft bounds how many pods are named that are there since.
@@ -224,7 +223,7 @@ func removeNode(ctx context.Context, s *conn, d deadNode) error {
 		for i := range left {
 			names[i] = left[i].name
 		}
-		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, podCount(len(left)), field.Few(names, maxLeft, ", "))
+		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, field.Count(len(left), "pod"), field.Few(names, maxLeft, ", "))
 	}
 	err = s.RemoveNode(ctx, store.NodeRemoval{
 		Name: d.name, Node: d.index, Ops: ops.Index, Reservation: taken[d.name].Index,

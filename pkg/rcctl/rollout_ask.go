@@ -27,9 +27,13 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 		if why := inspect.WhyNot(r, verb); why != "" {
 			return refusedf("rollout of %s: %s, so that it cannot be asked to %s; it is %s, nothing was written", service, why, verb, r.State)
 		}
+		rcID := ""
+		if up := r.Upward(); up != nil {
+			rcID = up.RC
+		}
 		err = s.AskRollout(ctx, store.RolloutAsk{
 			Service: service, ID: r.ID, Request: rollout.Request{Verb: verb, By: by, At: time.Now().UTC()},
-			Audit: store.NewAudit(by, "rollout-"+string(verb), upOf(r), []string{fmt.Sprintf("service %s: rollout %s: %s", service, r.ID, verb)}),
+			Audit: store.NewAudit(by, "rollout-"+string(verb), rcID, []string{fmt.Sprintf("service %s: rollout %s: %s", service, r.ID, verb)}),
 		})
 		switch {
 		case errors.Is(err, store.ErrAsked):
@@ -45,13 +49,6 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 // noRollout says that a service has no rollout under way.
 func noRollout(service string) error {
 	return notFoundf("service %s has no rollout under way; rcctl history %s shows those that ended", service, service)
-}
-
-func upOf(r *rollout.Record) string {
-	if up := r.Upward(); up != nil {
-		return up.RC
-	}
-	return ""
 }
 
 // askCommand is a command that asks the runner of a rollout for something.

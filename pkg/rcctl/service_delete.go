@@ -7,7 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
-	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -47,7 +47,7 @@ func forgetService(ctx context.Context, s *conn, name string, force, massStop bo
 			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
 		}
 		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !force {
-			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, inspect.Replicas(effect.Spec.Total()), name)
+			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
 		}
 		err := s.ForgetService(ctx, svc, massStop, store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
 		return s.did("the deletion of service "+name, "rcctl service list", err)

@@ -76,16 +76,9 @@ func writeStatus(w io.Writer, v inspect.StatusView, colours bool, now time.Time)
 	fmt.Fprintln(w)
 	tb := table{header: []string{"CONDITION", "TRUE", "SINCE", "REASON"}, paint: -1}
 	for _, cond := range v.Conditions {
-		tb.rows = append(tb.rows, []string{string(cond.Type), yesNo(cond.True), sinceText(cond, now), cond.Reason})
+		tb.rows = append(tb.rows, []string{string(cond.Type), yesNo(cond.True), inspect.Age(now, cond.Since), cond.Reason})
 	}
 	return tb.write(w, colours)
-}
-
-func sinceText(c rc.Condition, now time.Time) string {
-	if c.Since.IsZero() {
-		return ""
-	}
-	return inspect.Age(now, c.Since)
 }
 
 func yesNo(b bool) string {

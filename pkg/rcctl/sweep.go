@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -142,7 +143,7 @@ func runSweep(c *cli.Context, std *stdio, s *conn, name string) error {
 	plan := planSweep(in)
 	if n := len(plan.orphans) + len(plan.strays); len(in.rcs) == 0 && n > 0 && !c.Bool("force") && !c.Bool("dry-run") {
 		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/operating.md), or add --force; nothing was written",
-			name, podCount(n))
+			name, field.Count(n, "pod"))
 	}
 	if err := askSweep(c, s, name, plan); err != nil {
 		return err
@@ -225,7 +226,7 @@ func printSweep(std *stdio, name string, plan sweepPlan, dry bool, leftOut int) 
 		fmt.Fprintf(std.err, "rcctl: node %s: a share is held for %s, which does not say whose it is; it is left alone\n", name, key)
 	}
 	if plan.adopted > 0 {
-		fmt.Fprintf(std.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, podCount(plan.adopted))
+		fmt.Fprintf(std.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, field.Count(plan.adopted, "pod"))
 	}
 	if leftOut > 0 {
 		fmt.Fprintf(std.err, "rcctl: node %s lists only some of its orphans, %d are left out; sweep again when these are gone\n", name, leftOut)

@@ -191,6 +191,7 @@ type pending struct {
 	written string // a sentence: what is written
 	goal    string // what it will be, such as "drained"
 	hint    string // the command that shows how far it is
+	done    string // a sentence: what it is then; empty: the caller says it
 }
 
 // waitFor looks until look says that it is done, and prints what it says of the way there whenever that is new. A read that fails
@@ -208,6 +209,9 @@ func waitFor(ctx context.Context, std *stdio, p pending, limit time.Duration, lo
 			return err
 		case err != nil:
 			line = err.Error()
+		case done && p.done != "":
+			fmt.Fprintln(std.out, p.done)
+			return nil
 		case done:
 			return nil
 		}

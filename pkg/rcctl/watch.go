@@ -111,7 +111,10 @@ func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) er
 			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {
 				return err
 			}
-			return refusedIf(w.until != "", "rc %s was deleted before it was %s", r.Name, w.until)
+			if w.until != "" {
+				return refusedf("rc %s was deleted before it was %s", r.Name, w.until)
+			}
+			return nil
 		case err == nil:
 			trouble = ""
 			if err := sc.show(inspect.NewStatusView(o.RC, o.Status, o.Farms), time.Now()); err != nil {
@@ -135,12 +138,4 @@ func lastSeen(v *inspect.StatusView) string {
 		return "nothing"
 	}
 	return v.Line()
-}
-
-// refusedIf refuses if the condition holds.
-func refusedIf(is bool, format string, args ...any) error {
-	if !is {
-		return nil
-	}
-	return refusedf(format, args...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -85,9 +86,5 @@ type StaleError struct {
 
 // Error says how much is different.
 func (e *StaleError) Error() string {
-	fields := fmt.Sprintf("%d fields", len(e.Changes))
-	if len(e.Changes) == 1 {
-		fields = "1 field"
-	}
-	return fmt.Sprintf("service %s: the plan is stale, %s changed since it was made; plan again", e.Service, fields)
+	return fmt.Sprintf("service %s: the plan is stale, %s changed since it was made; plan again", e.Service, field.Count(len(e.Changes), "field"))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -164,7 +165,7 @@ func (p *pods) Execute(ctx context.Context, client Client) error {
 // Format implements Operation.
 func (p *pods) Format(depth int) []Line { return line(depth, p.sign, p) }
 
-func (p *pods) String() string { return p.verb + " " + plural(p.Count, "pod") + " of " + p.Name }
+func (p *pods) String() string { return p.verb + " " + field.Count(p.Count, "pod") + " of " + p.Name }
 
 // RunPodOperation is a forecast: the owner places pods, and they become available.
 type RunPodOperation struct{ pods }

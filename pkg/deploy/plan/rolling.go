@@ -356,19 +356,12 @@ func (p *planner) scales(target *rc.RC) []Operation {
 // summary says what a rollout is going to do.
 func summary(r *rollout.Record) string {
 	u := &r.Update
-	text := fmt.Sprintf("%d in %s of up to %d", r.Total(), plural(r.Stages, "stage"), max(1, u.Step))
+	text := fmt.Sprintf("%d in %s of up to %d", r.Total(), field.Count(r.Stages, "stage"), max(1, u.Step))
 	text += fmt.Sprintf(", at least %d available, at most %d more than %d", u.Min, u.Surge, r.Total())
 	if r.PreDeploy != nil {
 		text += ", after " + r.PreDeploy.Name + " has run"
 	}
 	return text
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // forecasts lists what others are going to do.

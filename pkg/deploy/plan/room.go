@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -81,7 +82,7 @@ func (p *planner) room(c course) (warnings []string, err error) {
 	}
 	return nil, p.refused(p.whatHasRoom(room.Pods),
 		"no-room: the strategy %s starts %s before it stops others, and the nodes have room for %d (nodes that take no more: %s)",
-		p.knobs.Kind(), plural(want, "pod"), room.Pods, nodesOf(room))
+		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, nodesOf(room))
 }
 
 // roomFor is State.Room once what a replaced or aborted rollout has left is gone, as far as it is more than the service is to have: that goes before
