@@ -10,36 +10,36 @@ import (
 )
 
 // alertGone tells that what is wrong with a controller is over, before the last of its records goes.
-func (c *ReplicationController) alertGone(ctx context.Context, st *rc.Status) {
+func (m *memory) alertGone(ctx context.Context, to teller, id string, st *rc.Status) {
 	if st == nil {
 		return
 	}
 	now := time.Now().UTC()
 	for _, i := range st.Incidents {
 		tell := alert.Tell{Incident: i, Resolved: true}
-		if i.AlertedAt == nil && !c.told[i.Key] || c.told[tell.ID()] {
+		if i.AlertedAt == nil && !m.told[i.Key] || m.told[tell.ID()] {
 			continue
 		}
 		if i.ResolvedAt == nil {
 			i.ResolvedAt = &now
 		}
-		if c.told == nil {
-			c.told = map[string]bool{}
+		if m.told == nil {
+			m.told = map[string]bool{}
 		}
-		c.told[tell.ID()] = true
-		c.farm.tell(ctx, c.ID, alert.Tell{Incident: i, Resolved: true})
+		m.told[tell.ID()] = true
+		to.tell(ctx, id, alert.Tell{Incident: i, Resolved: true})
 	}
 }
 
 // track completes the plan's status with the incidents that follow from it, before it is stored.
-func (c *ReplicationController) track(v *view, plan *reconcile.Plan) {
-	record := &v.head.RC.Value
-	plan.Status.Conditions = rc.SetCondition(plan.Status.Conditions, rc.Unclaimed, false, "", v.snapshot.Now)
+func (ps *pass) track(plan *reconcile.Plan) {
+	record := &ps.head.RC.Value
+	plan.Status.Conditions = rc.SetCondition(plan.Status.Conditions, rc.Unclaimed, false, "", ps.snapshot.Now)
 	if st := &plan.Status; st.LastError != "" || st.Is(rc.Unreadable) {
-		st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, st.LastError != "", st.LastError, v.snapshot.Now)
+		st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, st.LastError != "", st.LastError, ps.snapshot.Now)
 	}
 	incidents, due := alert.Track(alert.Input{
-		Before: v.head.Status, After: &plan.Status, Now: v.snapshot.Now, Told: c.told,
+		Before: ps.head.Status, After: &plan.Status, Now: ps.snapshot.Now, Told: ps.mem.told,
 		Quiet: record.Disabled || record.DeletedAt != nil,
 	})
 	plan.Status.Incidents = incidents
@@ -50,19 +50,19 @@ func (c *ReplicationController) track(v *view, plan *reconcile.Plan) {
 
 // alert tells what the stored status says has to be told. It is called when the status has landed, and reports whether it
 // told anything, which the next pass then stores.
-func (c *ReplicationController) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
+func (ps *pass) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
 	now := time.Now()
 	pending := map[string]bool{}
 	for _, tell := range alert.Due(&plan.Status, now) {
 		id := tell.ID()
 		pending[id] = true
-		if c.told[id] {
+		if ps.mem.told[id] {
 			continue // told, and not stored yet
 		}
 		told = true
-		c.farm.tell(ctx, c.ID, tell)
+		ps.kit.teller.tell(ctx, ps.id, tell)
 	}
-	c.told = pending
-	c.farm.cfg.Metrics.alerting(c.ID, alert.Active(&plan.Status, now))
+	ps.mem.told = pending
+	ps.kit.metrics.alerting(ps.id, alert.Active(&plan.Status, now))
 	return told
 }

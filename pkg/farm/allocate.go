@@ -16,76 +16,85 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// booking keeps the books of an outside scheduler in line in one pass.
+type booking struct {
+	kit  *kit
+	id   string // of the controller
+	log  obs.Logger
+	mem  *memory
+	room *finder
+}
+
 // owner is on whose behalf an outside scheduler is asked in this pass.
-func (c *ReplicationController) owner(v *view) scheduler.Owner {
-	return scheduler.Owner{RCID: c.ID, Term: fmt.Sprintf("%s/%020d", v.schema.Value.Nonce, c.fence.Index)}
+func (b *booking) owner() scheduler.Owner {
+	return scheduler.Owner{RCID: b.id, Term: fmt.Sprintf("%s/%020d", b.room.s.Nonce, b.mem.fence.Index)}
 }
 
 // balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say
 // what is left to do: a crash between an allocation and its placement, or a deallocation that failed, shows in them to
 // whoever owns the controller next. They are read when they are not known: at the start of a tenure, in a deep check, and
 // after each failure.
-func (c *ReplicationController) balance(ctx context.Context, v *view, plan *reconcile.Plan) (even bool) {
-	if even, known := c.knowBooks(ctx, v, plan); !known {
+func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) (even bool) {
+	if even, known := b.knowBooks(ctx, plan, deep); !known {
 		return even
 	}
-	loose, unbooked := compareBooks(v.snapshot, c.farm.world.orphansOf(c.ID), plan.Adds, c.held)
-	if len(loose) > 0 && v.snapshot.Hold != "" {
+	loose, unbooked := compareBooks(b.room.s, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.held)
+	if len(loose) > 0 && b.room.s.Hold != "" {
 		return false // what looks loose may run on a node that has not spoken yet (R1)
 	}
-	loose, err := c.reallyLoose(ctx, loose)
+	loose, err := b.reallyLoose(ctx, loose)
 	if err != nil {
-		c.log.WithError(err).Warn("cannot tell which shares of nodes are not needed any more")
+		b.log.WithError(err).Warn("cannot tell which shares of nodes are not needed any more")
 		plan.Retry()
 		return false
 	}
 	var trouble []string
-	if err := c.deallocate(ctx, v, loose); err != nil {
-		trouble = append(trouble, describeLoose(v.snapshot, loose)+": "+err.Error())
+	if err := b.deallocate(ctx, loose); err != nil {
+		trouble = append(trouble, describeLoose(b.room.s, loose)+": "+err.Error())
 	}
-	if err := c.book(ctx, v, unbooked); err != nil {
+	if err := b.book(ctx, unbooked); err != nil {
 		trouble = append(trouble, fmt.Sprintf("%d replicas are not in its books: %v", len(unbooked), err))
 	}
-	plan.BooksDiffer(v.snapshot.Now, strings.Join(trouble, "; "))
+	plan.BooksDiffer(b.room.s.Now, strings.Join(trouble, "; "))
 	return len(trouble) == 0
 }
 
 // knowBooks reads the books where they are not known. Where they are not known then, or there are none, it returns whether all is in line.
-func (c *ReplicationController) knowBooks(ctx context.Context, v *view, plan *reconcile.Plan) (even, known bool) {
-	if c.farm.books == nil {
-		plan.BooksDiffer(v.snapshot.Now, "")
+func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, deep bool) (even, known bool) {
+	if b.kit.books == nil {
+		plan.BooksDiffer(b.room.s.Now, "")
 		return true, false
 	}
-	if c.held == nil && !c.bookless || v.deep {
-		held, err := c.farm.books.held(ctx, c.owner(v))
-		c.held, c.bookless = held, errors.Is(err, scheduler.ErrNoBooks)
-		if err != nil && !c.bookless {
-			c.held = nil
-			c.log.WithError(err).Warn("the scheduler does not show its books")
+	if b.mem.held == nil && !b.mem.bookless || deep {
+		held, err := b.kit.books.held(ctx, b.owner())
+		b.mem.held, b.mem.bookless = held, errors.Is(err, scheduler.ErrNoBooks)
+		if err != nil && !b.mem.bookless {
+			b.mem.held = nil
+			b.log.WithError(err).Warn("the scheduler does not show its books")
 			plan.Retry()
 			if plan.Finish {
-				plan.SchedulerFails(v.snapshot.Now, "the controller's last records stay until its books are known: "+err.Error())
+				plan.SchedulerFails(b.room.s.Now, "the controller's last records stay until its books are known: "+err.Error())
 			}
 			return false, false
 		}
 	}
-	if c.bookless {
-		plan.BooksDiffer(v.snapshot.Now, "")
+	if b.mem.bookless {
+		plan.BooksDiffer(b.room.s.Now, "")
 		return true, false
 	}
 	return false, true
 }
 
 // keepsBooks reports whether nodes are given by a scheduler with books.
-func (c *ReplicationController) keepsBooks() bool { return c.farm.books != nil && !c.bookless }
+func (b *booking) keepsBooks() bool { return b.kit.books != nil && !b.mem.bookless }
 
 // reallyLoose leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
 // transaction that a pass begins with does not tell of those that the token may not read; a list does.
-func (c *ReplicationController) reallyLoose(ctx context.Context, loose []scheduler.Allocation) ([]scheduler.Allocation, error) {
+func (b *booking) reallyLoose(ctx context.Context, loose []scheduler.Allocation) ([]scheduler.Allocation, error) {
 	if len(loose) == 0 {
 		return nil, nil
 	}
-	placements, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
+	placements, corrupt, err := b.kit.lists.Placements(ctx, b.id, true)
 	if err = joined(append(corrupt, err)); err != nil {
 		return nil, err
 	}
@@ -149,38 +158,38 @@ func describeLoose(s *reconcile.Snapshot, loose []scheduler.Allocation) string {
 }
 
 // deallocate gives shares back. What came of it is not known when it fails.
-func (c *ReplicationController) deallocate(ctx context.Context, v *view, shares []scheduler.Allocation) error {
+func (b *booking) deallocate(ctx context.Context, shares []scheduler.Allocation) error {
 	if len(shares) == 0 {
 		return nil
 	}
-	if err := c.farm.books.deallocate(ctx, c.owner(v), shares); err != nil {
-		c.held = nil
-		c.log.WithError(err).WithField("shares", len(shares)).Warn("the scheduler did not take shares of nodes back")
+	if err := b.kit.books.deallocate(ctx, b.owner(), shares); err != nil {
+		b.mem.held = nil
+		b.log.WithError(err).WithField("shares", len(shares)).Warn("the scheduler did not take shares of nodes back")
 		return err
 	}
 	for _, a := range shares {
-		delete(c.held, a)
+		delete(b.mem.held, a)
 	}
 	return nil
 }
 
 // book makes the books show replicas that are where they are.
-func (c *ReplicationController) book(ctx context.Context, v *view, wants []scheduler.Want) error {
-	if len(wants) == 0 || c.held == nil || v.snapshot.Manifest == nil {
+func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
+	if len(wants) == 0 || b.mem.held == nil || b.room.s.Manifest == nil {
 		return nil
 	}
-	given, err := c.farm.books.allocate(ctx, c.owner(v), viewOf(v.snapshot, v.nodesVersion), wants)
+	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(b.room.s, b.room.version), wants)
 	if err != nil {
-		c.held = nil
+		b.mem.held = nil
 		return err
 	}
 	booked := map[scheduler.Allocation]bool{}
 	for _, a := range given {
-		booked[a], c.held[a] = true, true
+		booked[a], b.mem.held[a] = true, true
 	}
 	for _, w := range wants {
 		if !booked[scheduler.Allocation{Pod: w.Pod, Node: w.Node}] {
-			c.held = nil // looked at again in the next pass
+			b.mem.held = nil // looked at again in the next pass
 			return fmt.Errorf("%s.%d is on %s, which was not booked", w.Pod.Role, w.Pod.Index, w.Node)
 		}
 	}
@@ -189,29 +198,29 @@ func (c *ReplicationController) book(ctx context.Context, v *view, wants []sched
 
 // allocate asks an outside scheduler for shares for the plan's adds, and returns those that can be used. Those that cannot
 // be are given back.
-func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *reconcile.Plan) ([]placement.Assignment, error) {
-	s, avoid := v.snapshot, v.nodes.avoid
+func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placement.Assignment, error) {
+	s, avoid := b.room.s, b.room.nodes.avoid
 	wants := make([]scheduler.Want, len(plan.Adds))
 	for i, id := range plan.Adds {
 		wants[i] = scheduler.Want{Pod: id, Avoid: avoid[id]}
 	}
-	given, err := c.farm.books.allocate(ctx, c.owner(v), viewOf(s, v.nodesVersion), wants)
+	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(s, b.room.version), wants)
 	if err != nil {
-		c.held = nil
+		b.mem.held = nil
 		return nil, err
 	}
-	eligible := setOf(slices.Collect(v.nodes.pool.Share.All()))
+	eligible := setOf(slices.Collect(b.room.nodes.pool.Share.All()))
 	var usable, back []scheduler.Allocation
 	var names []string
 	for _, a := range given {
-		if c.held != nil {
-			c.held[a] = true
+		if b.mem.held != nil {
+			b.mem.held[a] = true
 		}
 		switch {
 		case slices.Contains(avoid[a.Pod], a.Node):
-			c.farm.books.ignore(s.RC.ID, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
+			b.kit.books.ignore(s.RC.ID, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
 		case !eligible[a.Node]:
-			c.farm.books.ignore(s.RC.ID, a.Node, "it is not among the eligible nodes")
+			b.kit.books.ignore(s.RC.ID, a.Node, "it is not among the eligible nodes")
 			back = append(back, a)
 		default:
 			usable = append(usable, a)
@@ -219,21 +228,21 @@ func (c *ReplicationController) allocate(ctx context.Context, v *view, plan *rec
 		}
 	}
 	slices.Sort(names)
-	d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: slices.Compact(names)}, false)
+	d, err := b.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: slices.Compact(names)}, false)
 	if err != nil {
 		return nil, err // the next pass asks for the same shares again
 	}
-	c.keepReservations(v, d)
-	assigned, unfit := fitting(v, usable, d.Reservations)
-	if err := c.deallocate(ctx, v, append(back, unfit...)); err != nil {
+	b.room.keep(d)
+	assigned, unfit := b.room.fitting(usable, d.Reservations)
+	if err := b.deallocate(ctx, append(back, unfit...)); err != nil {
 		plan.Retry()
 	}
 	return assigned, nil
 }
 
 // fitting sorts out what does not fit into the nodes' reservations, which count for every scheduler (P3).
-func fitting(v *view, shares []scheduler.Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []scheduler.Allocation) {
-	s, perNode := v.snapshot, v.nodes.perNode
+func (f *finder) fitting(shares []scheduler.Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []scheduler.Allocation) {
+	s, perNode := f.s, f.nodes.perNode
 	taken := map[string]node.Reservation{}
 	for _, a := range shares {
 		res, known := taken[a.Node]
@@ -244,7 +253,7 @@ func fitting(v *view, shares []scheduler.Allocation, reservations map[string]sto
 		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, a.Pod), Dynamic: s.Placing().DynamicPorts()}
 		reason := rule.Refuses(scheduler.Candidate{View: s.Nodes[a.Node], Reservation: res, Pods: perNode[a.Node]}, a.Pod)
 		if reason != "" {
-			v.nodes.others[reason]++
+			f.nodes.others[reason]++
 			unfit = append(unfit, a)
 			continue
 		}
@@ -254,30 +263,4 @@ func fitting(v *view, shares []scheduler.Allocation, reservations map[string]sto
 		fit = append(fit, placement.Assignment{Pod: a.Pod, Node: a.Node})
 	}
 	return fit, unfit
-}
-
-// assignAllocated is assign with an outside scheduler that keeps books.
-func (c *ReplicationController) assignAllocated(ctx context.Context, v *view, plan *reconcile.Plan) error {
-	placed := len(plan.Changes)
-	assigned, err := c.allocate(ctx, v, plan)
-	if err != nil {
-		return c.unscheduled(ctx, v, plan, err)
-	}
-	placer := reconcile.NewPlacer(v.snapshot)
-	for _, a := range assigned {
-		plan.Changes = append(plan.Changes, placer.On(a.Pod, a.Node))
-	}
-	c.assigned(v, plan, placed, unplaced(plan.Adds, assigned), reconcile.RoomRetry, v.nodes.others)
-	return nil
-}
-
-// unscheduled says in the status that an outside scheduler failed. Nothing is placed; everything else goes on.
-func (c *ReplicationController) unscheduled(ctx context.Context, v *view, plan *reconcile.Plan, failure error) error {
-	if ctx.Err() != nil {
-		return failure
-	}
-	c.log.WithError(failure).WithField(obs.Desired, plan.Status.Desired).Warn("nothing can be placed")
-	plan.Unscheduled(v.snapshot, failure.Error())
-	c.farm.cfg.Metrics.short(c.ID, len(plan.Adds), nil)
-	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -20,11 +19,17 @@ const (
 	massStopLeast  = 10
 )
 
-// stopCounter remembers when this farm asked pods to stop. What an earlier owner asked for is learnt from the placements
-// when they are first read (R14).
+// stopCounter counts for the breaker what the controllers of this farm mean to run, and when it asked pods to stop. What an earlier owner
+// asked for is learnt from the placements when they are first read (R14).
 type stopCounter struct {
-	mu   sync.Mutex
-	last []stop
+	mu     sync.Mutex
+	last   []stop
+	pods   map[string]int  // that are meant to run, by controller
+	unread map[string]bool // their locks were taken together with others, and they were not read since: nothing is known of their pods
+}
+
+func newStopCounter() *stopCounter {
+	return &stopCounter{pods: map[string]int{}, unread: map[string]bool{}}
 }
 
 type stop struct {
@@ -39,11 +44,7 @@ func (s *stopCounter) add(now time.Time, stops []stop) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.last = slices.DeleteFunc(s.last, func(old stop) bool { return now.Sub(old.at) > massStopWindow })
-	known := make(map[pod.Identity]bool, len(s.last))
-	for _, old := range s.last {
-		known[old.pod] = true
-	}
+	known := s.known(now)
 	for _, st := range stops {
 		if now.Sub(st.at) <= massStopWindow && !known[st.pod] {
 			s.last = append(s.last, st)
@@ -51,17 +52,23 @@ func (s *stopCounter) add(now time.Time, stops []stop) {
 	}
 }
 
-// admit decides about stops that a controller plans, at one moment for all workers: it counts them with those of the window,
-// each pod once, and with running, what the farm's controllers mean to run besides. Where that is no mass stop the stops are
-// noted, and admitted is called before anybody else counts.
-func (s *stopCounter) admit(now time.Time, planned []stop, running func() int, admitted func()) (stops, owned int, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// known returns what was asked to stop within the window, and forgets what was before. The caller holds the mutex.
+func (s *stopCounter) known(now time.Time) map[pod.Identity]bool {
 	s.last = slices.DeleteFunc(s.last, func(old stop) bool { return now.Sub(old.at) > massStopWindow })
 	known := make(map[pod.Identity]bool, len(s.last))
 	for _, old := range s.last {
 		known[old.pod] = true
 	}
+	return known
+}
+
+// admit decides about stops that a controller plans, at one moment for all workers: it counts them with those of the window,
+// each pod once, and with what the farm's controllers mean to run besides, of which left are this one's. Where that is no mass stop all
+// of that is noted before anybody else counts.
+func (s *stopCounter) admit(now time.Time, rcID string, left int, planned []stop) (stops, owned int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.known(now)
 	var fresh []stop
 	for _, st := range planned {
 		if !known[st.pod] {
@@ -69,13 +76,54 @@ func (s *stopCounter) admit(now time.Time, planned []stop, running func() int, a
 		}
 	}
 	stops = len(known) + len(fresh)
-	owned = running() + stops
+	owned = stops + left
+	for id, pods := range s.pods {
+		if id != rcID {
+			owned += pods
+		}
+	}
 	if massStop(stops, owned) {
 		return stops, owned, false
 	}
 	s.last = append(s.last, fresh...)
-	admitted()
+	s.pods[rcID] = left
 	return stops, owned, true
+}
+
+// means notes how many pods of a controller are meant to run, where it was read.
+func (s *stopCounter) means(rcID string, pods int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods[rcID] = pods
+	delete(s.unread, rcID)
+}
+
+// claimed notes a controller that was not read yet.
+func (s *stopCounter) claimed(rcID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unread[rcID] = true
+}
+
+// forget is for a controller that is not this farm's any more.
+func (s *stopCounter) forget(rcID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pods, rcID)
+	delete(s.unread, rcID)
+}
+
+func (s *stopCounter) isUnread(rcID string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unread[rcID]
+}
+
+// hasUnread reports whether this farm has a controller that it has not read since it took the lock.
+func (s *stopCounter) hasUnread() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.unread) > 0
 }
 
 // massStop is the breaker's rule.
@@ -88,39 +136,39 @@ const (
 	claimsWait = 30 * time.Second
 )
 
-// breaker counts the stops that a plan is about to ask for, and trips the mass-stop breaker instead of sending them when
+// judge counts the stops that a plan is about to ask for, and trips the mass-stop breaker instead of sending them when
 // they are too many. A change that was made with --allow-mass-stop is let pass. A farm that is still taking over does not know
 // yet what it owns: then the plan is not judged, and must not be carried out.
-func (c *ReplicationController) breaker(ctx context.Context, v *view, plan *reconcile.Plan) (judged bool, err error) {
-	f, now, record := c.farm, v.snapshot.Now, &v.head.RC.Value
+func (ps *pass) judge(ctx context.Context, plan *reconcile.Plan) (judged bool, err error) {
+	kit, now, record := ps.kit, ps.snapshot.Now, &ps.head.RC.Value
 	planned := stopsOf(plan, now)
-	left := c.staying(&v.head, planned)
-	if c.mayStopMany(record) {
-		c.meansToRun(left) // before any of its stops is on its way
+	left := ps.staying(planned)
+	if ps.mayStopMany() {
+		kit.stops.means(ps.id, left) // before any of its stops is on its way
 		return true, nil
 	}
-	f.stops.add(now, stopping(v.head.Placements))
+	kit.stops.add(now, stopping(ps.head.Placements))
 	if len(planned) == 0 {
 		return true, nil
 	}
-	takingOver := time.Since(f.world.membersSince()) < claimsWait
-	if takingOver && f.hasUnread() {
+	takingOver := time.Since(kit.world.membersSince()) < claimsWait
+	if takingOver && kit.stops.hasUnread() {
 		return false, nil // pods of theirs may be stopping
 	}
-	stops, owned, ok := f.stops.admit(now, planned, func() int { return f.ownedPods(c, left) }, func() { c.meansToRun(left) })
+	stops, owned, ok := kit.stops.admit(now, ps.id, left, planned)
 	if ok {
 		return true, nil
 	}
 	if takingOver {
-		if more, err := f.claimsMore(ctx); more || err != nil {
+		if more, err := kit.fleet.claimsMore(ctx); more || err != nil {
 			return false, err
 		}
 	}
 	reason := fmt.Sprintf("farm %s was about to have stopped %d of its %d pods within a minute, the last for controller %s; "+
-		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", f.cfg.ID, stops, owned, record.Name)
-	c.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
-	audit := store.NewAudit(f.cfg.ID, "trip", c.ID, []string{"breaker: not tripped -> tripped (" + reason + ")"})
-	err = f.cfg.Store.TripBreaker(ctx, v.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: f.cfg.ID, Since: now}, audit)
+		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", kit.farm, stops, owned, record.Name)
+	ps.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
+	audit := store.NewAudit(kit.farm, "trip", ps.id, []string{"breaker: not tripped -> tripped (" + reason + ")"})
+	err = kit.trip.TripBreaker(ctx, ps.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: kit.farm, Since: now}, audit)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return false, err
 	}
@@ -141,26 +189,26 @@ func stopsOf(plan *reconcile.Plan, now time.Time) []stop {
 // errTripped ends a pass whose plan was computed before the breaker tripped; the breaker's watch asks for another.
 var errTripped = errors.New("the mass-stop breaker has tripped")
 
-// mayStopMany reports whether the breaker lets all stops of a controller pass: somebody asked for them with --allow-mass-stop, or by
+// mayStopMany reports whether the breaker lets all stops of the controller pass: somebody asked for them with --allow-mass-stop, or by
 // sweeping what has no record.
-func (c *ReplicationController) mayStopMany(record *rc.RC) bool {
-	return reconcile.AllowsMassStop(record) || c.phantom
+func (ps *pass) mayStopMany() bool {
+	return reconcile.AllowsMassStop(&ps.head.RC.Value) || ps.mem.phantom
 }
 
 // staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.
-func (c *ReplicationController) staying(head *store.Head, planned []stop) int {
+func (ps *pass) staying(planned []stop) int {
 	going := make(map[pod.Identity]bool, len(planned))
 	for _, st := range planned {
 		going[st.pod] = true
 	}
 	placements := func(yield func(*pod.Placement) bool) {
-		for i := range head.Placements {
-			if !yield(&head.Placements[i].Value) {
+		for i := range ps.head.Placements {
+			if !yield(&ps.head.Placements[i].Value) {
 				return
 			}
 		}
 	}
-	return reconcile.Staying(&head.RC.Value, c.mayStopMany(&head.RC.Value), placements, going)
+	return reconcile.Staying(&ps.head.RC.Value, ps.mayStopMany(), placements, going)
 }
 
 // stopping returns the stops that some placements remember.
@@ -174,40 +222,12 @@ func stopping(placements []store.Rec[pod.Placement]) []stop {
 	return stops
 }
 
-// learn takes from what came with the lock what the breaker must know of a controller before the first pass over it.
-func (c *ReplicationController) learn(head *store.Head) {
-	if !c.mayStopMany(&head.RC.Value) {
-		c.farm.stops.add(time.Now(), stopping(head.Placements))
+// learn takes from the head what the breaker must know of a controller before the first plan for it.
+func (ps *pass) learn() {
+	if !ps.mayStopMany() {
+		ps.kit.stops.add(time.Now(), stopping(ps.head.Placements))
 	}
-	c.meansToRun(c.staying(head, nil))
-	c.mu.Lock()
-	c.unread = false
-	c.mu.Unlock()
-}
-
-// learnOnce is learn for the first pass over a controller whose lock was taken without reading it.
-func (c *ReplicationController) learnOnce(head *store.Head) {
-	if c.isUnread() {
-		c.learn(head)
-	}
-}
-
-func (c *ReplicationController) isUnread() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.unread
-}
-
-// hasUnread reports whether this farm has a controller that it has not read since it took the lock.
-func (f *Farm) hasUnread() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, c := range f.owned {
-		if c.isUnread() {
-			return true
-		}
-	}
-	return false
+	ps.kit.stops.means(ps.id, ps.staying(nil))
 }
 
 // claimsMore reports whether this farm is still to claim a controller that it should own.
@@ -224,28 +244,4 @@ func (f *Farm) claimsMore(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// ownedPods counts the pods of all owned controllers that are meant to run, with the given number for one of them.
-func (f *Farm) ownedPods(c *ReplicationController, pods int) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, other := range f.owned {
-		if other != c {
-			pods += other.podCount()
-		}
-	}
-	return pods
-}
-
-func (c *ReplicationController) meansToRun(pods int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pods = pods
-}
-
-func (c *ReplicationController) podCount() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.pods
 }

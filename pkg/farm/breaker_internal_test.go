@@ -30,7 +30,7 @@ func (s *tripping) TripBreaker(context.Context, uint64, store.Breaker, store.Aud
 }
 
 // stopsAll returns controllers of so many pods each, with what a pass over each has read and would do: stop all of them.
-func stopsAll(t *testing.T, st Tenure, controllers, pods int) (cs []*ReplicationController, views []*view, plans []*reconcile.Plan) {
+func stopsAll(t *testing.T, st Tenure, controllers, pods int) (passes []*pass, plans []*reconcile.Plan) {
 	t.Helper()
 	log, err := obs.NewLogger(discard{}, "error", "text")
 	if err != nil {
@@ -40,23 +40,24 @@ func stopsAll(t *testing.T, st Tenure, controllers, pods int) (cs []*Replication
 	t.Cleanup(f.queue.ShutDown)
 	for i := range controllers {
 		id := fmt.Sprintf("rc%d", i)
-		c := &ReplicationController{ID: id, farm: f, log: log, pods: pods}
-		f.owned[id] = c
-		v, plan := &view{snapshot: &reconcile.Snapshot{Now: time.Now()}}, &reconcile.Plan{}
-		v.head.RC.Value = rc.RC{ID: id, Name: id, Generation: 1}
+		f.owned[id] = f.newController(id, store.Fence{})
+		f.kit.stops.means(id, pods)
+		ps, plan := f.owned[id].newPass(), &reconcile.Plan{}
+		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
+		ps.head.RC.Value = rc.RC{ID: id, Name: id, Generation: 1}
 		for n := range pods {
-			add(v, plan, n)
+			add(ps, plan, n)
 		}
-		cs, views, plans = append(cs, c), append(views, v), append(plans, plan)
+		passes, plans = append(passes, ps), append(plans, plan)
 	}
-	return cs, views, plans
+	return passes, plans
 }
 
 // add adds a pod that runs, and its stop.
-func add(v *view, plan *reconcile.Plan, index int) {
-	p := pod.Placement{Identity: pod.Identity{RCID: v.head.RC.Value.ID, Role: "main", Index: index}, RunState: pod.Running}
-	v.head.Placements = append(v.head.Placements, store.Rec[pod.Placement]{Value: p})
-	v.snapshot.Pods = append(v.snapshot.Pods, reconcile.Pod{Placement: p})
+func add(ps *pass, plan *reconcile.Plan, index int) {
+	p := pod.Placement{Identity: pod.Identity{RCID: ps.head.RC.Value.ID, Role: "main", Index: index}, RunState: pod.Running}
+	ps.head.Placements = append(ps.head.Placements, store.Rec[pod.Placement]{Value: p})
+	ps.snapshot.Pods = append(ps.snapshot.Pods, reconcile.Pod{Placement: p})
 	plan.Changes = append(plan.Changes, reconcile.Change{Action: reconcile.Stop, Identity: p.Identity})
 }
 
@@ -67,14 +68,14 @@ func TestTheBreakerCountsAtOneMoment(t *testing.T) {
 	const controllers, pods = 40, 5
 	for range 20 {
 		st := &tripping{}
-		cs, views, plans := stopsAll(t, st, controllers, pods)
+		passes, plans := stopsAll(t, st, controllers, pods)
 		var stopped atomic.Int32
 		var all sync.WaitGroup
 		start := make(chan struct{})
-		for i, c := range cs {
+		for i, ps := range passes {
 			all.Go(func() {
 				<-start
-				switch judged, err := c.breaker(t.Context(), views[i], plans[i]); {
+				switch judged, err := ps.judge(t.Context(), plans[i]); {
 				case judged && err == nil:
 					stopped.Add(pods)
 				case !errors.Is(err, errTripped):
@@ -97,15 +98,15 @@ func TestTheBreakerCountsAtOneMoment(t *testing.T) {
 func TestARefusedStopCountsOnce(t *testing.T) {
 	t.Parallel()
 	st := &tripping{}
-	cs, views, plans := stopsAll(t, st, 4, 8)
+	passes, plans := stopsAll(t, st, 4, 8)
 	for try := range 3 {
 		for i := range 2 { // 16 of 32
-			if judged, err := cs[i].breaker(t.Context(), views[i], plans[i]); !judged || err != nil {
+			if judged, err := passes[i].judge(t.Context(), plans[i]); !judged || err != nil {
 				t.Fatalf("try %d: judged %v, %v", try, judged, err)
 			}
 		}
 	}
-	if _, err := cs[2].breaker(t.Context(), views[2], plans[2]); !errors.Is(err, errTripped) {
+	if _, err := passes[2].judge(t.Context(), plans[2]); !errors.Is(err, errTripped) {
 		t.Errorf("24 of 32: %v", err)
 	}
 }
@@ -114,41 +115,41 @@ func TestARefusedStopCountsOnce(t *testing.T) {
 // judged, or that its lock came: all of 12 other pods are a mass stop, however many of the former still run.
 func TestPodsThatMayBeStoppedAreNotOwned(t *testing.T) {
 	t.Parallel()
-	for name, tell := range map[string]func(t *testing.T, c *ReplicationController, v *view, plan *reconcile.Plan){
-		"a plan stops them all": func(t *testing.T, c *ReplicationController, v *view, plan *reconcile.Plan) {
+	for name, tell := range map[string]func(t *testing.T, ps *pass, plan *reconcile.Plan){
+		"a plan stops them all": func(t *testing.T, ps *pass, plan *reconcile.Plan) {
 			t.Helper()
-			if judged, err := c.breaker(t.Context(), v, plan); !judged || err != nil {
+			if judged, err := ps.judge(t.Context(), plan); !judged || err != nil {
 				t.Fatalf("the allowed change: judged %v, %v", judged, err)
 			}
 		},
-		"a plan stops the first of them": func(t *testing.T, c *ReplicationController, v *view, plan *reconcile.Plan) {
+		"a plan stops the first of them": func(t *testing.T, ps *pass, plan *reconcile.Plan) {
 			t.Helper()
 			plan.Changes = plan.Changes[:1]
-			if judged, err := c.breaker(t.Context(), v, plan); !judged || err != nil {
+			if judged, err := ps.judge(t.Context(), plan); !judged || err != nil {
 				t.Fatalf("the allowed change: judged %v, %v", judged, err)
 			}
 		},
-		"a plan cannot stop any yet": func(t *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) {
+		"a plan cannot stop any yet": func(t *testing.T, ps *pass, _ *reconcile.Plan) {
 			t.Helper()
-			if judged, err := c.breaker(t.Context(), v, &reconcile.Plan{}); !judged || err != nil {
+			if judged, err := ps.judge(t.Context(), &reconcile.Plan{}); !judged || err != nil {
 				t.Fatalf("the allowed change: judged %v, %v", judged, err)
 			}
 		},
-		"a pass was over": func(_ *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) {
-			c.remember(v, &reconcile.Plan{}, 0, nil)
+		"a pass was over": func(_ *testing.T, ps *pass, _ *reconcile.Plan) {
+			ps.remember(&reconcile.Plan{}, 0, nil)
 		},
-		"they came with the lock": func(_ *testing.T, c *ReplicationController, v *view, _ *reconcile.Plan) { c.learn(&v.head) },
+		"they came with the lock": func(_ *testing.T, ps *pass, _ *reconcile.Plan) { ps.learn() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cs, views, plans := stopsAll(t, &tripping{}, 2, 12)
+			passes, plans := stopsAll(t, &tripping{}, 2, 12)
 			for i := range 40 {
-				add(views[0], plans[0], i+12)
+				add(passes[0], plans[0], i+12)
 			}
-			views[0].head.RC.Value.AllowMassStop = 1
-			cs[0].pods = len(views[0].head.Placements)
-			tell(t, cs[0], views[0], plans[0])
-			if _, err := cs[1].breaker(t.Context(), views[1], plans[1]); !errors.Is(err, errTripped) {
+			passes[0].head.RC.Value.AllowMassStop = 1
+			passes[0].kit.stops.means(passes[0].id, len(passes[0].head.Placements))
+			tell(t, passes[0], plans[0])
+			if _, err := passes[1].judge(t.Context(), plans[1]); !errors.Is(err, errTripped) {
 				t.Errorf("12 of 12 that stay: %v", err)
 			}
 		})
@@ -167,12 +168,12 @@ func TestPodsThatStayAreOwned(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cs, views, plans := stopsAll(t, &tripping{}, 2, 12)
-			change(&views[0].head.RC.Value)
-			if judged, err := cs[0].breaker(t.Context(), views[0], &reconcile.Plan{}); !judged || err != nil {
+			passes, plans := stopsAll(t, &tripping{}, 2, 12)
+			change(&passes[0].head.RC.Value)
+			if judged, err := passes[0].judge(t.Context(), &reconcile.Plan{}); !judged || err != nil {
 				t.Fatalf("judged %v, %v", judged, err)
 			}
-			if judged, err := cs[1].breaker(t.Context(), views[1], plans[1]); !judged || err != nil {
+			if judged, err := passes[1].judge(t.Context(), plans[1]); !judged || err != nil {
 				t.Errorf("12 of 24: judged %v, %v", judged, err)
 			}
 		})
@@ -184,26 +185,26 @@ func TestPodsThatStayAreOwned(t *testing.T) {
 func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 	t.Parallel()
 	st := &tripping{}
-	cs, views, plans := stopsAll(t, st, 2, 20)
-	f := cs[0].farm
-	f.world.stable = time.Now()
-	cs[1].unread = true
+	passes, plans := stopsAll(t, st, 2, 20)
+	passes[0].kit.world.(*world).stable = time.Now()
+	stops := passes[1].kit.stops
+	stops.claimed(passes[1].id)
 	plans[0].Changes = plans[0].Changes[:5]
-	if judged, err := cs[0].breaker(t.Context(), views[0], plans[0]); judged || err != nil {
+	if judged, err := passes[0].judge(t.Context(), plans[0]); judged || err != nil {
 		t.Errorf("a stop was judged while a controller had not been read: %v, %v", judged, err)
 	}
 	since := time.Now()
-	for i := range views[1].head.Placements { // its former owner has asked 16 of 20 to stop
+	for i := range passes[1].head.Placements { // its former owner has asked 16 of 20 to stop
 		if i < 16 {
-			p := &views[1].head.Placements[i].Value
+			p := &passes[1].head.Placements[i].Value
 			p.RunState, p.StoppingSince = pod.Stopped, &since
 		}
 	}
-	cs[1].learnOnce(&views[1].head)
-	if cs[1].isUnread() {
+	passes[1].learn()
+	if stops.isUnread(passes[1].id) {
 		t.Error("it has been read")
 	}
-	if judged, err := cs[0].breaker(t.Context(), views[0], plans[0]); judged || !errors.Is(err, errTripped) {
+	if judged, err := passes[0].judge(t.Context(), plans[0]); judged || !errors.Is(err, errTripped) {
 		t.Errorf("16 + 5 of 40 pods: %v, %v", judged, err)
 	}
 }

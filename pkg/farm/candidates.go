@@ -2,9 +2,11 @@ package farm
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -32,12 +34,12 @@ type candidates struct {
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
 // everything else then. A scheduler that is not ours may want to see the whole snapshot and is asked later.
-func (c *ReplicationController) guess(ctx context.Context, v *view) error {
-	s := v.snapshot
-	if c.farm.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
+func (f *finder) guess(ctx context.Context) error {
+	s := f.s
+	if f.kit.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
-	if !c.roomKnown(s) {
+	if !f.roomKnown(s) {
 		return nil
 	}
 	n := s.RC.Desired()
@@ -49,27 +51,27 @@ func (c *ReplicationController) guess(ctx context.Context, v *view) error {
 	if n <= 0 {
 		return nil
 	}
-	if err := c.findNodes(ctx, v); err != nil {
+	if err := f.findNodes(ctx); err != nil {
 		return err
 	}
-	v.nodes.guessed = c.takeNodes(ctx, v, n)
+	f.nodes.guessed = f.takeNodes(ctx, n)
 	return nil
 }
 
 // findNodes asks the scheduler.
-func (c *ReplicationController) findNodes(ctx context.Context, v *view) (err error) {
-	s := v.snapshot
-	if c.farm.outside == nil {
-		v.nodes, err = c.farm.candidates(s, v.nodesVersion)
+func (f *finder) findNodes(ctx context.Context) (err error) {
+	s := f.s
+	if f.kit.outside == nil {
+		f.nodes, err = candidatesOf(f.kit.byLabel, f.kit.farm, s, f.version)
 		return err
 	}
-	names, others, err := c.farm.outside.eligible(ctx, viewOf(s, v.nodesVersion))
+	names, others, err := f.kit.outside.eligible(ctx, viewOf(s, f.version))
 	if err != nil {
 		return err
 	}
-	v.nodes = newCandidates(s, others, "")
-	v.nodes.strict = true
-	v.nodes.inOrder(placement.InOrder(names), placement.Walk{})
+	f.nodes = newCandidates(s, others, "")
+	f.nodes.strict = true
+	f.nodes.inOrder(placement.InOrder(names), placement.Walk{})
 	return nil
 }
 
@@ -170,21 +172,21 @@ func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
 }
 
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.
-func (c *ReplicationController) takeNodes(ctx context.Context, v *view, pods int) []string {
-	some, foreign := c.farm.ledger.Take(ctx, &v.nodes.pool, pods, len(v.taken) == 0)
-	if v.nodes.mine != nil {
-		foreign = slices.DeleteFunc(slices.Clone(some), v.nodes.mine)
+func (f *finder) takeNodes(ctx context.Context, pods int) []string {
+	some, foreign := f.kit.ledger.Take(ctx, &f.nodes.pool, pods, len(f.taken) == 0)
+	if f.nodes.mine != nil {
+		foreign = slices.DeleteFunc(slices.Clone(some), f.nodes.mine)
 	}
 	for _, name := range foreign {
-		v.nodes.foreign[name] = true
+		f.nodes.foreign[name] = true
 	}
-	v.taken = append(v.taken, some...)
-	v.nodes.looked += len(some)
+	f.taken = append(f.taken, some...)
+	f.nodes.looked += len(some)
 	return some
 }
 
 // giveBack lets other passes have the nodes that this one does not write to.
-func (c *ReplicationController) giveBack(v *view, changes []reconcile.Change) {
+func (f *finder) giveBack(changes []reconcile.Change) {
 	used := map[string]bool{}
 	for i := range changes {
 		for _, r := range changes[i].Reserve {
@@ -192,11 +194,26 @@ func (c *ReplicationController) giveBack(v *view, changes []reconcile.Change) {
 		}
 	}
 	var unused []string
-	v.taken = slices.DeleteFunc(v.taken, func(name string) bool {
+	f.taken = slices.DeleteFunc(f.taken, func(name string) bool {
 		if !used[name] {
 			unused = append(unused, name)
 		}
 		return !used[name]
 	})
-	c.farm.ledger.GiveBack(unused)
+	f.kit.ledger.GiveBack(unused)
+}
+
+// keep keeps what is taken for the batches: their writes are refused where it is outdated.
+func (f *finder) keep(d store.Details) {
+	for name, e := range d.Unreadable {
+		f.log.WithError(e).WithField(obs.Node, name).Error("nothing is placed on a node")
+	}
+	if len(d.Unreadable) == 0 { // else the batches read again, and say which one it is
+		maps.Copy(f.reserved, d.Reservations)
+	}
+	for name, rec := range d.Reservations {
+		if d.Unreadable[name] == nil && disagrees(f.s.Nodes[name], rec.Value) {
+			f.kit.suspects.add(name)
+		}
+	}
 }

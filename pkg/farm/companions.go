@@ -9,125 +9,120 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// CompanionReads are how a pass learns what other revisions of a service have (ADR 16).
-type CompanionReads interface {
-	ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error)
-}
-
 // readCompanions reads the controllers of the other revisions of the service, after the controller's own placements and before any
 // reality. Those without a record are left out: nobody works on them, and they hold nobody up.
-func (c *ReplicationController) readCompanions(ctx context.Context, v *view) error {
+func (ps *pass) readCompanions(ctx context.Context) error {
 	var ids []string
-	if s := v.head.RC.Value.Service; s != nil && heedCompanions {
-		ids = slices.DeleteFunc(slices.Clone(s.Companions), func(id string) bool { return id == c.ID || id == "" })
+	if s := ps.head.RC.Value.Service; s != nil && heedCompanions {
+		ids = slices.DeleteFunc(slices.Clone(s.Companions), func(id string) bool { return id == ps.id || id == "" })
 		slices.Sort(ids)
 		ids = slices.Compact(ids)
 	}
-	c.farm.kin.set(c.ID, ids)
+	ps.kit.kin.set(ps.id, ids)
 	if len(ids) == 0 {
 		return nil
 	}
-	if v.early != nil && c.expects.nodes && !v.beside {
-		v.snapshot.CompanionsUnread = true // most likely nothing depends on them
+	if ps.early != nil && ps.mem.expects.nodes && !ps.beside {
+		ps.snapshot.CompanionsUnread = true // most likely nothing depends on them
 		return nil
 	}
-	own, companions, err := c.companionsOf(ctx, v, ids)
+	own, companions, err := ps.companionsOf(ctx, ids)
 	absent := func(o store.Companion) bool { return !o.Exists }
-	if err == nil && slices.ContainsFunc(companions, absent) && !c.consistent { // a leader that is behind may lack some
-		v.early = nil
-		own, companions, err = c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, true)
+	if err == nil && slices.ContainsFunc(companions, absent) && !ps.mem.consistent { // a leader that is behind may lack some
+		ps.early = nil
+		own, companions, err = ps.kit.reads.ReadCompanions(ctx, ps.id, ids, true)
 	}
 	if err != nil {
 		return err
 	}
-	v.companions = slices.DeleteFunc(companions, absent)
-	v.drops = store.DropsBy{c.ID: own.Drops}
-	for i := range v.companions {
-		o := &v.companions[i]
-		v.drops[o.RCID] = o.Marks.Drops
+	ps.companions = slices.DeleteFunc(companions, absent)
+	ps.drops = store.DropsBy{ps.id: own.Drops}
+	for i := range ps.companions {
+		o := &ps.companions[i]
+		ps.drops[o.RCID] = o.Marks.Drops
 		other := reconcile.Companion{RCID: o.RCID, Unread: len(o.Corrupt), Status: o.Status, Asks: o.Asks}
 		for _, rec := range o.Placements {
 			other.Pods = append(other.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 		}
-		v.snapshot.Companions = append(v.snapshot.Companions, other)
+		ps.snapshot.Companions = append(ps.snapshot.Companions, other)
 	}
 	return nil
 }
 
 // companionsOf reads companions, unless that was done early. What was read before their marks is too old then.
-func (c *ReplicationController) companionsOf(ctx context.Context, v *view, ids []string) (store.Marks, []store.Companion, error) {
-	if v.early != nil && slices.Equal(v.early.Expected.Companions, ids) {
-		return store.Marks{Drops: v.early.Drops}, v.early.Companions, nil
+func (ps *pass) companionsOf(ctx context.Context, ids []string) (store.Marks, []store.Companion, error) {
+	if ps.early != nil && slices.Equal(ps.early.Expected.Companions, ids) {
+		return store.Marks{Drops: ps.early.Drops}, ps.early.Companions, nil
 	}
-	v.early = nil
-	return c.farm.cfg.Store.ReadCompanions(ctx, c.ID, ids, c.consistent)
+	ps.early = nil
+	return ps.kit.reads.ReadCompanions(ctx, ps.id, ids, ps.mem.consistent)
 }
 
 // decide computes the plan. Where companions were not read, and make a difference, that is done first.
-func (c *ReplicationController) decide(ctx context.Context, v *view) (reconcile.Plan, error) {
-	plan := reconcile.Compute(v.snapshot)
-	if !v.snapshot.CompanionsUnread || plan.Unaided {
+func (ps *pass) decide(ctx context.Context) (reconcile.Plan, error) {
+	plan := reconcile.Compute(ps.snapshot)
+	if !ps.snapshot.CompanionsUnread || plan.Unaided {
 		return plan, nil
 	}
-	if err := c.readBeside(ctx, v); err != nil {
+	if err := ps.readBeside(ctx); err != nil {
 		return plan, err
 	}
-	return reconcile.Compute(v.snapshot), nil
+	return reconcile.Compute(ps.snapshot), nil
 }
 
 // readBeside reads companions after all, and then again what nodes report: that must not be older than their marks.
-func (c *ReplicationController) readBeside(ctx context.Context, v *view) error {
-	c.giveBack(v, nil)
-	v.beside, v.early, v.nodes = true, nil, nil
-	v.snapshot.CompanionsUnread, v.snapshot.Errors = false, nil
-	if err := c.readCompanions(ctx, v); err != nil {
+func (ps *pass) readBeside(ctx context.Context) error {
+	ps.room.giveBack(nil)
+	ps.beside, ps.early, ps.room.nodes = true, nil, nil
+	ps.snapshot.CompanionsUnread, ps.snapshot.Errors = false, nil
+	if err := ps.readCompanions(ctx); err != nil {
 		return err
 	}
-	if err := c.readDrops(ctx, v); err != nil {
+	if err := ps.readDrops(ctx); err != nil {
 		return err
 	}
-	v.snapshot.Nodes, v.nodesVersion = c.farm.world.nodesAt()
-	return c.readDetails(ctx, v)
+	ps.snapshot.Nodes, ps.room.version = ps.kit.world.nodesAt()
+	return ps.readDetails(ctx)
 }
 
 // makeMarks makes the keys that the plan's batches depend on where they are missing, and reports whether there were such: what was
 // read before says nothing then.
-func (c *ReplicationController) makeMarks(ctx context.Context, v *view, plan *reconcile.Plan) (made bool, err error) {
+func (ps *pass) makeMarks(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
 	var drops, stops []string
-	for id, d := range v.drops {
-		if d.Index == 0 && len(plan.Counting) > 0 && !v.minimum.byBell {
+	for id, d := range ps.drops {
+		if d.Index == 0 && len(plan.Counting) > 0 && !ps.minimum.byBell {
 			drops = append(drops, id)
 		}
 	}
-	for i := range v.companions {
-		if o := &v.companions[i]; o.Marks.Stops == 0 && len(plan.Counting)+len(plan.Adds) > 0 {
+	for i := range ps.companions {
+		if o := &ps.companions[i]; o.Marks.Stops == 0 && len(plan.Counting)+len(plan.Adds) > 0 {
 			stops = append(stops, o.RCID)
 		}
 	}
 	if len(drops)+len(stops) == 0 {
 		return false, nil
 	}
-	return true, c.farm.cfg.Store.MakeMarks(ctx, drops, stops)
+	return true, ps.kit.writes.MakeMarks(ctx, drops, stops)
 }
 
 // dependOnCompanions says what a part depends on of companions besides: that nobody has stopped or added pods, that none has dropped if it depends
 // on what counts, and that their records ask for as much as before where the bounds of the service follow that.
-func dependOnCompanions(v *view, part *store.Part, counts bool) {
-	if len(v.companions) == 0 {
+func (ps *pass) dependOnCompanions(part *store.Part, counts bool) {
+	if len(ps.companions) == 0 {
 		return
 	}
 	if part.Companions == nil {
-		part.Companions = make(map[string]store.CompanionIndices, len(v.companions))
+		part.Companions = make(map[string]store.CompanionIndices, len(ps.companions))
 	}
-	for i := range v.companions {
-		o := &v.companions[i]
+	for i := range ps.companions {
+		o := &ps.companions[i]
 		on := part.Companions[o.RCID] // what other changes of the part depend on
 		on.Stops = o.Marks.Stops
-		if v.head.RC.Value.Mutator == "" {
+		if ps.head.RC.Value.Mutator == "" {
 			on.Record = o.Record
 		}
 		switch {
-		case counts && v.minimum.byBell:
+		case counts && ps.minimum.byBell:
 			on.Bell = o.Marks.Bell
 		case counts:
 			on.Drops = o.Marks.Drops.Index

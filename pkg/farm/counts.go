@@ -14,11 +14,11 @@ const countsEvery = 200 * time.Millisecond
 
 // statusMayWait returns how long a status may stay unwritten, zero for not at all: it says nothing but how many of the pods that nodes
 // were asked for are there, and the one before it has just been written.
-func (c *ReplicationController) statusMayWait(v *view, plan *reconcile.Plan) time.Duration {
-	if !onlyCounts(v.head.Status, plan) {
+func (ps *pass) statusMayWait(plan *reconcile.Plan) time.Duration {
+	if !onlyCounts(ps.head.Status, plan) {
 		return 0
 	}
-	return max(0, countsEvery-time.Since(c.reported))
+	return max(0, countsEvery-time.Since(ps.mem.reported))
 }
 
 // onlyCounts reports whether a status says no more than the one before it but how many pods there are.

@@ -46,19 +46,18 @@ func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
 			"something keeps it":          {said(nil), is(rc.WaitsForService), false},
 			"somebody is alerted":         {said(nil), func(st *rc.Status) { st.Incidents = []rc.Incident{{Key: "k"}} }, false},
 		} {
-			con := &ReplicationController{reported: time.Now()}
-			v := &view{}
-			v.head.Status = c.before
+			ps := &pass{mem: memory{reported: time.Now()}}
+			ps.head.Status = c.before
 			plan := &reconcile.Plan{Status: *said(c.after)}
 			want := time.Duration(0)
 			if c.waits {
 				want = countsEvery
 			}
-			if got := con.statusMayWait(v, plan); got != want {
+			if got := ps.statusMayWait(plan); got != want {
 				t.Errorf("%s: it waits %s, want %s", name, got, want)
 			}
-			con.reported = time.Now().Add(-countsEvery)
-			if got := con.statusMayWait(v, plan); got != 0 {
+			ps.mem.reported = time.Now().Add(-countsEvery)
+			if got := ps.statusMayWait(plan); got != 0 {
 				t.Errorf("%s: it waits %s although the last was long ago", name, got)
 			}
 		}
@@ -74,18 +73,18 @@ func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
 				t.Errorf("%s: %s, want %s", what, got, want)
 			}
 		}
-		c := &ReplicationController{expects: expects{nodes: true}}
+		c := &ReplicationController{memory: memory{expects: expects{nodes: true}}}
 		waits("alone", c, 0, gatherLeast)
 		<-time.After(gatherLeast / 5)
 		waits("another bell, and more is under way", c, 100, gatherLeast-gatherLeast/5)
 		<-time.After(gatherLeast - gatherLeast/5)
 		waits("later", c, 0, 0)
-		c.looks.begin()
+		c.standing.looks.begin()
 		waits("many are under way", c, 1000, gatherMost)
-		c.looks.ask()
+		c.standing.looks.ask()
 		waits("somebody asked", c, 1000, 0)
-		c.looks.begin()
-		c.looks.again(time.Millisecond)
+		c.standing.looks.begin()
+		c.standing.looks.again(time.Millisecond)
 		<-time.After(time.Millisecond)
 		waits("it is due", c, 1000, 0)
 		waits("nodes are not waited for", &ReplicationController{}, 1000, 0)

@@ -78,6 +78,7 @@ type Tenure interface {
 	ReplicationControllerWatcher
 	ReplicationControllerLocker
 	ReplicationControllerStore
+	ClusterReads
 	Settlement
 	Unowned
 	Incidents
@@ -85,20 +86,11 @@ type Tenure interface {
 	OnSpoiled(f func(kind string, parts int))
 }
 
-// ReplicationControllerStore is what a pass reads and writes.
-type ReplicationControllerStore interface {
-	Reads
-	Writes
-}
-
 // ReplicationControllerLocker is how the farm becomes and stops being the owner of controllers.
 type ReplicationControllerLocker interface {
 	Join(ctx context.Context, m store.Member) error
 	Claim(ctx context.Context, rcID string) (store.Claimed, error)
 	ClaimAll(ctx context.Context, rcIDs []string) (map[string]store.Fence, error)
-	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
-	Release(ctx context.Context, rcID string, f store.Fence) error
-	Abandon(ctx context.Context, rcID string, f store.Fence) error
 	LockReads
 }
 
@@ -115,37 +107,34 @@ type LockReads interface {
 	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
 }
 
+// ClusterReads are what Consul itself knows of nodes, and what mends their reservations.
+type ClusterReads interface {
+	Passing(ctx context.Context) ([]string, error)
+	FailedAgents(ctx context.Context) (map[string]bool, error)
+	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
+}
+
 // Farm owns controllers for as long as one session lives.
 type Farm struct {
 	cfg   Config
 	log   obs.Logger
 	queue workqueue.TypedRateLimitingInterface[string]
 	world *world
+	kit   *kit // of its passes
 
-	mu       sync.Mutex
-	owned    map[string]*ReplicationController
-	foreign  map[string]bool      // known to be owned by another farm, until the members change or a sweep
-	freed    map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
-	nonce    settling
-	ledger   scheduler.Ledger
-	scarcity scarcity
-	stops    stopCounter
-	unowned  unowned
-	kin      kin
+	mu      sync.Mutex
+	owned   map[string]*ReplicationController
+	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
+	freed   map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
+	unowned unowned
 
 	unreadable unreadables
-	suspects   nodeSet // their reservations say something else than what is known of them
-	fresh      nodeSet // this farm has written their first reservation, as far as it knows
 
-	byLabel   *scheduler.ByLabel
-	outside   *outside // a scheduler that is asked in place of byLabel; nil: none
-	books     *books   // nil: the scheduler keeps none
-	manifests *manifestCache
-	fatal     chan error    // capacity 1: why the farm must start over
-	sweepNow  chan struct{} // capacity 1
-	moved     chan struct{} // capacity 1: the members have changed
+	fatal    chan error    // capacity 1: why the farm must start over
+	sweepNow chan struct{} // capacity 1
+	moved    chan struct{} // capacity 1: the members have changed
 	busy      atomic.Int64  // passes under way
-	deepLeft  int           // deep checks of controllers that are claimed before the next sweep
+	deepLeft int           // deep checks of controllers that are claimed before the next sweep
 }
 
 // The pace of repeated tries of one controller.
@@ -162,20 +151,18 @@ func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	f := &Farm{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
-		queue:     newQueue(cfg.Metrics),
-		owned:     map[string]*ReplicationController{},
-		foreign:   map[string]bool{},
-		freed:     map[string]time.Time{},
-		manifests: newManifestCache(),
-		fatal:     make(chan error, 1),
-		sweepNow:  make(chan struct{}, 1),
-		moved:     make(chan struct{}, 1),
-		deepLeft:  deepAtOnce,
+		queue:    newQueue(cfg.Metrics),
+		owned:    map[string]*ReplicationController{},
+		foreign:  map[string]bool{},
+		freed:    map[string]time.Time{},
+		fatal:    make(chan error, 1),
+		sweepNow: make(chan struct{}, 1),
+		moved:    make(chan struct{}, 1),
+		deepLeft: deepAtOnce,
 	}
 	f.cfg.Metrics.reset()
 	f.world = newWorld(f)
-	f.byLabel = &scheduler.ByLabel{Between: f.world.between}
-	f.outside, f.books = outsideOf(f)
+	f.kit = newKit(&f.cfg, f.world, f, &scheduler.ByLabel{Between: f.world.between})
 	return f
 }
 
@@ -254,13 +241,13 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	}
 	log := f.log.WithField(obs.RCID, id)
 	c, again, err := f.controller(ctx, id)
-	if err == nil && c != nil && c.takenOver() && f.queue.Len() > 0 {
+	if err == nil && c != nil && c.memory.takenOver() && f.queue.Len() > 0 {
 		// Whatever waits may lack an owner too: all are claimed before the first is worked on.
 		f.queue.Add(id)
 		return
 	}
 	if err == nil && c != nil {
-		if idle, left := c.looks.idle(id, f.rungFor(id)); idle {
+		if idle, left := c.standing.looks.idle(id, f.rungFor(id)); idle {
 			if left > 0 {
 				f.queue.AddAfter(id, left)
 			}
@@ -280,7 +267,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		if again > 0 {
 			again += f.backlog()
 			if c != nil {
-				c.looks.again(again)
+				c.standing.looks.again(again)
 			}
 			f.queue.AddAfter(id, again)
 		}
@@ -297,9 +284,10 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.queue.Forget(id)
 		return
 	case errors.Is(err, errGone):
+		unread := f.kit.stops.isUnread(id)
 		f.drop(id)
 		f.queue.Forget(id)
-		if c != nil && c.isUnread() {
+		if unread {
 			f.queue.Add(id) // somebody may ask for what a controller without a record left behind: claiming it alone finds out
 		}
 		return
@@ -330,7 +318,7 @@ func (f *Farm) passes(ctx context.Context, c *ReplicationController) (again time
 	defer f.busy.Add(-1)
 	for range passTries {
 		started := time.Now()
-		again, err = c.pass(ctx)
+		again, err = c.look(ctx)
 		f.cfg.Metrics.passed(time.Since(started), err)
 		if ctx.Err() != nil || !errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrLost) {
 			break
@@ -358,7 +346,7 @@ func (f *Farm) enqueue(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if c := f.owned[id]; c != nil {
-		c.looks.ask()
+		c.standing.looks.ask()
 	}
 	f.queue.Add(id)
 }
@@ -371,10 +359,15 @@ func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 	defer f.mu.Unlock()
 	for id, c := range f.owned {
 		if which(c) {
-			c.looks.ask()
+			c.standing.looks.ask()
 			f.queue.Add(id)
 		}
 	}
+}
+
+// roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
+func (f *Farm) roomFreed(rcID string) {
+	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.isHungry() })
 }
 
 func (f *Farm) requestSweep() {

@@ -16,13 +16,15 @@ func TestAMoveWithoutRoomIsHungry(t *testing.T) {
 	t.Parallel()
 	other := map[string]bool{"n9": true}
 	for missing, want := range map[int]bool{0: false, 1: true} {
-		c := &ReplicationController{}
+		c := &ReplicationController{kit: &kit{stops: newStopCounter()}}
+		ps := c.newPass()
 		plan := &reconcile.Plan{Status: rc.Status{Desired: 2, Placed: 2}}
 		s := &reconcile.Snapshot{Now: time.Now()}
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
-		c.remember(&view{snapshot: s}, plan, 0, nil)
-		if c.isHungry() != want || c.concernedBy(other) != want {
-			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.isHungry(), c.concernedBy(other))
+		ps.snapshot = s
+		ps.remember(plan, 0, nil)
+		if c.standing.isHungry() != want || c.standing.concernedBy(other) != want {
+			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.standing.isHungry(), c.standing.concernedBy(other))
 		}
 	}
 }
@@ -41,11 +43,13 @@ func TestAControllerThatWasFedIsNotHungry(t *testing.T) {
 		"one has not landed":    {desired: 3, wrote: 1, want: true},
 		"none is known to have": {desired: 3, wrote: 2, err: errors.New("unknown"), want: true},
 	} {
-		c := &ReplicationController{}
+		c := &ReplicationController{kit: &kit{stops: newStopCounter()}}
+		ps := c.newPass()
+		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
-		c.remember(&view{snapshot: &reconcile.Snapshot{Now: time.Now()}}, plan, try.wrote, try.err)
-		if c.isHungry() != try.want {
-			t.Errorf("%s: hungry %t", name, c.isHungry())
+		ps.remember(plan, try.wrote, try.err)
+		if c.standing.isHungry() != try.want {
+			t.Errorf("%s: hungry %t", name, c.standing.isHungry())
 		}
 	}
 }

@@ -102,5 +102,5 @@ func (l *looks) gather(busy int64) time.Duration {
 
 // rungFor returns the bells, as heard last, of a controller and of its companions.
 func (f *Farm) rungFor(id string) map[string]uint64 {
-	return f.world.rung(append(f.kin.companions(id), id))
+	return f.world.rung(append(f.kit.kin.companions(id), id))
 }

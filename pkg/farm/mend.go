@@ -24,7 +24,7 @@ func (f *Farm) mendShares(ctx context.Context) error {
 	f.mu.Unlock()
 	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
 	for i, c := range owned {
-		nodes[i] = c.placedOn()
+		nodes[i] = c.standing.placedOn()
 	}
 	names, err := f.cfg.Store.ListReservedNodes(ctx)
 	if err != nil {
@@ -36,7 +36,7 @@ func (f *Farm) mendShares(ctx context.Context) error {
 	}
 	for i, c := range owned {
 		if slices.ContainsFunc(nodes[i], func(name string) bool { return !reserved[name] }) {
-			c.checkDeeply()
+			c.standing.checkDeeply()
 			f.queue.Add(c.ID)
 		}
 	}
@@ -47,13 +47,13 @@ func (f *Farm) mendShares(ctx context.Context) error {
 // lost, shares of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
 // dies, the slow deep check of those others finds.
 func (f *Farm) mendFresh(ctx context.Context) error {
-	names := f.fresh.take()
+	names := f.kit.fresh.take()
 	for len(names) > freshPerSweep {
-		f.fresh.add(names[len(names)-1])
+		f.kit.fresh.add(names[len(names)-1])
 		names = names[:len(names)-1]
 	}
 	if err := f.askForShares(ctx, names); err != nil {
-		f.fresh.add(names...)
+		f.kit.fresh.add(names...)
 		return err
 	}
 	return nil
@@ -125,7 +125,7 @@ func disagrees(v *node.View, res node.Reservation) bool {
 // has not heard of a drain yet could place there, and none where the labels are said to be others. Those of drained nodes are looked at
 // by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
 func (f *Farm) mendReservations(ctx context.Context) error {
-	names, nodes := f.suspects.take(), f.world.nodes()
+	names, nodes := f.kit.suspects.take(), f.world.nodes()
 	if IsLowest(f.cfg.ID, f.Members()) {
 		for name, v := range nodes {
 			if v.Ops.Drain != nil && !slices.Contains(names, name) {
@@ -135,7 +135,7 @@ func (f *Farm) mendReservations(ctx context.Context) error {
 	}
 	d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 	if err != nil {
-		f.suspects.add(names...)
+		f.kit.suspects.add(names...)
 		return err
 	}
 	var errs []error
@@ -146,10 +146,10 @@ func (f *Farm) mendReservations(ctx context.Context) error {
 		mended, err := f.cfg.Store.MendReservation(ctx, name)
 		switch {
 		case mended:
-			f.fresh.add(name) // it may be the first record after a loss
+			f.kit.fresh.add(name) // it may be the first record after a loss
 			f.log.WithField(obs.Node, name).Warn("a node's reservation did not say what operators and the node's record say; mended")
-			f.scarcity.changed([]string{name})
-			f.enqueueOwned((*ReplicationController).isHungry)
+			f.kit.scarcity.changed([]string{name})
+			f.roomFreed("")
 		case errors.Is(err, store.ErrRefused): // somebody was faster; the next sweep looks again
 		case err != nil:
 			errs = append(errs, err)

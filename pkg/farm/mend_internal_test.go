@@ -15,11 +15,10 @@ import (
 func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
 	t.Parallel()
 	id := pod.Identity{RCID: "web", Role: "main"}
-	v := &view{snapshot: &reconcile.Snapshot{Nodes: map[string]*node.View{
+	nodes := map[string]*node.View{
 		"n1": {Node: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, Alive: true, Ops: node.Ops{Drain: &node.Drain{Since: time.Unix(1, 0)}}},
-	}}}
+	}
 	holder := node.NewHolder(id, nil, 0, 0)
-	c := &ReplicationController{}
 	for name, tt := range map[string]struct {
 		rec     store.Rec[node.Reservation]
 		reserve reconcile.ReserveChange
@@ -33,7 +32,7 @@ func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
 		"another node, not known": {reserve: reconcile.ReserveChange{Node: "n2"}},
 	} {
 		ch := &reconcile.Change{Identity: id, Reserve: []reconcile.ReserveChange{tt.reserve}}
-		writes, refused := c.reserve(v, map[string]store.Rec[node.Reservation]{"n1": tt.rec}, ch)
+		writes, refused := reserve(nodes, map[string]store.Rec[node.Reservation]{"n1": tt.rec}, ch)
 		if refused != tt.refused || refused == "" && writes[0].Value.Closed != tt.closed {
 			t.Errorf("%s: %+v, %q", name, writes, refused)
 		}

@@ -102,22 +102,22 @@ func (m *minimum) forgo(r *store.Reported) {
 
 // relyOn prepares what batches need that depend on the minimum, or on companions. It reports whether keys of drops or stops were
 // missing and have been made: what was read before says nothing then.
-func (c *ReplicationController) relyOn(ctx context.Context, v *view, plan *reconcile.Plan) (made bool, err error) {
-	c.relied = len(plan.Counting) > 0
-	if !c.relied {
-		return c.makeMarks(ctx, v, plan)
+func (ps *pass) relyOn(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
+	ps.mem.relied = len(plan.Counting) > 0
+	if !ps.mem.relied {
+		return ps.makeMarks(ctx, plan)
 	}
 	counting := make([]store.Reported, len(plan.Counting))
 	byBell := false
 	for i, copied := range plan.Counting {
 		at := store.At(copied)
-		counting[i] = store.Reported{At: at, Index: v.reported[at]}
-		n := v.snapshot.Nodes[at.Node]
+		counting[i] = store.Reported{At: at, Index: ps.reported[at]}
+		n := ps.snapshot.Nodes[at.Node]
 		byBell = byBell || n == nil || !n.CountsDrops
 	}
-	v.minimum = newMinimum(v.drops, counting, plan.Minimum)
-	v.minimum.byBell = byBell
-	return c.makeMarks(ctx, v, plan)
+	ps.minimum = newMinimum(ps.drops, counting, plan.Minimum)
+	ps.minimum.byBell = byBell
+	return ps.makeMarks(ctx, plan)
 }
 
 // dropTries is how often a batch is sent in a pass while pods drop.
@@ -127,46 +127,46 @@ const dropTries = 10
 var errShort = fmt.Errorf("%w: the minimum might not be left, as pods have dropped meanwhile", store.ErrRefused)
 
 // commitLeaving carries a batch out if that leaves the minimum.
-func (c *ReplicationController) commitLeaving(ctx context.Context, v *view, b *batch) error {
+func (ps *pass) commitLeaving(ctx context.Context, b *batch) error {
 	if !b.relies {
 		b.Newest = nil
-		return c.commit(ctx, b)
+		return ps.commit(ctx, b)
 	}
 	var err error
 	for range dropTries {
-		cond, ok := v.minimum.enter(b.takes)
+		cond, ok := ps.minimum.enter(b.takes)
 		if !ok {
 			return cmp.Or(err, errShort)
 		}
-		if b.Newest = cond.newest; !v.minimum.byBell {
-			c.dependOnDrops(b, cond.drops)
+		if b.Newest = cond.newest; !ps.minimum.byBell {
+			ps.dependOnDrops(b, cond.drops)
 		}
-		err = c.commit(ctx, b)
+		err = ps.commit(ctx, b)
 		if err == nil || errors.Is(err, store.ErrUnknown) {
 			return err
 		}
-		v.minimum.leave(b.takes)
+		ps.minimum.leave(b.takes)
 		switch {
-		case v.minimum.byBell:
+		case ps.minimum.byBell:
 			return err
 		case errors.Is(err, store.ErrReported):
-			v.minimum.forgo(cond.newest)
+			ps.minimum.forgo(cond.newest)
 		case !errors.Is(err, store.ErrDropped):
 			return err
 		}
-		drops, listErr := c.farm.cfg.Store.DropsOf(ctx, slices.Collect(maps.Keys(v.drops)))
+		drops, listErr := ps.kit.reads.DropsOf(ctx, slices.Collect(maps.Keys(ps.drops)))
 		if listErr != nil {
 			return errors.Join(err, listErr)
 		}
-		v.minimum.listed(drops)
+		ps.minimum.listed(drops)
 	}
 	return err
 }
 
 // dependOnDrops makes a batch that depends on what counts land only if nothing has dropped since drops were listed last.
-func (c *ReplicationController) dependOnDrops(b *batch, drops store.DropsBy) {
+func (ps *pass) dependOnDrops(b *batch, drops store.DropsBy) {
 	for id, d := range drops {
-		if id == c.ID {
+		if id == ps.id {
 			b.DropsIndex = d.Index
 			continue
 		}

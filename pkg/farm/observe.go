@@ -46,7 +46,7 @@ func (f *Farm) Changed(rcIDs []string, index uint64) {
 	defer f.mu.Unlock()
 	for _, id := range rcIDs {
 		if c := f.owned[id]; c != nil {
-			c.looks.heard(index)
+			c.standing.looks.heard(index)
 		}
 		f.queue.Add(id)
 	}
@@ -62,26 +62,27 @@ func IsLowest(id string, members []string) bool {
 func (f *Farm) observe() {
 	breaker := f.world.breakerRec()
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.cfg.Metrics.owns(len(f.owned))
-	f.cfg.Metrics.settledNow(f.nonce.nonce != "" && f.nonce.nonce == f.world.schemaRec().Value.Nonce)
+	owned := len(f.owned)
+	f.mu.Unlock()
+	f.cfg.Metrics.owns(owned)
+	f.cfg.Metrics.settledNow(f.kit.settling.done(f.world.schemaRec().Value.Nonce))
 	f.cfg.Metrics.breaker(breaker.Index == 0 || breaker.Value.Tripped)
 }
 
 // commit carries a batch out and counts it.
-func (c *ReplicationController) commit(ctx context.Context, b *batch) error {
-	err := c.farm.cfg.Store.Commit(ctx, &b.Batch)
-	c.farm.cfg.Metrics.committed(b.actions, err)
+func (ps *pass) commit(ctx context.Context, b *batch) error {
+	err := ps.kit.writes.Commit(ctx, &b.Batch)
+	ps.kit.metrics.committed(b.actions, err)
 	if err == nil && b.Status != nil {
-		c.reported = time.Now()
+		ps.mem.reported = time.Now()
 	}
 	for i := range b.Reservations {
 		if landed := err == nil || errors.Is(err, store.ErrUnknown); landed && b.Reservations[i].Index == 0 {
-			c.farm.fresh.add(b.Reservations[i].Node)
+			ps.kit.fresh.add(b.Reservations[i].Node)
 		}
 	}
 	if err == nil || errors.Is(err, store.ErrUnknown) {
-		c.farm.scarcity.changed(b.freed)
+		ps.kit.scarcity.changed(b.freed)
 	}
 	return err
 }

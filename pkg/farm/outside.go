@@ -36,7 +36,8 @@ var schedulerCalls = []string{callEligible, callBooks, callAllocate, callDealloc
 // outside is a Scheduler that is not ours: it may fail, hang, and answer anything.
 type outside struct {
 	scheduler scheduler.Scheduler
-	farm      *Farm
+	log       obs.Logger
+	metrics   *Metrics
 	gate      gate
 }
 
@@ -48,12 +49,12 @@ type books struct {
 
 // outsideOf returns the scheduler that a farm is to ask in place of the built-in one, and the books that go with it: nil where there are
 // none but ours.
-func outsideOf(f *Farm) (*outside, *books) {
-	if f.cfg.Scheduler == nil {
+func outsideOf(cfg *Config) (*outside, *books) {
+	if cfg.Scheduler == nil {
 		return nil, nil
 	}
-	o := &outside{scheduler: f.cfg.Scheduler, farm: f}
-	if keeper, ok := f.cfg.Scheduler.(scheduler.Books); ok {
+	o := &outside{scheduler: cfg.Scheduler, log: cfg.Log.WithField(obs.FarmID, cfg.ID), metrics: cfg.Metrics}
+	if keeper, ok := cfg.Scheduler.(scheduler.Books); ok {
 		return o, &books{outside: o, keeper: keeper}
 	}
 	return o, nil
@@ -102,8 +103,8 @@ func refuses(v *scheduler.View, name string) (why string) {
 
 // ignore counts a part of an answer that is not used, and says why.
 func (o *outside) ignore(rcID, name, why string) {
-	o.farm.cfg.Metrics.schedulerFailed(badAnswer)
-	o.farm.log.WithFields(obs.Fields{obs.RCID: rcID, obs.Node: name, obs.Reason: why}).
+	o.metrics.schedulerFailed(badAnswer)
+	o.log.WithFields(obs.Fields{obs.RCID: rcID, obs.Node: name, obs.Reason: why}).
 		Error("a node that the scheduler named is ignored")
 }
 
@@ -175,7 +176,7 @@ func (o *outside) try(ctx context.Context, call string, f func(context.Context) 
 		if err == nil {
 			return struct{}{}, nil
 		}
-		o.farm.cfg.Metrics.schedulerFailed(call)
+		o.metrics.schedulerFailed(call)
 		if limited.Err() != nil && ctx.Err() == nil {
 			err = fmt.Errorf("no answer within %s: %w", schedulerLimit, err)
 			o.gate.hung(time.Now(), err)

@@ -144,15 +144,17 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 		return nil, 0, err
 	}
 	c := f.newController(id, got.Fence)
-	c.claimed, c.phantom = &got, errors.Is(got.HeadErr, store.ErrNotFound)
-	c.learn(&got.Head)
-	if c.phantom && len(got.Head.Requests) == 0 {
+	c.memory.claimed, c.memory.phantom = &got, errors.Is(got.HeadErr, store.ErrNotFound)
+	if c.memory.phantom && len(got.Head.Requests) == 0 {
 		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
 			return nil, 0, err // the next look claims again
 		}
-		c.alertGone(ctx, got.Head.Status)
+		c.memory.alertGone(ctx, f.kit.teller, id, got.Head.Status)
 		return nil, 0, errGone
 	}
+	ps := c.newPass()
+	ps.head = got.Head
+	ps.learn()
 	f.mu.Lock()
 	f.checkClaimed(c, len(got.Head.Placements))
 	f.owned[id] = c
@@ -160,11 +162,6 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	f.mu.Unlock()
 	c.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
 	return c, 0, nil
-}
-
-// newController begins a tenure: the first read under its lock is consistent.
-func (f *Farm) newController(id string, fence store.Fence) *ReplicationController {
-	return &ReplicationController{ID: id, farm: f, fence: fence, consistent: true, log: f.log.WithField(obs.RCID, id)}
 }
 
 // handOver gives controllers to farms that prefer them, once the members have been stable for a while: a farm that joins
@@ -207,7 +204,7 @@ func (f *Farm) handOverSome(ctx context.Context) error {
 			return err
 		}
 		if owner != f.cfg.ID {
-			c.rebalance()
+			c.standing.rebalance()
 			f.enqueue(c.ID)
 		}
 	}
@@ -222,7 +219,8 @@ func (f *Farm) drop(id string) {
 	delete(f.foreign, id)
 	delete(f.freed, id)
 	f.cfg.Metrics.forget(id)
-	f.kin.set(id, nil)
+	f.kit.kin.set(id, nil)
+	f.kit.stops.forget(id)
 }
 
 // markForeign notes that another farm has, or will have, a controller.

@@ -12,8 +12,7 @@ import (
 
 // packing puts the changes of one pass into batches.
 type packing struct {
-	c          *ReplicationController
-	v          *view
+	ps         *pass
 	plan       *reconcile.Plan
 	reserved   map[string]store.Rec[node.Reservation] // by node, with what the changes so far make of it
 	unreadable map[string]error
@@ -27,10 +26,10 @@ type packing struct {
 	concerned []string
 }
 
-func (c *ReplicationController) newPacking(v *view, plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error) *packing {
+func (ps *pass) newPacking(plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error) *packing {
 	return &packing{
-		c: c, v: v, plan: plan, reserved: reserved, unreadable: unreadable, debug: obs.Debugs(c.log),
-		home: map[string]*batch{}, none: c.newBatch(v, nil).load,
+		ps: ps, plan: plan, reserved: reserved, unreadable: unreadable, debug: obs.Debugs(ps.log),
+		home: map[string]*batch{}, none: ps.newBatch(nil).load,
 	}
 }
 
@@ -52,18 +51,18 @@ func (p *packing) together(run []reconcile.Change) bool {
 		return false
 	}
 	rec := p.reserved[on]
-	next := nextOf(p.v, rec, on)
+	next := nextOf(p.ps.snapshot.Nodes, rec, on)
 	part := store.Part{Pods: make([]store.PodWrite, 0, len(run)), Intents: make([]store.IntentWrite, 0, len(run))}
 	for i := range run {
-		if p.c.reserveOn(p.v, next, &run[i], &run[i].Reserve[0]) != "" {
+		if reserveOn(p.ps.snapshot.Nodes, next, &run[i], &run[i].Reserve[0]) != "" {
 			return false
 		}
-		if !addTo(&part, p.v, &run[i]) {
+		if !p.ps.addTo(&part, &run[i]) {
 			return false
 		}
 	}
 	part.Reservations = []store.ReservationWrite{{Node: on, Index: rec.Index, Value: next}}
-	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, &part)
+	load := p.ps.kit.writes.LoadOf(p.ps.id, &part)
 	b, wait := p.batchFor(&part, load, 1)
 	if wait {
 		return false
@@ -88,14 +87,14 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 		p.plan.Fail(fmt.Sprintf("%s: %v", ch, p.unreadable[ch.Reserve[at].Node]))
 		return
 	}
-	writes, reason := p.c.reserve(p.v, p.reserved, ch)
+	writes, reason := reserve(p.ps.snapshot.Nodes, p.reserved, ch)
 	if reason != "" {
-		p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
+		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
 		return
 	}
 	part := store.Part{Reservations: writes}
-	addTo(&part, p.v, ch)
-	load := p.c.farm.cfg.Store.LoadOf(p.c.ID, &part)
+	p.ps.addTo(&part, ch)
+	load := p.ps.kit.writes.LoadOf(p.ps.id, &part)
 	b, wait := p.batchFor(&part, load, some)
 	if wait {
 		return
@@ -103,7 +102,7 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 	if b == nil {
 		// A change that no transaction takes is not made, and everything else is.
 		if b = p.fresh(); !b.load.Takes(load, 1) {
-			p.plan.Block(p.v.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
+			p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
 			return
 		}
 		p.out = append(p.out, b)
@@ -141,9 +140,9 @@ func (p *packing) batchFor(part *store.Part, load store.PartLoad, some int) (bou
 // fresh returns another batch; the first one reports and answers besides.
 func (p *packing) fresh() *batch {
 	if len(p.out) == 0 {
-		return p.c.newBatch(p.v, p.plan)
+		return p.ps.newBatch(p.plan)
 	}
-	return p.c.newBatch(p.v, nil)
+	return p.ps.newBatch(nil)
 }
 
 // put puts a part into a batch that takes it.
@@ -166,7 +165,7 @@ func (p *packing) note(b *batch, ch *reconcile.Change) {
 		b.takes = append(b.takes, ch.Identity)
 	}
 	if p.debug {
-		p.c.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
+		p.ps.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
 	}
 	if len(p.lines) < store.MaxAuditChanges {
 		p.lines = append(p.lines, ch.String())
@@ -187,26 +186,26 @@ func (p *packing) concern(ch *reconcile.Change) {
 
 // addTo adds to a part what a change depends on and what it writes, but for reservations. It reports false, and leaves the part useless,
 // where the two do not agree on what the world is like.
-func addTo(part *store.Part, v *view, ch *reconcile.Change) bool {
+func (ps *pass) addTo(part *store.Part, ch *reconcile.Change) bool {
 	part.Pods = append(part.Pods, store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement})
 	for _, in := range ch.Intents {
 		part.Intents = append(part.Intents, store.IntentWrite{Node: in.Node, Identity: ch.Identity, Intent: in.Intent})
 	}
 	part.Answered = append(part.Answered, ch.Answers...)
 	if ch.NeedsSchema {
-		part.SchemaIndex = v.schema.Index
+		part.SchemaIndex = ps.schema.Index
 	}
 	if ch.NeedsBreaker {
-		part.BreakerIndex = v.breaker.Index
+		part.BreakerIndex = ps.breaker.Index
 	}
 	switch {
-	case ch.NeedsMinimum && v.minimum.byBell:
-		part.BellIndex = v.head.BellIndex
+	case ch.NeedsMinimum && ps.minimum.byBell:
+		part.BellIndex = ps.head.BellIndex
 	case ch.NeedsMinimum:
-		part.DropsIndex = v.drops[ch.Identity.RCID].Index
+		part.DropsIndex = ps.drops[ch.Identity.RCID].Index
 	}
 	if ch.NeedsMinimum || ch.NeedsCompanions {
-		dependOnCompanions(v, part, ch.NeedsMinimum)
+		ps.dependOnCompanions(part, ch.NeedsMinimum)
 	}
 	part.Stamp = part.Stamp || ch.Stamps
 	for _, name := range ch.NeedsReports {
@@ -214,7 +213,7 @@ func addTo(part *store.Part, v *view, ch *reconcile.Change) bool {
 			part.Reported = map[store.At]uint64{}
 		}
 		at := store.At{Node: name, Identity: ch.Identity}
-		part.Reported[at] = v.reported[at]
+		part.Reported[at] = ps.reported[at]
 	}
 	for _, dead := range ch.NeedsDead {
 		if part.Dead == nil {

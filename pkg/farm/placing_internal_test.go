@@ -21,26 +21,26 @@ import (
 
 // BenchmarkPlacing is what a pass that places 5,000 pods on 1,000 empty nodes does between its reads and its writes.
 func BenchmarkPlacing(b *testing.B) {
-	c, v := placing(b, 5000, 1000)
+	ps := placing(b, 5000, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		plan := reconcile.Compute(v.snapshot)
-		names := v.nodes.guessed
-		v.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(names)}}
-		if left, _, _, err := c.search(b.Context(), v, &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
+		plan := reconcile.Compute(ps.snapshot)
+		names := ps.room.nodes.guessed
+		ps.room.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(names)}}
+		if left, _, _, err := ps.room.search(b.Context(), &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
 			b.Fatal(len(left), err)
 		}
-		c.assigned(v, &plan, 0, nil, 0, scheduler.Reasons{})
-		batches, err := c.batches(b.Context(), v, &plan)
+		ps.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
+		batches, err := ps.batches(b.Context(), &plan)
 		if err != nil || len(batches) > 100 {
 			b.Fatal(len(batches), err)
 		}
-		v.nodes.guessed, v.nodes.perNode = names, map[string]int{}
+		ps.room.nodes.guessed, ps.room.nodes.perNode = names, map[string]int{}
 	}
 }
 
 // placing returns a controller that lacks all of its pods, with what its pass has read.
-func placing(t testing.TB, pods, nodes int) (*ReplicationController, *view) {
+func placing(t testing.TB, pods, nodes int) *pass {
 	t.Helper()
 	keys, err := store.NewKeys("test/")
 	if err != nil {
@@ -61,20 +61,18 @@ func placing(t testing.TB, pods, nodes int) (*ReplicationController, *view) {
 		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Nonce: "n",
 		RC: rc.RC{ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}}},
 	}
-	v := &view{
-		snapshot: s, schema: store.Rec[store.Schema]{Index: 7}, reserved: map[string]store.Rec[node.Reservation]{},
-		head: store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}, BellIndex: 9},
-	}
-	v.nodes = newCandidates(s, nil, "")
+	ps := f.newController(id, store.Fence{}).newPass()
+	ps.snapshot, ps.room.s, ps.schema = s, s, store.Rec[store.Schema]{Index: 7}
+	ps.head = store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}, BellIndex: 9}
+	ps.room.nodes = newCandidates(s, nil, "")
 	for i := range nodes {
 		name := fmt.Sprintf("n-%x-%05d", i%16, i)
 		s.Nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 100}, Nonce: "n"}, node.Ops{}, true)
-		v.reserved[name] = store.Rec[node.Reservation]{}
-		v.nodes.guessed = append(v.nodes.guessed, name)
+		ps.room.reserved[name] = store.Rec[node.Reservation]{}
+		ps.room.nodes.guessed = append(ps.room.nodes.guessed, name)
 	}
-	v.nodes.early = v.reserved
-	log = log.WithField(obs.RCID, id)
-	return &ReplicationController{ID: id, farm: f, log: log}, v
+	ps.room.nodes.early = ps.room.reserved
+	return ps
 }
 
 // Pods that share a node are packed together. Where others have taken room meanwhile, so that not all of them fit, those that do are
@@ -82,26 +80,26 @@ func placing(t testing.TB, pods, nodes int) (*ReplicationController, *view) {
 func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	t.Parallel()
 	const pods, slots, left = 500, 100, 2
-	c, v := placing(t, pods, 100)
-	plan := reconcile.Compute(v.snapshot)
-	v.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(v.nodes.guessed)}}
-	if _, _, _, err := c.search(t.Context(), v, &plan, placement.Look{All: true}); err != nil {
+	ps := placing(t, pods, 100)
+	plan := reconcile.Compute(ps.snapshot)
+	ps.room.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(ps.room.nodes.guessed)}}
+	if _, _, _, err := ps.room.search(t.Context(), &plan, placement.Look{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	c.assigned(v, &plan, 0, nil, 0, scheduler.Reasons{})
+	ps.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
 	tight := plan.Changes[0].Placement.Node
 	others := map[string]node.Holder{}
 	for i := range slots - left {
 		id := pod.Identity{RCID: "other", Role: rc.DefaultRole, Index: i}
 		others[id.String()] = node.Holder{Pod: id}
 	}
-	v.reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Holders: others}, Index: 5}
+	ps.room.reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Holders: others}, Index: 5}
 	planned := map[string]int{}
 	for i := range plan.Changes {
 		planned[plan.Changes[i].Placement.Node]++
 	}
 	planned[tight] = left
-	batches, err := c.batches(t.Context(), v, &plan)
+	batches, err := ps.batches(t.Context(), &plan)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,11 +117,11 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 			placed[w.Node] = here[w.Node]
 			own := 0
 			for _, h := range w.Value.Holders {
-				if h.Pod.RCID == c.ID {
+				if h.Pod.RCID == ps.id {
 					own++
 				}
 			}
-			if own != here[w.Node] || w.Index != v.reserved[w.Node].Index {
+			if own != here[w.Node] || w.Index != ps.room.reserved[w.Node].Index {
 				t.Errorf("%s: %d pods placed, %d reserved, on index %d", w.Node, here[w.Node], own, w.Index)
 			}
 		}
@@ -142,7 +140,7 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 // Of changes on one node some may rely on the minimum and others not: together they depend on all that each of them does.
 func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	t.Parallel()
-	v := &view{
+	ps := &pass{
 		companions: []store.Companion{{RCID: "old", Marks: store.Marks{Stops: 3, Drops: store.Drops{Index: 4}}, Record: 5}},
 		drops:      store.DropsBy{"web": {Index: 6}}, minimum: &minimum{}, reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
 		schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
@@ -157,7 +155,7 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	}
 	var part store.Part
 	for i := range changes {
-		if !addTo(&part, v, &changes[i]) {
+		if !ps.addTo(&part, &changes[i]) {
 			t.Fatalf("change %d does not join", i)
 		}
 	}
@@ -167,7 +165,7 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 		t.Errorf("%+v", part)
 	}
 	changes[0].NeedsDead = []reconcile.DeadNode{{Name: "n2", Index: 3}}
-	if addTo(&part, v, &changes[0]) {
+	if ps.addTo(&part, &changes[0]) {
 		t.Error("changes that disagree on a node are packed together")
 	}
 }

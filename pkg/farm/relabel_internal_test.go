@@ -39,10 +39,9 @@ func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
 			if stamp == "others" {
 				want = tt.refused
 			}
-			c := &ReplicationController{}
-			v := &view{snapshot: &reconcile.Snapshot{Nodes: map[string]*node.View{"n1": known}}}
+			nodes := map[string]*node.View{"n1": known}
 			ch := &reconcile.Change{Action: tt.action, Identity: id, Placement: &pod.Placement{Identity: id, Node: tt.on}, Reserve: tt.reserve}
-			writes, refused := c.reserve(v, map[string]store.Rec[node.Reservation]{"n1": {Value: res, Index: 7}}, ch)
+			writes, refused := reserve(nodes, map[string]store.Rec[node.Reservation]{"n1": {Value: res, Index: 7}}, ch)
 			if refused != want {
 				t.Errorf("%s, %s stamp: %q, want %q", name, stamp, refused, want)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -67,53 +68,65 @@ func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
 	return shape
 }
 
+// finder finds nodes with room for the pods of one pass.
+type finder struct {
+	kit      *kit
+	log      obs.Logger
+	s        *reconcile.Snapshot
+	version  uint64                                 // of the snapshot's nodes
+	mark     uint64                                 // nodes told of later may have room that this pass does not see
+	reserved map[string]store.Rec[node.Reservation] // read so far, by node
+	nodes    *candidates                            // for new pods; nil until they are looked for
+	taken    []string                               // from the ledger, until the pass is over
+}
+
 // roomKnown reports whether a guess which nodes to read beforehand is worth it: it is known that no node has room otherwise.
-func (c *ReplicationController) roomKnown(s *reconcile.Snapshot) bool {
+func (f *finder) roomKnown(s *reconcile.Snapshot) bool {
 	if s.Manifest == nil {
 		return true // it is not known what the pods need
 	}
 	shape := shapeOf(s, nil)
 	own := shape
 	own.RCID = s.RC.ID
-	return c.farm.scarcity.known(shape, s.Now).All && c.farm.scarcity.known(own, s.Now).All
+	return f.kit.scarcity.known(shape, s.Now).All && f.kit.scarcity.known(own, s.Now).All
 }
 
 // beginLook says where room for the plan's adds is to be looked for. A scheduler that is not ours is asked each time.
-func (c *ReplicationController) beginLook(v *view, plan *reconcile.Plan) placement.Look {
+func (f *finder) beginLook(plan *reconcile.Plan) placement.Look {
 	look := placement.Look{All: true}
-	if c.farm.outside == nil {
-		shape := shapeOf(v.snapshot, plan.Adds)
-		c.farm.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, v.snapshot.Now, v.roomMark) })
+	if f.kit.outside == nil {
+		shape := shapeOf(f.s, plan.Adds)
+		f.kit.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, f.s.Now, f.mark) })
 	}
 	return look
 }
 
 // search finds nodes for the plan's adds and places them there. It returns those left over, how long to wait before all nodes are
 // looked at again, and why none has room.
-func (c *ReplicationController) search(ctx context.Context, v *view, plan *reconcile.Plan, look placement.Look) (left []pod.Identity, wait time.Duration, why scheduler.Reasons, err error) {
-	s, left := v.snapshot, plan.Adds
+func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placement.Look) (left []pod.Identity, wait time.Duration, why scheduler.Reasons, err error) {
+	s, left := f.s, plan.Adds
 	if !look.All {
-		v.nodes.only(look)
+		f.nodes.only(look)
 	}
-	v.nodes.count(s, plan)
-	for first := true; len(left) > 0 && (!v.nodes.pool.Empty() || len(v.nodes.guessed) > 0); first = false {
-		names, reservations, err := c.nextNodes(ctx, v, len(left), first && look.All)
+	f.nodes.count(s, plan)
+	for first := true; len(left) > 0 && (!f.nodes.pool.Empty() || len(f.nodes.guessed) > 0); first = false {
+		names, reservations, err := f.nextNodes(ctx, len(left), first && look.All)
 		if err != nil {
 			return nil, 0, nil, err
 		}
-		left = c.place(v, plan, left, names, reservations)
-		c.giveBack(v, plan.Changes) // what has no room is not kept from others while this one looks on
+		left = f.place(plan, left, names, reservations)
+		f.giveBack(plan.Changes) // what has no room is not kept from others while this one looks on
 	}
-	if v.nodes.strict {
-		return left, reconcile.RoomRetry, v.nodes.others, nil
+	if f.nodes.strict {
+		return left, reconcile.RoomRetry, f.nodes.others, nil
 	}
 	shape := shapeOf(s, plan.Adds)
-	c.farm.scarcity.with(func(known *placement.Scarcity) {
+	f.kit.scarcity.with(func(known *placement.Scarcity) {
 		switch {
 		case len(left) == 0:
 			known.Found(shape)
 		case look.All:
-			wait, why = known.Short(shape, s.Now, v.roomMark, v.nodes.looked, v.nodes.others), v.nodes.others
+			wait, why = known.Short(shape, s.Now, f.mark, f.nodes.looked, f.nodes.others), f.nodes.others
 		default:
 			wait, why = look.Wait, look.Reasons
 		}
@@ -122,8 +135,8 @@ func (c *ReplicationController) search(ctx context.Context, v *view, plan *recon
 }
 
 // place places pods on some nodes as far as they fit, and returns those left over.
-func (c *ReplicationController) place(v *view, plan *reconcile.Plan, pods []pod.Identity, names []string, reservations map[string]node.Reservation) []pod.Identity {
-	s, nodes := v.snapshot, v.nodes
+func (f *finder) place(plan *reconcile.Plan, pods []pod.Identity, names []string, reservations map[string]node.Reservation) []pod.Identity {
+	s, nodes := f.s, f.nodes
 	assigned, refused := placement.Assign(placement.Request{
 		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
@@ -142,22 +155,22 @@ func (c *ReplicationController) place(v *view, plan *reconcile.Plan, pods []pod.
 
 // nextNodes returns nodes for some pods with what is taken on them; none when there are no more. Those that come first are
 // taken unseen, and most often have room.
-func (c *ReplicationController) nextNodes(ctx context.Context, v *view, pods int, unseen bool) (names []string, taken map[string]node.Reservation, err error) {
-	recs := v.nodes.early
-	if names = v.nodes.guessed; len(names) == 0 {
+func (f *finder) nextNodes(ctx context.Context, pods int, unseen bool) (names []string, taken map[string]node.Reservation, err error) {
+	recs := f.nodes.early
+	if names = f.nodes.guessed; len(names) == 0 {
 		if unseen {
-			names = c.takeNodes(ctx, v, pods)
-		} else if names, err = c.lookAround(ctx, v, pods); err != nil {
+			names = f.takeNodes(ctx, pods)
+		} else if names, err = f.lookAround(ctx, pods); err != nil {
 			return nil, nil, err
 		}
-		d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(v.snapshot.Nodes)}, false)
+		d, err := f.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(f.s.Nodes)}, false)
 		if err != nil {
 			return nil, nil, err
 		}
-		c.keepReservations(v, d)
+		f.keep(d)
 		recs = d.Reservations
 	}
-	v.nodes.guessed, v.nodes.early = nil, nil
+	f.nodes.guessed, f.nodes.early = nil, nil
 	taken = make(map[string]node.Reservation, len(names))
 	for _, name := range names {
 		taken[name] = recs[name].Value
@@ -182,8 +195,8 @@ func restFor(ctx context.Context, d time.Duration) error {
 
 // lookAround reads what is taken on the nodes that this pass has not seen, in their order, until some seem to have room for pods, and
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
-func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods int) ([]string, error) {
-	s, enough := v.snapshot, max(scheduler.MinCandidates, pods)
+func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
+	s, enough := f.s, max(scheduler.MinCandidates, pods)
 	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
 	var found, foreign []string
 	look := func(from *scheduler.Preference, rest bool) error {
@@ -193,22 +206,22 @@ func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods in
 			}
 			started, before := time.Now(), len(found)
 			from.Take(names)
-			v.nodes.looked += len(names)
-			d, err := c.farm.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+			f.nodes.looked += len(names)
+			d, err := f.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 			if err != nil {
 				return err
 			}
 			for _, name := range names {
 				if d.Unreadable[name] == nil && disagrees(s.Nodes[name], d.Reservations[name].Value) {
-					c.farm.suspects.add(name)
+					f.kit.suspects.add(name)
 				}
-				at := scheduler.Candidate{View: s.Nodes[name], Reservation: d.Reservations[name].Value, Pods: v.nodes.perNode[name]}
+				at := scheduler.Candidate{View: s.Nodes[name], Reservation: d.Reservations[name].Value, Pods: f.nodes.perNode[name]}
 				reason := rule.Refuses(at, pod.Identity{})
 				if reason != "" {
-					v.nodes.others[reason]++
+					f.nodes.others[reason]++
 					continue
 				}
-				if found = append(found, name); rest || v.nodes.mine != nil && !v.nodes.mine(name) {
+				if found = append(found, name); rest || f.nodes.mine != nil && !f.nodes.mine(name) {
 					foreign = append(foreign, name)
 				}
 			}
@@ -220,17 +233,17 @@ func (c *ReplicationController) lookAround(ctx context.Context, v *view, pods in
 		}
 		return nil
 	}
-	if err := look(&v.nodes.pool.Share, false); err != nil {
+	if err := look(&f.nodes.pool.Share, false); err != nil {
 		return nil, err
 	}
-	if err := look(&v.nodes.pool.Rest, true); err != nil {
+	if err := look(&f.nodes.pool.Rest, true); err != nil {
 		return nil, err
 	}
 	for _, name := range foreign {
-		v.nodes.foreign[name] = true
+		f.nodes.foreign[name] = true
 	}
-	c.farm.ledger.Hold(found)
-	v.taken = append(v.taken, found...)
+	f.kit.ledger.Hold(found)
+	f.taken = append(f.taken, found...)
 	return found, nil
 }
 

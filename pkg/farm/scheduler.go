@@ -11,20 +11,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// candidates returns the nodes for a pass as the built-in scheduler has them. The version is that of the snapshot's nodes; zero: not known.
-func (f *Farm) candidates(snap *reconcile.Snapshot, version uint64) (*candidates, error) {
-	e, err := f.byLabel.Select(scheduler.Query{
-		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread, Nonce: f.world.schemaRec().Value.Nonce, Nodes: snap.Nodes, Version: version,
+// candidatesOf returns the nodes for a pass as the built-in scheduler has them, tried in an order that other farms do not share. The version
+// is that of the snapshot's nodes; zero: not known.
+func candidatesOf(by *scheduler.ByLabel, farmID string, snap *reconcile.Snapshot, version uint64) (*candidates, error) {
+	e, err := by.Select(scheduler.Query{
+		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread, Nonce: snap.Nonce, Nodes: snap.Nodes, Version: version,
 	})
 	if err != nil {
 		return nil, err
 	}
 	h := fnv.New64a()
-	_, _ = fmt.Fprint(h, f.cfg.ID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
+	_, _ = fmt.Fprint(h, farmID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
 	found := newCandidates(snap, maps.Clone(e.Others), snap.RC.Spread)
 	if snap.RC.Spread != "" {
 		found.spreadOver(e.Groups, h.Sum64())
-		found.mine = f.byLabel.First
+		found.mine = by.First
 	} else if len(e.Groups) > 0 {
 		found.inOrder(placement.NewWalk(e.Groups[0].First, h.Sum64()), placement.NewWalk(e.Groups[0].Rest, h.Sum64()))
 	}
@@ -34,7 +35,7 @@ func (f *Farm) candidates(snap *reconcile.Snapshot, version uint64) (*candidates
 // preferNodes has each node tried first by one of the farms that live now: those that place at the same time rarely meet then.
 func (f *Farm) preferNodes() {
 	members := f.Members()
-	f.byLabel.Prefer(func(name string) bool { return placement.PreferredOwner(name, members) == f.cfg.ID })
+	f.kit.byLabel.Prefer(func(name string) bool { return placement.PreferredOwner(name, members) == f.cfg.ID })
 }
 
 // viewOf returns a snapshot as schedulers see it. The version is that of its nodes; zero: not known.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -17,6 +18,7 @@ type Settlement interface {
 
 // settling is where the farm stands with the current cluster nonce (R1).
 type settling struct {
+	mu      sync.Mutex
 	nonce   string    // that everything settled for; empty: none yet
 	reason  string    // why it is not settled
 	current string    // that the reason is about
@@ -47,25 +49,18 @@ func (f *Farm) settle(ctx context.Context) error {
 	for {
 		rec := f.world.schemaRec()
 		schema := rec.Value
-		f.mu.Lock()
-		if f.nonce.current != schema.Nonce {
-			f.nonce.current, f.nonce.since, f.nonce.reason = schema.Nonce, time.Now(), ""
+		since, other := f.kit.settling.begin(schema.Nonce)
+		if other {
 			next, gap, told = time.Time{}, settleEvery, ""
 		}
-		done, since := schema.Nonce != "" && f.nonce.nonce == schema.Nonce, f.nonce.since
-		f.mu.Unlock()
+		done := f.kit.settling.done(schema.Nonce)
 		if now := time.Now(); !done && !now.Before(next) {
 			if now.Sub(since) > 10*time.Second {
 				gap = min(2*gap, settleEveryMax)
 			}
 			next = now.Add(gap - settleEvery/2) // the tick that is due, not the one after
 			reason := f.unsettled(ctx, schema, since)
-			f.mu.Lock()
-			f.nonce.reason = reason
-			if reason == "" {
-				f.nonce.nonce = schema.Nonce
-			}
-			f.mu.Unlock()
+			f.kit.settling.found(schema.Nonce, reason)
 			if reason != "" && reason != told && now.Sub(toldAt) >= tellHoldEvery {
 				told, toldAt = reason, now
 				f.enqueueOwned(func(*ReplicationController) bool { return true }) // their statuses say why they wait
@@ -154,15 +149,41 @@ func (w *world) silent(passing []string, nonce string) (silent, released []strin
 	return silent, released
 }
 
+// begin is for a look at the nodes. It returns since when the nonce is known, by our own clock, and whether it is another one than before.
+func (s *settling) begin(nonce string) (since time.Time, other bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other = s.current != nonce; other {
+		s.current, s.since, s.reason = nonce, time.Now(), ""
+	}
+	return s.since, other
+}
+
+// found notes why a nonce is not settled; empty: it is.
+func (s *settling) found(nonce, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reason = reason; reason == "" {
+		s.nonce = nonce
+	}
+}
+
+// done reports whether everything has settled for a nonce.
+func (s *settling) done(nonce string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return nonce != "" && s.nonce == nonce
+}
+
 // hold returns why nothing may be added now, "" when it may.
-func (f *Farm) hold(nonce string) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (s *settling) hold(nonce string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
-	case nonce != "" && f.nonce.nonce == nonce:
+	case nonce != "" && s.nonce == nonce:
 		return ""
-	case f.nonce.reason != "" && f.nonce.current == nonce:
-		return f.nonce.reason
+	case s.reason != "" && s.current == nonce:
+		return s.reason
 	default:
 		return "the cluster record is new: looking at the nodes"
 	}

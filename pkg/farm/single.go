@@ -23,18 +23,18 @@ func New(cfg Config) (*ReplicationController, error) {
 		cfg.Workers = 1
 	}
 	f := NewFarm(cfg)
-	return &ReplicationController{ID: cfg.RCID, farm: f, log: f.log.WithField(obs.RCID, cfg.RCID)}, nil
+	return &ReplicationController{ID: cfg.RCID, kit: f.kit, log: f.log.WithField(obs.RCID, cfg.RCID), watch: f.Start}, nil
 }
 
 // WatchDesires owns the controller and brings its pods in line with what is desired whenever that changes, until ctx ends. It waits while another one owns it:
 // farms hand it over once the members have been stable for a while. It returns as Farm.Start does; then nothing of it runs any more.
 // Whoever ends it leaves the pods as they are, and the controller to the farms whose selectors match it.
-func (c *ReplicationController) WatchDesires(ctx context.Context) error { return c.farm.Start(ctx) }
+func (c *ReplicationController) WatchDesires(ctx context.Context) error { return c.watch(ctx) }
 
 // CurrentPods returns the controller's placements as Consul has them now, those that stop included. Where some cannot be read it returns
 // the others, and an error.
 func (c *ReplicationController) CurrentPods(ctx context.Context) ([]pod.Placement, error) {
-	recs, corrupt, err := c.farm.cfg.Store.Placements(ctx, c.ID, true)
+	recs, corrupt, err := c.kit.lists.Placements(ctx, c.ID, true)
 	if err != nil {
 		return nil, err
 	}

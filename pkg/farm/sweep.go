@@ -62,7 +62,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 				f.queue.Add(id)
 			}
 		case locks[id]:
-			c.looks.ask()
+			c.standing.looks.ask()
 			f.queue.Add(id) // another's: its next write finds out
 		}
 	}
@@ -78,11 +78,11 @@ const deepAtOnce = 64
 // mutex of the farm.
 func (f *Farm) checkClaimed(c *ReplicationController, placements int) {
 	switch {
-	case placements == 0 && f.books == nil && !c.phantom:
-		c.lastDeep = time.Now()
-	case c.phantom || f.deepLeft > 0:
+	case placements == 0 && f.kit.books == nil && !c.memory.phantom:
+		c.standing.lastDeep = time.Now()
+	case c.memory.phantom || f.deepLeft > 0:
 		f.deepLeft = max(0, f.deepLeft-1)
-		c.deep = true
+		c.standing.deep = true
 	}
 }
 
@@ -94,7 +94,7 @@ func (f *Farm) checkSome(now time.Time) {
 	var due []*ReplicationController
 	last := map[*ReplicationController]time.Time{}
 	for _, c := range f.owned {
-		if at := c.checkedAt(); now.Sub(at) >= f.cfg.DeepEvery {
+		if at := c.standing.checkedAt(); now.Sub(at) >= f.cfg.DeepEvery {
 			due, last[c] = append(due, c), at
 		}
 	}
@@ -103,7 +103,7 @@ func (f *Farm) checkSome(now time.Time) {
 	})
 	due = due[:min(len(due), deepShare(len(f.owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
 	for i, c := range due {
-		c.checkDeeply()
+		c.standing.checkDeeply()
 		f.queue.AddAfter(c.ID, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))
 	}
 }

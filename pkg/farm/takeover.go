@@ -88,7 +88,7 @@ func (f *Farm) claimAll(ctx context.Context, ids []string) {
 			continue
 		}
 		c := f.newController(id, fence)
-		c.unread = true
+		f.kit.stops.claimed(id)
 		f.checkClaimed(c, 1) // it may have pods
 		f.owned[id] = c
 		delete(f.foreign, id)

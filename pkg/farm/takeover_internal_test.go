@@ -34,18 +34,18 @@ func TestDeepChecksAreSpread(t *testing.T) {
 	const owned = 5000
 	atOnce := 0
 	for i := range owned {
-		c := &ReplicationController{ID: fmt.Sprint(i), farm: f}
+		c := &ReplicationController{ID: fmt.Sprint(i), kit: f.kit}
 		f.checkClaimed(c, 3)
 		f.owned[c.ID] = c
-		if c.deep {
+		if c.standing.deep {
 			atOnce++
 		}
 	}
 	if atOnce != deepAtOnce {
 		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, deepAtOnce)
 	}
-	empty := &ReplicationController{farm: f}
-	if f.checkClaimed(empty, 0); empty.deep || empty.lastDeep.IsZero() {
+	empty := &ReplicationController{kit: f.kit}
+	if f.checkClaimed(empty, 0); empty.standing.deep || empty.standing.lastDeep.IsZero() {
 		t.Error("what has no pods is checked deeply")
 	}
 	now, sweeps := time.Now(), 0
@@ -53,9 +53,9 @@ func TestDeepChecksAreSpread(t *testing.T) {
 		asked := 0
 		f.checkSome(now)
 		for _, c := range f.owned {
-			if c.deep {
+			if c.standing.deep {
 				asked++
-				c.lastDeep, c.deep = now, false // as a pass does
+				c.standing.lastDeep, c.standing.deep = now, false // as a pass does
 			}
 		}
 		if most := owned / 8; asked == 0 || asked > most {

@@ -94,20 +94,10 @@ func (f *Farm) reportOne(ctx context.Context, id string) (told map[string]bool, 
 	pending := map[string]bool{}
 	for _, tell := range alert.Due(&st, now) {
 		if pending[tell.ID()] = true; !told[tell.ID()] {
-			f.tell(ctx, id, tell)
+			f.kit.teller.tell(ctx, id, tell)
 		}
 	}
 	return pending, nil
-}
-
-// tell tells one thing about a controller.
-func (f *Farm) tell(ctx context.Context, rcID string, t alert.Tell) {
-	in := alert.Incident{Incident: t.Incident, RCID: rcID, Farm: f.cfg.ID}
-	if t.Resolved {
-		f.cfg.Alerter.Resolve(ctx, in)
-	} else {
-		f.cfg.Alerter.Raise(ctx, in)
-	}
 }
 
 const strayText = "the controller %s has placements on %s and no record; its pods are left as they are: write the record back, or stop them with rcctl node sweep NODE"

@@ -25,30 +25,30 @@ type Incidents interface {
 
 // sayUnreadable says in the status of a controller that its record, or a placement, cannot be read, and alerts. Nothing else
 // is done about the controller until it can be.
-func (c *ReplicationController) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
-	if c.phantom {
+func (ps *pass) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
+	if ps.mem.phantom {
 		return nil
 	}
 	now := time.Now().UTC()
-	st := rc.Status{RCID: c.ID}
+	st := rc.Status{RCID: ps.id}
 	if head.Status != nil {
 		st = *head.Status
 		st.Conditions = slices.Clone(st.Conditions)
 	}
-	st.Owner, st.LastError = c.farm.cfg.ID, reconcile.Few(textsOf(failure))
+	st.Owner, st.LastError = ps.kit.farm, reconcile.Few(textsOf(failure))
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unclaimed, false, "", now)
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, true, st.LastError, now)
 	record := &head.RC.Value
 	st.Incidents, _ = alert.Track(alert.Input{
-		Before: head.Status, After: &st, Now: now, Told: c.told, Quiet: record.Disabled || record.DeletedAt != nil,
+		Before: head.Status, After: &st, Now: now, Told: ps.mem.told, Quiet: record.Disabled || record.DeletedAt != nil,
 	})
 	if statusDiffers(head.Status, &st) {
-		write := &batch{Batch: store.Batch{Fence: c.fence, RCID: c.ID, RCIndex: head.RC.Index, Status: &st}}
-		if err := c.commit(ctx, write); err != nil {
-			return c.afterFailure(ctx, err)
+		write := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: head.RC.Index, Status: &st}}
+		if err := ps.commit(ctx, write); err != nil {
+			return ps.afterFailure(ctx, err)
 		}
 	}
-	c.alert(ctx, &reconcile.Plan{Status: st})
+	ps.alert(ctx, &reconcile.Plan{Status: st})
 	return nil
 }
 
@@ -197,7 +197,7 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 	pending = map[string]bool{}
 	for _, t := range tells {
 		if pending[t.ID()] = true; !told[t.ID()] {
-			f.tell(ctx, "", t)
+			f.kit.teller.tell(ctx, "", t)
 		}
 	}
 	f.cfg.Metrics.alerting(recordsName, active)

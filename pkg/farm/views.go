@@ -123,13 +123,13 @@ func (w *world) nodesChanged(changed, orphaned map[string]bool) {
 		w.farm.enqueue(id)
 	}
 	if len(changed) > 0 {
-		w.farm.scarcity.changed(slices.Collect(maps.Keys(changed)))
+		w.farm.kit.scarcity.changed(slices.Collect(maps.Keys(changed)))
 		for _, wake := range []chan struct{}{w.nodeDied, w.orphansMoved} {
 			select {
 			case wake <- struct{}{}:
 			default: // one wake-up is enough
 			}
 		}
-		w.farm.enqueueOwned(func(c *ReplicationController) bool { return c.concernedBy(changed) })
+		w.farm.enqueueOwned(func(c *ReplicationController) bool { return c.standing.concernedBy(changed) })
 	}
 }

@@ -36,7 +36,6 @@ type ClusterWatches interface {
 	EnsureSchema(ctx context.Context) (store.Rec[store.Schema], error)
 	RenewNonce(ctx context.Context, known string) error
 	RestoreBreaker(ctx context.Context) error
-	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
 // world is what the farm's watches have seen: a cache without authority.
@@ -201,7 +200,7 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 	for id, index := range s.Index {
 		if before[id] != index {
 			w.farm.rang(id)
-			for _, other := range w.farm.kin.besides(id) {
+			for _, other := range w.farm.kit.kin.besides(id) {
 				w.farm.rang(other)
 			}
 		}
@@ -277,7 +276,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	w.schema = rec
 	w.mu.Unlock()
 	if other { // nodes that have not said what they run have no room, and those that have may
-		w.farm.scarcity.with((*placement.Scarcity).Reset)
+		w.farm.kit.scarcity.with((*placement.Scarcity).Reset)
 	}
 	done()
 	return nil

@@ -1,0 +1,150 @@
+package farm
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
+func (ps *pass) assign(ctx context.Context, plan *reconcile.Plan) error {
+	if len(plan.Adds) == 0 {
+		ps.room.giveBack(nil)
+		ps.kit.metrics.short(ps.id, 0, nil)
+		return nil
+	}
+	digests, byDigest := ps.snapshot.ByDigest(plan.Adds)
+	all, reason := plan.Adds, ""
+	for i, digest := range digests {
+		ps.snapshot.LookFor(digest)
+		if plan.Adds = byDigest[digest]; i > 0 || digest != ps.snapshot.RC.ManifestDigest {
+			ps.room.nodes = nil // those that were looked for before may not take these
+		}
+		if err := ps.assignAlike(ctx, plan); err != nil {
+			return err
+		}
+		reason = cmp.Or(reason, plan.Lacking())
+	}
+	plan.Adds = all
+	plan.StillLacking(ps.snapshot.Now, reason)
+	return nil
+}
+
+// assignAlike is assign for adds that get one manifest.
+func (ps *pass) assignAlike(ctx context.Context, plan *reconcile.Plan) error {
+	placed, look := len(plan.Changes), ps.room.beginLook(plan)
+	if look.None() {
+		ps.assigned(plan, placed, plan.Adds, look.Wait, look.Reasons)
+		return nil
+	}
+	if ps.room.nodes == nil {
+		if err := ps.room.findNodes(ctx); err != nil {
+			return ps.unscheduled(ctx, plan, err)
+		}
+	}
+	if ps.books.keepsBooks() {
+		return ps.assignAllocated(ctx, plan)
+	}
+	left, wait, why, err := ps.room.search(ctx, plan, look)
+	if err != nil {
+		return err
+	}
+	ps.room.giveBack(plan.Changes)
+	ps.assigned(plan, placed, left, wait, why)
+	return nil
+}
+
+// assigned completes a plan whose changes from the given one on place its adds, all but those left, for which there is no room as
+// far as is known, and will be looked for after a while.
+func (ps *pass) assigned(plan *reconcile.Plan, placed int, left []pod.Identity, wait time.Duration, why scheduler.Reasons) {
+	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
+	sortByNode(plan.Changes[placed:])
+	unplaced := setOf(left)
+	for _, mark := range plan.Marks {
+		if unplaced[mark.Identity] {
+			plan.Changes = append(plan.Changes, mark)
+		}
+	}
+	plan.Short(ps.snapshot, left, why.String(), wait)
+	ps.kit.metrics.short(ps.id, len(left), why)
+}
+
+// sortByNode sorts changes by their pods' nodes; those of one node stay in their order. Changes are large, so that each is moved twice
+// only, however many there are; and there may be far fewer nodes.
+func sortByNode(changes []reconcile.Change) {
+	on := map[string][]int{}
+	for i := range changes {
+		name := changes[i].Placement.Node
+		on[name] = append(on[name], i)
+	}
+	sorted := make([]reconcile.Change, 0, len(changes))
+	for _, name := range slices.Sorted(maps.Keys(on)) {
+		for _, i := range on[name] {
+			sorted = append(sorted, changes[i])
+		}
+	}
+	copy(changes, sorted)
+}
+
+// unplaced returns the identities that were not assigned, in their order.
+func unplaced(all []pod.Identity, assigned []placement.Assignment) []pod.Identity {
+	if len(assigned) == len(all) {
+		return nil
+	}
+	done := make([]pod.Identity, len(assigned))
+	for i, a := range assigned {
+		done[i] = a.Pod
+	}
+	return without(all, done)
+}
+
+// without returns what is not among some, in its order.
+func without[T comparable](all, some []T) []T {
+	if len(some) == 0 {
+		return all
+	}
+	is := setOf(some)
+	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return is[x] })
+}
+
+func setOf[T comparable](some []T) map[T]bool {
+	is := make(map[T]bool, len(some))
+	for _, x := range some {
+		is[x] = true
+	}
+	return is
+}
+
+// assignAllocated is assign with an outside scheduler that keeps books.
+func (ps *pass) assignAllocated(ctx context.Context, plan *reconcile.Plan) error {
+	placed := len(plan.Changes)
+	assigned, err := ps.books.allocate(ctx, plan)
+	if err != nil {
+		return ps.unscheduled(ctx, plan, err)
+	}
+	placer := reconcile.NewPlacer(ps.snapshot)
+	for _, a := range assigned {
+		plan.Changes = append(plan.Changes, placer.On(a.Pod, a.Node))
+	}
+	ps.assigned(plan, placed, unplaced(plan.Adds, assigned), reconcile.RoomRetry, ps.room.nodes.others)
+	return nil
+}
+
+// unscheduled says in the status that an outside scheduler failed. Nothing is placed; everything else goes on.
+func (ps *pass) unscheduled(ctx context.Context, plan *reconcile.Plan, failure error) error {
+	if ctx.Err() != nil {
+		return failure
+	}
+	ps.log.WithError(failure).WithField(obs.Desired, plan.Status.Desired).Warn("nothing can be placed")
+	plan.Unscheduled(ps.snapshot, failure.Error())
+	ps.kit.metrics.short(ps.id, len(plan.Adds), nil)
+	return nil
+}

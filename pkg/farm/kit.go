@@ -1,0 +1,153 @@
+package farm
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// ReplicationControllerStore is what a pass reads and writes.
+type ReplicationControllerStore interface {
+	Reads
+	EarlyReads
+	Lists
+	Writes
+	Tenancy
+	Tripper
+}
+
+// Reads are what a pass reads: the head, and then everything else together.
+type Reads interface {
+	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
+	DropsOf(ctx context.Context, rcIDs []string) (store.DropsBy, error)
+	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
+	// ReadCompanions is how a pass learns what other revisions of a service have (ADR 16).
+	ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error)
+	// RolloutInCharge is how an owner learns of the rollout in charge of its controller (ADR 16).
+	RolloutInCharge(ctx context.Context, service string, consistent bool) (store.InCharge, error)
+}
+
+// EarlyReads is how a pass reads all that it expects to need in one round trip.
+type EarlyReads interface {
+	ReadEarly(ctx context.Context, e store.Expected) *store.Early
+}
+
+// Lists are what a pass looks at once more, where it must be sure.
+type Lists interface {
+	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
+	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
+	NodesHeld(ctx context.Context, names []string) (map[string]store.Hold, error)
+}
+
+// Writes are how a pass changes the world.
+type Writes interface {
+	Commit(ctx context.Context, b *store.Batch) error
+	HeadLoad(b *store.Batch, reports bool) store.Load
+	LoadOf(rcID string, p *store.Part) store.PartLoad
+	Ring(ctx context.Context, rcID string) error
+	MakeMarks(ctx context.Context, drops, stops []string) error
+}
+
+// Tenancy is what an owner does with the lock of its controller, and with the record that goes along.
+type Tenancy interface {
+	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
+	Release(ctx context.Context, rcID string, f store.Fence) error
+	Abandon(ctx context.Context, rcID string, f store.Fence) error
+	ReleaseMutator(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], service string, was store.InCharge, schemaIndex uint64, a store.Audit) error
+	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
+}
+
+// Tripper trips the mass-stop breaker.
+type Tripper interface {
+	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
+}
+
+// sight is what a pass sees of the cluster by the farm's watches.
+type sight interface {
+	schemaRec() store.Rec[store.Schema]
+	breakerRec() store.Rec[store.Breaker]
+	orphansOf(rcID string) []reconcile.Orphan
+	nodesAt() (nodes map[string]*node.View, version uint64)
+	membersSince() time.Time
+}
+
+// fleet is what a pass needs of the farms and their other controllers.
+type fleet interface {
+	// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
+	preferred(ctx context.Context, rcID string) (owner string, mine bool, err error)
+	// claimsMore reports whether this farm is still to claim a controller that it should own.
+	claimsMore(ctx context.Context) (bool, error)
+	// roomFreed is told that a controller's batches gave room back.
+	roomFreed(rcID string)
+}
+
+// kit is what all passes of a farm work with. Nothing in it knows the farm: each part is a small type with its own lock, or an interface.
+type kit struct {
+	farm     string // id
+	selector labels.Selector
+	inFlight int
+	onStatus func(service string, index uint64) // may be nil
+
+	reads  Reads
+	early  EarlyReads
+	lists  Lists
+	writes Writes
+	lock   Tenancy
+	trip   Tripper
+
+	world     sight
+	fleet     fleet
+	settling  *settling
+	stops     *stopCounter
+	kin       *kin
+	manifests *manifestCache
+	ledger    *scheduler.Ledger
+	scarcity  *scarcity
+	suspects  *nodeSet // their reservations say something else than what is known of them
+	fresh     *nodeSet // this farm has written their first reservation, as far as it knows
+
+	byLabel *scheduler.ByLabel
+	outside *outside // a scheduler that is asked in place of byLabel; nil: none
+	books   *books   // nil: the scheduler keeps none
+
+	teller  teller
+	metrics *Metrics
+}
+
+// newKit makes the kit of a farm, in whose place it has what tells of the world and of the other controllers.
+func newKit(cfg *Config, world sight, fleet fleet, byLabel *scheduler.ByLabel) *kit {
+	k := &kit{
+		farm: cfg.ID, selector: cfg.RCSelector, inFlight: cfg.InFlight, onStatus: cfg.OnStatus,
+		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
+		world: world, fleet: fleet, settling: &settling{}, stops: newStopCounter(), kin: &kin{}, manifests: newManifestCache(),
+		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, suspects: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
+		teller: teller{farm: cfg.ID, to: cfg.Alerter}, metrics: cfg.Metrics,
+	}
+	k.outside, k.books = outsideOf(cfg)
+	return k
+}
+
+// teller tells people of incidents, in the name of a farm.
+type teller struct {
+	farm string // id
+	to   alert.Alerter
+}
+
+// tell tells one thing about a controller.
+func (t teller) tell(ctx context.Context, rcID string, what alert.Tell) {
+	in := alert.Incident{Incident: what.Incident, RCID: rcID, Farm: t.farm}
+	if what.Resolved {
+		t.to.Resolve(ctx, in)
+	} else {
+		t.to.Raise(ctx, in)
+	}
+}
