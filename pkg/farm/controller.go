@@ -49,5 +49,5 @@ func (c *ReplicationController) gather(busy int64) time.Duration {
 	if !c.memory.expects.nodes {
 		return 0
 	}
-	return c.standing.looks.gather(busy)
+	return c.standing.looks.Gather(busy)
 }

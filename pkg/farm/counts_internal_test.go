@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 )
@@ -74,17 +75,17 @@ func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
 			}
 		}
 		c := &ReplicationController{memory: memory{expects: expects{nodes: true}}}
-		waits("alone", c, 0, gatherLeast)
-		<-time.After(gatherLeast / 5)
-		waits("another bell, and more is under way", c, 100, gatherLeast-gatherLeast/5)
-		<-time.After(gatherLeast - gatherLeast/5)
+		waits("alone", c, 0, looks.GatherLeast)
+		<-time.After(looks.GatherLeast / 5)
+		waits("another bell, and more is under way", c, 100, looks.GatherLeast-looks.GatherLeast/5)
+		<-time.After(looks.GatherLeast - looks.GatherLeast/5)
 		waits("later", c, 0, 0)
-		c.standing.looks.begin()
-		waits("many are under way", c, 1000, gatherMost)
-		c.standing.looks.ask()
+		c.standing.looks.Begin()
+		waits("many are under way", c, 1000, looks.GatherMost)
+		c.standing.looks.Ask()
 		waits("somebody asked", c, 1000, 0)
-		c.standing.looks.begin()
-		c.standing.looks.again(time.Millisecond)
+		c.standing.looks.Begin()
+		c.standing.looks.Again(time.Millisecond)
 		<-time.After(time.Millisecond)
 		waits("it is due", c, 1000, 0)
 		waits("nodes are not waited for", &ReplicationController{}, 1000, 0)

@@ -133,7 +133,7 @@ type Farm struct {
 	fatal    chan error    // capacity 1: why the farm must start over
 	sweepNow chan struct{} // capacity 1
 	moved    chan struct{} // capacity 1: the members have changed
-	busy      atomic.Int64  // passes under way
+	busy     atomic.Int64  // passes under way
 	deepLeft int           // deep checks of controllers that are claimed before the next sweep
 }
 
@@ -247,7 +247,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	}
 	if err == nil && c != nil {
-		if idle, left := c.standing.looks.idle(id, f.rungFor(id)); idle {
+		if idle, left := c.standing.idle(id, f.world.rung(append(f.kit.kin.companions(id), id))); idle {
 			if left > 0 {
 				f.queue.AddAfter(id, left)
 			}
@@ -267,7 +267,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		if again > 0 {
 			again += f.backlog()
 			if c != nil {
-				c.standing.looks.again(again)
+				c.standing.looks.Again(again)
 			}
 			f.queue.AddAfter(id, again)
 		}
@@ -346,7 +346,7 @@ func (f *Farm) enqueue(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if c := f.owned[id]; c != nil {
-		c.standing.looks.ask()
+		c.standing.looks.Ask()
 	}
 	f.queue.Add(id)
 }
@@ -359,7 +359,7 @@ func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 	defer f.mu.Unlock()
 	for id, c := range f.owned {
 		if which(c) {
-			c.standing.looks.ask()
+			c.standing.looks.Ask()
 			f.queue.Add(id)
 		}
 	}

@@ -46,7 +46,7 @@ func (f *Farm) Changed(rcIDs []string, index uint64) {
 	defer f.mu.Unlock()
 	for _, id := range rcIDs {
 		if c := f.owned[id]; c != nil {
-			c.standing.looks.heard(index)
+			c.standing.looks.Heard(id, index)
 		}
 		f.queue.Add(id)
 	}

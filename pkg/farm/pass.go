@@ -112,7 +112,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 		return 0, ps.afterFailure(ctx, err)
 	}
 	told := ps.alert(ctx, &plan)
-	ps.standing.looks.ended(ps.id, &ps.head, ps.companions, plan.Alone || ps.mem.expects.nodes)
+	ps.looked(plan.Alone || ps.mem.expects.nodes)
 	if wrote > 0 && frees(plan.Changes) {
 		ps.kit.fleet.roomFreed(ps.id)
 	}
@@ -226,6 +226,17 @@ func (ps *pass) remember(plan *reconcile.Plan, wrote int, err error) {
 	hungry := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
 	ps.standing.ended(nodes, hungry, ps.deep && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
 	ps.kit.stops.means(ps.id, ps.staying(stopsOf(plan, ps.snapshot.Now)))
+}
+
+// looked notes the bells as this pass has read them: those of companions too, unless nothing follows whatever they do.
+func (ps *pass) looked(alone bool) {
+	seen := map[string]uint64{ps.id: ps.head.BellIndex}
+	if !alone {
+		for i := range ps.companions {
+			seen[ps.companions[i].RCID] = ps.companions[i].Marks.Bell
+		}
+	}
+	ps.standing.looks.Ended(seen, alone)
 }
 
 // leave gives the controller up if another farm should have it: its labels do not match this farm's selector any more, or

@@ -5,11 +5,13 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 )
 
 // standing is what a farm knows of a controller that it owns, and asks of it, while a pass over it may be under way.
 type standing struct {
-	looks looks
+	looks looks.Looks
 
 	mu       sync.Mutex
 	deep     bool // the next pass compares intents too
@@ -24,7 +26,7 @@ func (s *standing) begin() {
 	s.mu.Lock()
 	s.nodes = nil
 	s.mu.Unlock()
-	s.looks.begin()
+	s.looks.Begin()
 }
 
 // ended takes in what a pass has found. A deep check is done when it found nothing to do, and nothing kept it from doing it.
@@ -35,6 +37,15 @@ func (s *standing) ended(nodes map[string]bool, hungry, checked bool) {
 	if checked {
 		s.lastDeep, s.deep = time.Now(), false
 	}
+}
+
+// idle reports whether a look now would find nothing, and then when one is due, zero for never: rung are the bells of the controller and of
+// its companions, as heard last. A bell that is gone must be made, or the record went with it.
+func (s *standing) idle(own string, rung map[string]uint64) (idle bool, left time.Duration) {
+	if rung[own] == 0 {
+		return false, 0
+	}
+	return s.looks.Idle(rung)
 }
 
 func (s *standing) isHungry() bool {
@@ -70,7 +81,7 @@ func (s *standing) rebalance() {
 	s.mu.Lock()
 	s.leaving = true
 	s.mu.Unlock()
-	s.looks.ask()
+	s.looks.Ask()
 }
 
 // takeLeaving reports, once, whether the controller is to be given away.
@@ -87,7 +98,7 @@ func (s *standing) checkDeeply() {
 	s.mu.Lock()
 	s.deep = true
 	s.mu.Unlock()
-	s.looks.ask()
+	s.looks.Ask()
 }
 
 func (s *standing) isDeep() bool {

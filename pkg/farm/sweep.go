@@ -62,7 +62,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 				f.queue.Add(id)
 			}
 		case locks[id]:
-			c.standing.looks.ask()
+			c.standing.looks.Ask()
 			f.queue.Add(id) // another's: its next write finds out
 		}
 	}

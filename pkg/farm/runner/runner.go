@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -122,7 +123,7 @@ type carried struct {
 	consistent bool     // the next read must be
 	gate       gate
 	judged     time.Time // the change of the members after which it was found to be this farm's; see handOver
-	knows      knowledge // under the runner's mutex
+	looks      looks.Looks
 }
 
 // The pace of repeated tries of one rollout.
@@ -210,7 +211,7 @@ func (r *Runner) Ring(service string, index uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c := r.carried[service]; c != nil { // to others the watch says it soon enough
-		c.knows.rung = max(c.knows.rung, index)
+		c.looks.Heard(bellKey, index)
 		r.queue.Add(service)
 	}
 }
@@ -226,6 +227,31 @@ func (r *Runner) MembersChanged() {
 	}
 	r.mu.Unlock()
 	r.wakeTeller()
+}
+
+// want asks for a look at a rollout although its bell did not ring. The caller holds the mutex.
+func (r *Runner) want(service string) {
+	if c := r.carried[service]; c != nil {
+		c.looks.Ask()
+	}
+	r.queue.Add(service)
+}
+
+// What a look at a rollout reads first: whoever changes something about it writes its record or rings its bell.
+const (
+	recordKey = "record"
+	bellKey   = "bell"
+)
+
+// idle reports whether a look now would see what the last one has seen, and then when one is due, zero for never.
+func (r *Runner) idle(service string, c *carried) (idle bool, left time.Duration) {
+	r.mu.Lock()
+	rec, bell := r.records[service], r.seen.Bells[service]
+	r.mu.Unlock()
+	if rec == nil {
+		return false, 0
+	}
+	return c.looks.Idle(map[string]uint64{recordKey: rec.Index, bellKey: bell})
 }
 
 func (r *Runner) work(ctx context.Context) {

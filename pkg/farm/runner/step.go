@@ -30,7 +30,7 @@ func (r *Runner) steps(ctx context.Context, service string, c *carried) (again t
 
 // step reads, decides and writes once.
 func (r *Runner) step(ctx context.Context, service string, c *carried) (again time.Duration, err error) {
-	r.begins(c)
+	c.looks.Begin()
 	v, err := r.cfg.Store.ReadRollout(ctx, service, c.ids, c.consistent)
 	if err != nil {
 		return 0, err
@@ -60,7 +60,8 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 		return 0, nil
 	}
 	r.ask(ctx, &d.Record, c, d.Gate)
-	r.stepped(c, index, v.Bell, d.Again)
+	c.looks.Ended(map[string]uint64{recordKey: index, bellKey: v.Bell}, false) // its own write among it: what a decision makes asks for no other look
+	c.looks.Again(d.Again)
 	return d.Again, nil
 }
 

@@ -16,14 +16,18 @@ func TestALookThatWouldSeeTheSameIsSpared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
 		defer queue.ShutDown()
+		ended := func(c *carried, record, bell uint64) {
+			c.looks.Begin()
+			c.looks.Ended(map[string]uint64{recordKey: record, bellKey: bell}, false)
+		}
 		look := func(again time.Duration) (*Runner, *carried) {
 			c := &carried{}
 			r := &Runner{
 				queue: queue, carried: map[string]*carried{"web": c},
 				records: map[string]*store.Rec[rollout.Record]{"web": {Index: 5}}, seen: store.RolloutsSeen{Bells: map[string]uint64{"web": 7}},
 			}
-			r.begins(c)
-			r.stepped(c, 5, 7, again)
+			ended(c, 5, 7)
+			c.looks.Again(again)
 			return r, c
 		}
 		expect := func(what string, r *Runner, c *carried, want bool, wantLeft time.Duration) {
@@ -36,7 +40,7 @@ func TestALookThatWouldSeeTheSameIsSpared(t *testing.T) {
 		expect("nothing has changed", r, c, true, 0)
 		r.records["web"].Index = 6
 		expect("the record has changed", r, c, false, 0)
-		r.stepped(c, 6, 7, 0)
+		ended(c, 6, 7)
 		expect("the change was its own", r, c, true, 0)
 		r.seen.Bells["web"] = 8
 		expect("the bell has rung", r, c, false, 0)
@@ -46,7 +50,7 @@ func TestALookThatWouldSeeTheSameIsSpared(t *testing.T) {
 		r, c = look(0)
 		r.want("web")
 		expect("somebody asked", r, c, false, 0)
-		r.begins(c)
+		c.looks.Begin()
 		expect("a look that has not ended, or failed", r, c, false, 0)
 		r, c = look(0)
 		delete(r.records, "web")
