@@ -233,10 +233,7 @@ func (ps *pass) learn() {
 // claimsMore reports whether this farm is still to claim a controller that it should own.
 func (f *Farm) claimsMore(ctx context.Context) (bool, error) {
 	for _, id := range f.world.bellIDs() {
-		f.mu.Lock()
-		known := f.owned[id] != nil || f.foreign[id]
-		f.mu.Unlock()
-		if known {
+		if c, foreign := f.roster.get(id); c != nil || foreign {
 			continue
 		}
 		if owner, _, err := f.preferred(ctx, id); err != nil || owner == f.cfg.ID {

@@ -40,9 +40,10 @@ func stopsAll(t *testing.T, st Tenure, controllers, pods int) (passes []*pass, p
 	t.Cleanup(f.queue.ShutDown)
 	for i := range controllers {
 		id := fmt.Sprintf("rc%d", i)
-		f.owned[id] = f.newController(id, store.Fence{})
+		c := f.newController(id, store.Fence{})
+		f.roster.add(c, false)
 		f.kit.stops.means(id, pods)
-		ps, plan := f.owned[id].newPass(), &reconcile.Plan{}
+		ps, plan := c.newPass(), &reconcile.Plan{}
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		ps.head.RC.Value = rc.RC{ID: id, Name: id, Generation: 1}
 		for n := range pods {

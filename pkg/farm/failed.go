@@ -24,7 +24,7 @@ func (w *world) watchFailed(ctx context.Context) error {
 			last, pace = free, failedMin
 		}
 		if len(free) > 0 {
-			failed, err := w.farm.cfg.Store.FailedAgents(ctx)
+			failed, err := w.store.FailedAgents(ctx)
 			if err != nil && ctx.Err() == nil {
 				w.log.WithError(err).Warn("cannot tell lost nodes from nodes without a preparer; none counts as lost anew")
 			}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -122,19 +121,15 @@ type Farm struct {
 	world *world
 	kit   *kit // of its passes
 
-	mu      sync.Mutex
-	owned   map[string]*ReplicationController
-	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
-	freed   map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
-	unowned unowned
-
+	roster     *roster
+	unowned    unowned
 	unreadable unreadables
 
 	fatal    chan error    // capacity 1: why the farm must start over
 	sweepNow chan struct{} // capacity 1
 	moved    chan struct{} // capacity 1: the members have changed
 	busy     atomic.Int64  // passes under way
-	deepLeft int           // deep checks of controllers that are claimed before the next sweep
+	deepLeft atomic.Int64  // deep checks of controllers that are claimed before the next sweep
 }
 
 // The pace of repeated tries of one controller.
@@ -152,16 +147,14 @@ func NewFarm(cfg Config) *Farm {
 	f := &Farm{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
 		queue:    newQueue(cfg.Metrics),
-		owned:    map[string]*ReplicationController{},
-		foreign:  map[string]bool{},
-		freed:    map[string]time.Time{},
+		roster:   newRoster(),
 		fatal:    make(chan error, 1),
 		sweepNow: make(chan struct{}, 1),
 		moved:    make(chan struct{}, 1),
-		deepLeft: deepAtOnce,
 	}
+	f.deepLeft.Store(deepAtOnce)
 	f.cfg.Metrics.reset()
-	f.world = newWorld(f)
+	f.world = newWorld(&f.cfg, f.log, f.route)
 	f.kit = newKit(&f.cfg, f.world, f, &scheduler.ByLabel{Between: f.world.between})
 	return f
 }
@@ -171,7 +164,7 @@ func NewFarm(cfg Config) *Farm {
 // so that the caller can give the session up.
 func (f *Farm) Start(ctx context.Context) error {
 	defer f.queue.ShutDown() // also when it never came to work
-	if err := f.cfg.Store.Join(ctx, f.member()); err != nil {
+	if err := f.cfg.Store.Join(ctx, f.cfg.member()); err != nil {
 		if _, held := store.HeldBy(err); held {
 			return fmt.Errorf("another farm is running as %q; give each farm an id of its own: %w", f.cfg.ID, err)
 		}
@@ -209,12 +202,11 @@ func (f *Farm) Start(ctx context.Context) error {
 	return group.Wait()
 }
 
-func (f *Farm) member() store.Member {
-	m := store.Member{
-		Version: f.cfg.Version, EmulationVersion: f.cfg.Version, Address: f.cfg.Address, RCSelector: f.cfg.RCSelector.String(),
-	}
-	if f.cfg.RCID != "" {
-		m.RCID, m.RCSelector = f.cfg.RCID, selectsNone
+// member is the farm's own record.
+func (c *Config) member() store.Member {
+	m := store.Member{ID: c.ID, Version: c.Version, EmulationVersion: c.Version, Address: c.Address, RCSelector: c.RCSelector.String()}
+	if c.RCID != "" {
+		m.RCID, m.RCSelector = c.RCID, selectsNone
 	}
 	return m
 }
@@ -280,7 +272,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	case errors.Is(err, errHandedOver):
 		f.drop(id)
-		f.markForeign(id)
+		f.roster.markForeign(id)
 		f.queue.Forget(id)
 		return
 	case errors.Is(err, errGone):
@@ -338,41 +330,5 @@ func (f *Farm) startOver(why error) {
 	select {
 	case f.fatal <- why:
 	default: // somebody found out first
-	}
-}
-
-// enqueue asks for a look at a controller soon, for another reason than its bell.
-func (f *Farm) enqueue(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c := f.owned[id]; c != nil {
-		c.standing.looks.Ask()
-	}
-	f.queue.Add(id)
-}
-
-// rang asks for a look at a controller whose bell, or that of a companion, has rung.
-func (f *Farm) rang(id string) { f.queue.Add(id) }
-
-func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for id, c := range f.owned {
-		if which(c) {
-			c.standing.looks.Ask()
-			f.queue.Add(id)
-		}
-	}
-}
-
-// roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
-func (f *Farm) roomFreed(rcID string) {
-	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.isHungry() })
-}
-
-func (f *Farm) requestSweep() {
-	select {
-	case f.sweepNow <- struct{}{}:
-	default: // one is asked for already
 	}
 }

@@ -16,12 +16,7 @@ import (
 // mendShares asks for a deep check of each controller that has pods on a node without a reservation, as where the record was
 // lost. The check reserves their shares again (P3).
 func (f *Farm) mendShares(ctx context.Context) error {
-	var owned []*ReplicationController
-	f.mu.Lock()
-	for _, c := range f.owned {
-		owned = append(owned, c)
-	}
-	f.mu.Unlock()
+	owned := f.roster.all()
 	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
 	for i, c := range owned {
 		nodes[i] = c.standing.placedOn()

@@ -42,10 +42,8 @@ func (f *Farm) Regressed(ctx context.Context) error { return f.world.regressed(c
 // Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too, at the given index: this is only
 // faster.
 func (f *Farm) Changed(rcIDs []string, index uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for _, id := range rcIDs {
-		if c := f.owned[id]; c != nil {
+		if c, _ := f.roster.get(id); c != nil {
 			c.standing.looks.Heard(id, index)
 		}
 		f.queue.Add(id)
@@ -61,10 +59,7 @@ func IsLowest(id string, members []string) bool {
 // observe publishes where the farm stands.
 func (f *Farm) observe() {
 	breaker := f.world.breakerRec()
-	f.mu.Lock()
-	owned := len(f.owned)
-	f.mu.Unlock()
-	f.cfg.Metrics.owns(owned)
+	f.cfg.Metrics.owns(len(f.roster.all()))
 	f.cfg.Metrics.settledNow(f.kit.settling.done(f.world.schemaRec().Value.Nonce))
 	f.cfg.Metrics.breaker(breaker.Index == 0 || breaker.Value.Tripped)
 }

@@ -84,7 +84,7 @@ func (w *world) readPages(ctx context.Context, names []string) error {
 	group.SetLimit(orphansReads)
 	for _, name := range names {
 		group.Go(func() error {
-			rec, complete, err := w.farm.cfg.Store.NodeOrphans(ctx, name)
+			rec, complete, err := w.store.NodeOrphans(ctx, name)
 			if errors.Is(err, store.ErrNotFound) || err == nil && (!complete || rec.Value.OrphanPages == nil) {
 				return nil // the record's watch tells
 			}

@@ -21,9 +21,7 @@ var errHandedOver = errors.New("the controller was handed over")
 // controller returns the controller if this farm owns it or can claim it now. Otherwise it returns nil, and when to look
 // again (zero: something will ring).
 func (f *Farm) controller(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
-	f.mu.Lock()
-	c, foreign := f.owned[id], f.foreign[id]
-	f.mu.Unlock()
+	c, foreign := f.roster.get(id)
 	if c != nil {
 		return c, 0, nil
 	}
@@ -105,7 +103,7 @@ func (f *Farm) labelsOf(ctx context.Context, id string) (set labels.Set, exists 
 // grace Consul is not asked: every farm sees every new controller, and the one that should take it is about to.
 func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
 	if grace {
-		if left := f.graceLeft(id); left > 0 {
+		if left := f.roster.graceLeft(id); left > 0 {
 			return false, left, nil
 		}
 	}
@@ -113,23 +111,8 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 	if err != nil {
 		return false, 0, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.foreign[id] = held
-	delete(f.freed, id)
+	f.roster.heard(id, held)
 	return !held, 0, nil
-}
-
-// graceLeft returns how long the preferred farm still has to claim a controller.
-func (f *Farm) graceLeft(id string) time.Duration {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	since, seen := f.freed[id]
-	if !seen {
-		since = time.Now()
-		f.freed[id] = since
-	}
-	return unownedGrace - time.Since(since)
 }
 
 // claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
@@ -137,7 +120,7 @@ func (f *Farm) graceLeft(id string) time.Duration {
 func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
 	got, err := f.cfg.Store.Claim(ctx, id)
 	if _, held := store.HeldBy(err); held {
-		f.markForeign(id)
+		f.roster.markForeign(id)
 		return nil, 0, nil
 	}
 	if err != nil {
@@ -155,11 +138,8 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	ps := c.newPass()
 	ps.head = got.Head
 	ps.learn()
-	f.mu.Lock()
 	f.checkClaimed(c, len(got.Head.Placements))
-	f.owned[id] = c
-	delete(f.foreign, id)
-	f.mu.Unlock()
+	f.roster.add(c, false)
 	c.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
 	return c, 0, nil
 }
@@ -192,13 +172,7 @@ func (f *Farm) handOver(ctx context.Context) error {
 
 // handOverSome asks for a look at each controller that another farm prefers. The look makes sure of it.
 func (f *Farm) handOverSome(ctx context.Context) error {
-	var owned []*ReplicationController
-	f.mu.Lock()
-	for _, c := range f.owned {
-		owned = append(owned, c)
-	}
-	f.mu.Unlock()
-	for _, c := range owned {
+	for _, c := range f.roster.all() {
 		owner, _, err := f.preferred(ctx, c.ID)
 		if err != nil {
 			return err
@@ -213,31 +187,8 @@ func (f *Farm) handOverSome(ctx context.Context) error {
 
 // drop forgets a controller that is not ours any more.
 func (f *Farm) drop(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.owned, id)
-	delete(f.foreign, id)
-	delete(f.freed, id)
+	f.roster.drop(id)
 	f.cfg.Metrics.forget(id)
 	f.kit.kin.set(id, nil)
 	f.kit.stops.forget(id)
-}
-
-// markForeign notes that another farm has, or will have, a controller.
-func (f *Farm) markForeign(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.foreign[id] = true
-}
-
-// bellGone looks at a controller that was probably deleted, if it is ours, and forgets it otherwise.
-func (f *Farm) bellGone(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.owned[id] != nil {
-		f.queue.Add(id)
-		return
-	}
-	delete(f.foreign, id)
-	delete(f.freed, id)
 }

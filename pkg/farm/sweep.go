@@ -48,17 +48,15 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err := f.mendReservations(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.checkSome(time.Now())
 	for _, id := range ids {
-		c := f.owned[id]
+		c, _ := f.roster.get(id)
 		switch {
 		case c == nil:
 			// A lock of our own session that nobody works under is claimed again (R4). What others hold was found out
 			// when the bell was seen; the locks as listed may be older than a change of the members.
 			if !locks[id] {
-				delete(f.foreign, id)
+				f.roster.listed(id, false)
 				f.queue.Add(id)
 			}
 		case locks[id]:
@@ -74,26 +72,24 @@ func (f *Farm) sweep(ctx context.Context) error {
 const deepAtOnce = 64
 
 // checkClaimed says when a controller that was claimed is checked deeply first: at once, unless a farm takes over many, which would
-// keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some. The caller holds the
-// mutex of the farm.
+// keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some.
 func (f *Farm) checkClaimed(c *ReplicationController, placements int) {
 	switch {
 	case placements == 0 && f.kit.books == nil && !c.memory.phantom:
 		c.standing.lastDeep = time.Now()
-	case c.memory.phantom || f.deepLeft > 0:
-		f.deepLeft = max(0, f.deepLeft-1)
+	case f.deepLeft.Add(-1) >= 0 || c.memory.phantom:
 		c.standing.deep = true
 	}
 }
 
 // checkSome asks for the deep checks that are due, spread over the time until the next sweep: those first that have waited longest, and
-// so many that all of the farm's controllers would have their turn in half of the time that one may go without. The caller
-// holds the mutex.
+// so many that all of the farm's controllers would have their turn in half of the time that one may go without.
 func (f *Farm) checkSome(now time.Time) {
-	f.deepLeft = deepAtOnce
+	f.deepLeft.Store(deepAtOnce)
 	var due []*ReplicationController
 	last := map[*ReplicationController]time.Time{}
-	for _, c := range f.owned {
+	owned := f.roster.all()
+	for _, c := range owned {
 		if at := c.standing.checkedAt(); now.Sub(at) >= f.cfg.DeepEvery {
 			due, last[c] = append(due, c), at
 		}
@@ -101,7 +97,7 @@ func (f *Farm) checkSome(now time.Time) {
 	slices.SortFunc(due, func(a, b *ReplicationController) int {
 		return cmp.Or(last[a].Compare(last[b]), cmp.Compare(a.ID, b.ID))
 	})
-	due = due[:min(len(due), deepShare(len(f.owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
+	due = due[:min(len(due), deepShare(len(owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
 	for i, c := range due {
 		c.standing.checkDeeply()
 		f.queue.AddAfter(c.ID, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))

@@ -41,7 +41,7 @@ func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
 	}
 	var free []string
 	for _, id := range f.world.lastRung() {
-		if !f.heldBy(id, held[id]) {
+		if !f.roster.listed(id, held[id]) {
 			free = append(free, id)
 		}
 	}
@@ -55,7 +55,7 @@ func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
 		case !mine:
 		case owner == f.cfg.ID:
 			own = append(own, id)
-		case f.graceLeft(id) <= -patience:
+		case f.roster.graceLeft(id) <= -patience:
 			f.enqueue(id)
 		default:
 			more = true
@@ -81,48 +81,16 @@ func (f *Farm) claimAll(ctx context.Context, ids []string) {
 	if err != nil && ctx.Err() == nil {
 		f.log.WithError(err).WithField("controllers", len(ids)-len(fences)).Info("not all controllers could be claimed together; they are claimed one by one")
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for id, fence := range fences {
-		if f.owned[id] != nil {
+		if known, _ := f.roster.get(id); known != nil {
 			continue
 		}
 		c := f.newController(id, fence)
-		f.kit.stops.claimed(id)
-		f.checkClaimed(c, 1) // it may have pods
-		f.owned[id] = c
-		delete(f.foreign, id)
+		f.kit.stops.claimed(id) // before anybody finds it
+		f.checkClaimed(c, 1)    // it may have pods
+		if !f.roster.add(c, true) {
+			continue // a worker was faster; its next look learns what it has learnt already
+		}
 		c.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
-	}
-}
-
-// heldBy notes whether another farm holds a controller, and reports whether any does.
-func (f *Farm) heldBy(id string, another bool) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case f.owned[id] != nil:
-		return true // if it is not any more the next write finds out, or a sweep
-	case another:
-		f.foreign[id] = true
-		delete(f.freed, id)
-	default:
-		delete(f.foreign, id)
-	}
-	return another
-}
-
-// membersChanged forgets what is known of other farms' controllers, whose owners may be gone, and shares the nodes out anew.
-func (f *Farm) membersChanged() {
-	f.mu.Lock()
-	clear(f.foreign)
-	f.mu.Unlock()
-	f.preferNodes()
-	select {
-	case f.moved <- struct{}{}:
-	default: // it has not been looked at since the last change
-	}
-	if f.cfg.OnMembers != nil {
-		f.cfg.OnMembers()
 	}
 }

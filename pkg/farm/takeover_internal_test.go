@@ -13,7 +13,7 @@ import (
 // What rang last comes first.
 func TestLastRung(t *testing.T) {
 	t.Parallel()
-	w := newWorld(&Farm{})
+	w := emptyWorld()
 	w.bells[0] = map[string]uint64{"old": 3, "changed": 90}
 	w.bells[7] = map[string]uint64{"b": 50, "a": 50}
 	if got := w.lastRung(); !slices.Equal(got, []string{"changed", "a", "b", "old"}) {
@@ -36,7 +36,7 @@ func TestDeepChecksAreSpread(t *testing.T) {
 	for i := range owned {
 		c := &ReplicationController{ID: fmt.Sprint(i), kit: f.kit}
 		f.checkClaimed(c, 3)
-		f.owned[c.ID] = c
+		f.roster.add(c, true)
 		if c.standing.deep {
 			atOnce++
 		}
@@ -52,7 +52,7 @@ func TestDeepChecksAreSpread(t *testing.T) {
 	for left := owned; left > 0; sweeps++ {
 		asked := 0
 		f.checkSome(now)
-		for _, c := range f.owned {
+		for _, c := range f.roster.all() {
 			if c.standing.deep {
 				asked++
 				c.standing.lastDeep, c.standing.deep = now, false // as a pass does

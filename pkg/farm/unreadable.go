@@ -92,17 +92,6 @@ func (u *unreadables) complete() bool {
 	return u.looked[straysKind] && u.looked[unownedKind]
 }
 
-// foundCorrupt notes what one watch cannot read.
-func (f *Farm) foundCorrupt(where string, found []error) {
-	f.cfg.Metrics.unreadable(where, len(found))
-	f.unreadable.set(where, found)
-}
-
-// set replaces what one watch found.
-func (u *unreadables) set(where string, found []error) {
-	u.say(where, corruptKeys(found))
-}
-
 // corruptKeys returns what is said about unreadable records, by their keys.
 func corruptKeys(found []error) map[string]string {
 	errs := map[string]string{}

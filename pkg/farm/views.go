@@ -3,9 +3,7 @@ package farm
 import (
 	"context"
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -18,7 +16,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.foundCorrupt(fmt.Sprintf("nodes/%x", shard), s.Corrupt)
+	w.emit(unreadableFound{fmt.Sprintf("nodes/%x", shard), s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("a node is left out")
 	}
@@ -40,7 +38,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	w.mu.Unlock()
 	w.nodesChanged(changed, orphaned)
 	if s.MarkerMissing {
-		w.farm.requestSweep()
+		w.emit(recordsMissing{})
 	}
 	return nil
 }
@@ -49,7 +47,7 @@ func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.foundCorrupt("nodeops", s.Corrupt)
+	w.emit(unreadableFound{"nodeops", s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("an operator's record of a node is left out")
 	}
@@ -117,19 +115,11 @@ func (w *world) join(record *node.View) *node.View {
 	return &v
 }
 
-// nodesChanged looks at the controllers that a changed node may matter to.
+// nodesChanged says which nodes have changed, and which controllers have orphans that came or went.
 func (w *world) nodesChanged(changed, orphaned map[string]bool) {
-	for id := range orphaned {
-		w.farm.enqueue(id)
-	}
+	w.emit(nodesMoved{changed, orphaned})
 	if len(changed) > 0 {
-		w.farm.kit.scarcity.changed(slices.Collect(maps.Keys(changed)))
-		for _, wake := range []chan struct{}{w.nodeDied, w.orphansMoved} {
-			select {
-			case wake <- struct{}{}:
-			default: // one wake-up is enough
-			}
-		}
-		w.farm.enqueueOwned(func(c *ReplicationController) bool { return c.standing.concernedBy(changed) })
+		wake(w.nodeDied)
+		wake(w.orphansMoved)
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
@@ -38,10 +37,22 @@ type ClusterWatches interface {
 	RestoreBreaker(ctx context.Context) error
 }
 
-// world is what the farm's watches have seen: a cache without authority.
+// worldStore is what the world needs of the store besides: the farm's own record, and what no watch tells of nodes.
+type worldStore interface {
+	ReplicationControllerWatcher
+	Join(ctx context.Context, m store.Member) error
+	FailedAgents(ctx context.Context) (map[string]bool, error)
+	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
+}
+
+// world is what the farm's watches have seen: a cache without authority. It has the only lock of its data, says what changed in events, and
+// knows nobody who hears them.
 type world struct {
-	farm *Farm
-	log  obs.Logger
+	store   worldStore
+	self    store.Member // this farm's own record
+	metrics *Metrics
+	emit    func(event) // called without the lock
+	log     obs.Logger
 
 	mu      sync.Mutex
 	bells   [store.Shards]map[string]uint64
@@ -67,16 +78,16 @@ type world struct {
 	orphansMoved chan struct{}
 }
 
-func newWorld(f *Farm) *world {
+func newWorld(cfg *Config, log obs.Logger, emit func(event)) *world {
 	return &world{
-		farm: f, log: f.log, waiting: map[string]bool{}, listed: map[string]orphanList{}, ready: make(chan struct{}),
+		store: cfg.Store, self: cfg.member(), metrics: cfg.Metrics, emit: emit, log: log, waiting: map[string]bool{}, listed: map[string]orphanList{}, ready: make(chan struct{}),
 		nodeDied: make(chan struct{}, 1), orphansMoved: make(chan struct{}, 1),
 	}
 }
 
 // watch starts every standing query in the group.
 func (w *world) watch(ctx context.Context, group *errgroup.Group) {
-	st := w.farm.cfg.Store
+	st := w.store
 	queries := map[string]standingQuery{}
 	run := func(name string, q standingQuery) {
 		queries[name] = q
@@ -138,7 +149,7 @@ func (w *world) reporter(ctx context.Context, name string) (onError func(error),
 	onError = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		w.farm.cfg.Metrics.watchFailed(name)
+		w.metrics.watchFailed(name)
 		if ctx.Err() == nil && last != err.Error() {
 			last = err.Error()
 			w.log.WithError(err).WithField(obs.Key, name).Warn("cannot watch; nothing is changed on what is not seen")
@@ -183,7 +194,7 @@ func (w *world) regressed(ctx context.Context) error {
 // regressedFrom is regressed for a store that went back from a time with the given nonce.
 func (w *world) regressedFrom(ctx context.Context, nonce string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
-	if err := w.farm.cfg.Store.RenewNonce(ctx, nonce); err != nil {
+	if err := w.store.RenewNonce(ctx, nonce); err != nil {
 		return errors.Join(store.ErrRegressed, store.ErrUnanswered, err)
 	}
 	return store.ErrRegressed
@@ -199,19 +210,16 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 	w.mu.Unlock()
 	for id, index := range s.Index {
 		if before[id] != index {
-			w.farm.rang(id)
-			for _, other := range w.farm.kit.kin.besides(id) {
-				w.farm.rang(other)
-			}
+			w.emit(bellRang{id})
 		}
 	}
 	for id := range before {
 		if _, still := s.Index[id]; !still {
-			w.farm.bellGone(id)
+			w.emit(bellGone{id})
 		}
 	}
 	if s.MarkerMissing && before != nil {
-		w.farm.requestSweep()
+		w.emit(recordsMissing{})
 	}
 	return nil
 }
@@ -224,18 +232,16 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	present := false
 	for _, rec := range s.Recs {
 		farms = append(farms, rec.Value)
-		present = present || rec.Value.ID == w.farm.cfg.ID
+		present = present || rec.Value.ID == w.self.ID
 	}
 	if !present {
 		// Our session lives, or we would have been told: somebody removed the record.
 		w.log.Warn("own member record vanished; writing it again")
-		if err := w.farm.cfg.Store.Join(ctx, w.farm.member()); err != nil {
+		if err := w.store.Join(ctx, w.self); err != nil {
 			return err
 		}
-		own := w.farm.member()
-		own.ID = w.farm.cfg.ID
-		farms = append(farms, own)
-		w.farm.requestSweep()
+		farms = append(farms, w.self)
+		w.emit(recordsMissing{})
 	}
 	w.mu.Lock()
 	names := memberNames(farms)
@@ -247,7 +253,7 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	w.mu.Unlock()
 	if !same {
 		w.log.WithField("members", names).Info("the farms are")
-		w.farm.membersChanged()
+		w.emit(membersMoved{})
 	}
 	return nil
 }
@@ -256,7 +262,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.foundCorrupt("schema", s.Corrupt)
+	w.emit(unreadableFound{"schema", s.Corrupt})
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
 	}
@@ -264,10 +270,10 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	if len(s.Recs) == 0 && len(s.Corrupt) == 0 {
 		w.log.Warn("the cluster record is missing; creating it")
 		var err error
-		if rec, err = w.farm.cfg.Store.EnsureSchema(ctx); err != nil {
+		if rec, err = w.store.EnsureSchema(ctx); err != nil {
 			return err
 		}
-		w.farm.requestSweep()
+		w.emit(recordsMissing{})
 	} else if len(s.Recs) > 0 {
 		rec = s.Recs[0]
 	}
@@ -275,8 +281,8 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	other := w.schema.Value.Nonce != rec.Value.Nonce
 	w.schema = rec
 	w.mu.Unlock()
-	if other { // nodes that have not said what they run have no room, and those that have may
-		w.farm.kit.scarcity.with((*placement.Scarcity).Reset)
+	if other {
+		w.emit(nonceMoved{})
 	}
 	done()
 	return nil
@@ -286,13 +292,13 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 	if s.Regressed {
 		return w.regressed(ctx)
 	}
-	w.farm.foundCorrupt("breaker", s.Corrupt)
+	w.emit(unreadableFound{"breaker", s.Corrupt})
 	rec := store.Rec[store.Breaker]{}
 	switch {
 	case len(s.Corrupt) > 0:
 		w.log.WithError(s.Corrupt[0]).Error("the breaker cannot be read; nothing is stopped")
 	case len(s.Recs) == 0:
-		if err := w.farm.cfg.Store.RestoreBreaker(ctx); err != nil && ctx.Err() == nil {
+		if err := w.store.RestoreBreaker(ctx); err != nil && ctx.Err() == nil {
 			w.log.WithError(err).Warn("cannot create the breaker; nothing is stopped")
 		}
 	default:
@@ -303,7 +309,7 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 	w.breaker = rec
 	w.mu.Unlock()
 	if changed {
-		w.farm.enqueueOwned(func(*ReplicationController) bool { return true })
+		w.emit(breakerMoved{})
 	}
 	return nil
 }

@@ -8,11 +8,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
+// emptyWorld returns a world that has seen nothing, and that nobody hears.
+func emptyWorld() *world {
+	cfg := Config{}
+	cfg.setDefaults()
+	return newWorld(&cfg, nil, func(event) {})
+}
+
 // A view is made anew when its record, the operators' side, or what is known of its machine changes, and only then; the
 // version tells when any has.
 func TestPublishedViews(t *testing.T) {
 	t.Parallel()
-	w := newWorld(&Farm{})
+	w := emptyWorld()
 	record := func(name string) *node.View {
 		v := &node.View{Node: node.Node{Name: name, ConsulNode: "on-" + name}, Alive: name != "dead"}
 		if !v.Alive {
