@@ -52,7 +52,7 @@ func (ps *pass) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err
 	}
 	errs := make([]error, len(batches))
 	var group errgroup.Group
-	group.SetLimit(ps.kit.inFlight)
+	group.SetLimit(inFlight)
 	for i, b := range batches[1:] {
 		group.Go(func() error {
 			errs[i] = ps.commitLeaving(ctx, b)
@@ -80,6 +80,9 @@ func (ps *pass) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err
 	ps.tellRunner(last)
 	return wrote, nil
 }
+
+// inFlight is how many batches of one pass are in flight at once.
+const inFlight = 8
 
 // foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
 // nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.

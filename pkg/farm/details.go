@@ -15,7 +15,7 @@ import (
 // and what is taken on the nodes that new pods may go to.
 func (ps *pass) readDetails(ctx context.Context) error {
 	s := ps.snapshot
-	ps.deep = ps.standing.isDeep()
+	ps.deep = ps.standing.now().deep
 	asked := map[pod.Identity]bool{} // what the nodes were told about these
 	for _, o := range s.Orphans {
 		asked[o.Identity] = true

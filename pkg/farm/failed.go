@@ -33,14 +33,8 @@ func (w *world) watchFailed(ctx context.Context) error {
 			}
 			pace = min(pace*5/4, failedMax)
 		}
-		timer := time.NewTimer(pace)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-timer.C:
-		case <-w.nodeDied:
-			timer.Stop()
+		if err := pause(ctx, pace, w.nodeDied); err != nil {
+			return err
 		}
 	}
 }

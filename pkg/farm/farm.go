@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/util/workqueue"
@@ -45,7 +46,6 @@ type Config struct {
 	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer
 	// them; 10 s.
 	StableAfter time.Duration
-	InFlight    int // batches of one pass in flight at once; 8
 }
 
 func (c *Config) setDefaults() {
@@ -64,8 +64,8 @@ func (c *Config) setDefaults() {
 	if c.Workers == 0 {
 		c.Workers = 64
 	}
-	if c.InFlight == 0 {
-		c.InFlight = 8
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(prometheus.NewRegistry()) // which nobody asks
 	}
 	if c.Alerter == nil {
 		c.Alerter = alert.Log{Logger: c.Log}

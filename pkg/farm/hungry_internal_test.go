@@ -23,8 +23,8 @@ func TestAMoveWithoutRoomIsHungry(t *testing.T) {
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
 		ps.snapshot = s
 		ps.remember(plan, 0, nil)
-		if c.standing.isHungry() != want || c.standing.concernedBy(other) != want {
-			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.standing.isHungry(), c.standing.concernedBy(other))
+		if c.standing.now().hungry != want || c.standing.now().concernedBy(other) != want {
+			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.standing.now().hungry, c.standing.now().concernedBy(other))
 		}
 	}
 }
@@ -48,8 +48,8 @@ func TestAControllerThatWasFedIsNotHungry(t *testing.T) {
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
 		ps.remember(plan, try.wrote, try.err)
-		if c.standing.isHungry() != try.want {
-			t.Errorf("%s: hungry %t", name, c.standing.isHungry())
+		if c.standing.now().hungry != try.want {
+			t.Errorf("%s: hungry %t", name, c.standing.now().hungry)
 		}
 	}
 }

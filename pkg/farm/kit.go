@@ -94,7 +94,6 @@ type fleet interface {
 type kit struct {
 	farm     string // id
 	selector labels.Selector
-	inFlight int
 	onStatus func(service string, index uint64) // may be nil
 
 	reads  Reads
@@ -126,7 +125,7 @@ type kit struct {
 // newKit makes the kit of a farm, in whose place it has what tells of the world and of the other controllers.
 func newKit(cfg *Config, world sight, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
-		farm: cfg.ID, selector: cfg.RCSelector, inFlight: cfg.InFlight, onStatus: cfg.OnStatus,
+		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		world: world, fleet: fleet, settling: &settling{}, stops: newStopCounter(), kin: &kin{}, manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, suspects: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,

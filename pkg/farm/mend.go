@@ -19,7 +19,7 @@ func (f *Farm) mendShares(ctx context.Context) error {
 	owned := f.roster.all()
 	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
 	for i, c := range owned {
-		nodes[i] = c.standing.placedOn()
+		nodes[i] = slices.Collect(maps.Keys(c.standing.now().nodes))
 	}
 	names, err := f.cfg.Store.ListReservedNodes(ctx)
 	if err != nil {
@@ -120,7 +120,8 @@ func disagrees(v *node.View, res node.Reservation) bool {
 // has not heard of a drain yet could place there, and none where the labels are said to be others. Those of drained nodes are looked at
 // by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
 func (f *Farm) mendReservations(ctx context.Context) error {
-	names, nodes := f.kit.suspects.take(), f.world.nodes()
+	names := f.kit.suspects.take()
+	nodes, _ := f.world.nodesAt()
 	if IsLowest(f.cfg.ID, f.Members()) {
 		for name, v := range nodes {
 			if v.Ops.Drain != nil && !slices.Contains(names, name) {

@@ -140,16 +140,11 @@ func (f factory) histogram(name, help string, buckets []float64) prometheus.Hist
 
 // SessionLost counts a session that ended while it was needed.
 func (m *Metrics) SessionLost() {
-	if m != nil {
-		m.losses.Inc()
-	}
+	m.losses.Inc()
 }
 
 // reset forgets what the farm of an earlier session knew.
 func (m *Metrics) reset() {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.corruptAt)
@@ -163,27 +158,19 @@ func (m *Metrics) reset() {
 
 // owns reports how many controllers the farm has.
 func (m *Metrics) owns(n int) {
-	if m != nil {
-		m.owned.Set(float64(n))
-	}
+	m.owned.Set(float64(n))
 }
 
 func (m *Metrics) settledNow(yes bool) {
-	if m != nil {
-		m.settled.Set(flag(yes))
-	}
+	m.settled.Set(flag(yes))
 }
 
 func (m *Metrics) breaker(stopsNothing bool) {
-	if m != nil {
-		m.tripped.Set(flag(stopsNothing))
-	}
+	m.tripped.Set(flag(stopsNothing))
 }
 
 func (m *Metrics) unclaimedNow(n int) {
-	if m != nil {
-		m.unclaimed.Set(float64(n))
-	}
+	m.unclaimed.Set(float64(n))
 }
 
 func flag(yes bool) float64 {
@@ -195,18 +182,12 @@ func flag(yes bool) float64 {
 
 // passed counts one look at a controller.
 func (m *Metrics) passed(took time.Duration, err error) {
-	if m == nil {
-		return
-	}
 	m.passTime.Observe(took.Seconds())
 	m.passes.WithLabelValues(outcomeOf(err, outcomeOK)).Inc()
 }
 
 // committed counts one write transaction and, when it landed, its changes of pods.
 func (m *Metrics) committed(changes []reconcile.Action, err error) {
-	if m == nil {
-		return
-	}
 	m.batches.WithLabelValues(outcomeOf(err, outcomeCommitted)).Inc()
 	if err != nil {
 		return
@@ -230,39 +211,27 @@ func outcomeOf(err error, good string) string {
 }
 
 func (m *Metrics) bumped() {
-	if m != nil {
-		m.bumps.Inc()
-	}
+	m.bumps.Inc()
 }
 
 // mergedFailed counts what shared a request that failed.
 func (m *Metrics) mergedFailed(kind string, parts int) {
-	if m != nil {
-		m.spoiled.WithLabelValues(kind).Add(float64(parts))
-	}
+	m.spoiled.WithLabelValues(kind).Add(float64(parts))
 }
 
 // watchFailed counts a failed poll of the query with this name, such as nodes/3.
 func (m *Metrics) watchFailed(name string) {
-	if m == nil {
-		return
-	}
 	kind, _, _ := strings.Cut(name, "/")
 	m.watches.WithLabelValues(kind).Inc()
 }
 
 // schedulerFailed counts a failed call of an outside scheduler, or a part of its answer that is ignored.
 func (m *Metrics) schedulerFailed(call string) {
-	if m != nil {
-		m.scheduler.WithLabelValues(call).Inc()
-	}
+	m.scheduler.WithLabelValues(call).Inc()
 }
 
 // unreadable reports how many records cannot be read in one place, such as a watch or a controller.
 func (m *Metrics) unreadable(where string, n int) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.corruptAt[where] == n {
@@ -277,9 +246,6 @@ func (m *Metrics) unreadable(where string, n int) {
 
 // short reports how many replicas of a controller no node takes, and why nodes do not.
 func (m *Metrics) short(rcID string, missing int, reasons scheduler.Reasons) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, was := m.shortOf[rcID]; !was && missing == 0 {
@@ -294,9 +260,6 @@ func (m *Metrics) short(rcID string, missing int, reasons scheduler.Reasons) {
 
 // alerting reports the incidents of a controller that were raised and are not resolved.
 func (m *Metrics) alerting(rcID string, active []rc.ConditionType) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(active) == 0 && len(m.active[rcID]) == 0 {

@@ -45,7 +45,7 @@ func TestOrphansOn(t *testing.T) {
 		}
 		w.records[0] = map[string]*node.View{"n1": {Node: tt.record, Alive: true}}
 		w.publish()
-		if v := w.nodes()["n1"]; len(v.Orphans) != tt.want || v.Spoke("n") != (tt.known && tt.record.Nonce == "n") {
+		if v := w.views["n1"]; len(v.Orphans) != tt.want || v.Spoke("n") != (tt.known && tt.record.Nonce == "n") {
 			t.Errorf("%s: the view %+v", name, v)
 		}
 		ask := fmt.Sprint(w.unread())
@@ -68,7 +68,7 @@ func TestForgottenOrphans(t *testing.T) {
 		w.publish()
 		w.records[0]["n1"] = &node.View{Node: node.Node{Name: "n1"}, Alive: true}
 		w.publish()
-		if v := w.nodes()["n1"]; len(v.Orphans) != 0 {
+		if v := w.views["n1"]; len(v.Orphans) != 0 {
 			t.Errorf("%s: the orphans are back: %+v", name, v)
 		}
 	}

@@ -147,14 +147,10 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 // handOver gives controllers to farms that prefer them, once the members have been stable for a while: a farm that joins
 // takes over its share without a failure.
 func (f *Farm) handOver(ctx context.Context) error {
-	ticker := time.NewTicker(f.cfg.StableAfter / 4)
-	defer ticker.Stop()
 	done := time.Time{} // the change of the members that was dealt with
 	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-ticker.C:
+		if err := pause(ctx, f.cfg.StableAfter/4, nil); err != nil {
+			return err
 		}
 		changed := f.world.membersSince()
 		if changed.Equal(done) || time.Since(changed) < f.cfg.StableAfter {

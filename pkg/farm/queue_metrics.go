@@ -22,10 +22,7 @@ func newQueueMetrics(f factory) queueMetrics {
 
 // newQueue returns the queue of one session.
 func newQueue(m *Metrics) workqueue.TypedRateLimitingInterface[string] {
-	conf := workqueue.TypedRateLimitingQueueConfig[string]{}
-	if m != nil {
-		conf.Name, conf.MetricsProvider = "rcs", m.queue // without a name it reports nothing
-	}
+	conf := workqueue.TypedRateLimitingQueueConfig[string]{Name: "rcs", MetricsProvider: m.queue} // without a name it reports nothing
 	return workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax), conf)
 }

@@ -181,18 +181,6 @@ func (f *finder) nextNodes(ctx context.Context, pods int, unseen bool) (names []
 // lookAtOnce is how many nodes' reservations are read together while room is looked for: what one request may hold.
 const lookAtOnce = 128
 
-// restFor waits. A look that finds nothing rests as long as it reads: it may be one at all nodes, and others are placed meanwhile.
-func restFor(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // lookAround reads what is taken on the nodes that this pass has not seen, in their order, until some seem to have room for pods, and
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
 func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
@@ -225,8 +213,8 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 					foreign = append(foreign, name)
 				}
 			}
-			if len(found) == before {
-				if err := restFor(ctx, time.Since(started)); err != nil {
+			if len(found) == before { // it may be a look at all nodes: it rests as long as it reads, and others are placed meanwhile
+				if err := pause(ctx, time.Since(started), nil); err != nil {
 					return err
 				}
 			}

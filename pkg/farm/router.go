@@ -1,8 +1,10 @@
 package farm
 
 import (
+	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/placement"
 )
@@ -45,7 +47,7 @@ func (f *Farm) route(e event) {
 		}
 		if len(e.changed) > 0 {
 			f.kit.scarcity.changed(slices.Collect(maps.Keys(e.changed)))
-			f.enqueueOwned(func(c *ReplicationController) bool { return c.standing.concernedBy(e.changed) })
+			f.enqueueOwned(func(c *ReplicationController) bool { return c.standing.now().concernedBy(e.changed) })
 		}
 	case membersMoved:
 		f.roster.membersChanged()
@@ -93,5 +95,18 @@ func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 
 // roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
 func (f *Farm) roomFreed(rcID string) {
-	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.isHungry() })
+	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.now().hungry })
+}
+
+// pause waits, or until somebody wakes the sleeper. It returns why ctx has ended, if it has.
+func pause(ctx context.Context, d time.Duration, woken <-chan struct{}) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-woken:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
 }

@@ -40,8 +40,6 @@ const clockError = 10 * time.Second
 
 // settle finds out, for each new cluster nonce, when every living node has said what it runs. Until then nothing is added.
 func (f *Farm) settle(ctx context.Context) error {
-	ticker := time.NewTicker(settleEvery)
-	defer ticker.Stop()
 	var next, toldAt time.Time
 	var gap time.Duration
 	told := ""   // why the controllers were last looked at
@@ -74,10 +72,8 @@ func (f *Farm) settle(ctx context.Context) error {
 			marked = schema.Nonce
 		}
 		f.observe()
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-ticker.C:
+		if err := pause(ctx, settleEvery, nil); err != nil {
+			return err
 		}
 	}
 }
@@ -99,7 +95,8 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Ti
 	if schema.Nonce == "" {
 		return "the cluster record is missing"
 	}
-	for _, v := range f.world.nodes() {
+	nodes, _ := f.world.nodesAt()
+	for _, v := range nodes {
 		if v.Alive && v.Regressed >= schema.Nonce {
 			f.startOver(f.world.regressedFrom(ctx, v.Regressed))
 			return "node " + v.Name + " saw the store go back in time"

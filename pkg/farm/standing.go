@@ -1,8 +1,6 @@
 package farm
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,18 +11,42 @@ import (
 type standing struct {
 	looks looks.Looks
 
-	mu       sync.Mutex
-	deep     bool // the next pass compares intents too
-	lastDeep time.Time
+	mu sync.Mutex
+	is known
+}
+
+// known is what standing knows at one moment.
+type known struct {
+	deep     bool            // the next pass compares intents too
+	lastDeep time.Time       // when that was done last; zero: not by this farm
 	nodes    map[string]bool // where it has pods; nil while it is looked at
 	hungry   bool            // more nodes would help it
 	leaving  bool            // give it to the farm that prefers it
 }
 
+// concernedBy reports whether nodes that have changed may matter to the controller.
+func (k known) concernedBy(changed map[string]bool) bool {
+	if k.hungry || k.nodes == nil {
+		return true
+	}
+	for name := range k.nodes {
+		if changed[name] {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *standing) now() known {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.is
+}
+
 // begin is for the beginning of a pass: until that has ended every changed node concerns the controller.
 func (s *standing) begin() {
 	s.mu.Lock()
-	s.nodes = nil
+	s.is.nodes = nil
 	s.mu.Unlock()
 	s.looks.Begin()
 }
@@ -33,9 +55,9 @@ func (s *standing) begin() {
 func (s *standing) ended(nodes map[string]bool, hungry, checked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodes, s.hungry = nodes, hungry
+	s.is.nodes, s.is.hungry = nodes, hungry
 	if checked {
-		s.lastDeep, s.deep = time.Now(), false
+		s.is.lastDeep, s.is.deep = time.Now(), false
 	}
 }
 
@@ -48,38 +70,10 @@ func (s *standing) idle(own string, rung map[string]uint64) (idle bool, left tim
 	return s.looks.Idle(rung)
 }
 
-func (s *standing) isHungry() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.hungry
-}
-
-// concernedBy reports whether nodes that have changed may matter to the controller.
-func (s *standing) concernedBy(changed map[string]bool) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.hungry || s.nodes == nil {
-		return true
-	}
-	for name := range s.nodes {
-		if changed[name] {
-			return true
-		}
-	}
-	return false
-}
-
-// placedOn returns the nodes where the controller had pods at the last look; none while it is looked at.
-func (s *standing) placedOn() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.nodes))
-}
-
 // rebalance asks for the controller to be given to the farm that prefers it, if that is not this one.
 func (s *standing) rebalance() {
 	s.mu.Lock()
-	s.leaving = true
+	s.is.leaving = true
 	s.mu.Unlock()
 	s.looks.Ask()
 }
@@ -88,28 +82,15 @@ func (s *standing) rebalance() {
 func (s *standing) takeLeaving() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	leaving := s.leaving
-	s.leaving = false
+	leaving := s.is.leaving
+	s.is.leaving = false
 	return leaving
 }
 
 // checkDeeply asks for a deep check in the next pass.
 func (s *standing) checkDeeply() {
 	s.mu.Lock()
-	s.deep = true
+	s.is.deep = true
 	s.mu.Unlock()
 	s.looks.Ask()
-}
-
-func (s *standing) isDeep() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.deep
-}
-
-// checkedAt returns when the last deep check was done; zero: not by this farm.
-func (s *standing) checkedAt() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lastDeep
 }

@@ -15,14 +15,8 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 		if err := f.sweep(ctx); err != nil && ctx.Err() == nil {
 			f.log.WithError(err).Warn("sweep failed")
 		}
-		timer := time.NewTimer(f.cfg.SweepEvery + rand.N(f.cfg.SweepEvery/4+1))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-timer.C:
-		case <-f.sweepNow:
-			timer.Stop()
+		if err := pause(ctx, f.cfg.SweepEvery+rand.N(f.cfg.SweepEvery/4+1), f.sweepNow); err != nil {
+			return err
 		}
 	}
 }
@@ -76,9 +70,9 @@ const deepAtOnce = 64
 func (f *Farm) checkClaimed(c *ReplicationController, placements int) {
 	switch {
 	case placements == 0 && f.kit.books == nil && !c.memory.phantom:
-		c.standing.lastDeep = time.Now()
+		c.standing.is.lastDeep = time.Now()
 	case f.deepLeft.Add(-1) >= 0 || c.memory.phantom:
-		c.standing.deep = true
+		c.standing.is.deep = true
 	}
 }
 
@@ -90,7 +84,7 @@ func (f *Farm) checkSome(now time.Time) {
 	last := map[*ReplicationController]time.Time{}
 	owned := f.roster.all()
 	for _, c := range owned {
-		if at := c.standing.checkedAt(); now.Sub(at) >= f.cfg.DeepEvery {
+		if at := c.standing.now().lastDeep; now.Sub(at) >= f.cfg.DeepEvery {
 			due, last[c] = append(due, c), at
 		}
 	}

@@ -37,7 +37,7 @@ func TestDeepChecksAreSpread(t *testing.T) {
 		c := &ReplicationController{ID: fmt.Sprint(i), kit: f.kit}
 		f.checkClaimed(c, 3)
 		f.roster.add(c, true)
-		if c.standing.deep {
+		if c.standing.is.deep {
 			atOnce++
 		}
 	}
@@ -45,7 +45,7 @@ func TestDeepChecksAreSpread(t *testing.T) {
 		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, deepAtOnce)
 	}
 	empty := &ReplicationController{kit: f.kit}
-	if f.checkClaimed(empty, 0); empty.standing.deep || empty.standing.lastDeep.IsZero() {
+	if f.checkClaimed(empty, 0); empty.standing.is.deep || empty.standing.is.lastDeep.IsZero() {
 		t.Error("what has no pods is checked deeply")
 	}
 	now, sweeps := time.Now(), 0
@@ -53,9 +53,9 @@ func TestDeepChecksAreSpread(t *testing.T) {
 		asked := 0
 		f.checkSome(now)
 		for _, c := range f.roster.all() {
-			if c.standing.deep {
+			if c.standing.is.deep {
 				asked++
-				c.standing.lastDeep, c.standing.deep = now, false // as a pass does
+				c.standing.is.lastDeep, c.standing.is.deep = now, false // as a pass does
 			}
 		}
 		if most := owned / 8; asked == 0 || asked > most {

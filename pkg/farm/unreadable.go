@@ -136,8 +136,6 @@ const unreadableEvery = time.Second
 // tellUnreadable alerts about records that belong to no controller: nodes, and those about the cluster. The farm with the
 // lowest id does it for all; what it told is kept in Consul, so that the next one neither repeats nor forgets it.
 func (f *Farm) tellUnreadable(ctx context.Context) error {
-	ticker := time.NewTicker(unreadableEvery)
-	defer ticker.Stop()
 	told := map[string]bool{}
 	due := true // this farm has not looked yet
 	for {
@@ -153,10 +151,8 @@ func (f *Farm) tellUnreadable(ctx context.Context) error {
 				due = true
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-ticker.C:
+		if err := pause(ctx, unreadableEvery, nil); err != nil {
+			return err
 		}
 	}
 }

@@ -13,9 +13,6 @@ import (
 )
 
 func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node]) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
 	w.emit(unreadableFound{fmt.Sprintf("nodes/%x", shard), s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("a node is left out")
@@ -43,10 +40,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	return nil
 }
 
-func (w *world) opsSeen(ctx context.Context, s store.Seen[node.Ops]) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
+func (w *world) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
 	w.emit(unreadableFound{"nodeops", s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("an operator's record of a node is left out")

@@ -87,50 +87,28 @@ func newWorld(cfg *Config, log obs.Logger, emit func(event)) *world {
 
 // watch starts every standing query in the group.
 func (w *world) watch(ctx context.Context, group *errgroup.Group) {
-	st := w.store
-	queries := map[string]standingQuery{}
-	run := func(name string, q standingQuery) {
-		queries[name] = q
-		w.waiting[name] = true
+	queries := map[string]standingQuery{
+		"nodeops": watchOf(ctx, w, w.store.WatchNodeOps, w.opsSeen),
+		"farms":   watchOf(ctx, w, w.store.WatchFarms, w.farmsSeen),
+		"schema":  watchOf(ctx, w, w.store.WatchSchema, w.schemaSeen),
+		"breaker": watchOf(ctx, w, w.store.WatchBreaker, w.breakerSeen),
 	}
 	for shard := range store.Shards {
 		name := string("0123456789abcdef"[shard])
-		run("nodes/"+name, func(onError func(error), done func()) error {
-			return st.WatchNodes(ctx, shard, onError, func(s store.Seen[node.Node]) error {
-				defer done()
-				return w.nodesSeen(ctx, shard, s)
-			})
-		})
-		run("bells/"+name, func(onError func(error), done func()) error {
-			return st.WatchBells(ctx, shard, onError, func(s store.Bells) error {
+		nodes := func(ctx context.Context, onError func(error), deliver func(store.Seen[node.Node]) error) error {
+			return w.store.WatchNodes(ctx, shard, onError, deliver)
+		}
+		queries["nodes/"+name] = watchOf(ctx, w, nodes, func(ctx context.Context, s store.Seen[node.Node]) error { return w.nodesSeen(ctx, shard, s) })
+		queries["bells/"+name] = func(onError func(error), done func()) error {
+			return w.store.WatchBells(ctx, shard, onError, func(s store.Bells) error {
 				defer done()
 				return w.bellsSeen(ctx, shard, s)
 			})
-		})
+		}
 	}
-	run("nodeops", func(onError func(error), done func()) error {
-		return st.WatchNodeOps(ctx, onError, func(s store.Seen[node.Ops]) error {
-			defer done()
-			return w.opsSeen(ctx, s)
-		})
-	})
-	run("farms", func(onError func(error), done func()) error {
-		return st.WatchFarms(ctx, onError, func(s store.Seen[store.Member]) error {
-			defer done()
-			return w.farmsSeen(ctx, s)
-		})
-	})
-	run("schema", func(onError func(error), done func()) error {
-		return st.WatchSchema(ctx, onError, func(s store.Seen[store.Schema]) error {
-			return w.schemaSeen(ctx, s, done)
-		})
-	})
-	run("breaker", func(onError func(error), done func()) error {
-		return st.WatchBreaker(ctx, onError, func(s store.Seen[store.Breaker]) error {
-			defer done()
-			return w.breakerSeen(ctx, s)
-		})
-	})
+	for name := range queries {
+		w.waiting[name] = true
+	}
 	for name, q := range queries {
 		onError, good := w.reporter(ctx, name)
 		group.Go(func() error {
@@ -141,6 +119,25 @@ func (w *world) watch(ctx context.Context, group *errgroup.Group) {
 
 // standingQuery is one watch. It calls delivered after each delivery that it could use.
 type standingQuery func(onError func(error), delivered func()) error
+
+// watchOf returns the standing query that hands what a watch delivers to the world.
+func watchOf[T any](
+	ctx context.Context, w *world, watch func(ctx context.Context, onError func(error), deliver func(store.Seen[T]) error) error,
+	seen func(ctx context.Context, s store.Seen[T]) error,
+) standingQuery {
+	return func(onError func(error), delivered func()) error {
+		return watch(ctx, onError, func(s store.Seen[T]) error {
+			if s.Regressed {
+				return w.regressed(ctx)
+			}
+			if err := seen(ctx, s); err != nil {
+				return err
+			}
+			delivered()
+			return nil
+		})
+	}
+}
 
 // reporter logs the errors of one watch: the first of a row, and its end.
 func (w *world) reporter(ctx context.Context, name string) (onError func(error), good func()) {
@@ -225,9 +222,6 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 }
 
 func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
 	var farms []store.Member
 	present := false
 	for _, rec := range s.Recs {
@@ -258,10 +252,7 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	return nil
 }
 
-func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done func()) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
+func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) error {
 	w.emit(unreadableFound{"schema", s.Corrupt})
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
@@ -284,14 +275,10 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema], done
 	if other {
 		w.emit(nonceMoved{})
 	}
-	done()
 	return nil
 }
 
 func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) error {
-	if s.Regressed {
-		return w.regressed(ctx)
-	}
 	w.emit(unreadableFound{"breaker", s.Corrupt})
 	rec := store.Rec[store.Breaker]{}
 	switch {
@@ -367,12 +354,6 @@ func (w *world) membersSince() time.Time {
 	return w.stable
 }
 
-func (w *world) nodes() map[string]*node.View {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.views
-}
-
 // nodesAt returns the nodes with their version.
 func (w *world) nodesAt() (map[string]*node.View, uint64) {
 	w.mu.Lock()
@@ -433,16 +414,4 @@ func (w *world) rung(ids []string) map[string]uint64 {
 		}
 	}
 	return rung
-}
-
-func (w *world) bellIDs() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var ids []string
-	for _, bells := range w.bells {
-		for id := range bells {
-			ids = append(ids, id)
-		}
-	}
-	return ids
 }

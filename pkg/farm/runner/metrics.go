@@ -77,9 +77,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 // carries notes in which state a rollout is that this farm carries out; "": it does not any more.
 func (m *Metrics) carries(service string, state rollout.State) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.states[service] == state {
@@ -94,9 +91,6 @@ func (m *Metrics) carries(service string, state rollout.State) {
 
 // reset forgets what the runner of an earlier session carried out.
 func (m *Metrics) reset() {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.states)
@@ -116,9 +110,6 @@ func (m *Metrics) publish() {
 
 // stepped counts one write and, when it landed, the stage or the rollout that it ended.
 func (m *Metrics) stepped(before *rollout.Record, d *rollout.Decision, now time.Time, err error) {
-	if m == nil {
-		return
-	}
 	switch {
 	case err == nil:
 		m.steps.WithLabelValues(stepCommitted).Inc()
@@ -142,11 +133,9 @@ func (m *Metrics) stepped(before *rollout.Record, d *rollout.Decision, now time.
 
 // asked counts a call of a gate.
 func (m *Metrics) asked(err error) {
-	switch {
-	case m == nil:
-	case err == nil:
-		m.gates.WithLabelValues(gateAgreed).Inc()
-	default:
-		m.gates.WithLabelValues(gateNo).Inc()
+	answer := gateAgreed
+	if err != nil {
+		answer = gateNo
 	}
+	m.gates.WithLabelValues(answer).Inc()
 }

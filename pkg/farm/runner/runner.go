@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/util/workqueue"
 
@@ -54,6 +55,9 @@ func (c *Config) setDefaults() {
 	orDefault(&c.Look, 3*time.Second)
 	orDefault(&c.StableAfter, 10*time.Second)
 	orDefault(&c.Unclaimed, 30*time.Second)
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(prometheus.NewRegistry()) // which nobody asks
+	}
 	if c.Alerter == nil {
 		c.Alerter = alert.Log{Logger: c.Log}
 	}
