@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
 	"sync"
 	"time"
 
@@ -23,13 +23,13 @@ const (
 // asked for is learnt from the placements when they are first read (R14).
 type stopCounter struct {
 	mu     sync.Mutex
-	last   []stop
-	pods   map[string]int  // that are meant to run, by controller
-	unread map[string]bool // their locks were taken together with others, and they were not read since: nothing is known of their pods
+	last   map[pod.Identity]time.Time // when a pod was asked to stop last, within the window
+	pods   map[string]int             // that are meant to run, by controller
+	unread map[string]bool            // their locks were taken together with others, and they were not read since: nothing is known of their pods
 }
 
 func newStopCounter() *stopCounter {
-	return &stopCounter{pods: map[string]int{}, unread: map[string]bool{}}
+	return &stopCounter{last: map[pod.Identity]time.Time{}, pods: map[string]int{}, unread: map[string]bool{}}
 }
 
 type stop struct {
@@ -37,29 +37,29 @@ type stop struct {
 	pod pod.Identity
 }
 
-// add notes stops; the same pod counts once in the window.
+// add notes stops; the same pod counts once in the window, from when it was asked for last.
 func (s *stopCounter) add(now time.Time, stops []stop) {
 	if len(stops) == 0 {
 		return // most passes
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := s.known(now)
+	s.forgetOld(now)
+	s.note(now, stops)
+}
+
+// note notes what is within the window. A stop that was planned before may have landed only now. The caller holds the mutex.
+func (s *stopCounter) note(now time.Time, stops []stop) {
 	for _, st := range stops {
-		if now.Sub(st.at) <= massStopWindow && !known[st.pod] {
-			s.last = append(s.last, st)
+		if now.Sub(st.at) <= massStopWindow && st.at.After(s.last[st.pod]) {
+			s.last[st.pod] = st.at
 		}
 	}
 }
 
-// known returns what was asked to stop within the window, and forgets what was before. The caller holds the mutex.
-func (s *stopCounter) known(now time.Time) map[pod.Identity]bool {
-	s.last = slices.DeleteFunc(s.last, func(old stop) bool { return now.Sub(old.at) > massStopWindow })
-	known := make(map[pod.Identity]bool, len(s.last))
-	for _, old := range s.last {
-		known[old.pod] = true
-	}
-	return known
+// forgetOld forgets what was asked for before the window. The caller holds the mutex.
+func (s *stopCounter) forgetOld(now time.Time) {
+	maps.DeleteFunc(s.last, func(_ pod.Identity, at time.Time) bool { return now.Sub(at) > massStopWindow })
 }
 
 // admit decides about stops that a controller plans, at one moment for all workers: it counts them with those of the window,
@@ -68,14 +68,13 @@ func (s *stopCounter) known(now time.Time) map[pod.Identity]bool {
 func (s *stopCounter) admit(now time.Time, rcID string, left int, planned []stop) (stops, owned int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := s.known(now)
-	var fresh []stop
+	s.forgetOld(now)
+	stops = len(s.last)
 	for _, st := range planned {
-		if !known[st.pod] {
-			fresh = append(fresh, st)
+		if _, known := s.last[st.pod]; !known {
+			stops++
 		}
 	}
-	stops = len(known) + len(fresh)
 	owned = stops + left
 	for id, pods := range s.pods {
 		if id != rcID {
@@ -85,7 +84,7 @@ func (s *stopCounter) admit(now time.Time, rcID string, left int, planned []stop
 	if massStop(stops, owned) {
 		return stops, owned, false
 	}
-	s.last = append(s.last, fresh...)
+	s.note(now, planned)
 	s.pods[rcID] = left
 	return stops, owned, true
 }

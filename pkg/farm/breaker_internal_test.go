@@ -209,3 +209,32 @@ func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 		t.Errorf("16 + 5 of 40 pods: %v, %v", judged, err)
 	}
 }
+
+// A stop counts from when it was asked for last, however often it had been tried before, and each pod once.
+func TestTheBreakerCountsFromTheLastTry(t *testing.T) {
+	t.Parallel()
+	s, now := newStopCounter(), time.Now()
+	stops := func(rcID string, n int, at time.Time) (out []stop) {
+		for i := range n {
+			out = append(out, stop{at: at, pod: pod.Identity{RCID: rcID, Role: "main", Index: i}})
+		}
+		return out
+	}
+	s.means("b", 100)
+	for _, try := range []time.Duration{0, 20 * time.Second} {
+		if n, _, ok := s.admit(now.Add(try), "a", 100, stops("a", 12, now.Add(try))); n != 12 || !ok {
+			t.Fatalf("after %s: %d stops, admitted %t", try, n, ok)
+		}
+	}
+	s.add(now.Add(25*time.Second), stops("a", 12, now)) // an older word of the same
+	s.forget("a")
+	s.means("b", 3)
+	later := now.Add(massStopWindow + 10*time.Second) // after the first try
+	if n, owned, ok := s.admit(later, "c", 9, stops("c", 3, later)); n != 15 || owned != 27 || ok {
+		t.Errorf("%d of %d stops, admitted %t", n, owned, ok)
+	}
+	later = now.Add(massStopWindow + 21*time.Second)
+	if n, owned, ok := s.admit(later, "c", 9, stops("c", 3, later)); n != 3 || owned != 15 || !ok {
+		t.Errorf("%d of %d stops, admitted %t", n, owned, ok)
+	}
+}
