@@ -170,7 +170,9 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 	defer cancel()
 	_ = c.resume(ctx) // farms that may stop nothing are not busy
 	recs, _, err := c.stores[rng.IntN(servers)].ListRCs(ctx)
-	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool { return r.Value.Service != nil }) // those are changed by rollouts
+	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool {
+		return r.Value.Service != nil || r.Value.Mutator != "" // those are changed by rollouts
+	})
 	if err != nil || len(recs) == 0 {
 		return
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // What trips the mass-stop breaker, as documented: more than half of the pods that a farm owns within a minute, and ten at least. A farm
-// counts from when it first planned a stop, which may be some tries before the one that landed: the minute is a little shorter here.
+// counts from when it last planned a stop, which may be some time before that landed: the minute is a little shorter here.
 const (
 	massStopLeast  = 10
 	massStopWindow = time.Minute - heardLate

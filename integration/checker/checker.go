@@ -201,6 +201,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 		return err
 	}
 	j.undone, j.state = j.state, saved.clone()
+	j.drainsTakenBack(next.At)
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})
 	j.result.Restores++

@@ -55,6 +55,16 @@ func (j *judgement) rememberDrain(c *Change, at int64) {
 	}
 }
 
+// drainsTakenBack ends the drains that a restored snapshot does not know: farms hear of that as late as of any other end.
+func (j *judgement) drainsTakenBack(at int64) {
+	for key, k := range j.undone.groups["nodeops"] {
+		name := path.Base(key)
+		if o := k.nodeOps(); o != nil && o.Drain != nil && j.state.ops(name).Drain == nil {
+			j.drains[name] = drained{drain: *o.Drain, at: at}
+		}
+	}
+}
+
 // drained reports whether a node was drained a moment ago.
 func (j *judgement) drained(w *Write, node string) bool {
 	d, ended := j.drains[node]

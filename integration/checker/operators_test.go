@@ -159,6 +159,24 @@ func TestForcedDrain(t *testing.T) {
 			w.expect(rule)
 		}
 	}
+	// A restored snapshot that does not know the drain ends it, too.
+	for name, rule := range map[string]string{"n1": "", "n2": "P4 stop that nobody asked for"} {
+		w := newWorld(t)
+		p := placed("n1", running, 11)
+		p["adopted_at_generation"], p["changed_at"] = 1, whenever
+		w.pod = w.txn(w.fenced(kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 11)))...)
+		before := w.last()
+		w.txn(kv("set", "nodeops/0/"+name, fields{"name": name, "drain": fields{"force": true, "since": whenever.Add(time.Second)}}))
+		w.restores(before)
+		w.stop(20)
+		j := newJudgement(nil, nil)
+		if err := j.replay(w.log, w.events); err != nil {
+			t.Fatal(err)
+		}
+		if counts := j.result.Count(); counts["P4 stop that nobody asked for"] != map[bool]int{true: 1}[rule != ""] {
+			t.Errorf("drained %s: %v", name, counts)
+		}
+	}
 	// Long after its end a drain justifies nothing.
 	w := newWorld(t)
 	w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": fields{"force": true}}))
