@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -35,6 +36,9 @@ func (ps *pass) asked(plan *reconcile.Plan, wrote int) bool {
 	return wrote > 0 && wrote == len(plan.Changes) && onlyAsks(plan.Changes) && plan.Unhampered() && ps.head.RC.Value.InPlace == nil && len(ps.snapshot.Requests) == 0
 }
 
+// mostExpected is how many places a pass notes for the next one: with more than one transaction reads, ReadEarly leaves them all to later reads.
+const mostExpected = consul.MaxTxnOps + 1
+
 // expect notes what a pass tells of what the next one will need.
 func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 	ps.mem.expects = expects{
@@ -43,7 +47,7 @@ func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 	}
 	note := func(pods []reconcile.Pod) {
 		for i := range pods {
-			ps.mem.expects.at = append(ps.mem.expects.at, at(&pods[i])...)
+			ps.mem.expects.add(at(&pods[i])...)
 		}
 	}
 	note(ps.snapshot.Pods)
@@ -54,10 +58,16 @@ func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 	}
 	for i := range plan.Changes {
 		if p := plan.Changes[i].Placement; p != nil {
-			where := store.At{Node: p.Node, Identity: p.Identity}
-			if !slices.Contains(ps.mem.expects.at, where) {
-				ps.mem.expects.at = append(ps.mem.expects.at, where)
-			}
+			ps.mem.expects.add(store.At{Node: p.Node, Identity: p.Identity})
+		}
+	}
+}
+
+// add notes where pods are, each place once.
+func (e *expects) add(places ...store.At) {
+	for _, where := range places {
+		if len(e.at) < mostExpected && !slices.Contains(e.at, where) {
+			e.at = append(e.at, where)
 		}
 	}
 }
