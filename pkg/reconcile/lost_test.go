@@ -110,34 +110,21 @@ func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
 	}
 }
 
-// A lost pod is replaced once there is room for one more: while another one moves, both of its copies take some (P6).
+// A lost pod is replaced once there is room for one more: while another one moves, both of its copies take some (P6). The room that its
+// new copy takes is not there for a pod that is missing besides.
 func TestALostPodWaitsForRoom(t *testing.T) {
 	t.Parallel()
-	for surge, want := range []int{0, 1} { // how many are replaced at each surge
-		s := snapshotOf(2)
-		s.RC.MaxSurge, s.RC.NodeLoss.After = &surge, new(field.Duration)
-		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
-		since := s.Now.Add(-time.Minute)
-		s.Nodes["n1"].Alive, s.Nodes["n1"].Gone, s.Pods[1].LostSince = false, true, &since
-		s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
-		if plan := reconcile.Compute(s); len(plan.Adds) != want {
-			t.Errorf("surge %d: adds %v", surge, plan.Adds)
-		}
-	}
-}
-
-// The room that a replaced pod takes is not there for one that is missing besides.
-func TestAReplacedPodLeavesLessRoom(t *testing.T) {
-	t.Parallel()
-	for surge, want := range []int{1, 2} { // how many are placed at each surge
-		s := snapshotOf(3)
-		s.RC.MaxSurge, s.RC.NodeLoss.After = &surge, new(field.Duration)
-		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
-		since := s.Now.Add(-time.Minute)
-		s.Nodes["n1"].Alive, s.Nodes["n1"].Gone, s.Pods[1].LostSince = false, true, &since
-		s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
-		if plan := reconcile.Compute(s); len(plan.Adds) != want {
-			t.Errorf("surge %d: adds %v", surge, plan.Adds)
+	for desired, wanted := range map[int][]int{2: {0, 1}, 3: {1, 2}} { // how many are placed at each surge
+		for surge, want := range wanted {
+			s := snapshotOf(desired)
+			s.RC.MaxSurge, s.RC.NodeLoss.After = &surge, new(field.Duration)
+			s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+			since := s.Now.Add(-time.Minute)
+			s.Nodes["n1"].Alive, s.Nodes["n1"].Gone, s.Pods[1].LostSince = false, true, &since
+			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
+			if plan := reconcile.Compute(s); len(plan.Adds) != want {
+				t.Errorf("%d desired, surge %d: adds %v", desired, surge, plan.Adds)
+			}
 		}
 	}
 }
