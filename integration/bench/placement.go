@@ -265,10 +265,7 @@ func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func()
 	if b.profiles == "" {
 		return func() error { return nil }, nil
 	}
-	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
-	if err == nil {
-		err = pprof.StartCPUProfile(file)
-	}
+	own, err := b.profileItself(name)
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +281,21 @@ func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func()
 		return os.WriteFile(filepath.Join(b.profiles, name+"-consul.pprof"), []byte(page), 0o644)
 	})
 	return func() error {
+		return errors.Join(own(), consul.Wait())
+	}, nil
+}
+
+// profileItself starts a CPU profile of this program.
+func (b *bench) profileItself(name string) (stop func() error, err error) {
+	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return func() error {
 		pprof.StopCPUProfile()
-		return errors.Join(file.Close(), consul.Wait())
+		return file.Close()
 	}, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/pprof"
 	"strings"
 	"time"
 
@@ -69,10 +68,7 @@ func (b *bench) profileAll(ctx context.Context, name string, who spenders) (stop
 	if b.profiles == "" {
 		return func() error { return nil }, nil
 	}
-	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
-	if err == nil {
-		err = pprof.StartCPUProfile(file)
-	}
+	own, err := b.profileItself(name)
 	if err != nil {
 		return nil, err
 	}
@@ -82,9 +78,9 @@ func (b *bench) profileAll(ctx context.Context, name string, who spenders) (stop
 		others.Go(func() error { return b.profileInPieces(ctx, name+"-"+of, addr) })
 	}
 	return func() error {
-		pprof.StopCPUProfile()
+		stopped := own()
 		cancel()
-		return errors.Join(file.Close(), others.Wait())
+		return errors.Join(stopped, others.Wait())
 	}, nil
 }
 
