@@ -319,12 +319,6 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 				Ports: map[string]int{"http": 80},
 			})
 		},
-		"pre_deploy ran twice": func(w *world) {
-			for i, state := range []string{running, stopped, running, running} {
-				w.add(Event{Kind: EventNode, At: w.now() + int64(i), Node: "n1", ID: "c/main.0", State: state, Revision: 10, Once: i != 1})
-			}
-			w.add(Event{Kind: EventNode, At: w.now() + 9, Node: "n2", ID: "c/main.0", State: running, Revision: 10, Once: true})
-		},
 		"P3 placed without a share":       func(w *world) { w.second("n2", kv("set", "reservations/n2", holding())) },
 		"P3 placed without a reservation": func(w *world) { w.second("n2") },
 		"P3 placed on an unknown node":    func(w *world) { w.second("n9", kv("set", "reservations/n9", holding("c/main.1"))) },
@@ -592,5 +586,34 @@ func TestFencedRegister(t *testing.T) {
 	// What a register shows after a restore says nothing about fences, and what it showed before still does.
 	if check(history(LockDone, 11), span{9, 9}) != 0 || check(history(LockDone, 11), span{14, 15}) != 1 || check(history(LockDone, 11), span{0, 1}) != 1 {
 		t.Error("a restore is not taken for what it is")
+	}
+}
+
+// A pod that runs once may be told again where it is, and starts neither on another node nor after a stop.
+func TestAPodThatRunsOnce(t *testing.T) {
+	t.Parallel()
+	type did struct{ node, state string }
+	for name, c := range map[string]struct {
+		all  []did
+		want int
+	}{
+		"told again":            {[]did{{"n1", running}, {"n1", running}}, 0},
+		"stopped":               {[]did{{"n1", running}, {"n1", stopped}}, 0},
+		"never ran":             {[]did{{"n1", stopped}, {"n1", running}}, 0},
+		"started after a stop":  {[]did{{"n1", running}, {"n1", stopped}, {"n1", running}}, 1},
+		"started on another":    {[]did{{"n1", running}, {"n2", running}}, 1},
+		"stopped on another":    {[]did{{"n1", running}, {"n2", stopped}, {"n1", running}}, 0},
+		"on another, and again": {[]did{{"n1", running}, {"n2", running}, {"n2", running}}, 1},
+	} {
+		var events []Event
+		for i, d := range c.all {
+			events = append(events, Event{Kind: EventNode, At: int64(i), Node: d.node, ID: "c/main.0", State: d.state, Revision: int64(i), Once: true})
+		}
+		events = append(events, Event{Kind: EventNode, Node: "n7", ID: "c/main.0", State: running}, Event{Kind: EventNode, Node: "n8", ID: "d/main.0", State: running, Once: true})
+		j := newJudgement(nil, nil)
+		j.once(events)
+		if got := j.result.Count()["pre_deploy ran twice"]; got != c.want {
+			t.Errorf("%s: %d violations, want %d", name, got, c.want)
+		}
 	}
 }

@@ -127,19 +127,22 @@ func (j *judgement) nodeStops(events []Event) {
 	j.placedRuns(ofKind(events, EventEnd))
 }
 
-// once judges the pods that run to their end (pre_deploy): at most once, whatever died meanwhile. A node that applies the same intent again has
-// not started the pod again.
+// once judges the pods that run to their end (pre_deploy): at most once, whatever died meanwhile. A node that is told again, as where the
+// pod was adopted, has not started it again, unless it was told to stop in between.
 func (j *judgement) once(events []Event) {
-	ran := map[string]Event{}
+	ran, stops := map[string]Event{}, map[string]bool{}
 	for _, e := range ofKind(events, EventNode) {
-		if !e.Once || e.State != running {
-			continue
+		switch before, again := ran[e.ID]; {
+		case !e.Once:
+		case e.State != running:
+			stops[e.ID] = stops[e.ID] || again && e.Node == before.Node
+		default:
+			j.looked("pre_deploy once")
+			if again && (before.Node != e.Node || stops[e.ID]) {
+				j.violated("pre_deploy", "ran twice", 0, "%s on %s at revision %d, after %s at revision %d", e.ID, e.Node, e.Revision, before.Node, before.Revision)
+			}
+			ran[e.ID] = e
 		}
-		j.looked("pre_deploy once")
-		if before, twice := ran[e.ID]; twice && (before.Node != e.Node || before.Revision != e.Revision) {
-			j.violated("pre_deploy", "ran twice", 0, "%s on %s at revision %d, after %s at revision %d", e.ID, e.Node, e.Revision, before.Node, before.Revision)
-		}
-		ran[e.ID] = e
 	}
 }
 
