@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -241,6 +242,27 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 			spec.Update.Step = &rollout.Amount{N: d.size[i]} // at once
 			spec.Update.Gates, spec.PreDeploy = rollout.Gates{}, nil
 			errs = append(errs, d.write(ctx, spec, false))
+		}
+	}
+	return errors.Join(append(errs, d.deleteLeftPreDeploys(ctx))...)
+}
+
+// deleteLeftPreDeploys deletes the controllers of a pre_deploy whose rollout a wipe or a restore took away: no rollout ends them.
+func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
+	st := d.c.stores[rand.IntN(servers)]
+	recs, corrupt, err := st.ListRCs(ctx)
+	errs := append(corrupt, err)
+	for i := range recs {
+		r := &recs[i].Value
+		service, _, found := strings.Cut(strings.TrimSuffix(r.Name, "-pre-deploy"), "-r")
+		if !strings.HasSuffix(r.Name, "-pre-deploy") || !found || r.DeletedAt != nil {
+			continue
+		}
+		switch _, err := st.RolloutOf(ctx, service); {
+		case errors.Is(err, store.ErrNotFound):
+			errs = append(errs, fmt.Errorf("%s is left without its rollout", r.Name), d.c.rcctl(ctx, "rc", "delete", r.Name, "--force", "--allow-mass-stop"))
+		case err != nil:
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
