@@ -2,11 +2,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build dig test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema lint fmt clean
+.PHONY: help build dig test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
 SOURCES  := $(shell find cmd pkg -name '*.go' -not -name '*_test.go') $(wildcard docs/*.go docs/*.md) go.mod go.sum
+# What the version comes from; nothing where this is no repository, nor is one that only contains it.
+DESCRIBED := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
 LINTER   := bin/golangci-lint
 GREMLINS := bin/gremlins
 TESTTIME ?= 25m
@@ -26,8 +28,13 @@ help: ## show this text
 build: $(PROGRAMS) bin/hello.tar.gz ## build the three programs and the sample artifact into bin/
 
 # Static: they run on any Linux, and whatever a preparer starts begins as a copy of it, which takes half the time.
-bin/%: $(SOURCES)
-	CGO_ENABLED=0 $(GO) build -trimpath -o $@ ./cmd/$*
+bin/%: $(SOURCES) bin/.described
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X github.com/rcfarm/rcfarm/pkg/app.described=$(DESCRIBED)' -o $@ ./cmd/$*
+
+# The file changes when what git says does: the programs are linked again then.
+bin/.described: ALWAYS
+	@mkdir -p bin; [ "$$(cat $@ 2>/dev/null)" = '$(DESCRIBED)' ] && [ -e $@ ] || echo '$(DESCRIBED)' > $@
+ALWAYS:
 
 bin/hello.tar.gz: integration/hello/main.go integration/hello/pack.sh
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/hello ./integration/hello
@@ -113,4 +120,4 @@ $(GREMLINS): integration/tools/mutants/go.mod
 	cd integration/tools/mutants && $(GO) build -mod=mod -o ../../../$@ github.com/go-gremlins/gremlins/cmd/gremlins
 
 clean: ## remove what was built, except Consul, the linter and gremlins
-	rm -f $(PROGRAMS) bin/hello bin/hello.tar.gz bin/bench bin/chaos bin/chaos-nofence bin/farm-nofence bin/farm-nocompanions bin/mutants
+	rm -f $(PROGRAMS) bin/.described bin/hello bin/hello.tar.gz bin/bench bin/chaos bin/chaos-nofence bin/farm-nofence bin/farm-nocompanions bin/mutants

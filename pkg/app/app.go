@@ -18,9 +18,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Version is what daemons and rcctl report.
-const Version = "0.1.0"
-
 // Common is what every daemon is told.
 type Common struct {
 	ConsulAddr string // empty: Consul's own environment variables

@@ -10,6 +10,7 @@ import (
 	"io"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -127,14 +128,14 @@ func onUsageError(c *cli.Context, err error, _ bool) error {
 	return usagef(c, "%v", err)
 }
 
-// version is that of rcfarm, with the commit where the build knows it.
+// version is that of rcfarm, with the commit where only the build knows it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return app.Version
 	}
 	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
+		if s.Key == "vcs.revision" && !strings.Contains(app.Version, "+") {
 			return fmt.Sprintf("%s (%.12s)", app.Version, s.Value)
 		}
 	}
