@@ -17,28 +17,30 @@ const mode = 0o600
 // WriteFile replaces the file at path, readable by its owner only. When it returns nil the content survives a power
 // failure. Nobody else may write the same path meanwhile.
 func WriteFile(path string, data []byte) error {
-	temp := path + TempSuffix
-	err := fill(temp, data)
-	if err == nil {
-		err = os.Rename(temp, path)
-	}
+	err := replace(path, data, os.O_CREATE|os.O_TRUNC)
 	if err != nil {
-		return errors.Join(err, discard(temp))
+		return errors.Join(err, discard(path+TempSuffix))
 	}
 	return SyncDir(filepath.Dir(path))
 }
 
-// fill makes data the content of the file at path, made if it is missing, durably.
-func fill(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+// replace writes the file beside path, opened with those flags, and renames it to path when its content is durable.
+func replace(path string, data []byte, flags int) error {
+	f, err := os.OpenFile(path+TempSuffix, os.O_WRONLY|flags, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
 	if err == nil {
+		err = f.Truncate(int64(len(data))) // what it held before may have been longer
+	}
+	if err == nil {
 		err = f.Sync()
 	}
-	return errors.Join(err, f.Close())
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+TempSuffix, path)
 }
 
 // discard removes a half-written file, if it was made.

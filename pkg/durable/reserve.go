@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -29,22 +28,18 @@ type Reserve struct {
 
 // WriteFile is WriteFile, with a piece of the reserve where the disk is full.
 func (r *Reserve) WriteFile(path string, data []byte) error {
-	return r.orGive(WriteFile(path, data), path, data)
-}
-
-// orGive is the end of a write that has failed with err, or not: where the disk is full, a piece takes the content.
-func (r *Reserve) orGive(err error, path string, data []byte) error {
+	err := WriteFile(path, data)
 	if r == nil || !Full(err) {
 		return err
 	}
-	temp := path + TempSuffix
-	for Full(err) && r.give(temp) {
-		err = overwrite(temp, path, data)
+	for Full(err) && r.give(path+TempSuffix) {
+		err = replace(path, data, 0) // into the blocks that the piece has
 	}
 	if err != nil {
-		_ = os.Remove(temp) // without it there is less room, and an error already
+		_ = discard(path + TempSuffix) // without it there is less room, and an error already
+		return err
 	}
-	return err
+	return SyncDir(filepath.Dir(path))
 }
 
 // Full reports whether an error says that a disk, or a user's share of it, is full.
@@ -61,28 +56,6 @@ func (r *Reserve) give(path string) bool {
 		}
 	}
 	return false
-}
-
-// overwrite writes a record into the blocks that temp has, and puts it into place.
-func overwrite(temp, path string, data []byte) error {
-	f, err := os.OpenFile(temp, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Truncate(int64(len(data)))
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path))
 }
 
 func (r *Reserve) piece(n int) string { return filepath.Join(r.Dir, strconv.Itoa(n)) }
@@ -128,10 +101,7 @@ func (r *Reserve) set(n int) error {
 	var data [pieceBytes]byte
 	_, _ = rand.Read(data[:]) // never fails (crypto/rand)
 	if err := os.WriteFile(r.piece(n), data[:], 0o600); err != nil {
-		if rmErr := os.Remove(r.piece(n)); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
-			err = errors.Join(err, rmErr)
-		}
-		return fmt.Errorf("set room aside: %w", err)
+		return fmt.Errorf("set room aside: %w", errors.Join(err, discard(r.piece(n))))
 	}
 	return nil
 }

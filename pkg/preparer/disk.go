@@ -26,7 +26,8 @@ const (
 // Disk keeps one JSON file per identity. A file is replaced after its content is on the disk, so that a crash leaves either the
 // old record or the new one.
 type Disk struct {
-	files *durable.Records
+	dir     string
+	reserve *durable.Reserve
 }
 
 // NewDisk opens a directory of records, making it if needed. The directory belongs to one daemon (R11). On a full disk,
@@ -35,21 +36,21 @@ func NewDisk(dir string, reserve *durable.Reserve) (*Disk, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of pod records: %w", err)
 	}
-	return &Disk{files: &durable.Records{Dir: dir, Reserve: reserve}}, nil
+	return &Disk{dir: dir, reserve: reserve}, nil
 }
 
 // Load reads all records. A file whose content is no record, or that the disk does not give, is set aside under another name, and
 // reported, one error each: it must not keep the others from running. The last result is about the whole: where the directory cannot be
 // read, or the disk gives none of its files, nobody knows what the node was told, and nothing is changed. Reading may work later.
 func (d *Disk) Load() (records []Record, bad []error, err error) {
-	entries, err := os.ReadDir(d.files.Dir)
+	entries, err := os.ReadDir(d.dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read directory of pod records: %w", err)
 	}
 	aside := map[string]error{} // by file
 	var lost error
 	for _, entry := range entries {
-		name := filepath.Join(d.files.Dir, entry.Name())
+		name := filepath.Join(d.dir, entry.Name())
 		switch {
 		case strings.HasSuffix(name, durable.TempSuffix):
 			if err := os.Remove(name); err != nil {
@@ -112,18 +113,16 @@ func (d *Disk) setAside(name string) error {
 }
 
 // Save replaces the record of one identity. When it returns nil, the record survives a power failure.
-func (d *Disk) Save(rec Record) (err error) {
+func (d *Disk) Save(rec Record) error {
 	name := d.file(rec.Intent.Identity)
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("save pod record %s: %w", name, err)
-		}
-	}()
 	data, err := json.Marshal(rec)
-	if err != nil {
-		return err
+	if err == nil {
+		err = d.reserve.WriteFile(name, data)
 	}
-	return d.files.WriteFile(filepath.Base(name), data)
+	if err != nil {
+		return fmt.Errorf("save pod record %s: %w", name, err)
+	}
+	return nil
 }
 
 // Forget removes the record of an identity. A power failure may bring it back.
@@ -135,5 +134,5 @@ func (d *Disk) Forget(id pod.Identity) error {
 }
 
 func (d *Disk) file(id pod.Identity) string {
-	return filepath.Join(d.files.Dir, install.FileName(id)+recordSuffix)
+	return filepath.Join(d.dir, install.FileName(id)+recordSuffix)
 }

@@ -12,25 +12,24 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 func TestRecords(t *testing.T) {
-	r := records{&durable.Records{Dir: t.TempDir()}}
+	r := records{dir: t.TempDir()}
 	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
 	if err := r.save(rec); err != nil {
 		t.Fatal(err)
 	}
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(r.files.Dir, name), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(r.dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write("a.b.json.tmp", "{") // crashes before the content was put into place
-	write(".spare-9.tmp", "{")
+	write(".spare-9.tmp", "{") // of earlier versions
 	write("half.json", "{")
 	write("other.json", `{"spec":{"id":"x"},"desired":"run"}`)
 	write("future.json", `{"spec":{"id":"future"},"desired":"pause"}`)
@@ -47,7 +46,7 @@ func TestRecords(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"a.b.json.tmp", ".spare-9.tmp"} {
-		if _, err := os.Stat(filepath.Join(r.files.Dir, name)); !os.IsNotExist(err) {
+		if _, err := os.Stat(filepath.Join(r.dir, name)); !os.IsNotExist(err) {
 			t.Errorf("the unfinished file %s: %v", name, err)
 		}
 	}
@@ -61,8 +60,8 @@ func TestRecords(t *testing.T) {
 // A process that cannot be found keeps none of the others from being kept.
 func TestOneFailedAdoption(t *testing.T) {
 	dir := t.TempDir()
-	r := records{&durable.Records{Dir: filepath.Join(dir, stateName)}}
-	if err := os.Mkdir(r.files.Dir, 0o700); err != nil {
+	r := records{dir: filepath.Join(dir, stateName)}
+	if err := os.Mkdir(r.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	boot, err := proc.BootID()

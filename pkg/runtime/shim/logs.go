@@ -83,7 +83,7 @@ const fillReserve = 10 * time.Second
 func (s *supervisor) keepReserve(ctx context.Context) {
 	told := false
 	for {
-		_, err := s.records.files.Reserve.Fill()
+		_, err := s.records.reserve.Fill()
 		if err != nil && !told {
 			s.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
 		}

@@ -42,17 +42,20 @@ type record struct {
 const recordSuffix = ".json"
 
 // records keeps the state files. Each is replaced as a whole and durable when a call returns.
-type records struct{ files *durable.Records }
+type records struct {
+	dir     string
+	reserve *durable.Reserve
+}
 
 // load returns the records by id, and for those that cannot be read the reason. Leftovers of a crash are removed.
 func (r records) load() (good map[string]record, bad map[string]error, err error) {
-	entries, err := os.ReadDir(r.files.Dir)
+	entries, err := os.ReadDir(r.dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read supervisor state: %w", err)
 	}
 	good, bad = map[string]record{}, map[string]error{}
 	for _, entry := range entries {
-		path := filepath.Join(r.files.Dir, entry.Name())
+		path := filepath.Join(r.dir, entry.Name())
 		if strings.HasSuffix(entry.Name(), durable.TempSuffix) {
 			_ = os.Remove(path) // one that stays takes some room, and is written over
 			continue
@@ -89,24 +92,22 @@ func readRecord(path, id string) (record, error) {
 	return rec, rec.Spec.Validate()
 }
 
-func (r records) save(rec record) (err error) {
+func (r records) save(rec record) error {
 	id := rec.Spec.ID
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write state of %s: %w", id, err)
-		}
-	}()
 	data, err := json.Marshal(rec)
-	if err != nil {
-		return err
+	if err == nil {
+		err = r.reserve.WriteFile(filepath.Join(r.dir, id+recordSuffix), data) // Env may hold secrets: owner only
 	}
-	return r.files.WriteFile(id+recordSuffix, data) // Env may hold secrets: owner only
+	if err != nil {
+		return fmt.Errorf("write state of %s: %w", id, err)
+	}
+	return nil
 }
 
 func (r records) remove(id string) error {
-	err := os.Remove(filepath.Join(r.files.Dir, id+recordSuffix))
+	err := os.Remove(filepath.Join(r.dir, id+recordSuffix))
 	if err == nil {
-		err = durable.SyncDir(r.files.Dir)
+		err = durable.SyncDir(r.dir)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove state of %s: %w", id, err)

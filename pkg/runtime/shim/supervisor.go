@@ -64,7 +64,7 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		cfg.Log("the disk is full: a record went where room was set aside", nil)
 	}}
 	s := &supervisor{
-		cfg: cfg, records: records{&durable.Records{Dir: filepath.Join(cfg.Dir, stateName), Reserve: reserve}}, boot: boot,
+		cfg: cfg, records: records{filepath.Join(cfg.Dir, stateName), reserve}, boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
 		procs:    map[string]*process{}, wake: make(chan struct{}),
