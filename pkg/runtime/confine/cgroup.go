@@ -26,7 +26,7 @@ func Controllers() []string { return []string{CPU, Memory, PIDs} }
 const (
 	controllersFile = "cgroup.controllers"
 	subtreeFile     = "cgroup.subtree_control"
-	membersFile     = "cgroup.procs"
+	MembersFile     = "cgroup.procs"
 )
 
 // cpuPeriod is the kernel's default, in microseconds; minQuota is the least that it takes (cgroup-v2, cpu.max).
@@ -97,7 +97,7 @@ func joinCgroup(iso Isolation) error {
 	if err := applyLimits(iso.Cgroup, limits(iso)); err != nil {
 		return fmt.Errorf("limit cgroup %s: %w", iso.Cgroup, err)
 	}
-	if err := write(iso.Cgroup, membersFile, strconv.Itoa(os.Getpid())); err != nil {
+	if err := Write(iso.Cgroup, MembersFile, strconv.Itoa(os.Getpid())); err != nil {
 		return fmt.Errorf("join cgroup %s: %w", iso.Cgroup, err)
 	}
 	return nil
@@ -121,7 +121,7 @@ func applyLimits(dir string, wanted []limit) error {
 		if !slices.Contains(usable, l.controller) {
 			continue
 		}
-		if err := write(dir, l.file, l.value); err != nil && !(l.optional && errors.Is(err, fs.ErrNotExist)) {
+		if err := Write(dir, l.file, l.value); err != nil && !(l.optional && errors.Is(err, fs.ErrNotExist)) {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func PassDown(dir string, controllers []string) ([]string, error) {
 	above := mount
 	for name := range strings.SplitSeq(strings.TrimPrefix(group, "/"), "/") {
 		for _, c := range controllers { // each by itself: one that is refused would keep the others out
-			_ = write(above, subtreeFile, "+"+c)
+			_ = Write(above, subtreeFile, "+"+c)
 		}
 		above = path.Join(above, name)
 	}
@@ -182,8 +182,8 @@ func SplitCgroup(dir string) (mount, group string, err error) {
 	return mount, strings.TrimPrefix(dir, mount), nil
 }
 
-// write changes a file of a cgroup. The kernel makes these files: none is ever created.
-func write(dir, file, text string) error {
+// Write changes a file of a cgroup. The kernel makes these files: none is ever created.
+func Write(dir, file, text string) error {
 	f, err := os.OpenFile(path.Join(dir, file), os.O_WRONLY, 0)
 	if err != nil {
 		return err

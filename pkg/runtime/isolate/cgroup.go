@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
-	"github.com/containerd/cgroups/v3/cgroup2"
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
@@ -30,41 +32,38 @@ func Populated(dir string) (bool, error) {
 }
 
 // Members returns the pids of the processes in the cgroup and below it.
-func Members(dir string) ([]int, error) {
-	if busy, err := Populated(dir); err != nil || !busy {
-		return nil, err
-	}
-	mount, group, err := confine.SplitCgroup(dir)
-	if err != nil {
-		return nil, err
-	}
-	m, err := cgroup2.Load(group, cgroup2.WithMountpoint(mount))
+func Members(dir string) (pids []int, err error) {
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			var data []byte
+			data, err = os.ReadFile(filepath.Join(path, confine.MembersFile))
+			for pid := range strings.FieldsSeq(string(data)) {
+				n, _ := strconv.Atoi(pid) // the kernel writes numbers
+				pids = append(pids, n)
+			}
+		}
+		if confine.Gone(err) || errors.Is(err, unix.EOPNOTSUPP) { // those of a threaded group are in the one above it
+			return nil
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list cgroup %s: %w", dir, err)
-	}
-	procs, err := m.Procs(true)
-	if err != nil && !confine.Gone(err) {
-		return nil, fmt.Errorf("list cgroup %s: %w", dir, err)
-	}
-	pids := make([]int, len(procs))
-	for i, pid := range procs {
-		pids[i] = int(pid)
 	}
 	return pids, nil
 }
 
 // Kill ends everything in the cgroup and below it at one stroke: no fork slips through. It does not wait.
 func Kill(dir string) error {
-	if busy, err := Populated(dir); err != nil || !busy {
-		return err
-	}
-	mount, group, err := confine.SplitCgroup(dir)
-	if err != nil {
-		return err
-	}
-	m, err := cgroup2.Load(group, cgroup2.WithMountpoint(mount))
-	if err == nil {
-		err = m.Kill()
+	err := confine.Write(dir, "cgroup.kill", "1")
+	if confine.Gone(err) { // or the kernel is one before Linux 5.14
+		_ = confine.Write(dir, "cgroup.freeze", "1")
+		var pids []int
+		pids, err = Members(dir)
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL) // it is frozen, so the number is its
+		}
+		_ = confine.Write(dir, "cgroup.freeze", "0")
 	}
 	if err != nil {
 		return fmt.Errorf("kill cgroup %s: %w", dir, err)

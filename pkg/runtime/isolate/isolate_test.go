@@ -1,6 +1,8 @@
 package isolate
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -128,5 +130,29 @@ func TestCgroupKillAndRemove(t *testing.T) {
 	}
 	if in, err := Members(dir); err != nil || len(in) > 0 {
 		t.Errorf("members of what is gone: %v, %v", in, err)
+	}
+}
+
+// A kernel that cannot kill a cgroup at one stroke has its processes killed one by one.
+func TestKillWithoutTheFile(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	below := filepath.Join(dir, "below")
+	err := os.Mkdir(below, 0o700)
+	for _, group := range []string{dir, below} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(group, confine.MembersFile), nil, 0o600))
+	}
+	err = errors.Join(err, os.WriteFile(filepath.Join(below, confine.MembersFile), fmt.Appendln(nil, cmd.Process.Pid), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Kill(dir); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
+		t.Errorf("it ended with %v, want a kill", err)
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 
 	rt "github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
+	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 )
 
 // The roles of this binary, behind Arg.
@@ -227,7 +226,7 @@ func reap(program int, ended chan<- result) {
 
 // killAll kills every descendant, again and again, until all are reaped.
 func killAll(reaped <-chan struct{}) {
-	killed := map[proc]bool{}
+	killed := map[int]uint64{}
 	for gap := killGap; ; {
 		gap = nextGap(gap, killRound(killed))
 		timer := time.NewTimer(gap)
@@ -248,75 +247,26 @@ func nextGap(last time.Duration, found bool) time.Duration {
 	return min(2*last, lastKillGap)
 }
 
-// proc is a process in the kernel's table.
-type proc struct {
-	pid, parent int
-	start       string // since boot, in ticks; tells it from a later one with the same pid
-}
-
-// killRound kills all descendants that are there. It reports whether one of them was not among those killed before.
-func killRound(killed map[proc]bool) (found bool) {
-	table := readTable()
+// killRound kills all descendants that are there. It reports whether one of them was not among those killed before, which are known by
+// pid with their start.
+func killRound(killed map[int]uint64) (found bool) {
+	var scanner proc.Scanner
+	table, _ := scanner.Scan() // what is missing is found in the next round
 	family := map[int]bool{os.Getpid(): true}
 	for grown := true; grown; {
 		grown = false
 		for _, p := range table {
-			if family[p.parent] && !family[p.pid] {
-				family[p.pid], grown = true, true
+			if family[p.PPID] && !family[p.PID] {
+				family[p.PID], grown = true, true
 			}
 		}
 	}
 	for _, p := range table {
-		if family[p.pid] && p.pid != os.Getpid() {
-			killOne(p)
-			known := proc{pid: p.pid, start: p.start} // its parent may change
-			found, killed[known] = found || !killed[known], true
+		if family[p.PID] && p.PID != os.Getpid() {
+			_ = p.Signal(unix.SIGKILL) // the next round tries again
+			found = found || killed[p.PID] != p.Start
+			killed[p.PID] = p.Start
 		}
 	}
 	return found
-}
-
-// killOne kills a process, unless its pid belongs to another one by now.
-func killOne(p proc) {
-	fd, err := unix.PidfdOpen(p.pid, 0)
-	if err != nil {
-		return // it is gone, or the next round tries again
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if now, ok := readProc(p.pid); ok && now.start == p.start {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // the next round tries again
-	}
-}
-
-func readTable() []proc {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = dir.Close() }()
-	names, _ := dir.Readdirnames(-1) // what is missing is found in the next round
-	var table []proc
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil {
-			if p, ok := readProc(pid); ok {
-				table = append(table, p)
-			}
-		}
-	}
-	return table
-}
-
-// readProc reads what proc(5) says in stat: behind the name in brackets come state, parent, and as the 20th the start.
-func readProc(pid int) (proc, bool) {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return proc{}, false
-	}
-	text := string(data)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 20 {
-		return proc{}, false
-	}
-	parent, err := strconv.Atoi(fields[1])
-	return proc{pid: pid, parent: parent, start: fields[19]}, err == nil
 }

@@ -27,7 +27,7 @@ func TestKillRoundKnowsWhatItHasKilled(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	killed := map[proc]bool{}
+	killed := map[int]uint64{}
 	if !killRound(killed) {
 		t.Error("a process was not found")
 	}

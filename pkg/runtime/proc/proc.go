@@ -26,6 +26,25 @@ type Stat struct {
 // has ended shows as a zombie too, but has other threads.
 func (s Stat) Dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
+// Signal signals the process, unless its pid belongs to another one by now.
+func (s Stat) Signal(sig unix.Signal) error {
+	fd, err := unix.PidfdOpen(s.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", s.PID, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if now, err := ReadStat(s.PID); err != nil || now.Start != s.Start {
+		return nil // it has ended: nothing to signal
+	}
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(sig), s.PID, err)
+	}
+	return nil
+}
+
 // parseStat reads one line of /proc/<pid>/stat. The command name in it may hold anything, brackets and blanks too.
 func parseStat(data []byte) (Stat, error) {
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')

@@ -167,7 +167,7 @@ func (p *Process) signalMembers(table []Stat, held bool, sig unix.Signal) (int, 
 	var errs []error
 	for _, m := range members {
 		if sig != 0 && !(held && m.PGID == p.PID) {
-			errs = append(errs, signalOne(m, sig))
+			errs = append(errs, m.Signal(sig))
 		}
 	}
 	live := len(members)
@@ -200,24 +200,4 @@ func (p *Process) membersIn(table []Stat) ([]Stat, error) {
 		}
 	}
 	return live, nil
-}
-
-// signalOne signals one process of a table, unless its pid belongs to another one by now.
-func signalOne(m Stat, sig unix.Signal) error {
-	fd, err := unix.PidfdOpen(m.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open process %d: %w", m.PID, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	now, err := ReadStat(m.PID)
-	if err != nil || now.Start != m.Start || now.SID != m.SID {
-		return nil // it has ended or moved away: nothing to signal
-	}
-	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(sig), m.PID, err)
-	}
-	return nil
 }
