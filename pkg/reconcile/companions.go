@@ -193,8 +193,8 @@ func (p *Pod) withoutStopped() *Pod {
 // leave no room, all that depends on them is held up, and says so, or is one of the changes that others are not.
 func (c *computation) unaided() bool {
 	s, st := c.s, &c.plan.Status
-	if !s.CompanionsUnread || s.Hold != "" || s.Breaker != "" || s.RC.Disabled || s.RC.DeletedAt != nil || s.RC.InPlace != nil ||
-		len(s.Requests)+len(s.Orphans)+len(c.plan.Adds)+len(c.plan.Counting)+st.Lost+st.Unmanaged > 0 {
+	if !s.CompanionsUnread || s.Hold != "" || s.Breaker != "" || s.RC.Disabled || s.RC.DeletedAt != nil || s.RC.InPlace != nil || st.Lost > 0 || st.Unmanaged > 0 ||
+		len(s.Requests) > 0 || len(s.Orphans) > 0 || len(c.plan.Adds) > 0 || len(c.plan.Counting) > 0 {
 		return false
 	}
 	return c.plan.Unhampered() && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool {
