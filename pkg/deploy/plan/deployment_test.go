@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -443,13 +444,18 @@ func TestRollbackAllowsTime(t *testing.T) {
 
 func TestOperationsSaySoFew(t *testing.T) {
 	for want, op := range map[string]plan.Operation{
-		"create volume data on n1":     &plan.CreateVolumeOperation{Volume: "data", Node: "id", NodeName: "n1"},
-		"create manifest abc of pod w": &plan.CreateManifestOperation{Digest: "abc", PodID: "w"},
-		"2 operations":                 &plan.SequenceOperation{Operations: make([]plan.Operation, 2)},
+		"create volume data on n1": &plan.CreateVolumeOperation{Volume: "data", Node: "id", NodeName: "n1"},
+		"2 operations":             &plan.SequenceOperation{Operations: make([]plan.Operation, 2)},
 	} {
 		if op.String() != want {
 			t.Error(op.String())
 		}
+	}
+	d := deployment(t, &cluster{})
+	canonical, _ := d.Spec.Pod.Canonical()
+	p, err := d.Plan(t.Context())
+	if want := fmt.Sprintf("create manifest %.12s of pod web", manifest.Digest(canonical)); err != nil || p.Operations[0].String() != want {
+		t.Error(p.Operations, err)
 	}
 	create := &plan.CreateVolumeOperation{Volume: "data", Pods: 2}
 	seq := &plan.SequenceOperation{Operations: []plan.Operation{create, create}}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -37,110 +36,53 @@ type Operation interface {
 	String() string
 }
 
-// line is Format of an operation that is shown on one line.
-func line(depth int, sign Sign, op fmt.Stringer) []Line {
-	return []Line{{Depth: depth, Sign: sign, Text: op.String()}}
+// step is an operation that is shown on one line.
+type step struct {
+	sign     Sign
+	text     string
+	forecast bool                                           // it only waits for what others do
+	execute  func(ctx context.Context, client Client) error // nil: nothing is left to do
 }
 
-// CreateManifestOperation stores a manifest.
-type CreateManifestOperation struct {
-	Digest, PodID string
-	Canonical     []byte
-	draft         *draft
-}
-
-// Execute puts it into the transaction that the plan commits.
-func (o *CreateManifestOperation) Execute(context.Context, Client) error {
-	if o.draft.Manifests == nil {
-		o.draft.Manifests = map[string][]byte{}
+// Execute implements Operation.
+func (s *step) Execute(ctx context.Context, client Client) error {
+	if s.execute == nil {
+		return nil
 	}
-	o.draft.Manifests[o.Digest] = o.Canonical
-	return nil
+	return s.execute(ctx, client)
 }
 
 // Format implements Operation.
-func (o *CreateManifestOperation) Format(depth int) []Line { return line(depth, Added, o) }
+func (s *step) Format(depth int) []Line { return []Line{{Depth: depth, Sign: s.sign, Text: s.text}} }
 
-func (o *CreateManifestOperation) String() string {
-	return fmt.Sprintf("create manifest %s of pod %s", o.Digest[:min(12, len(o.Digest))], o.PodID)
+func (s *step) String() string { return s.text }
+
+// filling is a step that puts something into the transaction that the plan commits.
+func filling(sign Sign, text string, fill func()) *step {
+	return &step{sign: sign, text: text, execute: func(context.Context, Client) error { fill(); return nil }}
 }
 
-// CreateRCOperation creates the controller of a new revision. It begins without pods where a rollout follows.
-type CreateRCOperation struct {
-	RC    rc.RC // with its counts at the end
-	draft *draft
+// createManifest stores a manifest.
+func (d *draft) createManifest(digest, podID string, canonical []byte) *step {
+	return filling(Added, fmt.Sprintf("create manifest %s of pod %s", digest[:min(12, len(digest))], podID), func() {
+		if d.Manifests == nil {
+			d.Manifests = map[string][]byte{}
+		}
+		d.Manifests[digest] = canonical
+	})
 }
 
-// Execute puts it into the transaction that the plan commits.
-func (o *CreateRCOperation) Execute(context.Context, Client) error {
-	o.draft.Create = append(o.draft.Create, o.RC)
-	return nil
+// createRC creates the controller of a new revision. It begins without pods where a rollout follows.
+func (d *draft) createRC(r *rc.RC) *step {
+	return filling(Added, "create controller "+r.Name, func() { d.Create = append(d.Create, *r) })
 }
 
-// Format implements Operation.
-func (o *CreateRCOperation) Format(depth int) []Line { return line(depth, Added, o) }
-
-func (o *CreateRCOperation) String() string { return "create controller " + o.RC.Name }
-
-// ScaleRCOperation changes how many replicas of one role there are.
-type ScaleRCOperation struct {
-	Name, Role string
-	From, To   int
-}
-
-// Execute does nothing: the counts are in the record that UpdateRCOperation writes.
-func (o *ScaleRCOperation) Execute(context.Context, Client) error { return nil }
-
-// Format implements Operation.
-func (o *ScaleRCOperation) Format(depth int) []Line { return line(depth, Changed, o) }
-
-func (o *ScaleRCOperation) String() string {
-	return fmt.Sprintf("scale %s of controller %s from %d to %d", o.Role, o.Name, o.From, o.To)
-}
-
-// UpdateRCOperation changes a controller that stays.
-type UpdateRCOperation struct {
-	RC     rc.RC // as it shall be
-	Fields []string
-	draft  *draft
-}
-
-// Execute puts it into the transaction that the plan commits.
-func (o *UpdateRCOperation) Execute(context.Context, Client) error {
-	o.draft.Change = append(o.draft.Change, o.RC)
-	return nil
-}
-
-// Format implements Operation.
-func (o *UpdateRCOperation) Format(depth int) []Line { return line(depth, Changed, o) }
-
-func (o *UpdateRCOperation) String() string { return "change controller " + o.RC.Name }
-
-// DeleteRCOperation is a forecast: the rollout's last step deletes a controller that has no pods.
-type DeleteRCOperation struct {
-	Service, Name, ID string
-	Rollout           *string
-}
-
-// Execute waits until the controller is gone.
-func (o *DeleteRCOperation) Execute(ctx context.Context, client Client) error {
-	return client.Await(ctx, Goal{Service: o.Service, Rollout: *o.Rollout, RC: o.ID, Reached: Gone})
-}
-
-// Format implements Operation.
-func (o *DeleteRCOperation) Format(depth int) []Line { return line(depth, Removed, o) }
-
-func (o *DeleteRCOperation) String() string {
-	return "delete controller " + o.Name + " when it has no pods"
-}
-
-// pods is a forecast about pods of one controller.
-type pods struct {
-	fate
-	Service, Name, RC string
-	Count             int     // how many pods it is about
-	Goal              int     // how many there are then
-	Rollout           *string // id, once it is written
+// await is a forecast: it waits until others have reached a goal, with the rollout that is written by then.
+func await(sign Sign, text string, goal Goal, rollout *string) *step {
+	return &step{sign: sign, text: text, forecast: true, execute: func(ctx context.Context, client Client) error {
+		goal.Rollout = *rollout
+		return client.Await(ctx, goal)
+	}}
 }
 
 // fate is what becomes of pods.
@@ -157,28 +99,6 @@ var (
 	remove  = fate{"remove", Removed, Left}
 )
 
-// Execute waits until it has come about.
-func (p *pods) Execute(ctx context.Context, client Client) error {
-	return client.Await(ctx, Goal{Service: p.Service, Rollout: *p.Rollout, RC: p.RC, Reached: p.until, Pods: p.Goal})
-}
-
-// Format implements Operation.
-func (p *pods) Format(depth int) []Line { return line(depth, p.sign, p) }
-
-func (p *pods) String() string { return p.verb + " " + field.Count(p.Count, "pod") + " of " + p.Name }
-
-// RunPodOperation is a forecast: the owner places pods, and they become available.
-type RunPodOperation struct{ pods }
-
-// ReplacePodOperation is a forecast: the owner upgrades pods where they are.
-type ReplacePodOperation struct{ pods }
-
-// StopPodOperation is a forecast: the owner stops pods.
-type StopPodOperation struct{ pods }
-
-// RemovePodOperation is a forecast: the owner removes the records of pods that have stopped.
-type RemovePodOperation struct{ pods }
-
 // CreateVolumeOperation is a forecast: the node of each pod makes the volume when it starts the pod there.
 type CreateVolumeOperation struct {
 	Volume         string
@@ -190,7 +110,9 @@ type CreateVolumeOperation struct {
 func (o *CreateVolumeOperation) Execute(context.Context, Client) error { return nil }
 
 // Format implements Operation.
-func (o *CreateVolumeOperation) Format(depth int) []Line { return line(depth, Added, o) }
+func (o *CreateVolumeOperation) Format(depth int) []Line {
+	return []Line{{Depth: depth, Sign: Added, Text: o.String()}}
+}
 
 func (o *CreateVolumeOperation) String() string {
 	if o.NodeName != "" {
@@ -199,18 +121,10 @@ func (o *CreateVolumeOperation) String() string {
 	return fmt.Sprintf("create volume %s for each of %d pods, on its node", o.Volume, o.Pods)
 }
 
-// StartRolloutOperation commits the plan with a rollout that carries it out.
-type StartRolloutOperation struct {
-	Strategy, Summary string
-	ID                string // of the rollout; empty until it is written
-	verb              string
-	draft             *draft
-}
-
-// Execute makes the rollout of this moment and commits all that came before it.
-func (o *StartRolloutOperation) Execute(ctx context.Context, client Client) error {
+// startRollout makes the rollout of this moment and commits the plan with it. Its id is Rollout's once it is written.
+func (d *draft) startRollout(ctx context.Context, client Client) error {
 	for try := 1; ; try++ {
-		err := o.commit(ctx, client)
+		err := d.commitRollout(ctx, client)
 		if err == nil || !errors.Is(err, ErrChanged) || try == startTries {
 			return err
 		}
@@ -220,8 +134,8 @@ func (o *StartRolloutOperation) Execute(ctx context.Context, client Client) erro
 // startTries is how often a rollout is made anew, since the one under way moves the records that it replaces.
 const startTries = 5
 
-func (o *StartRolloutOperation) commit(ctx context.Context, client Client) error {
-	started, err := o.draft.start(ctx)
+func (d *draft) commitRollout(ctx context.Context, client Client) error {
+	started, err := d.start(ctx)
 	if err != nil {
 		return err
 	}
@@ -230,49 +144,23 @@ func (o *StartRolloutOperation) commit(ctx context.Context, client Client) error
 		changed[r.ID] = r
 	}
 	term := started.Record.Term()
-	for i := range o.draft.Create {
-		o.draft.Create[i].Mutator = term
-		if r, is := changed[o.draft.Create[i].ID]; is {
-			o.draft.Create[i] = r
+	for i := range d.Create {
+		d.Create[i].Mutator = term
+		if r, is := changed[d.Create[i].ID]; is {
+			d.Create[i] = r
 			delete(changed, r.ID)
 		}
 	}
-	o.draft.Change = nil
+	d.Change = nil
 	for _, r := range started.RCs {
 		if _, is := changed[r.ID]; is {
-			o.draft.Change = append(o.draft.Change, r)
+			d.Change = append(d.Change, r)
 		}
 	}
-	o.draft.Rollout, o.draft.Delete = &started.Record, started.Delete
-	o.draft.Deployed.Rollout, o.draft.Entry.Rollout = started.Record.ID, started.Record.ID
-	o.draft.Steps = started.Audit
-	if err := client.Commit(ctx, &o.draft.Draft); err != nil {
-		return err
-	}
-	o.ID = started.Record.ID
-	return nil
-}
-
-// Format implements Operation.
-func (o *StartRolloutOperation) Format(depth int) []Line { return line(depth, Changed, o) }
-
-func (o *StartRolloutOperation) String() string {
-	return fmt.Sprintf("%s %s: %s", o.verb, o.Strategy, o.Summary)
-}
-
-// RecordOperation commits a plan that needs no rollout.
-type RecordOperation struct{ draft *draft }
-
-// Execute commits all that came before it.
-func (o *RecordOperation) Execute(ctx context.Context, client Client) error {
-	return client.Commit(ctx, &o.draft.Draft)
-}
-
-// Format implements Operation.
-func (o *RecordOperation) Format(depth int) []Line { return line(depth, Changed, o) }
-
-func (o *RecordOperation) String() string {
-	return fmt.Sprintf("record the document of service %s, revision %d", o.draft.Service, o.draft.Deployed.Revision)
+	d.Rollout, d.Delete = &started.Record, started.Delete
+	d.Deployed.Rollout, d.Entry.Rollout = started.Record.ID, started.Record.ID
+	d.Steps = started.Audit
+	return client.Commit(ctx, &d.Draft)
 }
 
 // SequenceOperation is operations one after the other.
@@ -301,12 +189,9 @@ func (s *SequenceOperation) String() string { return fmt.Sprintf("%d operations"
 
 // forecast reports whether an operation only waits for what others do.
 func forecast(op Operation) bool {
-	switch op.(type) {
-	case *RunPodOperation, *ReplacePodOperation, *StopPodOperation, *RemovePodOperation, *CreateVolumeOperation, *DeleteRCOperation:
-		return true
-	default:
-		return false
-	}
+	s, one := op.(*step)
+	_, volume := op.(*CreateVolumeOperation)
+	return volume || one && s.forecast
 }
 
 // Counts returns how many lines of a plan have each sign.

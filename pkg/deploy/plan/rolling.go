@@ -250,21 +250,26 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	p.record(id, number, &target)
 	ops := p.writes(c, &target)
 	if c == update || c == note {
-		return append(ops, &RecordOperation{draft: p.draft}), nil
+		text := fmt.Sprintf("record the document of service %s, revision %d", p.draft.Service, number)
+		return append(ops, &step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
+			return client.Commit(ctx, &p.draft.Draft)
+		}}), nil
 	}
 	p.draft.start = func(ctx context.Context) (rollout.Started, error) { return p.start(ctx, c, target) }
 	started, err := p.begin(p.svc, c, target)
 	if err != nil {
 		return nil, err
 	}
-	start := &StartRolloutOperation{Strategy: started.Record.Strategy, Summary: summary(&started.Record), verb: "start rollout", draft: p.draft}
+	verb := "start rollout"
 	switch {
 	case c == rescale:
-		start.verb = "redirect to other counts the rollout"
+		verb = "redirect to other counts the rollout"
 	case p.svc != nil && p.svc.Rollout != nil:
-		start.verb = "replace the rollout under way by rollout"
+		verb = "replace the rollout under way by rollout"
 	}
-	return append(append(ops, start), p.forecasts(c, &target, &start.ID)...), nil
+	text := fmt.Sprintf("%s %s: %s", verb, started.Record.Strategy, summary(&started.Record))
+	ops = append(ops, &step{sign: Changed, text: text, execute: p.draft.startRollout})
+	return append(ops, p.forecasts(c, &target, &p.draft.Deployed.Rollout)...), nil
 }
 
 // changed returns a controller that is there as the document wants it.
@@ -313,18 +318,18 @@ func (p *planner) forgotten(number int64) []int64 {
 func (p *planner) writes(c course, target *rc.RC) []Operation {
 	var ops []Operation
 	if c == first || c == recreate || p.current.RC.ManifestDigest != p.digest {
-		ops = append(ops, &CreateManifestOperation{Digest: p.digest, PodID: p.spec.Pod.ID, Canonical: p.canonical, draft: p.draft})
+		ops = append(ops, p.draft.createManifest(p.digest, p.spec.Pod.ID, p.canonical))
 	}
 	if p.spec.PreDeploy != nil && (c == first || c == recreate || c == inPlace) {
 		ops = append(ops, p.preDeployment(target)...)
 	}
 	switch c {
 	case first, recreate:
-		ops = append(ops, &CreateRCOperation{RC: *target, draft: p.draft})
+		ops = append(ops, p.draft.createRC(target))
 	case rescale:
 		ops = append(ops, p.scales(target)...)
 	case update:
-		ops = append(ops, &UpdateRCOperation{RC: *target, draft: p.draft})
+		ops = append(ops, filling(Changed, "change controller "+target.Name, func() { p.draft.Change = append(p.draft.Change, *target) }))
 		ops = append(ops, p.scales(target)...)
 	default: // the rollout changes the controller, or nothing does
 	}
@@ -343,12 +348,12 @@ func (p *planner) scales(target *rc.RC) []Operation {
 	}
 	before := p.base.Spec.Groups()
 	var ops []Operation
+	done := map[string]bool{}
 	for _, g := range append(slices.Clone(target.ReplicaGroups), before...) {
-		from, to := count(before, g.Role), count(target.ReplicaGroups, g.Role)
-		done := slices.ContainsFunc(ops, func(op Operation) bool { return op.(*ScaleRCOperation).Role == g.Role })
-		if from != to && !done {
-			ops = append(ops, &ScaleRCOperation{Name: target.Name, Role: g.Role, From: from, To: to})
+		if from, to := count(before, g.Role), count(target.ReplicaGroups, g.Role); from != to && !done[g.Role] {
+			ops = append(ops, &step{sign: Changed, text: fmt.Sprintf("scale %s of controller %s from %d to %d", g.Role, target.Name, from, to)})
 		}
+		done[g.Role] = true
 	}
 	return ops
 }
@@ -366,8 +371,9 @@ func summary(r *rollout.Record) string {
 
 // forecasts lists what others are going to do.
 func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
-	about := func(fate fate, r *rc.RC, count, goal int) pods {
-		return pods{fate: fate, Service: p.spec.Name, Name: r.Name, RC: r.ID, Count: count, Goal: goal, Rollout: id}
+	about := func(fate fate, r *rc.RC, count, goal int) Operation {
+		text := fate.verb + " " + field.Count(count, "pod") + " of " + r.Name
+		return await(fate.sign, text, Goal{Service: p.spec.Name, RC: r.ID, Reached: fate.until, Pods: goal}, id)
 	}
 	var ops []Operation
 	total := target.Desired()
@@ -377,17 +383,17 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 	}
 	if c == inPlace {
 		if replaced := min(had, total); replaced > 0 {
-			ops = append(ops, &ReplacePodOperation{about(replace, target, replaced, total)})
+			ops = append(ops, about(replace, target, replaced, total))
 		}
 	}
 	if total > had {
 		for _, v := range p.spec.Pod.Volumes {
 			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: total - had})
 		}
-		ops = append(ops, &RunPodOperation{about(run, target, total-had, total)})
+		ops = append(ops, about(run, target, total-had, total))
 	}
 	if total < had {
-		ops = append(ops, &StopPodOperation{about(stop, target, had-total, total)}, &RemovePodOperation{about(remove, target, had-total, total)})
+		ops = append(ops, about(stop, target, had-total, total), about(remove, target, had-total, total))
 	}
 	if p.svc == nil {
 		return ops
@@ -397,10 +403,10 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 			continue
 		}
 		if n := o.RC.Desired(); n > 0 {
-			ops = append(ops, &StopPodOperation{about(stop, &o.RC, n, 0)}, &RemovePodOperation{about(remove, &o.RC, n, 0)})
+			ops = append(ops, about(stop, &o.RC, n, 0), about(remove, &o.RC, n, 0))
 		}
 		if !p.knobs.LeaveOld {
-			ops = append(ops, &DeleteRCOperation{Service: p.spec.Name, Name: o.RC.Name, ID: o.RC.ID, Rollout: id})
+			ops = append(ops, await(Removed, "delete controller "+o.RC.Name+" when it has no pods", Goal{Service: p.spec.Name, RC: o.RC.ID, Reached: Gone}, id))
 		}
 	}
 	return ops

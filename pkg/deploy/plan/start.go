@@ -76,8 +76,8 @@ func (p *planner) preDeployment(target *rc.RC) []Operation {
 	delete(r.Labels, record.ServiceLabel)
 	p.preDeploy = &rollout.PreDeploy{RC: r.ID, Name: r.Name}
 	return []Operation{
-		&CreateManifestOperation{Digest: digest, PodID: m.ID, Canonical: canonical, draft: p.draft},
-		&CreateRCOperation{RC: r, draft: p.draft},
+		p.draft.createManifest(digest, m.ID, canonical),
+		p.draft.createRC(&r),
 	}
 }
 
