@@ -64,7 +64,7 @@ type base struct {
 }
 
 // open makes the common parts. What it made before an error it unmakes.
-func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base, err error) {
+func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 	b = &base{common: c}
 	defer func() {
 		if err != nil {
@@ -99,7 +99,7 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 	b.undo = append(b.undo, b.client.Close)
 	b.store = store.New(b.client, keys)
 	if c.Lifeline != "" {
-		line, err := HoldLifeline(ctx, c.Lifeline)
+		line, err := HoldLifeline(c.Lifeline)
 		if err != nil {
 			return b, err
 		}
@@ -119,19 +119,14 @@ func (b *base) close() {
 // ErrLifeline is why a daemon of a development cluster ends when the cluster does.
 var ErrLifeline = errors.New("the development cluster has ended")
 
-// untilLifeline returns a context that also ends when the lifeline breaks.
-func (b *base) untilLifeline(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		select {
-		case <-b.alive: // nil without a lifeline: never
-			cancel(ErrLifeline)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(nil); <-stopped }
+// untilLifeline runs until the lifeline breaks.
+func (b *base) untilLifeline(ctx context.Context) error {
+	select {
+	case <-b.alive: // nil without a lifeline: never
+		return ErrLifeline
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // sessionEvents logs what happens to the daemon's sessions.

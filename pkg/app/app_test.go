@@ -86,7 +86,7 @@ func TestLifeline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	line, err := app.HoldLifeline(t.Context(), path)
+	line, err := app.HoldLifeline(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestLifeline(t *testing.T) {
 	if err := server.End(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if _, err := app.HoldLifeline(t.Context(), path); err == nil {
+	if _, err := app.HoldLifeline(path); err == nil {
 		t.Error("a line can be held after the end")
 	}
 }

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -55,59 +57,43 @@ func OpenDataDir(path string) (*DataDir, error) {
 // until it has become another program.
 const lockWait = time.Second
 
-func takeLock(lock *os.File) error {
-	tick, late := time.NewTicker(lockWait/100), time.NewTimer(lockWait)
-	defer tick.Stop()
-	defer late.Stop()
-	for {
-		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-late.C:
-			return err
-		}
-	}
+func takeLock(lock *os.File) (err error) {
+	_ = wait.PollUntilContextTimeout(context.Background(), lockWait/100, lockWait, true, func(context.Context) (bool, error) {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return !errors.Is(err, unix.EWOULDBLOCK), nil
+	})
+	return err
 }
 
 // makeDataDir makes a directory that only its owner can enter, below ones that everybody can pass through: pods have users of
 // their own, and a preparer opens its directory for them. What is there keeps its mode.
 func makeDataDir(path string) (made []string, err error) {
-	parent := filepath.Dir(path)
-	if _, err := os.Stat(parent); errors.Is(err, os.ErrNotExist) {
-		if made, err = makeParent(parent); err != nil {
+	missing := []string{path}
+	for above := filepath.Dir(path); ; above = filepath.Dir(above) {
+		if _, err := os.Stat(above); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		missing = append(missing, above)
+	}
+	for i, dir := range slices.Backward(missing) {
+		mode := os.FileMode(0o755)
+		if i == 0 {
+			mode = 0o700
+		}
+		switch err = os.Mkdir(dir, mode); {
+		case err == nil:
+			made = slices.Insert(made, 0, dir)
+		case errors.Is(err, os.ErrExist):
+			made, err = nil, nil // what is above it is not ours alone any more
+		}
+		if err == nil && i > 0 {
+			err = os.Chmod(dir, mode) // whatever the umask is
+		}
+		if err != nil {
 			return made, err
 		}
 	}
-	return makeDir(path, 0o700, made)
-}
-
-func makeParent(path string) (made []string, err error) {
-	if above := filepath.Dir(path); above != path {
-		if _, err := os.Stat(above); errors.Is(err, os.ErrNotExist) {
-			if made, err = makeParent(above); err != nil {
-				return made, err
-			}
-		}
-	}
-	if made, err = makeDir(path, 0o755, made); err != nil {
-		return made, err
-	}
-	return made, os.Chmod(path, 0o755) // whatever the umask is
-}
-
-// makeDir makes a directory, if it is missing, and notes it before those above it.
-func makeDir(path string, mode os.FileMode, above []string) ([]string, error) {
-	switch err := os.Mkdir(path, mode); {
-	case err == nil:
-		return slices.Insert(above, 0, path), nil
-	case errors.Is(err, os.ErrExist):
-		return nil, nil // what is above it is not ours alone any more
-	default:
-		return above, err
-	}
+	return made, nil
 }
 
 // discard removes what a start that failed has made. Nothing else than its own is in the first directory.

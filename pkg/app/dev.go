@@ -1,27 +1,33 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -77,9 +83,9 @@ type devCluster struct {
 	cfg  DevConfig
 	line *LifelineServer
 
+	ending atomic.Bool
 	mu     sync.Mutex
 	state  DevState
-	ending bool
 }
 
 const (
@@ -139,20 +145,13 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 // makeDevDirs makes what is missing of the cluster's directory. Pods have users of their own, who pass through it to their data
 // whatever the umask is; one that is there already stays as it is.
 func makeDevDirs(dir string) error {
+	modes := map[string]os.FileMode{"logs": 0o700, "data": 0o711, "consul": 0o700}
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return err
-		}
-		if err := os.Chmod(dir, 0o711); err != nil {
-			return err
-		}
+		modes["."] = 0o711
 	}
-	for name, mode := range map[string]os.FileMode{"logs": 0o700, "data": 0o711, "consul": 0o700} {
+	for _, name := range slices.Sorted(maps.Keys(modes)) { // itself first
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(path, mode); err != nil {
-			return err
-		}
-		if err := os.Chmod(path, mode); err != nil {
+		if err := cmp.Or(os.MkdirAll(path, modes[name]), os.Chmod(path, modes[name])); err != nil {
 			return err
 		}
 	}
@@ -181,7 +180,7 @@ func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) err
 	}
 	group.Go(func() error {
 		err := cmd.Wait()
-		if d.isEnding() {
+		if d.ending.Load() {
 			return nil
 		}
 		return fmt.Errorf("consul ended (%v); see %s", err, d.log("consul")) //nolint:errorlint // it may be nil
@@ -214,27 +213,17 @@ func (d *devCluster) start(name, program string, args ...string) (*exec.Cmd, err
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state.PIDs[name] = cmd.Process.Pid
-	return cmd, d.writeState()
-}
-
-func (d *devCluster) writeState() error {
 	data, err := json.MarshalIndent(d.state, "", "  ")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return durable.WriteFile(filepath.Join(d.cfg.Dir, "cluster.json"), data)
+	return cmd, durable.WriteFile(filepath.Join(d.cfg.Dir, "cluster.json"), data)
 }
 
 func (d *devCluster) snapshot() DevState {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.state
-}
-
-func (d *devCluster) isEnding() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.ending
 }
 
 // keep runs a daemon and starts it again whenever it ends.
@@ -250,7 +239,7 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 			return err
 		}
 		err = cmd.Wait()
-		if d.isEnding() || ctx.Err() != nil {
+		if d.ending.Load() || ctx.Err() != nil {
 			return nil //nolint:nilerr // it ended because the cluster does
 		}
 		d.cfg.Say(fmt.Sprintf("%s ended (%v); starting it again", name, err))
@@ -275,43 +264,30 @@ func (d *devCluster) waitNodes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	limit := time.NewTimer(devStartLimit)
-	defer limit.Stop()
-	ticker := time.NewTicker(devNodePollGap)
-	defer ticker.Stop()
-	for {
+	alive := 0
+	err = wait.PollUntilContextTimeout(ctx, devNodePollGap, devStartLimit, true, func(ctx context.Context) (bool, error) {
 		nodes, _, err := store.New(client, keys).ListNodes(ctx)
-		alive := 0
-		for _, n := range nodes {
-			if n.Session != "" {
-				alive++
-			}
-		}
-		if err == nil && alive == d.cfg.Nodes {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-limit.C:
-			return fmt.Errorf("%d of %d nodes are alive after %s; see the logs in %s", alive, d.cfg.Nodes, devStartLimit, filepath.Join(d.cfg.Dir, "logs"))
-		case <-ticker.C:
-		}
+		alive = len(slices.DeleteFunc(nodes, func(n store.Rec[node.Node]) bool { return n.Session == "" }))
+		return err == nil && alive == d.cfg.Nodes, nil
+	})
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("%d of %d nodes are alive after %s; see the logs in %s", alive, d.cfg.Nodes, devStartLimit, filepath.Join(d.cfg.Dir, "logs"))
 	}
+	return nil
 }
 
 // end breaks the lifeline, which every process of the cluster holds, and waits for all of them.
 func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
-	d.mu.Lock()
-	d.ending = true
-	d.mu.Unlock()
+	d.ending.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, devEndLimit)
 	defer cancel()
 	err := d.line.End(ctx)
 	if err == nil {
 		err = d.waitGone(ctx)
 	}
-	_ = os.Remove(d.lifeline()) // closing the listener removes it already
 	if groupErr := group.Wait(); err == nil && !Clean(groupErr) {
 		err = groupErr
 	}
@@ -321,19 +297,15 @@ func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
 // waitGone waits for processes that were being started while the cluster ended: they find the lifeline cut and end by
 // themselves, but were never connected to it.
 func (d *devCluster) waitGone(ctx context.Context) error {
-	ticker := time.NewTicker(devNodePollGap)
-	defer ticker.Stop()
-	for {
-		left, err := namedInCommandLine(d.lifeline())
-		if err != nil || len(left) == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("processes %v have not ended: %w", left, context.Cause(ctx))
-		case <-ticker.C:
-		}
+	var left []string
+	err := wait.PollUntilContextCancel(ctx, devNodePollGap, true, func(context.Context) (_ bool, err error) {
+		left, err = namedInCommandLine(d.lifeline())
+		return len(left) == 0, err
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("processes %v have not ended: %w", left, context.Cause(ctx))
 	}
+	return err
 }
 
 // namedInCommandLine returns the other processes that have text in their command lines.
@@ -358,7 +330,7 @@ func Guard(ctx context.Context, lifeline string, argv []string) error {
 	if len(argv) == 0 {
 		return errors.New("nothing to guard")
 	}
-	line, err := HoldLifeline(ctx, lifeline)
+	line, err := HoldLifeline(lifeline)
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := open(ctx, cfg.Common, farmConns, os.Stderr)
+	b, err := open(cfg.Common, farmConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -100,10 +100,8 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	defer runtime.KeepAlive(RoomyHeap())
-	ctx, cancel := f.untilLifeline(ctx)
-	defer cancel()
 	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version}).Info("farm starts")
-	err := together(ctx, f.own, f.debug.Run)
+	err := together(ctx, f.own, f.debug.Run, f.untilLifeline)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err
 }

@@ -36,7 +36,7 @@ func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one; off: none", Value: debugAddr, Destination: &c.DebugAddr},
 		&cli.BoolFlag{Name: "debug-public", Usage: "allow a debug address that other machines can reach", Destination: &c.DebugPublic},
 		// Hidden, because pods end with it too: see Lifeline, and the last chapter of docs/architecture.md.
-		&cli.StringFlag{Name: "lifeline", Usage: "socket of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
+		&cli.StringFlag{Name: "lifeline", Usage: "pipe of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
 	}
 }
 

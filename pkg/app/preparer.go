@@ -128,7 +128,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
-	b, err := open(ctx, cfg.Common, preparerConns, os.Stderr)
+	b, err := open(cfg.Common, preparerConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -206,10 +206,8 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 // Run works until ctx ends. Pods run on without it.
 func (p *Preparer) Run(ctx context.Context) error {
 	defer p.close()
-	ctx, cancel := p.untilLifeline(ctx)
-	defer cancel()
 	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version}).Info("preparer starts")
-	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, p.serveAPI)
+	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, p.serveAPI, p.untilLifeline)
 	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
 	return err
 }

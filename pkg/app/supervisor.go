@@ -22,7 +22,7 @@ func RunSupervisor(ctx context.Context, cfg SupervisorConfig) error {
 	}
 	conf := shim.Config{Dir: cfg.Dir, Log: func(msg string, fields map[string]any) { log.WithFields(fields).Info(msg) }}
 	if cfg.Lifeline != "" {
-		line, err := HoldLifeline(ctx, cfg.Lifeline)
+		line, err := HoldLifeline(cfg.Lifeline)
 		if err != nil {
 			return err
 		}
