@@ -162,7 +162,7 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 	}
 	stages = 1
 	err = sparingly(ctx, began, func() error {
-		rec, err := w.store.Rollout(ctx, service)
+		rec, err := w.store.RolloutOf(ctx, service)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			took = time.Since(began)
@@ -234,7 +234,7 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 func (w *world) underWay(ctx context.Context, services []string) error {
 	var all []error
 	for _, service := range services {
-		if rec, err := w.store.Rollout(ctx, service); err == nil {
+		if rec, err := w.store.RolloutOf(ctx, service); err == nil {
 			r := &rec.Value
 			all = append(all, fmt.Errorf("the rollout of %s is %s in stage %d of %d, phase %s: %s", service, r.State, r.Stage, r.Stages, r.Phase, r.Reason))
 		}

@@ -78,6 +78,14 @@ func (s *Session) Confirm(sent time.Time) {
 	}
 }
 
+// Answered is Confirm for a request that did not fail, and returns the error of one that did.
+func (s *Session) Answered(sent time.Time, err error) error {
+	if err == nil {
+		s.Confirm(sent)
+	}
+	return err
+}
+
 func (s *Session) lastConfirmed() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

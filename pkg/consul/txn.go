@@ -12,6 +12,8 @@ import (
 
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Limits of one transaction, measured on Consul 1.20.1 and held by tests: the number of operations, and the bytes of
@@ -53,27 +55,13 @@ func (o Op) Key() string { return o.kv.Key }
 func (o Op) Bytes() int { return OpBytes(o.kv.Key, len(o.kv.Value)) }
 
 // OpBytes returns an upper bound of what an operation with a value of that length adds to the body of its transaction.
-func OpBytes(key string, value int) int { return (value+2)/3*4 + jsonBytes(key) + opOverhead }
-
-// jsonBytes returns an upper bound of a string's length in JSON, without its quotes.
-func jsonBytes(s string) int {
-	size := 0
-	for i := range len(s) {
-		size += int(bytesOf[s[i]])
+func OpBytes(key string, value int) int {
+	size := len(key)
+	if !field.Plain(key) {
+		size *= len(`\u0000`)
 	}
-	return size
+	return (value+2)/3*4 + size + opOverhead
 }
-
-// bytesOf is how long each byte of a string may become in JSON.
-var bytesOf = func() (size [256]uint8) {
-	for b := range size {
-		size[b] = 1
-		if b < ' ' || b >= 0x7f || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' {
-			size[b] = uint8(len(`\u0000`))
-		}
-	}
-	return size
-}()
 
 // Set writes a key unconditionally.
 func Set(key string, value []byte) Op { return op(api.KVSet, key, value, 0, "") }

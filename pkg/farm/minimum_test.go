@@ -260,7 +260,7 @@ func (c *cluster) gone(t *testing.T, id string) {
 		}
 		return errors.Join(errors.New("it is there"), err)
 	})
-	if left, err := c.client.Keys(t.Context(), c.store.Keys().AllDrops()); err != nil || len(left) > 0 {
+	if left, err := c.client.Keys(t.Context(), c.store.Keys().Drops("")); err != nil || len(left) > 0 {
 		t.Errorf("left are %v: %v", left, err)
 	}
 }

@@ -84,7 +84,7 @@ func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 
 // AuditIDs returns the ids of all audit records, oldest first.
 func (s *Store) AuditIDs(ctx context.Context) ([]string, error) {
-	ids, err := s.ids(ctx, s.keys.AllAudit())
+	ids, err := s.ids(ctx, s.keys.Audit(""))
 	slices.Sort(ids)
 	return ids, err
 }
@@ -107,7 +107,7 @@ func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 		}
 		var ops []consul.Op
 		for _, key := range keys {
-			if pair, ok := found[key]; ok && path.Dir(key)+"/" == s.keys.AllAudit() {
+			if pair, ok := found[key]; ok && path.Dir(key)+"/" == s.keys.Audit("") {
 				ops = append(ops, consul.DeleteCAS(key, pair.ModifyIndex))
 			}
 		}

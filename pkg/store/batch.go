@@ -103,22 +103,14 @@ func (t *FarmTenure) Commit(ctx context.Context, b *Batch) error {
 }
 
 func (t *FarmTenure) fenced(ctx context.Context, ops []consul.Op) error {
-	sent := time.Now()
-	err := t.merged.CommitBlind(ctx, ops)
-	if err == nil {
-		t.sess.Confirm(sent)
-	}
-	return err
+	return t.sess.Answered(time.Now(), t.merged.CommitBlind(ctx, ops))
 }
 
 // fencedIndices is fenced, and returns the indices of the keys that it wrote, too.
 func (t *FarmTenure) fencedIndices(ctx context.Context, ops []consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
 	written, err := t.merged.Commit(ctx, ops)
-	if err == nil {
-		t.sess.Confirm(sent)
-	}
-	return written, err
+	return written, t.sess.Answered(sent, err)
 }
 
 // LockRefused reports whether a transaction was refused because its fence does not hold.

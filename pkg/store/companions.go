@@ -13,11 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// AllStops is the prefix of the stops of all controllers.
-func (k Keys) AllStops() string { return k.prefix + "stops/" }
-
-// Stops is the key that an owner sets with each batch that stops, or adds, pods of a controller with companions (ADR 16).
-func (k Keys) Stops(rcID string) string { return k.AllStops() + rcID }
+// Stops is the key that an owner sets with each batch that stops, or adds, pods of a controller with companions (ADR 16); of "": the
+// prefix of all.
+func (k Keys) Stops(rcID string) string { return k.prefix + "stops/" + rcID }
 
 // Marks are the keys of one controller that move when its pods do not count as they did, as listed at one moment.
 type Marks struct {
@@ -62,18 +60,10 @@ func (t *FarmTenure) companionKeys(rcID string, ids []string) consul.Reading {
 func (t *FarmTenure) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
-		c := Companion{RCID: id, Marks: t.marksOf(id, found, below)}
-		if pair, ok := found[t.keys.RC(id)]; ok {
-			c.Exists, c.Record = true, pair.ModifyIndex
-			if r, err := decode[rc.RC](t.keys, pair); err == nil {
-				n := r.Value.Asks()
-				c.Asks = &n
-			}
-		}
-		if pair, ok := found[t.keys.Status(id)]; ok {
-			if st, err := decode[rc.Status](t.keys, pair); err == nil {
-				c.Status = &st.Value
-			}
+		r, err := decodeFound[rc.RC](t.keys, found, t.keys.RC(id))
+		c := Companion{RCID: id, Marks: t.marksOf(id, found, below), Exists: r.Index != 0, Record: r.Index, Status: t.statusOf(found, id)}
+		if n := r.Value.Asks(); c.Exists && err == nil {
+			c.Asks = &n
 		}
 		c.Placements, c.Corrupt = decodeAll[pod.Placement](t.keys, pairsUnder(below, []string{t.keys.Pods(id)}))
 		companions[i] = c

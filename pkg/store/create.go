@@ -26,11 +26,11 @@ type Deploy struct {
 	Audit   Audit
 }
 
-// DeployManifest is a manifest that a deployment needs.
+// DeployManifest is a manifest to store.
 type DeployManifest struct {
 	Digest    string
 	Canonical []byte // JSON
-	Signature string // empty: the one that is stored stays
+	Signature string // empty: the stored one stays
 }
 
 // RunningError says that a farm holds the lock of a service's rollout, and no rollout can begin meanwhile.
@@ -52,48 +52,31 @@ func (s *Store) Deploy(ctx context.Context, d Deploy) error {
 		return err
 	}
 	ops := append(free, sameRecord(s.keys.Schema(), d.SchemaIndex))
-	manifests, err := s.deployManifests(ctx, d.Manifests)
-	if err != nil {
-		return err
-	}
-	ops = append(ops, manifests...)
 	ops = append(ops, consul.CAS(s.keys.Rollout(service), encode(d.Rollout.Value), d.Rollout.Index), s.ringRollout(service))
 	for id, index := range d.Unchanged {
 		ops = append(ops, sameRecord(s.keys.RC(id), index))
 	}
-	for i := range d.RCs {
-		ops = append(ops, s.deployRC(&d.RCs[i])...)
-	}
-	ops = append(ops, d.Besides...)
-	return s.settled(ctx, "deployment of "+service, d.Audit.ID, append(ops, s.audit(d.Audit)))
+	return s.deploy(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
 }
 
-// deployRC makes or changes one controller.
-func (s *Store) deployRC(rec *Rec[rc.RC]) []consul.Op {
-	r := &rec.Value
-	ops := []consul.Op{consul.CAS(s.keys.RC(r.ID), encode(r), rec.Index), s.ring(r.ID)}
-	if rec.Index == 0 {
-		ops = append(ops,
-			consul.CAS(s.keys.Name(r.Name), []byte(r.ID), 0),
-			consul.Set(s.keys.Drops(r.ID), []byte(NewID())), consul.Set(s.keys.prefix+"stops/"+r.ID, []byte(NewID())))
-	}
-	return ops
-}
-
-func (s *Store) deployManifests(ctx context.Context, manifests []DeployManifest) (ops []consul.Op, err error) {
+// deploy commits operations together with manifests and with controllers that are made or changed.
+func (s *Store) deploy(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
 	stored := map[string]bool{}
 	for _, m := range manifests {
 		if stored[m.Digest] {
 			continue // one transaction writes a key once
 		}
 		stored[m.Digest] = true
-		some, err := s.storeManifest(ctx, signed{digest: m.Digest, canonical: m.Canonical, signature: m.Signature})
+		some, err := s.storeManifest(ctx, m)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		ops = append(ops, some...)
 	}
-	return ops, nil
+	for i := range rcs {
+		ops = append(ops, s.rcOps(&rcs[i].Value, rcs[i].Index)...)
+	}
+	return s.settled(ctx, what, a.ID, append(ops, s.audit(a)))
 }
 
 // lockPatience is how long a deployment waits for a farm that holds the lock of a rollout that has ended: it has seen an old record,

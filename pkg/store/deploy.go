@@ -42,16 +42,11 @@ func (s *Store) readRollout(ctx context.Context, name string, svc *record.Servic
 		return err
 	}
 	svc.LockHolder = holderOf(found[s.keys.RolloutLock(name)])
-	pair, ok := found[s.keys.Rollout(name)]
-	if !ok {
-		return nil
+	rec, err := decodeFound[rollout.Record](s.keys, found, s.keys.Rollout(name))
+	if err == nil && rec.Index != 0 {
+		svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
 	}
-	rec, err := decode[rollout.Record](s.keys, pair)
-	if err != nil {
-		return err
-	}
-	svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
-	return nil
+	return err
 }
 
 // revisions reads the controllers of a service's revisions, the oldest first. They are found by their names.
@@ -76,25 +71,13 @@ func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller
 	}
 	var all []record.Controller
 	for _, id := range ids {
-		pair, ok := found[s.keys.RC(string(id.Value))]
-		if !ok {
-			continue
-		}
-		rec, err := decode[rc.RC](s.keys, pair)
+		rec, err := decodeFound[rc.RC](s.keys, found, s.keys.RC(string(id.Value)))
 		if err != nil {
 			return nil, err
 		}
-		if of := rec.Value.Service; of == nil || of.Name != name {
-			continue
+		if of := rec.Value.Service; of != nil && of.Name == name {
+			all = append(all, record.Controller{RC: rec.Value, Index: rec.Index, Status: s.statusOf(found, rec.Value.ID)})
 		}
-		c := record.Controller{RC: rec.Value, Index: rec.Index}
-		if pair, ok := found[s.keys.Status(rec.Value.ID)]; ok {
-			// One that cannot be read is as good as none: its owner writes it again.
-			if st, err := decode[rc.Status](s.keys, pair); err == nil {
-				c.Status = &st.Value
-			}
-		}
-		all = append(all, c)
 	}
 	slices.SortFunc(all, func(a, b record.Controller) int { return int(a.RC.Service.Revision - b.RC.Service.Revision) })
 	return all, nil
@@ -133,15 +116,7 @@ func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) e
 	if seen.Rollout == nil {
 		ops = append(ops, consul.CheckMissing(s.keys.Rollout(d.Service)))
 	}
-	stored, err := s.deployManifests(ctx, manifests)
-	if err != nil {
-		return err
-	}
-	ops = append(ops, stored...)
-	for i := range rcs {
-		ops = append(ops, s.deployRC(&rcs[i])...)
-	}
-	return s.settled(ctx, "service "+d.Service, audit.ID, append(ops, s.audit(audit)))
+	return s.deploy(ctx, "service "+d.Service, ops, manifests, rcs, audit)
 }
 
 // draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.

@@ -50,8 +50,3 @@ func (s *Store) ListServices(ctx context.Context) ([]string, error) {
 	}
 	return names, err
 }
-
-// EntryOp is the operation that writes what a revision was, for the transaction that ends its rollout. index is that of the record as read.
-func (s *Store) EntryOp(e record.Entry, index uint64) consul.Op {
-	return consul.CAS(s.keys.Entry(e.Service, e.Revision), encode(e), index)
-}

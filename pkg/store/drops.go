@@ -50,11 +50,8 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 	return drops, true
 }
 
-// AllDrops is the prefix of the drops of all controllers.
-func (k Keys) AllDrops() string { return k.prefix + "drops/" }
-
-// Drops is the key that every drop of a controller's pods moves.
-func (k Keys) Drops(rcID string) string { return k.AllDrops() + rcID }
+// Drops is the key that every drop of a controller's pods moves; of "": the prefix of all.
+func (k Keys) Drops(rcID string) string { return k.prefix + "drops/" + rcID }
 
 // DropCounts is the prefix of the counters of a controller.
 func (k Keys) DropCounts(rcID string) string { return k.Drops(rcID) + "/" }
@@ -172,7 +169,7 @@ func (t *NodeTenure) counted(counters map[string]counter, written map[string]uin
 // many. A node whose machine was away for long reports after the controller's last transaction.
 func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 	stray := map[string]bool{}
-	for _, prefix := range []string{s.keys.AllDrops(), s.keys.AllStops()} {
+	for _, prefix := range []string{s.keys.Drops(""), s.keys.Stops("")} {
 		keys, err := s.c.Children(ctx, prefix)
 		if err != nil {
 			return 0, err

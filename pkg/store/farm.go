@@ -43,9 +43,6 @@ const (
 // outcome is unknown. It is for before the first of them.
 func (t *FarmTenure) OnSpoiled(f func(kind string, parts int)) { t.merged.Spoiled = f }
 
-// Incarnation returns the id of the farm's session.
-func (t *FarmTenure) Incarnation() string { return t.sess.Incarnation }
-
 // lockValue is what a farm writes into a lock. The stamp makes every value differ, which moves the lock's index.
 type lockValue struct {
 	Farm        string `json:"farm"`
@@ -107,9 +104,7 @@ func (t *FarmTenure) ClaimAll(ctx context.Context, rcIDs []string) (map[string]F
 	}
 	sent := time.Now()
 	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
-	if err == nil {
-		t.sess.Confirm(sent)
-	}
+	_ = t.sess.Answered(sent, err)
 	got := make(map[string]Fence, len(byKey))
 	for i, id := range rcIDs {
 		if f, ok := byKey[keys[i]]; ok {
@@ -245,17 +240,10 @@ func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []c
 	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
 	own := found[t.keys.Drops(rcID)]
 	h.Drops = Drops{Index: own.ModifyIndex, Created: own.CreateIndex}
-	if pair, ok := found[t.keys.Status(rcID)]; ok {
-		// An unreadable status is written anew.
-		if st, err := decode[rc.Status](t.keys, pair); err == nil {
-			h.Status = &st.Value
-		}
+	h.Status = t.statusOf(found, rcID)
+	if h.RC, err = decodeFound[rc.RC](t.keys, found, t.keys.RC(rcID)); h.RC.Index == 0 {
+		err = ErrNotFound
 	}
-	pair, ok := found[t.keys.RC(rcID)]
-	if !ok {
-		return h, ErrNotFound
-	}
-	h.RC, err = decode[rc.RC](t.keys, pair)
 	return h, err
 }
 
@@ -402,8 +390,12 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 
 // LockHeld reports whether another session than this one owns a controller.
 func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
-	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Lock(rcID)}}, consul.Default)
-	held := found[t.keys.Lock(rcID)].Session
+	return t.heldElsewhere(ctx, t.keys.Lock(rcID))
+}
+
+func (t *FarmTenure) heldElsewhere(ctx context.Context, lock string) (bool, error) {
+	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{lock}}, consul.Default)
+	held := found[lock].Session
 	return held != "" && held != t.sess.Releasing, err
 }
 
@@ -456,8 +448,5 @@ func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
 // breaker, which moves the index.
 func (t *FarmTenure) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index), t.audit(a)})
-	if consul.RefusedOn(err, t.keys.Breaker()) {
-		return errors.Join(ErrConflict, err)
-	}
-	return err
+	return conflictOn(err, t.keys.Breaker())
 }

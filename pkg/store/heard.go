@@ -50,10 +50,7 @@ func (s *Store) NodeHeard(ctx context.Context, sess *consul.Session, name string
 func (s *Store) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {
 	sent := time.Now()
 	_, err := s.c.Commit(ctx, ops)
-	if err == nil {
-		sess.Confirm(sent)
-	}
-	return err
+	return sess.Answered(sent, err)
 }
 
 // HeardOf reads when each farm and each node was heard last, by their names. Notes that cannot be read are left out.

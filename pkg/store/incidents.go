@@ -16,9 +16,8 @@ type Incidents struct {
 // ReadIncidents reads the incidents that belong to no controller. A record that is missing or cannot be read is an empty one.
 func (s *Store) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
 	rec, err := get[Incidents](ctx, s, s.keys.Incidents(), consul.Consistent)
-	var corrupt *CorruptError
 	switch {
-	case errors.As(err, &corrupt):
+	case IsCorrupt(err):
 		return Rec[Incidents]{Index: rec.Index}, nil
 	case errors.Is(err, ErrNotFound):
 		return rec, nil
@@ -30,14 +29,10 @@ func (s *Store) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
 // WriteIncidents writes them, if they are as they were read; the key goes where there are none. It returns ErrConflict when
 // somebody else was first.
 func (t *FarmTenure) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
-	key := t.keys.Incidents()
-	op := consul.CAS(key, encode(rec.Value), rec.Index)
-	if len(rec.Value.Records) == 0 {
-		op = consul.DeleteCAS(key, rec.Index)
+	next := &rec.Value
+	if len(next.Records) == 0 {
+		next = nil
 	}
-	_, err := t.c.Commit(ctx, []consul.Op{op})
-	if consul.RefusedOn(err, key) {
-		return errors.Join(ErrConflict, err)
-	}
-	return err
+	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(t.keys.Incidents(), next, rec.Index)})
+	return conflictOn(err, t.keys.Incidents())
 }

@@ -36,7 +36,7 @@ func NewKeys(prefix string) (Keys, error) {
 // Prefix returns the prefix that all keys share.
 func (k Keys) Prefix() string { return k.prefix }
 
-// Manifest is the key of a manifest.
+// Manifest is the key of a manifest; of "": the prefix of all.
 func (k Keys) Manifest(digest string) string { return k.prefix + "manifests/" + digest }
 
 // RCs is the prefix of all replication controllers.
@@ -45,7 +45,7 @@ func (k Keys) RCs() string { return k.prefix + "rcs/" }
 // RC is the key of one replication controller.
 func (k Keys) RC(id string) string { return k.RCs() + id }
 
-// Name is the key that gives a controller's name to one id.
+// Name is the key that gives a controller's name to one id; of "": the prefix of all.
 func (k Keys) Name(name string) string { return k.prefix + "names/" + name }
 
 // Bells is the prefix, and the marker key, of one shard of bells.
@@ -109,7 +109,7 @@ func (k Keys) NodeOps(name string) string {
 	return fmt.Sprintf("%s%x/%s", k.AllNodeOps(), shardOf(name), name)
 }
 
-// Reservation is the key of what is taken on a node.
+// Reservation is the key of what is taken on a node; of "": the prefix of all.
 func (k Keys) Reservation(node string) string { return k.prefix + "reservations/" + node }
 
 // Requests is the prefix of what is asked of a controller's owner.
@@ -127,11 +127,8 @@ func (k Keys) Farms() string { return k.prefix + "farms/" }
 // Farm is the key of one member record.
 func (k Keys) Farm(id string) string { return k.Farms() + id }
 
-// Status is the key of a controller's status.
+// Status is the key of a controller's status; of "": the prefix of all.
 func (k Keys) Status(rcID string) string { return k.prefix + "status/" + rcID }
-
-// AllStatus is the prefix of all statuses.
-func (k Keys) AllStatus() string { return k.prefix + "status/" }
 
 // Breaker is the key of the mass-stop breaker.
 func (k Keys) Breaker() string { return k.prefix + "breaker" }
@@ -139,11 +136,8 @@ func (k Keys) Breaker() string { return k.prefix + "breaker" }
 // Incidents is the key of the incidents that belong to no controller.
 func (k Keys) Incidents() string { return k.prefix + "incidents" }
 
-// Audit is the key of one audit record.
+// Audit is the key of one audit record; of "": the prefix of all.
 func (k Keys) Audit(ulid string) string { return k.prefix + "audit/" + ulid }
-
-// AllAudit is the prefix of the audit records.
-func (k Keys) AllAudit() string { return k.prefix + "audit/" }
 
 // Schema is the key of the format version and the cluster nonce.
 func (k Keys) Schema() string { return k.prefix + "schema" }

@@ -57,30 +57,23 @@ func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manife
 	return m, rec.Value.Signature, nil
 }
 
-// signed is a manifest to store.
-type signed struct {
-	digest    string
-	canonical []byte
-	signature string // empty: the stored one stays
-}
-
 // SignManifest stores a signature of a controller's manifest, and nothing else: the digest stays, so no pod changes.
 // Nodes that refused the manifest look at it again by themselves.
 func (s *Store) SignManifest(ctx context.Context, rcID, digest string, canonical []byte, signature string, audit Audit) error {
 	ops := []consul.Op{s.audit(audit), s.ring(rcID)}
-	return s.withManifest(ctx, "manifest "+digest, audit.ID, signed{digest: digest, canonical: canonical, signature: signature}, ops)
+	return s.withManifest(ctx, "manifest "+digest, audit.ID, DeployManifest{Digest: digest, Canonical: canonical, Signature: signature}, ops)
 }
 
 // withManifest commits a change together with its manifest. Somebody else may store the same manifest meanwhile, for
 // another controller and with another signature: then it is tried again.
-func (s *Store) withManifest(ctx context.Context, what, auditID string, m signed, ops []consul.Op) error {
+func (s *Store) withManifest(ctx context.Context, what, auditID string, m DeployManifest, ops []consul.Op) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		store, err := s.storeManifest(ctx, m)
 		if err != nil {
 			return struct{}{}, permanent(err)
 		}
 		err = s.settled(ctx, what, auditID, append(store, ops...))
-		if errors.Is(err, ErrConflict) && refusedOnlyOn(err, s.keys.Manifest(m.digest)) {
+		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, s.keys.Manifest(m.Digest)) {
 			return struct{}{}, err
 		}
 		return struct{}{}, permanent(err)
@@ -89,36 +82,21 @@ func (s *Store) withManifest(ctx context.Context, what, auditID string, m signed
 }
 
 // storeManifest returns what stores a manifest without losing a signature.
-func (s *Store) storeManifest(ctx context.Context, m signed) ([]consul.Op, error) {
-	key := s.keys.Manifest(m.digest)
+func (s *Store) storeManifest(ctx context.Context, m DeployManifest) ([]consul.Op, error) {
+	key := s.keys.Manifest(m.Digest)
 	unchanged := consul.CheckMissing(key)
 	rec, err := get[storedManifest](ctx, s, key, consul.Consistent)
-	var corrupt *CorruptError
 	switch {
 	case errors.Is(err, ErrNotFound):
-	case err != nil && !errors.As(err, &corrupt): // what is corrupt is written anew
+	case err != nil && !IsCorrupt(err): // what is corrupt is written anew
 		return nil, err
 	default:
 		unchanged = consul.CheckIndex(key, rec.Index)
-		if m.signature == "" && manifest.Digest(rec.Value.Manifest) == m.digest {
-			m.signature = rec.Value.Signature
+		if m.Signature == "" && manifest.Digest(rec.Value.Manifest) == m.Digest {
+			m.Signature = rec.Value.Signature
 		}
 	}
-	stored := encode(storedManifest{Manifest: m.canonical, Signature: m.signature})
+	stored := encode(storedManifest{Manifest: m.Canonical, Signature: m.Signature})
 	// A new flag value moves the record's index, so that whoever collects unused manifests loses the race.
 	return []consul.Op{unchanged, consul.SetFlags(key, stored, rand.Uint64())}, nil
-}
-
-// refusedOnlyOn reports whether err is a refusal in which nothing but operations on the key took part.
-func refusedOnlyOn(err error, key string) bool {
-	var refused *consul.RefusedError
-	if !errors.As(err, &refused) {
-		return false
-	}
-	for _, f := range refused.Failures {
-		if f.Key != key {
-			return false
-		}
-	}
-	return true
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -28,21 +27,19 @@ func (t *FarmTenure) MendReservation(ctx context.Context, name string) (mended b
 	if err != nil {
 		return false, err
 	}
-	var res node.Reservation
-	if pair, ok := found[resKey]; ok {
-		if err := json.Unmarshal(pair.Value, &res); err != nil {
-			return false, &CorruptError{Key: resKey, Err: err}
-		}
+	res, err := decodeFound[node.Reservation](t.keys, found, resKey)
+	if err != nil {
+		return false, err
 	}
 	stamps := node.NewView(record.Value, ops.Value, true).Stamps
-	next := res.Told(ops.Value)
+	next := res.Value.Told(ops.Value)
 	next.Labels = stamps
-	if res.Agrees(next.Closed, stamps) {
+	if res.Value.Agrees(next.Closed, stamps) {
 		return false, nil
 	}
 	_, err = t.c.Commit(ctx, []consul.Op{
-		sameRecord(opsKey, ops.Index), sameRecord(nodeKey, record.Index), consul.CAS(resKey, encode(next), found[resKey].ModifyIndex),
-		t.audit(NewAudit(t.farmID, "mend", "", mendLines(res, next)).OnNodes(name)),
+		sameRecord(opsKey, ops.Index), sameRecord(nodeKey, record.Index), consul.CAS(resKey, encode(next), res.Index),
+		t.audit(NewAudit(t.farmID, "mend", "", mendLines(res.Value, next)).OnNodes(name)),
 	})
 	return err == nil, err
 }
@@ -56,18 +53,4 @@ func mendLines(before, after node.Reservation) (lines []string) {
 		lines = append(lines, "reservation.labels: those of the node, instead of others")
 	}
 	return lines
-}
-
-// decodeFound decodes one of the records that were found; a missing one has index zero.
-func decodeFound[T any](keys Keys, found map[string]consul.Pair, key string) (Rec[T], error) {
-	pair, ok := found[key]
-	if !ok {
-		return Rec[T]{}, nil
-	}
-	return decode[T](keys, pair)
-}
-
-// sameRecord is the condition that a record is as it was read; zero: that there is none.
-func sameRecord(key string, index uint64) consul.Op {
-	return operation{verb: checkIndex, key: key, index: index}.op()
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -82,13 +81,10 @@ func (t *NodeTenure) Hold(ctx context.Context, n node.Node, takeOver bool) error
 		})
 	}
 	err := take(true)
-	if denied := (*consul.RefusedError)(nil); errors.As(err, &denied) && denied.Denied() && consul.RefusedOn(err, t.keys.Reservation(t.name)) {
+	if Denied(err) && consul.RefusedOn(err, t.keys.Reservation(t.name)) {
 		err = take(false)
 	}
-	if err == nil {
-		t.sess.Confirm(sent)
-	}
-	return err
+	return t.sess.Answered(sent, err)
 }
 
 // mayTake returns *ForeignError when a record that is not held by us belongs to another host, whose agent is not gone.
@@ -108,29 +104,25 @@ func (t *NodeTenure) mayTake(ctx context.Context, before, n node.Node) error {
 // anything there. Where there is no reservation it is made if somebody may know other labels: a farm could make it.
 func (t *NodeTenure) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
 	key := t.keys.Reservation(t.name)
-	pair, err := t.c.Get(ctx, key, consul.Consistent)
-	var res node.Reservation
+	rec, err := get[node.Reservation](ctx, t.Store, key, consul.Consistent)
 	switch {
-	case errors.Is(err, ErrFiltered), errors.Is(err, ErrNotFound) && !known:
+	case errors.Is(err, ErrFiltered), errors.Is(err, ErrNotFound) && !known, IsCorrupt(err): // nothing is placed where it is corrupt
 		return nil, nil
 	case err != nil && !errors.Is(err, ErrNotFound):
 		return nil, err
-	case err == nil && json.Unmarshal(pair.Value, &res) != nil:
-		return nil, nil //nolint:nilerr // nothing is placed there
 	}
 	stamp := node.LabelStamp(labels)
-	if res.Labels.Own == stamp {
+	if rec.Value.Labels.Own == stamp {
 		return nil, nil
 	}
-	res = res.Clone()
+	res := rec.Value.Clone()
 	res.Labels.Own = stamp
-	return []consul.Op{consul.CAS(key, encode(res), pair.ModifyIndex)}, nil
+	return []consul.Op{consul.CAS(key, encode(res), rec.Index)}, nil
 }
 
 // HeldBy returns the session that holds the node's lock when err says that somebody else does.
 func HeldBy(err error) (session string, ok bool) {
-	var held *consul.HeldError
-	if errors.As(err, &held) {
+	if held, ok := errors.AsType[*consul.HeldError](err); ok {
 		return held.Session, true
 	}
 	return "", false

@@ -12,12 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// AllNames is the prefix of the keys that give names to controllers.
-func (k Keys) AllNames() string { return k.prefix + "names/" }
-
-// AllReservations is the prefix of what is taken on all nodes.
-func (k Keys) AllReservations() string { return k.prefix + "reservations/" }
-
 // Schema reads the schema record, or returns ErrNotFound where rcfarm has never written. Unlike a list, which Consul
 // answers emptily to a request without a token, it fails when the key may not be read.
 func (s *Store) Schema(ctx context.Context) (Rec[Schema], error) {
@@ -26,7 +20,7 @@ func (s *Store) Schema(ctx context.Context) (Rec[Schema], error) {
 
 // ListReservations reads what is taken on all nodes, by node name.
 func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservation, []error, error) {
-	pairs, err := s.c.List(ctx, s.keys.AllReservations(), consul.Default)
+	pairs, err := s.c.List(ctx, s.keys.Reservation(""), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -81,7 +75,7 @@ func (s *Store) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
 // checkUnnamed looks for a controller whose name is not reserved. Names and records come and go together, so the
 // records are read only when the counts differ.
 func (s *Store) checkUnnamed(ctx context.Context, name string) error {
-	names, err := s.ids(ctx, s.keys.AllNames())
+	names, err := s.ids(ctx, s.keys.Name(""))
 	if err != nil {
 		return err
 	}

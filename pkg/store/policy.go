@@ -44,7 +44,7 @@ func (k Keys) Policy(role Role, node, agent string) string {
 		p.add("key", k.HeardNode(node), "write")
 		p.add("key", k.Reservation(node), "write") // for the stamp of its labels; see NodeTenure.Hold
 		p.add("key_prefix", k.prefix+"bells/", "write")
-		p.add("key_prefix", k.AllDrops(), "write")
+		p.add("key_prefix", k.Drops(""), "write")
 		p.add("key", k.Schema(), "read")
 		p.add("key_prefix", k.Manifest(""), "read")
 		p.add("session", agent, "write")

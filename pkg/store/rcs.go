@@ -41,7 +41,7 @@ func (s *Store) ListPlacedRCIDs(ctx context.Context) ([]string, error) {
 
 // ListReservedNodes returns the names of all nodes that have a reservation, readable or not.
 func (s *Store) ListReservedNodes(ctx context.Context) ([]string, error) {
-	return s.ids(ctx, s.keys.AllReservations())
+	return s.ids(ctx, s.keys.Reservation(""))
 }
 
 func (s *Store) ids(ctx context.Context, prefix string) ([]string, error) {
@@ -73,19 +73,24 @@ type RCChange struct {
 // record, or on creation the name, was changed by somebody else. An unknown outcome is settled before it returns: the
 // audit record tells whether the change landed, and the index check keeps a second landing out.
 func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
-	ops := []consul.Op{consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index)}
-	if c.Index == 0 {
-		ops = append(ops, consul.CAS(s.keys.Name(c.RC.Name), []byte(c.RC.ID), 0), consul.Set(s.keys.Drops(c.RC.ID), []byte(NewID())))
-		if c.RC.Service != nil {
-			ops = append(ops, consul.Set(s.keys.Stops(c.RC.ID), []byte(NewID())))
-		}
-	}
-	ops = append(ops, s.audit(c.Audit), s.ring(c.RC.ID))
+	ops := append(s.rcOps(&c.RC, c.Index), s.audit(c.Audit))
 	what := "rc " + c.RC.Name
 	if c.Manifest == nil {
 		return s.settled(ctx, what, c.Audit.ID, ops)
 	}
-	return s.withManifest(ctx, what, c.Audit.ID, signed{digest: c.RC.ManifestDigest, canonical: c.Manifest, signature: c.Signature}, ops)
+	return s.withManifest(ctx, what, c.Audit.ID, DeployManifest{Digest: c.RC.ManifestDigest, Canonical: c.Manifest, Signature: c.Signature}, ops)
+}
+
+// rcOps lists what makes (index zero) or changes a controller.
+func (s *Store) rcOps(r *rc.RC, index uint64) []consul.Op {
+	ops := []consul.Op{consul.CAS(s.keys.RC(r.ID), encode(r), index), s.ring(r.ID)}
+	if index == 0 {
+		ops = append(ops, consul.CAS(s.keys.Name(r.Name), []byte(r.ID), 0), consul.Set(s.keys.Drops(r.ID), []byte(NewID())))
+		if r.Service != nil {
+			ops = append(ops, consul.Set(s.keys.Stops(r.ID), []byte(NewID())))
+		}
+	}
+	return ops
 }
 
 // settled commits a change that carries an audit record until its outcome is known. The change must hold a condition that
@@ -120,8 +125,8 @@ func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.
 
 // Denied reports whether a refusal is about permission, which no other try mends.
 func Denied(err error) bool {
-	var refused *consul.RefusedError
-	return errors.As(err, &refused) && refused.Denied()
+	refused, is := errors.AsType[*consul.RefusedError](err)
+	return is && refused.Denied()
 }
 
 func (s *Store) exists(ctx context.Context, key string) (bool, error) {
@@ -159,7 +164,7 @@ func (s *Store) ListNodeOps(ctx context.Context) ([]Rec[node.Ops], []error, erro
 
 // ListStatus reads the statuses of all controllers.
 func (s *Store) ListStatus(ctx context.Context) ([]Rec[rc.Status], []error, error) {
-	return list[rc.Status](ctx, s, s.keys.AllStatus(), consul.Default)
+	return list[rc.Status](ctx, s, s.keys.Status(""), consul.Default)
 }
 
 // Status reads the status of one controller, or ErrNotFound.

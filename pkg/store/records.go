@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Sentinels that callers test for with errors.Is.
@@ -68,6 +69,12 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("unreadable record %s
 
 // Unwrap returns what is wrong with it.
 func (e *CorruptError) Unwrap() error { return e.Err }
+
+// IsCorrupt reports whether err is about a record that exists and cannot be read.
+func IsCorrupt(err error) bool {
+	_, is := errors.AsType[*CorruptError](err)
+	return is
+}
 
 // checker is a record that can tell whether it may be acted on.
 type checker interface{ Check() error }
@@ -126,6 +133,45 @@ func list[T any](ctx context.Context, s *Store, prefix string, level consul.Cons
 	}
 	recs, corrupt := decodeAll[T](s.keys, pairs)
 	return recs, corrupt, nil
+}
+
+// decodeFound decodes one of the records that were found; a missing one has index zero.
+func decodeFound[T any](keys Keys, found map[string]consul.Pair, key string) (Rec[T], error) {
+	pair, ok := found[key]
+	if !ok {
+		return Rec[T]{}, nil
+	}
+	return decode[T](keys, pair)
+}
+
+// statusOf picks a controller's status out of what was found: nil where there is none that can be read, which is written anew.
+func (s *Store) statusOf(found map[string]consul.Pair, rcID string) *rc.Status {
+	st, err := decodeFound[rc.Status](s.keys, found, s.keys.Status(rcID))
+	if err != nil || st.Index == 0 {
+		return nil
+	}
+	return &st.Value
+}
+
+// sameRecord is the condition that a record is as it was read; zero: that there is none.
+func sameRecord(key string, index uint64) consul.Op {
+	return operation{verb: checkIndex, key: key, index: index}.op()
+}
+
+// conflictOn joins ErrConflict to a refusal on a record that somebody else has written.
+func conflictOn(err error, key string) error {
+	if consul.RefusedOn(err, key) {
+		return errors.Join(ErrConflict, err)
+	}
+	return err
+}
+
+// replaceOp writes a record, or removes it where there is none to write (nil), if it is as it was read.
+func replaceOp[T any](key string, value *T, index uint64) consul.Op {
+	if value == nil {
+		return consul.DeleteCAS(key, index)
+	}
+	return consul.CAS(key, encode(value), index)
 }
 
 // encode is for records made of plain fields, whose encoding cannot fail.

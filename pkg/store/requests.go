@@ -78,13 +78,10 @@ func (s *Store) NodesHeld(ctx context.Context, names []string) (map[string]Hold,
 func (s *Store) Ask(ctx context.Context, r Request, a Audit) error {
 	ops := []consul.Op{consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID)}
 	if r.Kind == ForgetPod {
-		ops = append(ops, s.sameNode(r.Node, r.NodeIndex))
+		ops = append(ops, sameRecord(s.keys.Node(r.Node), r.NodeIndex))
 	}
 	_, err := s.c.Commit(ctx, ops)
-	if consul.RefusedOn(err, s.keys.Node(r.Node)) {
-		return errors.Join(ErrConflict, err)
-	}
-	return err
+	return conflictOn(err, s.keys.Node(r.Node))
 }
 
 // RequestOpen reports whether a request waits to be answered.
@@ -101,7 +98,7 @@ const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
 func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
 	for part := range slices.Chunk(requests, forgetsPerTxn) {
 		a := audit(part)
-		ops, rung := []consul.Op{s.sameNode(nodeName, part[0].NodeIndex), s.audit(a)}, map[string]bool{}
+		ops, rung := []consul.Op{sameRecord(s.keys.Node(nodeName), part[0].NodeIndex), s.audit(a)}, map[string]bool{}
 		for _, r := range part {
 			ops = append(ops, consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)))
 			if !rung[r.RCID] {
@@ -117,14 +114,6 @@ func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Reque
 	return asked, nil
 }
 
-// sameNode is the condition that a node's record is the one with an index, or that there is none.
-func (s *Store) sameNode(name string, index uint64) consul.Op {
-	if index == 0 {
-		return consul.CheckMissing(s.keys.Node(name))
-	}
-	return consul.CheckIndex(s.keys.Node(name), index)
-}
-
 // NodeRemoval is what is left of a node that is gone for good, as it was read: indices are zero where there is no record.
 type NodeRemoval struct {
 	Name                   string
@@ -136,7 +125,7 @@ type NodeRemoval struct {
 // ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
 // that none names the node: a pod that is placed there since has changed the reservation.
 func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
-	ops := []consul.Op{s.sameNode(r.Name, r.Node), s.audit(r.Audit)}
+	ops := []consul.Op{sameRecord(s.keys.Node(r.Name), r.Node), s.audit(r.Audit)}
 	for key, index := range map[string]uint64{
 		s.keys.Node(r.Name): r.Node, s.keys.NodeOps(r.Name): r.Ops, s.keys.Reservation(r.Name): r.Reservation,
 	} {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -31,16 +30,9 @@ func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]
 	out := make(map[string]Rec[node.Reservation], len(nodes))
 	corrupt := map[string]error{}
 	for _, name := range nodes {
-		pair, ok := found[s.keys.Reservation(name)]
-		if !ok {
-			out[name] = Rec[node.Reservation]{}
-			continue
-		}
-		var rec Rec[node.Reservation]
-		rec.Index = pair.ModifyIndex
-		if err := json.Unmarshal(pair.Value, &rec.Value); err != nil {
-			corrupt[name] = &CorruptError{Key: pair.Key, Err: err}
-			rec.Value = node.Reservation{Closed: true}
+		rec, err := decodeFound[node.Reservation](s.keys, found, s.keys.Reservation(name))
+		if err != nil {
+			corrupt[name], rec.Value = err, node.Reservation{Closed: true}
 		}
 		out[name] = rec
 	}
@@ -55,7 +47,7 @@ func (w *Wanted) listsReservations() bool {
 
 // listTaken is Reservations by way of a list of all.
 func (s *Store) listTaken(ctx context.Context, nodes []string, level consul.Consistency) (map[string]Rec[node.Reservation], map[string]error, error) {
-	pairs, err := s.c.List(ctx, s.keys.AllReservations(), level)
+	pairs, err := s.c.List(ctx, s.keys.Reservation(""), level)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -48,11 +48,6 @@ func (s *Store) ringRollout(service string) consul.Op {
 	return consul.Set(s.keys.RolloutBell(service), []byte(NewID()))
 }
 
-// Rollout reads a service's rollout, or returns ErrNotFound.
-func (s *Store) Rollout(ctx context.Context, service string) (Rec[rollout.Record], error) {
-	return get[rollout.Record](ctx, s, s.keys.Rollout(service), consul.Consistent)
-}
-
 // SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
 func (t *FarmTenure) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollout(service)), consul.DeleteCAS(t.keys.RolloutBell(service), index)})
@@ -73,15 +68,10 @@ type RolloutsSeen struct {
 // WatchRollouts delivers all rollouts, and the index of each one's bell, by service. It returns like WatchBells.
 func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver func(RolloutsSeen) error) error {
 	prefix := s.keys.Rollouts()
-	return s.c.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
+	return s.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
 		seen := RolloutsSeen{
 			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Trouble: map[string]Rec[RolloutTrouble]{},
-			Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix),
-		}
-		if seen.MarkerMissing {
-			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
-				onError(err)
-			}
+			Regressed: snap.Regressed, MarkerMissing: markerMissing,
 		}
 		for _, p := range snap.Pairs {
 			service, part, below := strings.Cut(strings.TrimPrefix(p.Key, prefix), "/")
@@ -110,10 +100,7 @@ func (t *FarmTenure) ClaimRollout(ctx context.Context, service string) (Fence, e
 
 // RolloutHeld reports whether another session than this one carries a service's rollout out.
 func (t *FarmTenure) RolloutHeld(ctx context.Context, service string) (bool, error) {
-	key := t.keys.RolloutLock(service)
-	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{key}}, consul.Default)
-	held := found[key].Session
-	return held != "" && held != t.sess.Releasing, err
+	return t.heldElsewhere(ctx, t.keys.RolloutLock(service))
 }
 
 // AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.
@@ -152,12 +139,11 @@ func (t *FarmTenure) ReadRollout(ctx context.Context, service string, ids []stri
 		if err != nil {
 			return v, err
 		}
-		pair, ok := found[t.keys.Rollout(service)]
-		if !ok {
-			return v, ErrNotFound
-		}
-		if v.Rollout, err = decode[rollout.Record](t.keys, pair); err != nil {
+		if v.Rollout, err = decodeFound[rollout.Record](t.keys, found, t.keys.Rollout(service)); err != nil {
 			return v, err
+		}
+		if v.Rollout.Index == 0 {
+			return v, ErrNotFound
 		}
 		if named := RolloutRCs(&v.Rollout.Value); !slices.Equal(named, ids) {
 			ids = named

@@ -142,8 +142,7 @@ type Settled struct {
 // SettledNonce reads for which nonce the hold has ended, "" where no farm has said so, or what it said cannot be read.
 func (s *Store) SettledNonce(ctx context.Context) (string, error) {
 	rec, err := get[Settled](ctx, s, s.keys.Settled(), consul.Consistent)
-	var corrupt *CorruptError
-	if errors.Is(err, ErrNotFound) || errors.As(err, &corrupt) {
+	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
 		return "", nil
 	}
 	return rec.Value.Nonce, err
@@ -157,9 +156,6 @@ func (t *FarmTenure) MarkSettled(ctx context.Context, schema Rec[Schema]) error 
 	})
 	return err
 }
-
-// restoreMarker creates a marker key that vanished.
-func (s *Store) restoreMarker(ctx context.Context, key string) error { return s.create(ctx, key, nil) }
 
 // create makes a key that nobody else has made meanwhile. Nothing rings when it could not, so it tries until the answer is
 // definite: the error is that of a missing permission, or of the context.

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -23,13 +22,6 @@ func (k Keys) RolloutTrouble(service string) string { return k.Rollout(service) 
 // returns ErrConflict when somebody else was first. It bears no fence: it says what has been told, and nothing is decided by it.
 func (t *FarmTenure) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
 	key := t.keys.RolloutTrouble(service)
-	op := consul.DeleteCAS(key, index)
-	if trouble != nil {
-		op = consul.CAS(key, encode(trouble), index)
-	}
-	_, err := t.c.Commit(ctx, []consul.Op{op})
-	if consul.RefusedOn(err, key) {
-		return errors.Join(ErrConflict, err)
-	}
-	return err
+	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, trouble, index)})
+	return conflictOn(err, key)
 }

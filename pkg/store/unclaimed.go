@@ -21,30 +21,21 @@ func (t *FarmTenure) ReadUnowned(ctx context.Context, rcID string) (u Unowned, o
 	if err != nil {
 		return u, false, err
 	}
-	record, exists := found[rcKey]
-	if !exists || found[lockKey].Session != "" {
+	u.RC, err = decodeFound[rc.RC](t.keys, found, rcKey)
+	if u.RC.Index == 0 || found[lockKey].Session != "" {
 		return u, false, nil
 	}
-	if u.RC, err = decode[rc.RC](t.keys, record); err != nil {
-		return u, false, err
-	}
-	u.statusIndex, u.lockedIndex = found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
-	if st, err := decode[rc.Status](t.keys, found[statusKey]); u.statusIndex != 0 && err == nil {
-		u.Status = &st.Value
-	}
-	return u, true, nil
+	u.Status, u.statusIndex, u.lockedIndex = t.statusOf(found, rcID), found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
+	return u, err == nil, err
 }
 
 // ReportUnowned writes the status of a controller that still has no owner: there is no fence that could be held, so that
 // every condition for being allowed to is checked. It returns ErrRefused when the controller was claimed or changed.
 func (t *FarmTenure) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
 	id := u.RC.Value.ID
-	free := consul.CheckMissing(t.keys.Lock(id))
-	if u.lockedIndex != 0 {
-		free = consul.CheckIndex(t.keys.Lock(id), u.lockedIndex) // claiming moves it
-	}
 	_, err := t.c.Commit(ctx, []consul.Op{
-		free, consul.CheckIndex(t.keys.RC(id), u.RC.Index), consul.CAS(t.keys.Status(id), encode(st), u.statusIndex),
+		sameRecord(t.keys.Lock(id), u.lockedIndex), // claiming moves it
+		consul.CheckIndex(t.keys.RC(id), u.RC.Index), consul.CAS(t.keys.Status(id), encode(st), u.statusIndex),
 	})
 	return err
 }

@@ -20,20 +20,24 @@ type Seen[T any] struct {
 }
 
 func watch[T any](ctx context.Context, s *Store, prefix string, o consul.WatchOptions, deliver func(Seen[T]) error) error {
-	return s.c.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error {
-		seen := Seen[T]{Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix)}
-		if seen.MarkerMissing {
-			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
-				o.OnError(err)
-			}
-		}
+	return s.watchPrefix(ctx, prefix, o, func(snap consul.Snapshot, markerMissing bool) error {
+		seen := Seen[T]{Regressed: snap.Regressed, MarkerMissing: markerMissing}
 		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
 		return deliver(seen)
 	})
 }
 
-func hasMarker(pairs []consul.Pair, prefix string) bool {
-	return len(pairs) > 0 && pairs[0].Key == prefix // keys come sorted
+// watchPrefix watches what has a marker key, and makes the marker where it is missing.
+func (s *Store) watchPrefix(ctx context.Context, prefix string, o consul.WatchOptions, deliver func(snap consul.Snapshot, markerMissing bool) error) error {
+	return s.c.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error {
+		missing := len(snap.Pairs) == 0 || snap.Pairs[0].Key != prefix // keys come sorted
+		if missing {
+			if err := s.create(ctx, prefix, nil); err != nil && ctx.Err() == nil {
+				o.OnError(err)
+			}
+		}
+		return deliver(snap, missing)
+	})
 }
 
 // Bells is one delivery of a bell watch: the index of each bell by controller id.
@@ -47,13 +51,8 @@ type Bells struct {
 // error of deliver.
 func (s *Store) WatchBells(ctx context.Context, shard int, onError func(error), deliver func(Bells) error) error {
 	prefix := s.keys.Bells(shard)
-	return s.c.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot) error {
-		bells := Bells{Index: make(map[string]uint64, len(snap.Pairs)), Regressed: snap.Regressed, MarkerMissing: !hasMarker(snap.Pairs, prefix)}
-		if bells.MarkerMissing {
-			if err := s.restoreMarker(ctx, prefix); err != nil && ctx.Err() == nil {
-				onError(err)
-			}
-		}
+	return s.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
+		bells := Bells{Index: make(map[string]uint64, len(snap.Pairs)), Regressed: snap.Regressed, MarkerMissing: markerMissing}
 		for _, p := range snap.Pairs {
 			if p.Key != prefix {
 				bells.Index[path.Base(p.Key)] = p.ModifyIndex
