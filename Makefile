@@ -16,7 +16,7 @@ SEED     ?= 0
 CHAOS_TIME ?= 2m
 FAULTS   ?= 200
 FUZZ_TIME ?= 60s
-MUTANTS  ?= pkg/reconcile pkg/placement pkg/scheduler pkg/rollout pkg/deploy/plan
+MUTANTS  ?= pkg/reconcile pkg/placement pkg/scheduler pkg/rollout pkg/deploy/plan pkg/election/ballot
 
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
