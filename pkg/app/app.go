@@ -64,7 +64,7 @@ type base struct {
 }
 
 // open makes the common parts. What it made before an error it unmakes.
-func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
+func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 	b = &base{common: c}
 	defer func() {
 		if err != nil {
@@ -78,7 +78,7 @@ func open(c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 	if err != nil {
 		return b, err
 	}
-	if b.dir, err = OpenDataDir(c.DataDir); err != nil {
+	if b.dir, err = OpenDataDir(ctx, c.DataDir); err != nil {
 		return b, err
 	}
 	b.undo = append(b.undo, func() {

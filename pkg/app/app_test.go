@@ -18,11 +18,11 @@ import (
 func TestDataDirBelongsToOneDaemon(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "data")
-	first, err := app.OpenDataDir(path)
+	first, err := app.OpenDataDir(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := app.OpenDataDir(path); err == nil || !strings.Contains(err.Error(), "--data-dir") {
+	if _, err := app.OpenDataDir(t.Context(), path); err == nil || !strings.Contains(err.Error(), "--data-dir") {
 		t.Errorf("a second daemon in the same directory: %v", err)
 	}
 	for _, id := range []string{"a", "b", "c"} {
@@ -34,7 +34,7 @@ func TestDataDirBelongsToOneDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.Close()
-	second, err := app.OpenDataDir(path)
+	second, err := app.OpenDataDir(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestDataDirIsReachable(t *testing.T) {
 	if err := os.Mkdir(kept, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	d, err := app.OpenDataDir(filepath.Join(kept, "a", "b", "own"))
+	d, err := app.OpenDataDir(t.Context(), filepath.Join(kept, "a", "b", "own"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestDataDirIsReachable(t *testing.T) {
 			t.Errorf("%s has %v (%v), want mode %o", dir, info.Mode(), err, want)
 		}
 	}
-	if _, err := app.OpenDataDir(filepath.Join(d.Path("lock"), "x")); err == nil {
+	if _, err := app.OpenDataDir(t.Context(), filepath.Join(d.Path("lock"), "x")); err == nil {
 		t.Error("a directory below a file was opened")
 	}
 }

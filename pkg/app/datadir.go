@@ -29,7 +29,7 @@ type DataDir struct {
 }
 
 // OpenDataDir makes the directory if it is missing and locks it. It fails when another daemon works in it.
-func OpenDataDir(path string) (*DataDir, error) {
+func OpenDataDir(ctx context.Context, path string) (*DataDir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
@@ -43,7 +43,7 @@ func OpenDataDir(path string) (*DataDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	if err := takeLock(lock); err != nil {
+	if err := takeLock(ctx, lock); err != nil {
 		_ = lock.Close() // it was never written
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("data directory %s is in use by another daemon; give each its own with --data-dir", path)
@@ -57,8 +57,8 @@ func OpenDataDir(path string) (*DataDir, error) {
 // until it has become another program.
 const lockWait = time.Second
 
-func takeLock(lock *os.File) (err error) {
-	_ = wait.PollUntilContextTimeout(context.Background(), lockWait/100, lockWait, true, func(context.Context) (bool, error) {
+func takeLock(ctx context.Context, lock *os.File) (err error) {
+	_ = wait.PollUntilContextTimeout(ctx, lockWait/100, lockWait, true, func(context.Context) (bool, error) {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		return !errors.Is(err, unix.EWOULDBLOCK), nil
 	})

@@ -73,7 +73,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := open(cfg.Common, farmConns, os.Stderr)
+	b, err := open(ctx, cfg.Common, farmConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}

@@ -128,7 +128,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
-	b, err := open(cfg.Common, preparerConns, os.Stderr)
+	b, err := open(ctx, cfg.Common, preparerConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}

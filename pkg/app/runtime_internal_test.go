@@ -118,7 +118,7 @@ func TestPodsUnderRunitAreRefused(t *testing.T) {
 	} {
 		path := t.TempDir()
 		layOut(t, path, tt.files)
-		dir, err := OpenDataDir(path)
+		dir, err := OpenDataDir(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}

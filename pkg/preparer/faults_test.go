@@ -61,7 +61,7 @@ func runVictim(path string) error {
 	if err != nil {
 		return err
 	}
-	dir, err := app.OpenDataDir(v.Dir)
+	dir, err := app.OpenDataDir(context.Background(), v.Dir)
 	if err != nil {
 		return err
 	}
