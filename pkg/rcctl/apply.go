@@ -40,7 +40,12 @@ A document, with the fields that are used most; docs/controller.md has all of th
       http: {port: http, path: /health}`,
 		Flags: append(append(signatureFlags(), fileFlag(), massStopFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "write nothing, and show what would change (exit code 6 if something would)"}), waitFlags("until the rc has converged")...),
-		Action: offline(runApply),
+		Action: func(c *cli.Context) error {
+			if c.Bool("dry-run") {
+				return onConn(readSpec, dryRun)(c)
+			}
+			return applying(nil)(c)
+		},
 	})
 }
 
@@ -53,38 +58,29 @@ func createCommand() *cli.Command {
 Examples:
   rcctl rc create -f rc.yaml
   rcctl rc create -f - < rc.yaml`,
-		Flags:  append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
-		Action: offline(runCreate),
+		Flags: append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
+		Action: func(c *cli.Context) error {
+			return applying(func(r *rc.RC) error {
+				return refusedf("rc %s exists (id %s, generation %d), nothing was written; to change it: rcctl apply -f %s",
+					r.Name, r.ID, r.Generation, c.String("file"))
+			})(c)
+		},
 	})
 }
 
-func runCreate(c *cli.Context, std *stdio) error {
-	return applyDocument(c, std, func(r *rc.RC) error {
-		return refusedf("rc %s exists (id %s, generation %d), nothing was written; to change it: rcctl apply -f %s",
-			r.Name, r.ID, r.Generation, c.String("file"))
-	})
+func readWish(c *cli.Context) (w wish, err error) {
+	w.massStop = c.Bool("allow-mass-stop")
+	if w.spec, err = readSpec(c); err == nil {
+		w.signature, err = signatureOf(c, w.spec.Pod)
+	}
+	return w, err
 }
 
-func runApply(c *cli.Context, std *stdio) error {
-	if c.Bool("dry-run") {
-		return dryRun(c, std)
-	}
-	return applyDocument(c, std, nil)
-}
-
-// applyDocument makes a controller what the document of the command line says. existing says what to do with one that is already there;
-// nil changes it.
-func applyDocument(c *cli.Context, std *stdio, existing func(*rc.RC) error) error {
-	spec, err := readSpec(c, std)
-	if err != nil {
-		return err
-	}
-	signature, err := signatureOf(c, std, spec.Pod)
-	if err != nil {
-		return err
-	}
-	return withConn(c, std, func(s *conn) error {
-		done, err := writeApply(c.Context, s, wish{spec: spec, signature: signature, massStop: c.Bool("allow-mass-stop")}, existing)
+// applying is the action that makes a controller what the document of the command line says. existing says what to do with one that is
+// already there; nil changes it.
+func applying(existing func(*rc.RC) error) cli.ActionFunc {
+	return onConn(readWish, func(c *cli.Context, std *stdio, s *conn, w wish) error {
+		done, err := writeApply(c.Context, s, w, existing)
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ const maxConns = 4
 type conn struct {
 	*store.Store
 	consul *consul.Client
-	nodes  nodeAccess
+	flags  *cli.Context   // of the command
 	deeds  []inspect.Deed // what was written, and what may have been
 }
 
@@ -44,7 +44,7 @@ func connect(c *cli.Context) (*conn, error) {
 		client.Close()
 		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
 	}
-	return &conn{Store: store.New(client, keys), consul: client, nodes: accessOf(c)}, nil
+	return &conn{Store: store.New(client, keys), consul: client, flags: c}, nil
 }
 
 // badFlagError is a value of a flag that a package refused by its own name for it.

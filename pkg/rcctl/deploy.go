@@ -9,7 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
 func deployCommand() *cli.Command {
@@ -41,7 +41,7 @@ A document, with the fields that are used most; docs/deploying.md has all of the
     health:
       http: {port: http, path: /health}`,
 		Flags:  append(append([]cli.Flag{fileFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
-		Action: offline(runDeploy),
+		Action: onConn(readDeploy, runDeploy),
 	})
 }
 
@@ -54,32 +54,25 @@ func runFlags() []cli.Flag {
 	}
 }
 
-func runDeploy(c *cli.Context, std *stdio) error {
-	specs, err := readServices(c, std)
+func readDeploy(c *cli.Context) ([]*record.ServiceSpec, error) {
+	specs, err := readServices(c)
+	if err == nil {
+		err = mayAsk(c)
+	}
+	return specs, err
+}
+
+func runDeploy(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
+	all, err := planAll(c, std, s, specs)
 	if err != nil {
 		return err
 	}
-	if err := mayAsk(c, std); err != nil {
-		return err
-	}
-	return withConn(c, std, func(s *conn) error {
-		d, err := newDeployer(c, std, s)
-		if err != nil {
-			return err
-		}
-		if key := c.String("sign-key"); key != "" {
-			d.signWith = func(m *manifest.Manifest) (string, error) { return signWith(c, m, key) }
-		}
-		all, err := d.planAll(c.Context, specs)
-		if err != nil {
-			return err
-		}
-		return carryOut(c, std, s, all)
-	})
+	return carryOut(c, std, s, all)
 }
 
 // mayAsk refuses a command that has to ask where nobody can answer.
-func mayAsk(c *cli.Context, std *stdio) error {
+func mayAsk(c *cli.Context) error {
+	std := stdioOf(c)
 	if !c.Bool("yes") && (!isTerminal(std.in) || !isTerminal(unguarded(std.out)) || c.String("file") == "-") {
 		return usagef(c, "--yes: missing; needed where nobody can be asked, since this is no terminal")
 	}

@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"fmt"
-	"io"
 
 	"github.com/urfave/cli/v2"
 
@@ -23,16 +22,16 @@ Examples:
   rcctl diff web --to 3
   rcctl diff -f rc.yaml`,
 		Flags:  []cli.Flag{fileFlag(), revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")},
-		Action: offline(runDiff),
+		Action: runDiff,
 	})
 }
 
-func runDiff(c *cli.Context, std *stdio) error {
+func runDiff(c *cli.Context) error {
 	if c.String("file") != "" {
 		if c.IsSet("to") {
 			return badFlag(c, "--to", c.String("to"), "nothing, with --file")
 		}
-		return dryRun(c, std)
+		return onConn(readSpec, dryRun)(c)
 	}
 	rev, err := readRevision(c)
 	if err != nil {
@@ -58,36 +57,25 @@ func diffRevisions(std *stdio, svc *record.Service, rev int64) error {
 }
 
 // dryRun shows what applying the document of a controller would change. exitChanges says that something would.
-func dryRun(c *cli.Context, std *stdio) error {
-	spec, err := readSpec(c, std)
+func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
+	cur, _, err := readCurrent(c.Context, s, spec.Name)
 	if err != nil {
 		return err
 	}
-	return withConn(c, std, func(s *conn) error {
-		cur, _, err := readCurrent(c.Context, s, spec.Name)
-		if err != nil {
-			return err
-		}
-		done, err := computeApply(wish{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
-		if err != nil {
-			return err
-		}
-		return showDry(std.out, &done, cur.rc)
-	})
-}
-
-func showDry(w io.Writer, done *change, before *rc.RC) error {
+	done, err := computeApply(wish{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
 	switch {
+	case err != nil:
+		return err
 	case done.none:
-		fmt.Fprintf(w, "rc %s: unchanged\n", done.rc.Name)
+		fmt.Fprintf(std.out, "rc %s: unchanged\n", done.rc.Name)
 		return nil
-	case before == nil:
-		fmt.Fprintf(w, "rc %s: would be created\n", done.rc.Name)
+	case cur.rc == nil:
+		fmt.Fprintf(std.out, "rc %s: would be created\n", done.rc.Name)
 	default:
-		fmt.Fprintf(w, "rc %s: would change from generation %d to %d\n", done.rc.Name, before.Generation, done.rc.Generation)
+		fmt.Fprintf(std.out, "rc %s: would change from generation %d to %d\n", done.rc.Name, cur.rc.Generation, done.rc.Generation)
 	}
 	for _, line := range done.lines {
-		fmt.Fprintln(w, "  "+clean(forTerminal(line)))
+		fmt.Fprintln(std.out, "  "+clean(forTerminal(line)))
 	}
 	return &codedError{code: exitChanges}
 }

@@ -24,96 +24,80 @@ func fileFlag() cli.Flag {
 }
 
 // readSpec reads, converts and validates the document that -f names. Its errors are *usageError and *inputError.
-func readSpec(c *cli.Context, std *stdio) (*rc.Spec, error) {
-	source, converted, err := readDocument(c, std, inspect.SpecAllowed)
-	if err != nil {
-		return nil, err
-	}
-	return decodeSpec(std, source, converted)
+func readSpec(c *cli.Context) (*rc.Spec, error) {
+	return readInput(c, func(source string, data []byte) (*rc.Spec, error) {
+		converted, err := document.ToJSON(data, inspect.SpecAllowed)
+		if err != nil {
+			return nil, err
+		}
+		return decodeSpec(c, source, converted)
+	})
 }
 
-// decodeSpec decodes and validates a document, which may be what rcctl rc get has printed. Its errors are *inputError.
-func decodeSpec(std *stdio, source string, converted []byte) (*rc.Spec, error) {
+// decodeSpec decodes and validates a document, which may be what rcctl rc get has printed.
+func decodeSpec(c *cli.Context, source string, converted []byte) (*rc.Spec, error) {
 	spec, ignored, err := inspect.DecodeShown(converted)
-	if err != nil {
-		return nil, &inputError{source: source, err: err}
+	if err == nil && len(ignored) > 0 {
+		fmt.Fprintf(stdioOf(c).err, "rcctl: %s: ignored, as only rcfarm sets them: %s\n", source, strings.Join(ignored, ", "))
 	}
-	if len(ignored) > 0 {
-		fmt.Fprintf(std.err, "rcctl: %s: ignored, as only rcfarm sets them: %s\n", source, strings.Join(ignored, ", "))
-	}
-	return spec, nil
+	return spec, err
 }
 
 // readManifest reads, converts and validates the manifest that -f names, alone or as the pod of a controller. Its errors
 // are *usageError and *inputError.
-func readManifest(c *cli.Context, std *stdio) (*manifest.Manifest, error) {
-	source, converted, err := readDocument(c, std, manifestAllowed)
-	if err != nil {
-		return nil, err
-	}
-	var top struct {
-		Pod      json.RawMessage `json:"pod"`
-		Manifest json.RawMessage `json:"manifest"`
-	}
-	if json.Unmarshal(converted, &top) == nil && (top.Pod != nil || top.Manifest != nil) {
-		spec, err := decodeSpec(std, source, converted)
+func readManifest(c *cli.Context) (*manifest.Manifest, error) {
+	return readInput(c, func(source string, data []byte) (*manifest.Manifest, error) {
+		converted, err := document.ToJSON(data, manifestAllowed)
+		if err != nil {
+			return nil, err
+		}
+		var top struct {
+			Pod      json.RawMessage `json:"pod"`
+			Manifest json.RawMessage `json:"manifest"`
+		}
+		if json.Unmarshal(converted, &top) != nil || top.Pod == nil && top.Manifest == nil {
+			return manifest.Decode(converted)
+		}
+		spec, err := decodeSpec(c, source, converted)
 		if err != nil {
 			return nil, err
 		}
 		return spec.Pod, nil
-	}
-	m, err := manifest.Decode(converted)
-	if err != nil {
-		return nil, &inputError{source: source, err: err}
-	}
-	return m, nil
+	})
 }
 
-// readDocument returns the document that -f names as JSON, and the name of its file for errors.
-func readDocument(c *cli.Context, std *stdio, allowed string) (source string, converted []byte, err error) {
-	source, data, err := readFileFlag(c, std)
-	if err != nil {
-		return source, nil, err
-	}
-	converted, err = document.ToJSON(data, allowed)
-	if err != nil {
-		return source, nil, &inputError{source: source, err: err}
-	}
-	return source, converted, nil
-}
-
-// readFileFlag reads the file that -f names, of a command without arguments.
-func readFileFlag(c *cli.Context, std *stdio) (source string, data []byte, err error) {
+// readInput decodes the file that -f names, of a command without arguments. Its errors are *usageError and *inputError.
+func readInput[T any](c *cli.Context, decode func(source string, data []byte) (T, error)) (decoded T, err error) {
 	name := c.String("file")
 	if name == "" {
-		return "", nil, badFlag(c, "--file", "", "the name of a file, or - for standard input")
+		return decoded, badFlag(c, "--file", "", "the name of a file, or - for standard input")
 	}
 	if _, err := noArgs(c); err != nil {
-		return "", nil, err
+		return decoded, err
 	}
-	source, data, err = readFile(std, name)
-	if err != nil {
-		return source, nil, &inputError{source: source, err: err}
-	}
-	return source, data, nil
+	return readFile(c, name, decode)
 }
 
-func readFile(std *stdio, name string) (source string, data []byte, err error) {
-	from, source := std.in, "stdin"
+// readFile decodes a file, or standard input. Its errors are *inputError.
+func readFile[T any](c *cli.Context, name string, decode func(source string, data []byte) (T, error)) (decoded T, err error) {
+	from, source := c.App.Reader, "stdin"
 	if name != "-" {
 		source = name
 		file, err := os.Open(name)
 		if err != nil {
-			return source, nil, unwrapPath(err)
+			return decoded, &inputError{source: source, err: unwrapPath(err)}
 		}
 		defer file.Close()
 		from = file
 	}
-	data, err = io.ReadAll(io.LimitReader(from, document.MaxBytes+1))
-	if err != nil {
-		return source, nil, unwrapPath(err)
+	data, err := io.ReadAll(io.LimitReader(from, document.MaxBytes+1))
+	if err == nil {
+		decoded, err = decode(source, data)
 	}
-	return source, data, nil
+	if err != nil {
+		return decoded, &inputError{source: source, err: unwrapPath(err)}
+	}
+	return decoded, nil
 }
 
 // unwrapPath drops the file name from an error whose reader prints it anyway.

@@ -31,46 +31,46 @@ Examples:
 			&cli.StringFlag{Name: "deadline", Usage: "`TIME` from now, such as 10m, in which the pods should have moved"},
 			&cli.BoolFlag{Name: "force", Usage: "at the deadline, stop what could not be moved"},
 		}, waitFlags("until no pod is left on the node")...),
-		Action: offline(runDrain),
+		Action: onConn(readDrain, runDrain),
 	})
 }
 
-func runDrain(c *cli.Context, std *stdio) error {
-	name, err := oneNode(c)
+func readDrain(c *cli.Context) (want wantedDrain, err error) {
+	want = wantedDrain{now: time.Now().UTC().Truncate(time.Second), force: c.Bool("force")}
+	if want.name, err = oneNode(c); err != nil || !c.IsSet("deadline") {
+		return want, err
+	}
+	d, err := time.ParseDuration(c.String("deadline"))
+	if err != nil || d < 0 {
+		return want, badFlag(c, "--deadline", c.String("deadline"), `a length of time of zero or more, such as "10m"; with --force, 0s stops at once what cannot be moved`)
+	}
+	at := want.now.Add(d)
+	want.deadline = &at
+	return want, nil
+}
+
+func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
+	change, err := writeNode(c.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
+		done, ok := computeDrain(ops, want)
+		if !ok {
+			return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
+		}
+		return done, nil
+	})
 	if err != nil {
 		return err
 	}
-	want := wantedDrain{now: time.Now().UTC().Truncate(time.Second), force: c.Bool("force")}
-	if c.IsSet("deadline") {
-		d, err := time.ParseDuration(c.String("deadline"))
-		if err != nil || d < 0 {
-			return badFlag(c, "--deadline", c.String("deadline"), `a length of time of zero or more, such as "10m"; with --force, 0s stops at once what cannot be moved`)
-		}
-		at := want.now.Add(d)
-		want.deadline = &at
+	printNodeChange(std, want.name, "draining", change)
+	if c.Bool("wait") {
+		return waitDrained(c.Context, std, s, want.name, limitOf(c))
 	}
-	return withConn(c, std, func(s *conn) error {
-		change, err := writeNode(c.Context, s, name, func(ops node.Ops) (nodeChange, error) {
-			done, ok := computeDrain(ops, want)
-			if !ok {
-				return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
-			}
-			return done, nil
-		})
-		if err != nil {
-			return err
-		}
-		printNodeChange(std, name, "draining", change)
-		if c.Bool("wait") {
-			return waitDrained(c.Context, std, s, name, limitOf(c))
-		}
-		fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", name)
-		return nil
-	})
+	fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", want.name)
+	return nil
 }
 
 // wantedDrain is what a command line says about a drain.
 type wantedDrain struct {
+	name     string
 	now      time.Time
 	deadline *time.Time // nil: not given
 	force    bool

@@ -60,7 +60,12 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	for i := range views {
 		views[i].Heard, views[i].Silent = inspect.HeardView(heard, views[i].ID, true, now)
 	}
-	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", func() table { return farmsTable(views, now, c.String("output") == wideFormat) })
+	tb := table{header: []string{"ID", "HEARD", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
+	wide := c.String("output") == wideFormat
+	if wide {
+		tb.header = append(tb.header, "RCS")
+	}
+	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", tb, func(v *inspect.FarmView) []string { return farmRow(v, now, wide) })
 	for i := range views {
 		if views[i].Silent {
 			noteSilent(std, "farm "+views[i].ID, *views[i].Heard, now)
@@ -72,35 +77,24 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	return err
 }
 
-func farmsTable(views []inspect.FarmView, now time.Time, wide bool) table {
-	tb := table{header: []string{"ID", "HEARD", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
-	if wide {
-		tb.header = append(tb.header, "RCS")
+func farmRow(v *inspect.FarmView, now time.Time, wide bool) []string {
+	said := heardText(v.Heard, now)
+	if v.Silent {
+		said = "silent " + said
 	}
-	for _, v := range views {
-		said := heardText(v.Heard, now)
-		if v.Silent {
-			said = "silent " + said
-		}
-		selects := v.RCSelector
-		if v.RCID != "" {
-			selects = "rc " + v.RCID
-		}
-		row := []string{v.ID, said, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, selects}
-		if wide {
-			row = append(row, ownedText(v.OwnedRCs))
-		}
-		tb.rows = append(tb.rows, row)
+	selects := v.RCSelector
+	if v.RCID != "" {
+		selects = "rc " + v.RCID
 	}
-	return tb
-}
-
-func ownedText(rcs []inspect.OwnedRC) string {
-	names := make([]string, len(rcs))
-	for i, r := range rcs {
+	row := []string{v.ID, said, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, selects}
+	if !wide {
+		return row
+	}
+	names := make([]string, len(v.OwnedRCs))
+	for i, r := range v.OwnedRCs {
 		names[i] = cmp.Or(r.Name, r.ID)
 	}
-	return strings.Join(names, ",")
+	return append(row, strings.Join(names, ","))
 }
 
 // farmCommand groups the commands about the farms as a whole.

@@ -35,7 +35,7 @@ Examples:
   rcctl pods --node node-17
   rcctl pod forget web-main-3 --node node-17`,
 		Flags:  append(podFlags(), waitFlags("until the owner has carried it out, or says why not")...),
-		Action: offline(runForget),
+		Action: onConn(onePlacedPod, runForget),
 	})
 }
 
@@ -45,34 +45,34 @@ type copyOf struct {
 	name, node string
 }
 
-func runForget(c *cli.Context, std *stdio) error {
-	name, err := onlyArg(c, "POD", checkPlacedPod)
-	if err != nil {
-		return err
-	}
-	return withConn(c, std, func(s *conn) error {
-		target, err := findCopy(c, s, name)
-		if err != nil {
-			return err
-		}
-		index, err := mustBeDead(c.Context, s, target)
-		if err != nil {
-			return err
-		}
-		r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
-		if err := leaveRequest(c.Context, s, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
-			return err
-		}
-		if c.Bool("wait") {
-			return waitForgotten(c.Context, std, s, target, r.ID, limitOf(c))
-		}
-		fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
-		return nil
+// onePlacedPod returns the only argument of the command, which names a pod as rcctl pods shows it.
+func onePlacedPod(c *cli.Context) (string, error) {
+	return onlyArg(c, "POD", func(c *cli.Context, name string) (string, error) {
+		return checkPodName(c, name, "-", "the name of a pod as rcctl pods shows it, such as web-main-0")
 	})
 }
 
-func checkPlacedPod(c *cli.Context, name string) (string, error) {
-	return checkPodName(c, name, "-", "the name of a pod as rcctl pods shows it, such as web-main-0")
+func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
+	target, err := findCopy(c, s, name)
+	if err != nil {
+		return err
+	}
+	index, held, err := s.NodeHeld(c.Context, target.node)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read node %s: %w", target.node, err)
+	case held:
+		return refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
+	}
+	r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
+	if err := leaveRequest(c.Context, s, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
+		return err
+	}
+	if c.Bool("wait") {
+		return waitForgotten(c.Context, std, s, target, r.ID, limitOf(c))
+	}
+	fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
+	return nil
 }
 
 // findCopy finds the copy that the command line means. It returns notFoundf, or a *usageError that lists the
@@ -82,33 +82,28 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	if err != nil {
 		return copyOf{}, err
 	}
-	var recs []store.Rec[pod.Placement]
-	var bad []error
-	if rcID != "" {
-		recs, bad, err = s.Placements(c.Context, rcID, true)
-	} else {
-		recs, bad, err = s.AllPlacements(c.Context)
-	}
-	if err = errors.Join(append(bad, err)...); err != nil {
-		return copyOf{}, fmt.Errorf("read placements: %w", err)
-	}
 	node := c.String("node")
-	found := copiesOf(recs, func(there copyOf) bool { return there.name == name && (node == "" || there.node == node) })
-	switch len(found) {
-	case 0:
+	found, err := copiesOf(c.Context, s, rcID, func(there copyOf) bool { return there.name == name && (node == "" || there.node == node) })
+	switch {
+	case err != nil:
+		return copyOf{}, err
+	case len(found) == 0:
 		return copyOf{}, notFoundf("no pod has the name %q there; rcctl pods shows all", name)
-	case 1:
+	case len(found) == 1:
 		return found[0], nil
 	}
 	return copyOf{}, ambiguousPod(c, name, found, func(f *copyOf) string { return fmt.Sprintf("%s on %s, rc %s", f.name, f.node, f.RCID) })
 }
 
-// copiesOf returns every copy that a node has, or may still have: where a pod is placed and where its former copies are. keep chooses
-// among them.
-func copiesOf(placements []store.Rec[pod.Placement], keep func(copyOf) bool) []copyOf {
-	var found []copyOf
-	for i := range placements {
-		p := &placements[i].Value
+// copiesOf returns every copy that a node has, or may still have: where a pod is placed and where its former copies are. They are of one
+// controller, or of all where none is named; keep chooses among them.
+func copiesOf(ctx context.Context, s *conn, rcID string, keep func(copyOf) bool) (found []copyOf, err error) {
+	recs, bad, err := s.placements(ctx, rcID, true)
+	if err = errors.Join(append(bad, err)...); err != nil {
+		return nil, fmt.Errorf("read placements: %w", err)
+	}
+	for i := range recs {
+		p := &recs[i].Value
 		nodes := []string{p.Node}
 		for _, g := range p.Ghosts {
 			nodes = append(nodes, g.Node)
@@ -120,20 +115,7 @@ func copiesOf(placements []store.Rec[pod.Placement], keep func(copyOf) bool) []c
 			}
 		}
 	}
-	return found
-}
-
-// mustBeDead refuses to forget what a living preparer can speak for. It returns the index of the node's record, which need not be
-// readable: zero where there is none.
-func mustBeDead(ctx context.Context, s *conn, target copyOf) (index uint64, err error) {
-	index, held, err := s.NodeHeld(ctx, target.node)
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("read node %s: %w", target.node, err)
-	case held:
-		return 0, refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
-	}
-	return index, nil
+	return found, nil
 }
 
 // waitForgotten waits until a request is answered. It is refused when that was void.

@@ -33,7 +33,7 @@ Examples:
 			&cli.BoolFlag{Name: "force", Usage: "although the machine's Consul agent lives, or nobody can tell"},
 			timeoutFlag("`TIME` after which it waits no longer for the owners (exit code 5)"),
 		},
-		Action: offline(runForgetNode),
+		Action: onConn(oneNode, runForgetNode),
 	})
 }
 
@@ -46,42 +46,36 @@ type deadNode struct {
 	orphans int
 }
 
-func runForgetNode(c *cli.Context, std *stdio) error {
-	name, err := oneNode(c)
+func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
+	dead, err := findDead(c.Context, s, name)
 	if err != nil {
 		return err
 	}
-	return withConn(c, std, func(s *conn) error {
-		dead, err := findDead(c.Context, s, name)
-		if err != nil {
-			return err
+	verb := "forgetting"
+	if c.Bool("dry-run") {
+		verb = "would forget"
+	}
+	for _, there := range dead.copies {
+		fmt.Fprintf(std.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
+	}
+	if dead.orphans > 0 {
+		fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
+	}
+	if c.Bool("dry-run") {
+		fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
+		if dead.agent != "" {
+			fmt.Fprintf(std.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
 		}
-		for _, there := range dead.copies {
-			verb := "forgetting"
-			if c.Bool("dry-run") {
-				verb = "would forget"
-			}
-			fmt.Fprintf(std.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
-		}
-		if dead.orphans > 0 {
-			fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
-		}
-		if c.Bool("dry-run") {
-			fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
-			if dead.agent != "" {
-				fmt.Fprintf(std.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
-			}
-			return nil
-		}
-		if dead.agent != "" && !c.Bool("force") {
-			return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
-		}
-		open, err := askForgets(c.Context, s, dead)
-		if err != nil {
-			return err
-		}
-		return waitNodeForgotten(c.Context, std, s, dead, open, limitOf(c))
-	})
+		return nil
+	}
+	if dead.agent != "" && !c.Bool("force") {
+		return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
+	}
+	open, err := askForgets(c.Context, s, dead)
+	if err != nil {
+		return err
+	}
+	return waitNodeForgotten(c.Context, std, s, dead, open, limitOf(c))
 }
 
 // findDead reads what there is of a node that nobody holds. Its error says where there is nothing, and where its
@@ -126,11 +120,7 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 
 // copiesOn returns every copy that a node has, or may still have.
 func copiesOn(ctx context.Context, s *conn, name string) ([]copyOf, error) {
-	recs, bad, err := s.AllPlacements(ctx)
-	if err = errors.Join(append(bad, err)...); err != nil {
-		return nil, fmt.Errorf("read placements: %w", err)
-	}
-	return copiesOf(recs, func(there copyOf) bool { return there.node == name }), nil
+	return copiesOf(ctx, s, "", func(there copyOf) bool { return there.node == name })
 }
 
 // askForgets leaves a request for each copy, and returns them.

@@ -32,19 +32,13 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 	for _, e := range slices.Backward(svc.History) {
 		views = append(views, inspect.NewHistoryView(svc, &e))
 	}
-	return printList(c, std, s, views, nil, "no revisions", func() table {
-		tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
-		for i := range views {
-			v := &views[i]
-			mark := ""
-			if v.InEffect {
-				mark = " *"
-			}
-			tb.rows = append(tb.rows, []string{
-				fmt.Sprint(v.Revision, mark), v.Outcome, inspect.Short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, inspect.Age(time.Now(), v.At), fitted(v.Reason, 50),
-			})
+	tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
+	return printList(c, std, s, views, nil, "no revisions", tb, func(v *inspect.HistoryView) []string {
+		revision := fmt.Sprint(v.Revision)
+		if v.InEffect {
+			revision += " *"
 		}
-		return tb
+		return []string{revision, v.Outcome, inspect.Short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, inspect.Age(time.Now(), v.At), fitted(v.Reason, 50)}
 	})
 }
 

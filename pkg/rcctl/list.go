@@ -36,22 +36,19 @@ func runList(c *cli.Context, std *stdio, s *conn) error {
 		return err
 	}
 	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(c), func(v *inspect.RCView) map[string]string { return v.Labels })
-	return printList(c, std, s, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"), func() table {
-		tb := table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}
-		for _, v := range views {
+	return printList(c, std, s, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"),
+		table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}, func(v *inspect.RCView) []string {
 			available := "-"
 			if v.Status != nil {
 				available = fmt.Sprint(v.Status.Available)
 			}
-			tb.rows = append(tb.rows, []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)})
-		}
-		return tb
-	})
+			return []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)}
+		})
 }
 
 // printList prints what a command lists in the format that the command line asks for, and says what could not be read. none is the line of
-// an empty table, and of is called for any other.
-func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []error, none string, of func() table) error {
+// an empty table, and row makes the cells of any other below the header of tb.
+func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
 	if len(views) == 0 {
 		if err := s.empty(c.Context, std.err); err != nil {
 			return err
@@ -62,7 +59,9 @@ func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []
 			_, err := fmt.Fprintln(w, none)
 			return err
 		}
-		tb := of()
+		for i := range views {
+			tb.rows = append(tb.rows, row(&views[i]))
+		}
 		return tb.write(w, coloured(w))
 	})
 }

@@ -2,6 +2,7 @@ package rcctl
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/urfave/cli/v2"
 
@@ -19,8 +20,11 @@ func manifestCommand() *cli.Command {
 Examples:
   rcctl manifest check -f web.yaml
   rcctl manifest check -f rc.yaml`,
-			Flags:  []cli.Flag{fileFlag()},
-			Action: offline(runManifestCheck),
+			Flags: []cli.Flag{fileFlag()},
+			Action: onManifest(func(w io.Writer, m *manifest.Manifest, canonical []byte) error {
+				_, err := fmt.Fprintf(w, "manifest %s is valid, digest %s\n", m.ID, manifest.Digest(canonical))
+				return err
+			}),
 		}),
 		leaf(&cli.Command{
 			Name: "canonical", Usage: "print the canonical JSON of a manifest: what is hashed and signed",
@@ -30,35 +34,27 @@ Examples:
 Examples:
   rcctl manifest canonical -f web.yaml | sha256sum
   rcctl manifest canonical -f web.yaml | ssh-keygen -Y sign -f ~/.ssh/id_ed25519 -n rcfarm-manifest > web.sig`,
-			Flags:  []cli.Flag{fileFlag()},
-			Action: offline(runManifestCanonical),
+			Flags: []cli.Flag{fileFlag()},
+			Action: onManifest(func(w io.Writer, _ *manifest.Manifest, canonical []byte) error {
+				_, err := w.Write(canonical)
+				return err
+			}),
 		}),
 		manifestSchemaCommand(),
 	)
 }
 
-func runManifestCheck(c *cli.Context, std *stdio) error {
-	m, err := readManifest(c, std)
-	if err != nil {
-		return err
+// onManifest is the action of a command about the manifest that -f names.
+func onManifest(run func(w io.Writer, m *manifest.Manifest, canonical []byte) error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		m, err := readManifest(c)
+		if err != nil {
+			return err
+		}
+		canonical, err := m.Canonical()
+		if err != nil {
+			return err
+		}
+		return run(c.App.Writer, m, canonical)
 	}
-	canonical, err := m.Canonical()
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(std.out, "manifest %s is valid, digest %s\n", m.ID, manifest.Digest(canonical))
-	return nil
-}
-
-func runManifestCanonical(c *cli.Context, std *stdio) error {
-	m, err := readManifest(c, std)
-	if err != nil {
-		return err
-	}
-	canonical, err := m.Canonical()
-	if err != nil {
-		return err
-	}
-	_, err = std.out.Write(canonical)
-	return err
 }

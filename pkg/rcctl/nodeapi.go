@@ -14,7 +14,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -26,21 +25,6 @@ func nodeFlags() []cli.Flag {
 		&cli.StringFlag{Name: "node-token-dir", EnvVars: []string{"RCFARM_NODE_TOKEN_DIR"}, Usage: "`DIRECTORY` with a file for each node, called as the node, that holds the token of its preparer, for logs and exec"},
 		&cli.StringFlag{Name: "node-ca", EnvVars: []string{"RCFARM_NODE_CA"}, Usage: "`FILE` with the certificates, in PEM, that vouch for preparers (default: the system's)"},
 	}
-}
-
-// nodeAccess is what the flags of the program say about that.
-type nodeAccess struct {
-	command      string // whose flags they are
-	tokenDir, ca string
-}
-
-func accessOf(c *cli.Context) nodeAccess {
-	return nodeAccess{command: commandName(c), tokenDir: c.String("node-token-dir"), ca: c.String("node-ca")}
-}
-
-// bad is a flag that names a file of no use.
-func (a *nodeAccess) bad(flag, file, allowed string) error {
-	return &usageError{command: a.command, err: &field.Error{Field: flag, Value: file, Allowed: allowed}}
 }
 
 // withPreparer finds the copy of a pod that the command line means, and runs something with a client of its node's preparer. The connection
@@ -77,17 +61,20 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 		return nil, fmt.Errorf("node %s: %w", name, err)
 	}
 	var token string
-	if s.nodes.tokenDir != "" && target.Socket() == "" {
-		if token, err = s.nodes.token(name); err != nil {
-			return nil, err
+	if dir := s.flags.String("node-token-dir"); dir != "" && target.Socket() == "" {
+		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(name))) // the name is from a record
+		words := strings.Fields(string(data))
+		if err != nil || len(words) != 1 || strings.ContainsFunc(words[0], unicode.IsControl) {
+			return nil, badFlag(s.flags, "--node-token-dir", dir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
 		}
+		token = words[0]
 	}
 	var roots *x509.CertPool
-	if file := s.nodes.ca; file != "" {
+	if file := s.flags.String("node-ca"); file != "" {
 		data, err := os.ReadFile(file)
 		roots = x509.NewCertPool()
 		if err != nil || !roots.AppendCertsFromPEM(data) {
-			return nil, s.nodes.bad("--node-ca", file, "a file of certificates in PEM that can be read")
+			return nil, badFlag(s.flags, "--node-ca", file, "a file of certificates in PEM that can be read")
 		}
 	}
 	// The record says where, and whoever may write it must not be given what opens the node.
@@ -98,16 +85,6 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 		fmt.Fprintf(std.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)
 	}
 	return nodeapi.NewClient(name, target, token, roots), nil
-}
-
-// token reads the token of one node's preparer.
-func (a *nodeAccess) token(name string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(a.tokenDir, filepath.Base(name))) // the name is from a record
-	words := strings.Fields(string(data))
-	if err != nil || len(words) != 1 || strings.ContainsFunc(words[0], unicode.IsControl) {
-		return "", a.bad("--node-token-dir", a.tokenDir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
-	}
-	return words[0], nil
 }
 
 // nodeError says what a failed request means to whoever typed it.

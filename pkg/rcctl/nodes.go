@@ -60,7 +60,11 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 		return err
 	}
 	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
-	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, func() table { return nodesTable(views, now) })
+	tb := table{
+		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},
+		paint:  1, colourOf: func(alive string) colour { return map[bool]colour{true: green, false: red}[alive == "yes"] },
+	}
+	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, func(v *inspect.NodeView) []string { return nodeRow(v, now) })
 	for i := range views {
 		if views[i].Silent {
 			noteSilent(std, "the preparer of node "+views[i].Name, *views[i].Heard, now)
@@ -92,29 +96,16 @@ func addLosses(ctx context.Context, s *conn, views []inspect.NodeView) (corrupt 
 	return corrupt, err
 }
 
-func nodesTable(views []inspect.NodeView, now time.Time) table {
-	tb := table{
-		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},
-		paint:  1, colourOf: func(alive string) colour {
-			if alive == "yes" {
-				return green
-			}
-			return red
-		},
-	}
-	for i := range views {
-		v := &views[i]
-		labels := make(map[string]string, len(v.Labels))
-		for key, value := range v.Labels {
-			if _, set := v.OperatorLabels[key]; set {
-				value += "*"
-			}
-			labels[key] = value
+func nodeRow(v *inspect.NodeView, now time.Time) []string {
+	labels := make(map[string]string, len(v.Labels))
+	for key, value := range v.Labels {
+		if _, set := v.OperatorLabels[key]; set {
+			value += "*"
 		}
-		tb.rows = append(tb.rows, []string{
-			v.Name, v.AliveText(), heardText(v.Heard, now), v.OpenText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
-			fmt.Sprint(v.Orphans), v.Isolation, v.ConsulText(), v.Version, inspect.LabelText(labels),
-		})
+		labels[key] = value
 	}
-	return tb
+	return []string{
+		v.Name, v.AliveText(), heardText(v.Heard, now), v.OpenText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
+		fmt.Sprint(v.Orphans), v.Isolation, v.ConsulText(), v.Version, inspect.LabelText(labels),
+	}
 }

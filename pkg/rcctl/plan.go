@@ -3,10 +3,12 @@ package rcctl
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
@@ -22,43 +24,28 @@ Examples:
   rcctl plan -f web.yaml --strategy in-place
   rcctl plan -f web.yaml -o json | jq '.[].change.fields[] | [.path, .from, .to]'`,
 		Flags:  append([]cli.Flag{fileFlag(), outputFlag()}, planFlags()...),
-		Action: offline(runPlan),
+		Action: onConn(readServices, runPlan),
 	})
 }
 
-func runPlan(c *cli.Context, std *stdio) error {
-	specs, err := readServices(c, std)
+func runPlan(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
+	all, err := planAll(c, std, s, specs)
 	if err != nil {
 		return err
 	}
-	return withConn(c, std, func(s *conn) error {
-		d, err := newDeployer(c, std, s)
-		if err != nil {
-			return err
-		}
-		all, err := d.planAll(c.Context, specs)
-		if err != nil {
-			return err
-		}
-		views := make([]inspect.PlanView, len(all))
-		for i, p := range all {
-			views[i] = inspect.NewPlanView(&p.plan)
-		}
-		err = std.print(c, views, nil, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
-		if err == nil && anyChange(all) {
-			return &codedError{code: exitChanges}
-		}
-		return err
-	})
+	views := make([]inspect.PlanView, len(all))
+	for i, p := range all {
+		views[i] = inspect.NewPlanView(&p.plan)
+	}
+	err = std.print(c, views, nil, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
+	if err == nil && anyChange(all) {
+		return &codedError{code: exitChanges}
+	}
+	return err
 }
 
 func anyChange(all []*planned) bool {
-	for _, p := range all {
-		if !p.plan.Empty() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(all, func(p *planned) bool { return !p.plan.Empty() })
 }
 
 // maxPlanFields bounds how many fields of one document are shown.

@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -69,19 +70,21 @@ func ambiguousPod[V any](c *cli.Context, ref string, found []V, line func(*V) st
 	return asUsage(c, ambiguous("POD", ref, "what means one copy only, with --node or --rc; this means:", found, line))
 }
 
+// placements reads those of one controller, or of all where none is named.
+func (s *conn) placements(ctx context.Context, rcID string, consistent bool) (recs []store.Rec[pod.Placement], corrupt []error, err error) {
+	if rcID == "" {
+		return s.AllPlacements(ctx)
+	}
+	return s.Placements(ctx, rcID, consistent)
+}
+
 // podViews joins what --rc and --node choose.
 func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, err error) {
 	names, rcID, bad, err := s.rcNames(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	var placements []store.Rec[pod.Placement]
-	var badPlacements []error
-	if rcID != "" {
-		placements, badPlacements, err = s.Placements(c.Context, rcID, false)
-	} else {
-		placements, badPlacements, err = s.AllPlacements(c.Context)
-	}
+	placements, badPlacements, err := s.placements(c.Context, rcID, false)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -44,12 +44,12 @@ func runPods(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	return printList(c, std, s, views, bad, "no pods", func() table {
-		if c.String("output") == wideFormat {
-			return widePodsTable(views, time.Now())
-		}
-		return podsTable(views)
-	})
+	tb, row := table{header: []string{"POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE"}, paint: 2, colourOf: podColour}, podRow
+	if c.String("output") == wideFormat {
+		tb.header = []string{"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS", "REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE"}
+		tb.paint, row = 3, widePodRow
+	}
+	return printList(c, std, s, views, bad, "no pods", tb, row)
 }
 
 func checkPodFlags(c *cli.Context) error {
@@ -109,39 +109,23 @@ func values[T any](recs []store.Rec[T]) []T {
 	return out
 }
 
-func podsTable(views []inspect.PodView) table {
-	tb := table{
-		header: []string{"POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE"},
-		paint:  2, colourOf: podColour,
-	}
-	for _, v := range views {
-		tb.rows = append(tb.rows, []string{
-			v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message,
-		})
-	}
-	return tb
+func podRow(v *inspect.PodView) []string {
+	return []string{v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message}
 }
 
-// widePodsTable leaves nothing out but what a line has no room for.
-func widePodsTable(views []inspect.PodView, now time.Time) table {
-	tb := table{
-		header: []string{"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS", "REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE"},
-		paint:  3, colourOf: podColour,
+// widePodRow leaves nothing out but what a line has no room for.
+func widePodRow(v *inspect.PodView) []string {
+	now, since, exit := time.Now(), "", ""
+	if v.Since != nil {
+		since = inspect.Age(now, *v.Since)
 	}
-	for _, v := range views {
-		since, exit := "", ""
-		if v.Since != nil {
-			since = inspect.Age(now, *v.Since)
-		}
-		if v.LastExit != nil {
-			exit = exitText(v.LastExit) + ", " + inspect.Age(now, v.LastExit.At) + " ago"
-		}
-		tb.rows = append(tb.rows, []string{
-			v.Name, v.Node, v.Kind, v.State, since, yesNo(v.Available), fmt.Sprint(v.Restarts), exit, portsText(v.Ports),
-			fmt.Sprint(v.Revision), fmt.Sprint(v.AppliedRevision), inspect.Short(v.Digest), v.SlashName(), v.Message,
-		})
+	if v.LastExit != nil {
+		exit = exitText(v.LastExit) + ", " + inspect.Age(now, v.LastExit.At) + " ago"
 	}
-	return tb
+	return []string{
+		v.Name, v.Node, v.Kind, v.State, since, yesNo(v.Available), fmt.Sprint(v.Restarts), exit, portsText(v.Ports),
+		fmt.Sprint(v.Revision), fmt.Sprint(v.AppliedRevision), inspect.Short(v.Digest), v.SlashName(), v.Message,
+	}
 }
 
 func podColour(state string) colour {

@@ -26,20 +26,15 @@ func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	views := make([]*inspect.RolloutView, len(recs))
+	views := make([]inspect.RolloutView, len(recs))
 	for i := range recs {
-		views[i] = inspect.NewRolloutView(&recs[i].Value)
+		views[i] = *inspect.NewRolloutView(&recs[i].Value)
 		if views[i].Runner, err = s.RunnerOf(c.Context, views[i].Service); err != nil {
 			return err
 		}
 	}
-	return printList(c, std, s, views, corrupt, "no rollouts under way", func() table {
-		tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "RUNNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
-		for _, v := range views {
-			tb.rows = append(tb.rows, []string{
-				v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Runner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40),
-			})
-		}
-		return tb
+	tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "RUNNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
+	return printList(c, std, s, views, corrupt, "no rollouts under way", tb, func(v *inspect.RolloutView) []string {
+		return []string{v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Runner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40)}
 	})
 }

@@ -31,51 +31,44 @@ func planFlags() []cli.Flag {
 }
 
 // readServices reads, converts and validates the documents that -f names. Its errors are *usageError and *inputError.
-func readServices(c *cli.Context, std *stdio) ([]*record.ServiceSpec, error) {
-	source, data, err := readFileFlag(c, std)
-	if err != nil {
-		return nil, err
-	}
-	docs, err := document.AllToJSON(data, servicesAllowed)
-	if err != nil {
-		return nil, &inputError{source: source, err: err}
-	}
-	var specs []*record.ServiceSpec
-	var errs field.Errors
-	seen := map[string]bool{}
-	for i, doc := range docs {
-		path := ""
-		if len(docs) > 1 {
-			path = fmt.Sprintf("document %d", i+1)
+func readServices(c *cli.Context) ([]*record.ServiceSpec, error) {
+	return readInput(c, func(_ string, data []byte) ([]*record.ServiceSpec, error) {
+		docs, err := document.AllToJSON(data, servicesAllowed)
+		if err != nil {
+			return nil, err
 		}
-		spec, err := record.Decode(doc)
-		var bad field.Errors
-		switch {
-		case errors.As(err, &bad):
-			errs.Nest(path, bad)
-			continue
-		case err != nil:
-			return nil, &inputError{source: source, err: err}
-		case spec.Name != "" && seen[spec.Name]:
-			errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: "a name that no other document of the file has"}})
+		var specs []*record.ServiceSpec
+		var errs field.Errors
+		seen := map[string]bool{}
+		for i, doc := range docs {
+			path := ""
+			if len(docs) > 1 {
+				path = fmt.Sprintf("document %d", i+1)
+			}
+			spec, err := record.Decode(doc)
+			var bad field.Errors
+			switch {
+			case errors.As(err, &bad):
+				errs.Nest(path, bad)
+				continue
+			case err != nil:
+				return nil, err
+			case spec.Name != "" && seen[spec.Name]:
+				errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: "a name that no other document of the file has"}})
+			}
+			seen[spec.Name] = true
+			specs = append(specs, spec)
 		}
-		seen[spec.Name] = true
-		specs = append(specs, spec)
-	}
-	if err := errs.Err(); err != nil {
-		return nil, &inputError{source: source, err: err}
-	}
-	return specs, nil
+		return specs, errs.Err()
+	})
 }
 
 // deployer plans and runs deployments of one command.
 type deployer struct {
-	conn     *conn
-	client   *deploy.Client
-	rolling  plan.RollingStrategy
-	domain   string
-	about    string                                   // printed before the plan, if anything
-	signWith func(*manifest.Manifest) (string, error) // nil: nothing is signed
+	flags   *cli.Context
+	client  *deploy.Client
+	rolling plan.RollingStrategy
+	about   string // printed before the plan, if anything
 }
 
 // deployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
@@ -96,7 +89,7 @@ func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 		fmt.Fprintln(std.err, "rcctl: the plan is made without what cannot be read")
 	}
 	return &deployer{
-		conn: s, client: &deploy.Client{Store: s.Store, Who: who}, domain: c.String("domain"),
+		flags: c, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
 		rolling: plan.RollingStrategy{
 			State: state, ForceRecreate: c.Bool("recreate"), Override: strategy, SkipGates: c.Bool("skip-gates"), MassStop: c.Bool("allow-mass-stop"), By: who,
 		},
@@ -119,24 +112,19 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 		}
 		known = svc.KnownDigests()
 	}
-	resolver := plan.ServiceSpecResolver{Domain: d.domain, Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: known}}
+	resolver := plan.ServiceSpecResolver{Domain: d.flags.String("domain"), Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: known}}
 	resolved, err := resolver.Resolve(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
-	if d.signWith != nil {
+	if key := d.flags.String("sign-key"); key != "" {
 		canonical, err := resolved.Pod.Canonical()
 		if err != nil {
 			return nil, err
 		}
-		armored, err := d.signWith(resolved.Pod)
-		if err != nil {
+		if d.client.Signatures[manifest.Digest(canonical)], err = signWith(d.flags, resolved.Pod, key); err != nil {
 			return nil, err
 		}
-		if d.client.Signatures == nil {
-			d.client.Signatures = map[string]string{}
-		}
-		d.client.Signatures[manifest.Digest(canonical)] = armored
 	}
 	strategy := d.rolling
 	deployment := plan.NewDeployment(d.client, *resolved, &strategy)
@@ -150,7 +138,7 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 
 // redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
 func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
-	if err := mayAsk(c, std); err != nil {
+	if err := mayAsk(c); err != nil {
 		return err
 	}
 	return withConn(c, std, func(s *conn) error {
@@ -179,10 +167,13 @@ func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record
 }
 
 // planAll plans the deployment of each document.
-func (d *deployer) planAll(ctx context.Context, specs []*record.ServiceSpec) ([]*planned, error) {
-	var all []*planned
+func planAll(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) (all []*planned, err error) {
+	d, err := newDeployer(c, std, s)
+	if err != nil {
+		return nil, err
+	}
 	for _, spec := range specs {
-		p, err := d.plan(ctx, spec)
+		p, err := d.plan(c.Context, spec)
 		if err != nil {
 			return nil, err
 		}

@@ -46,13 +46,8 @@ func runServiceList(c *cli.Context, std *stdio, s *conn) error {
 			views = append(views, inspect.NewServiceView(svc))
 		}
 	}
-	return printList(c, std, s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", func() table {
-		tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
-		for _, v := range views {
-			tb.rows = append(tb.rows, []string{
-				v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At),
-			})
-		}
-		return tb
+	tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
+	return printList(c, std, s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", tb, func(v *inspect.ServiceView) []string {
+		return []string{v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At)}
 	})
 }

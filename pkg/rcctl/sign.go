@@ -34,7 +34,7 @@ func runSign(c *cli.Context, std *stdio) error {
 	if c.String("key") == "" {
 		return badFlag(c, "--key", "", "the file of an SSH key, such as ~/.ssh/id_ed25519")
 	}
-	m, err := readManifest(c, std)
+	m, err := readManifest(c)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func signatureFlags() []cli.Flag {
 }
 
 // signature returns the signature that flags ask for, empty where they ask for none. One that is read must fit.
-func signatureOf(c *cli.Context, std *stdio, m *manifest.Manifest) (string, error) {
+func signatureOf(c *cli.Context, m *manifest.Manifest) (string, error) {
 	file, key := c.String("signature"), c.String("sign-key")
 	switch {
 	case file != "" && key != "":
@@ -86,14 +86,7 @@ func signatureOf(c *cli.Context, std *stdio, m *manifest.Manifest) (string, erro
 	if err != nil {
 		return "", err
 	}
-	source, data, err := readFile(std, file)
-	if err == nil {
-		err = fits(string(data), canonical)
-	}
-	if err != nil {
-		return "", &inputError{source: source, err: err}
-	}
-	return string(data), nil
+	return readFile(c, file, func(_ string, data []byte) (string, error) { return string(data), fits(string(data), canonical) })
 }
 
 func fits(armored string, canonical []byte) error {
