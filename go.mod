@@ -7,7 +7,6 @@ require (
 	github.com/cenkalti/backoff/v5 v5.0.3
 	github.com/google/go-cmp v0.7.0
 	github.com/hashicorp/consul/api v1.34.5
-	github.com/hashicorp/go-retryablehttp v0.7.8
 	github.com/hiddeco/sshsig v0.2.0
 	github.com/oklog/run v1.2.0
 	github.com/oklog/ulid/v2 v2.1.2

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/go-retryablehttp"
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
@@ -96,7 +95,7 @@ func (c Config) withDefaults() Config {
 // Store keeps unpacked artifacts in a directory that belongs to one daemon. It is safe for concurrent use.
 type Store struct {
 	cfg      Config
-	client   *retryablehttp.Client
+	client   *http.Client
 	failures failures
 	slots    chan struct{} // one for each artifact that is being fetched
 
@@ -224,7 +223,7 @@ func (s *Store) leave(digest string, f *flight, err error, abandoned bool) {
 		s.touch(digest, time.Now())
 	case errors.As(err, &space):
 		s.lacking = max(s.lacking, space.missing())
-	case isFull(err):
+	case durable.Full(err):
 		s.lacking = max(s.lacking, askAgain)
 	}
 	delete(s.flights, digest)
@@ -254,7 +253,7 @@ func (s *Store) obtain(ctx context.Context, src source, digest string) error {
 	}
 	stamp := stampOf(src)
 	err := s.build(ctx, src, digest)
-	if isFull(err) && !errors.Is(err, ErrNoSpace) {
+	if durable.Full(err) && !errors.Is(err, ErrNoSpace) {
 		err = fmt.Errorf("%w in %s: %w; free some", ErrNoSpace, s.cfg.Dir, err)
 	}
 	return s.failures.record(src, digest, stamp, err, time.Now())

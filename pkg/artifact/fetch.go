@@ -3,6 +3,7 @@ package artifact
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,11 +14,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
-	"github.com/hashicorp/go-retryablehttp"
+	"github.com/cenkalti/backoff/v5"
 
+	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
@@ -54,34 +58,20 @@ func parse(a manifest.Artifact) (source, error) {
 	return invalid("url", a.URL, "file:///absolute/path or https://host/path")
 }
 
-func newClient(cfg Config) *retryablehttp.Client {
-	client := retryablehttp.NewClient()
-	client.Logger = nil // what happened stands in the error that comes back
-	client.RetryMax = cfg.Retries
-	client.RetryWaitMin = cfg.RetryWait
-	client.RetryWaitMax = maxRetryWait
-	client.CheckRetry = checkRetry
-	client.Backoff = pause
-	client.ErrorHandler = giveUp
-	base := client.HTTPClient
+// newClient returns the caller's client, or one of ours, with rules of our own for redirects.
+func newClient(cfg Config) *http.Client {
+	own := http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	if cfg.HTTPClient != nil {
-		base = cfg.HTTPClient
+		own = *cfg.HTTPClient // which keeps its rules
 	}
-	own := *base // the caller's client keeps its own rules
 	own.CheckRedirect = checkRedirect
-	transport := own.Transport
-	if transport == nil {
-		transport = http.DefaultTransport
-	}
-	own.Transport = progress{base: transport, every: cfg.StallTimeout}
-	client.HTTPClient = &own
-	return client
+	return &own
 }
 
 // checkRedirect keeps a fetch on https. The digest would catch a changed file, but not what a request gives away.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
-		return fmt.Errorf("stopped after %d redirects", maxRedirects)
+		return errRedirects
 	}
 	if req.URL.Scheme != "https" {
 		return fmt.Errorf("redirect to %.1024s: %w; allowed: https", req.URL.Redacted(), errFinal)
@@ -89,29 +79,17 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// errFinal marks an answer that a further try would get again.
-var errFinal = errors.New("refused")
+var (
+	errRedirects = fmt.Errorf("stopped after %d redirects", maxRedirects)
+	// errFinal marks an answer that a further try would get again.
+	errFinal = errors.New("refused")
+)
 
-func checkRetry(ctx context.Context, resp *http.Response, err error) (bool, error) {
-	if errors.Is(err, ErrTooLarge) || errors.Is(err, errFinal) || errors.Is(err, ErrNoSpace) || isFull(err) {
-		return false, err
-	}
-	return retryablehttp.ErrorPropagatedRetryPolicy(ctx, resp, err)
-}
-
-// pause is the library's rule, which alone would let a server's Retry-After hold a fetch for as long as it likes.
-func pause(least, most time.Duration, attempt int, resp *http.Response) time.Duration {
-	return min(retryablehttp.DefaultBackoff(least, most, attempt, resp), most)
-}
-
-func giveUp(resp *http.Response, err error, tries int) (*http.Response, error) {
-	if resp != nil {
-		_ = resp.Body.Close()
-		if err == nil {
-			err = fmt.Errorf("server answered %s", resp.Status)
-		}
-	}
-	return nil, fmt.Errorf("gave up after %d tries: %w", tries, err)
+// again reports whether a further try may do better.
+func again(err error) bool {
+	var distrusted *tls.CertificateVerificationError
+	never := slices.ContainsFunc([]error{ErrTooLarge, ErrNoSpace, errFinal, errRedirects}, func(is error) bool { return errors.Is(err, is) })
+	return !never && !durable.Full(err) && !errors.As(err, &distrusted)
 }
 
 // fetch writes the artifact into the file and returns an error unless its digest is the expected one.
@@ -119,101 +97,150 @@ func (s *Store) fetch(ctx context.Context, src source, into *os.File, want strin
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.FetchTimeout,
 		fmt.Errorf("fetch took longer than %s: %w", s.cfg.FetchTimeout, context.DeadlineExceeded))
 	defer cancel()
-	var got string
-	var size int64
+	var got received
 	var err error
 	if src.file != "" {
-		got, size, err = s.copyFile(ctx, src.file, into)
+		got, err = s.copyFile(ctx, src.file, into)
 	} else {
-		got, size, err = s.download(ctx, src.url, into)
+		got, err = s.download(ctx, src.url, into)
 	}
 	if err != nil {
 		return err
 	}
-	if got != want {
-		return fmt.Errorf("sha256 of the %d bytes fetched: expected %s, got %s: %w", size, want, got, ErrDigest)
+	if got.digest != want {
+		return fmt.Errorf("sha256 of the %d bytes fetched: expected %s, got %s: %w", got.size, want, got.digest, ErrDigest)
 	}
 	return nil
 }
 
-func (s *Store) copyFile(ctx context.Context, path string, into *os.File) (digest string, size int64, err error) {
+// received is what a fetch brought.
+type received struct {
+	digest string
+	size   int64
+}
+
+func (s *Store) copyFile(ctx context.Context, path string, into *os.File) (received, error) {
 	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", 0, gone{fmt.Errorf("fetch: %w", err)}
+		return received{}, gone{fmt.Errorf("fetch: %w", err)}
 	}
 	if err != nil {
-		return "", 0, fmt.Errorf("fetch: %w", err)
+		return received{}, fmt.Errorf("fetch: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil {
-		return "", 0, fmt.Errorf("fetch: %w", err)
+		return received{}, fmt.Errorf("fetch: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return "", 0, fmt.Errorf("%w: %s is a %s; allowed: a regular file", ErrInvalid, path, typeOf(info.Mode()))
+		return received{}, fmt.Errorf("%w: %s is a %s; allowed: a regular file", ErrInvalid, path, typeOf(info.Mode()))
 	}
 	return s.receive(ctx, f, info.Size(), into)
 }
 
 // download retries the request and the transfer alike: a connection that breaks in the middle is a normal event.
-func (s *Store) download(ctx context.Context, url string, into *os.File) (digest string, size int64, err error) {
-	req, err := retryablehttp.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+func (s *Store) download(ctx context.Context, url string, into *os.File) (received, error) {
+	pace := &backoff.ExponentialBackOff{InitialInterval: s.cfg.RetryWait, Multiplier: 2, MaxInterval: maxRetryWait}
+	tries := 0
+	got, err := backoff.Retry(ctx, func() (received, error) {
+		tries++
+		got, err := s.request(ctx, url, into)
+		if err != nil && !again(err) {
+			err = backoff.Permanent(err)
+		}
+		return got, err
+	}, backoff.WithBackOff(pace), backoff.WithMaxTries(uint(s.cfg.Retries)+1), backoff.WithMaxElapsedTime(0))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return received{}, fmt.Errorf("fetch: %w", ended(ctx))
+	case err != nil:
+		return received{}, fmt.Errorf("fetch: gave up after %d tries: %w", tries, err)
+	}
+	if s.cfg.HTTPClient == nil {
+		s.client.CloseIdleConnections() // the next fetch may be days away
+	}
+	return got, nil
+}
+
+// request makes one request, and takes in what it brings.
+func (s *Store) request(ctx context.Context, url string, into *os.File) (received, error) {
+	patient, from := newPatience(ctx, s.cfg.StallTimeout)
+	defer from.stop()
+	req, err := http.NewRequestWithContext(patient, http.MethodGet, url, nil)
 	if err != nil {
-		return "", 0, fmt.Errorf("fetch: %w", err)
+		return received{}, err
 	}
 	// The file is hashed as the server holds it; a transparently unpacked body would have another digest.
 	req.Header.Set("Accept-Encoding", "identity")
-	req.SetResponseHandler(func(resp *http.Response) error {
-		defer func() { _ = resp.Body.Close() }()
-		switch resp.StatusCode {
-		case http.StatusOK:
-		case http.StatusNotFound, http.StatusGone:
-			return gone{fmt.Errorf("server answered %s: %w", resp.Status, errFinal)}
-		default:
-			return fmt.Errorf("server answered %s: %w", resp.Status, errFinal)
-		}
-		digest, size, err = s.receive(ctx, resp.Body, resp.ContentLength, into)
-		return err
-	})
-	if _, err := s.client.Do(req); err != nil { //nolint:bodyclose // closed by the response handler
-		if ctx.Err() != nil {
-			err = ended(ctx)
-		}
-		return "", 0, fmt.Errorf("fetch: %w", err)
+	from.await()
+	resp, err := s.client.Do(req)
+	from.got(minProgress) // it has answered
+	if err != nil {
+		return received{}, from.orCause(err)
 	}
-	if s.cfg.HTTPClient == nil {
-		s.client.HTTPClient.CloseIdleConnections() // the next fetch may be days away
+	defer func() { _ = resp.Body.Close() }()
+	err = fmt.Errorf("server answered %s", resp.Status)
+	switch code := resp.StatusCode; {
+	case code == http.StatusOK:
+		from.Reader = resp.Body
+		return s.receive(ctx, from, resp.ContentLength, into)
+	case code == http.StatusTooManyRequests, code == http.StatusServiceUnavailable:
+		return received{}, busy(err, resp.Header.Get("Retry-After"))
+	case code >= http.StatusInternalServerError && code != http.StatusNotImplemented:
+		return received{}, err
+	case code == http.StatusNotFound, code == http.StatusGone:
+		return received{}, gone{fmt.Errorf("%w: %w", err, errFinal)}
 	}
-	return digest, size, nil
+	return received{}, fmt.Errorf("%w: %w", err, errFinal)
 }
+
+// busy has the next try wait as the server asks, in seconds or by a date, but not for as long as it likes.
+func busy(err error, after string) error {
+	seconds, parseErr := strconv.ParseUint(after, 10, 31)
+	if date, dateErr := http.ParseTime(after); dateErr == nil {
+		seconds, parseErr = uint64(max(0, time.Until(date).Seconds())), nil
+	}
+	if parseErr != nil {
+		return err
+	}
+	return busyError{err, backoff.RetryAfter(min(int(seconds), int(maxRetryWait.Seconds())))}
+}
+
+// busyError is an error that says, besides, when to try again.
+type busyError struct {
+	error
+	after error
+}
+
+func (b busyError) Unwrap() []error { return []error{b.error, b.after} }
 
 // receive replaces the file's content with what the reader gives, up to the allowed size. The announced size is
 // negative when it is not known.
-func (s *Store) receive(ctx context.Context, r io.Reader, announced int64, into *os.File) (digest string, size int64, err error) {
+func (s *Store) receive(ctx context.Context, r io.Reader, announced int64, into *os.File) (received, error) {
 	if announced > s.cfg.MaxBytes {
-		return "", 0, fmt.Errorf("file of %d bytes: %w; allowed: at most %d bytes", announced, ErrTooLarge, s.cfg.MaxBytes)
+		return received{}, fmt.Errorf("file of %d bytes: %w; allowed: at most %d bytes", announced, ErrTooLarge, s.cfg.MaxBytes)
 	}
 	room := s.room()
 	if err := room.check(max(announced, 0), "fetching"); err != nil {
-		return "", 0, err
+		return received{}, err
 	}
 	if _, err := into.Seek(0, io.SeekStart); err != nil {
-		return "", 0, fmt.Errorf("rewind the temporary file: %w", err)
+		return received{}, fmt.Errorf("rewind the temporary file: %w", err)
 	}
 	if err := into.Truncate(0); err != nil {
-		return "", 0, fmt.Errorf("empty the temporary file: %w", err)
+		return received{}, fmt.Errorf("empty the temporary file: %w", err)
 	}
 	hash := sha256.New()
 	limited := io.LimitReader(contextReader{ctx, r}, s.cfg.MaxBytes+1)
-	size, err = io.Copy(io.MultiWriter(roomWriter{into, room}, hash), limited)
+	size, err := io.Copy(io.MultiWriter(roomWriter{into, room}, hash), limited)
 	if err != nil {
-		return "", 0, fmt.Errorf("after %d bytes: %w", size, err)
+		return received{}, fmt.Errorf("after %d bytes: %w", size, err)
 	}
 	if size > s.cfg.MaxBytes {
-		return "", 0, fmt.Errorf("file of more than %d bytes: %w; allowed: at most %d bytes", s.cfg.MaxBytes, ErrTooLarge, s.cfg.MaxBytes)
+		return received{}, fmt.Errorf("file of more than %d bytes: %w; allowed: at most %d bytes", s.cfg.MaxBytes, ErrTooLarge, s.cfg.MaxBytes)
 	}
-	return hex.EncodeToString(hash.Sum(nil)), size, nil
+	return received{hex.EncodeToString(hash.Sum(nil)), size}, nil
 }
 
 // contextReader ends a copy when the context ends. It lives for one call, which is why it may hold a context.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"sync"
 	"time"
 )
 
@@ -16,117 +14,66 @@ var ErrSlow = errors.New("the server is too slow")
 // minProgress is how many bytes must arrive within Config.StallTimeout.
 const minProgress = 64 << 10
 
-// progress is a transport that gives up on servers that send next to nothing, be it before or after the first byte.
-type progress struct {
-	base  http.RoundTripper
+// patience is what a server sends. It ends with a server that sends next to nothing while it is waited for, be it before or after the
+// first byte.
+type patience struct {
+	io.Reader
+	ctx   context.Context //nolint:containedctx // of one request, which this lives for
+	end   context.CancelCauseFunc
 	every time.Duration
+
+	timer *time.Timer
+	since time.Time     // it is waited for
+	left  time.Duration // in which the rest of minProgress must arrive
+	bytes int           // that have arrived of it
 }
 
-// RoundTrip implements http.RoundTripper.
-func (p progress) RoundTrip(req *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithCancelCause(req.Context())
-	w := &watched{cancel: cancel, every: p.every, waiting: true}
-	w.arm()
-	resp, err := p.base.RoundTrip(req.WithContext(ctx))
-	if err != nil {
-		w.stop()
-		return nil, slowOr(ctx, err)
+// newPatience returns one that waits for nothing yet, and a context for the request, which ends with it.
+func newPatience(ctx context.Context, every time.Duration) (context.Context, *patience) {
+	ctx, end := context.WithCancelCause(ctx)
+	p := &patience{ctx: ctx, end: end, every: every, left: every}
+	p.timer = time.AfterFunc(every, func() { end(ErrSlow) })
+	p.timer.Stop()
+	return ctx, p
+}
+
+func (p *patience) stop() {
+	p.timer.Stop()
+	p.end(nil)
+}
+
+func (p *patience) await() {
+	p.since = time.Now()
+	p.timer.Reset(p.left)
+}
+
+func (p *patience) got(bytes int) {
+	p.timer.Stop()
+	p.left -= time.Since(p.since)
+	if p.bytes += bytes; p.bytes >= minProgress {
+		p.bytes, p.left = 0, p.every
 	}
-	w.got(minProgress) // it has answered
-	resp.Body = &watchedBody{ReadCloser: resp.Body, watched: w, cause: func(err error) error { return slowOr(ctx, err) }}
-	return resp, nil
-}
-
-// CloseIdleConnections lets http.Client reach the transport below.
-func (p progress) CloseIdleConnections() {
-	if base, ok := p.base.(interface{ CloseIdleConnections() }); ok {
-		base.CloseIdleConnections()
-	}
-}
-
-// slowOr returns why the request was cancelled if it was us, else the error.
-func slowOr(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, ErrSlow) {
-		return cause
-	}
-	return err
-}
-
-// watched counts what arrives in one request.
-type watched struct {
-	cancel context.CancelCauseFunc
-	every  time.Duration
-
-	mu      sync.Mutex
-	timer   *time.Timer
-	bytes   int64 // since the timer was armed
-	waiting bool  // for the server, not the server for us
-	ended   bool
-}
-
-func (w *watched) arm() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.timer = time.AfterFunc(w.every, w.look)
-}
-
-// look runs once in a while.
-func (w *watched) look() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ended {
-		return
-	}
-	if w.waiting && w.bytes < minProgress {
-		w.cancel(fmt.Errorf("%w: it sent %d bytes in %s; allowed: at least %d", ErrSlow, w.bytes, w.every, minProgress))
-		return
-	}
-	w.bytes = 0
-	w.timer.Reset(w.every)
-}
-
-func (w *watched) got(bytes int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.bytes += int64(bytes)
-	w.waiting = false
-}
-
-func (w *watched) wait() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.waiting = true
-}
-
-func (w *watched) stop() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ended = true
-	w.timer.Stop()
-	w.cancel(nil)
-}
-
-// watchedBody is the body of a watched request.
-type watchedBody struct {
-	io.ReadCloser
-	watched *watched
-	cause   func(error) error
 }
 
 // Read implements io.Reader.
-func (b *watchedBody) Read(p []byte) (int, error) {
-	b.watched.wait()
-	n, err := b.ReadCloser.Read(p)
-	b.watched.got(n)
+func (p *patience) Read(into []byte) (int, error) {
+	p.await()
+	n, err := p.Reader.Read(into)
+	p.got(n)
 	if err != nil {
-		err = b.cause(err) // also in place of io.EOF, which net/http may say of a body that is cancelled in its middle
+		err = p.orCause(err)
 	}
 	return n, err
 }
 
-// Close implements io.Closer.
-func (b *watchedBody) Close() error {
-	err := b.ReadCloser.Close()
-	b.watched.stop()
-	return err
+// orCause returns why the request was cancelled, if it was, else the error. The end of a body is no better: net/http may say that of one
+// that is cancelled in its middle.
+func (p *patience) orCause(err error) error {
+	switch {
+	case p.ctx.Err() == nil:
+		return err
+	case errors.Is(context.Cause(p.ctx), ErrSlow):
+		return fmt.Errorf("%w: it sent %d bytes in %s; allowed: at least %d", ErrSlow, p.bytes, p.every, minProgress)
+	}
+	return ended(p.ctx)
 }

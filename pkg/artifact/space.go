@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,11 +83,6 @@ func (w roomWriter) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return w.to.Write(p)
-}
-
-// isFull reports whether an error says that the disk, or the share of it that we may use, is full.
-func isFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // unpackedSize is what the end of a gzip file says about the size of its content, modulo 4 GiB, and only of the last of
