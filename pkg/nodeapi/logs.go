@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,38 +32,49 @@ var errNoPrevious = errors.New("it was started once only since its log begins, s
 
 // span is the content of a log and of its rotated files at one moment, as if it were one file.
 type span struct {
-	files []*os.File // the oldest first
-	sizes []int64
-	size  int64 // of all
-	last  int64 // of the log itself
-	newer fileID
+	files []*os.File    // the oldest first
+	infos []fs.FileInfo // of each
+	size  int64         // of all
+	log   fs.FileInfo   // of the log itself; nil: it is not there
+	newer fileID        // of the newest rotated file
+}
+
+// last is the size of the log itself.
+func (s *span) last() int64 {
+	if s.log == nil {
+		return 0
+	}
+	return s.log.Size()
 }
 
 // fileID tells rotated files apart whatever they are called. Nothing is written to them any more, so that the time of the last
 // write tells those apart too that have had one number after the other.
 type fileID struct {
 	dev, ino uint64
-	written  unix.Timespec
+	written  syscall.Timespec
 }
 
-func idFrom(st *unix.Stat_t) fileID { return fileID{st.Dev, st.Ino, st.Mtim} }
+func idOf(info fs.FileInfo) fileID {
+	st, _ := info.Sys().(*syscall.Stat_t) // there is one on Linux
+	return fileID{st.Dev, st.Ino, st.Mtim}
+}
 
 func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
 
-// idOf returns the zero value for a file that is not there.
-func idOf(path string) fileID {
-	var st unix.Stat_t
-	if unix.Lstat(path, &st) != nil {
+// rotatedID returns the zero value for a file that is not there.
+func rotatedID(path string, n int) fileID {
+	info, err := os.Lstat(rotatedPath(path, n))
+	if err != nil {
 		return fileID{}
 	}
-	return idFrom(&st)
+	return idOf(info)
 }
 
 // openLog opens a regular file, and nothing else: the directory may belong to whoever wrote the program.
-func openLog(path string) (*os.File, error) {
+func openLog(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -71,20 +82,19 @@ func openLog(path string) (*os.File, error) {
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, err
 	}
-	return f, nil
+	return f, info, err
 }
 
 // openSpan opens all files of a log. One that is being rotated is looked at again.
 func openSpan(path string) (*span, error) {
 	for {
-		before := idOf(rotatedPath(path, 1))
+		before := rotatedID(path, 1)
 		s, err := openFiles(path)
 		if err != nil {
 			return nil, err
 		}
-		if idOf(rotatedPath(path, 1)) == before {
+		if rotatedID(path, 1) == before {
 			s.newer = before
 			return s, nil
 		}
@@ -99,7 +109,7 @@ func openFiles(path string) (*span, error) {
 		if n > 0 {
 			name = rotatedPath(path, n)
 		}
-		f, err := openLog(name)
+		f, info, err := openLog(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			if n == 0 {
 				continue // it may be about to be written
@@ -110,19 +120,13 @@ func openFiles(path string) (*span, error) {
 			s.close()
 			return nil, err
 		}
-		info, err := f.Stat()
-		if err != nil {
-			_ = f.Close()
-			s.close()
-			return nil, err
-		}
 		if n == 0 {
-			s.last = info.Size()
+			s.log = info
 		}
-		s.files, s.sizes, s.size = append(s.files, f), append(s.sizes, info.Size()), s.size+info.Size()
+		s.files, s.infos, s.size = append(s.files, f), append(s.infos, info), s.size+info.Size()
 	}
 	slices.Reverse(s.files)
-	slices.Reverse(s.sizes)
+	slices.Reverse(s.infos)
 	return s, nil
 }
 
@@ -137,7 +141,7 @@ func (s *span) section(from, to int64) io.Reader {
 	var parts []io.Reader
 	var begin int64
 	for i, f := range s.files {
-		end := begin + s.sizes[i]
+		end := begin + s.infos[i].Size()
 		if low, high := max(from, begin), min(to, end); low < high {
 			parts = append(parts, io.NewSectionReader(f, low-begin, high-low))
 		}
@@ -298,10 +302,23 @@ func (t *tail) wait(halfWay bool) bool {
 	return t.waited <= maxWaited
 }
 
-// copied reports whether a log is still what its newest rotated file was copied from: it is copied first and cut after.
-func (t *tail) copied(log fs.FileInfo) bool {
-	rotated, err := os.Lstat(rotatedPath(t.path, 1))
-	return err == nil && log.Size() >= rotated.Size() && !log.ModTime().After(rotated.ModTime())
+// copied reports whether the log is still what its newest rotated file was copied from: it is copied first and cut after.
+func (s *span) copied() bool {
+	n := len(s.infos)
+	return s.log != nil && n > 1 && s.log.Size() >= s.infos[n-2].Size() && !s.log.ModTime().After(s.infos[n-2].ModTime())
+}
+
+// since returns where in the span an offset in the log is now, from the time when that was its newest rotated file.
+func (s *span) since(newest fileID, offset int64) int64 {
+	i, begin := len(s.infos), s.size
+	for i > 0 && idOf(s.infos[i-1]) != newest {
+		i--
+		begin -= s.infos[i].Size()
+	}
+	if i == len(s.infos) {
+		return s.size
+	}
+	return begin + min(offset, s.infos[i].Size()) // a copy may be shorter than the log was
 }
 
 // begin prints the part of the log that is asked for, and remembers where it ended.
@@ -315,100 +332,32 @@ func (t *tail) begin(previous bool, lines int) error {
 	if err != nil {
 		return err
 	}
-	t.offset, t.rotated = s.last, s.newer
+	t.offset, t.rotated = s.last(), s.newer
 	return t.printer.copy(s.section(from, to))
 }
 
-// next prints what was added. It returns false when it must be called again before anything is known: a log that is
+// next prints what was added, over rotations. It returns false when it must be called again before anything is known: a log that is
 // rotated is copied first and cut after, and what is read in between would be read twice.
 func (t *tail) next() (settled bool, err error) {
-	if newest := idOf(rotatedPath(t.path, 1)); newest != t.rotated {
-		// Between two renames the second newest is there, and the newest is not yet.
-		if t.wait(newest == fileID{} && idOf(rotatedPath(t.path, 2)) != fileID{}) {
-			return false, nil
-		}
-		return false, t.readRotated(newest)
-	}
-	f, err := openLog(t.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		t.offset = 0
-		return true, nil
-	}
+	s, err := openSpan(t.path)
 	if err != nil {
 		return true, err
 	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return true, err
-	}
-	if t.wait(t.offset == 0 && t.copied(info)) {
+	defer s.close()
+	none := fileID{}
+	// Between two renames the second newest is there, and the newest is not yet.
+	betweenRenames := s.newer == none && rotatedID(t.path, 2) != none
+	if t.wait(betweenRenames || s.newer != t.rotated && s.copied()) {
 		return false, nil
 	}
-	if info.Size() < t.offset {
-		if idOf(rotatedPath(t.path, 1)) != t.rotated {
-			return false, nil // it was rotated just now
-		}
+	if s.newer == t.rotated && s.last() < t.offset {
 		t.offset = 0 // cut without a copy
 	}
-	added := io.NewSectionReader(f, t.offset, math.MaxInt64-t.offset)
+	from := s.since(t.rotated, t.offset)
+	added := &io.LimitedReader{R: s.section(from, s.size), N: s.size - from}
 	err = t.printer.copy(added)
-	n, _ := added.Seek(0, io.SeekCurrent) // it tells how far that is
-	t.offset += n
+	t.offset, t.rotated = s.last()-added.N, s.newer // what is cut while it is read is in the copy
 	return true, err
-}
-
-// readRotated prints the rest of what was in the log, and all that came and went since.
-func (t *tail) readRotated(newest fileID) error {
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
-	for n := 1; n < maxRotated; n++ {
-		f, err := openLog(rotatedPath(t.path, n))
-		if errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		id := idOfFile(f)
-		if id == t.rotated {
-			_ = f.Close()
-			break
-		}
-		if len(files) > 0 && id == idOfFile(files[len(files)-1]) {
-			_ = f.Close() // it was moved on just now
-			continue
-		}
-		files = append(files, f)
-	}
-	if len(files) == 0 { // they are gone
-		t.rotated = newest
-		return nil
-	}
-	slices.Reverse(files)
-	for _, f := range files {
-		if _, err := f.Seek(t.offset, io.SeekStart); err != nil {
-			return err
-		}
-		t.offset = 0
-		if err := t.printer.copy(f); err != nil {
-			return err
-		}
-	}
-	t.rotated = idOfFile(files[len(files)-1])
-	return nil
-}
-
-func idOfFile(f *os.File) fileID {
-	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) != nil {
-		return fileID{}
-	}
-	return idFrom(&st)
 }
 
 // follow prints what is added to the logs until ctx ends, or nothing writes to them any more.

@@ -161,7 +161,7 @@ func TestFollowMissesNothing(t *testing.T) {
 				want.WriteString(text)
 			case 2:
 				p.rotate(rt)
-				if kept := 3; idOf(rotatedPath(p.path, kept)) != (fileID{}) && !begun {
+				if kept := 3; rotatedID(p.path, kept) != (fileID{}) && !begun {
 					begun = true // before the oldest goes
 					if err := tl.begin(false, -1); err != nil {
 						rt.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -157,27 +158,11 @@ func matchList(text, list string) bool {
 	return found
 }
 
-// glob matches a pattern in which '*' stands for any text and '?' for one character. Its time is bounded by the product
-// of the lengths.
+// wildcards are the two of patterns, as QuoteMeta writes them.
+var wildcards = strings.NewReplacer(`\*`, ".*", `\?`, ".")
+
+// glob matches a pattern in which '*' stands for any text and '?' for one character, in time that their lengths bound.
 func glob(pattern, text string) bool {
-	p, t := []rune(pattern), []rune(text)
-	i, j, star, mark := 0, 0, -1, 0
-	for j < len(t) {
-		switch {
-		case i < len(p) && p[i] == '*':
-			star, mark = i, j
-			i++
-		case i < len(p) && (p[i] == '?' || p[i] == t[j]):
-			i, j = i+1, j+1
-		case star >= 0:
-			mark++
-			i, j = star+1, mark
-		default:
-			return false
-		}
-	}
-	for i < len(p) && p[i] == '*' {
-		i++
-	}
-	return i == len(p)
+	pattern = string([]rune(pattern)) // valid UTF-8
+	return regexp.MustCompile("(?s)^" + wildcards.Replace(regexp.QuoteMeta(pattern)) + "$").MatchString(text)
 }

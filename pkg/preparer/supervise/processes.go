@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,10 +22,12 @@ import (
 type Processes struct {
 	runtime runtime.Runtime
 	step    func(name string)
-	looking chan struct{} // holds whoever asks the runtime
+	begun   atomic.Uint64 // number of the newest question that has begun
+	looking chan struct{} // holds whoever looks at what follows
 
-	mu       sync.Mutex
-	nextLook *look // that nobody carries out yet; nil when nobody waits for one
+	latest uint64 // number of the question that was answered so
+	all    map[pod.Identity][]runtime.Status
+	err    error
 }
 
 // New returns the processes of a runtime. step is told what was done.
@@ -94,62 +96,28 @@ func Compare(wanted []string, procs []runtime.Status) Plan {
 	return plan
 }
 
-// look is one question to the runtime, asked on behalf of every worker that wanted to know before it was asked: the answer
-// is about all pods, so that each of many workers asking for itself would make a start cost more the more pods there are.
-type look struct {
-	done  chan struct{} // closed when the rest is set
-	procs map[pod.Identity][]runtime.Status
-	err   error
-	void  bool // whoever asked had to leave; the others ask again
-}
-
-// Of asks the runtime what it has of a pod at this moment.
+// Of asks the runtime what it has of a pod at this moment. Workers that ask at the same time share one question, asked after all of them
+// wanted to know: the answer is about all pods, so that each asking for itself would make a start cost more the more pods there are.
 func (s *Processes) Of(ctx context.Context, id pod.Identity) ([]runtime.Status, error) {
-	for {
-		l := s.joinLook()
-		select {
-		case <-l.done:
-		case s.looking <- struct{}{}: // one at a time; what others want to know meanwhile is one question, too
-			s.carryOutLook(ctx, l)
-			<-s.looking
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		switch {
-		case l.void && ctx.Err() == nil:
-			continue
-		case l.err != nil:
-			return nil, fmt.Errorf("read processes of the runtime: %w", l.err)
-		}
-		return l.procs[id], nil
-	}
-}
-
-// joinLook returns the look that is to be carried out next.
-func (s *Processes) joinLook() *look {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.nextLook == nil {
-		s.nextLook = &look{done: make(chan struct{})}
-	}
-	return s.nextLook
-}
-
-// carryOutLook asks, unless somebody else has. The caller holds the place in looking.
-func (s *Processes) carryOutLook(ctx context.Context, l *look) {
+	want := s.begun.Load() + 1
 	select {
-	case <-l.done:
-		return
-	default:
+	case s.looking <- struct{}{}:
+		defer func() { <-s.looking }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	s.mu.Lock()
-	s.nextLook = nil // who comes from now on may know of something newer
-	s.mu.Unlock()
-	var procs []runtime.Status
-	procs, _, l.err = s.runtime.Watch(ctx, 0)
-	l.void = l.err != nil && ctx.Err() != nil
-	l.procs = ByPod(procs)
-	close(l.done)
+	if s.latest < want {
+		begun := s.begun.Add(1)
+		procs, _, err := s.runtime.Watch(ctx, 0)
+		if err != nil && ctx.Err() != nil { // the others ask for themselves
+			return nil, fmt.Errorf("read processes of the runtime: %w", err)
+		}
+		s.latest, s.all, s.err = begun, ByPod(procs), err
+	}
+	if s.err != nil {
+		return nil, fmt.Errorf("read processes of the runtime: %w", s.err)
+	}
+	return s.all[id], nil
 }
 
 // Start starts a process. One that is there already is fine.

@@ -136,11 +136,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		if time.Since(failingSince) > c.cfg.ConnectTimeout {
 			return errors.Join(err, spawnErr)
 		}
-		timer := time.NewTimer(wait.NextBackOff())
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause(ctx, wait.NextBackOff()) {
 			return fmt.Errorf("call supervisor: %w", ctx.Err())
 		}
 	}
@@ -192,7 +188,7 @@ func (c *Client) once(ctx context.Context, method, path string, in, out any) err
 		if err := json.Unmarshal(data, &f); err != nil || f.Message == "" {
 			return fmt.Errorf("call supervisor: %s: %q", resp.Status, data)
 		}
-		return f.err()
+		return remoteError{f}
 	case out == nil || len(data) == 0:
 		return nil
 	}

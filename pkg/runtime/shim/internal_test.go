@@ -189,15 +189,21 @@ func TestRotatorGoesOnBesideAStalledLog(t *testing.T) {
 		}
 		// Both are done before the next round, or it would take them for busy.
 		for busy := 2; busy > 1; {
-			r.mu.Lock()
-			busy = len(r.busy)
-			r.mu.Unlock()
+			busy = busyLogs(&r)
 			goruntime.Gosched()
 		}
 	}
 	close(stalled)
-	r.wait()
-	if len(r.busy) > 0 {
-		t.Errorf("taken for busy: %v", r.busy)
+	r.under.Wait()
+	if n := busyLogs(&r); n > 0 {
+		t.Errorf("%d are taken for busy", n)
 	}
+}
+
+func busyLogs(r *rotator) (n int) {
+	r.busy.Range(func(any, any) bool {
+		n++
+		return true
+	})
+	return n
 }

@@ -18,15 +18,8 @@ const (
 // rotateLogs looks at all logs now and then until ctx ends.
 func (s *supervisor) rotateLogs(ctx context.Context) {
 	logs := rotator{rotate: logfile.Rotate}
-	defer logs.wait()
-	tick := time.NewTicker(s.cfg.LogCheck)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
+	defer logs.under.Wait()
+	for pause(ctx, s.cfg.LogCheck) {
 		if err := logfile.Rotate(filepath.Join(s.cfg.Dir, logName), ownLogBytes, ownLogKeep); err != nil {
 			s.cfg.Log("log not rotated", map[string]any{"error": err})
 		}
@@ -46,34 +39,21 @@ func (s *supervisor) rotateLogs(ctx context.Context) {
 type rotator struct {
 	rotate func(path string, limit int64, keep int) error
 	under  sync.WaitGroup
-
-	mu   sync.Mutex
-	busy map[string]bool // by path, because two versions of a pod write to one log
+	busy   sync.Map // by path, because two versions of a pod write to one log
 }
 
 // begin rotates a log in the background, unless that is under way.
 func (r *rotator) begin(path string, limit int64, keep int, failed func(error)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.busy[path] {
+	if _, busy := r.busy.LoadOrStore(path, true); busy {
 		return
 	}
-	if r.busy == nil {
-		r.busy = map[string]bool{}
-	}
-	r.busy[path] = true
 	r.under.Go(func() {
+		defer r.busy.Delete(path)
 		if err := r.rotate(path, limit, keep); err != nil {
 			failed(err)
 		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.busy, path)
 	})
 }
-
-// wait returns when none is under way.
-func (r *rotator) wait() { r.under.Wait() }
 
 // fillReserve is the time between two looks at what is set aside for records.
 const fillReserve = 10 * time.Second
@@ -82,18 +62,11 @@ const fillReserve = 10 * time.Second
 // started again. What it cannot do it says once.
 func (s *supervisor) keepReserve(ctx context.Context) {
 	told := false
-	for {
+	for fill := true; fill; fill = pause(ctx, fillReserve) {
 		_, err := s.records.reserve.Fill()
 		if err != nil && !told {
 			s.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
 		}
 		told = err != nil
-		timer := time.NewTimer(fillReserve)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
 	}
 }

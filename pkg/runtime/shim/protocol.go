@@ -2,6 +2,7 @@ package shim
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -61,33 +62,39 @@ type failure struct {
 	Message string `json:"message"`
 }
 
-// codes tells which error a failure stands for on the other side. An error without one stays a text.
-func codes() map[string]error {
-	return map[string]error{
-		"exists":      runtime.ErrExists,
-		"invalid":     runtime.ErrInvalid,
-		"not_stopped": runtime.ErrNotStopped,
-		"leaving":     errLeaving,
-	}
+// kinds tell which error a failure stands for on the other side. An error of no kind stays a text.
+var kinds = []struct {
+	code   string
+	is     error
+	status int
+}{
+	{"leaving", errLeaving, http.StatusServiceUnavailable},
+	{"exists", runtime.ErrExists, http.StatusConflict},
+	{"not_stopped", runtime.ErrNotStopped, http.StatusConflict},
+	{"invalid", runtime.ErrInvalid, http.StatusBadRequest},
 }
 
-func failureOf(err error) failure {
-	for code, sentinel := range codes() {
-		if errors.Is(err, sentinel) {
-			return failure{Code: code, Message: err.Error()}
+func failureOf(err error) (f failure, status int) {
+	for _, kind := range kinds {
+		if errors.Is(err, kind.is) {
+			return failure{Code: kind.code, Message: err.Error()}, kind.status
 		}
 	}
-	return failure{Code: "error", Message: err.Error()}
+	return failure{Code: "error", Message: err.Error()}, http.StatusInternalServerError
 }
 
 // remoteError is a failure on the client's side: the supervisor's words, and the sentinel behind them.
 type remoteError struct {
-	message string
-	is      error // nil if there is none
+	failure
 }
 
-func (e *remoteError) Error() string { return e.message }
+func (e remoteError) Error() string { return e.Message }
 
-func (e *remoteError) Unwrap() error { return e.is }
-
-func (f failure) err() error { return &remoteError{message: f.Message, is: codes()[f.Code]} }
+func (e remoteError) Is(target error) bool {
+	for _, kind := range kinds {
+		if kind.code == e.Code {
+			return kind.is == target //nolint:errorlint // the table has sentinels alone
+		}
+	}
+	return false
+}

@@ -2,8 +2,8 @@ package shim
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -14,42 +14,19 @@ import (
 // handler serves the protocol. Contexts of requests end with the client's connection and with the supervisor.
 func (s *supervisor) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+startPath, func(w http.ResponseWriter, r *http.Request) {
-		var spec runtime.Spec
-		err := decode(w, r, &spec)
-		if err == nil {
-			err = s.start(r.Context(), spec)
-		}
-		s.answer(w, nil, err)
-	})
-	mux.HandleFunc("POST "+stopPath, func(w http.ResponseWriter, r *http.Request) {
-		var t target
-		err := decode(w, r, &t)
-		if err == nil {
-			err = s.stop(r.Context(), t.ID)
-		}
-		s.answer(w, nil, err)
-	})
-	mux.HandleFunc("POST "+removePath, func(w http.ResponseWriter, r *http.Request) {
-		var t target
-		err := decode(w, r, &t)
-		if err == nil {
-			err = s.remove(t.ID)
-		}
-		s.answer(w, nil, err)
-	})
+	mux.HandleFunc("POST "+startPath, post(s, s.start))
+	mux.HandleFunc("POST "+stopPath, post(s, func(ctx context.Context, t target) error { return s.stop(ctx, t.ID) }))
+	mux.HandleFunc("POST "+removePath, post(s, func(_ context.Context, t target) error { return s.remove(t.ID) }))
 	mux.HandleFunc("GET "+watchPath, func(w http.ResponseWriter, r *http.Request) {
-		cursor, err := strconv.ParseUint(r.URL.Query().Get("cursor"), 10, 64)
-		if err != nil {
-			s.answer(w, nil, fmt.Errorf("%w: cursor: %w", runtime.ErrInvalid, err))
-			return
+		var cursors [2]uint64
+		for i, text := range []string{r.URL.Query().Get("cursor"), cmp.Or(r.URL.Query().Get("base"), "0")} {
+			var err error
+			if cursors[i], err = strconv.ParseUint(text, 10, 64); err != nil {
+				s.answer(w, nil, fmt.Errorf("%w: cursor or base: %w", runtime.ErrInvalid, err))
+				return
+			}
 		}
-		base, err := strconv.ParseUint(cmp.Or(r.URL.Query().Get("base"), "0"), 10, 64)
-		if err != nil {
-			s.answer(w, nil, fmt.Errorf("%w: base: %w", runtime.ErrInvalid, err))
-			return
-		}
-		snap, changed := s.watch(r.Context(), cursor, base)
+		snap, changed := s.watch(r.Context(), cursors[0], cursors[1])
 		switch {
 		case changed:
 			s.answer(w, snap, nil)
@@ -62,25 +39,26 @@ func (s *supervisor) handler() http.Handler {
 	return mux
 }
 
-func decode(w http.ResponseWriter, r *http.Request, into any) error {
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(into); err != nil {
-		return fmt.Errorf("%w: read request: %w", runtime.ErrInvalid, err)
+// post serves one kind of request, which is answered with nothing but how it went.
+func post[T any](s *supervisor, do func(context.Context, T) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in T
+		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(&in)
+		if err != nil {
+			err = fmt.Errorf("%w: read request: %w", runtime.ErrInvalid, err)
+		} else {
+			err = do(r.Context(), in)
+		}
+		s.answer(w, nil, err)
 	}
-	return nil
 }
 
 // answer sends the body, or no content without one, or the error.
 func (s *supervisor) answer(w http.ResponseWriter, body any, err error) {
 	status := http.StatusOK
 	switch {
-	case errors.Is(err, errLeaving):
-		status, body = http.StatusServiceUnavailable, failureOf(err)
-	case errors.Is(err, runtime.ErrExists), errors.Is(err, runtime.ErrNotStopped):
-		status, body = http.StatusConflict, failureOf(err)
-	case errors.Is(err, runtime.ErrInvalid):
-		status, body = http.StatusBadRequest, failureOf(err)
 	case err != nil:
-		status, body = http.StatusInternalServerError, failureOf(err)
+		body, status = failureOf(err)
 	case body == nil:
 		w.WriteHeader(http.StatusNoContent)
 		return
