@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,20 +35,18 @@ type Target struct {
 // Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
 const Timeout = 60 * time.Second
 
-// test is one case of the suite.
-type test struct {
-	name string
-	run  func(t *testing.T, b *bench)
-}
-
-// Run runs the suite. factory is called once per test.
+// Run runs the suite: what of a bench is called Test. factory is called once per test.
 func Run(t *testing.T, factory func(t *testing.T) *Target) {
 	t.Helper()
-	for _, tt := range slices.Concat(lifecycleTests(), policyTests(), stoppingTests(), survivalTests(), isolationTests()) {
-		t.Run(tt.name, func(t *testing.T) {
+	for test := range reflect.TypeFor[*bench]().Methods() {
+		name, isTest := strings.CutPrefix(test.Name, "Test")
+		if !isTest {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir() // made first, so that it is removed last, when nothing writes there any more
-			tt.run(t, &bench{Target: factory(t), dir: dir})
+			test.Func.Call([]reflect.Value{reflect.ValueOf(&bench{T: t, Target: factory(t), dir: dir})})
 		})
 	}
 }
@@ -81,8 +79,17 @@ func Alive(pid int) bool {
 
 // bench is a target and a directory that scripts write into.
 type bench struct {
+	*testing.T
 	*Target
 	dir string
+}
+
+// failIf fails the test, which goes on, if something is not as it should be.
+func (b *bench) failIf(wrong bool, format string, args ...any) {
+	b.Helper()
+	if wrong {
+		b.Errorf(format, args...)
+	}
 }
 
 // path returns a file in the test's directory, which scripts see as their working directory.
@@ -98,39 +105,39 @@ func (b *bench) script(id, script string) runtime.Spec {
 	}
 }
 
-func (b *bench) start(t *testing.T, spec runtime.Spec) {
-	t.Helper()
-	if err := b.Runtime.Start(t.Context(), spec); err != nil {
-		t.Fatalf("start %s: %v", spec.ID, err)
+func (b *bench) start(spec runtime.Spec) {
+	b.Helper()
+	if err := b.Runtime.Start(b.Context(), spec); err != nil {
+		b.Fatalf("start %s: %v", spec.ID, err)
 	}
 }
 
-func (b *bench) stop(t *testing.T, id string) {
-	t.Helper()
-	if err := b.Runtime.Stop(t.Context(), id); err != nil {
-		t.Fatalf("stop %s: %v", id, err)
+func (b *bench) stop(id string) {
+	b.Helper()
+	if err := b.Runtime.Stop(b.Context(), id); err != nil {
+		b.Fatalf("stop %s: %v", id, err)
 	}
 }
 
 // startReady starts a script and waits until it has made a file named ready, and is reported as running.
-func (b *bench) startReady(t *testing.T, spec runtime.Spec) runtime.Status {
-	t.Helper()
-	b.start(t, spec)
-	Eventually(t, spec.ID+" is ready", func() bool { return b.exists("ready") })
-	return b.await(t, spec.ID, "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
+func (b *bench) startReady(spec runtime.Spec) runtime.Status {
+	b.Helper()
+	b.start(spec)
+	Eventually(b, spec.ID+" is ready", func() bool { return b.exists("ready") })
+	return b.await(spec.ID, "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
 }
 
 // await watches until the process's state is as wanted.
-func (b *bench) await(t *testing.T, id, what string, ok func(runtime.Status) bool) runtime.Status {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
+func (b *bench) await(id, what string, ok func(runtime.Status) bool) runtime.Status {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), Timeout)
 	defer cancel()
 	var cursor uint64
 	var last *runtime.Status
 	for {
 		list, next, err := b.Runtime.Watch(ctx, cursor)
 		if err != nil {
-			t.Fatalf("watch %s until %s: %v; last seen: %+v", id, what, err, last)
+			b.Fatalf("watch %s until %s: %v; last seen: %+v", id, what, err, last)
 		}
 		cursor = next
 		for _, st := range list {
@@ -146,11 +153,11 @@ func (b *bench) await(t *testing.T, id, what string, ok func(runtime.Status) boo
 }
 
 // status returns the state of process "p" now; false when the runtime does not know it.
-func (b *bench) status(t *testing.T) (runtime.Status, bool) {
-	t.Helper()
-	list, _, err := b.Runtime.Watch(t.Context(), 0)
+func (b *bench) status() (runtime.Status, bool) {
+	b.Helper()
+	list, _, err := b.Runtime.Watch(b.Context(), 0)
 	if err != nil {
-		t.Fatalf("watch: %v", err)
+		b.Fatalf("watch: %v", err)
 	}
 	for _, st := range list {
 		if st.Spec.ID == "p" {
@@ -165,23 +172,23 @@ func (b *bench) exists(name string) bool {
 	return err == nil
 }
 
-func (b *bench) read(t *testing.T, name string) string {
-	t.Helper()
+func (b *bench) read(name string) string {
+	b.Helper()
 	data, err := os.ReadFile(b.path(name))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
+		b.Fatal(err)
 	}
 	return string(data)
 }
 
 // pids reads a file that scripts appended their pids to, one per line.
-func (b *bench) pids(t *testing.T, name string) []int {
-	t.Helper()
+func (b *bench) pids(name string) []int {
+	b.Helper()
 	var pids []int
-	for line := range strings.FieldsSeq(b.read(t, name)) {
+	for line := range strings.FieldsSeq(b.read(name)) {
 		pid, err := strconv.Atoi(line)
 		if err != nil {
-			t.Fatalf("pid in %s: %v", name, err)
+			b.Fatalf("pid in %s: %v", name, err)
 		}
 		pids = append(pids, pid)
 	}
@@ -189,17 +196,17 @@ func (b *bench) pids(t *testing.T, name string) []int {
 }
 
 // awaitPIDs waits until scripts have written so many pids into the file "pid", one for each run.
-func (b *bench) awaitPIDs(t *testing.T, n int) []int {
-	t.Helper()
-	Eventually(t, fmt.Sprintf("%d pids", n), func() bool { return strings.Count(b.read(t, "pid"), "\n") >= n })
-	return b.pids(t, "pid")
+func (b *bench) awaitPIDs(n int) []int {
+	b.Helper()
+	Eventually(b, fmt.Sprintf("%d pids", n), func() bool { return strings.Count(b.read("pid"), "\n") >= n })
+	return b.pids("pid")
 }
 
-func wantGone(t *testing.T, pids ...int) {
-	t.Helper()
+func (b *bench) wantGone(pids ...int) {
+	b.Helper()
 	for _, pid := range pids {
 		if Alive(pid) {
-			t.Errorf("process %d still runs", pid)
+			b.Errorf("process %d still runs", pid)
 		}
 	}
 }
