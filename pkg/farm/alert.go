@@ -63,6 +63,6 @@ func (ps *pass) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
 		ps.kit.teller.tell(ctx, ps.id, tell)
 	}
 	ps.mem.told = pending
-	ps.kit.metrics.alerting(ps.id, alert.Active(&plan.Status, now))
+	ps.kit.metrics.Alerting(ps.id, alert.Active(&plan.Status, now))
 	return told
 }

@@ -171,7 +171,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		return fmt.Errorf("join: %w", err)
 	}
 	defer f.cfg.Metrics.reset()
-	f.cfg.Store.OnSpoiled(f.cfg.Metrics.mergedFailed)
+	f.cfg.Store.OnSpoiled(func(kind string, parts int) { f.cfg.Metrics.spoiled.WithLabelValues(kind).Add(float64(parts)) })
 	group, ctx := errgroup.WithContext(ctx)
 	f.world.watch(ctx, group)
 	group.Go(func() error {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -59,9 +60,9 @@ func IsLowest(id string, members []string) bool {
 // observe publishes where the farm stands.
 func (f *Farm) observe() {
 	breaker := f.world.breakerRec()
-	f.cfg.Metrics.owns(len(f.roster.all()))
-	f.cfg.Metrics.settledNow(f.kit.settling.done(f.world.schemaRec().Value.Nonce))
-	f.cfg.Metrics.breaker(breaker.Index == 0 || breaker.Value.Tripped)
+	f.cfg.Metrics.owned.Set(float64(len(f.roster.all())))
+	f.cfg.Metrics.settled.Set(obs.Flag(f.kit.settling.done(f.world.schemaRec().Value.Nonce)))
+	f.cfg.Metrics.tripped.Set(obs.Flag(breaker.Index == 0 || breaker.Value.Tripped))
 }
 
 // commit carries a batch out and counts it.

@@ -103,7 +103,7 @@ func refuses(v *scheduler.View, name string) (why string) {
 
 // ignore counts a part of an answer that is not used, and says why.
 func (o *outside) ignore(rcID, name, why string) {
-	o.metrics.schedulerFailed(badAnswer)
+	o.metrics.scheduler.WithLabelValues(badAnswer).Inc()
 	o.log.WithFields(obs.Fields{obs.RCID: rcID, obs.Node: name, obs.Reason: why}).
 		Error("a node that the scheduler named is ignored")
 }
@@ -176,7 +176,7 @@ func (o *outside) try(ctx context.Context, call string, f func(context.Context) 
 		if err == nil {
 			return struct{}{}, nil
 		}
-		o.metrics.schedulerFailed(call)
+		o.metrics.scheduler.WithLabelValues(call).Inc()
 		if limited.Err() != nil && ctx.Err() == nil {
 			err = fmt.Errorf("no answer within %s: %w", schedulerLimit, err)
 			o.gate.hung(time.Now(), err)

@@ -168,7 +168,7 @@ func (ps *pass) bump(ctx context.Context) error {
 		return fmt.Errorf("bump the fence: %w", err)
 	}
 	if ps.mem.unsure {
-		ps.kit.metrics.bumped()
+		ps.kit.metrics.bumps.Inc()
 	}
 	ps.mem.fence, ps.mem.consistent, ps.mem.unsure = fence, true, false
 	return nil

@@ -3,6 +3,8 @@ package farm
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/util/workqueue"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
 // queueMetrics is what the workqueue reports. One set serves the queues of all sessions, one after the other.
@@ -12,11 +14,11 @@ type queueMetrics struct {
 	wait    prometheus.Histogram
 }
 
-func newQueueMetrics(f factory) queueMetrics {
+func newQueueMetrics(f obs.Meter) queueMetrics {
 	return queueMetrics{
-		depth:   f.gauge("queue_depth", "Controllers that wait for a look."),
-		delayed: f.counter("queue_delayed_total", "Looks that were asked for later, after a failure among others."),
-		wait:    f.histogram("queue_wait_seconds", "How long a controller waited for a look.", passBuckets),
+		depth:   f.Gauge("queue_depth", "Controllers that wait for a look."),
+		delayed: f.Counter("queue_delayed_total", "Looks that were asked for later, after a failure among others."),
+		wait:    f.Histogram("queue_wait_seconds", "How long a controller waited for a look.", passBuckets),
 	}
 }
 

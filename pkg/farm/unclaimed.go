@@ -49,7 +49,7 @@ func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.Lo
 	if !lowest {
 		unclaimed = nil
 	}
-	f.cfg.Metrics.unclaimedNow(len(unclaimed))
+	f.cfg.Metrics.unclaimed.Set(float64(len(unclaimed)))
 	told := map[string]map[string]bool{}
 	var corrupt []error
 	for _, id := range unclaimed[:min(len(unclaimed), maxReports)] {

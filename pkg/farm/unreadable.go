@@ -143,7 +143,7 @@ func (f *Farm) tellUnreadable(ctx context.Context) error {
 		switch lowest := IsLowest(f.cfg.ID, f.Members()); {
 		case !lowest:
 			due = true
-			f.cfg.Metrics.alerting(recordsName, nil)
+			f.cfg.Metrics.Alerting(recordsName, nil)
 		case due || changed:
 			var err error
 			if told, due, err = f.tellRecords(ctx, errs, told); err != nil && ctx.Err() == nil {
@@ -185,7 +185,7 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 			f.kit.teller.tell(ctx, "", t)
 		}
 	}
-	f.cfg.Metrics.alerting(recordsName, active)
+	f.cfg.Metrics.Alerting(recordsName, active)
 	return pending, len(tells) > 0, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -146,7 +147,8 @@ func (w *world) reporter(ctx context.Context, name string) (onError func(error),
 	onError = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		w.metrics.watchFailed(name)
+		kind, _, _ := strings.Cut(name, "/") // such as nodes/3
+		w.metrics.watches.WithLabelValues(kind).Inc()
 		if ctx.Err() == nil && last != err.Error() {
 			last = err.Error()
 			w.log.WithError(err).WithField(obs.Key, name).Warn("cannot watch; nothing is changed on what is not seen")

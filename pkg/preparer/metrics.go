@@ -3,6 +3,7 @@ package preparer
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -26,58 +27,38 @@ var podStates = []pod.State{
 
 // NewMetrics makes and registers the metrics of a preparer.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "rcfarm", Subsystem: "preparer", Name: name, Help: help})
-	}
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "rcfarm", Subsystem: "preparer", Name: name, Help: help})
-	}
-	m := &Metrics{
-		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: "rcfarm", Subsystem: "preparer", Name: "pods", Help: "Pods of this node, by state.",
-		}, []string{"state"}),
-		orphans:     gauge("orphans", "Pods that run without a matching intent."),
-		holding:     gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
-		connected:   gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
-		nameRefused: gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
-		open:        gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node."),
-		reserve:     gauge("reserve_bytes", "What is set aside on the disk for records, should it be full."),
-		restarts:    counter("restarts_total", "Processes of pods that were started again after they had ended."),
-		written:     counter("realities_written_total", "Reports about pods that were written to Consul."),
-		failures:    counter("install_failures_total", "Installations that failed and are tried again."),
+	m := obs.NewMeter(reg, "preparer")
+	return &Metrics{
+		pods:        obs.Gauges(m, "pods", "Pods of this node, by state.", "state", podStates...),
+		orphans:     m.Gauge("orphans", "Pods that run without a matching intent."),
+		holding:     m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
+		connected:   m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
+		nameRefused: m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
+		open:        m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node."),
+		reserve:     m.Gauge("reserve_bytes", "What is set aside on the disk for records, should it be full."),
+		restarts:    m.Counter("restarts_total", "Processes of pods that were started again after they had ended."),
+		written:     m.Counter("realities_written_total", "Reports about pods that were written to Consul."),
+		failures:    m.Counter("install_failures_total", "Installations that failed and are tried again."),
 
-		hookFailures: counter("hook_failures_total", "Hooks that failed or took too long."),
+		hookFailures: m.Counter("hook_failures_total", "Hooks that failed or took too long."),
 
-		artifactBytes:     gauge("artifact_bytes", "What unpacked artifacts take on the disk, roughly."),
-		artifactsPruned:   counter("artifacts_pruned_total", "Artifacts that were removed from the cache."),
-		artifactsRestored: counter("artifacts_restored_total", "Artifacts in which the program was missing when a process could not be started, and that were fetched again."),
+		artifactBytes:     m.Gauge("artifact_bytes", "What unpacked artifacts take on the disk, roughly."),
+		artifactsPruned:   m.Counter("artifacts_pruned_total", "Artifacts that were removed from the cache."),
+		artifactsRestored: m.Counter("artifacts_restored_total", "Artifacts in which the program was missing when a process could not be started, and that were fetched again."),
 	}
-	for _, state := range podStates {
-		m.pods.WithLabelValues(string(state))
-	}
-	reg.MustRegister(m.pods, m.orphans, m.holding, m.connected, m.nameRefused, m.reserve, m.open, m.restarts, m.written, m.failures, m.hookFailures)
-	reg.MustRegister(m.artifactBytes, m.artifactsPruned, m.artifactsRestored)
-	return m
 }
 
 // stands publishes whether the node's lock is held, and whether the world is known.
 func (m *Metrics) stands(holding, known bool) {
-	m.holding.Set(flag(holding))
-	m.connected.Set(flag(holding && known))
+	m.holding.Set(obs.Flag(holding))
+	m.connected.Set(obs.Flag(holding && known))
 }
 
 // refused publishes whether the node's name is another host's.
-func (m *Metrics) refused(yes bool) { m.nameRefused.Set(flag(yes)) }
+func (m *Metrics) refused(yes bool) { m.nameRefused.Set(obs.Flag(yes)) }
 
 // opened publishes whether pods may do at Consul what they should not.
-func (m *Metrics) opened(yes bool) { m.open.Set(flag(yes)) }
-
-func flag(yes bool) float64 {
-	if yes {
-		return 1
-	}
-	return 0
-}
+func (m *Metrics) opened(yes bool) { m.open.Set(obs.Flag(yes)) }
 
 // count publishes what the node has. The caller is in pods.do.
 func (p *Preparer) count() {

@@ -39,6 +39,23 @@ var (
 	ErrFiltered = consul.ErrFiltered
 )
 
+// Failures are what Outcome says of writes that did not land.
+var Failures = []string{"refused", "unknown", "error"}
+
+// Outcome says in a word what became of a write; good where it landed.
+func Outcome(err error, good string) string {
+	switch {
+	case err == nil:
+		return good
+	case errors.Is(err, ErrUnknown):
+		return "unknown"
+	case errors.Is(err, ErrRefused):
+		return "refused"
+	default:
+		return "error"
+	}
+}
+
 // Store reads and writes typed records. It is safe for concurrent use.
 type Store struct {
 	c    *consul.Client

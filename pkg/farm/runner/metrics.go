@@ -1,18 +1,17 @@
 package runner
 
 import (
-	"errors"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Metrics is what a runner counts. It outlives sessions. All its methods do nothing on a nil *Metrics. Every label value exists from
-// the start, and none names a service.
+// Metrics is what a runner counts. It outlives sessions. Every label value exists from the start, and none names a service.
 type Metrics struct {
 	running             *prometheus.GaugeVec
 	steps, ended, gates *prometheus.CounterVec
@@ -27,14 +26,10 @@ var (
 	endStates  = []rollout.State{rollout.Done, rollout.Aborted, rollout.Failed}
 )
 
-// The outcomes of steps and of gates.
+// What gates answer.
 const (
-	stepCommitted = "committed"
-	stepRefused   = "refused"
-	stepUnknown   = "unknown"
-	stepError     = "error"
-	gateAgreed    = "agreed"
-	gateNo        = "failed"
+	gateAgreed = "agreed"
+	gateNo     = "failed"
 )
 
 // stageBuckets are in seconds.
@@ -42,37 +37,15 @@ var stageBuckets = []float64{.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800}
 
 // NewMetrics makes and registers the metrics of a runner.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
-	vec := func(name, help, label string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "rcfarm", Subsystem: "rollout", Name: name, Help: help}, []string{label})
-		reg.MustRegister(c)
-		return c
+	m := obs.NewMeter(reg, "rollout")
+	return &Metrics{
+		states:  map[string]rollout.State{},
+		running: obs.Gauges(m, "running", "Rollouts that this farm carries out.", "state", liveStates...),
+		steps:   obs.Counters(m, "steps_total", "Writes of rollouts, by how Consul answered.", "outcome", append(store.Failures, "committed")...),
+		ended:   obs.Counters(m, "ended_total", "Rollouts that this farm has ended.", "state", endStates...),
+		gates:   obs.Counters(m, "gate_calls_total", "Calls of gates, by what came of them.", "answer", gateAgreed, gateNo),
+		stage:   m.Histogram("stage_duration_seconds", "How long a stage took, gates and delay included.", stageBuckets),
 	}
-	m := &Metrics{
-		states: map[string]rollout.State{},
-		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: "rcfarm", Subsystem: "rollout", Name: "running", Help: "Rollouts that this farm carries out.",
-		}, []string{"state"}),
-		steps: vec("steps_total", "Writes of rollouts, by how Consul answered.", "outcome"),
-		ended: vec("ended_total", "Rollouts that this farm has ended.", "state"),
-		gates: vec("gate_calls_total", "Calls of gates, by what came of them.", "answer"),
-		stage: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: "rcfarm", Subsystem: "rollout", Name: "stage_duration_seconds", Help: "How long a stage took, gates and delay included.", Buckets: stageBuckets,
-		}),
-	}
-	reg.MustRegister(m.running, m.stage)
-	for _, state := range liveStates {
-		m.running.WithLabelValues(string(state))
-	}
-	for _, state := range endStates {
-		m.ended.WithLabelValues(string(state))
-	}
-	for _, outcome := range []string{stepCommitted, stepRefused, stepUnknown, stepError} {
-		m.steps.WithLabelValues(outcome)
-	}
-	for _, answer := range []string{gateAgreed, gateNo} {
-		m.gates.WithLabelValues(answer)
-	}
-	return m
 }
 
 // carries notes in which state a rollout is that this farm carries out; "": it does not any more.
@@ -110,16 +83,7 @@ func (m *Metrics) publish() {
 
 // stepped counts one write and, when it landed, the stage or the rollout that it ended.
 func (m *Metrics) stepped(before *rollout.Record, d *rollout.Decision, now time.Time, err error) {
-	switch {
-	case err == nil:
-		m.steps.WithLabelValues(stepCommitted).Inc()
-	case errors.Is(err, store.ErrUnknown):
-		m.steps.WithLabelValues(stepUnknown).Inc()
-	case errors.Is(err, store.ErrRefused):
-		m.steps.WithLabelValues(stepRefused).Inc()
-	default:
-		m.steps.WithLabelValues(stepError).Inc()
-	}
+	m.steps.WithLabelValues(store.Outcome(err, "committed")).Inc()
 	if err != nil {
 		return
 	}
