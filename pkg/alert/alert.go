@@ -24,6 +24,34 @@ type Incident struct {
 	Farm string // that tells it
 }
 
+// Teller tells people of incidents, in the name of a farm.
+type Teller struct {
+	Farm string // id
+	To   Alerter
+}
+
+// One tells one thing about a controller; "": about no controller.
+func (t Teller) One(ctx context.Context, rcID string, what Tell) {
+	in := Incident{Incident: what.Incident, RCID: rcID, Farm: t.Farm}
+	if what.Resolved {
+		t.To.Resolve(ctx, in)
+	} else {
+		t.To.Raise(ctx, in)
+	}
+}
+
+// Due tells what is due and was not told yet, by Tell.ID, and how many that were. It returns what of it is to be stored as told.
+func (t Teller) Due(ctx context.Context, rcID string, due []Tell, told map[string]bool) (pending map[string]bool, fresh int) {
+	pending = map[string]bool{}
+	for _, what := range due {
+		if pending[what.ID()] = true; !told[what.ID()] {
+			fresh++
+			t.One(ctx, rcID, what)
+		}
+	}
+	return pending, fresh
+}
+
 // Log is an Alerter that writes to the log: a warning when an incident begins, a line when it is over.
 type Log struct{ Logger obs.Logger }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // alertGone tells that what is wrong with a controller is over, before the last of its records goes.
-func (m *memory) alertGone(ctx context.Context, to teller, id string, st *rc.Status) {
+func (m *memory) alertGone(ctx context.Context, to alert.Teller, id string, st *rc.Status) {
 	if st == nil {
 		return
 	}
@@ -27,7 +27,7 @@ func (m *memory) alertGone(ctx context.Context, to teller, id string, st *rc.Sta
 			m.told = map[string]bool{}
 		}
 		m.told[tell.ID()] = true
-		to.tell(ctx, id, alert.Tell{Incident: i, Resolved: true})
+		to.One(ctx, id, alert.Tell{Incident: i, Resolved: true})
 	}
 }
 
@@ -52,17 +52,8 @@ func (ps *pass) track(plan *reconcile.Plan) {
 // told anything, which the next pass then stores.
 func (ps *pass) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
 	now := time.Now()
-	pending := map[string]bool{}
-	for _, tell := range alert.Due(&plan.Status, now) {
-		id := tell.ID()
-		pending[id] = true
-		if ps.mem.told[id] {
-			continue // told, and not stored yet
-		}
-		told = true
-		ps.kit.teller.tell(ctx, ps.id, tell)
-	}
+	pending, fresh := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.told)
 	ps.mem.told = pending
 	ps.kit.metrics.Alerting(ps.id, alert.Active(&plan.Status, now))
-	return told
+	return fresh > 0
 }

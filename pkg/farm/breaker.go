@@ -150,7 +150,7 @@ func (ps *pass) judge(ctx context.Context, plan *reconcile.Plan) (judged bool, e
 	if len(planned) == 0 {
 		return true, nil
 	}
-	takingOver := time.Since(kit.world.membersSince()) < claimsWait
+	takingOver := time.Since(kit.world.now().stable) < claimsWait
 	if takingOver && kit.stops.hasUnread() {
 		return false, nil // pods of theirs may be stopping
 	}

@@ -2,7 +2,6 @@ package farm
 
 import (
 	"context"
-	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -71,15 +69,6 @@ type Tripper interface {
 	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
-// sight is what a pass sees of the cluster by the farm's watches.
-type sight interface {
-	schemaRec() store.Rec[store.Schema]
-	breakerRec() store.Rec[store.Breaker]
-	orphansOf(rcID string) []reconcile.Orphan
-	nodesAt() (nodes map[string]*node.View, version uint64)
-	membersSince() time.Time
-}
-
 // fleet is what a pass needs of the farms and their other controllers.
 type fleet interface {
 	// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
@@ -103,7 +92,7 @@ type kit struct {
 	lock   Tenancy
 	trip   Tripper
 
-	world     sight
+	world     *world
 	fleet     fleet
 	settling  *settling
 	stops     *stopCounter
@@ -118,35 +107,19 @@ type kit struct {
 	outside *outside // a scheduler that is asked in place of byLabel; nil: none
 	books   *books   // nil: the scheduler keeps none
 
-	teller  teller
+	teller  alert.Teller
 	metrics *Metrics
 }
 
 // newKit makes the kit of a farm, in whose place it has what tells of the world and of the other controllers.
-func newKit(cfg *Config, world sight, fleet fleet, byLabel *scheduler.ByLabel) *kit {
+func newKit(cfg *Config, world *world, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
 		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		world: world, fleet: fleet, settling: &settling{}, stops: newStopCounter(), kin: &kin{}, manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, suspects: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
-		teller: teller{farm: cfg.ID, to: cfg.Alerter}, metrics: cfg.Metrics,
+		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics,
 	}
 	k.outside, k.books = outsideOf(cfg)
 	return k
-}
-
-// teller tells people of incidents, in the name of a farm.
-type teller struct {
-	farm string // id
-	to   alert.Alerter
-}
-
-// tell tells one thing about a controller.
-func (t teller) tell(ctx context.Context, rcID string, what alert.Tell) {
-	in := alert.Incident{Incident: what.Incident, RCID: rcID, Farm: t.farm}
-	if what.Resolved {
-		t.to.Resolve(ctx, in)
-	} else {
-		t.to.Raise(ctx, in)
-	}
 }

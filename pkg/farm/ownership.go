@@ -47,7 +47,7 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 	if f.cfg.RCID != "" && f.cfg.RCID != id {
 		return "", false, nil
 	}
-	contenders := f.world.contenders()
+	contenders := f.world.now().able
 	if owner, mine = f.dedicated(contenders, id); owner != "" {
 		return owner, mine, nil
 	}
@@ -152,7 +152,7 @@ func (f *Farm) handOver(ctx context.Context) error {
 		if err := pause(ctx, f.cfg.StableAfter/4, nil); err != nil {
 			return err
 		}
-		changed := f.world.membersSince()
+		changed := f.world.now().stable
 		if changed.Equal(done) || time.Since(changed) < f.cfg.StableAfter {
 			continue
 		}

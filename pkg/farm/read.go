@@ -20,7 +20,8 @@ import (
 // what it holds is not known. With an error the view has what was read before that.
 func (ps *pass) read(ctx context.Context) error {
 	ps.consistent, ps.room.mark = ps.mem.consistent, ps.kit.scarcity.mark()
-	ps.schema, ps.breaker = ps.kit.world.schemaRec(), ps.kit.world.breakerRec()
+	seen := ps.kit.world.now()
+	ps.schema, ps.breaker = seen.schema, seen.breaker
 	ps.readEarly(ctx)
 	var err error
 	if ps.head, err = ps.readHead(ctx); err != nil {

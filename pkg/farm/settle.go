@@ -45,7 +45,7 @@ func (f *Farm) settle(ctx context.Context) error {
 	told := ""   // why the controllers were last looked at
 	marked := "" // the nonce of which the store says that the hold has ended
 	for {
-		rec := f.world.schemaRec()
+		rec := f.world.now().schema
 		schema := rec.Value
 		since, other := f.kit.settling.begin(schema.Nonce)
 		if other {

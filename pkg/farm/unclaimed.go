@@ -91,13 +91,8 @@ func (f *Farm) reportOne(ctx context.Context, id string) (told map[string]bool, 
 			return told, err
 		}
 	}
-	pending := map[string]bool{}
-	for _, tell := range alert.Due(&st, now) {
-		if pending[tell.ID()] = true; !told[tell.ID()] {
-			f.kit.teller.tell(ctx, id, tell)
-		}
-	}
-	return pending, nil
+	told, _ = f.kit.teller.Due(ctx, id, alert.Due(&st, now), told)
+	return told, nil
 }
 
 const strayText = "the controller %s has placements on %s and no record; its pods are left as they are: write the record back, or stop them with rcctl node sweep NODE"

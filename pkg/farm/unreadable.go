@@ -179,12 +179,7 @@ func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map
 			return told, true, err
 		}
 	}
-	pending = map[string]bool{}
-	for _, t := range tells {
-		if pending[t.ID()] = true; !told[t.ID()] {
-			f.kit.teller.tell(ctx, "", t)
-		}
-	}
+	pending, _ = f.kit.teller.Due(ctx, "", tells, told)
 	f.cfg.Metrics.Alerting(recordsName, active)
 	return pending, len(tells) > 0, nil
 }

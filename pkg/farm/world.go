@@ -38,18 +38,10 @@ type ClusterWatches interface {
 	RestoreBreaker(ctx context.Context) error
 }
 
-// worldStore is what the world needs of the store besides: the farm's own record, and what no watch tells of nodes.
-type worldStore interface {
-	ReplicationControllerWatcher
-	Join(ctx context.Context, m store.Member) error
-	FailedAgents(ctx context.Context) (map[string]bool, error)
-	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
-}
-
 // world is what the farm's watches have seen: a cache without authority. It has the only lock of its data, says what changed in events, and
 // knows nobody who hears them.
 type world struct {
-	store   worldStore
+	store   Tenure
 	self    store.Member // this farm's own record
 	metrics *Metrics
 	emit    func(event) // called without the lock
@@ -65,18 +57,29 @@ type world struct {
 	sources map[string]*node.View // the records that the views were made of; nil when something else of them has changed
 	orphans map[string][]reconcile.Orphan
 	listed  map[string]orphanList // by node: its pages of orphans as last read
-	farms   []store.Member
-	able    []contender       // of the farms, those whose selectors can be read
-	stable  time.Time         // when the members changed last
-	gone    map[string]uint64 // nodes whose machines have failed, with the FreeIndex that Consul was asked about
-	schema  store.Rec[store.Schema]
-	breaker store.Rec[store.Breaker]
+	gone    map[string]uint64     // nodes whose machines have failed, with the FreeIndex that Consul was asked about
+	as      seen
 	waiting map[string]bool // watches that have not delivered yet
 	ready   chan struct{}   // closed when none is waiting
 	// nodeDied wakes the query for failed agents; capacity 1.
 	nodeDied chan struct{}
 	// orphansMoved wakes the reading of pages of orphans; capacity 1.
 	orphansMoved chan struct{}
+}
+
+// seen is the cluster as a whole at one moment.
+type seen struct {
+	farms   []store.Member
+	able    []contender // of the farms, those whose selectors can be read
+	stable  time.Time   // when the members changed last
+	schema  store.Rec[store.Schema]
+	breaker store.Rec[store.Breaker]
+}
+
+func (w *world) now() seen {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.as
 }
 
 func newWorld(cfg *Config, log obs.Logger, emit func(event)) *world {
@@ -187,7 +190,7 @@ func (w *world) waitReady(ctx context.Context) error {
 
 // regressed makes the whole cluster start over after the store went back in time (R1, R5).
 func (w *world) regressed(ctx context.Context) error {
-	return w.regressedFrom(ctx, w.schemaRec().Value.Nonce)
+	return w.regressedFrom(ctx, w.now().schema.Value.Nonce)
 }
 
 // regressedFrom is regressed for a store that went back from a time with the given nonce.
@@ -241,10 +244,10 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	}
 	w.mu.Lock()
 	names := memberNames(farms)
-	same := slices.Equal(memberNames(w.farms), names)
-	w.farms, w.able = farms, contendersOf(farms)
+	same := slices.Equal(memberNames(w.as.farms), names)
+	w.as.farms, w.as.able = farms, contendersOf(farms)
 	if !same {
-		w.stable = time.Now()
+		w.as.stable = time.Now()
 	}
 	w.mu.Unlock()
 	if !same {
@@ -271,8 +274,8 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) erro
 		rec = s.Recs[0]
 	}
 	w.mu.Lock()
-	other := w.schema.Value.Nonce != rec.Value.Nonce
-	w.schema = rec
+	other := w.as.schema.Value.Nonce != rec.Value.Nonce
+	w.as.schema = rec
 	w.mu.Unlock()
 	if other {
 		w.emit(nonceMoved{})
@@ -294,8 +297,8 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 		rec = s.Recs[0]
 	}
 	w.mu.Lock()
-	changed := w.breaker.Index != rec.Index
-	w.breaker = rec
+	changed := w.as.breaker.Index != rec.Index
+	w.as.breaker = rec
 	w.mu.Unlock()
 	if changed {
 		w.emit(breakerMoved{})
@@ -305,9 +308,7 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 
 // members returns the living farms, without members that own one controller each.
 func (w *world) members() []store.Member {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(w.farms), func(m store.Member) bool { return m.RCID != "" })
+	return slices.DeleteFunc(slices.Clone(w.now().farms), func(m store.Member) bool { return m.RCID != "" })
 }
 
 // contender is a farm that may own the controllers that its selector matches.
@@ -328,12 +329,6 @@ func contendersOf(farms []store.Member) []contender {
 	return able
 }
 
-func (w *world) contenders() []contender {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.able
-}
-
 // memberNames lists ids with selectors: what ownership depends on.
 func memberNames(farms []store.Member) []string {
 	names := make([]string, len(farms))
@@ -347,13 +342,6 @@ func memberNames(farms []store.Member) []string {
 		}
 	}
 	return names
-}
-
-// membersSince returns when the members changed last.
-func (w *world) membersSince() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.stable
 }
 
 // nodesAt returns the nodes with their version.
@@ -374,18 +362,6 @@ func (w *world) orphansOf(rcID string) []reconcile.Orphan {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.orphans[rcID]
-}
-
-func (w *world) schemaRec() store.Rec[store.Schema] {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.schema
-}
-
-func (w *world) breakerRec() store.Rec[store.Breaker] {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.breaker
 }
 
 // lastRung returns the controllers, those first whose bells rang last.

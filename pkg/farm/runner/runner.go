@@ -105,10 +105,11 @@ type Reads interface {
 
 // Runner carries rollouts out for as long as one session lives.
 type Runner struct {
-	cfg   Config
-	log   obs.Logger
-	queue workqueue.TypedRateLimitingInterface[string]
-	wake  chan struct{} // capacity 1: troubles may have changed
+	cfg    Config
+	log    obs.Logger
+	queue  workqueue.TypedRateLimitingInterface[string]
+	wake   chan struct{} // capacity 1: troubles may have changed
+	teller alert.Teller
 
 	mu      sync.Mutex
 	seen    store.RolloutsSeen
@@ -142,7 +143,7 @@ func New(cfg Config) *Runner {
 	return &Runner{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
-		wake:  make(chan struct{}, 1), carried: map[string]*carried{}, freed: map[string]time.Time{}, lonely: map[string]time.Time{},
+		wake:  make(chan struct{}, 1), teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, carried: map[string]*carried{}, freed: map[string]time.Time{}, lonely: map[string]time.Time{},
 		told: map[string]*telling{},
 	}
 }

@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -132,21 +133,9 @@ type finding struct {
 func (r *Runner) findings(now time.Time) map[string]finding {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	services := map[string]bool{}
-	for service := range r.seen.Trouble {
-		services[service] = true
-	}
-	for service := range r.seen.Corrupt {
-		services[service] = true
-	}
-	for service := range r.lonely {
-		services[service] = true
-	}
-	for service := range r.told {
-		services[service] = true
-	}
+	services := slices.Concat(keys(r.seen.Trouble), keys(r.seen.Corrupt), keys(r.lonely), keys(r.told))
 	out := map[string]finding{}
-	for service := range services {
+	for _, service := range services {
 		f := finding{stored: r.seen.Trouble[service], telling: r.told[service]}
 		if f.telling == nil {
 			f.telling = &telling{}
@@ -162,6 +151,8 @@ func (r *Runner) findings(now time.Time) map[string]finding {
 	}
 	return out
 }
+
+func keys[V any](of map[string]V) []string { return slices.Collect(maps.Keys(of)) }
 
 const unclaimedText = "none of the living farms works on all of the rollout's controllers; start one whose --rc-selector matches them"
 
@@ -223,33 +214,17 @@ func (r *Runner) tellOne(ctx context.Context, service string, f finding, now tim
 			return err
 		}
 	}
-	t.told = r.tell(ctx, is, t.told, now)
+	t.told, _ = r.teller.Due(ctx, "", alert.Due(is, now), t.told)
 	t.open = nil
-	if active := alert.Active(is, now); len(active) > 0 {
+	active := alert.Active(is, now)
+	if len(active) > 0 {
 		t.open = &next
 	}
-	r.cfg.Alerting(service, alert.Active(is, now))
+	r.cfg.Alerting(service, active)
 	if write == nil {
 		r.forgetOne(service)
 	}
 	return nil
-}
-
-// tell tells what a stored incident says has to be told, and returns what is told and not stored as told yet.
-func (r *Runner) tell(ctx context.Context, st *rc.Status, told map[string]bool, now time.Time) map[string]bool {
-	pending := map[string]bool{}
-	for _, t := range alert.Due(st, now) {
-		if pending[t.ID()] = true; told[t.ID()] {
-			continue
-		}
-		in := alert.Incident{Incident: t.Incident, Farm: r.cfg.ID}
-		if t.Resolved {
-			r.cfg.Alerter.Resolve(ctx, in)
-		} else {
-			r.cfg.Alerter.Raise(ctx, in)
-		}
-	}
-	return pending
 }
 
 // removedByHand tells the end of what was told, and whose record is gone.
@@ -257,7 +232,7 @@ func (r *Runner) removedByHand(ctx context.Context, service string, t *telling, 
 	if t.open != nil {
 		over := t.open.Incident
 		over.ResolvedAt = &now
-		r.cfg.Alerter.Resolve(ctx, alert.Incident{Incident: over, Farm: r.cfg.ID})
+		r.teller.One(ctx, "", alert.Tell{Incident: over, Resolved: true})
 	}
 	r.cfg.Alerting(service, nil)
 	r.forgetOne(service)
