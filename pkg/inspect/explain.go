@@ -85,12 +85,11 @@ func (s *Situation) running() int {
 
 // otherwise is the farm's own reason where none of ours applies.
 func otherwise(s *Situation) Cause {
-	for _, c := range s.Status.Conditions {
-		if c.Type == rc.Converged && c.Reason != "" {
-			return Cause{What: "Its farm says: " + c.Reason + ".", Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"}
-		}
+	what := "Nothing is in its way."
+	if reason := s.why(rc.Converged); reason != "" {
+		what = "Its farm says: " + reason + "."
 	}
-	return Cause{What: "Nothing is in its way.", Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"}
+	return Cause{What: what, Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"}
 }
 
 // ownership looks for a farm that works on it.
@@ -167,11 +166,14 @@ func intended(s *Situation) []Cause {
 	return nil
 }
 
-func podsAre(n int) string {
+func podsAre(n int) string { return count(n, "pod is", "pods are") }
+
+// count says how many there are, with the word and the verb for one or for others.
+func count(n int, one, others string) string {
 	if n == 1 {
-		return "1 pod is"
+		return "1 " + one
 	}
-	return fmt.Sprintf("%d pods are", n)
+	return fmt.Sprintf("%d %s", n, others)
 }
 
 // held looks at what keeps farms from acting at all.

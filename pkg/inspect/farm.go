@@ -10,16 +10,10 @@ import (
 
 // FarmView is one living farm.
 type FarmView struct {
-	ID               string     `json:"id"`
-	Version          string     `json:"version"`
-	EmulationVersion string     `json:"emulation_version"`
-	Incarnation      string     `json:"incarnation"`
-	Address          string     `json:"address,omitempty"`     // of its debug server
-	RCSelector       string     `json:"rc_selector,omitempty"` // of the controllers that it works on; empty: all
-	RCID             string     `json:"rc_id,omitempty"`       // the only one that it works on, whatever the selector says; empty: it is a farm
-	Heard            *time.Time `json:"heard,omitempty"`       // when it last wrote, by its own clock; an older one does not say
-	Silent           bool       `json:"silent,omitempty"`      // it should have written since
-	Owned            int        `json:"owned"`                 // controllers
+	store.Member
+	Heard  *time.Time `json:"heard,omitempty"`  // when it last wrote, by its own clock; an older one does not say
+	Silent bool       `json:"silent,omitempty"` // it should have written since
+	Owned  int        `json:"owned"`            // controllers
 	// OwnedRCs are these controllers, sorted by name.
 	OwnedRCs []OwnedRC `json:"owned_rcs"`
 }
@@ -43,10 +37,7 @@ func JoinFarms(members []store.Member, owners map[string]string, rcIDs []string,
 	}
 	views = make([]FarmView, 0, len(members))
 	for _, m := range members {
-		v := FarmView{
-			ID: m.ID, Version: m.Version, EmulationVersion: m.EmulationVersion, Incarnation: m.Incarnation,
-			Address: m.Address, RCSelector: m.RCSelector, RCID: m.RCID, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...),
-		}
+		v := FarmView{Member: m, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...)}
 		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 		views = append(views, v)
 	}

@@ -75,8 +75,11 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[s
 	}
 	for i := range realities {
 		r := &realities[i]
-		if _, left := reported[store.At{Identity: r.Identity, Node: r.Node}]; left && r.State != pod.StateStopped {
-			views = append(views, orphanView(r))
+		if _, left := reported[store.At{Identity: r.Identity, Node: r.Node}]; left && r.State != pod.StateStopped { // nobody has placed it there
+			v := viewOf(r.Identity, r.Node, "", Orphan, r)
+			v.Digest = r.Digest
+			v.note("has no placement; it runs until its rc adopts or stops it")
+			views = append(views, v)
 		}
 	}
 	for i := range views {
@@ -124,14 +127,6 @@ func ghostView(p *pod.Placement, g pod.Ghost, r *pod.Reality) PodView {
 		v.Digest = r.Digest
 	}
 	v.note("moved to %s; its stop here is not confirmed", p.Node)
-	return v
-}
-
-// orphanView is a pod that a node reports and nobody has placed there.
-func orphanView(r *pod.Reality) PodView {
-	v := viewOf(r.Identity, r.Node, "", Orphan, r)
-	v.Digest, v.Available = r.Digest, false
-	v.note("has no placement; it runs until its rc adopts or stops it")
 	return v
 }
 

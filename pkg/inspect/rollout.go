@@ -64,7 +64,9 @@ func (v *RolloutView) bars(all bool, columns int) []string {
 		case stage < v.Stage || v.State == rollout.Done:
 			done = 1
 		case stage == v.Stage:
-			done, of = v.progress()
+			if v.up != nil {
+				done, of = v.up.Available, max(1, v.up.Target)
+			}
 		}
 		line := fmt.Sprintf("stage %d of %d  %s", stage, v.Stages, bar(done, of, width))
 		if stage == v.Stage && !v.State.Ended() {
@@ -160,14 +162,6 @@ func (r *RevisionView) Line() string {
 		text += "; " + strings.Join(states, ", ")
 	}
 	return text
-}
-
-// Progress returns how far the stage is, in pods.
-func (v *RolloutView) progress() (part, whole int) {
-	if v.up == nil {
-		return 0, 1
-	}
-	return v.up.Available, max(1, v.up.Target)
 }
 
 // Line sums a rollout up.

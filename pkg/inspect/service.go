@@ -55,14 +55,6 @@ type FieldView struct {
 	Why    string          `json:"why"`
 }
 
-func newFieldView(f *plan.FieldChange) FieldView {
-	v := FieldView{Path: f.Path, Secret: f.Secret, Kind: f.Kind, Why: f.Why}
-	if !f.Secret {
-		v.From, v.To = valueOf(f.From), valueOf(f.To)
-	}
-	return v
-}
-
 // valueOf is one side of a change: a scalar as JSON, or the order of a list, which is text.
 func valueOf(text string) json.RawMessage {
 	if text == "" || json.Valid([]byte(text)) {
@@ -85,8 +77,12 @@ func NewPlanView(p *plan.Plan) PlanView {
 		Service: p.ServiceName, Change: ChangeView{Kind: p.Change.Kind, Fields: []FieldView{}},
 		Operations: []OperationView{}, Warnings: append([]string{}, p.Warnings...),
 	}
-	for i := range p.Change.Fields {
-		v.Change.Fields = append(v.Change.Fields, newFieldView(&p.Change.Fields[i]))
+	for _, f := range p.Change.Fields {
+		shown := FieldView{Path: f.Path, Secret: f.Secret, Kind: f.Kind, Why: f.Why}
+		if !f.Secret {
+			shown.From, shown.To = valueOf(f.From), valueOf(f.To)
+		}
+		v.Change.Fields = append(v.Change.Fields, shown)
 	}
 	for _, l := range p.Format(0) {
 		v.Operations = append(v.Operations, OperationView{Sign: string(l.Sign), Depth: l.Depth, What: l.Text})

@@ -100,7 +100,7 @@ func shortage(s *Situation) []Cause {
 	if len(s.Nodes) == 0 {
 		return []Cause{{"There is no node at all.", "Start a preparer on each machine."}}
 	}
-	what := replicasHave(s.RC.Desired()-s.running()) + " no node"
+	what := count(max(0, s.RC.Desired()-s.running()), "replica has", "replicas have") + " no node"
 	mover := s.mover()
 	if s.running() >= s.RC.Desired() && mover != nil {
 		what = PodName(mover.PodID, mover.Identity) + " has to leave its node, and no other takes it"
@@ -122,11 +122,4 @@ func shortage(s *Situation) []Cause {
 		causes = append(causes, Cause{"By now there is room on " + SomeOf(takes) + ".", "Wait: its farm looks again when a node changes."})
 	}
 	return causes
-}
-
-func replicasHave(n int) string {
-	if n == 1 {
-		return "1 replica has"
-	}
-	return fmt.Sprintf("%d replicas have", max(0, n))
 }

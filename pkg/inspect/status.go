@@ -118,19 +118,15 @@ func (v *StatusView) Line() string {
 		}
 	}
 	for _, c := range v.Conditions {
-		if c.Type == rc.Converged && !c.True || c.Type != rc.Converged && c.True {
-			parts = append(parts, fmt.Sprintf("%s: %s", conditionName(c), c.Reason))
+		switch {
+		case c.Type == rc.Converged && !c.True:
+			parts = append(parts, "not Converged: "+c.Reason)
+		case c.Type != rc.Converged && c.True:
+			parts = append(parts, string(c.Type)+": "+c.Reason)
 		}
 	}
 	if v.LastError != "" {
 		parts = append(parts, "error: "+v.LastError)
 	}
 	return strings.Join(parts, "; ")
-}
-
-func conditionName(c rc.Condition) string {
-	if !c.True {
-		return "not " + string(c.Type)
-	}
-	return string(c.Type)
 }

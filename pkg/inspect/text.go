@@ -2,9 +2,10 @@ package inspect
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -43,14 +44,7 @@ func Age(now, then time.Time) string {
 }
 
 // LabelText renders labels as a=1,b=2.
-func LabelText(set map[string]string) string {
-	pairs := make([]string, 0, len(set))
-	for key, value := range set {
-		pairs = append(pairs, key+"="+value)
-	}
-	slices.Sort(pairs)
-	return strings.Join(pairs, ",")
-}
+func LabelText(set map[string]string) string { return labels.Set(set).String() }
 
 // PodName is the name of a pod for display.
 func PodName(podID string, id pod.Identity) string {
