@@ -2,11 +2,14 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
@@ -43,13 +46,7 @@ func (c *Client) Service(ctx context.Context, name string) (*record.Service, err
 
 // Commit implements plan.Client. Besides plan.ErrChanged an error matches those of store.DeployDraft.
 func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
-	if c.Signatures != nil {
-		d.Signatures = c.Signatures
-	}
-	what := c.What
-	if what == "" {
-		what = "deploy"
-	}
+	d.Signatures = c.Signatures
 	if d.Rollout != nil && d.Rollout.Nonce == "" { // the plan saw no cluster, or one without a first farm
 		schema, err := c.Store.EnsureSchema(ctx)
 		if err != nil {
@@ -58,7 +55,7 @@ func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 		d.Rollout.Nonce = schema.Value.Nonce
 	}
 	lines := append([]string{fmt.Sprintf("service %s: revision %d", d.Service, d.Deployed.Revision)}, d.Audit...)
-	err := c.Store.DeployDraft(ctx, d, store.NewAudit(c.Who, what, d.Deployed.RC, append(lines, d.Steps...)))
+	err := c.Store.DeployDraft(ctx, d, store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
 	var running *store.RunningError
 	switch {
 	case errors.As(err, &running):
@@ -71,20 +68,16 @@ func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 
 // Await implements plan.Client. A read that fails is tried again until ctx ends.
 func (c *Client) Await(ctx context.Context, g plan.Goal) error {
-	ticker := time.NewTicker(lookEvery)
-	defer ticker.Stop()
-	for {
-		reached, err := c.reached(ctx, g)
+	var last error
+	err := wait.PollUntilContextCancel(ctx, lookEvery, true, func(ctx context.Context) (reached bool, _ error) {
 		var ended *plan.RolloutError
-		if reached || errors.As(err, &ended) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
-		case <-ticker.C:
-		}
+		reached, last = c.reached(ctx, g)
+		return reached || errors.As(last, &ended), nil
+	})
+	if err != nil {
+		return errors.Join(context.Cause(ctx), last)
 	}
+	return last
 }
 
 func (c *Client) reached(ctx context.Context, g plan.Goal) (bool, error) {

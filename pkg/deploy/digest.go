@@ -98,10 +98,13 @@ func stayOnHTTPS(req *http.Request, via []*http.Request) error {
 }
 
 // digestOf reads to the end, or to where ctx ends.
-func digestOf(ctx context.Context, r io.Reader) (string, error) {
+func digestOf(ctx context.Context, r io.ReadCloser) (string, error) {
+	defer context.AfterFunc(ctx, func() { _ = r.Close() })()
 	hash := sha256.New()
-	n, err := io.Copy(hash, io.LimitReader(contextReader{ctx, r}, MaxArtifactBytes+1))
+	n, err := io.Copy(hash, io.LimitReader(r, MaxArtifactBytes+1))
 	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
 	case err != nil:
 		return "", err
 	case n > MaxArtifactBytes:
@@ -109,18 +112,4 @@ func digestOf(ctx context.Context, r io.Reader) (string, error) {
 	default:
 		return hex.EncodeToString(hash.Sum(nil)), nil
 	}
-}
-
-// contextReader ends with its context.
-type contextReader struct {
-	ctx context.Context //nolint:containedctx // an io.Reader gets none
-	r   io.Reader
-}
-
-// Read implements io.Reader.
-func (c contextReader) Read(p []byte) (int, error) {
-	if c.ctx.Err() != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(p)
 }

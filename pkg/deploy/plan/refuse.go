@@ -2,9 +2,11 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -16,7 +18,6 @@ func (p *planner) refused(do, format string, args ...any) error {
 
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
-	isInPlace := p.knobs.Kind() == rollout.InPlaceStrategy
 	if c == first {
 		return nil
 	}
@@ -32,13 +33,10 @@ func (p *planner) refuse(c course) error {
 		return p.refused("set update.stage_timeout to "+takes.Allowed(), "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
 			p.knobs.StageTimeout.Or(rollout.DefaultStageTimeout))
 	}
-	if c != recreate || p.current == nil {
+	if c != recreate || p.current == nil || p.unattached() {
 		return nil
 	}
-	if p.unattached() {
-		return nil
-	}
-	if isInPlace {
+	if p.knobs.Kind() == rollout.InPlaceStrategy {
 		return p.refused("leave --recreate out, or use another strategy", "the strategy in-place makes no new revision of pods that are as they should be")
 	}
 	for _, s := range []*record.ServiceSpec{&p.base.Spec, p.spec} {
@@ -79,35 +77,18 @@ func anchored(s *record.ServiceSpec) string {
 	}
 }
 
-// chooseOrder chooses what the document leaves open: stop-first where a static port is in the way.
+// chooseOrder chooses what the document leaves open: stop-first where old and new pods want the same static port, and too few nodes have it
+// free for the surge.
 func (p *planner) chooseOrder(c course) {
-	if c == recreate && p.knobs.Strategy == "" && p.knobs.Order == "" && p.knobs.Canary == nil && p.portInTheWay() {
+	if c != recreate || p.knobs.Strategy != "" || p.knobs.Order != "" || p.knobs.Canary != nil || p.base.Spec.Pod == nil {
+		return
+	}
+	inTheWay := slices.ContainsFunc(p.spec.Pod.Ports, func(next manifest.Port) bool {
+		return next.Port != 0 && slices.ContainsFunc(p.base.Spec.Pod.Ports, func(old manifest.Port) bool { return old.Port == next.Port })
+	})
+	if inTheWay && (p.State == nil || p.roomFor(p.surge()).Pods < p.surge()) {
 		p.knobs.Order = rollout.StopFirst
 	}
-}
-
-// portInTheWay reports whether old and new pods want the same static port, and too few nodes have it free for the surge.
-func (p *planner) portInTheWay() bool {
-	if !sharePort(&p.base.Spec, p.spec) {
-		return false
-	}
-	return p.State == nil || p.roomFor(p.surge()).Pods < p.surge()
-}
-
-func sharePort(a, b *record.ServiceSpec) bool {
-	taken := map[int]bool{}
-	if a.Pod == nil {
-		return false
-	}
-	for _, port := range a.Pod.Ports {
-		taken[port.Port] = port.Port != 0
-	}
-	for _, port := range b.Pod.Ports {
-		if taken[port.Port] {
-			return true
-		}
-	}
-	return false
 }
 
 // surge is how many pods of the new revision a stage starts before it stops others.

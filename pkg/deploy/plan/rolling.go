@@ -103,8 +103,11 @@ func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *reco
 		p.base = svc.InEffect()
 		before, p.current = &p.base.Spec, svc.Controller(p.base.RC)
 	}
-	if r.Rollback {
-		p.allowTime()
+	if r.Rollback { // its document knew nothing of the pods that it replaces, and nobody has time to change it
+		if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, spec.Pod); !takes.Within(&p.knobs) {
+			longer := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
+			p.knobs.StageTimeout = &longer
+		}
 	}
 	p.change = EvalSpecChange(before, spec)
 	return p, nil
@@ -125,15 +128,6 @@ func hurried(k rollout.Knobs) rollout.Knobs {
 	}
 	k.Step = &step
 	return k
-}
-
-// allowTime makes the limit of a stage longer where a way back could not keep to it: its document knew nothing of the pods that it replaces, and nobody has time
-// to change it.
-func (p *planner) allowTime() {
-	if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); !takes.Within(&p.knobs) {
-		longer := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
-		p.knobs.StageTimeout = &longer
-	}
 }
 
 // course decides what becomes of the service.
@@ -203,11 +197,9 @@ func (p *planner) midCourse() course {
 // drifted reports whether a controller does not ask for what its document says.
 func (p *planner) drifted() bool {
 	want, is := p.controller(p.current.RC), p.current.RC
-	return !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, sameGroup) || want.ManifestDigest != is.ManifestDigest
-}
-
-func sameGroup(a, b rc.ReplicaGroup) bool {
-	return a.Role == b.Role && a.Count != nil && b.Count != nil && *a.Count == *b.Count
+	return want.ManifestDigest != is.ManifestDigest || !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, func(a, b rc.ReplicaGroup) bool {
+		return a.Role == b.Role && a.Count != nil && b.Count != nil && *a.Count == *b.Count
+	})
 }
 
 // controller returns a controller's record as the document wants it.
@@ -338,15 +330,14 @@ func (p *planner) writes(c course, target *rc.RC) []Operation {
 
 // scales lists the roles whose counts change.
 func (p *planner) scales(target *rc.RC) []Operation {
-	count := func(groups []rc.ReplicaGroup, role string) int {
-		for _, g := range groups {
-			if g.Role == role && g.Count != nil {
-				return *g.Count
-			}
-		}
-		return 0
-	}
 	before := p.base.Spec.Groups()
+	count := func(groups []rc.ReplicaGroup, role string) int {
+		i := slices.IndexFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == role && g.Count != nil })
+		if i < 0 {
+			return 0
+		}
+		return *groups[i].Count
+	}
 	var ops []Operation
 	done := map[string]bool{}
 	for _, g := range append(slices.Clone(target.ReplicaGroups), before...) {

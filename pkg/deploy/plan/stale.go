@@ -27,8 +27,9 @@ func staleness(before, now *record.Service) []string {
 			lines = []string{fmt.Sprintf("the document was deployed again by %s", now.Deployed.By)}
 		}
 	}
-	if underWay(before) != underWay(now) {
-		lines = append(lines, fmt.Sprintf("rollout: %s -> %s", stateOf(before), stateOf(now)))
+	was, wasState := underWay(before)
+	if is, state := underWay(now); was != is {
+		lines = append(lines, fmt.Sprintf("rollout: %s -> %s", wasState, state))
 	}
 	if before.Rollout != nil {
 		return lines // it changes its controllers all the time
@@ -51,19 +52,12 @@ func staleness(before, now *record.Service) []string {
 	return lines
 }
 
-// underWay returns the id of the rollout under way, "" where there is none.
-func underWay(s *record.Service) string {
+// underWay returns the id of the rollout under way and its state in words, no id where there is none.
+func underWay(s *record.Service) (id, state string) {
 	if s.Rollout == nil {
-		return ""
+		return "", "(none)"
 	}
-	return s.Rollout.ID
-}
-
-func stateOf(s *record.Service) string {
-	if s.Rollout == nil {
-		return "(none)"
-	}
-	return string(s.Rollout.State)
+	return s.Rollout.ID, string(s.Rollout.State)
 }
 
 // recordChanges lists the fields of a controller's record that are different.

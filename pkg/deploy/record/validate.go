@@ -40,7 +40,10 @@ func (s *ServiceSpec) Validate() field.Errors {
 	errs.Nest("update", s.Update.Validate())
 	s.validateStageTimeout(&errs)
 	if s.PreDeploy != nil {
-		errs.Nest("pre_deploy", s.PreDeploy.validate())
+		var bad field.Errors
+		checkSize(&bad, "args", len(s.PreDeploy.Args), manifest.MaxArgs)
+		checkSize(&bad, "env", len(s.PreDeploy.Env), manifest.MaxEnv)
+		errs.Nest("pre_deploy", bad)
 	}
 	return errs
 }
@@ -108,13 +111,6 @@ func pinned(m *manifest.Manifest) *manifest.Manifest {
 		}
 	}
 	return &all
-}
-
-func (p *PreDeploy) validate() field.Errors {
-	var errs field.Errors
-	checkSize(&errs, "args", len(p.Args), manifest.MaxArgs)
-	checkSize(&errs, "env", len(p.Env), manifest.MaxEnv)
-	return errs
 }
 
 func checkSize(errs *field.Errors, path string, n, most int) {
