@@ -22,32 +22,22 @@ func ArtifactFlags(c *artifact.Config) []cli.Flag {
 }
 
 func checkArtifacts(errs *field.Errors, c *artifact.Config) {
-	for _, size := range []struct {
-		name  string
-		value int64
-	}{
-		{"artifact-cache-bytes", c.CacheBytes},
-		{"artifact-max-bytes", c.MaxBytes},
-		{"artifact-max-unpacked-bytes", c.MaxUnpackedBytes},
-	} {
-		if size.value < 1 { // artifact's zero is its default
-			errs.Add(size.name, size.value, "a number of bytes, 1 or more")
+	size := func(name string, value, least int64, allowed string) {
+		if value < least {
+			errs.Add(name, value, allowed)
 		}
 	}
-	if c.ReserveBytes < 0 {
-		errs.Add("artifact-reserve-bytes", c.ReserveBytes, "a number of bytes, 0 (none) or more")
-	}
-	for _, length := range []struct {
-		name  string
-		value time.Duration
-	}{
-		{"artifact-timeout", c.FetchTimeout},
-		{"artifact-stall-timeout", c.StallTimeout},
-	} {
-		if length.value < time.Second {
-			errs.Add(length.name, length.value.String(), "a length of time of 1s or more")
+	length := func(name string, value time.Duration) {
+		if value < time.Second {
+			errs.Add(name, value.String(), "a length of time of 1s or more")
 		}
 	}
+	size("artifact-cache-bytes", c.CacheBytes, 1, "a number of bytes, 1 or more") // artifact's zero is its default
+	size("artifact-max-bytes", c.MaxBytes, 1, "a number of bytes, 1 or more")
+	size("artifact-max-unpacked-bytes", c.MaxUnpackedBytes, 1, "a number of bytes, 1 or more")
+	size("artifact-reserve-bytes", c.ReserveBytes, 0, "a number of bytes, 0 (none) or more")
+	length("artifact-timeout", c.FetchTimeout)
+	length("artifact-stall-timeout", c.StallTimeout)
 }
 
 // artifactsIn returns the configuration of the artifacts in a directory. Flags leave ReserveBytes zero for none, which is artifact's default.

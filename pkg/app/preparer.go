@@ -148,11 +148,11 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	//nolint:contextcheck // what it starts outlives every context of ours
-	pods, closeRuntime, err := openRuntime(b)
+	pods, err := openRuntime(b)
 	if err != nil {
 		return nil, err
 	}
-	b.undo = append(b.undo, closeRuntime)
+	b.undo = append(b.undo, pods.Close)
 	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
 	if err != nil {
 		return nil, err
@@ -207,13 +207,11 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 func (p *Preparer) Run(ctx context.Context) error {
 	defer p.close()
 	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version}).Info("preparer starts")
-	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, p.serveAPI, p.untilLifeline)
+	api := func(ctx context.Context) error { return p.api.Run(ctx, p.agent) } // logs, and commands in pods
+	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, api, p.untilLifeline)
 	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
 	return err
 }
-
-// serveAPI shows logs, and runs commands in pods.
-func (p *Preparer) serveAPI(ctx context.Context) error { return p.api.Run(ctx, p.agent) }
 
 // serve reports to Consul and takes intents from it, in one session after the other.
 func (p *Preparer) serve(ctx context.Context) error {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -23,14 +22,11 @@ const formerServices = "runit/sv"
 func refuseFormer(dir *DataDir) error {
 	path := dir.Path(formerServices)
 	entries, err := os.ReadDir(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find out whether pods of this node run under runit: %w", err)
-	}
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
-	if len(entries) == 0 {
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("find out whether pods of this node run under runit: %w", err)
+	case len(entries) == 0:
 		return nil
 	}
 	return fmt.Errorf("processes under runit in %s: %d, the first is %s; this version does not know runit and would run their pods twice; "+
@@ -39,15 +35,11 @@ func refuseFormer(dir *DataDir) error {
 }
 
 // openRuntime opens the node's runtime. Closing it leaves everything running.
-func openRuntime(b *base) (runtime.Runtime, func(), error) {
+func openRuntime(b *base) (*shim.Client, error) {
 	if err := refuseFormer(b.dir); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	client, err := dialSupervisor(b.dir.Path(supervisorName), b.common.Lifeline)
-	if err != nil {
-		return nil, nil, err
-	}
-	return client, client.Close, nil
+	return dialSupervisor(b.dir.Path(supervisorName), b.common.Lifeline)
 }
 
 // dialSupervisor returns a client of the node's supervisor, which is this program started again.

@@ -5,6 +5,7 @@
 package janitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -56,19 +57,9 @@ type Janitor struct {
 
 // New returns a janitor.
 func New(cfg Config) *Janitor {
-	orDefault(&cfg.Every, DefaultEvery)
-	orDefault(&cfg.AuditKeep, DefaultAuditKeep)
-	orDefault(&cfg.AuditAge, DefaultAuditAge)
-	orDefault(&cfg.ManifestGrace, DefaultManifestGrace)
-	orDefault(&cfg.Most, DefaultMost)
+	cfg.Every, cfg.AuditKeep, cfg.AuditAge = cmp.Or(cfg.Every, DefaultEvery), cmp.Or(cfg.AuditKeep, DefaultAuditKeep), cmp.Or(cfg.AuditAge, DefaultAuditAge)
+	cfg.ManifestGrace, cfg.Most = cmp.Or(cfg.ManifestGrace, DefaultManifestGrace), cmp.Or(cfg.Most, DefaultMost)
 	return &Janitor{cfg: cfg, unused: map[store.ManifestRef]time.Time{}}
-}
-
-func orDefault[T comparable](value *T, def T) {
-	var zero T
-	if *value == zero {
-		*value = def
-	}
 }
 
 // Run cleans up now and then while this farm is the chosen one, until ctx ends. Failures are logged, and tried again with
@@ -131,22 +122,17 @@ func (j *Janitor) audit(ctx context.Context, now time.Time) error {
 // Expired returns which of the audit records, given oldest first, are beyond what is kept: too many or too old. One whose
 // id does not tell its time is left alone and counts for nothing.
 func Expired(ids []string, now time.Time, keep int, age time.Duration) []string {
-	type record struct {
-		id string
-		at time.Time
-	}
-	var known []record
-	for _, id := range ids {
-		if at, ok := store.AuditTime(id); ok {
-			known = append(known, record{id, at})
-		}
-	}
 	var out []string
-	for i, r := range known {
-		if len(known)-i > keep || now.Sub(r.at) > age {
-			out = append(out, r.id)
+	for _, id := range slices.Backward(ids) {
+		at, known := store.AuditTime(id)
+		if !known {
+			continue
+		}
+		if keep--; keep < 0 || now.Sub(at) > age {
+			out = append(out, id)
 		}
 	}
+	slices.Reverse(out)
 	return out
 }
 
