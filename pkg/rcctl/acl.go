@@ -13,11 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// aclCommand groups the commands about Consul's access control lists.
-func aclCommand() *cli.Command {
-	return group("acl", "print the rules that tokens need", policyCommand())
-}
-
 func policyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "policy", Usage: "print the rules that the token of a farm, preparer, operator or reader needs",

@@ -34,7 +34,7 @@ Examples:
 			&cli.StringFlag{Name: "until", Usage: "only acts before this `TIME`"},
 			outputFlag(),
 		},
-		Action: onConn(readAudit, runAudit),
+		Action: onConn(func(c *cli.Context) (store.AuditFilter, error) { return auditFilter(c, time.Now()) }, runAudit),
 	})
 }
 
@@ -55,9 +55,6 @@ func moment(c *cli.Context, name string, now time.Time) (time.Time, error) {
 	}
 	return at, nil
 }
-
-// readAudit is auditFilter at this moment.
-func readAudit(c *cli.Context) (store.AuditFilter, error) { return auditFilter(c, time.Now()) }
 
 // auditFilter reads the flags, all but --rc.
 func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error) {

@@ -100,9 +100,14 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	}
 	after := cur
 	after.ReplicaGroups = groups
-	c := change{what: "scale", rc: after, none: unchanged(&cur, &after, massStop), lines: differences(&cur, nil, &after, nil)}
+	return changed("scale", &cur, after, massStop)
+}
+
+// changed is the change from one record to another, unless a rollout is in charge of it.
+func changed(what string, before *rc.RC, after rc.RC, massStop bool) (change, error) {
+	c := change{what: what, rc: after, none: unchanged(before, &after, massStop), lines: differences(before, nil, &after, nil)}
 	if !c.none {
-		if err := inRollout(&cur, "scale"); err != nil {
+		if err := inRollout(before, what); err != nil {
 			return change{}, err
 		}
 	}
@@ -141,18 +146,11 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 	}
 	after := cur
 	after.Disabled = disabled
-	c := change{what: "enable", rc: after, none: unchanged(&cur, &after, massStop), lines: differences(&cur, nil, &after, nil)}
-	if disabled {
-		c.what = "disable"
-	}
-	if !c.none {
-		if err := inRollout(&cur, c.what); err != nil {
-			return change{}, err
-		}
+	c, err := changed(map[bool]string{true: "disable", false: "enable"}[disabled], &cur, after, massStop)
+	if err == nil && !c.none {
 		c.rc.Toggled++
 	}
-	c.next(massStop)
-	return c, nil
+	return c, err
 }
 
 // computeDelete marks the controller for deletion. It is refused while replicas are asked for, unless forced. For
@@ -172,9 +170,7 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 	after := cur
 	at := now.UTC().Truncate(time.Second)
 	after.DeletedAt = &at
-	c := change{what: "delete", rc: after, lines: differences(&cur, nil, &after, nil)}
-	c.next(massStop)
-	return c, nil
+	return changed("delete", &cur, after, massStop)
 }
 
 // unchanged reports whether there is nothing to write. To let the breaker pass what was asked for before is something: the

@@ -109,7 +109,11 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 	for _, g := range d.Ghosts {
 		out.line("Former node", "%s%s", g.Node, lastsText(now, &g.Since))
 	}
-	out.line("Intent", "%s", intentText(d.Intent))
+	if in := d.Intent; in != nil {
+		out.line("Intent", "%s, manifest %s, revision %d", in.State, inspect.Short(in.Digest), in.Revision)
+	} else {
+		out.line("Intent", "none: the node is told nothing about it")
+	}
 	if r := d.Reality; r != nil {
 		out.line("Reality", "%s, manifest %s, revision %d", r.State, inspect.Short(r.Digest), r.Revision)
 	} else {
@@ -142,13 +146,6 @@ func lastsText(now time.Time, at *time.Time) string {
 		return ""
 	}
 	return fmt.Sprintf(", for %s (since %s)", inspect.Age(now, *at), at.UTC().Format(time.RFC3339))
-}
-
-func intentText(in *pod.Intent) string {
-	if in == nil {
-		return "none: the node is told nothing about it"
-	}
-	return fmt.Sprintf("%s, manifest %s, revision %d", in.State, inspect.Short(in.Digest), in.Revision)
 }
 
 // exitText says how a process ended.

@@ -62,7 +62,9 @@ func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
 	}
 	printNodeChange(std, want.name, "draining", change)
 	if c.Bool("wait") {
-		return waitDrained(c.Context, std, s, want.name, limitOf(c))
+		return waitFor(c.Context, std, pending{
+			subject: "node " + want.name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + want.name, done: "node " + want.name + " is drained",
+		}, limitOf(c), func(ctx context.Context) (string, bool, error) { return leftOn(ctx, s, want.name) })
 	}
 	fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", want.name)
 	return nil
@@ -125,15 +127,8 @@ func computeUndrain(ops node.Ops) nodeChange {
 	return c
 }
 
-// waitDrained waits until the node has nothing left to do: every intent on it is gone, which is when its owner has the
+// leftOn says which pods are left on a node, and whether there are none: every intent on it is gone, which is when its owner has the
 // node's word that the pod stopped.
-func waitDrained(ctx context.Context, std *stdio, s *conn, name string, limit time.Duration) error {
-	return waitFor(ctx, std, pending{
-		subject: "node " + name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + name, done: "node " + name + " is drained",
-	}, limit, func(ctx context.Context) (string, bool, error) { return leftOn(ctx, s, name) })
-}
-
-// leftOn says which pods are left on a node, and whether there are none.
 func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, err error) {
 	recs, bad, err := s.ListIntents(ctx, name)
 	if err == nil {

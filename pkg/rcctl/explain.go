@@ -37,7 +37,16 @@ func runExplain(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) err
 		return err
 	}
 	e := inspect.Explain(sit)
-	return std.print(c, e, corrupt, func(w io.Writer) error { return writeExplanation(w, e) })
+	return std.print(c, e, corrupt, func(w io.Writer) error {
+		fmt.Fprintf(w, "rc %s (%s)\n%s\n", e.Name, e.RCID, e.Summary)
+		for i, c := range e.Causes {
+			fmt.Fprintf(w, "\n%d. %s\n", i+1, clean(c.What))
+			if c.Next != "" {
+				fmt.Fprintf(w, "   Next: %s\n", clean(c.Next))
+			}
+		}
+		return nil
+	})
 }
 
 // situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
@@ -87,15 +96,4 @@ func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placemen
 	}
 	realities, bad, err := s.Realities(ctx, at, false)
 	return placements, realities, append(corrupt, bad...), err
-}
-
-func writeExplanation(w io.Writer, e inspect.Explanation) error {
-	fmt.Fprintf(w, "rc %s (%s)\n%s\n", e.Name, e.RCID, e.Summary)
-	for i, c := range e.Causes {
-		fmt.Fprintf(w, "\n%d. %s\n", i+1, clean(c.What))
-		if c.Next != "" {
-			fmt.Fprintf(w, "   Next: %s\n", clean(c.Next))
-		}
-	}
-	return nil
 }

@@ -96,8 +96,3 @@ func farmRow(v *inspect.FarmView, now time.Time, wide bool) []string {
 	}
 	return append(row, strings.Join(names, ","))
 }
-
-// farmCommand groups the commands about the farms as a whole.
-func farmCommand() *cli.Command {
-	return group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer", resumeCommand(), releaseHoldCommand())
-}

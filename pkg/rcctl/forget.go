@@ -15,11 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// podCommand groups the commands about one pod.
-func podCommand() *cli.Command {
-	return group("pod", "show one pod; declare one on a machine that is gone as gone", describeCommand(), forgetCommand())
-}
-
 func forgetCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "forget", Usage: "declare that a pod on a dead machine has stopped for good",
@@ -129,26 +124,17 @@ func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, requ
 		if open || err != nil {
 			return "waiting for its owner", false, err
 		}
-		why, err := whyVoid(ctx, s, store.AuditFilter{RCID: target.RCID, Since: since}, request)
-		if why != "" {
-			err = refusedf("pod %s: nothing was forgotten: %s", target.name, why)
+		acts, _, err := s.ListAudit(ctx, store.AuditFilter{RCID: target.RCID, Since: since})
+		if err != nil {
+			return "", false, fmt.Errorf("read the audit trail: %w", err)
 		}
-		return "waiting for what its owner says", err == nil, err
-	})
-}
-
-// whyVoid returns what the audit trail says about a request that was not carried out, "" for one that was.
-func whyVoid(ctx context.Context, s *conn, f store.AuditFilter, request string) (string, error) {
-	found, _, err := s.ListAudit(ctx, f)
-	if err != nil {
-		return "", fmt.Errorf("read the audit trail: %w", err)
-	}
-	for _, a := range found {
-		for _, line := range a.Changes {
-			if strings.HasPrefix(line, "request "+request+" ") {
-				return line, nil
+		for _, a := range acts {
+			for _, line := range a.Changes { // one that was carried out has none
+				if strings.HasPrefix(line, "request "+request+" ") {
+					return "", false, refusedf("pod %s: nothing was forgotten: %s", target.name, line)
+				}
 			}
 		}
-	}
-	return "", nil
+		return "", true, nil
+	})
 }

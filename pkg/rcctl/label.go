@@ -24,7 +24,9 @@ former labels. A pod whose controller does not select the node any more is moved
 Examples:
   rcctl node label node-17 disk=ssd rack=b
   rcctl node label node-17 disk-`,
-		Action: onConn(readLabels, runLabel),
+		Action: onConn(readLabels, func(c *cli.Context, std *stdio, s *conn, args labelArgs) error {
+			return actOnNode(c, std, s, args.name, "labelled", func(ops node.Ops) nodeChange { return computeLabels(ops, args.set, args.remove) })
+		}),
 	})
 }
 
@@ -42,10 +44,6 @@ func readLabels(c *cli.Context) (args labelArgs, err error) {
 		args.set, args.remove, err = parseLabels(c, c.Args().Tail())
 	}
 	return args, err
-}
-
-func runLabel(c *cli.Context, std *stdio, s *conn, args labelArgs) error {
-	return actOnNode(c, std, s, args.name, "labelled", func(ops node.Ops) nodeChange { return computeLabels(ops, args.set, args.remove) })
 }
 
 // parseLabels reads what labels are to be set and removed. Every mistake is reported.

@@ -18,16 +18,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// isTerminal reports whether a person is at the other end. Unlike isDevice it tells a terminal from /dev/null.
-func isTerminal(stream any) bool {
-	file, ok := stream.(*os.File)
-	if !ok || file == nil {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
-}
-
 // What a terminal has that does not say.
 const (
 	defaultColumns = 80
@@ -72,7 +62,7 @@ func (l *live) show(v *inspect.RolloutView, now time.Time) {
 	columns, height = max(columns, leastColumns)-1, max(height, leastHeight)-1 // the last column and the cursor's line stay free
 	lines := framed(v.Lines(now, columns, height), columns, height)
 	if columns != l.columns {
-		l.below() // who knows where the lines are now
+		l.shown = nil // who knows where the lines are now
 		l.columns = columns
 	}
 	if slices.Equal(lines, l.shown) {
@@ -86,13 +76,10 @@ func (l *live) show(v *inspect.RolloutView, now time.Time) {
 	l.shown = lines
 }
 
-// below leaves what is shown where it is. What is shown next comes below.
-func (l *live) below() { l.shown = nil }
-
-// say writes a line on standard error, which may be the same terminal.
+// say writes a line on standard error, which may be the same terminal: what is shown next comes below.
 func (l *live) say(w io.Writer, line string) {
 	fmt.Fprintln(w, line)
-	l.below()
+	l.shown = nil
 }
 
 // ended shows how a rollout ended. What a terminal shows is brought up to that; elsewhere the end of the log of a pod that failed follows.
@@ -122,7 +109,7 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 // followRollout shows a rollout until it ends. It returns waitEndedf where that is not as it was meant, or where ctx ends first.
 func followRollout(ctx context.Context, std *stdio, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
-	show := live{out: std.out, terminal: isTerminal(unguarded(std.out)) && terminal(std.out)}
+	show := live{out: std.out, terminal: terminal(std.out)}
 	for trouble := ""; ; {
 		end, err := client.Ended(ctx, service, id)
 		if err == nil && end != nil {

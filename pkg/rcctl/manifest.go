@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/schema"
 )
 
 // manifestCommand groups the commands about manifests. None of them needs Consul.
@@ -40,7 +41,7 @@ Examples:
 				return err
 			}),
 		}),
-		manifestSchemaCommand(),
+		schemaCommand("manifest", "manifests", "manifest.schema.json", "rcctl manifest check", schema.Manifest),
 	)
 }
 

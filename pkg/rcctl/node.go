@@ -12,13 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// nodeCommand groups the commands about one machine.
-func nodeCommand() *cli.Command {
-	return group("node", "drain, cordon, label, sweep and forget machines",
-		drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand(),
-	)
-}
-
 const nodeAllowed = "the name of a node; rcctl nodes lists them"
 
 // oneNode returns the only argument of a command, which names a node.
@@ -138,7 +131,5 @@ func printNodeChange(std *stdio, name, done string, change nodeChange) {
 		return
 	}
 	fmt.Fprintf(std.out, "node %s %s\n", name, done)
-	for _, line := range change.lines {
-		fmt.Fprintln(std.out, "  "+forTerminal(line))
-	}
+	printLines(std.out, change.lines)
 }

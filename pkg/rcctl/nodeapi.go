@@ -19,14 +19,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// nodeFlags are those of the program that say how preparers are reached.
-func nodeFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "node-token-dir", EnvVars: []string{"RCFARM_NODE_TOKEN_DIR"}, Usage: "`DIRECTORY` with a file for each node, called as the node, that holds the token of its preparer, for logs and exec"},
-		&cli.StringFlag{Name: "node-ca", EnvVars: []string{"RCFARM_NODE_CA"}, Usage: "`FILE` with the certificates, in PEM, that vouch for preparers (default: the system's)"},
-	}
-}
-
 // withPreparer finds the copy of a pod that the command line means, and runs something with a client of its node's preparer. The connection
 // to Consul is closed before that.
 func withPreparer(c *cli.Context, std *stdio, ref string, run func(*inspect.PodView, *nodeapi.Client) error) error {

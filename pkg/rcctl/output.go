@@ -134,33 +134,21 @@ var cureOf = map[string]string{
 	"manifests": "apply the document of a controller whose manifest is unreadable again (rcctl apply -f FILE); its pods run on meanwhile",
 }
 
-// cures returns what becomes of unreadable records, each once.
-func cures(corrupt []error) []string {
-	var all []string
+// warn prints what could not be read, next to an answer that goes without it, with what becomes of it, each once, and returns the error
+// that makes the exit code say so.
+func (std *stdio) warn(corrupt []error) error {
+	var next []string
 	for _, err := range corrupt {
+		fmt.Fprintln(std.err, "rcctl: "+err.Error())
 		var record *store.CorruptError
-		if !errors.As(err, &record) {
-			continue
-		}
-		for part := range strings.SplitSeq(record.Key, "/") {
-			if cure := cureOf[part]; cure != "" {
-				if !slices.Contains(all, cure) {
-					all = append(all, cure)
-				}
-				break
+		if errors.As(err, &record) {
+			parts := strings.Split(record.Key, "/")
+			if i := slices.IndexFunc(parts, func(part string) bool { return cureOf[part] != "" }); i >= 0 && !slices.Contains(next, cureOf[parts[i]]) {
+				next = append(next, cureOf[parts[i]])
 			}
 		}
 	}
-	return all
-}
-
-// warn prints what could not be read, next to an answer that goes without it, and returns the error that makes the exit
-// code say so.
-func (std *stdio) warn(corrupt []error) error {
-	for _, err := range corrupt {
-		fmt.Fprintln(std.err, "rcctl: "+err.Error())
-	}
-	for _, cure := range cures(corrupt) {
+	for _, cure := range next {
 		fmt.Fprintln(std.err, "next: "+cure)
 	}
 	if len(corrupt) > 0 {

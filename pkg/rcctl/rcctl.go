@@ -15,6 +15,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/schema"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -63,16 +66,33 @@ func newApp(std *stdio) *cli.App {
 	return &cli.App{
 		Name: "rcctl", Usage: "operate replication controllers on Consul", Description: about,
 		Version: version(),
-		Flags: append([]cli.Flag{
+		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the Consul agent: host:port, URL or unix socket (default: Consul's environment, else 127.0.0.1:8500)"},
 			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the Consul ACL token (default: Consul's environment)"},
 			&cli.StringFlag{Name: "prefix", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Usage: "key `PREFIX` of this cluster in Consul; ends with /"},
-		}, nodeFlags()...),
+			&cli.StringFlag{Name: "node-token-dir", EnvVars: []string{"RCFARM_NODE_TOKEN_DIR"}, Usage: "`DIRECTORY` with a file for each node, called as the node, that holds the token of its preparer, for logs and exec"},
+			&cli.StringFlag{Name: "node-ca", EnvVars: []string{"RCFARM_NODE_CA"}, Usage: "`FILE` with the certificates, in PEM, that vouch for preparers (default: the system's)"},
+		},
 		Commands: []*cli.Command{
-			planCommand(), deployCommand(), rolloutCommand(), historyCommand(), diffCommand(), rollbackCommand(), scaleServiceCommand(), serviceCommand(),
-			applyCommand(), rcCommand(), signCommand(), manifestCommand(), podsCommand(), podCommand(), logsCommand(), execCommand(),
-			nodesCommand(), nodeCommand(),
-			farmsCommand(), farmCommand(), auditCommand(), aclCommand(), devCommand(), devGuardCommand(),
+			planCommand(), deployCommand(), rolloutCommand(), historyCommand(), diffCommand(), rollbackCommand(), scaleServiceCommand(),
+			group("service", "list and delete services", serviceListCommand(), serviceDeleteCommand(),
+				schemaCommand("service", "the documents of services", "service.schema.json", "rcctl plan", schema.Service)),
+			applyCommand(),
+			group("rc", "create, show, explain, scale, disable and delete replication controllers",
+				createCommand(), getCommand(), listCommand(), scaleCommand(), disableCommand(), enableCommand(), deleteCommand(), statusCommand(), explainCommand(),
+				schemaCommand("rc", "the documents of rcs", "controller.schema.json", "rcctl apply --dry-run", func() ([]byte, error) {
+					return schema.Controller(field.Names[inspect.ServerFields]())
+				})),
+			signCommand(), manifestCommand(), podsCommand(),
+			group("pod", "show one pod; declare one on a machine that is gone as gone", describeCommand(), forgetCommand()),
+			logsCommand(), execCommand(), nodesCommand(),
+			group("node", "drain, cordon, label, sweep and forget machines",
+				drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand()),
+			farmsCommand(),
+			group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer", resumeCommand(), releaseHoldCommand()),
+			auditCommand(),
+			group("acl", "print the rules that tokens need", policyCommand()),
+			devCommand(), devGuardCommand(),
 		},
 		Reader: std.in, Writer: std.out, ErrWriter: std.err,
 		HideHelpCommand: true,
@@ -80,14 +100,6 @@ func newApp(std *stdio) *cli.App {
 		OnUsageError:    onUsageError,
 		ExitErrHandler:  func(*cli.Context, error) {}, // exit codes are decided in one place: report
 	}
-}
-
-// rcCommand groups the commands about one controller.
-func rcCommand() *cli.Command {
-	return group("rc", "create, show, explain, scale, disable and delete replication controllers",
-		createCommand(), getCommand(), listCommand(), scaleCommand(), disableCommand(), enableCommand(), deleteCommand(),
-		statusCommand(), explainCommand(), controllerSchemaCommand(),
-	)
 }
 
 // leaf completes a command that has no subcommands. Without HideHelpCommand an RC named "help" could not be named.

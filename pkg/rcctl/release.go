@@ -44,12 +44,24 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 	if !waits {
 		return refusedf("no farm waits for node %s: %s; nothing was written", name, why)
 	}
-	change, err := releaseHoldOf(c.Context, s, name, schema.Value.Nonce)
-	if err != nil {
-		return err
+	var change nodeChange
+	err = s.writing(c.Context, maxNodeTries, func(ctx context.Context, by string) error {
+		ops, err := s.NodeOps(ctx, name)
+		if errors.Is(err, store.ErrNotFound) { // its preparer may not be able to write its record, either
+			ops.Value.Name, err = name, nil
+		}
+		if err != nil {
+			return fmt.Errorf("read what operators said about node %s: %w", name, err)
+		}
+		if change = computeRelease(ops.Value, schema.Value.Nonce); len(change.lines) == 0 {
+			return nil
+		}
+		return changeNode(ctx, s, &change, ops.Index, nil, by)
+	})
+	if err == nil {
+		printNodeChange(std, name, "is not waited for any more", change)
 	}
-	printNodeChange(std, name, "is not waited for any more", change)
-	return nil
+	return err
 }
 
 // waitsFor reports whether farms wait for a node under a nonce, and if not, why.
@@ -71,24 +83,6 @@ func waitsFor(c *cli.Context, s *conn, name, nonce string) (waits bool, why stri
 		return false, "it has said what it runs", nil
 	}
 	return true, "", nil
-}
-
-// releaseHoldOf writes what the farms go by. The node may have no record: then its preparer cannot even write that.
-func releaseHoldOf(ctx context.Context, s *conn, name, nonce string) (c nodeChange, err error) {
-	err = s.writing(ctx, maxNodeTries, func(ctx context.Context, by string) error {
-		ops, err := s.NodeOps(ctx, name)
-		if errors.Is(err, store.ErrNotFound) {
-			ops.Value.Name, err = name, nil
-		}
-		if err != nil {
-			return fmt.Errorf("read what operators said about node %s: %w", name, err)
-		}
-		if c = computeRelease(ops.Value, nonce); len(c.lines) == 0 {
-			return nil
-		}
-		return changeNode(ctx, s, &c, ops.Index, nil, by)
-	})
-	return c, err
 }
 
 // computeRelease lets farms go on without the node under one nonce. A release for an earlier one is over.

@@ -29,14 +29,14 @@ Examples:
 
 func runResume(c *cli.Context, std *stdio, s *conn) error {
 	line, err := resetBreaker(c.Context, s)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if line == "" {
+	case line == "":
 		fmt.Fprintln(std.out, "the breaker is not tripped; nothing was written")
-		return nil
+	default:
+		fmt.Fprintf(std.out, "the farms may stop pods again\n  %s\n", clean(line))
 	}
-	fmt.Fprintf(std.out, "the farms may stop pods again\n  %s\n", clean(line))
 	return nil
 }
 

@@ -61,17 +61,13 @@ func askCommand(verb rollout.Verb, usage, more string) *cli.Command {
 		UsageText:   fmt.Sprintf("rcctl rollout %s SERVICE", verb),
 		Description: fmt.Sprintf("%sThe request is recorded; the farm that carries the rollout out acts on it.\n\nExamples:\n  rcctl rollout %s web\n  rcctl rollout status web -w", more, verb),
 		Action: onConn(oneService, func(c *cli.Context, std *stdio, s *conn, service string) error {
-			return runAsk(c, std, s, service, verb)
+			rec, err := askRollout(c.Context, s, service, verb)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(std.out, "rollout of %s: %s is asked for (rollout %s)\n", service, verb, rec.ID)
+			fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", service)
+			return nil
 		}),
 	})
-}
-
-func runAsk(c *cli.Context, std *stdio, s *conn, service string, verb rollout.Verb) error {
-	rec, err := askRollout(c.Context, s, service, verb)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(std.out, "rollout of %s: %s is asked for (rollout %s)\n", service, verb, rec.ID)
-	fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", service)
-	return nil
 }

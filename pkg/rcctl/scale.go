@@ -22,7 +22,7 @@ Examples:
 			&cli.StringFlag{Name: "role", Usage: "`ROLE` whose replicas are counted (default: the only one)"},
 			massStopFlag(),
 		}, waitFlags("until the rc has converged")...),
-		Action: onConn(readScale, runScale),
+		Action: onConn(func(c *cli.Context) (newCount, error) { return readCount(c, "REF", checkRef) }, runScale),
 	})
 }
 
@@ -46,8 +46,6 @@ func readCount(c *cli.Context, what string, check func(*cli.Context, string) (st
 	}
 	return n, nil
 }
-
-func readScale(c *cli.Context) (newCount, error) { return readCount(c, "REF", checkRef) }
 
 func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
 	found, err := s.find(c, n.name)

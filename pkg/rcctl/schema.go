@@ -2,10 +2,6 @@ package rcctl
 
 import (
 	"github.com/urfave/cli/v2"
-
-	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/schema"
 )
 
 // schemaCommand prints the JSON Schema of one kind of documents. It needs no Consul.
@@ -31,18 +27,4 @@ and, as the first line of a document, for editors with yaml-language-server:
 			return err
 		}),
 	})
-}
-
-func manifestSchemaCommand() *cli.Command {
-	return schemaCommand("manifest", "manifests", "manifest.schema.json", "rcctl manifest check", schema.Manifest)
-}
-
-func controllerSchemaCommand() *cli.Command {
-	return schemaCommand("rc", "the documents of rcs", "controller.schema.json", "rcctl apply --dry-run", func() ([]byte, error) {
-		return schema.Controller(field.Names[inspect.ServerFields]())
-	})
-}
-
-func serviceSchemaCommand() *cli.Command {
-	return schemaCommand("service", "the documents of services", "service.schema.json", "rcctl plan", schema.Service)
 }

@@ -11,11 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// serviceCommand groups the commands about services as a whole.
-func serviceCommand() *cli.Command {
-	return group("service", "list and delete services", serviceListCommand(), serviceDeleteCommand(), serviceSchemaCommand())
-}
-
 func serviceListCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "list", Aliases: []string{"ls"}, Usage: "list the services that were deployed",

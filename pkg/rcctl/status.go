@@ -26,7 +26,12 @@ Examples:
   rcctl rc status web -o json | jq .available
   rcctl rc status web --watch
   rcctl rc status web --watch --until Converged --timeout 10m`,
-		Flags:  append([]cli.Flag{outputFlag()}, watchFlags()...),
+		Flags: []cli.Flag{
+			outputFlag(),
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until Ctrl-C; one line per change where the output is no terminal"},
+			&cli.StringFlag{Name: "until", Usage: "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"},
+			&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up (exit code 5; default: never)"},
+		},
 		Action: offline(runStatus),
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 )
 
 // guard keeps what pods and records say from doing anything to a terminal but being read: control characters and those that change
@@ -23,7 +24,7 @@ type guard struct {
 
 // guarded returns what to write to a writer through: a guard where it is a terminal, else the writer itself.
 func guarded(w io.Writer) io.Writer {
-	if isDevice(w) {
+	if isTerminal(w) {
 		return &guard{to: w}
 	}
 	return w
@@ -126,18 +127,18 @@ func bytesTo(c *cli.Context, w io.Writer) io.Writer {
 	return w
 }
 
-// isDevice reports whether a writer is a terminal, of whatever kind.
-func isDevice(w io.Writer) bool {
-	file, ok := w.(*os.File)
-	if !ok {
+// isTerminal reports whether a person is at the other end.
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	if !ok || file == nil {
 		return false
 	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 // terminal reports whether a writer is a terminal that can do more than print lines.
-func terminal(w io.Writer) bool { return os.Getenv("TERM") != "dumb" && isDevice(unguarded(w)) }
+func terminal(w io.Writer) bool { return os.Getenv("TERM") != "dumb" && isTerminal(unguarded(w)) }
 
 // coloured reports whether colours help on this writer: it is a terminal and NO_COLOR (https://no-color.org) is not set. Where they do,
 // they pass its guard from now on.

@@ -14,14 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-func watchFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until Ctrl-C; one line per change where the output is no terminal"},
-		&cli.StringFlag{Name: "until", Usage: "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"},
-		&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up (exit code 5; default: never)"},
-	}
-}
-
 // watching is what a command line says about a watch.
 type watching struct {
 	until string        // empty: until Ctrl-C
@@ -128,14 +120,11 @@ func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) er
 			if w.until == "" && outer.Err() != nil {
 				return nil // Ctrl-C is how such a watch ends
 			}
-			return waitEndedf("rc %s: %v; last seen: %s", r.Name, err, lastSeen(sc.shown))
+			seen := "nothing"
+			if sc.shown != nil {
+				seen = sc.shown.Line()
+			}
+			return waitEndedf("rc %s: %v; last seen: %s", r.Name, err, seen)
 		}
 	}
-}
-
-func lastSeen(v *inspect.StatusView) string {
-	if v == nil {
-		return "nothing"
-	}
-	return v.Line()
 }

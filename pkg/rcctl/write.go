@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -193,10 +194,14 @@ func printChange(std *stdio, c change, done string) {
 		done = "signed"
 	}
 	fmt.Fprintf(std.out, "rc %s %s (id %s, generation %d)\n", c.rc.Name, done, c.rc.ID, c.rc.Generation)
-	if c.what == "create" {
-		return
+	if c.what != "create" {
+		printLines(std.out, c.lines)
 	}
-	for _, line := range c.lines {
-		fmt.Fprintln(std.out, "  "+forTerminal(line))
+}
+
+// printLines prints what is different.
+func printLines(w io.Writer, lines []string) {
+	for _, line := range lines {
+		fmt.Fprintln(w, "  "+forTerminal(line))
 	}
 }
