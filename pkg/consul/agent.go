@@ -2,7 +2,6 @@ package consul
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -112,9 +111,8 @@ func (c *Client) RegisterService(ctx context.Context, s Service) error {
 // deregisterOther removes a service that has the id and is not the same.
 func (c *Client) deregisterOther(ctx context.Context, s Service) error {
 	old, _, err := c.api.Agent().Service(s.ID, Default.options(ctx))
-	var status api.StatusError
 	switch {
-	case errors.As(err, &status) && status.Code == http.StatusNotFound:
+	case answered(err, http.StatusNotFound):
 		return nil
 	case err != nil:
 		return fmt.Errorf("read service %s: %w", s.ID, err)
@@ -132,9 +130,12 @@ func ServiceCheckID(serviceID string) string { return serviceID + "-health" }
 func (c *Client) DeregisterService(ctx context.Context, id string) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	err := c.api.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
-	var status api.StatusError
-	if err != nil && (!errors.As(err, &status) || status.Code != http.StatusNotFound) {
+	return deregister(ctx, c.api, id)
+}
+
+func deregister(ctx context.Context, at *api.Client, id string) error {
+	err := at.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
+	if err != nil && !answered(err, http.StatusNotFound) {
 		return fmt.Errorf("deregister service %s: %w", id, err)
 	}
 	return nil

@@ -181,11 +181,24 @@ func (c *Client) hidden(meta *api.QueryMeta) bool {
 
 // readError gives Consul's 403 the name that callers test for.
 func readError(err error) error {
-	var status api.StatusError
-	if errors.As(err, &status) && status.Code == http.StatusForbidden {
+	if answered(err, http.StatusForbidden) {
 		return fmt.Errorf("%w: %w", ErrFiltered, err)
 	}
 	return err
+}
+
+// unread is why an answer is of no use: there is none, or it may lack something.
+func (c *Client) unread(err error, meta *api.QueryMeta) error {
+	if err == nil && c.hidden(meta) {
+		return ErrFiltered
+	}
+	return readError(err)
+}
+
+// answered reports whether an error is an answer of Consul's with a status.
+func answered(err error, code int) bool {
+	status, is := errors.AsType[api.StatusError](err)
+	return is && status.Code == code
 }
 
 // Get reads one key. It returns ErrNotFound when the key is missing, and ErrFiltered when the token may not read it.
@@ -217,11 +230,8 @@ func (c *Client) list(prefix string, opts *api.QueryOptions) ([]Pair, uint64, er
 	if t.took {
 		found = t.pairs
 	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("list %s: %w", prefix, readError(err))
-	}
-	if c.hidden(meta) {
-		return nil, 0, fmt.Errorf("list %s: %w", prefix, ErrFiltered)
+	if err := c.unread(err, meta); err != nil {
+		return nil, 0, fmt.Errorf("list %s: %w", prefix, err)
 	}
 	pairs := make([]Pair, len(found))
 	for i, p := range found {
@@ -245,11 +255,8 @@ func (c *Client) keys(ctx context.Context, prefix, separator string) ([]string, 
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	keys, meta, err := c.api.KV().Keys(prefix, separator, Default.options(ctx))
-	if err != nil {
-		return nil, fmt.Errorf("list keys of %s: %w", prefix, readError(err))
-	}
-	if c.hidden(meta) {
-		return nil, fmt.Errorf("list keys of %s: %w", prefix, ErrFiltered)
+	if err := c.unread(err, meta); err != nil {
+		return nil, fmt.Errorf("list keys of %s: %w", prefix, err)
 	}
 	return keys, nil
 }

@@ -200,7 +200,7 @@ func testLockRights(t *testing.T, g guarded, session string) {
 	// A transaction leaves out what the token may not read, and says nothing: a key that was asked for by name is missed.
 	// What lies below a prefix is not, therefore the prefix is asked for by name too.
 	r := consul.Reading{Keys: []string{"secret/record"}}
-	if f, _, _, err := writer.AcquireReading(t.Context(), "locks/a", session, differ("x"), r); !errors.Is(err, consul.ErrFiltered) || f.Index == 0 {
+	if f, _, _, err := writer.NewMerger().AcquireReading(t.Context(), "locks/a", session, differ("x"), r); !errors.Is(err, consul.ErrFiltered) || f.Index == 0 {
 		t.Fatalf("acquired %+v, %v; want a fence and ErrFiltered", f, err)
 	}
 	r = consul.Reading{Keys: []string{"locks/a"}, Prefixes: []string{"secret/"}}

@@ -29,12 +29,15 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("lock %s is held by session %s", e.Key, e.Session)
 }
 
-// bumpBackoff paces repeated attempts whose outcome stays unknown.
-func bumpBackoff() *backoff.ExponentialBackOff {
-	b := backoff.NewExponentialBackOff()
-	b.InitialInterval, b.MaxInterval = 50*time.Millisecond, 2*time.Second
-	return b
+// newPace returns the pauses between tries: the first, and what they grow to.
+func newPace(first, most time.Duration) *backoff.ExponentialBackOff {
+	pace := backoff.NewExponentialBackOff()
+	pace.InitialInterval, pace.MaxInterval = first, most
+	return pace
 }
+
+// lockPace is that of attempts to take a lock whose outcome stays unknown.
+func lockPace() *backoff.ExponentialBackOff { return newPace(50*time.Millisecond, 2*time.Second) }
 
 // Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
 // index moves and an earlier tenure of the same session is fenced off. It returns *HeldError when another session holds
@@ -45,30 +48,14 @@ func (c *Client) Acquire(ctx context.Context, key, session string, value func() 
 	return f, err
 }
 
-// AcquireReading is Acquire, and reads at the moment of the acquisition. What it read is as good as a consistent read
-// under the lock. When only the reading fails, the fence is valid and the error matches ErrFiltered.
-func (c *Client) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
-	return c.acquireReading(ctx, c.commit, key, session, value, r)
-}
-
 // sender carries out a transaction.
 type sender func(ctx context.Context, ops []Op) (*answer, error)
-
-func (c *Client) acquireReading(ctx context.Context, send sender, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
-	f, got, err := c.acquire(ctx, send, key, session, value, r.ops())
-	if err != nil {
-		return f, nil, nil, err
-	}
-	found, below, err := r.found(got)
-	return f, found, below, err
-}
 
 func (c *Client) acquire(ctx context.Context, send sender, key, session string, value func() []byte, also []Op) (Fence, *answer, error) {
 	if session == "" {
 		return Fence{}, nil, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
 	}
-	pace := bumpBackoff()
-	for {
+	for pace := lockPace(); ; {
 		got, err := send(ctx, append([]Op{Lock(key, value(), session)}, also...))
 		if err == nil {
 			if got.byKey[key] == nil { // then its index is not known
@@ -76,21 +63,25 @@ func (c *Client) acquire(ctx context.Context, send sender, key, session string, 
 			}
 			return Fence{Key: key, Session: session, Index: got.byKey[key].ModifyIndex}, got, nil
 		}
-		if ctx.Err() != nil {
-			return Fence{}, nil, context.Cause(ctx)
-		}
-		switch {
-		case errors.Is(err, ErrRefused):
-			if definite, why := c.whyRefused(ctx, key, session, err); definite {
-				return Fence{}, nil, why
-			}
-		case !errors.Is(err, ErrUnknown):
-			return Fence{}, nil, err
-		}
-		if err := pause(ctx, pace.NextBackOff()); err != nil {
+		if err := c.beforeNext(ctx, pace, key, session, err); err != nil {
 			return Fence{}, nil, err
 		}
 	}
+}
+
+// beforeNext waits before the next attempt to take a lock, or returns why there shall be none.
+func (c *Client) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOff, key, session string, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, ErrRefused):
+		if definite, why := c.whyRefused(ctx, key, session, err); definite {
+			return why
+		}
+	case !errors.Is(err, ErrUnknown):
+		return err
+	}
+	return pause(ctx, pace.NextBackOff())
 }
 
 // AcquireAll takes several locks for a session, in as few transactions as that fits into, and returns the fences of those that it surely
@@ -125,8 +116,7 @@ func (c *Client) AcquireAll(ctx context.Context, keys []string, session string, 
 // for each attempt, and the lock is taken only over what it was asked about, together with what may wants done besides, or not at all.
 // Errors are those of Acquire and of may; ErrRefused also when the token may not do what is wanted besides.
 func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) (besides []Op, err error)) error {
-	pace := bumpBackoff()
-	for {
+	for pace := lockPace(); ; {
 		present, err := c.Get(ctx, key, Consistent)
 		unchanged := CheckIndex(key, present.ModifyIndex)
 		if errors.Is(err, ErrNotFound) {
@@ -139,19 +129,10 @@ func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byt
 			}
 			_, err = c.commit(ctx, append([]Op{unchanged, Lock(key, value, session)}, besides...))
 		}
-		switch {
-		case err == nil:
+		if err == nil {
 			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case errors.Is(err, ErrRefused):
-			if definite, why := c.whyRefused(ctx, key, session, err); definite {
-				return why
-			}
-		case !errors.Is(err, ErrUnknown):
-			return err
 		}
-		if err := pause(ctx, pace.NextBackOff()); err != nil {
+		if err := c.beforeNext(ctx, pace, key, session, err); err != nil {
 			return err
 		}
 	}
@@ -161,8 +142,7 @@ func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byt
 // errors are those of Acquire, with ErrLost where somebody else holds the lock.
 func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {
 	next, err := c.Acquire(ctx, f.Key, f.Session, value)
-	var held *HeldError
-	if errors.As(err, &held) {
+	if _, held := errors.AsType[*HeldError](err); held {
 		return Fence{}, fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return next, err
@@ -172,8 +152,7 @@ func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence,
 // answer is not definite when none is so, as within the lock delay, or when the servers could not be asked: then trying
 // again is right.
 func (c *Client) whyRefused(ctx context.Context, key, session string, refused error) (definite bool, why error) {
-	var denied *RefusedError
-	if errors.As(refused, &denied) && denied.Denied() {
+	if r, is := errors.AsType[*RefusedError](refused); is && r.Denied() {
 		return true, refused
 	}
 	pair, err := c.Get(ctx, key, Consistent)

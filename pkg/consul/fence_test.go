@@ -213,7 +213,7 @@ func TestAcquireReading(t *testing.T) {
 	put(t, c, prefix+"asked/a", "x")
 	put(t, c, prefix+"asked/b", "y")
 	r := consul.Reading{Keys: []string{prefix + "record", prefix + "missing"}, Prefixes: []string{prefix + "asked/"}}
-	f, found, below, err := c.AcquireReading(t.Context(), prefix+"lock", session, differ("v"), r)
+	f, found, below, err := c.NewMerger().AcquireReading(t.Context(), prefix+"lock", session, differ("v"), r)
 	if err != nil {
 		t.Fatal(err)
 	}

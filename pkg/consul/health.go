@@ -12,11 +12,8 @@ func (c *Client) AgentGone(ctx context.Context, name string) (bool, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	checks, meta, err := c.api.Health().Node(name, Consistent.options(ctx))
-	if err != nil {
-		return false, fmt.Errorf("read health of agent %s: %w", name, readError(err))
-	}
-	if c.hidden(meta) {
-		return false, fmt.Errorf("read health of agent %s: %w", name, ErrFiltered)
+	if err := c.unread(err, meta); err != nil {
+		return false, fmt.Errorf("read health of agent %s: %w", name, err)
 	}
 	for _, check := range checks {
 		if check.CheckID == "serfHealth" {
@@ -34,15 +31,30 @@ func (c *Client) FailedNodes(ctx context.Context) (map[string]bool, error) {
 	opts := Consistent.options(ctx)
 	opts.Filter = `CheckID == "serfHealth"`
 	checks, meta, err := c.api.Health().State(api.HealthCritical, opts)
-	if err != nil {
-		return nil, fmt.Errorf("read failed agents: %w", readError(err))
-	}
-	if c.hidden(meta) {
-		return nil, fmt.Errorf("read failed agents: %w", ErrFiltered)
+	if err := c.unread(err, meta); err != nil {
+		return nil, fmt.Errorf("read failed agents: %w", err)
 	}
 	failed := make(map[string]bool, len(checks))
 	for _, check := range checks {
 		failed[check.Node] = true
 	}
 	return failed, nil
+}
+
+// Passing returns the meta of every passing instance of a service in the servers' catalog whose meta has the given value
+// under the given key.
+func (c *Client) Passing(ctx context.Context, service, metaKey, metaValue string) ([]map[string]string, error) {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	entries, meta, err := c.api.Health().Service(service, "", true, Default.options(ctx))
+	if err := c.unread(err, meta); err != nil {
+		return nil, fmt.Errorf("read passing instances of %s: %w", service, err)
+	}
+	var found []map[string]string
+	for _, e := range entries {
+		if e.Service.Meta[metaKey] == metaValue {
+			found = append(found, e.Service.Meta)
+		}
+	}
+	return found, nil
 }

@@ -2,12 +2,10 @@ package consul
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
+	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/consul/api"
 )
 
@@ -24,26 +22,23 @@ func checkID(cfg SessionConfig, incarnation string) string {
 
 func sessionName(cfg SessionConfig) string { return fmt.Sprintf("rcfarm/%s/%s", cfg.Kind, cfg.Name) }
 
-// openSession registers the incarnation and takes both sessions. The agent passes a new check on to the servers in its
+// openSession registers the incarnation, where an agent vouches for it, and takes both sessions. The agent passes a new check on to the servers in its
 // own time, so that the first tries may find it missing.
-func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session) error {
-	if cfg.Mode == ByTTL {
-		return c.openTTL(ctx, cfg, s)
-	}
-	callCtx, cancel := c.call(ctx)
+func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session) (err error) {
+	ctx, cancel := c.call(ctx)
 	defer cancel()
-	node, err := c.AgentNode(callCtx)
-	if err != nil {
+	if cfg.Mode == ByCheck {
+		if s.ConsulNode, err = c.AgentNode(ctx); err != nil {
+			return err
+		}
+		if err := c.vouch(ctx, cfg, s); err != nil {
+			return err
+		}
+	}
+	if s.Releasing, err = c.createSession(ctx, cfg, s, api.SessionBehaviorRelease); err != nil {
 		return err
 	}
-	s.ConsulNode = node
-	if err := c.vouch(callCtx, cfg, s); err != nil {
-		return err
-	}
-	if s.Releasing, err = c.createSession(callCtx, cfg, s, api.SessionBehaviorRelease); err != nil {
-		return err
-	}
-	s.Deleting, err = c.createSession(callCtx, cfg, s, api.SessionBehaviorDelete)
+	s.Deleting, err = c.createSession(ctx, cfg, s, api.SessionBehaviorDelete)
 	return err
 }
 
@@ -72,22 +67,26 @@ func (c *Client) vouch(ctx context.Context, cfg SessionConfig, s *Session) error
 	return nil
 }
 
+// createSession makes a session without checks where no agent vouches for it: that of the machine that happens to answer would say nothing
+// about us. Its name bears the incarnation then, so that the next start finds exactly its own (R11).
 func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = 5*time.Millisecond, 200*time.Millisecond
-	for {
+	entry := &api.SessionEntry{Name: sessionName(cfg), Behavior: behavior, LockDelay: lockDelay, TTL: cfg.SessionTTL.String()}
+	create := c.live.Session().CreateNoChecks
+	if cfg.Mode == ByTTL {
+		entry.Name += "/" + s.Incarnation
+	} else {
+		entry.Node, entry.NodeChecks, entry.ServiceChecks = s.ConsulNode, []string{"serfHealth"}, []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}}
+		create = c.live.Session().Create
+	}
+	for pace := newPace(5*time.Millisecond, 200*time.Millisecond); ; {
 		sent := time.Now()
-		id, _, err := c.live.Session().Create(&api.SessionEntry{
-			Name: sessionName(cfg), Node: s.ConsulNode, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.SessionTTL.String(),
-			NodeChecks:    []string{"serfHealth"},
-			ServiceChecks: []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}},
-		}, new(api.WriteOptions).WithContext(ctx))
+		id, _, err := create(entry, new(api.WriteOptions).WithContext(ctx))
 		if err == nil {
 			s.Confirm(sent)
 			return id, nil
 		}
 		if pause(ctx, pace.NextBackOff()) != nil {
-			return "", fmt.Errorf("create session %s: %w", sessionName(cfg), err)
+			return "", fmt.Errorf("create session %s: %w", entry.Name, err)
 		}
 	}
 }
@@ -97,9 +96,7 @@ func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Sessio
 func (c *Client) readCreated(ctx context.Context, s *Session) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = 5*time.Millisecond, 200*time.Millisecond
-	for {
+	for pace := newPace(5*time.Millisecond, 200*time.Millisecond); ; {
 		sent := time.Now()
 		entry, meta, err := c.live.Session().Info(s.Releasing, new(api.QueryOptions).WithContext(ctx))
 		switch {
@@ -169,11 +166,8 @@ func (c *Client) retireIncarnations(ctx context.Context, cfg SessionConfig) erro
 }
 
 func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation string) error {
-	id := serviceID(cfg, incarnation)
-	err := c.live.Agent().ServiceDeregisterOpts(id, new(api.QueryOptions).WithContext(ctx))
-	var status api.StatusError
-	if err != nil && (!errors.As(err, &status) || status.Code != http.StatusNotFound) {
-		return fmt.Errorf("deregister %s: %w", id, err)
+	if err := deregister(ctx, c.live, serviceID(cfg, incarnation)); err != nil {
+		return err
 	}
 	if err := cfg.Journal.Remove(incarnation); err != nil {
 		return &journalError{err}
@@ -181,11 +175,12 @@ func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation 
 	return nil
 }
 
-// destroyNamed destroys every session that bears the daemon's name and was created before the index, whichever
+// destroyNamed destroys every session that bears the daemon's name, in either mode, and was created before the index, whichever
 // incarnation made it.
 func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig, before uint64) error {
+	name := sessionName(cfg)
 	return c.destroySessions(ctx, func(entry *api.SessionEntry) bool {
-		return bearsName(cfg, entry.Name) && entry.CreateIndex < before
+		return (entry.Name == name || strings.HasPrefix(entry.Name, name+"/")) && entry.CreateIndex < before
 	})
 }
 
@@ -194,11 +189,11 @@ func (c *Client) sessionExists(ctx context.Context, id string) (bool, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	entry, meta, err := c.api.Session().Info(id, Consistent.options(ctx))
-	if err == nil && entry == nil && c.hidden(meta) {
-		err = ErrFiltered
+	if err == nil && entry != nil {
+		return true, nil
 	}
-	if err != nil {
-		return false, fmt.Errorf("read session %s: %w", id, readError(err))
+	if err := c.unread(err, meta); err != nil {
+		return false, fmt.Errorf("read session %s: %w", id, err)
 	}
-	return entry != nil, nil
+	return false, nil
 }

@@ -222,8 +222,8 @@ func (m *Merger) write(ctx context.Context, group []*writePart) {
 		}
 		wanted := slices.ContainsFunc(group, func(p *writePart) bool { return !p.blind })
 		got, err := m.c.send(ctx, ops, !wanted) // each part was checked, and joinsWrites has seen to it that they fit together
-		var refused *RefusedError
-		if !errors.As(err, &refused) || len(group) == 1 {
+		refused, is := errors.AsType[*RefusedError](err)
+		if !is || len(group) == 1 {
 			if err != nil && len(group) > 1 {
 				m.sendAlone()
 				m.spoiled(SpoiledWrites, len(group))
@@ -304,10 +304,16 @@ func (m *Merger) commit(ctx context.Context, by *gatherer[*writePart], p *writeP
 	return p.got, p.err
 }
 
-// AcquireReading is like Client.AcquireReading.
+// AcquireReading is Client.Acquire, and reads at the moment of the acquisition. What it read is as good as a consistent read
+// under the lock. When only the reading fails, the fence is valid and the error matches ErrFiltered.
 func (m *Merger) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
 	send := func(ctx context.Context, ops []Op) (*answer, error) {
 		return m.commit(ctx, &m.locks, &writePart{ops: ops})
 	}
-	return m.c.acquireReading(ctx, send, key, session, value, r)
+	f, got, err := m.c.acquire(ctx, send, key, session, value, r.ops())
+	if err != nil {
+		return f, nil, nil, err
+	}
+	found, below, err := r.found(got)
+	return f, found, below, err
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/consul/api"
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sync/errgroup"
@@ -121,8 +120,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func(string, *Session, error) {}
 	}
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = 100*time.Millisecond, 5*time.Second
+	pace := newPace(100*time.Millisecond, 5*time.Second)
 	var relics uint64 // sessions of this name that were created before this index are of the past
 	for ctx.Err() == nil {
 		started := time.Now()
@@ -130,8 +128,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		if ctx.Err() != nil {
 			break
 		}
-		var journal *journalError
-		if errors.As(err, &journal) {
+		if _, is := errors.AsType[*journalError](err); is {
 			return err
 		}
 		if taken {

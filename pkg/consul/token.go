@@ -2,11 +2,8 @@ package consul
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-
-	"github.com/hashicorp/consul/api"
 )
 
 // anonymousAccessor is the accessor of the token that Consul assumes for a request without one.
@@ -19,11 +16,8 @@ func (c *Client) TokenName(ctx context.Context) (string, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	token, _, err := c.api.ACL().TokenReadSelf(Default.options(ctx))
-	var status api.StatusError
 	switch {
-	case errors.As(err, &status) && status.Code == http.StatusUnauthorized: // "ACL support disabled"
-		return "", nil
-	case errors.As(err, &status) && status.Code == http.StatusForbidden: // "ACL not found"
+	case answered(err, http.StatusUnauthorized), answered(err, http.StatusForbidden): // "ACL support disabled", "ACL not found"
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("read own ACL token: %w", err)

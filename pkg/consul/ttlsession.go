@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -27,32 +26,6 @@ const (
 
 // MinSessionTTL is the shortest TTL that Consul takes for a session.
 const MinSessionTTL = 10 * time.Second
-
-// openTTL takes both sessions without an agent.
-func (c *Client) openTTL(ctx context.Context, cfg SessionConfig, s *Session) (err error) {
-	callCtx, cancel := c.call(ctx)
-	defer cancel()
-	if s.Releasing, err = c.createTTL(callCtx, cfg, s, api.SessionBehaviorRelease); err != nil {
-		return err
-	}
-	s.Deleting, err = c.createTTL(callCtx, cfg, s, api.SessionBehaviorDelete)
-	return err
-}
-
-// createTTL makes a session without checks: that of the machine that happens to answer would say nothing about us. Its
-// name bears the incarnation, so that the next start finds exactly its own (R11).
-func (c *Client) createTTL(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
-	sent := time.Now()
-	name := sessionName(cfg) + "/" + s.Incarnation
-	id, _, err := c.live.Session().CreateNoChecks(&api.SessionEntry{
-		Name: name, Behavior: behavior, LockDelay: lockDelay, TTL: cfg.SessionTTL.String(),
-	}, new(api.WriteOptions).WithContext(ctx))
-	if err != nil {
-		return "", fmt.Errorf("create session %s: %w", name, err)
-	}
-	s.Confirm(sent)
-	return id, nil
-}
 
 // renew keeps both sessions alive at the servers until ctx ends. What the servers answer confirms the session; one that
 // they do not know any more is found out by confirm, whose query ends when it vanishes.
@@ -140,11 +113,6 @@ func (c *Client) destroySessions(ctx context.Context, chosen func(*api.SessionEn
 		}
 	}
 	return nil
-}
-
-// bearsName reports whether a session is one of the daemon's, in either mode and of any incarnation.
-func bearsName(cfg SessionConfig, name string) bool {
-	return name == sessionName(cfg) || strings.HasPrefix(name, sessionName(cfg)+"/")
 }
 
 // errMode is what RunSession returns for a mode that does not exist.

@@ -131,22 +131,14 @@ func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
 
 // RefusedOn reports whether err is a refusal in which an operation on the key took part.
 func RefusedOn(err error, key string) bool {
-	var refused *RefusedError
-	if !errors.As(err, &refused) {
-		return false
-	}
-	for _, f := range refused.Failures {
-		if f.Key == key {
-			return true
-		}
-	}
-	return false
+	refused, is := errors.AsType[*RefusedError](err)
+	return is && slices.ContainsFunc(refused.Failures, func(f Failure) bool { return f.Key == key })
 }
 
 // RefusedOnly reports whether err is a refusal in which operations on no other keys took part.
 func RefusedOnly(err error, keys ...string) bool {
-	var refused *RefusedError
-	return errors.As(err, &refused) && !slices.ContainsFunc(refused.Failures, func(f Failure) bool { return !slices.Contains(keys, f.Key) })
+	refused, is := errors.AsType[*RefusedError](err)
+	return is && !slices.ContainsFunc(refused.Failures, func(f Failure) bool { return !slices.Contains(keys, f.Key) })
 }
 
 // unsentError is why a transaction was not sent.
@@ -405,10 +397,5 @@ func (c *Client) getSome(ctx context.Context, keys []string, consistency Consist
 
 // Denied reports whether Consul refused because the token lacks a permission.
 func (e *RefusedError) Denied() bool {
-	for _, f := range e.Failures {
-		if strings.Contains(f.What, "Permission denied") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.Failures, func(f Failure) bool { return strings.Contains(f.What, "Permission denied") })
 }
