@@ -1,5 +1,13 @@
 package store
 
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+)
+
 // Member is a living farm, at farms/<farm-id>. The key is held, and deleted with, the farm's deleting session.
 type Member struct {
 	ID               string `json:"id"`
@@ -9,4 +17,71 @@ type Member struct {
 	Address          string `json:"address,omitempty"`     // of its debug server
 	RCSelector       string `json:"rc_selector,omitempty"` // of the controllers that it works on
 	RCID             string `json:"rc_id,omitempty"`       // the only controller that it works on, in place of those that a selector selects; empty: it is a farm
+}
+
+// Heard says when a daemon last wrote to Consul under its session, at heard/farms/<id> and heard/nodes/<node>. It is for people: where a
+// daemon's token is refused nothing else changes before its session ends. Nothing is decided by it.
+type Heard struct {
+	At           time.Time `json:"at"` // by the daemon's clock
+	EverySeconds float64   `json:"every_seconds"`
+}
+
+// heardSlack is how much later than twice the usual a daemon may write before it counts as silent: clocks differ.
+const heardSlack = 5 * time.Second
+
+// Silent reports whether a daemon should have been heard since.
+func (h Heard) Silent(now time.Time) bool {
+	return now.Sub(h.At) > 2*time.Duration(h.EverySeconds*float64(time.Second))+heardSlack
+}
+
+func heardNow(every time.Duration) []byte {
+	return encode(Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()})
+}
+
+// AllHeard is the prefix of what says when daemons were heard.
+func (k Keys) AllHeard() string { return k.prefix + "heard/" }
+
+// HeardFarm is the key of that for one farm.
+func (k Keys) HeardFarm(id string) string { return k.AllHeard() + "farms/" + id }
+
+// HeardNode is the key of that for one node.
+func (k Keys) HeardNode(name string) string { return k.AllHeard() + "nodes/" + name }
+
+// FarmHeard notes that a farm writes, as long as it is a member. The note vanishes with its session. It returns ErrRefused when it is
+// none.
+func (s *Store) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration) error {
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farm(id), sess.Deleting), consul.Lock(s.keys.HeardFarm(id), heardNow(every), sess.Deleting))
+}
+
+// NodeHeard notes that a preparer writes, as long as it holds its node. The note stays. It returns ErrRefused when it does not.
+func (s *Store) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Node(name), sess.Releasing), consul.Set(s.keys.HeardNode(name), heardNow(every)))
+}
+
+func (s *Store) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {
+	sent := time.Now()
+	_, err := s.c.Commit(ctx, ops)
+	return sess.Answered(sent, err)
+}
+
+// HeardOf reads when each farm and each node was heard last, by their names. Notes that cannot be read are left out.
+func (s *Store) HeardOf(ctx context.Context) (farms, nodes map[string]Heard, err error) {
+	pairs, err := s.c.List(ctx, s.keys.AllHeard(), consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	farms, nodes = map[string]Heard{}, map[string]Heard{}
+	for _, p := range pairs {
+		rec, err := decode[Heard](s.keys, p)
+		if err != nil {
+			continue
+		}
+		if name, is := strings.CutPrefix(p.Key, s.keys.HeardFarm("")); is {
+			farms[name] = rec.Value
+		}
+		if name, is := strings.CutPrefix(p.Key, s.keys.HeardNode("")); is {
+			nodes[name] = rec.Value
+		}
+	}
+	return farms, nodes, nil
 }
