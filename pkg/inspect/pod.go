@@ -21,7 +21,7 @@ type PodView struct {
 	Role            string            `json:"role"`
 	Index           int               `json:"index"`
 	Node            string            `json:"node"`
-	Kind            string            `json:"kind"`  // placed, ghost (left this node, stop not confirmed) or orphan (no placement)
+	Kind            string            `json:"kind"`  // placed, ghost (left this node, stop not confirmed), orphan (no placement) or local (of its node alone)
 	State           string            `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read
 	Available       bool              `json:"available"`
 	Restarts        int               `json:"restarts"`
@@ -43,6 +43,7 @@ const (
 	Placed = "placed"
 	Ghost  = "ghost"
 	Orphan = "orphan"
+	Local  = "local"
 )
 
 // The states of a PodView besides those that nodes report.
@@ -75,7 +76,13 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[s
 	}
 	for i := range realities {
 		r := &realities[i]
-		if _, left := reported[store.At{Identity: r.Identity, Node: r.Node}]; left && r.State != pod.StateStopped { // nobody has placed it there
+		switch _, left := reported[store.At{Identity: r.Identity, Node: r.Node}]; {
+		case !left || r.State == pod.StateStopped:
+		case r.Kind == pod.KindLocal:
+			v := viewOf(r.Identity, r.Node, r.LocalService(), Local, r)
+			v.Digest, v.Available = r.Digest, r.Available
+			views = append(views, v)
+		default: // nobody has placed it there
 			v := viewOf(r.Identity, r.Node, "", Orphan, r)
 			v.Digest = r.Digest
 			v.note("has no placement; it runs until its rc adopts or stops it")

@@ -25,6 +25,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
 // DefaultStreams is how many requests are served at once.
@@ -54,6 +55,8 @@ type Pods interface {
 	// RunIn has a command run as one of the pod's processes is; an empty name means its first. The context that run is given ends
 	// with ctx, and with that process. An error means that run was not called.
 	RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error
+	// Scale takes a request. Its errors are those of package scale, or about the node itself.
+	Scale(ctx context.Context, r scale.Request) (scale.Response, error)
 }
 
 // Config is what New needs.
@@ -164,6 +167,7 @@ func (s *Server) handler() http.Handler {
 	const pods = "/v1/nodes/{node}/pods/{rc}/{role}/{index}/"
 	mux.HandleFunc("GET "+pods+"logs", s.forPod(s.logs))
 	mux.HandleFunc("POST "+pods+"exec", s.forPod(s.exec))
+	mux.HandleFunc("POST "+scale.Path, s.scale)
 	return mux
 }
 
@@ -179,16 +183,25 @@ func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Ident
 			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
 			return
 		}
-		select {
-		case s.slots <- struct{}{}:
-			defer func() { <-s.slots }()
-		default:
-			refuse(w, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams), http.StatusTooManyRequests)
+		over, why := s.slot(r)
+		if why != "" {
+			refuse(w, why, http.StatusTooManyRequests)
 			return
 		}
-		defer listen.Serving(r.Context())()
+		defer over()
 		serve(w, r, pod.Identity{RCID: r.PathValue("rc"), Role: r.PathValue("role"), Index: index})
 	}
+}
+
+// slot makes a request one of those that are served, until over is called, or says why not.
+func (s *Server) slot(r *http.Request) (over func(), why string) {
+	select {
+	case s.slots <- struct{}{}:
+	default:
+		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
+	}
+	served := listen.Serving(r.Context())
+	return func() { served(); <-s.slots }, ""
 }
 
 // refuse says why a request is not served, and has done with its connection.
@@ -204,6 +217,11 @@ func (s *Server) allowed(r *http.Request) (status int, why string) {
 	if r.Header.Get(askHeader) == "" {
 		return http.StatusBadRequest, "the header " + askHeader + " is missing"
 	}
+	return s.known(r, r.PathValue("node"))
+}
+
+// known returns why a request is refused: it bears no token, or is for another node.
+func (s *Server) known(r *http.Request, node string) (status int, why string) {
 	if s.cfg.TokenFile != "" {
 		want, err := readToken(s.cfg.TokenFile)
 		if err != nil {
@@ -217,7 +235,7 @@ func (s *Server) allowed(r *http.Request) (status int, why string) {
 			return http.StatusUnauthorized, "the token is missing or wrong"
 		}
 	}
-	if node := r.PathValue("node"); node != s.cfg.Node {
+	if node != s.cfg.Node {
 		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node, node)
 	}
 	return 0, ""

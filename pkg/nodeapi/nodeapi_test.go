@@ -30,6 +30,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
 const patience = 30 * time.Second
@@ -50,6 +51,9 @@ type pods struct {
 	mu    sync.Mutex
 	files map[string]string
 	ended bool
+
+	asked  []scale.Request
+	scaled error // what becomes of the next
 }
 
 func (p *pods) LogFiles(id pod.Identity) (map[string]string, bool) {
@@ -67,6 +71,13 @@ func (p *pods) RunIn(ctx context.Context, id pod.Identity, process string, argv 
 	}
 	run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir})
 	return nil
+}
+
+func (p *pods) Scale(_ context.Context, r scale.Request) (scale.Response, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, r)
+	return scale.Response{Success: true, Service: r.Service, Replicas: r.Replicas}, p.scaled
 }
 
 // node is a server with one pod.

@@ -222,6 +222,7 @@ const CrashLoop = 3
 // Reality is what one node did about one identity, at reality/<node>/<rc-id>/<role>.<index>.
 type Reality struct {
 	Identity
+	Kind      string `json:"kind,omitempty"` // KindLocal; empty: a controller's
 	Node      string `json:"node"`
 	Digest    string `json:"digest"`
 	Revision  int64  `json:"revision"` // highest that the node has applied

@@ -18,6 +18,10 @@ import (
 func (w *worker) install(ctx context.Context, rec Record) (Record, error) {
 	ctx, done := w.interruptible(ctx, rec.Intent.Revision)
 	defer done()
+	if err := w.nameTaken(rec.Intent); err != nil {
+		w.installFailed(ctx, &rec, pod.StatePending, err)
+		return rec, err
+	}
 	m, rec, err := w.wanted(ctx, rec)
 	if err != nil {
 		return rec, err
@@ -122,7 +126,11 @@ func stateOf(err error) pod.State {
 // readManifest reads and validates a manifest. A field that this build does not know would be lost on the way through
 // canonical JSON; the digest tells.
 func (w *worker) readManifest(ctx context.Context, digest string) (m *manifest.Manifest, canonical []byte, signature string, err error) {
-	m, signature, err = w.cfg.Store.SignedManifest(ctx, digest)
+	if w.e.id.Local() {
+		m, signature, err = w.localManifest(digest)
+	} else {
+		m, signature, err = w.cfg.Store.SignedManifest(ctx, digest)
+	}
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, nil, "", fmt.Errorf("manifest %s is not in Consul; apply it again: %w", digest, err)
 	}

@@ -101,7 +101,9 @@ func (w *worker) heldBack(rec *Record) (held bool, err error) {
 }
 
 // nameless reports whether the pod is one that the loss of the node's name has stopped, or is to.
-func (w *worker) nameless(rec *Record) bool { return w.name.Lost() || rec.AwaitsIntent }
+func (w *worker) nameless(rec *Record) bool {
+	return !w.e.id.Local() && (w.name.Lost() || rec.AwaitsIntent)
+}
 
 // without says what a pod that is held back lacks.
 func (w *worker) without(rec *Record) string {

@@ -43,6 +43,9 @@ func observe(o observation) pod.Reality {
 		Identity: o.rec.Intent.Identity, Node: o.node, Digest: digest, Revision: o.rec.Intent.Revision,
 		Available: o.available, Standby: o.standby, Message: o.activity.message,
 	}
+	if r.Local() {
+		r.Kind = pod.KindLocal
+	}
 	for _, status := range o.procs {
 		r.Restarts += status.Restarts
 		if exit := status.LastExit; exit != nil && (r.LastExit == nil || exit.At.After(r.LastExit.At)) {
@@ -225,7 +228,9 @@ func standOut(r *pod.Reality, s standing) {
 		if r.State == pod.StatePending { // it is held back
 			text = "orphaned: it has no intent, so that it does not start until its owner adopts it"
 		}
-		if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
+		if r.Local() {
+			text = "the node's record of its service was lost; it keeps running until a request with a spec says what it shall be"
+		} else if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
 			r.State = pod.StateOrphaned
 		}
 	case Regress:
@@ -441,6 +446,9 @@ func (p *Preparer) observeOne(e *entry, now time.Time, tails map[string]pod.Real
 func (p *Preparer) say(r pod.Reality, now time.Time) (again time.Time) {
 	news, again := p.board.Say(r, now)
 	if news {
+		if r.Local() {
+			p.locals.wake.Raise()
+		}
 		p.podLog(r.Identity).WithFields(obs.Fields{
 			obs.Action: "observe", obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: install.Short(r.Digest), obs.Reason: r.Message,
 		}).Info("pod changed")

@@ -29,6 +29,7 @@ type pods struct {
 	queue []*entry // that need a worker
 	world World    // of the session that there is
 	nonce string   // that belongs to world
+	local desired  // what the node's own services shall be
 }
 
 func newPods(log obs.Logger) *pods {
@@ -204,8 +205,16 @@ func (e *entry) interrupt() {
 // orphan returns what farms must know of a pod that runs without a matching intent.
 func (e *entry) orphan() (pod.Orphan, bool) {
 	reason := map[Verdict]string{Orphan: pod.ReasonOrphaned, Regress: pod.ReasonRegressed}[e.standing.verdict]
+	if reason == "" {
+		return pod.Orphan{}, false
+	}
+	return e.described(reason)
+}
+
+// described returns what a pod of a controller takes of the node.
+func (e *entry) described(reason string) (pod.Orphan, bool) {
 	rec := e.accepted()
-	if reason == "" || rec.Intent.State == pod.Stopped {
+	if e.id.Local() || rec.Intent.State == pod.Stopped {
 		return pod.Orphan{}, false
 	}
 	digest, ports := rec.runs()

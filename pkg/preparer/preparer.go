@@ -47,6 +47,7 @@ type Store interface {
 type Tenure interface {
 	report.NodeWriter
 	report.Realities
+	reserver
 }
 
 // State is the node's own disk; *Disk is one.
@@ -172,6 +173,7 @@ type Preparer struct {
 	kit
 
 	exposure *claim.Exposure
+	locals   *locals
 	reserve  *durable.Reserve
 	spent    loop.Signal // something of the reserve was used
 }
@@ -235,6 +237,9 @@ func New(cfg Config) (*Preparer, error) {
 	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
 	}
+	if err == nil {
+		p.locals, err = openLocals(filepath.Join(cfg.Dir, "local"), reserve, p.log)
+	}
 	return p, err
 }
 
@@ -254,6 +259,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
+	parts.Go(func() { p.watchLocals(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -261,7 +267,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 			var queue []*entry
 			p.pods.do(func() { queue, p.pods.queue = p.pods.queue, nil })
 			for _, e := range queue {
-				w := &worker{kit: &p.kit, e: e, buried: p.reconsider}
+				w := &worker{kit: &p.kit, e: e, buried: p.buried}
 				parts.Go(func() { w.run(ctx) })
 			}
 		}
@@ -276,13 +282,20 @@ func (p *Preparer) reconsider() { p.pods.do(p.decide) }
 // decide compares the world with the local pods and applies every verdict. The caller is in pods.do.
 func (p *Preparer) decide() {
 	defer p.pods.record.Raise()
-	if !p.contact.Informed() {
-		return
-	}
-	local := make(map[pod.Identity]Local, len(p.pods.all))
+	own, local := map[pod.Identity]Local{}, make(map[pod.Identity]Local, len(p.pods.all))
 	for id, e := range p.pods.all {
 		rec := e.accepted()
-		local[id] = rec.local()
+		if id.Local() {
+			own[id] = rec.local()
+		} else {
+			local[id] = rec.local()
+		}
+	}
+	for _, d := range Decide(p.pods.local.world, own) {
+		p.apply(d)
+	}
+	if !p.contact.Informed() {
+		return
 	}
 	world := p.pods.world
 	_, world.Shut = p.exposure.Said()

@@ -47,7 +47,7 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 		return loop.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
 	s.keeper = &report.Keeper{
-		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: tenure, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &sharesFirst{NodeWriter: tenure, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
 		Says: p.nodeRecord, Holding: s.setHolding, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
@@ -57,6 +57,8 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	}
 	p.leave()
 	defer p.leave()
+	p.locals.serve(tenure)
+	defer p.locals.serve(nil)
 	p.contact.Serve(p.name.Refusal() == nil)
 	defer p.contact.Serve(false)
 	parts, ctx := errgroup.WithContext(ctx)
@@ -234,7 +236,11 @@ func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identi
 	problems := append([]error(nil), seen.Corrupt...)
 	for _, rec := range seen.Recs {
 		in := rec.Value
-		if err := CheckIntent(in); err != nil {
+		err := CheckIntent(in)
+		if err == nil && in.Identity.Local() {
+			err = errors.New("it has the identity of a local service, which only requests to this node change")
+		}
+		if err != nil {
 			w.Unreadable[in.Identity] = true
 			problems = append(problems, fmt.Errorf("intent of %s: %w", in.Identity, err))
 			continue

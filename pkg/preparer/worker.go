@@ -45,6 +45,9 @@ func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Po
 func (k *kit) touchOf(e *entry, now proc.Moment) claim.Touch {
 	t := k.contact.Touch(now)
 	t.Agreed, t.Running, t.Lost, t.Waits = e.standing.verdict == Agree, anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
+	if e.id.Local() { // its intent is on this node, and it runs on no other
+		t.Serving, t.Unread, t.Lost, t.Waits = true, 0, false, false
+	}
 	return t
 }
 

@@ -120,6 +120,8 @@ func TestPlanSweep(t *testing.T) {
 	for _, held := range []pod.Identity{id("a", 0), id("a", 1), id("a", 2), id("a", 7), id("ab", 0), id("gone", 0), id("gone", 9)} {
 		in.holders[held.String()] = node.Holder{Pod: held}
 	}
+	own := id(pod.LocalRC("agent"), 0) // the node looks after it
+	in.holders[own.String()] = node.Holder{Pod: own}
 	got := planSweep(in)
 	if len(got.orphans) != 1 || got.orphans[0].RCID != "gone" || got.adopted != 1 {
 		t.Errorf("orphans %+v, %d adopted", got.orphans, got.adopted)

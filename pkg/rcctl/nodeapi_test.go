@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
 // logDir is a node whose only pod, main.0, has its logs in a directory.
@@ -42,6 +44,23 @@ func (d logDir) RunIn(ctx context.Context, id pod.Identity, process string, argv
 	argv[0] = filepath.Join("/bin", argv[0])
 	run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d)})
 	return nil
+}
+
+// Scale has room for three replicas, and knows the service agent.
+func (d logDir) Scale(_ context.Context, r scale.Request) (scale.Response, error) {
+	answer := scale.Response{Service: r.Service}
+	switch {
+	case r.Replicas > 3:
+		return answer, fmt.Errorf("%w: no room", scale.ErrConflict)
+	case r.Service != "agent" && r.Spec == nil:
+		return answer, scale.ErrUnknownService
+	case r.Epoch != nil:
+		return answer, scale.ErrUnavailable
+	case r.Spec != nil && r.Spec.Signature == "bad":
+		return answer, scale.ErrInvalid
+	}
+	answer.Success, answer.Replicas = true, r.Replicas
+	return answer, nil
 }
 
 // serveNode is the command nodeapi of the scripts.

@@ -21,6 +21,7 @@ func podsCommand() *cli.Command {
 		Description: `One line for each replica on each node that has to do with it. Besides what nodes report (pending, fetching,
 installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
 node has reported nothing yet), "lost" (its node is gone) or "unknown" (the report of its node cannot be read).
+Pods of local services, which no controller has, are "(local)" in place of one.
 -l looks at the labels that the farm gave a pod, replication_controller_id and pod_id among them.
 
 Examples:
@@ -110,7 +111,11 @@ func values[T any](recs []store.Rec[T]) []T {
 }
 
 func podRow(v *inspect.PodView) []string {
-	return []string{v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], v.RCName, v.Message}
+	owner := v.RCName
+	if v.Kind == inspect.Local {
+		owner = "(local)"
+	}
+	return []string{v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], owner, v.Message}
 }
 
 // widePodRow leaves nothing out but what a line has no room for.

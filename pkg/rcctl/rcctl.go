@@ -85,7 +85,7 @@ func newApp(std *stdio) *cli.App {
 				})),
 			signCommand(), manifestCommand(), podsCommand(),
 			group("pod", "show one pod; declare one on a machine that is gone as gone", describeCommand(), forgetCommand()),
-			logsCommand(), execCommand(), nodesCommand(),
+			logsCommand(), execCommand(), scaleRequestCommand(), nodesCommand(),
 			group("node", "drain, cordon, label, sweep and forget machines",
 				drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand()),
 			farmsCommand(),

@@ -95,6 +95,7 @@ func planSweep(in inventory) sweepPlan {
 	for _, key := range slices.Sorted(maps.Keys(in.holders)) {
 		switch id := in.holders[key].Pod; {
 		case expected[id], in.leftOut > 0: // an orphan that is not listed may hold it
+		case id.Local(): // the node's own, which it looks after
 		case id.RCID == "":
 			plan.unexplained = append(plan.unexplained, key)
 		default:

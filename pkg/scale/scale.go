@@ -33,7 +33,7 @@ type Request struct {
 }
 
 // ScaleAssignment says which replicas of one role a node runs.
-type ScaleAssignment struct {
+type ScaleAssignment struct { //nolint:revive // its name on the wire's other ends, which are written in several languages
 	Role    string   `json:"role"`
 	Indices []uint32 `json:"indices"`
 }
@@ -70,7 +70,7 @@ func New(service string, replicas uint32) Request {
 func NewWithAssignments(service string, assignments []ScaleAssignment) Request {
 	r := Request{Service: service, Assignments: assignments}
 	for _, a := range assignments {
-		r.Replicas += uint32(len(a.Indices)) //nolint:gosec // bounded by the memory that holds them
+		r.Replicas += uint32(len(a.Indices))
 	}
 	return r
 }
@@ -110,7 +110,7 @@ func (r Request) Assigned() []ScaleAssignment {
 	}
 	group := ScaleAssignment{Role: DefaultGroup, Indices: make([]uint32, min(r.Replicas, MaxReplicas))}
 	for i := range group.Indices {
-		group.Indices[i] = uint32(i) //nolint:gosec // at most MaxReplicas
+		group.Indices[i] = uint32(i)
 	}
 	return []ScaleAssignment{group}
 }

@@ -204,4 +204,7 @@ func (s *Store) forgetDrops(rcID string) []consul.Op {
 }
 
 // drops reports whether the write makes a copy that counted as available, as it was reported at Index, one that does not.
-func (w *RealityWrite) drops() bool { return w.Index != 0 && w.Before.Drops(&w.Reality) }
+// Those of local services count for nobody.
+func (w *RealityWrite) drops() bool {
+	return w.Index != 0 && !w.Reality.Local() && w.Before.Drops(&w.Reality)
+}

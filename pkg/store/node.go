@@ -178,7 +178,7 @@ func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite)
 	rung := map[string]bool{}
 	for _, w := range writes {
 		ops = append(ops, consul.CAS(t.keys.Reality(t.name, w.Reality.Identity), encode(w.Reality), w.Index))
-		if id := w.Reality.RCID; !rung[id] {
+		if id := w.Reality.RCID; !rung[id] && !w.Reality.Local() {
 			rung[id] = true
 			ops = append(ops, t.ring(id))
 		}

@@ -1,0 +1,171 @@
+package local
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// Room is what the node has of everything.
+type Room struct {
+	View        *node.View       // its orphans are all pods of controllers that run there
+	Reservation node.Reservation // as it is
+	Seen        map[pod.Identity]Seen
+}
+
+// Book returns the reservation with the shares of all local services as they shall be, and writes the numbers of dynamic ports into the replicas that want room. Shares of
+// what was accepted before stand there whether or not there is room: it runs. A share of what no service has goes, unless the node runs that. It returns scale.ErrConflict
+// where there is no room for what wants it.
+func Book(all map[string]*Service, room Room) (node.Reservation, error) {
+	res := room.Reservation.Clone()
+	explained := map[string]bool{}
+	for _, name := range Names(all) {
+		s := all[name]
+		for i := range s.Replicas {
+			if r := &s.Replicas[i]; !r.wants {
+				explained[s.Identity(r).String()] = true
+				s.keep(r, &res, room.Seen[s.Identity(r)])
+			}
+		}
+	}
+	for _, name := range Names(all) {
+		s := all[name]
+		for i := range s.Replicas {
+			if r := &s.Replicas[i]; r.wants {
+				explained[s.Identity(r).String()] = true
+				if err := s.find(r, &res, room.View); err != nil {
+					return room.Reservation, err
+				}
+			}
+		}
+	}
+	maps.DeleteFunc(res.Holders, func(key string, h node.Holder) bool {
+		seen, known := room.Seen[h.Pod]
+		return h.Pod.Local() && !explained[key] && (!known || seen.Stopped)
+	})
+	return res, nil
+}
+
+// keep writes the share of a replica that has been accepted: as much as the versions need that it may run, and what it has as long as it may still run another one.
+func (s *Service) keep(r *Replica, res *node.Reservation, seen Seen) {
+	id := s.Identity(r)
+	share := node.NewHolder(id, r.Ports, 0, 0)
+	if m := s.Specs[r.Digest].parsed; m != nil {
+		share = holder(id, r.Ports, m)
+	}
+	if m := s.Specs[s.Digest].parsed; r.Digest != s.Digest && !r.Stop && m != nil {
+		share = share.With(holder(id, r.Next, m))
+	}
+	held, has := res.Holders[id.String()]
+	if has && (r.Stop || !seen.Settled || seen.Revision != r.Revision) {
+		share = share.With(held)
+	}
+	res.Holders[id.String()] = share
+}
+
+func holder(id pod.Identity, ports map[string]int, m *manifest.Manifest) node.Holder {
+	use := m.Resources()
+	return node.NewHolder(id, ports, use.CPU, use.Memory)
+}
+
+// find finds room for a replica at the service's version, besides that for what it may run now.
+func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
+	id, m := s.Identity(r), s.Specs[s.Digest].parsed
+	ports := m.PortMap()
+	share, numbers, reason := scheduler.Share(v, *res, holder(id, ports, m), m.DynamicPorts(), r.Ports)
+	if reason == "" { // and for what it may run until then
+		if old := s.Specs[r.Digest].parsed; r.Digest != s.Digest && old != nil {
+			share = share.With(holder(id, r.Ports, old))
+		}
+		share = share.With(res.Holders[id.String()])
+		reason = scheduler.Fits(v, *res, id, share)
+	}
+	if reason != "" {
+		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name, missing(v, *res, holder(id, ports, m), m, reason))
+	}
+	maps.Copy(ports, numbers)
+	res.Holders[id.String()] = share
+	if r.Digest == s.Digest {
+		r.Ports = ports
+	} else {
+		r.Next = ports
+	}
+	r.wants = false
+	return nil
+}
+
+// missing says what a node lacks for a share.
+func missing(v *node.View, res node.Reservation, want node.Holder, m *manifest.Manifest, reason scheduler.Reason) string {
+	switch reason {
+	case scheduler.Drained:
+		return "it is drained; rcctl node undrain opens it"
+	case scheduler.Ports:
+		return portsMissing(v, res, want, m)
+	case scheduler.Resources:
+	default:
+		return string(reason)
+	}
+	slots, cpu, memory := 0, int64(0), int64(0)
+	for _, h := range taken(v, res, want.Pod) {
+		slots, cpu, memory = slots+1, cpu+h.CPU, memory+h.Memory
+	}
+	var lacks []string
+	add := func(what string, offered, used, wanted int64) {
+		if used+wanted > offered {
+			lacks = append(lacks, fmt.Sprintf("%s: it offers %d, %d are taken, %d more are asked for", what, offered, used, wanted))
+		}
+	}
+	add("slots", int64(v.Capacity.Slots), int64(slots), 1)
+	if v.Capacity.CPU > 0 {
+		add("cpu (thousandths of a core)", v.Capacity.CPU, cpu, want.CPU)
+	}
+	if v.Capacity.Memory > 0 {
+		add("memory (bytes)", v.Capacity.Memory, memory, want.Memory)
+	}
+	return strings.Join(lacks, "; ")
+}
+
+// taken returns the shares of all others.
+func taken(v *node.View, res node.Reservation, but pod.Identity) (shares []node.Holder) {
+	for _, key := range slices.Sorted(maps.Keys(res.Holders)) {
+		if key != but.String() {
+			shares = append(shares, res.Holders[key])
+		}
+	}
+	for i := range v.Orphans {
+		o := &v.Orphans[i]
+		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != but {
+			shares = append(shares, node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory))
+		}
+	}
+	return shares
+}
+
+func portsMissing(v *node.View, res node.Reservation, want node.Holder, m *manifest.Manifest) string {
+	for _, h := range taken(v, res, want.Pod) {
+		for _, port := range want.Ports {
+			if slices.Contains(h.Ports, port) {
+				return fmt.Sprintf("port %d is taken by %s", port, h.Pod)
+			}
+		}
+	}
+	return fmt.Sprintf("its range of dynamic ports, %d to %d, has no %s left", v.PortRange.Min, v.PortRange.Max, field.Count(len(m.DynamicPorts()), "number"))
+}
+
+// Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' stamp, and with the shares of what runs there.
+func Rebuild(v *node.View) node.Reservation {
+	res := node.Reservation{Labels: node.Stamps{Own: v.Stamps.Own}, Holders: map[string]node.Holder{}}
+	for i := range v.Orphans {
+		o := &v.Orphans[i]
+		res.Holders[o.Identity.String()] = node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
+	}
+	return res
+}

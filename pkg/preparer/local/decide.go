@@ -1,0 +1,183 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+)
+
+// Read returns the version that a request brings, "" and nothing if it brings none. What is wrong with it comes back as field.Errors.
+func Read(r scale.Request) (spec Spec, digest string, err error) {
+	var errs field.Errors
+	if len(pod.LocalRC(r.Service)) > field.MaxName {
+		errs.Add("service", r.Service, fmt.Sprintf("at most %d characters of a local service", field.MaxName-len(pod.LocalRC(""))))
+	}
+	checkRoles(&errs, r)
+	if r.Spec == nil {
+		return Spec{}, "", errs.Err()
+	}
+	m, err := manifest.Decode(r.Spec.Manifest)
+	var inner field.Errors
+	switch {
+	case errors.As(err, &inner):
+		errs.Nest("spec.manifest", inner)
+	case err != nil:
+		errs.Add("spec.manifest", nil, "a manifest: "+err.Error())
+	case m.ID != r.Service:
+		errs.Add("spec.manifest.id", m.ID, fmt.Sprintf("%q, the name of the service", r.Service))
+	}
+	manifest.ValidateLabels(&errs, "spec.labels", r.Spec.Labels)
+	if err := errs.Err(); err != nil {
+		return Spec{}, "", err
+	}
+	return NewSpec(m, r.Spec.Signature, r.Spec.Labels)
+}
+
+// roleOf returns the role on the node of one on the wire.
+func roleOf(name string) string {
+	if name == scale.DefaultGroup {
+		return rc.DefaultRole
+	}
+	return name
+}
+
+// checkRoles refuses two roles that are one on the node.
+func checkRoles(errs *field.Errors, r scale.Request) {
+	roles := map[string]bool{}
+	for i, a := range r.Assignments {
+		role := roleOf(a.Role)
+		if roles[role] {
+			errs.Add(fmt.Sprintf("assignments[%d].role", i), a.Role, fmt.Sprintf("not both %s and %s, which are the same here", scale.DefaultGroup, rc.DefaultRole))
+		}
+		roles[role] = true
+	}
+}
+
+// Take returns what a service shall be after a request, which brings a version unless digest is empty. It is nil for nothing at all. before is what it shall be
+// now, nil for a service that the node does not know; seen is what the node has of its replicas, known or not. It returns scale.ErrUnknownService and scale.ErrConflict.
+// Room has to be found for what it returns: see Book.
+func Take(before *Service, r scale.Request, spec Spec, digest string, seen map[pod.Identity]Seen, now time.Time) (*Service, error) {
+	next := &Service{Version: Version, Name: r.Service, Specs: map[string]Spec{}}
+	switch {
+	case before == nil && digest == "":
+		return nil, fmt.Errorf("%w %q: this node has never seen it, or has forgotten it since all its replicas stopped; send its spec", scale.ErrUnknownService, r.Service)
+	case before != nil && r.Revision != 0 && r.Revision < before.Revision:
+		return nil, fmt.Errorf("%w: revision %d is older than %d, the last that was taken of service %q", scale.ErrConflict, r.Revision, before.Revision, r.Service)
+	case before != nil:
+		next = before.Clone()
+	}
+	next.Revision = max(next.Revision, r.Revision)
+	if digest != "" {
+		next.Digest, next.Specs[digest] = digest, spec
+	}
+	wanted := map[pod.Identity]bool{}
+	for _, a := range r.Assigned() {
+		for _, index := range a.Indices {
+			wanted[pod.Identity{RCID: pod.LocalRC(r.Service), Role: roleOf(a.Role), Index: int(index)}] = true
+		}
+	}
+	changed := before != nil && before.Digest != next.Digest
+	for i := range next.Replicas {
+		one := &next.Replicas[i]
+		id := next.Identity(one)
+		next.take(one, wanted[id], changed, seen[id], now)
+		delete(wanted, id)
+	}
+	for id, was := range seen { // what runs and is in no file: that was lost
+		if id.LocalService() == r.Service && !was.Stopped && !next.has(id) && !wanted[id] {
+			next.Replicas = append(next.Replicas, Replica{Role: id.Role, Index: id.Index, Digest: next.Digest, Stop: true, Revision: pod.NextRevision(now, was.Revision)})
+		}
+	}
+	for id := range wanted {
+		next.Replicas = append(next.Replicas, Replica{
+			Role: id.Role, Index: id.Index, Digest: next.Digest, Revision: pod.NextRevision(now, seen[id].Revision), wants: true,
+		})
+	}
+	next.tidy()
+	if len(next.Replicas) == 0 {
+		return nil, nil //nolint:nilnil // nothing at all is an answer
+	}
+	return next, nil
+}
+
+func (s *Service) has(id pod.Identity) bool {
+	return slices.ContainsFunc(s.Replicas, func(r Replica) bool { return s.Identity(&r) == id })
+}
+
+// take has one replica run or stop. One that is to run another version than before gets room for it, and waits for its turn.
+func (s *Service) take(r *Replica, run, changed bool, seen Seen, now time.Time) {
+	switch {
+	case !run && !r.Stop:
+		r.Stop, r.Next, r.Revision = true, nil, pod.NextRevision(now, r.Revision, seen.Revision)
+	case run && r.Stop: // whether or not it has stopped: it may not do so at all
+		*r = Replica{Role: r.Role, Index: r.Index, Digest: s.Digest, Revision: pod.NextRevision(now, r.Revision, seen.Revision), wants: true}
+	case run && changed:
+		r.Next, r.wants = nil, r.Digest != s.Digest
+	}
+}
+
+// Next returns what a service shall be now that the node has done something, and whether that is news: what has stopped leaves it, and one more replica is
+// told to run the service's version once all that were told are settled. It is nil when nothing is left.
+func (s *Service) Next(seen map[pod.Identity]Seen, now time.Time) (next *Service, news bool) {
+	next = s.Clone()
+	next.Replicas = slices.DeleteFunc(next.Replicas, func(r Replica) bool {
+		was, known := seen[s.Identity(&r)]
+		return r.Stop && (!known || was.Stopped && was.Revision >= r.Revision)
+	})
+	news = len(next.Replicas) != len(s.Replicas)
+	if r := next.turn(seen); r != nil {
+		r.Digest, r.Ports, r.Next = next.Digest, r.Next, nil
+		r.Revision = pod.NextRevision(now, r.Revision, seen[next.Identity(r)].Revision)
+		news = true
+	}
+	next.tidy()
+	if len(next.Replicas) == 0 {
+		return nil, true
+	}
+	return next, news
+}
+
+// turn returns the replica that is to run the service's version next: one that is not settled anyway, or else the first. It is nil as long as another
+// has not settled at that version.
+func (s *Service) turn(seen map[pod.Identity]Seen) *Replica {
+	var first, broken *Replica
+	for i := range s.Replicas {
+		r := &s.Replicas[i]
+		was := seen[s.Identity(r)]
+		settled := was.Settled && was.Revision == r.Revision
+		switch {
+		case r.Stop:
+		case r.Digest == s.Digest && !settled:
+			return nil
+		case r.Digest == s.Digest:
+		case !settled && broken == nil:
+			broken = r
+		case first == nil:
+			first = r
+		}
+	}
+	if broken != nil {
+		return broken
+	}
+	return first
+}
+
+// Conflict returns the controller's pod that has a name, as its intents say: those that the node accepted and those that it was given. ok is false for none.
+func Conflict(name string, intents ...pod.Intent) (id pod.Identity, ok bool) {
+	i := slices.IndexFunc(intents, func(in pod.Intent) bool { return in.PodID == name && in.State == pod.Running && !in.Identity.Local() })
+	if i < 0 {
+		return pod.Identity{}, false
+	}
+	return intents[i].Identity, true
+}
+
+// Names are those of some services, sorted.
+func Names(all map[string]*Service) []string { return slices.Sorted(maps.Keys(all)) }

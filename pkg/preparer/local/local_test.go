@@ -1,0 +1,390 @@
+package local_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/local"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+)
+
+// version makes a manifest of service web: some CPU and so many dynamic ports, and a static one where it is not zero.
+func version(cpu, dynamic, static int) manifest.Manifest {
+	m := manifest.Manifest{Version: manifest.Version, ID: "web", Launchables: []manifest.Launchable{{
+		Name: "main", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/sleep"}, Resources: manifest.Resources{CPU: manifest.Millicores(cpu)},
+	}}}
+	for i := range dynamic {
+		m.Ports = append(m.Ports, manifest.Port{Name: fmt.Sprintf("d%d", i), Dynamic: true})
+	}
+	if static != 0 {
+		m.Ports = append(m.Ports, manifest.Port{Name: "s", Port: static})
+	}
+	return m
+}
+
+func specOf(t interface{ Fatal(...any) }, m manifest.Manifest) *scale.Spec {
+	canonical, err := m.Canonical()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &scale.Spec{Manifest: canonical}
+}
+
+// world is a node as a model has it: what the files and the reservation say, and what runs.
+type world struct {
+	t    *rapid.T
+	view *node.View
+	res  node.Reservation
+	all  map[string]*local.Service
+	runs map[pod.Identity]copied
+	now  time.Time
+}
+
+// copied is what the node has of one identity.
+type copied struct {
+	seen    local.Seen
+	digest  string
+	holders []node.Holder // of what may run of it
+}
+
+func (w *world) seen() map[pod.Identity]local.Seen {
+	seen := map[pod.Identity]local.Seen{}
+	for id, c := range w.runs {
+		seen[id] = c.seen
+	}
+	return seen
+}
+
+// ask takes a request as the preparer does.
+func (w *world) ask(r scale.Request) {
+	spec, digest, err := local.Read(r)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	next, err := local.Take(w.all["web"], r, spec, digest, w.seen(), w.now)
+	if errors.Is(err, scale.ErrUnknownService) && w.all["web"] == nil && r.Spec == nil {
+		return
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if next != nil && next.Wants() {
+		all := maps.Clone(w.all)
+		next = next.Clone()
+		all["web"] = next
+		res, err := local.Book(all, local.Room{View: w.view, Reservation: w.res, Seen: w.seen()})
+		if errors.Is(err, scale.ErrConflict) {
+			return
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.res = res
+		if rapid.Bool().Draw(w.t, "killed before the file is written") {
+			return
+		}
+	}
+	w.keep(next)
+	want := r.Replicas
+	if next == nil && want != 0 || next != nil && next.Running() != int(want) {
+		w.t.Fatalf("%d replicas asked for: %+v", want, next)
+	}
+}
+
+// keep writes the file, as if the preparer were started again after each time.
+func (w *world) keep(next *local.Service) {
+	if next == nil {
+		delete(w.all, "web")
+		return
+	}
+	w.all["web"] = again(w.t, next)
+}
+
+// again is what a successor reads.
+func again(t interface{ Fatal(...any) }, s *local.Service) *local.Service {
+	dir, err := os.MkdirTemp("", "local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	d, err := local.OpenDisk(dir, nil)
+	if err == nil {
+		err = d.Save(s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, bad, err := d.Load()
+	if err != nil || len(bad) > 0 || all[s.Name] == nil {
+		t.Fatal(err, bad)
+	}
+	return all[s.Name]
+}
+
+// work has the node do something about one intent.
+func (w *world) work() {
+	s := w.all["web"]
+	if s == nil {
+		return
+	}
+	intents := s.Intents()
+	if len(intents) == 0 {
+		return
+	}
+	in := intents[rapid.IntRange(0, len(intents)-1).Draw(w.t, "whose turn")]
+	c := w.runs[in.Identity]
+	switch {
+	case in.Revision < c.seen.Revision:
+		w.t.Fatalf("%s is told revision %d after %d", in.Identity, in.Revision, c.seen.Revision)
+	case in.State == pod.Stopped && rapid.Bool().Draw(w.t, "stopped"):
+		c = copied{seen: local.Seen{Revision: in.Revision, Stopped: true}}
+	case in.State == pod.Stopped:
+	case in.Revision > c.seen.Revision: // the old version may run on for a while
+		c.seen, c.digest = local.Seen{Revision: in.Revision}, in.Digest
+		var m manifest.Manifest
+		if err := json.Unmarshal(s.Specs[in.Digest].Manifest, &m); err != nil {
+			w.t.Fatal(err)
+		}
+		for _, port := range in.Ports {
+			if port == 0 {
+				w.t.Fatalf("%s has a port without a number: %v", in.Identity, in.Ports)
+			}
+		}
+		if len(in.Ports) != len(m.Ports) {
+			w.t.Fatalf("%s has ports %v for %v", in.Identity, in.Ports, m.Ports)
+		}
+		c.holders = append(slices.Clone(c.holders), node.NewHolder(in.Identity, in.Ports, m.Resources().CPU, 0))
+	default:
+		c.seen.Settled = rapid.Bool().Draw(w.t, "settled")
+		if c.seen.Settled {
+			c.holders = c.holders[len(c.holders)-1:]
+		}
+	}
+	w.runs[in.Identity] = c
+}
+
+// step is what the preparer does after news.
+func (w *world) step() {
+	s := w.all["web"]
+	if s == nil {
+		return
+	}
+	before := s.Intents()
+	next, news := s.Next(w.seen(), w.now)
+	if !news {
+		return
+	}
+	if next != nil {
+		w.atMostOneTurn(before, next)
+	}
+	w.keep(next)
+}
+
+// atMostOneTurn asserts that no replica is taken from one version to another while another one has not settled at it.
+func (w *world) atMostOneTurn(before []pod.Intent, next *local.Service) {
+	was := map[pod.Identity]pod.Intent{}
+	for _, in := range before {
+		was[in.Identity] = in
+	}
+	turned := 0
+	for _, in := range next.Intents() {
+		if in.Digest != was[in.Identity].Digest {
+			turned++
+			continue
+		}
+		seen := w.runs[in.Identity].seen
+		if settled := seen.Settled && seen.Revision == in.Revision; in.Digest == next.Digest && in.State == pod.Running && !settled {
+			defer func() {
+				if turned > 0 {
+					w.t.Fatalf("%d replicas are turned while %s has not settled", turned, in.Identity)
+				}
+			}()
+		}
+	}
+	if turned > 1 {
+		w.t.Fatalf("%d replicas are turned at once", turned)
+	}
+}
+
+func (w *world) tidy() {
+	res, err := local.Book(w.all, local.Room{View: w.view, Reservation: w.res, Seen: w.seen()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.res = res
+}
+
+// check asserts P3: what may run has its share, and all shares together are no more than the node has.
+func (w *world) check() {
+	ports, cpu := map[int]string{}, int64(0)
+	for key, h := range w.res.Holders {
+		cpu += h.CPU
+		for _, port := range h.Ports {
+			if other := ports[port]; other != "" {
+				w.t.Fatalf("port %d is that of %s and %s", port, other, key)
+			}
+			ports[port] = key
+		}
+	}
+	if cpu > w.view.Capacity.CPU || len(w.res.Holders) > w.view.Capacity.Slots {
+		w.t.Fatalf("over capacity: %+v", w.res)
+	}
+	for id, c := range w.runs {
+		share := w.res.Holders[id.String()]
+		for _, h := range c.holders {
+			if missing := slices.ContainsFunc(h.Ports, func(p int) bool { return !slices.Contains(share.Ports, p) }); missing || h.CPU > share.CPU {
+				w.t.Fatalf("%s may run %+v and has %+v", id, h, share)
+			}
+		}
+	}
+}
+
+// Whatever is asked and done in whatever order, and wherever the preparer is killed: the node is never over its capacity, what may run has its share, one replica at a time gets
+// another version, revisions grow, and what was asked for last is what comes of it, with nothing left behind.
+func TestHistories(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		farm := pod.Identity{RCID: "rc1", Role: "main"}
+		w := &world{
+			t: t, all: map[string]*local.Service{}, runs: map[pod.Identity]copied{}, now: time.UnixMilli(1e12),
+			view: node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 5, CPU: 1000}, PortRange: node.PortRange{Min: 100, Max: 107}}, node.Ops{}, true),
+			res:  node.Reservation{Holders: map[string]node.Holder{farm.String(): node.NewHolder(farm, map[string]int{"a": 101, "b": 80}, 200, 0)}},
+		}
+		revision := int64(0)
+		t.Repeat(map[string]func(*rapid.T){
+			"ask": func(t *rapid.T) {
+				r := scale.New("web", uint32(rapid.IntRange(0, 4).Draw(t, "replicas")))
+				if rapid.Bool().Draw(t, "with a spec") {
+					r.Spec = specOf(t, version(rapid.SampledFrom([]int{0, 100, 300}).Draw(t, "cpu"), rapid.IntRange(0, 2).Draw(t, "dynamic"), 0))
+				}
+				if rapid.Bool().Draw(t, "with a revision") {
+					revision++
+					r.Revision = revision
+				}
+				w.ask(r)
+			},
+			"work": func(*rapid.T) { w.work() },
+			"step": func(*rapid.T) { w.step() },
+			"tidy": func(*rapid.T) { w.tidy() },
+			"late": func(*rapid.T) { w.now = w.now.Add(time.Second) },
+			"":     func(*rapid.T) { w.check() },
+		})
+		w.ask(scale.New("web", 0))
+		for range 20 {
+			if s := w.all["web"]; s != nil {
+				for _, in := range s.Intents() {
+					w.runs[in.Identity] = copied{seen: local.Seen{Revision: in.Revision, Stopped: true}}
+				}
+			}
+			w.step()
+		}
+		w.tidy()
+		if len(w.all) > 0 || len(w.res.Holders) != 1 {
+			t.Fatalf("left: %+v, %+v", w.all, w.res)
+		}
+	})
+}
+
+// The farm's moment: what was placed since a request was decided is found by the next try, whose numbers are others.
+func TestBookAgain(t *testing.T) {
+	t.Parallel()
+	spec, digest, err := local.Read(scale.Request{Service: "web", Replicas: 1, Spec: specOf(t, version(100, 1, 0))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := local.Take(nil, scale.New("web", 1), spec, digest, nil, time.UnixMilli(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 2}, PortRange: node.PortRange{Min: 1, Max: 2}}, node.Ops{}, true)
+	book := func(res node.Reservation) (*local.Service, error) {
+		trial := next.Clone()
+		_, err := local.Book(map[string]*local.Service{"web": trial}, local.Room{View: view, Reservation: res})
+		return trial, err
+	}
+	first, err := book(node.Reservation{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := first.Replicas[0].Ports["d0"]
+	farm := pod.Identity{RCID: "rc1", Role: "main"}
+	res := node.Reservation{Holders: map[string]node.Holder{farm.String(): node.NewHolder(farm, map[string]int{"a": taken}, 0, 0)}}
+	second, err := book(res)
+	if err != nil || second.Replicas[0].Ports["d0"] != 3-taken || !next.Wants() {
+		t.Errorf("%+v, %v after %d was taken", second, err, taken)
+	}
+	res.Closed = true
+	if _, err := book(res); !errors.Is(err, scale.ErrConflict) {
+		t.Errorf("on a drained node: %v", err)
+	}
+}
+
+// The replica that is broken anyway is the first to get another version.
+func TestTurn(t *testing.T) {
+	t.Parallel()
+	all := &local.Service{Name: "web", Digest: "new", Specs: map[string]local.Spec{}}
+	seen := map[pod.Identity]local.Seen{}
+	for i := range 3 {
+		all.Replicas = append(all.Replicas, local.Replica{Role: "main", Index: i, Digest: "old", Revision: 5})
+		seen[pod.Identity{RCID: "local-web", Role: "main", Index: i}] = local.Seen{Revision: 5, Settled: i != 1}
+	}
+	next, news := all.Next(seen, time.UnixMilli(9))
+	if !news || next.Replicas[1].Digest != "new" || next.Replicas[1].Revision != 9 || next.Replicas[0].Digest != "old" || next.Replicas[2].Digest != "old" {
+		t.Errorf("%+v", next)
+	}
+	if again, news := next.Next(seen, time.UnixMilli(10)); news {
+		t.Errorf("the next one has its turn too early: %+v", again)
+	}
+}
+
+// A file that is no service is set aside, and the others are read.
+func TestDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	d, err := local.OpenDisk(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, digest, err := local.Read(scale.Request{Service: "web", Spec: specOf(t, version(100, 1, 80))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := local.Take(nil, scale.New("web", 2), spec, digest, nil, time.UnixMilli(7))
+	if err == nil {
+		err = d.Save(s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"half.json": `{"version":1,`, "newer.json": `{"version":2,"service":"newer"}`, "none.json": `{"version":1,"service":"none","digest":"d"}`, "x.tmp": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, bad, err := d.Load()
+	if err != nil || len(bad) != 3 || len(all) != 1 || !reflect.DeepEqual(all["web"].Intents(), s.Intents()) {
+		t.Errorf("%+v, %v, %v", all, bad, err)
+	}
+	if all, bad, err := d.Load(); err != nil || len(bad) != 0 || len(all) != 1 {
+		t.Errorf("again: %+v, %v, %v", all, bad, err)
+	}
+	if err := errors.Join(d.Forget("web"), d.Forget("web")); err != nil {
+		t.Error(err)
+	}
+	if all, _, err := d.Load(); err != nil || len(all) != 0 {
+		t.Errorf("after it was forgotten: %+v, %v", all, err)
+	}
+}

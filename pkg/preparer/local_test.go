@@ -1,0 +1,432 @@
+package preparer_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+)
+
+// localPod is the identity of a replica of a local service.
+func localPod(service string, index int) pod.Identity {
+	return pod.Identity{RCID: pod.LocalRC(service), Role: "main", Index: index}
+}
+
+// ask sends a request as a program does that reaches the node's API.
+func (a *agent) ask(t *testing.T, r scale.Request) error {
+	t.Helper()
+	answer, err := a.Scale(t.Context(), r)
+	if answer.Success != (err == nil) || answer.Service != r.Service {
+		t.Errorf("answer %+v with %v", answer, err)
+	}
+	return err
+}
+
+func (a *agent) must(t *testing.T, r scale.Request) {
+	t.Helper()
+	if err := a.ask(t, r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bench) specOf(m manifest.Manifest) scale.Spec {
+	b.t.Helper()
+	canonical, err := m.Canonical()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return scale.Spec{Manifest: canonical}
+}
+
+func (b *bench) localReality(id pod.Identity) (r pod.Reality, err error) {
+	pair, err := b.client.Get(b.t.Context(), b.keys.Reality(b.cfg.Node.Name, id), consul.Consistent)
+	if err == nil {
+		err = json.Unmarshal(pair.Value, &r)
+	}
+	return r, err
+}
+
+func (b *bench) awaitLocal(service string, index int, m manifest.Manifest) (r pod.Reality) {
+	b.t.Helper()
+	digest, _ := encodeManifest(b.t, m)
+	b.eventually(func() (err error) {
+		if r, err = b.localReality(localPod(service, index)); err == nil && (!r.Available || r.Digest != digest || r.Kind != pod.KindLocal) {
+			err = fmt.Errorf("reality %+v", r)
+		}
+		return err
+	})
+	return r
+}
+
+// awaitNoLocal waits until Consul has nothing of a replica.
+func (b *bench) awaitNoLocal(service string, index int) {
+	b.t.Helper()
+	b.eventually(func() error {
+		r, err := b.localReality(localPod(service, index))
+		if errors.Is(err, consul.ErrNotFound) {
+			return nil
+		}
+		return fmt.Errorf("reality %+v, %w", r, err)
+	})
+}
+
+func (b *bench) shares() map[string]node.Holder {
+	b.t.Helper()
+	found, bad, err := b.store.Reservations(b.t.Context(), []string{b.cfg.Node.Name})
+	if err != nil || len(bad) > 0 {
+		b.t.Fatal(err, bad)
+	}
+	return found[b.cfg.Node.Name].Value.Holders
+}
+
+func (b *bench) awaitShares(want ...pod.Identity) {
+	b.t.Helper()
+	b.eventually(func() error {
+		shares := b.shares()
+		for _, id := range want {
+			if _, there := shares[id.String()]; !there {
+				return fmt.Errorf("no share of %s in %v", id, shares)
+			}
+		}
+		if len(shares) != len(want) {
+			return fmt.Errorf("shares %v, want those of %v", shares, want)
+		}
+		return nil
+	})
+}
+
+// alive returns the pids of what runs of a service, by identity.
+func (b *bench) alive(service string) map[pod.Identity]int {
+	b.t.Helper()
+	all, _, err := b.runtime.Watch(b.t.Context(), 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	pids := map[pod.Identity]int{}
+	for _, s := range all {
+		if s.Spec.Pod.LocalService() == service && s.Phase == runtime.Running {
+			pids[s.Spec.Pod] = s.PID
+		}
+	}
+	return pids
+}
+
+// A local service needs no farm: it starts, is scaled and rolled, runs on through the death of its preparer and without Consul, and is forgotten when all of it has stopped.
+func TestLocalService(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	b.awaitServing()
+	one := b.sleeper("1")
+	if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
+		t.Errorf("without a spec: %v", err)
+	}
+	a.must(t, scale.New("web", 2).WithSpec(b.specOf(one)))
+	b.awaitLocal("web", 0, one)
+	b.awaitLocal("web", 1, one)
+	b.awaitShares(localPod("web", 0), localPod("web", 1))
+	before := b.alive("web")
+
+	a.stop()
+	a = b.startAlone() // without Consul what was accepted stands, and less is no matter of room
+	b.eventually(a.Ready)
+	if err := a.ask(t, scale.New("web", 3)); !errors.Is(err, scale.ErrUnavailable) {
+		t.Errorf("more without Consul: %v", err)
+	}
+	a.must(t, scale.New("web", 1))
+	b.eventually(func() error {
+		if now := b.alive("web"); len(now) != 1 || now[localPod("web", 0)] != before[localPod("web", 0)] {
+			return fmt.Errorf("%v run, before %v", now, before)
+		}
+		return nil
+	})
+	a.stop()
+
+	a = b.start()
+	b.awaitShares(localPod("web", 0))
+	b.awaitNoLocal("web", 1)
+	a.must(t, scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "default", Indices: []uint32{0, 7}}}))
+	b.awaitLocal("web", 7, one)
+	a.must(t, scale.New("web", 0))
+	b.awaitShares()
+	b.awaitNoLocal("web", 0)
+	b.eventually(func() error {
+		if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
+			return fmt.Errorf("after it was forgotten: %w", err)
+		}
+		return nil
+	})
+	if n := b.alive("web"); len(n) > 0 {
+		t.Errorf("%v run", n)
+	}
+	bells, err := b.client.Children(t.Context(), b.keys.Prefix()+"bells/")
+	for _, key := range bells {
+		if strings.Contains(key, "local-") {
+			t.Errorf("a bell was rung: %s, %v", key, err)
+		}
+	}
+}
+
+// Replicas get another version one after the other, and one that is sick keeps the rest at what they have.
+func TestLocalRoll(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	b.awaitServing()
+	one, two := b.sleeper("1"), b.sleeper("2")
+	a.must(t, scale.New("web", 3).WithSpec(b.specOf(one)))
+	for i := range 3 {
+		b.awaitLocal("web", i, one)
+	}
+	before := b.alive("web")
+	ready := field.Duration(time.Hour)
+	sick := b.sleeper("sick")
+	sick.MinReady = &ready
+	a.must(t, scale.New("web", 3).WithSpec(b.specOf(sick)))
+	digest, _ := encodeManifest(t, sick)
+	b.eventually(func() error {
+		if r, err := b.localReality(localPod("web", 0)); err != nil || r.Digest != digest || r.State != pod.StateRunning {
+			return fmt.Errorf("%+v, %w", r, err)
+		}
+		return nil
+	})
+	a.stop() // a restart changes nothing about that
+	a = b.start()
+	b.awaitServing()
+	if now := b.alive("web"); now[localPod("web", 1)] != before[localPod("web", 1)] || now[localPod("web", 2)] != before[localPod("web", 2)] {
+		t.Errorf("%v run, before %v", now, before)
+	}
+	a.must(t, scale.New("web", 3).WithSpec(b.specOf(two)))
+	for i := range 3 {
+		b.awaitLocal("web", i, two)
+	}
+}
+
+// What there is no room for is refused, says what is missing, and changes nothing; a farm's share counts, and one that is lost comes back.
+func TestLocalRoom(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cfg.Node.Capacity = node.Capacity{Slots: 4, Memory: 1000}
+	b.cfg.Node.PortRange = node.PortRange{Min: 20000, Max: 20001}
+	a := b.start()
+	b.awaitServing()
+	reserve := func(h node.Holder) {
+		data, err := json.Marshal(node.Reservation{Holders: map[string]node.Holder{h.Pod.String(): h}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
+	}
+	reserve(node.NewHolder(identity(0), map[string]int{"a": 20000, "b": httpPort}, 0, 500))
+	m := b.sleeper("1")
+	m.Ports = []manifest.Port{{Name: "x", Dynamic: true}}
+	m.Launchables[0].Resources.Memory = 300
+	for _, c := range []struct {
+		m    manifest.Manifest
+		n    uint32
+		want string
+	}{
+		{m, 2, "memory (bytes): it offers 1000, 800 are taken, 300 more are asked for"},
+		{func() manifest.Manifest { m := b.server("1"); return m }(), 1, "port 18080 is taken by rc1/main.0"},
+		{func() manifest.Manifest {
+			m := m
+			m.Launchables = slices.Clone(m.Launchables)
+			m.Launchables[0].Resources.Memory = 1
+			return m
+		}(), 2, "20000 to 20001, has no 1 number left"},
+		{b.sleeper("2"), 4, "slots: it offers 4, 4 are taken, 1 more are asked for"},
+	} {
+		if err := a.ask(t, scale.New("web", c.n).WithSpec(b.specOf(c.m))); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("want %q: %v", c.want, err)
+		}
+	}
+	b.awaitShares(identity(0))
+	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
+	b.awaitLocal("web", 0, m)
+	if h := b.shares()[localPod("web", 0).String()]; !slices.Equal(h.Ports, []int{20001}) || h.Memory != 300 {
+		t.Errorf("share %+v", h)
+	}
+	b.cfg.RelistEvery = 50 * time.Millisecond
+	a.stop()
+	a = b.start()
+	b.awaitShares(identity(0), localPod("web", 0))
+	reserve(node.NewHolder(identity(0), nil, 0, 500)) // as somebody would who took it for a leak
+	b.awaitShares(identity(0), localPod("web", 0))
+	reserve(node.NewHolder(localPod("gone", 0), nil, 0, 1)) // what nothing explains
+	b.awaitShares(localPod("web", 0))
+	data, err := json.Marshal(node.Reservation{Closed: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
+	if err := a.ask(t, scale.New("web", 2)); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), "drained") {
+		t.Errorf("on a drained node: %v", err)
+	}
+	b.awaitShares(localPod("web", 0))
+}
+
+// A name has one owner on a node, the first.
+func TestLocalNames(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	m := b.sleeper("1")
+	digest := b.upload(m)
+	b.tell(intent(0, digest, pod.Running, 10))
+	b.awaitReady(0, digest, 10)
+	if err := a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), "that of pod rc1/main.0") {
+		t.Errorf("a controller's name: %v", err)
+	}
+	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.awaitState(0, pod.StateStopped, 11, "")
+	b.eventually(func() error { return a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))) })
+	b.awaitLocal("web", 0, m)
+	b.tell(intent(0, digest, pod.Running, 12))
+	b.awaitState(0, pod.StatePending, 12, `the local service "web" has its name`)
+	other := localPod("web", 0) // whoever writes intents does not change what is the node's own
+	b.tell(pod.Intent{Identity: other, PodID: "web", Digest: digest, State: pod.Stopped, Revision: 1 << 50})
+	b.awaitLog("only requests to this node change")
+	if n := b.alive("web"); len(n) != 1 {
+		t.Errorf("%v run", n)
+	}
+	a.must(t, scale.New("web", 0))
+	b.awaitReady(0, digest, 12)
+}
+
+// Requests that are wrong, too old, or not for this build change nothing.
+func TestLocalRefusals(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	b.awaitServing()
+	m := b.sleeper("1")
+	revised := func(revision int64, n uint32) scale.Request {
+		r := scale.New("web", n)
+		r.Revision = revision
+		return r
+	}
+	a.must(t, revised(7, 1).WithSpec(b.specOf(m)))
+	other, root := m, m
+	other.ID = "other"
+	root.Launchables = nil
+	for name, c := range map[string]struct {
+		r    scale.Request
+		is   error
+		want string
+	}{
+		"older":         {revised(6, 0), scale.ErrConflict, "older than 7"},
+		"another's":     {scale.New("web", 1).WithSpec(b.specOf(other)), scale.ErrInvalid, "spec.manifest.id"},
+		"no manifest":   {scale.New("web", 1).WithSpec(b.specOf(root)), scale.ErrInvalid, "spec.manifest.launchables"},
+		"no known one":  {scale.New("web", 1).WithSpec(scale.Spec{Manifest: json.RawMessage(`{"colour":"red"}`)}), scale.ErrInvalid, "spec.manifest.colour"},
+		"labels":        {scale.New("web", 1).WithSpec(scale.Spec{Manifest: b.specOf(m).Manifest, Labels: map[string]string{"-": ""}}), scale.ErrInvalid, "spec.labels"},
+		"name":          {scale.New(strings.Repeat("w", 60), 1), scale.ErrInvalid, "at most 57"},
+		"one role":      {scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main"}, {Role: "default"}}), scale.ErrInvalid, "assignments[1].role"},
+		"with an epoch": {scale.Request{Service: "web", Epoch: &scale.Epoch{Nonce: "n", RCID: "r", Term: "t"}, Revision: 9}, scale.ErrUnavailable, "epoch"},
+	} {
+		if err := a.ask(t, c.r); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	a.must(t, revised(7, 1)) // the last one again
+	a.must(t, scale.New("web", 1))
+	b.awaitLocal("web", 0, m)
+	if n := b.alive("web"); len(n) != 1 {
+		t.Errorf("%v run", n)
+	}
+}
+
+// Where the file of a service is lost its pods run on, and keep their shares, until a request takes them over.
+func TestLocalFileLost(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	b.awaitServing()
+	m := b.sleeper("1")
+	a.must(t, scale.New("web", 2).WithSpec(b.specOf(m)))
+	b.awaitLocal("web", 0, m)
+	b.awaitLocal("web", 1, m)
+	before := b.alive("web")
+	a.stop()
+	if err := os.WriteFile(filepath.Join(b.cfg.Dir, "local", "web.json"), []byte(`{"version":1,`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a = b.start()
+	b.eventually(func() error {
+		r, err := b.localReality(localPod("web", 1))
+		if err == nil && !strings.Contains(r.Message, "record of its service was lost") {
+			err = fmt.Errorf("reality %+v", r)
+		}
+		return err
+	})
+	b.awaitShares(localPod("web", 0), localPod("web", 1))
+	if n := b.awaitServing(); n.OrphanCount() != 0 {
+		t.Errorf("%d orphans are told", n.OrphanCount())
+	}
+	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
+	b.awaitShares(localPod("web", 0))
+	b.eventually(func() error {
+		if now := b.alive("web"); len(now) != 1 || now[localPod("web", 0)] != before[localPod("web", 0)] {
+			return fmt.Errorf("%v run, before %v", now, before)
+		}
+		return nil
+	})
+}
+
+// A preparer that dies between two steps of a request leaves either all of it or nothing, and no share without a replica.
+func TestLocalCrash(t *testing.T) {
+	t.Parallel()
+	for step, happened := range map[string]bool{"local booked": false, "local saved": true} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			runCrash(t, b, step, happened)
+		})
+	}
+}
+
+func runCrash(t *testing.T, b *bench, step string, happened bool) {
+	t.Helper()
+	died := make(chan any, 1)
+	b.cfg.Step = func(name string) {
+		if name == step {
+			panic(step)
+		}
+	}
+	a := b.start()
+	b.awaitServing()
+	m := b.sleeper("1")
+	go func() {
+		defer func() { died <- recover() }()
+		_, _ = a.Scale(context.WithoutCancel(t.Context()), scale.New("web", 1).WithSpec(b.specOf(m)))
+	}()
+	if got := <-died; got != step {
+		t.Fatalf("it did not come to %s: %v", step, got)
+	}
+	b.awaitShares(localPod("web", 0))
+	a.stop()
+	b.cfg.Step = nil
+	a = b.start()
+	if happened {
+		b.awaitLocal("web", 0, m)
+		b.awaitShares(localPod("web", 0))
+		return
+	}
+	b.awaitShares()
+	if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
+		t.Errorf("what did not happen: %v", err)
+	}
+}
