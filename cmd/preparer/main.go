@@ -11,7 +11,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
-	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
@@ -20,7 +19,7 @@ func main() {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case oneshot.Arg:
-			oneshot.Exec(confine.Apply)
+			oneshot.Exec()
 		case tree.Arg:
 			tree.Exec()
 		}

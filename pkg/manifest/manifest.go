@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -93,6 +94,11 @@ const (
 	RestartOnFailure RestartPolicy = "on-failure" // not after exit status 0
 	RestartNever     RestartPolicy = "never"
 )
+
+// Valid reports whether the policy is one of these, or empty.
+func (p RestartPolicy) Valid() bool {
+	return slices.Contains([]RestartPolicy{"", RestartAlways, RestartOnFailure, RestartNever}, p)
+}
 
 // Resources is what a process is expected to use; the scheduler reserves CPU and memory, and a node that isolates
 // enforces all three.

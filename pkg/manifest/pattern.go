@@ -1,6 +1,10 @@
 package manifest
 
-import "regexp"
+import (
+	"regexp"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
 
 // pattern is a form of text that validation and the JSON Schema share, with words for people. The text is a regular
 // expression that means the same in Go and in ECMAScript.
@@ -52,3 +56,19 @@ var (
 
 // ok reports whether a text is of this form. Every form is bounded.
 func (p pattern) ok(text string) bool { return len(text) <= MaxTextBytes && p.re.MatchString(text) }
+
+// check records a text that is not of this form.
+func (p pattern) check(errs *field.Errors, path, text string) {
+	if !p.ok(text) {
+		errs.Add(path, text, p.allowed)
+	}
+}
+
+// checkGiven is check for a text that has to be there.
+func (p pattern) checkGiven(errs *field.Errors, path, text string) {
+	if text == "" {
+		errs.Missing(path, p.allowed)
+		return
+	}
+	p.check(errs, path, text)
+}

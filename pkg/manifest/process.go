@@ -24,26 +24,22 @@ func (l *Launchable) validate() field.Errors {
 	var errs field.Errors
 	errs.CheckName("name", l.Name)
 	errs.Nest("artifact", l.Artifact.validate())
-	switch {
-	case l.Command == "":
-	case l.Artifact.Kind == ArtifactExec:
-		errs.Add("command", l.Command, "nothing: an exec artifact names its program itself")
-	case !innerPath.ok(l.Command):
-		errs.Add("command", l.Command, innerPath.allowed)
+	if l.Artifact.Kind == ArtifactExec {
+		checkNone(&errs, "command", l.Command, "an exec artifact names its program itself")
+	} else if l.Command != "" {
+		innerPath.check(&errs, "command", l.Command)
 	}
 	checkArgs(&errs, "args", l.Args)
 	checkCount(&errs, "env", len(l.Env), 0, MaxEnv)
 	for _, name := range slices.Sorted(maps.Keys(l.Env)) {
-		if !envName.ok(name) {
-			errs.Add("env."+name, name, envName.allowed)
-		}
+		envName.check(&errs, "env."+name, name)
 		checkText(&errs, "env."+name, l.Env[name])
 	}
 	if l.User != "" && !userAllowed(l.User) {
 		errs.Add("user", l.User, userName.allowed)
 	}
-	if l.WorkDir != "" && !workPath.ok(l.WorkDir) {
-		errs.Add("work_dir", l.WorkDir, workPath.allowed)
+	if l.WorkDir != "" {
+		workPath.check(&errs, "work_dir", l.WorkDir)
 	}
 	if l.Restart != nil {
 		errs.Nest("restart", l.Restart.validate())
@@ -105,38 +101,27 @@ func (a *Artifact) validateTar(errs *field.Errors) {
 	default:
 		errs.Add("url", a.URL, artifactURL.allowed)
 	}
-	switch {
-	case a.SHA256 == "":
-		errs.Missing("sha256", hexDigest.allowed)
-	case !hexDigest.ok(a.SHA256):
-		errs.Add("sha256", a.SHA256, hexDigest.allowed)
-	}
-	if a.Path != "" {
-		errs.Add("path", a.Path, "nothing: only an exec artifact has a path")
-	}
+	hexDigest.checkGiven(errs, "sha256", a.SHA256)
+	checkNone(errs, "path", a.Path, "only an exec artifact has a path")
 }
 
 func (a *Artifact) validateExec(errs *field.Errors) {
-	switch {
-	case a.Path == "":
-		errs.Missing("path", absolutePath.allowed)
-	case !absolutePath.ok(a.Path):
-		errs.Add("path", a.Path, absolutePath.allowed)
-	}
-	const nothing = "nothing: an exec artifact is on the node already"
-	if a.URL != "" {
-		errs.Add("url", a.URL, nothing)
-	}
-	if a.SHA256 != "" {
-		errs.Add("sha256", a.SHA256, nothing)
+	absolutePath.checkGiven(errs, "path", a.Path)
+	const why = "an exec artifact is on the node already"
+	checkNone(errs, "url", a.URL, why)
+	checkNone(errs, "sha256", a.SHA256, why)
+}
+
+// checkNone records a text that must not be there.
+func checkNone(errs *field.Errors, path, text, why string) {
+	if text != "" {
+		errs.Add(path, text, "nothing: "+why)
 	}
 }
 
 func (r *Restart) validate() field.Errors {
 	var errs field.Errors
-	switch r.Policy {
-	case "", RestartAlways, RestartOnFailure, RestartNever:
-	default:
+	if !r.Policy.Valid() {
 		errs.Add("policy", string(r.Policy), fmt.Sprintf("%s, %s or %s", RestartAlways, RestartOnFailure, RestartNever))
 	}
 	allowed := fmt.Sprintf("a length of time from %q to %q", MinBackoff, MaxBackoff)

@@ -50,14 +50,13 @@ func (m *Manifest) checkPort(errs *field.Errors, path, port string) {
 func (h *Health) validateKind(errs *field.Errors) {
 	const oneOf = "exactly one of http, tcp and script"
 	var kinds []string
-	if h.HTTP != nil {
-		kinds = append(kinds, "http")
-	}
-	if h.TCP != nil {
-		kinds = append(kinds, "tcp")
-	}
-	if h.Script != nil {
-		kinds = append(kinds, "script")
+	for _, kind := range []struct {
+		name  string
+		given bool
+	}{{"http", h.HTTP != nil}, {"tcp", h.TCP != nil}, {"script", h.Script != nil}} {
+		if kind.given {
+			kinds = append(kinds, kind.name)
+		}
 	}
 	switch len(kinds) {
 	case 0:
@@ -139,12 +138,7 @@ func (m *Manifest) checkProgram(launchable, path string, args []string) field.Er
 		allowed = absolutePath
 		allowed.allowed += fmt.Sprintf(": %s has an exec artifact", l.Name)
 	}
-	switch {
-	case path == "":
-		errs.Missing("path", allowed.allowed)
-	case !allowed.ok(path):
-		errs.Add("path", path, allowed.allowed)
-	}
+	allowed.checkGiven(&errs, "path", path)
 	checkArgs(&errs, "args", args)
 	return errs
 }

@@ -92,9 +92,7 @@ func (s *Service) validate(m *Manifest) field.Errors {
 	seen := map[string]bool{}
 	for i, tag := range s.Tags {
 		path := fmt.Sprintf("tags[%d]", i)
-		if !serviceTag.ok(tag) {
-			errs.Add(path, tag, serviceTag.allowed)
-		}
+		serviceTag.check(&errs, path, tag)
 		checkUnique(&errs, path, tag, seen)
 	}
 	checkCount(&errs, "meta", len(s.Meta), 0, MaxMeta)
@@ -102,9 +100,7 @@ func (s *Service) validate(m *Manifest) field.Errors {
 		if !metaKey.ok(key) || strings.HasPrefix(key, "consul-") || strings.HasPrefix(key, "rcfarm_") {
 			errs.Add("meta."+key, key, metaKey.allowed)
 		}
-		if value := s.Meta[key]; !metaValue.ok(value) {
-			errs.Add("meta."+key, value, metaValue.allowed)
-		}
+		metaValue.check(&errs, "meta."+key, s.Meta[key])
 	}
 	return errs
 }

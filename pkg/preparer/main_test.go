@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
-	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
@@ -33,7 +32,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case oneshot.Arg:
-			oneshot.Exec(confine.Apply)
+			oneshot.Exec()
 		case tree.Arg:
 			tree.Exec()
 		case superviseArg:

@@ -31,7 +31,7 @@ func (w withConsul) Run() int { return consultest.Main(w.m) }
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == oneshot.Arg {
-		oneshot.Exec(nil)
+		oneshot.Exec()
 	}
 	testscript.Main(withConsul{m}, map[string]func(){
 		"rcctl": func() { os.Exit(Main(context.Background(), os.Args, os.Stdin, os.Stdout, os.Stderr)) },

@@ -8,21 +8,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Valid reports whether the policy is one of those above, or empty.
-func (p RestartPolicy) Valid() bool {
-	switch p {
-	case "", Always, OnFailure, Never:
-		return true
-	default:
-		return false
-	}
-}
-
 // Again reports whether an end like this one is followed by a start. An end that nobody was told of, because the
 // supervisor or the whole node was down, counts as a failure. A program that could not be started at all has not ended:
 // that is tried again under every policy.
-func (p RestartPolicy) Again(e pod.Exit) bool {
-	switch p {
+func (r Restart) Again(e pod.Exit) bool {
+	switch r.Policy {
 	case Never:
 		return false
 	case OnFailure:

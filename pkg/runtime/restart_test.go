@@ -22,7 +22,7 @@ func TestRestartPolicyAgain(t *testing.T) {
 		runtime.Never:     {},
 	} {
 		for name, end := range ends {
-			if got := policy.Again(end); got != want[name] {
+			if got := (runtime.Restart{Policy: policy}).Again(end); got != want[name] {
 				t.Errorf("%q after %s: %t, want %t", policy, name, got, want[name])
 			}
 		}

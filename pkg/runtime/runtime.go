@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
@@ -63,13 +64,13 @@ type Restart struct {
 // RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way
 // that nobody is told of: after it has booted, what ran starts again under Always and OnFailure, and has exited under
 // Never. What had exited before stays so.
-type RestartPolicy string
+type RestartPolicy = manifest.RestartPolicy
 
 // The restart policies.
 const (
-	Always    RestartPolicy = "always"
-	OnFailure RestartPolicy = "on-failure" // not after exit status 0
-	Never     RestartPolicy = "never"
+	Always    = manifest.RestartAlways
+	OnFailure = manifest.RestartOnFailure
+	Never     = manifest.RestartNever
 )
 
 // Isolation is what keeps a process from the rest of the node.

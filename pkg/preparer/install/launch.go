@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -54,10 +55,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 	}
 	restart := runtime.Restart{Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax, Stable: v.M.ReadyAfter()}
 	if r := l.Restart; r != nil {
-		restart.Min, restart.Max = r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
-		if r.Policy != "" {
-			restart.Policy = runtime.RestartPolicy(r.Policy) // they are called alike
-		}
+		restart.Policy, restart.Min, restart.Max = cmp.Or(r.Policy, restart.Policy), r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
 	}
 	id := SpecID(v.ID, v.In, of.Name)
 	v.n.cfg.Isolation.confine(iso, id, l.Resources)

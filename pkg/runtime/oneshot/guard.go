@@ -12,22 +12,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	rt "github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
-// The roles of this binary, behind Arg.
+// Descriptors that a guard inherits besides 0 to 2, and behind them Command.Hold.
 const (
-	guardRole   = "guard"
-	programRole = "program"
-)
-
-// Descriptors that both roles inherit besides 0 to 2.
-const (
-	orderFD  = 3 // read end: one order as JSON; for the guard its end means that everything must end
-	answerFD = 4 // write end: the guard's result; of the program why it could not be executed, or nothing
-	holdFD   = 5 // Command.Hold, of the guard only
+	orderFD  = 3 // read end: one order as JSON; its end means that everything must end
+	answerFD = 4 // write end: the result
 )
 
 // The pause between two rounds of killing, in which the dead are reaped and the newly born found: the first while anything new is
@@ -37,15 +30,10 @@ const (
 	lastKillGap = time.Second
 )
 
-// Exec is the whole life of a guard, and of a program until it is executed. A binary that uses Runner calls it first
-// thing in main when os.Args[1] is Arg. isolate puts the calling process under isolation before it becomes the program;
-// nil: a command that asks for isolation is refused. Exec never returns.
-func Exec(isolate func(*rt.Isolation) error) {
-	if len(os.Args) > 2 && os.Args[2] == programRole {
-		become(isolate)
-	}
-	runtime.LockOSThread() // the kernel ties the program to the thread that starts it
-	closeOnExec()
+// Exec is the whole life of a guard. A binary that uses Runner calls it first thing in main when os.Args[1] is Arg. It never returns.
+func Exec() {
+	runtime.LockOSThread()    // the kernel ties the program to the thread that starts it
+	_ = confine.CloseOnExec() // the stub does so too
 	order := os.NewFile(orderFD, "order")
 	var c Command
 	if err := json.NewDecoder(order).Decode(&c); err != nil {
@@ -59,15 +47,6 @@ func Exec(isolate func(*rt.Isolation) error) {
 		syscall.Exit(1)
 	}
 	syscall.Exit(0) // at once: os.Exit of a binary built with the race detector waits a second
-}
-
-// closeOnExec marks every descriptor from 3 on, so that the program gets nothing but 0 to 2, whatever was inherited.
-func closeOnExec() {
-	if unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) != nil { // before Linux 5.11
-		unix.CloseOnExec(orderFD)
-		unix.CloseOnExec(answerFD)
-		unix.CloseOnExec(holdFD)
-	}
 }
 
 // guard runs the program and returns when nothing of it is left.
@@ -129,70 +108,20 @@ func startFor(c Command) (pid int, copied <-chan struct{}, err error) {
 	return pid, done, nil
 }
 
-// startProgram starts the other role, which becomes the program, and returns once it has.
+// startProgram starts the program and returns once it runs.
 func startProgram(c Command, stdio [3]*os.File) (pid int, err error) {
-	orderEnd, order, err := os.Pipe()
+	started, err := stub.Start(stdio, syscall.SIGKILL)
 	if err != nil {
 		return 0, err
 	}
-	complaint, complaintEnd, err := os.Pipe()
+	defer started.Close()
+	_ = unix.Close(started.PIDFD) // whoever is not reaped has its number
+	err = started.Release(stub.Order{Command: c.Argv, Env: c.Env, Dir: c.Dir, Isolation: c.Isolation, Guarded: true}, time.Time{})
 	if err != nil {
-		return 0, err
+		_ = unix.Kill(started.PID, unix.SIGKILL) // our child, so the number is its
+		_, _ = unix.Wait4(started.PID, nil, 0, nil)
 	}
-	pid, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], Arg, programRole}, &syscall.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []uintptr{stdio[0].Fd(), stdio[1].Fd(), stdio[2].Fd(), orderEnd.Fd(), complaintEnd.Fd()},
-		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-	})
-	_, _ = orderEnd.Close(), complaintEnd.Close()
-	if err != nil {
-		return 0, err
-	}
-	err = json.NewEncoder(order).Encode(c)
-	_ = order.Close()
-	text, _ := io.ReadAll(complaint) // nothing when the program runs
-	if len(text) > 0 {
-		err = errors.New(string(text))
-	}
-	if err != nil {
-		_ = unix.Kill(pid, unix.SIGKILL) // our child, so the number is its
-		_, _ = unix.Wait4(pid, nil, 0, nil)
-	}
-	return pid, err
-}
-
-// become turns this process into the program.
-func become(isolate func(*rt.Isolation) error) {
-	complain := func(format string, args ...any) {
-		fmt.Fprintf(os.NewFile(answerFD, "answer"), format, args...)
-		os.Exit(1)
-	}
-	runtime.LockOSThread() // what is asked of the kernel below is a thread's
-	parent := os.Getppid() // the guard: where it is gone already, so is this process
-	closeOnExec()
-	var c Command
-	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&c); err != nil {
-		os.Exit(1)
-	}
-	switch {
-	case c.Isolation == nil:
-	case isolate == nil:
-		complain("this program cannot isolate what it runs")
-	default:
-		if err := isolate(c.Isolation); err != nil {
-			complain("isolate: %v", err)
-		}
-	}
-	// A change of the user has undone what startProgram asked for (prctl(2)); the guard may have been killed meanwhile.
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
-		complain("ask to be killed with the guard: %v", err)
-	}
-	if os.Getppid() != parent {
-		os.Exit(1)
-	}
-	if err := os.Chdir(c.Dir); err != nil {
-		complain("change to the working directory: %v", err)
-	}
-	complain("%v", confine.ExecError(c.Argv[0], syscall.Exec(c.Argv[0], c.Argv, c.Env)))
+	return started.PID, err
 }
 
 // copyOutput hands on what the program writes, up to the bound; the rest is read and dropped, so that nobody blocks.

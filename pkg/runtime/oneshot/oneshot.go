@@ -184,7 +184,7 @@ func startGuard(c Command) (order, answer *os.File, wait func(), err error) {
 		return nil, nil, nil, err
 	}
 	files = append(files, answer, answerEnd)
-	cmd := exec.Command("/proc/self/exe", Arg, guardRole) //nolint:noctx // it ends with the pipe
+	cmd := exec.Command("/proc/self/exe", Arg) //nolint:noctx // it ends with the pipe
 	cmd.Args[0] = os.Args[0]
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.ExtraFiles = []*os.File{orderEnd, answerEnd}

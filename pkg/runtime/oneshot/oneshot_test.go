@@ -17,7 +17,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	rt "github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
 // patience is how long a test waits for something that must happen.
@@ -30,12 +29,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case Arg:
-			Exec(func(i *rt.Isolation) error {
-				if i.UID == 7 {
-					return fmt.Errorf("uid %d is not for this test", i.UID)
-				}
-				return confine.Apply(i)
-			})
+			Exec()
 		case callerArg:
 			_, err := Runner{}.Run(context.Background(), script(os.Args[2], family))
 			fmt.Fprintln(os.Stderr, err)
@@ -166,10 +160,10 @@ func TestEnvironmentAndOutput(t *testing.T) {
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]Command{
-		"no such file":          {Argv: []string{"/does/not/exist"}, Dir: "/"},
-		"permission denied":     {Argv: []string{"/etc/passwd"}, Dir: "/"},
-		"working directory":     {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
-		"uid 7 is not for this": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &rt.Isolation{UID: 7}},
+		"no such file":                   {Argv: []string{"/does/not/exist"}, Dir: "/"},
+		"permission denied":              {Argv: []string{"/etc/passwd"}, Dir: "/"},
+		"working directory":              {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
+		"not below a mount of cgroup v2": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &rt.Isolation{Cgroup: "/no/such/cgroup"}},
 	} {
 		if _, err := (Runner{}).Run(t.Context(), c); !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)

@@ -14,8 +14,8 @@ import (
 )
 
 // The tests of this file are about starting, ending, being seen and being forgotten.
-// idle says that it is ready and runs until it is told to end.
 
+// idle says that it is ready and runs until it is told to end.
 const idle = `echo $$ >> pid; echo up; echo err >&2; : > ready; exec sleep 1000`
 
 func (b *bench) TestStart() {

@@ -12,8 +12,8 @@ import (
 )
 
 // The tests of this file are about what follows the end of a process.
-// policy returns the spec of a script that writes down each of its runs.
 
+// policy returns the spec of a script that writes down each of its runs.
 func (b *bench) policy(id string, policy runtime.RestartPolicy, script string) runtime.Spec {
 	spec := b.script(id, `echo $$ >> pid; `+script)
 	spec.Restart.Policy = policy

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,33 +26,23 @@ type family struct {
 }
 
 // fork starts a stub with the given files as its descriptors from 0 on.
-func (f *family) fork(files []*os.File) (*child, error) {
-	fds := make([]uintptr, len(files))
-	for i, file := range files {
-		fds[i] = file.Fd()
-	}
-	pidfd := -1
-	attr := &syscall.ProcAttr{
-		Dir: "/", Env: []string{}, Files: fds,
-		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
-	}
+func (f *family) fork(stdio [3]*os.File) (*child, *stub.Started, error) {
 	// Held across the fork, so that the reaper cannot see the child before it is known.
 	f.mu.Lock()
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], stub.Arg}, attr)
+	s, err := stub.Start(stdio, 0)
 	if err == nil {
-		f.own[pid] = struct{}{}
+		f.own[s.PID] = struct{}{}
 	}
 	f.mu.Unlock()
 	if err != nil {
-		return nil, fmt.Errorf("start a stub: %w", err)
+		return nil, nil, err
 	}
-	c, err := f.identify(pid, pidfd)
+	c, err := f.identify(s.PID, s.PIDFD)
 	if err != nil {
-		// Nothing is recorded and nothing was sent, so it ends by itself when its pipe closes; the reaper takes it.
-		f.forget(pid)
-		return nil, err
+		s.Close() // nothing is recorded and nothing was sent, so it ends by itself; the reaper takes it
+		f.forget(s.PID)
 	}
-	return c, nil
+	return c, s, err
 }
 
 func (f *family) identify(pid, pidfd int) (*child, error) {

@@ -222,7 +222,7 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	p.hold(nil)
 	c.Close()
 	p.removeCgroup(c)
-	phase, done := runtime.Backoff, !p.current().Spec.Restart.Policy.Again(exit)
+	phase, done := runtime.Backoff, !p.current().Spec.Restart.Again(exit)
 	if done {
 		phase = runtime.Exited
 	}

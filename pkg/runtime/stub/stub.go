@@ -38,6 +38,9 @@ type Order struct {
 	Dir     string   `json:"dir"`
 
 	Isolation *confine.Isolation `json:"isolation,omitempty"`
+
+	// Guarded: it dies with its parent, whatever user it becomes. Without isolation it keeps the capabilities that its parent has.
+	Guarded bool `json:"guarded,omitempty"`
 }
 
 func init() {
@@ -52,6 +55,7 @@ func init() {
 
 // become is the life of a stub. It never returns.
 func become() {
+	parent := os.Getppid()
 	// Nothing but 0 to 2 reaches the program, whatever this process inherited.
 	if err := confine.CloseOnExec(); err != nil {
 		report("close inherited descriptors: %v", err)
@@ -61,19 +65,36 @@ func become() {
 		os.Exit(1) // nobody is left to be told
 	}
 	runtime.LockOSThread() // what is asked of the kernel is a thread's
-	isolate := func() error { return confine.Apply(o.Isolation) }
-	if o.Isolation == nil {
-		isolate = confine.DropCapabilities
+	var err error
+	switch {
+	case o.Isolation != nil:
+		err = confine.Apply(o.Isolation)
+	case !o.Guarded:
+		err = confine.DropCapabilities()
 	}
-	if err := isolate(); err != nil {
+	if err != nil {
 		report("isolate: %v", err)
+	}
+	if o.Guarded {
+		dieWith(parent)
 	}
 	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
 		report("change to the working directory: %v", err)
 	}
 	confine.ResetSignals()
-	err := syscall.Exec(o.Command[0], o.Command, o.Env)
+	err = syscall.Exec(o.Command[0], o.Command, o.Env)
 	report("%v", confine.ExecError(o.Command[0], err))
+}
+
+// dieWith asks to be killed with the parent. A change of the user has undone what Start asked for (prctl(2)); the parent may have been
+// killed meanwhile.
+func dieWith(parent int) {
+	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0); err != 0 {
+		report("ask to be killed with the parent: %v", err)
+	}
+	if os.Getppid() != parent {
+		os.Exit(1)
+	}
 }
 
 func report(format string, args ...any) {

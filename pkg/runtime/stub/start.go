@@ -1,0 +1,74 @@
+package stub
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// maxReport bounds what a stub may say about its failure, in bytes.
+const maxReport = 4096
+
+// Started is a stub that waits for its order. It ends without one when this is closed.
+type Started struct {
+	PID   int
+	PIDFD int // negative where the kernel has none
+
+	order  *os.File // write end: sending the order lets the stub go, closing it without makes it exit
+	result *os.File // read end: the stub's complaint, or nothing when the program runs
+}
+
+// Start starts this binary as a stub, in a session of its own, with these files as its descriptors from 0 on. The signal, if it is none
+// of 0, is sent to it when the thread ends that called Start.
+func Start(stdio [3]*os.File, deathSignal syscall.Signal) (*Started, error) {
+	orderEnd, order, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = orderEnd.Close() }() // ours would keep the pipes open beyond the stub's life
+	result, resultEnd, err := os.Pipe()
+	if err != nil {
+		_ = order.Close()
+		return nil, err
+	}
+	defer func() { _ = resultEnd.Close() }()
+	s := &Started{PIDFD: -1, order: order, result: result}
+	s.PID, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], Arg}, &syscall.ProcAttr{
+		Dir: "/", Env: []string{}, Files: []uintptr{stdio[0].Fd(), stdio[1].Fd(), stdio[2].Fd(), orderEnd.Fd(), resultEnd.Fd()},
+		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &s.PIDFD, Pdeathsig: deathSignal},
+	})
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("start a stub: %w", err)
+	}
+	return s, nil
+}
+
+// Close gives up what Release needs.
+func (s *Started) Close() { _, _ = s.order.Close(), s.result.Close() }
+
+// Release sends the order and returns nil once the program runs in place of the stub, which must be before the deadline; zero: whenever
+// that is.
+func (s *Started) Release(o Order, deadline time.Time) error {
+	data, err := json.Marshal(o)
+	if err == nil {
+		err = errors.Join(s.order.SetDeadline(deadline), s.result.SetDeadline(deadline))
+	}
+	if err != nil {
+		return fmt.Errorf("start the program: %w", err)
+	}
+	_, err = s.order.Write(data)
+	err = errors.Join(err, s.order.Close())
+	complaint, readErr := io.ReadAll(io.LimitReader(s.result, maxReport))
+	if len(complaint) > 0 {
+		return errors.New(string(complaint))
+	}
+	if err = errors.Join(err, readErr); err != nil {
+		return fmt.Errorf("start the program: %w", err)
+	}
+	return nil
+}
