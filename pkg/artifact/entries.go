@@ -33,10 +33,8 @@ func (u *unpacker) addFile(name string, hdr *tar.Header, content io.Reader) (err
 	}
 	// Size is what the file occupies unpacked, the holes of a sparse file included.
 	if hdr.Size > u.limits.bytes-u.bytes {
-		return &EntryError{
-			Entry: hdr.Name, Problem: fmt.Sprintf("with its %d bytes the archive unpacks to more than the limit", hdr.Size),
-			Allowed: fmt.Sprintf("at most %d bytes unpacked", u.limits.bytes), kind: ErrTooLarge,
-		}
+		problem := fmt.Sprintf("with its %d bytes the archive unpacks to more than the limit", hdr.Size)
+		return refuseAs(ErrTooLarge, hdr.Name, problem, fmt.Sprintf("at most %d bytes unpacked", u.limits.bytes))
 	}
 	u.bytes += hdr.Size
 	if err := u.limits.room.take(occupied(hdr.Size), "unpacking"); err != nil {

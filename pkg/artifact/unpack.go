@@ -29,19 +29,6 @@ type limits struct {
 	room    *room
 }
 
-// EntryError says which entry of an archive is refused. It matches ErrArchive or, for sizes, ErrTooLarge.
-type EntryError struct {
-	Entry   string // name as written in the archive
-	Problem string
-	Allowed string
-	kind    error
-}
-
-// Error renders the refusal on one line.
-func (e *EntryError) Error() string {
-	return fmt.Sprintf("%s: %s; allowed: %s", entryName(e.Entry), e.Problem, e.Allowed)
-}
-
 // maxShownName is how many bytes of a name in an archive an error repeats: the name may be as long as the archive.
 const maxShownName = 256
 
@@ -56,11 +43,20 @@ func quoted(name string) string {
 	return strconv.Quote(name)
 }
 
-// Unwrap returns ErrArchive or ErrTooLarge.
-func (e *EntryError) Unwrap() error { return e.kind }
+// refusal says which entry of an archive is refused, and matches the kind.
+type refusal struct {
+	error
+	kind error
+}
+
+func (r refusal) Unwrap() error { return r.kind }
+
+func refuseAs(kind error, entry, problem, allowed string) error {
+	return refusal{fmt.Errorf("%s: %s; allowed: %s", entryName(entry), problem, allowed), kind}
+}
 
 func refuse(entry, problem, allowed string) error {
-	return &EntryError{Entry: entry, Problem: problem, Allowed: allowed, kind: ErrArchive}
+	return refuseAs(ErrArchive, entry, problem, allowed)
 }
 
 // unpacker writes one archive into one empty directory.
@@ -221,10 +217,7 @@ func (u *unpacker) parent(raw, dir string) error {
 // count takes in one more entry, or a directory that an entry implies.
 func (u *unpacker) count(raw string) error {
 	if u.entries++; u.entries > u.limits.entries {
-		return &EntryError{
-			Entry: raw, Problem: fmt.Sprintf("is number %d", u.entries),
-			Allowed: fmt.Sprintf("at most %d files, directories and links", u.limits.entries), kind: ErrTooLarge,
-		}
+		return refuseAs(ErrTooLarge, raw, fmt.Sprintf("is number %d", u.entries), fmt.Sprintf("at most %d files, directories and links", u.limits.entries))
 	}
 	return nil
 }

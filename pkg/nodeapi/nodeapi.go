@@ -133,30 +133,14 @@ func (s *Server) Run(ctx context.Context, pods Pods) error {
 	}
 	limited := listen.Limit(s.listener, s.cfg.Streams+spareConns)
 	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
-	served := make(chan error, 1)
-	go func() {
-		if s.cfg.CertFile == "" {
-			served <- srv.Serve(limited)
-			return
-		}
+	if s.cfg.CertFile != "" {
 		// Read anew for each connection: certificates are renewed while the preparer runs.
 		srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
 			return &pair, err
 		}}
-		served <- srv.ServeTLS(limited, "", "")
-	}()
-	select {
-	case err := <-served:
-		return fmt.Errorf("node API: %w", err)
-	case <-ctx.Done():
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
-	defer cancel()
-	if err := srv.Shutdown(end); err != nil {
-		_ = srv.Close() // who reads slowly is cut off
-	}
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+	if err := listen.Serve(ctx, srv, limited, endLimit); err != nil {
 		return fmt.Errorf("node API: %w", err)
 	}
 	return context.Cause(ctx)

@@ -108,19 +108,7 @@ func (s *DebugServer) Run(ctx context.Context) error {
 	}
 	srv := &http.Server{Handler: limitTime(s.handler()), ReadHeaderTimeout: debugHeaderTimeout, IdleTimeout: debugIdleTimeout, ConnContext: listen.Context}
 	s.cfg.Log.WithField(Address, s.Addr()).Info("debug server listens")
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(listen.Limit(s.listener, debugConns)) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("debug server: %w", err)
-	case <-ctx.Done():
-	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), debugEndLimit)
-	defer cancel()
-	if err := srv.Shutdown(end); err != nil {
-		_ = srv.Close() // a profile that takes longer is cut off
-	}
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+	if err := listen.Serve(ctx, srv, listen.Limit(s.listener, debugConns), debugEndLimit); err != nil {
 		return fmt.Errorf("debug server: %w", err)
 	}
 	return context.Cause(ctx)

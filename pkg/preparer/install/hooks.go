@@ -14,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
@@ -214,14 +215,8 @@ func (v *Version) openHooksLog() (*os.File, error) {
 	}
 	path := filepath.Join(v.n.Logs(v.ID), hooksLog)
 	if info, err := os.Lstat(path); err == nil && info.Size() > v.n.cfg.LogBytes {
-		for n := v.n.cfg.LogKeep; n > 0; n-- {
-			from := path
-			if n > 1 {
-				from = fmt.Sprintf("%s.%d", path, n-1)
-			}
-			if err := os.Rename(from, fmt.Sprintf("%s.%d", path, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return nil, fmt.Errorf("rotate log of hooks: %w", err)
-			}
+		if err := logfile.Shift(path, path, v.n.cfg.LogKeep); err != nil {
+			return nil, fmt.Errorf("rotate log of hooks: %w", err)
 		}
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -181,17 +180,9 @@ func readIDMap(path string) ([]idRange, error) {
 func parseIDMap(data []byte) ([]idRange, error) {
 	var ranges []idRange
 	for line := range bytes.Lines(data) {
-		fields := strings.Fields(string(line))
-		if len(fields) != 3 {
-			return nil, fmt.Errorf("read the user namespace: line %q has %d fields, want 3", line, len(fields))
-		}
-		first, err := strconv.Atoi(fields[0])
-		if err != nil {
-			return nil, fmt.Errorf("read the user namespace: %w", err)
-		}
-		length, err := strconv.Atoi(fields[2])
-		if err != nil {
-			return nil, fmt.Errorf("read the user namespace: %w", err)
+		var first, outside, length int
+		if _, err := fmt.Sscan(string(line), &first, &outside, &length); err != nil {
+			return nil, fmt.Errorf("read the user namespace: line %q: %w", line, err)
 		}
 		ranges = append(ranges, idRange{first, first + length - 1})
 	}

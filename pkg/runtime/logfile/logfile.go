@@ -49,7 +49,7 @@ func Rotate(path string, limit int64, keep int) (err error) {
 	if keep > 0 {
 		err = copyAside(log, path, begin(info, maxRotated*limit), 2*maxRotated*limit)
 		if err == nil {
-			err = shift(path, keep)
+			err = Shift(asidePath(path), path, keep)
 		}
 		if err != nil && !durable.Full(err) {
 			return fmt.Errorf("rotate log: %w", err)
@@ -150,15 +150,15 @@ func nextLine(r io.Reader) (int64, error) {
 	}
 }
 
-// shift makes room at log.1, from the oldest on, and puts the copy there.
-func shift(path string, keep int) error {
+// Shift makes room at log.1, from the oldest of so many on, and renames a file to that.
+func Shift(newest, path string, keep int) error {
 	numbered := func(n int) string { return fmt.Sprintf("%s.%d", path, n) }
 	for n := keep; n > 1; n-- {
 		if err := os.Rename(numbered(n-1), numbered(n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return os.Rename(asidePath(path), numbered(1))
+	return os.Rename(newest, numbered(1))
 }
 
 // Share lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the

@@ -12,6 +12,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,19 +70,10 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	for _, d := range []struct {
-		field *time.Duration
-		value time.Duration
-	}{
-		{&c.RestartDelay, DefaultRestartDelay},
-		{&c.MaxRestartDelay, DefaultMaxRestartDelay},
-		{&c.StableAfter, DefaultStableAfter},
-		{&c.LogCheck, DefaultLogCheck},
-	} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
-	}
+	c.RestartDelay = cmp.Or(c.RestartDelay, DefaultRestartDelay)
+	c.MaxRestartDelay = cmp.Or(c.MaxRestartDelay, DefaultMaxRestartDelay)
+	c.StableAfter = cmp.Or(c.StableAfter, DefaultStableAfter)
+	c.LogCheck = cmp.Or(c.LogCheck, DefaultLogCheck)
 	if c.Log == nil {
 		c.Log = func(string, map[string]any) {}
 	}

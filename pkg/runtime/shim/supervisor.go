@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
+	"github.com/rcfarm/rcfarm/pkg/listen"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
@@ -136,10 +138,12 @@ func (s *supervisor) adopt(rec record) (*child, error) {
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
 const noPID = 1 << 30
 
+var errKillAll = errors.New("everything is to end")
+
 // run serves until ctx ends, KillAll closes or the listener breaks. Keepers have returned when it returns.
 func (s *supervisor) run(parent context.Context, listener net.Listener) error {
-	ctx, cancel := context.WithCancel(parent)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
 	var keepers sync.WaitGroup
 	s.tend = func(keeper func(ctx, recalled context.Context)) context.CancelFunc {
 		recalled, recall := context.WithCancel(ctx)
@@ -159,28 +163,20 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 		Handler: s.handler(), ReadHeaderTimeout: drainWait,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-
-	var err error
-	killAll := false
-	select {
-	case <-ctx.Done():
-	case <-s.cfg.KillAll:
-		killAll = true
-	case err = <-served:
+	keepers.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-s.cfg.KillAll:
+			cancel(errKillAll)
+		}
+	})
+	err := listen.Serve(ctx, server, listener, drainWait)
+	if err != nil {
 		err = fmt.Errorf("serve clients: %w", err)
-		served <- nil
 	}
-	cancel()
-	drain, done := context.WithTimeout(context.WithoutCancel(parent), drainWait)
-	defer done()
-	if server.Shutdown(drain) != nil {
-		_ = server.Close()
-	}
-	<-served
+	cancel(nil)
 	keepers.Wait()
-	if killAll {
+	if errors.Is(context.Cause(ctx), errKillAll) {
 		// The context has ended; every process must.
 		kill, done := context.WithTimeout(context.WithoutCancel(parent), killWait)
 		defer done()

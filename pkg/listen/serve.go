@@ -1,0 +1,36 @@
+package listen
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Serve serves a listener, by TLS if the server has a configuration of it, until ctx ends, and returns when no request is under way any
+// more: nil, or why it ended before. What takes longer than the limit then is cut off.
+func Serve(ctx context.Context, srv *http.Server, l net.Listener, limit time.Duration) error {
+	served := make(chan error, 1)
+	go func() {
+		if srv.TLSConfig == nil {
+			served <- srv.Serve(l)
+		} else {
+			served <- srv.ServeTLS(l, "", "")
+		}
+	}()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	if srv.Shutdown(end) != nil {
+		_ = srv.Close()
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
