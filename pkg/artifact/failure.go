@@ -28,8 +28,8 @@ func (f failed) Unwrap() error { return f.error }
 // Refused reports whether it is about the artifact itself, so that asking again ends the same way until somebody puts another file there:
 // it is not there, or is not what the manifest says, or may not be unpacked here.
 func (f failed) Refused() bool {
-	var g gone
-	return final(f.error) || errors.As(f.error, &g)
+	_, missing := errors.AsType[gone](f.error)
+	return missing || final(f.error)
 }
 
 // failures remembers what was refused, so that it is not fetched again and again. Not for ever: an operator may put

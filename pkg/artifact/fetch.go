@@ -12,8 +12,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"syscall"
@@ -28,8 +26,6 @@ import (
 // maxRedirects is how often a server may send a fetch elsewhere.
 const maxRedirects = 10
 
-var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
-
 // source is where an artifact comes from: exactly one of the two is set.
 type source struct {
 	file string // absolute path
@@ -38,24 +34,17 @@ type source struct {
 
 // parse checks the reference again although a validated manifest cannot be wrong: the digest becomes a path.
 func parse(a manifest.Artifact) (source, error) {
-	invalid := func(field, value, allowed string) (source, error) {
-		return source{}, fmt.Errorf("artifact %s: %w: %s: %q is not valid; allowed: %s", a.URL, ErrInvalid, field, value, allowed)
+	errs := a.Validate()
+	if a.Kind == manifest.ArtifactExec {
+		errs.Add("kind", a.Kind, manifest.ArtifactTar)
 	}
-	if a.Kind != manifest.ArtifactTar {
-		return invalid("kind", a.Kind, manifest.ArtifactTar)
+	if err := errs.Err(); err != nil {
+		return source{}, fmt.Errorf("artifact %s: %w: %w", a.URL, ErrInvalid, err)
 	}
-	if !hexDigest.MatchString(a.SHA256) {
-		return invalid("sha256", a.SHA256, "64 lower-case hex digits (the output of sha256sum)")
-	}
-	u, err := url.Parse(a.URL)
-	switch {
-	case err != nil:
-	case u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path):
+	if u, err := url.Parse(a.URL); err == nil && u.Scheme == "file" {
 		return source{file: u.Path}, nil
-	case u.Scheme == "https" && u.Host != "" && u.User == nil:
-		return source{url: a.URL}, nil
 	}
-	return invalid("url", a.URL, "file:///absolute/path or https://host/path")
+	return source{url: a.URL}, nil
 }
 
 // newClient returns the caller's client, or one of ours, with rules of our own for redirects.
@@ -87,9 +76,9 @@ var (
 
 // again reports whether a further try may do better.
 func again(err error) bool {
-	var distrusted *tls.CertificateVerificationError
+	_, distrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	never := slices.ContainsFunc([]error{ErrTooLarge, ErrNoSpace, errFinal, errRedirects}, func(is error) bool { return errors.Is(err, is) })
-	return !never && !durable.Full(err) && !errors.As(err, &distrusted)
+	return !never && !durable.Full(err) && !distrusted
 }
 
 // fetch writes the artifact into the file and returns an error unless its digest is the expected one.

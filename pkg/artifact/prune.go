@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
 // cached is one unpacked artifact.
@@ -85,7 +87,7 @@ func (s *Store) cached() ([]cached, error) {
 	}
 	var all []cached
 	for _, entry := range entries {
-		if !hexDigest.MatchString(entry.Name()) {
+		if !manifest.IsDigest(entry.Name()) {
 			continue
 		}
 		c := cached{digest: entry.Name()}

@@ -57,6 +57,9 @@ var (
 // ok reports whether a text is of this form. Every form is bounded.
 func (p pattern) ok(text string) bool { return len(text) <= MaxTextBytes && p.re.MatchString(text) }
 
+// IsDigest reports whether a text is a digest as artifacts and manifests have it.
+func IsDigest(text string) bool { return hexDigest.ok(text) }
+
 // check records a text that is not of this form.
 func (p pattern) check(errs *field.Errors, path, text string) {
 	if !p.ok(text) {

@@ -23,7 +23,7 @@ const kinds = ArtifactTar + " or " + ArtifactExec
 func (l *Launchable) validate() field.Errors {
 	var errs field.Errors
 	errs.CheckName("name", l.Name)
-	errs.Nest("artifact", l.Artifact.validate())
+	errs.Nest("artifact", l.Artifact.Validate())
 	if l.Artifact.Kind == ArtifactExec {
 		checkNone(&errs, "command", l.Command, "an exec artifact names its program itself")
 	} else if l.Command != "" {
@@ -74,7 +74,8 @@ func checkArgs(errs *field.Errors, path string, args []string) {
 	}
 }
 
-func (a *Artifact) validate() field.Errors {
+// Validate reports every mistake in the artifact.
+func (a *Artifact) Validate() field.Errors {
 	var errs field.Errors
 	switch a.Kind {
 	case "":

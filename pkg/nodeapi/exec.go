@@ -72,7 +72,7 @@ func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.
 func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command, stdin io.Reader, out *frames, noInput func()) Ended {
 	p, err := newPipes(stdin != nil)
 	if err != nil {
-		ended := Ended{Code: -1, Error: err.Error()}
+		ended := Ended{Code: -1, Error: fmt.Sprintf("make pipes: %v", err)}
 		_ = out.end(ended) // who has gone is not told
 		return ended
 	}
@@ -134,13 +134,11 @@ func handOn(to io.Writer, from *os.File, cancel func()) {
 }
 
 func keepAlive(out *frames, done <-chan struct{}, cancel func()) {
-	tick := time.NewTicker(aliveEvery)
-	defer tick.Stop()
 	for {
 		select {
 		case <-done:
 			return
-		case <-tick.C:
+		case <-time.After(aliveEvery):
 			if out.write(frameAlive, nil) != nil {
 				cancel()
 				return
@@ -155,20 +153,19 @@ type pipes struct {
 	inEnd, outEnd, errsEnd *os.File
 }
 
-func newPipes(withInput bool) (*pipes, error) {
-	p := &pipes{}
-	var errs [3]error
-	p.outEnd, p.out, errs[0] = os.Pipe()
-	p.errsEnd, p.errs, errs[1] = os.Pipe()
-	if withInput {
-		p.in, p.inEnd, errs[2] = os.Pipe()
+func newPipes(withInput bool) (p pipes, err error) {
+	p.outEnd, p.out, err = os.Pipe()
+	if err == nil {
+		p.errsEnd, p.errs, err = os.Pipe()
 	}
-	if err := errors.Join(errs[:]...); err != nil {
+	if err == nil && withInput {
+		p.in, p.inEnd, err = os.Pipe()
+	}
+	if err != nil {
 		p.closeOurs()
-		closeAll(p.inEnd, p.outEnd, p.errsEnd)
-		return nil, fmt.Errorf("make pipes: %w", err)
+		closeAll(p.outEnd, p.errsEnd)
 	}
-	return p, nil
+	return p, err
 }
 
 // closeOurs closes the program's ends, which this process has too.

@@ -362,8 +362,6 @@ func (t *tail) next() (settled bool, err error) {
 
 // follow prints what is added to the logs until ctx ends, or nothing writes to them any more.
 func follow(ctx context.Context, tails []*tail, more func() bool, flush func() error) error {
-	tick := time.NewTicker(followEvery)
-	defer tick.Stop()
 	for {
 		last := !more()
 		for _, t := range tails {
@@ -385,7 +383,7 @@ func follow(ctx context.Context, tails []*tail, more func() bool, flush func() e
 			return err
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(followEvery):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
@@ -156,8 +156,6 @@ func (r *Record) spent() bool {
 	return m != nil && m.RunsOnce() && slices.Contains(r.Ran, r.Installed.Digest)
 }
 
-var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
-
 // CheckIntent reports why an intent cannot be acted on. Its identity becomes part of file names, so that nothing may
 // be assumed about it.
 func CheckIntent(in pod.Intent) error {
@@ -175,7 +173,7 @@ func CheckIntent(in pod.Intent) error {
 	}
 	if in.State == pod.Running {
 		errs.CheckName("pod_id", in.PodID)
-		if !hexDigest.MatchString(in.Digest) {
+		if !manifest.IsDigest(in.Digest) {
 			errs.Add("digest", in.Digest, "64 lower-case hex digits")
 		}
 	}
@@ -191,7 +189,7 @@ func (r *Record) Check() error {
 		return err
 	}
 	for _, in := range r.versions() {
-		if !hexDigest.MatchString(in.Digest) || in.Revision < 1 {
+		if !manifest.IsDigest(in.Digest) || in.Revision < 1 {
 			return fmt.Errorf("installed digest %q at revision %d", in.Digest, in.Revision)
 		}
 		if in.Manifest != nil && in.Decode() == nil {

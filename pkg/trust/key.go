@@ -87,9 +87,13 @@ func readLimited(file string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	return readAll(f, most)
+}
+
+func readAll(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("%s: more than %d bytes", file, most)
+		err = fmt.Errorf("%s has more than %d bytes", f.Name(), most)
 	}
 	return data, err
 }

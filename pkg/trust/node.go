@@ -3,7 +3,6 @@ package trust
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"syscall"
 	"time"
@@ -50,9 +49,5 @@ func readGuarded(file string) ([]byte, error) {
 	case info.Mode().Perm()&othersWrite != 0:
 		return nil, fmt.Errorf("%s has the permissions %04o: %w", file, info.Mode().Perm(), errWritable)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxPolicyBytes+1))
-	if err == nil && len(data) > maxPolicyBytes {
-		err = fmt.Errorf("%s has more than %d bytes", file, maxPolicyBytes)
-	}
-	return data, err
+	return readAll(f, maxPolicyBytes)
 }

@@ -31,10 +31,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 
 // PauseUnless waits until the signal is raised, which it reports, or the time is over. The error is the cause of the context's end.
 func PauseUnless(ctx context.Context, wake Signal, d time.Duration) (woken bool, err error) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return false, nil
 	case <-wake:
 		return true, nil

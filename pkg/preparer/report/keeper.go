@@ -105,8 +105,6 @@ func (k *Keeper) Run(ctx context.Context) error {
 // nextRecord waits until the record should be looked at again, and returns whether it must be written then, and whether it
 // should be read what there is of the pages, which nothing watches.
 func (k *Keeper) nextRecord(ctx context.Context, wait time.Duration) (must, again bool, err error) {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false, false, context.Cause(ctx)
@@ -114,7 +112,7 @@ func (k *Keeper) nextRecord(ctx context.Context, wait time.Duration) (must, agai
 		return false, false, nil
 	case <-k.Recheck:
 		return true, true, nil
-	case <-timer.C:
+	case <-time.After(wait):
 		return false, true, nil
 	}
 }

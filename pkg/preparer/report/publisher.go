@@ -91,7 +91,6 @@ func (pub *Publisher) Run(ctx context.Context) error {
 			pub.Trouble.Over(key)
 			pace.Reset()
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-wake:
@@ -99,9 +98,8 @@ func (pub *Publisher) Run(ctx context.Context) error {
 		case <-pub.Relist:
 			relistAt = time.Now()
 		case <-pub.Renewed:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -3,7 +3,6 @@
 package isolate
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,20 +15,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
-
-const eventsFile = "cgroup.events"
-
-// Populated reports whether any live process is in the cgroup or below it. One that is not there is empty.
-func Populated(dir string) (bool, error) {
-	data, err := os.ReadFile(filepath.Join(dir, eventsFile))
-	if confine.Gone(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look into cgroup: %w", err)
-	}
-	return !bytes.Contains(data, []byte("populated 0")), nil
-}
 
 // Members returns the pids of the processes in the cgroup and below it.
 func Members(dir string) (pids []int, err error) {

@@ -158,12 +158,10 @@ func killAll(reaped <-chan struct{}) {
 	killed := map[int]uint64{}
 	for gap := killGap; ; {
 		gap = nextGap(gap, killRound(killed))
-		timer := time.NewTimer(gap)
 		select {
 		case <-reaped:
-			timer.Stop()
 			return
-		case <-timer.C:
+		case <-time.After(gap):
 		}
 	}
 }

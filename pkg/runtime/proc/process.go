@@ -172,11 +172,8 @@ func (p *Process) signalMembers(table []Stat, held bool, sig unix.Signal) (int, 
 	}
 	live := len(members)
 	if p.Cgroup != "" && live == 0 { // the list and the table were not read at one moment
-		busy, err := isolate.Populated(p.Cgroup)
-		if busy {
-			live = 1
-		}
-		errs = append(errs, err)
+		inside, err := isolate.Members(p.Cgroup)
+		live, errs = len(inside), append(errs, err)
 	}
 	return live, errors.Join(errs...)
 }

@@ -54,14 +54,8 @@ func Run(t *testing.T, factory func(t *testing.T) *Target) {
 // Eventually calls the condition until it holds, and fails the test when that takes too long.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(Timeout)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
+	for deadline := time.Now().Add(Timeout); !condition(); <-time.After(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
 			t.Fatalf("not within %s: %s", Timeout, what)
 		}
 	}

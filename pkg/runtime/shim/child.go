@@ -14,12 +14,6 @@ import (
 // being used again until reap, or one that an earlier supervisor started, which is only known by its pidfd and start time.
 type child struct{ *proc.Process }
 
-// adopt finds the process that an earlier supervisor started. What has gone meanwhile comes back as an exited child.
-func adopt(pid int, start uint64) (*child, error) {
-	p, err := proc.Find(pid, start)
-	return &child{p}, err
-}
-
 // status returns how the exited process ended and, for an own child, gives its pid back to the kernel. It must be
 // called once.
 func (c *child) status(launchable string) pod.Exit {

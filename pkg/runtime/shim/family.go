@@ -70,19 +70,12 @@ func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(err
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, unix.SIGCHLD)
 	defer signal.Stop(died)
-	gap := time.NewTicker(orphanGap)
-	defer gap.Stop()
-	for {
+	for more := true; more; more = pause(ctx, orphanGap) {
 		select {
 		case <-died:
 			if err := f.reap(sc); err != nil {
 				log(err)
 			}
-		case <-ctx.Done():
-			return
-		}
-		select {
-		case <-gap.C:
 		case <-ctx.Done():
 			return
 		}

@@ -127,12 +127,14 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	}
 }
 
+// adopt finds the process that an earlier supervisor started. What has gone meanwhile comes back as an exited child.
 func (s *supervisor) adopt(rec record) (*child, error) {
 	if rec.Boot != s.boot {
 		// From another boot: not a process here can be its, whatever the numbers say.
 		return &child{&proc.Process{PID: noPID}}, nil
 	}
-	return adopt(rec.PID, rec.Start)
+	p, err := proc.Find(rec.PID, rec.Start)
+	return &child{p}, err
 }
 
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
@@ -328,22 +330,16 @@ func (s *supervisor) gap(now time.Time) time.Duration {
 // watch returns the states and the cursor that they belong to, as soon as that differs from the given one: all of them, or
 // what has changed since the base if that is one of ours. changed is false when nothing did for as long as a poll lasts.
 func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snapshot, changed bool) {
-	end := time.NewTimer(pollWait)
-	defer end.Stop()
 	now, wake := s.cursor()
 	if now == cursor {
 		select {
 		case <-wake:
-		case <-end.C:
+		case <-time.After(pollWait):
 			return snap, false
 		case <-ctx.Done():
 			return snap, false
 		}
-		end.Reset(s.gap(time.Now()))
-		select {
-		case <-end.C:
-		case <-ctx.Done():
-		}
+		pause(ctx, s.gap(time.Now()))
 	}
 	procs, snap := s.since(base) // before the states are read, so that a change in between is told once more, not lost
 	snap.Processes = []runtime.Status{}
