@@ -41,15 +41,16 @@ func (ps *pass) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err
 	if differs && last == nil {
 		batches[0].Status = &plan.Status
 	}
+	if ps.asked(plan, changesIn(batches)) {
+		batches[0].Rollout = "" // no runner has to look: what is asked for comes with another status soon
+	}
 	ps.auditVoid(batches[0], plan)
 	// The first carries the pass's audit record and status: nothing else is written unless it lands.
 	if err := ps.commitLeaving(ctx, batches[0]); err != nil {
 		return 0, err
 	}
 	wrote = batches[0].changes
-	if !plan.Unhampered() || len(plan.Changes) == 0 || !onlyAsks(plan.Changes) { // what was asked for comes with another status soon
-		ps.tellRunner(batches[0])
-	}
+	ps.tellRunner(batches[0])
 	errs := make([]error, len(batches))
 	var group errgroup.Group
 	group.SetLimit(inFlight)
@@ -87,11 +88,7 @@ const inFlight = 8
 // foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
 // nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.
 func (ps *pass) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
-	planned := 0
-	for _, b := range batches {
-		planned += b.changes
-	}
-	if ps.deep || ps.mem.phantom || ps.kit.books != nil || planned != len(plan.Changes) {
+	if ps.deep || ps.mem.phantom || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
 		return nil
 	}
 	next, ok := reconcile.Foresee(ps.snapshot, plan)
@@ -104,6 +101,13 @@ func (ps *pass) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
 		last = ps.newBatch(nil)
 	}
 	return last
+}
+
+func changesIn(batches []*batch) (n int) {
+	for _, b := range batches {
+		n += b.changes
+	}
+	return n
 }
 
 // tellRunner tells the runner of a rollout of a status that was written.

@@ -136,6 +136,7 @@ type kin struct {
 	mu     sync.Mutex
 	of     map[string][]string        // a controller's companions, by its id
 	beside map[string]map[string]bool // the controllers that have one as a companion, by its id
+	at     map[string][]store.At      // where the pods of one are that has companions, as its last look left them: a hint
 }
 
 func (k *kin) set(id string, companions []string) {
@@ -145,7 +146,7 @@ func (k *kin) set(id string, companions []string) {
 		return
 	}
 	if k.of == nil {
-		k.of, k.beside = map[string][]string{}, map[string]map[string]bool{}
+		k.of, k.beside, k.at = map[string][]string{}, map[string]map[string]bool{}, map[string][]store.At{}
 	}
 	for _, other := range k.of[id] {
 		if delete(k.beside[other], id); len(k.beside[other]) == 0 {
@@ -154,6 +155,8 @@ func (k *kin) set(id string, companions []string) {
 	}
 	if delete(k.of, id); len(companions) > 0 {
 		k.of[id] = companions
+	} else {
+		delete(k.at, id)
 	}
 	for _, other := range companions {
 		if k.beside[other] == nil {
@@ -161,6 +164,25 @@ func (k *kin) set(id string, companions []string) {
 		}
 		k.beside[other][id] = true
 	}
+}
+
+// leaves notes where a look has left the pods of a controller.
+func (k *kin) leaves(id string, at []store.At) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.of[id]) > 0 {
+		k.at[id] = at
+	}
+}
+
+// placesOf returns where the pods of some controllers are, as far as this farm has looked at them.
+func (k *kin) placesOf(ids []string) (at []store.At) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, id := range ids {
+		at = append(at, k.at[id]...)
+	}
+	return at
 }
 
 // companions returns the companions that a controller depends on.

@@ -3,6 +3,7 @@ package farm_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -273,4 +274,54 @@ func TestCompanionsAreReadWhereTheyMatter(t *testing.T) {
 	}
 	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 3, 6, "a")))
 	c.run("a", 0)
+}
+
+// A look reads at once where companions' pods are by now, as far as its farm knows, and what is taken where its pods stop.
+func TestALookReadsAtOnceWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.rollout("r1", rollout.Progressing)
+	var mu sync.Mutex
+	var beside, stopping store.Expected // the last looks of a with companions, and with a stop under way
+	later := 0                          // readings of nothing but what is taken
+	c.faultyFarm("f1", &faulty{
+		early: func(e store.Expected) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case e.RCID == "a" && len(e.Companions) > 0:
+				beside = e
+			case e.RCID == "a" && len(e.Reservations) > 0:
+				stopping = e
+			}
+		},
+		wanted: func(w store.Wanted) {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(w.Reservations) > 0 && len(w.Realities)+len(w.Intents) == 0 {
+				later++
+			}
+		},
+	}, nil)
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 1, 0, 9, "a")))
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 0, 9, "b")))
+	c.converged("a", 2)
+	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 0, 9, "a")))
+	c.converged("b", 3)
+	mu.Lock()
+	later = 0
+	mu.Unlock()
+	c.apply("a", testManifest("web", 0), inCharge(revision(1, 1, 0, 9, "b")))
+	c.converged("a", 1)
+	mu.Lock()
+	defer mu.Unlock()
+	for id := range c.running("b") {
+		if !slices.Contains(beside.Realities, store.At{Node: "n1", Identity: id}) {
+			t.Errorf("%s was not read at once with %v", id, beside.Realities)
+		}
+	}
+	if !slices.Equal(stopping.Reservations, []string{"n1"}) || later > 0 {
+		t.Errorf("what is taken where a pod stops was read at once on %v, and %d times later", stopping.Reservations, later)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -14,6 +15,7 @@ import (
 type expects struct {
 	service string     // whose rollout was in charge
 	at      []store.At // where pods are, those of companions that it read among them
+	stops   []string   // nodes that give room back once they confirm a stop
 	nodes   bool       // it waits for reports of its own nodes, whatever companions do
 }
 
@@ -24,10 +26,14 @@ func (ps *pass) readEarly(ctx context.Context) {
 		return
 	}
 	ps.nodesBefore, ps.room.version = ps.kit.world.nodesAt()
-	e := store.Expected{RCID: ps.id, CountDrops: ps.mem.relied, Service: ps.mem.expects.service, Realities: ps.mem.expects.at}
-	if !ps.mem.expects.nodes {
+	was := ps.mem.expects
+	e := store.Expected{RCID: ps.id, CountDrops: ps.mem.relied, Service: was.service, Reservations: was.stops}
+	if !was.nodes {
 		e.Companions = ps.kit.kin.companions(ps.id)
+		was.at = slices.Clip(was.at)
+		was.add(ps.kit.kin.placesOf(e.Companions)...)
 	}
+	e.Realities = was.at
 	ps.early = ps.kit.early.ReadEarly(ctx, e)
 }
 
@@ -45,20 +51,28 @@ func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 		service: ps.head.RC.Value.Rollout(),
 		nodes:   plan.Unaided && !plan.Alone || ps.asked(plan, wrote),
 	}
-	note := func(pods []reconcile.Pod) {
-		for i := range pods {
-			ps.mem.expects.add(at(&pods[i])...)
+	e := &ps.mem.expects
+	stops := func(p *pod.Placement) {
+		if p.RunState == pod.Stopped && len(e.stops) < mostExpected && !slices.Contains(e.stops, p.Node) {
+			e.stops = append(e.stops, p.Node)
 		}
 	}
-	note(ps.snapshot.Pods)
-	if !ps.mem.expects.nodes {
-		for i := range ps.snapshot.Companions {
-			note(ps.snapshot.Companions[i].Pods)
-		}
+	for i := range ps.snapshot.Pods {
+		e.add(at(&ps.snapshot.Pods[i])...)
+		stops(&ps.snapshot.Pods[i].Placement)
 	}
 	for i := range plan.Changes {
 		if p := plan.Changes[i].Placement; p != nil {
-			ps.mem.expects.add(store.At{Node: p.Node, Identity: p.Identity})
+			e.add(store.At{Node: p.Node, Identity: p.Identity})
+			stops(p)
+		}
+	}
+	ps.kit.kin.leaves(ps.id, slices.Clip(e.at))
+	if !e.nodes {
+		for i := range ps.snapshot.Companions {
+			for j := range ps.snapshot.Companions[i].Pods {
+				e.add(at(&ps.snapshot.Companions[i].Pods[j])...)
+			}
 		}
 	}
 }
@@ -98,6 +112,8 @@ func (ps *pass) detailsOf(ctx context.Context, w store.Wanted) (store.Details, e
 	if err != nil {
 		return d, err
 	}
+	maps.Copy(early.Reservations, d.Reservations)
+	d.Reservations = early.Reservations
 	maps.Copy(d.Realities, early.Realities)
 	maps.Copy(d.Reported, early.Reported)
 	d.Corrupt = append(d.Corrupt, early.Corrupt...)

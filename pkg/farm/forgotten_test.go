@@ -38,6 +38,7 @@ type faulty struct {
 	answers  *answers                                     // instead of agents
 	reads    func(consistent bool)                        // of realities
 	early    func(e store.Expected)
+	wanted   func(w store.Wanted)
 	beside   func(rcID string) // its companions are read for themselves
 	hidden   atomic.Bool       // transactions do not show placements, as where rules of their own hide them
 	looks    atomic.Int32      // at heads while they are hidden
@@ -46,6 +47,9 @@ type faulty struct {
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
 	if f.reads != nil && len(w.Realities) > 0 {
 		f.reads(consistent)
+	}
+	if f.wanted != nil {
+		f.wanted(w)
 	}
 	return f.Tenure.ReadDetails(ctx, w, consistent)
 }

@@ -3,6 +3,9 @@ package farm
 import (
 	"slices"
 	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // Whoever depends on a controller is known as long as it does.
@@ -23,9 +26,15 @@ func TestKin(t *testing.T) {
 	if got := k.besides("c"); !slices.Equal(got, []string{"b"}) {
 		t.Errorf("%v", got)
 	}
+	at := func(rcID string) store.At { return store.At{Node: "n1", Identity: pod.Identity{RCID: rcID}} }
+	k.leaves("a", []store.At{at("a")})
+	k.leaves("c", []store.At{at("c")}) // nobody asks for those of one without companions
+	if got := k.placesOf([]string{"a", "c", "x"}); !slices.Equal(got, []store.At{at("a")}) {
+		t.Errorf("%v", got)
+	}
 	k.set("a", nil)
 	k.set("b", nil)
-	if len(k.of)+len(k.beside) > 0 {
+	if len(k.of)+len(k.beside)+len(k.at) > 0 {
 		t.Errorf("%+v", k)
 	}
 }

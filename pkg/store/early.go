@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -16,6 +17,8 @@ type Expected struct {
 	CountDrops bool     // count the controller's drops; where there are companions that is done anyway
 	Service    string   // whose rollout may be in charge; empty: none
 	Realities  []At
+	// Reservations are names of nodes where it gives room back. Those that cannot be read are left out.
+	Reservations []string
 }
 
 // Early is what was expected, all of it at one moment.
@@ -29,16 +32,18 @@ type Early struct {
 
 	keys  Keys
 	found map[string]consul.Pair
+
+	reserved map[string]Rec[node.Reservation]
 }
 
-// ReadEarly reads what is expected in one transaction. Where the realities do not fit in they are left to ReadDetails. It returns nil where
+// ReadEarly reads what is expected in one transaction. Where realities and reservations do not fit in they are left to ReadDetails. It returns nil where
 // the rest does not either, or where some of it cannot be read: who reads one thing after the other finds out which.
 func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 	r := t.earlyKeys(&e)
-	if at := r.Operations() + len(e.Realities); at > consul.MaxTxnOps {
-		e.Realities = nil
+	if at := r.Operations() + len(e.Realities) + len(e.Reservations); at > consul.MaxTxnOps {
+		e.Realities, e.Reservations = nil, nil
 	}
-	r.Keys = append(r.Keys, keysAt(e.Realities, t.keys.Reality)...)
+	r.Keys = slices.Concat(r.Keys, keysAt(e.Realities, t.keys.Reality), t.reservationKeys(e.Reservations))
 	if r.Operations() > consul.MaxTxnOps {
 		return nil
 	}
@@ -49,6 +54,9 @@ func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 	early := &Early{Expected: e, keys: t.keys, found: found}
 	early.Head, early.HeadErr = t.headOf(e.RCID, found, pairsUnder(below, t.headKeys(e.RCID).Prefixes))
 	early.Drops = t.dropsOf(e.RCID, found, below)
+	taken, unreadable := t.taken(found, e.Reservations)
+	maps.DeleteFunc(taken, func(name string, _ Rec[node.Reservation]) bool { return unreadable[name] != nil })
+	early.reserved = taken
 	if len(e.Companions) > 0 {
 		early.Companions = t.companionsOf(e.Companions, found, below)
 	}
@@ -75,7 +83,7 @@ func (t *FarmTenure) earlyKeys(e *Expected) consul.Reading {
 	return r
 }
 
-// RealitiesOf returns those of what is wanted that were read, as ReadDetails does, and the rest.
+// RealitiesOf returns those of what is wanted that were read, as ReadDetails does, and the rest. With them come all reservations that were.
 func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
 	read := make(map[At]bool, len(e.Realities))
 	for _, at := range e.Realities {
@@ -90,7 +98,7 @@ func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
 		}
 	}
 	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.keys, e.found, here, e.keys.Reality)
-	d.Reported, d.Intents, d.Reservations = reportedAt(e.keys, e.found, here), map[At]pod.Intent{}, map[string]Rec[node.Reservation]{}
+	d.Reported, d.Intents, d.Reservations = reportedAt(e.keys, e.found, here), map[At]pod.Intent{}, e.reserved
 	return d, rest
 }
 

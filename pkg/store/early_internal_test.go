@@ -33,11 +33,12 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 		t, st, consul.Set(keys.RC("a"), record("a")), consul.Set(keys.Bell("a"), []byte("x")), consul.Set(keys.Drops("a"), []byte("x")),
 		consul.Set(keys.DropCount("a", "n1"), []byte("3")), consul.Set(keys.Status("a"), encode(rc.Status{RCID: "a"})), place(on("a", 0)), place(on("a", 1)), report(on("a", 0)),
 		consul.Set(keys.RC("b"), record("b")), consul.Set(keys.Stops("b"), []byte("x")), consul.Set(keys.DropCount("b", "n1"), []byte("1")), place(on("b", 0)),
+		consul.Set(keys.Reservation("n1"), []byte(`{"closed": true}`)), consul.Set(keys.Reservation("n2"), []byte("{")),
 		consul.Set(keys.Reality("n1", on("b", 0).Identity), []byte("{")), consul.Set(keys.Rollout("web"), []byte(`{"ID": "r", "Service": "web", "State": "paused"}`)),
 	)
 	farm := st.FarmTenure(&consul.Session{}, "f1")
 	ctx, at := t.Context(), []At{on("a", 0), on("a", 1), on("b", 0)}
-	got := farm.ReadEarly(ctx, Expected{RCID: "a", Companions: []string{"b", "c"}, Service: "web", Realities: at[:2]})
+	got := farm.ReadEarly(ctx, Expected{RCID: "a", Companions: []string{"b", "c"}, Service: "web", Realities: at[:2], Reservations: []string{"n1", "n2", "n3"}})
 	if got == nil || got.HeadErr != nil {
 		t.Fatalf("%+v", got)
 	}
@@ -59,6 +60,11 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 	same("realities", details.Realities, want.Realities, err)
 	same("their indices", details.Reported, want.Reported, err)
 	same("the rest", rest, at[2:], nil)
+	taken, unreadable, err := farm.Reservations(ctx, []string{"n1", "n3"})
+	same("what is taken, as far as it can be read", details.Reservations, taken, err)
+	if len(unreadable)+len(details.Unreadable) > 0 {
+		t.Errorf("%v, %v", unreadable, details.Unreadable)
+	}
 
 	alone := farm.ReadEarly(ctx, Expected{RCID: "a", CountDrops: true, Realities: at})
 	same("drops without companions", alone.Drops, own.Drops, nil)
@@ -72,7 +78,7 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 	for i := range many {
 		many[i] = on("a", i)
 	}
-	if got = farm.ReadEarly(ctx, Expected{RCID: "a", Realities: many}); got == nil || len(got.Head.Placements) != 2 || len(got.Realities) != 0 {
+	if got = farm.ReadEarly(ctx, Expected{RCID: "a", Realities: many, Reservations: []string{"n1"}}); got == nil || len(got.Head.Placements) != 2 || len(got.Realities)+len(got.Reservations) != 0 {
 		t.Errorf("realities that do not fit in are not left out: %+v", got)
 	}
 	ids := make([]string, consul.MaxTxnOps)
