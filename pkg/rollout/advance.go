@@ -354,9 +354,9 @@ func (w *Work) rollback(reason string) {
 // backTo makes what the old revision had the goal of the rollout, within the same bounds.
 func (w *Work) backTo() {
 	r, up := w.Record, w.Upward()
-	r.Groups = copyOf(up.Before)
+	r.Groups = field.Copy(up.Before)
 	if r.Strategy == InPlaceStrategy {
-		r.Groups = copyOf(up.Ctrl.ReplicaGroups)
+		r.Groups = field.Copy(up.Ctrl.ReplicaGroups)
 	}
 	n := r.Total()
 	up.final(n)

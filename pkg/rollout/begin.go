@@ -70,7 +70,7 @@ func begin(s Start, running *Record) (Started, error) {
 		return Started{}, err
 	}
 	rec := Record{
-		ID: s.ID, Service: s.Service, Strategy: kind, State: Progressing, By: s.By, Nonce: s.Nonce, Groups: groups, Knobs: copyOf(s.Knobs), Update: update,
+		ID: s.ID, Service: s.Service, Strategy: kind, State: Progressing, By: s.By, Nonce: s.Nonce, Groups: groups, Knobs: field.Copy(s.Knobs), Update: update,
 		Stages: forecast(kind, n, update), Phase: PreDeploying, StartedAt: s.Now, StageSince: s.Now, ProgressAt: s.Now, SkipGates: s.SkipGates,
 	}
 	if s.PreDeploy != nil {
@@ -124,7 +124,7 @@ func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 			return fmt.Errorf("%w: %s is the new revision and an old one", ErrRefused, o.RC.Name)
 		}
 		v := Revision{
-			RC: o.RC.ID, Name: o.RC.Name, Rev: revisionOf(o.RC), Manifest: o.RC.ManifestDigest, Direction: Down, Before: copyOf(o.RC.ReplicaGroups),
+			RC: o.RC.ID, Name: o.RC.Name, Rev: revisionOf(o.RC), Manifest: o.RC.ManifestDigest, Direction: Down, Before: field.Copy(o.RC.ReplicaGroups),
 			Abandoned: revisionOf(o.RC) != effect, Standby: s.standsBy(&o.RC, w.Record.Strategy, effect),
 		}
 		if running != nil && !v.Abandoned {
@@ -169,7 +169,7 @@ func revisionOf(r rc.RC) int64 {
 func beforeIn(running *Record, v Revision) []rc.ReplicaGroup {
 	for _, was := range running.Revisions {
 		if was.RC == v.RC && total(was.Before) > 0 {
-			return copyOf(was.Before)
+			return field.Copy(was.Before)
 		}
 	}
 	return v.Before
@@ -218,18 +218,18 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	}
 	was := s.Old[0].RC
 	v := Revision{
-		RC: was.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: copyOf(was.ReplicaGroups),
+		RC: was.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: field.Copy(was.ReplicaGroups),
 	}
 	v.final(w.Record.Total())
 	w.Record.Revisions = []Revision{v}
-	before := copyOf(was)
+	before := field.Copy(was)
 	if running != nil && running.Before != nil {
-		before = copyOf(*running.Before)
+		before = field.Copy(*running.Before)
 	}
 	w.Record.Before = &before
 	from, limit := pastUpgrade(&was, s.New.ManifestDigest)
 	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Nonce)
-	next := copyOf(s.New)
+	next := field.Copy(s.New)
 	next.Generation, next.InPlace = was.Generation, &rc.InPlace{From: from, Limit: min(limit, w.Record.Total())}
 	if next.MinAvailable == nil && (s.Knobs.MinAvailable != nil || s.Knobs.MaxUnavailable != nil) {
 		least := w.Record.Update.Min
@@ -242,7 +242,7 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 
 // ordered returns the groups in the order in which they roll.
 func ordered(groups []rc.ReplicaGroup, order []string) ([]rc.ReplicaGroup, error) {
-	out := copyOf(groups)
+	out := field.Copy(groups)
 	at := map[string]int{}
 	for i, role := range order {
 		if !slices.ContainsFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == role }) {

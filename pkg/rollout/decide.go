@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -39,7 +40,7 @@ func (w *Work) finish(read *Record) Decision {
 	w.d.Write = w.d.Ended || !reflect.DeepEqual(*read, *w.Record)
 	if w.d.Ended && w.d.InEffect == 0 { // nothing but the mutator goes
 		for _, m := range w.Members {
-			m.Ctrl = copyOf(m.read)
+			m.Ctrl = field.Copy(m.read)
 			m.Ctrl.Mutator, m.touch = "", false
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -49,12 +50,12 @@ func (inPlace) Reverse(w *Work) bool {
 	if m.Ctrl.InPlace != nil {
 		limit = m.Ctrl.InPlace.Limit
 	}
-	was := copyOf(*before)
+	was := field.Copy(*before)
 	was.ID, was.Name, was.Generation, was.ChangedBy = m.Ctrl.ID, m.Ctrl.Name, m.Ctrl.Generation, m.Ctrl.ChangedBy
 	was.Service, was.Mutator, was.DeletedAt = m.Ctrl.Service, m.Ctrl.Mutator, m.Ctrl.DeletedAt
 	was.InPlace = &rc.InPlace{Limit: max(0, was.Desired()-limit)}
 	m.Ctrl, w.Record.Before = was, nil
-	w.Record.Groups, m.Manifest, m.Target = copyOf(was.ReplicaGroups), was.ManifestDigest, nil
+	w.Record.Groups, m.Manifest, m.Target = field.Copy(was.ReplicaGroups), was.ManifestDigest, nil
 	return true
 }
 
@@ -144,7 +145,7 @@ func pastUpgrade(was *rc.RC, digest string) (from string, limit int) {
 
 // inOrder returns groups in the order in which a controller has them.
 func inOrder(as, groups []rc.ReplicaGroup) []rc.ReplicaGroup {
-	out := copyOf(groups)
+	out := field.Copy(groups)
 	at := func(role string) int {
 		return slices.IndexFunc(as, func(g rc.ReplicaGroup) bool { return g.Role == role })
 	}

@@ -16,7 +16,7 @@ func (k *Knobs) resolve(kind string, n, old int, hasOld bool) (Update, error) {
 	}
 	u := Update{
 		StageTimeout: field.Duration(k.StageTimeout.Or(DefaultStageTimeout)), OnTimeout: k.OnTimeout, Delay: field.Duration(k.Delay.Or(0)), LeaveOld: k.LeaveOld,
-		AutoPromote: k.AutoPromote, KeepOld: field.Duration(k.KeepOld.Or(0)), Gates: copyOf(k.Gates),
+		AutoPromote: k.AutoPromote, KeepOld: field.Duration(k.KeepOld.Or(0)), Gates: field.Copy(k.Gates),
 	}
 	if u.OnTimeout == "" {
 		u.OnTimeout = OnTimeoutRollback

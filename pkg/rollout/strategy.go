@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -251,7 +252,7 @@ func (rolling) Reverse(w *Work) bool {
 	for _, m := range w.Members {
 		m.Target, m.Bounds = nil, nil
 		if m.Direction == Down {
-			m.Before = copyOf(m.Ctrl.ReplicaGroups)
+			m.Before = field.Copy(m.Ctrl.ReplicaGroups)
 			m.final(m.desired())
 		}
 	}
@@ -307,7 +308,7 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 		same = same && slices.ContainsFunc(before, func(b rc.ReplicaGroup) bool { return b.Role == g.Role })
 	}
 	if same {
-		return copyOf(groups)
+		return field.Copy(groups)
 	}
 	out := share(n, before, true)
 	if short := n - total(out); short > 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -29,7 +30,7 @@ type Member struct {
 }
 
 func newWork(rec Record, obs Observed) *Work {
-	next := copyOf(rec)
+	next := field.Copy(rec)
 	w := &Work{Record: &next, obs: obs}
 	for i := range next.Revisions {
 		v := &next.Revisions[i]
@@ -41,7 +42,7 @@ func newWork(rec Record, obs Observed) *Work {
 }
 
 func newMember(v *Revision, seen Seen, nonce string) *Member {
-	m := &Member{Revision: v, Ctrl: copyOf(seen.RC), read: seen.RC}
+	m := &Member{Revision: v, Ctrl: field.Copy(seen.RC), read: seen.RC}
 	st := seen.Status
 	if st == nil || st.ObservedGeneration != seen.RC.Generation {
 		return m
@@ -162,7 +163,7 @@ func (m *Member) setCount(n int, groups []rc.ReplicaGroup) {
 }
 
 func share(n int, groups []rc.ReplicaGroup, fromFirst bool) []rc.ReplicaGroup {
-	out := copyOf(groups)
+	out := field.Copy(groups)
 	for i := range out {
 		k := i
 		if !fromFirst {

@@ -60,12 +60,12 @@ func (t *FarmTenure) companionKeys(rcID string, ids []string) consul.Reading {
 func (t *FarmTenure) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
-		r, err := decodeFound[rc.RC](t.keys, found, t.keys.RC(id))
+		r, err := recallFound[rc.RC](t.Store, found, t.keys.RC(id))
 		c := Companion{RCID: id, Marks: t.marksOf(id, found, below), Exists: r.Index != 0, Record: r.Index, Status: t.statusOf(found, id)}
 		if n := r.Value.Asks(); c.Exists && err == nil {
 			c.Asks = &n
 		}
-		c.Placements, c.Corrupt = decodeAll[pod.Placement](t.keys, pairsUnder(below, []string{t.keys.Pods(id)}))
+		c.Placements, c.Corrupt = recallAll[pod.Placement](t.Store, pairsUnder(below, []string{t.keys.Pods(id)}))
 		companions[i] = c
 	}
 	return companions

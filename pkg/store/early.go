@@ -30,7 +30,7 @@ type Early struct {
 	Companions []Companion // as of ReadCompanions
 	Rollout    InCharge
 
-	keys  Keys
+	store *Store
 	found map[string]consul.Pair
 
 	reserved map[string]Rec[node.Reservation]
@@ -51,7 +51,7 @@ func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 	if err != nil {
 		return nil
 	}
-	early := &Early{Expected: e, keys: t.keys, found: found}
+	early := &Early{Expected: e, store: t.Store, found: found}
 	early.Head, early.HeadErr = t.headOf(e.RCID, found, pairsUnder(below, t.headKeys(e.RCID).Prefixes))
 	early.Drops = t.dropsOf(e.RCID, found, below)
 	taken, unreadable := t.taken(found, e.Reservations)
@@ -97,8 +97,8 @@ func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
 			rest = append(rest, at)
 		}
 	}
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.keys, e.found, here, e.keys.Reality)
-	d.Reported, d.Intents, d.Reservations = reportedAt(e.keys, e.found, here), map[At]pod.Intent{}, e.reserved
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.store, e.found, here, e.store.keys.Reality)
+	d.Reported, d.Intents, d.Reservations = reportedAt(e.store.keys, e.found, here), map[At]pod.Intent{}, e.reserved
 	return d, rest
 }
 

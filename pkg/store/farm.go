@@ -236,12 +236,12 @@ func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []c
 		pods = len(below)
 	}
 	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
-	h.Placements, h.Corrupt = decodeAll[pod.Placement](t.keys, below[pods:])
+	h.Placements, h.Corrupt = recallAll[pod.Placement](t.Store, below[pods:])
 	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
 	own := found[t.keys.Drops(rcID)]
 	h.Drops = Drops{Index: own.ModifyIndex, Created: own.CreateIndex}
 	h.Status = t.statusOf(found, rcID)
-	if h.RC, err = decodeFound[rc.RC](t.keys, found, t.keys.RC(rcID)); h.RC.Index == 0 {
+	if h.RC, err = recallFound[rc.RC](t.Store, found, t.keys.RC(rcID)); h.RC.Index == 0 {
 		err = ErrNotFound
 	}
 	return h, err
@@ -320,9 +320,9 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 	}
 	d.Others, d.OthersErrs = t.othersOf(found, w.Others)
 	var corrupt []error
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.keys, found, w.Realities, t.keys.Reality)
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.Store, found, w.Realities, t.keys.Reality)
 	d.Reported = reportedAt(t.keys, found, w.Realities)
-	d.Intents, corrupt = decodeAt[pod.Intent](t.keys, found, w.Intents, t.keys.Intent)
+	d.Intents, corrupt = decodeAt[pod.Intent](t.Store, found, w.Intents, t.keys.Intent)
 	d.Corrupt = append(d.Corrupt, corrupt...)
 	return d, nil
 }
@@ -334,7 +334,7 @@ func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At
 	if err != nil {
 		return nil, nil, err
 	}
-	realities, corrupt := decodeAt[pod.Reality](s.keys, found, at, s.keys.Reality)
+	realities, corrupt := decodeAt[pod.Reality](s, found, at, s.keys.Reality)
 	return realities, corrupt, nil
 }
 
@@ -346,7 +346,7 @@ func keysAt(at []At, keyOf func(string, pod.Identity) string) []string {
 	return keys
 }
 
-func decodeAt[T any](keys Keys, found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
+func decodeAt[T any](s *Store, found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
 	out := make(map[At]T, len(at))
 	var corrupt []error
 	for _, a := range at {
@@ -354,7 +354,7 @@ func decodeAt[T any](keys Keys, found map[string]consul.Pair, at []At, keyOf fun
 		if !ok {
 			continue
 		}
-		rec, err := decode[T](keys, pair)
+		rec, err := recall[T](s, pair)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue

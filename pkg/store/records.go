@@ -60,6 +60,7 @@ func Outcome(err error, good string) string {
 type Store struct {
 	c    *consul.Client
 	keys Keys
+	memo memo // of what passes and runners read
 }
 
 // New returns a store for the records below the keys' prefix.
@@ -114,11 +115,20 @@ func decode[T any](keys Keys, p consul.Pair) (Rec[T], error) {
 
 // decodeAll decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
 func decodeAll[T any](keys Keys, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
+	return each(pairs, func(p consul.Pair) (Rec[T], error) { return decode[T](keys, p) })
+}
+
+// recallAll is decodeAll by way of the memo.
+func recallAll[T any](s *Store, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
+	return each(pairs, func(p consul.Pair) (Rec[T], error) { return recall[T](s, p) })
+}
+
+func each[T any](pairs []consul.Pair, decode func(consul.Pair) (Rec[T], error)) (recs []Rec[T], corrupt []error) {
 	for _, p := range pairs {
 		if strings.HasSuffix(p.Key, "/") {
 			continue
 		}
-		rec, err := decode[T](keys, p)
+		rec, err := decode(p)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue
@@ -161,9 +171,18 @@ func decodeFound[T any](keys Keys, found map[string]consul.Pair, key string) (Re
 	return decode[T](keys, pair)
 }
 
+// recallFound is decodeFound by way of the memo.
+func recallFound[T any](s *Store, found map[string]consul.Pair, key string) (Rec[T], error) {
+	pair, ok := found[key]
+	if !ok {
+		return Rec[T]{}, nil
+	}
+	return recall[T](s, pair)
+}
+
 // statusOf picks a controller's status out of what was found: nil where there is none that can be read, which is written anew.
 func (s *Store) statusOf(found map[string]consul.Pair, rcID string) *rc.Status {
-	st, err := decodeFound[rc.Status](s.keys, found, s.keys.Status(rcID))
+	st, err := recallFound[rc.Status](s, found, s.keys.Status(rcID))
 	if err != nil || st.Index == 0 {
 		return nil
 	}

@@ -84,7 +84,7 @@ func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver 
 			case below && part == "trouble":
 				seen.Trouble[service], _ = decode[RolloutTrouble](s.keys, p)
 			case !below:
-				if rec, err := decode[rollout.Record](s.keys, p); err != nil {
+				if rec, err := recall[rollout.Record](s, p); err != nil {
 					seen.Corrupt[service] = err
 				} else {
 					seen.Recs = append(seen.Recs, rec)
@@ -141,7 +141,7 @@ func (t *FarmTenure) ReadRollout(ctx context.Context, service string, ids []stri
 		if err != nil {
 			return v, err
 		}
-		if v.Rollout, err = decodeFound[rollout.Record](t.keys, found, t.keys.Rollout(service)); err != nil {
+		if v.Rollout, err = recallFound[rollout.Record](t.Store, found, t.keys.Rollout(service)); err != nil {
 			return v, err
 		}
 		if v.Rollout.Index == 0 {
@@ -176,12 +176,12 @@ func (t *FarmTenure) rolloutKeys(service string, ids []string) []string {
 }
 
 func (t *FarmTenure) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
-	if v.Schema, err = decodeFound[Schema](t.keys, found, t.keys.Schema()); err != nil {
+	if v.Schema, err = recallFound[Schema](t.Store, found, t.keys.Schema()); err != nil {
 		return err
 	}
 	v.Bell = found[t.keys.RolloutBell(v.Rollout.Value.Service)].ModifyIndex
-	v.Trouble, _ = decodeFound[RolloutTrouble](t.keys, found, t.keys.RolloutTrouble(v.Rollout.Value.Service)) // else it is written anew
-	v.Breaker, err = decodeFound[Breaker](t.keys, found, t.keys.Breaker())
+	v.Trouble, _ = recallFound[RolloutTrouble](t.Store, found, t.keys.RolloutTrouble(v.Rollout.Value.Service)) // else it is written anew
+	v.Breaker, err = recallFound[Breaker](t.Store, found, t.keys.Breaker())
 	switch {
 	case err != nil:
 		v.Breaker.Value = Breaker{Tripped: true, Reason: err.Error()}
@@ -192,13 +192,13 @@ func (t *FarmTenure) fillRollout(v *RolloutView, found map[string]consul.Pair, i
 	for _, id := range ids {
 		record, status := t.keys.RC(id), t.keys.Status(id)
 		v.Indices[record], v.Indices[status] = found[record].ModifyIndex, found[status].ModifyIndex
-		rec, err := decodeFound[rc.RC](t.keys, found, record)
+		rec, err := recallFound[rc.RC](t.Store, found, record)
 		if err != nil {
 			v.Corrupt = append(v.Corrupt, err)
 		} else {
 			v.RCs[id] = rec
 		}
-		if st, err := decodeFound[rc.Status](t.keys, found, status); err == nil && st.Index != 0 {
+		if st, err := recallFound[rc.Status](t.Store, found, status); err == nil && st.Index != 0 {
 			v.Status[id] = st
 		}
 	}

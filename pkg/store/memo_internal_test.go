@@ -1,0 +1,167 @@
+package store
+
+import (
+	"fmt"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// placed is a placement with all that it can refer to.
+func placed(i int) *pod.Placement {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	return &pod.Placement{
+		Identity: pod.Identity{RCID: "01jfw2q4m3z8k5v7c9b1n6x0ta", Role: "main", Index: i}, Node: "node-17", PodID: "01jfw2q4m3z8k5v7c9b1n6x0tb",
+		Digest: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", RunState: pod.Running, Revision: 1795421473400, ChangedAt: at, LostSince: &at,
+		Labels: map[string]string{"team": "shop", "service": "web"}, Ports: map[string]int{"http": 8080}, Ghosts: []pod.Ghost{{Node: "n2", Ports: map[string]int{"http": 80}}},
+		Avoid: []pod.Avoided{{Node: "n3"}},
+	}
+}
+
+func pairOf(keys Keys, p *pod.Placement, index uint64) consul.Pair {
+	return consul.Pair{Key: keys.Pod(p.Identity), Value: encode(p), ModifyIndex: index}
+}
+
+// Whoever reads a record may change what it got; nobody else sees that.
+func TestARecalledRecordIsNobodyElses(t *testing.T) {
+	t.Parallel()
+	st := &Store{keys: Keys{"p/"}}
+	p := pairOf(st.keys, placed(1), 7)
+	want, err := decode[pod.Placement](st.keys, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for range 50 {
+				got, err := recall[pod.Placement](st, p)
+				if err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("%v\n%+v, decoded\n%+v", err, got, want)
+				}
+				v := &got.Value
+				v.Labels["team"], v.Ports["http"], v.Ghosts[0].Ports["http"], *v.LostSince = "other", 1, 1, time.Time{}
+				v.Ghosts[0].Revision, v.Avoid[0].Reason, v.Ghosts = 5, "full", append(v.Ghosts[:0], pod.Ghost{Node: "n9"})
+			}
+		})
+	}
+	readers.Wait()
+}
+
+// A store that went back in time has other records at the same indices, and the same at others.
+func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
+	t.Parallel()
+	st := &Store{keys: Keys{"p/"}}
+	one, other := placed(1), placed(1)
+	other.Node = "node-18"
+	for _, p := range []consul.Pair{pairOf(st.keys, one, 7), pairOf(st.keys, other, 7), pairOf(st.keys, one, 9), pairOf(st.keys, one, 7)} {
+		got, err := recall[pod.Placement](st, p)
+		want, _ := decode[pod.Placement](st.keys, p)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%v\n%+v, decoded\n%+v", err, got, want)
+		}
+	}
+	bad := consul.Pair{Key: st.keys.Pod(one.Identity), Value: []byte("{"), ModifyIndex: 7}
+	copied := consul.Pair{Key: st.keys.Pod(placed(2).Identity), Value: encode(one), ModifyIndex: 7}
+	for range 2 {
+		for _, p := range []consul.Pair{bad, copied, {Key: bad.Key}} {
+			if got, err := recall[pod.Placement](st, p); err == nil {
+				t.Errorf("%s is read: %+v", p.Key, got)
+			}
+		}
+	}
+}
+
+// It holds no more than it may, however much is read, and what is read again and again stays.
+func TestTheMemoIsBounded(t *testing.T) {
+	t.Parallel()
+	st := &Store{keys: Keys{"p/"}}
+	often := pairOf(st.keys, placed(0), 1)
+	if _, err := recall[pod.Placement](st, often); err != nil {
+		t.Fatal(err)
+	}
+	known := st.memo.find(often)
+	for i := range 5 * memoBytes / len(often.Value) {
+		if _, err := recall[pod.Placement](st, pairOf(st.keys, placed(i+1), 1)); err != nil {
+			t.Fatal(err)
+		}
+		if i%1000 == 0 && (st.memo.find(often) != known || known == nil) {
+			t.Fatalf("after %d records it is not known any more", i)
+		}
+	}
+	size := 0
+	for _, some := range []map[string]decoded{st.memo.young, st.memo.old} {
+		for key, d := range some {
+			size += len(key) + len(d.from)
+		}
+	}
+	if size > 2*memoBytes || size < memoBytes {
+		t.Errorf("it holds %d bytes", size)
+	}
+}
+
+// All that is recalled can be copied: records hold nothing but what field.Copy knows.
+func TestRecordsCanBeCopied(t *testing.T) {
+	t.Parallel()
+	seen := map[reflect.Type]bool{reflect.TypeFor[time.Time](): true}
+	var walk func(is reflect.Type, path string)
+	walk = func(is reflect.Type, path string) {
+		if seen[is] {
+			return
+		}
+		seen[is] = true
+		switch is.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			walk(is.Elem(), path+"[]")
+		case reflect.Map:
+			if k := is.Elem().Kind(); k != reflect.String && k != reflect.Int && k != reflect.Bool && k != reflect.Int64 {
+				t.Errorf("%s: a map to %s", path, is.Elem())
+			}
+		case reflect.Struct:
+			for f := range is.Fields() {
+				if !f.IsExported() {
+					t.Errorf("%s.%s is not exported", path, f.Name)
+				}
+				walk(f.Type, path+"."+f.Name)
+			}
+		case reflect.Interface, reflect.Func, reflect.Chan, reflect.UnsafePointer, reflect.Array:
+			t.Errorf("%s is a %s", path, is)
+		default:
+		}
+	}
+	for _, v := range []any{
+		pod.Placement{}, pod.Reality{}, pod.Intent{}, rc.RC{}, rc.Status{}, rollout.Record{}, Schema{}, Breaker{}, RolloutTrouble{}, node.Node{}, node.Ops{},
+	} {
+		walk(reflect.TypeOf(v), fmt.Sprintf("%T", v))
+	}
+}
+
+// BenchmarkRecall reads a record that has not changed.
+func BenchmarkRecall(b *testing.B) {
+	st := &Store{keys: Keys{"p/"}}
+	p := pairOf(st.keys, placed(1), 7)
+	r := pod.Reality{Identity: placed(1).Identity, Node: "n1", Digest: placed(1).Digest, Revision: 1795421473400, State: pod.StateReady, Available: true, Since: time.Now()}
+	pr := consul.Pair{Key: st.keys.Reality(r.Node, r.Identity), Value: encode(r), ModifyIndex: 7}
+	for name, read := range map[string]func() error{
+		"placement/decoded":  func() error { _, err := decode[pod.Placement](st.keys, p); return err },
+		"placement/recalled": func() error { _, err := recall[pod.Placement](st, p); return err },
+		"reality/decoded":    func() error { _, err := decode[pod.Reality](st.keys, pr); return err },
+		"reality/recalled":   func() error { _, err := recall[pod.Reality](st, pr); return err },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := read(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
