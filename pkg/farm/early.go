@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -43,7 +42,7 @@ func (ps *pass) asked(plan *reconcile.Plan, wrote int) bool {
 }
 
 // mostExpected is how many places a pass notes for the next one: with more than one transaction reads, ReadEarly leaves them all to later reads.
-const mostExpected = consul.MaxTxnOps + 1
+const mostExpected = store.MaxExpected + 1
 
 // expect notes what a pass tells of what the next one will need.
 func (ps *pass) expect(plan *reconcile.Plan, wrote int) {

@@ -10,6 +10,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
+// MaxExpected is more than what fits into the one transaction of ReadEarly.
+const MaxExpected = consul.MaxTxnOps
+
 // Expected is what a pass will most likely read, as far as the last one of its controller tells.
 type Expected struct {
 	RCID       string
