@@ -81,7 +81,9 @@ func computeApply(w wish, cur current, newID string) (change, error) {
 	case cur.rc != nil && cur.manifest == nil && cur.rc.ManifestDigest == digest:
 		c.lines = []string{"manifest: its record was missing or unreadable -> written again"}
 	}
-	c.lines = append(c.lines, signatureLines(cur.signature, cmp.Or(c.signature, cur.next))...)
+	if before, after := describeSignature(cur.signature), describeSignature(cmp.Or(c.signature, cur.next)); before != after {
+		c.lines = append(c.lines, fmt.Sprintf("signature: %s -> %s", before, after))
+	}
 	if !c.signOnly {
 		c.next(w.massStop)
 	}

@@ -1,7 +1,6 @@
 package rcctl
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -9,6 +8,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func nodesCommand() *cli.Command {
@@ -55,9 +56,13 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 		v := &views[i]
 		v.Heard, v.Silent = inspect.HeardView(heard, v.Name, v.Alive, now)
 	}
-	badPods, err := addLosses(c.Context, s, views)
-	if err != nil {
-		return err
+	var badPods []error
+	if slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) { // else there are no losses
+		var placements []store.Rec[pod.Placement]
+		if placements, badPods, err = s.AllPlacements(c.Context); err != nil {
+			return err
+		}
+		inspect.AddLosses(views, placements)
 	}
 	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
 	tb := table{
@@ -83,17 +88,6 @@ func heardText(at *time.Time, now time.Time) string {
 
 func noteSilent(std *stdio, who string, at, now time.Time) {
 	fmt.Fprintf(std.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(&at, now))
-}
-
-// addLosses adds what the owners of pods found out about nodes that are not alive. Placements are read only if there are
-// such nodes.
-func addLosses(ctx context.Context, s *conn, views []inspect.NodeView) (corrupt []error, err error) {
-	if !slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) {
-		return nil, nil
-	}
-	placements, corrupt, err := s.AllPlacements(ctx)
-	inspect.AddLosses(views, placements)
-	return corrupt, err
 }
 
 func nodeRow(v *inspect.NodeView, now time.Time) []string {

@@ -90,20 +90,15 @@ func writePlan(w io.Writer, p *planned, colours bool) {
 	}
 	fmt.Fprintln(w)
 	for _, l := range p.plan.Format(0) {
-		fmt.Fprintf(w, "  %*s%s %s\n", 2*l.Depth, "", signOf(l.Sign, colours), clean(l.Text))
+		sign := fmt.Sprintf("%-3s", l.Sign) // all in the same width
+		if colours {
+			shade := map[plan.Sign]colour{plan.Added: green, plan.Removed: red, plan.Changed: yellow, plan.Replaced: yellow}[l.Sign]
+			sign = string(shade) + sign + string(plainColour)
+		}
+		fmt.Fprintf(w, "  %*s%s %s\n", 2*l.Depth, "", sign, clean(l.Text))
 	}
 	for _, warning := range p.plan.Warnings {
 		fmt.Fprintf(w, "  warning: %s\n", clean(warning))
 	}
 	fmt.Fprintln(w)
-}
-
-// signOf renders a sign, all in the same width.
-func signOf(s plan.Sign, colours bool) string {
-	text := fmt.Sprintf("%-3s", s)
-	if !colours {
-		return text
-	}
-	shade := map[plan.Sign]colour{plan.Added: green, plan.Removed: red, plan.Changed: yellow, plan.Replaced: yellow}[s]
-	return string(shade) + text + string(plainColour)
 }

@@ -28,21 +28,8 @@ Examples:
 }
 
 func runResume(c *cli.Context, std *stdio, s *conn) error {
-	line, err := resetBreaker(c.Context, s)
-	switch {
-	case err != nil:
-		return err
-	case line == "":
-		fmt.Fprintln(std.out, "the breaker is not tripped; nothing was written")
-	default:
-		fmt.Fprintf(std.out, "the farms may stop pods again\n  %s\n", clean(line))
-	}
-	return nil
-}
-
-// resetBreaker resets the breaker, and returns what changed: nothing where it is not tripped.
-func resetBreaker(ctx context.Context, s *conn) (line string, err error) {
-	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
+	var line string // what changed; empty: it is not tripped
+	err := s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
 		rec, err := s.ReadBreaker(ctx)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
@@ -63,5 +50,13 @@ func resetBreaker(ctx context.Context, s *conn) (line string, err error) {
 		}
 		return nil
 	})
-	return line, err
+	switch {
+	case err != nil:
+		return err
+	case line == "":
+		fmt.Fprintln(std.out, "the breaker is not tripped; nothing was written")
+	default:
+		fmt.Fprintf(std.out, "the farms may stop pods again\n  %s\n", clean(line))
+	}
+	return nil
 }

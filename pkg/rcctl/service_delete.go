@@ -26,8 +26,21 @@ Examples:
 	})
 }
 
-func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) error {
-	svc, err := forgetService(c.Context, s, name, c.Bool("force"), c.Bool("allow-mass-stop"))
+func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) (err error) {
+	var svc *record.Service
+	err = s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
+		if svc, err = s.service(ctx, name); err != nil {
+			return err
+		}
+		if svc.Rollout != nil {
+			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
+		}
+		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !c.Bool("force") {
+			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
+		}
+		audit := store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"})
+		return s.did("the deletion of service "+name, "rcctl service list", s.ForgetService(ctx, svc, c.Bool("allow-mass-stop"), audit))
+	})
 	if err != nil {
 		return err
 	}
@@ -36,21 +49,4 @@ func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) error {
 		fmt.Fprintf(std.out, "watch: rcctl pods --rc %s\n", one.RC.ID)
 	}
 	return nil
-}
-
-func forgetService(ctx context.Context, s *conn, name string, force, massStop bool) (svc *record.Service, err error) {
-	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
-		if svc, err = s.service(ctx, name); err != nil {
-			return err
-		}
-		if svc.Rollout != nil {
-			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
-		}
-		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !force {
-			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
-		}
-		err := s.ForgetService(ctx, svc, massStop, store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"}))
-		return s.did("the deletion of service "+name, "rcctl service list", err)
-	})
-	return svc, err
 }

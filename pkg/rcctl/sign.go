@@ -111,14 +111,6 @@ func newSignature(given, stored string, canonical []byte) string {
 	return given
 }
 
-// signatureLines says how the signature changes.
-func signatureLines(before, after string) []string {
-	if a, b := describeSignature(before), describeSignature(after); a != b {
-		return []string{fmt.Sprintf("signature: %s -> %s", a, b)}
-	}
-	return nil
-}
-
 func describeSignature(armored string) string {
 	if strings.TrimSpace(armored) == "" {
 		return "(none)"

@@ -140,18 +140,12 @@ func readCurrent(ctx context.Context, s *conn, name string) (cur current, index 
 		return cur, 0, err
 	}
 	cur.next = cur.signature
-	cur.found, err = foundRunning(ctx, s, cur.rc)
-	return cur, rec.Index, err
-}
-
-// foundRunning reports whether pods of a controller were found running that its records did not know, as its owner saw it at the
-// present generation.
-func foundRunning(ctx context.Context, s *conn, r *rc.RC) (bool, error) {
-	st, err := s.Status(ctx, r.ID)
+	st, err := s.Status(ctx, cur.rc.ID)
 	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
-		return false, nil
+		return cur, rec.Index, nil
 	}
-	return st.Value.ObservedGeneration == r.Generation && st.Value.Is(rc.Regressed), err
+	cur.found = st.Value.ObservedGeneration == cur.rc.Generation && st.Value.Is(rc.Regressed) // as its owner saw it at the present generation
+	return cur, rec.Index, err
 }
 
 // readable turns a manifest that is missing or corrupt into nil: then it is written again.
