@@ -79,21 +79,18 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	}
 	reg := obs.NewRegistry()
 	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg)}
-	if f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready); err != nil {
-		b.close()
-		return nil, err
-	}
-	if cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
-		asked, err := remote.New(cfg.SchedulerAt)
-		if err != nil {
-			b.close()
-			return nil, err
+	f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready)
+	if err == nil && cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
+		var asked *remote.Client
+		if asked, err = remote.New(cfg.SchedulerAt); err == nil {
+			b.undo = append(b.undo, asked.Close)
+			f.cfg.Scheduler = asked
 		}
-		b.undo = append(b.undo, asked.Close)
-		f.cfg.Scheduler = asked
 	}
-	b.started = true
-	return f, nil
+	if b.started = err == nil; !b.started {
+		b.close()
+	}
+	return f, err
 }
 
 // Run works until ctx ends. Then it stops working, gives up its locks, and returns the cause.
@@ -109,7 +106,13 @@ func (f *Farm) Run(ctx context.Context) error {
 // own owns controllers, in one session after the other.
 func (f *Farm) own(ctx context.Context) error {
 	session := consul.SessionConfig{
-		Kind: "farm", Name: f.cfg.ID, Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir, OnEvent: f.sessionEvent,
+		Kind: "farm", Name: f.cfg.ID, Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir,
+		OnEvent: func(event string, s *consul.Session, err error) {
+			if errors.Is(err, consul.ErrLost) {
+				f.metrics.SessionLost()
+			}
+			f.sessionEvents(event, s, err)
+		},
 		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
 			return f.store.FarmHeard(ctx, s, f.cfg.ID, every)
@@ -140,12 +143,4 @@ func (f *Farm) own(ctx context.Context) error {
 		})
 		return together(ctx, worker.Start, carrier.Start, cleaner.Run)
 	})
-}
-
-// sessionEvent logs what happens to the farm's sessions and counts those that are lost.
-func (f *Farm) sessionEvent(event string, s *consul.Session, err error) {
-	if errors.Is(err, consul.ErrLost) {
-		f.metrics.SessionLost()
-	}
-	f.sessionEvents(event, s, err)
 }

@@ -56,7 +56,11 @@ func Explain(s *Situation) Explanation {
 		e.Causes = append(e.Causes, look(s)...)
 	}
 	if len(e.Causes) == 0 && e.State != string(rc.Converged) {
-		e.Causes = append(e.Causes, otherwise(s))
+		what := "Nothing is in its way."
+		if reason := s.why(rc.Converged); reason != "" {
+			what = "Its farm says: " + reason + "."
+		}
+		e.Causes = append(e.Causes, Cause{What: what, Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"})
 	}
 	return e
 }
@@ -81,15 +85,6 @@ func (s *Situation) running() int {
 		}
 	}
 	return n
-}
-
-// otherwise is the farm's own reason where none of ours applies.
-func otherwise(s *Situation) Cause {
-	what := "Nothing is in its way."
-	if reason := s.why(rc.Converged); reason != "" {
-		what = "Its farm says: " + reason + "."
-	}
-	return Cause{What: what, Next: "Wait: rcctl rc status " + s.RC.Name + " --watch --until Converged"}
 }
 
 // ownership looks for a farm that works on it.

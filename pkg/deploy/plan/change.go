@@ -87,7 +87,7 @@ func Differences(before, after map[string]Leaf) []FieldChange {
 	var fields []FieldChange
 	for _, path := range slices.Sorted(maps.Keys(either)) {
 		a, b := before[path], after[path]
-		if a.text == b.text || strings.HasSuffix(path, orderOf) && !sameNames(a.text, b.text) {
+		if a.text == b.text || strings.HasSuffix(path, orderOf) && !slices.Equal(sortedNames(a.text), sortedNames(b.text)) {
 			continue
 		}
 		fields = append(fields, FieldChange{Path: path, From: a.text, To: b.text, Secret: a.secret || b.secret})
@@ -193,11 +193,8 @@ func flattenList(path string, list []any, secret bool, into map[string]Leaf) {
 // orderOf ends the path of the order of a list whose entries have names. It differs only where the entries are the same.
 const orderOf = " (order)"
 
-func sameNames(a, b string) bool {
-	before, after := strings.Split(a, ", "), strings.Split(b, ", ")
-	slices.Sort(before)
-	slices.Sort(after)
-	return slices.Equal(before, after)
+func sortedNames(list string) []string {
+	return slices.Sorted(slices.Values(strings.Split(list, ", ")))
 }
 
 // entryName names an entry of a list by what tells it from the others, if it has such a name.
