@@ -1,5 +1,5 @@
 // Package rcctl is the operators' command line: one file per command, or per command and opposite. action.go says how commands begin,
-// output.go how they print. What decides (change.go, differences.go) is apart from what reads and writes (connect.go, write.go, wait.go);
+// output.go how they print. What decides (change.go) is apart from what reads and writes (connect.go, write.go, wait.go);
 // what joins and explains the records that were read is in pkg/inspect.
 package rcctl
 

@@ -1,9 +1,16 @@
 package rcctl
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // rolloutCommand groups the commands about rollouts under way.
@@ -28,4 +35,63 @@ func rolloutColour(state string) colour {
 	default:
 		return red
 	}
+}
+
+// askRollout leaves a request in a rollout's record, and returns the rollout as it was.
+func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb) (r *rollout.Record, err error) {
+	err = s.writing(ctx, 1, func(ctx context.Context, by string) error {
+		rec, err := s.RolloutOf(ctx, service)
+		if errors.Is(err, store.ErrNotFound) {
+			return noRollout(service)
+		}
+		if err != nil {
+			return err
+		}
+		r = &rec.Value
+		if why := inspect.WhyNot(r, verb); why != "" {
+			return refusedf("rollout of %s: %s, so that it cannot be asked to %s; it is %s, nothing was written", service, why, verb, r.State)
+		}
+		rcID := ""
+		if up := r.Upward(); up != nil {
+			rcID = up.RC
+		}
+		err = s.AskRollout(ctx, store.RolloutAsk{
+			Service: service, ID: r.ID, Request: rollout.Request{Verb: verb, By: by, At: time.Now().UTC()},
+			Audit: store.NewAudit(by, "rollout-"+string(verb), rcID, []string{fmt.Sprintf("service %s: rollout %s: %s", service, r.ID, verb)}),
+		})
+		switch {
+		case errors.Is(err, store.ErrAsked):
+			return refusedf("rollout of %s: %v; see rcctl rollout status %s, then ask again; nothing was written", service, err, service)
+		case errors.Is(err, store.ErrNotFound):
+			return noRollout(service)
+		}
+		return s.did("the request to "+string(verb)+" the rollout of "+service, "rcctl rollout status "+service, err)
+	})
+	return r, err
+}
+
+// noRollout says that a service has no rollout under way.
+func noRollout(service string) error {
+	return notFoundf("service %s has no rollout under way; rcctl history %s shows those that ended", service, service)
+}
+
+// askCommand is a command that asks the runner of a rollout for something.
+func askCommand(verb rollout.Verb, usage, more string) *cli.Command {
+	if more != "" {
+		more += "\n"
+	}
+	return leaf(&cli.Command{
+		Name: string(verb), Usage: usage,
+		UsageText:   fmt.Sprintf("rcctl rollout %s SERVICE", verb),
+		Description: fmt.Sprintf("%sThe request is recorded; the farm that carries the rollout out acts on it.\n\nExamples:\n  rcctl rollout %s web\n  rcctl rollout status web -w", more, verb),
+		Action: onConn(oneService, func(c *cli.Context, std *stdio, s *conn, service string) error {
+			rec, err := askRollout(c.Context, s, service, verb)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(std.out, "rollout of %s: %s is asked for (rollout %s)\n", service, verb, rec.ID)
+			fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", service)
+			return nil
+		}),
+	})
 }
