@@ -84,17 +84,16 @@ func failureOf(err error) (f failure, status int) {
 }
 
 // remoteError is a failure on the client's side: the supervisor's words, and the sentinel behind them.
-type remoteError struct {
-	failure
-}
+type remoteError struct{ failure }
 
 func (e remoteError) Error() string { return e.Message }
 
-func (e remoteError) Is(target error) bool {
+// Unwrap returns the sentinel, nil where there is none.
+func (e remoteError) Unwrap() error {
 	for _, kind := range kinds {
 		if kind.code == e.Code {
-			return kind.is == target //nolint:errorlint // the table has sentinels alone
+			return kind.is
 		}
 	}
-	return false
+	return nil
 }
