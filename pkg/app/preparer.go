@@ -191,10 +191,10 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	p.agent, err = preparer.New(preparer.Config{
 		Doors: doors, Strict: cfg.Isolation == IsolationOn,
-		Node: record, Dir: b.dir.Path(""), Store: b.store, Artifacts: artifacts, Cache: artifacts, Runtime: pods,
+		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Trust: policy},
+		Node: record, Store: b.store, Cache: artifacts, Runtime: pods,
 		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		HooksDir: cfg.HooksDir, KeepStopped: cfg.KeepStopped,
-		Trust: policy, Isolation: isolation, TakeOver: cfg.TakeOver,
+		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

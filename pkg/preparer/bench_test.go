@@ -24,6 +24,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
@@ -86,7 +87,7 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 			Name: fmt.Sprintf("node-%x", sum), Address: fmt.Sprintf("127.%d.%d.%d", 2+sum>>16&0x7f, sum>>8&0xff, 1+sum%250),
 			Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 10},
 		},
-		Dir: filepath.Join(dir, "node"), Store: b.store, Artifacts: b.artifacts, Runtime: b.runtime, Services: client, Log: log,
+		Host: install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts}, Store: b.store, Runtime: b.runtime, Services: client, Log: log,
 		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
 	}
 	return b

@@ -28,6 +28,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
@@ -111,9 +112,9 @@ func runVictim(path string) error {
 	}
 	s := store.New(client, keys)
 	p, err := preparer.New(preparer.Config{
-		Node: v.Node, Dir: v.Dir, Store: s, Artifacts: fetched, Cache: fetched, Runtime: supervisor, Services: client, Log: log,
+		Host: install.Host{Dir: v.Dir, Artifacts: fetched, HooksDir: v.HooksDir, Step: step},
+		Node: v.Node, Store: s, Cache: fetched, Runtime: supervisor, Services: client, Log: log,
 		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
-		HooksDir: v.HooksDir, Step: step,
 	})
 	if err != nil {
 		return err

@@ -67,27 +67,23 @@ const DefaultKeepStopped = 24 * time.Hour
 type Config struct {
 	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, nonce and orphans are
 	// filled in.
-	Node      node.Node
-	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
-	Store     Store
-	Artifacts install.Artifacts
-	Cache     Cache // nil: artifacts are neither mended nor removed
-	Runtime   runtime.Runtime
-	Services  register.Services
-	State     State         // nil: a Disk in Dir/pods
-	Trust     install.Trust // nil: every manifest may run
-	Doors     claim.Doors   // nil: nobody asks what pods may do at Consul
-	Strict    bool          // no new intents while they may do anything, or nobody knows
-	Log       obs.Logger
-	Metrics   *Metrics // nil: nobody sees them
+	Node node.Node
+	install.Host
+	Store    Store
+	Cache    Cache // nil: artifacts are neither mended nor removed
+	Runtime  runtime.Runtime
+	Services register.Services
+	State    State       // nil: a Disk in Dir/pods
+	Doors    claim.Doors // nil: nobody asks what pods may do at Consul
+	Strict   bool        // no new intents while they may do anything, or nobody knows
+	Log      obs.Logger
+	Metrics  *Metrics // nil: nobody sees them
 
 	BusyPoll    time.Duration // between two looks at the local agent while a pod is in transition
 	IdlePoll    time.Duration // between two looks when none is
 	RelistEvery time.Duration // between two looks at the stored realities, which nothing watches; spread by half
 	RetryMin    time.Duration // first pause after an act on a pod failed; it doubles from there
 	RetryMax    time.Duration // bound of that doubling
-	LogBytes    int64         // of one process before its log file is rotated
-	LogKeep     int           // rotated log files kept for each process
 
 	// TakeOver takes the node's name over from another host, once.
 	TakeOver bool
@@ -96,20 +92,12 @@ type Config struct {
 	AskDoors    time.Duration // between two looks at what pods may do at Consul
 	AskAgain    time.Duration // between two while nobody knows, or nothing is taken because of it
 
-	Isolation install.Isolation // what keeps pods apart
-	HooksDir  string            // absolute: the node's own hooks; empty: it has none
-	Programs  install.Programs  // runs hooks; nil: oneshot.Runner
-	Trees     install.Trees     // deletes what pods leave; nil: tree.Runner
-
 	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
 	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
 	MaxTombstones  int           // of those; beyond it the oldest go earlier, but none within a day
 	CollectEvery   time.Duration // between two looks for what may go
 
 	PruneArtifacts time.Duration // between two looks for artifacts that may go, besides when the pods need others
-
-	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
-	Step func(name string)
 }
 
 func (c *Config) validate() error {
@@ -122,16 +110,10 @@ func (c *Config) validate() error {
 		errs.Add("dir", c.Dir, "an absolute path")
 	}
 	for _, part := range []struct {
-		name    string
-		missing bool
-	}{
-		{"store", c.Store == nil},
-		{"artifacts", c.Artifacts == nil},
-		{"runtime", c.Runtime == nil},
-		{"services", c.Services == nil},
-		{"log", c.Log == nil},
-	} {
-		if part.missing {
+		name string
+		is   any
+	}{{"store", c.Store}, {"artifacts", c.Artifacts}, {"runtime", c.Runtime}, {"services", c.Services}, {"log", c.Log}} {
+		if part.is == nil {
 			errs.Missing(part.name, "an implementation")
 		}
 	}
@@ -226,9 +208,8 @@ func New(cfg Config) (*Preparer, error) {
 		numbers[rec.Intent.Identity] = rec.UID
 	}
 	p.node = install.New(install.Config{
-		Node: cfg.Node.Name, Address: cfg.Node.Address, Dir: cfg.Dir, HooksDir: cfg.HooksDir, Isolation: cfg.Isolation,
-		Artifacts: cfg.Artifacts, Programs: cfg.Programs, Trees: cfg.Trees, Trust: cfg.Trust, Reserve: reserve, Log: p.log, Trouble: p.trouble,
-		LogBytes: cfg.LogBytes, LogKeep: cfg.LogKeep, Step: cfg.Step, HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
+		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, Reserve: reserve, Log: p.log, Trouble: p.trouble,
+		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
 		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Programs: cfg.Programs, Reserve: reserve, Trouble: p.trouble, Log: p.log,

@@ -3,11 +3,13 @@ package preparer
 import (
 	"strings"
 	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 func TestNewNamesWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	_, err := New(Config{Dir: "relative"})
+	_, err := New(Config{Host: install.Host{Dir: "relative"}})
 	if err == nil {
 		t.Fatal("an empty configuration was accepted")
 	}

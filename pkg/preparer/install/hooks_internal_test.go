@@ -12,7 +12,7 @@ import (
 
 func TestHooksLogIsRotated(t *testing.T) {
 	t.Parallel()
-	n := &Node{cfg: Config{Dir: t.TempDir(), LogBytes: 10, LogKeep: 2}}
+	n := &Node{cfg: Config{Host: Host{Dir: t.TempDir(), LogBytes: 10, LogKeep: 2}}}
 	v := &Version{n: n, ID: pod.Identity{RCID: "rc", Role: "main"}}
 	for i := range 5 {
 		f, err := v.openHooksLog()

@@ -47,22 +47,29 @@ type Progress interface {
 	Failed(message string, err error)
 }
 
+// Host is what the machine has for its pods.
+type Host struct {
+	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
+	HooksDir  string // absolute: the node's own hooks; empty: it has none
+	Isolation Isolation
+	Artifacts Artifacts
+	Programs  Programs // runs hooks
+	Trees     Trees    // deletes what pods leave
+	Trust     Trust    // nil: every manifest may run
+	LogBytes  int64    // of one process before its log file is rotated
+	LogKeep   int      // rotated log files kept for each process
+
+	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
+	Step func(name string)
+}
+
 // Config is what New needs.
 type Config struct {
+	Host
 	Node, Address string // the node's name, and an address of this machine that its pods listen on
-	Dir           string // absolute: the data directory
-	HooksDir      string // absolute: the node's own hooks; empty: it has none
-	Isolation     Isolation
-	Artifacts     Artifacts
-	Programs      Programs
-	Trees         Trees
-	Trust         Trust // nil: every manifest may run
 	Reserve       *durable.Reserve
 	Log           obs.Logger
 	Trouble       *loop.Trouble
-	LogBytes      int64 // of one process before its log file is rotated
-	LogKeep       int   // rotated log files kept for each process
-	Step          func(name string)
 	HookFailed    func() // a hook failed or took too long
 	FetchFailed   func() // an artifact is not there, perhaps for lack of space
 }

@@ -208,7 +208,7 @@ func TestLookUp(t *testing.T) {
 // A directory that changes hands does so with everything in it, and with nothing outside.
 func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
-	p := &Node{cfg: Config{Trees: tree.Runner{}}}
+	p := &Node{cfg: Config{Host: Host{Trees: tree.Runner{}}}}
 	ownDir := func(dir string, owner *account.Account, takeOver bool) error {
 		return p.ownDir(t.Context(), dir, owner, takeOver)
 	}
