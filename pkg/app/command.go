@@ -1,0 +1,89 @@
+package app
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+)
+
+// FarmCommand is the command line of a farm; start is called with what it says.
+func FarmCommand(start func(FarmConfig) error) *cli.App {
+	hostname, _ := os.Hostname() // the flag is checked, whatever its default
+	var cfg FarmConfig
+	return &cli.App{
+		Name: "farm", Version: Version, Usage: "own replication controllers and keep their pods placed",
+		Description: "Example:\n   farm --id farm-1 --data-dir /var/lib/rcfarm/farm\n\n" +
+			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
+			"SIGTERM ends it in order: it stops working and gives its controllers up. A second one ends it at once.",
+		Flags: append(CommonFlags(&cfg.Common, "/var/lib/rcfarm/farm", FarmDebugAddr),
+			&cli.StringFlag{Name: "id", Usage: "stable name, unique among the farms", Value: hostname, DefaultText: "the host name", Destination: &cfg.ID},
+			&cli.StringFlag{Name: "session", Usage: "check: the local agent vouches for the farm. ttl: no agent is needed on this machine, and --consul-addr may name a server; the session is renewed there, at least 10 s long, and a farm that dies is replaced after 10 to 20 s instead of two", Value: DefaultSession, Destination: &cfg.Session},
+			&cli.StringFlag{Name: "rc-selector", Usage: "work only on controllers whose labels match this `SELECTOR`, such as env=prod (default: all)", Destination: &cfg.RCSelector},
+			&cli.StringFlag{Name: "scheduler-url", Usage: "ask the scheduler at this `URL` for nodes, in place of the built-in one; https, or http where the network is trusted. All farms should have the same", Destination: &cfg.SchedulerAt.URL},
+			&cli.StringFlag{Name: "scheduler-ca", Usage: "`FILE` with the certificates that are believed of it, in PEM, read at the start (default: the machine's)", Destination: &cfg.SchedulerAt.CAFile},
+			&cli.StringFlag{Name: "scheduler-token-file", Usage: "`FILE` with the token that it is shown, one word, read again for each request; only over https or to this machine", Destination: &cfg.SchedulerAt.TokenFile},
+			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once, 1 to 256; what they ask Consul for is sent together", Value: 64, Destination: &cfg.Workers},
+		),
+		Action: Action(func() error { return start(cfg) }),
+	}
+}
+
+// PreparerCommand is the command line of a preparer; start, or supervisor for its other half, is called with what it says.
+func PreparerCommand(start func(PreparerConfig) error, supervisor func(SupervisorConfig) error) *cli.App {
+	hostname, _ := os.Hostname() // the flag is checked, whatever its default
+	var cfg PreparerConfig
+	var labels cli.StringSlice
+	return &cli.App{
+		Name: "preparer", Version: Version, Usage: "run the pods of this node",
+		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
+			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
+			"Pods run on when it ends, and keep their pids when it starts again.",
+		Flags: slices.Concat(CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", PreparerDebugAddr), ArtifactFlags(&cfg.Artifacts), APIFlags(&cfg.API), []cli.Flag{
+			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, DefaultText: "the host name", Destination: &cfg.Node},
+			&cli.BoolFlag{Name: "take-over-name", Usage: "take the node's name from another host, of whose pods nothing runs any more; for one start", Destination: &cfg.TakeOver},
+			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
+			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` that selectors match; may be repeated", Destination: &labels},
+			&cli.IntFlag{Name: "slots", Usage: "how many pods the node takes", Value: 100, Destination: &cfg.Slots},
+			&cli.Int64Flag{Name: "cpu", Usage: "thousandths of a core for pods; 0: not limited", Destination: &cfg.CPU},
+			&cli.Int64Flag{Name: "memory", Usage: "bytes for pods; 0: not limited", Destination: &cfg.Memory},
+			&cli.Int64Flag{Name: "reserve-cpu", Usage: "thousandths of a core that all pods together, hooks and commands included, leave to the machine; 0: none", Destination: &cfg.ReserveCPU},
+			&cli.Int64Flag{Name: "reserve-memory", Usage: "bytes that all pods together leave to the machine; 0: none", Destination: &cfg.ReserveMemory},
+			&cli.IntFlag{Name: "port-min", Usage: "first port of the range for dynamic ports, 1 to 65535", Value: 20000, Destination: &cfg.PortsMin},
+			&cli.StringFlag{Name: "isolation", Usage: "auto: keep pods apart as far as the host allows, say once what it does not, and start none as root for want of users. on: fully, or do not start, and take no new intents while pods can write to Consul. off: pods run as the preparer does", Value: IsolationAuto, Destination: &cfg.Isolation},
+			&cli.StringFlag{Name: "user-range", Usage: "`FIRST-LAST` user and group numbers, one of which each pod is given", Value: DefaultUserRange, Destination: &cfg.UserRange},
+			&cli.BoolFlag{Name: "allow-root-pods", Usage: "start pods whose manifests say user: root", Destination: &cfg.AllowRoot},
+			&cli.IntFlag{Name: "port-max", Usage: "last port of that range, not below --port-min", Value: 29999, Destination: &cfg.PortsMax},
+			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
+			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks (default: none)", Destination: &cfg.HooksDir},
+			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay on the disk", Value: DefaultKeepStopped, Destination: &cfg.KeepStopped},
+		}),
+		Action: Action(func() error {
+			cfg.Labels = labels.Value()
+			return start(cfg)
+		}),
+		Commands: []*cli.Command{supervise(supervisor)},
+	}
+}
+
+// supervise is the preparer's other half; it starts it by itself.
+func supervise(start func(SupervisorConfig) error) *cli.Command {
+	const one = "shim"
+	var cfg SupervisorConfig
+	var former string // preparers from before ADR 17 say which supervisor they mean
+	return &cli.Command{
+		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "runtime", Value: one, Destination: &former},
+			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
+			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
+		},
+		Action: Action(func() error {
+			if former != one {
+				return fmt.Errorf("runtime: %q is not valid; allowed: %s", former, one)
+			}
+			return start(cfg)
+		}),
+	}
+}
