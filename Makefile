@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build dig test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema lint fmt clean ALWAYS
+.PHONY: help build dig test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -105,6 +105,9 @@ schema: bin/rcctl ## generate the JSON Schemas in docs/
 	for kind in manifest:manifest rc:controller service:service; do \
 	  bin/rcctl $${kind%:*} schema > docs/schema.new && mv docs/schema.new docs/$${kind#*:}.schema.json; \
 	done
+
+reference: ## write those parts of docs/reference that follow from the programs
+	$(GO) test -count=1 -run '^TestReference$$' ./integration -update
 
 lint: $(LINTER) ## the linters; depguard holds the import rules
 	GOLANGCI_LINT_CACHE=$(CURDIR)/bin/.lint-cache $(LINTER) run ./... # a cache of its own: a shared one names files of other checkouts

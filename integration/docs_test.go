@@ -4,7 +4,6 @@ package integration
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -14,17 +13,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
-	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/document"
-	"github.com/rcfarm/rcfarm/pkg/farm"
-	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -51,130 +45,6 @@ func matches(pattern, text string) []string {
 	}
 	slices.Sort(found)
 	return found
-}
-
-// section returns the part of docs/operating.md below a heading, up to the next of the same level.
-func section(t *testing.T, heading string) string {
-	t.Helper()
-	_, text, found := strings.Cut(read(t, "docs", "operating.md"), "\n## "+heading+"\n")
-	if !found {
-		t.Fatalf("docs/operating.md has no section %q", heading)
-	}
-	text, _, _ = strings.Cut(text, "\n## ")
-	return text
-}
-
-// Every flag of the daemons is in docs/operating.md, with the variables that stand for it, and every flag that it lists
-// exists. For rcctl the tests of pkg/rcctl look at this.
-func TestFlagsAreDocumented(t *testing.T) {
-	t.Parallel()
-	root, err := cluster.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	both := section(t, "Flags of both daemons")
-	for _, program := range []string{"farm", "preparer"} {
-		out, err := exec.CommandContext(t.Context(), filepath.Join(root, "bin", program), "--help").CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s --help (run `make build` first): %v\n%s", program, err, out)
-		}
-		_, help, _ := strings.Cut(string(out), "GLOBAL OPTIONS:")
-		real := slices.DeleteFunc(matches(`(?m)^ +--([a-z-]+)`, help), func(flag string) bool { return flag == "help" || flag == "version" })
-		tables := both + section(t, "Flags of the "+program)
-		if documented := matches("(?m)^\\| `--([a-z-]+)`", tables); !slices.Equal(real, documented) {
-			t.Errorf("%s has the flags %v,\ndocs/operating.md lists %v", program, real, documented)
-		}
-		for _, m := range regexp.MustCompile(`(?m)^ +--([a-z-]+).*\[(\$[A-Z_, $]+)\]`).FindAllStringSubmatch(help, -1) {
-			row := regexp.MustCompile("(?m)^\\| `--" + m[1] + "` .*$").FindString(tables)
-			for variable := range strings.SplitSeq(strings.ReplaceAll(m[2], "$", ""), ", ") {
-				if !strings.Contains(row, "`"+variable+"`") {
-					t.Errorf("%s --%s: docs/operating.md does not name %s: %q", program, m[1], variable, row)
-				}
-			}
-		}
-	}
-}
-
-// tableOf returns the first cells of the table below a header in docs/operating.md.
-func tableOf(t *testing.T, header string) []string {
-	t.Helper()
-	_, table, found := strings.Cut(read(t, "docs", "operating.md"), "| "+header+" |")
-	if !found {
-		t.Fatalf("docs/operating.md has no table of %s", header)
-	}
-	table, _, _ = strings.Cut(table, "\n\n")
-	return matches("(?m)^\\| `([A-Za-z_]+)` \\|", table)
-}
-
-// Every metric of the daemons is in docs/operating.md, and every metric that it lists exists.
-func TestMetricsAreDocumented(t *testing.T) {
-	t.Parallel()
-	reg := prometheus.NewPedanticRegistry()
-	farm.NewMetrics(reg)
-	runner.NewMetrics(reg)
-	preparer.NewMetrics(reg)
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var real []string
-	for _, f := range families {
-		real = append(real, f.GetName())
-	}
-	if documented := matches("(?m)^\\| `(rcfarm_[a-z_]+)`", read(t, "docs", "operating.md")); !slices.Equal(real, documented) {
-		t.Errorf("the daemons have the metrics %v,\ndocs/operating.md lists %v", real, documented)
-	}
-}
-
-// Every row of docs/operating.md that should say what to do does.
-func TestCuresAreDocumented(t *testing.T) {
-	t.Parallel()
-	var tables, rows int
-	what := -1 // column of the table that is being read; negative: none
-	for line := range strings.SplitSeq(read(t, "docs", "operating.md"), "\n") {
-		cells := strings.Split(line, "|")
-		for i := range cells {
-			cells[i] = strings.TrimSpace(cells[i])
-		}
-		switch {
-		case !strings.HasPrefix(line, "|"):
-			what = -1
-		case slices.Contains(cells, "what to do"):
-			what = slices.Index(cells, "what to do")
-			tables++
-		case what >= 0:
-			rows++
-			if len(cells) <= what || len(cells[what]) < 3 {
-				t.Errorf("docs/operating.md does not say what to do: %s", line)
-			}
-		}
-	}
-	if tables < 5 || rows < 50 {
-		t.Errorf("%d rows in %d tables were looked at", rows, tables)
-	}
-}
-
-// Every alert is in docs/operating.md, and every alert that it lists exists.
-func TestAlertsAreDocumented(t *testing.T) {
-	t.Parallel()
-	var real []string
-	for _, rule := range alert.Rules {
-		real = append(real, string(rule.Type))
-	}
-	slices.Sort(real)
-	if documented := tableOf(t, "alert"); !slices.Equal(real, documented) {
-		t.Errorf("there are the alerts %v,\ndocs/operating.md lists %v", real, documented)
-	}
-}
-
-// Every condition is in docs/operating.md, and every condition that it lists exists.
-func TestConditionsAreDocumented(t *testing.T) {
-	t.Parallel()
-	source := read(t, "pkg", "rc", "status.go") + read(t, "pkg", "rc", "incident.go")
-	real := matches(`(?m)ConditionType += "([A-Za-z]+)"`, source)
-	if documented := tableOf(t, "condition"); !slices.Equal(real, documented) {
-		t.Errorf("there are the conditions %v,\ndocs/operating.md lists %v", real, documented)
-	}
 }
 
 // Every key of the schema is in docs/consul-keys.md, and every key that it lists exists.
@@ -305,19 +175,6 @@ func TestScenariosAreDocumented(t *testing.T) {
 	_, table, _ := strings.Cut(read(t, "docs", "testing.md"), "| scenario |")
 	if documented := matches("(?m)^\\| `([a-z-]+)`", table); !slices.Equal(real, documented) {
 		t.Errorf("there are the scenarios %v,\ndocs/testing.md lists %v", real, documented)
-	}
-}
-
-// Every variable that the node gives to pods is in docs/manifest.md, and every variable that it lists exists.
-func TestEnvironmentIsDocumented(t *testing.T) {
-	t.Parallel()
-	source := read(t, "pkg", "preparer", "install", "environment.go")
-	real := append(matches(`(?m)^\tenv[A-Za-z]+ += "([A-Z_]+)"`, source), matches(`(?m)^\t[a-z]+EnvPrefix += "([A-Z_]+)"`, source)...)
-	slices.Sort(real)
-	_, table, _ := strings.Cut(read(t, "docs", "manifest.md"), "| variable |")
-	table, _, _ = strings.Cut(table, "\n\n")
-	if documented := matches("(?m)^\\| `([A-Z_]+)(?:<NAME>)?` \\|", table); !slices.Equal(real, documented) {
-		t.Errorf("a pod gets %v,\ndocs/manifest.md lists %v", real, documented)
 	}
 }
 

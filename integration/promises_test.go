@@ -276,8 +276,17 @@ func TestLinksBetweenDocuments(t *testing.T) {
 			headings[path] = append(headings[path], strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading), ""), " ", "-"))
 		}
 	})
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
 	looked := 0
 	for path, text := range texts {
+		for _, other := range matches(`\]\(([^)#: ]+)(?:#[^)]*)?\)`, text) {
+			if _, err := os.Stat(filepath.Join(root, filepath.Dir(path), other)); err != nil {
+				t.Errorf("%s links to what is not there: %v", path, err)
+			}
+		}
 		for _, m := range regexp.MustCompile(`\]\(([^)#: ]*\.md)?(?:#([^)]+))?\)`).FindAllStringSubmatch(text, -1) {
 			target := path
 			if m[1] != "" {

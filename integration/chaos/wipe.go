@@ -35,7 +35,7 @@ func wipe(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.C
 	return what, func(context.Context) error { c.acting.Unlock(); return nil }, err
 }
 
-// deleteAll deletes everything, and after a while writes back what is desired from an export, as docs/operating.md asks for. What has been
+// deleteAll deletes everything, and after a while writes back what is desired from an export, as docs/runbook.md asks for. What has been
 // begun is ended, whatever becomes of the run.
 func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string, err error) {
 	export, err := c.export(ctx)

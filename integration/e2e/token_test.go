@@ -198,7 +198,7 @@ func (e *env) heard(kind, name string) error {
 	return nil
 }
 
-// Bounds of docs/operating.md, with time for a busy machine to look.
+// Bounds of docs/runbook.md, with time for a busy machine to look.
 const (
 	farmRefused = 20*time.Second + limit/4
 	nodeRefused = 2*time.Minute + limit/4

@@ -17,13 +17,13 @@ type Rule struct {
 
 // Incidents that no condition of the same name stands for.
 const (
-	// NotConverged is a controller that should be under way and does not arrive.
+	// NotConverged: a controller should be under way and does not arrive. Not for disabled and deleted ones.
 	NotConverged rc.ConditionType = "NotConverged"
-	// PreparerGone is a node whose machine lives and whose preparer does not; NodeLost is the other half of the condition
-	// of that name.
+	// PreparerGone: pods are on a node whose machine lives and whose preparer does not; the alert NodeLost is the other half of the
+	// condition of that name.
 	PreparerGone rc.ConditionType = "PreparerGone"
-	// RolloutTrouble is a service's rollout that has failed, rolls back or pauses by itself, that no farm carries out, or whose record
-	// cannot be read.
+	// RolloutTrouble: a service's rollout has failed, rolls back or pauses by itself, no farm may carry it out, or its record cannot be
+	// read. It is told without a controller.
 	RolloutTrouble rc.ConditionType = "RolloutTrouble"
 )
 

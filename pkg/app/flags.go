@@ -35,11 +35,11 @@ func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 		&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)", Destination: &c.ConsulAddr},
 		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the Consul ACL token, read again when it changes (default: CONSUL_HTTP_TOKEN_FILE, else CONSUL_HTTP_TOKEN)", Destination: &c.TokenFile},
 		&cli.StringFlag{Name: "prefix", Usage: "key prefix of everything in Consul", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Destination: &c.Prefix},
-		&cli.DurationFlag{Name: "ttl", Usage: "how long this daemon may be silent before others act", Value: consul.DefaultTTL, Destination: &c.TTL},
+		&cli.DurationFlag{Name: "ttl", Usage: "how long this daemon may be silent before others act, 1s to 1m", Value: consul.DefaultTTL, Destination: &c.TTL},
 		&cli.StringFlag{Name: "data-dir", Usage: "`DIRECTORY` for this daemon alone", Value: dataDir, Destination: &c.DataDir},
 		&cli.StringFlag{Name: "log-level", Usage: "debug, info, warning or error", Value: "info", Destination: &c.LogLevel},
 		&cli.StringFlag{Name: "log-format", Usage: "text or json", Value: "text", Destination: &c.LogFormat},
-		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one; off: none", Value: debugAddr, Destination: &c.DebugAddr},
+		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one, which the log says; off: none", Value: debugAddr, Destination: &c.DebugAddr},
 		&cli.BoolFlag{Name: "debug-public", Usage: "allow a debug address that other machines can reach", Destination: &c.DebugPublic},
 		// Hidden, because pods end with it too: see Lifeline, and the last chapter of docs/architecture.md.
 		&cli.StringFlag{Name: "lifeline", Usage: "pipe of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
@@ -61,9 +61,9 @@ func Action(start func() error) cli.ActionFunc {
 // APIFlags returns the flags of a preparer about its API, bound to c.
 func APIFlags(c *nodeapi.Config) []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "api-addr", Usage: "`ADDRESS` of the API for logs and commands in pods: unix (a socket in the data directory), host:port (port 0: a free one), or off", Value: nodeapi.Unix, Destination: &c.Addr},
-		&cli.StringFlag{Name: "api-token-file", Usage: "`FILE` with the token that requests must bear; needed with host:port", Destination: &c.TokenFile},
-		&cli.StringFlag{Name: "api-tls-cert", Usage: "`FILE` with the certificate of the API, in PEM; read anew for each connection. It must name the node; needed beyond loopback", Destination: &c.CertFile},
+		&cli.StringFlag{Name: "api-addr", Usage: "`ADDRESS` of the API for logs and commands in pods: unix (api/socket in the data directory, for root and the preparer's own user), off, or an IP address and a port (0: a free one), which needs a token, and beyond loopback TLS. The node's record says where", Value: nodeapi.Unix, Destination: &c.Addr},
+		&cli.StringFlag{Name: "api-token-file", Usage: "`FILE` with the token that requests must bear, one word of at least 16 characters, read anew for each request; with an address and a port, and only then", Destination: &c.TokenFile},
+		&cli.StringFlag{Name: "api-tls-cert", Usage: "`FILE` with the certificate of the API, in PEM, that names the node; read anew for each connection; needed beyond loopback (default: plain HTTP)", Destination: &c.CertFile},
 		&cli.StringFlag{Name: "api-tls-key", Usage: "`FILE` with the key of that certificate, in PEM", Destination: &c.KeyFile},
 	}
 }
@@ -78,12 +78,12 @@ func (c *PreparerConfig) api() nodeapi.Config {
 // ArtifactFlags returns the flags of a preparer about artifacts, bound to c.
 func ArtifactFlags(c *artifact.Config) []cli.Flag {
 	return []cli.Flag{
-		&cli.Int64Flag{Name: "artifact-cache-bytes", Usage: "beyond this, artifacts that no installed version needs are removed", Value: artifact.DefaultCacheBytes, Destination: &c.CacheBytes},
-		&cli.Int64Flag{Name: "artifact-reserve-bytes", Usage: "free disk space that artifacts leave; 0: none", Value: artifact.DefaultReserveBytes, Destination: &c.ReserveBytes},
-		&cli.Int64Flag{Name: "artifact-max-bytes", Usage: "largest archive that is fetched", Value: artifact.DefaultMaxBytes, Destination: &c.MaxBytes},
-		&cli.Int64Flag{Name: "artifact-max-unpacked-bytes", Usage: "most that an archive may unpack to", Value: artifact.DefaultMaxUnpackedBytes, Destination: &c.MaxUnpackedBytes},
-		&cli.DurationFlag{Name: "artifact-timeout", Usage: "for one whole fetch with its retries", Value: artifact.DefaultFetchTimeout, Destination: &c.FetchTimeout},
-		&cli.DurationFlag{Name: "artifact-stall-timeout", Usage: "a server that sends less than 64 KiB in this time is given up", Value: artifact.DefaultStallTimeout, Destination: &c.StallTimeout},
+		&cli.Int64Flag{Name: "artifact-cache-bytes", Usage: "beyond this, artifacts that no installed version needs are removed, the least recently used first; 1 or more", Value: artifact.DefaultCacheBytes, Destination: &c.CacheBytes},
+		&cli.Int64Flag{Name: "artifact-reserve-bytes", Usage: "free disk space that fetching and unpacking leave; 0: none", Value: artifact.DefaultReserveBytes, Destination: &c.ReserveBytes},
+		&cli.Int64Flag{Name: "artifact-max-bytes", Usage: "largest archive that is fetched, 1 or more", Value: artifact.DefaultMaxBytes, Destination: &c.MaxBytes},
+		&cli.Int64Flag{Name: "artifact-max-unpacked-bytes", Usage: "most that an archive may unpack to, 1 or more", Value: artifact.DefaultMaxUnpackedBytes, Destination: &c.MaxUnpackedBytes},
+		&cli.DurationFlag{Name: "artifact-timeout", Usage: "for one whole fetch with its retries, 1s or more", Value: artifact.DefaultFetchTimeout, Destination: &c.FetchTimeout},
+		&cli.DurationFlag{Name: "artifact-stall-timeout", Usage: "a server that sends less than 64 KiB in this time is given up, and tried again; 1s or more", Value: artifact.DefaultStallTimeout, Destination: &c.StallTimeout},
 	}
 }
 

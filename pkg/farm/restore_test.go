@@ -211,7 +211,7 @@ func testFarmWithoutPast(t *testing.T) {
 	})
 }
 
-// An operator removes the record of a machine that is gone, and a new one takes the name (docs/operating.md): no farm takes that
+// An operator removes the record of a machine that is gone, and a new one takes the name (docs/runbook.md): no farm takes that
 // for a store that went back in time.
 func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 	t.Parallel()

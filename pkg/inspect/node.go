@@ -29,7 +29,7 @@ type NodeView struct {
 	Capacity       Usage             `json:"capacity"`
 	Used           Usage             `json:"used"` // reserved
 	Orphans        int               `json:"orphans"`
-	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/operating.md
+	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/running.md
 	Anonymous      string            `json:"anonymous,omitempty"` // what its pods may do at Consul without a token: closed, open or unknown
 	Shut           bool              `json:"shut,omitempty"`      // it takes no new intents because of that
 	Version        string            `json:"version"`

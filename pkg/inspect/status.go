@@ -39,8 +39,8 @@ const (
 	Progressing = "Progressing" // on the way, nothing in it
 )
 
-// alarms are the conditions that name a controller's state when they are true, the worst first.
-var alarms = [...]rc.ConditionType{
+// Alarms are the conditions that name a controller's state when they are true, the worst first.
+var Alarms = [...]rc.ConditionType{
 	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.SchedulerFailing, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
 	rc.WaitsForService, rc.RolloutGone, rc.RequestVoid, rc.Misplaced,
 }
@@ -58,7 +58,7 @@ func StateOf(r *rc.RC, st *rc.Status, farms []store.Member) string {
 	case st == nil || st.ObservedGeneration < r.Generation:
 		return Pending
 	}
-	for _, alarm := range alarms {
+	for _, alarm := range Alarms {
 		if st.Is(alarm) {
 			return string(alarm)
 		}

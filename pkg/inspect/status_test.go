@@ -75,7 +75,7 @@ func TestStatesAreComplete(t *testing.T) {
 		}
 	}
 	states := []string{string(rc.Converged), string(rc.Unclaimed)}
-	for _, alarm := range alarms {
+	for _, alarm := range Alarms {
 		states = append(states, string(alarm))
 	}
 	goals := slices.DeleteFunc(slices.Clone(Goals), func(goal string) bool { return goal == Gone })

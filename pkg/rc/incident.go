@@ -5,8 +5,10 @@ import (
 	"time"
 )
 
-// Unclaimed says that no living farm works on the controller. No owner can say so: the farm with the lowest id does.
-const Unclaimed ConditionType = "Unclaimed"
+const (
+	// Unclaimed: no living farm works on the controller. No owner can say so: the farm with the lowest id does.
+	Unclaimed ConditionType = "Unclaimed"
+)
 
 // Incident is something about a controller that somebody should be told. It lives in the controller's status, so that
 // the next owner knows what was told already.

@@ -56,16 +56,26 @@ const (
 
 // The conditions.
 const (
-	Converged         ConditionType = "Converged"
+	// Converged: what is desired is what runs, and it is available.
+	Converged ConditionType = "Converged"
+	// InsufficientNodes: some replicas have no node.
 	InsufficientNodes ConditionType = "InsufficientNodes"
-	Blocked           ConditionType = "Blocked"      // a new manifest does not become available
-	CrashLooping      ConditionType = "CrashLooping" // processes of pods end again and again, soon after their start
-	Regressed         ConditionType = "Regressed"    // adopted pods run as they were found (R2)
-	Holding           ConditionType = "Holding"      // the world changed; nothing is added until the nodes have spoken (R1)
-	BreakerTripped    ConditionType = "BreakerTripped"
-	NodeLost          ConditionType = "NodeLost"   // pods are on nodes that are gone or whose preparer is
-	Misplaced         ConditionType = "Misplaced"  // pods stay on nodes that the selector does not match
-	Unreadable        ConditionType = "Unreadable" // a record of this controller cannot be read
+	// Blocked: an upgrade in place is halted, or a pod does not leave the node that it has to leave.
+	Blocked ConditionType = "Blocked"
+	// CrashLooping: processes of pods end again and again, each time soon after their start.
+	CrashLooping ConditionType = "CrashLooping"
+	// Regressed: pods were found running that the records did not know; they stay as they are (R2).
+	Regressed ConditionType = "Regressed"
+	// Holding: the records are new or went back in time; nothing is added until every living node has said what it runs (R1).
+	Holding ConditionType = "Holding"
+	// BreakerTripped: nothing may be stopped (R14).
+	BreakerTripped ConditionType = "BreakerTripped"
+	// NodeLost: pods are on nodes that are gone, or whose preparer is.
+	NodeLost ConditionType = "NodeLost"
+	// Misplaced: pods stay on nodes that the selector does not match.
+	Misplaced ConditionType = "Misplaced"
+	// Unreadable: a record of the controller, or a report about its pods, cannot be read.
+	Unreadable ConditionType = "Unreadable"
 	// BooksDiffer: an outside scheduler did not take a share of a node back, or did not book one.
 	BooksDiffer ConditionType = "BooksDiffer"
 	// SchedulerFailing: pods lack nodes, and an outside scheduler cannot be asked for some, or its answer cannot be used.

@@ -48,7 +48,7 @@ A document, with the fields that are used most; docs/deploying.md has all of the
 // runFlags are those of the commands that start rollouts.
 func runFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask"},
+		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask; needed where nobody can be asked"},
 		&cli.BoolFlag{Name: "detach", Usage: "return when it is written"},
 		massStopFlag(),
 	}

@@ -38,7 +38,7 @@ func devCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "nodes", Value: 5, Usage: "how many preparers", Destination: &cfg.Nodes},
 			&cli.IntFlag{Name: "farms", Value: 1, Usage: "how many farms", Destination: &cfg.Farms},
-			&cli.StringFlag{Name: "dir", Usage: "`DIRECTORY` for logs and data (default: a new one in the temporary directory)", Destination: &cfg.Dir},
+			&cli.StringFlag{Name: "dir", Usage: "`DIRECTORY` for logs and data; one that is not there is made with the mode 0711, for pods with users of their own (default: a new one, which goes again if the cluster does not start)", Destination: &cfg.Dir},
 			&cli.IntFlag{Name: "consul-port", Usage: "Consul's HTTP port; 0: a free one", Destination: &cfg.Port},
 			&cli.DurationFlag{Name: "ttl", Value: consul.DefaultTTL, Usage: "liveness TTL of the daemons", Destination: &cfg.TTL},
 		},

@@ -15,16 +15,37 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Exit codes; the help text of the program lists them.
+// Exit codes.
 const (
-	exitDone     = 0
-	exitError    = 1
-	exitUsage    = 2
-	exitNotFound = 3
-	exitRefused  = 4
-	exitWait     = 5
-	exitChanges  = 6
+	exitDone = iota
+	exitError
+	exitUsage
+	exitNotFound
+	exitRefused
+	exitWait
+	exitChanges
 )
+
+// ExitCodes say what each exit code means, from 0 on.
+var ExitCodes = [...]string{
+	exitDone:     "done (also: there was nothing to do)",
+	exitError:    "error, such as Consul not answering; the message says if something was written",
+	exitUsage:    "usage or invalid input; nothing was written",
+	exitNotFound: "not found",
+	exitRefused:  "refused by the present state, or changed by somebody else meanwhile",
+	exitWait:     "written, but --wait ended before the goal was reached (time limit, signal, or halted), or a rollout failed",
+	exitChanges:  "there are changes: rcctl plan, diff -f, and apply --dry-run",
+}
+
+// exitCodes is the part about them of the program's help.
+func exitCodes() string {
+	var b strings.Builder
+	b.WriteString("Exit codes:\n")
+	for code, meaning := range ExitCodes {
+		fmt.Fprintf(&b, "  %d  %s\n", code, meaning)
+	}
+	return b.String()
+}
 
 // usageError is a command line that makes no sense.
 type usageError struct {

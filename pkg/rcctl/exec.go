@@ -25,7 +25,7 @@ Examples:
   rcctl exec web/main.0 -- sh -c 'ls -l $POD_HOME'
   rcctl exec web-main-0 -i -- tar -x -C /tmp < files.tar`,
 		Flags: append(podFlags(),
-			&cli.BoolFlag{Name: "stdin", Aliases: []string{"i"}, Usage: "hand on what comes in"},
+			&cli.BoolFlag{Name: "stdin", Aliases: []string{"i"}, Usage: "hand on standard input"},
 			rawFlag(),
 			&cli.StringFlag{Name: "launchable", Usage: "like this process: the `NAME` of a launchable, with -SCRIPT where it is a directory of scripts"},
 		),

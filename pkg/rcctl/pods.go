@@ -22,7 +22,8 @@ func podsCommand() *cli.Command {
 installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
 node has reported nothing yet), "lost" (its node is gone) or "unknown" (the report of its node cannot be read).
 Pods of local services, which no controller has, are "(local)" in place of one.
--l looks at the labels that the farm gave a pod, replication_controller_id and pod_id among them.
+-l looks at the labels that the farm gave a pod, replication_controller_id and pod_id among them; one that
+fixes the former reads the placements of that rc alone.
 
 Examples:
   rcctl pods

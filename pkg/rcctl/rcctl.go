@@ -47,24 +47,19 @@ First steps:
   rcctl nodes                       the machines
   rcctl rc explain web              why it is not as it should be, and what to do
 
-Exit codes:
-  0  done (also: there was nothing to do)
-  1  error, such as Consul not answering; the message says if something was written
-  2  usage or invalid input; nothing was written
-  3  not found
-  4  refused by the present state, or changed by somebody else meanwhile
-  5  written, but --wait ended before the goal was reached (time limit, signal, or halted), or a rollout failed
-  6  rcctl plan, and diff -f: there are changes
-
+%s
 Consul is found by --consul-addr and --token-file, or by its own environment variables:
 CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the others.
 Colours appear only on a terminal, and never with NO_COLOR set. What pods and records say is shown on a terminal with control
 characters, and those that turn the direction of text, as escapes such as \x1b; elsewhere it is as it is.`
 
-// newApp describes the whole command line.
+// App is the whole command line, for whoever describes it.
+func App() *cli.App { return newApp(&stdio{}) }
+
+// newApp makes the whole command line.
 func newApp(std *stdio) *cli.App {
 	return &cli.App{
-		Name: "rcctl", Usage: "operate replication controllers on Consul", Description: about,
+		Name: "rcctl", Usage: "operate replication controllers on Consul", Description: fmt.Sprintf(about, exitCodes()),
 		Version: version(),
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the Consul agent: host:port, URL or unix socket (default: Consul's environment, else 127.0.0.1:8500)"},

@@ -23,7 +23,7 @@ farms go on without it, until the records change again: what runs there is not k
 a second time on other machines. When it answers after all, what it runs is adopted, or stopped as the second copy.
 
 Examples:
-  rcctl explain web
+  rcctl rc explain web
   rcctl farm release-hold node-17`,
 		Action: onConn(oneNode, runReleaseHold),
 	})

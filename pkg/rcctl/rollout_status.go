@@ -24,7 +24,7 @@ or aborted.
 Examples:
   rcctl rollout status web
   rcctl rollout status web -w`,
-		Flags:  []cli.Flag{outputFlag(), &cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until it ends"}},
+		Flags:  []cli.Flag{outputFlag(), &cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until it ends; exit code 5 where it failed, was rolled back or aborted"}},
 		Action: offline(runRolloutStatus),
 	})
 }

@@ -12,7 +12,7 @@ const selectorAllowed = "a selector of labels in Kubernetes' syntax, such as app
 // selectorFlag chooses by labels what is listed. What is no selector is refused before anything else is looked at.
 func selectorFlag(what string) cli.Flag {
 	return &cli.StringFlag{
-		Name: "selector", Aliases: []string{"l"}, Usage: "only " + what + " whose labels this `SELECTOR` selects, such as app=web,tier in (a,b)",
+		Name: "selector", Aliases: []string{"l"}, Usage: "only " + what + " whose labels this `SELECTOR` selects, in Kubernetes' syntax: app=web,tier in (a,b)",
 		Action: func(c *cli.Context, text string) error {
 			if _, err := rc.ParseSelector(text); err != nil {
 				return badFlag(c, "--selector", text, selectorAllowed)

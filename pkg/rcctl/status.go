@@ -3,6 +3,7 @@ package rcctl
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -13,13 +14,17 @@ import (
 )
 
 func statusCommand() *cli.Command {
+	alarms := make([]string, len(inspect.Alarms))
+	for i, alarm := range inspect.Alarms {
+		alarms[i] = string(alarm)
+	}
 	return leaf(&cli.Command{
 		Name: "status", Usage: "show how far an rc is, and what is in its way",
 		UsageText: "rcctl rc status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",
 		Description: `Shows what the owner farm reports: counts, conditions with their reasons, the last error. The state is one of
 Converged, Progressing, Pending (the farm has not seen the newest generation), Unclaimed (no farm works on it),
-Disabled, Deleting, or the condition that is in the way: Unreadable, BreakerTripped, CrashLooping, Blocked,
-SchedulerFailing, InsufficientNodes, NodeLost, BooksDiffer, Holding, Regressed, WaitsForService, RolloutGone, RequestVoid, Misplaced.
+Disabled, Deleting, or the first condition that is in the way:
+` + strings.Join(alarms, ", ") + `.
 
 Examples:
   rcctl rc status web
@@ -30,7 +35,7 @@ Examples:
 			outputFlag(),
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until Ctrl-C; one line per change where the output is no terminal"},
 			&cli.StringFlag{Name: "until", Usage: "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"},
-			&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up (exit code 5; default: never)"},
+			&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up, with exit code 5 (default: never)"},
 		},
 		Action: offline(runStatus),
 	})

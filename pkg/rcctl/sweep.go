@@ -143,7 +143,7 @@ func runSweep(c *cli.Context, std *stdio, s *conn, name string) error {
 	}
 	plan := planSweep(in)
 	if n := len(plan.orphans) + len(plan.strays); len(in.rcs) == 0 && n > 0 && !c.Bool("force") && !c.Bool("dry-run") {
-		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/operating.md), or add --force; nothing was written",
+		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/runbook.md), or add --force; nothing was written",
 			name, field.Count(n, "pod"))
 	}
 	if err := askSweep(c, s, name, plan); err != nil {

@@ -23,7 +23,7 @@ const pollEvery = 250 * time.Millisecond
 func waitFlags(goal string) []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "wait", Usage: "wait " + goal + ", with progress on standard error"},
-		timeoutFlag("`TIME` after which --wait gives up (exit code 5)"),
+		timeoutFlag("`TIME` after which --wait gives up, with exit code 5; what was written stays"),
 	}
 }
 

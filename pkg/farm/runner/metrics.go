@@ -41,7 +41,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return &Metrics{
 		states:  map[string]rollout.State{},
 		running: obs.Gauges(m, "running", "Rollouts that this farm carries out.", "state", liveStates...),
-		steps:   obs.Counters(m, "steps_total", "Writes of rollouts, by how Consul answered.", "outcome", append(store.Failures, "committed")...),
+		steps:   obs.Counters(m, "steps_total", "Writes of rollouts, by how Consul answered: committed, refused (read and decided again), unknown (the fence is bumped first), error.", "outcome", append(store.Failures, "committed")...),
 		ended:   obs.Counters(m, "ended_total", "Rollouts that this farm has ended.", "state", endStates...),
 		gates:   obs.Counters(m, "gate_calls_total", "Calls of gates, by what came of them.", "answer", gateAgreed, gateNo),
 		stage:   m.Histogram("stage_duration_seconds", "How long a stage took, gates and delay included.", stageBuckets),

@@ -9,23 +9,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// The environment of a pod's processes and hooks, besides what its manifest says; docs/manifest.md lists it.
+// The environment of a pod's processes and hooks, besides what its manifest says. What stands behind each is docs/reference/environment.md.
 const (
-	envNode         = "NODE_NAME"
-	envAddress      = "NODE_ADDRESS"
-	envPodID        = "POD_ID"
-	envHome         = "POD_HOME"
-	envDigest       = "POD_DIGEST"
-	envRC           = "RC_ID"
-	envRole         = "POD_ROLE"
-	envIndex        = "POD_INDEX"
-	envLaunchable   = "LAUNCHABLE"
-	envConfig       = "CONFIG_PATH"
-	envHook         = "HOOK" // in hooks only
-	portEnvPrefix   = "PORT_"
-	volumeEnvPrefix = "VOLUME_"
-	envPath         = "PATH"
-	envUserHome     = "HOME"
+	envNode         = "NODE_NAME"    // the node
+	envAddress      = "NODE_ADDRESS" // the address that its pods listen on
+	envPodID        = "POD_ID"       // the manifest's `id`
+	envRole         = "POD_ROLE"     // the replica group that the pod belongs to
+	envIndex        = "POD_INDEX"    // its number in that group, from 0
+	envRC           = "RC_ID"        // the controller
+	envDigest       = "POD_DIGEST"   // digest of the manifest that this version of the pod was made from
+	envHome         = "POD_HOME"     // the pod's own directory: stays when the pod is upgraded; removed some time after it was stopped (`--keep-stopped` of the preparer)
+	volumeEnvPrefix = "VOLUME_"      // directory of a volume
+	portEnvPrefix   = "PORT_"        // number of a port
+	envLaunchable   = "LAUNCHABLE"   // name of the launchable
+	envConfig       = "CONFIG_PATH"  // file with the manifest's `config`
+	envHook         = "HOOK"         // in hooks only: the point that it stands at
+	envPath         = "PATH"         // `/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin`, unless `env` says otherwise
+	envUserHome     = "HOME"         // `POD_HOME`, unless `env` says otherwise
 	// defaultPath is there because next to no program starts without a PATH, and nothing is inherited.
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )

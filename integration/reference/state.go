@@ -1,0 +1,193 @@
+package reference
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/farm/runner"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// metrics is the table of those whose names begin with a prefix.
+func metrics(prefix string) (string, error) {
+	reg := prometheus.NewPedanticRegistry()
+	farm.NewMetrics(reg)
+	runner.NewMetrics(reg)
+	preparer.NewMetrics(reg)
+	families, err := reg.Gather()
+	if err != nil {
+		return "", err
+	}
+	rows := [][]string{{"metric", "type", "meaning", "labels"}}
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), prefix) {
+			continue
+		}
+		values := map[string][]string{} // of labels, all of which exist from the start
+		for _, m := range f.GetMetric() {
+			for _, label := range m.GetLabel() {
+				values[label.GetName()] = append(values[label.GetName()], label.GetValue())
+			}
+		}
+		labels := slices.Sorted(maps.Keys(values))
+		for i, label := range labels {
+			labels[i] = "`" + label + "`: " + strings.Join(values[label], ", ")
+		}
+		rows = append(rows, []string{"`" + f.GetName() + "`", strings.ToLower(f.GetType().String()), strings.TrimSuffix(f.GetHelp(), "."), strings.Join(labels, "; ")})
+	}
+	return markdown(rows), nil
+}
+
+// constant is one of the source, with its comment.
+type constant struct{ name, value, text string }
+
+// constants returns the constants with texts as values of one file, in the order of the file.
+func constants(parts ...string) ([]constant, error) {
+	parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(parts...), nil, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	var found []constant
+	for _, decl := range parsed.Decls {
+		group, ok := decl.(*ast.GenDecl)
+		if !ok || group.Tok != token.CONST {
+			continue
+		}
+		for _, spec := range group.Specs {
+			one := spec.(*ast.ValueSpec)
+			comment := one.Doc
+			if comment == nil && len(group.Specs) == 1 {
+				comment = group.Doc
+			}
+			if comment == nil {
+				comment = one.Comment
+			}
+			for i, name := range one.Names {
+				if i >= len(one.Values) {
+					continue
+				}
+				if literal, ok := one.Values[i].(*ast.BasicLit); ok && literal.Kind == token.STRING {
+					value, err := strconv.Unquote(literal.Value)
+					if err != nil {
+						return nil, err
+					}
+					found = append(found, constant{name: name.Name, value: value, text: strings.Join(strings.Fields(comment.Text()), " ")})
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// meanings returns what comments say of the conditions and incidents of some files: "Name: what it means."
+func meanings(root string, files ...string) (names []string, texts map[string]string, err error) {
+	texts = map[string]string{}
+	for _, file := range files {
+		all, err := constants(root, file)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, c := range all {
+			if text, ok := strings.CutPrefix(c.text, c.value+": "); ok {
+				names, texts[c.value] = append(names, c.value), strings.TrimSuffix(text, ".")
+			}
+		}
+	}
+	return names, texts, nil
+}
+
+// raised says after how long a condition or incident is told.
+func raised(name string) string {
+	for _, rule := range alert.Rules {
+		switch {
+		case string(rule.Type) != name:
+		case rule.After == 0:
+			return "at once"
+		case rule.After < time.Minute:
+			return fmt.Sprintf("%d s", rule.After/time.Second)
+		case rule.After < time.Hour:
+			return fmt.Sprintf("%d min", rule.After/time.Minute)
+		default:
+			return fmt.Sprintf("%d h", rule.After/time.Hour)
+		}
+	}
+	return ""
+}
+
+// cure leads to the part of the runbook about a condition or an alert.
+func cure(name string) string { return "[what to do](../runbook.md#" + strings.ToLower(name) + ")" }
+
+func conditions(root string) (string, error) {
+	names, texts, err := meanings(root, "pkg/rc/status.go", "pkg/rc/incident.go")
+	rows := [][]string{{"condition", "meaning", "alert after", "see"}}
+	for _, name := range names {
+		rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
+	}
+	return markdown(rows), err
+}
+
+// alerts are the incidents that no condition of the same name stands for.
+func alerts(root string) (string, error) {
+	conditions, _, err := meanings(root, "pkg/rc/status.go", "pkg/rc/incident.go")
+	if err != nil {
+		return "", err
+	}
+	_, texts, err := meanings(root, "pkg/alert/track.go")
+	rows := [][]string{{"alert", "meaning", "raised after", "see"}}
+	for _, rule := range alert.Rules {
+		name := string(rule.Type)
+		if slices.Contains(conditions, name) {
+			continue
+		}
+		if texts[name] == "" {
+			return "", fmt.Errorf("no comment says what %s means", name)
+		}
+		rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
+	}
+	return markdown(rows), err
+}
+
+// states is the order in which conditions give a controller its one word.
+func states() string {
+	names := make([]string, len(inspect.Alarms))
+	for i, alarm := range inspect.Alarms {
+		names[i] = "`" + string(alarm) + "`"
+	}
+	return fmt.Sprintf("1. `%s`, `%s`, `%s`, `%s`;\n2. else the first of these conditions that is true: %s;\n3. else `%s` or `%s`.\n",
+		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "), rc.Converged, inspect.Progressing)
+}
+
+// environment is what the node gives to a pod's processes.
+func environment(root string) (string, error) {
+	all, err := constants(root, "pkg/preparer/install/environment.go")
+	rows := [][]string{{"variable", "what it is"}}
+	for _, c := range all {
+		prefix := strings.HasSuffix(c.name, "EnvPrefix")
+		if !prefix && !strings.HasPrefix(c.name, "env") {
+			continue
+		}
+		if c.text == "" {
+			return "", fmt.Errorf("no comment says what %s is", c.value)
+		}
+		variable := c.value
+		if prefix {
+			variable += "<NAME>"
+		}
+		rows = append(rows, []string{"`" + variable + "`", c.text})
+	}
+	return markdown(rows), err
+}

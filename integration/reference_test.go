@@ -1,0 +1,162 @@
+package integration
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/integration/reference"
+	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/rcctl"
+)
+
+var update = flag.Bool("update", false, "write docs/reference anew")
+
+// docs/reference says what the programs are. `make reference` writes it.
+func TestReference(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := reference.Pages(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range pages {
+		if *update {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		got, err := os.ReadFile(path)
+		if diff := cmp.Diff(string(got), want); err != nil || diff != "" {
+			t.Errorf("%s is stale: run `make reference` (%v); is -, should be +:\n%s", filepath.Base(path), err, diff)
+		}
+	}
+}
+
+// The runbook says of every condition and every alert what it means, where to look, and what to do and not to do.
+func TestRunbookHasEveryCondition(t *testing.T) {
+	t.Parallel()
+	_, text, _ := strings.Cut(read(t, "docs", "runbook.md"), "\n## Conditions and alerts\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	source := read(t, "pkg", "rc", "status.go") + read(t, "pkg", "rc", "incident.go")
+	want := matches(`(?m)ConditionType += "([A-Za-z]+)"`, source)
+	for _, rule := range alert.Rules {
+		if !slices.Contains(want, string(rule.Type)) {
+			want = append(want, string(rule.Type))
+		}
+	}
+	slices.Sort(want)
+	var found []string
+	for _, part := range strings.Split(text, "\n### ")[1:] {
+		heading, body, _ := strings.Cut(part, "\n")
+		name := strings.Trim(heading, "`")
+		found = append(found, name)
+		meaning, _, _ := strings.Cut(body, "\n- **Look**: ")
+		if len(strings.TrimSpace(meaning)) < 20 || strings.Count(body, "\n- **Do**: ") != 1 || strings.Count(body, "\n- **Do not** ") != 1 || meaning == body {
+			t.Errorf("the runbook does not say of %s what it means, where to look, what to do and what not to do", name)
+		}
+	}
+	slices.Sort(found)
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Errorf("conditions and alerts are -, docs/runbook.md has +:\n%s", diff)
+	}
+}
+
+// The runbook says what to do about every metric, and metrics that documents name exist.
+func TestMetricsOfTheDocsExist(t *testing.T) {
+	t.Parallel()
+	real := matches("(?m)^\\| `(rcfarm_[a-z_]+)` \\|", read(t, "docs", "reference", "metrics.md"))
+	cures := matches("(?m)^\\| `(rcfarm_[a-z_]+)` \\| .{3,} \\|$", read(t, "docs", "runbook.md"))
+	if diff := cmp.Diff(real, cures); diff != "" {
+		t.Errorf("the metrics are -, docs/runbook.md says what to do about +:\n%s", diff)
+	}
+	pages(t, func(path, text string) {
+		for _, name := range matches(`\b(rcfarm_(?:farm|rollout|preparer)_[a-z_]*[a-z])\b`, text) {
+			if !slices.Contains(real, name) && path != filepath.Join("docs", "changelog.md") {
+				t.Errorf("%s: there is no metric %s", path, name)
+			}
+		}
+	})
+}
+
+// pages calls visit with README.md and each page of docs/.
+func pages(t *testing.T, visit func(path, text string)) {
+	t.Helper()
+	sources(t, func(path, text string) {
+		if path == "README.md" || strings.HasPrefix(path, "docs"+string(filepath.Separator)) && filepath.Ext(path) == ".md" {
+			visit(path, text)
+		}
+	})
+}
+
+// Commands and flags that documents tell people to type exist.
+func TestCommandsOfTheDocsExist(t *testing.T) {
+	t.Parallel()
+	var flags []string
+	known := map[string]bool{}
+	var collect func(name string, commands []*cli.Command)
+	collect = func(name string, commands []*cli.Command) {
+		for _, c := range commands {
+			for _, f := range c.Flags {
+				flags = append(flags, f.Names()...)
+			}
+			known[name+" "+c.Name] = len(c.Subcommands) > 0
+			collect(name+" "+c.Name, c.Subcommands)
+		}
+	}
+	for _, program := range []*cli.App{rcctl.App(), app.FarmCommand(nil), app.PreparerCommand(nil, nil)} {
+		for _, f := range program.Flags {
+			flags = append(flags, f.Names()...)
+		}
+		collect(program.Name, program.Commands)
+	}
+	others := regexp.MustCompile("^(help|version|tags|always|dirty|runtime|cacert|artifact-check-every)$") // of git and curl, and what is gone
+	command := regexp.MustCompile(`\brcctl ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?`)
+	pages(t, func(path, text string) {
+		if dir := filepath.Base(filepath.Dir(path)); dir == "adr" || dir == "reference" {
+			return // what was, and what the programs say themselves
+		}
+		for _, code := range regexp.MustCompile("`[^`\n]+`|(?m)^ *(?:bin/)?rcctl .*$|(?m)^\\$ .*$").FindAllString(text, -1) {
+			for _, m := range command.FindAllStringSubmatch(code, -1) {
+				group, found := known["rcctl "+m[1]]
+				_, leaf := known["rcctl "+m[1]+" "+m[2]]
+				if !found || group && m[2] != "" && !leaf {
+					t.Errorf("%s: there is no command %q in %s", path, m[0], code)
+				}
+			}
+			for _, name := range matches(`(?:^|[ \x60])--([a-z][a-z-]+)`, code) {
+				if !slices.Contains(flags, name) && !others.MatchString(name) {
+					t.Errorf("%s: no program has the flag --%s: %s", path, name, code)
+				}
+			}
+		}
+	})
+}
+
+// Every variable that the programs read by themselves is in docs/reference/environment.md.
+func TestVariablesOfTheProgramsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text := read(t, "docs", "reference", "environment.md")
+	sources(t, func(path, source string) {
+		if strings.HasSuffix(path, "_test.go") || !strings.HasPrefix(path, "pkg") && !strings.HasPrefix(path, "cmd") {
+			return
+		}
+		for _, name := range append(matches(`os\.(?:Getenv|LookupEnv)\("([A-Z_]+)"\)`, source), matches(`EnvVars: \[\]string\{"([A-Z_]+)"\}`, source)...) {
+			if !strings.Contains(text, "`"+name+"`") {
+				t.Errorf("%s reads %s, which docs/reference/environment.md does not have", path, name)
+			}
+		}
+	})
+}
