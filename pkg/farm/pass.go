@@ -223,8 +223,8 @@ func (ps *pass) remember(plan *reconcile.Plan, wrote int, err error) {
 			placed++
 		}
 	}
-	hungry := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
-	ps.standing.ended(nodes, hungry, ps.deep && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
+	wantsNodes := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
+	ps.standing.ended(nodes, wantsNodes, ps.deep && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
 	ps.kit.stops.means(ps.id, ps.staying(stopsOf(plan, ps.snapshot.Now)))
 }
 

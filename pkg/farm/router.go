@@ -95,7 +95,7 @@ func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 
 // roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
 func (f *Farm) roomFreed(rcID string) {
-	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.now().hungry })
+	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.now().wantsNodes })
 }
 
 // pause waits, or until somebody wakes the sleeper. It returns why ctx has ended, if it has.

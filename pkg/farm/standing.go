@@ -17,16 +17,16 @@ type standing struct {
 
 // known is what standing knows at one moment.
 type known struct {
-	deep     bool            // the next pass compares intents too
-	lastDeep time.Time       // when that was done last; zero: not by this farm
-	nodes    map[string]bool // where it has pods; nil while it is looked at
-	hungry   bool            // more nodes would help it
-	leaving  bool            // give it to the farm that prefers it
+	deep       bool            // the next pass compares intents too
+	lastDeep   time.Time       // when that was done last; zero: not by this farm
+	nodes      map[string]bool // where it has pods; nil while it is looked at
+	wantsNodes bool            // more nodes would help it
+	leaving    bool            // give it to the farm that prefers it
 }
 
 // concernedBy reports whether nodes that have changed may matter to the controller.
 func (k known) concernedBy(changed map[string]bool) bool {
-	if k.hungry || k.nodes == nil {
+	if k.wantsNodes || k.nodes == nil {
 		return true
 	}
 	for name := range k.nodes {
@@ -52,10 +52,10 @@ func (s *standing) begin() {
 }
 
 // ended takes in what a pass has found. A deep check is done when it found nothing to do, and nothing kept it from doing it.
-func (s *standing) ended(nodes map[string]bool, hungry, checked bool) {
+func (s *standing) ended(nodes map[string]bool, wantsNodes, checked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.is.nodes, s.is.hungry = nodes, hungry
+	s.is.nodes, s.is.wantsNodes = nodes, wantsNodes
 	if checked {
 		s.is.lastDeep, s.is.deep = time.Now(), false
 	}

@@ -12,7 +12,7 @@ import (
 
 // A controller whose pods are all placed, but one of which cannot leave its node for want of another, is looked at when any
 // node changes; one that lacks nothing only when its own do.
-func TestAMoveWithoutRoomIsHungry(t *testing.T) {
+func TestAMoveWithoutRoomWantsNodes(t *testing.T) {
 	t.Parallel()
 	other := map[string]bool{"n9": true}
 	for missing, want := range map[int]bool{0: false, 1: true} {
@@ -23,14 +23,14 @@ func TestAMoveWithoutRoomIsHungry(t *testing.T) {
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
 		ps.snapshot = s
 		ps.remember(plan, 0, nil)
-		if c.standing.now().hungry != want || c.standing.now().concernedBy(other) != want {
-			t.Errorf("%d missing: hungry %t, concerned by any node %t", missing, c.standing.now().hungry, c.standing.now().concernedBy(other))
+		if c.standing.now().wantsNodes != want || c.standing.now().concernedBy(other) != want {
+			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.standing.now().wantsNodes, c.standing.now().concernedBy(other))
 		}
 	}
 }
 
 // A controller whose plan has placed all that was missing needs no other nodes; one of which something has not landed may.
-func TestAControllerThatWasFedIsNotHungry(t *testing.T) {
+func TestAControllerWithItsPodsWantsNoNodes(t *testing.T) {
 	t.Parallel()
 	place := reconcile.Change{Action: reconcile.Place, Placement: &pod.Placement{Node: "n1"}}
 	for name, try := range map[string]struct {
@@ -48,8 +48,8 @@ func TestAControllerThatWasFedIsNotHungry(t *testing.T) {
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
 		ps.remember(plan, try.wrote, try.err)
-		if c.standing.now().hungry != try.want {
-			t.Errorf("%s: hungry %t", name, c.standing.now().hungry)
+		if c.standing.now().wantsNodes != try.want {
+			t.Errorf("%s: wantsNodes %t", name, c.standing.now().wantsNodes)
 		}
 	}
 }
