@@ -27,7 +27,7 @@ func (ps *pass) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err
 	last := ps.foresee(plan, batches)
 	plan.Status.CarrySince(ps.head.Status)
 	ps.track(plan)
-	differs := statusDiffers(ps.head.Status, &plan.Status) && !ps.mem.phantom
+	differs := statusDiffers(ps.head.Status, &plan.Status) && !ps.mem.recordless
 	if len(batches) == 0 && differs && len(plan.Answered) == 0 {
 		ps.later = ps.statusMayWait(plan)
 		differs = ps.later == 0
@@ -88,7 +88,7 @@ const inFlight = 8
 // foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
 // nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.
 func (ps *pass) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
-	if ps.deep || ps.mem.phantom || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
+	if ps.deep || ps.mem.recordless || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
 		return nil
 	}
 	next, ok := reconcile.Foresee(ps.snapshot, plan)

@@ -191,7 +191,7 @@ var errTripped = errors.New("the mass-stop breaker has tripped")
 // mayStopMany reports whether the breaker lets all stops of the controller pass: somebody asked for them with --allow-mass-stop, or by
 // sweeping what has no record.
 func (ps *pass) mayStopMany() bool {
-	return reconcile.AllowsMassStop(&ps.head.RC.Value) || ps.mem.phantom
+	return reconcile.AllowsMassStop(&ps.head.RC.Value) || ps.mem.recordless
 }
 
 // staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.

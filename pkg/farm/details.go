@@ -34,7 +34,7 @@ func (ps *pass) readDetails(ctx context.Context) error {
 			w.Realities = append(w.Realities, at(&s.Companions[i].Pods[j])...)
 		}
 	}
-	if !ps.mem.phantom {
+	if !ps.mem.recordless {
 		if s.Manifest = ps.kit.manifests.get(s.RC.ManifestDigest); s.Manifest == nil {
 			w.Manifest = s.RC.ManifestDigest
 		}

@@ -15,7 +15,7 @@ type memory struct {
 	unsure     bool // a write may linger: the fence must be bumped before anything is read
 	relied     bool // the last pass needed the minimum
 	last       evidence
-	phantom    bool           // there is no record: what it left behind is stopped, as somebody asked for
+	recordless bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
 
 	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went

@@ -127,8 +127,8 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 		return nil, 0, err
 	}
 	c := f.newController(id, got.Fence)
-	c.memory.claimed, c.memory.phantom = &got, errors.Is(got.HeadErr, store.ErrNotFound)
-	if c.memory.phantom && len(got.Head.Requests) == 0 {
+	c.memory.claimed, c.memory.recordless = &got, errors.Is(got.HeadErr, store.ErrNotFound)
+	if c.memory.recordless && len(got.Head.Requests) == 0 {
 		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
 			return nil, 0, err // the next look claims again
 		}

@@ -244,7 +244,7 @@ func (ps *pass) looked(alone bool) {
 func (ps *pass) leave(ctx context.Context) (bool, error) {
 	leaving := ps.standing.takeLeaving()
 	owner := ps.kit.farm
-	if matches := ps.mem.phantom || ps.kit.selector.Matches(labels.Set(ps.head.RC.Value.Labels)); leaving && matches {
+	if matches := ps.mem.recordless || ps.kit.selector.Matches(labels.Set(ps.head.RC.Value.Labels)); leaving && matches {
 		var err error
 		if owner, _, err = ps.kit.fleet.preferred(ctx, ps.id); err != nil {
 			return false, err

@@ -63,9 +63,9 @@ func (ps *pass) read(ctx context.Context) error {
 	return nil
 }
 
-// phantomRecord makes up the record of a controller that has none, for as long as somebody asks for something. Where that is a
+// recordlessRC makes up the record of a controller that has none, for as long as somebody asks for something. Where that is a
 // sweep it is deleted, so that all that it left behind goes; otherwise disabled, so that nothing goes but what was asked for.
-func phantomRecord(id, by string, requests []store.Rec[store.Request]) rc.RC {
+func recordlessRC(id, by string, requests []store.Rec[store.Request]) rc.RC {
 	r := rc.RC{ID: id, Name: id, Disabled: true, ChangedBy: by}
 	if slices.ContainsFunc(requests, func(r store.Rec[store.Request]) bool { return r.Value.Kind == store.SweepOrphan }) {
 		now := time.Now().UTC()
@@ -74,7 +74,7 @@ func phantomRecord(id, by string, requests []store.Rec[store.Request]) rc.RC {
 	return r
 }
 
-// readHead reads the controller with its bell, status and placements. A phantom's record is made up. Nobody else writes the placements: where one is older than at the last look the store went back
+// readHead reads the controller with its bell, status and placements. That of a controller without one is made up. Nobody else writes the placements: where one is older than at the last look the store went back
 // in time, even if others have written so much since that no watch could tell.
 func (ps *pass) readHead(ctx context.Context) (store.Head, error) {
 	first, consistent := ps.mem.claimed, ps.mem.consistent
@@ -94,9 +94,9 @@ func (ps *pass) readHead(ctx context.Context) (store.Head, error) {
 		}
 		switch {
 		case err == nil:
-			ps.mem.phantom = false // it came back
-		case errors.Is(err, store.ErrNotFound) && ps.mem.phantom && len(head.Requests) > 0:
-			head.RC.Value = phantomRecord(ps.id, ps.kit.farm, head.Requests)
+			ps.mem.recordless = false // it came back
+		case errors.Is(err, store.ErrNotFound) && ps.mem.recordless && len(head.Requests) > 0:
+			head.RC.Value = recordlessRC(ps.id, ps.kit.farm, head.Requests)
 		default:
 			return head, err
 		}
@@ -114,7 +114,7 @@ func (ps *pass) readHead(ctx context.Context) (store.Head, error) {
 	}
 }
 
-// addRequests adds what operators ask for, and reads what a request for repair is about. For a phantom only those orphans
+// addRequests adds what operators ask for, and reads what a request for repair is about. For a controller without a record only those orphans
 // count that somebody asked to be swept, or that have a placement by now.
 func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
 	swept := map[store.At]bool{}
@@ -124,7 +124,7 @@ func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests
 	}
 	for _, rec := range requests {
 		r := rec.Value
-		if ps.mem.phantom && r.Kind == store.SweepOrphan {
+		if ps.mem.recordless && r.Kind == store.SweepOrphan {
 			// It stays until the last transaction, which removes all: it is what tells a successor that a sweep is under way.
 			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
 			continue
@@ -151,7 +151,7 @@ func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests
 		s.Requests = append(s.Requests, asked)
 	}
 	s.Orphans = ps.mem.notConfirmed(s.Orphans)
-	if ps.mem.phantom {
+	if ps.mem.recordless {
 		placed := map[pod.Identity]bool{}
 		for i := range s.Pods {
 			placed[s.Pods[i].Identity] = true

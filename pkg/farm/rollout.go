@@ -12,7 +12,7 @@ import (
 // readRollout reads the rollout in charge, where there is one.
 func (ps *pass) readRollout(ctx context.Context) (err error) {
 	service := ps.head.RC.Value.Rollout()
-	if service == "" || ps.mem.phantom {
+	if service == "" || ps.mem.recordless {
 		return nil
 	}
 	if ps.early != nil && ps.early.Service == service {
@@ -35,7 +35,7 @@ func forsaken(r *rc.RC, now store.InCharge) bool {
 // say what they run. That it is so is read again from the leader, and a condition of the transaction.
 func (ps *pass) releaseMutator(ctx context.Context) (released bool, err error) {
 	r := &ps.head.RC.Value
-	if ps.mem.phantom || ps.snapshot.Hold != "" || !forsaken(r, ps.rollout) {
+	if ps.mem.recordless || ps.snapshot.Hold != "" || !forsaken(r, ps.rollout) {
 		return false, nil
 	}
 	service := r.Rollout()

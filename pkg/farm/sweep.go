@@ -69,9 +69,9 @@ const deepAtOnce = 64
 // keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some.
 func (f *Farm) checkClaimed(c *ReplicationController, placements int) {
 	switch {
-	case placements == 0 && f.kit.books == nil && !c.memory.phantom:
+	case placements == 0 && f.kit.books == nil && !c.memory.recordless:
 		c.standing.is.lastDeep = time.Now()
-	case f.deepLeft.Add(-1) >= 0 || c.memory.phantom:
+	case f.deepLeft.Add(-1) >= 0 || c.memory.recordless:
 		c.standing.is.deep = true
 	}
 }

@@ -26,7 +26,7 @@ type Incidents interface {
 // sayUnreadable says in the status of a controller that its record, or a placement, cannot be read, and alerts. Nothing else
 // is done about the controller until it can be.
 func (ps *pass) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
-	if ps.mem.phantom {
+	if ps.mem.recordless {
 		return nil
 	}
 	now := time.Now().UTC()
