@@ -232,7 +232,7 @@ func (ps *pass) learn() {
 // claimsMore reports whether this farm is still to claim a controller that it should own.
 func (f *Farm) claimsMore(ctx context.Context) (bool, error) {
 	for _, id := range f.world.lastRung() {
-		if c, foreign := f.roster.get(id); c != nil || foreign {
+		if c, ownedElsewhere := f.roster.get(id); c != nil || ownedElsewhere {
 			continue
 		}
 		if owner, _, err := f.preferred(ctx, id); err != nil || owner == f.cfg.ID {

@@ -272,7 +272,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	case errors.Is(err, errHandedOver):
 		f.drop(id)
-		f.roster.markForeign(id)
+		f.roster.markOwnedElsewhere(id)
 		f.queue.Forget(id)
 		return
 	case errors.Is(err, errGone):

@@ -21,7 +21,7 @@ var errHandedOver = errors.New("the controller was handed over")
 // controller returns the controller if this farm owns it or can claim it now. Otherwise it returns nil, and when to look
 // again (zero: something will ring).
 func (f *Farm) controller(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
-	c, foreign := f.roster.get(id)
+	c, ownedElsewhere := f.roster.get(id)
 	if c != nil {
 		return c, 0, nil
 	}
@@ -29,9 +29,9 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 	switch {
 	case err != nil:
 		return nil, 0, err
-	case !mine || foreign && owner != f.cfg.ID:
+	case !mine || ownedElsewhere && owner != f.cfg.ID:
 		return nil, 0, nil
-	case foreign || owner != f.cfg.ID:
+	case ownedElsewhere || owner != f.cfg.ID:
 		// Ours to take only if nobody has it: the holder has not handed it over yet, or the preferred farm does not come.
 		free, again, err := f.isFree(ctx, id, owner != f.cfg.ID)
 		if !free || err != nil {
@@ -120,7 +120,7 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
 	got, err := f.cfg.Store.Claim(ctx, id)
 	if _, held := store.HeldBy(err); held {
-		f.roster.markForeign(id)
+		f.roster.markOwnedElsewhere(id)
 		return nil, 0, nil
 	}
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 
 // roster is which controllers this farm owns, and what it knows of the owners of others.
 type roster struct {
-	mu      sync.Mutex
-	owned   map[string]*ReplicationController
-	foreign map[string]bool      // known to be owned by another farm, until the members change or a sweep
-	freed   map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
+	mu             sync.Mutex
+	owned          map[string]*ReplicationController
+	ownedElsewhere map[string]bool      // known to be owned by another farm, until the members change or a sweep
+	freed          map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
 }
 
 func newRoster() *roster {
-	return &roster{owned: map[string]*ReplicationController{}, foreign: map[string]bool{}, freed: map[string]time.Time{}}
+	return &roster{owned: map[string]*ReplicationController{}, ownedElsewhere: map[string]bool{}, freed: map[string]time.Time{}}
 }
 
 // get returns a controller that this farm owns, nil for another one, and whether another farm is known to own it.
-func (r *roster) get(id string) (c *ReplicationController, foreign bool) {
+func (r *roster) get(id string) (c *ReplicationController, ownedElsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.owned[id], r.foreign[id]
+	return r.owned[id], r.ownedElsewhere[id]
 }
 
 // all returns the controllers that this farm owns.
@@ -41,7 +41,7 @@ func (r *roster) add(c *ReplicationController, fresh bool) (added bool) {
 		return false
 	}
 	r.owned[c.ID] = c
-	delete(r.foreign, c.ID)
+	delete(r.ownedElsewhere, c.ID)
 	return true
 }
 
@@ -50,7 +50,7 @@ func (r *roster) drop(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.owned, id)
-	delete(r.foreign, id)
+	delete(r.ownedElsewhere, id)
 	delete(r.freed, id)
 }
 
@@ -59,7 +59,7 @@ func (r *roster) forget(id string) (ours bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if ours = r.owned[id] != nil; !ours {
-		delete(r.foreign, id)
+		delete(r.ownedElsewhere, id)
 		delete(r.freed, id)
 	}
 	return ours
@@ -69,7 +69,7 @@ func (r *roster) forget(id string) (ours bool) {
 func (r *roster) heard(id string, another bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.foreign[id] = another
+	r.ownedElsewhere[id] = another
 	delete(r.freed, id)
 }
 
@@ -81,26 +81,26 @@ func (r *roster) listed(id string, another bool) bool {
 	case r.owned[id] != nil:
 		return true // if it is not any more the next write finds out, or a sweep
 	case another:
-		r.foreign[id] = true
+		r.ownedElsewhere[id] = true
 		delete(r.freed, id)
 	default:
-		delete(r.foreign, id)
+		delete(r.ownedElsewhere, id)
 	}
 	return another
 }
 
-// markForeign notes that another farm has, or will have, a controller.
-func (r *roster) markForeign(id string) {
+// markOwnedElsewhere notes that another farm has, or will have, a controller.
+func (r *roster) markOwnedElsewhere(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.foreign[id] = true
+	r.ownedElsewhere[id] = true
 }
 
 // membersChanged forgets what is known of other farms' controllers: their owners may be gone.
 func (r *roster) membersChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	clear(r.foreign)
+	clear(r.ownedElsewhere)
 }
 
 // graceLeft returns how long the preferred farm still has to claim a controller.
