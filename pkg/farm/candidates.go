@@ -25,7 +25,7 @@ type candidates struct {
 	// value of the label that they are spread over.
 	perGroup map[string]int
 	avoid    map[pod.Identity][]string
-	foreign  map[string]bool            // of those taken: other farms try them first
+	fallback map[string]bool            // of those taken: other farms try them first
 	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
 	guessed  []string                   // taken before the plan was computed, until they are used
 	early    map[string]store.Rec[node.Reservation]
@@ -81,7 +81,7 @@ func newCandidates(s *reconcile.Snapshot, others scheduler.Reasons, spread strin
 		others = scheduler.Reasons{}
 	}
 	found := &candidates{
-		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, foreign: map[string]bool{},
+		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, fallback: map[string]bool{},
 	}
 	for i := range s.Pods {
 		found.perNode[s.Pods[i].Node]++
@@ -173,12 +173,12 @@ func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
 
 // takeNodes takes the next nodes for some pods, and notes them in the ledger.
 func (f *finder) takeNodes(ctx context.Context, pods int) []string {
-	some, foreign := f.kit.ledger.Take(ctx, &f.nodes.pool, pods, len(f.taken) == 0)
+	some, fallback := f.kit.ledger.Take(ctx, &f.nodes.pool, pods, len(f.taken) == 0)
 	if f.nodes.mine != nil {
-		foreign = slices.DeleteFunc(slices.Clone(some), f.nodes.mine)
+		fallback = slices.DeleteFunc(slices.Clone(some), f.nodes.mine)
 	}
-	for _, name := range foreign {
-		f.nodes.foreign[name] = true
+	for _, name := range fallback {
+		f.nodes.fallback[name] = true
 	}
 	f.taken = append(f.taken, some...)
 	f.nodes.looked += len(some)

@@ -139,7 +139,7 @@ func (f *finder) place(plan *reconcile.Plan, pods []pod.Identity, names []string
 	s, nodes := f.s, f.nodes
 	assigned, refused := placement.Assign(placement.Request{
 		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
-		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.foreign, Nodes: s.Nodes, Reservations: reservations,
+		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.fallback, Nodes: s.Nodes, Reservations: reservations,
 	})
 	placer := reconcile.NewPlacer(s)
 	plan.Changes = slices.Grow(plan.Changes, len(assigned))
@@ -186,7 +186,7 @@ const lookAtOnce = 128
 func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 	s, enough := f.s, max(scheduler.MinCandidates, pods)
 	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
-	var found, foreign []string
+	var found, fallback []string
 	look := func(from *scheduler.Preference, rest bool) error {
 		for names := range slices.Chunk(slices.Collect(from.All()), lookAtOnce) {
 			if len(found) >= enough {
@@ -210,7 +210,7 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 					continue
 				}
 				if found = append(found, name); rest || f.nodes.mine != nil && !f.nodes.mine(name) {
-					foreign = append(foreign, name)
+					fallback = append(fallback, name)
 				}
 			}
 			if len(found) == before { // it may be a look at all nodes: it rests as long as it reads, and others are placed meanwhile
@@ -227,8 +227,8 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 	if err := look(&f.nodes.pool.Rest, true); err != nil {
 		return nil, err
 	}
-	for _, name := range foreign {
-		f.nodes.foreign[name] = true
+	for _, name := range fallback {
+		f.nodes.fallback[name] = true
 	}
 	f.kit.ledger.Hold(found)
 	f.taken = append(f.taken, found...)

@@ -118,7 +118,7 @@ const (
 // Take takes nodes for some pods out of the pool, those that no other pass has first. A pass that has none yet waits for a
 // while until there are enough. Those taken must be given back after the writes. It returns the nodes, and those of them that
 // are of the rest.
-func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (some, foreign []string) {
+func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (some, fallback []string) {
 	n, enough := max(MinCandidates, perPod*pods), min(pods, max(MinCandidates, from.Share.Left()/enoughPart))
 	var timeout <-chan time.Time
 	for {
@@ -201,23 +201,23 @@ func besides(all, some []string) []string {
 
 // takeNow takes the own ones given, a few of the rest, and if that is not enough those that others have. The caller holds the
 // mutex.
-func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, foreign []string) {
+func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, fallback []string) {
 	if from.Share.Left() == 0 {
-		foreign = l.free(&from.Rest, n)
+		fallback = l.free(&from.Rest, n)
 	} else {
-		foreign = l.free(&from.Rest, n/restEvery)
+		fallback = l.free(&from.Rest, n/restEvery)
 	}
 	from.Share.Take(own)
-	from.Rest.Take(foreign)
+	from.Rest.Take(fallback)
 	// Those that are left and free were not wanted; what comes now is shared.
-	shared := first(enough-len(own)-len(foreign), from.Share.All())
-	others := first(enough-len(own)-len(foreign)-len(shared), from.Rest.All())
+	shared := first(enough-len(own)-len(fallback), from.Share.All())
+	others := first(enough-len(own)-len(fallback)-len(shared), from.Rest.All())
 	from.Share.Take(shared)
 	from.Rest.Take(others)
-	some = slices.Concat(own, foreign, shared, others)
-	foreign = append(foreign, others...)
+	some = slices.Concat(own, fallback, shared, others)
+	fallback = append(fallback, others...)
 	l.note(some)
-	return some, foreign
+	return some, fallback
 }
 
 // Hold takes nodes that were chosen in another way, whoever has them.

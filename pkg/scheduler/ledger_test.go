@@ -34,15 +34,15 @@ func TestLedgerKeepsPassesApart(t *testing.T) {
 	taken := map[string]bool{}
 	for range 6 {
 		from := &scheduler.Pool{Share: listed(names("own", 40)), Rest: listed(names("rest", 40))}
-		some, foreign := l.Take(t.Context(), from, 3, true)
+		some, fallback := l.Take(t.Context(), from, 3, true)
 		for _, name := range some {
 			if taken[name] {
 				t.Errorf("%s was given to two passes", name)
 			}
 			taken[name] = true
 		}
-		if len(foreign) > 2 || len(some)-len(foreign) < 3 {
-			t.Errorf("took %v, of others %v", some, foreign)
+		if len(fallback) > 2 || len(some)-len(fallback) < 3 {
+			t.Errorf("took %v, of others %v", some, fallback)
 		}
 		if from.Share.Left()+from.Rest.Left()+len(some) != 80 || slices.ContainsFunc(some, func(name string) bool { return has(&from.Share, name) }) {
 			t.Errorf("took %v and left %v and %v", some, slices.Collect(from.Share.All()), slices.Collect(from.Rest.All()))
@@ -55,12 +55,12 @@ func TestLedgerTakesWhatThereIs(t *testing.T) {
 	t.Parallel()
 	var l scheduler.Ledger
 	from := &scheduler.Pool{Rest: listed(names("rest", 20))}
-	if some, foreign := l.Take(t.Context(), from, 3, true); len(some) != 12 || len(foreign) != 12 || from.Rest.Left() != 8 {
-		t.Errorf("took %v, of others %v", some, foreign)
+	if some, fallback := l.Take(t.Context(), from, 3, true); len(some) != 12 || len(fallback) != 12 || from.Rest.Left() != 8 {
+		t.Errorf("took %v, of others %v", some, fallback)
 	}
 	large := &scheduler.Pool{Share: listed(names("own", 40)), Rest: listed(names("rest", 40))}
-	if some, foreign := l.Take(t.Context(), large, 30, true); len(some) != 55 || len(foreign) != 15 {
-		t.Errorf("took %d nodes for 30 pods, %d of others; want all of the own share, and some of others", len(some), len(foreign))
+	if some, fallback := l.Take(t.Context(), large, 30, true); len(some) != 55 || len(fallback) != 15 {
+		t.Errorf("took %d nodes for 30 pods, %d of others; want all of the own share, and some of others", len(some), len(fallback))
 	}
 	l = scheduler.Ledger{}
 	small := names("own", 2)
@@ -69,9 +69,9 @@ func TestLedgerTakesWhatThereIs(t *testing.T) {
 			t.Errorf("took %v", some)
 		}
 	}
-	some, foreign := l.Take(t.Context(), &scheduler.Pool{Share: listed(small), Rest: listed(names("rest", 12))}, 4, false)
-	if len(some) != 4 || len(foreign) != 2 {
-		t.Errorf("took %v, of others %v; all are busy", some, foreign)
+	some, fallback := l.Take(t.Context(), &scheduler.Pool{Share: listed(small), Rest: listed(names("rest", 12))}, 4, false)
+	if len(some) != 4 || len(fallback) != 2 {
+		t.Errorf("took %v, of others %v; all are busy", some, fallback)
 	}
 }
 
@@ -134,8 +134,8 @@ func TestLedgerSpreads(t *testing.T) {
 				l.Hold(tt.busy)
 				started := time.Now()
 				from := &scheduler.Pool{Share: racked(racks, tt.pods)}
-				some, foreign := l.Take(t.Context(), from, 3, true)
-				if waited := time.Since(started); waited != tt.waited || len(foreign) > 0 {
+				some, fallback := l.Take(t.Context(), from, 3, true)
+				if waited := time.Since(started); waited != tt.waited || len(fallback) > 0 {
 					t.Errorf("took %v after %s, want that after %s", some, waited, tt.waited)
 				}
 				perRack, seen := map[string]int{}, map[string]bool{}
