@@ -100,15 +100,15 @@ func (w *worker) wanted(ctx context.Context, rec Record) (*manifest.Manifest, Re
 		err = w.node.Trusted(m, signature)
 	}
 	if err == nil {
-		err = w.node.MayMoveIn(w.e.id, rec.tenant(), m)
+		err = w.node.MayUseData(w.e.id, rec.dataOwner(), m)
 	}
 	if err != nil {
 		w.installFailed(ctx, &rec, stateOf(err), err)
 		return nil, rec, err
 	}
 	rec.Wanted, rec.Signature = canonical, signature
-	if rec.Tenant == "" && rec.Installed == nil {
-		rec.Tenant = m.ID
+	if rec.DataOwner == "" && rec.Installed == nil {
+		rec.DataOwner = m.ID
 	}
 	rec, err = w.save(rec)
 	return m, rec, err

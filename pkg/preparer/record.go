@@ -47,9 +47,9 @@ type Record struct {
 	Ready string `json:"ready,omitempty"`
 	// Counting is since when min_ready is counted, so that a restarted preparer goes on with it.
 	Counting *Counting `json:"counting,omitempty"`
-	// Tenant is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
+	// DataOwner is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
 	// first manifest was read.
-	Tenant string `json:"tenant,omitempty"`
+	DataOwner string `json:"tenant,omitempty"`
 	// AwaitsIntent: it was stopped because the node's name was taken over, and does not start before its intent was read again.
 	AwaitsIntent bool `json:"awaits_intent,omitempty"`
 	// Ran are the digests of versions that run once and were started, the latest last. They stay when the pod is stopped.
@@ -100,7 +100,7 @@ func (r Record) installed(in *install.Installed, podID string) Record {
 		r.Previous = append([]install.Installed{*r.Installed}, r.Previous...)
 		r.Previous = r.Previous[:min(len(r.Previous), keepVersions-1)]
 	}
-	r.Installed, r.Wanted, r.Signature, r.Tenant = in, nil, "", podID
+	r.Installed, r.Wanted, r.Signature, r.DataOwner = in, nil, "", podID
 	return r
 }
 
@@ -116,12 +116,12 @@ func (r *Record) versions() []*install.Installed {
 	return all
 }
 
-// tenant returns the id of the pod that the identity's user and directories are of, as far as the record tells.
-func (r *Record) tenant() string {
-	if r.Tenant != "" {
-		return r.Tenant
+// dataOwner returns the id of the pod that the identity's user and directories are of, as far as the record tells.
+func (r *Record) dataOwner() string {
+	if r.DataOwner != "" {
+		return r.DataOwner
 	}
-	for _, in := range r.versions() { // a record of before there were tenants
+	for _, in := range r.versions() { // a record of before it was noted
 		if m := in.Decode(); m != nil {
 			return m.ID
 		}
@@ -218,7 +218,7 @@ func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 		State: pod.Running, Revision: newest.Spec.Revision,
 	}
 	return Record{
-		Version: RecordVersion, Intent: in, Tenant: in.PodID,
+		Version: RecordVersion, Intent: in, DataOwner: in.PodID,
 		Installed: &install.Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(said.Ports)},
 	}, CheckIntent(in) == nil
 }

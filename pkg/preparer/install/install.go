@@ -122,7 +122,7 @@ func (n *Node) Install(ctx context.Context, o *Order, tell Progress) (*Installed
 		return nil, err
 	}
 	v.roots = roots
-	if err := v.moveIn(); err != nil {
+	if err := v.claimData(); err != nil {
 		return nil, err
 	}
 	if err := v.makeDirs(ctx, o.Before == nil); err != nil {

@@ -111,9 +111,9 @@ func TestIdentityStaysWithItsPod(t *testing.T) {
 	b.writeFile(note, "web\n")
 	b.awaitReady(0, web, 60)
 
-	// A record of before there were tenants is judged by what is installed.
+	// A record of before it was noted is told by what is installed.
 	a.stop()
-	b.dropTenant(record, note)
+	b.dropOwner(record, note)
 	b.start()
 	b.tell(intentOf("sandbox", other, 70))
 	b.awaitState(0, pod.StateFailed, 70, refusal)
@@ -121,7 +121,7 @@ func TestIdentityStaysWithItsPod(t *testing.T) {
 	b.awaitReady(0, web, 80)
 }
 
-func (b *bench) dropTenant(record, note string) {
+func (b *bench) dropOwner(record, note string) {
 	b.t.Helper()
 	var rec map[string]any
 	data, err := os.ReadFile(record)
@@ -132,7 +132,7 @@ func (b *bench) dropTenant(record, note string) {
 		err = os.Remove(note)
 	}
 	if err != nil || rec["tenant"] != "web" {
-		b.t.Fatalf("tenant %v, %v", rec["tenant"], err)
+		b.t.Fatalf("data owner %v, %v", rec["tenant"], err)
 	}
 	delete(rec, "tenant")
 	data, err = json.Marshal(rec)
