@@ -128,17 +128,17 @@ func (s *stopCounter) hasUnread() bool {
 // massStop is the breaker's rule.
 func massStop(stops, owned int) bool { return stops >= massStopLeast && 2*stops > owned }
 
-// claimsLook is when a plan is looked at again that cannot be judged while there is something left to claim, and
+// claimsLook is when a plan is looked at again that cannot be admitted while there is something left to claim, and
 // claimsWait how long after the last change of the members nothing is waited for any more.
 const (
 	claimsLook = 100 * time.Millisecond
 	claimsWait = 30 * time.Second
 )
 
-// judge counts the stops that a plan is about to ask for, and trips the mass-stop breaker instead of sending them when
+// admitStops counts the stops that a plan is about to ask for, and trips the mass-stop breaker instead of sending them when
 // they are too many. A change that was made with --allow-mass-stop is let pass. A farm that is still taking over does not know
-// yet what it owns: then the plan is not judged, and must not be carried out.
-func (ps *pass) judge(ctx context.Context, plan *reconcile.Plan) (judged bool, err error) {
+// yet what it owns: then the plan is not admitted, and must not be carried out.
+func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted bool, err error) {
 	kit, now, record := ps.kit, ps.snapshot.Now, &ps.head.RC.Value
 	planned := stopsOf(plan, now)
 	left := ps.staying(planned)

@@ -76,11 +76,11 @@ func TestTheBreakerCountsAtOneMoment(t *testing.T) {
 		for i, ps := range passes {
 			all.Go(func() {
 				<-start
-				switch judged, err := ps.judge(t.Context(), plans[i]); {
-				case judged && err == nil:
+				switch admitted, err := ps.admitStops(t.Context(), plans[i]); {
+				case admitted && err == nil:
 					stopped.Add(pods)
 				case !errors.Is(err, errTripped):
-					t.Errorf("judged %v, %v", judged, err)
+					t.Errorf("admitted %v, %v", admitted, err)
 				}
 			})
 		}
@@ -102,38 +102,38 @@ func TestARefusedStopCountsOnce(t *testing.T) {
 	passes, plans := stopsAll(t, st, 4, 8)
 	for try := range 3 {
 		for i := range 2 { // 16 of 32
-			if judged, err := passes[i].judge(t.Context(), plans[i]); !judged || err != nil {
-				t.Fatalf("try %d: judged %v, %v", try, judged, err)
+			if admitted, err := passes[i].admitStops(t.Context(), plans[i]); !admitted || err != nil {
+				t.Fatalf("try %d: admitted %v, %v", try, admitted, err)
 			}
 		}
 	}
-	if _, err := passes[2].judge(t.Context(), plans[2]); !errors.Is(err, errTripped) {
+	if _, err := passes[2].admitStops(t.Context(), plans[2]); !errors.Is(err, errTripped) {
 		t.Errorf("24 of 32: %v", err)
 	}
 }
 
 // What a change with --allow-mass-stop may stop is neither counted as a stop nor as owned from the moment that its first plan is
-// judged, or that its lock came: all of 12 other pods are a mass stop, however many of the former still run.
+// admitted, or that its lock came: all of 12 other pods are a mass stop, however many of the former still run.
 func TestPodsThatMayBeStoppedAreNotOwned(t *testing.T) {
 	t.Parallel()
 	for name, tell := range map[string]func(t *testing.T, ps *pass, plan *reconcile.Plan){
 		"a plan stops them all": func(t *testing.T, ps *pass, plan *reconcile.Plan) {
 			t.Helper()
-			if judged, err := ps.judge(t.Context(), plan); !judged || err != nil {
-				t.Fatalf("the allowed change: judged %v, %v", judged, err)
+			if admitted, err := ps.admitStops(t.Context(), plan); !admitted || err != nil {
+				t.Fatalf("the allowed change: admitted %v, %v", admitted, err)
 			}
 		},
 		"a plan stops the first of them": func(t *testing.T, ps *pass, plan *reconcile.Plan) {
 			t.Helper()
 			plan.Changes = plan.Changes[:1]
-			if judged, err := ps.judge(t.Context(), plan); !judged || err != nil {
-				t.Fatalf("the allowed change: judged %v, %v", judged, err)
+			if admitted, err := ps.admitStops(t.Context(), plan); !admitted || err != nil {
+				t.Fatalf("the allowed change: admitted %v, %v", admitted, err)
 			}
 		},
 		"a plan cannot stop any yet": func(t *testing.T, ps *pass, _ *reconcile.Plan) {
 			t.Helper()
-			if judged, err := ps.judge(t.Context(), &reconcile.Plan{}); !judged || err != nil {
-				t.Fatalf("the allowed change: judged %v, %v", judged, err)
+			if admitted, err := ps.admitStops(t.Context(), &reconcile.Plan{}); !admitted || err != nil {
+				t.Fatalf("the allowed change: admitted %v, %v", admitted, err)
 			}
 		},
 		"a pass was over": func(_ *testing.T, ps *pass, _ *reconcile.Plan) {
@@ -150,7 +150,7 @@ func TestPodsThatMayBeStoppedAreNotOwned(t *testing.T) {
 			passes[0].head.RC.Value.AllowMassStop = 1
 			passes[0].kit.stops.means(passes[0].id, len(passes[0].head.Placements))
 			tell(t, passes[0], plans[0])
-			if _, err := passes[1].judge(t.Context(), plans[1]); !errors.Is(err, errTripped) {
+			if _, err := passes[1].admitStops(t.Context(), plans[1]); !errors.Is(err, errTripped) {
 				t.Errorf("12 of 12 that stay: %v", err)
 			}
 		})
@@ -171,11 +171,11 @@ func TestPodsThatStayAreOwned(t *testing.T) {
 			t.Parallel()
 			passes, plans := stopsAll(t, &tripping{}, 2, 12)
 			change(&passes[0].head.RC.Value)
-			if judged, err := passes[0].judge(t.Context(), &reconcile.Plan{}); !judged || err != nil {
-				t.Fatalf("judged %v, %v", judged, err)
+			if admitted, err := passes[0].admitStops(t.Context(), &reconcile.Plan{}); !admitted || err != nil {
+				t.Fatalf("admitted %v, %v", admitted, err)
 			}
-			if judged, err := passes[1].judge(t.Context(), plans[1]); !judged || err != nil {
-				t.Errorf("12 of 24: judged %v, %v", judged, err)
+			if admitted, err := passes[1].admitStops(t.Context(), plans[1]); !admitted || err != nil {
+				t.Errorf("12 of 24: admitted %v, %v", admitted, err)
 			}
 		})
 	}
@@ -191,8 +191,8 @@ func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 	stops := passes[1].kit.stops
 	stops.claimed(passes[1].id)
 	plans[0].Changes = plans[0].Changes[:5]
-	if judged, err := passes[0].judge(t.Context(), plans[0]); judged || err != nil {
-		t.Errorf("a stop was judged while a controller had not been read: %v, %v", judged, err)
+	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); admitted || err != nil {
+		t.Errorf("a stop was admitted while a controller had not been read: %v, %v", admitted, err)
 	}
 	since := time.Now()
 	for i := range passes[1].head.Placements { // its former owner has asked 16 of 20 to stop
@@ -205,8 +205,8 @@ func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 	if stops.isUnread(passes[1].id) {
 		t.Error("it has been read")
 	}
-	if judged, err := passes[0].judge(t.Context(), plans[0]); judged || !errors.Is(err, errTripped) {
-		t.Errorf("16 + 5 of 40 pods: %v, %v", judged, err)
+	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); admitted || !errors.Is(err, errTripped) {
+		t.Errorf("16 + 5 of 40 pods: %v, %v", admitted, err)
 	}
 }
 

@@ -213,7 +213,7 @@ func (f *finder) keep(d store.Details) {
 	}
 	for name, rec := range d.Reservations {
 		if d.Unreadable[name] == nil && disagrees(f.s.Nodes[name], rec.Value) {
-			f.kit.suspects.add(name)
+			f.kit.mismatched.add(name)
 		}
 	}
 }

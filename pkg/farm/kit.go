@@ -92,16 +92,16 @@ type kit struct {
 	lock   Tenancy
 	trip   Tripper
 
-	world     *world
-	fleet     fleet
-	settling  *settling
-	stops     *stopCounter
-	kin       *kin
-	manifests *manifestCache
-	ledger    *scheduler.Ledger
-	scarcity  *scarcity
-	suspects  *nodeSet // their reservations say something else than what is known of them
-	fresh     *nodeSet // this farm has written their first reservation, as far as it knows
+	world      *world
+	fleet      fleet
+	settling   *settling
+	stops      *stopCounter
+	kin        *kin
+	manifests  *manifestCache
+	ledger     *scheduler.Ledger
+	scarcity   *scarcity
+	mismatched *nodeSet // their reservations say something else than what is known of them
+	fresh      *nodeSet // this farm has written their first reservation, as far as it knows
 
 	byLabel *scheduler.ByLabel
 	outside *outside // a scheduler that is asked in place of byLabel; nil: none
@@ -117,7 +117,7 @@ func newKit(cfg *Config, world *world, fleet fleet, byLabel *scheduler.ByLabel) 
 		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		world: world, fleet: fleet, settling: &settling{}, stops: newStopCounter(), kin: &kin{}, manifests: newManifestCache(),
-		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, suspects: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
+		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
 		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics,
 	}
 	k.outside, k.books = outsideOf(cfg)

@@ -120,7 +120,7 @@ func disagrees(v *node.View, res node.Reservation) bool {
 // has not heard of a drain yet could place there, and none where the labels are said to be others. Those of drained nodes are looked at
 // by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
 func (f *Farm) mendReservations(ctx context.Context) error {
-	names := f.kit.suspects.take()
+	names := f.kit.mismatched.take()
 	nodes, _ := f.world.nodesAt()
 	if IsLowest(f.cfg.ID, f.Members()) {
 		for name, v := range nodes {
@@ -131,7 +131,7 @@ func (f *Farm) mendReservations(ctx context.Context) error {
 	}
 	d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
 	if err != nil {
-		f.kit.suspects.add(names...)
+		f.kit.mismatched.add(names...)
 		return err
 	}
 	var errs []error

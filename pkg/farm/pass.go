@@ -92,7 +92,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if even := ps.books.balance(ctx, &plan, ps.deep); even && plan.Finish {
 		return 0, ps.finish(ctx)
 	}
-	if judged, err := ps.judge(ctx, &plan); err != nil || !judged {
+	if admitted, err := ps.admitStops(ctx, &plan); err != nil || !admitted {
 		return claimsLook, err
 	}
 	if err := ps.assign(ctx, &plan); err != nil {

@@ -201,7 +201,7 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 			}
 			for _, name := range names {
 				if d.Unreadable[name] == nil && disagrees(s.Nodes[name], d.Reservations[name].Value) {
-					f.kit.suspects.add(name)
+					f.kit.mismatched.add(name)
 				}
 				at := scheduler.Candidate{View: s.Nodes[name], Reservation: d.Reservations[name].Value, Pods: f.nodes.perNode[name]}
 				reason := rule.Refuses(at, pod.Identity{})
