@@ -34,8 +34,8 @@ const (
 // blame, the others must not suffer again.
 const aloneFor = 10 * time.Second
 
-// suspectFor is how long a read that failed alone too shares no request.
-const suspectFor = time.Minute
+// quarantineFor is how long a read that failed alone too shares no request.
+const quarantineFor = time.Minute
 
 // Merger sends reads and transactions of many callers together where they would have to wait for each other. Each caller
 // sees what it would have seen alone: a read that fails is done again alone by each of those that shared it; a refusal of one part
@@ -53,9 +53,9 @@ type Merger struct {
 	writes gatherer[*writePart]
 	large  gatherer[*writePart]
 
-	mu       sync.Mutex
-	alone    time.Time            // until then writes are
-	suspects map[string]time.Time // reads that are until then, by their first key
+	mu          sync.Mutex
+	alone       time.Time            // until then writes are
+	quarantined map[string]time.Time // reads that are until then, by their first key
 }
 
 // NewMerger returns a merger.
@@ -77,7 +77,7 @@ type readPart struct {
 }
 
 func (m *Merger) joinsReads(group []*readPart, next *readPart) bool {
-	if m.suspect(group[0]) || m.suspect(next) {
+	if m.isQuarantined(group[0]) || m.isQuarantined(next) {
 		return false
 	}
 	ops := len(next.ops)
@@ -117,22 +117,22 @@ func (m *Merger) readAlone(ctx context.Context, group []*readPart) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(m.suspects, func(_ string, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(m.quarantined, func(_ string, until time.Time) bool { return now.After(until) })
 	for _, p := range group {
 		if works && p.err != nil {
-			if m.suspects == nil {
-				m.suspects = map[string]time.Time{}
+			if m.quarantined == nil {
+				m.quarantined = map[string]time.Time{}
 			}
-			m.suspects[p.ops[0].Key()] = now.Add(suspectFor)
+			m.quarantined[p.ops[0].Key()] = now.Add(quarantineFor)
 		}
 	}
 }
 
-// suspect reports whether a read is to share no request.
-func (m *Merger) suspect(p *readPart) bool {
+// isQuarantined reports whether a read is to share no request.
+func (m *Merger) isQuarantined(p *readPart) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return time.Now().Before(m.suspects[p.ops[0].Key()])
+	return time.Now().Before(m.quarantined[p.ops[0].Key()])
 }
 
 func (m *Merger) spoiled(kind string, parts int) {
