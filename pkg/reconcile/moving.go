@@ -45,7 +45,7 @@ func (c *computation) moveOf(p *Pod) (state moveState, back *pod.Ghost, why stri
 	if g, ok := c.formerCopy(p, p.Placement.Ghosts); ok && (c.s.counts(p, g) || c.s.aliveOn(g.Node) && p.runsOn(g)) {
 		back = &g
 	}
-	if why = c.judge(p); why != "" {
+	if why = c.stalled(p); why != "" {
 		return stuck, back, why
 	}
 	return underWay, back, ""
@@ -159,7 +159,7 @@ func (c *computation) occupied(p *Pod) (by *pod.Ghost, is bool) {
 			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop, or later where revisions are ahead (R3)
 		}
 		left := deadline - c.s.Now.Sub(since)
-		if left > 0 && (g.Revision != 0 || c.judge(p) == "") {
+		if left > 0 && (g.Revision != 0 || c.stalled(p) == "") {
 			c.lookAgain(left)
 			return &g, true
 		}

@@ -210,7 +210,7 @@ func (c *computation) upgrade() {
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
 			waiting = true
-			why := c.judge(p)
+			why := c.stalled(p)
 			failed = cmp.Or(why, failed)
 			if p.Switching {
 				last = cmp.Or(why, last)
@@ -243,8 +243,8 @@ func (c *computation) upgrade() {
 	c.upgradeOne(p, to.digest)
 }
 
-// judge tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
-func (c *computation) judge(p *Pod) string {
+// stalled tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
+func (c *computation) stalled(p *Pod) string {
 	waited, deadline := c.s.Now.Sub(p.ChangedAt), c.deadline(p)
 	if hasFailed(p) || waited >= deadline {
 		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
