@@ -65,16 +65,16 @@ func (n note) keeps(rec store.Rec[node.Node], host, regressed string) (why strin
 	}
 }
 
-// suspicion is that the name was taken over. One answer that says so may be a strange one.
-type suspicion struct {
+// rival is a host that seems to have taken the name over. One answer that says so may be a strange one.
+type rival struct {
 	host  string // empty: there is none
 	since time.Time
 }
 
 // add takes in one more answer, and returns whether two that are so far apart say the same, without another between them.
-func (s *suspicion) add(host string, now time.Time, after time.Duration) (sure bool) {
+func (s *rival) add(host string, now time.Time, after time.Duration) (sure bool) {
 	if s.host != host {
-		*s = suspicion{host: host, since: now}
+		*s = rival{host: host, since: now}
 		return false
 	}
 	return host != "" && now.Sub(s.since) >= after
@@ -93,8 +93,8 @@ type Name struct {
 	note      note
 	refused   error // why the name is another host's; nil: it is not, or nobody knows
 	takeOver  bool  // from whichever host has the name; false once it was done
-	suspicion suspicion
-	kept      string // why pods keep running without the name, as last judged
+	rival     rival
+	kept      string // why pods keep running without the name, as last found
 	newest    string // the newest nonce ever seen
 	regressed string // the newest nonce when the store was last seen to go back in time
 }
@@ -164,7 +164,7 @@ func (n *Name) TakeOver() bool {
 // Take notes that the name is this host's: its lock was taken. Pods that were stopped for the loss wait for their intents all the same.
 func (n *Name) Take() {
 	n.mu.Lock()
-	n.takeOver, n.suspicion, n.kept = false, suspicion{}, ""
+	n.takeOver, n.rival, n.kept = false, rival{}, ""
 	n.mu.Unlock()
 	n.change(func(old note) note {
 		old.Lost = ""
@@ -199,12 +199,12 @@ func (n *Name) change(change func(note) note) {
 	n.trouble.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
 }
 
-// Judge finds out whether the name, which another host has, was taken over from this one, from the node's record as it was read, nil for one
+// ConfirmTakeover finds out whether the name, which another host has, was taken over from this one, from the node's record as it was read, nil for one
 // that is gone or cannot be understood. Whoever took it over has declared this machine dead, and its pods are started elsewhere: ours end, so
 // that nothing runs twice (P5). Anything else ends nothing (P4). Two answers are needed, confirm apart. kept is why pods run on, when
 // that is news.
-func (n *Name) Judge(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
-	if lost, kept = n.judge(rec, now, confirm); lost {
+func (n *Name) ConfirmTakeover(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
+	if lost, kept = n.takenOver(rec, now, confirm); lost {
 		n.change(func(old note) note {
 			old.Lost = HostOf(rec.Value)
 			return old
@@ -213,7 +213,7 @@ func (n *Name) Judge(rec *store.Rec[node.Node], now time.Time, confirm time.Dura
 	return lost, kept
 }
 
-func (n *Name) judge(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
+func (n *Name) takenOver(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.lostTo() != "" {
@@ -229,7 +229,7 @@ func (n *Name) judge(rec *store.Rec[node.Node], now time.Time, confirm time.Dura
 	if why != n.kept {
 		n.kept, kept = why, why
 	}
-	return n.suspicion.add(host, now, confirm), kept
+	return n.rival.add(host, now, confirm), kept
 }
 
 // HostOf names the host whose record it is.

@@ -35,10 +35,10 @@ func TestHostID(t *testing.T) {
 }
 
 // One answer is not believed, nor are two that come at once, nor two with another one between them.
-func TestSuspicion(t *testing.T) {
+func TestRivalIsConfirmed(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
-	var s suspicion
+	var s rival
 	for i, tt := range []struct {
 		host string
 		at   time.Duration

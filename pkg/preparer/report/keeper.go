@@ -153,7 +153,7 @@ func (k *Keeper) notHeld(ctx context.Context, key string, err error) {
 		}
 		// With the host in the message, another one is told at once.
 		k.Trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(foreign.Record), err)
-		k.judge(ctx)
+		k.checkName(ctx)
 	case held:
 		k.Holding(false)
 		k.Trouble.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
@@ -162,8 +162,8 @@ func (k *Keeper) notHeld(ctx context.Context, key string, err error) {
 	}
 }
 
-// judge finds out whether the other host has taken the name over, which ends all pods.
-func (k *Keeper) judge(ctx context.Context) {
+// checkName finds out whether the other host has taken the name over, which ends all pods.
+func (k *Keeper) checkName(ctx context.Context) {
 	rec, err := k.Reader.Node(ctx, k.Node)
 	var corrupt *store.CorruptError
 	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
@@ -173,7 +173,7 @@ func (k *Keeper) judge(ctx context.Context) {
 	if err != nil {
 		read = nil
 	}
-	lost, kept := k.Name.Judge(read, time.Now(), k.ConfirmLoss)
+	lost, kept := k.Name.ConfirmTakeover(read, time.Now(), k.ConfirmLoss)
 	if kept != "" {
 		k.Log.WithField(obs.Reason, kept).Warn("pods of this host keep running although its node's name is another's; if they run elsewhere too, end them")
 	}
