@@ -21,7 +21,7 @@ const (
 	largeWrites  = 8
 )
 
-// mergedParts is how many callers share a write: what becomes of it without an answer, each of them has to settle.
+// mergedParts is how many callers share a write: what became of it without an answer, each of them has to find out.
 const mergedParts = 16
 
 // Kinds of requests that callers share; see Merger.Spoiled.

@@ -184,7 +184,7 @@ func (s *Store) ForgetService(ctx context.Context, svc *record.Service, massStop
 		}
 		ops = append(ops, consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index), s.ring(c.RC.ID))
 	}
-	return s.settled(ctx, "service "+name, audit.ID, append(ops, s.audit(audit)))
+	return s.commitDefinitely(ctx, "service "+name, audit.ID, append(ops, s.audit(audit)))
 }
 
 // Deploy is the transaction that begins a rollout, or that replaces one under way.
@@ -252,7 +252,7 @@ func (s *Store) deploy(ctx context.Context, what string, ops []consul.Op, manife
 	for i := range rcs {
 		ops = append(ops, s.rcOps(&rcs[i].Value, rcs[i].Index)...)
 	}
-	return s.settled(ctx, what, a.ID, append(ops, s.audit(a)))
+	return s.commitDefinitely(ctx, what, a.ID, append(ops, s.audit(a)))
 }
 
 // lockPatience is how long a deployment waits for a farm that holds the lock of a rollout that has ended: it has seen an old record,

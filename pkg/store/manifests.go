@@ -73,7 +73,7 @@ func (s *Store) withManifest(ctx context.Context, what, auditID string, m Deploy
 		if err != nil {
 			return struct{}{}, permanent(err)
 		}
-		err = s.settled(ctx, what, auditID, append(store, ops...))
+		err = s.commitDefinitely(ctx, what, auditID, append(store, ops...))
 		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, s.keys.Manifest(m.Digest)) {
 			return struct{}{}, err
 		}

@@ -148,7 +148,7 @@ func (s *Store) ChangeNode(ctx context.Context, c NodeChange) error {
 	if c.Reservation != nil {
 		ops = append(ops, consul.CAS(s.keys.Reservation(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
 	}
-	return s.settled(ctx, "node "+c.Ops.Name, c.Audit.ID, append(ops, s.audit(c.Audit)))
+	return s.commitDefinitely(ctx, "node "+c.Ops.Name, c.Audit.ID, append(ops, s.audit(c.Audit)))
 }
 
 // ReadBreaker reads the mass-stop breaker, or returns ErrNotFound.
@@ -159,5 +159,5 @@ func (s *Store) ReadBreaker(ctx context.Context) (Rec[Breaker], error) {
 // ResetBreaker lets farms stop pods again. index is that of the record as read, which may be one that cannot be read;
 // ErrConflict says that it changed meanwhile.
 func (s *Store) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
-	return s.settled(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
+	return s.commitDefinitely(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
 }

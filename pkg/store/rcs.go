@@ -70,13 +70,13 @@ type RCChange struct {
 }
 
 // ChangeRC writes a change with its manifest, bell and audit record, and for a new one the key of its drops, in one transaction. It returns ErrConflict when the
-// record, or on creation the name, was changed by somebody else. An unknown outcome is settled before it returns: the
+// record, or on creation the name, was changed by somebody else. An unknown outcome is found out before it returns: the
 // audit record tells whether the change landed, and the index check keeps a second landing out.
 func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 	ops := append(s.rcOps(&c.RC, c.Index), s.audit(c.Audit))
 	what := "rc " + c.RC.Name
 	if c.Manifest == nil {
-		return s.settled(ctx, what, c.Audit.ID, ops)
+		return s.commitDefinitely(ctx, what, c.Audit.ID, ops)
 	}
 	return s.withManifest(ctx, what, c.Audit.ID, DeployManifest{Digest: c.RC.ManifestDigest, Canonical: c.Manifest, Signature: c.Signature}, ops)
 }
@@ -93,10 +93,10 @@ func (s *Store) rcOps(r *rc.RC, index uint64) []consul.Op {
 	return ops
 }
 
-// settled commits a change that carries an audit record until its outcome is known. The change must hold a condition that
+// commitDefinitely commits a change that carries an audit record until its outcome is known. The change must hold a condition that
 // its own landing breaks, so that it cannot land twice. It returns ErrConflict when the change was refused, and ErrUnknown when
 // the context ended before the outcome was known. Any other error says that nothing was written.
-func (s *Store) settled(ctx context.Context, what, auditID string, ops []consul.Op) error {
+func (s *Store) commitDefinitely(ctx context.Context, what, auditID string, ops []consul.Op) error {
 	open := false // some try may have landed, or may yet
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, ops)

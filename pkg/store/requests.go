@@ -106,7 +106,7 @@ func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Reque
 				ops = append(ops, s.ring(r.RCID))
 			}
 		}
-		if err := s.settled(ctx, "node "+nodeName, a.ID, ops); err != nil {
+		if err := s.commitDefinitely(ctx, "node "+nodeName, a.ID, ops); err != nil {
 			return asked, err
 		}
 		asked += len(part)
@@ -140,7 +140,7 @@ func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
 	for _, below := range []string{s.keys.Realities(r.Name), s.keys.Intents(r.Name), s.keys.OrphanPages(r.Name)} {
 		ops = append(ops, consul.DeleteTree(below))
 	}
-	return s.settled(ctx, "node "+r.Name, r.Audit.ID, ops)
+	return s.commitDefinitely(ctx, "node "+r.Name, r.Audit.ID, ops)
 }
 
 // AgentGone reports whether a machine's Consul agent has failed or left, or is not known.

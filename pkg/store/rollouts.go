@@ -319,7 +319,7 @@ func (s *Store) AskRollout(ctx context.Context, a RolloutAsk) error {
 			return ErrAsked
 		}
 		rec.Value.Request = &a.Request
-		err = s.settled(ctx, "rollout of "+a.Service, a.Audit.ID,
+		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit.ID,
 			[]consul.Op{consul.CAS(key, encode(rec.Value), rec.Index), s.ringRollout(a.Service), s.audit(a.Audit)})
 		if !errors.Is(err, ErrConflict) {
 			return err
