@@ -18,7 +18,7 @@ import (
 // orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
 const orphanGap = 500 * time.Millisecond
 
-// family knows which children the supervisor started itself. Those are reaped by their keepers, at the right moment;
+// family knows which children the supervisor started itself. Those are reaped by their run loops, at the right moment;
 // the orphans that a child subreaper inherits are reaped here. Nobody waits for "any child".
 type family struct {
 	mu  sync.Mutex

@@ -21,7 +21,7 @@ const (
 // retryWatch is the pause before a process is watched again after the kernel refused.
 const retryWatch = time.Second
 
-// process is one supervised process. Clients change what is desired; one goroutine, the keeper, makes it so.
+// process is one supervised process. Clients change what is desired; one goroutine, the run loop, makes it so.
 type process struct {
 	sup *supervisor
 
@@ -30,7 +30,7 @@ type process struct {
 	removed bool       // no longer in the supervisor's map
 	ended   chan struct{}
 	version uint32             // of the supervisor when what clients see changed last; its mu guards it
-	recall  context.CancelFunc // wakes the keeper to look at what is desired
+	recall  context.CancelFunc // wakes the run loop to look at what is desired
 
 	write sync.Mutex // held from reading rec until its change is on disk
 
@@ -115,7 +115,7 @@ func (p *process) status() (runtime.Status, bool) {
 	if p.rec.PID != 0 && p.phase != runtime.Backoff { // in backoff it is one that a successor found gone
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
 	}
-	switch { // whatever the keeper was at when it was asked to stop
+	switch { // whatever the run loop was at when it was asked to stop
 	case p.rec.Desired == wantStop && p.rec.Done:
 		st.Phase = runtime.Stopped
 	case p.rec.Desired == wantStop && st.Phase != runtime.Stopped:
@@ -151,20 +151,20 @@ func (p *process) takeOver(ctx context.Context) {
 	}
 }
 
-// begin starts the keeper. c is what an earlier supervisor left, or nil. The caller holds op.
+// begin starts the run loop. c is what an earlier supervisor left, or nil. The caller holds op.
 func (p *process) begin(c *child) {
 	ended := make(chan struct{})
 	p.hold(c)
 	p.ended = ended
 	p.recall = p.sup.tend(func(ctx, recalled context.Context) {
 		defer close(ended)
-		p.keep(ctx, recalled, c)
+		p.runLoop(ctx, recalled, c)
 	})
 }
 
-// keep is the keeper: it returns when the process is stopped or done, or when ctx ends, leaving everything as it runs.
+// runLoop returns when the process is stopped or done, or when ctx ends, leaving everything as it runs.
 // recalled ends with ctx, and as soon as a stop is desired.
-func (p *process) keep(ctx, recalled context.Context, c *child) {
+func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 	for ctx.Err() == nil {
 		switch {
 		case c != nil:
@@ -207,7 +207,7 @@ func (p *process) start() *child {
 func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	since := time.Now() // of an adopted process the run counts from here: the wall clock may have jumped
 	if !p.stopping() {  // a predecessor may not have finished a stop; nobody recalls for that one
-		p.settle(recalled, c)
+		p.awaitStable(recalled, c)
 		p.await(recalled, c)
 	}
 	ran, stopping := time.Since(since), p.stopping()
@@ -246,9 +246,9 @@ func (p *process) stableAfter() time.Duration {
 	return max(p.sup.cfg.StableAfter, p.current().Spec.Restart.Stable)
 }
 
-// settle stays with a process that follows short runs until it has run for long enough for these to be forgotten. It returns
+// awaitStable stays with a process that follows short runs until it has run for long enough for these to be forgotten. It returns
 // before that when the process has ended or recalled ends.
-func (p *process) settle(recalled context.Context, c *child) {
+func (p *process) awaitStable(recalled context.Context, c *child) {
 	if p.current().ShortRuns == 0 {
 		return
 	}

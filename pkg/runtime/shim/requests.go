@@ -29,7 +29,7 @@ func (s *supervisor) find(id string) *process {
 	return s.procs[id]
 }
 
-// start accepts a process; its keeper starts it. One that is just being stopped is started again after that.
+// start accepts a process; its run loop starts it. One that is just being stopped is started again after that.
 func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
 	}
 }
 
-// accept records the spec and starts the keeper. A channel that comes back says when to try again.
+// accept records the spec and starts the run loop. A channel that comes back says when to try again.
 func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
@@ -92,7 +92,7 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 	case <-ctx.Done():
 		return errLeaving
 	}
-	// A keeper also returns, with the process running, when the supervisor leaves.
+	// A run loop also returns, with the process running, when the supervisor leaves.
 	if ctx.Err() != nil {
 		return errLeaving
 	}
@@ -100,7 +100,7 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 }
 
 // recordStop makes the wish durable before anything is done about it. The channel that comes back is closed when the
-// keeper has returned.
+// run loop has returned.
 func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
@@ -134,7 +134,7 @@ func (s *supervisor) remove(id string) error {
 		return nil
 	case p.known():
 		if now := p.current(); now.Done {
-			<-p.ended // the keeper has nothing left to do
+			<-p.ended // the run loop has nothing left to do
 		} else if now.Desired != wantStop || !closed(p.ended) {
 			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
 		}

@@ -43,8 +43,8 @@ type supervisor struct {
 	family  family
 	scanner proc.Scanner
 
-	// tend runs a keeper with the supervisor's context and one that the returned function ends. Set by run.
-	tend func(keeper func(ctx, recalled context.Context)) context.CancelFunc
+	// tend starts a run loop with the supervisor's context and one that the returned function ends. Set by run.
+	tend func(loop func(ctx, recalled context.Context)) context.CancelFunc
 
 	instance uint64 // in the upper half of every cursor; differs between supervisors
 
@@ -115,7 +115,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 		}
 		c.Cgroup = rec.Spec.Cgroup()
 		if c.Exited() {
-			return c, runtime.Backoff, nil // its keeper clears up behind it
+			return c, runtime.Backoff, nil // its run loop clears up behind it
 		}
 		return c, runtime.Running, nil
 	case rec.Desired == wantStop:
@@ -142,30 +142,30 @@ const noPID = 1 << 30
 
 var errKillAll = errors.New("everything is to end")
 
-// run serves until ctx ends, KillAll closes or the listener breaks. Keepers have returned when it returns.
+// run serves until ctx ends, KillAll closes or the listener breaks. Run loops have returned when it returns.
 func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
-	var keepers sync.WaitGroup
-	s.tend = func(keeper func(ctx, recalled context.Context)) context.CancelFunc {
+	var loops sync.WaitGroup
+	s.tend = func(loop func(ctx, recalled context.Context)) context.CancelFunc {
 		recalled, recall := context.WithCancel(ctx)
-		keepers.Go(func() {
+		loops.Go(func() {
 			defer recall()
-			keeper(ctx, recalled)
+			loop(ctx, recalled)
 		})
 		return recall
 	}
-	keepers.Go(func() {
+	loops.Go(func() {
 		s.family.reapOrphans(ctx, &s.scanner, func(err error) { s.cfg.Log("orphan not reaped", map[string]any{"error": err}) })
 	})
-	keepers.Go(func() { s.rotateLogs(ctx) })
-	keepers.Go(func() { s.keepReserve(ctx) })
+	loops.Go(func() { s.rotateLogs(ctx) })
+	loops.Go(func() { s.keepReserve(ctx) })
 	s.beginAll()
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: drainWait,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
-	keepers.Go(func() {
+	loops.Go(func() {
 		select {
 		case <-ctx.Done():
 		case <-s.cfg.KillAll:
@@ -177,7 +177,7 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 		err = fmt.Errorf("serve clients: %w", err)
 	}
 	cancel(nil)
-	keepers.Wait()
+	loops.Wait()
 	if errors.Is(context.Cause(ctx), errKillAll) {
 		// The context has ended; every process must.
 		kill, done := context.WithTimeout(context.WithoutCancel(parent), killWait)
@@ -236,7 +236,7 @@ func (s *supervisor) since(base uint64) ([]*process, snapshot) {
 	return procs, snap
 }
 
-// killAll ends everything without a grace. The keepers have returned.
+// killAll ends everything without a grace. The run loops have returned.
 func (s *supervisor) killAll(ctx context.Context) {
 	var left []*process
 	for _, p := range s.all() {
