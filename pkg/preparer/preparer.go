@@ -2,7 +2,7 @@
 //
 // Run supervises the local pods for the life of the process and needs nothing of Consul's servers. Serve is what happens
 // under one session: it holds the node's lock, takes new intents and reports. An intent goes one way: Decide, in decide.go, is the only place
-// that turns it, or its absence, into a verdict; apply puts what was accepted into the pod's entry (pods.go); settle, in worker.go, brings the
+// that turns it, or its absence, into a verdict; apply puts what was accepted into the pod's entry (pods.go); reconcile, in worker.go, brings the
 // pod closer to its record, and may be interrupted anywhere; observe, in observe.go, derives what is reported. The states that a pod goes
 // through, and why, are the table in state.go. Parts below this package do the rest, and call nobody here but by what they were given.
 package preparer

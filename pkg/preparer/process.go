@@ -14,9 +14,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
-// keep makes exactly the installed processes run. Processes that run already are left alone, whatever their
+// reconcileProcs makes exactly the installed processes run. Processes that run already are left alone, whatever their
 // specification says: a new version of the preparer must not restart pods.
-func (w *worker) keep(ctx context.Context, rec Record) (Record, error) {
+func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error) {
 	held, err := w.heldBack(&rec)
 	if !held && err == nil && !rec.Installed.Known() {
 		if rec, err = w.identify(ctx, rec); err != nil {
@@ -41,7 +41,7 @@ func (w *worker) keep(ctx context.Context, rec Record) (Record, error) {
 	plan := supervise.Compare(wanted, procs)
 	if !plan.Empty() {
 		if procs, err = w.processes.Of(ctx, w.e.id); err != nil { // the runtime's last report may be older than our last act
-			w.keepFailed(&rec, fmt.Errorf("the runtime does not answer: %w", err))
+			w.procsFailed(&rec, fmt.Errorf("the runtime does not answer: %w", err))
 			return rec, err
 		}
 		plan = supervise.Compare(wanted, procs)
@@ -53,7 +53,7 @@ func (w *worker) keep(ctx context.Context, rec Record) (Record, error) {
 	}
 	if !plan.Empty() || rec.Installed.Launching {
 		if rec, err = w.carryOut(ctx, rec, procs, plan); err != nil {
-			w.keepFailed(&rec, err)
+			w.procsFailed(&rec, err)
 			return rec, err
 		}
 	}
@@ -65,14 +65,14 @@ func (w *worker) keep(ctx context.Context, rec Record) (Record, error) {
 		w.pods.enter(w.e, now)
 	})
 	if err = w.mend(ctx, &rec); err != nil {
-		w.keepFailed(&rec, err)
+		w.procsFailed(&rec, err)
 	}
 	return rec, err
 }
 
-// keepFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under
+// procsFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under
 // the accepted revision must be about the version that it asked for.
-func (w *worker) keepFailed(rec *Record, err error) {
+func (w *worker) procsFailed(rec *Record, err error) {
 	if !rec.upToDate() || errors.Is(err, context.Canceled) {
 		return
 	}

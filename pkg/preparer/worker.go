@@ -59,13 +59,13 @@ type worker struct {
 	buried func() // is told that the stop of a pod is on the disk, so that an intent that is gone already means more
 }
 
-// run settles the pod until there is nothing left to do.
+// run reconciles the pod until there is nothing left to do.
 func (w *worker) run(ctx context.Context) {
 	pace := loop.NewPace(w.cfg.RetryMin, w.cfg.RetryMax)
 	key := "pod " + w.e.id.String()
 	for {
 		w.pods.do(func() { w.e.again = false })
-		err := w.settle(ctx)
+		err := w.reconcile(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -80,7 +80,7 @@ func (w *worker) run(ctx context.Context) {
 			continue
 		}
 		if !errors.Is(err, context.Canceled) { // an interrupted installation is no trouble
-			w.trouble.Report(key, "pod cannot be settled, trying again", err)
+			w.trouble.Report(key, "pod cannot be reconciled, trying again", err)
 		}
 		if woken, err := loop.PauseUnless(ctx, w.e.wake, pace.NextBackOff()); err != nil {
 			return
@@ -90,35 +90,35 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// settle brings the pod closer to what its record wants. It starts from the record and from what the runtime has, never
+// reconcile brings the pod closer to what its record wants. It starts from the record and from what the runtime has, never
 // from what an earlier pass was about to do, so that it may be interrupted anywhere (P7).
-func (w *worker) settle(ctx context.Context) error {
+func (w *worker) reconcile(ctx context.Context) error {
 	rec, err := w.persist()
 	if rec.Intent.State == pod.Stopped {
 		return errors.Join(err, w.stop(ctx, rec))
 	}
-	var keepErr error
+	var procsErr error
 	if rec.Installed != nil {
-		rec, keepErr = w.keep(ctx, rec)
+		rec, procsErr = w.reconcileProcs(ctx, rec)
 	}
 	if err != nil { // a full disk keeps new intents out, not the pod down
 		w.note(func() {
 			w.e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
 		})
-		return errors.Join(err, keepErr)
+		return errors.Join(err, procsErr)
 	}
 	if !rec.upToDate() {
 		// What keeps the old version from running must not keep the new one out.
 		if rec, err = w.install(ctx, rec); err != nil {
-			return errors.Join(err, keepErr)
+			return errors.Join(err, procsErr)
 		}
-		_, keepErr = w.keep(ctx, rec)
+		_, procsErr = w.reconcileProcs(ctx, rec)
 	}
-	if errors.Is(keepErr, errHeldBack) {
+	if errors.Is(procsErr, errHeldBack) {
 		return nil
 	}
-	if keepErr != nil {
-		return keepErr
+	if procsErr != nil {
+		return procsErr
 	}
 	// What runs is as asked for, except perhaps for its name: a newer intent for the same digest installs nothing.
 	if err := samePod(rec.Intent, rec.Installed.Decode()); err != nil {
