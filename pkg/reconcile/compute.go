@@ -41,7 +41,7 @@ func Compute(s *Snapshot) Plan {
 		c.drainsWait()
 	}
 	c.markGhosts()
-	c.rely()
+	c.guardMinimum()
 	c.report()
 	c.plan.Alone, c.plan.Unaided = c.alone(), c.unaided()
 	return c.plan

@@ -6,8 +6,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// rely says of each change that depends on what is available on what exactly it does (P6, ADR 11).
-func (c *computation) rely() {
+// guardMinimum says of each change that depends on what is available on what exactly it does (P6, ADR 11).
+func (c *computation) guardMinimum() {
 	changed := make(map[pod.Identity]*Change, len(c.plan.Changes))
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
@@ -40,7 +40,7 @@ func (c *computation) rely() {
 			ch.Takes = true
 		}
 	}
-	c.settle(counting)
+	c.guard(counting)
 }
 
 // stamp says which changes companions' owners must notice.
@@ -51,10 +51,10 @@ func (c *computation) stamp() {
 	}
 }
 
-// settle decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
+// guard decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
 // much as that counts, else the reports which show that they do not. A plan takes no more than there is to spare, so that what others
 // take of it makes no difference here.
-func (c *computation) settle(counting []Copy) {
+func (c *computation) guard(counting []Copy) {
 	least := c.s.least()
 	relied := false
 	for i := range c.plan.Changes {

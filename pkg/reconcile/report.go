@@ -115,9 +115,9 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 		set(rc.InsufficientNodes, false, "")
 	}
 	left, dead := c.leftBehind()
-	settled := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
+	quiet := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
 	switch {
-	case settled && st.Placed == st.Desired && st.Available == st.Desired && outdated == 0:
+	case quiet && st.Placed == st.Desired && st.Available == st.Desired && outdated == 0:
 		reason := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
 		if len(dead) > 0 {
 			reason += "; nothing can confirm that copies have stopped on machines that are lost: " + field.Few(dead, maxNames, ", ")
