@@ -264,7 +264,7 @@ func (o *serviceOwner) try(ch serviceChange) {
 	var cond conditions
 	if ch.takes {
 		var ok bool
-		if cond, ok = o.gate.enter([]pod.Identity{idOf(o.rev, ch.pod)}); !ok {
+		if cond, ok = o.gate.admit([]pod.Identity{idOf(o.rev, ch.pod)}); !ok {
 			return
 		}
 	}
@@ -278,7 +278,7 @@ func (o *serviceOwner) try(ch serviceChange) {
 			if len(refused) == 0 || !ch.takes {
 				return
 			}
-			gate.leave([]pod.Identity{idOf(o.rev, ch.pod)})
+			gate.withdraw([]pod.Identity{idOf(o.rev, ch.pod)})
 			newest := slices.Contains(refused, "newest")
 			if newest {
 				gate.forgo(cond.newest)

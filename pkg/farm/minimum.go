@@ -40,9 +40,9 @@ type conditions struct {
 	newest *store.Reported // of what is relied on; nil: nothing is
 }
 
-// enter returns the conditions of a batch that takes pods which counted, or false when the minimum might not be left. A batch that
-// was let in and did not land must leave.
-func (m *minimum) enter(takes []pod.Identity) (conditions, bool) {
+// admit returns the conditions of a batch that takes pods which counted, or false when the minimum might not be left. A batch that
+// was admitted and did not land must be withdrawn.
+func (m *minimum) admit(takes []pod.Identity) (conditions, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	dropped, known := m.now.Since(m.before)
@@ -76,8 +76,8 @@ func (m *minimum) newestLeft() *store.Reported {
 	return &newest
 }
 
-// leave says that a batch which was let in has not landed and never will.
-func (m *minimum) leave(takes []pod.Identity) {
+// withdraw says that a batch which was admitted has not landed and never will.
+func (m *minimum) withdraw(takes []pod.Identity) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, id := range takes {
@@ -100,9 +100,9 @@ func (m *minimum) forgo(r *store.Reported) {
 	m.relied = slices.DeleteFunc(slices.Clone(m.relied), func(o store.Reported) bool { return o == *r })
 }
 
-// relyOn prepares what batches need that depend on the minimum, or on companions. It reports whether keys of drops or stops were
+// guardMinimum prepares what batches need that depend on the minimum, or on companions. It reports whether keys of drops or stops were
 // missing and have been made: what was read before says nothing then.
-func (ps *pass) relyOn(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
+func (ps *pass) guardMinimum(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
 	ps.mem.relied = len(plan.Counting) > 0
 	if !ps.mem.relied {
 		return ps.makeMarks(ctx, plan)
@@ -134,7 +134,7 @@ func (ps *pass) commitLeaving(ctx context.Context, b *batch) error {
 	}
 	var err error
 	for range dropTries {
-		cond, ok := ps.minimum.enter(b.takes)
+		cond, ok := ps.minimum.admit(b.takes)
 		if !ok {
 			return cmp.Or(err, errShort)
 		}
@@ -145,7 +145,7 @@ func (ps *pass) commitLeaving(ctx context.Context, b *batch) error {
 		if err == nil || errors.Is(err, store.ErrUnknown) {
 			return err
 		}
-		ps.minimum.leave(b.takes)
+		ps.minimum.withdraw(b.takes)
 		switch {
 		case ps.minimum.byBell:
 			return err

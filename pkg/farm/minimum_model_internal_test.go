@@ -484,7 +484,7 @@ func (f *modelFarm) try(batch []change) {
 		gate = newMinimum(gate.before, slices.Clone(gate.relied), modelLeast)
 		gate.now = f.gate.now
 	}
-	cond, ok := gate.enter(takes)
+	cond, ok := gate.admit(takes)
 	if !ok && counted && !f.old {
 		return
 	}
@@ -508,14 +508,14 @@ func (f *modelFarm) try(batch []change) {
 				f.fence, f.todo = 0, nil
 			case old && len(refused) > 0: // only another pass can tell
 			case slices.Equal(refused, []string{"drops"}):
-				gate.leave(takes)
+				gate.withdraw(takes)
 				f.todo = append(f.todo, func() { f.relist(batch) })
 			case slices.Contains(refused, "newest"):
-				gate.leave(takes)
+				gate.withdraw(takes)
 				gate.forgo(cond.newest)
 				f.todo = append(f.todo, func() { f.relist(batch) })
 			case len(refused) > 0:
-				gate.leave(takes)
+				gate.withdraw(takes)
 			}
 		},
 	})

@@ -86,7 +86,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if made, err := ps.relyOn(ctx, &plan); made || err != nil {
+	if made, err := ps.guardMinimum(ctx, &plan); made || err != nil {
 		return time.Millisecond, err
 	}
 	if even := ps.books.balance(ctx, &plan, ps.deep); even && plan.Finish {
