@@ -38,22 +38,22 @@ func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) 
 	if even, known := b.knowBooks(ctx, plan, deep); !known {
 		return even
 	}
-	loose, unbooked := compareBooks(b.room.s, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.held)
-	if len(loose) > 0 && b.room.s.Hold != "" {
-		return false // what looks loose may run on a node that has not spoken yet (R1)
+	leaked, unallocated := compareBooks(b.room.s, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.held)
+	if len(leaked) > 0 && b.room.s.Hold != "" {
+		return false // what looks leaked may run on a node that has not spoken yet (R1)
 	}
-	loose, err := b.reallyLoose(ctx, loose)
+	leaked, err := b.stillLeaked(ctx, leaked)
 	if err != nil {
 		b.log.WithError(err).Warn("cannot tell which shares of nodes are not needed any more")
 		plan.Retry()
 		return false
 	}
 	var trouble []string
-	if err := b.deallocate(ctx, loose); err != nil {
-		trouble = append(trouble, describeLoose(b.room.s, loose)+": "+err.Error())
+	if err := b.deallocate(ctx, leaked); err != nil {
+		trouble = append(trouble, describeLeaked(b.room.s, leaked)+": "+err.Error())
 	}
-	if err := b.book(ctx, unbooked); err != nil {
-		trouble = append(trouble, fmt.Sprintf("%d replicas are not in its books: %v", len(unbooked), err))
+	if err := b.book(ctx, unallocated); err != nil {
+		trouble = append(trouble, fmt.Sprintf("%d replicas are not in its books: %v", len(unallocated), err))
 	}
 	plan.BooksDiffer(b.room.s.Now, strings.Join(trouble, "; "))
 	return len(trouble) == 0
@@ -88,10 +88,10 @@ func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, deep bool
 // keepsBooks reports whether nodes are given by a scheduler with books.
 func (b *booking) keepsBooks() bool { return b.kit.books != nil && !b.mem.bookless }
 
-// reallyLoose leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
+// stillLeaked leaves out the shares of placements that the pass did not see. A leader that is behind may lack some, and the
 // transaction that a pass begins with does not tell of those that the token may not read; a list does.
-func (b *booking) reallyLoose(ctx context.Context, loose []scheduler.Allocation) ([]scheduler.Allocation, error) {
-	if len(loose) == 0 {
+func (b *booking) stillLeaked(ctx context.Context, leaked []scheduler.Allocation) ([]scheduler.Allocation, error) {
+	if len(leaked) == 0 {
 		return nil, nil
 	}
 	placements, corrupt, err := b.kit.lists.Placements(ctx, b.id, true)
@@ -105,12 +105,12 @@ func (b *booking) reallyLoose(ctx context.Context, loose []scheduler.Allocation)
 			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
 		}
 	}
-	return slices.DeleteFunc(loose, func(a scheduler.Allocation) bool { return there[a] }), nil
+	return slices.DeleteFunc(leaked, func(a scheduler.Allocation) bool { return there[a] }), nil
 }
 
 // compareBooks returns the shares that nobody has or wants any more, and the replicas that have none where they are, in a
 // stable order.
-func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, held map[scheduler.Allocation]bool) (loose []scheduler.Allocation, unbooked []scheduler.Want) {
+func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, held map[scheduler.Allocation]bool) (leaked []scheduler.Allocation, unallocated []scheduler.Want) {
 	there := map[scheduler.Allocation]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
@@ -118,7 +118,7 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
 		}
 		if at := (scheduler.Allocation{Pod: p.Identity, Node: p.Node}); !held[at] {
-			unbooked = append(unbooked, scheduler.Want{Pod: p.Identity, Node: p.Node})
+			unallocated = append(unallocated, scheduler.Want{Pod: p.Identity, Node: p.Node})
 		}
 	}
 	for _, o := range orphans {
@@ -128,30 +128,30 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 	for a, ours := range held {
 		// What was allocated for a replica that is still to be placed is asked for again, and placed.
 		if ours && !there[a] && !added[a.Pod] {
-			loose = append(loose, a)
+			leaked = append(leaked, a)
 		}
 	}
-	slices.SortFunc(loose, func(a, b scheduler.Allocation) int {
+	slices.SortFunc(leaked, func(a, b scheduler.Allocation) int {
 		if d := a.Pod.Compare(b.Pod); d != 0 {
 			return d
 		}
 		return strings.Compare(a.Node, b.Node)
 	})
-	return loose, unbooked
+	return leaked, unallocated
 }
 
-// describeLoose names for each share the node and, where the replica is elsewhere by now, that one too.
-func describeLoose(s *reconcile.Snapshot, loose []scheduler.Allocation) string {
+// describeLeaked names for each share the node and, where the replica is elsewhere by now, that one too.
+func describeLeaked(s *reconcile.Snapshot, leaked []scheduler.Allocation) string {
 	const show = 5
 	var lines []string
-	for _, a := range loose[:min(show, len(loose))] {
+	for _, a := range leaked[:min(show, len(leaked))] {
 		line := fmt.Sprintf("%s is still allocated to %s.%d, which is gone", a.Node, a.Pod.Role, a.Pod.Index)
 		if i := slices.IndexFunc(s.Pods, func(p reconcile.Pod) bool { return p.Identity == a.Pod }); i >= 0 {
 			line = fmt.Sprintf("%s is still allocated to %s.%d, which is on %s now", a.Node, a.Pod.Role, a.Pod.Index, s.Pods[i].Node)
 		}
 		lines = append(lines, line)
 	}
-	if more := len(loose) - show; more > 0 {
+	if more := len(leaked) - show; more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(lines, ", ")
