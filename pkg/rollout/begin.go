@@ -154,7 +154,7 @@ func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 	}
 	up := w.Upward()
 	up.setCount(0, w.Record.Groups)
-	up.read.Generation, up.touch = 0, true
+	up.read.Generation, up.bump = 0, true
 	return nil
 }
 

@@ -41,7 +41,7 @@ func (w *Work) finish(read *Record) Decision {
 	if w.d.Ended && w.d.InEffect == 0 { // nothing but the mutator goes
 		for _, m := range w.Members {
 			m.Ctrl = field.Copy(m.read)
-			m.Ctrl.Mutator, m.touch = "", false
+			m.Ctrl.Mutator, m.bump = "", false
 		}
 	}
 	w.d.RCs = w.changed()
@@ -122,8 +122,8 @@ func (w *Work) adopt() {
 		}
 	}
 	for _, m := range w.Members {
-		m.touch = m.raw.Is(rc.Regressed)
-		if m.touch {
+		m.bump = m.raw.Is(rc.Regressed)
+		if m.bump {
 			m.Status, m.raw = nil, nil
 		}
 	}

@@ -26,7 +26,7 @@ type Member struct {
 	Status *rc.Status // nil unless it counts: of the controller's generation, of this nonce, and neither holding nor regressed
 	read   rc.RC
 	raw    *rc.Status // of the controller's generation, whatever else it says
-	touch  bool       // it gets a new generation even if nothing else changes
+	bump   bool       // it gets a new generation even if nothing else changes
 }
 
 func newWork(rec Record, obs Observed) *Work {
@@ -200,7 +200,7 @@ func (w *Work) changed() []rc.RC {
 	for _, m := range w.Members {
 		released := m.read
 		released.Mutator = m.Ctrl.Mutator
-		same := reflect.DeepEqual(m.Ctrl, released) && !m.touch
+		same := reflect.DeepEqual(m.Ctrl, released) && !m.bump
 		if same && m.Ctrl.Mutator == m.read.Mutator {
 			continue
 		}
