@@ -18,9 +18,9 @@ type Companion struct {
 	Asks   *int // how many replicas its record asks for; nil: it cannot be read
 }
 
-// companionLook is how long after a companion kept something from being placed another look is due: nothing rings when its status
+// companionRequeue is how long after a companion kept something from being placed another look is due: nothing rings when its status
 // changes.
-const companionLook = 2 * time.Second
+const companionRequeue = 2 * time.Second
 
 // shared reports whether minimum and bound are those of the service: other revisions may have pods.
 func (s *Snapshot) shared() bool {
@@ -111,7 +111,7 @@ func (c *computation) mayAdd() bool {
 	for i := range c.s.Companions {
 		if why := c.s.holds(&c.s.Companions[i]); why != "" {
 			c.awaits(fmt.Sprintf("nothing is placed while %s, another revision of %s, %s", c.s.Companions[i].RCID, c.s.RC.Service.Name, why))
-			c.lookAgain(companionLook)
+			c.requeueAfter(companionRequeue)
 			return false
 		}
 	}

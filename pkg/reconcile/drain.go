@@ -46,7 +46,7 @@ func (c *computation) forcedOff(p *Pod, nodeName string) bool {
 		return false
 	}
 	if d.Deadline != nil && c.s.Now.Before(*d.Deadline) {
-		c.lookAgain(d.Deadline.Sub(c.s.Now))
+		c.requeueAfter(d.Deadline.Sub(c.s.Now))
 		return false
 	}
 	return true
@@ -157,7 +157,7 @@ func (c *computation) drainsWait() {
 			continue
 		}
 		if c.misplaced(p) && c.s.RC.Mutator != "" && !c.s.RolloutRests {
-			c.lookAgain(RoomRetry) // the rollout may rest by then
+			c.requeueAfter(RoomRetry) // the rollout may rest by then
 		}
 		if c.misplaced(p) && (c.drained(p.Node) || c.kept(p) == "") {
 			if why := c.waitsFor(p); why != "" {

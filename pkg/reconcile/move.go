@@ -141,7 +141,7 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 		}
 		left := after - c.s.Now.Sub(*since)
 		if left > 0 {
-			c.lookAgain(left)
+			c.requeueAfter(left)
 		}
 		return left <= 0
 	}

@@ -105,7 +105,7 @@ func (c *computation) triedEnough(p *Pod) bool {
 	if len(tried) < rc.MaxTries {
 		return false
 	}
-	c.lookAgain(c.s.RC.AvoidedUntil(tried[0]).Sub(c.s.Now))
+	c.requeueAfter(c.s.RC.AvoidedUntil(tried[0]).Sub(c.s.Now))
 	return true
 }
 
@@ -160,7 +160,7 @@ func (c *computation) occupied(p *Pod) (by *pod.Ghost, is bool) {
 		}
 		left := deadline - c.s.Now.Sub(since)
 		if left > 0 && (g.Revision != 0 || c.stalled(p) == "") {
-			c.lookAgain(left)
+			c.requeueAfter(left)
 			return &g, true
 		}
 	}

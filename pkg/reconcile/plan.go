@@ -213,7 +213,7 @@ type Copy struct {
 // when another controller gives room back.
 const RoomRetry = 15 * time.Second
 
-func (p *Plan) lookAgain(after time.Duration) {
+func (p *Plan) requeueAfter(after time.Duration) {
 	if p.Again != 0 {
 		after = min(after, p.Again)
 	}
@@ -227,7 +227,7 @@ func (p *Plan) Short(s *Snapshot, left []pod.Identity, reasons string, again tim
 		p.set(s.Now, rc.InsufficientNodes, false, "")
 		return
 	}
-	p.lookAgain(again)
+	p.requeueAfter(again)
 	p.set(s.Now, rc.InsufficientNodes, true,
 		fmt.Sprintf("%s; of %d nodes, these take none: %s", p.lacking(s, left), len(s.Nodes), reasons))
 }
@@ -286,12 +286,12 @@ func (p *Plan) SchedulerFails(now time.Time, reason string) {
 
 // Block says in the status that changes could not be applied and why.
 func (p *Plan) Block(now time.Time, reason string) {
-	p.lookAgain(RoomRetry)
+	p.requeueAfter(RoomRetry)
 	p.set(now, rc.Blocked, true, reason)
 }
 
 // Retry asks for another pass after something outside failed.
-func (p *Plan) Retry() { p.lookAgain(RoomRetry) }
+func (p *Plan) Retry() { p.requeueAfter(RoomRetry) }
 
 // BooksDiffer says in the status what differs between the placements and the books of an outside scheduler, "" for nothing.
 func (p *Plan) BooksDiffer(now time.Time, reason string) {
@@ -303,7 +303,7 @@ func (p *Plan) BooksDiffer(now time.Time, reason string) {
 
 // Fail says in the status that something could not be done because of a record that cannot be read. The rest goes on.
 func (p *Plan) Fail(text string) {
-	p.lookAgain(RoomRetry)
+	p.requeueAfter(RoomRetry)
 	p.failures = append(p.failures, text)
 	p.Status.LastError = Few(p.failures)
 }

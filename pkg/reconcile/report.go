@@ -85,7 +85,7 @@ func (c *computation) reportVoid() {
 		return
 	}
 	if left := voidShown - c.s.Now.Sub(c.plan.Status.Conditions[i].Since); left > 0 {
-		c.lookAgain(left)
+		c.requeueAfter(left)
 	} else if len(reasons) == 0 {
 		c.plan.set(c.s.Now, rc.RequestVoid, false, "")
 	}

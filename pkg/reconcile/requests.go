@@ -187,7 +187,7 @@ func (c *computation) answer(left map[string]bool) (waits bool) {
 			continue
 		}
 		if r.Waits != "" {
-			c.lookAgain(RoomRetry) // nothing rings when the record is mended
+			c.requeueAfter(RoomRetry) // nothing rings when the record is mended
 			waits = true
 			continue
 		}

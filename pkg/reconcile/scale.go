@@ -250,7 +250,7 @@ func (c *computation) stalled(p *Pod) string {
 		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
 	}
-	c.lookAgain(deadline - waited)
+	c.requeueAfter(deadline - waited)
 	return ""
 }
 
@@ -270,7 +270,7 @@ func (c *computation) deadline(p *Pod) time.Duration {
 	return c.s.RC.Deadline() + m.ReadyAfter()
 }
 
-func (c *computation) lookAgain(after time.Duration) { c.plan.lookAgain(after) }
+func (c *computation) requeueAfter(after time.Duration) { c.plan.requeueAfter(after) }
 
 func (c *computation) upgradeOne(p *Pod, digest string) {
 	m := c.s.ManifestOf(digest)

@@ -38,7 +38,7 @@ func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Durat
 		r.mu.Lock()
 		delete(r.freed, service)
 		r.mu.Unlock()
-		return nil, r.lookAgain(), err
+		return nil, r.requeueAfter(), err
 	}
 	if left := r.graceLeft(service); owner != r.cfg.ID && left > 0 {
 		return nil, left, nil
@@ -46,9 +46,9 @@ func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Durat
 	return r.claim(ctx, service)
 }
 
-// lookAgain is when to look again at a rollout that another farm holds. For a moment after a farm has left, its locks are held although
+// requeueAfter is when to look again at a rollout that another farm holds. For a moment after a farm has left, its locks are held although
 // it is no member any more.
-func (r *Runner) lookAgain() time.Duration {
+func (r *Runner) requeueAfter() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if time.Since(r.moved) < r.cfg.Look {
@@ -129,7 +129,7 @@ func (r *Runner) graceLeft(service string) time.Duration {
 func (r *Runner) claim(ctx context.Context, service string) (*carried, time.Duration, error) {
 	fence, err := r.cfg.Store.ClaimRollout(ctx, service)
 	if _, held := store.HeldBy(err); held {
-		return nil, r.lookAgain(), nil
+		return nil, r.requeueAfter(), nil
 	}
 	if err != nil {
 		return nil, 0, err
