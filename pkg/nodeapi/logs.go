@@ -338,7 +338,7 @@ func (t *tail) begin(previous bool, lines int) error {
 
 // next prints what was added, over rotations. It returns false when it must be called again before anything is known: a log that is
 // rotated is copied first and cut after, and what is read in between would be read twice.
-func (t *tail) next() (settled bool, err error) {
+func (t *tail) next() (caughtUp bool, err error) {
 	s, err := openSpan(t.path)
 	if err != nil {
 		return true, err
@@ -365,11 +365,11 @@ func follow(ctx context.Context, tails []*tail, more func() bool, flush func() e
 	for {
 		last := !more()
 		for _, t := range tails {
-			settled, err := t.next()
+			caughtUp, err := t.next()
 			if err != nil {
 				return err
 			}
-			last = last && settled
+			last = last && caughtUp
 		}
 		if last {
 			for _, t := range tails {

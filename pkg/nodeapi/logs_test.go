@@ -168,7 +168,7 @@ func TestFollowMissesNothing(t *testing.T) {
 					}
 				}
 				if begun { // no more rotations between two looks than there are files
-					settle(rt, tl)
+					catchUp(rt, tl)
 				}
 			case 3:
 				if !begun {
@@ -179,7 +179,7 @@ func TestFollowMissesNothing(t *testing.T) {
 				}
 			case 4:
 				if begun {
-					settle(rt, tl)
+					catchUp(rt, tl)
 				}
 			}
 		}
@@ -188,7 +188,7 @@ func TestFollowMissesNothing(t *testing.T) {
 				rt.Fatal(err)
 			}
 		}
-		settle(rt, tl)
+		catchUp(rt, tl)
 		if err := tl.printer.flush(); err != nil {
 			rt.Fatal(err)
 		}
@@ -198,13 +198,13 @@ func TestFollowMissesNothing(t *testing.T) {
 	})
 }
 
-func settle(rt *rapid.T, t *tail) {
+func catchUp(rt *rapid.T, t *tail) {
 	for {
-		settled, err := t.next()
+		caughtUp, err := t.next()
 		if err != nil {
 			rt.Fatal(err)
 		}
-		if settled {
+		if caughtUp {
 			return
 		}
 	}
@@ -225,9 +225,9 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 		p.rotate(t)
 	}
 	p.write(t, "last\n")
-	for settled := false; !settled; {
+	for caughtUp := false; !caughtUp; {
 		var err error
-		if settled, err = tl.next(); err != nil {
+		if caughtUp, err = tl.next(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -240,8 +240,8 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.write(t, "x\n")
-	if settled, err := tl.next(); !settled || err != nil || !strings.HasSuffix(out.String(), "last\nx\n") {
-		t.Errorf("followed %q (%t, %v)", out.String(), settled, err)
+	if caughtUp, err := tl.next(); !caughtUp || err != nil || !strings.HasSuffix(out.String(), "last\nx\n") {
+		t.Errorf("followed %q (%t, %v)", out.String(), caughtUp, err)
 	}
 }
 
