@@ -213,9 +213,9 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 
 // How services are brought to one revision each, after everything is healed.
 const (
-	finishPatience = 8 * time.Second  // rollouts may go on for so long
-	settlePatience = 2 * time.Second  // and controllers may take so long without one
-	finishAgain    = 10 * time.Second // between two deployments of one service
+	finishPatience   = 8 * time.Second  // rollouts may go on for so long
+	convergePatience = 2 * time.Second  // and controllers may take so long without one
+	finishAgain      = 10 * time.Second // between two deployments of one service
 )
 
 // finish has each service come to one revision: a rollout that is paused goes on, one that waits is promoted. What has not got there after
@@ -233,7 +233,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 		if err == nil {
 			err = d.carryOn(ctx, &rec.Value)
 		} else {
-			err, patience = d.settled(ctx, name), settlePatience
+			err, patience = d.converged(ctx, name), convergePatience
 		}
 		errs = append(errs, err)
 		if err != nil && time.Since(healed) > patience && time.Since(d.again[i]) > finishAgain {
@@ -280,8 +280,8 @@ func (d *deployer) carryOn(ctx context.Context, r *rollout.Record) (err error) {
 	return errors.Join(fmt.Errorf("the rollout of %s is %s in stage %d, %s: %s %s", r.Service, r.State, r.Stage, r.Phase, r.Reason, r.Held), err)
 }
 
-// settled says why a service without a rollout is not at one revision.
-func (d *deployer) settled(ctx context.Context, name string) error {
+// converged says why a service without a rollout is not at one revision.
+func (d *deployer) converged(ctx context.Context, name string) error {
 	st := d.c.stores[rand.IntN(servers)]
 	recs, corrupt, err := st.ListRCs(ctx)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
