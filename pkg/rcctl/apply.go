@@ -68,7 +68,7 @@ Examples:
 	})
 }
 
-func readWish(c *cli.Context) (w wish, err error) {
+func readApply(c *cli.Context) (w applyRequest, err error) {
 	w.massStop = c.Bool("allow-mass-stop")
 	if w.spec, err = readSpec(c); err == nil {
 		w.signature, err = signatureOf(c, w.spec.Pod)
@@ -79,7 +79,7 @@ func readWish(c *cli.Context) (w wish, err error) {
 // applying is the action that makes a controller what the document of the command line says. existing says what to do with one that is
 // already there; nil changes it.
 func applying(existing func(*rc.RC) error) cli.ActionFunc {
-	return onConn(readWish, func(c *cli.Context, std *stdio, s *conn, w wish) error {
+	return onConn(readApply, func(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
 		done, err := writeApply(c.Context, s, w, existing)
 		if err != nil {
 			return err

@@ -40,15 +40,15 @@ type current struct {
 	found bool
 }
 
-// wish is what a user asks for.
-type wish struct {
+// applyRequest is what a user asks for.
+type applyRequest struct {
 	spec      *rc.Spec
 	signature string // of the pod's manifest; empty: the stored one stays
 	massStop  bool   // let the farms stop as many pods at once as this change takes
 }
 
 // computeApply makes the record ask for what the document says. It may be refused.
-func computeApply(w wish, cur current, newID string) (change, error) {
+func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	spec := w.spec
 	canonical, err := spec.Pod.Canonical()
 	if err != nil {
@@ -261,10 +261,10 @@ func same(a, b *rc.RC) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return bytes.Equal(wishes(*a), wishes(*b))
+	return bytes.Equal(documentOf(*a), documentOf(*b))
 }
 
-func wishes(r rc.RC) []byte {
+func documentOf(r rc.RC) []byte {
 	r.Generation, r.Toggled, r.ChangedBy, r.AllowMassStop = 0, 0, "", 0
 	data, err := json.Marshal(r)
 	if err != nil {

@@ -50,19 +50,19 @@ func TestApplyProperties(t *testing.T) {
 	specs := anySpec(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		first, second := specs.Draw(rt, "first"), specs.Draw(rt, "second")
-		made, err := computeApply(wish{spec: first}, current{}, "id")
+		made, err := computeApply(applyRequest{spec: first}, current{}, "id")
 		if err != nil || made.none || made.what != "create" || made.rc.Generation != 1 || made.manifest == nil || len(made.lines) == 0 {
 			rt.Fatalf("%+v, %v", made, err)
 		}
-		again, err := computeApply(wish{spec: first}, current{rc: &made.rc, manifest: first.Pod}, "other")
+		again, err := computeApply(applyRequest{spec: first}, current{rc: &made.rc, manifest: first.Pod}, "other")
 		if err != nil || !again.none || again.manifest != nil || len(again.lines) > 0 || again.rc.Generation != 1 {
 			rt.Fatalf("%+v, %v", again, err)
 		}
-		found, err := computeApply(wish{spec: first}, current{rc: &made.rc, manifest: first.Pod, found: true}, "other")
+		found, err := computeApply(applyRequest{spec: first}, current{rc: &made.rc, manifest: first.Pod, found: true}, "other")
 		if err != nil || found.none || len(found.lines) == 0 || found.rc.Generation != 2 || !same(&found.rc, &made.rc) {
 			rt.Fatalf("%+v, %v", found, err)
 		}
-		next, err := computeApply(wish{spec: second}, current{rc: &made.rc, manifest: first.Pod}, "other")
+		next, err := computeApply(applyRequest{spec: second}, current{rc: &made.rc, manifest: first.Pod}, "other")
 		if err != nil || next.rc.ID != "id" {
 			rt.Fatalf("%+v, %v", next, err)
 		}
@@ -75,7 +75,7 @@ func TestApplyProperties(t *testing.T) {
 		if err := next.rc.Check(); err != nil {
 			rt.Fatal(err)
 		}
-		back, err := computeApply(wish{spec: first}, current{rc: &next.rc, manifest: second.Pod}, "other")
+		back, err := computeApply(applyRequest{spec: first}, current{rc: &next.rc, manifest: second.Pod}, "other")
 		if err != nil || !same(&back.rc, &made.rc) || back.none != next.none {
 			rt.Fatalf("back: %+v, %v", back, err)
 		}
@@ -92,25 +92,25 @@ func asJSON(t *rapid.T, v any) []byte {
 
 func TestApplyRefuses(t *testing.T) {
 	spec := goodSpec(t)
-	made, err := computeApply(wish{spec: spec}, current{}, "id")
+	made, err := computeApply(applyRequest{spec: spec}, current{}, "id")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var refused *codedError
 	deleted := made.rc
 	deleted.DeletedAt = ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
-	if _, err := computeApply(wish{spec: spec}, current{rc: &deleted, manifest: spec.Pod}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; apply again when it is gone") {
+	if _, err := computeApply(applyRequest{spec: spec}, current{rc: &deleted, manifest: spec.Pod}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "since 2026-01-02T03:04:05Z; apply again when it is gone") {
 		t.Error(err)
 	}
 	rolled := made.rc
 	rolled.Mutator = "roll-1"
-	if _, err := computeApply(wish{spec: spec}, current{rc: &rolled, manifest: spec.Pod}, ""); err != nil {
+	if _, err := computeApply(applyRequest{spec: spec}, current{rc: &rolled, manifest: spec.Pod}, ""); err != nil {
 		t.Errorf("the same manifest is refused: %v", err)
 	}
 	other := *spec.Pod
 	other.ID = "other"
 	spec.Pod = &other
-	if _, err := computeApply(wish{spec: spec}, current{rc: &rolled}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "rollout roll-1 is in charge") {
+	if _, err := computeApply(applyRequest{spec: spec}, current{rc: &rolled}, ""); !errors.As(err, &refused) || !strings.Contains(err.Error(), "rollout roll-1 is in charge") {
 		t.Error(err)
 	}
 }
@@ -118,7 +118,7 @@ func TestApplyRefuses(t *testing.T) {
 // The permission to stop many pods is for one generation only. Alone it is a change where it was not given yet: what tripped
 // the breaker is let pass by saying the same again.
 func TestMassStopIsForOneGeneration(t *testing.T) {
-	made, err := computeApply(wish{spec: goodSpec(t), massStop: true}, current{}, "id")
+	made, err := computeApply(applyRequest{spec: goodSpec(t), massStop: true}, current{}, "id")
 	if err != nil || made.rc.AllowMassStop != 1 {
 		t.Fatalf("%+v, %v", made.rc, err)
 	}
@@ -140,24 +140,24 @@ func TestMassStopIsForOneGeneration(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	spec := goodSpec(t)
-	made, err = computeApply(wish{spec: spec}, current{}, "id")
+	made, err = computeApply(applyRequest{spec: spec}, current{}, "id")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, signature := range []string{"", "new"} {
-		again, err = computeApply(wish{spec: spec, massStop: true, signature: signature}, current{rc: &made.rc, manifest: spec.Pod}, "")
+		again, err = computeApply(applyRequest{spec: spec, massStop: true, signature: signature}, current{rc: &made.rc, manifest: spec.Pod}, "")
 		if err != nil || again.none || again.signOnly || again.what != "apply" || again.rc.AllowMassStop != 2 || again.manifest == nil || again.lines[len(again.lines)-1] != said[0] {
 			t.Errorf("signature %q: %+v, %v", signature, again, err)
 		}
 	}
-	if twice, err := computeApply(wish{spec: spec, massStop: true}, current{rc: &again.rc, manifest: spec.Pod}, ""); err != nil || !twice.none {
+	if twice, err := computeApply(applyRequest{spec: spec, massStop: true}, current{rc: &again.rc, manifest: spec.Pod}, ""); err != nil || !twice.none {
 		t.Errorf("%+v, %v", twice, err)
 	}
 }
 
 // Disabling and enabling change that field alone, each one generation, and only where it is not so already.
 func TestDisable(t *testing.T) {
-	made, err := computeApply(wish{spec: goodSpec(t)}, current{}, "id")
+	made, err := computeApply(applyRequest{spec: goodSpec(t)}, current{}, "id")
 	if err != nil {
 		t.Fatal(err)
 	}

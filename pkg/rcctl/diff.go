@@ -62,7 +62,7 @@ func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
 	if err != nil {
 		return err
 	}
-	done, err := computeApply(wish{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
+	done, err := computeApply(applyRequest{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
 	switch {
 	case err != nil:
 		return err

@@ -36,7 +36,7 @@ func FuzzDocument(f *testing.F) {
 			}
 			return
 		}
-		c, err := computeApply(wish{spec: spec}, current{}, "id")
+		c, err := computeApply(applyRequest{spec: spec}, current{}, "id")
 		if err != nil {
 			t.Fatal(err)
 		}

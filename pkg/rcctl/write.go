@@ -102,7 +102,7 @@ func (s *conn) ensureSchema(ctx context.Context) error {
 }
 
 // writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
-func writeApply(ctx context.Context, s *conn, w wish, existing func(*rc.RC) error) (change, error) {
+func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*rc.RC) error) (change, error) {
 	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
 	canonical, err := w.spec.Pod.Canonical()
 	if err != nil {

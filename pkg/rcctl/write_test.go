@@ -36,7 +36,7 @@ func goodSpec(t *testing.T) *rc.Spec {
 
 func create(t *testing.T, s *conn) rc.RC {
 	t.Helper()
-	c, err := writeApply(t.Context(), s, wish{spec: goodSpec(t)}, nil)
+	c, err := writeApply(t.Context(), s, applyRequest{spec: goodSpec(t)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestWriteComputesAgain(t *testing.T) {
 		if tries++; tries == 1 {
 			spec := goodSpec(t)
 			spec.NodeSelector = "rack=z"
-			if _, err := writeApply(t.Context(), s, wish{spec: spec}, nil); err != nil {
+			if _, err := writeApply(t.Context(), s, applyRequest{spec: spec}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -107,7 +107,7 @@ func TestApplyAtOnce(t *testing.T) {
 		wg.Go(func() {
 			own := conn{Store: s.Store, consul: s.consul} // as each command has
 			var c change
-			c, errs[i] = writeApply(t.Context(), &own, wish{spec: goodSpec(t)}, nil)
+			c, errs[i] = writeApply(t.Context(), &own, applyRequest{spec: goodSpec(t)}, nil)
 			ids[i] = c.rc.ID
 		})
 	}
