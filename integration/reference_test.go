@@ -74,6 +74,34 @@ func TestRunbookHasEveryCondition(t *testing.T) {
 	}
 }
 
+// Every row of the runbook that should say what to do does.
+func TestCuresAreDocumented(t *testing.T) {
+	t.Parallel()
+	var tables, rows int
+	what := -1 // column of the table that is being read; negative: none
+	for line := range strings.SplitSeq(read(t, "docs", "runbook.md"), "\n") {
+		cells := strings.Split(line, "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			what = -1
+		case slices.Contains(cells, "what to do"):
+			what = slices.Index(cells, "what to do")
+			tables++
+		case what >= 0:
+			rows++
+			if len(cells) <= what || len(cells[what]) < 3 {
+				t.Errorf("docs/runbook.md does not say what to do: %s", line)
+			}
+		}
+	}
+	if tables < 3 || rows < 40 {
+		t.Errorf("%d rows in %d tables were looked at", rows, tables)
+	}
+}
+
 // The runbook says what to do about every metric, and metrics that documents name exist.
 func TestMetricsOfTheDocsExist(t *testing.T) {
 	t.Parallel()

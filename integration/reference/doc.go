@@ -29,7 +29,7 @@ var parts = map[string]func(root string) (string, error){
 	"metrics preparer":    func(string) (string, error) { return metrics("rcfarm_preparer_") },
 	"conditions":          conditions,
 	"alerts":              alerts,
-	"states":              func(string) (string, error) { return states(), nil },
+	"states":              states,
 	"environment of pods": environment,
 }
 

@@ -162,13 +162,20 @@ func alerts(root string) (string, error) {
 }
 
 // states is the order in which conditions give a controller its one word.
-func states() string {
+func states(root string) (string, error) {
+	_, texts, err := meanings(root, "pkg/rc/status.go")
+	if err != nil {
+		return "", err
+	}
 	names := make([]string, len(inspect.Alarms))
 	for i, alarm := range inspect.Alarms {
+		if texts[string(alarm)] == "" {
+			return "", fmt.Errorf("no comment says what %s means", alarm)
+		}
 		names[i] = "`" + string(alarm) + "`"
 	}
 	return fmt.Sprintf("1. `%s`, `%s`, `%s`, `%s`;\n2. else the first of these conditions that is true: %s;\n3. else `%s` or `%s`.\n",
-		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "), rc.Converged, inspect.Progressing)
+		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "), rc.Converged, inspect.Progressing), nil
 }
 
 // environment is what the node gives to a pod's processes.

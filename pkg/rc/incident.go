@@ -5,6 +5,7 @@ import (
 	"time"
 )
 
+// What is said of a controller by others than its owner.
 const (
 	// Unclaimed: no living farm works on the controller. No owner can say so: the farm with the lowest id does.
 	Unclaimed ConditionType = "Unclaimed"
