@@ -34,7 +34,7 @@ import (
 // DevConfig describes a development cluster on this machine.
 type DevConfig struct {
 	Dir    string // logs, data and sockets; short, because socket paths must be
-	Bin    string // directory of the farm, preparer and rcctl programs
+	Bin    string // directory of the farm and preparer programs
 	Consul string // path of the Consul program
 	Port   int    // Consul's HTTP port; zero picks a free one
 	Farms  int
@@ -82,6 +82,8 @@ type DevState struct {
 type devCluster struct {
 	cfg  DevConfig
 	line *LifelineServer
+
+	consul *exec.Cmd
 
 	ending atomic.Bool
 	mu     sync.Mutex
@@ -165,7 +167,7 @@ func (c *DevConfig) conns() int {
 	return c.Farms*farmConns + c.Nodes*preparerConns + people
 }
 
-// startConsul starts Consul under a guard that ends it when this process is gone, and waits until it answers.
+// startConsul starts Consul, which knows nothing of lifelines, and waits until it answers.
 func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
 	addr, args, err := devserver.Args(ctx, devserver.Config{
 		Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port, MaxClientConns: d.cfg.conns(),
@@ -173,21 +175,27 @@ func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) err
 	if err != nil {
 		return err
 	}
-	guarded := append([]string{"dev-guard", "--lifeline", d.lifeline(), "--", d.cfg.Consul}, args...)
-	cmd, err := d.start("consul", "rcctl", guarded...)
-	if err != nil {
-		return err
-	}
+	d.state.ConsulAddr = addr // nothing else runs yet
+	started := make(chan error, 1)
 	group.Go(func() error {
-		err := cmd.Wait()
+		// The kernel kills Consul when this thread ends, as it does when this process is killed: so this must stay the thread that started it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd, err := d.start("consul", d.cfg.Consul, syscall.SIGKILL, args...)
+		if d.consul = cmd; err != nil {
+			started <- err
+			return err
+		}
+		started <- nil
+		err = cmd.Wait()
 		if d.ending.Load() {
 			return nil
 		}
 		return fmt.Errorf("consul ended (%v); see %s", err, d.log("consul")) //nolint:errorlint // it may be nil
 	})
-	d.mu.Lock()
-	d.state.ConsulAddr = addr
-	d.mu.Unlock()
+	if err := <-started; err != nil {
+		return err
+	}
 	waitCtx, cancel := context.WithTimeout(ctx, devStartLimit)
 	defer cancel()
 	return devserver.WaitReady(waitCtx, addr)
@@ -197,16 +205,17 @@ func (d *devCluster) lifeline() string { return filepath.Join(d.cfg.Dir, lifelin
 
 func (d *devCluster) log(name string) string { return filepath.Join(d.cfg.Dir, "logs", name+".log") }
 
-// start starts one process with its output in its log, in a process group of its own: Ctrl-C is for us alone.
-func (d *devCluster) start(name, program string, args ...string) (*exec.Cmd, error) {
+// start starts one process with its output in its log, in a process group of its own: Ctrl-C is for us alone. death is the signal that it
+// gets when the thread ends that started it; zero: none.
+func (d *devCluster) start(name, program string, death syscall.Signal, args ...string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(d.log(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()                                               // the child has its own
-	cmd := exec.Command(filepath.Join(d.cfg.Bin, program), args...) //nolint:noctx // the lifeline ends it
+	defer log.Close()                     // the child has its own
+	cmd := exec.Command(program, args...) //nolint:noctx // the lifeline ends it
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: death}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
@@ -234,7 +243,7 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 		"--debug-addr", "127.0.0.1:0", // any: many daemons on one machine; their logs say which
 	}, args...)
 	for {
-		cmd, err := d.start(name, program, all...)
+		cmd, err := d.start(name, filepath.Join(d.cfg.Bin, program), 0, all...)
 		if err != nil {
 			return err
 		}
@@ -282,6 +291,9 @@ func (d *devCluster) waitNodes(ctx context.Context) error {
 // end breaks the lifeline, which every process of the cluster holds, and waits for all of them.
 func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
 	d.ending.Store(true)
+	if d.consul != nil {
+		_ = d.consul.Process.Kill() // it keeps nothing that a clean end would save
+	}
 	ctx, cancel := context.WithTimeout(ctx, devEndLimit)
 	defer cancel()
 	err := d.line.End(ctx)
@@ -323,36 +335,4 @@ func namedInCommandLine(text string) ([]string, error) {
 		}
 	}
 	return pids, nil
-}
-
-// Guard runs a program that knows nothing of lifelines, and kills it when the lifeline breaks or ctx ends.
-func Guard(ctx context.Context, lifeline string, argv []string) error {
-	if len(argv) == 0 {
-		return errors.New("nothing to guard")
-	}
-	line, err := HoldLifeline(lifeline)
-	if err != nil {
-		return err
-	}
-	defer line.Close()
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // killed below
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// The kernel kills the program when this thread ends, so this must stay the thread that started it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", argv[0], err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	select {
-	case err := <-ended:
-		return fmt.Errorf("%s (pid %d) ended: %v", filepath.Base(argv[0]), cmd.Process.Pid, err) //nolint:errorlint // it may be nil
-	case <-line.Broken():
-	case <-ctx.Done():
-	}
-	_ = cmd.Process.Kill() // it keeps nothing that a clean end would save
-	<-ended
-	return nil
 }

@@ -120,13 +120,3 @@ const devReady = `ready after %.1f s. In another terminal:
 
 Logs are in %s. Ctrl-C ends everything.
 `
-
-// devGuardCommand is the process between rcctl dev and Consul, which knows nothing of lifelines.
-func devGuardCommand() *cli.Command {
-	var lifeline string
-	return leaf(&cli.Command{
-		Name: "dev-guard", Hidden: true, Usage: "run a program of a development cluster (started by rcctl dev)",
-		Flags:  []cli.Flag{&cli.StringFlag{Name: "lifeline", Required: true, Destination: &lifeline}},
-		Action: func(c *cli.Context) error { return app.Guard(c.Context, lifeline, c.Args().Slice()) },
-	})
-}

@@ -87,7 +87,7 @@ func newApp(std *stdio) *cli.App {
 			group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer", resumeCommand(), releaseHoldCommand()),
 			auditCommand(),
 			group("acl", "print the rules that tokens need", policyCommand()),
-			devCommand(), devGuardCommand(),
+			devCommand(),
 		},
 		Reader: std.in, Writer: std.out, ErrWriter: std.err,
 		HideHelpCommand: true,
@@ -116,9 +116,7 @@ func group(name, usage string, commands ...*cli.Command) *cli.Command {
 func whichCommand(c *cli.Context) error {
 	known := make([]string, 0, len(c.Command.Subcommands))
 	for _, sub := range c.Command.Subcommands {
-		if !sub.Hidden {
-			known = append(known, sub.Name)
-		}
+		known = append(known, sub.Name)
 	}
 	slices.Sort(known)
 	if c.Args().Present() {
