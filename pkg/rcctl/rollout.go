@@ -40,14 +40,9 @@ func rolloutColour(state string) colour {
 // askRollout leaves a request in a rollout's record, and returns the rollout as it was.
 func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb) (r *rollout.Record, err error) {
 	err = s.writing(ctx, 1, func(ctx context.Context, by string) error {
-		rec, err := s.RolloutOf(ctx, service)
-		if errors.Is(err, store.ErrNotFound) {
-			return noRollout(service)
-		}
-		if err != nil {
+		if r, err = s.rollout(ctx, service); err != nil {
 			return err
 		}
-		r = &rec.Value
 		if why := inspect.WhyNot(r, verb); why != "" {
 			return refusedf("rollout of %s: %s, so that it cannot be asked to %s; it is %s, nothing was written", service, why, verb, r.State)
 		}
@@ -68,6 +63,15 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 		return s.did("the request to "+string(verb)+" the rollout of "+service, "rcctl rollout status "+service, err)
 	})
 	return r, err
+}
+
+// rollout reads the rollout of a service, which must be under way.
+func (s *conn) rollout(ctx context.Context, service string) (*rollout.Record, error) {
+	rec, err := s.RolloutOf(ctx, service)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, noRollout(service)
+	}
+	return &rec.Value, err
 }
 
 // noRollout says that a service has no rollout under way.

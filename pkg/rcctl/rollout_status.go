@@ -67,14 +67,11 @@ func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
 
 // rolloutView reads a rollout, its revisions and their pods. A service without one is notFoundf.
 func viewRollout(ctx context.Context, s *conn, service string) (*inspect.RolloutView, error) {
-	rec, err := s.RolloutOf(ctx, service)
-	if errors.Is(err, store.ErrNotFound) {
-		return nil, noRollout(service)
-	}
+	r, err := s.rollout(ctx, service)
 	if err != nil {
 		return nil, err
 	}
-	v := inspect.NewRolloutView(&rec.Value)
+	v := inspect.NewRolloutView(r)
 	if v.Runner, err = s.RunnerOf(ctx, service); err != nil {
 		return nil, err
 	}

@@ -60,10 +60,7 @@ func (g *guard) Close() error {
 // partial returns how many bytes at the end of a text are the beginning of a character.
 func partial(text []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
-		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
-			if utf8.FullRune(tail) {
-				return 0
-			}
+		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) {
 			return n
 		}
 	}

@@ -63,7 +63,10 @@ func newMaker(manifests manifest.SchemaRules) *maker {
 
 func controllerRules() map[string]node {
 	return map[string]node{
-		"Spec":                {"oneOf": howMany()},
+		"Spec": {"oneOf": []any{ // exactly one of both is given
+			node{"required": []string{"replicas"}, "properties": node{"replicas": node{"type": "integer"}}},
+			node{"required": []string{"replica_groups"}, "properties": node{"replica_groups": node{"minItems": 1}}},
+		}},
 		"Spec.name":           manifest.NameRule(),
 		"Spec.labels":         manifest.LabelRule(),
 		"Spec.pod_labels":     manifest.LabelRule(pod.RCIDLabel, pod.PodIDLabel),
@@ -120,12 +123,4 @@ func amount(least int) node {
 		share = `^0*(?:100|[1-9][0-9]?)%$`
 	}
 	return node{"anyOf": []any{node{"type": "integer", "minimum": least}, node{"type": "string", "pattern": share}}}
-}
-
-// howMany says that exactly one of both is given.
-func howMany() []any {
-	return []any{
-		node{"required": []string{"replicas"}, "properties": node{"replicas": node{"type": "integer"}}},
-		node{"required": []string{"replica_groups"}, "properties": node{"replica_groups": node{"minItems": 1}}},
-	}
 }
