@@ -108,9 +108,6 @@ func checkArtifacts(errs *field.Errors, c *artifact.Config) {
 
 // artifactsIn returns the configuration of the artifacts in a directory. Flags leave ReserveBytes zero for none, which is artifact's default.
 func artifactsIn(dir string, c artifact.Config) artifact.Config {
-	c.Dir = dir
-	if c.ReserveBytes == 0 {
-		c.ReserveBytes = -1
-	}
+	c.Dir, c.ReserveBytes = dir, cmp.Or(c.ReserveBytes, -1)
 	return c
 }

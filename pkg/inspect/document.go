@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -159,9 +160,7 @@ func DecodeShown(converted []byte) (spec *rc.Spec, ignored []string, err error) 
 	if shown.Manifest != nil && shown.Pod != nil {
 		return nil, nil, field.Errors{{Field: "manifest", Value: field.Text("manifest together with pod"), Allowed: "one of them; pod is what a document calls it"}}
 	}
-	if shown.Pod == nil {
-		shown.Pod = shown.Manifest
-	}
+	shown.Pod = cmp.Or(shown.Pod, shown.Manifest)
 	dropDefaulted(&shown.Spec, shown.Defaulted, shown.MinAvailableAsked)
 	return &shown.Spec, ignored, shown.Validate().Err()
 }

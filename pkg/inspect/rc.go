@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -61,13 +62,10 @@ func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 		MinAvailable: r.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
 		ManifestDigest: r.ManifestDigest, ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{
-			Action:         r.NodeLoss.Action,
+			Action:         cmp.Or(r.NodeLoss.Action, "replace"),
 			After:          field.Duration(r.NodeLoss.After.Or(rc.DefaultNodeLossAfter)),
 			UnmanagedAfter: field.Duration(r.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)),
 		},
-	}
-	if v.NodeLoss.Action == "" {
-		v.NodeLoss.Action = "replace"
 	}
 	if r.MinAvailable != nil && *r.MinAvailable != v.MinAvailable {
 		v.MinAvailableAsked = r.MinAvailable

@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,40 +74,34 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 	for i, g := range v.ReplicaGroups {
 		groups[i] = fmt.Sprintf("%s %d", g.Role, *g.Count)
 	}
-	selector := v.NodeSelector
-	if selector == "" {
-		selector = "(every node)"
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(tw, "%s:\t%s\n", name, clean(fmt.Sprintf(format, args...)))
 	}
-	lines := [][2]string{
-		{"Name", v.Name},
-		{"ID", v.ID},
-		{"Generation", fmt.Sprintf("%d (changed by %s)", v.Generation, v.ChangedBy)},
-		{"Labels", inspect.LabelText(v.Labels)},
-		{"Selector", selector},
-		{"Replicas", strings.Join(groups, ", ")},
-		{"Minimum", fmt.Sprintf("%d available, surge %d", v.MinAvailable, v.MaxSurge)},
-		{"Strategy", string(v.Strategy)},
-		{"Node loss", fmt.Sprintf("%s after %s (preparer gone: %s)", v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))},
-	}
-	lines = append(lines, [2]string{"Deadline", time.Duration(v.ProgressDeadline).String() + " to become available, when upgraded or moved"})
+	line("Name", "%s", v.Name)
+	line("ID", "%s", v.ID)
+	line("Generation", "%d (changed by %s)", v.Generation, v.ChangedBy)
+	line("Labels", "%s", inspect.LabelText(v.Labels))
+	line("Selector", "%s", cmp.Or(v.NodeSelector, "(every node)"))
+	line("Replicas", "%s", strings.Join(groups, ", "))
+	line("Minimum", "%d available, surge %d", v.MinAvailable, v.MaxSurge)
+	line("Strategy", "%s", v.Strategy)
+	line("Node loss", "%s after %s (preparer gone: %s)", v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))
+	line("Deadline", "%s to become available, when upgraded or moved", time.Duration(v.ProgressDeadline))
 	if v.Spread != "" {
-		lines = append(lines, [2]string{"Spread", "over the node label " + v.Spread})
+		line("Spread", "over the node label %s", v.Spread)
 	}
 	if v.Mutator != "" {
-		lines = append(lines, [2]string{"Rollout", v.Mutator + " is in charge"})
+		line("Rollout", "%s is in charge", v.Mutator)
 	}
 	if v.DeletedAt != nil {
-		lines = append(lines, [2]string{"Deleted", inspect.Age(now, *v.DeletedAt) + " ago"})
+		line("Deleted", "%s ago", inspect.Age(now, *v.DeletedAt))
 	}
-	lines = append(lines, [2]string{"Manifest", inspect.Short(v.ManifestDigest)})
+	line("Manifest", "%s", inspect.Short(v.ManifestDigest))
 	if v.Manifest != nil {
 		for _, l := range v.Manifest.Launchables {
-			lines = append(lines, [2]string{"  " + l.Name, l.Artifact.Kind + " " + l.Artifact.URL})
+			line("  "+l.Name, "%s %s", l.Artifact.Kind, l.Artifact.URL)
 		}
-	}
-	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	for _, line := range lines {
-		fmt.Fprintf(tw, "%s:\t%s\n", line[0], clean(line[1]))
 	}
 	if err := tw.Flush(); err != nil {
 		return err

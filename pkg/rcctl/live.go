@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,10 +149,7 @@ func rolloutEnded(std *stdio, state rollout.State, reason, service string) error
 		fmt.Fprintf(std.out, "service %s: the rollout is done\n", service)
 		return nil
 	}
-	if reason == "" {
-		reason = "no reason is recorded"
-	}
-	return waitEndedf("service %s: the rollout is %s: %s; look with: rcctl history %s", service, state, clean(reason), service)
+	return waitEndedf("service %s: the rollout is %s: %s; look with: rcctl history %s", service, state, clean(cmp.Or(reason, "no reason is recorded")), service)
 }
 
 // A terminal that says it is smaller than this is drawn on as if it were not.

@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,10 +51,7 @@ func runRolloutStatus(c *cli.Context, std *stdio) error {
 }
 
 func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
-	runner := v.Runner
-	if runner == "" {
-		runner = "(no farm: one claims it, or none selects all of its revisions)"
-	}
+	runner := cmp.Or(v.Runner, "(no farm: one claims it, or none selects all of its revisions)")
 	for _, line := range append(v.Lines(now, 0, 0), "by "+v.By+", carried out by "+runner, inspect.Asked(v)) {
 		if line != "" {
 			fmt.Fprintln(w, clean(line))

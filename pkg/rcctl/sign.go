@@ -94,12 +94,10 @@ func fits(armored string, canonical []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := sig.Verify(canonical); errors.Is(err, trust.ErrOther) {
+	if err = sig.Verify(canonical); errors.Is(err, trust.ErrOther) {
 		return fmt.Errorf("%w; sign it again: rcctl sign", trust.ErrOther)
-	} else if err != nil {
-		return err
 	}
-	return nil
+	return err
 }
 
 // newSignature returns the signature to store, empty when the stored one says the same: some kinds of keys never make the

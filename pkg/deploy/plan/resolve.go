@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -63,10 +64,7 @@ func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 	pod := *spec.Pod
 	out.Pod = &pod
 	pod.Launchables = slices.Clone(spec.Pod.Launchables)
-	out.ReplicaGroups, out.Replicas = spec.Groups(), nil
-	if out.Digests == "" {
-		out.Digests = record.Missing
-	}
+	out.ReplicaGroups, out.Replicas, out.Digests = spec.Groups(), nil, cmp.Or(spec.Digests, record.Missing)
 	if out.Name == "" {
 		first := pod.Launchables[0].Artifact
 		out.Name = GenerateServiceName(first.URL + first.Path)
@@ -85,10 +83,7 @@ func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 		}
 		pod.Service = &service
 	}
-	digests := r.Digests
-	if digests == nil {
-		digests = &DigestResolver{}
-	}
+	digests := cmp.Or(r.Digests, &DigestResolver{})
 	for i := range pod.Launchables {
 		a := &pod.Launchables[i].Artifact
 		if a.Kind != manifest.ArtifactTar || a.SHA256 != "" {
@@ -125,18 +120,13 @@ func GenerateServiceName(artifact string) string {
 	for extension.MatchString(base) {
 		base = extension.ReplaceAllString(base, "")
 	}
-	if short := version.ReplaceAllString(base, ""); short != "" {
-		base = short
-	}
+	base = cmp.Or(version.ReplaceAllString(base, ""), base)
 	base = strings.Trim(unnamable.ReplaceAllString(strings.ToLower(base), "-"), "-")
 	base = strings.TrimRight(base[:min(len(base), record.MaxNameBytes-randomLetters-1)], "-")
-	if base == "" {
-		base = "service"
-	}
 	random := make([]byte, randomLetters)
 	_, _ = rand.Read(random) // it never fails
 	for i, b := range random {
 		random[i] = nameLetters[int(b)%len(nameLetters)]
 	}
-	return base + "-" + string(random)
+	return cmp.Or(base, "service") + "-" + string(random)
 }

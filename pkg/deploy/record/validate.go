@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,10 +21,7 @@ var unpinned = strings.Repeat("0", 64)
 // Validate reports every mistake in the document, with paths from its top.
 func (s *ServiceSpec) Validate() field.Errors {
 	var errs field.Errors
-	name := s.Name
-	if name == "" {
-		name = "generated"
-	}
+	name := cmp.Or(s.Name, "generated")
 	if len(name) > MaxNameBytes {
 		errs.Add("name", name, fmt.Sprintf("at most %d characters", MaxNameBytes))
 	}
