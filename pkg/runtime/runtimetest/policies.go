@@ -1,7 +1,6 @@
 package runtimetest
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -25,9 +24,7 @@ func exited(st runtime.Status) bool { return st.Phase == runtime.Exited }
 // wantExited fails the test unless the process has exited so, and is not started again while another one is.
 func (b *bench) wantExited(st runtime.Status, code, runs int) {
 	b.Helper()
-	if e := st.LastExit; e == nil || e.Code != code || e.Unknown || e.Signal != "" {
-		b.Errorf("last exit %+v, want status %d", e, code)
-	}
+	b.wantEnd(st, strconv.Itoa(code))
 	b.failIf(st.PID != 0 || st.Restarts != runs-1, "pid %d after %d restarts; want none after %d", st.PID, st.Restarts, runs-1)
 	b.wantRuns(st.Spec.ID, runs)
 }
@@ -51,9 +48,8 @@ func (b *bench) TestRestartAlways() {
 	b.start(b.policy("p", runtime.Always, `exit 0`))
 	b.awaitPIDs(3)
 	st := b.await("p", "restarted", func(st runtime.Status) bool { return st.Restarts >= 2 && st.LastExit != nil })
-	if st.LastExit.Code != 0 || st.Phase == runtime.Exited {
-		b.Errorf("phase %s, last exit %+v; want restarts after exit status 0", st.Phase, st.LastExit)
-	}
+	b.wantEnd(st, "0")
+	b.failIf(st.Phase == runtime.Exited, "phase %s, want restarts after exit status 0", st.Phase)
 }
 
 func (b *bench) TestRestartOnFailure() {
@@ -111,11 +107,7 @@ func (b *bench) TestExitedStart() {
 	b.start(spec)
 	b.await("p", "exited", exited)
 	b.start(spec)
-	other := spec
-	other.Revision++
-	if err := b.Runtime.Start(b.Context(), other); !errors.Is(err, runtime.ErrExists) {
-		b.Errorf("another spec: %v, want ErrExists", err)
-	}
+	b.wantOther(spec)
 	st, _ := b.status()
 	b.failIf(st.Phase != runtime.Exited, "phase %s after the same spec again, want exited", st.Phase)
 	b.wantExited(st, 3, 1)
@@ -128,9 +120,7 @@ func (b *bench) TestExitedStop() {
 	b.await("p", "exited", exited)
 	for range 2 {
 		b.stop("p")
-		if st, _ := b.status(); st.Phase != runtime.Stopped || st.PID != 0 || st.LastExit == nil || st.LastExit.Code != 3 {
-			b.Errorf("status %+v (exit %+v), want stopped after exit status 3", st, st.LastExit)
-		}
+		b.wantStopped("3")
 	}
 	b.wantRuns("p", 1)
 	b.start(spec)
@@ -144,14 +134,7 @@ func (b *bench) TestExitedRemove() {
 	spec := b.policy("p", runtime.Never, `exit 3`)
 	b.start(spec)
 	b.await("p", "exited", exited)
-	for range 2 {
-		if err := b.Runtime.Remove(b.Context(), "p"); err != nil {
-			b.Errorf("remove: %v", err)
-		}
-	}
-	if st, ok := b.status(); ok {
-		b.Errorf("a removed process is still listed: %+v", st)
-	}
+	b.removeTwice()
 	spec.Revision++
 	b.start(spec)
 	b.awaitPIDs(2)
@@ -178,9 +161,7 @@ func (b *bench) TestExitedSupervisorDies() {
 	}
 	b.wantExited(st, 0, 1)
 	b.stop("p")
-	if st, _ := b.status(); st.Phase != runtime.Stopped {
-		b.Errorf("phase %s after a stop, want stopped", st.Phase)
-	}
+	b.wantStopped("0")
 }
 
 // A run that ended in a way that nobody was told of was still the one run that never allows.
@@ -196,9 +177,8 @@ func (b *bench) TestSupervisorDiesExitOfNever() {
 		}
 		b.kill(first.PID)
 		st := b.await(id, "exited", exited)
-		if e := st.LastExit; e == nil || !e.Unknown || st.PID != 0 {
-			b.Errorf("%s: pid %d, last exit %+v; want one that nobody was told of", id, st.PID, e)
-		}
+		b.wantEnd(st, "-1 unknown")
+		b.failIf(st.PID != 0, "%s: pid %d, want none", id, st.PID)
 	}
 	b.wantRuns("p", 2)
 }

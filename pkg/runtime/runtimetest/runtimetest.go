@@ -86,6 +86,55 @@ func (b *bench) failIf(wrong bool, format string, args ...any) {
 	}
 }
 
+// wantEnd fails the test unless a process ended so last: with that exit status, and with that signal or "unknown" behind -1.
+func (b *bench) wantEnd(st runtime.Status, want string) {
+	b.Helper()
+	got := "no end"
+	if e := st.LastExit; e != nil {
+		got = strings.TrimSpace(fmt.Sprint(e.Code, " ", e.Signal))
+		if e.Unknown {
+			got += " unknown"
+		}
+	}
+	b.failIf(got != want, "%s ended last with %s, want %s", st.Spec.ID, got, want)
+}
+
+// wantStopped fails the test unless the process "p" is stopped, and ended so last.
+func (b *bench) wantStopped(end string) {
+	b.Helper()
+	st, _ := b.status()
+	b.failIf(st.Phase != runtime.Stopped || st.PID != 0, "it is %s with pid %d, want stopped with none", st.Phase, st.PID)
+	b.wantEnd(st, end)
+}
+
+// wantLog fails the test unless what is in a log matches.
+func (b *bench) wantLog(name string, match func(log, want string) bool, want string) {
+	b.Helper()
+	log := b.read(name)
+	b.failIf(!match(log, want), "%s is %q, want %q", name, log, want)
+}
+
+func whole(log, want string) bool { return log == want }
+
+// wantOther fails the test unless the specification is refused, as another one of its id is there.
+func (b *bench) wantOther(spec runtime.Spec) {
+	b.Helper()
+	spec.Revision++
+	err := b.Runtime.Start(b.Context(), spec)
+	b.failIf(!errors.Is(err, runtime.ErrExists), "another spec: %v, want ErrExists", err)
+}
+
+// removeTwice removes the process "p", and once more what is not there.
+func (b *bench) removeTwice() {
+	b.Helper()
+	for range 2 {
+		err := b.Runtime.Remove(b.Context(), "p")
+		b.failIf(err != nil, "remove: %v", err)
+	}
+	st, ok := b.status()
+	b.failIf(ok, "a removed process is still listed: %+v", st)
+}
+
 // path returns a file in the test's directory, which scripts see as their working directory.
 func (b *bench) path(name string) string { return filepath.Join(b.dir, name) }
 

@@ -13,13 +13,8 @@ func (b *bench) TestStopWithinGrace() {
 	st := b.startReady(b.script("p", `trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	b.stop("p")
 	b.wantGone(st.PID)
-	if log := b.read("p.log"); !strings.HasSuffix(log, "bye\n") {
-		b.Errorf("log %q, want the farewell", log)
-	}
-	got, _ := b.status()
-	if got.Phase != runtime.Stopped || got.PID != 0 || got.LastExit == nil || got.LastExit.Code != 0 {
-		b.Errorf("status %+v (exit %+v), want stopped with exit status 0", got, got.LastExit)
-	}
+	b.wantLog("p.log", strings.HasSuffix, "bye\n")
+	b.wantStopped("0")
 	b.stop("p") // again: nothing to do
 }
 
@@ -33,10 +28,7 @@ func (b *bench) TestStopKillsAfterGrace() {
 		b.Errorf("stopped after %s, before its grace of %s", took, spec.StopGrace)
 	}
 	b.wantGone(st.PID)
-	got, _ := b.status()
-	if got.Phase != runtime.Stopped || got.LastExit == nil || got.LastExit.Signal != "SIGKILL" {
-		b.Errorf("status %+v (exit %+v), want stopped by SIGKILL", got, got.LastExit)
-	}
+	b.wantStopped("-1 SIGKILL")
 }
 
 // leaderGrace is spent whole where somebody ignores the stop. A leader that does not needs some of it on a busy machine.
@@ -48,9 +40,7 @@ func (b *bench) TestStopSignal() {
 	b.startReady(spec)
 	b.KillSupervisor(b.T) // a successor knows it too
 	b.stop("p")
-	if log := b.read("p.log"); log != "int\n" {
-		b.Errorf("log %q, want the answer to SIGINT alone", log)
-	}
+	b.wantLog("p.log", whole, "int\n") // the answer to SIGINT alone
 }
 
 // Grandchildren in the group of the leader, and one in a group of its own, which job control makes.
@@ -68,8 +58,7 @@ func (b *bench) TestStopEndsGrandchildren() {
 	st := b.startReady(spec)
 	b.stop("p")
 	b.wantGone(append(b.pids("pids"), st.PID)...)
-	got, _ := b.status()
-	b.failIf(got.LastExit == nil || got.LastExit.Code != 0, "last exit %+v, want the leader's own", got.LastExit)
+	b.wantStopped("0") // the leader's own
 }
 
 // A leader that ends at once does not take the grace away from those that still work.
@@ -87,9 +76,7 @@ func (b *bench) TestStopDuringBackoff() {
 	b.awaitPIDs(3)
 	b.stop("p")
 	runs := len(b.pids("pid"))
-	if st, _ := b.status(); st.Phase != runtime.Stopped || st.PID != 0 {
-		b.Errorf("phase %s, pid %d; want stopped", st.Phase, st.PID)
-	}
+	b.wantStopped("1")
 	// Another process starting shows that the runtime has been at work since.
 	b.startReady(b.script("other", `: > ready; exec sleep 1000`))
 	if now := len(b.pids("pid")); now != runs {

@@ -63,12 +63,8 @@ func (b *bench) TestSupervisorDiesStopAdopted() {
 	b.KillSupervisor(b.T)
 	b.stop("p")
 	b.wantGone(append(b.pids("pids"), st.PID)...)
-	if log := b.read("p.log"); !strings.HasSuffix(log, "bye\n") {
-		b.Errorf("log %q, want the farewell", log)
-	}
-	if got, _ := b.status(); got.Phase != runtime.Stopped || got.LastExit == nil || !got.LastExit.Unknown {
-		b.Errorf("status %+v, want stopped with an exit that nobody was told", got)
-	}
+	b.wantLog("p.log", strings.HasSuffix, "bye\n")
+	b.wantStopped("-1 unknown")
 }
 
 func (b *bench) TestSupervisorDiesExitOfAdopted() {
@@ -97,9 +93,7 @@ echo $$ >> pid
 func (b *bench) awaitRestart(id string, was int) {
 	b.Helper()
 	st := b.await(id, "restarted", func(st runtime.Status) bool { return st.Phase == runtime.Running && st.PID != was })
-	if e := st.LastExit; e == nil || !e.Unknown || e.Code != -1 || e.Signal != "" {
-		b.Errorf("last exit %+v, want unknown with code -1", e)
-	}
+	b.wantEnd(st, "-1 unknown")
 	b.failIf(st.Restarts != 1, "%d restarts, want 1", st.Restarts)
 }
 
@@ -124,9 +118,7 @@ func (b *bench) TestSupervisorDiesStoppedStays() {
 	b.startReady(b.script("p", idle))
 	b.stop("p")
 	b.KillSupervisor(b.T)
-	if st, ok := b.status(); !ok || st.Phase != runtime.Stopped || st.PID != 0 {
-		b.Errorf("status %+v, want stopped", st)
-	}
+	b.wantStopped("-1 SIGTERM")
 	if runs := b.pids("pid"); len(runs) != 1 {
 		b.Errorf("runs %v, want one", runs)
 	}
