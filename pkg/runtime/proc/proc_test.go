@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -44,10 +45,33 @@ func TestScannerSeesItself(t *testing.T) {
 	t.Errorf("this process is not among %d", len(table))
 }
 
-// A node's processes are ended together, with one look at the table for all of them in each round.
-func TestSignalAll(t *testing.T) {
+// Callers that ask at the same time share what is read for them.
+func TestScansAreShared(t *testing.T) {
+	const callers = 64
 	var sc Scanner
-	var procs []*Process
+	var entered, done sync.WaitGroup
+	sc.mu.Lock() // as while somebody reads
+	for range callers {
+		entered.Add(1)
+		done.Go(func() {
+			entered.Done()
+			if _, err := sc.Scan(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	entered.Wait()
+	sc.mu.Unlock()
+	done.Wait()
+	if looks := sc.begun.Load(); looks >= callers/2 {
+		t.Errorf("%d looks at the table of processes for %d callers", looks, callers)
+	}
+}
+
+// A node's processes are ended side by side.
+func TestSignal(t *testing.T) {
+	var sc Scanner
+	var ending sync.WaitGroup
 	for range 3 {
 		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "trap '' TERM; sleep 1000")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -64,26 +88,18 @@ func TestSignalAll(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		procs = append(procs, p)
-	}
-	live, errs := SignalAll(&sc, procs, 0)
-	for i := range procs {
-		if live[i] < 1 || errs[i] != nil {
-			t.Errorf("process %d: %d alive, %v; want one or more", i, live[i], errs[i])
-		}
-	}
-	rounds := uint64(1)
-	for left := true; left && t.Context().Err() == nil; rounds++ {
-		left = false
-		live, errs = SignalAll(&sc, procs, unix.SIGKILL)
-		for i, p := range procs {
-			left = left || live[i] > 0 || !p.Exited()
-			if errs[i] != nil {
-				t.Error(errs[i])
+		ending.Go(func() {
+			if live, err := p.Signal(&sc, 0); live < 1 || err != nil {
+				t.Errorf("%d alive, %v; want one or more", live, err)
 			}
-		}
+			for left := true; left && t.Context().Err() == nil; {
+				live, err := p.Signal(&sc, unix.SIGKILL)
+				left = live > 0 || !p.Exited()
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
-	if looks := sc.begun.Load(); looks != rounds {
-		t.Errorf("%d looks at the table of processes in %d rounds", looks, rounds)
-	}
+	ending.Wait()
 }

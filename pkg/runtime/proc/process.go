@@ -118,30 +118,16 @@ func (p *Process) Close() {
 // Signal sends sig to everything that runs in the session: to the process group at one stroke, so that no fork slips
 // through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
 // itself a session. It returns how many live processes there were; sig 0 counts.
-func (p *Process) Signal(sc *Scanner, sig unix.Signal) (int, error) {
-	live, errs := SignalAll(sc, []*Process{p}, sig)
-	return live[0], errs[0]
-}
-
-// SignalAll is Signal for many, with one look at the table of all processes. The results are in the order of the processes.
-func SignalAll(sc *Scanner, procs []*Process, sig unix.Signal) (live []int, errs []error) {
-	live, errs = make([]int, len(procs)), make([]error, len(procs))
-	held := make([]bool, len(procs))
-	for i, p := range procs {
-		// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
-		held[i] = p.Own || !p.Exited()
-		errs[i] = p.signalGroups(held[i], sig)
+func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
+	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
+	held := p.Own || !p.Exited()
+	err = p.signalGroups(held, sig)
+	table, scanErr := sc.Scan()
+	if scanErr != nil {
+		return 0, errors.Join(err, scanErr)
 	}
-	table, err := sc.Scan()
-	for i, p := range procs {
-		if err != nil {
-			errs[i] = errors.Join(errs[i], err)
-			continue
-		}
-		n, err := p.signalMembers(table, held[i], sig)
-		live[i], errs[i] = n, errors.Join(errs[i], err)
-	}
-	return live, errs
+	live, memberErr := p.signalMembers(table, held, sig)
+	return live, errors.Join(err, memberErr)
 }
 
 // signalGroups signals at one stroke what can be: the process group, if it can be nobody else's, and for SIGKILL the cgroup.

@@ -236,44 +236,25 @@ func (s *supervisor) since(base uint64) ([]*process, snapshot) {
 	return procs, snap
 }
 
-// killAll ends everything without a grace. The run loops have returned.
+// killAll ends everything without a grace, side by side. The run loops have returned.
 func (s *supervisor) killAll(ctx context.Context) {
-	var left []*process
+	var ending sync.WaitGroup
 	for _, p := range s.all() {
-		if p.child != nil {
-			left = append(left, p)
+		if p.child == nil {
+			continue
 		}
-	}
-	for look := firstLook; ; look = min(2*look, lastLook) {
-		if left = s.killRound(left); len(left) == 0 || !pause(ctx, look) {
-			return
-		}
-	}
-}
-
-// killRound kills what is left with one look at the table of processes, clears up behind what has ended, and returns the rest.
-func (s *supervisor) killRound(left []*process) (rest []*process) {
-	children := make([]*proc.Process, len(left))
-	for i, p := range left {
-		children[i] = p.child.Process
-	}
-	live, errs := proc.SignalAll(&s.scanner, children, unix.SIGKILL)
-	for i, p := range left {
-		switch {
-		case errs[i] != nil:
-			p.log("signal not sent", map[string]any{"error": errs[i]})
-			rest = append(rest, p)
-		case live[i] > 0 || !p.child.Exited():
-			rest = append(rest, p)
-		default:
+		ending.Go(func() {
+			if !p.empty(ctx, p.child, unix.SIGKILL) {
+				return
+			}
 			p.child.status("")
 			p.removeCgroup(p.child)
 			if p.child.Cgroup != "" {
 				isolate.Prune(filepath.Dir(p.child.Cgroup))
 			}
-		}
+		})
 	}
-	return rest
+	ending.Wait()
 }
 
 // close gives all pidfds back. What runs goes on.
