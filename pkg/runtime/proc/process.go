@@ -119,20 +119,9 @@ func (p *Process) Close() {
 // through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
 // itself a session. It returns how many live processes there were; sig 0 counts.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
+	var errs []error
 	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
 	held := p.Own || !p.Exited()
-	err = p.signalGroups(held, sig)
-	table, scanErr := sc.Scan()
-	if scanErr != nil {
-		return 0, errors.Join(err, scanErr)
-	}
-	live, memberErr := p.signalMembers(table, held, sig)
-	return live, errors.Join(err, memberErr)
-}
-
-// signalGroups signals at one stroke what can be: the process group, if it can be nobody else's, and for SIGKILL the cgroup.
-func (p *Process) signalGroups(held bool, sig unix.Signal) error {
-	var errs []error
 	if held && sig != 0 {
 		if err := unix.Kill(-p.PID, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("send %s to process group %d: %w", unix.SignalName(sig), p.PID, err))
@@ -141,22 +130,14 @@ func (p *Process) signalGroups(held bool, sig unix.Signal) error {
 	if p.Cgroup != "" && sig == unix.SIGKILL {
 		errs = append(errs, isolate.Kill(p.Cgroup))
 	}
-	return errors.Join(errs...)
-}
-
-// signalMembers signals one by one what is not in the process group, and returns how many live processes there are.
-func (p *Process) signalMembers(table []Stat, held bool, sig unix.Signal) (int, error) {
-	members, err := p.membersIn(table)
-	if err != nil {
-		return 0, err
-	}
-	var errs []error
+	members, err := p.members(sc)
+	errs = append(errs, err)
 	for _, m := range members {
 		if sig != 0 && !(held && m.PGID == p.PID) {
 			errs = append(errs, m.Signal(sig))
 		}
 	}
-	live := len(members)
+	live = len(members)
 	if p.Cgroup != "" && live == 0 { // the list and the table were not read at one moment
 		inside, err := isolate.Members(p.Cgroup)
 		live, errs = len(inside), append(errs, err)
@@ -164,19 +145,19 @@ func (p *Process) signalMembers(table []Stat, held bool, sig unix.Signal) (int, 
 	return live, errors.Join(errs...)
 }
 
-// membersIn returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
+// members returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
 // session of its own is not among them.
-func (p *Process) membersIn(table []Stat) ([]Stat, error) {
+func (p *Process) members(sc *Scanner) (live []Stat, err error) {
+	table, err := sc.Scan()
 	var inside []int
-	if p.Cgroup != "" {
-		var err error
-		if inside, err = isolate.Members(p.Cgroup); err != nil {
-			return nil, err
-		}
+	if err == nil && p.Cgroup != "" {
+		inside, err = isolate.Members(p.Cgroup)
+	}
+	if err != nil {
+		return nil, err
 	}
 	// The kernel uses a pid again only when the session that bears it is empty.
 	usedAgain := slices.ContainsFunc(table, func(st Stat) bool { return st.PID == p.PID && st.Start != p.Start })
-	var live []Stat
 	for _, st := range table {
 		if !st.Dead() && (st.SID == p.PID && !usedAgain || slices.Contains(inside, st.PID)) {
 			live = append(live, st)
