@@ -40,16 +40,16 @@ func Members(dir string) (pids []int, err error) {
 
 // Kill ends everything in the cgroup and below it at one stroke: no fork slips through. It does not wait.
 func Kill(dir string) error {
-	err := confine.Write(dir, "cgroup.kill", "1")
-	if confine.Gone(err) { // or the kernel is one before Linux 5.14
-		_ = confine.Write(dir, "cgroup.freeze", "1")
-		var pids []int
-		pids, err = Members(dir)
-		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL) // it is frozen, so the number is its
-		}
-		_ = confine.Write(dir, "cgroup.freeze", "0")
+	if confine.Write(dir, "cgroup.kill", "1") == nil {
+		return nil
 	}
+	// It is gone, or the kernel is one before Linux 5.14.
+	_ = confine.Write(dir, "cgroup.freeze", "1")
+	pids, err := Members(dir)
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGKILL) // it is frozen, so the number is its
+	}
+	_ = confine.Write(dir, "cgroup.freeze", "0")
 	if err != nil {
 		return fmt.Errorf("kill cgroup %s: %w", dir, err)
 	}
