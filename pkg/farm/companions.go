@@ -153,10 +153,9 @@ func (k *kin) set(id string, companions []string) {
 			delete(k.beside, other)
 		}
 	}
+	delete(k.at, id)
 	if delete(k.of, id); len(companions) > 0 {
 		k.of[id] = companions
-	} else {
-		delete(k.at, id)
 	}
 	for _, other := range companions {
 		if k.beside[other] == nil {

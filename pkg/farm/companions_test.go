@@ -292,7 +292,7 @@ func TestALookReadsAtOnceWhatItNeeds(t *testing.T) {
 			switch {
 			case e.RCID == "a" && len(e.Companions) > 0:
 				beside = e
-			case e.RCID == "a" && len(e.Reservations) > 0:
+			case e.RCID == "a" && len(e.NodesFreed) > 0:
 				stopping = e
 			}
 		},
@@ -321,7 +321,7 @@ func TestALookReadsAtOnceWhatItNeeds(t *testing.T) {
 			t.Errorf("%s was not read at once with %v", id, beside.Realities)
 		}
 	}
-	if !slices.Equal(stopping.Reservations, []string{"n1"}) || later > 0 {
-		t.Errorf("what is taken where a pod stops was read at once on %v, and %d times later", stopping.Reservations, later)
+	if !slices.Equal(stopping.NodesFreed, []string{"n1"}) || later > 0 {
+		t.Errorf("what is taken where a pod stops was read at once on %v, and %d times later", stopping.NodesFreed, later)
 	}
 }

@@ -26,7 +26,7 @@ func (ps *pass) readEarly(ctx context.Context) {
 	}
 	ps.nodesBefore, ps.room.version = ps.kit.world.nodesAt()
 	was := ps.mem.expects
-	e := store.Expected{RCID: ps.id, CountDrops: ps.mem.relied, Service: was.service, Reservations: was.stops}
+	e := store.Expected{RCID: ps.id, CountDrops: ps.mem.relied, Service: was.service, NodesFreed: was.stops}
 	if !was.nodes {
 		e.Companions = ps.kit.kin.companions(ps.id)
 		was.at = slices.Clip(was.at)
@@ -51,27 +51,24 @@ func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 		nodes:   plan.Unaided && !plan.Alone || ps.asked(plan, wrote),
 	}
 	e := &ps.mem.expects
-	stops := func(p *pod.Placement) {
-		if p.RunState == pod.Stopped && len(e.stops) < mostExpected && !slices.Contains(e.stops, p.Node) {
-			e.stops = append(e.stops, p.Node)
+	note := func(pods []reconcile.Pod) {
+		for i := range pods {
+			e.add(at(&pods[i])...)
 		}
 	}
-	for i := range ps.snapshot.Pods {
-		e.add(at(&ps.snapshot.Pods[i])...)
-		stops(&ps.snapshot.Pods[i].Placement)
-	}
+	note(ps.snapshot.Pods)
 	for i := range plan.Changes {
 		if p := plan.Changes[i].Placement; p != nil {
 			e.add(store.At{Node: p.Node, Identity: p.Identity})
-			stops(p)
+			if p.RunState == pod.Stopped {
+				e.stops = append(e.stops, p.Node)
+			}
 		}
 	}
 	ps.kit.kin.leaves(ps.id, slices.Clip(e.at))
 	if !e.nodes {
 		for i := range ps.snapshot.Companions {
-			for j := range ps.snapshot.Companions[i].Pods {
-				e.add(at(&ps.snapshot.Companions[i].Pods[j])...)
-			}
+			note(ps.snapshot.Companions[i].Pods)
 		}
 	}
 }
@@ -112,7 +109,8 @@ func (ps *pass) detailsOf(ctx context.Context, w store.Wanted) (store.Details, e
 		return d, err
 	}
 	maps.Copy(early.Reservations, d.Reservations)
-	d.Reservations = early.Reservations
+	maps.Copy(early.Unreadable, d.Unreadable)
+	d.Reservations, d.Unreadable = early.Reservations, early.Unreadable
 	maps.Copy(d.Realities, early.Realities)
 	maps.Copy(d.Reported, early.Reported)
 	d.Corrupt = append(d.Corrupt, early.Corrupt...)

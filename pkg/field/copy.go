@@ -34,7 +34,15 @@ func unshare(v reflect.Value) {
 			v.Set(own)
 		}
 	case reflect.Map:
-		unshareMap(v)
+		if texts, ok := v.Addr().Interface().(*map[string]string); ok {
+			*texts = maps.Clone(*texts) // most of all maps, without reflection
+		} else if !v.IsNil() {
+			own := reflect.MakeMapWithSize(v.Type(), v.Len())
+			for it := v.MapRange(); it.Next(); {
+				own.SetMapIndex(it.Key(), it.Value())
+			}
+			v.Set(own)
+		}
 	case reflect.Struct:
 		if v.Type() != timeType {
 			for i := range v.NumField() { //nolint:modernize // Fields describes each of them besides, which takes longer than all of this
@@ -43,19 +51,4 @@ func unshare(v reflect.Value) {
 		}
 	default: // it was copied as it is
 	}
-}
-
-func unshareMap(v reflect.Value) {
-	if texts, ok := v.Addr().Interface().(*map[string]string); ok {
-		*texts = maps.Clone(*texts)
-		return
-	}
-	if v.IsNil() {
-		return
-	}
-	own := reflect.MakeMapWithSize(v.Type(), v.Len())
-	for it := v.MapRange(); it.Next(); {
-		own.SetMapIndex(it.Key(), it.Value())
-	}
-	v.Set(own)
 }

@@ -2,11 +2,9 @@ package store
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -20,8 +18,7 @@ type Expected struct {
 	CountDrops bool     // count the controller's drops; where there are companions that is done anyway
 	Service    string   // whose rollout may be in charge; empty: none
 	Realities  []At
-	// Reservations are names of nodes where it gives room back. Those that cannot be read are left out.
-	Reservations []string
+	NodesFreed []string // whose reservations give room back
 }
 
 // Early is what was expected, all of it at one moment.
@@ -35,18 +32,16 @@ type Early struct {
 
 	store *Store
 	found map[string]consul.Pair
-
-	reserved map[string]Rec[node.Reservation]
 }
 
 // ReadEarly reads what is expected in one transaction. Where realities and reservations do not fit in they are left to ReadDetails. It returns nil where
 // the rest does not either, or where some of it cannot be read: who reads one thing after the other finds out which.
 func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 	r := t.earlyKeys(&e)
-	if at := r.Operations() + len(e.Realities) + len(e.Reservations); at > consul.MaxTxnOps {
-		e.Realities, e.Reservations = nil, nil
+	if at := r.Operations() + len(e.Realities) + len(e.NodesFreed); at > consul.MaxTxnOps {
+		e.Realities, e.NodesFreed = nil, nil
 	}
-	r.Keys = slices.Concat(r.Keys, keysAt(e.Realities, t.keys.Reality), t.reservationKeys(e.Reservations))
+	r.Keys = slices.Concat(r.Keys, keysAt(e.Realities, t.keys.Reality), t.reservationKeys(e.NodesFreed))
 	if r.Operations() > consul.MaxTxnOps {
 		return nil
 	}
@@ -57,9 +52,6 @@ func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 	early := &Early{Expected: e, store: t.Store, found: found}
 	early.Head, early.HeadErr = t.headOf(e.RCID, found, pairsUnder(below, t.headKeys(e.RCID).Prefixes))
 	early.Drops = t.dropsOf(e.RCID, found, below)
-	taken, unreadable := t.taken(found, e.Reservations)
-	maps.DeleteFunc(taken, func(name string, _ Rec[node.Reservation]) bool { return unreadable[name] != nil })
-	early.reserved = taken
 	if len(e.Companions) > 0 {
 		early.Companions = t.companionsOf(e.Companions, found, below)
 	}
@@ -101,7 +93,8 @@ func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
 		}
 	}
 	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.store, e.found, here, e.store.keys.Reality)
-	d.Reported, d.Intents, d.Reservations = reportedAt(e.store.keys, e.found, here), map[At]pod.Intent{}, e.reserved
+	d.Reported, d.Intents = reportedAt(e.store.keys, e.found, here), map[At]pod.Intent{}
+	d.Reservations, d.Unreadable = e.store.taken(e.found, e.NodesFreed)
 	return d, rest
 }
 
