@@ -16,6 +16,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -60,6 +61,7 @@ func TestKeysAreDocumented(t *testing.T) {
 		keys.Manifest("d"), keys.RC("rc"), keys.Name("n"), keys.Bell("rc"), keys.Lock("rc"), keys.Pod(id), keys.Intent("n", id),
 		keys.Reality("n", id), keys.Node("n"), keys.NodeOps("n"), keys.Reservation("n"), keys.Farm("f"), keys.Status("rc"),
 		keys.Breaker(), keys.Incidents(), keys.Audit("a"), keys.Schema(), keys.Request("rc", "u"), keys.Drops("rc"), keys.Stops("rc"), keys.OrphanPages("n"), keys.Settled(), keys.AllHeard(), keys.Rollout("web"), keys.Deployed("web"),
+		election.KeyPrefix("x/"),
 	} {
 		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")
 		real = append(real, top)

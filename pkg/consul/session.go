@@ -30,7 +30,8 @@ type SessionConfig struct {
 	// check fails when Consul refuses the token; then this ends them, within twice the time.
 	SessionTTL time.Duration
 	Meta       map[string]string // of the service
-	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11).
+	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11). Without one, what a
+	// process that was killed held stays held until its TTL is over.
 	Journal Journal
 	// OnEvent is told about sessions taken and lost, and about errors, also from several goroutines at once. The session
 	// is nil when the event is not about one. It may be nil.
@@ -52,6 +53,18 @@ type Journal interface {
 	// Remove forgets one that is deregistered.
 	Remove(incarnation string) error
 }
+
+// noJournal remembers nothing.
+type noJournal struct{}
+
+// Incarnations implements Journal.
+func (noJournal) Incarnations() ([]string, error) { return nil, nil }
+
+// Add implements Journal.
+func (noJournal) Add(string) error { return nil }
+
+// Remove implements Journal.
+func (noJournal) Remove(string) error { return nil }
 
 // Session is one tenure of a daemon: two Consul sessions on one check of its own incarnation and on the health of its
 // machine. Releasing frees the locks that it holds when it ends; Deleting deletes the keys that it holds.
@@ -117,6 +130,9 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		return fmt.Errorf("%w %q; allowed: %s or %s", errMode, cfg.Mode, ByCheck, ByTTL)
 	}
 	cfg.SessionTTL = max(cfg.SessionTTL, cfg.TTL, MinSessionTTL)
+	if cfg.Journal == nil {
+		cfg.Journal = noJournal{}
+	}
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func(string, *Session, error) {}
 	}

@@ -85,6 +85,7 @@ func newApp(std *stdio) *cli.App {
 				drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand()),
 			farmsCommand(),
 			group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer", resumeCommand(), releaseHoldCommand()),
+			group("election", "show who leads, and have somebody else lead", electionListCommand(), electionShowCommand(), electionYieldCommand(), electionPinCommand()),
 			auditCommand(),
 			group("acl", "print the rules that tokens need", policyCommand()),
 			devCommand(),

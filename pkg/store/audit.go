@@ -121,3 +121,9 @@ func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 	}
 	return n, nil
 }
+
+// CommitAudited carries operations out with the audit record of them. One of them must be refused once it has landed. ErrConflict says that
+// they were refused.
+func (s *Store) CommitAudited(ctx context.Context, what string, ops []consul.Op, a Audit) error {
+	return s.commitDefinitely(ctx, what, a.ID, append(ops, s.audit(a)))
+}

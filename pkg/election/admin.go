@@ -1,0 +1,122 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/election/ballot"
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// State is an election at one moment, for whoever looks at it or operates it.
+type State struct {
+	Name       string
+	Lease      ballot.Lease
+	Candidates []ballot.Candidate // in the order of their ids
+	// Verdict is what a candidate would find that has seen the last round end: who does not answer is silent.
+	Verdict ballot.Verdict
+
+	keys
+}
+
+// List returns the names of the elections below a prefix, in order.
+func List(ctx context.Context, c *consul.Client, prefix string) ([]string, error) {
+	children, err := c.Children(ctx, KeyPrefix(prefix))
+	var names []string
+	for _, child := range children {
+		if name := strings.TrimSuffix(strings.TrimPrefix(child, KeyPrefix(prefix)), "/"); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// Read reads an election. It returns consul.ErrNotFound where there is none of that name.
+func Read(ctx context.Context, c *consul.Client, prefix, lease string) (*State, error) {
+	var errs field.Errors
+	if errs.CheckName("lease", lease); errs != nil {
+		return nil, errs
+	}
+	s := &State{Name: lease, keys: keysOf(prefix, lease)}
+	_, pairs, err := c.Read(ctx, consul.Reading{Prefixes: []string{s.keys.lease(), s.keys.candidates()}}, consul.Consistent)
+	if err != nil {
+		return nil, err
+	}
+	if len(pairs) == 0 {
+		return nil, fmt.Errorf("election %s: %w", lease, consul.ErrNotFound)
+	}
+	s.Lease = s.leaseOf(pairs)
+	s.Candidates = candidatesOf(s.recordsOf(pairs))
+	p := s.Lease.Pings(lease, "", true)
+	p.Round = s.Lease.Round.Nonce
+	s.Verdict = ballot.Elect(s.Candidates, p)
+	return s, nil
+}
+
+// Leader returns the id of who leads, and that of the session by which it does. Both are empty where nobody does, and the id may be so of
+// a program that says no name.
+func (s *State) Leader() (id, session string) {
+	if !s.Lease.Held() {
+		return "", ""
+	}
+	return s.Lease.Holder.ID, s.Lease.Session
+}
+
+// Yield returns what makes the leader give way to another candidate until it starts anew; and who leads. Like Pin and Unpin it opens a round,
+// if nobody has opened one since the state was read: what is returned is to be committed in one transaction, and computed from a
+// newer state when that is refused.
+func (s *State) Yield(by string) (ops []consul.Op, leader string, err error) {
+	leader, session := s.Leader()
+	c, lives := s.candidate(leader)
+	switch {
+	case session == "":
+		return nil, "", fmt.Errorf("%w: nobody leads %s", ErrPointless, s.Name)
+	case !lives:
+		return nil, "", fmt.Errorf("%w: who leads %s is no candidate, and asks nobody", ErrPointless, s.Name)
+	case s.Lease.Round.Pin == leader:
+		return nil, "", fmt.Errorf("%w: %s is pinned", ErrPointless, leader)
+	case len(s.Candidates)-len(s.Verdict.Excluded) < 2:
+		return nil, "", fmt.Errorf("%w: nobody else can lead %s", ErrPointless, s.Name)
+	}
+	return s.change(by, "yield", func(r *ballot.Round) { r.Put(c) }), leader, nil
+}
+
+// Pin returns what has a candidate lead before all others, while it lives and answers.
+func (s *State) Pin(by, id string) ([]consul.Op, error) {
+	if _, lives := s.candidate(id); !lives {
+		return nil, fmt.Errorf("%w: %s is no candidate of %s that lives", ErrPointless, id, s.Name)
+	}
+	return s.change(by, "pin", func(r *ballot.Round) { r.PinTo(id) }), nil
+}
+
+// Unpin returns what lets the strategy decide again. There are no operations where nobody is pinned.
+func (s *State) Unpin(by string) []consul.Op {
+	if s.Lease.Round.Pin == "" {
+		return nil
+	}
+	return s.change(by, "unpin", func(r *ballot.Round) { r.PinTo("") })
+}
+
+// ErrPointless says that an operator asks for what cannot be.
+var ErrPointless = errors.New("that changes nothing")
+
+// candidate returns one that lives.
+func (s *State) candidate(id string) (ballot.Candidate, bool) {
+	i := slices.IndexFunc(s.Candidates, func(c ballot.Candidate) bool { return c.ID == id && c.Session != "" })
+	if i < 0 {
+		return ballot.Candidate{}, false
+	}
+	return s.Candidates[i], true
+}
+
+// change returns the next round, changed.
+func (s *State) change(by, why string, what func(*ballot.Round)) []consul.Op {
+	next := s.Lease.Next(nonce(), by, why, ballot.Time{Time: time.Now()}, s.Candidates)
+	what(&next)
+	return []consul.Op{consul.CAS(s.round(), encode(next), s.Lease.RoundIndex)}
+}

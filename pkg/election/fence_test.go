@@ -1,0 +1,205 @@
+package election_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/election"
+)
+
+// logOp is one operation on the log that leaders write: to begin a tenure, to write under it, or to read.
+type logOp struct {
+	op      string // begin, write, read
+	tenure  uint64 // index of the lock when it began
+	value   string
+	unknown bool // a write that may have landed
+}
+
+type logState struct {
+	tenure uint64
+	value  string
+}
+
+// fencedLog is the model: a tenure begins after all earlier ones, and from then on no write of an earlier one takes effect.
+var fencedLog = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{logState{}} },
+	Step: func(state, input, _ any) []any {
+		s, op := state.(logState), input.(logOp)
+		written := logState{s.tenure, op.value}
+		switch {
+		case op.op == "begin" && op.tenure > s.tenure:
+			return []any{logState{op.tenure, s.value}}
+		case op.op == "read" && op.value == s.value:
+			return []any{s}
+		case op.op == "write" && op.unknown && op.tenure == s.tenure:
+			return []any{s, written}
+		case op.op == "write" && op.unknown:
+			return []any{s}
+		case op.op == "write" && op.tenure == s.tenure:
+			return []any{written}
+		default:
+			return nil
+		}
+	},
+	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
+}
+
+// history is what clients did, in real time.
+type history struct {
+	mu    sync.Mutex
+	start time.Time
+	ops   []porcupine.Operation
+}
+
+func (h *history) now() int64 { return time.Since(h.start).Nanoseconds() }
+
+func (h *history) add(client int, op logOp, call int64) {
+	end := h.now()
+	if op.unknown {
+		end = math.MaxInt64 // it may land at any time
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: op, Call: call, Return: end})
+}
+
+func (h *history) count(op string) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, o := range h.ops {
+		if o.Input.(logOp).op == op {
+			n++
+		}
+	}
+	return n
+}
+
+// writer is a duty that writes to the log, for as long as it can.
+func (h *history) writer(client int, key string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		tenure := election.FenceOf(ctx)
+		h.add(client, logOp{op: "begin", tenure: tenure}, 0) // it began some time before
+		for i := 0; ; i++ {
+			op := logOp{op: "write", tenure: tenure, value: fmt.Sprintf("%d of tenure %d", i, tenure)}
+			call := h.now()
+			// Whether the leadership lasts is not asked: this leader knows nothing of its own end.
+			_, err := election.Commit(context.WithoutCancel(ctx), []consul.Op{consul.Set(key, []byte(op.value))})
+			switch {
+			case err == nil:
+				h.add(client, op, call)
+			case errors.Is(err, consul.ErrUnknown):
+				op.unknown = true
+				h.add(client, op, call)
+			}
+			if errors.Is(err, election.ErrLost) || ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+		}
+	}
+}
+
+// Leaders that are paused in the middle of a write, lose their session meanwhile and go on later, that yield, or whose lock is deleted: never
+// does a write of one take effect after another has begun.
+func TestLeadersNeverInterleave(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	h := &history{start: time.Now()}
+	key := f.prefix + "log"
+	ids := []string{"a", "b", "c"}
+	var members []*member
+	for i, id := range ids {
+		members = append(members, f.run(id, fmt.Sprintf("1.%d", 17+i), nil, h.writer(i, key)))
+	}
+	reading, stop := context.WithCancel(t.Context())
+	var readers sync.WaitGroup
+	readers.Go(func() {
+		for reading.Err() == nil {
+			call := h.now()
+			pair, err := f.client.Get(reading, key, consul.Consistent)
+			if err == nil || errors.Is(err, consul.ErrNotFound) {
+				h.add(len(ids), logOp{op: "read", value: string(pair.Value)}, call)
+			}
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-reading.Done():
+			}
+		}
+	})
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	choose := rand.New(rand.NewPCG(seed, 0))
+	for round := range 12 {
+		f.trouble(choose.IntN(3), members, h, round)
+	}
+	stop()
+	readers.Wait()
+	for _, m := range members {
+		m.stop()
+	}
+	if h.count("write") < 20 || h.count("begin") < 6 {
+		t.Errorf("only %d writes in %d tenures", h.count("write"), h.count("begin"))
+	}
+	switch porcupine.CheckOperationsTimeout(fencedLog.ToModel(), h.ops, patient) {
+	case porcupine.Ok:
+	case porcupine.Illegal:
+		t.Errorf("%d operations have no order in which only leaders write", len(h.ops))
+	case porcupine.Unknown:
+		t.Errorf("%d operations are too many to judge", len(h.ops))
+	}
+}
+
+// trouble makes the present leader lose the lease in one of three ways, and waits until somebody has it and has written.
+func (f *fleet) trouble(kind int, members []*member, h *history, round int) {
+	f.t.Helper()
+	leader := ""
+	consultest.Eventually(f.t, patient, func() error {
+		s, err := f.read()
+		if err == nil {
+			leader, _ = s.Leader()
+		}
+		if leader == "" {
+			return fmt.Errorf("nobody leads in round %d: %w", round, err)
+		}
+		return nil
+	})
+	i := int(leader[0] - 'a')
+	begun := h.count("begin")
+	switch kind {
+	case 0: // paused in the middle of a write, which lands later if it can
+		members[i].gate.shut()
+		f.destroySessions(members[i])
+		f.begins(h, begun)
+		members[i].gate.reopen()
+	case 1:
+		f.commit(consul.Delete(f.key("lease/holder")))
+	default:
+		s := f.state()
+		ops, _, err := s.Yield("test")
+		if err != nil {
+			return // somebody is being replaced already
+		}
+		_, _ = f.client.Commit(f.t.Context(), ops) // a round may have come in between
+		return
+	}
+	f.begins(h, begun)
+}
+
+func (f *fleet) begins(h *history, than int) {
+	f.t.Helper()
+	consultest.Eventually(f.t, patient, func() error {
+		if h.count("begin") <= than {
+			return errors.New("no new tenure")
+		}
+		return nil
+	})
+}
