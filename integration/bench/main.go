@@ -40,6 +40,7 @@ var benchmarks = []benchmark{
 	{"rollout", 6 * time.Minute, rolloutBench},
 	{"storm", 2 * time.Minute, stormBench},
 	{"preparer", 5 * time.Minute, preparerBench},
+	{"election", 8 * time.Minute, electionBench},
 }
 
 // options are the sizes. The defaults are those of the goals.

@@ -103,6 +103,7 @@ var scenarios = map[string]func(*env){
 	"in-place-back":     backInPlace,
 	"deploy-terminal":   deployTerminal,
 	"remote-scheduler":  remoteScheduler,
+	"election-sample":   electionSample,
 }
 
 func TestScenario(t *testing.T) {
