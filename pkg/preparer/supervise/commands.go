@@ -24,9 +24,8 @@ var ErrStopping = errors.New("the pod is stopping")
 // Commands are those that run beside the processes of one pod. The zero value has none.
 type Commands struct {
 	mu      sync.Mutex
-	ending  bool                       // none may begin
-	running map[int]context.CancelFunc // by the order in which they began
-	next    int
+	ending  bool                             // none may begin
+	running map[*context.CancelFunc]struct{} // what ends each
 }
 
 // Begin notes a command, which cancel ends, unless the pod's processes are being stopped.
@@ -37,15 +36,13 @@ func (c *Commands) Begin(cancel context.CancelFunc) (over func(), err error) {
 		return nil, ErrStopping
 	}
 	if c.running == nil {
-		c.running = map[int]context.CancelFunc{}
+		c.running = map[*context.CancelFunc]struct{}{}
 	}
-	c.next++
-	n := c.next
-	c.running[n] = cancel
+	c.running[&cancel] = struct{}{}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.running, n)
+		delete(c.running, &cancel)
 	}, nil
 }
 
@@ -54,8 +51,8 @@ func (c *Commands) End() (reopen func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ending = true
-	for _, cancel := range c.running {
-		cancel()
+	for cancel := range c.running {
+		(*cancel)()
 	}
 	return func() {
 		c.mu.Lock()

@@ -109,11 +109,16 @@ func newInstance() uint64 {
 func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	switch {
 	case rec.PID != 0:
-		c, err := s.adopt(rec)
-		if err != nil {
-			return nil, "", err
+		// From another boot: not a process here can be its, whatever the numbers say.
+		p := &proc.Process{PID: noPID}
+		if rec.Boot == s.boot {
+			var err error
+			if p, err = proc.Find(rec.PID, rec.Start); err != nil {
+				return nil, "", err
+			}
 		}
-		c.Cgroup = rec.Spec.Cgroup()
+		p.Cgroup = rec.Spec.Cgroup()
+		c := &child{p}
 		if c.Exited() {
 			return c, runtime.Backoff, nil // its run loop clears up behind it
 		}
@@ -125,16 +130,6 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	default:
 		return nil, runtime.Starting, nil
 	}
-}
-
-// adopt finds the process that an earlier supervisor started. What has gone meanwhile comes back as an exited child.
-func (s *supervisor) adopt(rec record) (*child, error) {
-	if rec.Boot != s.boot {
-		// From another boot: not a process here can be its, whatever the numbers say.
-		return &child{&proc.Process{PID: noPID}}, nil
-	}
-	p, err := proc.Find(rec.PID, rec.Start)
-	return &child{p}, err
 }
 
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
