@@ -3,9 +3,13 @@ package app
 import (
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
 // FarmCommand is the command line of a farm; start is called with what it says.
@@ -17,16 +21,16 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 		Description: "Example:\n   farm --id farm-1 --data-dir /var/lib/rcfarm/farm\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
 			"SIGTERM ends it in order: it stops working and gives its controllers up. A second one ends it at once.",
-		Flags: append(CommonFlags(&cfg.Common, "/var/lib/rcfarm/farm", FarmDebugAddr),
+		Flags: append(commonFlags(&cfg.Common, "/var/lib/rcfarm/farm", "127.0.0.1:7460"),
 			&cli.StringFlag{Name: "id", Usage: "stable name, unique among the farms", Value: hostname, DefaultText: "the host name", Destination: &cfg.ID},
-			&cli.StringFlag{Name: "session", Usage: "check: the local agent vouches for the farm. ttl: no agent is needed on this machine, and --consul-addr may name a server; the session is renewed there, at least 10 s long, and a farm that dies is replaced after 10 to 20 s instead of two", Value: DefaultSession, Destination: &cfg.Session},
+			&cli.StringFlag{Name: "session", Usage: "check: the local agent vouches for the farm. ttl: no agent is needed on this machine, and --consul-addr may name a server; the session is renewed there, at least 10 s long, and a farm that dies is replaced after 10 to 20 s instead of two", Value: string(consul.ByCheck), Destination: &cfg.Session},
 			&cli.StringFlag{Name: "rc-selector", Usage: "work only on controllers whose labels match this `SELECTOR`, such as env=prod (default: all)", Destination: &cfg.RCSelector},
 			&cli.StringFlag{Name: "scheduler-url", Usage: "ask the scheduler at this `URL` for nodes, in place of the built-in one; https, or http where the network is trusted. All farms should have the same", Destination: &cfg.SchedulerAt.URL},
 			&cli.StringFlag{Name: "scheduler-ca", Usage: "`FILE` with the certificates that are believed of it, in PEM, read at the start (default: the machine's)", Destination: &cfg.SchedulerAt.CAFile},
 			&cli.StringFlag{Name: "scheduler-token-file", Usage: "`FILE` with the token that it is shown, one word, read again for each request; only over https or to this machine", Destination: &cfg.SchedulerAt.TokenFile},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once, 1 to 256; what they ask Consul for is sent together", Value: 64, Destination: &cfg.Workers},
 		),
-		Action: Action(func() error { return start(cfg) }),
+		Action: flagsAlone(func() error { return start(cfg) }),
 	}
 }
 
@@ -40,7 +44,17 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd --slots 50\n\n" +
 			"Consul is reached as CONSUL_HTTP_ADDR and Consul's other variables say, unless flags say otherwise.\n" +
 			"Pods run on when it ends, and keep their pids when it starts again.",
-		Flags: slices.Concat(CommonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", PreparerDebugAddr), ArtifactFlags(&cfg.Artifacts), APIFlags(&cfg.API), []cli.Flag{
+		Flags: append(commonFlags(&cfg.Common, "/var/lib/rcfarm/preparer", "127.0.0.1:7461"),
+			&cli.Int64Flag{Name: "artifact-cache-bytes", Usage: "beyond this, artifacts that no installed version needs are removed, the least recently used first; 1 or more", Value: artifact.DefaultCacheBytes, Destination: &cfg.Artifacts.CacheBytes},
+			&cli.Int64Flag{Name: "artifact-reserve-bytes", Usage: "free disk space that fetching and unpacking leave; 0: none", Value: artifact.DefaultReserveBytes, Destination: &cfg.Artifacts.ReserveBytes},
+			&cli.Int64Flag{Name: "artifact-max-bytes", Usage: "largest archive that is fetched, 1 or more", Value: artifact.DefaultMaxBytes, Destination: &cfg.Artifacts.MaxBytes},
+			&cli.Int64Flag{Name: "artifact-max-unpacked-bytes", Usage: "most that an archive may unpack to, 1 or more", Value: artifact.DefaultMaxUnpackedBytes, Destination: &cfg.Artifacts.MaxUnpackedBytes},
+			&cli.DurationFlag{Name: "artifact-timeout", Usage: "for one whole fetch with its retries, 1s or more", Value: artifact.DefaultFetchTimeout, Destination: &cfg.Artifacts.FetchTimeout},
+			&cli.DurationFlag{Name: "artifact-stall-timeout", Usage: "a server that sends less than 64 KiB in this time is given up, and tried again; 1s or more", Value: artifact.DefaultStallTimeout, Destination: &cfg.Artifacts.StallTimeout},
+			&cli.StringFlag{Name: "api-addr", Usage: "`ADDRESS` of the API for logs and commands in pods: unix (api/socket in the data directory, for root and the preparer's own user), off, or an IP address and a port (0: a free one), which needs a token, and beyond loopback TLS. The node's record says where", Value: nodeapi.Unix, Destination: &cfg.API.Addr},
+			&cli.StringFlag{Name: "api-token-file", Usage: "`FILE` with the token that requests must bear, one word of at least 16 characters, read anew for each request; with an address and a port, and only then", Destination: &cfg.API.TokenFile},
+			&cli.StringFlag{Name: "api-tls-cert", Usage: "`FILE` with the certificate of the API, in PEM, that names the node; read anew for each connection; needed beyond loopback (default: plain HTTP)", Destination: &cfg.API.CertFile},
+			&cli.StringFlag{Name: "api-tls-key", Usage: "`FILE` with the key of that certificate, in PEM", Destination: &cfg.API.KeyFile},
 			&cli.StringFlag{Name: "node", Usage: "stable name, unique among the nodes", Value: hostname, DefaultText: "the host name", Destination: &cfg.Node},
 			&cli.BoolFlag{Name: "take-over-name", Usage: "take the node's name from another host, of whose pods nothing runs any more; for one start", Destination: &cfg.TakeOver},
 			&cli.StringFlag{Name: "address", Usage: "IP address that pods listen on, given to them as NODE_ADDRESS", Value: "127.0.0.1", Destination: &cfg.Address},
@@ -57,9 +71,9 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 			&cli.IntFlag{Name: "port-max", Usage: "last port of that range, not below --port-min", Value: 29999, Destination: &cfg.PortsMax},
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks (default: none)", Destination: &cfg.HooksDir},
-			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay on the disk", Value: DefaultKeepStopped, Destination: &cfg.KeepStopped},
-		}),
-		Action: Action(func() error {
+			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay on the disk", Value: preparer.DefaultKeepStopped, Destination: &cfg.KeepStopped},
+		),
+		Action: flagsAlone(func() error {
 			cfg.Labels = labels.Value()
 			return start(cfg)
 		}),
@@ -79,7 +93,7 @@ func supervise(start func(SupervisorConfig) error) *cli.Command {
 			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
 			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
 		},
-		Action: Action(func() error {
+		Action: flagsAlone(func() error {
 			if former != one {
 				return fmt.Errorf("runtime: %q is not valid; allowed: %s", former, one)
 			}

@@ -9,8 +9,7 @@ import (
 )
 
 // A farm that another argument leads to the default data directory would take over that of the machine's own farm.
-func TestNoFarmStartsWithAnArgument(t *testing.T) {
-	t.Parallel()
+func TestNoFarmStartsWithAnArgument(t *testing.T) { // not beside other command lines: all share the library's flag --help
 	dir := t.TempDir()
 	for name, tt := range map[string]struct {
 		args   []string
@@ -42,7 +41,6 @@ func TestNoFarmStartsWithAnArgument(t *testing.T) {
 
 // A preparer that another argument leads to the default data directory would look for the pods of the machine's own.
 func TestNoPreparerStartsWithAnArgument(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	for name, tt := range map[string]struct {
 		args   []string

@@ -11,26 +11,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The default addresses of the debug servers.
-const (
-	FarmDebugAddr     = "127.0.0.1:7460"
-	PreparerDebugAddr = "127.0.0.1:7461"
-)
-
-// DefaultKeepStopped is how long a node keeps what a stopped pod leaves behind.
-const DefaultKeepStopped = preparer.DefaultKeepStopped
-
-// DefaultSession is who vouches for a farm unless it is told otherwise.
-const DefaultSession = string(consul.ByCheck)
-
-// CommonFlags returns the flags that all daemons share, bound to c.
+// commonFlags returns the flags that all daemons share, bound to c.
 // dataDir and debugAddr are the defaults of one daemon.
-func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
+func commonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)", Destination: &c.ConsulAddr},
 		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the Consul ACL token, read again when it changes (default: CONSUL_HTTP_TOKEN_FILE, else CONSUL_HTTP_TOKEN)", Destination: &c.TokenFile},
@@ -46,9 +33,9 @@ func CommonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 	}
 }
 
-// Action returns the action of a daemon's command, which takes flags alone. The flags after another argument would be
+// flagsAlone returns the action of a daemon's command, which takes flags alone. The flags after another argument would be
 // ignored, --data-dir among them; so nothing is started then.
-func Action(start func() error) cli.ActionFunc {
+func flagsAlone(start func() error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		if c.Args().Present() {
 			return fmt.Errorf("unexpected argument %q; allowed: flags alone, see --help. What follows it was not read. "+
@@ -58,33 +45,11 @@ func Action(start func() error) cli.ActionFunc {
 	}
 }
 
-// APIFlags returns the flags of a preparer about its API, bound to c.
-func APIFlags(c *nodeapi.Config) []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "api-addr", Usage: "`ADDRESS` of the API for logs and commands in pods: unix (api/socket in the data directory, for root and the preparer's own user), off, or an IP address and a port (0: a free one), which needs a token, and beyond loopback TLS. The node's record says where", Value: nodeapi.Unix, Destination: &c.Addr},
-		&cli.StringFlag{Name: "api-token-file", Usage: "`FILE` with the token that requests must bear, one word of at least 16 characters, read anew for each request; with an address and a port, and only then", Destination: &c.TokenFile},
-		&cli.StringFlag{Name: "api-tls-cert", Usage: "`FILE` with the certificate of the API, in PEM, that names the node; read anew for each connection; needed beyond loopback (default: plain HTTP)", Destination: &c.CertFile},
-		&cli.StringFlag{Name: "api-tls-key", Usage: "`FILE` with the key of that certificate, in PEM", Destination: &c.KeyFile},
-	}
-}
-
 // api completes what the flags say about the API. An empty address means nodeapi.Unix.
 func (c *PreparerConfig) api() nodeapi.Config {
 	api := c.API
 	api.Node, api.Addr, api.Advertise, api.Run = c.Node, cmp.Or(api.Addr, nodeapi.Unix), c.Address, oneshot.Runner{}.Run
 	return api
-}
-
-// ArtifactFlags returns the flags of a preparer about artifacts, bound to c.
-func ArtifactFlags(c *artifact.Config) []cli.Flag {
-	return []cli.Flag{
-		&cli.Int64Flag{Name: "artifact-cache-bytes", Usage: "beyond this, artifacts that no installed version needs are removed, the least recently used first; 1 or more", Value: artifact.DefaultCacheBytes, Destination: &c.CacheBytes},
-		&cli.Int64Flag{Name: "artifact-reserve-bytes", Usage: "free disk space that fetching and unpacking leave; 0: none", Value: artifact.DefaultReserveBytes, Destination: &c.ReserveBytes},
-		&cli.Int64Flag{Name: "artifact-max-bytes", Usage: "largest archive that is fetched, 1 or more", Value: artifact.DefaultMaxBytes, Destination: &c.MaxBytes},
-		&cli.Int64Flag{Name: "artifact-max-unpacked-bytes", Usage: "most that an archive may unpack to, 1 or more", Value: artifact.DefaultMaxUnpackedBytes, Destination: &c.MaxUnpackedBytes},
-		&cli.DurationFlag{Name: "artifact-timeout", Usage: "for one whole fetch with its retries, 1s or more", Value: artifact.DefaultFetchTimeout, Destination: &c.FetchTimeout},
-		&cli.DurationFlag{Name: "artifact-stall-timeout", Usage: "a server that sends less than 64 KiB in this time is given up, and tried again; 1s or more", Value: artifact.DefaultStallTimeout, Destination: &c.StallTimeout},
-	}
 }
 
 func checkArtifacts(errs *field.Errors, c *artifact.Config) {
@@ -104,10 +69,4 @@ func checkArtifacts(errs *field.Errors, c *artifact.Config) {
 	size("artifact-reserve-bytes", c.ReserveBytes, 0, "a number of bytes, 0 (none) or more")
 	length("artifact-timeout", c.FetchTimeout)
 	length("artifact-stall-timeout", c.StallTimeout)
-}
-
-// artifactsIn returns the configuration of the artifacts in a directory. Flags leave ReserveBytes zero for none, which is artifact's default.
-func artifactsIn(dir string, c artifact.Config) artifact.Config {
-	c.Dir, c.ReserveBytes = dir, cmp.Or(c.ReserveBytes, -1)
-	return c
 }

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,12 +47,12 @@ type PreparerConfig struct {
 	UserRange string // first-last
 	AllowRoot bool   // manifests may ask for the user root
 
-	Artifacts   artifact.Config // see ArtifactFlags; only ReserveBytes may be zero
-	API         nodeapi.Config  // see APIFlags
-	HooksDir    string          // the node's own hooks; empty: none
-	KeepStopped time.Duration   // how long home, logs and versions of a stopped pod stay
-	TakeOver    bool            // the node's name from another host, once
-	TrustPolicy string          // file that says which manifests the node runs; empty: all
+	Artifacts   artifact.Config // only ReserveBytes may be zero
+	API         nodeapi.Config
+	HooksDir    string        // the node's own hooks; empty: none
+	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
+	TakeOver    bool          // the node's name from another host, once
+	TrustPolicy string        // file that says which manifests the node runs; empty: all
 }
 
 // record validates the configuration and turns it into the node's record.
@@ -143,7 +144,9 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 			return nil, err
 		}
 	}
-	artifacts, err := artifact.New(artifactsIn(b.dir.Path("artifacts"), cfg.Artifacts))
+	stored := cfg.Artifacts
+	stored.Dir, stored.ReserveBytes = b.dir.Path("artifacts"), cmp.Or(stored.ReserveBytes, -1) // zero is artifact's default, and none of the flags'
+	artifacts, err := artifact.New(stored)
 	if err != nil {
 		return nil, err
 	}

@@ -91,14 +91,10 @@ func split(data []byte) [][]byte {
 // cutMarker recognises the lines "---" and "..." that start and end a document, and returns what follows on the line.
 // Source: https://yaml.org/spec/1.1/#document%20boundary%20marker/
 func cutMarker(line []byte) (marker bool, rest []byte) {
-	if !bytes.HasPrefix(line, []byte("---")) && !bytes.HasPrefix(line, []byte("...")) {
-		return false, nil
+	if rest, marker = bytes.CutPrefix(line, []byte("---")); !marker {
+		rest, marker = bytes.CutPrefix(line, []byte("..."))
 	}
-	rest = line[3:]
-	if len(rest) > 0 && !bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0])) {
-		return false, nil
-	}
-	return true, rest
+	return marker && (len(rest) == 0 || strings.IndexByte(" \t\r\n", rest[0]) >= 0), rest
 }
 
 // holdsAnything reports whether text has a line that is neither empty, nor a comment, nor a YAML directive.

@@ -93,8 +93,14 @@ func ownership(s *Situation) []Cause {
 	case len(s.Farms) == 0:
 		return []Cause{{"No farm is running, so nobody works on it. Its pods run on.", "Start a farm: farm --id farm-1"}}
 	case Unclaimed(&s.RC, s.Farms):
+		var selectors []string
+		for _, m := range s.Farms {
+			if m.RCID == "" {
+				selectors = append(selectors, fmt.Sprintf("%s (%s)", m.RCSelector, m.ID))
+			}
+		}
 		return []Cause{{
-			fmt.Sprintf("No running farm selects it: its labels are %s, the farms select %s.", cmp.Or(LabelText(s.RC.Labels), "none"), s.selectors()),
+			fmt.Sprintf("No running farm selects it: its labels are %s, the farms select %s.", cmp.Or(LabelText(s.RC.Labels), "none"), strings.Join(selectors, ", ")),
 			"Change its labels and apply it again, or start a farm whose --rc-selector matches it.",
 		}}
 	case s.Owner == "":
@@ -110,16 +116,6 @@ func ownership(s *Situation) []Cause {
 		}}
 	}
 	return nil
-}
-
-func (s *Situation) selectors() string {
-	var parts []string
-	for _, m := range s.Farms {
-		if m.RCID == "" {
-			parts = append(parts, fmt.Sprintf("%s (%s)", m.RCSelector, m.ID))
-		}
-	}
-	return strings.Join(parts, ", ")
 }
 
 // at says where a farm's debug server is.

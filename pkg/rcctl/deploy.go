@@ -40,8 +40,14 @@ A document, with the fields that are used most; docs/deploying.md has all of the
     - {name: http, dynamic: true}
     health:
       http: {port: http, path: /health}`,
-		Flags:  append(append([]cli.Flag{fileFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
-		Action: onConn(readDeploy, runDeploy),
+		Flags: append(append([]cli.Flag{fileFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
+		Action: onConn(readDeploy, func(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
+			all, err := planAll(c, std, s, specs)
+			if err != nil {
+				return err
+			}
+			return carryOut(c, std, s, all)
+		}),
 	})
 }
 
@@ -60,14 +66,6 @@ func readDeploy(c *cli.Context) ([]*record.ServiceSpec, error) {
 		err = mayAsk(c)
 	}
 	return specs, err
-}
-
-func runDeploy(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
-	all, err := planAll(c, std, s, specs)
-	if err != nil {
-		return err
-	}
-	return carryOut(c, std, s, all)
 }
 
 // mayAsk refuses a command that has to ask where nobody can answer.
