@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build dig test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
+.PHONY: help build dig curl test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -46,16 +46,19 @@ bin/consul: integration/tools/consul/go.mod ## provide Consul: $CONSUL_BIN, else
 dig: ## provide dig: on PATH, else Debian's package, which root may install
 	integration/tools/debian.sh bind9-dnsutils dig
 
-test: build bin/consul dig ## everything that must pass: unit, real-Consul and end-to-end tests
+curl: ## provide curl, likewise
+	integration/tools/debian.sh curl curl
+
+test: build bin/consul dig curl ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
 	CGO_ENABLED=0 $(GO) test ./pkg/account # as the programs are built
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 ./integration/...
 
-race: build bin/consul dig ## the tests three times in a row, in another order each time
+race: build bin/consul dig curl ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
 
-e2e: build bin/consul dig ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
+e2e: build bin/consul dig curl ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
 
 faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n); set the machine's clock and back

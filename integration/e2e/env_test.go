@@ -104,6 +104,8 @@ var scenarios = map[string]func(*env){
 	"deploy-terminal":   deployTerminal,
 	"remote-scheduler":  remoteScheduler,
 	"election-sample":   electionSample,
+	"legacy-scale":      legacyScale,
+	"local-service":     localService,
 }
 
 func TestScenario(t *testing.T) {

@@ -6,6 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // TempSuffix ends the names of files that a crash left half-written. They may be removed.
@@ -49,6 +52,14 @@ func discard(path string) error {
 		return err
 	}
 	return nil
+}
+
+// ofOneFile are the errors of a disk, or of a file system with a wrong checksum, that concern one file.
+var ofOneFile = []error{unix.EIO, unix.EBADMSG, unix.EUCLEAN, unix.EISDIR}
+
+// OfOneFile reports whether an error of reading a file says nothing about others.
+func OfOneFile(err error) bool {
+	return slices.ContainsFunc(ofOneFile, func(e error) bool { return errors.Is(err, e) })
 }
 
 // SyncDir makes what was created, renamed and removed in a directory survive a power failure.

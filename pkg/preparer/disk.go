@@ -7,10 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
@@ -63,7 +61,7 @@ func (d *Disk) Load() (records []Record, bad []error, err error) {
 				records = append(records, rec)
 			case errors.Is(err, errGarbage):
 				aside[name] = err
-			case slices.ContainsFunc(ofOneFile, func(e error) bool { return errors.Is(err, e) }):
+			case durable.OfOneFile(err):
 				aside[name], lost = err, err
 			default: // too many open files, say: the next one will be no different
 				return nil, nil, err
@@ -78,9 +76,6 @@ func (d *Disk) Load() (records []Record, bad []error, err error) {
 	}
 	return records, bad, nil
 }
-
-// ofOneFile are the errors of a disk, or of a file system with a wrong checksum, that concern one file.
-var ofOneFile = []error{syscall.EIO, syscall.EBADMSG, syscall.EUCLEAN, syscall.EISDIR}
 
 func (d *Disk) read(name string) (Record, error) {
 	var rec Record

@@ -32,14 +32,16 @@ func OpenDisk(dir string, reserve *durable.Reserve) (*Disk, error) {
 	return &Disk{dir: dir, reserve: reserve}, nil
 }
 
-// Load reads all services. A file that is none is set aside and reported, and its pods run on. The last result is about the whole: nobody knows then what the node was
-// told, and nothing is changed.
+// Load reads all services. A file that is none, or that the disk does not give, is set aside and reported, and its pods run on. The last result is about the whole, as where
+// the disk gives none of its files: nobody knows then what the node was told, and nothing is changed.
 func (d *Disk) Load() (all map[string]*Service, bad []error, err error) {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read directory of local services: %w", err)
 	}
 	all = map[string]*Service{}
+	aside := map[string]error{} // by file
+	var lost error
 	for _, entry := range entries {
 		path := filepath.Join(d.dir, entry.Name())
 		switch {
@@ -48,23 +50,45 @@ func (d *Disk) Load() (all map[string]*Service, bad []error, err error) {
 				bad = append(bad, fmt.Errorf("remove leftover: %w", err))
 			}
 		case strings.HasSuffix(path, suffix):
-			data, err := os.ReadFile(path)
-			if err != nil {
-				return nil, nil, fmt.Errorf("read local service: %w", err)
+			s, err := read(path)
+			switch {
+			case err == nil:
+				all[s.Name] = s
+			case errors.Is(err, errGarbage):
+				aside[path] = err
+			case durable.OfOneFile(err):
+				aside[path], lost = err, err
+			default: // the next one will be no different
+				return nil, nil, err
 			}
-			s, err := decode(data)
-			if err == nil && s.Name+suffix != entry.Name() {
-				err = fmt.Errorf("it is about %q", s.Name)
-			}
-			if err != nil {
-				aside := path + "." + strconv.FormatInt(time.Now().UnixNano(), 10) + ".unreadable"
-				bad = append(bad, errors.Join(fmt.Errorf("unreadable local service %s: %w", path, err), os.Rename(path, aside)))
-				continue
-			}
-			all[s.Name] = s
 		}
 	}
+	if len(all) == 0 && lost != nil {
+		return nil, nil, lost
+	}
+	for path, err := range aside {
+		to := path + "." + strconv.FormatInt(time.Now().UnixNano(), 10) + ".unreadable"
+		bad = append(bad, errors.Join(err, os.Rename(path, to)))
+	}
 	return all, bad, nil
+}
+
+// errGarbage is about a file that was read, and is no service.
+var errGarbage = errors.New("unreadable local service")
+
+func read(path string) (*Service, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read local service: %w", err)
+	}
+	s, err := decode(data)
+	if err == nil && s.Name+suffix != filepath.Base(path) {
+		err = fmt.Errorf("it is about %q", s.Name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: %w", errGarbage, path, err)
+	}
+	return s, nil
 }
 
 func decode(data []byte) (*Service, error) {

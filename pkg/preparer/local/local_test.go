@@ -374,8 +374,11 @@ func TestDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.Mkdir(filepath.Join(dir, "dir.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	all, bad, err := d.Load()
-	if err != nil || len(bad) != 3 || len(all) != 1 || !reflect.DeepEqual(all["web"].Intents(), s.Intents()) {
+	if err != nil || len(bad) != 4 || len(all) != 1 || !reflect.DeepEqual(all["web"].Intents(), s.Intents()) {
 		t.Errorf("%+v, %v, %v", all, bad, err)
 	}
 	if all, bad, err := d.Load(); err != nil || len(bad) != 0 || len(all) != 1 {
@@ -386,5 +389,11 @@ func TestDisk(t *testing.T) {
 	}
 	if all, _, err := d.Load(); err != nil || len(all) != 0 {
 		t.Errorf("after it was forgotten: %+v, %v", all, err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "dir.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.Load(); err == nil { // nobody knows what the node was told
+		t.Error("a disk that gives none of its files counts as empty")
 	}
 }
