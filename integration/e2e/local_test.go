@@ -173,7 +173,7 @@ func legacyScale(e *env) {
 	}
 	e.localShares(1, "local-agent/main.0")
 	n1.kill() // what was told last holds
-	n1.startAgain()
+	e.serveAgain(1, n1)
 	e.within(limit, func() error {
 		if status, answer := e.post(1, `{"service":"agent","replicas":0}`, "", ""); status != 200 {
 			return fmt.Errorf("%d, %+v", status, answer)
@@ -232,6 +232,21 @@ func (e *env) servedLocally(name string, port int, memory string) scale.Spec {
 	})}
 }
 
+// serveAgain starts the preparer of node number n again, and waits until it has its node's lock and has said what runs there.
+func (e *env) serveAgain(n int, d *daemon) {
+	e.t.Helper()
+	name := fmt.Sprintf("n%d", n)
+	before := e.nodes()[name].Value.Incarnation
+	d.startAgain()
+	e.within(limit, func() error {
+		rec := e.nodes()[name]
+		if rec.Session == "" || rec.Value.Incarnation == before || rec.Value.OrphanPages == nil {
+			return fmt.Errorf("%s is not back: %+v", name, rec)
+		}
+		return nil
+	})
+}
+
 // awaitLocal waits until so many local pods are ready.
 func (e *env) awaitLocal(n int) {
 	e.t.Helper()
@@ -280,11 +295,11 @@ func localService(e *env) {
 	e.awaitLocal(3)
 	before := e.processes()
 	n1.kill()
-	n1.startAgain()
+	e.serveAgain(1, n1)
 	e.awaitLocal(3)
 	n1.signal(syscall.SIGTERM)
 	<-n1.current().ended
-	n1.startAgain()
+	e.serveAgain(1, n1)
 	e.awaitLocal(3)
 	if out := e.rcctl("", "node", "sweep", "n1", "--force"); !strings.Contains(out, "nothing to sweep") {
 		e.t.Errorf("sweep: %s", out)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
@@ -164,6 +166,7 @@ func TestLocalService(t *testing.T) {
 	a.must(t, scale.New("web", 0))
 	b.awaitShares()
 	b.awaitNoLocal("web", 0)
+	b.awaitNoLocal("web", 7)
 	b.eventually(func() error {
 		if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
 			return fmt.Errorf("after it was forgotten: %w", err)
@@ -173,10 +176,10 @@ func TestLocalService(t *testing.T) {
 	if n := b.alive("web"); len(n) > 0 {
 		t.Errorf("%v run", n)
 	}
-	bells, err := b.client.Children(t.Context(), b.keys.Prefix()+"bells/")
-	for _, key := range bells {
+	keys, err := b.client.Keys(t.Context(), b.keys.Prefix())
+	for _, key := range keys {
 		if strings.Contains(key, "local-") {
-			t.Errorf("a bell was rung: %s, %v", key, err)
+			t.Errorf("left in Consul: %s, %v", key, err)
 		}
 	}
 }
@@ -429,4 +432,59 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 	if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
 		t.Errorf("what did not happen: %v", err)
 	}
+}
+
+// slowLock takes the node's lock when it is told to.
+type slowLock struct {
+	preparer.Tenure
+	t    *testing.T
+	take chan struct{}
+	held atomic.Bool
+}
+
+func (s *slowLock) Hold(ctx context.Context, n node.Node, takeOver bool) error {
+	select {
+	case <-s.take:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	err := s.Tenure.Hold(ctx, n, takeOver)
+	if err == nil {
+		s.held.Store(true)
+	}
+	return err
+}
+
+func (s *slowLock) ChangeReservation(ctx context.Context, change func(node.Reservation, bool) (node.Reservation, error)) error {
+	if !s.held.Load() {
+		s.t.Error("a share is asked for before the node's lock is held")
+	}
+	return s.Tenure.ChangeReservation(ctx, change)
+}
+
+// Shares that nothing explains go as soon as the node's lock is taken, however long that takes. Until then there is no room for more.
+func TestLocalWithoutLock(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cfg.RelistEvery = time.Hour
+	lost := localPod("gone", 0)
+	data, err := json.Marshal(node.Reservation{Holders: map[string]node.Holder{lost.String(): node.NewHolder(lost, nil, 1, 0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
+	lock := &slowLock{t: t, take: make(chan struct{})}
+	a := b.startWith(func(tenure preparer.Tenure) preparer.Tenure { lock.Tenure = tenure; return lock })
+	b.awaitLog("session taken")
+	m := b.sleeper("1")
+	b.eventually(func() error {
+		if err := a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))); !errors.Is(err, scale.ErrUnavailable) || !strings.Contains(err.Error(), "lock") {
+			return fmt.Errorf("before the lock is held: %w", err)
+		}
+		return nil
+	})
+	close(lock.take)
+	b.awaitShares()
+	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
+	b.awaitLocal("web", 0, m)
 }

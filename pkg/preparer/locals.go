@@ -59,13 +59,16 @@ func (l *locals) serve(t reserver) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tenure = t
-	l.wake.Raise()
 }
 
-func (l *locals) serving() reserver {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.tenure
+// reserver returns what the reservation may be changed with; nil while the node's lock is not held.
+func (p *Preparer) reserver() reserver {
+	p.locals.mu.Lock()
+	defer p.locals.mu.Unlock()
+	if !p.contact.Locked() {
+		return nil
+	}
+	return p.locals.tenure
 }
 
 // take waits for the turn to change local services.
@@ -137,9 +140,9 @@ const bookWithin = 10 * time.Second
 // book has the node's reservation say what local services take; next, if it is not nil, is one that wants room. It returns that with the room that was found.
 // The caller has the turn.
 func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Service, error) {
-	tenure := p.locals.serving()
+	tenure := p.reserver()
 	if tenure == nil {
-		return nil, fmt.Errorf("%w: there is no session with Consul, where room on this node is reserved", scale.ErrUnavailable)
+		return nil, fmt.Errorf("%w: the preparer does not hold its node's lock in Consul, where room is reserved", scale.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, bookWithin)
 	defer cancel()
@@ -164,7 +167,7 @@ func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Servic
 	case err == nil, errors.Is(err, errNoShares):
 		p.locals.dirty = next != nil // the file is still to be written
 		return found, nil
-	case errors.Is(err, scale.ErrConflict), errors.Is(err, store.ErrLost):
+	case errors.Is(err, scale.ErrConflict):
 		return nil, err
 	default:
 		return nil, fmt.Errorf("%w: %w", scale.ErrUnavailable, err)
@@ -356,7 +359,7 @@ func (p *Preparer) stepLocals(ctx context.Context, first bool) error {
 
 // tidyShares has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
 func (p *Preparer) tidyShares(ctx context.Context) error {
-	if p.locals.serving() == nil || len(p.locals.all) == 0 && !p.locals.dirty {
+	if p.reserver() == nil || len(p.locals.all) == 0 && !p.locals.dirty {
 		return nil
 	}
 	_, err := p.book(ctx, nil)

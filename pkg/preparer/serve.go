@@ -48,7 +48,7 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 	}
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &sharesFirst{NodeWriter: tenure, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
-		Says: p.nodeRecord, Holding: s.setHolding, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
+		Says: p.nodeRecord, Holding: func(holding bool) { s.setHolding(holding); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
 	publisher := &report.Publisher{
