@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
@@ -189,7 +190,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		}
 		f.log.Info("farm is ready")
 		for range f.cfg.Workers {
-			group.Go(func() error { f.work(ctx); return nil })
+			group.Go(func() error { looks.Work(f.queue, func(id string) { f.handle(ctx, id) }); return nil })
 		}
 		group.Go(func() error { return f.settle(ctx) })
 		group.Go(func() error { return f.handOver(ctx) })
@@ -213,18 +214,6 @@ func (c *Config) member() store.Member {
 
 // selectsNone is the selector of a member with one controller: farms that know nothing of such members leave it out.
 const selectsNone = "rcfarm-one,!rcfarm-one"
-
-// work handles controllers from the queue until it is shut down. The queue never gives one id to two workers.
-func (f *Farm) work(ctx context.Context) {
-	for {
-		id, shutdown := f.queue.Get()
-		if shutdown {
-			return
-		}
-		f.handle(ctx, id)
-		f.queue.Done(id)
-	}
-}
 
 // handle looks at one controller: claims it when it should, makes one pass over it, and decides when to look again.
 func (f *Farm) handle(ctx context.Context, id string) {
@@ -251,7 +240,6 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		}
 		again, err = f.passes(ctx, c)
 	}
-	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
 		f.queue.Forget(id)
@@ -289,7 +277,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		log.WithError(err).Warn("lost a controller")
 	case store.Denied(err):
 		log.WithError(err).Warn("the token may not write what a controller needs")
-	case errors.As(err, &corrupt):
+	case store.IsCorrupt(err):
 		f.cfg.Metrics.unreadable("rc/"+id, 1)
 		log.WithError(err).Error("controller cannot be worked on")
 	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):

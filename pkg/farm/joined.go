@@ -39,8 +39,7 @@ func (e *joinedError) texts() []string {
 
 // textsOf returns what an error consists of.
 func textsOf(err error) []string {
-	var many *joinedError
-	if errors.As(err, &many) {
+	if many, is := errors.AsType[*joinedError](err); is {
 		return many.texts()
 	}
 	return []string{err.Error()}

@@ -12,12 +12,11 @@ import (
 )
 
 func (ps *pass) useManifest(s *reconcile.Snapshot, d store.Details) error {
-	var corrupt *store.CorruptError
 	switch err := d.ManifestErr; {
 	case err == nil:
 		s.Manifest = d.Manifest
 		ps.kit.manifests.put(s.RC.ManifestDigest, d.Manifest)
-	case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
+	case errors.Is(err, store.ErrNotFound), store.IsCorrupt(err):
 		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s: %v; apply the controller again", s.RC.ManifestDigest, err))
 	default:
 		return err
@@ -47,9 +46,8 @@ func (ps *pass) useOthers(s *reconcile.Snapshot, d store.Details) error {
 		s.Manifests[digest] = m
 		ps.kit.manifests.put(digest, m)
 	}
-	var corrupt *store.CorruptError
 	for digest, err := range d.OthersErrs {
-		if !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
+		if !errors.Is(err, store.ErrNotFound) && !store.IsCorrupt(err) {
 			return err
 		}
 		s.Errors = append(s.Errors, fmt.Sprintf("manifest %.8s, which pods have: %v", digest, err))

@@ -189,17 +189,8 @@ func (o *outside) try(ctx context.Context, call string, f func(context.Context) 
 		o.gate.answered()
 		return nil
 	}
-	return &schedulerError{err}
+	return fmt.Errorf("the scheduler: %w", err)
 }
-
-// schedulerError is a failure of an outside scheduler.
-type schedulerError struct{ err error }
-
-// Error says whose failure it is.
-func (e *schedulerError) Error() string { return "the scheduler: " + e.err.Error() }
-
-// Unwrap returns what it said.
-func (e *schedulerError) Unwrap() error { return e.err }
 
 // gate keeps callers away from a scheduler that does not answer, all but one now and then who finds out.
 type gate struct {
@@ -217,7 +208,7 @@ func (g *gate) pass(now time.Time) error {
 		return nil
 	}
 	if now.Before(g.until) {
-		return &schedulerError{fmt.Errorf("%w; %w", g.err, errRespite)}
+		return fmt.Errorf("the scheduler: %w; %w", g.err, errRespite)
 	}
 	g.until = now.Add(schedulerRespite) // the others wait for what comes of this one
 	return nil

@@ -88,11 +88,10 @@ func (f *Farm) dedicated(contenders []contender, id string) (owner string, mine 
 // selector owns it.
 func (f *Farm) labelsOf(ctx context.Context, id string) (set labels.Set, exists bool, err error) {
 	rec, err := f.cfg.Store.RC(ctx, id, false)
-	var corrupt *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, false, nil
-	case errors.As(err, &corrupt):
+	case store.IsCorrupt(err):
 		return nil, true, nil
 	}
 	return rec.Value.Labels, true, err
@@ -103,7 +102,7 @@ func (f *Farm) labelsOf(ctx context.Context, id string) (set labels.Set, exists 
 // grace Consul is not asked: every farm sees every new controller, and the one that should take it is about to.
 func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
 	if grace {
-		if left := f.roster.graceLeft(id); left > 0 {
+		if left := f.roster.grace.Left(id, unownedGrace); left > 0 {
 			return false, left, nil
 		}
 	}

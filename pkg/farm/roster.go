@@ -4,19 +4,20 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 )
 
 // roster is which controllers this farm owns, and what it knows of the owners of others.
 type roster struct {
 	mu             sync.Mutex
 	owned          map[string]*ReplicationController
-	ownedElsewhere map[string]bool      // known to be owned by another farm, until the members change or a sweep
-	freed          map[string]time.Time // first seen then, another farm's to claim, and not known to be owned
+	ownedElsewhere map[string]bool // known to be owned by another farm, until the members change or a sweep
+	grace          looks.Grace     // of those that are another farm's to claim, and not known to be owned
 }
 
 func newRoster() *roster {
-	return &roster{owned: map[string]*ReplicationController{}, ownedElsewhere: map[string]bool{}, freed: map[string]time.Time{}}
+	return &roster{owned: map[string]*ReplicationController{}, ownedElsewhere: map[string]bool{}}
 }
 
 // get returns a controller that this farm owns, nil for another one, and whether another farm is known to own it.
@@ -51,7 +52,7 @@ func (r *roster) drop(id string) {
 	defer r.mu.Unlock()
 	delete(r.owned, id)
 	delete(r.ownedElsewhere, id)
-	delete(r.freed, id)
+	r.grace.Forget(id)
 }
 
 // forget drops what is known of a controller that is not ours, and reports whether it is.
@@ -60,7 +61,7 @@ func (r *roster) forget(id string) (ours bool) {
 	defer r.mu.Unlock()
 	if ours = r.owned[id] != nil; !ours {
 		delete(r.ownedElsewhere, id)
-		delete(r.freed, id)
+		r.grace.Forget(id)
 	}
 	return ours
 }
@@ -70,7 +71,7 @@ func (r *roster) heard(id string, another bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ownedElsewhere[id] = another
-	delete(r.freed, id)
+	r.grace.Forget(id)
 }
 
 // listed notes whether another farm is listed as a controller's owner, and reports whether any farm is.
@@ -82,7 +83,7 @@ func (r *roster) listed(id string, another bool) bool {
 		return true // if it is not any more the next write finds out, or a sweep
 	case another:
 		r.ownedElsewhere[id] = true
-		delete(r.freed, id)
+		r.grace.Forget(id)
 	default:
 		delete(r.ownedElsewhere, id)
 	}
@@ -101,16 +102,4 @@ func (r *roster) membersChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.ownedElsewhere)
-}
-
-// graceLeft returns how long the preferred farm still has to claim a controller.
-func (r *roster) graceLeft(id string) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	since, seen := r.freed[id]
-	if !seen {
-		since = time.Now()
-		r.freed[id] = since
-	}
-	return unownedGrace - time.Since(since)
 }

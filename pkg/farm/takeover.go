@@ -55,7 +55,7 @@ func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
 		case !mine:
 		case owner == f.cfg.ID:
 			own = append(own, id)
-		case f.roster.graceLeft(id) <= -patience:
+		case f.roster.grace.Left(id, unownedGrace) <= -patience:
 			f.enqueue(id)
 		default:
 			more = true

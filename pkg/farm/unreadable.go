@@ -96,8 +96,7 @@ func (u *unreadables) complete() bool {
 func corruptKeys(found []error) map[string]string {
 	errs := map[string]string{}
 	for _, err := range found {
-		var corrupt *store.CorruptError
-		if errors.As(err, &corrupt) {
+		if corrupt, is := errors.AsType[*store.CorruptError](err); is {
 			errs[corrupt.Key] = corrupt.Error()
 		}
 	}

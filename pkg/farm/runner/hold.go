@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -35,12 +36,10 @@ func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Durat
 	}
 	held, err := r.cfg.Store.RolloutHeld(ctx, service)
 	if held || err != nil {
-		r.mu.Lock()
-		delete(r.freed, service)
-		r.mu.Unlock()
+		r.grace.Forget(service)
 		return nil, r.requeueAfter(), err
 	}
-	if left := r.graceLeft(service); owner != r.cfg.ID && left > 0 {
+	if left := r.grace.Left(service, r.cfg.Grace); owner != r.cfg.ID && left > 0 {
 		return nil, left, nil
 	}
 	return r.claim(ctx, service)
@@ -77,7 +76,7 @@ func (r *Runner) preferred(ctx context.Context, record *rollout.Record) (owner s
 			}
 			read = true
 		}
-		if matchesAll(selector, sets) {
+		if !slices.ContainsFunc(sets, func(set labels.Set) bool { return !selector.Matches(set) }) {
 			candidates = append(candidates, m.ID)
 			mine = mine || m.ID == r.cfg.ID
 		}
@@ -85,24 +84,14 @@ func (r *Runner) preferred(ctx context.Context, record *rollout.Record) (owner s
 	return placement.PreferredOwner(record.Term(), candidates), mine, nil
 }
 
-func matchesAll(selector labels.Selector, sets []labels.Set) bool {
-	for _, set := range sets {
-		if !selector.Matches(set) {
-			return false
-		}
-	}
-	return true
-}
-
 // labelsOf reads the labels of a rollout's controllers. Those that are gone are anybody's; one that cannot be read has none.
 func (r *Runner) labelsOf(ctx context.Context, record *rollout.Record) ([]labels.Set, error) {
 	var sets []labels.Set
 	for _, id := range store.RolloutRCs(record) {
 		rec, err := r.cfg.Store.RC(ctx, id, false)
-		var corrupt *store.CorruptError
 		switch {
 		case errors.Is(err, store.ErrNotFound):
-		case errors.As(err, &corrupt):
+		case store.IsCorrupt(err):
 			sets = append(sets, nil)
 		case err != nil:
 			return nil, err
@@ -111,18 +100,6 @@ func (r *Runner) labelsOf(ctx context.Context, record *rollout.Record) ([]labels
 		}
 	}
 	return sets, nil
-}
-
-// graceLeft returns how long the preferred farm still has to claim a rollout.
-func (r *Runner) graceLeft(service string) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	since, seen := r.freed[service]
-	if !seen {
-		since = time.Now()
-		r.freed[service] = since
-	}
-	return r.cfg.Grace - time.Since(since)
 }
 
 // claim takes the lock. What is read under it first is consistent: the watch may be behind, and the rollout be over.
@@ -140,7 +117,7 @@ func (r *Runner) claim(ctx context.Context, service string) (*carried, time.Dura
 	}
 	r.mu.Lock()
 	r.carried[service] = c
-	delete(r.freed, service)
+	r.grace.Forget(service)
 	r.mu.Unlock()
 	r.log.WithField(obs.Service, service).WithField(obs.ConsulIndex, fence.Index).Info("claimed a rollout")
 	return c, 0, nil
@@ -182,7 +159,7 @@ func (r *Runner) drop(service string) {
 	r.mu.Lock()
 	c := r.carried[service]
 	delete(r.carried, service)
-	delete(r.freed, service)
+	r.grace.Forget(service)
 	r.mu.Unlock()
 	if c != nil {
 		c.gate.stop()

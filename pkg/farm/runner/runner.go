@@ -109,13 +109,13 @@ type Runner struct {
 	log    obs.Logger
 	queue  workqueue.TypedRateLimitingInterface[string]
 	wake   chan struct{} // capacity 1: troubles may have changed
+	grace  looks.Grace   // of those without a runner
 	teller alert.Teller
 
 	mu      sync.Mutex
 	seen    store.RolloutsSeen
 	records map[string]*store.Rec[rollout.Record] // of seen, by service
 	carried map[string]*carried                   // by service: whose lock this farm holds
-	freed   map[string]time.Time                  // by service: first seen without a runner then
 	moved   time.Time                             // when the members changed last
 	lonely  map[string]time.Time                  // by service: no living farm has matched it since
 	told    map[string]*telling                   // by service; see trouble.go
@@ -143,7 +143,7 @@ func New(cfg Config) *Runner {
 	return &Runner{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
-		wake:  make(chan struct{}, 1), teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, carried: map[string]*carried{}, freed: map[string]time.Time{}, lonely: map[string]time.Time{},
+		wake:  make(chan struct{}, 1), teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, carried: map[string]*carried{}, lonely: map[string]time.Time{},
 		told: map[string]*telling{},
 	}
 }
@@ -161,7 +161,7 @@ func (r *Runner) Start(ctx context.Context) error {
 	group.Go(func() error { return r.watch(ctx) })
 	group.Go(func() error { return r.tellTroubles(ctx) })
 	for range r.cfg.Workers {
-		group.Go(func() error { r.work(ctx); return nil })
+		group.Go(func() error { looks.Work(r.queue, func(service string) { r.handle(ctx, service) }); return nil })
 	}
 	err := group.Wait()
 	r.stopGates()
@@ -202,7 +202,7 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 	}
 	for service := range before {
 		if records[service] == nil {
-			delete(r.freed, service)
+			r.grace.Forget(service)
 			delete(r.lonely, service)
 			r.queue.Add(service)
 		}
@@ -226,7 +226,7 @@ func (r *Runner) MembersChanged() {
 	r.mu.Lock()
 	r.moved = time.Now()
 	for service := range r.records {
-		delete(r.freed, service)
+		r.grace.Forget(service)
 		r.want(service)
 		r.queue.AddAfter(service, r.cfg.StableAfter)
 	}
@@ -259,17 +259,6 @@ func (r *Runner) idle(service string, c *carried) (idle bool, left time.Duration
 	return c.looks.Idle(map[string]uint64{recordKey: rec.Index, bellKey: bell})
 }
 
-func (r *Runner) work(ctx context.Context) {
-	for {
-		service, shutdown := r.queue.Get()
-		if shutdown {
-			return
-		}
-		r.handle(ctx, service)
-		r.queue.Done(service)
-	}
-}
-
 // handle looks at one rollout: claims it when it should, makes its next steps, and decides when to look again.
 func (r *Runner) handle(ctx context.Context, service string) {
 	if ctx.Err() != nil {
@@ -286,7 +275,6 @@ func (r *Runner) handle(ctx context.Context, service string) {
 		}
 		again, err = r.steps(ctx, service, c)
 	}
-	var corrupt *store.CorruptError
 	switch {
 	case err == nil:
 		r.queue.Forget(service)
@@ -304,7 +292,7 @@ func (r *Runner) handle(ctx context.Context, service string) {
 		log.WithError(err).Warn("lost a rollout")
 	case store.Denied(err):
 		log.WithError(err).Warn("the token may not write what a rollout needs")
-	case errors.As(err, &corrupt):
+	case store.IsCorrupt(err):
 		log.WithError(err).Error("rollout cannot be worked on") // and told: see trouble.go
 		r.queue.AddAfter(service, retryMax)
 		return
