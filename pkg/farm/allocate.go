@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
@@ -200,10 +201,7 @@ func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
 // be are given back.
 func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placement.Assignment, error) {
 	s, avoid := b.room.s, b.room.nodes.avoid
-	wants := make([]scheduler.Want, len(plan.Adds))
-	for i, id := range plan.Adds {
-		wants[i] = scheduler.Want{Pod: id, Avoid: avoid[id]}
-	}
+	wants := field.Each(plan.Adds, func(id pod.Identity) scheduler.Want { return scheduler.Want{Pod: id, Avoid: avoid[id]} })
 	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(s, b.room.version), wants)
 	if err != nil {
 		b.mem.held = nil

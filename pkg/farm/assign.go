@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -99,11 +100,7 @@ func unplaced(all []pod.Identity, assigned []placement.Assignment) []pod.Identit
 	if len(assigned) == len(all) {
 		return nil
 	}
-	done := make([]pod.Identity, len(assigned))
-	for i, a := range assigned {
-		done[i] = a.Pod
-	}
-	return without(all, done)
+	return without(all, field.Each(assigned, func(a placement.Assignment) pod.Identity { return a.Pod }))
 }
 
 // without returns what is not among some, in its order.

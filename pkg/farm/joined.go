@@ -3,6 +3,7 @@ package farm
 import (
 	"errors"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 )
 
@@ -29,13 +30,7 @@ func (e *joinedError) Error() string { return reconcile.Few(e.texts()) }
 // Unwrap returns all of them.
 func (e *joinedError) Unwrap() []error { return e.errs }
 
-func (e *joinedError) texts() []string {
-	texts := make([]string, len(e.errs))
-	for i, err := range e.errs {
-		texts[i] = err.Error()
-	}
-	return texts
-}
+func (e *joinedError) texts() []string { return field.Each(e.errs, error.Error) }
 
 // textsOf returns what an error consists of.
 func textsOf(err error) []string {

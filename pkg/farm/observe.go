@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -25,12 +26,7 @@ func (f *Farm) Ready() error {
 
 // Members returns the ids of the living farms, as last seen.
 func (f *Farm) Members() []string {
-	members := f.world.members()
-	ids := make([]string, len(members))
-	for i, m := range members {
-		ids[i] = m.ID
-	}
-	return ids
+	return field.Each(f.world.members(), func(m store.Member) string { return m.ID })
 }
 
 // MemberRecords returns the living farms, as last seen.

@@ -7,9 +7,11 @@ import (
 
 	kube "k8s.io/apimachinery/pkg/labels"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/labels"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // New returns the owner of one controller, cfg.RCID, for programs that look after it by themselves. It is a farm with that controller alone:
@@ -35,14 +37,7 @@ func (c *ReplicationController) WatchDesires(ctx context.Context) error { return
 // the others, and an error.
 func (c *ReplicationController) CurrentPods(ctx context.Context) ([]pod.Placement, error) {
 	recs, corrupt, err := c.kit.lists.Placements(ctx, c.ID, true)
-	if err != nil {
-		return nil, err
-	}
-	pods := make([]pod.Placement, len(recs))
-	for i := range recs {
-		pods[i] = recs[i].Value
-	}
-	return pods, errors.Join(corrupt...)
+	return field.Each(recs, func(rec store.Rec[pod.Placement]) pod.Placement { return rec.Value }), errors.Join(append(corrupt, err)...)
 }
 
 // CurrentPods returns the placements of a controller that a matcher of pods finds, such as labels.New(store).Pods(); it reads no others. Where some cannot be

@@ -55,3 +55,12 @@ func Count(n int, what string) string {
 	}
 	return fmt.Sprintf("%d %s", n, what)
 }
+
+// Each returns what f makes of each item.
+func Each[T, U any](items []T, f func(T) U) []U {
+	made := make([]U, len(items))
+	for i, item := range items {
+		made[i] = f(item)
+	}
+	return made
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // AuditFilter chooses audit records. Zero fields choose all.
@@ -97,10 +98,7 @@ const deletesPerTxn = 64
 func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 	n := 0
 	for chunk := range slices.Chunk(ids, deletesPerTxn) {
-		keys := make([]string, len(chunk))
-		for i, id := range chunk {
-			keys[i] = s.keys.Audit(id)
-		}
+		keys := field.Each(chunk, s.keys.Audit)
 		found, err := s.c.GetMany(ctx, keys, consul.Default)
 		if err != nil {
 			return n, err

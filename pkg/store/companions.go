@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -132,14 +134,7 @@ func (t *FarmTenure) DropsOf(ctx context.Context, ids []string) (DropsBy, error)
 // MakeMarks makes what is missing of the keys that batches of a controller and its companions depend on. Whoever has looked before must
 // look again.
 func (s *Store) MakeMarks(ctx context.Context, drops, stops []string) error {
-	keys := make([]string, 0, len(drops)+len(stops))
-	for _, id := range drops {
-		keys = append(keys, s.keys.Drops(id))
-	}
-	for _, id := range stops {
-		keys = append(keys, s.keys.Stops(id))
-	}
-	for _, key := range keys {
+	for _, key := range slices.Concat(field.Each(drops, s.keys.Drops), field.Each(stops, s.keys.Stops)) {
 		if err := s.create(ctx, key, []byte(NewID())); err != nil {
 			return err
 		}
@@ -162,12 +157,7 @@ func (s *Store) companionOps(p *Part) []operation {
 			ops = append(ops, operation{verb: checkIndex, key: key, index: index})
 		}
 	}
-	ids := make([]string, 0, len(p.Companions))
-	for id := range p.Companions {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	for _, id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(p.Companions)) {
 		on := p.Companions[id]
 		check(s.keys.Stops(id), on.Stops)
 		check(s.keys.Drops(id), on.Drops)

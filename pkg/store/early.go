@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -41,7 +42,7 @@ func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 	if at := r.Operations() + len(e.Realities) + len(e.NodesFreed); at > consul.MaxTxnOps {
 		e.Realities, e.NodesFreed = nil, nil
 	}
-	r.Keys = slices.Concat(r.Keys, keysAt(e.Realities, t.keys.Reality), t.reservationKeys(e.NodesFreed))
+	r.Keys = slices.Concat(r.Keys, keysAt(e.Realities, t.keys.Reality), field.Each(e.NodesFreed, t.keys.Reservation))
 	if r.Operations() > consul.MaxTxnOps {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -98,10 +99,7 @@ func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Claimed, error) {
 // ClaimAll takes the locks of several controllers and reads nothing. It returns the fences of those that it surely got; for the others,
 // and only for them, there is an error, and Claim tells what is true of each.
 func (t *FarmTenure) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
-	keys := make([]string, len(rcIDs))
-	for i, id := range rcIDs {
-		keys[i] = t.keys.Lock(id)
-	}
+	keys := field.Each(rcIDs, t.keys.Lock)
 	sent := time.Now()
 	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
 	_ = t.sess.Answered(sent, err)
@@ -302,7 +300,7 @@ func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool)
 			return err
 		})
 	} else {
-		r.Keys = append(r.Keys, t.reservationKeys(w.Reservations)...)
+		r.Keys = append(r.Keys, field.Each(w.Reservations, t.keys.Reservation)...)
 	}
 	var found map[string]consul.Pair
 	group.Go(func() (err error) {
@@ -339,11 +337,7 @@ func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At
 }
 
 func keysAt(at []At, keyOf func(string, pod.Identity) string) []string {
-	keys := make([]string, len(at))
-	for i, a := range at {
-		keys[i] = keyOf(a.Node, a.Identity)
-	}
-	return keys
+	return field.Each(at, func(a At) string { return keyOf(a.Node, a.Identity) })
 }
 
 func decodeAt[T any](s *Store, found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
@@ -367,14 +361,7 @@ func decodeAt[T any](s *Store, found map[string]consul.Pair, at []At, keyOf func
 // Passing returns the names of the nodes whose preparers pass in Consul's catalog, which survives a wipe of the records.
 func (s *Store) Passing(ctx context.Context) ([]string, error) {
 	metas, err := s.c.Passing(ctx, consul.ServiceName("preparer"), prefixMeta, s.keys.Prefix())
-	if err != nil {
-		return nil, err
-	}
-	names := make([]string, len(metas))
-	for i, meta := range metas {
-		names[i] = meta[nodeMeta]
-	}
-	return names, nil
+	return field.Each(metas, func(meta map[string]string) string { return meta[nodeMeta] }), err
 }
 
 // Keys in the meta of a preparer's service. Clusters that share a Consul differ in the prefix.
@@ -413,7 +400,7 @@ func (t *FarmTenure) Unreserved(ctx context.Context, nodes []string) ([]At, erro
 	if err != nil {
 		return nil, err
 	}
-	found, err := t.c.GetMany(ctx, t.reservationKeys(nodes), consul.Default) // later: what is placed meanwhile has a share
+	found, err := t.c.GetMany(ctx, field.Each(nodes, t.keys.Reservation), consul.Default) // later: what is placed meanwhile has a share
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Role is what the bearer of a token does.
@@ -87,9 +88,5 @@ func (s *Store) OpenDoors(ctx context.Context, node string) ([]string, error) {
 	rights = append(rights, consul.Right{Resource: "acl", Access: "write"}, consul.Right{Resource: "session", Segment: agent, Access: "write"},
 		consul.Right{Resource: "service", Segment: consul.ServiceName("preparer"), Access: "write"})
 	allowed, err := s.c.Anonymous(ctx, rights)
-	words := make([]string, len(allowed))
-	for i, r := range allowed {
-		words[i] = r.String()
-	}
-	return words, err
+	return field.Each(allowed, consul.Right.String), err
 }

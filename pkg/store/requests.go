@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -57,17 +58,13 @@ type Hold struct {
 
 // NodesHeld is NodeHeld for several nodes, in as few requests as Consul's limit allows.
 func (s *Store) NodesHeld(ctx context.Context, names []string) (map[string]Hold, error) {
-	keys := make([]string, len(names))
-	for i, name := range names {
-		keys[i] = s.keys.Node(name)
-	}
-	found, err := s.c.GetMany(ctx, keys, consul.Consistent)
+	found, err := s.c.GetMany(ctx, field.Each(names, s.keys.Node), consul.Consistent)
 	if err != nil {
 		return nil, fmt.Errorf("read who holds %d nodes: %w", len(names), err)
 	}
 	holds := make(map[string]Hold, len(names))
-	for i, name := range names {
-		pair := found[keys[i]]
+	for _, name := range names {
+		pair := found[s.keys.Node(name)]
 		holds[name] = Hold{Index: pair.ModifyIndex, Held: pair.Session != ""}
 	}
 	return holds, nil

@@ -5,26 +5,19 @@ import (
 	"fmt"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
 // Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
 // comes back closed, so that nothing is placed there, and as an error under its name.
 func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
-	found, err := s.c.GetMany(ctx, s.reservationKeys(nodes), consul.Default)
+	found, err := s.c.GetMany(ctx, field.Each(nodes, s.keys.Reservation), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
 	out, corrupt := s.taken(found, nodes)
 	return out, corrupt, nil
-}
-
-func (s *Store) reservationKeys(nodes []string) []string {
-	keys := make([]string, len(nodes))
-	for i, name := range nodes {
-		keys[i] = s.keys.Reservation(name)
-	}
-	return keys
 }
 
 func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]Rec[node.Reservation], map[string]error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -338,10 +339,7 @@ func (t *FarmTenure) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.O
 	if s.Record != nil {
 		r = s.Record
 	}
-	keys := make([]string, len(r.Revisions))
-	for i := range r.Revisions {
-		keys[i] = t.keys.Entry(r.Service, r.Revisions[i].Rev)
-	}
+	keys := field.Each(r.Revisions, func(of rollout.Revision) string { return t.keys.Entry(r.Service, of.Rev) })
 	found, err := t.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {
 		return nil, err

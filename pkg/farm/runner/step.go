@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -53,7 +54,7 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 			return 0, r.afterFailure(ctx, c, err)
 		}
 		r.say(before, &d)
-		r.cfg.Changed(idsOf(write.RCs), written)
+		r.cfg.Changed(field.Each(write.RCs, func(r rc.RC) string { return r.ID }), written)
 	}
 	if d.Ended {
 		r.drop(service)
@@ -146,14 +147,6 @@ func withDeleted(v *store.RolloutView, d *rollout.Decision, who string, now time
 		}
 	}
 	return all
-}
-
-func idsOf(rcs []rc.RC) []string {
-	ids := make([]string, len(rcs))
-	for i := range rcs {
-		ids[i] = rcs[i].ID
-	}
-	return ids
 }
 
 // deedOf is what an audit record calls a step.
