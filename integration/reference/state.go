@@ -132,7 +132,7 @@ func raised(name string) string {
 func cure(name string) string { return "[what to do](../runbook.md#" + strings.ToLower(name) + ")" }
 
 func conditions(root string) (string, error) {
-	names, texts, err := meanings(root, "pkg/rc/status.go", "pkg/rc/incident.go")
+	names, texts, err := meanings(root, "pkg/rc/status.go")
 	rows := [][]string{{"condition", "meaning", "alert after", "see"}}
 	for _, name := range names {
 		rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
@@ -142,7 +142,7 @@ func conditions(root string) (string, error) {
 
 // alerts are the incidents that no condition of the same name stands for.
 func alerts(root string) (string, error) {
-	conditions, _, err := meanings(root, "pkg/rc/status.go", "pkg/rc/incident.go")
+	conditions, _, err := meanings(root, "pkg/rc/status.go")
 	if err != nil {
 		return "", err
 	}

@@ -2,8 +2,16 @@ package farm
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
 	"time"
 
+	kube "k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/labels"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -50,4 +58,135 @@ func (c *ReplicationController) gather(busy int64) time.Duration {
 		return 0
 	}
 	return c.standing.looks.Gather(busy)
+}
+
+// New returns the owner of one controller, cfg.RCID, for programs that look after it by themselves. It is a farm with that controller alone:
+// it has the same watches and fences, writes in no other way, and is a member that all farms leave the controller to. Its ID must be
+// none of theirs. Like a Farm it serves one session, which cfg.Store is under.
+func New(cfg Config) (*ReplicationController, error) {
+	if cfg.RCID == "" {
+		return nil, errors.New("the owner of one controller needs the controller's id")
+	}
+	if cfg.Workers == 0 {
+		cfg.Workers = 1
+	}
+	f := NewFarm(cfg)
+	return &ReplicationController{ID: cfg.RCID, kit: f.kit, log: f.log.WithField(obs.RCID, cfg.RCID), watch: f.Start}, nil
+}
+
+// WatchDesires owns the controller and brings its pods in line with what is desired whenever that changes, until ctx ends. It waits while another one owns it:
+// farms hand it over once the members have been stable for a while. It returns as Farm.Start does; then nothing of it runs any more.
+// Whoever ends it leaves the pods as they are, and the controller to the farms whose selectors match it.
+func (c *ReplicationController) WatchDesires(ctx context.Context) error { return c.watch(ctx) }
+
+// CurrentPods returns the controller's placements as Consul has them now, those that stop included. Where some cannot be read it returns
+// the others, and an error.
+func (c *ReplicationController) CurrentPods(ctx context.Context) ([]pod.Placement, error) {
+	recs, corrupt, err := c.kit.lists.Placements(ctx, c.ID, true)
+	return field.Each(recs, func(rec store.Rec[pod.Placement]) pod.Placement { return rec.Value }), errors.Join(append(corrupt, err)...)
+}
+
+// CurrentPods returns the placements of a controller that a matcher of pods finds, such as labels.New(store).Pods(); it reads no others. Where some cannot be
+// read it returns the others, and an error.
+func CurrentPods(ctx context.Context, rcID string, m labels.LabelMatcher) ([]pod.Placement, error) {
+	selector, err := kube.ValidatedSelectorFromSet(kube.Set{pod.RCIDLabel: rcID})
+	if err != nil {
+		return nil, fmt.Errorf("controller %q: %w", rcID, err)
+	}
+	matches, err := m.GetMatches(ctx, selector)
+	var pods []pod.Placement
+	for i := range matches {
+		if matches[i].Pod != nil {
+			pods = append(pods, *matches[i].Pod)
+		}
+	}
+	return pods, err
+}
+
+// standing is what a farm knows of a controller that it owns, and asks of it, while a pass over it may be under way.
+type standing struct {
+	looks looks.Looks
+
+	mu sync.Mutex
+	is known
+}
+
+// known is what standing knows at one moment.
+type known struct {
+	deep       bool            // the next pass compares intents too
+	lastDeep   time.Time       // when that was done last; zero: not by this farm
+	nodes      map[string]bool // where it has pods; nil while it is looked at
+	wantsNodes bool            // more nodes would help it
+	leaving    bool            // give it to the farm that prefers it
+}
+
+// concernedBy reports whether nodes that have changed may matter to the controller.
+func (k known) concernedBy(changed map[string]bool) bool {
+	if k.wantsNodes || k.nodes == nil {
+		return true
+	}
+	for name := range k.nodes {
+		if changed[name] {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *standing) now() known {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.is
+}
+
+// begin is for the beginning of a pass: until that has ended every changed node concerns the controller.
+func (s *standing) begin() {
+	s.mu.Lock()
+	s.is.nodes = nil
+	s.mu.Unlock()
+	s.looks.Begin()
+}
+
+// ended takes in what a pass has found. A deep check is done when it found nothing to do, and nothing kept it from doing it.
+func (s *standing) ended(nodes map[string]bool, wantsNodes, checked bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.is.nodes, s.is.wantsNodes = nodes, wantsNodes
+	if checked {
+		s.is.lastDeep, s.is.deep = time.Now(), false
+	}
+}
+
+// idle reports whether a look now would find nothing, and then when one is due, zero for never: rung are the bells of the controller and of
+// its companions, as heard last. A bell that is gone must be made, or the record went with it.
+func (s *standing) idle(own string, rung map[string]uint64) (idle bool, left time.Duration) {
+	if rung[own] == 0 {
+		return false, 0
+	}
+	return s.looks.Idle(rung)
+}
+
+// rebalance asks for the controller to be given to the farm that prefers it, if that is not this one.
+func (s *standing) rebalance() {
+	s.mu.Lock()
+	s.is.leaving = true
+	s.mu.Unlock()
+	s.looks.Ask()
+}
+
+// takeLeaving reports, once, whether the controller is to be given away.
+func (s *standing) takeLeaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	leaving := s.is.leaving
+	s.is.leaving = false
+	return leaving
+}
+
+// checkDeeply asks for a deep check in the next pass.
+func (s *standing) checkDeeply() {
+	s.mu.Lock()
+	s.is.deep = true
+	s.mu.Unlock()
+	s.looks.Ask()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -199,4 +200,24 @@ func (r *Runner) preDeployed(ctx context.Context, v *store.RolloutView, id strin
 		return nil, err
 	}
 	return ranOnce(&st, slices.Collect(maps.Values(realities))), nil
+}
+
+// ranOnce is what the status of a controller of one pod, which is never started again, and what its node reports, say about its run.
+func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
+	for i := range realities {
+		reality := &realities[i]
+		if exit := reality.LastExit; exit != nil {
+			done := &rollout.PreDeployed{Finished: true, Exit: exit.Code, Tail: reality.LogTail}
+			if exit.Unknown || exit.Signal != "" {
+				done.Exit, done.Failed = -1, "it "+exit.String()
+			}
+			return done
+		}
+	}
+	for _, f := range st.Failing {
+		if f.Hopeless {
+			return &rollout.PreDeployed{Failed: f.Reason}
+		}
+	}
+	return nil
 }
