@@ -8,7 +8,7 @@ import (
 	"io"
 	"maps"
 	"reflect"
-	"sort"
+	"slices"
 	"strings"
 )
 
@@ -25,7 +25,8 @@ func Decode(data []byte, into any) error {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("parse document: something follows the first document; allowed: exactly one document")
 	}
-	errs := repeated(data)
+	var errs Errors
+	walk(json.NewDecoder(bytes.NewReader(data)), "", &errs)
 	check(doc, reflect.TypeOf(into).Elem(), "", &errs)
 	if err := errs.Err(); err != nil {
 		return err
@@ -36,14 +37,8 @@ func Decode(data []byte, into any) error {
 	return nil
 }
 
-// repeated finds keys that occur twice in one map. encoding/json keeps the last of them without a word, so the tokens
-// are walked once more. The data must be valid JSON.
-func repeated(data []byte) Errors {
-	var errs Errors
-	walk(json.NewDecoder(bytes.NewReader(data)), "", &errs)
-	return errs
-}
-
+// walk records keys that occur twice in one map. encoding/json keeps the last of them without a word, so the tokens of a valid document are
+// walked once more.
 func walk(dec *json.Decoder, path string, errs *Errors) {
 	token, err := dec.Token()
 	if err != nil {
@@ -113,7 +108,7 @@ func check(value any, want reflect.Type, path string, errs *Errors) {
 			errs.Add(path, KindOf(value), "a map")
 			return
 		}
-		for _, key := range sortedKeys(m) {
+		for _, key := range slices.Sorted(maps.Keys(m)) {
 			check(m[key], want.Elem(), Join(path, key), errs)
 		}
 	case reflect.Interface:
@@ -129,7 +124,7 @@ func checkStruct(value any, want reflect.Type, path string, errs *Errors) {
 		return
 	}
 	types := fieldTypes(want)
-	for _, key := range sortedKeys(m) {
+	for _, key := range slices.Sorted(maps.Keys(m)) {
 		t, known := types[key]
 		if !known {
 			errs.Add(Join(path, key), unknownField{}, strings.Join(fieldNames(want), ", "))
@@ -187,13 +182,6 @@ func KindOf(value any) any {
 	}
 }
 
-func orTop(path string) string {
-	if path == "" {
-		return "document"
-	}
-	return path
-}
-
 // fieldTypes maps the JSON names of a struct, embedded structs included, to the types of their fields.
 func fieldTypes(t reflect.Type) map[string]reflect.Type {
 	types := make(map[string]reflect.Type, t.NumField())
@@ -215,13 +203,4 @@ func fieldTypes(t reflect.Type) map[string]reflect.Type {
 // Names returns the JSON names of a struct's fields, sorted.
 func Names[T any]() []string { return fieldNames(reflect.TypeFor[T]()) }
 
-func fieldNames(t reflect.Type) []string { return sortedKeys(fieldTypes(t)) }
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
-}
+func fieldNames(t reflect.Type) []string { return slices.Sorted(maps.Keys(fieldTypes(t))) }

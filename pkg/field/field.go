@@ -3,6 +3,7 @@
 package field
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ type unknownField struct{}
 
 // Error renders the mistake on one line: field, value, what is allowed.
 func (e *Error) Error() string {
-	path := showPath(orTop(e.Field))
+	path := showPath(cmp.Or(e.Field, "document"))
 	if _, ok := e.Value.(unknownField); ok {
 		return fmt.Sprintf("%s: unknown field; allowed: %s", path, e.Allowed)
 	}
