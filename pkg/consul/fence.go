@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Fence proves, inside a transaction, that a lock is held in the very tenure in which it was taken (P1).
@@ -29,15 +31,8 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("lock %s is held by session %s", e.Key, e.Session)
 }
 
-// newPace returns the pauses between tries: the first, and what they grow to.
-func newPace(first, most time.Duration) *backoff.ExponentialBackOff {
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = first, most
-	return pace
-}
-
 // lockPace is that of attempts to take a lock whose outcome stays unknown.
-func lockPace() *backoff.ExponentialBackOff { return newPace(50*time.Millisecond, 2*time.Second) }
+func lockPace() *backoff.ExponentialBackOff { return wait.NewPace(50*time.Millisecond, 2*time.Second) }
 
 // Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
 // index moves and an earlier tenure of the same session is fenced off. It returns *HeldError when another session holds
@@ -81,7 +76,7 @@ func (c *Client) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOf
 	case !errors.Is(err, ErrUnknown):
 		return err
 	}
-	return pause(ctx, pace.NextBackOff())
+	return wait.Pause(ctx, pace.NextBackOff())
 }
 
 // AcquireAll takes several locks for a session, in as few transactions as that fits into, and returns the fences of those that it surely
@@ -180,16 +175,4 @@ func (c *Client) whyRefused(ctx context.Context, key, session string, refused er
 func (c *Client) Release(ctx context.Context, f Fence, value []byte) error {
 	_, err := c.Commit(ctx, []Op{Unlock(f.Key, value, f.Session)})
 	return err
-}
-
-// pause waits, or returns the cause of the context's end.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

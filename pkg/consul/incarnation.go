@@ -9,6 +9,8 @@ import (
 
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 func serviceID(cfg SessionConfig, incarnation string) string {
@@ -80,14 +82,14 @@ func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Sessio
 		entry.Node, entry.NodeChecks, entry.ServiceChecks = s.ConsulNode, []string{"serfHealth"}, []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}}
 		create = c.live.Session().Create
 	}
-	for pace := newPace(5*time.Millisecond, 200*time.Millisecond); ; {
+	for pace := wait.NewPace(5*time.Millisecond, 200*time.Millisecond); ; {
 		sent := time.Now()
 		id, _, err := create(entry, new(api.WriteOptions).WithContext(ctx))
 		if err == nil {
 			s.Confirm(sent)
 			return id, nil
 		}
-		if pause(ctx, pace.NextBackOff()) != nil {
+		if wait.Pause(ctx, pace.NextBackOff()) != nil {
 			return "", fmt.Errorf("create session %s: %w", entry.Name, err)
 		}
 	}
@@ -98,7 +100,7 @@ func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Sessio
 func (c *Client) readCreated(ctx context.Context, s *Session) error {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
-	for pace := newPace(5*time.Millisecond, 200*time.Millisecond); ; {
+	for pace := wait.NewPace(5*time.Millisecond, 200*time.Millisecond); ; {
 		sent := time.Now()
 		entry, meta, err := c.live.Session().Info(s.Releasing, new(api.QueryOptions).WithContext(ctx))
 		switch {
@@ -111,7 +113,7 @@ func (c *Client) readCreated(ctx context.Context, s *Session) error {
 			s.created = entry.CreateIndex
 			return nil
 		}
-		if pause(ctx, pace.NextBackOff()) != nil {
+		if wait.Pause(ctx, pace.NextBackOff()) != nil {
 			return fmt.Errorf("read session %s: %w", s.Releasing, err)
 		}
 	}
@@ -221,11 +223,11 @@ const MinSessionTTL = 10 * time.Second
 // they do not know any more is found out by confirm, whose query ends when it vanishes.
 func (c *Client) renew(ctx context.Context, cfg SessionConfig, s *Session) {
 	every := cfg.renewEvery()
-	wait := min(every/4, time.Second)
-	for pause(ctx, wait) == nil {
-		wait = every
+	next := min(every/4, time.Second)
+	for wait.Pause(ctx, next) == nil {
+		next = every
 		if err := c.renewBoth(ctx, cfg, s); err != nil {
-			wait = every / 4
+			next = every / 4
 			if ctx.Err() == nil && !errors.Is(err, ErrRefused) {
 				cfg.OnEvent("renewing the session failed", s, err)
 			}

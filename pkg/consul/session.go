@@ -12,6 +12,8 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // DefaultTTL is how long a daemon may be silent before its sessions end.
@@ -136,7 +138,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 	if cfg.OnEvent == nil {
 		cfg.OnEvent = func(string, *Session, error) {}
 	}
-	pace := newPace(100*time.Millisecond, 5*time.Second)
+	pace := wait.NewPace(100*time.Millisecond, 5*time.Second)
 	var relics uint64 // sessions of this name that were created before this index are of the past
 	for ctx.Err() == nil {
 		started := time.Now()
@@ -161,7 +163,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		if time.Since(started) > pace.MaxInterval {
 			pace.Reset() // a tenure that lasted was not one more failed try
 		}
-		if err := pause(ctx, pace.NextBackOff()); err != nil {
+		if err := wait.Pause(ctx, pace.NextBackOff()); err != nil {
 			return err
 		}
 	}
@@ -296,7 +298,7 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing, silent.Round(time.Millisecond), err)
 		}
 		index = 0
-		if pause(ctx, cfg.TTL/20) != nil {
+		if wait.Pause(ctx, cfg.TTL/20) != nil {
 			return nil //nolint:nilerr // the end of ctx is no loss
 		}
 	}

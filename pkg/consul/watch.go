@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // WatchOptions tune one standing query. Zero values mean the defaults.
@@ -98,10 +100,10 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		index uint64 // to wait on; zero answers at once
 		fails int
 		gap   gapper
-		wait  = o.Wait
+		open  = o.Wait // how long the server keeps the next query open
 	)
 	for ctx.Err() == nil {
-		pairs, next, err := c.pollOnce(ctx, read, index, wait, Default)
+		pairs, next, err := c.pollOnce(ctx, read, index, open, Default)
 		if err == nil && seen.wentBack(pairs, next) {
 			pairs, next, err = c.pollOnce(ctx, read, 0, o.Wait, Consistent)
 		}
@@ -114,7 +116,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			}
 			index = 0
 			fails++
-			if err := pause(ctx, retryPause(fails)); err != nil {
+			if err := wait.Pause(ctx, retryPause(fails)); err != nil {
 				return err
 			}
 			continue
@@ -143,9 +145,9 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			if err != nil {
 				return err
 			}
-			idle, wait = gap.next(), min(o.Wait, probeWait)
+			idle, open = gap.next(), min(o.Wait, probeWait)
 		} else if index > 0 {
-			wait = o.Wait
+			open = o.Wait
 		}
 		fails = 0
 		if next > index {
@@ -153,7 +155,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		} else {
 			index = 0
 		}
-		if err := pause(ctx, idle); err != nil {
+		if err := wait.Pause(ctx, idle); err != nil {
 			return err
 		}
 	}

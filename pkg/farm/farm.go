@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Config is what a farm needs. Zero durations and counts mean the defaults.
@@ -126,11 +127,11 @@ type Farm struct {
 	unowned    unowned
 	unreadable unreadables
 
-	fatal    chan error    // capacity 1: why the farm must start over
-	sweepNow chan struct{} // capacity 1
-	moved    chan struct{} // capacity 1: the members have changed
-	busy     atomic.Int64  // passes under way
-	deepLeft atomic.Int64  // deep checks of controllers that are claimed before the next sweep
+	fatal    chan error // capacity 1: why the farm must start over
+	sweepNow wait.Signal
+	moved    wait.Signal  // the members have changed
+	busy     atomic.Int64 // passes under way
+	deepLeft atomic.Int64 // deep checks of controllers that are claimed before the next sweep
 }
 
 // The pace of repeated tries of one controller.
@@ -150,8 +151,8 @@ func NewFarm(cfg Config) *Farm {
 		queue:    newQueue(cfg.Metrics),
 		roster:   newRoster(),
 		fatal:    make(chan error, 1),
-		sweepNow: make(chan struct{}, 1),
-		moved:    make(chan struct{}, 1),
+		sweepNow: wait.NewSignal(),
+		moved:    wait.NewSignal(),
 	}
 	f.deepLeft.Store(deepAtOnce)
 	f.cfg.Metrics.reset()

@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // orphanList are the pods that a node runs without a matching intent, as read from the pages of one edition.
@@ -43,23 +44,18 @@ func (w *world) readOrphans(ctx context.Context) error {
 				good()
 			}
 		}
-		var again <-chan time.Time
-		timer := time.NewTimer(gap)
-		if len(w.unread()) > 0 {
-			again = timer.C
+		again := gap
+		if len(w.unread()) == 0 {
+			again, gap = idleLook, orphansMin
+		}
+		switch woken, err := wait.PauseUnless(ctx, w.orphansMoved, again); {
+		case err != nil:
+			return err
+		case woken:
+			gap = orphansMin
+		default:
 			gap = min(2*gap, orphansMax)
-		} else {
-			gap = orphansMin
 		}
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-again:
-		case <-w.orphansMoved:
-			gap = orphansMin
-		}
-		timer.Stop()
 	}
 }
 

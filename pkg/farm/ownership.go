@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // errGone means that there is no such controller any more.
@@ -152,7 +153,7 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 func (f *Farm) handOver(ctx context.Context) error {
 	done := time.Time{} // the change of the members that was dealt with
 	for {
-		if err := pause(ctx, f.cfg.StableAfter/4, nil); err != nil {
+		if err := wait.Pause(ctx, f.cfg.StableAfter/4); err != nil {
 			return err
 		}
 		changed := f.world.now().stable

@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // scarcity is placement.Scarcity for all workers.
@@ -214,7 +215,7 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 				}
 			}
 			if len(found) == before { // it may be a look at all nodes: it rests as long as it reads, and others are placed meanwhile
-				if err := pause(ctx, time.Since(started), nil); err != nil {
+				if err := wait.Pause(ctx, time.Since(started)); err != nil {
 					return err
 				}
 			}

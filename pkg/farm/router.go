@@ -1,10 +1,8 @@
 package farm
 
 import (
-	"context"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/placement"
 )
@@ -52,7 +50,7 @@ func (f *Farm) route(e event) {
 	case membersMoved:
 		f.roster.membersChanged()
 		f.preferNodes()
-		wake(f.moved)
+		f.moved.Raise()
 		if f.cfg.OnMembers != nil {
 			f.cfg.OnMembers()
 		}
@@ -61,18 +59,10 @@ func (f *Farm) route(e event) {
 	case breakerMoved:
 		f.enqueueOwned(func(*ReplicationController) bool { return true })
 	case recordsMissing:
-		wake(f.sweepNow)
+		f.sweepNow.Raise()
 	case unreadableFound:
 		f.cfg.Metrics.unreadable(e.where, len(e.found))
 		f.unreadable.say(e.where, corruptKeys(e.found))
-	}
-}
-
-// wake sends to a channel of capacity 1: one wake-up is enough.
-func wake(sleeper chan<- struct{}) {
-	select {
-	case sleeper <- struct{}{}:
-	default:
 	}
 }
 
@@ -96,17 +86,4 @@ func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 // roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
 func (f *Farm) roomFreed(rcID string) {
 	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.now().wantsNodes })
-}
-
-// pause waits, or until somebody wakes the sleeper. It returns why ctx has ended, if it has.
-func pause(ctx context.Context, d time.Duration, woken <-chan struct{}) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-woken:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	return nil
 }

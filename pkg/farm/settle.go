@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Settlement is what the store knows of the end of a hold.
@@ -72,7 +73,7 @@ func (f *Farm) settle(ctx context.Context) error {
 			marked = schema.Nonce
 		}
 		f.observe()
-		if err := pause(ctx, settleEvery, nil); err != nil {
+		if err := wait.Pause(ctx, settleEvery); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // sweepLoop sweeps at the start, whenever something vanished that should be there, and every now and then (R4).
@@ -15,7 +17,7 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 		if err := f.sweep(ctx); err != nil && ctx.Err() == nil {
 			f.log.WithError(err).Warn("sweep failed")
 		}
-		if err := pause(ctx, f.cfg.SweepEvery+rand.N(f.cfg.SweepEvery/4+1), f.sweepNow); err != nil {
+		if _, err := wait.PauseUnless(ctx, f.sweepNow, f.cfg.SweepEvery+rand.N(f.cfg.SweepEvery/4+1)); err != nil {
 			return err
 		}
 	}

@@ -5,25 +5,24 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
+
+// idleLook is how long a loop waits that has nothing to do until somebody wakes it.
+const idleLook = time.Hour
 
 // takeOver claims, whenever the members change, what has no owner then.
 func (f *Farm) takeOver(ctx context.Context) error {
-	var again <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-f.moved:
-		case <-again:
+	for again := idleLook; ; {
+		if _, err := wait.PauseUnless(ctx, f.moved, again); err != nil {
+			return err
 		}
-		again = nil
 		more, err := f.claimFreed(ctx)
 		if err != nil && ctx.Err() == nil {
 			f.log.WithError(err).Warn("cannot tell which controllers have no owner")
 		}
-		if more || err != nil {
-			again = time.After(unownedGrace)
+		if again = idleLook; more || err != nil {
+			again = unownedGrace
 		}
 	}
 }

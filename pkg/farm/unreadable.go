@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Incidents are where the farm with the lowest id keeps what it told about records that belong to no controller.
@@ -150,7 +151,7 @@ func (f *Farm) tellUnreadable(ctx context.Context) error {
 				due = true
 			}
 		}
-		if err := pause(ctx, unreadableEvery, nil); err != nil {
+		if err := wait.Pause(ctx, unreadableEvery); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node]) error {
@@ -115,8 +116,8 @@ func (w *world) join(record *node.View) *node.View {
 func (w *world) nodesChanged(changed, orphaned map[string]bool) {
 	w.emit(nodesMoved{changed, orphaned})
 	if len(changed) > 0 {
-		wake(w.nodeDied)
-		wake(w.orphansMoved)
+		w.nodeDied.Raise()
+		w.orphansMoved.Raise()
 	}
 }
 
@@ -147,7 +148,7 @@ func (w *world) watchFailed(ctx context.Context) error {
 			}
 			pace = min(pace*5/4, failedMax)
 		}
-		if err := pause(ctx, pace, w.nodeDied); err != nil {
+		if _, err := wait.PauseUnless(ctx, w.nodeDied, pace); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // ReplicationControllerWatcher is the farm's standing queries.
@@ -47,24 +48,22 @@ type world struct {
 	emit    func(event) // called without the lock
 	log     obs.Logger
 
-	mu      sync.Mutex
-	bells   [store.Shards]map[string]uint64
-	records [store.Shards]map[string]*node.View // without the operators' side
-	ops     map[string]node.Ops
-	views   map[string]*node.View // records and ops joined; never changed once published
-	version uint64                // of the views; moves by one when they change
-	history scheduler.History     // of the views
-	sources map[string]*node.View // the records that the views were made of; nil when something else of them has changed
-	orphans map[string][]reconcile.Orphan
-	listed  map[string]orphanList // by node: its pages of orphans as last read
-	gone    map[string]uint64     // nodes whose machines have failed, with the FreeIndex that Consul was asked about
-	as      seen
-	waiting map[string]bool // watches that have not delivered yet
-	ready   chan struct{}   // closed when none is waiting
-	// nodeDied wakes the query for failed agents; capacity 1.
-	nodeDied chan struct{}
-	// orphansMoved wakes the reading of pages of orphans; capacity 1.
-	orphansMoved chan struct{}
+	mu           sync.Mutex
+	bells        [store.Shards]map[string]uint64
+	records      [store.Shards]map[string]*node.View // without the operators' side
+	ops          map[string]node.Ops
+	views        map[string]*node.View // records and ops joined; never changed once published
+	version      uint64                // of the views; moves by one when they change
+	history      scheduler.History     // of the views
+	sources      map[string]*node.View // the records that the views were made of; nil when something else of them has changed
+	orphans      map[string][]reconcile.Orphan
+	listed       map[string]orphanList // by node: its pages of orphans as last read
+	gone         map[string]uint64     // nodes whose machines have failed, with the FreeIndex that Consul was asked about
+	as           seen
+	waiting      map[string]bool // watches that have not delivered yet
+	ready        chan struct{}   // closed when none is waiting
+	nodeDied     wait.Signal     // wakes the query for failed agents
+	orphansMoved wait.Signal     // wakes the reading of pages of orphans
 }
 
 // seen is the cluster as a whole at one moment.
@@ -85,7 +84,7 @@ func (w *world) now() seen {
 func newWorld(cfg *Config, log obs.Logger, emit func(event)) *world {
 	return &world{
 		store: cfg.Store, self: cfg.member(), metrics: cfg.Metrics, emit: emit, log: log, waiting: map[string]bool{}, listed: map[string]orphanList{}, ready: make(chan struct{}),
-		nodeDied: make(chan struct{}, 1), orphansMoved: make(chan struct{}, 1),
+		nodeDied: wait.NewSignal(), orphansMoved: wait.NewSignal(),
 	}
 }
 

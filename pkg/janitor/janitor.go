@@ -14,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Defaults of Config.
@@ -66,12 +67,8 @@ func New(cfg Config) *Janitor {
 // the next round.
 func (j *Janitor) Run(ctx context.Context) error {
 	for {
-		timer := time.NewTimer(j.cfg.Every + rand.N(j.cfg.Every/10+1))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		case <-timer.C:
+		if err := wait.Pause(ctx, j.cfg.Every+rand.N(j.cfg.Every/10+1)); err != nil {
+			return err
 		}
 		if !j.cfg.Chosen() {
 			clear(j.unused)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -81,47 +82,31 @@ func pagesOf(name, nonce string, orphans []pod.Orphan) []node.OrphanPage {
 // somewhere cannot land over a later one. The caller holds the mutex.
 func (t *NodeTenure) writePages(ctx context.Context, pages []node.OrphanPage) (node.OrphanPages, error) {
 	var said node.OrphanPages
-	index, next := t.orphans.index, make(map[string]uint64, len(pages))
-	var keys []string
+	gone, next := maps.Clone(t.orphans.index), make(map[string]uint64, len(pages))
 	var ops []consul.Op
-	flush := func() error {
-		if len(ops) == 0 {
-			return nil
-		}
-		written, err := t.commit(ctx, ops...)
-		for _, page := range keys {
-			if at, exists := written[page]; exists {
-				next[page] = at
-			}
-		}
-		keys, ops = nil, nil
-		return err
-	}
 	for i := range pages {
 		key := t.keys.OrphanPage(t.name, pages[i].Page)
-		keys, ops = append(keys, key), append(ops, consul.CAS(key, encode(pages[i]), index[key]))
+		ops = append(ops, consul.CAS(key, encode(pages[i]), gone[key]))
 		said = node.OrphanPages{Edition: pages[i].Edition, Count: len(pages), Orphans: said.Orphans + len(pages[i].Orphans)}
-		next[key] = 0
-		if len(ops) == pagesAtOnce {
-			if err := flush(); err != nil {
-				return said, err
-			}
+		delete(gone, key)
+	}
+	for some := range slices.Chunk(ops, pagesAtOnce) {
+		written, err := t.commit(ctx, some...)
+		if err != nil {
+			return said, err
+		}
+		maps.Copy(next, written)
+	}
+	ops = nil
+	for key, at := range gone {
+		ops = append(ops, consul.DeleteCAS(key, at))
+	}
+	for some := range slices.Chunk(ops, consul.MaxTxnOps/2) {
+		if _, err := t.commit(ctx, some...); err != nil {
+			return said, err
 		}
 	}
-	for key, at := range index {
-		if _, kept := next[key]; kept {
-			continue
-		}
-		keys, ops = append(keys, key), append(ops, consul.DeleteCAS(key, at))
-		if len(ops) == consul.MaxTxnOps/2 {
-			if err := flush(); err != nil {
-				return said, err
-			}
-		}
-	}
-	if err := flush(); err != nil {
-		return said, err
-	}
+	delete(next, t.keys.Node(t.name)) // of the fence
 	t.orphans.index = next
 	return said, nil
 }

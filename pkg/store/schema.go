@@ -11,6 +11,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // FormatVersion is the only record format that this build reads and writes.
@@ -86,9 +87,7 @@ func permanent(err error) error {
 
 // tries paces repeated attempts, until the context ends.
 func tries() []backoff.RetryOption {
-	pace := backoff.NewExponentialBackOff()
-	pace.InitialInterval, pace.MaxInterval = 10*time.Millisecond, time.Second
-	return []backoff.RetryOption{backoff.WithBackOff(pace), backoff.WithMaxElapsedTime(0)}
+	return []backoff.RetryOption{backoff.WithBackOff(wait.NewPace(10*time.Millisecond, time.Second)), backoff.WithMaxElapsedTime(0)}
 }
 
 func (s *Store) createSchema(ctx context.Context) error {

@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Config is what a runner needs. Zero durations and counts mean the defaults.
@@ -108,8 +109,8 @@ type Runner struct {
 	cfg    Config
 	log    obs.Logger
 	queue  workqueue.TypedRateLimitingInterface[string]
-	wake   chan struct{} // capacity 1: troubles may have changed
-	grace  looks.Grace   // of those without a runner
+	wake   wait.Signal // troubles may have changed
+	grace  looks.Grace // of those without a runner
 	teller alert.Teller
 
 	mu      sync.Mutex
@@ -143,7 +144,7 @@ func New(cfg Config) *Runner {
 	return &Runner{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
-		wake:  make(chan struct{}, 1), teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, carried: map[string]*carried{}, lonely: map[string]time.Time{},
+		wake:  wait.NewSignal(), teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, carried: map[string]*carried{}, lonely: map[string]time.Time{},
 		told: map[string]*telling{},
 	}
 }
@@ -208,7 +209,7 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 		}
 	}
 	r.mu.Unlock()
-	r.wakeTeller()
+	r.wake.Raise()
 }
 
 // Ring asks for a look at a rollout whose bell has rung, at an index.
@@ -231,7 +232,7 @@ func (r *Runner) MembersChanged() {
 		r.queue.AddAfter(service, r.cfg.StableAfter)
 	}
 	r.mu.Unlock()
-	r.wakeTeller()
+	r.wake.Raise()
 }
 
 // want asks for a look at a rollout although its bell did not ring. The caller holds the mutex.

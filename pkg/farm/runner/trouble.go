@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // What is wrong with a rollout stands at rollouts/<service>/trouble. Runners write it with the step that makes the trouble; the farm with
@@ -40,13 +41,6 @@ func newTrouble(before *store.RolloutTrouble, service, id, reason string, ended 
 
 const tellEvery = time.Second
 
-func (r *Runner) wakeTeller() {
-	select {
-	case r.wake <- struct{}{}:
-	default: // it has not looked since the last one
-	}
-}
-
 // matched notes whether some living farm works on all controllers of a rollout.
 func (r *Runner) matched(service string, yes bool) {
 	r.mu.Lock()
@@ -62,19 +56,14 @@ func (r *Runner) matched(service string, yes bool) {
 
 // tellTroubles tells what is wrong with rollouts, while this farm has the lowest id.
 func (r *Runner) tellTroubles(ctx context.Context) error {
-	ticker := time.NewTicker(tellEvery)
-	defer ticker.Stop()
 	for {
 		if r.lowest() {
 			r.tellAll(ctx)
 		} else {
 			r.forgetTold()
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-r.wake:
-		case <-ticker.C:
+		if _, err := wait.PauseUnless(ctx, r.wake, tellEvery); err != nil {
+			return err
 		}
 	}
 }
