@@ -15,7 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unicode"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // anonymousAccessor is the accessor of the token that Consul assumes for a request without one.
@@ -89,7 +90,9 @@ func (s *tokenSource) none() bool { return s.file == "" && s.token == "" }
 func (s *tokenSource) read(err error) {
 	var token string
 	if err == nil {
-		token, err = readToken(s.file)
+		if token, err = field.ReadWord(s.file); err != nil {
+			err = fmt.Errorf("token file: %w", err)
+		}
 	}
 	if err == nil {
 		s.token, s.err = token, nil
@@ -111,19 +114,6 @@ func stateOf(file string) (fileState, error) {
 		state.inode = sys.Ino
 	}
 	return state, nil
-}
-
-// readToken returns the only word of a file.
-func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
-	}
-	words := strings.Fields(string(data))
-	if len(words) != 1 || strings.ContainsFunc(words[0], func(r rune) bool { return r > unicode.MaxASCII || unicode.IsControl(r) }) {
-		return "", fmt.Errorf("token file: %s holds %d words; allowed: one, the token", file, len(words))
-	}
-	return words[0], nil
 }
 
 // withoutToken is the key of a context whose requests bear no token.

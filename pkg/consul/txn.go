@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http/httptrace"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/hashicorp/consul/api"
@@ -365,34 +365,22 @@ const readsAtOnce = 4
 // into one are read at one moment. The answer has one entry per key; a missing key is absent from it. ErrFiltered says that
 // the token may not read one of them.
 func (c *Client) GetMany(ctx context.Context, keys []string, consistency Consistency) (map[string]Pair, error) {
-	found := make(map[string]Pair, len(keys))
-	if len(keys) <= MaxTxnOps {
-		return found, c.getSome(ctx, keys, consistency, func(p Pair) { found[p.Key] = p })
-	}
-	var mu sync.Mutex
+	chunks := slices.Collect(slices.Chunk(keys, MaxTxnOps))
+	parts := make([]map[string]Pair, len(chunks))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(readsAtOnce)
-	for chunk := range slices.Chunk(keys, MaxTxnOps) {
-		group.Go(func() error {
-			return c.getSome(ctx, chunk, consistency, func(p Pair) {
-				mu.Lock()
-				defer mu.Unlock()
-				found[p.Key] = p
-			})
+	for i, chunk := range chunks {
+		group.Go(func() (err error) {
+			parts[i], _, err = c.Read(ctx, Reading{Keys: chunk}, consistency)
+			return err
 		})
 	}
-	return found, group.Wait()
-}
-
-func (c *Client) getSome(ctx context.Context, keys []string, consistency Consistency, found func(Pair)) error {
-	if len(keys) == 0 {
-		return nil
+	err := group.Wait()
+	found := make(map[string]Pair, len(keys))
+	for _, part := range parts {
+		maps.Copy(found, part)
 	}
-	pairs, _, err := c.Read(ctx, Reading{Keys: keys}, consistency)
-	for _, p := range pairs {
-		found(p)
-	}
-	return err
+	return found, err
 }
 
 // Denied reports whether Consul refused because the token lacks a permission.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -196,10 +197,7 @@ func (ps *pass) mayStopMany() bool {
 
 // staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.
 func (ps *pass) staying(planned []stop) int {
-	going := make(map[pod.Identity]bool, len(planned))
-	for _, st := range planned {
-		going[st.pod] = true
-	}
+	going := setOf(field.Each(planned, func(st stop) pod.Identity { return st.pod }))
 	placements := func(yield func(*pod.Placement) bool) {
 		for i := range ps.head.Placements {
 			if !yield(&ps.head.Placements[i].Value) {

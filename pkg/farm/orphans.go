@@ -94,14 +94,12 @@ func (w *world) readPages(ctx context.Context, names []string) error {
 		})
 	}
 	err := group.Wait()
-	w.mu.Lock()
-	for name, l := range found {
-		w.listed[name] = l
-		delete(w.sources, name) // its view is to be made anew
-	}
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
-	w.nodesChanged(changed, orphaned)
+	w.change(func() {
+		for name, l := range found {
+			w.listed[name] = l
+			delete(w.sources, name) // its view is to be made anew
+		}
+	})
 	return err
 }
 

@@ -53,40 +53,28 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 		return "", false, nil
 	}
 	contenders := f.world.now().able
-	if owner, mine = f.dedicated(contenders, id); owner != "" {
-		return owner, mine, nil
+	only := "" // the controller of those that count, if it is their only one
+	if slices.ContainsFunc(contenders, func(m contender) bool { return m.rcID == id }) {
+		only = id
 	}
 	var set labels.Set
 	read, exists := false, true
 	var candidates []string
 	for _, m := range contenders {
-		if m.rcID != "" {
+		if m.rcID != only {
 			continue
 		}
-		if !m.selector.Empty() && !read {
+		if only == "" && !m.selector.Empty() && !read {
 			if set, exists, err = f.labelsOf(ctx, id); err != nil {
 				return "", false, err
 			}
 			read = true
 		}
-		if m.selector.Matches(set) || !exists { // what one without a record left behind is anybody's
+		if only != "" || m.selector.Matches(set) || !exists { // what one without a record left behind is anybody's
 			candidates = append(candidates, m.id)
-			mine = mine || m.id == f.cfg.ID
 		}
 	}
-	return placement.PreferredOwner(id, candidates), mine, nil
-}
-
-// dedicated is preferred for members that own no other controller; "": there is none.
-func (f *Farm) dedicated(contenders []contender, id string) (owner string, mine bool) {
-	var candidates []string
-	for _, m := range contenders {
-		if m.rcID == id {
-			candidates = append(candidates, m.id)
-			mine = mine || m.id == f.cfg.ID
-		}
-	}
-	return placement.PreferredOwner(id, candidates), mine
+	return placement.PreferredOwner(id, candidates), slices.Contains(candidates, f.cfg.ID), nil
 }
 
 // labelsOf reads a controller's labels, and whether there is one. One whose record cannot be read has none: a farm without a

@@ -63,18 +63,10 @@ func (p *packing) together(run []reconcile.Change) bool {
 		}
 	}
 	part.Reservations = []store.ReservationWrite{{Node: on, Index: rec.Index, Value: next}}
-	load := p.ps.kit.writes.LoadOf(p.ps.id, &part)
-	b, wait := p.batchFor(&part, load, 1)
-	if wait {
+	b, _ := p.put(&part, 1)
+	if b == nil {
 		return false
 	}
-	if b == nil {
-		if b = p.fresh(); !b.load.Takes(load, 1) {
-			return false
-		}
-		p.out = append(p.out, b)
-	}
-	p.put(b, &part, load)
 	for i := range run {
 		p.note(b, &run[i])
 	}
@@ -95,21 +87,12 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 	}
 	part := store.Part{Reservations: writes}
 	p.ps.addTo(&part, ch)
-	load := p.ps.kit.writes.LoadOf(p.ps.id, &part)
-	b, wait := p.batchFor(&part, load, some)
-	if wait {
-		return
+	switch b, load := p.put(&part, some); {
+	case b != nil:
+		p.note(b, ch)
+	case load != nil: // a change that no transaction takes is not made, and everything else is
+		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
 	}
-	if b == nil {
-		// A change that no transaction takes is not made, and everything else is.
-		if b = p.fresh(); !b.load.Takes(load, 1) {
-			p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
-			return
-		}
-		p.out = append(p.out, b)
-	}
-	p.put(b, &part, load)
-	p.note(b, ch)
 }
 
 // batchFor returns the batch that a part, which is one change or several on one node, belongs into: nil for another one. Or it must wait
@@ -138,22 +121,31 @@ func (p *packing) batchFor(part *store.Part, load store.PartLoad, some int) (bou
 	return last, false
 }
 
-// fresh returns another batch; the first one reports and answers besides.
-func (p *packing) fresh() *batch {
-	if len(p.out) == 0 {
-		return p.ps.newBatch(p.plan)
+// put puts a part, the first of some on its nodes, into the batch that takes it, which is another one where need be; the first one
+// reports and answers besides. It returns no batch where the part must wait, and what it takes where no transaction would take it.
+func (p *packing) put(part *store.Part, some int) (b *batch, tooMuch *store.PartLoad) {
+	load := p.ps.kit.writes.LoadOf(p.ps.id, part)
+	b, wait := p.batchFor(part, load, some)
+	if wait {
+		return nil, nil
 	}
-	return p.ps.newBatch(nil)
-}
-
-// put puts a part into a batch that takes it.
-func (p *packing) put(b *batch, part *store.Part, load store.PartLoad) {
+	if b == nil {
+		var reports *reconcile.Plan
+		if len(p.out) == 0 {
+			reports = p.plan
+		}
+		if b = p.ps.newBatch(reports); !b.load.Takes(load, 1) {
+			return nil, &load
+		}
+		p.out = append(p.out, b)
+	}
 	b.load.Add(load)
 	b.Add(part)
 	for _, w := range part.Reservations {
 		p.home[w.Node] = b
 		p.reserved[w.Node] = store.Rec[node.Reservation]{Value: w.Value, Index: w.Index}
 	}
+	return b, nil
 }
 
 // note notes what a batch does by carrying out a change.

@@ -32,11 +32,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 		}
 		records[rec.Value.Name] = record
 	}
-	w.mu.Lock()
-	w.records[shard] = records
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
-	w.nodesChanged(changed, orphaned)
+	w.change(func() { w.records[shard] = records })
 	if s.MarkerMissing {
 		w.emit(recordsMissing{})
 	}
@@ -52,11 +48,7 @@ func (w *world) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
 	for _, rec := range s.Recs {
 		ops[rec.Value.Name] = rec.Value
 	}
-	w.mu.Lock()
-	w.ops, w.sources = ops, nil
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
-	w.nodesChanged(changed, orphaned)
+	w.change(func() { w.ops, w.sources = ops, nil })
 	return nil
 }
 
@@ -112,8 +104,13 @@ func (w *world) join(record *node.View) *node.View {
 	return &v
 }
 
-// nodesChanged says which nodes have changed, and which controllers have orphans that came or went.
-func (w *world) nodesChanged(changed, orphaned map[string]bool) {
+// change makes a change of what is known, under the lock, and says which nodes have changed by it, and which controllers have orphans that
+// came or went.
+func (w *world) change(what func()) {
+	w.mu.Lock()
+	what()
+	changed, orphaned := w.publish()
+	w.mu.Unlock()
 	w.emit(nodesMoved{changed, orphaned})
 	if len(changed) > 0 {
 		w.nodeDied.Raise()
@@ -170,19 +167,14 @@ func (w *world) free() map[string]uint64 {
 // failedSeen uses an answer: which of the nodes that were free when it was asked for are on machines that have failed. One whose
 // agent nobody knows is not among them (R10).
 func (w *world) failedSeen(asked map[string]uint64, failed map[string]bool) {
-	w.mu.Lock()
+	views, _ := w.nodesAt()
 	gone := map[string]uint64{}
 	for name, index := range asked {
-		if v := w.views[name]; v != nil && failed[v.ConsulNode] {
+		if v := views[name]; v != nil && failed[v.ConsulNode] {
 			gone[name] = index
 		}
 	}
-	if maps.Equal(gone, w.gone) {
-		w.mu.Unlock()
-		return
+	if !maps.Equal(gone, w.gone) {
+		w.change(func() { w.gone, w.sources = gone, nil })
 	}
-	w.gone, w.sources = gone, nil
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
-	w.nodesChanged(changed, orphaned)
 }

@@ -3,9 +3,11 @@ package field
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -117,4 +119,17 @@ func Each[T, U any](items []T, f func(T) U) []U {
 		made[i] = f(item)
 	}
 	return made
+}
+
+// ReadWord returns the only word of a file, such as a token. What the file holds is never part of an error.
+func ReadWord(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	words := strings.Fields(string(data))
+	if len(words) != 1 || strings.ContainsFunc(words[0], func(r rune) bool { return r > unicode.MaxASCII || unicode.IsControl(r) }) {
+		return "", fmt.Errorf("%s holds %d words; allowed: one, the token", file, len(words))
+	}
+	return words[0], nil
 }

@@ -78,10 +78,9 @@ func (r *Runner) preferred(ctx context.Context, record *rollout.Record) (owner s
 		}
 		if !slices.ContainsFunc(sets, func(set labels.Set) bool { return !selector.Matches(set) }) {
 			candidates = append(candidates, m.ID)
-			mine = mine || m.ID == r.cfg.ID
 		}
 	}
-	return placement.PreferredOwner(record.Term(), candidates), mine, nil
+	return placement.PreferredOwner(record.Term(), candidates), slices.Contains(candidates, r.cfg.ID), nil
 }
 
 // labelsOf reads the labels of a rollout's controllers. Those that are gone are anybody's; one that cannot be read has none.

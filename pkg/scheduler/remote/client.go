@@ -188,25 +188,12 @@ func (c *Client) authorize(req *http.Request) error {
 	if c.tokenFile == "" {
 		return nil
 	}
-	token, err := readToken(c.tokenFile)
+	token, err := field.ReadWord(c.tokenFile)
 	if err != nil {
-		return err
+		return fmt.Errorf("token for the scheduler: %w", err)
 	}
 	req.Header.Set("Authorization", bearer+token)
 	return nil
 }
 
 const bearer = "Bearer "
-
-// readToken returns the only word of a file. What the file holds is never part of an error.
-func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("token for the scheduler: %w", err)
-	}
-	words := strings.Fields(string(data))
-	if len(words) != 1 || strings.ContainsFunc(words[0], func(r rune) bool { return r > unicode.MaxASCII || unicode.IsControl(r) }) {
-		return "", fmt.Errorf("token for the scheduler: %s holds %d words; allowed: one, the token", file, len(words))
-	}
-	return words[0], nil
-}

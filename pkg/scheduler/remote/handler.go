@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
@@ -27,7 +28,7 @@ func Handler(s scheduler.Scheduler) http.Handler {
 // WithToken lets only those in who bear the token in the file, which is read for each request.
 func WithToken(file string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, err := readToken(file)
+		token, err := field.ReadWord(file)
 		if err != nil {
 			http.Error(w, "the scheduler cannot read its token", http.StatusInternalServerError)
 			return
