@@ -87,6 +87,8 @@ const (
 	RolloutGone ConditionType = "RolloutGone"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
 	RequestVoid ConditionType = "RequestVoid"
+	// Unclaimed: no living farm works on the controller. No owner can say so: the farm with the lowest id does.
+	Unclaimed ConditionType = "Unclaimed"
 )
 
 // Condition is one thing that is true or not, why, and since when.
@@ -134,12 +136,6 @@ func (s *Status) CarrySince(previous *Status) {
 func (s *Status) Is(t ConditionType) bool {
 	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Type == t && c.True })
 }
-
-// What is said of a controller by others than its owner.
-const (
-	// Unclaimed: no living farm works on the controller. No owner can say so: the farm with the lowest id does.
-	Unclaimed ConditionType = "Unclaimed"
-)
 
 // Incident is something about a controller that somebody should be told. It lives in the controller's status, so that
 // the next owner knows what was told already.
