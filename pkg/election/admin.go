@@ -18,7 +18,7 @@ type State struct {
 	Name       string
 	Lease      ballot.Lease
 	Candidates []ballot.Candidate // in the order of their ids
-	// Verdict is what a candidate would find that has seen the last round end: who does not answer is silent.
+	// Verdict is what a candidate would find. Whether the last round is over is told by its time and the clock here, as for people.
 	Verdict ballot.Verdict
 
 	keys
@@ -52,7 +52,8 @@ func Read(ctx context.Context, c *consul.Client, prefix, lease string) (*State, 
 	}
 	s.Lease = s.leaseOf(pairs)
 	s.Candidates = candidatesOf(s.recordsOf(pairs))
-	p := s.Lease.Pings(lease, "", true)
+	age := time.Since(s.Lease.Round.At.Time)
+	p := s.Lease.Pings(lease, "", age.Abs() > DefaultPatience) // a clock that is behind must not hide that nobody answers
 	p.Round = s.Lease.Round.Nonce
 	s.Verdict = ballot.Elect(s.Candidates, p)
 	return s, nil

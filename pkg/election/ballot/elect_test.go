@@ -280,7 +280,7 @@ func TestElectAnything(t *testing.T) {
 	})
 }
 
-// Whoever has seen fewer answers chooses nobody that goes behind the one that all answers give.
+// Whoever is chosen from fewer answers than there are gives way to the one that all answers give, unless holders are to stay.
 func TestFewerAnswersGiveNoBetterLeader(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, p := anyInput(t)
@@ -292,10 +292,11 @@ func TestFewerAnswersGiveNoBetterLeader(t *testing.T) {
 			}
 		}
 		saw, missed := ballot.Elect(all, p), ballot.Elect(fewer, p)
-		if saw.Action != ballot.Choose || missed.Action != ballot.Choose || saw.Chosen == missed.Chosen {
+		stays := saw.Strategy == ballot.Pinned && saw.Chosen != p.Pin
+		if saw.Action != ballot.Choose || missed.Action != ballot.Choose || saw.Chosen == missed.Chosen || stays {
 			return
 		}
-		// Who was chosen from fewer answers and takes the lock gives way: the other one has reason to ask.
+		// The other one has reason to ask.
 		next := p
 		next.Held, next.Holder, next.Round = true, missed.Chosen, ""
 		if v := ballot.Elect(all, next); v.Action != ballot.Ask || !slices.Contains(v.Above, saw.Chosen) {
