@@ -23,17 +23,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Config is what a farm needs. Zero durations and counts mean the defaults.
+// Config is what a farm needs under one session: its controllers, without rollouts and without cleaning up. A whole farm, with one session
+// after the other, is app.Farm; a program that only wants a scheduler of its own sets app.FarmConfig.Scheduler. Zero durations and counts
+// mean the defaults.
 type Config struct {
-	ID        string // stable name
-	Version   string // of the program
-	Store     Tenure
+	ID        string              // stable name; required
+	Version   string              // of the program
+	Store     Tenure              // required
 	Scheduler scheduler.Scheduler // nil: the built-in one, which selects by label; see scheduler.Books for those with books of their own
-	Log       obs.Logger
-	Alerter   alert.Alerter // nil: the log
-	Metrics   *Metrics      // nil: nothing is counted
-	Address   string        // of the daemon's debug server, for the member record; may be empty
-	OnMembers func()        // called whenever the living farms have changed; may be nil
+	Log       obs.Logger          // nil: nothing is logged
+	Alerter   alert.Alerter       // nil: the log
+	Metrics   *Metrics            // nil: nothing is counted
+	Address   string              // of the daemon's debug server, for the member record; may be empty
+	OnMembers func()              // called whenever the living farms have changed; may be nil
 	// OnStatus is called when the status of a controller that a service's rollout is in charge of was written; may be nil. Its bell rings
 	// too, at that index: this is only faster.
 	OnStatus func(service string, index uint64)
@@ -50,7 +52,21 @@ type Config struct {
 	StableAfter time.Duration
 }
 
+// check says what is missing without which there is no farm.
+func (c *Config) check() error {
+	switch {
+	case c.ID == "":
+		return errors.New("farm: Config.ID is required: a name that no other farm has")
+	case c.Store == nil:
+		return errors.New("farm: Config.Store is required: what Store.FarmTenure returns for the session")
+	}
+	return nil
+}
+
 func (c *Config) setDefaults() {
+	if c.Log == nil {
+		c.Log = obs.Discard()
+	}
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
 			*d = v
@@ -143,7 +159,7 @@ const (
 // unownedGrace is how long a controller may lack an owner before any farm may claim it, preferred or not.
 const unownedGrace = time.Second
 
-// NewFarm returns a farm. It does nothing before Start and serves one session.
+// NewFarm returns a farm. It does nothing before Start, which says what the configuration lacks, and serves one session.
 func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	f := &Farm{
@@ -166,6 +182,9 @@ func NewFarm(cfg Config) *Farm {
 // so that the caller can give the session up.
 func (f *Farm) Start(ctx context.Context) error {
 	defer f.queue.ShutDown() // also when it never came to work
+	if err := f.cfg.check(); err != nil {
+		return err
+	}
 	if err := f.cfg.Store.Join(ctx, f.cfg.member()); err != nil {
 		if _, held := store.HeldBy(err); held {
 			return fmt.Errorf("another farm is running as %q; give each farm an id of its own: %w", f.cfg.ID, err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,6 +134,33 @@ func TestNewNeedsAController(t *testing.T) {
 	t.Parallel()
 	if _, err := farm.New(farm.Config{ID: "mine"}); err == nil {
 		t.Error("it owns nothing")
+	}
+}
+
+// What a program left out of the configuration is said in a sentence; it can leave out the log.
+func TestAFarmSaysWhatItsConfigurationLacks(t *testing.T) {
+	t.Parallel()
+	st := &faulty{join: func() error { return errors.New("no place for it") }}
+	for name, tt := range map[string]struct {
+		cfg  farm.Config
+		says string
+	}{
+		"no log":   {farm.Config{ID: "f1", Store: st}, "join: no place for it"},
+		"no id":    {farm.Config{Store: st}, "farm: Config.ID is required"},
+		"no store": {farm.Config{ID: "f1"}, "farm: Config.Store is required"},
+	} {
+		if err := farm.NewFarm(tt.cfg).Start(t.Context()); err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v, want %q", name, err, tt.says)
+		}
+		cfg := tt.cfg
+		cfg.RCID = "web"
+		owner, err := farm.New(cfg)
+		if err == nil {
+			err = owner.WatchDesires(t.Context())
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s, of one controller: %v, want %q", name, err, tt.says)
+		}
 	}
 }
 

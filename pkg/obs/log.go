@@ -53,6 +53,14 @@ func Debugs(l Logger) bool {
 	}
 }
 
+// Discard returns a logger that writes nothing.
+func Discard() Logger {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	l.SetLevel(logrus.PanicLevel)
+	return l
+}
+
 // NewLogger returns a logger that writes to w. level is a logrus level name; format is "text" or "json".
 func NewLogger(w io.Writer, level, format string) (Logger, error) {
 	l := logrus.New()
