@@ -149,6 +149,19 @@ func explainCases() map[string]struct {
 			s.not(rc.InsufficientNodes, "x")
 			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
 		}, []string{"By now there is room on n3."}, ""},
+		"a scheduler refuses": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 3 nodes, these take none: kept free: 1, licence: host, not pod: 2, selector: 1")
+			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
+		}, []string{
+			"Its scheduler refuses nodes by reasons of its own: kept free: 1, licence: host, not pod: 2. By the farm's own rule there is room on n3.", "Look at the scheduler: its log, and what it means by that.",
+			"have its port in use already: n1, n2.",
+		}, "By now there is room"},
+		"a scheduler refuses, and nothing has room": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 2 nodes, these take none: kept free: 1, ports: 1")
+		}, []string{"Its scheduler refuses nodes by a reason of its own: kept free: 1.", "Look at the scheduler", "have its port in use already: n1, n2."}, "there is room"},
+		"the farm's own reasons": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 2 nodes, these take none: max_per_node: 1, not alive: 1")
+		}, []string{"1. "}, "scheduler"},
 		"a move without a node": {func(s *Situation) {
 			s.not(rc.InsufficientNodes, "main.0 must leave n1 and has no other node; of 2 nodes, these take none: x")
 			s.Nodes["n1"].Ops.Drain = &node.Drain{Since: before}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -92,6 +93,25 @@ var advice = []struct {
 	{scheduler.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
 }
 
+// refusedByScheduler is about reasons in the status that are not ours: a scheduler that is not the built-in one has them, so that neither
+// waiting nor another node helps.
+func refusedByScheduler(s *Situation, takes []string) (Cause, bool) {
+	_, counts, _ := strings.Cut(s.why(rc.InsufficientNodes), rc.TakeNone)
+	foreign := scheduler.ParseReasons(counts).Foreign()
+	if len(foreign) == 0 {
+		return Cause{}, false
+	}
+	what := "a reason of its own"
+	if len(foreign) > 1 {
+		what = "reasons of its own"
+	}
+	cause := Cause{"Its scheduler refuses nodes by " + what + ": " + foreign.String() + ".", "Look at the scheduler: its log, and what it means by that."}
+	if len(takes) > 0 {
+		cause.What += " By the farm's own rule there is room on " + SomeOf(takes) + "."
+	}
+	return cause, true
+}
+
 // shortage looks for nodes, where replicas lack them.
 func shortage(s *Situation) []Cause {
 	if !s.is(rc.InsufficientNodes) {
@@ -107,6 +127,9 @@ func shortage(s *Situation) []Cause {
 	}
 	causes := []Cause{{What: what + ": " + s.why(rc.InsufficientNodes) + "."}}
 	reasons, takes := refusals(s, mover)
+	if cause, refused := refusedByScheduler(s, takes); refused {
+		causes, takes = append(causes, cause), nil
+	}
 	for _, a := range advice {
 		names := reasons[a.reason]
 		if len(names) == 0 {

@@ -99,6 +99,9 @@ type Condition struct {
 	Since  time.Time     `json:"since"`            // of the last change of True
 }
 
+// TakeNone is in the reason of InsufficientNodes before the number of nodes by why they take no pod.
+const TakeNone = "these take none: "
+
 // SetCondition returns the conditions with one replaced; Since is kept while True does not change. A condition that was
 // never true is not listed as false, except Converged. A reason is cut to MaxReason.
 func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string, now time.Time) []Condition {

@@ -229,7 +229,7 @@ func (p *Plan) Short(s *Snapshot, left []pod.Identity, reasons string, again tim
 	}
 	p.requeueAfter(again)
 	p.set(s.Now, rc.InsufficientNodes, true,
-		fmt.Sprintf("%s; of %d nodes, these take none: %s", p.lacking(s, left), len(s.Nodes), reasons))
+		fmt.Sprintf("%s; of %d nodes, %s%s", p.lacking(s, left), len(s.Nodes), rc.TakeNone, reasons))
 }
 
 // Lacking returns why some of the adds that were looked for last have no node, "" where all have one.
