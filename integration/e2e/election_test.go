@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -73,12 +72,7 @@ func (c *crons) works(ids ...string) (leader string) {
 // to give way, no tick is run twice.
 func electionSample(e *env) {
 	e.startConsul("")
-	c := &crons{e: e, program: filepath.Join(e.dir, "cron"), ran: filepath.Join(e.dir, "ran"), all: map[string]*daemon{}}
-	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-o", c.program, "./docs/examples/cron")
-	build.Dir = e.root
-	if out, err := build.CombinedOutput(); err != nil {
-		e.t.Fatalf("%v\n%s", err, out)
-	}
+	c := &crons{e: e, program: e.example("cron"), ran: filepath.Join(e.dir, "ran"), all: map[string]*daemon{}}
 	c.start("b", "1.19.0")
 	c.works("b")
 	c.start("c", "1.20.0")

@@ -103,6 +103,7 @@ var scenarios = map[string]func(*env){
 	"in-place-back":     backInPlace,
 	"deploy-terminal":   deployTerminal,
 	"remote-scheduler":  remoteScheduler,
+	"own-scheduler":     ownScheduler,
 	"election-sample":   electionSample,
 	"legacy-scale":      legacyScale,
 	"local-service":     localService,
@@ -272,6 +273,18 @@ func (e *env) start(name, program string, args ...string) *daemon {
 	e.daemons = append(e.daemons, d)
 	d.startAgain()
 	return d
+}
+
+// example builds a program of docs/examples and returns its path.
+func (e *env) example(name string) string {
+	e.t.Helper()
+	program := filepath.Join(e.dir, "example-"+name)
+	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-o", program, "./docs/examples/"+name)
+	build.Dir = e.root
+	if out, err := build.CombinedOutput(); err != nil {
+		e.t.Fatalf("%v\n%s", err, out)
+	}
+	return program
 }
 
 // farm starts a farm that talks to Consul at addr, or directly when addr is empty.

@@ -15,13 +15,7 @@ import (
 // exampleScheduler builds and starts docs/examples/scheduler and returns where it listens. Started again it listens there again.
 func (e *env) exampleScheduler(more ...string) (d *daemon, url string) {
 	e.t.Helper()
-	program := filepath.Join(e.dir, "scheduler")
-	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-o", program, "./docs/examples/scheduler")
-	build.Dir = e.root
-	if out, err := build.CombinedOutput(); err != nil {
-		e.t.Fatalf("%v\n%s", err, out)
-	}
-	d = &daemon{e: e, name: "scheduler-1", path: program, args: append([]string{"-listen", "127.0.0.1:0"}, more...), foreign: true}
+	d = &daemon{e: e, name: "scheduler-1", path: e.example("scheduler"), args: append([]string{"-listen", "127.0.0.1:0"}, more...), foreign: true}
 	e.daemons = append(e.daemons, d)
 	d.startAgain()
 	const says = "listening on "
@@ -101,6 +95,46 @@ func remoteScheduler(e *env) {
 	}
 	if err := e.explains("does not help"); err == nil {
 		e.t.Error("it is said to fail, and has placed all")
+	}
+	e.oneCopyEach()
+}
+
+// ownScheduler: a farm of somebody else's program is a farm with another scheduler. Where that refuses nodes, people are sent to it.
+func ownScheduler(e *env) {
+	e.startConsul("")
+	for n := range 2 {
+		e.preparer(n + 1)
+	}
+	e.within(limit, func() error {
+		_, err := e.tryRcctl("", "node", "label", "n1", "keep-free=yes")
+		return err
+	})
+	program := e.example("farm")
+	args := append(e.common("f1", ""), "--id", "f1")
+	refused := exec.CommandContext(e.t.Context(), program, append(args, "--scheduler-url", "http://127.0.0.1:7470")...)
+	if out, err := refused.CombinedOutput(); err == nil || !strings.Contains(string(out), "this program has a scheduler of its own") {
+		e.t.Fatalf("%v\n%s", err, out)
+	}
+	f := e.start("f1", program, args...)
+	h := e.hello(2, nil)
+	h.Port = 0
+	e.applied(h)
+	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n2", "n2"}) {
+		e.t.Errorf("hello is on %v, and n1 is kept free", on)
+	}
+	if !strings.Contains(f.logText(), "of this program (main.keepFree)") {
+		e.t.Errorf("the farm does not say which scheduler it asks:\n%s", f.logTail(20))
+	}
+	e.rcctl("", "node", "cordon", "n2")
+	h.Replicas = 3
+	e.apply(h)
+	e.within(limit, func() error {
+		return e.explains("Its scheduler refuses nodes by a reason of its own: kept free: 1. By the farm's own rule there is room on n1.", "Look at the scheduler")
+	})
+	e.rcctl("", "node", "label", "n1", "keep-free-")
+	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--wait", "--timeout", limit.String())
+	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n1", "n2", "n2"}) {
+		e.t.Errorf("hello is on %v", on)
 	}
 	e.oneCopyEach()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 func TestDataDirBelongsToOneDaemon(t *testing.T) {
@@ -130,6 +131,11 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"workers": {func() error { f := farm; f.Workers = 0; return startFarm(t, f) }, []string{"workers", "0", "1 to 256"}},
 		"debug":   {func() error { f := farm; f.DebugAddr = "0.0.0.0:1"; return startFarm(t, f) }, []string{"debug-addr", "0.0.0.0:1", "--debug-public"}},
 		"session": {func() error { f := farm; f.Session = "lease"; return startFarm(t, f) }, []string{"session", "lease", "check", "ttl"}},
+		"asked twice": {func() error {
+			f := farm
+			f.Scheduler, f.SchedulerAt.URL = &scheduler.ByLabel{}, "http://127.0.0.1:7470"
+			return startFarm(t, f)
+		}, []string{"scheduler-url", "http://127.0.0.1:7470", "a scheduler of its own"}},
 		"prefix":  {func() error { f := farm; f.Prefix = "/x"; return startFarm(t, f) }, []string{"prefix", "/x", `"rcfarm/"`}},
 		"level":   {func() error { f := farm; f.LogLevel = "loud"; return startFarm(t, f) }, []string{"log-level", "loud", "debug"}},
 		"format":  {func() error { f := farm; f.LogFormat = "xml"; return startFarm(t, f) }, []string{"log-format", "xml", "json"}},

@@ -31,7 +31,8 @@ type FarmConfig struct {
 	// RCSelector confines the farm to controllers with matching labels; empty: all.
 	RCSelector string
 	Session    string // who vouches for the farm: a consul.SessionMode
-	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL.
+	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL. Only one of the
+	// two may be set. docs/examples/farm is a program that sets it.
 	Scheduler   scheduler.Scheduler
 	SchedulerAt remote.Config
 }
@@ -48,7 +49,11 @@ func (c *FarmConfig) Validate() error {
 	default:
 		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
 	}
-	if c.SchedulerAt != (remote.Config{}) {
+	switch {
+	case c.SchedulerAt == remote.Config{}:
+	case c.Scheduler != nil:
+		errs.Add("scheduler-url", c.SchedulerAt.URL, "none of the flags of an outside scheduler, as this program has a scheduler of its own")
+	default:
 		errs = append(errs, c.SchedulerAt.Check()...)
 	}
 	if _, err := rc.ParseSelector(c.RCSelector); err != nil {
@@ -56,6 +61,18 @@ func (c *FarmConfig) Validate() error {
 	}
 	c.validate(&errs)
 	return errs.Err()
+}
+
+// asks names the scheduler that is asked for nodes, for the log.
+func (c *FarmConfig) asks() string {
+	switch {
+	case c.SchedulerAt.URL != "":
+		return c.SchedulerAt.URL
+	case c.Scheduler != nil:
+		return fmt.Sprintf("of this program (%T)", c.Scheduler)
+	default:
+		return "built-in"
+	}
 }
 
 // Farm is the farm daemon.
@@ -97,7 +114,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	defer runtime.KeepAlive(RoomyHeap())
-	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version}).Info("farm starts")
+	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version, "scheduler": f.cfg.asks()}).Info("farm starts")
 	err := together(ctx, f.own, f.debug.Run, f.untilLifeline)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err

@@ -1,8 +1,8 @@
 // Package scheduler is how nodes are chosen for pods. Scheduler is the interface, View what one is shown, ByLabel the scheduler that
 // farms have of their own, and Rule the one rule that says whether a node may take a pod at all.
 //
-// A program that schedules for farms implements Scheduler and serves it with package remote; one that embeds a farm hands it over in
-// farm.Config. Whatever a scheduler says is judged by the rule and by the nodes' reservations before anything is written, so that none can
+// A program that schedules for farms implements Scheduler and serves it with package remote; a farm of one's own, such as docs/examples/farm,
+// sets app.FarmConfig.Scheduler. Whatever a scheduler says is judged by the rule and by the nodes' reservations before anything is written, so that none can
 // overfill a node or use one that is closed. See ADR 20, and ADR 3 about schedulers that keep books.
 package scheduler
 
@@ -18,18 +18,27 @@ import (
 type Scheduler interface {
 	// EligibleNodes returns names of nodes in the order in which they should be tried, and counts other nodes by why they are not
 	// among them, for people; nil: as View.Eligible does. Of a scheduler without books a pod goes to the first node that has room, of those with the
-	// fewest pods of its controller; what else nodes have, and the controller's spread, are for the scheduler to consider. A name
+	// fewest pods of its controller: the order decides among equals. What else nodes have is for the scheduler to consider. One that packs a
+	// controller's pods, or balances zones, implements Books, and is asked for the node of each pod. A name
 	// that is unknown, repeated, or of a node that is not among View.Eligible is ignored, logged and counted.
 	EligibleNodes(ctx context.Context, v *View) (nodes []string, refused Reasons, err error)
 	// AllocateNodes gives each replica a share of one node, and returns those that it gave. A replica that has a share of a node that it
 	// need not avoid gets that one. Replicas that no node takes are absent from the answer. An error says that it is not known what
 	// was given. It is asked of schedulers with books, before a placement is written.
+	//
+	// The view does not tell what is taken on nodes. A share that does not fit there is given back with DeallocateNodes, and the replica asked for
+	// again within 15 s: whoever names the same node twice running has it wait for room there.
 	AllocateNodes(ctx context.Context, o Owner, v *View, wants []Want) ([]Allocation, error)
 	// DeallocateNodes takes shares back, after a node has confirmed that the replica stopped there (P5). One that is not held is fine.
 	DeallocateNodes(ctx context.Context, o Owner, shares []Allocation) error
 }
 
-// Books is a Scheduler that counts what it has given away.
+// Books is a Scheduler that counts what it has given away, and is asked for the node of each pod. Write
+//
+//	var _ scheduler.Books = (*T)(nil)
+//
+// as a T whose method differs in a type is a scheduler without books. Books in memory are enough: what is missing from them is asked for with
+// Want.Node set, when a controller gets another owner, and in its next deep check, after ten minutes at the most.
 type Books interface {
 	Scheduler
 	// AllocatedNodes returns all that the books hold for the controller, or ErrNoBooks if there are none after all.

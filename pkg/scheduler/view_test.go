@@ -106,10 +106,10 @@ func TestAViewCopiesNothing(t *testing.T) {
 	}
 }
 
-// packer fills one node after the other: those with the least room in all come first.
-type packer struct{ scheduler.NoBooks }
+// smallFirst prefers small nodes. Of the pods of one controller each goes to the node with the fewest of them all the same.
+type smallFirst struct{ scheduler.NoBooks }
 
-func (packer) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
+func (smallFirst) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
 	nodes, others := v.Eligible()
 	slices.SortStableFunc(nodes, func(a, b scheduler.Node) int { return a.Capacity().Slots - b.Capacity().Slots })
 	var names []string
@@ -119,10 +119,10 @@ func (packer) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, sch
 	return names, others, nil
 }
 
-// A scheduler of one's own without books: it says in which order nodes are tried. A program that embeds a farm sets it as
-// farm.Config.Scheduler; one that runs beside farms serves it with remote.Handler.
+// A scheduler of one's own without books: it says in which order nodes are tried. A farm of one's own sets it as app.FarmConfig.Scheduler;
+// a program that runs beside farms serves it with remote.Handler.
 func ExampleScheduler() {
-	var s scheduler.Scheduler = packer{}
+	var s scheduler.Scheduler = smallFirst{}
 	v := scheduler.NewView(scheduler.Cluster{
 		Ask: scheduler.Ask{RCID: "01m81", RCName: "web", Selector: "disk=ssd", Desired: 3},
 		Nodes: map[string]*node.View{

@@ -1,5 +1,5 @@
-// Command scheduler is an example of a scheduler beside farms: it fills one node after the other in the order of their names, and leaves out
-// those that operators have labelled keep-free. Start it, and farms with --scheduler-url http://127.0.0.1:7470:
+// Command scheduler is an example of a scheduler beside farms: of the nodes with the fewest pods of a controller it prefers the first by name, and it
+// leaves out those that operators have labelled keep-free. Start it, and farms with --scheduler-url http://127.0.0.1:7470:
 //
 //	go run ./docs/examples/scheduler -listen 127.0.0.1:7470
 //	rcctl node label n3 keep-free=yes
