@@ -201,7 +201,9 @@ func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
 // be are given back.
 func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placement.Assignment, error) {
 	s, avoid := b.room.s, b.room.nodes.avoid
-	wants := field.Each(plan.Adds, func(id pod.Identity) scheduler.Want { return scheduler.Want{Pod: id, Avoid: avoid[id]} })
+	wants := field.Each(plan.Adds, func(id pod.Identity) scheduler.Want {
+		return scheduler.Want{Pod: id, Avoid: slices.Concat(avoid[id], b.mem.unfit[id])}
+	})
 	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(s, b.room.version), wants)
 	if err != nil {
 		b.mem.held = nil
@@ -232,6 +234,7 @@ func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placeme
 	}
 	b.room.keep(d)
 	assigned, unfit := b.room.fitting(usable, d.Reservations)
+	b.mem.noteUnfit(plan.Adds, unfit)
 	if err := b.deallocate(ctx, append(back, unfit...)); err != nil {
 		plan.Retry()
 	}

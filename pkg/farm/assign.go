@@ -19,6 +19,7 @@ import (
 func (ps *pass) assign(ctx context.Context, plan *reconcile.Plan) error {
 	if len(plan.Adds) == 0 {
 		ps.room.giveBack(nil)
+		ps.mem.unfit = nil
 		ps.kit.metrics.short(ps.id, 0, nil)
 		return nil
 	}

@@ -259,7 +259,8 @@ func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
 		Nodes: s.Nodes, Version: version,
 		Pods: func(yield func(scheduler.Placed) bool) {
 			for i := range s.Pods {
-				if !yield(scheduler.Placed{Pod: s.Pods[i].Identity, Node: s.Pods[i].Node}) {
+				p := &s.Pods[i]
+				if !yield(scheduler.Placed{Pod: p.Identity, Node: p.Node, Stopping: p.RunState != pod.Running}) {
 					return
 				}
 			}

@@ -24,6 +24,7 @@ type memory struct {
 
 	held     map[scheduler.Allocation]bool // by an outside scheduler's books, where they are known
 	bookless bool                          // that scheduler could keep books and said that it keeps none
+	unfit    map[pod.Identity][]string     // nodes that it named and that had no room, the last one last, until it names another or none
 
 	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
@@ -39,6 +40,28 @@ func (m *memory) takenOver() bool {
 	}
 	m.claimed = nil
 	return true
+}
+
+// maxUnfit is how many nodes without room are remembered for one pod: a scheduler that names more has to find room by itself.
+const maxUnfit = 8
+
+// noteUnfit notes the shares that had no room, of those that were asked for.
+func (m *memory) noteUnfit(asked []pod.Identity, unfit []scheduler.Allocation) {
+	named := make(map[pod.Identity]string, len(unfit))
+	for _, a := range unfit {
+		named[a.Pod] = a.Node
+	}
+	for _, id := range asked {
+		name, lacks := named[id]
+		switch names := m.unfit[id]; {
+		case !lacks:
+			delete(m.unfit, id)
+		case m.unfit == nil:
+			m.unfit = map[pod.Identity][]string{id: {name}}
+		case !slices.Contains(names, name):
+			m.unfit[id] = append(names[max(0, len(names)+1-maxUnfit):], name)
+		}
+	}
 }
 
 // evidence is what the owner last read of its controller: evidence of the store's time, nothing else.

@@ -699,3 +699,58 @@ func TestBooksThatAreGoneDoNotDiffer(t *testing.T) {
 	c.farm("f2")
 	c.condition("web", rc.BooksDiffer, false, "")
 }
+
+// eager is a scheduler with books that names the first node that a replica need not avoid, whatever others have there.
+type eager struct {
+	*keeper
+	avoided [][]string // by question about web
+}
+
+func (k *eager) AllocateNodes(_ context.Context, _ scheduler.Owner, v *scheduler.View, wants []scheduler.Want) (given []scheduler.Allocation, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	eligible, _ := v.Eligible()
+	for _, w := range wants {
+		if w.Pod.RCID == "web" {
+			k.avoided = append(k.avoided, w.Avoid)
+		}
+		if i := slices.IndexFunc(eligible, func(n scheduler.Node) bool { return !slices.Contains(w.Avoid, n.Name()) }); i >= 0 {
+			given = append(given, scheduler.Allocation{Pod: w.Pod, Node: eligible[i].Name()})
+		}
+	}
+	for _, a := range given {
+		k.shares[a] = true
+	}
+	return given, nil
+}
+
+// A scheduler is not told what others have on nodes: one that had no room is to be avoided in the next question.
+func TestANodeWithoutRoomIsNotNamedTwiceRunning(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, name := range []string{"n1", "n2"} {
+		c.node(name, nil, nil)
+	}
+	k := &eager{keeper: newKeeper()}
+	c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	c.apply("first", testManifest("first", 8080), replicas(1))
+	c.converged("first", 1)
+	c.apply("web", testManifest("web", 8080), replicas(1)) // which wants the port that is taken on n1
+	consultest.Eventually(t, soon, func() error {
+		c.ring("web")
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if len(k.avoided) < 2 {
+			return fmt.Errorf("it was asked %d times", len(k.avoided))
+		}
+		return nil
+	})
+	k.set(func() {
+		if len(k.avoided[0]) != 0 || !slices.Equal(k.avoided[1], []string{"n1"}) {
+			t.Errorf("to be avoided: %v", k.avoided)
+		}
+	})
+	if !t.Failed() {
+		c.converged("web", 1)
+	}
+}

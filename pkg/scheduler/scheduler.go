@@ -27,7 +27,7 @@ type Scheduler interface {
 	// was given. It is asked of schedulers with books, before a placement is written.
 	//
 	// The view does not tell what is taken on nodes. A share that does not fit there is given back with DeallocateNodes, and the replica asked for
-	// again within 15 s: whoever names the same node twice running has it wait for room there.
+	// again within 15 s, with that node among those to avoid: whoever names it all the same has the replica wait for room there.
 	AllocateNodes(ctx context.Context, o Owner, v *View, wants []Want) ([]Allocation, error)
 	// DeallocateNodes takes shares back, after a node has confirmed that the replica stopped there (P5). One that is not held is fine.
 	DeallocateNodes(ctx context.Context, o Owner, shares []Allocation) error
@@ -69,7 +69,8 @@ type Allocation struct {
 // Want asks for a share for one replica.
 type Want struct {
 	Pod pod.Identity `json:"pod"`
-	// Avoid names nodes where the replica is, or was and may still run, whose shares it keeps, and those to which it was moved in vain.
+	// Avoid names nodes where the replica is, or was and may still run, whose shares it keeps; those to which it was moved in vain; and the
+	// last few that were named for it just before and had no room.
 	Avoid []string `json:"avoid,omitempty"`
 	// Node, if set, is where the replica is already: its share there is to be booked whether it fits or not.
 	Node string `json:"node,omitempty"`

@@ -34,6 +34,8 @@ type Ask struct {
 type Placed struct {
 	Pod  pod.Identity `json:"pod"`
 	Node string       `json:"node"`
+	// Stopping says that the pod was told to stop, and may run until the node says that it did. It has its room until then.
+	Stopping bool `json:"stopping,omitempty"`
 }
 
 // Cluster is what a View is made of. Nothing of it may change while the view is used.
@@ -63,7 +65,7 @@ func NewView(c Cluster) *View { return &View{c: c} }
 // Ask returns what nodes are wanted for. Its slices and maps are not to be changed.
 func (v *View) Ask() Ask { return v.c.Ask }
 
-// Pods yields the pods of the controller that are placed, those that stop included.
+// Pods yields the pods of the controller that are placed, those that stop included; see Placed.Stopping.
 func (v *View) Pods() iter.Seq[Placed] {
 	if v.c.Pods == nil {
 		return func(func(Placed) bool) {}
