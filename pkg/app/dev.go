@@ -28,6 +28,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -40,6 +41,8 @@ type DevConfig struct {
 	Farms  int
 	Nodes  int
 	TTL    time.Duration
+	// Scheduler is what its farms ask for nodes in place of the built-in one, if it has a URL.
+	Scheduler remote.Config
 	// Say is told what happens, one line at a time.
 	Say func(line string)
 }
@@ -69,7 +72,19 @@ func (c *DevConfig) Validate() error {
 	if c.Port < 0 || c.Port > 65535 {
 		errs.Add("consul-port", c.Port, "a TCP port, or 0 for a free one")
 	}
+	if c.Scheduler != (remote.Config{}) {
+		errs = append(errs, c.Scheduler.Check()...)
+	}
 	return errs.Err()
+}
+
+// farmArgs returns what a farm is told besides what all daemons are.
+func (c *DevConfig) farmArgs(name string) []string {
+	args := []string{"--id", name}
+	if c.Scheduler.URL != "" {
+		args = append(args, "--scheduler-url", c.Scheduler.URL)
+	}
+	return args
 }
 
 // DevState is written to cluster.json in the cluster's directory whenever it changes.
@@ -121,7 +136,7 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	}
 	for i := range cfg.Farms {
 		name := fmt.Sprintf("farm-%d", i+1)
-		group.Go(func() error { return d.keep(ctx, name, "farm", "--id", name) })
+		group.Go(func() error { return d.keep(ctx, name, "farm", cfg.farmArgs(name)...) })
 	}
 	for i := range cfg.Nodes {
 		name := fmt.Sprintf("n%d", i+1)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -33,6 +34,19 @@ func TestDevDirs(t *testing.T) { //nolint:paralleltest // it sets the umask of t
 		if err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v; want %v", path, info.Mode().Perm(), err, want)
 		}
+	}
+}
+
+// All farms of a development cluster ask the scheduler that somebody tries out.
+func TestDevFarmsAskTheScheduler(t *testing.T) {
+	t.Parallel()
+	cfg := DevConfig{}
+	if got := cfg.farmArgs("farm-1"); !slices.Equal(got, []string{"--id", "farm-1"}) {
+		t.Errorf("%v", got)
+	}
+	cfg.Scheduler.URL = "http://127.0.0.1:7470"
+	if got := cfg.farmArgs("farm-2"); !slices.Equal(got, []string{"--id", "farm-2", "--scheduler-url", "http://127.0.0.1:7470"}) {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -27,7 +27,8 @@ else consul on PATH.
 Examples:
   rcctl dev
   rcctl dev --nodes 12 --farms 3
-  rcctl dev --dir /tmp/rcfarm --consul-port 8500`
+  rcctl dev --dir /tmp/rcfarm --consul-port 8500
+  rcctl dev --scheduler-url http://127.0.0.1:7470`
 
 // devCommand is a development cluster in one command.
 func devCommand() *cli.Command {
@@ -41,6 +42,7 @@ func devCommand() *cli.Command {
 			&cli.StringFlag{Name: "dir", Usage: "`DIRECTORY` for logs and data; one that is not there is made with the mode 0711, for pods with users of their own (default: a new one, which goes again if the cluster does not start)", Destination: &cfg.Dir},
 			&cli.IntFlag{Name: "consul-port", Usage: "Consul's HTTP port; 0: a free one", Destination: &cfg.Port},
 			&cli.DurationFlag{Name: "ttl", Value: consul.DefaultTTL, Usage: "liveness TTL of the daemons", Destination: &cfg.TTL},
+			&cli.StringFlag{Name: "scheduler-url", Usage: "have the farms ask the scheduler at this `URL` for nodes (default: the built-in one)", Destination: &cfg.Scheduler.URL},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {

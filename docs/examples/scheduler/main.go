@@ -1,7 +1,8 @@
 // Command scheduler is an example of a scheduler beside farms: of the nodes with the fewest pods of a controller it prefers the first by name, and it
-// leaves out those that operators have labelled keep-free. Start it, and farms with --scheduler-url http://127.0.0.1:7470:
+// leaves out those that operators have labelled keep-free. Start it, and farms with --scheduler-url:
 //
 //	go run ./docs/examples/scheduler -listen 127.0.0.1:7470
+//	rcctl dev --scheduler-url http://127.0.0.1:7470
 //	rcctl node label n3 keep-free=yes
 package main
 
