@@ -115,6 +115,16 @@ func explainCases() map[string]struct {
 			s.report(func(r *pod.Reality) { r.State, r.Available, r.Restarts = pod.StateCrashLooping, false, 7 })
 			s.not(rc.CrashLooping, "1 pod")
 		}, []string{"It has not converged (CrashLooping)", "web-main-0 on n1 is crash-looping, restarted 7 times.", "Next: Apply a manifest that works; what it wrote: rcctl logs web-main-0"}, "on its way"},
+		"the scheduler fails": {
+			func(s *Situation) { s.not(rc.SchedulerFailing, "1 of 2 replicas have no node: dial tcp: refused") },
+			[]string{"(SchedulerFailing)", "(farm --scheduler-url) does not help: 1 of 2 replicas have no node: dial tcp: refused.", "asks again within 15 s"},
+			"",
+		},
+		"the books differ": {
+			func(s *Situation) { s.not(rc.BooksDiffer, "n1 has 1 of main.0") },
+			[]string{"(BooksDiffer)", "books differ from what is placed: n1 has 1 of main.0.", "asks it again by itself"},
+			"",
+		},
 		"outdated": {func(s *Situation) { s.report(func(*pod.Reality) {}); s.Placements[0].Digest = "old" }, []string{"1 pod is still on another manifest", "Wait"}, ""},
 		"rollout": {func(s *Situation) {
 			s.report(func(*pod.Reality) {})
@@ -215,7 +225,7 @@ func explainCases() map[string]struct {
 			"",
 		},
 		"lost, early": {func(s *Situation) { s.Placements[0].LostSince = &before; s.not(rc.Holding, "") }, []string{"gone since 2026-01-02T03:03:55Z. It is replaced 30s after the loss.", "Wait"}, "forget"},
-		"lost, late":  {func(s *Situation) { s.Placements[0].LostSince = &long; s.not(rc.Holding, "") }, []string{"It is to be replaced.", "rcctl nodes"}, ""},
+		"lost, late":  {func(s *Situation) { s.Placements[0].LostSince = &long; s.not(rc.NodeLost, "") }, []string{"(NodeLost)", "It is to be replaced.", "rcctl nodes"}, ""},
 		"lost, kept": {func(s *Situation) {
 			s.Placements[0].LostSince = &long
 			s.RC.NodeLoss.Action = "keep"
@@ -282,6 +292,23 @@ func TestExplain(t *testing.T) {
 				t.Errorf("%q in\n%s", tt.not, out)
 			}
 		})
+	}
+}
+
+// Each condition that may name a controller's state has a case, so that there is something to say about it.
+func TestEachAlarmIsExplained(t *testing.T) {
+	explained := map[rc.ConditionType]bool{}
+	for _, tt := range explainCases() {
+		s := well()
+		tt.spoil(s)
+		for _, alarm := range Alarms {
+			explained[alarm] = explained[alarm] || s.is(alarm)
+		}
+	}
+	for _, alarm := range Alarms {
+		if !explained[alarm] {
+			t.Errorf("no case of explainCases has a status with %s", alarm)
+		}
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -46,7 +48,11 @@ func TestStateOf(t *testing.T) {
 		{rc.RC{Generation: 2, Disabled: true, DeletedAt: &now}, status(2), nil, "Deleting"},
 	} {
 		if got := StateOf(&tt.rc, tt.st, tt.farms); got != tt.want {
-			t.Errorf("%+v: got %s, want %s", tt, got, tt.want)
+			var conditions []rc.Condition
+			if tt.st != nil {
+				conditions = tt.st.Conditions
+			}
+			t.Errorf("conditions %+v, rc %+v, farms %+v: got %s, want %s", conditions, tt.rc, tt.farms, got, tt.want)
 		}
 	}
 }
@@ -64,11 +70,11 @@ func TestAge(t *testing.T) {
 
 // Every condition that there is can be the state of a controller and the goal of a watch.
 func TestStatesAreComplete(t *testing.T) {
-	var conditions []string
 	source, err := os.ReadFile("../rc/status.go")
 	if err != nil {
 		t.Fatal(err)
 	}
+	var conditions []string
 	for _, m := range regexp.MustCompile(`(?m)ConditionType += "([A-Za-z]+)"`).FindAllSubmatch(source, -1) {
 		conditions = append(conditions, string(m[1]))
 	}
@@ -80,7 +86,10 @@ func TestStatesAreComplete(t *testing.T) {
 	slices.Sort(conditions)
 	slices.Sort(states)
 	slices.Sort(goals)
-	if !slices.Equal(states, conditions) || !slices.Equal(goals, conditions) {
-		t.Errorf("there are the conditions %v,\nthe states %v,\nthe goals %v", conditions, states, goals)
+	if diff := cmp.Diff(conditions, states); diff != "" {
+		t.Errorf("Alarms in status.go has not (-) or has besides (+) these conditions of pkg/rc/status.go:\n%s", diff)
+	}
+	if diff := cmp.Diff(conditions, goals); diff != "" {
+		t.Errorf("Goals in wait.go has not (-) or has besides (+) these conditions of pkg/rc/status.go:\n%s", diff)
 	}
 }

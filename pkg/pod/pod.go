@@ -231,7 +231,10 @@ type Reality struct {
 	Standby   bool   `json:"standby,omitempty"` // it is out of its service's name
 	// Hopeless: trying again will not mend by itself what keeps the accepted version from running: its artifact is refused, say, or its
 	// processes end again and again. An operator may, or another version.
-	Hopeless bool      `json:"hopeless,omitempty"`
+	Hopeless bool `json:"hopeless,omitempty"`
+	// Restarts is how often the processes of the installed version were started again, all together, since the node started that version:
+	// it begins with zero after a new version and after a stop, not with another preparer. Of a pod that stays crash-looping it is
+	// reported every ten seconds at most (ADR 13).
 	Restarts int       `json:"restarts"`
 	LastExit *Exit     `json:"last_exit,omitempty"`
 	Message  string    `json:"message,omitempty"`  // why, in one sentence; what to do where something can be done

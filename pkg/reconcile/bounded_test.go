@@ -3,6 +3,8 @@ package reconcile_test
 import (
 	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -71,4 +75,44 @@ func TestAStatusIsBounded(t *testing.T) {
 			r.Fatalf("%d bytes, allowed %d: %.300s", len(data), rc.MaxStatusBytes, data)
 		}
 	})
+}
+
+// Where every condition is true, every incident has been told and is over, and each reason, name and count is as long as it can be,
+// the status is within its bound all the same.
+func TestAFullStatusIsBounded(t *testing.T) {
+	t.Parallel()
+	const many = math.MaxInt32
+	now, name, long := time.Unix(1_700_000_000, 123_456_789).UTC(), strings.Repeat("n", field.MaxName), strings.Repeat("x", rc.MaxReason+1)
+	st := rc.Status{
+		RCID: name, ObservedGeneration: math.MaxInt64, Desired: many, Placed: many, Available: many, Stopping: many, Lost: many, Unmanaged: many,
+		Owner: name, LastError: reconcile.Few(slices.Repeat([]string{long}, 10_000)), Nonce: name, Ghosts: many, StoppingLost: many,
+		UnmanagedAvailable: many, Updated: many, UpdatedAvailable: many, StandingBy: many,
+		Failing: slices.Repeat([]rc.PodFailure{{Pod: name + ".2147483647", Node: name, Reason: field.Cut(long, rc.MaxReason), Hopeless: true}}, rc.MaxFailing),
+	}
+	alone := statusBytes(t, &st)
+	for _, goal := range inspect.Goals { // all conditions, and Gone
+		if goal != inspect.Gone {
+			st.Conditions = rc.SetCondition(st.Conditions, rc.ConditionType(goal), true, long, now)
+		}
+	}
+	for _, rule := range alert.Rules {
+		if rule.Type != alert.RolloutTrouble { // told of no controller
+			st.Incidents = append(st.Incidents, rc.Incident{
+				Key: rc.IncidentKey(name, rule.Type, now), Type: rule.Type, Reason: field.Cut(long, rc.MaxReason), Since: now, AlertedAt: &now, ResolvedAt: &now,
+			})
+		}
+	}
+	if full := statusBytes(t, &st); full > rc.MaxStatusBytes {
+		t.Errorf("%d conditions with %d incidents make a status of %d bytes, some %d each; allowed are %d: raise rc.MaxStatusBytes (docs/contributing.md)",
+			len(st.Conditions), len(st.Incidents), full, (full-alone)/len(st.Incidents), rc.MaxStatusBytes)
+	}
+}
+
+func statusBytes(t *testing.T, st *rc.Status) int {
+	t.Helper()
+	data, err := json.Marshal(st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(data)
 }

@@ -26,7 +26,8 @@ func forced(s *reconcile.Snapshot, in time.Duration) {
 	s.Nodes["n0"].Ops.Drain.Deadline, s.Nodes["n0"].Ops.Drain.Force = &deadline, true
 }
 
-// dead makes a machine lost, with a former copy of the snapshot's first pod on it.
+// dead makes a machine lost. Besides, it gives the snapshot's first pod, wherever that is placed, a former copy there, and no other; lost
+// says that the copy was left because of such a loss.
 func dead(s *reconcile.Snapshot, name string, lost bool) {
 	s.Nodes[name].Alive, s.Nodes[name].Gone = false, true
 	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: name, Lost: lost, Revision: 4}}
