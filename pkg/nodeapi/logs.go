@@ -27,8 +27,8 @@ const (
 // followEvery is how often a log that is followed is looked at.
 const followEvery = 200 * time.Millisecond
 
-// errNoPrevious is what a program has that was started once.
-var errNoPrevious = errors.New("it was started once only since its log begins, so there is no earlier output")
+// errNoPrevious is what is told of a log without a start that found something written. Starts that found nothing leave no note.
+var errNoPrevious = errors.New("nothing was written before its last start, or the log does not go back so far")
 
 // span is the content of a log and of its rotated files at one moment, as if it were one file.
 type span struct {
@@ -151,7 +151,7 @@ func (s *span) section(from, to int64) io.Reader {
 }
 
 // marks returns where the last two starts of the program are noted: each where its output begins, and where that of the
-// start before ends. A log without notes was started once.
+// start before ends. A start that finds nothing written is not noted.
 func (s *span) marks() (last, before mark, count int, err error) {
 	err = s.lines(0, s.size, func(at int64, line []byte) {
 		if rest, marked := logfile.CutMark(line); marked {

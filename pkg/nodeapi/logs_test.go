@@ -73,9 +73,10 @@ func TestParts(t *testing.T) {
 		t.Errorf("an empty log: %q, %v", text, err)
 	}
 	p.start()
+	p.start() // one that finds nothing written is not noted
 	p.write(t, "a1\na2\nunfinished")
-	if _, err := p.show(true, -1); !errors.Is(err, errNoPrevious) {
-		t.Errorf("started once: %v", err)
+	if _, err := p.show(true, -1); !errors.Is(err, errNoPrevious) || !strings.HasPrefix(err.Error(), "nothing was written before its last start") {
+		t.Errorf("started twice, and nothing written before the second time: %v", err)
 	}
 	p.start()
 	p.rotate(t)
