@@ -113,7 +113,7 @@ reference: ## write those parts of docs/reference that follow from the programs
 	$(GO) test -count=1 -run '^TestReference$$' ./integration -update
 
 lint: $(LINTER) ## the linters; depguard holds the import rules
-	GOLANGCI_LINT_CACHE=$(CURDIR)/bin/.lint-cache $(LINTER) run ./... # a cache of its own: a shared one names files of other checkouts
+	GOLANGCI_LINT_CACHE=$(CURDIR)/bin/.lint-cache $(LINTER) run --allow-parallel-runners ./... # a cache of its own: a shared one names files of other checkouts
 
 fmt: $(LINTER) ## format the code as the linters want it
 	$(LINTER) fmt ./...
