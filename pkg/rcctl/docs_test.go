@@ -1,8 +1,14 @@
 package rcctl
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -19,4 +25,61 @@ func TestDocumentOfTheHelpIsValid(t *testing.T) {
 	if spec, err := rc.DecodeSpec(data); err != nil || spec.MinAvailable == nil {
 		t.Errorf("%v in\n%s", err, text)
 	}
+}
+
+// The help of each command says how it is typed and gives examples, and a script runs it.
+func TestEveryCommand(t *testing.T) {
+	scripts := scriptsWithoutHelp(t)
+	eachCommand("rcctl", App().Commands, func(name string, c *cli.Command) {
+		if !strings.HasPrefix(c.UsageText+" ", name+" ") {
+			t.Errorf("%s: its usage text begins otherwise: %q", name, c.UsageText)
+		}
+		_, examples, found := strings.Cut("\n"+c.Description, "\nExamples:\n  ")
+		if !found || !strings.Contains(examples, name) {
+			t.Errorf("%s: its description does not end with examples of it after a line \"Examples:\"", name)
+		}
+		if !regexp.MustCompile(`(?m)\b` + name + `( |$)`).MatchString(scripts) {
+			t.Errorf("%s: no script of testdata/script runs it", name)
+		}
+	})
+}
+
+// allowedIn is what a group of commands says of the commands that it has.
+func allowedIn(group string) string {
+	var names []string
+	for _, c := range App().Command(group).Subcommands {
+		names = append(names, c.Name)
+	}
+	slices.Sort(names)
+	return "allowed: " + list(names)
+}
+
+// eachCommand calls f for each command that has no subcommands, with all of its name.
+func eachCommand(parent string, commands []*cli.Command, f func(name string, c *cli.Command)) {
+	for _, c := range commands {
+		name := parent + " " + c.Name
+		if len(c.Subcommands) == 0 {
+			f(name, c)
+		}
+		eachCommand(name, c.Subcommands, f)
+	}
+}
+
+// scriptsWithoutHelp returns the lines of all scripts that run rcctl, but for those that ask for help.
+func scriptsWithoutHelp(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, regexp.MustCompile(`(?m)^(?:! )?(?:exec|exits \d+) (?:.* )?rcctl .*$`).FindAllString(string(data), -1)...)
+	}
+	lines = slices.DeleteFunc(lines, regexp.MustCompile(` (-h|--help)\b`).MatchString)
+	return strings.Join(lines, "\n")
 }

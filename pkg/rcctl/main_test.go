@@ -51,6 +51,8 @@ func TestMain(m *testing.M) {
 //	passing NODE           let a preparer of that name pass in Consul's catalog
 //	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as the preparer of a node would; sets API
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
+//
+// Keys of nodes have the digit of their shard: nodes/7/n1, nodes/4/n2, nodes/7/n3, and nodeops/ likewise.
 func TestScripts(t *testing.T) {
 	addr := consultest.Shared(t).Addr
 	keys, err := filepath.Abs("../trust/testdata")

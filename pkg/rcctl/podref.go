@@ -78,7 +78,8 @@ func (s *conn) placements(ctx context.Context, rcID string, consistent bool) (re
 	return s.Placements(ctx, rcID, consistent)
 }
 
-// podViews joins what --rc and --node choose.
+// podViews joins what --rc, --node and --selector choose; the selector is one of pods. A command whose -l selects something else
+// reads AllPlacements, AllRealities and allNames itself.
 func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, err error) {
 	names, rcID, bad, err := s.rcNames(c)
 	if err != nil {

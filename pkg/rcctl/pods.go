@@ -66,7 +66,8 @@ func checkPodFlags(c *cli.Context) error {
 	return nil
 }
 
-// rcNames returns the names of controllers by id: of the one that --rc or --selector fixes, with its id, or of all.
+// rcNames returns the names of controllers by id: of the one that --rc or --selector, which selects pods here, fixes, with its id, or
+// of all. Where -l selects something else, allNames is meant.
 func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, corrupt []error, err error) {
 	if ref := c.String("rc"); ref != "" {
 		rec, err := s.find(c, ref)
