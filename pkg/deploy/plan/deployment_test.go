@@ -275,6 +275,35 @@ func TestStalePlans(t *testing.T) {
 	}
 }
 
+// A controller that is being deleted goes on to go, and then is gone: a plan that was made meanwhile is as good as before.
+func TestWhatIsBeingDeletedMakesNoPlanStale(t *testing.T) {
+	for name, change := range map[string]func(*cluster, record.Controller){
+		"it goes on": func(c *cluster, going record.Controller) {
+			going.Index, going.RC.Generation = 99, 99
+			c.svc.Controllers = append(c.svc.Controllers, going)
+		},
+		"it is gone": func(*cluster, record.Controller) {},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t))
+		present := *c.svc
+		going := record.Controller{RC: rc.RC{ID: "x", Name: "web-r0", DeletedAt: new(time.Now())}, Index: 7}
+		before := present
+		before.Controllers = append(slices.Clone(present.Controllers), going)
+		c.svc = &before
+		d := deployment(t, c, newManifest)
+		if _, err := d.Plan(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		present.Controllers = slices.Clone(present.Controllers)
+		c.svc = &present
+		change(c, going)
+		if _, err := d.Run(t.Context()); err != nil || len(c.commits) != 2 {
+			t.Errorf("%s: %v, %d commits", name, err, len(c.commits))
+		}
+	}
+}
+
 func TestServiceThatSomebodyElseDeploysFirst(t *testing.T) {
 	c := &cluster{}
 	d := deployment(t, c)

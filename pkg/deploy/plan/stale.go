@@ -8,7 +8,7 @@ import (
 )
 
 // staleness lists what a plan was made from and is different now, by index: a line for each field of the document, and for each field of
-// a controller, that changed. What owners report does not count.
+// a controller, that changed. What owners report does not count, nor what becomes of controllers that were being deleted.
 func staleness(before, now *record.Service) []string {
 	switch {
 	case before == nil && now == nil:
@@ -38,6 +38,7 @@ func staleness(before, now *record.Service) []string {
 		was := &before.Controllers[i]
 		is := now.Controller(was.RC.ID)
 		switch {
+		case was.RC.DeletedAt != nil: // it goes, with or without the plan
 		case is == nil:
 			lines = append(lines, fmt.Sprintf("controller %s: it was deleted", was.RC.Name))
 		case is.Index != was.Index:
