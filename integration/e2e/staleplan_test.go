@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -23,6 +24,7 @@ func stalePlan(e *env) {
 	e.farm("f1", "")
 	e.awaitEnd()
 	e.runs(map[string]int{"1": 2})
+	e.released()
 
 	w.version = "2"
 	scaled, replaced := e.planned(w), e.planned(w)
@@ -35,6 +37,7 @@ func stalePlan(e *env) {
 	e.refusedAsStale(replaced, "replica_groups", "spread", "HELLO_VERSION", "rollout: (none) -> progressing")
 	e.awaitEnd()
 	e.runs(map[string]int{"3": 3})
+	e.released()
 
 	w.version = "2"
 	again := e.planned(w)
@@ -42,6 +45,20 @@ func stalePlan(e *env) {
 		e.t.Errorf("a plan of what is there: %+v, %v", done, err)
 	}
 	e.runs(map[string]int{"2": 3})
+}
+
+// released waits until the owners have released what the last rollout held: until then nothing can be planned.
+func (e *env) released() {
+	e.t.Helper()
+	e.within(limit, func() error {
+		recs, corrupt, err := e.store.ListRCs(e.t.Context())
+		for i := range recs {
+			if r := &recs[i].Value; r.Mutator != "" {
+				err = errors.Join(err, fmt.Errorf("%s is held by %s", r.Name, r.Mutator))
+			}
+		}
+		return errors.Join(append(corrupt, err)...)
+	})
 }
 
 // planned plans a deployment as another program would.
