@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -199,10 +200,16 @@ func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharg
 }
 
 // ReleaseMutator takes a controller away from a rollout of a service that is not in charge any more: it is as was read. Nothing else of
-// the record changes, nor does its generation: what was found running stays as it is (R2). It returns like Commit.
+// the record changes, nor does its generation: what was found running stays as it is (R2). A controller without a service is that of a
+// pre_deploy, which its rollout would have deleted: it is marked for deletion, since it would run a second time. It returns like Commit.
 func (t *FarmTenure) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
 	next := rec.Value
 	next.Mutator = ""
+	if next.Service == nil && next.DeletedAt == nil {
+		at := a.At.Truncate(time.Second)
+		next.DeletedAt, next.ChangedBy = &at, a.Who
+		next.Generation++
+	}
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), sameRecord(t.keys.Rollout(service), was.Index))
 	return t.fenced(ctx, append(ops, consul.CAS(t.keys.RC(next.ID), encode(next), rec.Index), t.audit(a), t.ring(next.ID)))
 }

@@ -203,7 +203,7 @@ func TestReleaseMutator(t *testing.T) {
 	}
 	one, key := 1, st.keys.Rollout("web")
 	r := rc.RC{
-		ID: "a", Name: "a", ManifestDigest: "m", Generation: 4, Mutator: "web/r1", InPlace: &rc.InPlace{Limit: 1},
+		ID: "a", Name: "a", ManifestDigest: "m", Generation: 4, Mutator: "web/r1", InPlace: &rc.InPlace{Limit: 1}, Service: &rc.Service{Name: "web", Revision: 1},
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
 	}
 	write(t, st, consul.Set(st.keys.RC("a"), encode(r)))
@@ -244,7 +244,7 @@ func TestReleaseMutator(t *testing.T) {
 		if err := release(other, schema.Index); err != nil {
 			t.Error(err)
 		}
-		if now, err := st.RC(ctx, "a", true); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil {
+		if now, err := st.RC(ctx, "a", true); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil || now.Value.DeletedAt != nil {
 			t.Errorf("%+v, %v", now.Value, err)
 		}
 		if err := release(other, schema.Index); !errors.Is(err, ErrRefused) {
