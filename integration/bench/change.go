@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Goals of change.
@@ -120,7 +121,7 @@ func (w *world) change(ctx context.Context, id string) (time.Duration, error) {
 	if err := until(1); err != nil {
 		return 0, err
 	}
-	if err := pause(ctx, betweenChanges); err != nil { // the watch waits on Consul after this
+	if err := wait.Pause(ctx, betweenChanges); err != nil { // the watch waits on Consul after this
 		return 0, err
 	}
 	sent := time.Now()
@@ -153,15 +154,4 @@ func (w *world) scale(ctx context.Context, id string, n int) error {
 		})
 	}
 	return err
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Goals of election.
@@ -181,7 +182,7 @@ func (b *bench) oneElectionKilled(ctx context.Context, addr, name string) (time.
 			return 0, err
 		}
 	}
-	if err := pause(ctx, time.Second); err != nil {
+	if err := wait.Pause(ctx, time.Second); err != nil {
 		return 0, err
 	}
 	killed := time.Now()
@@ -210,7 +211,7 @@ func (b *bench) electionMany(ctx context.Context, addr string) error {
 			return err
 		}
 	}
-	if err := pause(ctx, atRest); err != nil {
+	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
 	ended := time.Now()
@@ -220,7 +221,7 @@ func (b *bench) electionMany(ctx context.Context, addr string) error {
 		return err
 	}
 	b.report.add("election/many/elected", l.at.Sub(ended).Seconds(), "s", below(manyElectedLimit))
-	if err := pause(ctx, atRest); err != nil {
+	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
 	got, err := b.watchRequests(ctx, addr, election.DefaultPingEvery+atRest)

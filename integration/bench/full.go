@@ -8,6 +8,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Goals of full.
@@ -72,7 +73,7 @@ func fullBench(ctx context.Context, b *bench) error {
 
 // stuckAtRest counts the requests while nothing happens but looks for room.
 func (b *bench) stuckAtRest(ctx context.Context, w *world) error {
-	if err := pause(ctx, atRest); err != nil {
+	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
 	got, err := b.watchRequests(ctx, w.addr, b.idleFor)
@@ -105,5 +106,5 @@ func (b *bench) placeSmall(ctx context.Context, a *agent, w *world, noted *commi
 	if err := errors.Join(err, stopProfile()); err != nil {
 		return 0, err
 	}
-	return took, pause(ctx, time.Second+startTime) // what they report comes to rest
+	return took, wait.Pause(ctx, time.Second+startTime) // what they report comes to rest
 }

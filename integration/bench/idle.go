@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Goals of idle.
@@ -31,7 +32,7 @@ func idleBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, atRest); err != nil {
+	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
 	before, err := b.watchRequests(ctx, dev.addr, b.idleFor/3)
@@ -52,7 +53,7 @@ func idleBench(ctx context.Context, b *bench) error {
 	if err := w.converged(ctx, b.idleRCs); err != nil {
 		return err
 	}
-	if err := pause(ctx, atRest); err != nil {
+	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
 	return b.lookAtIdle(ctx, dev.addr, farm, link, before)
@@ -66,7 +67,7 @@ func (b *bench) watchRequests(ctx context.Context, addr string, d time.Duration)
 	if err != nil {
 		return rate{}, err
 	}
-	if err := pause(ctx, d); err != nil {
+	if err := wait.Pause(ctx, d); err != nil {
 		return rate{}, err
 	}
 	to, err := requestsOf(ctx, addr)

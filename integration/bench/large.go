@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Goals of failover-large, in seconds after the kill: the TTL of a farm, 2 s, and as long as the rest may take.
@@ -57,7 +58,7 @@ func failoverLargeBench(ctx context.Context, b *bench) error {
 	if err := w.converged(ctx, len(rcs)); err != nil {
 		return err
 	}
-	if err := pause(ctx, atRest); err != nil {
+	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
 	idle, err := b.watchRequests(ctx, dev.addr, atRest)
@@ -107,7 +108,7 @@ func (b *bench) killOneOf(ctx context.Context, w *world, rcs []rc.RC, farms []*p
 	}
 	b.report.add("failover-large/all-owned", owned.Seconds(), "s", atMost(largeLimit))
 	b.report.add("failover-large/changes-carried-out", changed.Seconds(), "s", atMost(largeLimit))
-	if err := pause(ctx, afterwards-time.Since(started)); err != nil {
+	if err := wait.Pause(ctx, afterwards-time.Since(started)); err != nil {
 		return err
 	}
 	perSecond := counts()
@@ -198,7 +199,7 @@ func (b *bench) countRequests(ctx context.Context, addr string) (stop func() []f
 	go func() {
 		defer close(done)
 		last, err := requestsOf(ctx, addr)
-		for err == nil && pause(ctx, time.Second) == nil {
+		for err == nil && wait.Pause(ctx, time.Second) == nil {
 			var now requests
 			if now, err = requestsOf(ctx, addr); err != nil {
 				break

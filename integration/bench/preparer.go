@@ -27,6 +27,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Goals of preparer.
@@ -447,7 +448,7 @@ func cpuDuring(ctx context.Context, pids []int, d time.Duration) (time.Duration,
 	if err != nil {
 		return 0, err
 	}
-	if err := pause(ctx, d); err != nil {
+	if err := wait.Pause(ctx, d); err != nil {
 		return 0, err
 	}
 	to, err := total()

@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // stormLasts is how long the changes of a storm are spread over.
@@ -57,7 +58,7 @@ func stormBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, 5*time.Second); err != nil { // what went before comes to rest
+	if err := wait.Pause(ctx, 5*time.Second); err != nil { // what went before comes to rest
 		return err
 	}
 	b.report.add("storm/realities", float64(pods), "records", goal{})
@@ -128,7 +129,7 @@ func (b *bench) weather(ctx context.Context, w *world, farm *process, link *prox
 			return err
 		}
 		due := started.Add(stormLasts * time.Duration(i+1) / time.Duration(len(txns)))
-		if err := pause(ctx, time.Until(due)); err != nil {
+		if err := wait.Pause(ctx, time.Until(due)); err != nil {
 			return err
 		}
 	}

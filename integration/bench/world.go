@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // world is one cluster's records in a Consul, below a prefix of its own.
@@ -232,7 +233,7 @@ func sparingly(ctx context.Context, began time.Time, condition func() error) err
 		if err == nil {
 			return nil
 		}
-		if e := pause(ctx, max(10*time.Millisecond, time.Since(began)/50)); e != nil {
+		if e := wait.Pause(ctx, max(10*time.Millisecond, time.Since(began)/50)); e != nil {
 			return fmt.Errorf("%w: %w", e, err)
 		}
 	}

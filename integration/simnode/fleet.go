@@ -18,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // fleetGroups is how many standing queries a fleet has for the intents of all its nodes, unless it says something else.
@@ -190,7 +191,7 @@ func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
 	if len(news)+len(gone) == 0 {
 		return nil
 	}
-	if err := wait(ctx, g.StartTime); err != nil {
+	if err := wait.Pause(ctx, g.StartTime); err != nil {
 		return err
 	}
 	g.mu.Lock()
@@ -201,7 +202,7 @@ func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
 // loop moves the pods that crash again and again on, until ctx ends.
 func (g *fleetGroup) loop(ctx context.Context) error {
 	for {
-		if err := wait(ctx, g.LoopEvery); err != nil {
+		if err := wait.Pause(ctx, g.LoopEvery); err != nil {
 			return err
 		}
 		if err := g.crash(ctx); err != nil {
@@ -304,15 +305,4 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 		return errors.Join(consul.ErrLost, err)
 	}
 	return err
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

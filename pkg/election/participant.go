@@ -11,6 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // nonce returns a text that nobody has used before.
@@ -350,7 +351,7 @@ func (p *participant) settle(ctx context.Context, ops []consul.Op) (refused bool
 			return err != nil
 		}
 		p.OnEvent(Event{Kind: Failed, Err: fmt.Errorf("leave the election: %w", err)})
-		if pause(ctx, retryPause) != nil {
+		if wait.Pause(ctx, retryPause) != nil {
 			return false
 		}
 	}

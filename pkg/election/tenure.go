@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 type tenureKey struct{}
@@ -119,20 +120,8 @@ func (t *tenure) bump(ctx context.Context, used consul.Fence) error {
 			t.end(lost)
 			return lost
 		}
-		if err := pause(ctx, retryPause); err != nil {
+		if err := wait.Pause(ctx, retryPause); err != nil {
 			return err
 		}
-	}
-}
-
-// pause waits, or returns the cause of the context's end.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }

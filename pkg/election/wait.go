@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // patience says when to look again without a cause.
@@ -60,14 +61,14 @@ func (p *patience) reset() { p.since, p.tries = time.Time{}, 0 }
 
 // mailbox holds the newest of what a watch delivers.
 type mailbox struct {
-	filled chan struct{} // one token while there is something
+	filled wait.Signal // raised while there is something
 
 	mu   sync.Mutex
 	snap *consul.Snapshot
 	err  error
 }
 
-func newMailbox() *mailbox { return &mailbox{filled: make(chan struct{}, 1)} }
+func newMailbox() *mailbox { return &mailbox{filled: wait.NewSignal()} }
 
 // put replaces what has not been taken; that the store went back stays said.
 func (m *mailbox) put(snap consul.Snapshot) {
@@ -75,7 +76,7 @@ func (m *mailbox) put(snap consul.Snapshot) {
 	defer m.mu.Unlock()
 	snap.Regressed = snap.Regressed || m.snap != nil && m.snap.Regressed
 	m.snap = &snap
-	m.fill()
+	m.filled.Raise()
 }
 
 // fail tells of an error.
@@ -83,14 +84,7 @@ func (m *mailbox) fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.err = err
-	m.fill()
-}
-
-func (m *mailbox) fill() {
-	select {
-	case m.filled <- struct{}{}:
-	default:
-	}
+	m.filled.Raise()
 }
 
 // take empties the mailbox. There may be no snapshot, no error, or both.
