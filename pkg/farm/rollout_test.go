@@ -48,20 +48,22 @@ func (c *cluster) formerDigest() string {
 	return digestOf(canonical)
 }
 
-// The controller of a pre_deploy that an older store brought back without its rollout goes: it would run a second time.
-func TestAPreDeployWithoutItsRolloutGoes(t *testing.T) {
+// The controller of a pre_deploy that an older store brought back without its rollout starts nothing: its program would run a second time.
+func TestAPreDeployWithoutItsRolloutStartsNothing(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
 	c.apply("web-r1-pre-deploy", testManifest("web", 0), func(r *rc.RC) { r.Mutator = "web/r1" })
 	c.farm("f1")
 	consultest.Eventually(t, soon, func() error {
-		_, err := c.store.RC(t.Context(), "web-r1-pre-deploy", true)
-		if errors.Is(err, store.ErrNotFound) {
-			return nil
+		if r := c.record("web-r1-pre-deploy"); r.Mutator != "" || !r.Disabled || r.DeletedAt != nil || r.Generation != 1 {
+			return fmt.Errorf("it is %+v", r)
 		}
-		return errors.Join(errors.New("it is there"), err)
+		return nil
 	})
+	if placed, _, err := c.store.Placements(t.Context(), "web-r1-pre-deploy", true); err != nil || len(placed) > 0 {
+		t.Errorf("placed %+v, %v", placed, err)
+	}
 }
 
 // A controller is taken away from a rollout that is gone, or that another one has replaced, and nothing else of its record changes.

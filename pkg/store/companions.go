@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -201,15 +200,11 @@ func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharg
 
 // ReleaseMutator takes a controller away from a rollout of a service that is not in charge any more: it is as was read. Nothing else of
 // the record changes, nor does its generation: what was found running stays as it is (R2). A controller without a service is that of a
-// pre_deploy, which its rollout would have deleted: it is marked for deletion, since it would run a second time. It returns like Commit.
+// pre_deploy: it is disabled, so that its program, which may have run, does not run again; one that runs goes on to its end. It returns
+// like Commit.
 func (t *FarmTenure) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
 	next := rec.Value
-	next.Mutator = ""
-	if next.Service == nil && next.DeletedAt == nil {
-		at := a.At.Truncate(time.Second)
-		next.DeletedAt, next.ChangedBy = &at, a.Who
-		next.Generation++
-	}
+	next.Mutator, next.Disabled = "", next.Disabled || next.Service == nil
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), sameRecord(t.keys.Rollout(service), was.Index))
 	return t.fenced(ctx, append(ops, consul.CAS(t.keys.RC(next.ID), encode(next), rec.Index), t.audit(a), t.ring(next.ID)))
 }

@@ -244,7 +244,7 @@ func TestReleaseMutator(t *testing.T) {
 		if err := release(other, schema.Index); err != nil {
 			t.Error(err)
 		}
-		if now, err := st.RC(ctx, "a", true); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil || now.Value.DeletedAt != nil {
+		if now, err := st.RC(ctx, "a", true); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil || now.Value.Disabled {
 			t.Errorf("%+v, %v", now.Value, err)
 		}
 		if err := release(other, schema.Index); !errors.Is(err, ErrRefused) {
