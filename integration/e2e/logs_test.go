@@ -97,7 +97,7 @@ func logsExec(e *env) {
 	if out := e.rcctl("", with("logs", pod)...); !strings.Contains(out, "listening on "+address) {
 		e.t.Errorf("log: %s", out)
 	}
-	if code, out := e.exitCode(with("logs", pod, "--previous")...); code != 1 || !strings.Contains(out, "started once only") {
+	if code, out := e.exitCode(with("logs", pod, "--previous")...); code != 1 || !strings.Contains(out, "nothing was written before its last start") {
 		e.t.Errorf("before the first start: exit code %d, %s", code, out)
 	}
 
