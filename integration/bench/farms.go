@@ -134,13 +134,13 @@ func (c *commits) refusedShare() float64 {
 
 // watched is a farm's store that notes what is written.
 type watched struct {
-	*store.FarmTenure
+	*store.FarmSession
 	commits *commits
 }
 
 // Commit implements farm.Writes.
 func (w watched) Commit(ctx context.Context, b *store.Batch) error {
-	err := w.FarmTenure.Commit(ctx, b)
+	err := w.FarmSession.Commit(ctx, b)
 	w.commits.note(b, err)
 	return err
 }
@@ -163,7 +163,7 @@ func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string
 	session := consul.SessionConfig{Kind: "farm", Name: id, TTL: patientTTL, Journal: &simnode.Journal{}}
 	background(ctx, sc, func(ctx context.Context) error {
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-			cfg := farm.Config{ID: id, Store: watched{st.FarmTenure(s, id), noted}, Log: log}
+			cfg := farm.Config{ID: id, Store: watched{st.FarmSession(s, id), noted}, Log: log}
 			return farm.NewFarm(cfg).Start(ctx)
 		})
 	})

@@ -67,7 +67,7 @@ func withoutRequest(k *Key) map[string]json.RawMessage {
 func (j *judgement) steps(w *Write, name string) {
 	j.looked(ruleStep)
 	lock := prefix + "locks/rollout/" + name
-	farm, _ := w.tenure("rollout/" + name)
+	farm, _ := w.ownerAt("rollout/" + name)
 	if farm == "" {
 		j.violated("P1", ruleRolloutNotHeld, w.Index, "the rollout of %s was changed while no farm held its lock", name)
 		return

@@ -61,7 +61,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	// As a kind of its own it is no preparer in the catalog, where each would have to be the service of one node.
 	cfg := consul.SessionConfig{Kind: "fleet", Name: f.Name, TTL: f.TTL, Journal: &Journal{}}
 	return f.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		t := &fleetTenure{Fleet: f, session: s}
+		t := &fleetSession{Fleet: f, session: s}
 		schema, err := f.Store.EnsureSchema(ctx)
 		if err != nil {
 			return err
@@ -76,14 +76,14 @@ func (f *Fleet) Run(ctx context.Context) error {
 	})
 }
 
-// fleetTenure is one session of a fleet.
-type fleetTenure struct {
+// fleetSession is one session of a fleet.
+type fleetSession struct {
 	*Fleet
 	session *consul.Session
 }
 
 // hold locks every record and writes it with the nonce, and makes the marker of each node's intents.
-func (t *fleetTenure) hold(ctx context.Context, nonce string) error {
+func (t *fleetSession) hold(ctx context.Context, nonce string) error {
 	keys := t.Store.Keys()
 	var ops []consul.Op
 	for i := range t.Size {
@@ -123,7 +123,7 @@ func CommitAll(ctx context.Context, c *consul.Client, txns [][]consul.Op) error 
 }
 
 // serve follows the cluster's nonce and the intents.
-func (t *fleetTenure) serve(ctx context.Context, nonce string) error {
+func (t *fleetSession) serve(ctx context.Context, nonce string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	ignore := func(error) {}
 	group.Go(func() error {
@@ -138,7 +138,7 @@ func (t *fleetTenure) serve(ctx context.Context, nonce string) error {
 	for g := range t.groups() {
 		prefix := fmt.Sprintf("%s%s-%x-", t.intents(), t.Name, g)
 		nodes := &fleetGroup{
-			fleetTenure: t, seen: map[string]uint64{}, applied: map[string]int64{}, told: map[string]pod.Reality{}, drops: map[string]int64{},
+			fleetSession: t, seen: map[string]uint64{}, applied: map[string]int64{}, told: map[string]pod.Reality{}, drops: map[string]int64{},
 		}
 		group.Go(func() error {
 			return t.Client.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
@@ -154,7 +154,7 @@ func (t *fleetTenure) serve(ctx context.Context, nonce string) error {
 
 // fleetGroup is the part of a fleet that one standing query serves.
 type fleetGroup struct {
-	*fleetTenure
+	*fleetSession
 	seen    map[string]uint64 // modify index of each intent, by key
 	applied map[string]int64  // revision, by the intent's key
 
@@ -241,7 +241,7 @@ type fleetReport struct {
 }
 
 // intents is the prefix of the intents of all nodes.
-func (t *fleetTenure) intents() string { return strings.TrimSuffix(t.Store.Keys().Intents(""), "/") }
+func (t *fleetSession) intents() string { return strings.TrimSuffix(t.Store.Keys().Intents(""), "/") }
 
 // report writes realities, each under its node's lock and with its controller's bell, and removes those whose intent is
 // gone. Many share a transaction. Drops are counted as by a real preparer, but that a pod was told to stop is taken for granted.

@@ -68,8 +68,8 @@ func (n *Node) Resume(ctx context.Context) error {
 		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		tenure := &tenure{node: n, out: n.Store.NodeTenure(s, n.Record.Name), index: map[pod.Identity]uint64{}, told: map[pod.Identity]pod.Reality{}}
-		return tenure.run(ctx)
+		session := &session{node: n, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, told: map[pod.Identity]pod.Reality{}}
+		return session.run(ctx)
 	})
 }
 
@@ -111,10 +111,10 @@ func (n *Node) Running() map[pod.Identity]pod.Intent {
 	return out
 }
 
-// tenure is one session of the node.
-type tenure struct {
+// session is one session of the node.
+type session struct {
 	node *Node
-	out  *store.NodeTenure
+	out  *store.NodeSession
 
 	holding sync.Mutex // while the record and its pages are written
 
@@ -128,7 +128,7 @@ type tenure struct {
 	told    map[pod.Identity]pod.Reality // as they are in Consul
 }
 
-func (t *tenure) run(ctx context.Context) error {
+func (t *session) run(ctx context.Context) error {
 	if err := t.readRealities(ctx); err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func (n *Node) wentBackSince(nonce string) string {
 }
 
 // followAmended reports what changes without an intent.
-func (t *tenure) followAmended(ctx context.Context) error {
+func (t *session) followAmended(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -232,7 +232,7 @@ func (t *tenure) followAmended(ctx context.Context) error {
 }
 
 // readIntents waits for the first delivery of the node's intents.
-func (t *tenure) readIntents(ctx context.Context) error {
+func (t *session) readIntents(ctx context.Context) error {
 	enough := errors.New("seen")
 	err := t.out.WatchIntents(ctx, t.node.Record.Name, func(error) {}, func(s store.Seen[pod.Intent]) error {
 		t.know(s.Recs)
@@ -245,7 +245,7 @@ func (t *tenure) readIntents(ctx context.Context) error {
 }
 
 // know remembers what the node is told.
-func (t *tenure) know(recs []store.Rec[pod.Intent]) {
+func (t *session) know(recs []store.Rec[pod.Intent]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.intents, t.stops = map[pod.Identity]pod.Intent{}, map[pod.Identity]uint64{}
@@ -257,7 +257,7 @@ func (t *tenure) know(recs []store.Rec[pod.Intent]) {
 	}
 }
 
-func (t *tenure) readRealities(ctx context.Context) error {
+func (t *session) readRealities(ctx context.Context) error {
 	known, _, err := t.out.ListRealities(ctx)
 	if err != nil {
 		return err
@@ -271,7 +271,7 @@ func (t *tenure) readRealities(ctx context.Context) error {
 }
 
 // tellAgain writes realities again that an older store has in an older version, or not at all.
-func (t *tenure) tellAgain(ctx context.Context) error {
+func (t *session) tellAgain(ctx context.Context) error {
 	t.writing.Lock()
 	defer t.writing.Unlock()
 	if err := t.readRealities(ctx); err != nil {
@@ -281,7 +281,7 @@ func (t *tenure) tellAgain(ctx context.Context) error {
 }
 
 // tellAll writes what came of each intent, where the store does not know.
-func (t *tenure) tellAll(ctx context.Context) error {
+func (t *session) tellAll(ctx context.Context) error {
 	t.mu.Lock()
 	intents := maps.Clone(t.intents)
 	t.mu.Unlock()
@@ -294,7 +294,7 @@ func (t *tenure) tellAll(ctx context.Context) error {
 }
 
 // tell writes what came of an identity, unless the store knows.
-func (t *tenure) tell(ctx context.Context, id pod.Identity) error {
+func (t *session) tell(ctx context.Context, id pod.Identity) error {
 	t.node.mu.Lock()
 	r, ok := t.node.done[id]
 	t.node.mu.Unlock()
@@ -305,7 +305,7 @@ func (t *tenure) tell(ctx context.Context, id pod.Identity) error {
 }
 
 // hold writes the node's record with the nonce of now, after the orphans of now, as a preparer does.
-func (t *tenure) hold(ctx context.Context) error {
+func (t *session) hold(ctx context.Context) error {
 	t.holding.Lock()
 	defer t.holding.Unlock()
 	for again := false; ; again = true {
@@ -331,7 +331,7 @@ func (t *tenure) hold(ctx context.Context) error {
 }
 
 // orphans returns what runs without a matching intent, and the nonce after which the intents were read.
-func (t *tenure) orphans() (nonce string, orphans []pod.Orphan) {
+func (t *session) orphans() (nonce string, orphans []pod.Orphan) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, in := range t.node.Running() {
@@ -354,7 +354,7 @@ func (t *tenure) orphans() (nonce string, orphans []pod.Orphan) {
 	return t.nonce, orphans
 }
 
-func (t *tenure) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {
+func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {
 	t.know(recs)
 	t.writing.Lock()
 	defer t.writing.Unlock()
@@ -397,7 +397,7 @@ func (n *Node) act(in pod.Intent) {
 	n.runs[in.Identity], n.done[in.Identity] = in, r
 }
 
-func (t *tenure) write(ctx context.Context, r pod.Reality) error {
+func (t *session) write(ctx context.Context, r pod.Reality) error {
 	t.mu.Lock()
 	stop := t.stops[r.Identity]
 	t.mu.Unlock()

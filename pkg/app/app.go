@@ -196,19 +196,19 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 
 var errNoSession = errors.New("no session with Consul is held")
 
-// tenure is what the daemon runs under the present session, for those who ask whether it is ready.
-type tenure struct {
+// readiness is what the daemon runs under the present session, for those who ask whether it is ready.
+type readiness struct {
 	ready atomic.Pointer[func() error] // nil: there is no session
 }
 
 // begin notes that a session is held, and returns what ends it.
-func (t *tenure) begin(ready func() error) (end func()) {
+func (t *readiness) begin(ready func() error) (end func()) {
 	t.ready.Store(&ready)
 	return func() { t.ready.Store(nil) }
 }
 
 // Ready returns nil when a session is held and the daemon is ready under it.
-func (t *tenure) Ready() error {
+func (t *readiness) Ready() error {
 	if ready := t.ready.Load(); ready != nil {
 		return (*ready)()
 	}

@@ -78,11 +78,11 @@ func (c *FarmConfig) asks() string {
 // Farm is the farm daemon.
 type Farm struct {
 	*base
-	cfg     FarmConfig
-	metrics *farm.Metrics
-	counts  *runner.Metrics // of rollouts
-	debug   *obs.DebugServer
-	tenure  tenure
+	cfg       FarmConfig
+	metrics   *farm.Metrics
+	counts    *runner.Metrics // of rollouts
+	debug     *obs.DebugServer
+	readiness readiness
 }
 
 // NewFarm opens everything that the daemon needs except Consul, which may be away for now.
@@ -96,7 +96,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	}
 	reg := obs.NewRegistry()
 	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg)}
-	f.debug, err = b.openDebug(ctx, reg, f.tenure.Ready)
+	f.debug, err = b.openDebug(ctx, reg, f.readiness.Ready)
 	if err == nil && cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
 		var asked *remote.Client
 		if asked, err = remote.New(cfg.SchedulerAt); err == nil {
@@ -140,20 +140,20 @@ func (f *Farm) own(ctx context.Context) error {
 		return err
 	}
 	return f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-		tenure := f.store.FarmTenure(s, f.cfg.ID)
+		session := f.store.FarmSession(s, f.cfg.ID)
 		var carrier *runner.Runner
 		worker := farm.NewFarm(farm.Config{
-			ID: f.cfg.ID, Version: Version, Store: tenure, Log: f.log,
+			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log,
 			RCSelector: selector, Scheduler: f.cfg.Scheduler,
 			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
 			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
 		})
 		carrier = runner.New(runner.Config{
-			ID: f.cfg.ID, Store: tenure, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,
+			ID: f.cfg.ID, Store: session, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,
 			Members: worker.MemberRecords, Regressed: worker.Regressed, Changed: worker.Changed,
 			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
 		})
-		defer f.tenure.begin(worker.Ready)()
+		defer f.readiness.begin(worker.Ready)()
 		cleaner := janitor.New(janitor.Config{
 			Records: f.store, Log: f.log,
 			Chosen: func() bool { return worker.Ready() == nil && farm.IsLowest(f.cfg.ID, worker.Members()) },

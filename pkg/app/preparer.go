@@ -226,6 +226,6 @@ func (p *Preparer) serve(ctx context.Context) error {
 		},
 	}
 	return p.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-		return p.agent.Serve(ctx, p.store.NodeTenure(s, p.cfg.Node))
+		return p.agent.Serve(ctx, p.store.NodeSession(s, p.cfg.Node))
 	})
 }

@@ -18,7 +18,7 @@ import (
 
 // tripping is a store in which a breaker may be tripped, once.
 type tripping struct {
-	Tenure
+	Session
 	trips atomic.Int32
 }
 
@@ -30,7 +30,7 @@ func (s *tripping) TripBreaker(context.Context, uint64, store.Breaker, store.Aud
 }
 
 // stopsAll returns controllers of so many pods each, with what a pass over each has read and would do: stop all of them.
-func stopsAll(t *testing.T, st Tenure, controllers, pods int) (passes []*pass, plans []*reconcile.Plan) {
+func stopsAll(t *testing.T, st Session, controllers, pods int) (passes []*pass, plans []*reconcile.Plan) {
 	t.Helper()
 	log, err := obs.NewLogger(discard{}, "error", "text")
 	if err != nil {

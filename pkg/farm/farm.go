@@ -29,7 +29,7 @@ import (
 type Config struct {
 	ID        string              // stable name; required
 	Version   string              // of the program
-	Store     Tenure              // required
+	Store     Session             // required
 	Scheduler scheduler.Scheduler // nil: the built-in one, which selects by label; see scheduler.Books for those with books of their own
 	Log       obs.Logger          // nil: nothing is logged
 	Alerter   alert.Alerter       // nil: the log
@@ -58,7 +58,7 @@ func (c *Config) check() error {
 	case c.ID == "":
 		return errors.New("farm: Config.ID is required: a name that no other farm has")
 	case c.Store == nil:
-		return errors.New("farm: Config.Store is required: what Store.FarmTenure returns for the session")
+		return errors.New("farm: Config.Store is required: what Store.FarmSession returns for the session")
 	}
 	return nil
 }
@@ -90,8 +90,8 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Tenure is the store under one session, as the farm uses it.
-type Tenure interface {
+// Session is the store under one session, as the farm uses it.
+type Session interface {
 	ReplicationControllerWatcher
 	ReplicationControllerLocker
 	ReplicationControllerStore

@@ -24,9 +24,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// faulty is a tenure with hooks; each may be nil.
+// faulty is a session with hooks; each may be nil.
 type faulty struct {
-	farm.Tenure
+	farm.Session
 	readHead func(rcID string) error
 	commit   func(*store.Batch) error
 	join     func() error
@@ -51,14 +51,14 @@ func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent boo
 	if f.wanted != nil {
 		f.wanted(w)
 	}
-	return f.Tenure.ReadDetails(ctx, w, consistent)
+	return f.Session.ReadDetails(ctx, w, consistent)
 }
 
 func (f *faulty) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error) {
 	if f.beside != nil {
 		f.beside(rcID)
 	}
-	return f.Tenure.ReadCompanions(ctx, rcID, ids, consistent)
+	return f.Session.ReadCompanions(ctx, rcID, ids, consistent)
 }
 
 func (f *faulty) Bump(ctx context.Context, fence store.Fence) (store.Fence, error) {
@@ -67,7 +67,7 @@ func (f *faulty) Bump(ctx context.Context, fence store.Fence) (store.Fence, erro
 			return store.Fence{}, err
 		}
 	}
-	return f.Tenure.Bump(ctx, fence)
+	return f.Session.Bump(ctx, fence)
 }
 
 func (f *faulty) Finish(ctx context.Context, fence store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error {
@@ -76,18 +76,18 @@ func (f *faulty) Finish(ctx context.Context, fence store.Fence, rec store.Rec[rc
 			return err
 		}
 	}
-	return f.Tenure.Finish(ctx, fence, rec, schemaIndex, a)
+	return f.Session.Finish(ctx, fence, rec, schemaIndex, a)
 }
 
 func (f *faulty) Claim(ctx context.Context, rcID string) (store.Claimed, error) {
 	if f.claim != nil {
 		f.claim(rcID)
 	}
-	return f.Tenure.Claim(ctx, rcID)
+	return f.Session.Claim(ctx, rcID)
 }
 
 func (f *faulty) NodeOrphans(ctx context.Context, name string) (store.Rec[node.Node], bool, error) {
-	rec, complete, err := f.Tenure.NodeOrphans(ctx, name)
+	rec, complete, err := f.Session.NodeOrphans(ctx, name)
 	if f.orphans != nil {
 		complete, err = f.orphans(complete, err)
 	}
@@ -101,7 +101,7 @@ func (f *faulty) FailedAgents(ctx context.Context) (map[string]bool, error) {
 	if failed := f.agents.Load(); failed != nil {
 		return *failed, nil
 	}
-	return f.Tenure.FailedAgents(ctx)
+	return f.Session.FailedAgents(ctx)
 }
 
 func (f *faulty) Join(ctx context.Context, m store.Member) error {
@@ -110,7 +110,7 @@ func (f *faulty) Join(ctx context.Context, m store.Member) error {
 			return err
 		}
 	}
-	return f.Tenure.Join(ctx, m)
+	return f.Session.Join(ctx, m)
 }
 
 func (f *faulty) ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error) {
@@ -119,7 +119,7 @@ func (f *faulty) ReadHead(ctx context.Context, rcID string, consistent bool) (st
 			return store.Head{}, err
 		}
 	}
-	head, err := f.Tenure.ReadHead(ctx, rcID, consistent)
+	head, err := f.Session.ReadHead(ctx, rcID, consistent)
 	if f.hidden.Load() {
 		head.Placements = nil
 		f.looks.Add(1)
@@ -135,7 +135,7 @@ func (f *faulty) ReadEarly(ctx context.Context, e store.Expected) *store.Early {
 	if f.readHead != nil || f.reads != nil || f.hidden.Load() {
 		return nil
 	}
-	return f.Tenure.ReadEarly(ctx, e)
+	return f.Session.ReadEarly(ctx, e)
 }
 
 func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {
@@ -144,7 +144,7 @@ func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {
 			return err
 		}
 	}
-	return f.Tenure.Commit(ctx, b)
+	return f.Session.Commit(ctx, b)
 }
 
 // faultyFarm is farm with faults and a scheduler that a test chooses.
@@ -157,7 +157,7 @@ func (c *cluster) faultyFarm(id string, faults *faulty, sched scheduler.Schedule
 	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
 	return c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-			faults.Tenure = st.FarmTenure(s, id)
+			faults.Session = st.FarmSession(s, id)
 			return farm.NewFarm(farm.Config{
 				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: sched, StableAfter: time.Hour,
 			}).Start(ctx)

@@ -275,7 +275,7 @@ func (j *judged) farmThrough(id string, l *line, commit func(*store.Batch) error
 	return j.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			return farm.NewFarm(farm.Config{
-				ID: id, Store: &faulty{Tenure: st.FarmTenure(s, id), commit: commit}, Log: log, TTL: 500 * time.Millisecond,
+				ID: id, Store: &faulty{Session: st.FarmSession(s, id), commit: commit}, Log: log, TTL: 500 * time.Millisecond,
 				SweepEvery: time.Second, StableAfter: time.Hour,
 			}).Start(ctx)
 		})

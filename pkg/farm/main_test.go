@@ -103,7 +103,7 @@ func (c *cluster) patientFarm(id string, wait time.Duration) (stop func()) {
 	return c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
-				ID: id, Store: st.FarmTenure(s, id), Log: log, TTL: wait, SweepEvery: time.Second,
+				ID: id, Store: st.FarmSession(s, id), Log: log, TTL: wait, SweepEvery: time.Second,
 			})
 			return f.Start(ctx)
 		})

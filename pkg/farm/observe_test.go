@@ -47,10 +47,10 @@ func (r *recorder) about(incident string) []string {
 
 // watchedFarm is a farm that counts and alerts.
 func (c *cluster) watchedFarm(id string, alerter alert.Alerter) (reg *prometheus.Registry, stop func()) {
-	return c.farmWith(id, alerter, func(s farm.Tenure) farm.Tenure { return s })
+	return c.farmWith(id, alerter, func(s farm.Session) farm.Session { return s })
 }
 
-func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Tenure) farm.Tenure) (reg *prometheus.Registry, stop func()) {
+func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Session) farm.Session) (reg *prometheus.Registry, stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -62,7 +62,7 @@ func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Tenu
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
-				ID: id, Store: wrap(st.FarmTenure(s, id)), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+				ID: id, Store: wrap(st.FarmSession(s, id)), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
 				Metrics: metrics, Alerter: alerter, Address: "127.0.0.1:7460",
 			})
 			if f.Ready() == nil {
@@ -217,7 +217,7 @@ func TestIsLowest(t *testing.T) {
 }
 
 // shy is a store under which nothing can be claimed, as if every controller were another farm's to take.
-type shy struct{ farm.Tenure }
+type shy struct{ farm.Session }
 
 func (shy) Claim(context.Context, string) (store.Claimed, error) {
 	return store.Claimed{}, errors.New("not mine")
@@ -232,7 +232,7 @@ func TestUnclaimedControllersAreReported(t *testing.T) {
 	c.apply("web", testManifest("web", 8080), replicas(1))
 	var said recorder
 	began := time.Now()
-	reg, _ := c.farmWith("f1", &said, func(s farm.Tenure) farm.Tenure { return shy{s} })
+	reg, _ := c.farmWith("f1", &said, func(s farm.Session) farm.Session { return shy{s} })
 	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(1))
 	reported := func(want bool) {
 		t.Helper()
@@ -292,8 +292,8 @@ func TestMergedFailuresAreCounted(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	var tell func(kind string, parts int)
-	reg, _ := c.farmWith("f1", &recorder{}, func(s farm.Tenure) farm.Tenure {
-		return &spied{Tenure: s, seen: func(f func(string, int)) { tell = f }}
+	reg, _ := c.farmWith("f1", &recorder{}, func(s farm.Session) farm.Session {
+		return &spied{Session: s, seen: func(f func(string, int)) { tell = f }}
 	})
 	metric(t, reg, "rcfarm_farm_settled", "", is(1))
 	tell(store.SpoiledReads, 7)
@@ -304,11 +304,11 @@ func TestMergedFailuresAreCounted(t *testing.T) {
 
 // spied shows what is to be told of shared requests that fail.
 type spied struct {
-	farm.Tenure
+	farm.Session
 	seen func(func(kind string, parts int))
 }
 
 func (s *spied) OnSpoiled(f func(kind string, parts int)) {
 	s.seen(f)
-	s.Tenure.OnSpoiled(f)
+	s.Session.OnSpoiled(f)
 }

@@ -176,7 +176,7 @@ func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Ale
 	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-			faults.Tenure = st.FarmTenure(s, id)
+			faults.Session = st.FarmSession(s, id)
 			return farm.NewFarm(farm.Config{
 				ID: id, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, Scheduler: k,
 				Metrics: metrics, Alerter: alerter, StableAfter: time.Hour, Workers: 8,
@@ -397,7 +397,7 @@ func TestAnUnknownOutcomeDeallocatesNothing(t *testing.T) {
 					once.Do(func() {
 						err = fmt.Errorf("%w: no answer", store.ErrUnknown)
 						if landed {
-							err = errors.Join(faults.Tenure.Commit(context.Background(), b), err)
+							err = errors.Join(faults.Session.Commit(context.Background(), b), err)
 						}
 					})
 				}

@@ -55,7 +55,7 @@ func placing(t testing.TB, pods, nodes int) *pass {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := NewFarm(Config{ID: "f1", Store: store.New(client, keys).FarmTenure(&consul.Session{}, "f1"), Log: log})
+	f := NewFarm(Config{ID: "f1", Store: store.New(client, keys).FarmSession(&consul.Session{}, "f1"), Log: log})
 	id := store.NewID()
 	s := &reconcile.Snapshot{
 		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Nonce: "n",

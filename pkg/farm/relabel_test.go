@@ -24,7 +24,7 @@ import (
 
 // behind is a farm that hears of nodes, and of what operators say about them, when it is let.
 type behind struct {
-	*store.FarmTenure
+	*store.FarmSession
 	hears *hearing
 }
 
@@ -40,7 +40,7 @@ func (b behind) Commit(ctx context.Context, batch *store.Batch) error {
 	if f := b.hears.writing; f != nil && len(batch.Reservations) > 0 {
 		b.hears.once.Do(f)
 	}
-	return b.FarmTenure.Commit(ctx, batch)
+	return b.FarmSession.Commit(ctx, batch)
 }
 
 func (h *hearing) wait(ctx context.Context) {
@@ -63,11 +63,11 @@ func heard[T any](ctx context.Context, h *hearing, deliver func(store.Seen[T]) e
 }
 
 func (b behind) WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(store.Seen[node.Node]) error) error {
-	return b.FarmTenure.WatchNodes(ctx, shard, onError, heard(ctx, b.hears, deliver))
+	return b.FarmSession.WatchNodes(ctx, shard, onError, heard(ctx, b.hears, deliver))
 }
 
 func (b behind) WatchNodeOps(ctx context.Context, onError func(error), deliver func(store.Seen[node.Ops]) error) error {
-	return b.FarmTenure.WatchNodeOps(ctx, onError, heard(ctx, b.hears, deliver))
+	return b.FarmSession.WatchNodeOps(ctx, onError, heard(ctx, b.hears, deliver))
 }
 
 // lateFarm is a farm that knows the nodes as they are now, until it is let hear more.
@@ -83,7 +83,7 @@ func (c *cluster) lateFarm(id string, hears *hearing) (hear func()) {
 	c.background(func(ctx context.Context) error {
 		session := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-			f := farm.NewFarm(farm.Config{ID: id, Store: behind{st.FarmTenure(s, id), hears}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
+			f := farm.NewFarm(farm.Config{ID: id, Store: behind{st.FarmSession(s, id), hears}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
 			started <- f
 			return f.Start(ctx)
 		})

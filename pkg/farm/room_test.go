@@ -22,7 +22,7 @@ import (
 
 // looks counts what a farm reads of nodes only to find room, and can hold up the reads that look at many of them.
 type looks struct {
-	*store.FarmTenure
+	*store.FarmSession
 	*lookCount
 }
 
@@ -38,7 +38,7 @@ func (l looks) ReadHead(ctx context.Context, id string, consistent bool) (store.
 	if id == "late" {
 		l.passes.Add(1)
 	}
-	return l.FarmTenure.ReadHead(ctx, id, consistent)
+	return l.FarmSession.ReadHead(ctx, id, consistent)
 }
 
 // ReadEarly leaves everything to single reads, which are counted.
@@ -58,7 +58,7 @@ func (l looks) ReadDetails(ctx context.Context, w store.Wanted, consistent bool)
 			}
 		}
 	}
-	return l.FarmTenure.ReadDetails(ctx, w, consistent)
+	return l.FarmSession.ReadDetails(ctx, w, consistent)
 }
 
 const fullNodes = 300
@@ -108,7 +108,7 @@ func fullCluster(t *testing.T) (*cluster, *lookCount) {
 	c.background(func(ctx context.Context) error {
 		session := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: ttl, Journal: &simnode.Journal{}}
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-			own := looks{st.FarmTenure(s, "f1"), count}
+			own := looks{st.FarmSession(s, "f1"), count}
 			return farm.NewFarm(farm.Config{ID: "f1", Store: own, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour}).Start(ctx)
 		})
 	})

@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-type nobodyPasses struct{ Tenure }
+type nobodyPasses struct{ Session }
 
 func (nobodyPasses) Passing(context.Context) ([]string, error)    { return nil, nil }
 func (nobodyPasses) SettledNonce(context.Context) (string, error) { return "", nil }

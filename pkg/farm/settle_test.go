@@ -131,11 +131,11 @@ func TestALateMarkIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tenure := c.store.FarmTenure(&consul.Session{}, "f1")
-	if err := tenure.RenewNonce(t.Context(), schema.Value.Nonce); err != nil {
+	session := c.store.FarmSession(&consul.Session{}, "f1")
+	if err := session.RenewNonce(t.Context(), schema.Value.Nonce); err != nil {
 		t.Fatal(err)
 	}
-	if err := tenure.MarkSettled(t.Context(), schema); !errors.Is(err, store.ErrRefused) {
+	if err := session.MarkSettled(t.Context(), schema); !errors.Is(err, store.ErrRefused) {
 		t.Errorf("marked: %v", err)
 	}
 	if nonce, err := c.store.SettledNonce(t.Context()); err != nil || nonce != "" {

@@ -34,7 +34,7 @@ func (c *cluster) single(id, rcID string) (owner *farm.ReplicationController, st
 	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-			owner, err := farm.New(farm.Config{ID: id, RCID: rcID, Store: st.FarmTenure(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
+			owner, err := farm.New(farm.Config{ID: id, RCID: rcID, Store: st.FarmSession(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
 			if err != nil {
 				return err
 			}
@@ -116,7 +116,7 @@ func TestAFarmGivesWayToTheOwnerOfOneController(t *testing.T) {
 		cfg := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: ttl, Journal: &simnode.Journal{}}
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			return farm.NewFarm(farm.Config{
-				ID: "f1", Store: st.FarmTenure(s, "f1"), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: 200 * time.Millisecond,
+				ID: "f1", Store: st.FarmSession(s, "f1"), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: 200 * time.Millisecond,
 			}).Start(ctx)
 		})
 	})
@@ -187,7 +187,7 @@ func ExampleNew() {
 	own := func(ctx context.Context, client *consul.Client, st *store.Store, log obs.Logger, rcID string) error {
 		session := consul.SessionConfig{Kind: "farm", Name: "shop-owner", TTL: 2 * time.Second, Journal: &simnode.Journal{}}
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-			owner, err := farm.New(farm.Config{ID: "shop-owner", RCID: rcID, Store: st.FarmTenure(s, "shop-owner"), Log: log})
+			owner, err := farm.New(farm.Config{ID: "shop-owner", RCID: rcID, Store: st.FarmSession(s, "shop-owner"), Log: log})
 			if err != nil {
 				return err
 			}

@@ -20,7 +20,7 @@ import (
 
 // asking notes which controllers a farm asks about one by one: whether somebody holds their locks.
 type asking struct {
-	*store.FarmTenure
+	*store.FarmSession
 	*asked
 }
 
@@ -33,7 +33,7 @@ func (a asking) LockHeld(ctx context.Context, id string) (bool, error) {
 	a.mu.Lock()
 	a.ids = append(a.ids, id)
 	a.mu.Unlock()
-	return a.FarmTenure.LockHeld(ctx, id)
+	return a.FarmSession.LockHeld(ctx, id)
 }
 
 // about returns how many times controllers with a prefix were asked about.
@@ -79,7 +79,7 @@ func TestTakeOverAsksOnce(t *testing.T) {
 		return a, c.background(func(ctx context.Context) error {
 			return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 				return farm.NewFarm(farm.Config{
-					ID: id, Store: asking{st.FarmTenure(s, id), a}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour, StableAfter: time.Hour,
+					ID: id, Store: asking{st.FarmSession(s, id), a}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour, StableAfter: time.Hour,
 				}).Start(ctx)
 			})
 		})
@@ -146,19 +146,19 @@ func TestTakeOverAsksOnce(t *testing.T) {
 
 // claims notes how a farm takes locks: of how many controllers together, and of which alone.
 type claims struct {
-	*store.FarmTenure
+	*store.FarmSession
 	together, alone *atomic.Int32
 }
 
 func (c claims) ClaimAll(ctx context.Context, ids []string) (map[string]store.Fence, error) {
-	got, err := c.FarmTenure.ClaimAll(ctx, ids)
+	got, err := c.FarmSession.ClaimAll(ctx, ids)
 	c.together.Add(int32(len(got)))
 	return got, err
 }
 
 func (c claims) Claim(ctx context.Context, id string) (store.Claimed, error) {
 	c.alone.Add(1)
-	return c.FarmTenure.Claim(ctx, id)
+	return c.FarmSession.Claim(ctx, id)
 }
 
 // A farm that takes over many controllers takes their locks together, and then brings each of them in line with what is desired.
@@ -190,8 +190,8 @@ func TestTakeOverTakesManyLocksTogether(t *testing.T) {
 	}
 	consultest.Eventually(t, soon, owned("f1"))
 	together, alone := new(atomic.Int32), new(atomic.Int32)
-	_, _ = c.farmWith("f2", nil, func(tenure farm.Tenure) farm.Tenure {
-		return claims{tenure.(*store.FarmTenure), together, alone}
+	_, _ = c.farmWith("f2", nil, func(session farm.Session) farm.Session {
+		return claims{session.(*store.FarmSession), together, alone}
 	})
 	consultest.Eventually(t, soon, func() error {
 		members, _, err := c.store.ListFarms(t.Context())

@@ -50,7 +50,7 @@ func TestFarmsWithoutAnAgentFailOver(t *testing.T) {
 		c.background(func(ctx context.Context) error {
 			return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 				return farm.NewFarm(farm.Config{
-					ID: id, Store: st.FarmTenure(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: time.Hour,
+					ID: id, Store: st.FarmSession(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: time.Hour,
 				}).Start(ctx)
 			})
 		})

@@ -42,7 +42,7 @@ type ClusterWatches interface {
 // world is what the farm's watches have seen: a cache without authority. It has the only lock of its data, says what changed in events, and
 // knows nobody who hears them.
 type world struct {
-	store   Tenure
+	store   Session
 	self    store.Member // this farm's own record
 	metrics *Metrics
 	emit    func(event) // called without the lock

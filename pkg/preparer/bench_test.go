@@ -142,10 +142,10 @@ type agent struct {
 // start runs a preparer under sessions, as the daemon does.
 func (b *bench) start() *agent {
 	b.t.Helper()
-	return b.startWith(func(t preparer.Tenure) preparer.Tenure { return t })
+	return b.startWith(func(t preparer.Session) preparer.Session { return t })
 }
 
-func (b *bench) startWith(wrap func(preparer.Tenure) preparer.Tenure) *agent {
+func (b *bench) startWith(wrap func(preparer.Session) preparer.Session) *agent {
 	b.t.Helper()
 	a := b.startAlone()
 	ctx, cancel := context.WithCancel(b.t.Context())
@@ -156,7 +156,7 @@ func (b *bench) startWith(wrap func(preparer.Tenure) preparer.Tenure) *agent {
 			OnEvent: func(event string, _ *consul.Session, err error) { fmt.Fprintln(b.log, "session event:", event, err) },
 		}
 		err := b.own.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
-			return a.Serve(ctx, wrap(store.New(b.own, b.keys).NodeTenure(sess, b.cfg.Node.Name)))
+			return a.Serve(ctx, wrap(store.New(b.own, b.keys).NodeSession(sess, b.cfg.Node.Name)))
 		})
 		if !errors.Is(err, context.Canceled) {
 			b.t.Errorf("session ended with %v", err)

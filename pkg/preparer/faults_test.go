@@ -124,7 +124,7 @@ func runVictim(path string) error {
 	parts.Go(func() error {
 		return client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: v.Node.Name, Journal: dir},
 			func(ctx context.Context, sess *consul.Session) error {
-				return p.Serve(ctx, s.NodeTenure(sess, v.Node.Name))
+				return p.Serve(ctx, s.NodeSession(sess, v.Node.Name))
 			})
 	})
 	return parts.Wait()

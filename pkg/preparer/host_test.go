@@ -37,7 +37,7 @@ func (b *bench) otherHostAs(takeOver bool, change func(*node.Node)) (release fun
 				n := b.cfg.Node
 				n.Host = "other-host"
 				change(&n)
-				if err := b.store.NodeTenure(sess, n.Name).Hold(ctx, n, takeOver); err != nil {
+				if err := b.store.NodeSession(sess, n.Name).Hold(ctx, n, takeOver); err != nil {
 					return err
 				}
 				select {
@@ -60,14 +60,14 @@ func (b *bench) otherHostAs(takeOver bool, change func(*node.Node)) (release fun
 
 // refusals counts how often the name was refused, which the log does not say.
 type refusals struct {
-	preparer.Tenure
+	preparer.Session
 	mu    sync.Mutex
 	count int
 	last  error
 }
 
 func (r *refusals) Hold(ctx context.Context, n node.Node, takeOver bool) error {
-	err := r.Tenure.Hold(ctx, n, takeOver)
+	err := r.Session.Hold(ctx, n, takeOver)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
@@ -93,7 +93,7 @@ func (b *bench) awaitRefusals(r *refusals, more int) {
 }
 
 func (b *bench) startCounting(r *refusals) *agent {
-	return b.startWith(func(t preparer.Tenure) preparer.Tenure { r.Tenure = t; return r })
+	return b.startWith(func(t preparer.Session) preparer.Session { r.Session = t; return r })
 }
 
 // A node whose name is another host's accepts nothing, whether or not that one's preparer lives. An operator who knows that

@@ -436,7 +436,7 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 
 // slowLock takes the node's lock when it is told to.
 type slowLock struct {
-	preparer.Tenure
+	preparer.Session
 	t    *testing.T
 	take chan struct{}
 	held atomic.Bool
@@ -448,7 +448,7 @@ func (s *slowLock) Hold(ctx context.Context, n node.Node, takeOver bool) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	err := s.Tenure.Hold(ctx, n, takeOver)
+	err := s.Session.Hold(ctx, n, takeOver)
 	if err == nil {
 		s.held.Store(true)
 	}
@@ -459,7 +459,7 @@ func (s *slowLock) ChangeReservation(ctx context.Context, change func(node.Reser
 	if !s.held.Load() {
 		s.t.Error("a share is asked for before the node's lock is held")
 	}
-	return s.Tenure.ChangeReservation(ctx, change)
+	return s.Session.ChangeReservation(ctx, change)
 }
 
 // Shares that nothing explains go as soon as the node's lock is taken, however long that takes. Until then there is no room for more.
@@ -474,7 +474,7 @@ func TestLocalWithoutLock(t *testing.T) {
 	}
 	b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
 	lock := &slowLock{t: t, take: make(chan struct{})}
-	a := b.startWith(func(tenure preparer.Tenure) preparer.Tenure { lock.Tenure = tenure; return lock })
+	a := b.startWith(func(session preparer.Session) preparer.Session { lock.Session = session; return lock })
 	b.awaitLog("session taken")
 	m := b.sleeper("1")
 	b.eventually(func() error {

@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// reserver changes what is reserved on the node; *store.NodeTenure is one.
+// reserver changes what is reserved on the node; *store.NodeSession is one.
 type reserver interface {
 	ChangeReservation(ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error)) error
 }
@@ -34,8 +34,8 @@ type locals struct {
 	all   map[string]*local.Service // by name, as on the disk
 	dirty bool                      // the reservation may hold shares that nothing explains
 
-	mu     sync.Mutex
-	tenure reserver // nil without a session
+	mu      sync.Mutex
+	session reserver // nil without a session
 }
 
 func openLocals(dir string, reserve *durable.Reserve, log obs.Logger) (*locals, error) {
@@ -58,7 +58,7 @@ func openLocals(dir string, reserve *durable.Reserve, log obs.Logger) (*locals, 
 func (l *locals) serve(t reserver) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tenure = t
+	l.session = t
 }
 
 // reserver returns what the reservation may be changed with; nil while the node's lock is not held.
@@ -68,7 +68,7 @@ func (p *Preparer) reserver() reserver {
 	if !p.contact.Locked() {
 		return nil
 	}
-	return p.locals.tenure
+	return p.locals.session
 }
 
 // take waits for the turn to change local services.
@@ -140,8 +140,8 @@ const bookWithin = 10 * time.Second
 // book has the node's reservation say what local services take; next, if it is not nil, is one that wants room. It returns that with the room that was found.
 // The caller has the turn.
 func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Service, error) {
-	tenure := p.reserver()
-	if tenure == nil {
+	session := p.reserver()
+	if session == nil {
 		return nil, fmt.Errorf("%w: the preparer does not hold its node's lock in Consul, where room is reserved", scale.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, bookWithin)
@@ -149,7 +149,7 @@ func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Servic
 	seen, view := p.seenLocals(), p.viewOfNode()
 	var found *local.Service
 	p.locals.dirty = true // until it is known what became of it
-	err := tenure.ChangeReservation(ctx, func(res node.Reservation, exists bool) (node.Reservation, error) {
+	err := session.ChangeReservation(ctx, func(res node.Reservation, exists bool) (node.Reservation, error) {
 		if !exists {
 			res = local.Rebuild(view)
 		}

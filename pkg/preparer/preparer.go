@@ -43,8 +43,8 @@ type Store interface {
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 }
 
-// Tenure is what a preparer writes under one session; *store.NodeTenure is one.
-type Tenure interface {
+// Session is what a preparer writes under one session; *store.NodeSession is one.
+type Session interface {
 	report.NodeWriter
 	report.Realities
 	reserver

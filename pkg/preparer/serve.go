@@ -38,7 +38,7 @@ type session struct {
 // Serve takes new intents and reports, under one session, until ctx ends or the session turns out to be useless. Run
 // must be running. It returns ErrLost when the session is gone, ErrRegressed when the store went back in time, or the
 // cause of ctx's end. No pod is touched by its end.
-func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
+func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s := &session{
 		kit: &p.kit, decide: p.decide, held: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
 		epochs: epochs{known: loop.NewSignal()},
@@ -47,17 +47,17 @@ func (p *Preparer) Serve(ctx context.Context, tenure Tenure) error {
 		return loop.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
 	s.keeper = &report.Keeper{
-		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &sharesFirst{NodeWriter: tenure, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &sharesFirst{NodeWriter: writes, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
 		Says: p.nodeRecord, Holding: func(holding bool) { s.setHolding(holding); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
 	publisher := &report.Publisher{
-		Board: p.board, Store: tenure, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
+		Board: p.board, Store: writes, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
 		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
 	}
 	p.leave()
 	defer p.leave()
-	p.locals.serve(tenure)
+	p.locals.serve(writes)
 	defer p.locals.serve(nil)
 	p.contact.Serve(p.name.Refusal() == nil)
 	defer p.contact.Serve(false)

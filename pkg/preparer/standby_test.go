@@ -21,7 +21,7 @@ import (
 
 // told are the realities of a pod as they were reported, with the services that the agent had right before.
 type told struct {
-	preparer.Tenure
+	preparer.Session
 
 	b    *bench
 	asks map[int64]bool // whether a revision asks it to stand by
@@ -43,7 +43,7 @@ func (t *told) WriteRealities(ctx context.Context, writes ...store.RealityWrite)
 	for id := range local {
 		has[id] = true
 	}
-	index, err := t.Tenure.WriteRealities(ctx, writes...)
+	index, err := t.Session.WriteRealities(ctx, writes...)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range writes {
@@ -110,7 +110,7 @@ func TestStandby(t *testing.T) {
 			m.MinReady = &ready
 			digest := b.upload(m)
 			said := &told{b: b, asks: map[int64]bool{20: false, 30: true, 40: false, 50: true}}
-			wrap := func(t preparer.Tenure) preparer.Tenure { said.Tenure = t; return said }
+			wrap := func(t preparer.Session) preparer.Session { said.Session = t; return said }
 			a := b.startWith(wrap)
 			in := intent(0, digest, pod.Running, 10)
 			in.Standby = true

@@ -296,15 +296,15 @@ func TestVanishedRecords(t *testing.T) {
 	}
 }
 
-// lossyTenure loses the answer of each write once, after the write has landed.
-type lossyTenure struct {
-	preparer.Tenure
+// lossySession loses the answer of each write once, after the write has landed.
+type lossySession struct {
+	preparer.Session
 	mu   sync.Mutex
 	lost map[pod.Reality]bool
 }
 
-func (l *lossyTenure) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
-	written, err := l.Tenure.WriteRealities(ctx, writes...)
+func (l *lossySession) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
+	written, err := l.Session.WriteRealities(ctx, writes...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, w := range writes {
@@ -319,8 +319,8 @@ func (l *lossyTenure) WriteRealities(ctx context.Context, writes ...store.Realit
 func TestUnknownOutcomesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.startWith(func(tenure preparer.Tenure) preparer.Tenure {
-		return &lossyTenure{Tenure: tenure, lost: map[pod.Reality]bool{}}
+	b.startWith(func(session preparer.Session) preparer.Session {
+		return &lossySession{Session: session, lost: map[pod.Reality]bool{}}
 	})
 	digest := b.upload(b.sleeper("1"))
 	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Running, 10))

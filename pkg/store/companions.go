@@ -41,7 +41,7 @@ type Companion struct {
 
 // ReadCompanions reads a controller's own marks and its companions, all at one moment: what is read later is newer than the marks.
 // Of controllers with thousands of pods it reads as much as their own passes do.
-func (t *FarmTenure) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (Marks, []Companion, error) {
+func (t *FarmSession) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (Marks, []Companion, error) {
 	found, below, err := t.merged.Read(ctx, t.companionKeys(rcID, ids), levelOf(consistent))
 	if err != nil {
 		return Marks{}, nil, err
@@ -49,7 +49,7 @@ func (t *FarmTenure) ReadCompanions(ctx context.Context, rcID string, ids []stri
 	return t.marksOf(rcID, found, below), t.companionsOf(ids, found, below), nil
 }
 
-func (t *FarmTenure) companionKeys(rcID string, ids []string) consul.Reading {
+func (t *FarmSession) companionKeys(rcID string, ids []string) consul.Reading {
 	r := t.markKeys(append([]string{rcID}, ids...))
 	for _, id := range ids {
 		r.Keys = append(r.Keys, t.keys.RC(id), t.keys.Status(id))
@@ -59,7 +59,7 @@ func (t *FarmTenure) companionKeys(rcID string, ids []string) consul.Reading {
 }
 
 // companionsOf picks companions out of what was read.
-func (t *FarmTenure) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
+func (t *FarmSession) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
 		r, err := recallFound[rc.RC](t.Store, found, t.keys.RC(id))
@@ -114,7 +114,7 @@ func (d DropsBy) Since(before DropsBy) (drops int64, known bool) {
 }
 
 // DropsOf lists the drops of some controllers, at one moment.
-func (t *FarmTenure) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
+func (t *FarmSession) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
 	var r consul.Reading
 	for _, id := range ids {
 		r.Keys = append(r.Keys, t.keys.Drops(id))
@@ -175,7 +175,7 @@ type InCharge struct {
 }
 
 // RolloutInCharge reads which rollout a service has.
-func (t *FarmTenure) RolloutInCharge(ctx context.Context, service string, consistent bool) (InCharge, error) {
+func (t *FarmSession) RolloutInCharge(ctx context.Context, service string, consistent bool) (InCharge, error) {
 	key := t.keys.Rollout(service)
 	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{key}}, levelOf(consistent))
 	if err != nil {
@@ -202,7 +202,7 @@ func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharg
 // the record changes, nor does its generation: what was found running stays as it is (R2). A controller without a service is that of a
 // pre_deploy: it is disabled, so that its program, which may have run, does not run again; one that runs goes on to its end. It returns
 // like Commit.
-func (t *FarmTenure) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
+func (t *FarmSession) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
 	next := rec.Value
 	next.Mutator, next.Disabled = "", next.Disabled || next.Service == nil
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), sameRecord(t.keys.Rollout(service), was.Index))

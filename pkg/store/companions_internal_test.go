@@ -12,12 +12,12 @@ import (
 )
 
 // owning gives a test a farm that owns a controller.
-func owning(t *testing.T, st *Store, rcID string, test func(ctx context.Context, farm *FarmTenure, fence Fence)) {
+func owning(t *testing.T, st *Store, rcID string, test func(ctx context.Context, farm *FarmSession, fence Fence)) {
 	t.Helper()
 	ctx, done := context.WithCancel(t.Context())
 	cfg := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: time.Minute, Journal: noJournal{}}
 	err := st.c.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
-		farm := st.FarmTenure(sess, "f1")
+		farm := st.FarmSession(sess, "f1")
 		got, err := farm.Claim(ctx, rcID)
 		if err == nil {
 			test(ctx, farm, got.Fence)
@@ -57,7 +57,7 @@ func TestReadCompanions(t *testing.T) {
 		consul.Set(keys.Pods("bb")+"main.1", []byte("{")), consul.Set(keys.Stops("bb"), []byte("x")),
 	)
 	write(t, st, consul.Set(keys.RC("d"), encode(other)))
-	farm := st.FarmTenure(&consul.Session{}, "f1")
+	farm := st.FarmSession(&consul.Session{}, "f1")
 	for _, consistent := range []bool{false, true} {
 		own, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b", "c", "d"}, consistent)
 		if err != nil || own.Stops == 0 || own.Drops.Counts["n1"].Drops != 3 || own.Bell != 0 || len(others) != 3 {
@@ -87,7 +87,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 	if err := st.MakeMarks(t.Context(), []string{"a", "b"}, []string{"b"}); err != nil {
 		t.Fatal(err)
 	}
-	owning(t, st, "a", func(ctx context.Context, farm *FarmTenure, fence Fence) {
+	owning(t, st, "a", func(ctx context.Context, farm *FarmSession, fence Fence) {
 		try := func(between ...consul.Op) (before, after Marks, err error) {
 			t.Helper()
 			head, _ := farm.ReadHead(ctx, "a", true)
@@ -134,7 +134,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 func TestMakeMarks(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
-	farm := st.FarmTenure(&consul.Session{}, "f1")
+	farm := st.FarmSession(&consul.Session{}, "f1")
 	for range 2 {
 		if err := st.MakeMarks(t.Context(), []string{"a"}, []string{"a", "b"}); err != nil {
 			t.Fatal(err)
@@ -207,7 +207,7 @@ func TestReleaseMutator(t *testing.T) {
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
 	}
 	write(t, st, consul.Set(st.keys.RC("a"), encode(r)))
-	owning(t, st, "a", func(ctx context.Context, farm *FarmTenure, fence Fence) {
+	owning(t, st, "a", func(ctx context.Context, farm *FarmSession, fence Fence) {
 		for text, want := range map[string]InCharge{
 			`{"id":"r1","service":"web","state":"paused"}`: {Term: "web/r1", State: "paused"}, `{`: {}, `{"id":"r1","service":"other"}`: {}, `{"service":"web"}`: {},
 		} {

@@ -89,7 +89,7 @@ type counter struct {
 // Each drop moves the controller's key and raises the node's counter, by cas: a report of unknown outcome that lands late
 // must not set it back. The exception is a copy that the node was told to stop, or to have stand by: its owner does not count it any more, which
 // the transaction proves by the index of the intent.
-func (t *NodeTenure) dropOps(ctx context.Context, writes []RealityWrite) ([]consul.Op, map[string]counter, error) {
+func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]consul.Op, map[string]counter, error) {
 	var ops []consul.Op
 	dropped := map[string]int64{} // by controller
 	for i := range writes {
@@ -121,7 +121,7 @@ func (t *NodeTenure) dropOps(ctx context.Context, writes []RealityWrite) ([]cons
 }
 
 // counters returns the node's counters of some controllers, and reads those that it does not know.
-func (t *NodeTenure) counters(ctx context.Context, of map[string]int64) (map[string]counter, error) {
+func (t *NodeSession) counters(ctx context.Context, of map[string]int64) (map[string]counter, error) {
 	known := make(map[string]counter, len(of))
 	var keys []string
 	t.mu.Lock()
@@ -153,7 +153,7 @@ func (t *NodeTenure) counters(ctx context.Context, of map[string]int64) (map[str
 }
 
 // counted notes what became of the counters of a report: their new indices, or that they must be read again.
-func (t *NodeTenure) counted(counters map[string]counter, written map[string]uint64, err error) {
+func (t *NodeSession) counted(counters map[string]counter, written map[string]uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, c := range counters {

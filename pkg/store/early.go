@@ -37,7 +37,7 @@ type Early struct {
 
 // ReadEarly reads what is expected in one transaction. Where realities and reservations do not fit in they are left to ReadDetails. It returns nil where
 // the rest does not either, or where some of it cannot be read: who reads one thing after the other finds out which.
-func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
+func (t *FarmSession) ReadEarly(ctx context.Context, e Expected) *Early {
 	r := t.earlyKeys(&e)
 	if at := r.Operations() + len(e.Realities) + len(e.NodesFreed); at > consul.MaxTxnOps {
 		e.Realities, e.NodesFreed = nil, nil
@@ -63,7 +63,7 @@ func (t *FarmTenure) ReadEarly(ctx context.Context, e Expected) *Early {
 }
 
 // earlyKeys is what is expected, without realities.
-func (t *FarmTenure) earlyKeys(e *Expected) consul.Reading {
+func (t *FarmSession) earlyKeys(e *Expected) consul.Reading {
 	r := t.headKeys(e.RCID)
 	switch {
 	case len(e.Companions) > 0:

@@ -36,7 +36,7 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 		consul.Set(keys.Reservation("n1"), []byte(`{"closed": true}`)), consul.Set(keys.Reservation("n2"), []byte("{")),
 		consul.Set(keys.Reality("n1", on("b", 0).Identity), []byte("{")), consul.Set(keys.Rollout("web"), []byte(`{"ID": "r", "Service": "web", "State": "paused"}`)),
 	)
-	farm := st.FarmTenure(&consul.Session{}, "f1")
+	farm := st.FarmSession(&consul.Session{}, "f1")
 	ctx, at := t.Context(), []At{on("a", 0), on("a", 1), on("b", 0)}
 	got := farm.ReadEarly(ctx, Expected{RCID: "a", Companions: []string{"b", "c"}, Service: "web", Realities: at[:2], NodesFreed: []string{"n1", "n2", "n3"}})
 	if got == nil || got.HeadErr != nil {

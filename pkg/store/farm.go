@@ -21,17 +21,17 @@ import (
 // Fence proves the ownership of a controller in one tenure.
 type Fence = consul.Fence
 
-// FarmTenure is what a farm may write under one session.
-type FarmTenure struct {
+// FarmSession is what a farm may write under one session.
+type FarmSession struct {
 	*Store
 	sess   *consul.Session
 	farmID string
 	merged *consul.Merger // what passes of many controllers read and write
 }
 
-// FarmTenure returns the writer for one farm under one session.
-func (s *Store) FarmTenure(sess *consul.Session, farmID string) *FarmTenure {
-	return &FarmTenure{Store: s, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
+// FarmSession returns the writer for one farm under one session.
+func (s *Store) FarmSession(sess *consul.Session, farmID string) *FarmSession {
+	return &FarmSession{Store: s, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
 }
 
 // Kinds of requests that passes share.
@@ -42,7 +42,7 @@ const (
 
 // OnSpoiled has f told of each request that failed and was shared: how many reads are done again alone, or of how many writes the
 // outcome is unknown. It is for before the first of them.
-func (t *FarmTenure) OnSpoiled(f func(kind string, parts int)) { t.merged.Spoiled = f }
+func (t *FarmSession) OnSpoiled(f func(kind string, parts int)) { t.merged.Spoiled = f }
 
 // lockValue is what a farm writes into a lock. The stamp makes every value differ, which moves the lock's index.
 type lockValue struct {
@@ -60,12 +60,12 @@ func holderOf(lock consul.Pair) string {
 	return v.Farm
 }
 
-func (t *FarmTenure) lockValue() []byte {
+func (t *FarmSession) lockValue() []byte {
 	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Stamp: NewID()})
 }
 
 // Join writes the member record. It vanishes with the session.
-func (t *FarmTenure) Join(ctx context.Context, m Member) error {
+func (t *FarmSession) Join(ctx context.Context, m Member) error {
 	m.ID, m.Incarnation = t.farmID, t.sess.Incarnation
 	_, err := t.c.Acquire(ctx, t.keys.Farm(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
 	return err
@@ -80,7 +80,7 @@ type Claimed struct {
 
 // Claim takes the lock of a controller and reads its head with it: a farm that takes over claims thousands. It returns
 // *consul.HeldError (see HeldBy) when another farm holds the lock, ErrLost when the session is dead.
-func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Claimed, error) {
+func (t *FarmSession) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	sent := time.Now()
 	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
 	got := Claimed{Fence: f}
@@ -98,7 +98,7 @@ func (t *FarmTenure) Claim(ctx context.Context, rcID string) (Claimed, error) {
 
 // ClaimAll takes the locks of several controllers and reads nothing. It returns the fences of those that it surely got; for the others,
 // and only for them, there is an error, and Claim tells what is true of each.
-func (t *FarmTenure) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
+func (t *FarmSession) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
 	keys := field.Each(rcIDs, t.keys.Lock)
 	sent := time.Now()
 	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
@@ -114,13 +114,13 @@ func (t *FarmTenure) ClaimAll(ctx context.Context, rcIDs []string) (map[string]F
 
 // Bump moves the fence, after which no transaction with the old one can land. Its errors are those of Claim; ErrLost also
 // when another farm holds the lock.
-func (t *FarmTenure) Bump(ctx context.Context, f Fence) (Fence, error) {
+func (t *FarmSession) Bump(ctx context.Context, f Fence) (Fence, error) {
 	return t.c.Bump(ctx, f, t.lockValue)
 }
 
 // Release gives the lock of a controller up and rings its bell, so that others notice. It bears the whole fence: a release that
 // arrives late must not give up what the same session has taken again since.
-func (t *FarmTenure) Release(ctx context.Context, rcID string, f Fence) error {
+func (t *FarmSession) Release(ctx context.Context, rcID string, f Fence) error {
 	_, err := t.c.Commit(ctx, append(f.Ops(), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(rcID)))
 	return err
 }
@@ -135,7 +135,7 @@ func (s *Store) Ring(ctx context.Context, rcID string) error {
 type LockState map[string]bool
 
 // Locks reads which controllers other sessions than this one own.
-func (t *FarmTenure) Locks(ctx context.Context) (LockState, error) {
+func (t *FarmSession) Locks(ctx context.Context) (LockState, error) {
 	pairs, err := t.c.List(ctx, t.keys.Locks(), consul.Default)
 	if err != nil {
 		return nil, err
@@ -151,7 +151,7 @@ func (t *FarmTenure) Locks(ctx context.Context) (LockState, error) {
 
 // SweepBells makes the bells that are missing and removes those whose controller is gone (R4). It returns the ids of all
 // controllers.
-func (t *FarmTenure) SweepBells(ctx context.Context) ([]string, error) {
+func (t *FarmSession) SweepBells(ctx context.Context) ([]string, error) {
 	ids, err := t.ListRCIDs(ctx)
 	if err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func (t *FarmTenure) SweepBells(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-func (t *FarmTenure) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
+func (t *FarmSession) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
 	have := map[string]uint64{}
 	for _, p := range bells {
 		have[p.Key] = p.ModifyIndex
@@ -212,7 +212,7 @@ type Head struct {
 // ReadHead reads a controller with its bell, the key of its drops, its status, its placements and what is asked of its owner. Everything that is
 // read later is at least as new as the bell. It returns ErrNotFound when there is no such controller, and *CorruptError when
 // its record cannot be read, both with the rest.
-func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
+func (t *FarmSession) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
 	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), levelOf(consistent))
 	if err != nil {
 		return Head{}, err
@@ -220,7 +220,7 @@ func (t *FarmTenure) ReadHead(ctx context.Context, rcID string, consistent bool)
 	return t.headOf(rcID, found, below)
 }
 
-func (t *FarmTenure) headKeys(rcID string) consul.Reading {
+func (t *FarmSession) headKeys(rcID string) consul.Reading {
 	return consul.Reading{
 		Keys:     []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID), t.keys.Drops(rcID)},
 		Prefixes: []string{t.keys.Requests(rcID), t.keys.Pods(rcID)},
@@ -228,7 +228,7 @@ func (t *FarmTenure) headKeys(rcID string) consul.Reading {
 }
 
 // headOf fills in what can be read, also when the record cannot be.
-func (t *FarmTenure) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
+func (t *FarmSession) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
 	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods(rcID)) })
 	if pods < 0 {
 		pods = len(below)
@@ -284,7 +284,7 @@ type Details struct {
 }
 
 // ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
-func (t *FarmTenure) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
+func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
 	var d Details
 	r := consul.Reading{Keys: slices.Concat(keysAt(w.Realities, t.keys.Reality), keysAt(w.Intents, t.keys.Intent))}
 	if w.Manifest != "" {
@@ -376,11 +376,11 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 }
 
 // LockHeld reports whether another session than this one owns a controller.
-func (t *FarmTenure) LockHeld(ctx context.Context, rcID string) (bool, error) {
+func (t *FarmSession) LockHeld(ctx context.Context, rcID string) (bool, error) {
 	return t.heldElsewhere(ctx, t.keys.Lock(rcID))
 }
 
-func (t *FarmTenure) heldElsewhere(ctx context.Context, lock string) (bool, error) {
+func (t *FarmSession) heldElsewhere(ctx context.Context, lock string) (bool, error) {
 	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{lock}}, consul.Default)
 	held := found[lock].Session
 	return held != "" && held != t.sess.Releasing, err
@@ -388,7 +388,7 @@ func (t *FarmTenure) heldElsewhere(ctx context.Context, lock string) (bool, erro
 
 // Unreserved returns what nodes have been told about and hold no share for. It is a hint: what changes meanwhile may be
 // among it. A node whose reservation cannot be read is left out.
-func (t *FarmTenure) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
+func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
 	if len(nodes) == 0 {
 		return nil, nil
 	}
@@ -433,7 +433,7 @@ func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
 // ErrConflict when it is not. It bears no fence, as it belongs to no controller: the index is enough. A farm that has lost everything
 // since, and whose write lands late, can only keep pods from being stopped, and no more once an operator has reset the
 // breaker, which moves the index.
-func (t *FarmTenure) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
+func (t *FarmSession) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index), t.audit(a)})
 	return conflictOn(err, t.keys.Breaker())
 }

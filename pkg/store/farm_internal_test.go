@@ -23,21 +23,21 @@ func empty(t *testing.T) *Store {
 	return New(client, keys)
 }
 
-// tenures returns what so many farms write with below one prefix, which has a schema and a breaker.
-func tenures(t *testing.T, farms int) []*FarmTenure {
+// sessions returns what so many farms write with below one prefix, which has a schema and a breaker.
+func sessions(t *testing.T, farms int) []*FarmSession {
 	t.Helper()
 	st := empty(t)
 	if _, err := st.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var out []*FarmTenure
+	var out []*FarmSession
 	for i := range farms {
-		out = append(out, st.FarmTenure(&consul.Session{}, fmt.Sprintf("f%d", i)))
+		out = append(out, st.FarmSession(&consul.Session{}, fmt.Sprintf("f%d", i)))
 	}
 	return out
 }
 
-func audited(t *testing.T, st *FarmTenure) []Audit {
+func audited(t *testing.T, st *FarmSession) []Audit {
 	t.Helper()
 	records, corrupt, err := st.ListAudit(t.Context(), AuditFilter{})
 	if err != nil || len(corrupt) > 0 {
@@ -49,7 +49,7 @@ func audited(t *testing.T, st *FarmTenure) []Audit {
 // Operators are sent to the audit records to find out why the breaker tripped.
 func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 	t.Parallel()
-	farm := tenures(t, 1)[0]
+	farm := sessions(t, 1)[0]
 	before, err := farm.ReadBreaker(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 // Of all farms that see the store go back in time, one renews the nonce and says so.
 func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 	t.Parallel()
-	farms := tenures(t, 5)
+	farms := sessions(t, 5)
 	before, err := farms[0].Schema(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 	}
 	want := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", before.Value.Nonce, after.Value.Nonce)
 	got := audited(t, farms[0])
-	isFarm := func(f *FarmTenure) bool { return f.farmID == got[0].Who }
+	isFarm := func(f *FarmSession) bool { return f.farmID == got[0].Who }
 	if len(got) != 1 || got[0].What != "renew-nonce" || !slices.ContainsFunc(farms, isFarm) || !slices.Equal(got[0].Changes, []string{want}) {
 		t.Errorf("audit records %+v, want one, of a farm: %s", got, want)
 	}
@@ -104,7 +104,7 @@ func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 // that knows an older nonce has been forestalled.
 func TestAnUnknownNonceIsRenewed(t *testing.T) {
 	t.Parallel()
-	farm := tenures(t, 1)[0]
+	farm := sessions(t, 1)[0]
 	nonce := func() string {
 		t.Helper()
 		rec, err := farm.Schema(t.Context())
@@ -130,7 +130,7 @@ func TestAnUnknownNonceIsRenewed(t *testing.T) {
 func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	t.Parallel()
 	st, node, _ := holder(t) // for its session
-	farm := st.FarmTenure(node.sess, "f")
+	farm := st.FarmSession(node.sess, "f")
 	claim := func() Fence {
 		t.Helper()
 		got, err := farm.Claim(t.Context(), "web")

@@ -28,7 +28,7 @@ func (s *Store) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
 
 // WriteIncidents writes them, if they are as they were read; the key goes where there are none. It returns ErrConflict when
 // somebody else was first.
-func (t *FarmTenure) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
+func (t *FarmSession) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
 	next := &rec.Value
 	if len(next.Records) == 0 {
 		next = nil
@@ -50,7 +50,7 @@ func (k Keys) RolloutTrouble(service string) string { return k.Rollout(service) 
 
 // WriteTrouble writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
 // returns ErrConflict when somebody else was first. It bears no fence: it says what has been told, and nothing is decided by it.
-func (t *FarmTenure) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
+func (t *FarmSession) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
 	key := t.keys.RolloutTrouble(service)
 	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, trouble, index)})
 	return conflictOn(err, key)
@@ -64,7 +64,7 @@ type Unowned struct {
 }
 
 // ReadUnowned reads a controller without an owner. ok is false when it has one, or is gone.
-func (t *FarmTenure) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
+func (t *FarmSession) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
 	rcKey, statusKey, lockKey := t.keys.RC(rcID), t.keys.Status(rcID), t.keys.Lock(rcID)
 	found, err := t.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
 	if err != nil {
@@ -80,7 +80,7 @@ func (t *FarmTenure) ReadUnowned(ctx context.Context, rcID string) (u Unowned, o
 
 // ReportUnowned writes the status of a controller that still has no owner: there is no fence that could be held, so that
 // every condition for being allowed to is checked. It returns ErrRefused when the controller was claimed or changed.
-func (t *FarmTenure) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
+func (t *FarmSession) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
 	id := u.RC.Value.ID
 	_, err := t.c.Commit(ctx, []consul.Op{
 		sameRecord(t.keys.Lock(id), u.lockedIndex), // claiming moves it

@@ -91,7 +91,7 @@ func (p *parts) change(nodes []string) Part {
 // as many bytes. So no batch is refused for its size.
 func TestCountedIsReal(t *testing.T) {
 	t.Parallel()
-	st := empty(t).FarmTenure(&consul.Session{}, "f1")
+	st := empty(t).FarmSession(&consul.Session{}, "f1")
 	rapid.Check(t, func(r *rapid.T) {
 		p := &parts{T: r}
 		nodes := make([]string, 6)
@@ -142,7 +142,7 @@ func TestCountedIsReal(t *testing.T) {
 // Two changes that answer one request take two operations.
 func TestWhatIsWrittenTwiceIsCountedTwice(t *testing.T) {
 	t.Parallel()
-	st := empty(t).FarmTenure(&consul.Session{}, "f1")
+	st := empty(t).FarmSession(&consul.Session{}, "f1")
 	b := &Batch{Fence: Fence{Key: st.keys.Lock("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
 	load := st.HeadLoad(b, false)
 	for i := range 2 {

@@ -18,7 +18,7 @@ const reservationTries = 20
 // change may be called several times, and its error is returned as it is. What stays as it was is not written. It returns ErrLost when the lock is not held, ErrConflict
 // when others changed the record each time, *CorruptError when it cannot be read, or ErrUnknown; see
 // Denied and ErrFiltered, too.
-func (t *NodeTenure) ChangeReservation(ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error)) error {
+func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error)) error {
 	key := t.keys.Reservation(t.name)
 	var err error
 	for range reservationTries {

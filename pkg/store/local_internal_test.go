@@ -16,12 +16,12 @@ import (
 // What a node says of its local services is no news to farms: no bell is rung for it, and no drop counted.
 func TestLocalRealities(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
+	st, session, _ := holder(t)
 	r := pod.Reality{Identity: pod.Identity{RCID: pod.LocalRC("web"), Role: "main"}, Kind: pod.KindLocal, Node: "n1", State: pod.StateReady, Available: true}
 	other := reports(1)[0]
-	index, err := tenure.WriteRealities(t.Context(), RealityWrite{Reality: r}, other)
+	index, err := session.WriteRealities(t.Context(), RealityWrite{Reality: r}, other)
 	if err == nil {
-		_, err = tenure.WriteRealities(t.Context(), RealityWrite{Reality: fallen(r), Index: index, Before: r})
+		_, err = session.WriteRealities(t.Context(), RealityWrite{Reality: fallen(r), Index: index, Before: r})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func TestLocalRealities(t *testing.T) {
 	if !slices.Equal(own, []string{st.keys.Reality("n1", r.Identity)}) || !slices.Contains(keys, st.keys.Bell(other.Reality.RCID)) {
 		t.Errorf("there are %v", keys)
 	}
-	if rec, err := tenure.Reality(t.Context(), r.Identity); err != nil || rec.Value.Kind != pod.KindLocal || rec.Value.Available {
+	if rec, err := session.Reality(t.Context(), r.Identity); err != nil || rec.Value.Kind != pod.KindLocal || rec.Value.Available {
 		t.Errorf("%+v, %v", rec, err)
 	}
 }
@@ -47,9 +47,9 @@ func TestLocalRealities(t *testing.T) {
 // Whoever changes a reservation at the same time as others finds what they wrote, and who has lost the lock writes nothing.
 func TestChangeReservation(t *testing.T) {
 	t.Parallel()
-	st, tenure, lose := holder(t)
+	st, session, lose := holder(t)
 	add := func(id pod.Identity, interfere func()) error {
-		return tenure.ChangeReservation(t.Context(), func(res node.Reservation, _ bool) (node.Reservation, error) {
+		return session.ChangeReservation(t.Context(), func(res node.Reservation, _ bool) (node.Reservation, error) {
 			if interfere != nil {
 				interfere()
 			}
@@ -86,7 +86,7 @@ func TestChangeReservation(t *testing.T) {
 		t.Errorf("what is there is written again: %v, index %d, then %d", err, rec.Index, read().Index)
 	}
 	full := errors.New("full")
-	if err := tenure.ChangeReservation(t.Context(), func(node.Reservation, bool) (node.Reservation, error) { return node.Reservation{}, full }); !errors.Is(err, full) {
+	if err := session.ChangeReservation(t.Context(), func(node.Reservation, bool) (node.Reservation, error) { return node.Reservation{}, full }); !errors.Is(err, full) {
 		t.Errorf("a change that is refused: %v", err)
 	}
 	lose()

@@ -14,8 +14,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// NodeTenure is what a preparer may write while its session holds its node's lock.
-type NodeTenure struct {
+// NodeSession is what a preparer may write while its session holds its node's lock.
+type NodeSession struct {
 	*Store
 	sess *consul.Session
 	name string
@@ -26,9 +26,9 @@ type NodeTenure struct {
 	drops map[string]counter // by controller; those that are known
 }
 
-// NodeTenure returns the writer for one node under one session. Nothing can be written before Hold.
-func (s *Store) NodeTenure(sess *consul.Session, name string) *NodeTenure {
-	return &NodeTenure{Store: s, sess: sess, name: name, drops: map[string]counter{}}
+// NodeSession returns the writer for one node under one session. Nothing can be written before Hold.
+func (s *Store) NodeSession(sess *consul.Session, name string) *NodeSession {
+	return &NodeSession{Store: s, sess: sess, name: name, drops: map[string]counter{}}
 }
 
 // ForeignError says that a node's name belongs to another machine, or to another data directory.
@@ -62,7 +62,7 @@ func hostText(n node.Node) string {
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
 // nobody. Where the record says other labels than before, the reservation is stamped with them in the same transaction (ADR 12); a
 // token that may not write it does without.
-func (t *NodeTenure) Hold(ctx context.Context, n node.Node, takeOver bool) error {
+func (t *NodeSession) Hold(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
 	key := t.keys.Node(t.name)
@@ -88,7 +88,7 @@ func (t *NodeTenure) Hold(ctx context.Context, n node.Node, takeOver bool) error
 }
 
 // mayTake returns *ForeignError when a record that is not held by us belongs to another host, whose agent is not gone.
-func (t *NodeTenure) mayTake(ctx context.Context, before, n node.Node) error {
+func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 	if !before.Foreign(n) {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (t *NodeTenure) mayTake(ctx context.Context, before, n node.Node) error {
 
 // stampOps returns what makes the reservation say which labels the node has by now, so that no farm that has not heard of them places
 // anything there. Where there is no reservation it is made if somebody may know other labels: a farm could make it.
-func (t *NodeTenure) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
+func (t *NodeSession) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
 	key := t.keys.Reservation(t.name)
 	rec, err := get[node.Reservation](ctx, t.Store, key, consul.Consistent)
 	switch {
@@ -173,7 +173,7 @@ func Together(writes []RealityWrite) int {
 // index, which the realities share; ErrConflict when one of the indices is not the record's, or others changed what is counted
 // in, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or ErrUnknown, after which
 // the records must be read again.
-func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite) (index uint64, err error) {
+func (t *NodeSession) WriteRealities(ctx context.Context, writes ...RealityWrite) (index uint64, err error) {
 	var ops []consul.Op
 	rung := map[string]bool{}
 	for _, w := range writes {
@@ -188,14 +188,14 @@ func (t *NodeTenure) WriteRealities(ctx context.Context, writes ...RealityWrite)
 }
 
 // DeleteReality removes a reality that said before what is given. Its errors are those of WriteRealities.
-func (t *NodeTenure) DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error {
+func (t *NodeSession) DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error {
 	w := RealityWrite{Reality: pod.Reality{Identity: id}, Index: index, Before: before}
 	_, err := t.report(ctx, []RealityWrite{w}, []consul.Op{consul.DeleteCAS(t.keys.Reality(t.name, id), index)})
 	return err
 }
 
 // report carries a report out, with what it says about drops.
-func (t *NodeTenure) report(ctx context.Context, writes []RealityWrite, ops []consul.Op) (map[string]uint64, error) {
+func (t *NodeSession) report(ctx context.Context, writes []RealityWrite, ops []consul.Op) (map[string]uint64, error) {
 	drops, counters, err := t.dropOps(ctx, writes)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func (t *NodeTenure) report(ctx context.Context, writes []RealityWrite, ops []co
 }
 
 // commit writes under the node's lock. Whoever is refused on another key had another record in mind.
-func (t *NodeTenure) commit(ctx context.Context, ops ...consul.Op) (map[string]uint64, error) {
+func (t *NodeSession) commit(ctx context.Context, ops ...consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
 	fence := consul.CheckSession(t.keys.Node(t.name), t.sess.Releasing)
 	written, err := t.c.Commit(ctx, append([]consul.Op{fence}, ops...))
@@ -224,11 +224,11 @@ func (t *NodeTenure) commit(ctx context.Context, ops ...consul.Op) (map[string]u
 }
 
 // Reality reads one reality of the node, or ErrNotFound.
-func (t *NodeTenure) Reality(ctx context.Context, id pod.Identity) (Rec[pod.Reality], error) {
+func (t *NodeSession) Reality(ctx context.Context, id pod.Identity) (Rec[pod.Reality], error) {
 	return get[pod.Reality](ctx, t.Store, t.keys.Reality(t.name, id), consul.Consistent)
 }
 
 // ListRealities reads every reality of the node.
-func (t *NodeTenure) ListRealities(ctx context.Context) ([]Rec[pod.Reality], []error, error) {
+func (t *NodeSession) ListRealities(ctx context.Context) ([]Rec[pod.Reality], []error, error) {
 	return list[pod.Reality](ctx, t.Store, t.keys.Realities(t.name), consul.Consistent)
 }

@@ -21,19 +21,19 @@ func (noJournal) Add(string) error                { return nil }
 func (noJournal) Remove(string) error             { return nil }
 
 // holder returns the writer of a node whose lock it holds, and what takes the lock away.
-func holder(t *testing.T) (st *Store, tenure *NodeTenure, lose func()) {
+func holder(t *testing.T) (st *Store, session *NodeSession, lose func()) {
 	t.Helper()
 	st = empty(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	held, ended := make(chan *NodeTenure), make(chan error)
+	held, ended := make(chan *NodeSession), make(chan error)
 	go func() {
 		ended <- st.c.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "n1", TTL: time.Minute, Journal: noJournal{}},
 			func(ctx context.Context, sess *consul.Session) error {
-				tenure := st.NodeTenure(sess, "n1")
-				if err := tenure.Hold(ctx, node.Node{Name: "n1"}, false); err != nil {
+				session := st.NodeSession(sess, "n1")
+				if err := session.Hold(ctx, node.Node{Name: "n1"}, false); err != nil {
 					return err
 				}
-				held <- tenure
+				held <- session
 				<-ctx.Done()
 				return context.Cause(ctx)
 			})
@@ -55,17 +55,17 @@ func reports(n int) []RealityWrite {
 // As many as are allowed are one transaction, with each controller's bell.
 func TestWriteRealities(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
+	st, session, _ := holder(t)
 	writes := reports(MaxRealities)
 	for i := range writes { // each of another controller: no transaction of so many is longer
 		writes[i].Reality.RCID = fmt.Sprintf("rc-%d", i)
 	}
-	index, err := tenure.WriteRealities(t.Context(), writes...)
+	index, err := session.WriteRealities(t.Context(), writes...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range writes {
-		rec, err := tenure.Reality(t.Context(), w.Reality.Identity)
+		rec, err := session.Reality(t.Context(), w.Reality.Identity)
 		if err != nil || rec.Index != index || rec.Value.State != pod.StateRunning {
 			t.Errorf("%s: %+v, %v; want it at index %d", w.Reality.Identity, rec, err, index)
 		}
@@ -78,19 +78,19 @@ func TestWriteRealities(t *testing.T) {
 // All or none: who is refused one has written none.
 func TestWriteRealitiesTogetherOrNot(t *testing.T) {
 	t.Parallel()
-	_, tenure, lose := holder(t)
+	_, session, lose := holder(t)
 	writes := reports(5)
-	if _, err := tenure.WriteRealities(t.Context(), writes[2]); err != nil {
+	if _, err := session.WriteRealities(t.Context(), writes[2]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tenure.WriteRealities(t.Context(), writes...); !errors.Is(err, ErrConflict) {
+	if _, err := session.WriteRealities(t.Context(), writes...); !errors.Is(err, ErrConflict) {
 		t.Errorf("one of them exists already: %v", err)
 	}
-	if recs, _, err := tenure.ListRealities(t.Context()); err != nil || len(recs) != 1 {
+	if recs, _, err := session.ListRealities(t.Context()); err != nil || len(recs) != 1 {
 		t.Errorf("%d realities, %v; want the first alone", len(recs), err)
 	}
 	lose()
-	if _, err := tenure.WriteRealities(t.Context(), writes[:2]...); !errors.Is(err, ErrLost) {
+	if _, err := session.WriteRealities(t.Context(), writes[:2]...); !errors.Is(err, ErrLost) {
 		t.Errorf("without the lock: %v", err)
 	}
 }
@@ -116,13 +116,13 @@ func dropsOf(t *testing.T, st *Store, rcID string) Drops {
 }
 
 // available writes pods that are, and returns the writes by which they fall.
-func available(t *testing.T, tenure *NodeTenure, n int) []RealityWrite {
+func available(t *testing.T, session *NodeSession, n int) []RealityWrite {
 	t.Helper()
 	writes := reports(n)
 	for i := range writes {
 		writes[i].Reality.Available, writes[i].Reality.Digest = true, "m"
 	}
-	index, err := tenure.WriteRealities(t.Context(), writes...)
+	index, err := session.WriteRealities(t.Context(), writes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,15 +138,15 @@ func available(t *testing.T, tenure *NodeTenure, n int) []RealityWrite {
 // knows how many, or that it does not.
 func TestDropsAreCounted(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	falls := available(t, tenure, 9)
+	st, session, _ := holder(t)
+	falls := available(t, session, 9)
 	none := dropsOf(t, st, "rc-0")
 	if none.Index != 0 || len(none.Counts) != 0 {
 		t.Fatalf("%+v before anything dropped", none)
 	}
-	write := func(tenure *NodeTenure, w ...RealityWrite) Drops {
+	write := func(session *NodeSession, w ...RealityWrite) Drops {
 		t.Helper()
-		index, err := tenure.WriteRealities(t.Context(), w...)
+		index, err := session.WriteRealities(t.Context(), w...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,14 +156,14 @@ func TestDropsAreCounted(t *testing.T) {
 		}
 		return d
 	}
-	two := write(tenure, falls[0], falls[1], falls[3]) // the second is another controller's
+	two := write(session, falls[0], falls[1], falls[3]) // the second is another controller's
 	if n, known := two.Since(none); known {
 		t.Errorf("%d drops since there was no key", n)
 	}
 	if n, known := two.Since(Drops{Created: two.Created, Counts: none.Counts}); n != 2 || !known {
 		t.Errorf("%d drops (%t), want 2: %+v", n, known, two)
 	}
-	later := st.NodeTenure(tenure.sess, "n1")
+	later := st.NodeSession(session.sess, "n1")
 	three := write(later, falls[6])
 	if n, known := three.Since(two); n != 1 || !known {
 		t.Errorf("%d drops (%t), want 1: %+v after %+v", n, known, three, two)
@@ -183,12 +183,12 @@ func TestDropsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		up := RealityWrite{Reality: falls[6].Before, Before: falls[6].Reality}
-		rec, err := tenure.Reality(t.Context(), up.Reality.Identity)
+		rec, err := session.Reality(t.Context(), up.Reality.Identity)
 		if err != nil {
 			t.Fatal(err)
 		}
 		up.Index = rec.Index
-		if rec.Index, err = tenure.WriteRealities(t.Context(), up); err != nil {
+		if rec.Index, err = session.WriteRealities(t.Context(), up); err != nil {
 			t.Fatal(err)
 		}
 		down := falls[6]
@@ -209,13 +209,13 @@ func TestDropsAreCounted(t *testing.T) {
 // A pod that becomes available, stays so, or never was, is no drop. One that is to stop is none as long as it is to.
 func TestNoDrops(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	w := available(t, tenure, 1)[0]
+	st, session, _ := holder(t)
+	w := available(t, session, 1)[0]
 	same := w
 	same.Reality = same.Before
 	same.Reality.Restarts++
 	var err error
-	if w.Index, err = tenure.WriteRealities(t.Context(), same); err != nil {
+	if w.Index, err = session.WriteRealities(t.Context(), same); err != nil {
 		t.Fatal(err)
 	}
 	w.Before = same.Reality
@@ -225,14 +225,14 @@ func TestNoDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.StopIndex = written[intent] - 1
-	if _, err := tenure.WriteRealities(t.Context(), w); !errors.Is(err, ErrConflict) {
+	if _, err := session.WriteRealities(t.Context(), w); !errors.Is(err, ErrConflict) {
 		t.Errorf("on another intent: %v", err)
 	}
 	w.StopIndex++
-	if w.Index, err = tenure.WriteRealities(t.Context(), w); err != nil {
+	if w.Index, err = session.WriteRealities(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
-	if err := tenure.DeleteReality(t.Context(), w.Reality, w.Reality.Identity, w.Index); err != nil {
+	if err := session.DeleteReality(t.Context(), w.Reality, w.Reality.Identity, w.Index); err != nil {
 		t.Fatal(err)
 	}
 	if d := dropsOf(t, st, "rc-0"); d.Index != 0 || len(d.Counts) != 0 {
@@ -243,15 +243,15 @@ func TestNoDrops(t *testing.T) {
 // Another version is another pod for those who wait for it. So is none.
 func TestOtherDrops(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	w := available(t, tenure, 1)[0]
+	st, session, _ := holder(t)
+	w := available(t, session, 1)[0]
 	w.Reality = w.Before
 	w.Reality.Digest = "other"
 	var err error
-	if w.Index, err = tenure.WriteRealities(t.Context(), w); err != nil {
+	if w.Index, err = session.WriteRealities(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
-	if err := tenure.DeleteReality(t.Context(), w.Reality, w.Reality.Identity, w.Index); err != nil {
+	if err := session.DeleteReality(t.Context(), w.Reality, w.Reality.Identity, w.Index); err != nil {
 		t.Fatal(err)
 	}
 	d := dropsOf(t, st, "rc-0")
@@ -263,7 +263,7 @@ func TestOtherDrops(t *testing.T) {
 // As many as Together allows are one transaction, whatever they say, and one more would not be.
 func TestTogether(t *testing.T) {
 	t.Parallel()
-	_, tenure, _ := holder(t)
+	_, session, _ := holder(t)
 	for _, tt := range []struct {
 		name   string
 		change func(i int, w *RealityWrite)
@@ -282,7 +282,7 @@ func TestTogether(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: %d together, want %d", tt.name, got, tt.want)
 		}
-		if _, err := tenure.WriteRealities(t.Context(), writes[:got]...); !errors.Is(err, ErrConflict) { // there are none
+		if _, err := session.WriteRealities(t.Context(), writes[:got]...); !errors.Is(err, ErrConflict) { // there are none
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
@@ -291,8 +291,8 @@ func TestTogether(t *testing.T) {
 // What a controller that is gone has left is removed, unless it comes back meanwhile; what others have stays.
 func TestSweepDrops(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	if _, err := tenure.WriteRealities(t.Context(), available(t, tenure, 3)...); err != nil {
+	st, session, _ := holder(t)
+	if _, err := session.WriteRealities(t.Context(), available(t, session, 3)...); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.RC("rc-1"), []byte("{"))}); err != nil {

@@ -32,7 +32,7 @@ type orphanPages struct {
 // there already is not written again; again says to ask Consul whether it is, because pages may have vanished.
 // It returns ErrLost when the lock is not held, and after ErrConflict or ErrUnknown some pages are of one edition and some of
 // another, which no reader takes for the list; the next call mends that.
-func (t *NodeTenure) WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
+func (t *NodeSession) WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
 	p := &t.orphans
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func pagesOf(name, nonce string, orphans []pod.Orphan) []node.OrphanPage {
 
 // writePages replaces the pages that are there. Each write names the index that the page has, so that one which lingers
 // somewhere cannot land over a later one. The caller holds the mutex.
-func (t *NodeTenure) writePages(ctx context.Context, pages []node.OrphanPage) (node.OrphanPages, error) {
+func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (node.OrphanPages, error) {
 	var said node.OrphanPages
 	gone, next := maps.Clone(t.orphans.index), make(map[string]uint64, len(pages))
 	var ops []consul.Op

@@ -24,13 +24,13 @@ func many(n int) []pod.Orphan {
 }
 
 // tell writes orphans and the record that leads to them.
-func tell(t *testing.T, tenure *NodeTenure, nonce string, orphans []pod.Orphan) node.OrphanPages {
+func tell(t *testing.T, session *NodeSession, nonce string, orphans []pod.Orphan) node.OrphanPages {
 	t.Helper()
-	said, err := tenure.WriteOrphans(t.Context(), nonce, orphans, false)
+	said, err := session.WriteOrphans(t.Context(), nonce, orphans, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Nonce: nonce, OrphanPages: &said}, false); err != nil {
+	if err := session.Hold(t.Context(), node.Node{Name: "n1", Nonce: nonce, OrphanPages: &said}, false); err != nil {
 		t.Fatal(err)
 	}
 	return said
@@ -49,9 +49,9 @@ func read(t *testing.T, st *Store) (orphans []pod.Orphan, complete bool) {
 // However many there are, all are listed once the record leads to them, and nothing is left of a longer list.
 func TestOrphansOnPages(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
+	st, session, _ := holder(t)
 	for _, n := range []int{0, 1, 3000, 400, 1, 0, 700} {
-		said := tell(t, tenure, "n0", many(n))
+		said := tell(t, session, "n0", many(n))
 		got, complete := read(t, st)
 		if !complete || fmt.Sprint(got) != fmt.Sprint(many(n)) || said.Orphans != n {
 			t.Fatalf("%d of %d orphans are listed, whole: %v, the record says %+v", len(got), n, complete, said)
@@ -66,10 +66,10 @@ func TestOrphansOnPages(t *testing.T) {
 // What is there already is not written again. Pages that vanished are.
 func TestOrphansAreWrittenOnce(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	first := tell(t, tenure, "n0", many(400))
+	st, session, _ := holder(t)
+	first := tell(t, session, "n0", many(400))
 	for _, again := range []bool{false, true} {
-		if said, err := tenure.WriteOrphans(t.Context(), "n0", many(400), again); err != nil || said != first {
+		if said, err := session.WriteOrphans(t.Context(), "n0", many(400), again); err != nil || said != first {
 			t.Errorf("again %v: %+v, %v; want %+v", again, said, err, first)
 		}
 	}
@@ -79,11 +79,11 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 	if _, complete := read(t, st); complete {
 		t.Error("a list that lacks a page counts as whole")
 	}
-	said, err := tenure.WriteOrphans(t.Context(), "n0", many(400), true)
+	said, err := session.WriteOrphans(t.Context(), "n0", many(400), true)
 	if err != nil || said.Edition == first.Edition {
 		t.Errorf("pages that vanished: %+v, %v", said, err)
 	}
-	if said := tell(t, tenure, "n1", many(400)); said.Edition == first.Edition {
+	if said := tell(t, session, "n1", many(400)); said.Edition == first.Edition {
 		t.Error("another nonce, and the pages are the same")
 	}
 }
@@ -92,15 +92,15 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 // another edition. The next one writes all of it anew.
 func TestOrphansOfAKilledPreparer(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	tell(t, tenure, "n0", many(400))
-	if _, err := tenure.WriteOrphans(t.Context(), "n1", many(500), false); err != nil {
+	st, session, _ := holder(t)
+	tell(t, session, "n0", many(400))
+	if _, err := session.WriteOrphans(t.Context(), "n1", many(500), false); err != nil {
 		t.Fatal(err)
 	}
 	if _, complete := read(t, st); complete {
 		t.Error("pages that the record does not speak of count as its list")
 	}
-	next := st.NodeTenure(tenure.sess, "n1")
+	next := st.NodeSession(session.sess, "n1")
 	tell(t, next, "n1", many(300))
 	if got, complete := read(t, st); !complete || len(got) != 300 {
 		t.Errorf("%d orphans, whole: %v", len(got), complete)
@@ -110,27 +110,27 @@ func TestOrphansOfAKilledPreparer(t *testing.T) {
 // A write of pages that lands late, after its sender had given up on it and had written others, changes nothing.
 func TestLatePagesOfOrphans(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
+	st, session, _ := holder(t)
 	late := pagesOf("n1", "n0", many(400))
 	lingering := []consul.Op{
-		consul.CheckSession(st.keys.Node("n1"), tenure.sess.Releasing),
+		consul.CheckSession(st.keys.Node("n1"), session.sess.Releasing),
 		consul.CAS(st.keys.OrphanPage("n1", 0), encode(late[0]), 0),
 	}
-	tell(t, tenure, "n1", many(500))
+	tell(t, session, "n1", many(500))
 	if _, err := st.c.Commit(t.Context(), lingering); !errors.Is(err, ErrRefused) {
 		t.Errorf("a late page was written: %v", err)
 	}
-	tell(t, tenure, "n1", nil)
+	tell(t, session, "n1", nil)
 	if _, err := st.c.Commit(t.Context(), lingering); err != nil { // a page that no record speaks of
 		t.Fatal(err)
 	}
 	if got, complete := read(t, st); !complete || len(got) != 0 {
 		t.Errorf("%d orphans, whole: %v", len(got), complete)
 	}
-	if _, err := tenure.WriteOrphans(t.Context(), "n1", many(1), false); !errors.Is(err, ErrConflict) {
+	if _, err := session.WriteOrphans(t.Context(), "n1", many(1), false); !errors.Is(err, ErrConflict) {
 		t.Errorf("written over a page that is not known: %v", err)
 	}
-	tell(t, tenure, "n1", many(1))
+	tell(t, session, "n1", many(1))
 	if got, complete := read(t, st); !complete || len(got) != 1 {
 		t.Errorf("%d orphans, whole: %v", len(got), complete)
 	}
@@ -139,9 +139,9 @@ func TestLatePagesOfOrphans(t *testing.T) {
 // Whoever does not hold the node lists nothing for it.
 func TestOrphansNeedTheLock(t *testing.T) {
 	t.Parallel()
-	_, tenure, lose := holder(t)
+	_, session, lose := holder(t)
 	lose()
-	if _, err := tenure.WriteOrphans(t.Context(), "n0", many(1), false); !errors.Is(err, ErrLost) {
+	if _, err := session.WriteOrphans(t.Context(), "n0", many(1), false); !errors.Is(err, ErrLost) {
 		t.Errorf("without the lock: %v", err)
 	}
 }
@@ -149,8 +149,8 @@ func TestOrphansNeedTheLock(t *testing.T) {
 // Records of older preparers list orphans themselves.
 func TestOrphansOfAnOlderPreparer(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Nonce: "n0", Orphans: many(2)}, false); err != nil {
+	st, session, _ := holder(t)
+	if err := session.Hold(t.Context(), node.Node{Name: "n1", Nonce: "n0", Orphans: many(2)}, false); err != nil {
 		t.Fatal(err)
 	}
 	if got, complete := read(t, st); !complete || len(got) != 2 {

@@ -58,7 +58,7 @@ func (s *Store) listTaken(ctx context.Context, nodes []string, level consul.Cons
 // changed meanwhile, and *CorruptError when one cannot be read.
 // It bears no fence: whoever writes it, and however late, what it writes follows from those records alone, and all must be as they were
 // read.
-func (t *FarmTenure) MendReservation(ctx context.Context, name string) (mended bool, err error) {
+func (t *FarmSession) MendReservation(ctx context.Context, name string) (mended bool, err error) {
 	opsKey, nodeKey, resKey := t.keys.NodeOps(name), t.keys.Node(name), t.keys.Reservation(name)
 	found, err := t.c.GetMany(ctx, []string{opsKey, nodeKey, resKey}, consul.Consistent)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // Whether reservations are listed or asked for by their names, the same is found: those that were wanted, the missing, the unreadable.
 func TestReservationsAreListedOrAskedFor(t *testing.T) {
 	t.Parallel()
-	st := empty(t).FarmTenure(&consul.Session{}, "f1")
+	st := empty(t).FarmSession(&consul.Session{}, "f1")
 	const nodes, wanted = 300, 200
 	var names []string
 	var ops []consul.Op

@@ -41,7 +41,7 @@ func rolloutOf(id string, revs ...rc.RC) rollout.Record {
 	return r
 }
 
-func deploy(t *testing.T, st *FarmTenure, r rollout.Record, index uint64, recs ...Rec[rc.RC]) error {
+func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs ...Rec[rc.RC]) error {
 	t.Helper()
 	schema, err := st.Schema(t.Context())
 	if err != nil {
@@ -61,7 +61,7 @@ func deploy(t *testing.T, st *FarmTenure, r rollout.Record, index uint64, recs .
 }
 
 // begun is a service whose revision 1 is there and whose rollout to revision 2 has begun, claimed by a farm.
-func begun(t *testing.T) (*FarmTenure, Fence, RolloutView) {
+func begun(t *testing.T) (*FarmSession, Fence, RolloutView) {
 	t.Helper()
 	farm := farmHolder(t, "f")
 	old := revision(1, 3)
@@ -84,7 +84,7 @@ func begun(t *testing.T) (*FarmTenure, Fence, RolloutView) {
 	return farm, fence, view(t, farm)
 }
 
-func view(t *testing.T, farm *FarmTenure) RolloutView {
+func view(t *testing.T, farm *FarmSession) RolloutView {
 	t.Helper()
 	v, err := farm.ReadRollout(t.Context(), "web", nil, true)
 	if err != nil {
@@ -166,42 +166,42 @@ func TestADeploymentWaitsForWhoeverFindsNoRollout(t *testing.T) {
 // A step lands only while all that it was decided from is as it was read.
 func TestAStepIsRefused(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(t *testing.T, farm *FarmTenure, f Fence, v *RolloutView) error{
-		"the rollout changed": func(t *testing.T, farm *FarmTenure, _ Fence, _ *RolloutView) error {
+	for name, spoil := range map[string]func(t *testing.T, farm *FarmSession, f Fence, v *RolloutView) error{
+		"the rollout changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
 			return farm.AskRollout(t.Context(), RolloutAsk{Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "", nil)})
 		},
-		"a controller that changes changed": func(t *testing.T, farm *FarmTenure, _ Fence, _ *RolloutView) error {
+		"a controller that changes changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
 			return touch(t, farm, farm.keys.RC("id2"))
 		},
-		"a controller that stays changed": func(t *testing.T, farm *FarmTenure, _ Fence, _ *RolloutView) error {
+		"a controller that stays changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
 			return touch(t, farm, farm.keys.RC("id1"))
 		},
-		"a controller that stays is gone": func(t *testing.T, farm *FarmTenure, _ Fence, _ *RolloutView) error {
+		"a controller that stays is gone": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
 			_, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(farm.keys.RC("id1"))})
 			return err
 		},
-		"a status appeared": func(t *testing.T, farm *FarmTenure, _ Fence, _ *RolloutView) error {
+		"a status appeared": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
 			return touch(t, farm, farm.keys.Status("id1"))
 		},
-		"the breaker changed": func(t *testing.T, farm *FarmTenure, _ Fence, _ *RolloutView) error {
+		"the breaker changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
 			return touch(t, farm, farm.keys.Breaker())
 		},
-		"the nonce is new": func(t *testing.T, farm *FarmTenure, _ Fence, v *RolloutView) error {
+		"the nonce is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
 			t.Helper()
 			return farm.RenewNonce(t.Context(), v.Schema.Value.Nonce)
 		},
-		"the fence moved": func(t *testing.T, farm *FarmTenure, f Fence, _ *RolloutView) error {
+		"the fence moved": func(t *testing.T, farm *FarmSession, f Fence, _ *RolloutView) error {
 			t.Helper()
 			_, err := farm.Bump(t.Context(), f)
 			return err
 		},
-		"another farm carries it out by now": func(t *testing.T, farm *FarmTenure, f Fence, _ *RolloutView) error {
+		"another farm carries it out by now": func(t *testing.T, farm *FarmSession, f Fence, _ *RolloutView) error {
 			t.Helper()
 			return farm.Release(t.Context(), "unused", f)
 		},
@@ -229,7 +229,7 @@ func TestAStepIsRefused(t *testing.T) {
 }
 
 // touch writes what is there once more, or something unreadable.
-func touch(t *testing.T, farm *FarmTenure, key string) error {
+func touch(t *testing.T, farm *FarmSession, key string) error {
 	t.Helper()
 	p, err := farm.c.Get(t.Context(), key, consul.Consistent)
 	if errors.Is(err, ErrNotFound) {

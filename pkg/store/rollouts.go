@@ -52,7 +52,7 @@ func (s *Store) ringRollout(service string) consul.Op {
 }
 
 // SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
-func (t *FarmTenure) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
+func (t *FarmSession) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollout(service)), consul.DeleteCAS(t.keys.RolloutBell(service), index)})
 	return err
 }
@@ -97,23 +97,23 @@ func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver 
 }
 
 // ClaimRollout takes the lock of a service's rollout, whether there is one or not. Its errors are those of Claim.
-func (t *FarmTenure) ClaimRollout(ctx context.Context, service string) (Fence, error) {
+func (t *FarmSession) ClaimRollout(ctx context.Context, service string) (Fence, error) {
 	return t.c.Acquire(ctx, t.keys.RolloutLock(service), t.sess.Releasing, t.lockValue)
 }
 
 // RolloutHeld reports whether another session than this one carries a service's rollout out.
-func (t *FarmTenure) RolloutHeld(ctx context.Context, service string) (bool, error) {
+func (t *FarmSession) RolloutHeld(ctx context.Context, service string) (bool, error) {
 	return t.heldElsewhere(ctx, t.keys.RolloutLock(service))
 }
 
 // AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.
-func (t *FarmTenure) AbandonRollout(ctx context.Context, service string, f Fence) error {
+func (t *FarmSession) AbandonRollout(ctx context.Context, service string, f Fence) error {
 	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.Rollout(service)), consul.Delete(f.Key)))
 }
 
 // ReleaseRollout gives a rollout up that another farm is to carry out, and rings its bell. It returns like Commit: refused also where
 // there is no rollout any more; see AbandonRollout.
-func (t *FarmTenure) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
+func (t *FarmSession) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
 	return t.fenced(ctx, append(f.Ops(),
 		consul.CheckIndex(t.keys.Rollout(service), index), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ringRollout(service)))
 }
@@ -136,7 +136,7 @@ type RolloutView struct {
 // ReadRollout reads a service's rollout with its controllers, their statuses, schema and breaker. ids are the controllers that it was
 // known to have: where it has others by now all is read again. It returns ErrNotFound where there is no rollout, and
 // *CorruptError where it, or the schema, cannot be read.
-func (t *FarmTenure) ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (v RolloutView, err error) {
+func (t *FarmSession) ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (v RolloutView, err error) {
 	for {
 		found, _, err := t.merged.Read(ctx, consul.Reading{Keys: t.rolloutKeys(service, ids)}, levelOf(consistent))
 		if err != nil {
@@ -168,7 +168,7 @@ func RolloutRCs(r *rollout.Record) []string {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-func (t *FarmTenure) rolloutKeys(service string, ids []string) []string {
+func (t *FarmSession) rolloutKeys(service string, ids []string) []string {
 	keys := []string{t.keys.Rollout(service), t.keys.RolloutBell(service), t.keys.RolloutTrouble(service), t.keys.Schema(), t.keys.Breaker()}
 	for _, id := range ids {
 		keys = append(keys, t.keys.RC(id), t.keys.Status(id))
@@ -176,7 +176,7 @@ func (t *FarmTenure) rolloutKeys(service string, ids []string) []string {
 	return keys
 }
 
-func (t *FarmTenure) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
+func (t *FarmSession) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
 	if v.Schema, err = recallFound[Schema](t.Store, found, t.keys.Schema()); err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ type RolloutStep struct {
 
 // CommitRollout carries a step out, and returns the index at which its record, or else the first of its controllers, has landed. Its error matches ErrRefused (see
 // LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and nothing was sent.
-func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
+func (t *FarmSession) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
@@ -262,7 +262,7 @@ func (t *FarmTenure) CommitRollout(ctx context.Context, s *RolloutStep) (index u
 
 // restRings rings for the controllers that a step leaves as they are when the rollout comes to rest: pods that had to stay where they are may
 // go now, and nothing else tells their owners.
-func (t *FarmTenure) restRings(s *RolloutStep) (ops []consul.Op) {
+func (t *FarmSession) restRings(s *RolloutStep) (ops []consul.Op) {
 	if s.Record == nil || !s.Record.State.Rests() || s.View.Rollout.Value.State.Rests() {
 		return nil
 	}
@@ -276,7 +276,7 @@ func (t *FarmTenure) restRings(s *RolloutStep) (ops []consul.Op) {
 }
 
 // rolloutConditions is what a step was decided from, besides what it writes.
-func (t *FarmTenure) rolloutConditions(s *RolloutStep) []consul.Op {
+func (t *FarmSession) rolloutConditions(s *RolloutStep) []consul.Op {
 	ops := []consul.Op{sameRecord(t.keys.Schema(), s.View.Schema.Index), sameRecord(t.keys.Breaker(), s.View.Breaker.Index)}
 	written := map[string]bool{}
 	for i := range s.RCs {
@@ -334,7 +334,7 @@ const askTries = 20
 
 // outcomeOps lists what writes how a rollout ended into the history of its service: into the entry of the revision that it was for. An
 // entry that is missing, or that cannot be read, keeps no rollout from ending.
-func (t *FarmTenure) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
+func (t *FarmSession) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
 	r := &s.View.Rollout.Value
 	if s.Record != nil {
 		r = s.Record

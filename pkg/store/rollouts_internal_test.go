@@ -9,13 +9,13 @@ import (
 )
 
 // farmHolder returns a farm under a session that lives, below a prefix with a schema and a breaker.
-func farmHolder(t *testing.T, id string) *FarmTenure {
+func farmHolder(t *testing.T, id string) *FarmSession {
 	t.Helper()
 	st, node, _ := holder(t) // for its session
 	if _, err := st.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return st.FarmTenure(node.sess, id)
+	return st.FarmSession(node.sess, id)
 }
 
 // Whatever lists the locks of controllers knows nothing of those of rollouts.
@@ -32,7 +32,7 @@ func TestLocksOfRolloutsAreNotThoseOfControllers(t *testing.T) {
 	if err != nil || !maps.Equal(owners, map[string]string{"a": "f"}) {
 		t.Errorf("owners %v, %v", owners, err)
 	}
-	locks, err := farm.Store.FarmTenure(&consul.Session{}, "g").Locks(t.Context())
+	locks, err := farm.Store.FarmSession(&consul.Session{}, "g").Locks(t.Context())
 	if err != nil || !slices.Equal(slices.Collect(maps.Keys(locks)), []string{"a"}) {
 		t.Errorf("locks %v, %v", locks, err)
 	}

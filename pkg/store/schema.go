@@ -114,7 +114,7 @@ func (s *Store) createSchema(ctx context.Context) error {
 // RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
 // before; a newer one in the store means that somebody else was first, and is left alone. A caller that does not know, because it
 // has only begun to look, has the present one replaced: it may be from before.
-func (t *FarmTenure) RenewNonce(ctx context.Context, known string) error {
+func (t *FarmSession) RenewNonce(ctx context.Context, known string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		rec, err := t.EnsureSchema(ctx)
 		if err != nil || known != "" && rec.Value.Nonce > known {
@@ -149,7 +149,7 @@ func (s *Store) SettledNonce(ctx context.Context) (string, error) {
 
 // MarkSettled says that the hold has ended for the nonce of a schema record. It returns ErrRefused when that is not the
 // cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
-func (t *FarmTenure) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
+func (t *FarmSession) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
 	_, err := t.c.Commit(ctx, []consul.Op{
 		consul.CheckIndex(t.keys.Schema(), schema.Index), consul.Set(t.keys.Settled(), encode(Settled{Nonce: schema.Value.Nonce})),
 	})

@@ -32,10 +32,10 @@ func (s *Store) reservation(t *testing.T, name string) Rec[node.Reservation] {
 // it alone: a record that is made may be the first after a loss.
 func TestHoldStampsTheReservation(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
+	st, session, _ := holder(t)
 	hold := func(labels map[string]string) Rec[node.Reservation] {
 		t.Helper()
-		if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Labels: labels}, false); err != nil {
+		if err := session.Hold(t.Context(), node.Node{Name: "n1", Labels: labels}, false); err != nil {
 			t.Fatal(err)
 		}
 		rec, err := st.Node(t.Context(), "n1")
@@ -66,7 +66,7 @@ func TestHoldStampsTheReservation(t *testing.T) {
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
-	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
+	if err := session.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
 		t.Errorf("with a reservation that cannot be read: %v", err)
 	}
 }
@@ -90,13 +90,13 @@ func (s *Store) underSession(t *testing.T, name string, do func(*consul.Session)
 // Nobody but who takes the node's lock stamps its reservation.
 func TestWhoeverIsRefusedTheLockStampsNothing(t *testing.T) {
 	t.Parallel()
-	st, tenure, _ := holder(t)
-	if err := tenure.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
+	st, session, _ := holder(t)
+	if err := session.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
 		t.Fatal(err)
 	}
 	before := st.reservation(t, "n1")
 	st.underSession(t, "other", func(sess *consul.Session) {
-		err := st.NodeTenure(sess, "n1").Hold(t.Context(), node.Node{Name: "n1", Labels: pool("b")}, false)
+		err := st.NodeSession(sess, "n1").Hold(t.Context(), node.Node{Name: "n1", Labels: pool("b")}, false)
 		if _, held := HeldBy(err); !held {
 			t.Errorf("held by somebody else: %v", err)
 		}
@@ -141,7 +141,7 @@ func TestHoldWithoutTheRightToStamp(t *testing.T) {
 			st := connect(aclToken(t, server.Addr, management, name, rules))
 			st.underSession(t, name, func(sess *consul.Session) {
 				for _, labels := range []string{"a", "b"} {
-					if err := st.NodeTenure(sess, name).Hold(t.Context(), node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
+					if err := st.NodeSession(sess, name).Hold(t.Context(), node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
 						t.Error(err)
 					}
 				}
@@ -191,7 +191,7 @@ func aclToken(t *testing.T, addr, management, name, rules string) string {
 // What a reservation says of the node follows from two other records. Where all is well nothing is written.
 func TestMendReservation(t *testing.T) {
 	t.Parallel()
-	farm := tenures(t, 1)[0]
+	farm := sessions(t, 1)[0]
 	put := func(key string, value any) {
 		t.Helper()
 		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, encode(value))}); err != nil {

@@ -16,7 +16,7 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
 	client, keys := st.c, st.keys
-	tenure := st.FarmTenure(&consul.Session{}, "f")
+	session := st.FarmSession(&consul.Session{}, "f")
 	const shard = 3
 	var alive []string
 	for i := 0; len(alive) < 64; i++ {
@@ -38,7 +38,7 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 			missing = id
 		}
 	}
-	if err := tenure.sweepShard(t.Context(), shard, bells, []string{missing}); err != nil {
+	if err := session.sweepShard(t.Context(), shard, bells, []string{missing}); err != nil {
 		t.Fatal(err)
 	}
 	left, err := client.List(t.Context(), keys.Bells(shard), consul.Default)

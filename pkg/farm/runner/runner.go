@@ -26,7 +26,7 @@ import (
 // Config is what a runner needs. Zero durations and counts mean the defaults.
 type Config struct {
 	ID    string // of its farm
-	Store Tenure
+	Store Session
 	Log   obs.Logger
 	// Members returns the living farms as last seen. Nothing is claimed while there are none.
 	Members func() []store.Member
@@ -77,8 +77,8 @@ func orDefault[T comparable](value *T, def T) {
 	}
 }
 
-// Tenure is the store under one session, as a runner uses it.
-type Tenure interface {
+// Session is the store under one session, as a runner uses it.
+type Session interface {
 	WatchRollouts(ctx context.Context, onError func(error), deliver func(store.RolloutsSeen) error) error
 	Locks
 	Reads

@@ -358,7 +358,7 @@ func TestANewNonce(t *testing.T) {
 	w.deploy(2, 3, nil)
 	f := &farm{id: "f"}
 	w.runs(f, w.addr, nil)
-	if err := w.FarmTenure(&consul.Session{}, "x").RenewNonce(t.Context(), ""); err != nil {
+	if err := w.FarmSession(&consul.Session{}, "x").RenewNonce(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {

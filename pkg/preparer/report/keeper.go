@@ -28,7 +28,7 @@ type NodeReader interface {
 	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
 }
 
-// NodeWriter is what a Keeper writes; *store.NodeTenure is one.
+// NodeWriter is what a Keeper writes; *store.NodeSession is one.
 type NodeWriter interface {
 	Hold(ctx context.Context, n node.Node, takeOver bool) error
 	WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)

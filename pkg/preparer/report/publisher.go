@@ -22,7 +22,7 @@ const (
 	writeTries = 3
 )
 
-// Realities are what came of the node's pods, as Consul has it; *store.NodeTenure are.
+// Realities are what came of the node's pods, as Consul has it; *store.NodeSession are.
 type Realities interface {
 	WriteRealities(ctx context.Context, writes ...store.RealityWrite) (index uint64, err error)
 	DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error

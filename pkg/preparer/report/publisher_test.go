@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// countingTenure answers every write with an error, or without one.
-type countingTenure struct {
+// countingSession answers every write with an error, or without one.
+type countingSession struct {
 	Realities
 	err   error
 	sizes []int        // of the transactions
@@ -24,7 +24,7 @@ type countingTenure struct {
 	listErr error
 }
 
-func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.RealityWrite) (uint64, error) {
+func (c *countingSession) WriteRealities(_ context.Context, writes ...store.RealityWrite) (uint64, error) {
 	if c.sizes = append(c.sizes, len(writes)); len(writes) == 1 {
 		c.alone[writes[0].Reality.Index] = true
 	}
@@ -36,13 +36,13 @@ func (c *countingTenure) WriteRealities(_ context.Context, writes ...store.Reali
 
 func ident(index int) pod.Identity { return pod.Identity{RCID: "rc", Role: "main", Index: index} }
 
-func publisherOf(pods int, err error) (*Publisher, *countingTenure) {
-	tenure := &countingTenure{err: err, alone: map[int]bool{}}
+func publisherOf(pods int, err error) (*Publisher, *countingSession) {
+	session := &countingSession{err: err, alone: map[int]bool{}}
 	board := NewBoard()
 	for i := range pods {
 		board.Say(pod.Reality{Identity: ident(i)}, time.Now())
 	}
-	return &Publisher{Board: board, Store: tenure, Wrote: func() {}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, tenure
+	return &Publisher{Board: board, Store: session, Wrote: func() {}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, session
 }
 
 // What Consul refuses about one record keeps no other from being written: each is tried alone. A lost session, or none that
@@ -59,18 +59,18 @@ func TestPassGoesOnAfterOneRecord(t *testing.T) {
 		{errors.Join(store.ErrLost, store.ErrRefused), 0},
 		{errors.New("connection refused"), 0},
 	} {
-		pub, tenure := publisherOf(pods, c.err)
-		if err := pub.pass(t.Context()); !errors.Is(err, c.err) || len(tenure.alone) != c.alone || tenure.sizes[0] != pods {
-			t.Errorf("%v: transactions of %d, %d records tried alone, want %d; the pass says %v", c.err, tenure.sizes, len(tenure.alone), c.alone, err)
+		pub, session := publisherOf(pods, c.err)
+		if err := pub.pass(t.Context()); !errors.Is(err, c.err) || len(session.alone) != c.alone || session.sizes[0] != pods {
+			t.Errorf("%v: transactions of %d, %d records tried alone, want %d; the pass says %v", c.err, session.sizes, len(session.alone), c.alone, err)
 		}
 	}
 	// One that is alone from the beginning is tried once.
-	if pub, tenure := publisherOf(1, store.ErrTooLarge); pub.pass(t.Context()) == nil || len(tenure.sizes) != 1 {
-		t.Errorf("transactions of %d", tenure.sizes)
+	if pub, session := publisherOf(1, store.ErrTooLarge); pub.pass(t.Context()) == nil || len(session.sizes) != 1 {
+		t.Errorf("transactions of %d", session.sizes)
 	}
 }
 
-func (c *countingTenure) ListRealities(context.Context) ([]store.Rec[pod.Reality], []error, error) {
+func (c *countingSession) ListRealities(context.Context) ([]store.Rec[pod.Reality], []error, error) {
 	c.lists++
 	return c.there, nil, c.listErr
 }
@@ -80,30 +80,30 @@ func (c *countingTenure) ListRealities(context.Context) ([]store.Rec[pod.Reality
 func TestPassAfterUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	const pods = 5
-	pub, tenure := publisherOf(pods, store.ErrUnknown)
-	tenure.listErr = errors.New("no answer")
-	if err := pub.pass(t.Context()); !errors.Is(err, store.ErrUnknown) || !errors.Is(err, tenure.listErr) || len(tenure.sizes) != 1 || tenure.lists != 1 {
-		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, tenure.sizes, tenure.lists)
+	pub, session := publisherOf(pods, store.ErrUnknown)
+	session.listErr = errors.New("no answer")
+	if err := pub.pass(t.Context()); !errors.Is(err, store.ErrUnknown) || !errors.Is(err, session.listErr) || len(session.sizes) != 1 || session.lists != 1 {
+		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, session.sizes, session.lists)
 	}
-	pub, tenure = publisherOf(pods, store.ErrUnknown)
+	pub, session = publisherOf(pods, store.ErrUnknown)
 	for i := range pods {
-		tenure.there = append(tenure.there, store.Rec[pod.Reality]{Value: pod.Reality{Identity: ident(i)}, Index: 7})
+		session.there = append(session.there, store.Rec[pod.Reality]{Value: pod.Reality{Identity: ident(i)}, Index: 7})
 	}
-	if err := pub.pass(t.Context()); err != nil || len(tenure.sizes) != 1 || tenure.lists != 1 {
-		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, tenure.sizes, tenure.lists)
+	if err := pub.pass(t.Context()); err != nil || len(session.sizes) != 1 || session.lists != 1 {
+		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, session.sizes, session.lists)
 	}
 }
 
 // Many realities are few transactions, and what was written is not written again.
 func TestPassWritesManyTogether(t *testing.T) {
 	t.Parallel()
-	pub, tenure := publisherOf(2*store.MaxRealities+1, nil)
+	pub, session := publisherOf(2*store.MaxRealities+1, nil)
 	for range 2 {
 		if err := pub.pass(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if want := []int{store.MaxRealities, store.MaxRealities, 1}; !slices.Equal(tenure.sizes, want) {
-		t.Errorf("transactions of %d, want %d", tenure.sizes, want)
+	if want := []int{store.MaxRealities, store.MaxRealities, 1}; !slices.Equal(session.sizes, want) {
+		t.Errorf("transactions of %d, want %d", session.sizes, want)
 	}
 }

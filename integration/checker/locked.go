@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// tenure returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
+// ownerAt returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
 // did. A session that lives by its own TTL, and not by a check, bears the incarnation in its name too.
-func (w *Write) tenure(rcID string) (farm, sessionID string) {
+func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
 	lock := w.before(prefix + "locks/" + rcID)
 	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
 		return "", ""
@@ -30,7 +30,7 @@ func (j *judgement) held(w *Write) {
 	sessions := map[string]bool{}
 	for id := range written {
 		j.looked("P1 held")
-		farm, sessionID := w.tenure(id)
+		farm, sessionID := w.ownerAt(id)
 		if farm == "" {
 			j.violated("P1", ruleNotHeld, w.Index, "%s of controller %s was written while no farm held its lock", w.summary(), id)
 			continue
