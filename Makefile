@@ -104,10 +104,8 @@ mutants: $(GREMLINS) ## change the pure decisions, one operator at a time: their
 demo: build bin/consul ## the main job in one command: deploy, scale, crash, recover, delete
 	$(GO) run ./integration/demo
 
-schema: bin/rcctl ## generate the JSON Schemas in docs/
-	for kind in manifest:manifest rc:controller service:service; do \
-	  bin/rcctl $${kind%:*} schema > docs/schema.new && mv docs/schema.new docs/$${kind#*:}.schema.json; \
-	done
+schema: ## write the JSON Schemas in docs/, which follow from the programs and the tables there
+	$(GO) test -count=1 -run '^TestSchemasAreUpToDate$$' ./integration/schema -update
 
 reference: ## write those parts of docs/reference that follow from the programs
 	$(GO) test -count=1 -run '^TestReference$$' ./integration -update

@@ -1,14 +1,14 @@
-// Package docs holds those pages of the documentation whose tables say what the fields of documents are, for the JSON Schemas of these.
+// Package docs holds those files of the documentation that programs print: the JSON Schemas of documents that people write.
 package docs
 
-import _ "embed" // the pages
+import _ "embed" // the schemas
 
-// The pages, in Markdown.
+// The schemas, as integration/schema makes them.
 var (
-	//go:embed manifest.md
-	Manifest string
-	//go:embed controller.md
-	Controller string
-	//go:embed deploying.md
-	Deploying string
+	//go:embed manifest.schema.json
+	ManifestSchema string
+	//go:embed controller.schema.json
+	ControllerSchema string
+	//go:embed service.schema.json
+	ServiceSchema string
 )

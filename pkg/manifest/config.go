@@ -71,7 +71,7 @@ func checkTree(errs *field.Errors, at string, value any, depth int) {
 		return
 	}
 	if file, found := object[FileKey]; found {
-		if name, ok := file.(string); !ok || !absolutePath.ok(name) {
+		if name, ok := file.(string); !ok || !AbsolutePath.ok(name) {
 			errs.Add(field.Join(at, FileKey), file, fileAllowed)
 		} else if len(object) > 1 {
 			errs.Add(at, field.Text("$file together with other keys"), fileAllowed)

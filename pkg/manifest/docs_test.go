@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-func docs(t *testing.T) string {
+func page(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile("../../docs/manifest.md")
 	if err != nil {
@@ -56,7 +56,7 @@ func TestFieldsAreDocumented(t *testing.T) {
 	slices.Sort(real)
 	real = slices.Compact(real)
 	var documented []string
-	for _, table := range strings.Split(docs(t), "| field |")[1:] {
+	for _, table := range strings.Split(page(t), "| field |")[1:] {
 		table, _, _ = strings.Cut(table, "\n\n")
 		for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1) {
 			documented = append(documented, row[1])
@@ -70,7 +70,7 @@ func TestFieldsAreDocumented(t *testing.T) {
 
 // What docs/manifest.md says of limits and defaults is what they are.
 func TestLimitsAreDocumented(t *testing.T) {
-	text := docs(t)
+	text := page(t)
 	for path, want := range map[string]string{
 		"launchables":                       "1 to 16",
 		"ports":                             "up to 32",
@@ -100,7 +100,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 // Every example of docs/manifest.md is valid, for validation and for the schema; the first one has nearly everything.
 func TestExamplesAreValid(t *testing.T) {
 	schema := compile(t)
-	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(docs(t), -1)
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page(t), -1)
 	if len(examples) < 2 {
 		t.Fatalf("%d examples", len(examples))
 	}

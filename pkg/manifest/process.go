@@ -27,19 +27,19 @@ func (l *Launchable) validate() field.Errors {
 	if l.Artifact.Kind == ArtifactExec {
 		checkNone(&errs, "command", l.Command, "an exec artifact names its program itself")
 	} else if l.Command != "" {
-		innerPath.check(&errs, "command", l.Command)
+		InnerPath.check(&errs, "command", l.Command)
 	}
 	checkArgs(&errs, "args", l.Args)
 	checkCount(&errs, "env", len(l.Env), 0, MaxEnv)
 	for _, name := range slices.Sorted(maps.Keys(l.Env)) {
-		envName.check(&errs, "env."+name, name)
+		EnvName.check(&errs, "env."+name, name)
 		checkText(&errs, "env."+name, l.Env[name])
 	}
 	if l.User != "" && !userAllowed(l.User) {
-		errs.Add("user", l.User, userName.allowed)
+		errs.Add("user", l.User, UserName.allowed)
 	}
 	if l.WorkDir != "" {
-		workPath.check(&errs, "work_dir", l.WorkDir)
+		WorkPath.check(&errs, "work_dir", l.WorkDir)
 	}
 	if l.Restart != nil {
 		errs.Nest("restart", l.Restart.validate())
@@ -60,7 +60,7 @@ func (r *Resources) validate() field.Errors {
 }
 
 func userAllowed(user string) bool {
-	if !userName.ok(user) {
+	if !UserName.ok(user) {
 		return false
 	}
 	id, err := strconv.ParseUint(user, 10, 64)
@@ -94,20 +94,20 @@ func (a *Artifact) validateTar(errs *field.Errors) {
 	u, err := url.Parse(a.URL)
 	switch {
 	case a.URL == "":
-		errs.Missing("url", artifactURL.allowed)
+		errs.Missing("url", ArtifactURL.allowed)
 	case err != nil, len(a.URL) > MaxTextBytes:
-		errs.Add("url", a.URL, artifactURL.allowed)
+		errs.Add("url", a.URL, ArtifactURL.allowed)
 	case u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == "" && u.Fragment == "":
 	case u.Scheme == "https" && u.Hostname() != "" && u.User == nil && u.Fragment == "":
 	default:
-		errs.Add("url", a.URL, artifactURL.allowed)
+		errs.Add("url", a.URL, ArtifactURL.allowed)
 	}
-	hexDigest.checkGiven(errs, "sha256", a.SHA256)
+	HexDigest.checkGiven(errs, "sha256", a.SHA256)
 	checkNone(errs, "path", a.Path, "only an exec artifact has a path")
 }
 
 func (a *Artifact) validateExec(errs *field.Errors) {
-	absolutePath.checkGiven(errs, "path", a.Path)
+	AbsolutePath.checkGiven(errs, "path", a.Path)
 	const why = "an exec artifact is on the node already"
 	checkNone(errs, "url", a.URL, why)
 	checkNone(errs, "sha256", a.SHA256, why)

@@ -126,7 +126,7 @@ func (m *Manifest) LaunchableOf(name string) *Launchable {
 // and beside a program of the node there are only others of the node.
 func (m *Manifest) checkProgram(launchable, path string, args []string) field.Errors {
 	var errs field.Errors
-	allowed := innerPath
+	allowed := InnerPath
 	switch l := m.LaunchableOf(launchable); {
 	case l == nil && launchable != "":
 		names := make([]string, len(m.Launchables))
@@ -135,7 +135,7 @@ func (m *Manifest) checkProgram(launchable, path string, args []string) field.Er
 		}
 		errs.Add("launchable", launchable, "the name of one of the pod's launchables: "+orNone(names, "(the pod has none)"))
 	case l != nil && l.Artifact.Kind == ArtifactExec:
-		allowed = absolutePath
+		allowed = AbsolutePath
 		allowed.allowed += fmt.Sprintf(": %s has an exec artifact", l.Name)
 	}
 	allowed.checkGiven(&errs, "path", path)

@@ -9,26 +9,23 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"pgregory.net/rapid"
 
+	"github.com/rcfarm/rcfarm/docs"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/schema"
 )
 
 func compile(t testing.TB) *jsonschema.Schema {
 	t.Helper()
-	text, err := schema.Manifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	const id = "urn:rcfarm:manifest:v1"
+	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(docs.ManifestSchema))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := jsonschema.NewCompiler()
-	if err := c.AddResource(schema.ManifestID, doc); err != nil {
+	if err := c.AddResource(id, doc); err != nil {
 		t.Fatal(err)
 	}
-	compiled, err := c.Compile(schema.ManifestID)
+	compiled, err := c.Compile(id)
 	if err != nil {
 		t.Fatal(err)
 	}

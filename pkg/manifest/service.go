@@ -92,15 +92,15 @@ func (s *Service) validate(m *Manifest) field.Errors {
 	seen := map[string]bool{}
 	for i, tag := range s.Tags {
 		path := fmt.Sprintf("tags[%d]", i)
-		serviceTag.check(&errs, path, tag)
+		ServiceTag.check(&errs, path, tag)
 		checkUnique(&errs, path, tag, seen)
 	}
 	checkCount(&errs, "meta", len(s.Meta), 0, MaxMeta)
 	for _, key := range slices.Sorted(maps.Keys(s.Meta)) {
-		if !metaKey.ok(key) || strings.HasPrefix(key, "consul-") || strings.HasPrefix(key, "rcfarm_") {
-			errs.Add("meta."+key, key, metaKey.allowed)
+		if !MetaKey.ok(key) || strings.HasPrefix(key, "consul-") || strings.HasPrefix(key, "rcfarm_") {
+			errs.Add("meta."+key, key, MetaKey.allowed)
 		}
-		metaValue.check(&errs, "meta."+key, s.Meta[key])
+		MetaValue.check(&errs, "meta."+key, s.Meta[key])
 	}
 	return errs
 }

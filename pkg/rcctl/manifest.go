@@ -6,8 +6,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/docs"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/schema"
 )
 
 // manifestCommand groups the commands about manifests. None of them needs Consul.
@@ -41,7 +41,7 @@ Examples:
 				return err
 			}),
 		}),
-		schemaCommand("manifest", "manifests", "manifest.schema.json", "rcctl manifest check", schema.Manifest),
+		schemaCommand("manifest", "manifests", "manifest.schema.json", "rcctl manifest check", docs.ManifestSchema),
 	)
 }
 
@@ -58,4 +58,25 @@ func onManifest(run func(w io.Writer, m *manifest.Manifest, canonical []byte) er
 		}
 		return run(c.App.Writer, m, canonical)
 	}
+}
+
+// schemaCommand prints the JSON Schema of one kind of documents. It needs no Consul.
+func schemaCommand(group, of, file, moreIsSaidBy, schema string) *cli.Command {
+	return leaf(&cli.Command{
+		Name: "schema", Usage: "print the JSON Schema of " + of + ", for editors; needs no Consul",
+		UsageText: "rcctl " + group + " schema",
+		Description: `The schema accepts every valid document. What it cannot express, ` + moreIsSaidBy + ` says.
+
+Examples:
+  rcctl ` + group + ` schema > ` + file + `
+and, as the first line of a document, for editors with yaml-language-server:
+  # yaml-language-server: $schema=` + file,
+		Action: offline(func(c *cli.Context, std *stdio) error {
+			if _, err := noArgs(c); err != nil {
+				return err
+			}
+			_, err := io.WriteString(std.out, schema)
+			return err
+		}),
+	})
 }

@@ -14,10 +14,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/docs"
 	"github.com/rcfarm/rcfarm/pkg/app"
-	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/schema"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -71,13 +69,11 @@ func newApp(std *stdio) *cli.App {
 		Commands: []*cli.Command{
 			planCommand(), deployCommand(), rolloutCommand(), historyCommand(), diffCommand(), rollbackCommand(), scaleServiceCommand(),
 			group("service", "list and delete services", serviceListCommand(), serviceDeleteCommand(),
-				schemaCommand("service", "the documents of services", "service.schema.json", "rcctl plan", schema.Service)),
+				schemaCommand("service", "the documents of services", "service.schema.json", "rcctl plan", docs.ServiceSchema)),
 			applyCommand(),
 			group("rc", "create, show, explain, scale, disable and delete replication controllers",
 				createCommand(), getCommand(), listCommand(), scaleCommand(), disableCommand(), enableCommand(), deleteCommand(), statusCommand(), explainCommand(),
-				schemaCommand("rc", "the documents of rcs", "controller.schema.json", "rcctl apply --dry-run", func() ([]byte, error) {
-					return schema.Controller(field.Names[inspect.ServerFields]())
-				})),
+				schemaCommand("rc", "the documents of rcs", "controller.schema.json", "rcctl apply --dry-run", docs.ControllerSchema)),
 			signCommand(), manifestCommand(), podsCommand(),
 			group("pod", "show one pod; declare one on a machine that is gone as gone", describeCommand(), forgetCommand()),
 			logsCommand(), execCommand(), scaleRequestCommand(), nodesCommand(),

@@ -3,7 +3,9 @@ package schema_test
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,47 +14,38 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/rcfarm/rcfarm/docs"
+	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/integration/schema"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/schema"
 )
 
-// kind is a kind of documents: how it is validated, and where the documentation has some.
+var update = flag.Bool("update", false, "write docs/*.schema.json anew")
+
+// kind is a kind of documents: its schema, how it is validated, and where the documentation has some.
 type kind struct {
-	name, id string
-	make     func() ([]byte, error)
-	decode   func([]byte) error
-	pages    []string
+	name, id, text string
+	decode         func([]byte) error
+	pages          []string
 }
 
 func kinds() []kind {
-	ignored := field.Names[inspect.ServerFields]()
 	return []kind{
-		{"manifest", schema.ManifestID, schema.Manifest, func(d []byte) error { _, err := manifest.Decode(d); return err }, []string{"docs/manifest.md"}},
+		{"manifest", schema.ManifestID, docs.ManifestSchema, func(d []byte) error { _, err := manifest.Decode(d); return err }, []string{"docs/manifest.md"}},
 		{
-			"controller", schema.ControllerID, func() ([]byte, error) { return schema.Controller(ignored) },
-			func(d []byte) error { _, _, err := inspect.DecodeShown(d); return err },
+			"controller", schema.ControllerID, docs.ControllerSchema, func(d []byte) error { _, _, err := inspect.DecodeShown(d); return err },
 			[]string{"docs/controller.md", "README.md"},
 		},
-		{"service", schema.ServiceID, schema.Service, func(d []byte) error { _, err := record.Decode(d); return err }, []string{"docs/deploying.md"}},
+		{"service", schema.ServiceID, docs.ServiceSchema, func(d []byte) error { _, err := record.Decode(d); return err }, []string{"docs/deploying.md"}},
 	}
-}
-
-func (k kind) text(t *testing.T) []byte {
-	t.Helper()
-	text, err := k.make()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
 }
 
 func (k kind) compile(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(k.text(t)))
+	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(k.text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +78,27 @@ func read(t *testing.T, page string) string {
 	return string(data)
 }
 
+// The schemas follow from the programs and the documentation. `make schema` writes them.
 func TestSchemasAreUpToDate(t *testing.T) {
 	t.Parallel()
-	for _, k := range kinds() {
-		if diff := cmp.Diff(string(k.text(t)), read(t, "docs/"+k.name+".schema.json")); diff != "" {
-			t.Errorf("docs/%s.schema.json is not up to date; run make schema\n%s", k.name, diff)
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := schema.Schemas(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range made {
+		if *update {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		got, err := os.ReadFile(path)
+		if diff := cmp.Diff(string(got), want); err != nil || diff != "" {
+			t.Errorf("%s is stale: run `make schema` (%v); is -, should be +:\n%s", filepath.Base(path), err, diff)
 		}
 	}
 }
@@ -103,7 +112,7 @@ func TestEveryFieldIsDescribed(t *testing.T) {
 				Properties map[string]struct{ Description string }
 			} `json:"$defs"`
 		}
-		if err := json.Unmarshal(k.text(t), &doc); err != nil {
+		if err := json.Unmarshal([]byte(k.text), &doc); err != nil {
 			t.Fatal(err)
 		}
 		for name, def := range doc.Defs {

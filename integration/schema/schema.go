@@ -2,7 +2,6 @@ package schema
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"path"
 	"reflect"
@@ -26,15 +25,15 @@ type maker struct {
 }
 
 // encode returns the schema of documents of a type.
-func (m *maker) encode(id, title string, t reflect.Type) ([]byte, error) {
+func (m *maker) encode(id, title string, t reflect.Type) (string, error) {
 	m.names = map[reflect.Type]string{}
 	top := m.define(t, "")
 	doc := node{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": id, "title": title, "$ref": top["$ref"], "$defs": m.defs}
 	data, err := json.MarshalIndent(doc, "", "  ")
 	if err != nil {
-		return nil, fmt.Errorf("encode schema: %w", err)
+		return "", err
 	}
-	return append(data, '\n'), nil
+	return string(data) + "\n", nil
 }
 
 // define returns a reference to the schema of a struct, and puts it and those of its fields into the definitions. at is where it stands

@@ -1,11 +1,15 @@
 package schema
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 
-	"github.com/rcfarm/rcfarm/docs"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -19,33 +23,54 @@ const (
 	ServiceID    = "urn:rcfarm:service:v1"
 )
 
-// Manifest returns the schema of manifests.
-func Manifest() ([]byte, error) {
-	m := newMaker(manifest.RulesOfSchema(false))
-	m.texts.read("", docs.Manifest)
+// Schemas returns the schemas as they should be, by the path of the file. root is the directory of the repository.
+func Schemas(root string) (map[string]string, error) {
+	docs := filepath.Join(root, "docs")
+	var pages [3]string
+	for i, name := range []string{"manifest.md", "controller.md", "deploying.md"} {
+		data, err := os.ReadFile(filepath.Join(docs, name))
+		if err != nil {
+			return nil, err
+		}
+		pages[i] = string(data)
+	}
+	all := map[string]string{}
+	for name, make := range map[string]func(manifests, controllers, deploying string) (string, error){
+		"manifest": ofManifests, "controller": ofControllers, "service": ofServices,
+	} {
+		text, err := make(pages[0], pages[1], pages[2])
+		if err != nil {
+			return nil, fmt.Errorf("schema of a %s: %w", name, err)
+		}
+		all[filepath.Join(docs, name+".schema.json")] = text
+	}
+	return all, nil
+}
+
+func ofManifests(manifests, _, _ string) (string, error) {
+	m := newMaker(false)
+	m.texts.read("", manifests)
 	return m.encode(ManifestID, "rcfarm pod manifest", reflect.TypeFor[manifest.Manifest]())
 }
 
-// Controller returns the schema of the documents of controllers. ignored are the fields that programs write into them and that mean
-// nothing there.
-func Controller(ignored []string) ([]byte, error) {
-	m := newMaker(manifest.RulesOfSchema(false))
-	m.texts.read("", docs.Controller)
-	m.texts.read("pod.", docs.Manifest)
+// ofControllers has the fields that programs write into such documents, and that mean nothing there.
+func ofControllers(manifests, controllers, _ string) (string, error) {
+	m := newMaker(false)
+	m.texts.read("", controllers)
+	m.texts.read("pod.", manifests)
 	m.rules[packageOf[rc.Spec]()] = controllerRules()
 	t := reflect.TypeFor[rc.Spec]()
-	m.more = map[reflect.Type][]string{t: ignored}
+	m.more = map[reflect.Type][]string{t: field.Names[inspect.ServerFields]()}
 	return m.encode(ControllerID, "rcfarm replication controller", t)
 }
 
-// Service returns the schema of the documents of services.
-func Service() ([]byte, error) {
-	m := newMaker(manifest.RulesOfSchema(true))
-	m.texts.read("", docs.Controller)
-	m.texts.read("pod.", docs.Manifest)
-	m.texts.read("", section(docs.Deploying, "## The document"))
-	m.texts.read("update.", section(docs.Deploying, "### `update`"))
-	m.texts.read("pre_deploy.", section(docs.Deploying, "### `pre_deploy`"))
+func ofServices(manifests, controllers, deploying string) (string, error) {
+	m := newMaker(true)
+	m.texts.read("", controllers)
+	m.texts.read("pod.", manifests)
+	m.texts.read("", section(deploying, "## The document"))
+	m.texts.read("update.", section(deploying, "### `update`"))
+	m.texts.read("pre_deploy.", section(deploying, "### `pre_deploy`"))
 	m.rules[packageOf[rc.Spec]()] = controllerRules()
 	m.rules[packageOf[rollout.Knobs]()] = updateRules()
 	m.rules[packageOf[record.ServiceSpec]()] = serviceRules()
@@ -55,30 +80,24 @@ func Service() ([]byte, error) {
 
 func packageOf[T any]() string { return reflect.TypeFor[T]().PkgPath() }
 
-func newMaker(manifests manifest.SchemaRules) *maker {
-	return &maker{
-		rules: map[string]map[string]node{packageOf[manifest.Manifest](): manifests.Fields}, types: manifests.Types, defs: manifests.Defs, texts: texts{},
-	}
-}
-
 func controllerRules() map[string]node {
 	return map[string]node{
 		"Spec": {"oneOf": []any{ // exactly one of both is given
 			node{"required": []string{"replicas"}, "properties": node{"replicas": node{"type": "integer"}}},
 			node{"required": []string{"replica_groups"}, "properties": node{"replica_groups": node{"minItems": 1}}},
 		}},
-		"Spec.name":           manifest.NameRule(),
-		"Spec.labels":         manifest.LabelRule(),
-		"Spec.pod_labels":     manifest.LabelRule(pod.RCIDLabel, pod.PodIDLabel),
+		"Spec.name":           nameRule(),
+		"Spec.labels":         labelRule(),
+		"Spec.pod_labels":     labelRule(pod.RCIDLabel, pod.PodIDLabel),
 		"Spec.node_selector":  {"maxLength": rc.MaxSelectorBytes},
-		"Spec.spread":         manifest.LabelKeyRule(),
+		"Spec.spread":         labelKeyRule(),
 		"Spec.replicas":       count(),
 		"Spec.replica_groups": {"maxItems": rc.MaxGroups},
 		"Spec.max_per_node":   count(),
 		"Spec.min_available":  count(),
 		"Spec.max_surge":      count(),
 		"Spec.strategy":       {"enum": []string{string(rc.Dynamic), string(rc.Static)}},
-		"ReplicaGroup.role":   manifest.NameRule(),
+		"ReplicaGroup.role":   nameRule(),
 		"ReplicaGroup.count":  count(),
 		"NodeLoss.action":     {"enum": []string{"replace", "keep"}},
 	}
@@ -96,7 +115,7 @@ func serviceRules() map[string]node {
 		}
 	}
 	rules["ServiceSpec.name"]["maxLength"] = record.MaxNameBytes
-	rules["ServiceSpec.labels"] = manifest.LabelRule(record.ServiceLabel)
+	rules["ServiceSpec.labels"] = labelRule(record.ServiceLabel)
 	return rules
 }
 
