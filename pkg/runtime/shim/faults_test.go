@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
 )
 
 // A supervisor that is killed at any instant leaves every process running once, and recorded.
@@ -37,7 +36,7 @@ func TestKillAtAnyInstant(t *testing.T) {
 				}
 			})
 		}
-		runtimetest.Eventually(t, "there is a supervisor", func() bool { return n.supervisorPID(t) != 0 })
+		Eventually(t, "there is a supervisor", func() bool { return n.supervisorPID(t) != 0 })
 		<-time.After(rand.N(25 * time.Millisecond)) // when in its work it dies is the point of this test
 		n.killSupervisor(t)
 		wg.Wait()
@@ -45,17 +44,17 @@ func TestKillAtAnyInstant(t *testing.T) {
 		if pids := n.pids(t, "p0"); len(pids) > 0 {
 			last := pids[len(pids)-1]
 			_ = unix.Kill(last, unix.SIGKILL)
-			runtimetest.Eventually(t, "it is gone", func() bool { return !runtimetest.Alive(last) })
+			Eventually(t, "it is gone", func() bool { return !Alive(last) })
 		}
 	}
 	for _, spec := range specs {
 		n.start(t, spec)
 		st := n.await(t, spec.ID, "running", func(st runtime.Status) bool {
 			pids := n.pids(t, spec.ID)
-			return running(st) && len(pids) > 0 && pids[len(pids)-1] == st.PID && runtimetest.Alive(st.PID)
+			return running(st) && len(pids) > 0 && pids[len(pids)-1] == st.PID && Alive(st.PID)
 		})
 		for _, pid := range n.pids(t, spec.ID) {
-			if pid != st.PID && runtimetest.Alive(pid) {
+			if pid != st.PID && Alive(pid) {
 				t.Errorf("%s: pid %d runs besides pid %d", spec.ID, pid, st.PID)
 			}
 		}
@@ -97,7 +96,7 @@ func TestUsedAgainPIDIsLeftAlone(t *testing.T) {
 			if st.PID == innocent.Process.Pid || !st.LastExit.Unknown {
 				t.Errorf("pid %d, last exit %+v; want a new process after an unknown exit", st.PID, st.LastExit)
 			}
-			if !runtimetest.Alive(innocent.Process.Pid) {
+			if !Alive(innocent.Process.Pid) {
 				t.Error("a process that only shares the pid was killed")
 			}
 		})
@@ -209,7 +208,7 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	n.start(t, n.idler("bad"))
 	n.start(t, n.idler("good"))
 	bad := n.await(t, "bad", "running", running)
-	runtimetest.Eventually(t, "it has begun", func() bool { return len(n.pids(t, "bad")) == 1 })
+	Eventually(t, "it has begun", func() bool { return len(n.pids(t, "bad")) == 1 })
 	n.killSupervisor(t)
 	file := filepath.Join(n.Dir, "state", "bad.json")
 	whole, err := os.ReadFile(file)
@@ -231,7 +230,7 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	if !strings.Contains(st.Message, "read state of bad") || st.PID != 0 {
 		t.Errorf("listed as %+v, want why it is not known", st)
 	}
-	if !runtimetest.Alive(bad.PID) || len(n.pids(t, "bad")) != 1 {
+	if !Alive(bad.PID) || len(n.pids(t, "bad")) != 1 {
 		t.Error("the process was touched")
 	}
 	n.killSupervisor(t)
@@ -261,7 +260,7 @@ func TestHundredProcesses(t *testing.T) {
 	n.start(t, n.idler("first")) // so that starting the supervisor is not in the figures
 	began := time.Now()
 	each("start", func(id string) error { return n.Start(t.Context(), n.idler(id)) })
-	runtimetest.Eventually(t, "all run", func() bool {
+	Eventually(t, "all run", func() bool {
 		list, _, err := n.Watch(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)

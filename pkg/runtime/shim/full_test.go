@@ -10,7 +10,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/disktest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
 )
 
 // On a full disk, a process that ends is started again, and one that is to stop stops.
@@ -22,7 +21,7 @@ func TestFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		first := n.await(t, "a", "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
-		consultest.Eventually(t, runtimetest.Timeout, func() error {
+		consultest.Eventually(t, Timeout, func() error {
 			_, err := os.Stat(filepath.Join(n.Dir, "reserve", "63"))
 			return err
 		})

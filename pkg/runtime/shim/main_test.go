@@ -20,7 +20,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 )
 
@@ -120,7 +119,7 @@ func startAndWait(arg, specArg string) error {
 
 // leaked lists processes that belong to a test and do not end. (A stub ends when it notices that its supervisor is dead.)
 func leaked() []string {
-	deadline := time.Now().Add(runtimetest.Timeout)
+	deadline := time.Now().Add(Timeout)
 	for {
 		left := leftNow()
 		if len(left) == 0 || time.Now().After(deadline) {
@@ -198,7 +197,7 @@ func newNode(t testing.TB, change ...func(*settings)) *node {
 
 func (n *node) dial(t testing.TB) *shim.Client {
 	t.Helper()
-	c, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, Spawn: n.spawn, ConnectTimeout: runtimetest.Timeout})
+	c, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, Spawn: n.spawn, ConnectTimeout: Timeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +238,7 @@ func (n *node) killSupervisor(t testing.TB) {
 // one: the next in line may not have looked at the lock yet, and would get it from the one that ends.
 func (n *node) endSupervisors(t testing.TB, sig unix.Signal) {
 	t.Helper()
-	runtimetest.Eventually(t, "no supervisor is left", func() bool {
+	Eventually(t, "no supervisor is left", func() bool {
 		pids := n.supervisors(t)
 		for _, pid := range pids {
 			_ = unix.Kill(pid, sig) // it may have ended
@@ -309,7 +308,7 @@ func (n *node) killPods(t testing.TB) {
 		if s.PID == 0 {
 			continue
 		}
-		runtimetest.Eventually(t, fmt.Sprintf("session %d is empty", s.PID), func() bool {
+		Eventually(t, fmt.Sprintf("session %d is empty", s.PID), func() bool {
 			pids := session(t, s.PID)
 			for _, pid := range pids {
 				_ = unix.Kill(pid, unix.SIGKILL)
@@ -358,7 +357,7 @@ func (n *node) start(t testing.TB, spec runtime.Spec) {
 // await returns the state of a process as soon as it is as wanted.
 func (n *node) await(t testing.TB, id, what string, ok func(runtime.Status) bool) (found runtime.Status) {
 	t.Helper()
-	runtimetest.Eventually(t, id+" "+what, func() bool {
+	Eventually(t, id+" "+what, func() bool {
 		list, _, err := n.Watch(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
@@ -375,20 +374,6 @@ func (n *node) await(t testing.TB, id, what string, ok func(runtime.Status) bool
 }
 
 func running(st runtime.Status) bool { return st.Phase == runtime.Running }
-
-func TestConformance(t *testing.T) {
-	runtimetest.Run(t, func(t *testing.T) *runtimetest.Target {
-		n := newNode(t)
-		return &runtimetest.Target{
-			Runtime:        n.Client,
-			Reopen:         func(t *testing.T) runtime.Runtime { return n.dial(t) },
-			KillSupervisor: func(t *testing.T) { n.killSupervisor(t) },
-			StartFromDyingClient: func(t *testing.T, spec runtime.Spec) {
-				startFromDyingClient(t, n.settings, spec)
-			},
-		}
-	})
-}
 
 func startFromDyingClient(t *testing.T, set settings, spec runtime.Spec) {
 	t.Helper()

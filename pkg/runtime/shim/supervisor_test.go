@@ -16,16 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/runtimetest"
 	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
 	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
-const idle = `echo $$ >> "$0.pids"; exec sleep 1000`
-
 // idler returns a process that appends its pid to <id>.pids and then sleeps.
 func (n *node) idler(id string) runtime.Spec {
-	spec := n.script(id, idle)
+	spec := n.script(id, `echo $$ >> "$0.pids"; exec sleep 1000`)
 	spec.Command = append(spec.Command, filepath.Join(n.Dir, id)) // $0
 	return spec
 }
@@ -55,7 +52,7 @@ func TestPIDIsRecordedBeforeExec(t *testing.T) {
 	spec := n.script("p", `cat state/p.json > seen.new; mv seen.new seen; exec sleep 1000`)
 	n.start(t, spec)
 	st := n.await(t, "p", "running", running)
-	runtimetest.Eventually(t, "the program has looked", func() bool { _, err := os.Stat(seen); return err == nil })
+	Eventually(t, "the program has looked", func() bool { _, err := os.Stat(seen); return err == nil })
 	data, err := os.ReadFile(seen)
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +145,7 @@ func TestTerminatedSupervisorLeavesProcesses(t *testing.T) {
 	n.start(t, n.idler("p"))
 	first := n.await(t, "p", "running", running)
 	n.endSupervisors(t, unix.SIGTERM)
-	if !runtimetest.Alive(first.PID) {
+	if !Alive(first.PID) {
 		t.Fatal("the process ended with its supervisor")
 	}
 	if _, err := os.Stat(filepath.Join(n.Dir, "state", "p.json")); err != nil {
@@ -170,7 +167,7 @@ func TestKillAll(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, ConnectTimeout: runtimetest.Timeout}) // one that starts no other supervisor
+	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, ConnectTimeout: Timeout}) // one that starts no other supervisor
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +178,7 @@ func TestKillAll(t *testing.T) {
 		n.start(t, n.script(id, `trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & while :; do sleep 0.01; done`))
 		pids = append(pids, n.await(t, id, "running", running).PID)
 	}
-	runtimetest.Eventually(t, "they have children", func() bool { return len(session(t, pids[0])) > 1 })
+	Eventually(t, "they have children", func() bool { return len(session(t, pids[0])) > 1 })
 	if err := stdin.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +246,7 @@ func TestSpawnDetaches(t *testing.T) {
 			t.Errorf("the supervisor inherited %s", fd)
 		}
 	}
-	runtimetest.Eventually(t, "the pod lists its descriptors", func() bool {
+	Eventually(t, "the pod lists its descriptors", func() bool {
 		data, _ := os.ReadFile(filepath.Join(n.Dir, "p.log"))
 		return bytes.HasSuffix(data, []byte("end\n"))
 	})
@@ -264,13 +261,13 @@ func TestOrphansAreReaped(t *testing.T) {
 	n := newNode(t)
 	n.start(t, n.script("p", `for i in 1 2 3; do setsid sh -c 'sleep 0.05 & echo $! >> orphans' & done; wait; exec sleep 1000`))
 	var orphans []string
-	runtimetest.Eventually(t, "three orphans", func() bool {
+	Eventually(t, "three orphans", func() bool {
 		data, _ := os.ReadFile(filepath.Join(n.Dir, "orphans"))
 		orphans = strings.Fields(string(data))
 		return len(orphans) == 3
 	})
 	for _, pid := range orphans {
-		runtimetest.Eventually(t, "orphan "+pid+" is reaped", func() bool {
+		Eventually(t, "orphan "+pid+" is reaped", func() bool {
 			_, err := os.Stat("/proc/" + pid)
 			return os.IsNotExist(err)
 		})
@@ -286,7 +283,7 @@ func TestRestartsSlowDown(t *testing.T) {
 	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = 50*time.Millisecond, 200*time.Millisecond })
 	n.start(t, n.script("p", `date +%s%N >> times; exit 1`))
 	var times []time.Time
-	runtimetest.Eventually(t, "five runs", func() bool {
+	Eventually(t, "five runs", func() bool {
 		data, _ := os.ReadFile(filepath.Join(n.Dir, "times"))
 		times = times[:0]
 		for line := range strings.Lines(string(data)) {
@@ -377,7 +374,7 @@ func TestStartDuringStop(t *testing.T) {
 	spec := n.script("p", `trap '' TERM; echo $$ >> pids; : > ready; while :; do sleep 0.01; done`)
 	spec.StopGrace = 3 * time.Second // in which the test must see it stopping
 	n.start(t, spec)
-	runtimetest.Eventually(t, "it is ready", func() bool { _, err := os.Stat(filepath.Join(n.Dir, "ready")); return err == nil })
+	Eventually(t, "it is ready", func() bool { _, err := os.Stat(filepath.Join(n.Dir, "ready")); return err == nil })
 	first := n.await(t, "p", "running", running)
 	stopped := make(chan error, 1)
 	go func() { stopped <- n.Stop(t.Context(), "p") }()
@@ -386,7 +383,7 @@ func TestStartDuringStop(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	if runtimetest.Alive(first.PID) {
+	if Alive(first.PID) {
 		t.Error("two runs at a time")
 	}
 	n.await(t, "p", "running again", func(st runtime.Status) bool { return running(st) && st.PID != first.PID })

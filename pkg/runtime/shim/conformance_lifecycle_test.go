@@ -1,4 +1,4 @@
-package runtimetest
+package shim_test
 
 import (
 	"context"

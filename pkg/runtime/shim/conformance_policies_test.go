@@ -1,4 +1,4 @@
-package runtimetest
+package shim_test
 
 import (
 	"fmt"
@@ -153,7 +153,7 @@ func (b *bench) TestExitedSupervisorDies() {
 	spec := b.policy("p", runtime.OnFailure, `exit 0`)
 	b.start(spec)
 	before := b.await("p", "exited", exited)
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.start(spec)
 	st, _ := b.status()
 	if st.Phase != runtime.Exited || st.LastExit == nil || !st.LastExit.At.Equal(before.LastExit.At) {
@@ -171,7 +171,7 @@ func (b *bench) TestSupervisorDiesExitOfNever() {
 		b.start(spec)
 		Eventually(b, id+" is ready", func() bool { return b.exists("ready-" + id) })
 		first := b.await(id, "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
-		b.KillSupervisor(b.T)
+		b.node.killSupervisor(b.T)
 		if id == "seen" {
 			b.await(id, "taken over", func(st runtime.Status) bool { return st.PID == first.PID })
 		}
@@ -187,7 +187,7 @@ func (b *bench) TestSupervisorDiesExitOfNever() {
 func (b *bench) TestSupervisorDiesExitOfOnFailure() {
 	spec := b.policy("p", runtime.OnFailure, `: > ready; exec sleep 1000`)
 	first := b.startReady(spec)
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.kill(first.PID)
 	b.awaitRestart("p", first.PID)
 	if pids := b.awaitPIDs(2); slices.Contains(pids[1:], first.PID) {

@@ -1,4 +1,4 @@
-package runtimetest
+package shim_test
 
 import (
 	"strings"
@@ -38,7 +38,7 @@ func (b *bench) TestStopSignal() {
 	spec := b.script("p", `trap 'echo term; exit 1' TERM; trap 'echo int; exit 0' INT; : > ready; while :; do sleep 0.01; done`)
 	spec.StopSignal = "SIGINT"
 	b.startReady(spec)
-	b.KillSupervisor(b.T) // a successor knows it too
+	b.node.killSupervisor(b.T) // a successor knows it too
 	b.stop("p")
 	b.wantLog("p.log", whole, "int\n") // the answer to SIGINT alone
 }

@@ -1,4 +1,4 @@
-package runtimetest
+package shim_test
 
 import (
 	"context"
@@ -204,7 +204,7 @@ func (b *bench) TestIsolationSupervisorDies() {
 	spec, host := b.isolated("p", escape+`: > ready; while :; do sleep 0.01; done`)
 	spec.Restart.Policy = runtime.Never // another run would join the same cgroup
 	st := b.startReady(spec)
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.kill(st.PID) // what it leaves behind is found by the cgroup alone
 	b.await("p", "exited", exited)
 	if host.Cgroup == "" {

@@ -1,4 +1,4 @@
-package runtimetest
+package shim_test
 
 import (
 	"slices"
@@ -12,7 +12,7 @@ import (
 
 func (b *bench) TestSecondClient() {
 	first := b.startReady(b.script("p", idle))
-	b.Runtime = b.Reopen(b.T)
+	b.Runtime = b.node.dial(b.T)
 	if st, _ := b.status(); st.PID != first.PID || st.Phase != runtime.Running {
 		b.Errorf("second client sees phase %s, pid %d; want running, pid %d", st.Phase, st.PID, first.PID)
 	}
@@ -22,7 +22,7 @@ func (b *bench) TestSecondClient() {
 
 func (b *bench) TestClientDies() {
 	spec := b.script("p", idle)
-	b.StartFromDyingClient(b.T, spec)
+	startFromDyingClient(b.T, b.node.settings, spec)
 	st := b.await("p", "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
 	Eventually(b, "the script has begun", func() bool { return b.exists("ready") })
 	b.start(spec)
@@ -38,7 +38,7 @@ func (b *bench) TestSupervisorDies() {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	if !Alive(first.PID) {
 		b.Fatal("the process died with its supervisor")
 	}
@@ -60,7 +60,7 @@ func (b *bench) TestSupervisorDiesStopAdopted() {
 	spec := b.script("p", `: > pids; trap 'echo bye; exit 0' TERM;`+family+`while :; do sleep 0.01; done`)
 	spec.StopGrace = leaderGrace
 	st := b.startReady(spec)
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.stop("p")
 	b.wantGone(append(b.pids("pids"), st.PID)...)
 	b.wantLog("p.log", strings.HasSuffix, "bye\n")
@@ -69,7 +69,7 @@ func (b *bench) TestSupervisorDiesStopAdopted() {
 
 func (b *bench) TestSupervisorDiesExitOfAdopted() {
 	first := b.startReady(b.script("p", idle))
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.await("p", "running", func(st runtime.Status) bool { return st.Phase == runtime.Running && st.PID == first.PID })
 	b.kill(first.PID)
 	b.awaitRestart("p", first.PID)
@@ -81,7 +81,7 @@ echo $$ >> pid
 [ -e second ] && exec sleep 1000
 : > second; : > pids;`+family+`while :; do sleep 0.01; done`))
 	left := b.pids("pids")
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.kill(first.PID)
 	b.awaitRestart("p", first.PID)
 	b.wantGone(left...)
@@ -102,11 +102,11 @@ func (b *bench) TestSupervisorDiesDuringStop() {
 	spec := b.script("p", `trap ': > asked' TERM; : > ready; while :; do sleep 0.01; done`)
 	spec.StopGrace = time.Second
 	st := b.startReady(spec)
-	other := b.Reopen(b.T)
+	other := b.node.dial(b.T)
 	stopped := make(chan error, 1)
 	go func() { stopped <- other.Stop(b.Context(), "p") }()
 	Eventually(b, "the process was asked to end", func() bool { return b.exists("asked") })
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.await("p", "stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
 	b.wantGone(st.PID)
 	if err := <-stopped; err != nil {
@@ -117,7 +117,7 @@ func (b *bench) TestSupervisorDiesDuringStop() {
 func (b *bench) TestSupervisorDiesStoppedStays() {
 	b.startReady(b.script("p", idle))
 	b.stop("p")
-	b.KillSupervisor(b.T)
+	b.node.killSupervisor(b.T)
 	b.wantStopped("-1 SIGTERM")
 	if runs := b.pids("pid"); len(runs) != 1 {
 		b.Errorf("runs %v, want one", runs)

@@ -1,6 +1,4 @@
-// Package runtimetest is the conformance suite for runtime.Runtime. It works with real processes: small shell scripts
-// that write down what they see.
-package runtimetest
+package shim_test
 
 import (
 	"context"
@@ -19,25 +17,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
-// Target is a runtime under test with nothing in it. Whoever makes it ends whatever is left of it after the test. It
-// should restart quickly (first delay below 100 ms, bound below 1 s) and look at logs every 50 ms or so.
-type Target struct {
-	Runtime runtime.Runtime
-	// Reopen returns another client of the same runtime, as a restarted preparer would have it.
-	Reopen func(t *testing.T) runtime.Runtime
-	// StartFromDyingClient calls Start in a process of its own and kills that with SIGKILL afterwards.
-	StartFromDyingClient func(t *testing.T, spec runtime.Spec)
-	// KillSupervisor ends whatever supervises the processes with SIGKILL and returns when it is gone. The next call
-	// of a client finds or starts another one.
-	KillSupervisor func(t *testing.T)
-}
-
 // Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
 const Timeout = 60 * time.Second
 
-// Run runs the suite: what of a bench is called Test. factory is called once per test.
-func Run(t *testing.T, factory func(t *testing.T) *Target) {
-	t.Helper()
+// TestConformance is what the seam of package runtime promises, one method of bench called Test for each promise. It works with real
+// processes: small shell scripts that write down what they see.
+func TestConformance(t *testing.T) {
 	for test := range reflect.TypeFor[*bench]().Methods() {
 		name, isTest := strings.CutPrefix(test.Name, "Test")
 		if !isTest {
@@ -46,7 +31,8 @@ func Run(t *testing.T, factory func(t *testing.T) *Target) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir() // made first, so that it is removed last, when nothing writes there any more
-			test.Func.Call([]reflect.Value{reflect.ValueOf(&bench{T: t, Target: factory(t), dir: dir})})
+			n := newNode(t)
+			test.Func.Call([]reflect.Value{reflect.ValueOf(&bench{T: t, Runtime: n.Client, node: n, dir: dir})})
 		})
 	}
 }
@@ -71,11 +57,12 @@ func Alive(pid int) bool {
 	return rest != "" && rest[0] != 'Z' && rest[0] != 'X'
 }
 
-// bench is a target and a directory that scripts write into.
+// bench is a runtime with nothing in it, the supervisor behind it, and a directory that scripts write into.
 type bench struct {
 	*testing.T
-	*Target
-	dir string
+	Runtime runtime.Runtime
+	node    *node
+	dir     string
 }
 
 // failIf fails the test, which goes on, if something is not as it should be.
