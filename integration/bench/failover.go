@@ -178,16 +178,16 @@ func (f *failover) quiet(ctx context.Context) error {
 // locks returns the session that holds each controller's lock.
 func (f *failover) locks(ctx context.Context) (map[string]string, error) {
 	pairs, err := f.client.List(ctx, f.keys.Locks(), consul.Default)
-	held := map[string]string{}
+	locked := map[string]string{}
 	for _, p := range pairs {
 		if p.Session != "" {
-			held[p.Key] = p.Session
+			locked[p.Key] = p.Session
 		}
 	}
-	if err == nil && len(held) != ownedRCs {
-		err = fmt.Errorf("%d of %d controllers are owned before the run", len(held), ownedRCs)
+	if err == nil && len(locked) != ownedRCs {
+		err = fmt.Errorf("%d of %d controllers are owned before the run", len(locked), ownedRCs)
 	}
-	return held, err
+	return locked, err
 }
 
 // follow looks at the locks every few milliseconds, which changes nothing, until another session holds each of them. Taking

@@ -129,13 +129,13 @@ func (b *bench) killOneOf(ctx context.Context, w *world, rcs []rc.RC, farms []*p
 // owners returns the session that holds each controller's lock.
 func (w *world) owners(ctx context.Context) (map[string]string, error) {
 	pairs, err := w.client.List(ctx, w.keys.Locks(), consul.Default)
-	held := map[string]string{}
+	locked := map[string]string{}
 	for _, p := range pairs {
 		if p.Session != "" {
-			held[p.Key[len(w.keys.Locks()):]] = p.Session
+			locked[p.Key[len(w.keys.Locks()):]] = p.Session
 		}
 	}
-	return held, err
+	return locked, err
 }
 
 // ownedBy reports whether the status of a controller names a farm as its owner.

@@ -73,7 +73,7 @@ func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
 	name := fmt.Sprintf("%d-%d", r.c.epoch, r.rng.IntN(registerCount))
 	lock := "register/lock-" + name
 	f, err := r.acquire(ctx, name, lock, s.Releasing)
-	if _, held := store.HeldBy(err); held {
+	if _, locked := store.LockedBy(err); locked {
 		r.read(ctx, name)
 		return nil
 	}
@@ -88,7 +88,7 @@ func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
 			return nil // it was taken from us
 		} else if err != nil {
 			if f, err = r.acquire(ctx, name, lock, s.Releasing); err != nil {
-				return ignoreHeld(err)
+				return ignoreLocked(err)
 			}
 		}
 		r.read(ctx, name)
@@ -97,8 +97,8 @@ func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
 	return nil
 }
 
-func ignoreHeld(err error) error {
-	if _, held := store.HeldBy(err); held {
+func ignoreLocked(err error) error {
+	if _, locked := store.LockedBy(err); locked {
 		return nil
 	}
 	return err

@@ -40,7 +40,7 @@ func (j *judgement) stopsOf(session string) *stopsBy {
 }
 
 // rememberHolder notes that a lock changed hands.
-func (j *judgement) rememberHolder(c *Change, at int64) {
+func (j *judgement) rememberOwner(c *Change, at int64) {
 	if c.Before == nil || c.Before.Session == "" || c.After != nil && c.After.Session == c.Before.Session {
 		return
 	}
@@ -122,15 +122,15 @@ func (s *stopsBy) recent() int {
 // not have heard yet that it holds them no more. It is what the farm knew when it decided on a stop.
 func (j *judgement) owns(w *Write, session string, decided int64) int {
 	by := j.stopsOf(session)
-	held := map[string]bool{}
+	owned := map[string]bool{}
 	for key, k := range w.state.groups["locks"] {
 		if k.Session == session {
-			held[strings.TrimPrefix(key, prefix+"locks/")] = true
+			owned[strings.TrimPrefix(key, prefix+"locks/")] = true
 		}
 	}
 	for rcID, at := range by.held {
 		if j.recently(w, at) {
-			held[rcID] = true
+			owned[rcID] = true
 		}
 	}
 	pods := map[string]map[string]int{} // by controller and role
@@ -138,7 +138,7 @@ func (j *judgement) owns(w *Write, session string, decided int64) int {
 	for _, p := range w.state.placementsOf("") {
 		rc := w.state.get(prefix + "rcs/" + p.RCID).controller()
 		switch {
-		case p.RunState != running || !held[p.RCID]:
+		case p.RunState != running || !owned[p.RCID]:
 		case rc != nil && rc.DeletedAt == nil && p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == rc.Generation:
 			asFound++
 		default:
@@ -150,7 +150,7 @@ func (j *judgement) owns(w *Write, session string, decided int64) int {
 	}
 	for rcID, m := range by.meant {
 		for _, stop := range m.landed {
-			if stop.at > decided && held[rcID] {
+			if stop.at > decided && owned[rcID] {
 				if pods[rcID] == nil {
 					pods[rcID] = map[string]int{}
 				}

@@ -221,7 +221,7 @@ func (j *judgement) rules(w *Write) {
 	}
 	j.result.Transactions++
 	j.single(w)
-	j.held(w)
+	j.locked(w)
 	j.fresh(w)
 	j.committed(w)
 	j.stops(w)
@@ -258,7 +258,7 @@ func (j *judgement) remember(w *Write) {
 			j.swept[r.RCID] = true
 		}
 		j.rememberDrain(c, w.At)
-		j.rememberHolder(c, w.At)
+		j.rememberOwner(c, w.At)
 		j.rememberLabels(c, w.At)
 		j.rememberRemoval(c, w.At)
 	}
@@ -272,7 +272,7 @@ func orderKey(node, id string, revision int64) string {
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
-		case ruleHolder, ruleRegister, ruleNotHeld, ruleTwoSessions, ruleRolloutNotHeld, ruleRunner:
+		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleRolloutNotLocked, ruleRunner:
 			return true
 		}
 	}
@@ -292,8 +292,8 @@ func (r *Result) Overdrawn() bool {
 
 // The rules whose violation proves that the fence failed, not only that it is missing.
 const (
-	ruleHolder      = "written by another than the holder"
-	ruleNotHeld     = "lock not held by a farm"
+	ruleOwner       = "written by another than the holder"
+	ruleNotLocked   = "lock not held by a farm"
 	ruleTwoSessions = "written under two sessions"
 	ruleRegister    = "fenced register not linearizable"
 )

@@ -286,7 +286,7 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 	t.Parallel()
 	stopIntent, stopPod := kv("set", intentN1, told(stopped, 20)), placed("n1", stopped, 20)
 	for rule, breakIt := range map[string]func(w *world){
-		"P1 " + ruleHolder: func(w *world) {
+		"P1 " + ruleOwner: func(w *world) {
 			w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-f1"}})
 			w.txn(kv("lock", lockKey, fields{"farm": "f2"}).by("s-f2"))
 			w.txn(kv("set", "status/c", fields{"rc_id": "c", "observed_generation": 1, "owner": "f1"}))

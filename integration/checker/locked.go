@@ -22,17 +22,17 @@ func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
 	return farm, lock.Session
 }
 
-// held is P1 by the locks alone, whatever the transaction says about itself and whatever it checks: who changes a
+// locked is P1 by the locks alone, whatever the transaction says about itself and whatever it checks: who changes a
 // controller's placements, intents or shares does so while a farm's session holds that controller's lock. A farm sends
 // writes of several controllers together, each with a fence of its own: then one session holds all of their locks.
-func (j *judgement) held(w *Write) {
+func (j *judgement) locked(w *Write) {
 	written := j.written(w)
 	sessions := map[string]bool{}
 	for id := range written {
 		j.looked("P1 held")
 		farm, sessionID := w.ownerAt(id)
 		if farm == "" {
-			j.violated("P1", ruleNotHeld, w.Index, "%s of controller %s was written while no farm held its lock", w.summary(), id)
+			j.violated("P1", ruleNotLocked, w.Index, "%s of controller %s was written while no farm held its lock", w.summary(), id)
 			continue
 		}
 		sessions[sessionID] = true

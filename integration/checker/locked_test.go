@@ -3,7 +3,7 @@ package checker
 import "testing"
 
 // Writes need locks that are held, whatever they check.
-func TestLocksAreHeld(t *testing.T) {
+func TestWritersHaveTheLocks(t *testing.T) {
 	t.Parallel()
 	// The lock was given up, and the write follows.
 	w := newWorld(t)

@@ -92,9 +92,9 @@ func (j *judgement) single(w *Write) {
 		}
 		if who, known := authors[id]; known {
 			j.looked("P1 author")
-			if holder, _ := w.ownerAt(id); holder != who {
-				j.violated("P1", ruleHolder, w.Index,
-					"%s wrote %s of controller %s, whose lock was held by %q", who, w.summary(), id, holder)
+			if owner, _ := w.ownerAt(id); owner != who {
+				j.violated("P1", ruleOwner, w.Index,
+					"%s wrote %s of controller %s, whose lock was held by %q", who, w.summary(), id, owner)
 			}
 		}
 		j.looked("P1 fence")

@@ -69,7 +69,7 @@ func (j *judgement) steps(w *Write, name string) {
 	lock := prefix + "locks/rollout/" + name
 	farm, _ := w.ownerAt("rollout/" + name)
 	if farm == "" {
-		j.violated("P1", ruleRolloutNotHeld, w.Index, "the rollout of %s was changed while no farm held its lock", name)
+		j.violated("P1", ruleRolloutNotLocked, w.Index, "the rollout of %s was changed while no farm held its lock", name)
 		return
 	}
 	if !w.has(lock, "check-session") || !w.has(lock, "check-index") {
@@ -84,8 +84,8 @@ func (j *judgement) steps(w *Write, name string) {
 
 // The rules whose violation proves that the fence failed.
 const (
-	ruleRolloutNotHeld = "rollout changed while no farm held its lock"
-	ruleRunner         = "rollout changed by another than its runner"
+	ruleRolloutNotLocked = "rollout changed while no farm held its lock"
+	ruleRunner           = "rollout changed by another than its runner"
 )
 
 // mutated judges a change of a controller that a rollout is in charge of. One whose rollout is not there any more may be released.

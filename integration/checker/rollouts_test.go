@@ -64,12 +64,12 @@ func TestWritesOfRollouts(t *testing.T) {
 		"a step after the runner's death": {func(w *rolling) {
 			w.dies()
 			w.txn(w.writes(atStage("r1", 2)))
-		}, "P1 " + ruleRolloutNotHeld},
+		}, "P1 " + ruleRolloutNotLocked},
 		"a step by a lock that no farm holds": {func(w *rolling) {
 			w.dies()
 			at := w.txn(kv("lock", rolloutLockKey, fields{"farm": "f1"}).by("s-f2"))
 			w.txn(kv("check-session", rolloutLockKey, nil).by("s-f2"), kv("check-index", rolloutLockKey, nil).at(at), w.writes(atStage("r1", 2)))
-		}, "P1 " + ruleRolloutNotHeld},
+		}, "P1 " + ruleRolloutNotLocked},
 		"the last step":                 {func(w *rolling) { w.run(kv("delete", rolloutKey, nil), kv("delete", rolloutLockKey, nil)) }, ""},
 		"an end by nobody":              {func(w *rolling) { w.txn(kv("delete", rolloutKey, nil)) }, unfenced},
 		"a request":                     {func(w *rolling) { w.txn(w.writes(with(atStage("r1", 1), fields{"request": fields{"verb": "pause"}}))) }, ""},
@@ -116,7 +116,7 @@ func TestWritesOfRollouts(t *testing.T) {
 func TestBreachedAndOverdrawn(t *testing.T) {
 	t.Parallel()
 	for rule, want := range map[string][2]bool{
-		ruleRunner: {true, false}, ruleRolloutNotHeld: {true, false}, ruleHolder: {true, false},
+		ruleRunner: {true, false}, ruleRolloutNotLocked: {true, false}, ruleOwner: {true, false},
 		ruleServiceMinimum: {false, true}, ruleServiceBound: {false, true}, "rollout without a fence": {},
 	} {
 		r := &Result{Violations: []Violation{{Rule: rule}}}

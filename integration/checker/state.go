@@ -212,19 +212,19 @@ func (s *state) op(op *Op, index uint64) bool {
 }
 
 func (s *state) set(d *dirEntry, now *Key, index uint64) {
-	holder := ""
+	owner := ""
 	if now != nil {
-		holder = now.Session
+		owner = now.Session
 	}
-	s.write(d, now, holder, d.LockIndex, index)
+	s.write(d, now, owner, d.LockIndex, index)
 }
 
 // write stores a version, unless it is the one that is there.
-func (s *state) write(d *dirEntry, now *Key, holder string, lockIndex, index uint64) {
-	if now != nil && now.LockIndex == lockIndex && now.Flags == d.Flags && bytes.Equal(now.Value, d.Value) && now.Session == holder {
+func (s *state) write(d *dirEntry, now *Key, owner string, lockIndex, index uint64) {
+	if now != nil && now.LockIndex == lockIndex && now.Flags == d.Flags && bytes.Equal(now.Value, d.Value) && now.Session == owner {
 		return
 	}
-	s.put(d.Key, &Key{Name: d.Key, Value: d.Value, Flags: d.Flags, Index: index, LockIndex: lockIndex, Session: holder})
+	s.put(d.Key, &Key{Name: d.Key, Value: d.Value, Flags: d.Flags, Index: index, LockIndex: lockIndex, Session: owner})
 }
 
 func (s *state) lock(d *dirEntry, now *Key, index uint64) bool {

@@ -102,7 +102,7 @@ func forgetLate(e *env) {
 
 	f1.kill()
 	n1.kill()
-	e.held("n1", false)
+	e.nodeLocked("n1", false)
 	e.rcctl("", "pod", "forget", "hello-main-0", "--node", "n1")
 	waited := make(chan error, 1)
 	go func() {
@@ -117,9 +117,9 @@ func forgetLate(e *env) {
 		return err
 	})
 	n1.startAgain()
-	e.held("n1", true)
+	e.nodeLocked("n1", true)
 	n1.kill()
-	e.held("n1", false)
+	e.nodeLocked("n1", false)
 	f1.startAgain()
 	if err := <-waited; err == nil || !strings.Contains(err.Error(), "nothing was forgotten: request ") || !strings.Contains(err.Error(), "was back in between") {
 		e.t.Errorf("waiting for the second request: %v", err)
@@ -143,13 +143,13 @@ func forgetLate(e *env) {
 	}
 }
 
-// held waits until a node's record is held, or free.
-func (e *env) held(name string, want bool) {
+// nodeLocked waits until a node's record is held, or free.
+func (e *env) nodeLocked(name string, want bool) {
 	e.t.Helper()
 	e.within(limit, func() error {
-		_, held, err := e.store.NodeHeld(e.t.Context(), name)
-		if err == nil && held != want {
-			err = fmt.Errorf("%s is held: %t", name, held)
+		_, locked, err := e.store.NodeLock(e.t.Context(), name)
+		if err == nil && locked != want {
+			err = fmt.Errorf("%s is held: %t", name, locked)
 		}
 		return err
 	})
@@ -174,7 +174,7 @@ func nodeForget(e *env) {
 		e.t.Errorf("forgetting a living node: %v", err)
 	}
 	preparers[victim].kill()
-	e.held(dead, false)
+	e.nodeLocked(dead, false)
 	if out, err := e.tryRcctl("", "node", "forget", dead); err == nil || !strings.Contains(out, fmt.Sprintf("its Consul agent machine-%d lives", victim)) {
 		e.t.Errorf("forgetting a node whose agent lives: %v", err)
 	}

@@ -252,13 +252,13 @@ func fastRestart(e *env) {
 	e.ownedBy(id, "f1", before.Session, soon)
 	e.t.Logf("the farm had its lock again %s after it was started", time.Since(started).Round(time.Millisecond))
 
-	held := e.nodes()["n1"].Session
+	locked := e.nodes()["n1"].Session
 	n1.kill()
 	started = time.Now()
 	n1.startAgain()
 	e.within(soon, func() error {
-		if now := e.nodes()["n1"].Session; now == "" || now == held {
-			return fmt.Errorf("n1 is held by session %q, before by %q", now, held)
+		if now := e.nodes()["n1"].Session; now == "" || now == locked {
+			return fmt.Errorf("n1 is held by session %q, before by %q", now, locked)
 		}
 		return nil
 	})

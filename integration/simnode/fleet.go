@@ -66,7 +66,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := t.hold(ctx, schema.Value.Nonce); err != nil {
+		if err := t.acquire(ctx, schema.Value.Nonce); err != nil {
 			return err
 		}
 		if f.OnReady != nil {
@@ -82,8 +82,8 @@ type fleetSession struct {
 	session *consul.Session
 }
 
-// hold locks every record and writes it with the nonce, and makes the marker of each node's intents.
-func (t *fleetSession) hold(ctx context.Context, nonce string) error {
+// acquire locks every record and writes it with the nonce, and makes the marker of each node's intents.
+func (t *fleetSession) acquire(ctx context.Context, nonce string) error {
 	keys := t.Store.Keys()
 	var ops []consul.Op
 	for i := range t.Size {
@@ -132,7 +132,7 @@ func (t *fleetSession) serve(ctx context.Context, nonce string) error {
 				return nil
 			}
 			nonce = s.Recs[0].Value.Nonce
-			return t.hold(ctx, nonce)
+			return t.acquire(ctx, nonce)
 		})
 	})
 	for g := range t.groups() {

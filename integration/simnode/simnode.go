@@ -116,7 +116,7 @@ type session struct {
 	node *Node
 	out  *store.NodeSession
 
-	holding sync.Mutex // while the record and its pages are written
+	acquiring sync.Mutex // while the record and its pages are written
 
 	mu      sync.Mutex
 	nonce   string
@@ -142,7 +142,7 @@ func (t *session) run(ctx context.Context) error {
 	if err := t.readIntents(ctx); err != nil {
 		return err
 	}
-	if err := t.hold(ctx); err != nil {
+	if err := t.acquire(ctx); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -166,7 +166,7 @@ func (t *session) run(ctx context.Context) error {
 			if err := t.tellAgain(ctx); err != nil {
 				return err
 			}
-			return t.hold(ctx)
+			return t.acquire(ctx)
 		})
 	})
 	group.Go(func() error {
@@ -304,10 +304,10 @@ func (t *session) tell(ctx context.Context, id pod.Identity) error {
 	return t.write(ctx, r)
 }
 
-// hold writes the node's record with the nonce of now, after the orphans of now, as a preparer does.
-func (t *session) hold(ctx context.Context) error {
-	t.holding.Lock()
-	defer t.holding.Unlock()
+// acquire writes the node's record with the nonce of now, after the orphans of now, as a preparer does.
+func (t *session) acquire(ctx context.Context) error {
+	t.acquiring.Lock()
+	defer t.acquiring.Unlock()
 	for again := false; ; again = true {
 		if ctx.Err() != nil { // what fails for that alone has an unknown outcome, too
 			return context.Cause(ctx)
@@ -319,9 +319,9 @@ func (t *session) hold(ctx context.Context) error {
 		switch {
 		case err == nil:
 			record.Nonce, record.OrphanPages = nonce, &pages
-			return t.out.Hold(ctx, record, false)
+			return t.out.AcquireNode(ctx, record, false)
 		case errors.Is(err, store.ErrLost): // the lock is not held yet, or its key has vanished
-			if err := t.out.Hold(ctx, record, false); err != nil {
+			if err := t.out.AcquireNode(ctx, record, false); err != nil {
 				return err
 			}
 		case !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown):
@@ -385,7 +385,7 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 			delete(t.told, id)
 		}
 	}
-	return t.hold(ctx)
+	return t.acquire(ctx)
 }
 
 // act does what an intent says. That it is done is remembered together with what came of it.

@@ -19,15 +19,15 @@ type Fence struct {
 	Index   uint64 // of the key since the acquisition, or since the last Bump
 }
 
-// HeldError says that somebody else holds a lock.
-type HeldError struct {
+// LockedError says that somebody else holds a lock.
+type LockedError struct {
 	Key     string
 	Session string // of the holder
 	Value   []byte // that the holder wrote
 }
 
 // Error names the lock and its holder.
-func (e *HeldError) Error() string {
+func (e *LockedError) Error() string {
 	return fmt.Sprintf("lock %s is held by session %s", e.Key, e.Session)
 }
 
@@ -35,7 +35,7 @@ func (e *HeldError) Error() string {
 func lockPace() *backoff.ExponentialBackOff { return wait.NewPace(50*time.Millisecond, 2*time.Second) }
 
 // Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
-// index moves and an earlier tenure of the same session is fenced off. It returns *HeldError when another session holds
+// index moves and an earlier tenure of the same session is fenced off. It returns *LockedError when another session holds
 // the lock, ErrLost when the session is dead, ErrRefused when the token may not write it, ErrFiltered when it may not
 // read who holds it, or the context's cause; whatever else goes wrong is tried again until the answer is definite (R9).
 func (c *Client) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
@@ -137,7 +137,7 @@ func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byt
 // errors are those of Acquire, with ErrLost where somebody else holds the lock.
 func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {
 	next, err := c.Acquire(ctx, f.Key, f.Session, value)
-	if _, held := errors.AsType[*HeldError](err); held {
+	if _, locked := errors.AsType[*LockedError](err); locked {
 		return Fence{}, fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return next, err
@@ -157,7 +157,7 @@ func (c *Client) whyRefused(ctx context.Context, key, session string, refused er
 	case err != nil && !errors.Is(err, ErrNotFound):
 		return false, err
 	case err == nil && pair.Session != "" && pair.Session != session:
-		return true, &HeldError{Key: key, Session: pair.Session, Value: pair.Value}
+		return true, &LockedError{Key: key, Session: pair.Session, Value: pair.Value}
 	}
 	alive, err := c.sessionExists(ctx, session)
 	switch {

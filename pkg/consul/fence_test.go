@@ -42,7 +42,7 @@ func TestAcquireHeldAndFree(t *testing.T) {
 		t.Fatalf("fence %+v, key %+v", f, got)
 	}
 	_, err := c.Acquire(t.Context(), key, other, differ("other"))
-	var held *consul.HeldError
+	var held *consul.LockedError
 	if !errors.As(err, &held) || held.Key != key || held.Session != mine || string(held.Value) != "mine" || errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want HeldError", err)
 	}
@@ -91,7 +91,7 @@ func TestBumpOfALockThatAnotherHoldsIsLost(t *testing.T) {
 	}
 	must[consul.Fence](t)(c.Acquire(t.Context(), key, other, differ("o")))
 	_, err := c.Bump(t.Context(), f, differ("w"))
-	var held *consul.HeldError
+	var held *consul.LockedError
 	if !errors.Is(err, consul.ErrLost) || !errors.As(err, &held) || held.Session != other {
 		t.Fatalf("got %v, want ErrLost with the holder", err)
 	}
@@ -194,7 +194,7 @@ func TestAcquireRace(t *testing.T) {
 		if errs[0] != nil {
 			winner = 1
 		}
-		var held *consul.HeldError
+		var held *consul.LockedError
 		if errs[winner] != nil || !errors.As(errs[1-winner], &held) || held.Session != sessions[winner] {
 			t.Fatalf("round %d: %v", round, errs)
 		}
@@ -266,7 +266,7 @@ func TestAcquireIf(t *testing.T) {
 		t.Errorf("besides refused: %v, %d tries", err, tries)
 	}
 	yes := func(consul.Pair) ([]consul.Op, error) { return nil, nil }
-	var held *consul.HeldError
+	var held *consul.LockedError
 	if err := c.AcquireIf(t.Context(), key, other, []byte("other"), yes); !errors.As(err, &held) || held.Session != mine {
 		t.Errorf("held: %v", err)
 	}

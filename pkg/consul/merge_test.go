@@ -258,7 +258,7 @@ func TestMergedAcquisitions(t *testing.T) {
 		}
 	})
 	for i, err := range errs {
-		var other *consul.HeldError
+		var other *consul.LockedError
 		if want := i == held; errors.As(err, &other) != want || !want && err != nil {
 			t.Errorf("lock %d: %v", i, err)
 		}

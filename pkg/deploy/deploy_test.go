@@ -217,7 +217,7 @@ func TestDraftsThatAreRefused(t *testing.T) {
 		"another nonce":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Nonce = "x" },
 		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
 		"a lock is held": func(t *testing.T, w *world, _ *record.Draft) {
-			hold(t, w.Store.Keys().RolloutLock("web"))
+			lock(t, w.Store.Keys().RolloutLock("web"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -255,8 +255,8 @@ type catcher struct {
 
 func (c *catcher) Commit(_ context.Context, d *record.Draft) error { c.draft = d; return nil }
 
-// hold takes a lock with a session that nothing renews, nor needs to.
-func hold(t *testing.T, key string) {
+// lock takes a lock with a session that nothing renews, nor needs to.
+func lock(t *testing.T, key string) {
 	t.Helper()
 	put := func(path, body string) string {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+consultest.Shared(t).Addr+"/v1/"+path, strings.NewReader(body))

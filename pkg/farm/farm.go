@@ -115,7 +115,7 @@ type ReplicationControllerLocker interface {
 type LockReads interface {
 	SweepBells(ctx context.Context) (rcIDs []string, err error)
 	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
-	LockHeld(ctx context.Context, rcID string) (bool, error)
+	IsLocked(ctx context.Context, rcID string) (bool, error)
 	RCExists(ctx context.Context, rcID string) (bool, error)
 	ListPlacedRCIDs(ctx context.Context) ([]string, error)
 	ListReservedNodes(ctx context.Context) ([]string, error)
@@ -186,7 +186,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		return err
 	}
 	if err := f.cfg.Store.Join(ctx, f.cfg.member()); err != nil {
-		if _, held := store.HeldBy(err); held {
+		if _, locked := store.LockedBy(err); locked {
 			return fmt.Errorf("another farm is running as %q; give each farm an id of its own: %w", f.cfg.ID, err)
 		}
 		return fmt.Errorf("join: %w", err)

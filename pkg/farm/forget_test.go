@@ -21,8 +21,8 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	c := newCluster(t)
 	client, _ := c.connect()
 	id := pod.Identity{RCID: "web", Role: "main", Index: 0}
-	held := func(want bool) error {
-		_, got, err := c.store.NodeHeld(context.Background(), "n1")
+	locked := func(want bool) error {
+		_, got, err := c.store.NodeLock(context.Background(), "n1")
 		if err == nil && got != want {
 			err = fmt.Errorf("held: %t", got)
 		}
@@ -35,7 +35,7 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 			if b.Pods[i].Placement == nil {
 				once.Do(func() {
 					c.node("n1", nil, nil)
-					consultest.Eventually(t, soon, func() error { return held(true) })
+					consultest.Eventually(t, soon, func() error { return locked(true) })
 					close(tried)
 				})
 			}
@@ -50,7 +50,7 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	consultest.Eventually(t, soon, func() error { return held(false) })
+	consultest.Eventually(t, soon, func() error { return locked(false) })
 	c.ask("web", store.ForgetPod, "n1", id)
 	<-tried
 	consultest.Eventually(t, soon, func() error {
@@ -90,10 +90,10 @@ func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 			}
 			stopFarm()
 			stop()
-			c.heldIs("n1", false)
+			c.lockedIs("n1", false)
 			id := c.ask("web", store.ForgetPod, "n1", before[0].Value.Identity)
 			stop = c.node("n1", nil, nil)
-			c.heldIs("n1", true)
+			c.lockedIs("n1", true)
 			after(c, stop)
 			c.farm("f2")
 			c.condition("web", rc.RequestVoid, true, "request "+id+" to forget main.0 on n1 is void: ")
@@ -122,7 +122,7 @@ func TestAForgetAboutANodeWithoutARecord(t *testing.T) {
 			c.converged("web", 1)
 			stopFarm()
 			stop()
-			c.heldIs("n1", false)
+			c.lockedIs("n1", false)
 			c.remove(c.store.Keys().Node("n1"))
 			id := c.ask("web", store.ForgetPod, "n1", pod.Identity{RCID: "web", Role: "main"})
 			if appears {
@@ -149,9 +149,9 @@ func TestAskingToForgetDependsOnTheNode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.visit("n1")
-	index, held, err := c.store.NodeHeld(t.Context(), "n1")
-	if err != nil || held || index == 0 {
-		t.Fatal(index, held, err)
+	index, locked, err := c.store.NodeLock(t.Context(), "n1")
+	if err != nil || locked || index == 0 {
+		t.Fatal(index, locked, err)
 	}
 	c.visit("n1")
 	for _, seen := range []uint64{index, 0} {
@@ -183,9 +183,9 @@ func (c *cluster) audited(id, text string) {
 func (c *cluster) visit(name string) {
 	c.t.Helper()
 	stop := c.node(name, nil, nil)
-	c.heldIs(name, true)
+	c.lockedIs(name, true)
 	stop()
-	c.heldIs(name, false)
+	c.lockedIs(name, false)
 }
 
 // remove removes a key.
@@ -202,7 +202,7 @@ func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 	const pods, controllers = 300, 40
 	c := newCluster(t)
 	c.visit("n1")
-	index, _, err := c.store.NodeHeld(t.Context(), "n1")
+	index, _, err := c.store.NodeLock(t.Context(), "n1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,13 +24,13 @@ func (c *cluster) agentOf(name string) string {
 	return agent
 }
 
-// heldIs waits until a node's record is held, or free.
-func (c *cluster) heldIs(name string, want bool) {
+// lockedIs waits until a node's record is held, or free.
+func (c *cluster) lockedIs(name string, want bool) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		_, held, err := c.store.NodeHeld(c.t.Context(), name)
-		if err == nil && held != want {
-			err = fmt.Errorf("node %s is held: %t", name, held)
+		_, locked, err := c.store.NodeLock(c.t.Context(), name)
+		if err == nil && locked != want {
+			err = fmt.Errorf("node %s is held: %t", name, locked)
 		}
 		return err
 	})
@@ -162,7 +162,7 @@ func TestARestartedMachineIsNotLostByAnOldAnswer(t *testing.T) {
 	release := agents.keepBack()
 	defer release()
 	stop()
-	c.heldIs("n1", false)
+	c.lockedIs("n1", false)
 	c.unmanaged("web") // while nobody has answered yet
 	consultest.Eventually(t, soon, func() error { return agents.wasAsked(1) })
 	release()
@@ -218,7 +218,7 @@ func TestALossIsNotWrittenAboutANodeThatReturned(t *testing.T) {
 					if p := b.Pods[i].Placement; p != nil && (p.LostSince != nil || p.Node == "n2") {
 						once.Do(func() {
 							c.node("n1", nil, nil)
-							c.heldIs("n1", true)
+							c.lockedIs("n1", true)
 							close(returned)
 						})
 					}
@@ -228,7 +228,7 @@ func TestALossIsNotWrittenAboutANodeThatReturned(t *testing.T) {
 			c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.NodeLoss = loss })
 			c.converged("web", 1)
 			c.node("n2", nil, nil)
-			c.heldIs("n2", true)
+			c.lockedIs("n2", true)
 			agents.say(agent)
 			stop()
 			<-returned

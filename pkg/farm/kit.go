@@ -43,7 +43,7 @@ type EarlyReads interface {
 type Lists interface {
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
 	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
-	NodesHeld(ctx context.Context, names []string) (map[string]store.Hold, error)
+	NodeLocks(ctx context.Context, names []string) (map[string]store.NodeLock, error)
 }
 
 // Writes are how a pass changes the world.

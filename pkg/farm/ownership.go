@@ -99,19 +99,19 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 			return false, left, nil
 		}
 	}
-	held, err := f.cfg.Store.LockHeld(ctx, id)
+	locked, err := f.cfg.Store.IsLocked(ctx, id)
 	if err != nil {
 		return false, 0, err
 	}
-	f.roster.heard(id, held)
-	return !held, 0, nil
+	f.roster.heard(id, locked)
+	return !locked, 0, nil
 }
 
 // claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
 // runs without one, it leaves no lock behind and returns errGone.
 func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
 	got, err := f.cfg.Store.Claim(ctx, id)
-	if _, held := store.HeldBy(err); held {
+	if _, locked := store.LockedBy(err); locked {
 		f.roster.markOwnedElsewhere(id)
 		return nil, 0, nil
 	}

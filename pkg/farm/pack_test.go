@@ -38,7 +38,7 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 	var ops []consul.Op
 	for _, rec := range placed {
 		r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: rec.Value.Node, Pod: rec.Value.Identity, By: "test", At: time.Now()}
-		if r.NodeIndex, _, err = c.store.NodeHeld(t.Context(), r.Node); err != nil {
+		if r.NodeIndex, _, err = c.store.NodeLock(t.Context(), r.Node); err != nil {
 			t.Fatal(err)
 		}
 		ops = append(ops, consul.Set(keys.Request("web", r.ID), mustJSON(t, r)))

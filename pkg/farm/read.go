@@ -132,8 +132,8 @@ func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests
 		asked := reconcile.Request{ID: r.ID, Node: r.Node, Pod: r.Pod}
 		switch r.Kind {
 		case store.ForgetPod:
-			hold := about.holds[r.Node]
-			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, hold.Held, hold.Index, r.NodeIndex
+			lock := about.locks[r.Node]
+			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, r.NodeIndex
 		case store.SweepOrphan: // there is a record again
 		case store.RepairReservation:
 			ps.standing.checkDeeply() // in the next pass: shares may be missing, too
@@ -167,7 +167,7 @@ func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests
 // aboutRequests is what is read because operators ask for something.
 type aboutRequests struct {
 	store.Details
-	holds map[string]store.Hold // of the nodes on which pods are to be forgotten
+	locks map[string]store.NodeLock // of the nodes on which pods are to be forgotten
 }
 
 // readAbout reads what requests are about. What is watched of nodes may be older than the operator's word, or than the node's return.
@@ -179,7 +179,7 @@ func (ps *pass) readAbout(ctx context.Context, requests []store.Rec[store.Reques
 		}
 	}
 	if dead := slices.Sorted(maps.Keys(nodes[store.ForgetPod])); len(dead) > 0 {
-		if about.holds, err = ps.kit.lists.NodesHeld(ctx, dead); err != nil {
+		if about.locks, err = ps.kit.lists.NodeLocks(ctx, dead); err != nil {
 			return about, err
 		}
 	}

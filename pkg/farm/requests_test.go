@@ -20,7 +20,7 @@ func (c *cluster) ask(rcID string, kind store.RequestKind, nodeName string, id p
 	c.t.Helper()
 	r := store.Request{ID: store.NewID(), RCID: rcID, Kind: kind, Node: nodeName, Pod: id, By: "test", At: time.Now()}
 	var err error
-	if r.NodeIndex, _, err = c.store.NodeHeld(c.t.Context(), nodeName); err != nil {
+	if r.NodeIndex, _, err = c.store.NodeLock(c.t.Context(), nodeName); err != nil {
 		c.t.Fatal(err)
 	}
 	if err := c.store.Ask(c.t.Context(), r, store.NewAudit("test", string(kind), rcID, nil)); err != nil {
@@ -137,11 +137,11 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 
 // A declaration about a whole machine leaves hundreds of requests, and several may be declared gone at once: who holds their nodes is
 // read together.
-func TestHoldsAreReadTogether(t *testing.T) {
+func TestNodeLocksAreReadTogether(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	c.heldIs("n1", true)
+	c.lockedIs("n1", true)
 	c.visit("n2")
 	names := []string{"n1", "n2"}
 	for i := range 198 {
@@ -153,20 +153,20 @@ func TestHoldsAreReadTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(client.Close)
-	holds, err := store.New(client, c.store.Keys()).NodesHeld(t.Context(), names)
+	locks, err := store.New(client, c.store.Keys()).NodeLocks(t.Context(), names)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := proxy.Seen(); n != 2 || len(holds) != len(names) {
-		t.Errorf("%d requests, %d holds", n, len(holds))
+	if n := proxy.Seen(); n != 2 || len(locks) != len(names) {
+		t.Errorf("%d requests, %d locks", n, len(locks))
 	}
-	if !holds["n1"].Held || holds["n2"].Held {
-		t.Errorf("n1 %+v, n2 %+v", holds["n1"], holds["n2"])
+	if !locks["n1"].Locked || locks["n2"].Locked {
+		t.Errorf("n1 %+v, n2 %+v", locks["n1"], locks["n2"])
 	}
 	for _, name := range names[1:4] { // a living preparer writes its record again
-		index, held, err := c.store.NodeHeld(t.Context(), name)
-		if want := (store.Hold{Index: index, Held: held}); err != nil || holds[name] != want || (index != 0) != (name == "n2") {
-			t.Errorf("%s: %+v, alone %+v, %v", name, holds[name], want, err)
+		index, locked, err := c.store.NodeLock(t.Context(), name)
+		if want := (store.NodeLock{Index: index, Locked: locked}); err != nil || locks[name] != want || (index != 0) != (name == "n2") {
+			t.Errorf("%s: %+v, alone %+v, %v", name, locks[name], want, err)
 		}
 	}
 }

@@ -34,13 +34,13 @@ const perClaim = time.Millisecond
 // claimed that are free and that this farm should own, those first that rang last: what was changed while nobody could act on it is
 // among them. It returns whether there are others, which the farms that should own them have a while to claim.
 func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
-	held, err := f.cfg.Store.Locks(ctx)
+	locked, err := f.cfg.Store.Locks(ctx)
 	if err != nil {
 		return false, err
 	}
 	var free []string
 	for _, id := range f.world.lastRung() {
-		if !f.roster.listed(id, held[id]) {
+		if !f.roster.listed(id, locked[id]) {
 			free = append(free, id)
 		}
 	}

@@ -29,11 +29,11 @@ type asked struct {
 	ids []string
 }
 
-func (a asking) LockHeld(ctx context.Context, id string) (bool, error) {
+func (a asking) IsLocked(ctx context.Context, id string) (bool, error) {
 	a.mu.Lock()
 	a.ids = append(a.ids, id)
 	a.mu.Unlock()
-	return a.FarmSession.LockHeld(ctx, id)
+	return a.FarmSession.IsLocked(ctx, id)
 }
 
 // about returns how many times controllers with a prefix were asked about.

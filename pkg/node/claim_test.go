@@ -6,7 +6,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-func TestForeign(t *testing.T) {
+func TestNameConflict(t *testing.T) {
 	t.Parallel()
 	me := node.Node{Host: "me", ConsulNode: "m1"}
 	for name, c := range map[string]struct {
@@ -23,7 +23,7 @@ func TestForeign(t *testing.T) {
 		"older version, another machine":   {node.Node{ConsulNode: "m2"}, me, true},
 		"a writer that takes part in none": {node.Node{Host: "other", ConsulNode: "m2"}, node.Node{ConsulNode: "m1"}, false},
 	} {
-		if got := c.rec.Foreign(c.writer); got != c.want {
+		if got := c.rec.NameConflict(c.writer); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

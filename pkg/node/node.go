@@ -209,10 +209,10 @@ func ParseCapacity(slots int, cpu, memory int64) (Capacity, error) {
 	return Capacity{Slots: slots, CPU: cpu, Memory: memory}, errs.Err()
 }
 
-// Foreign reports whether the record is another machine's than that of who would write it now. A data directory with the
-// same host id beside another agent may be a copy, so that it counts as foreign too. A writer without a host id compares
+// NameConflict reports whether the record is another machine's than that of who would write it now. A data directory with the
+// same host id beside another agent may be a copy, so that it conflicts too. A writer without a host id compares
 // nothing.
-func (n *Node) Foreign(writer Node) bool {
+func (n *Node) NameConflict(writer Node) bool {
 	differ := func(a, b string) bool { return a != "" && b != "" && a != b }
 	// Records of versions without host ids tell only their agent.
 	return writer.Host != "" && (differ(n.Host, writer.Host) || differ(n.ConsulNode, writer.ConsulNode))

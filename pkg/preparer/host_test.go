@@ -37,7 +37,7 @@ func (b *bench) otherHostAs(takeOver bool, change func(*node.Node)) (release fun
 				n := b.cfg.Node
 				n.Host = "other-host"
 				change(&n)
-				if err := b.store.NodeSession(sess, n.Name).Hold(ctx, n, takeOver); err != nil {
+				if err := b.store.NodeSession(sess, n.Name).AcquireNode(ctx, n, takeOver); err != nil {
 					return err
 				}
 				select {
@@ -66,8 +66,8 @@ type refusals struct {
 	last  error
 }
 
-func (r *refusals) Hold(ctx context.Context, n node.Node, takeOver bool) error {
-	err := r.Session.Hold(ctx, n, takeOver)
+func (r *refusals) AcquireNode(ctx context.Context, n node.Node, takeOver bool) error {
+	err := r.Session.AcquireNode(ctx, n, takeOver)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
@@ -98,7 +98,7 @@ func (b *bench) startCounting(r *refusals) *agent {
 
 // A node whose name is another host's accepts nothing, whether or not that one's preparer lives. An operator who knows that
 // nothing of the other runs any more says so, once.
-func TestForeignHost(t *testing.T) {
+func TestNameConflict(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	reg := prometheus.NewRegistry()
@@ -168,7 +168,7 @@ func (b *bench) setNode(n node.Node) {
 }
 
 // The name of a machine whose agent is not known any more is free, and so is one without a record.
-func TestForeignHostGone(t *testing.T) {
+func TestNameConflictWithAHostThatIsGone(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*bench){
 		"agent not known": func(b *bench) {
@@ -271,7 +271,7 @@ func (b *bench) awaitNamed() {
 }
 
 // What does not say that the name was taken over since ends no pod, however often it is read.
-func TestForeignRecordStopsNothing(t *testing.T) {
+func TestNameConflictStopsNothing(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		note   func(map[string]any)

@@ -437,26 +437,26 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 // slowLock takes the node's lock when it is told to.
 type slowLock struct {
 	preparer.Session
-	t    *testing.T
-	take chan struct{}
-	held atomic.Bool
+	t        *testing.T
+	take     chan struct{}
+	acquired atomic.Bool
 }
 
-func (s *slowLock) Hold(ctx context.Context, n node.Node, takeOver bool) error {
+func (s *slowLock) AcquireNode(ctx context.Context, n node.Node, takeOver bool) error {
 	select {
 	case <-s.take:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	err := s.Session.Hold(ctx, n, takeOver)
+	err := s.Session.AcquireNode(ctx, n, takeOver)
 	if err == nil {
-		s.held.Store(true)
+		s.acquired.Store(true)
 	}
 	return err
 }
 
 func (s *slowLock) ChangeReservation(ctx context.Context, change func(node.Reservation, bool) (node.Reservation, error)) error {
-	if !s.held.Load() {
+	if !s.acquired.Load() {
 		s.t.Error("a share is asked for before the node's lock is held")
 	}
 	return s.Session.ChangeReservation(ctx, change)

@@ -10,7 +10,7 @@ import (
 // Metrics is what a preparer counts. Every label value exists from the start, and none names a pod.
 type Metrics struct {
 	pods                        *prometheus.GaugeVec
-	orphans, holding, connected prometheus.Gauge
+	orphans, locked, connected  prometheus.Gauge
 	nameRefused, reserve, open  prometheus.Gauge
 	restarts, written, failures prometheus.Counter
 	hookFailures                prometheus.Counter
@@ -31,7 +31,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return &Metrics{
 		pods:        obs.Gauges(m, "pods", "Pods of this node, by state.", "state", podStates...),
 		orphans:     m.Gauge("orphans", "Pods that run without a matching intent."),
-		holding:     m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
+		locked:      m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
 		connected:   m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
 		nameRefused: m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
 		open:        m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
@@ -49,9 +49,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 // stands publishes whether the node's lock is held, and whether the world is known.
-func (m *Metrics) stands(holding, known bool) {
-	m.holding.Set(obs.Flag(holding))
-	m.connected.Set(obs.Flag(holding && known))
+func (m *Metrics) stands(locked, known bool) {
+	m.locked.Set(obs.Flag(locked))
+	m.connected.Set(obs.Flag(locked && known))
 }
 
 // refused publishes whether the node's name is another host's.

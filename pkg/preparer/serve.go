@@ -24,13 +24,13 @@ type session struct {
 	kit    *kit
 	decide func() // applies what the intents say; called in pods.do
 	keeper *report.Keeper
-	held   chan struct{} // closed when the node's lock was taken
+	locked chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
 
 	relist  loop.Signal // the realities must be read again
 	renewed loop.Signal // the lock was taken or proved, so writes are worth a try
 
-	heldOnce, askedOnce sync.Once
+	lockedOnce, askedOnce sync.Once
 
 	epochs epochs
 }
@@ -40,7 +40,7 @@ type session struct {
 // cause of ctx's end. No pod is touched by its end.
 func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s := &session{
-		kit: &p.kit, decide: p.decide, held: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
+		kit: &p.kit, decide: p.decide, locked: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
 		epochs: epochs{known: loop.NewSignal()},
 	}
 	pace := func() *backoff.ExponentialBackOff {
@@ -48,7 +48,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	}
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &sharesFirst{NodeWriter: writes, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
-		Says: p.nodeRecord, Holding: func(holding bool) { s.setHolding(holding); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
+		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: loop.NewSignal(),
 	}
 	publisher := &report.Publisher{
@@ -73,9 +73,9 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 		})
 	}
 	parts.Go(func() error { return s.keeper.Run(ctx) })
-	after(s.held, s.keeper.Watch)
-	after(s.held, s.watchSchema)
-	after(s.held, s.watchIntents)
+	after(s.locked, s.keeper.Watch)
+	after(s.locked, s.watchSchema)
+	after(s.locked, s.watchIntents)
 	after(s.asked, publisher.Run)
 	return parts.Wait()
 }
@@ -130,20 +130,20 @@ func (k *kit) learn(world World, nonce string) {
 	k.board.Tell(told)
 }
 
-// setHolding opens or closes the door to new intents. What was read while it was closed is read again.
-func (s *session) setHolding(holding bool) {
+// setLocked opens or closes the door to new intents. What was read while it was closed is read again.
+func (s *session) setLocked(locked bool) {
 	s.kit.pods.do(func() {
-		if !s.kit.contact.Lock(holding) {
+		if !s.kit.contact.Lock(locked) {
 			return
 		}
 		s.kit.learn(World{}, s.kit.pods.nonce)
-		s.kit.cfg.Metrics.stands(holding, false)
-		if holding {
+		s.kit.cfg.Metrics.stands(locked, false)
+		if locked {
 			s.epochs.renew()
 		}
 	})
-	if holding {
-		s.heldOnce.Do(func() { close(s.held) })
+	if locked {
+		s.lockedOnce.Do(func() { close(s.locked) })
 		s.renewed.Raise()
 	}
 }

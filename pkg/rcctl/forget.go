@@ -52,11 +52,11 @@ func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
 	if err != nil {
 		return err
 	}
-	index, held, err := s.NodeHeld(c.Context, target.node)
+	index, locked, err := s.NodeLock(c.Context, target.node)
 	switch {
 	case err != nil:
 		return fmt.Errorf("read node %s: %w", target.node, err)
-	case held:
+	case locked:
 		return refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
 	}
 	r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}

@@ -82,11 +82,11 @@ func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
 // preparer lives.
 func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	d := deadNode{name: name}
-	index, held, err := s.NodeHeld(ctx, name)
+	index, locked, err := s.NodeLock(ctx, name)
 	if err != nil {
 		return d, fmt.Errorf("read node %s: %w", name, err)
 	}
-	if held {
+	if locked {
 		return d, refusedf("node %s: its preparer lives; to empty it: rcctl node drain %s; nothing was written", name, name)
 	}
 	d.index = index
@@ -169,7 +169,7 @@ func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, ope
 		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
 		done: fmt.Sprintf("node %s is forgotten, with %s", d.name, field.Count(len(d.copies), "pod")),
 	}, limit, func(ctx context.Context) (string, bool, error) {
-		if index, held, err := s.NodeHeld(ctx, d.name); err != nil || held || index != d.index {
+		if index, locked, err := s.NodeLock(ctx, d.name); err != nil || locked || index != d.index {
 			if err == nil {
 				err = cameBack(d.name)
 			}

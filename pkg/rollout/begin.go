@@ -20,8 +20,8 @@ var (
 // Begin makes a rollout. All other controllers of the service go down, whichever deployment or abort left them. An error wraps ErrRunning or ErrRefused and
 // names what is in the way.
 func Begin(s Start) (Started, error) {
-	if s.LockHolder != "" {
-		return Started{}, fmt.Errorf("%w: farm %s holds its lock", ErrRunning, s.LockHolder)
+	if s.LockOwner != "" {
+		return Started{}, fmt.Errorf("%w: farm %s holds its lock", ErrRunning, s.LockOwner)
 	}
 	for _, o := range s.Old {
 		if o.RC.Mutator != "" {

@@ -342,7 +342,7 @@ func TestRefusals(t *testing.T) {
 		"blue-green":       {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MaxSurge = "blue-green", amount(3) }, []string{"max_surge is 3", "allowed: 4"}, rollout.ErrRefused},
 		"leave_old":        {func(s *rollout.Start) { s.Knobs.LeaveOld, s.Old = true, nil }, []string{"leave_old"}, rollout.ErrRefused},
 		"mutator":          {func(s *rollout.Start) { s.Old[0].RC.Mutator = "web/X" }, []string{"web/X", "web-r1"}, rollout.ErrRunning},
-		"lock":             {func(s *rollout.Start) { s.LockHolder = "f1" }, []string{"farm f1", "lock"}, rollout.ErrRunning},
+		"lock":             {func(s *rollout.Start) { s.LockOwner = "f1" }, []string{"farm f1", "lock"}, rollout.ErrRunning},
 		"static":           {func(s *rollout.Start) { s.New.Strategy = rc.Static }, []string{"pods are static", "in-place"}, rollout.ErrRefused},
 		"volumes":          {func(s *rollout.Start) { s.OnlyInPlace = "it has volumes" }, []string{"it has volumes", "availability", "in-place"}, rollout.ErrRefused},
 		"group":            {func(s *rollout.Start) { s.Knobs.GroupOrder = []string{"x"} }, []string{"group_order", `"x"`}, rollout.ErrRefused},

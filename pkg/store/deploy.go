@@ -42,7 +42,7 @@ func (s *Store) readRollout(ctx context.Context, name string, svc *record.Servic
 	if err != nil {
 		return err
 	}
-	svc.LockHolder = holderOf(found[s.keys.RolloutLock(name)])
+	svc.LockOwner = ownerOf(found[s.keys.RolloutLock(name)])
 	rec, err := decodeFound[rollout.Record](s.keys, found, s.keys.Rollout(name))
 	if err == nil && rec.Index != 0 {
 		svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
@@ -276,7 +276,7 @@ func (s *Store) freeOfRunners(ctx context.Context, service string, replaces bool
 		case lock.Session == "":
 			return []consul.Op{consul.CheckIndex(key, lock.ModifyIndex)}, nil
 		case time.Now().After(deadline):
-			return nil, &RunningError{Service: service, Farm: holderOf(lock)}
+			return nil, &RunningError{Service: service, Farm: ownerOf(lock)}
 		}
 		select {
 		case <-ctx.Done():

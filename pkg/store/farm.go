@@ -51,8 +51,8 @@ type lockValue struct {
 	Stamp       string `json:"stamp"`
 }
 
-// holderOf returns the farm that holds a lock: "" when none does, or when what it wrote cannot be read.
-func holderOf(lock consul.Pair) string {
+// ownerOf returns the farm that holds a lock: "" when none does, or when what it wrote cannot be read.
+func ownerOf(lock consul.Pair) string {
 	var v lockValue
 	if lock.Session == "" || json.Unmarshal(lock.Value, &v) != nil {
 		return ""
@@ -79,7 +79,7 @@ type Claimed struct {
 }
 
 // Claim takes the lock of a controller and reads its head with it: a farm that takes over claims thousands. It returns
-// *consul.HeldError (see HeldBy) when another farm holds the lock, ErrLost when the session is dead.
+// *consul.LockedError (see LockedBy) when another farm holds the lock, ErrLost when the session is dead.
 func (t *FarmSession) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	sent := time.Now()
 	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
@@ -375,15 +375,15 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix()}
 }
 
-// LockHeld reports whether another session than this one owns a controller.
-func (t *FarmSession) LockHeld(ctx context.Context, rcID string) (bool, error) {
-	return t.heldElsewhere(ctx, t.keys.Lock(rcID))
+// IsLocked reports whether another session than this one owns a controller.
+func (t *FarmSession) IsLocked(ctx context.Context, rcID string) (bool, error) {
+	return t.lockedElsewhere(ctx, t.keys.Lock(rcID))
 }
 
-func (t *FarmSession) heldElsewhere(ctx context.Context, lock string) (bool, error) {
+func (t *FarmSession) lockedElsewhere(ctx context.Context, lock string) (bool, error) {
 	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{lock}}, consul.Default)
-	held := found[lock].Session
-	return held != "" && held != t.sess.Releasing, err
+	owner := found[lock].Session
+	return owner != "" && owner != t.sess.Releasing, err
 }
 
 // Unreserved returns what nodes have been told about and hold no share for. It is a hint: what changes meanwhile may be

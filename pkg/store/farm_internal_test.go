@@ -129,7 +129,7 @@ func TestAnUnknownNonceIsRenewed(t *testing.T) {
 // A release of an earlier tenure that arrives late leaves the lock with the later one, though both are of one session.
 func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	t.Parallel()
-	st, node, _ := holder(t) // for its session
+	st, node, _ := nodeSession(t) // for its session
 	farm := st.FarmSession(node.sess, "f")
 	claim := func() Fence {
 		t.Helper()
@@ -139,7 +139,7 @@ func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 		}
 		return got.Fence
 	}
-	held := func() bool {
+	locked := func() bool {
 		t.Helper()
 		lock, err := st.c.Get(t.Context(), st.keys.Lock("web"), consul.Consistent)
 		if err != nil {
@@ -152,14 +152,14 @@ func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := farm.Release(t.Context(), "web", first); !LockRefused(err, first) || !held() {
-		t.Errorf("an earlier release: %v, the lock is held: %v", err, held())
+	if err := farm.Release(t.Context(), "web", first); !LockRefused(err, first) || !locked() {
+		t.Errorf("an earlier release: %v, the lock is held: %v", err, locked())
 	}
-	if err := farm.Release(t.Context(), "web", second); err != nil || held() {
-		t.Errorf("the release of this tenure: %v, the lock is held: %v", err, held())
+	if err := farm.Release(t.Context(), "web", second); err != nil || locked() {
+		t.Errorf("the release of this tenure: %v, the lock is held: %v", err, locked())
 	}
 	claim()
-	if err := farm.Release(t.Context(), "web", second); !LockRefused(err, second) || !held() {
-		t.Errorf("the release of the tenure before: %v, the lock is held: %v", err, held())
+	if err := farm.Release(t.Context(), "web", second); !LockRefused(err, second) || !locked() {
+		t.Errorf("the release of the tenure before: %v, the lock is held: %v", err, locked())
 	}
 }

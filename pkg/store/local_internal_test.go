@@ -16,7 +16,7 @@ import (
 // What a node says of its local services is no news to farms: no bell is rung for it, and no drop counted.
 func TestLocalRealities(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	r := pod.Reality{Identity: pod.Identity{RCID: pod.LocalRC("web"), Role: "main"}, Kind: pod.KindLocal, Node: "n1", State: pod.StateReady, Available: true}
 	other := reports(1)[0]
 	index, err := session.WriteRealities(t.Context(), RealityWrite{Reality: r}, other)
@@ -47,7 +47,7 @@ func TestLocalRealities(t *testing.T) {
 // Whoever changes a reservation at the same time as others finds what they wrote, and who has lost the lock writes nothing.
 func TestChangeReservation(t *testing.T) {
 	t.Parallel()
-	st, session, lose := holder(t)
+	st, session, lose := nodeSession(t)
 	add := func(id pod.Identity, interfere func()) error {
 		return session.ChangeReservation(t.Context(), func(res node.Reservation, _ bool) (node.Reservation, error) {
 			if interfere != nil {

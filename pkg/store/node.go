@@ -26,20 +26,20 @@ type NodeSession struct {
 	drops map[string]counter // by controller; those that are known
 }
 
-// NodeSession returns the writer for one node under one session. Nothing can be written before Hold.
+// NodeSession returns the writer for one node under one session. Nothing can be written before AcquireNode.
 func (s *Store) NodeSession(sess *consul.Session, name string) *NodeSession {
 	return &NodeSession{Store: s, sess: sess, name: name, drops: map[string]counter{}}
 }
 
-// ForeignError says that a node's name belongs to another machine, or to another data directory.
-type ForeignError struct {
+// NameConflictError says that a node's name belongs to another machine, or to another data directory.
+type NameConflictError struct {
 	Record node.Node // as it is
 	Writer node.Node // who would write it
 	Key    string    // of the record
 }
 
 // Error says whose the name is and what to do.
-func (e *ForeignError) Error() string {
+func (e *NameConflictError) Error() string {
 	next := "give one of the two another name with --node; or, once nothing of the other's pods runs any more, start this preparer once with " +
 		"--take-over-name, or remove the key " + e.Key
 	if e.Record.Host == e.Writer.Host {
@@ -56,13 +56,13 @@ func hostText(n node.Node) string {
 	return fmt.Sprintf("host %s (Consul agent %q, address %s)", host, n.ConsulNode, n.Address)
 }
 
-// Hold takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
-// Incarnation and ConsulNode are replaced by the session's, and it says that drops are counted. It returns *ForeignError when the name belongs to another host,
-// whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.HeldError when
+// AcquireNode takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
+// Incarnation and ConsulNode are replaced by the session's, and it says that drops are counted. It returns *NameConflictError when the name belongs to another host,
+// whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.LockedError when
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
 // nobody. Where the record says other labels than before, the reservation is stamped with them in the same transaction (ADR 12); a
 // token that may not write it does without.
-func (t *NodeSession) Hold(ctx context.Context, n node.Node, takeOver bool) error {
+func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
 	key := t.keys.Node(t.name)
@@ -87,9 +87,9 @@ func (t *NodeSession) Hold(ctx context.Context, n node.Node, takeOver bool) erro
 	return t.sess.Answered(sent, err)
 }
 
-// mayTake returns *ForeignError when a record that is not held by us belongs to another host, whose agent is not gone.
+// mayTake returns *NameConflictError when a record that is not held by us belongs to another host, whose agent is not gone.
 func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
-	if !before.Foreign(n) {
+	if !before.NameConflict(n) {
 		return nil
 	}
 	if before.ConsulNode != "" {
@@ -97,7 +97,7 @@ func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 			return err
 		}
 	}
-	return &ForeignError{Record: before, Writer: n, Key: t.keys.Node(t.name)}
+	return &NameConflictError{Record: before, Writer: n, Key: t.keys.Node(t.name)}
 }
 
 // stampOps returns what makes the reservation say which labels the node has by now, so that no farm that has not heard of them places
@@ -120,10 +120,10 @@ func (t *NodeSession) stampOps(ctx context.Context, labels map[string]string, kn
 	return []consul.Op{consul.CAS(key, encode(res), rec.Index)}, nil
 }
 
-// HeldBy returns the session that holds the node's lock when err says that somebody else does.
-func HeldBy(err error) (session string, ok bool) {
-	if held, ok := errors.AsType[*consul.HeldError](err); ok {
-		return held.Session, true
+// LockedBy returns the session that holds the node's lock when err says that somebody else does.
+func LockedBy(err error) (session string, ok bool) {
+	if locked, ok := errors.AsType[*consul.LockedError](err); ok {
+		return locked.Session, true
 	}
 	return "", false
 }

@@ -20,27 +20,27 @@ func (noJournal) Incarnations() ([]string, error) { return nil, nil }
 func (noJournal) Add(string) error                { return nil }
 func (noJournal) Remove(string) error             { return nil }
 
-// holder returns the writer of a node whose lock it holds, and what takes the lock away.
-func holder(t *testing.T) (st *Store, session *NodeSession, lose func()) {
+// nodeSession returns the writer of a node whose lock it holds, and what takes the lock away.
+func nodeSession(t *testing.T) (st *Store, session *NodeSession, lose func()) {
 	t.Helper()
 	st = empty(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	held, ended := make(chan *NodeSession), make(chan error)
+	sessions, ended := make(chan *NodeSession), make(chan error)
 	go func() {
 		ended <- st.c.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "n1", TTL: time.Minute, Journal: noJournal{}},
 			func(ctx context.Context, sess *consul.Session) error {
 				session := st.NodeSession(sess, "n1")
-				if err := session.Hold(ctx, node.Node{Name: "n1"}, false); err != nil {
+				if err := session.AcquireNode(ctx, node.Node{Name: "n1"}, false); err != nil {
 					return err
 				}
-				held <- session
+				sessions <- session
 				<-ctx.Done()
 				return context.Cause(ctx)
 			})
 	}()
 	lose = sync.OnceFunc(func() { cancel(); <-ended })
 	t.Cleanup(lose)
-	return st, <-held, lose
+	return st, <-sessions, lose
 }
 
 func reports(n int) []RealityWrite {
@@ -55,7 +55,7 @@ func reports(n int) []RealityWrite {
 // As many as are allowed are one transaction, with each controller's bell.
 func TestWriteRealities(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	writes := reports(MaxRealities)
 	for i := range writes { // each of another controller: no transaction of so many is longer
 		writes[i].Reality.RCID = fmt.Sprintf("rc-%d", i)
@@ -78,7 +78,7 @@ func TestWriteRealities(t *testing.T) {
 // All or none: who is refused one has written none.
 func TestWriteRealitiesTogetherOrNot(t *testing.T) {
 	t.Parallel()
-	_, session, lose := holder(t)
+	_, session, lose := nodeSession(t)
 	writes := reports(5)
 	if _, err := session.WriteRealities(t.Context(), writes[2]); err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func available(t *testing.T, session *NodeSession, n int) []RealityWrite {
 // knows how many, or that it does not.
 func TestDropsAreCounted(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	falls := available(t, session, 9)
 	none := dropsOf(t, st, "rc-0")
 	if none.Index != 0 || len(none.Counts) != 0 {
@@ -209,7 +209,7 @@ func TestDropsAreCounted(t *testing.T) {
 // A pod that becomes available, stays so, or never was, is no drop. One that is to stop is none as long as it is to.
 func TestNoDrops(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	w := available(t, session, 1)[0]
 	same := w
 	same.Reality = same.Before
@@ -243,7 +243,7 @@ func TestNoDrops(t *testing.T) {
 // Another version is another pod for those who wait for it. So is none.
 func TestOtherDrops(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	w := available(t, session, 1)[0]
 	w.Reality = w.Before
 	w.Reality.Digest = "other"
@@ -263,7 +263,7 @@ func TestOtherDrops(t *testing.T) {
 // As many as Together allows are one transaction, whatever they say, and one more would not be.
 func TestTogether(t *testing.T) {
 	t.Parallel()
-	_, session, _ := holder(t)
+	_, session, _ := nodeSession(t)
 	for _, tt := range []struct {
 		name   string
 		change func(i int, w *RealityWrite)
@@ -291,7 +291,7 @@ func TestTogether(t *testing.T) {
 // What a controller that is gone has left is removed, unless it comes back meanwhile; what others have stays.
 func TestSweepDrops(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	if _, err := session.WriteRealities(t.Context(), available(t, session, 3)...); err != nil {
 		t.Fatal(err)
 	}

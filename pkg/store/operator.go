@@ -110,7 +110,7 @@ func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
 	owners := map[string]string{}
 	for _, p := range pairs {
 		if id, ok := s.keys.lockedRC(p.Key); ok && p.Session != "" {
-			owners[id] = holderOf(p)
+			owners[id] = ownerOf(p)
 		}
 	}
 	return owners, nil

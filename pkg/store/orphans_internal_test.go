@@ -30,7 +30,7 @@ func tell(t *testing.T, session *NodeSession, nonce string, orphans []pod.Orphan
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := session.Hold(t.Context(), node.Node{Name: "n1", Nonce: nonce, OrphanPages: &said}, false); err != nil {
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Nonce: nonce, OrphanPages: &said}, false); err != nil {
 		t.Fatal(err)
 	}
 	return said
@@ -49,7 +49,7 @@ func read(t *testing.T, st *Store) (orphans []pod.Orphan, complete bool) {
 // However many there are, all are listed once the record leads to them, and nothing is left of a longer list.
 func TestOrphansOnPages(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	for _, n := range []int{0, 1, 3000, 400, 1, 0, 700} {
 		said := tell(t, session, "n0", many(n))
 		got, complete := read(t, st)
@@ -66,7 +66,7 @@ func TestOrphansOnPages(t *testing.T) {
 // What is there already is not written again. Pages that vanished are.
 func TestOrphansAreWrittenOnce(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	first := tell(t, session, "n0", many(400))
 	for _, again := range []bool{false, true} {
 		if said, err := session.WriteOrphans(t.Context(), "n0", many(400), again); err != nil || said != first {
@@ -92,7 +92,7 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 // another edition. The next one writes all of it anew.
 func TestOrphansOfAKilledPreparer(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	tell(t, session, "n0", many(400))
 	if _, err := session.WriteOrphans(t.Context(), "n1", many(500), false); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestOrphansOfAKilledPreparer(t *testing.T) {
 // A write of pages that lands late, after its sender had given up on it and had written others, changes nothing.
 func TestLatePagesOfOrphans(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
+	st, session, _ := nodeSession(t)
 	late := pagesOf("n1", "n0", many(400))
 	lingering := []consul.Op{
 		consul.CheckSession(st.keys.Node("n1"), session.sess.Releasing),
@@ -139,7 +139,7 @@ func TestLatePagesOfOrphans(t *testing.T) {
 // Whoever does not hold the node lists nothing for it.
 func TestOrphansNeedTheLock(t *testing.T) {
 	t.Parallel()
-	_, session, lose := holder(t)
+	_, session, lose := nodeSession(t)
 	lose()
 	if _, err := session.WriteOrphans(t.Context(), "n0", many(1), false); !errors.Is(err, ErrLost) {
 		t.Errorf("without the lock: %v", err)
@@ -149,8 +149,8 @@ func TestOrphansNeedTheLock(t *testing.T) {
 // Records of older preparers list orphans themselves.
 func TestOrphansOfAnOlderPreparer(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
-	if err := session.Hold(t.Context(), node.Node{Name: "n1", Nonce: "n0", Orphans: many(2)}, false); err != nil {
+	st, session, _ := nodeSession(t)
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Nonce: "n0", Orphans: many(2)}, false); err != nil {
 		t.Fatal(err)
 	}
 	if got, complete := read(t, st); !complete || len(got) != 2 {

@@ -46,7 +46,7 @@ func (k Keys) Policy(role Role, node, agent string) string {
 		p.add("key_prefix", k.OrphanPages(node), "write")
 		p.add("key", k.Node(node), "write")
 		p.add("key", k.HeardNode(node), "write")
-		p.add("key", k.Reservation(node), "write") // for the stamp of its labels; see NodeSession.Hold
+		p.add("key", k.Reservation(node), "write") // for the stamp of its labels; see NodeSession.AcquireNode
 		p.add("key_prefix", k.prefix+"bells/", "write")
 		p.add("key_prefix", k.Drops(""), "write")
 		p.add("key", k.Schema(), "read")

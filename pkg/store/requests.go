@@ -40,9 +40,9 @@ type Request struct {
 	At        time.Time `json:"at"`
 }
 
-// NodeHeld reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
+// NodeLock reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
 // there is none.
-func (s *Store) NodeHeld(ctx context.Context, name string) (index uint64, held bool, err error) {
+func (s *Store) NodeLock(ctx context.Context, name string) (index uint64, locked bool, err error) {
 	pair, err := s.c.Get(ctx, s.keys.Node(name), consul.Consistent)
 	if errors.Is(err, ErrNotFound) {
 		return 0, false, nil
@@ -50,24 +50,24 @@ func (s *Store) NodeHeld(ctx context.Context, name string) (index uint64, held b
 	return pair.ModifyIndex, pair.Session != "", err
 }
 
-// Hold is whether a node's preparer holds its record, and the record's index: zero where there is none.
-type Hold struct {
-	Index uint64
-	Held  bool
+// NodeLock is whether a node's preparer holds its record, and the record's index: zero where there is none.
+type NodeLock struct {
+	Index  uint64
+	Locked bool
 }
 
-// NodesHeld is NodeHeld for several nodes, in as few requests as Consul's limit allows.
-func (s *Store) NodesHeld(ctx context.Context, names []string) (map[string]Hold, error) {
+// NodeLocks is NodeLock for several nodes, in as few requests as Consul's limit allows.
+func (s *Store) NodeLocks(ctx context.Context, names []string) (map[string]NodeLock, error) {
 	found, err := s.c.GetMany(ctx, field.Each(names, s.keys.Node), consul.Consistent)
 	if err != nil {
 		return nil, fmt.Errorf("read who holds %d nodes: %w", len(names), err)
 	}
-	holds := make(map[string]Hold, len(names))
+	locks := make(map[string]NodeLock, len(names))
 	for _, name := range names {
 		pair := found[s.keys.Node(name)]
-		holds[name] = Hold{Index: pair.ModifyIndex, Held: pair.Session != ""}
+		locks[name] = NodeLock{Index: pair.ModifyIndex, Locked: pair.Session != ""}
 	}
-	return holds, nil
+	return locks, nil
 }
 
 // Ask leaves a request for a controller's owner, with an audit record, and rings. It returns ErrConflict, and nothing is written,

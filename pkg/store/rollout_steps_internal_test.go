@@ -63,7 +63,7 @@ func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs 
 // begun is a service whose revision 1 is there and whose rollout to revision 2 has begun, claimed by a farm.
 func begun(t *testing.T) (*FarmSession, Fence, RolloutView) {
 	t.Helper()
-	farm := farmHolder(t, "f")
+	farm := farmSession(t, "f")
 	old := revision(1, 3)
 	if err := farm.ChangeRC(t.Context(), RCChange{RC: old, Audit: NewAudit("op", "create", old.ID, nil)}); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestADeploymentIsRefused(t *testing.T) {
 // A farm that has seen an old record holds the lock for a moment; a deployment waits for it.
 func TestADeploymentWaitsForWhoeverFindsNoRollout(t *testing.T) {
 	t.Parallel()
-	farm := farmHolder(t, "f")
+	farm := farmSession(t, "f")
 	fence, err := farm.ClaimRollout(t.Context(), "web")
 	if err != nil {
 		t.Fatal(err)

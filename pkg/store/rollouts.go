@@ -43,7 +43,7 @@ func (s *Store) RunnerOf(ctx context.Context, service string) (farmID string, er
 	if err != nil {
 		return "", err
 	}
-	return holderOf(found[s.keys.RolloutLock(service)]), nil
+	return ownerOf(found[s.keys.RolloutLock(service)]), nil
 }
 
 // ringRollout is the operation that rings the bell of a service's rollout.
@@ -101,9 +101,9 @@ func (t *FarmSession) ClaimRollout(ctx context.Context, service string) (Fence, 
 	return t.c.Acquire(ctx, t.keys.RolloutLock(service), t.sess.Releasing, t.lockValue)
 }
 
-// RolloutHeld reports whether another session than this one carries a service's rollout out.
-func (t *FarmSession) RolloutHeld(ctx context.Context, service string) (bool, error) {
-	return t.heldElsewhere(ctx, t.keys.RolloutLock(service))
+// IsRolloutLocked reports whether another session than this one carries a service's rollout out.
+func (t *FarmSession) IsRolloutLocked(ctx context.Context, service string) (bool, error) {
+	return t.lockedElsewhere(ctx, t.keys.RolloutLock(service))
 }
 
 // AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.

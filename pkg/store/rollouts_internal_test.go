@@ -9,9 +9,9 @@ import (
 )
 
 // farmHolder returns a farm under a session that lives, below a prefix with a schema and a breaker.
-func farmHolder(t *testing.T, id string) *FarmSession {
+func farmSession(t *testing.T, id string) *FarmSession {
 	t.Helper()
-	st, node, _ := holder(t) // for its session
+	st, node, _ := nodeSession(t) // for its session
 	if _, err := st.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func farmHolder(t *testing.T, id string) *FarmSession {
 // Whatever lists the locks of controllers knows nothing of those of rollouts.
 func TestLocksOfRolloutsAreNotThoseOfControllers(t *testing.T) {
 	t.Parallel()
-	farm := farmHolder(t, "f")
+	farm := farmSession(t, "f")
 	keys := farm.Keys()
 	for _, key := range []string{keys.Lock("a"), keys.RolloutLock("web")} {
 		if _, err := farm.c.Acquire(t.Context(), key, farm.sess.Releasing, farm.lockValue); err != nil {

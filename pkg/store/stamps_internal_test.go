@@ -30,12 +30,12 @@ func (s *Store) reservation(t *testing.T, name string) Rec[node.Reservation] {
 
 // A preparer that was started with other labels says so in its node's reservation, and changes nothing else of it. Otherwise it leaves
 // it alone: a record that is made may be the first after a loss.
-func TestHoldStampsTheReservation(t *testing.T) {
+func TestAcquiringStampsTheReservation(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
-	hold := func(labels map[string]string) Rec[node.Reservation] {
+	st, session, _ := nodeSession(t)
+	acquire := func(labels map[string]string) Rec[node.Reservation] {
 		t.Helper()
-		if err := session.Hold(t.Context(), node.Node{Name: "n1", Labels: labels}, false); err != nil {
+		if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: labels}, false); err != nil {
 			t.Fatal(err)
 		}
 		rec, err := st.Node(t.Context(), "n1")
@@ -44,21 +44,21 @@ func TestHoldStampsTheReservation(t *testing.T) {
 		}
 		return st.reservation(t, "n1")
 	}
-	if res := hold(nil); res.Index != 0 {
+	if res := acquire(nil); res.Index != 0 {
 		t.Errorf("reservation %+v of a node whose labels did not change", res)
 	}
-	if res := hold(pool("a")); res.Value.Labels != (node.Stamps{Own: node.LabelStamp(pool("a"))}) {
+	if res := acquire(pool("a")); res.Value.Labels != (node.Stamps{Own: node.LabelStamp(pool("a"))}) {
 		t.Errorf("the first reservation is %+v", res)
 	}
 	full := node.Reservation{Closed: true, Labels: node.Stamps{Own: "old", Operators: "theirs"}, Holders: map[string]node.Holder{"web/main.0": {CPU: 5}}}
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), encode(full))}); err != nil {
 		t.Fatal(err)
 	}
-	same := hold(pool("a"))
+	same := acquire(pool("a"))
 	if same.Value.Labels != full.Labels {
 		t.Errorf("reservation %+v; the labels are those of before", same)
 	}
-	after := hold(pool("b"))
+	after := acquire(pool("b"))
 	full.Labels.Own = node.LabelStamp(pool("b"))
 	if string(encode(after.Value)) != string(encode(full)) || after.Index == same.Index {
 		t.Errorf("reservation %+v, want %+v", after, full)
@@ -66,7 +66,7 @@ func TestHoldStampsTheReservation(t *testing.T) {
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
-	if err := session.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
 		t.Errorf("with a reservation that cannot be read: %v", err)
 	}
 }
@@ -90,14 +90,14 @@ func (s *Store) underSession(t *testing.T, name string, do func(*consul.Session)
 // Nobody but who takes the node's lock stamps its reservation.
 func TestWhoeverIsRefusedTheLockStampsNothing(t *testing.T) {
 	t.Parallel()
-	st, session, _ := holder(t)
-	if err := session.Hold(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
+	st, session, _ := nodeSession(t)
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
 		t.Fatal(err)
 	}
 	before := st.reservation(t, "n1")
 	st.underSession(t, "other", func(sess *consul.Session) {
-		err := st.NodeSession(sess, "n1").Hold(t.Context(), node.Node{Name: "n1", Labels: pool("b")}, false)
-		if _, held := HeldBy(err); !held {
+		err := st.NodeSession(sess, "n1").AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("b")}, false)
+		if _, locked := LockedBy(err); !locked {
 			t.Errorf("held by somebody else: %v", err)
 		}
 	})
@@ -107,7 +107,7 @@ func TestWhoeverIsRefusedTheLockStampsNothing(t *testing.T) {
 }
 
 // A token that may not write, or not even read, the node's reservation is enough to hold the node: farms mend the stamp.
-func TestHoldWithoutTheRightToStamp(t *testing.T) {
+func TestAcquiringWithoutTheRightToStamp(t *testing.T) {
 	t.Parallel()
 	const management = "0b7f0c1e-58f2-4b8e-9a3d-4f1d6a1f2c77"
 	server, err := consultest.Start(fmt.Sprintf(`{"acl": {"enabled": true, "default_policy": "deny",
@@ -141,7 +141,7 @@ func TestHoldWithoutTheRightToStamp(t *testing.T) {
 			st := connect(aclToken(t, server.Addr, management, name, rules))
 			st.underSession(t, name, func(sess *consul.Session) {
 				for _, labels := range []string{"a", "b"} {
-					if err := st.NodeSession(sess, name).Hold(t.Context(), node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
+					if err := st.NodeSession(sess, name).AcquireNode(t.Context(), node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
 						t.Error(err)
 					}
 				}

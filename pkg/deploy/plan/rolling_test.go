@@ -415,7 +415,7 @@ func TestRefusedPlans(t *testing.T) {
 			"service web: its controller web-r1 is disabled, so that no farm would act on it; enable it first: rcctl rc enable web-r1",
 		},
 		{"recreate in place", one, []string{`update.strategy="in-place"`}, func(r *plan.RollingStrategy) { r.ForceRecreate = true }, "leave --recreate out"},
-		{"a lock is held", func(t *testing.T, c *cluster) { one(t, c); c.svc.LockHolder = "farm-9" }, []string{newManifest}, nil, "farm farm-9 holds its lock; nothing was written"},
+		{"a lock is held", func(t *testing.T, c *cluster) { one(t, c); c.svc.LockOwner = "farm-9" }, []string{newManifest}, nil, "farm farm-9 holds its lock; nothing was written"},
 		{
 			"rolling back", func(t *testing.T, c *cluster) { under(t, c); c.svc.Rollout.State = rollout.RollingBack },
 			[]string{`replicas=9`},

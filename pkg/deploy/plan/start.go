@@ -38,7 +38,7 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 		s.Nonce = p.State.Nonce
 	}
 	if svc != nil {
-		s.LockHolder = svc.LockHolder
+		s.LockOwner = svc.LockOwner
 		for _, o := range svc.Controllers {
 			if o.RC.DeletedAt == nil {
 				s.Old = append(s.Old, rollout.Seen{RC: o.RC, Status: o.Status})

@@ -111,7 +111,7 @@ type Service struct {
 	Controllers []Controller // its revisions, the oldest first
 	Rollout     *rollout.Record
 	RolloutAt   uint64  // index of that record
-	LockHolder  string  // farm that holds the lock of a rollout
+	LockOwner   string  // farm that holds the lock of a rollout
 	History     []Entry // the oldest first
 }
 

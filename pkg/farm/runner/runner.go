@@ -90,7 +90,7 @@ type Session interface {
 // Locks is how a farm becomes and stops being the one that carries a rollout out.
 type Locks interface {
 	ClaimRollout(ctx context.Context, service string) (store.Fence, error)
-	RolloutHeld(ctx context.Context, service string) (bool, error)
+	IsRolloutLocked(ctx context.Context, service string) (bool, error)
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
 	ReleaseRollout(ctx context.Context, service string, f store.Fence, index uint64) error
 	AbandonRollout(ctx context.Context, service string, f store.Fence) error
@@ -266,7 +266,7 @@ func (r *Runner) handle(ctx context.Context, service string) {
 		return
 	}
 	log := r.log.WithField(obs.Service, service)
-	c, again, err := r.hold(ctx, service)
+	c, again, err := r.acquire(ctx, service)
 	if err == nil && c != nil {
 		if idle, left := r.idle(service, c); idle {
 			if left > 0 {

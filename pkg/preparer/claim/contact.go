@@ -118,17 +118,17 @@ func (c *Contact) Serve(serving bool) {
 
 // Lock notes whether the node's lock is held, and returns whether that is new. What was read before does not count any more: it may be
 // older than the lock.
-func (c *Contact) Lock(held bool) (changed bool) {
+func (c *Contact) Lock(locked bool) (changed bool) {
 	now, err := proc.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.locked == held {
+	if c.locked == locked {
 		return false
 	}
 	if err == nil && c.informed {
 		c.read = now
 	}
-	c.locked, c.informed = held, false
+	c.locked, c.informed = locked, false
 	return true
 }
 

@@ -36,8 +36,8 @@ type note struct {
 	Lost string `json:"lost,omitempty"`
 }
 
-// held returns the note after the node's record was seen under our lock. Nothing changes while incarnation and nonce do not.
-func (n note) held(rec store.Rec[node.Node]) note {
+// locked returns the note after the node's record was seen under our lock. Nothing changes while incarnation and nonce do not.
+func (n note) locked(rec store.Rec[node.Node]) note {
 	v := rec.Value
 	if v.Nonce == "" || n.Node == v.Name && n.Incarnation == v.Incarnation && n.Nonce == v.Nonce {
 		return n
@@ -177,7 +177,7 @@ func (n *Name) Take() {
 
 // Saw notes how the node's record is under this host's lock.
 func (n *Name) Saw(rec store.Rec[node.Node]) {
-	n.change(func(old note) note { return old.held(rec) })
+	n.change(func(old note) note { return old.locked(rec) })
 }
 
 // change changes the note. What cannot be written counts all the same, until this preparer ends.

@@ -17,10 +17,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// holdTimeout bounds one try to take the lock, so that what is in the way gets logged.
-const holdTimeout = 10 * time.Second
+// acquireTimeout bounds one try to take the lock, so that what is in the way gets logged.
+const acquireTimeout = 10 * time.Second
 
-var errHoldTimeout = errors.New("the node record could not be written within " + holdTimeout.String())
+var errAcquireTimeout = errors.New("the node record could not be written within " + acquireTimeout.String())
 
 // NodeReader is what a Keeper reads; *store.Store is one.
 type NodeReader interface {
@@ -30,7 +30,7 @@ type NodeReader interface {
 
 // NodeWriter is what a Keeper writes; *store.NodeSession is one.
 type NodeWriter interface {
-	Hold(ctx context.Context, n node.Node, takeOver bool) error
+	AcquireNode(ctx context.Context, n node.Node, takeOver bool) error
 	WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
 }
 
@@ -46,7 +46,7 @@ type Keeper struct {
 
 	// Says returns what the record should say, and with it the orphans, if the intents that tell them are known.
 	Says     func() (n node.Node, orphans []pod.Orphan, knows bool)
-	Holding  func(bool) // is told that the lock was taken, or is another's
+	Locked   func(bool) // is told that the lock was taken, or is another's
 	NameLost func()     // is told that another host has taken the name over, which ends all pods
 	Refused  func(bool) // is told whether the name is another host's
 
@@ -70,14 +70,14 @@ func (k *Keeper) Run(ctx context.Context) error {
 		n, untold := k.told(ctx, again)
 		must = must || errors.Is(untold, store.ErrLost)
 		if must || untold == nil && !k.isWritten(n) {
-			err := k.hold(ctx, n)
+			err := k.acquire(ctx, n)
 			switch {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
 			case errors.Is(err, store.ErrLost):
 				return err
 			case err != nil:
-				k.notHeld(ctx, key, err)
+				k.notAcquired(ctx, key, err)
 				must, again = true, true
 				if err := loop.Pause(ctx, pace.NextBackOff()); err != nil {
 					return err
@@ -125,7 +125,7 @@ func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
 	if !knows {
 		return n, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, acquireTimeout, errAcquireTimeout)
 	defer cancel()
 	pages, err := k.Writer.WriteOrphans(ctx, n.Nonce, orphans, again)
 	if err != nil {
@@ -140,22 +140,22 @@ func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
 	return n, nil
 }
 
-// notHeld says why the node's lock is not held.
-func (k *Keeper) notHeld(ctx context.Context, key string, err error) {
-	var foreign *store.ForeignError
-	_, held := store.HeldBy(err)
+// notAcquired says why the node's lock is not held.
+func (k *Keeper) notAcquired(ctx context.Context, key string, err error) {
+	var conflict *store.NameConflictError
+	_, locked := store.LockedBy(err)
 	switch {
-	case errors.As(err, &foreign):
-		k.Holding(false)
+	case errors.As(err, &conflict):
+		k.Locked(false)
 		k.Refused(true)
 		if k.Name.Refuse(err) {
 			k.Contact.Serve(false)
 		}
 		// With the host in the message, another one is told at once.
-		k.Trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(foreign.Record), err)
+		k.Trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(conflict.Record), err)
 		k.checkName(ctx)
-	case held:
-		k.Holding(false)
+	case locked:
+		k.Locked(false)
 		k.Trouble.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
 	default:
 		k.Trouble.Report(key, "node record cannot be written", err)
@@ -184,10 +184,10 @@ func (k *Keeper) checkName(ctx context.Context) {
 	k.NameLost()
 }
 
-func (k *Keeper) hold(ctx context.Context, n node.Node) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, holdTimeout, errHoldTimeout)
+func (k *Keeper) acquire(ctx context.Context, n node.Node) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, acquireTimeout, errAcquireTimeout)
 	defer cancel()
-	return k.Writer.Hold(ctx, n, k.Name.TakeOver())
+	return k.Writer.AcquireNode(ctx, n, k.Name.TakeOver())
 }
 
 func (k *Keeper) tookLock(n node.Node) {
@@ -196,7 +196,7 @@ func (k *Keeper) tookLock(n node.Node) {
 	k.Name.Take()
 	k.Refused(false)
 	k.Contact.Serve(true) // whose name was lost was not before
-	k.Holding(true)
+	k.Locked(true)
 }
 
 func (k *Keeper) isWritten(n node.Node) bool {

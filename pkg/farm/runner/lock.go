@@ -15,9 +15,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hold returns the rollout if this farm carries it out or can claim it now. Otherwise it returns nil, and when to look again (zero:
+// acquire returns the rollout if this farm carries it out or can claim it now. Otherwise it returns nil, and when to look again (zero:
 // something will ring).
-func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Duration, error) {
+func (r *Runner) acquire(ctx context.Context, service string) (*carried, time.Duration, error) {
 	r.mu.Lock()
 	c, rec := r.carried[service], r.records[service]
 	r.mu.Unlock()
@@ -34,8 +34,8 @@ func (r *Runner) hold(ctx context.Context, service string) (*carried, time.Durat
 	if !mine || err != nil {
 		return nil, r.cfg.Look, err // the labels of a controller may change, and nothing rings here then
 	}
-	held, err := r.cfg.Store.RolloutHeld(ctx, service)
-	if held || err != nil {
+	locked, err := r.cfg.Store.IsRolloutLocked(ctx, service)
+	if locked || err != nil {
 		r.grace.Forget(service)
 		return nil, r.requeueAfter(), err
 	}
@@ -104,7 +104,7 @@ func (r *Runner) labelsOf(ctx context.Context, record *rollout.Record) ([]labels
 // claim takes the lock. What is read under it first is consistent: the watch may be behind, and the rollout be over.
 func (r *Runner) claim(ctx context.Context, service string) (*carried, time.Duration, error) {
 	fence, err := r.cfg.Store.ClaimRollout(ctx, service)
-	if _, held := store.HeldBy(err); held {
+	if _, locked := store.LockedBy(err); locked {
 		return nil, r.requeueAfter(), nil
 	}
 	if err != nil {
