@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -32,7 +31,7 @@ func (s *Snapshot) bounded() bool { return s.shared() && s.RC.Service.Max > 0 }
 
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
 // operators changes the counts, and nobody brings minimum and bound to them.
-func (s *Snapshot) asked() (n int, bounds bool) {
+func asked(s *Snapshot) (n int, bounds bool) {
 	if s.RC.Mutator != "" || s.CompanionsUnread {
 		return 0, false
 	}
@@ -46,80 +45,32 @@ func (s *Snapshot) asked() (n int, bounds bool) {
 	return n, true
 }
 
-// least returns how many pods must stay available: the service's where there are companions, else the controller's (P6). The one like the
-// other follows the counts down.
-func (s *Snapshot) least() int {
+// limits are how few pods must stay available (P6), and how many copies there may be.
+type limits struct {
+	least int // of the service where there are companions, else of the controller
+	bound int // of all revisions of a service that has a bound
+}
+
+// limitsOf returns the limits, of which the one follows the counts down and the other up.
+func limitsOf(s *Snapshot) limits {
 	if !s.shared() {
-		return s.RC.MinimumAvailable()
+		return limits{least: s.RC.MinimumAvailable()}
 	}
-	if n, bounds := s.asked(); bounds {
-		return min(s.RC.Service.Min, n)
+	l := limits{least: s.RC.Service.Min, bound: s.RC.Service.Max}
+	if n, bounds := asked(s); bounds {
+		l.least, l.bound = min(l.least, n), max(l.bound, n+s.RC.Surge())
 	}
-	return s.RC.Service.Min
+	return l
 }
 
-// bound returns how many copies all revisions of a service that has a bound may have. It follows the counts up.
-func (s *Snapshot) bound() int {
-	if n, bounds := s.asked(); bounds {
-		return max(s.RC.Service.Max, n+s.RC.Surge())
-	}
-	return s.RC.Service.Max
+// Unhampered reports whether nothing keeps the plan from what it should bring about: what is missing then is what its changes ask for, and
+// what nodes have still to report.
+func (p *Plan) Unhampered() bool {
+	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool { return cond.True && cond.Type != rc.Converged })
 }
 
-// counting reports whether a pod counts as available for the minimum: one that stands by does not.
-func (s *Snapshot) counting(p *Pod) bool {
-	_, counts := s.countsOn(p, &p.Placement)
-	return counts
-}
-
-// lookBeside takes in what companions have: which of their pods count, and how many copies stand.
-func (c *computation) lookBeside() {
-	for i := range c.s.Companions {
-		other := &c.s.Companions[i]
-		c.standingBeside += other.Unread
-		for j := range other.Pods {
-			p := &other.Pods[j]
-			c.standingBeside += c.standing(p.withoutStopped())
-			if name, counts := c.s.countsOn(p, &p.Placement); counts {
-				c.beside = append(c.beside, Copy{Node: name, Identity: p.Identity})
-			}
-		}
-	}
-}
-
-// most returns how many copies of the controller's own pods may stand.
-func (c *computation) most() int {
-	switch {
-	case c.s.CompanionsUnread:
-		return 0
-	case c.s.bounded():
-		return c.s.bound() - c.standingBeside
-	}
-	return c.s.RC.Desired() + c.s.RC.Surge()
-}
-
-// mayAdd reports whether companions let anything be added. One whose nodes have not said what they run in the present world, or that
-// has more than it should, may have pods that nobody counts yet.
-func (c *computation) mayAdd() bool {
-	if !c.s.shared() {
-		return true
-	}
-	if c.s.CompanionsUnread {
-		c.awaits("nothing is placed before the other revisions of " + c.s.RC.Service.Name + " are read")
-		return false
-	}
-	for i := range c.s.Companions {
-		if why := c.s.holds(&c.s.Companions[i]); why != "" {
-			c.awaits(fmt.Sprintf("nothing is placed while %s, another revision of %s, %s", c.s.Companions[i].RCID, c.s.RC.Service.Name, why))
-			c.requeueAfter(companionRequeue)
-			return false
-		}
-	}
-	return true
-}
-
-// holds returns why nothing may be placed beside a companion, "" when it may.
-func (s *Snapshot) holds(other *Companion) string {
+// holdsUp returns why nothing may be placed beside a companion, "" when it may.
+func holdsUp(s *Snapshot, other *Companion) string {
 	switch st := other.Status; {
 	case st == nil:
 		return "has no status that can be read"
@@ -133,49 +84,21 @@ func (s *Snapshot) holds(other *Companion) string {
 	return ""
 }
 
-// allowed returns how many of so many new replicas may be placed, and says what the others wait for.
-func (c *computation) allowed(wanted, room int) int {
-	if wanted <= 0 {
-		return 0
-	}
-	if !c.mayAdd() {
-		return 0
-	}
-	if room < wanted && c.s.bounded() {
-		c.awaits(fmt.Sprintf("%d replicas wait: the revisions of %s may have %d pods together", wanted-max(0, room), c.s.RC.Service.Name, c.s.bound()))
-	}
-	return min(wanted, room)
-}
-
-// awaits says what pods wait for because of the service; what was said first stays.
-func (c *computation) awaits(why string) {
-	if c.awaitsService == "" {
-		c.awaitsService = why
-	}
-}
-
 // stamps reports whether a change takes a pod that counts, or adds a copy, as owners of other revisions count: they must notice.
-func (c *computation) stamps(p *Pod, ch *Change) bool {
-	if !c.s.shared() {
+func stamps(s *Snapshot, p *Pod, ch *Change) bool {
+	if !s.shared() {
 		return false
 	}
-	before, standing, counted := "", 0, false
-	if p != nil {
-		standing = c.standing(p.withoutStopped())
-		before, counted = c.s.countsOn(p, &p.Placement)
+	if p == nil {
+		p = &Pod{} // the change makes it
 	}
+	before, counted := s.countsOn(p, &p.Placement)
 	if ch.Placement == nil {
 		return counted
 	}
-	next := Pod{Placement: *ch.Placement}
-	if p != nil {
-		next.Reality, next.Ghosts = p.Reality, p.Ghosts
-	}
-	after, counts := "", false
-	if p != nil {
-		after, counts = c.s.countsOn(p, ch.Placement)
-	}
-	return counted && !(counts && after == before) || c.standing(next.withoutStopped()) > standing
+	after, counts := s.countsOn(p, ch.Placement)
+	next := Pod{Placement: *ch.Placement, Reality: p.Reality, Ghosts: p.Ghosts}
+	return counted && !(counts && after == before) || copies(s, next.withoutStopped()) > copies(s, p.withoutStopped())
 }
 
 // withoutStopped returns the pod without the copies whose stop their nodes have confirmed: its owner forgets them next, and rings no
@@ -191,24 +114,18 @@ func (p *Pod) withoutStopped() *Pod {
 
 // unaided reports whether the plan is what it would be whatever companions that were not read have. As long as nothing of theirs counts, and they
 // leave no room, all that depends on them is held up, and says so, or is one of the changes that others are not.
-func (c *computation) unaided() bool {
-	s, st := c.s, &c.plan.Status
+func unaided(s *Snapshot, plan *Plan) bool {
+	st := &plan.Status
 	if !s.CompanionsUnread || s.Hold != "" || s.Breaker != "" || s.RC.Disabled || s.RC.DeletedAt != nil || s.RC.InPlace != nil || st.Lost > 0 || st.Unmanaged > 0 ||
-		len(s.Requests) > 0 || len(s.Orphans) > 0 || len(c.plan.Adds) > 0 || len(c.plan.Counting) > 0 {
+		len(s.Requests) > 0 || len(s.Orphans) > 0 || len(plan.Adds) > 0 || len(plan.Counting) > 0 {
 		return false
 	}
-	return c.plan.Unhampered() && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool {
+	return plan.Unhampered() && !slices.ContainsFunc(plan.Changes, func(ch Change) bool {
 		return ch.Action != Remove || ch.Placement != nil || ch.NeedsMinimum || ch.NeedsCompanions || ch.Stamps
 	})
 }
 
 // alone reports whether whatever companions do makes no difference: the controller has what it should, and nothing waits.
-func (c *computation) alone() bool {
-	return c.s.RC.InPlace == nil && len(c.s.Requests) == 0 && c.plan.Status.Is(rc.Converged) && c.plan.Unhampered()
-}
-
-// Unhampered reports whether nothing keeps the plan from what it should bring about: what is missing then is what its changes ask for, and
-// what nodes have still to report.
-func (p *Plan) Unhampered() bool {
-	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool { return cond.True && cond.Type != rc.Converged })
+func alone(s *Snapshot, plan *Plan) bool {
+	return s.RC.InPlace == nil && len(s.Requests) == 0 && plan.Status.Is(rc.Converged) && plan.Unhampered()
 }

@@ -189,7 +189,7 @@ func TestTheBoundIsOfAllRevisions(t *testing.T) {
 			t.Errorf("%s: %d are placed, want %d: %+v", name, got, c.want, plan.Status.Conditions)
 		}
 		for _, id := range plan.Adds {
-			if ch := reconcile.PlaceOn(s, id, "n0"); !ch.NeedsCompanions || !ch.Stamps {
+			if ch := reconcile.NewPlacer(s).On(id, "n0"); !ch.NeedsCompanions || !ch.Stamps {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}

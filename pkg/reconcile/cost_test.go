@@ -119,7 +119,7 @@ func BenchmarkPlace(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for _, id := range plan.Adds {
-					reconcile.PlaceOn(s, id, "n00000")
+					reconcile.NewPlacer(s).On(id, "n00000")
 				}
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(plan.Adds)), "ns/pod")

@@ -11,14 +11,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
+// drains takes pods off the nodes that they must leave.
+type drains struct {
+	moves
+	awaited *string // see unconfirmed; nil: not yet looked for
+}
+
 // force stops what is left on nodes whose drain is forced, from its deadline on. That the operator said so outranks the
 // minimum, the strategy and a rollout, and it asks for no manifest.
-func (c *computation) force() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if p.RunState != pod.Running || c.touched[p.Identity] {
-			continue
-		}
+func (c *drains) force() {
+	for p := range c.openRunning() {
 		due := func(nodeName string) bool { return c.forcedOff(p, nodeName) }
 		if due(p.Node) {
 			c.leave(p, due, "the drain of "+p.Node+" is forced", false)
@@ -30,9 +32,9 @@ func (c *computation) force() {
 
 // leave stops a pod where it is placed. A former copy that was left running is the pod again: its node is another one than that
 // which must be left, and nobody asked it to stop (P4, P6), unless its node must be left, too.
-func (c *computation) leave(p *Pod, left func(nodeName string) bool, reason string, dependsOnOthers bool) {
+func (c *drains) leave(p *Pod, left func(nodeName string) bool, reason string, dependsOnOthers bool) {
 	others := slices.DeleteFunc(slices.Clone(p.Placement.Ghosts), func(g pod.Ghost) bool { return left(g.Node) })
-	if g, runs := c.formerCopy(p, others); runs {
+	if g, runs := formerCopy(c.s, p, others); runs {
 		c.comeBack(p, g, p.Avoid, reason, dependsOnOthers)
 		return
 	}
@@ -40,8 +42,8 @@ func (c *computation) leave(p *Pod, left func(nodeName string) bool, reason stri
 }
 
 // forcedOff reports whether a drain stops what a node has of a pod. It asks for another look when the deadline comes.
-func (c *computation) forcedOff(p *Pod, nodeName string) bool {
-	d := c.forcing(p, nodeName)
+func (c *drains) forcedOff(p *Pod, nodeName string) bool {
+	d := forcing(c.s, p, nodeName)
 	if d == nil {
 		return false
 	}
@@ -54,9 +56,9 @@ func (c *computation) forcedOff(p *Pod, nodeName string) bool {
 
 // forcing returns the drain that stops what a living node has of a pod at its deadline, nil for none. What stays as it was
 // found is stopped only if the drain began after that: an older one may have come back with a restored store (P4, R2).
-func (c *computation) forcing(p *Pod, nodeName string) *node.Drain {
-	v := c.s.Nodes[nodeName]
-	if v == nil || !v.Alive || v.Ops.Drain == nil || !v.Ops.Drain.Force || c.stays(p) && !v.Ops.Drain.Since.After(p.ChangedAt) {
+func forcing(s *Snapshot, p *Pod, nodeName string) *node.Drain {
+	v := s.Nodes[nodeName]
+	if v == nil || !v.Alive || v.Ops.Drain == nil || !v.Ops.Drain.Force || s.stays(p) && !v.Ops.Drain.Since.After(p.ChangedAt) {
 		return nil
 	}
 	return v.Ops.Drain
@@ -65,12 +67,11 @@ func (c *computation) forcing(p *Pod, nodeName string) *node.Drain {
 // transfer moves pods off nodes that they may not stay on: one at a time, dynamic controllers only, and only if the minimum
 // would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new
 // copy is placed first where there is room, otherwise the pod stops first.
-func (c *computation) transfer() {
+func (c *drains) transfer() {
 	available, counting, standing, busy := 0, len(c.beside), 0, false
-	var misplaced []*Pod
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		standing += c.standing(p)
+	var leaving []*Pod
+	for p := range c.s.all() {
+		standing += copies(c.s, p)
 		_, occupied := c.occupied(p)
 		busy = busy || occupied
 		if p.RunState != pod.Running || c.touched[p.Identity] {
@@ -82,11 +83,11 @@ func (c *computation) transfer() {
 		if c.s.counting(p) {
 			counting++
 		}
-		if c.misplaced(p) && c.kept(p) == "" && !c.triedEnough(p) {
-			misplaced = append(misplaced, p)
+		if misplaced(c.s, p) && kept(c.s, p) == "" && !c.triedEnough(p) {
+			leaving = append(leaving, p)
 		}
 	}
-	if len(misplaced) == 0 || busy {
+	if len(leaving) == 0 || busy {
 		return
 	}
 	if c.s.Hold != "" {
@@ -97,69 +98,63 @@ func (c *computation) transfer() {
 		return
 	}
 	// Those that were tried in vain come last: what ails them may spare the others.
-	p := slices.MinFunc(misplaced, func(a, b *Pod) int {
+	p := slices.MinFunc(leaving, func(a, b *Pod) int {
 		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
-	least := c.s.least()
 	room := standing+c.found()+len(c.plan.Adds) < c.most()
 	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
 	whole := available >= c.s.RC.Desired() && room
 	switch {
-	case c.s.counting(p) && counting-1 < least && !whole:
+	case c.s.counting(p) && counting-1 < c.limits.least && !whole:
 		c.block(fmt.Sprintf("%s.%d must leave %s, but %d available replicas and a minimum of %d leave no room",
-			p.Role, p.Identity.Index, p.Node, counting, least))
+			p.Role, p.Identity.Index, p.Node, counting, c.limits.least))
 	case room:
-		c.plan.Adds = append(c.plan.Adds, p.Identity)
-		c.touched[p.Identity] = true
+		c.placeElsewhere(p.Identity)
 	default:
-		c.leave(p, c.drained, "it must leave "+p.Node+", and there is no room for a second copy", true)
+		c.leave(p, c.s.drained, "it must leave "+p.Node+", and there is no room for a second copy", true)
 	}
 }
 
 // misplaced reports whether a pod must leave its living node.
-func (c *computation) misplaced(p *Pod) bool {
-	v := c.s.Nodes[p.Node]
-	return v != nil && v.Alive && (v.MustLeave() || !c.s.matches(v))
+func misplaced(s *Snapshot, p *Pod) bool {
+	v := s.Nodes[p.Node]
+	return v != nil && v.Alive && (v.MustLeave() || !s.matches(v))
 }
 
 // lingers tells a former copy that runs, or may, from one whose machine is lost. The latter is in nobody's way: if it comes
 // back it is told what to do then.
-func (c *computation) lingers(g pod.Ghost) bool {
-	return c.s.aliveOn(g.Node) || !g.Lost && !c.s.gone(g.Node)
+func lingers(s *Snapshot, g pod.Ghost) bool {
+	return s.aliveOn(g.Node) || !g.Lost && !s.gone(g.Node)
 }
 
 // kept returns why a pod that must leave its node is not moved, "" when it may be.
-func (c *computation) kept(p *Pod) string {
+func kept(s *Snapshot, p *Pod) string {
 	switch {
-	case c.s.RC.Disabled:
+	case s.RC.Disabled:
 		return "its controller is disabled: nothing is placed and nothing removed"
-	case c.stays(p):
+	case s.stays(p):
 		return "it was found running and stays as it is until the controller is changed"
-	case c.s.RC.Strategy == rc.Static:
+	case s.RC.Strategy == rc.Static:
 		return "its controller is static"
-	case c.s.RC.Mutator != "" && !c.s.RolloutRests:
-		return "rollout " + c.s.RC.Mutator + " is in charge of its controller"
-	case c.s.ManifestOf(c.s.digestFor(&p.Placement)) == nil:
+	case s.RC.Mutator != "" && !s.RolloutRests:
+		return "rollout " + s.RC.Mutator + " is in charge of its controller"
+	case s.ManifestOf(s.digestFor(&p.Placement)) == nil:
 		return "the manifest that it would be placed with cannot be read"
 	}
 	return ""
 }
 
 // drainsWait says which pod does not leave its node, though it should, and why, unless it is on its way.
-func (c *computation) drainsWait() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if p.RunState != pod.Running || c.touched[p.Identity] {
-			continue
-		}
+func (c *drains) drainsWait() {
+	for p := range c.openRunning() {
 		if state, _, why := c.moveOf(p); state == stuck {
 			c.block(why)
 			continue
 		}
-		if c.misplaced(p) && c.s.RC.Mutator != "" && !c.s.RolloutRests {
+		if misplaced(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutRests {
 			c.requeueAfter(RoomRetry) // the rollout may rest by then
 		}
-		if c.misplaced(p) && (c.drained(p.Node) || c.kept(p) == "") {
+		if misplaced(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") {
 			if why := c.waitsFor(p); why != "" {
 				c.block(fmt.Sprintf("%s.%d must leave %s: %s", p.Role, p.Identity.Index, p.Node, why))
 			}
@@ -168,35 +163,34 @@ func (c *computation) drainsWait() {
 }
 
 // misplacements says which pods stay on nodes that the selector does not match, and why nobody moves them; "" for none.
-func (c *computation) misplacements() string {
-	if c.s.RC.Disabled || c.s.RC.DeletedAt != nil {
+func misplacements(s *Snapshot) string {
+	if s.RC.Disabled || s.RC.DeletedAt != nil {
 		return ""
 	}
 	var stay []string
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if v := c.s.Nodes[p.Node]; p.RunState != pod.Running || v == nil || !v.Alive || c.s.matches(v) {
+	for p := range s.running() {
+		if v := s.Nodes[p.Node]; v == nil || !v.Alive || s.matches(v) {
 			continue
 		}
-		if why := c.kept(p); why != "" {
-			stay = append(stay, fmt.Sprintf("%s.%d stays on %s, whose labels %q does not match: %s", p.Role, p.Identity.Index, p.Node, c.s.RC.NodeSelector, why))
+		if why := kept(s, p); why != "" {
+			stay = append(stay, fmt.Sprintf("%s.%d stays on %s, whose labels %q does not match: %s", p.Role, p.Identity.Index, p.Node, s.RC.NodeSelector, why))
 		}
 	}
 	return Few(stay)
 }
 
 // drained reports whether pods must leave a living node.
-func (c *computation) drained(nodeName string) bool {
-	v := c.s.Nodes[nodeName]
+func (s *Snapshot) drained(nodeName string) bool {
+	v := s.Nodes[nodeName]
 	return v != nil && v.Alive && v.MustLeave()
 }
 
 // waitsFor returns why a pod does not leave its drained node, "" when nothing but its turn is awaited.
-func (c *computation) waitsFor(p *Pod) string {
-	why, drain := c.kept(p), c.forcing(p, p.Node)
+func (c *drains) waitsFor(p *Pod) string {
+	why, drain := kept(c.s, p), forcing(c.s, p, p.Node)
 	switch {
 	case why == "" && c.triedEnough(p):
-		return fmt.Sprintf("%s; it is tried again at %s", c.s.tried(p), c.s.RC.AvoidedUntil(c.s.RC.Avoided(&p.Placement, c.s.Now)[0]).UTC().Format(time.RFC3339))
+		return fmt.Sprintf("%s; it is tried again at %s", tried(c.s, p), c.s.RC.AvoidedUntil(c.s.RC.Avoided(&p.Placement, c.s.Now)[0]).UTC().Format(time.RFC3339))
 	case why == "":
 		return c.unconfirmed()
 	case c.s.RC.Strategy == rc.Static && drain == nil:
@@ -208,24 +202,16 @@ func (c *computation) waitsFor(p *Pod) string {
 }
 
 // unconfirmed returns which former copy keeps others from being moved, because its node cannot say that it has stopped.
-func (c *computation) unconfirmed() string {
+func (c *drains) unconfirmed() string {
 	if c.awaited == nil {
-		text := c.awaitedNow()
-		c.awaited = &text
+		c.awaited = new(string)
+		for p := range c.s.all() {
+			if g, occupied := c.occupied(p); occupied && !c.s.aliveOn(g.Node) {
+				*c.awaited = fmt.Sprintf("one pod moves at a time, and %s, which has no preparer, has not confirmed that %s.%d stopped there",
+					g.Node, p.Role, p.Identity.Index)
+				break
+			}
+		}
 	}
 	return *c.awaited
 }
-
-func (c *computation) awaitedNow() string {
-	for i := range c.s.Pods {
-		if g, occupied := c.occupied(&c.s.Pods[i]); occupied && !c.s.aliveOn(g.Node) {
-			id := c.s.Pods[i].Identity
-			return fmt.Sprintf("one pod moves at a time, and %s, which has no preparer, has not confirmed that %s.%d stopped there",
-				g.Node, id.Role, id.Index)
-		}
-	}
-	return ""
-}
-
-// block says why a drain or an upgrade does not go on; what was said first stays.
-func (c *computation) block(why string) { c.blocked = cmp.Or(c.blocked, why) }

@@ -140,7 +140,7 @@ func TestNewReplicasKeepToTheLimit(t *testing.T) {
 		var got []string
 		for _, id := range plan.Adds {
 			s.LookFor(s.DigestOf(id))
-			ch := reconcile.PlaceOn(s, id, "n1")
+			ch := reconcile.NewPlacer(s).On(id, "n1")
 			got = append(got, ch.Placement.PodID+" "+ch.Placement.Digest)
 			if m := s.Placing(); m.ID != ch.Placement.PodID {
 				t.Errorf("%s: room is looked for as for %s", name, m.ID)
@@ -188,7 +188,7 @@ func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
 			plan := reconcile.Compute(s)
 			got := ""
 			for _, id := range plan.Adds {
-				ch := reconcile.PlaceOn(s, id, "n3")
+				ch := reconcile.NewPlacer(s).On(id, "n3")
 				got += ch.Placement.PodID + " " + ch.Placement.Digest
 			}
 			if got != c.want {
@@ -368,7 +368,7 @@ func TestStandingByFromTheStart(t *testing.T) {
 	s.RC.Service.Standby = true
 	s.Pods[0].Placement.Standby, s.Pods[0].Reality.Standby = true, true
 	plan := reconcile.Compute(s)
-	if ch := reconcile.PlaceOn(s, plan.Adds[0], "n1"); !ch.Placement.Standby || !ch.Intents[0].Intent.Standby {
+	if ch := reconcile.NewPlacer(s).On(plan.Adds[0], "n1"); !ch.Placement.Standby || !ch.Intents[0].Intent.Standby {
 		t.Errorf("%+v", ch)
 	}
 	s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}

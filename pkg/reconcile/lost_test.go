@@ -68,7 +68,7 @@ func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 	p := &s.Pods[0]
 	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
 	plan := reconcile.Compute(s)
-	if ghosts := reconcile.PlaceOn(s, p.Identity, "n1").Placement.Ghosts; len(ghosts) != 1 || !ghosts[0].Gone || !ghosts[0].Lost {
+	if ghosts := reconcile.NewPlacer(s).On(p.Identity, "n1").Placement.Ghosts; len(ghosts) != 1 || !ghosts[0].Gone || !ghosts[0].Lost {
 		t.Errorf("moved off a lost machine: %+v, plan %+v", ghosts, plan)
 	}
 

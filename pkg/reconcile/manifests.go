@@ -68,7 +68,7 @@ func (s *Snapshot) ByDigest(ids []pod.Identity) (digests []string, byDigest map[
 }
 
 // former returns the digest that pods beyond the limit of an upgrade in place get, if there is one besides the controller's own.
-func (s *Snapshot) former() (digest string, is bool) {
+func former(s *Snapshot) (digest string, is bool) {
 	if ip := s.RC.InPlace; ip != nil && ip.From != "" && ip.From != s.RC.ManifestDigest {
 		return ip.From, true
 	}
@@ -76,10 +76,10 @@ func (s *Snapshot) former() (digest string, is bool) {
 }
 
 // updated returns how many pods are meant to run the controller's manifest.
-func (s *Snapshot) updated() int {
+func updated(s *Snapshot) int {
 	n := 0
-	for i := range s.Pods {
-		if p := &s.Pods[i]; p.RunState == pod.Running && p.Digest == s.RC.ManifestDigest {
+	for p := range s.running() {
+		if p.Digest == s.RC.ManifestDigest {
 			n++
 		}
 	}
@@ -87,9 +87,9 @@ func (s *Snapshot) updated() int {
 }
 
 // newDigest returns the digest of one more new replica.
-func (c *computation) newDigest() string {
-	from, limited := c.s.former()
-	if !limited || c.s.updated()+c.newest < c.s.RC.InPlace.Limit {
+func (c *scaling) newDigest() string {
+	from, limited := former(c.s)
+	if !limited || updated(c.s)+c.newest < c.s.RC.InPlace.Limit {
 		return c.s.RC.ManifestDigest
 	}
 	return from
@@ -104,35 +104,35 @@ type rolling struct {
 
 // roll returns where the upgrade goes. Without a former digest, pods beyond the limit stay as they are: they would be upgraded over and
 // over.
-func (c *computation) roll() rolling {
-	ip := c.s.RC.InPlace
+func roll(s *Snapshot) rolling {
+	ip := s.RC.InPlace
 	if ip == nil {
-		return rolling{digest: c.s.RC.ManifestDigest, most: math.MaxInt}
+		return rolling{digest: s.RC.ManifestDigest, most: math.MaxInt}
 	}
-	over := c.s.updated() - ip.Limit
-	if from, is := c.s.former(); is && over > 0 {
+	over := updated(s) - ip.Limit
+	if from, is := former(s); is && over > 0 {
 		return rolling{digest: from, most: over, back: true}
 	}
-	return rolling{digest: c.s.RC.ManifestDigest, most: max(0, -over)}
+	return rolling{digest: s.RC.ManifestDigest, most: max(0, -over)}
 }
 
 // offTarget returns how many of so many placed pods have another manifest than they should, where so many have another than the
 // controller's.
-func (s *Snapshot) offTarget(placed, outdated int) int {
+func offTarget(s *Snapshot, placed, outdated int) int {
 	ip := s.RC.InPlace
 	if ip == nil {
 		return outdated
 	}
 	updated, wanted := placed-outdated, min(ip.Limit, placed)
-	if _, is := s.former(); is || updated < wanted {
+	if _, is := former(s); is || updated < wanted {
 		return max(updated-wanted, wanted-updated)
 	}
 	return 0
 }
 
 // known reports whether a digest is one that pods are meant to have.
-func (s *Snapshot) known(digest string) bool {
-	from, is := s.former()
+func known(s *Snapshot, digest string) bool {
+	from, is := former(s)
 	return digest == s.RC.ManifestDigest || is && digest == from
 }
 
@@ -149,7 +149,7 @@ func (s *Snapshot) OtherDigests(most int) []string {
 			digests = append(digests, digest)
 		}
 	}
-	if from, is := s.former(); is {
+	if from, is := former(s); is {
 		note(from)
 	}
 	for i := range s.Pods {
@@ -158,12 +158,4 @@ func (s *Snapshot) OtherDigests(most int) []string {
 	digests = digests[:min(len(digests), most)]
 	slices.Sort(digests)
 	return digests
-}
-
-// choose notes the digest of a new replica.
-func (s *Snapshot) choose(id pod.Identity, digest string) {
-	if s.chosen == nil {
-		s.chosen = map[pod.Identity]string{}
-	}
-	s.chosen[id] = digest
 }

@@ -6,8 +6,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
+// minimum is what changes depend on that take what counts as available, or need that as much does.
+type minimum struct{ *room }
+
 // guardMinimum says of each change that depends on what is available on what exactly it does (P6, ADR 11).
-func (c *computation) guardMinimum() {
+func (c minimum) guardMinimum() {
 	changed := make(map[pod.Identity]*Change, len(c.plan.Changes))
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
@@ -15,8 +18,7 @@ func (c *computation) guardMinimum() {
 	}
 	c.stamp()
 	counting := slices.Clone(c.beside)
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
+	for p := range c.s.all() {
 		ch := changed[p.Identity]
 		before, counted := c.s.countsOn(p, &p.Placement)
 		if ch == nil {
@@ -44,18 +46,18 @@ func (c *computation) guardMinimum() {
 }
 
 // stamp says which changes companions' owners must notice.
-func (c *computation) stamp() {
+func (c minimum) stamp() {
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
-		ch.Stamps = ch.Stamps || c.stamps(c.find(ch.Identity), ch)
+		ch.Stamps = ch.Stamps || stamps(c.s, c.s.find(ch.Identity), ch)
 	}
 }
 
 // guard decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
 // much as that counts, else the reports which show that they do not. A plan takes no more than there is to spare, so that what others
 // take of it makes no difference here.
-func (c *computation) guard(counting []Copy) {
-	least := c.s.least()
+func (c minimum) guard(counting []Copy) {
+	least := c.limits.least
 	relied := false
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
@@ -99,4 +101,10 @@ func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool
 		}
 	}
 	return "", false
+}
+
+// counting reports whether a pod counts as available for the minimum: one that stands by does not.
+func (s *Snapshot) counting(p *Pod) bool {
+	_, counts := s.countsOn(p, &p.Placement)
+	return counts
 }

@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -10,13 +9,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
+// losses notes which nodes are lost, and replaces pods on those that have been for long enough.
+type losses struct{ moves }
+
 // markLost keeps in the placements since when a node is gone or without a preparer, so that a successor counts from the
 // same moment (P7). What was written about an earlier death counts no more: the node has been alive since.
-func (c *computation) markLost() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
+func (c losses) markLost() {
+	for p := range c.openRunning() {
 		v := c.s.Nodes[p.Node]
-		if p.RunState != pod.Running || c.touched[p.Identity] || v == nil {
+		if v == nil {
 			continue
 		}
 		next := p.Placement
@@ -25,8 +26,8 @@ func (c *computation) markLost() {
 		if changed {
 			next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, v.FreeIndex
 		}
-		changed = c.since(&next.LostSince, lost) || changed
-		changed = c.since(&next.UnmanagedSince, unmanaged) || changed
+		changed = since(c.s, &next.LostSince, lost) || changed
+		changed = since(c.s, &next.UnmanagedSince, unmanaged) || changed
 		if !changed {
 			continue
 		}
@@ -41,10 +42,9 @@ func (c *computation) markLost() {
 		if !v.Alive {
 			mark.needsDead(c.s.death(p.Node))
 		}
-		if id := p.Identity; c.toReplace(p, &next) {
-			c.plan.Adds = append(c.plan.Adds, id) // the mark comes with the move, or instead of it
-			c.plan.Marks = append(c.plan.Marks, mark)
-			c.touched[id] = true
+		if c.toReplace(p, &next) {
+			c.placeElsewhere(p.Identity)
+			c.plan.Marks = append(c.plan.Marks, mark) // which comes with the move, or instead of it
 			p.LostSince, p.UnmanagedSince, p.DeadIndex = next.LostSince, next.UnmanagedSince, next.DeadIndex
 			continue
 		}
@@ -53,9 +53,8 @@ func (c *computation) markLost() {
 }
 
 // markGhosts notes which former copies are on machines that are lost, where nothing else changes.
-func (c *computation) markGhosts() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
+func (c losses) markGhosts() {
+	for p := range c.s.all() {
 		if len(p.Placement.Ghosts) == 0 {
 			continue
 		}
@@ -67,10 +66,7 @@ func (c *computation) markGhosts() {
 		}
 		for i := range next.Ghosts {
 			g := &next.Ghosts[i]
-			if c.s.Nodes[g.Node] == nil {
-				continue
-			}
-			if !c.s.noteGone(g) {
+			if c.s.Nodes[g.Node] == nil || !noteGone(c.s, g) {
 				continue
 			}
 			changed = true
@@ -89,7 +85,7 @@ func (c *computation) markGhosts() {
 }
 
 // markInstead keeps a mark of a former copy for where a pod that is to be placed elsewhere finds no node.
-func (c *computation) markInstead(ch Change) {
+func (c losses) markInstead(ch Change) {
 	if !slices.Contains(c.plan.Adds, ch.Identity) {
 		return
 	}
@@ -106,7 +102,7 @@ func (c *computation) markInstead(ch Change) {
 }
 
 // noteGone writes down whether the machine of a former copy, on a node that has a record, is lost. It reports whether that is new.
-func (s *Snapshot) noteGone(g *pod.Ghost) (isNew bool) {
+func noteGone(s *Snapshot, g *pod.Ghost) (isNew bool) {
 	gone, death := s.gone(g.Node), uint64(0)
 	if gone {
 		death = s.death(g.Node).Index
@@ -117,13 +113,13 @@ func (s *Snapshot) noteGone(g *pod.Ghost) (isNew bool) {
 }
 
 // since sets or clears a mark, and reports whether that changed it.
-func (c *computation) since(mark **time.Time, holds bool) bool {
+func since(s *Snapshot, mark **time.Time, holds bool) bool {
 	if holds == (*mark != nil) {
 		return false
 	}
 	*mark = nil
 	if holds {
-		now := c.s.Now
+		now := s.Now
 		*mark = &now
 	}
 	return true
@@ -131,7 +127,7 @@ func (c *computation) since(mark **time.Time, holds bool) bool {
 
 // dueForReplacement reports whether the pod's node has been lost for as long as its controller says. It asks for another
 // look when the time comes.
-func (c *computation) dueForReplacement(p *pod.Placement) bool {
+func (c losses) dueForReplacement(p *pod.Placement) bool {
 	if c.s.Hold != "" || c.s.ManifestOf(c.s.digestFor(p)) == nil || !c.s.RC.ReplacesLost() || c.s.RC.Disabled || c.s.RC.DeletedAt != nil {
 		return false
 	}
@@ -145,12 +141,12 @@ func (c *computation) dueForReplacement(p *pod.Placement) bool {
 		}
 		return left <= 0
 	}
-	return due(p.LostSince, c.grace(true)) || due(p.UnmanagedSince, c.grace(false))
+	return due(p.LostSince, grace(c.s, true)) || due(p.UnmanagedSince, grace(c.s, false))
 }
 
 // toReplace reports whether a pod is to be placed elsewhere now because its node is lost, as its next placement says, and takes
 // the room for that. One that has somewhere to go back to goes back instead.
-func (c *computation) toReplace(p *Pod, next *pod.Placement) bool {
+func (c losses) toReplace(p *Pod, next *pod.Placement) bool {
 	if c.surplus(p.Role) || !c.dueForReplacement(next) || c.triedEnough(p) {
 		return false
 	}
@@ -160,90 +156,19 @@ func (c *computation) toReplace(p *Pod, next *pod.Placement) bool {
 	return c.takeRoom(p)
 }
 
-// surplus reports whether a role has more pods than it should. Those that are lost are then the first to stop (see remove),
-// not to be replaced.
-func (c *computation) surplus(role string) bool {
-	if c.over == nil {
-		running := map[string]int{}
-		for i := range c.s.Pods {
-			if p := &c.s.Pods[i]; p.RunState == pod.Running {
-				running[p.Role]++
-			}
-		}
-		for _, g := range c.s.RC.ReplicaGroups {
-			running[g.Role] -= *g.Count
-		}
-		c.over = map[string]bool{}
-		for role, more := range running {
-			c.over[role] = more > 0
-		}
-	}
-	return c.over[role]
-}
-
-// takeRoom reports whether one more lost pod may be replaced now, and takes the room for it: what runs, or has yet to stop, on
-// living nodes counts against desired + surge, and lost pods do not (P6). When one of those has stopped, its report rings. Against the
-// bound of a service a pod without a preparer counts like any other, and its new copy counts in its place.
-func (c *computation) takeRoom(p *Pod) bool {
-	if !c.mayAdd() {
-		return false
-	}
-	if c.forLost == nil {
-		room := c.most() - c.found()
-		for i := range c.s.Pods {
-			room -= c.standing(&c.s.Pods[i])
-			if !c.s.bounded() && c.asGoodAsLost(&c.s.Pods[i]) {
-				room++
-			}
-		}
-		c.forLost = &room
-	}
-	takes := 1
-	if c.s.bounded() && c.asGoodAsLost(p) {
-		takes = 0
-	}
-	if *c.forLost < takes {
-		if c.s.bounded() {
-			c.awaits(fmt.Sprintf("%s.%d must be placed elsewhere, and waits: the revisions of %s may have %d pods together", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.bound()))
-		}
-		return false
-	}
-	*c.forLost -= takes
-	if c.s.gone(p.Node) {
-		c.replaced++
-	}
-	return true
-}
-
-// asGoodAsLost reports whether the pod's node lacks a preparer for so long that the pod may be replaced, though the machine is
-// not known to be lost.
-func (c *computation) asGoodAsLost(p *Pod) bool {
-	v := c.s.Nodes[p.Node]
-	if p.RunState != pod.Running || v == nil || v.Alive || c.s.gone(p.Node) {
-		return false
-	}
-	since := c.s.Now
-	if p.UnmanagedSince != nil && c.s.sinceDeath(&p.Placement) {
-		since = *p.UnmanagedSince
-	}
-	return c.s.Now.Sub(since) >= c.grace(false)
-}
-
 // replaceLost asks for another node for each pod whose node has been lost for long enough. The old copy's intent keeps
 // saying `running` until the new one is available.
-func (c *computation) replaceLost() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if p.RunState == pod.Running && !c.touched[p.Identity] && !c.s.aliveOn(p.Node) && c.toReplace(p, &p.Placement) {
-			c.plan.Adds = append(c.plan.Adds, p.Identity)
-			c.touched[p.Identity] = true
+func (c losses) replaceLost() {
+	for p := range c.openRunning() {
+		if !c.s.aliveOn(p.Node) && c.toReplace(p, &p.Placement) {
+			c.placeElsewhere(p.Identity)
 		}
 	}
 }
 
 // dismiss stops every former copy that still runs on one of some nodes. Whether it may depends on what is available unless
 // somebody said that they go in any case.
-func (c *computation) dismiss(p *Pod, from func(nodeName string) bool, reason string, anyway bool) {
+func (c moves) dismiss(p *Pod, from func(nodeName string) bool, reason string, anyway bool) {
 	next := p.Placement
 	next.Ghosts = slices.Clone(next.Ghosts)
 	ch := Change{
@@ -268,11 +193,11 @@ func (c *computation) dismiss(p *Pod, from func(nodeName string) bool, reason st
 
 // comeBack gives a pod back to the node of a former copy that was left running, and stops the one where it is placed. Avoid are
 // the nodes to which it was moved in vain.
-func (c *computation) comeBack(p *Pod, g pod.Ghost, avoid []pod.Avoided, reason string, dependsOnOthers bool) {
+func (c moves) comeBack(p *Pod, g pod.Ghost, avoid []pod.Avoided, reason string, dependsOnOthers bool) {
 	if !c.mayStop() {
 		return
 	}
-	next := c.backOn(p, p.Placement, g)
+	next := backOn(c.s, p, p.Placement, g)
 	next.Avoid = avoid
 	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now, Ports: p.Ports}
 	next.Ghosts = append(next.Ghosts, left)
@@ -285,7 +210,7 @@ func (c *computation) comeBack(p *Pod, g pod.Ghost, avoid []pod.Avoided, reason 
 
 // backOn returns the next placement of a pod that is given back to a former node, with the manifest that its copy there has as far
 // as anybody says: another one would restart it.
-func (c *computation) backOn(p *Pod, next pod.Placement, g pod.Ghost) pod.Placement {
+func backOn(s *Snapshot, p *Pod, next pod.Placement, g pod.Ghost) pod.Placement {
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(o pod.Ghost) bool { return o.Node == g.Node })
 	next.Node, next.Ports, next.Switching = g.Node, p.PortsOf(g), false
 	if in := p.Intents[g.Node]; in != nil {
@@ -294,35 +219,34 @@ func (c *computation) backOn(p *Pod, next pod.Placement, g pod.Ghost) pod.Placem
 	if r := p.Ghosts[g.Node]; r != nil {
 		next.Digest = cmp.Or(r.Digest, next.Digest)
 		if r.Revision > p.Revision {
-			next.AdoptedAtGeneration = c.s.RC.Generation // the store is an older one (R2)
+			next.AdoptedAtGeneration = s.RC.Generation // the store is an older one (R2)
 		}
 	}
-	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
+	next.Revision, next.ChangedAt = p.nextRevision(s.Now), s.Now
 	next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, 0
-	switch v := c.s.Nodes[g.Node]; {
-	case c.s.gone(g.Node):
-		next.LostSince, next.DeadIndex = c.lostSince(g), v.FreeIndex
+	switch v := s.Nodes[g.Node]; {
+	case s.gone(g.Node):
+		next.LostSince, next.DeadIndex = lostSince(s, g), v.FreeIndex
 	case v != nil && !v.Alive:
-		next.UnmanagedSince, next.DeadIndex = c.lostSince(g), v.FreeIndex
+		next.UnmanagedSince, next.DeadIndex = lostSince(s, g), v.FreeIndex
 	}
 	return next
 }
 
 // lostSince returns since when the node of a former copy is gone, or without a preparer, as far as the placements remember
 // (P7): other pods there say so, and a pod that was moved because of that had waited for as long as its controller says.
-func (c *computation) lostSince(g pod.Ghost) *time.Time {
-	since := c.s.Now
-	gone := c.s.gone(g.Node)
+func lostSince(s *Snapshot, g pod.Ghost) *time.Time {
+	since := s.Now
+	gone := s.gone(g.Node)
 	if g.Lost {
-		since = g.Since.Add(-c.grace(gone))
+		since = g.Since.Add(-grace(s, gone))
 	}
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
+	for p := range s.running() {
 		mark := p.UnmanagedSince
 		if gone {
 			mark = p.LostSince
 		}
-		if p.Node == g.Node && p.RunState == pod.Running && c.s.sinceDeath(&p.Placement) && mark != nil && mark.Before(since) {
+		if p.Node == g.Node && s.sinceDeath(&p.Placement) && mark != nil && mark.Before(since) {
 			since = *mark
 		}
 	}
@@ -330,30 +254,11 @@ func (c *computation) lostSince(g pod.Ghost) *time.Time {
 }
 
 // grace returns for how long a node is gone, or without a preparer, before its pods are replaced.
-func (c *computation) grace(gone bool) time.Duration {
+func grace(s *Snapshot, gone bool) time.Duration {
 	if gone {
-		return c.s.RC.NodeLoss.After.Or(rc.DefaultNodeLossAfter)
+		return s.RC.NodeLoss.After.Or(rc.DefaultNodeLossAfter)
 	}
-	return c.s.RC.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
-}
-
-// standing returns how many copies of a pod count against desired + surge: where it is placed unless that is lost, and
-// where it still runs or stops on living nodes. Against the bound of a service copies on nodes without a preparer count too, which
-// may run for long: machines that are known to be lost do not.
-func (c *computation) standing(p *Pod) int {
-	n, mayRun := 0, c.s.aliveOn
-	if c.s.bounded() {
-		mayRun = func(name string) bool { return !c.s.gone(name) }
-	}
-	if p.RunState == pod.Running && !c.s.gone(p.Node) || p.RunState == pod.Stopped && mayRun(p.Node) {
-		n++
-	}
-	for _, g := range p.Placement.Ghosts {
-		if !g.Lost && mayRun(g.Node) {
-			n++
-		}
-	}
-	return n
+	return s.RC.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)
 }
 
 // move returns the change that gives an identity that exists a new node (R7).
@@ -364,7 +269,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	lost := !s.aliveOn(p.Node)
 	ghost := pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now, Ports: p.Ports}
 	if !lost && slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 }) {
-		next.Avoid = s.avoiding(p) // it is moved on, because it got stuck here
+		next.Avoid = avoiding(s, p) // it is moved on, because it got stuck here
 	}
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
 	next.Ghosts = append(next.Ghosts, ghost)
@@ -387,7 +292,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 		ch.needsDead(s.death(p.Node))
 	}
 	for i := range next.Ghosts {
-		if g := &next.Ghosts[i]; s.Nodes[g.Node] != nil && s.noteGone(g) && g.Gone {
+		if g := &next.Ghosts[i]; s.Nodes[g.Node] != nil && noteGone(s, g) && g.Gone {
 			ch.needsDead(s.death(g.Node))
 		}
 	}

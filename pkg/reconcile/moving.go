@@ -23,9 +23,12 @@ const (
 	stuck                      // it has failed, or not become available in time
 )
 
+// moves brings pods that were given another node to the end of that.
+type moves struct{ *room }
+
 // moveOf returns how far the move of a pod has got, and the copy that takes its place if it goes back, if there is one. Why says what
 // is wrong with a new copy that is stuck.
-func (c *computation) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
+func (c moves) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
 	left := slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 })
 	switch {
 	case p.RunState != pod.Running || !left:
@@ -35,14 +38,14 @@ func (c *computation) moveOf(p *Pod) (state moveState, back *pod.Ghost, why stri
 	}
 	found := p.AdoptedAtGeneration != 0 // then this copy is the one that counts, unless the former one was left as lost (R2)
 	for _, g := range p.Placement.Ghosts {
-		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && c.mayKeep(g) && (g.Lost || !found) {
+		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && mayKeep(c.s, g) && (g.Lost || !found) {
 			return needless, &g, ""
 		}
 	}
 	if found {
 		return notMoving, nil, ""
 	}
-	if g, ok := c.formerCopy(p, p.Placement.Ghosts); ok && (c.s.counts(p, g) || c.s.aliveOn(g.Node) && p.runsOn(g)) {
+	if g, ok := formerCopy(c.s, p, p.Placement.Ghosts); ok && (c.s.counts(p, g) || c.s.aliveOn(g.Node) && p.runsOn(g)) {
 		back = &g
 	}
 	if why = c.stalled(p); why != "" {
@@ -52,26 +55,22 @@ func (c *computation) moveOf(p *Pod) (state moveState, back *pod.Ghost, why stri
 }
 
 // mayKeep reports whether nothing is left of what a pod was moved off the node of a former copy for.
-func (c *computation) mayKeep(g pod.Ghost) bool {
-	v := c.s.Nodes[g.Node]
+func mayKeep(s *Snapshot, g pod.Ghost) bool {
+	v := s.Nodes[g.Node]
 	switch {
 	case v == nil || !v.Alive:
 		return false
 	case g.Lost:
 		return true // it came back; if it must be left for another reason that comes next
 	default:
-		return !v.MustLeave() && c.s.matches(v)
+		return !v.MustLeave() && s.matches(v)
 	}
 }
 
 // finishMoves takes each move one step further: the former copy goes when the new one is available; it is the pod again when
 // its node may keep it by now, or when the new one does not become available. A pod without such a copy is moved on.
-func (c *computation) finishMoves() {
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if c.touched[p.Identity] {
-			continue
-		}
+func (c moves) finishMoves() {
+	for p := range c.open() {
 		switch state, back, why := c.moveOf(p); {
 		case state == arrived:
 			c.dismiss(p, func(string) bool { return true }, "it is available on "+p.Node, false)
@@ -81,17 +80,16 @@ func (c *computation) finishMoves() {
 			c.comeBack(p, *back, p.Avoid, back.Node+" may keep it again", true)
 		case state == stuck && back != nil:
 			c.block(why)
-			c.comeBack(p, *back, c.s.avoiding(p), "it was moved in vain: "+why, true)
+			c.comeBack(p, *back, avoiding(c.s, p), "it was moved in vain: "+why, true)
 		case state == stuck && c.mayMoveOn(p):
-			c.plan.Adds = append(c.plan.Adds, p.Identity)
-			c.touched[p.Identity] = true
+			c.placeElsewhere(p.Identity)
 		}
 	}
 }
 
 // mayMoveOn reports whether a pod that is stuck on its new node, and has nowhere to go back to, is tried on another one.
-func (c *computation) mayMoveOn(p *Pod) bool {
-	if c.s.Hold != "" || c.kept(p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
+func (c moves) mayMoveOn(p *Pod) bool {
+	if c.s.Hold != "" || kept(c.s, p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
 		return false
 	}
 	c.replaced++ // the copy here stands until the next one is available
@@ -100,7 +98,7 @@ func (c *computation) mayMoveOn(p *Pod) bool {
 
 // triedEnough reports whether a pod was tried on so many nodes that it stays where it is for a while. It asks for another look when
 // that is over.
-func (c *computation) triedEnough(p *Pod) bool {
+func (c moves) triedEnough(p *Pod) bool {
 	tried := c.s.RC.Avoided(&p.Placement, c.s.Now)
 	if len(tried) < rc.MaxTries {
 		return false
@@ -113,7 +111,7 @@ func (c *computation) triedEnough(p *Pod) bool {
 const maxAvoidedReason = 200
 
 // avoiding returns what a placement remembers of nodes that the pod was moved to in vain, with that where it is now.
-func (s *Snapshot) avoiding(p *Pod) []pod.Avoided {
+func avoiding(s *Snapshot, p *Pod) []pod.Avoided {
 	tried := slices.DeleteFunc(s.RC.Avoided(&p.Placement, s.Now), func(a pod.Avoided) bool { return a.Node == p.Node })
 	tried = append(tried, pod.Avoided{
 		Node: p.Node, Since: s.Now, Generation: s.RC.Generation, Reason: field.Cut(describe(p.Reality), maxAvoidedReason),
@@ -135,7 +133,7 @@ func (s *Snapshot) AvoidedBy(p *Pod) []string {
 }
 
 // tried says where a pod was moved to in vain, "" where it was not.
-func (s *Snapshot) tried(p *Pod) string {
+func tried(s *Snapshot, p *Pod) string {
 	avoided := s.RC.Avoided(&p.Placement, s.Now)
 	if len(avoided) == 0 {
 		return ""
@@ -149,12 +147,12 @@ func (s *Snapshot) tried(p *Pod) string {
 
 // occupied reports whether others wait for a pod, since one moves at a time: it is on its way, or a former copy of it has not
 // confirmed its stop. Nobody waits for longer than the deadline. It returns a copy that is waited for.
-func (c *computation) occupied(p *Pod) (by *pod.Ghost, is bool) {
+func (c moves) occupied(p *Pod) (by *pod.Ghost, is bool) {
 	for _, g := range p.Placement.Ghosts {
-		if !c.lingers(g) {
+		if !lingers(c.s, g) {
 			continue
 		}
-		since, deadline := p.ChangedAt, c.deadline(p)
+		since, deadline := p.ChangedAt, deadline(c.s, p)
 		if g.Revision != 0 {
 			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop, or later where revisions are ahead (R3)
 		}

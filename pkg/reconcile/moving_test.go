@@ -239,7 +239,7 @@ func TestALossIsMarkedWithAMoveThatFindsNoNode(t *testing.T) {
 	if !slices.Equal(plan.Adds, []pod.Identity{p.Identity}) || len(plan.Marks) != 1 || !plan.Marks[0].Placement.Ghosts[0].Gone {
 		t.Errorf("adds %v, marks %+v", plan.Adds, plan.Marks)
 	}
-	if to := reconcile.PlaceOn(s, p.Identity, "n2").Placement; !to.Ghosts[0].Gone || len(to.Avoid) != 1 || to.Avoid[0].Node != "n1" {
+	if to := reconcile.NewPlacer(s).On(p.Identity, "n2").Placement; !to.Ghosts[0].Gone || len(to.Avoid) != 1 || to.Avoid[0].Node != "n1" {
 		t.Errorf("moved on: %+v", to)
 	}
 }
@@ -352,7 +352,7 @@ func TestAChangeNamesItsNodes(t *testing.T) {
 		plan := reconcile.Compute(s)
 		for _, id := range plan.Adds {
 			if name := w.nodeFor(s, id); name != "" {
-				plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, name))
+				plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
 			}
 		}
 		for i := range plan.Changes {

@@ -33,6 +33,9 @@ const (
 	Release Action = "release" // give back a share that nobody uses
 )
 
+// AllActions lists every action, for metrics.
+var AllActions = []Action{Adopt, Repair, Place, Upgrade, Stop, Remove, Expel, Mark, Move, Return, Release, Shrink, Switch}
+
 // Change is what happens to one identity. All of it lands in one transaction or none.
 type Change struct {
 	Action    Action
@@ -259,7 +262,7 @@ func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
 			continue
 		}
 		text := fmt.Sprintf("%s.%d must leave %s and has no other node", id.Role, id.Index, at.Node)
-		if tried := s.tried(at); tried != "" {
+		if tried := tried(s, at); tried != "" {
 			text += " (" + tried + ")"
 		}
 		move = append(move, text)
@@ -330,11 +333,6 @@ type alike struct {
 // NewPlacer returns a placer. The snapshot must not change while it is used.
 func NewPlacer(s *Snapshot) *Placer {
 	return &Placer{s: s, alike: map[string]*alike{}, reason: fmt.Sprintf("%d replicas desired", s.RC.Desired())}
-}
-
-// PlaceOn returns the change that places, or moves, one of the adds to a node.
-func PlaceOn(s *Snapshot, id pod.Identity, nodeName string) Change {
-	return NewPlacer(s).On(id, nodeName)
 }
 
 // On returns the change that places, or moves, one of the adds to a node.

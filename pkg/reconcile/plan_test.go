@@ -30,7 +30,7 @@ func TestAChangeIsOneLineOfTheAuditTrail(t *testing.T) {
 		}
 	}
 	s := snapshotOf(2)
-	if ch := reconcile.PlaceOn(s, orphan("", 1, 0).Identity, "n2"); ch.String() != "place main.1 on n2: 2 replicas desired" {
+	if ch := reconcile.NewPlacer(s).On(orphan("", 1, 0).Identity, "n2"); ch.String() != "place main.1 on n2: 2 replicas desired" {
 		t.Errorf("%s", &ch)
 	}
 }

@@ -25,7 +25,7 @@ func wantPorts(t *testing.T, what string, got, want map[string]int) {
 func TestPlacedPodAsksForNumbers(t *testing.T) {
 	s := snapshotOf(1)
 	dynamicPorts(s)
-	ch := reconcile.PlaceOn(s, pod.Identity{RCID: "rc", Role: "main"}, "n1")
+	ch := reconcile.NewPlacer(s).On(pod.Identity{RCID: "rc", Role: "main"}, "n1")
 	before := ch
 	r := ch.Reserve[0]
 	if !slices.Equal(r.Dynamic, []string{"http"}) || !slices.Equal(r.Holder.Ports, []int{9000}) {
@@ -70,7 +70,7 @@ func TestFormerCopyKeepsItsNumbers(t *testing.T) {
 	p.Ports = old
 	s.Pods = []reconcile.Pod{p}
 	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
-	ch := reconcile.PlaceOn(s, p.Identity, "n1")
+	ch := reconcile.NewPlacer(s).On(p.Identity, "n1")
 	if len(ch.Reserve[0].Held) != 0 || !slices.Equal(ch.Reserve[0].Dynamic, []string{"http"}) {
 		t.Errorf("reserves %+v, want a new number for http", ch.Reserve[0])
 	}

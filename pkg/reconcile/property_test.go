@@ -221,7 +221,7 @@ func (w *world) pass(t rapid.TB, deep bool) int {
 	w.answered(plan.Answered)
 	for _, id := range plan.Adds {
 		if name := w.nodeFor(s, id); name != "" {
-			plan.Changes = append(plan.Changes, reconcile.PlaceOn(s, id, name))
+			plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
 			w.checkDeaths(t, &plan.Changes[len(plan.Changes)-1])
 		}
 	}

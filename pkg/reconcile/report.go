@@ -11,8 +11,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
+// report is what the plan's status says.
+type report struct{ *draft }
+
 // report fills the plan's status from the snapshot.
-func (c *computation) report() {
+func (c report) report() {
 	s := c.s
 	st := rc.Status{RCID: s.RC.ID, ObservedGeneration: s.RC.Generation, Desired: s.RC.Desired(), Owner: s.Owner}
 	if s.Previous != nil {
@@ -27,8 +30,7 @@ func (c *computation) report() {
 	var outdated, adopted int
 	var waitingFor *Pod
 	lost := map[string]bool{}
-	for i := range s.Pods {
-		p := &s.Pods[i]
+	for p := range s.all() {
 		if p.RunState == pod.Stopped {
 			st.Stopping++
 			continue
@@ -51,11 +53,11 @@ func (c *computation) report() {
 		if p.Digest != s.RC.ManifestDigest {
 			outdated++
 		}
-		if c.stays(p) && (!s.known(p.Digest) || st.Placed > st.Desired) {
+		if c.s.stays(p) && (!known(s, p.Digest) || st.Placed > st.Desired) {
 			adopted++
 		}
 	}
-	outdated = s.offTarget(st.Placed, outdated)
+	outdated = offTarget(s, st.Placed, outdated)
 	c.progress(&st)
 	c.plan.failures = slices.Clone(s.Errors)
 	for _, r := range s.Requests {
@@ -72,7 +74,7 @@ func (c *computation) report() {
 }
 
 // reportVoid says in the status for a while that requests were not carried out: whoever asked may not be there any more.
-func (c *computation) reportVoid() {
+func (c report) reportVoid() {
 	var reasons []string
 	for _, v := range c.plan.Void {
 		reasons = append(reasons, v.Reason)
@@ -91,16 +93,16 @@ func (c *computation) reportVoid() {
 	}
 }
 
-func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
+func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	s, st := c.s, &c.plan.Status
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
 	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
 	set(rc.SchedulerFailing, false, "") // until it is asked
 	set(rc.WaitsForService, c.awaitsService != "", c.awaitsService)
-	crashes := c.crashLoops()
+	crashes := crashLoops(c.s)
 	set(rc.CrashLooping, crashes != "", crashes)
-	misplaced := c.misplacements()
+	misplaced := misplacements(c.s)
 	set(rc.Misplaced, misplaced != "", misplaced)
 	if ip := s.RC.InPlace; ip != nil {
 		set(rc.RolloutGone, s.RC.Mutator == "" && ip.Limit < st.Desired, fmt.Sprintf(
@@ -114,7 +116,7 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 	if st.Placed >= st.Desired {
 		set(rc.InsufficientNodes, false, "")
 	}
-	left, dead := c.leftBehind()
+	left, dead := leftBehind(c.s)
 	quiet := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
 	switch {
 	case quiet && st.Placed == st.Desired && st.Available == st.Desired && outdated == 0:
@@ -146,11 +148,10 @@ func (c *computation) conditions(outdated, adopted int, waitingFor *Pod) {
 
 // crashLoops names the pods that end again and again, and how they ended last; "" for none. How often they were started again is left
 // out: a status changes no more often than what it says.
-func (c *computation) crashLoops() string {
+func crashLoops(s *Snapshot) string {
 	var pods []string
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if r := p.Reality; p.RunState == pod.Running && r != nil && r.State == pod.StateCrashLooping && !c.s.gone(p.Node) {
+	for p := range s.running() {
+		if r := p.Reality; r != nil && r.State == pod.StateCrashLooping && !s.gone(p.Node) {
 			text := fmt.Sprintf("%s.%d on %s", p.Role, p.Identity.Index, p.Node)
 			if r.LastExit != nil {
 				text += fmt.Sprintf(" (%s %s)", r.LastExit.Launchable, r.LastExit)
@@ -176,18 +177,17 @@ type unconfirmedStop struct {
 
 // leftBehind returns the first copy that must stop and has not, nil for none. Those on lost machines do not count: they may stay there
 // for ever, and hold up nothing but the end of a deleted controller (P5). Their nodes come back by name.
-func (c *computation) leftBehind() (left *unconfirmedStop, dead []string) {
+func leftBehind(s *Snapshot) (left *unconfirmedStop, dead []string) {
 	lost := map[string]bool{}
 	note := func(p *Pod, name string) {
 		switch {
-		case c.s.gone(name) && c.s.RC.DeletedAt == nil:
+		case s.gone(name) && s.RC.DeletedAt == nil:
 			lost[name] = true
 		case left == nil:
 			left = &unconfirmedStop{name, p.Identity}
 		}
 	}
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
+	for p := range s.all() {
 		if p.RunState == pod.Stopped {
 			note(p, p.Node)
 		}
@@ -227,4 +227,62 @@ func Few(errs []string) string {
 		first = append(first, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(first, "; ")
+}
+
+// progress fills in what a rollout decides by (ADR 16).
+func (c report) progress(st *rc.Status) {
+	if c.s.RC.Service != nil && c.settled() {
+		st.Nonce = c.s.Nonce
+	}
+	for p := range c.s.all() {
+		for _, g := range p.Placement.Ghosts {
+			if !c.s.gone(g.Node) {
+				st.Ghosts++
+			}
+		}
+		if p.RunState == pod.Stopped {
+			if c.s.gone(p.Node) {
+				st.StoppingLost++
+			}
+			continue
+		}
+		available, managed := c.s.available(p), c.s.aliveOn(p.Node)
+		if available && !managed {
+			st.UnmanagedAvailable++
+		}
+		if p.Reality != nil && p.Reality.Standby {
+			st.StandingBy++
+		}
+		if p.Digest != c.s.RC.ManifestDigest {
+			continue
+		}
+		st.Updated++
+		if available && managed {
+			st.UpdatedAvailable++
+		}
+	}
+	if c.s.RC.Service != nil {
+		st.Failing = failing(c.s)
+	}
+}
+
+// settled reports whether the placements show all that is known to run: the nodes have spoken, and what they spoke of is adopted.
+func (c *draft) settled() bool {
+	return c.s.Hold == "" && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool { return ch.Action == Adopt })
+}
+
+// failing returns the first few pods at the controller's manifest that fail, those first for which there is no hope.
+func failing(s *Snapshot) []rc.PodFailure {
+	var found []rc.PodFailure
+	for p := range s.running() {
+		if p.Digest != s.RC.ManifestDigest || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) {
+			continue
+		}
+		found = append(found, rc.PodFailure{
+			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: field.Cut(describe(p.Reality), maxErrorBytes),
+			Hopeless: p.Reality.Hopeless,
+		})
+	}
+	slices.SortStableFunc(found, func(a, b rc.PodFailure) int { return boolFirst(a.Hopeless, b.Hopeless) })
+	return found[:min(len(found), rc.MaxFailing)]
 }

@@ -1,154 +1,18 @@
 package reconcile
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// forget carries out what operators declare: a copy on a node that is not alive counts as stopped. A request is answered with
-// the change that it asks for, or when there is nothing to change, or when it is void; else it stays for the next look.
-func (c *computation) forget() {
-	for _, r := range c.s.Requests {
-		if !r.Forget {
-			continue
-		}
-		p := c.find(r.Pod)
-		switch {
-		case p == nil || !p.has(r.Node):
-			c.plan.Answered = append(c.plan.Answered, r.ID)
-		case r.void() != "":
-			c.plan.Answered = append(c.plan.Answered, r.ID)
-			c.plan.Void = append(c.plan.Void, Void{Request: r.ID, Node: r.Node, Reason: fmt.Sprintf(
-				"request %s to forget %s.%d on %s is void: %s", r.ID, r.Pod.Role, r.Pod.Index, r.Node, r.void())})
-		case !c.touched[p.Identity]:
-			c.forgetCopy(p, r)
-		}
-	}
-}
-
-// void returns why a declaration is about nothing any more, "" while it holds. What ran on the machine when the operator looked
-// may have died with it; of what runs there since, nobody has said anything.
-func (r *Request) void() string {
-	switch {
-	case r.Alive:
-		return "the node's preparer is back"
-	case r.NodeIndex != r.Declared:
-		return "the node's preparer was back in between, or the node's record was removed; look again, and ask again if the pod is gone"
-	}
-	return ""
-}
-
-// has reports whether a copy of the pod is, or may still be, on a node.
-func (p *Pod) has(nodeName string) bool {
-	return p.Node == nodeName || slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Node == nodeName })
-}
-
-func (c *computation) forgetCopy(p *Pod, r Request) {
-	ch := Change{
-		Action: Remove, Identity: p.Identity, Index: p.Index, Reason: "an operator declared it gone", Answers: []string{r.ID},
-		NeedsDead: []DeadNode{{Name: r.Node, Index: r.NodeIndex}},
-		Intents:   []IntentChange{{Node: r.Node}}, Reserve: []ReserveChange{{Node: r.Node}},
-	}
-	next := p.Placement
-	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == r.Node })
-	switch {
-	case p.Node != r.Node:
-		ch.Placement = &next
-	case len(next.Ghosts) > 0:
-		if !c.passOn(&ch, p, next) {
-			return
-		}
-		if ch.Placement.RunState == pod.Running {
-			ch.Action, ch.Reason = Return, "an operator declared its copy on "+p.Node+" gone"
-		}
-	}
-	c.add(ch)
-}
-
-// passOn completes a change after which a pod is not where it was placed any more, while former copies run, or may: the node of
-// one of them becomes the pod's. It reports whether that may be done now.
-func (c *computation) passOn(ch *Change, p *Pod, next pod.Placement) bool {
-	g, left := c.formerCopy(p, next.Ghosts)
-	switch {
-	case c.claimed(p):
-		return false
-	case !left:
-		if !c.mayStop() {
-			return false
-		}
-		c.stopAt(ch, p, next, next.Ghosts[0])
-	case c.s.Hold != "" && !p.runsOn(g):
-		c.waiting = true // it would be started there, while it may run on a node that has not spoken yet (R1)
-		return false
-	default:
-		c.handBack(ch, p, next, g)
-	}
-	return true
-}
-
-// claimed reports whether the pod runs elsewhere at a higher revision than its placement knows: then adopt takes that one (R2).
-func (c *computation) claimed(p *Pod) bool {
-	return slices.ContainsFunc(c.s.Orphans, func(o Orphan) bool {
-		return o.Identity == p.Identity && o.Node != p.Node && o.Revision > p.Revision
-	})
-}
-
-// formerCopy returns which of some former copies of a pod that is to run takes its place, if one was left running: nobody
-// asked that one to stop, and while the pod moved it was the one that counted (P6).
-func (c *computation) formerCopy(p *Pod, ghosts []pod.Ghost) (best pod.Ghost, left bool) {
-	if p.RunState != pod.Running {
-		return best, false
-	}
-	some := slices.DeleteFunc(slices.Clone(ghosts), func(g pod.Ghost) bool {
-		r := p.Ghosts[g.Node]
-		return g.Revision != 0 || r != nil && r.State == pod.StateStopped
-	})
-	if len(some) == 0 {
-		return best, false
-	}
-	return slices.MinFunc(some, func(a, b pod.Ghost) int {
-		return cmp.Or(
-			boolFirst(c.s.counts(p, a), c.s.counts(p, b)),
-			boolFirst(c.s.aliveOn(a.Node), c.s.aliveOn(b.Node)),
-			boolFirst(!c.s.gone(a.Node), !c.s.gone(b.Node)),
-			b.Since.Compare(a.Since),
-		)
-	}), true
-}
-
-// handBack completes a change after which a former copy that was left running is the pod again. Nothing stops by that. If its
-// node is lost too, or must be left, it is replaced or moved like any other.
-func (c *computation) handBack(ch *Change, p *Pod, next pod.Placement, g pod.Ghost) {
-	next = c.backOn(p, next, g)
-	in := next.Intent()
-	ch.Placement, ch.NeedsSchema = &next, true
-	ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &in})
-}
-
-// stopAt completes a change after which a pod is where it was asked to stop, or has to with the pod.
-func (c *computation) stopAt(ch *Change, p *Pod, next pod.Placement, g pod.Ghost) {
-	next.Node, next.Ports, next.Ghosts, next.RunState = g.Node, p.PortsOf(g), next.Ghosts[1:], pod.Stopped
-	next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
-	next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, 0
-	if next.StoppingSince == nil {
-		now := c.s.Now
-		next.StoppingSince = &now
-	}
-	in := next.Intent()
-	ch.Placement, ch.NeedsBreaker = &next, true
-	ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &in})
-}
-
 // release gives back what is reserved for pods that are not there. It reports the nodes that hold more of it, or may.
-func (c *computation) release() (left map[string]bool) {
+func (c *draft) release() (left map[string]bool) {
 	left = map[string]bool{}
 	for _, l := range c.s.Leaks {
-		p := c.find(l.Pod)
-		if p != nil && p.has(l.Node) || c.orphaned(l) {
+		p := c.s.find(l.Pod)
+		if p != nil && p.has(l.Node) || orphaned(c.s, l) {
 			continue
 		}
 		left[l.Node] = true
@@ -173,15 +37,15 @@ func (c *computation) release() (left map[string]bool) {
 }
 
 // orphaned reports whether the node says, or said last, that it runs the pod without being told to.
-func (c *computation) orphaned(l Leak) bool {
-	v := c.s.Nodes[l.Node]
-	return slices.ContainsFunc(c.s.Orphans, func(o Orphan) bool { return o.Identity == l.Pod && o.Node == l.Node }) ||
+func orphaned(s *Snapshot, l Leak) bool {
+	v := s.Nodes[l.Node]
+	return slices.ContainsFunc(s.Orphans, func(o Orphan) bool { return o.Identity == l.Pod && o.Node == l.Node }) ||
 		v != nil && slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == l.Pod })
 }
 
 // answer deals with the requests that are not about forgetting: a sweep with the adoption that it is about, the repair of a
 // reservation when nothing is left of it to be given back. It reports whether one waits for something else.
-func (c *computation) answer(left map[string]bool) (waits bool) {
+func (c *draft) answer(left map[string]bool) (waits bool) {
 	for _, r := range c.s.Requests {
 		if r.Forget {
 			continue

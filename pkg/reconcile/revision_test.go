@@ -15,7 +15,7 @@ func TestAPlacementIsAboveTheStopThatANodeRemembers(t *testing.T) {
 	id := pod.Identity{RCID: s.RC.ID, Role: "main"}
 	ahead := s.Now.UnixMilli() + 600_000
 	s.Stopped = map[pod.Identity]int64{id: ahead}
-	ch := reconcile.PlaceOn(s, id, "n0")
+	ch := reconcile.NewPlacer(s).On(id, "n0")
 	if ch.Placement.Revision <= ahead || ch.Intents[0].Intent.Revision != ch.Placement.Revision {
 		t.Errorf("placed at %d with an intent at %d, stopped at %d", ch.Placement.Revision, ch.Intents[0].Intent.Revision, ahead)
 	}

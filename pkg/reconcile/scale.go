@@ -10,17 +10,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
+// scaling adds and removes replicas.
+type scaling struct {
+	*room
+	newest int // new replicas of this plan that get the controller's manifest
+}
+
 // scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
 // placed.
-func (c *computation) scale() {
+func (c *scaling) scale() {
 	available, standing := 0, 0
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
+	for p := range c.s.all() {
 		if c.s.counting(p) && !c.touched[p.Identity] {
 			available++
 		}
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
-		standing += c.standing(p)
+		standing += copies(c.s, p)
 	}
 	adopted := map[string]int{} // in this very plan, by role
 	for i := range c.plan.Changes {
@@ -28,64 +33,41 @@ func (c *computation) scale() {
 		if ch.Placement == nil || ch.Placement.RunState != pod.Running {
 			continue
 		}
-		if was := c.find(ch.Identity); was == nil || was.RunState != pod.Running {
+		if was := c.s.find(ch.Identity); was == nil || was.RunState != pod.Running {
 			adopted[ch.Identity.Role]++
 		}
 	}
 	standing += c.found()
-	spare := available + len(c.beside) - c.s.least() // how many available pods may be removed now (P6)
+	spare := available + len(c.beside) - c.limits.least // how many available pods may be removed now (P6)
 	room := c.most() - standing - c.replaced
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
-		running := c.running(g.Role)
+		var running []*Pod
+		for p := range c.s.running() {
+			if p.Role == g.Role {
+				running = append(running, p)
+			}
+		}
 		// What stays as it was found is not counted against those that may go: the others would pay for it.
-		removable := slices.DeleteFunc(slices.Clone(running), c.stays)
+		removable := slices.DeleteFunc(slices.Clone(running), c.s.stays)
 		c.remove(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
 		c.place(g.Role, c.allowed(*g.Count-len(running)-adopted[g.Role], room), &room)
 	}
-	for i := range c.s.Pods {
-		if p := &c.s.Pods[i]; !known[p.Role] && p.RunState == pod.Running && !c.stays(p) {
+	for p := range c.s.running() {
+		if !known[p.Role] && !c.s.stays(p) {
 			c.remove([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")
 		}
 	}
 }
 
-// found returns how many copies stand besides those of the snapshot once the plan has landed, whatever their role: those that it adopts.
-func (c *computation) found() int {
-	n := 0
-	for i := range c.plan.Changes {
-		ch := &c.plan.Changes[i]
-		if ch.Placement == nil {
-			continue
-		}
-		before := 0
-		if was := c.find(ch.Identity); was != nil {
-			before = c.standing(was)
-		}
-		n += max(0, c.standing(&Pod{Placement: *ch.Placement})-before)
-	}
-	return n
-}
-
-// running returns the pods of a role that are meant to run.
-func (c *computation) running(role string) []*Pod {
-	var pods []*Pod
-	for i := range c.s.Pods {
-		if p := &c.s.Pods[i]; p.Role == role && p.RunState == pod.Running {
-			pods = append(pods, p)
-		}
-	}
-	return pods
-}
-
 // remove stops n of the pods: those on ineligible nodes first, then those that are not available, the newest, the highest
 // index. Pods that are available go only as far as the minimum allows.
-func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
+func (c *scaling) remove(pods []*Pod, n int, spare *int, reason string) {
 	if n <= 0 {
 		return
 	}
-	for _, r := range c.removalOrder(pods) {
+	for _, r := range removalOrder(c.s, pods) {
 		if n == 0 {
 			return
 		}
@@ -96,7 +78,7 @@ func (c *computation) remove(pods []*Pod, n int, spare *int, reason string) {
 		}
 		if c.touched[p.Identity] || r.counts && *spare <= 0 {
 			if r.counts && c.s.shared() {
-				c.awaits(fmt.Sprintf("%s.%d is not stopped: of all revisions of %s %d pods must stay available", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.s.least()))
+				c.awaits(fmt.Sprintf("%s.%d is not stopped: of all revisions of %s %d pods must stay available", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.limits.least))
 			}
 			continue
 		}
@@ -115,10 +97,10 @@ type removable struct {
 }
 
 // removalOrder returns pods in the order in which they are stopped.
-func (c *computation) removalOrder(pods []*Pod) []removable {
+func removalOrder(s *Snapshot, pods []*Pod) []removable {
 	order := make([]removable, len(pods))
 	for i, p := range pods {
-		order[i] = removable{Pod: p, eligible: c.s.eligible(p.Node), available: c.s.available(p), counts: c.s.counting(p)}
+		order[i] = removable{Pod: p, eligible: s.eligible(p.Node), available: s.available(p), counts: s.counting(p)}
 	}
 	slices.SortFunc(order, func(a, b removable) int {
 		return cmp.Or(
@@ -143,7 +125,7 @@ func boolFirst(a, b bool) int {
 }
 
 // place asks for n new identities of a role, the lowest free indices first. An index is free once its stop is confirmed.
-func (c *computation) place(role string, n int, room *int) {
+func (c *scaling) place(role string, n int, room *int) {
 	if n <= 0 || c.s.ManifestOf(c.newDigest()) == nil {
 		return
 	}
@@ -152,9 +134,9 @@ func (c *computation) place(role string, n int, room *int) {
 		return
 	}
 	used := map[int]bool{}
-	for i := range c.s.Pods {
-		if c.s.Pods[i].Role == role {
-			used[c.s.Pods[i].Identity.Index] = true
+	for p := range c.s.all() {
+		if p.Role == role {
+			used[p.Identity.Index] = true
 		}
 	}
 	// What was adopted in this very plan takes its index too.
@@ -175,27 +157,26 @@ func (c *computation) place(role string, n int, room *int) {
 			c.newest++
 		}
 		id := pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index}
-		c.s.choose(id, digest)
+		c.s.chosen[id] = digest
 		c.plan.Adds = append(c.plan.Adds, id)
 		n--
 		*room--
 	}
 }
 
+// upgrades gives pods other manifests where they are.
+type upgrades struct{ *room }
+
 // upgrade gives pods a new manifest in place, one at a time: next only when the last is available; the first failure halts
 // the rest (R6). A pod that is not available anyway goes first.
-func (c *computation) upgrade() {
-	to := c.roll()
+func (c upgrades) upgrade() {
+	to := roll(c.s)
 	if c.s.ManifestOf(to.digest) == nil || c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
 		return
 	}
 	var outdated []*Pod
 	available, waiting, failed, last := len(c.beside), false, "", ""
-	for i := range c.s.Pods {
-		p := &c.s.Pods[i]
-		if p.RunState != pod.Running {
-			continue
-		}
+	for p := range c.s.running() {
 		if c.s.counting(p) {
 			available++
 		}
@@ -205,7 +186,7 @@ func (c *computation) upgrade() {
 		case to.back && p.Digest != c.s.RC.ManifestDigest && !(p.Digest == to.digest && p.Switching):
 			continue // it has what it should
 		case p.Digest != to.digest:
-			if !c.stays(p) && c.s.aliveOn(p.Node) {
+			if !c.s.stays(p) && c.s.aliveOn(p.Node) {
 				outdated = append(outdated, p)
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
@@ -232,20 +213,20 @@ func (c *computation) upgrade() {
 		}
 		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), order)
 	})
-	if least := c.s.least(); c.s.counting(p) && available-1 < least {
+	if c.s.counting(p) && available-1 < c.limits.least {
 		if len(c.plan.Adds) > 0 {
 			return // which may make the room
 		}
 		c.block(fmt.Sprintf("%d available replicas and a minimum of %d leave no room to upgrade in place; lower min_available or add replicas",
-			available, least))
+			available, c.limits.least))
 		return
 	}
 	c.upgradeOne(p, to.digest)
 }
 
 // stalled tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
-func (c *computation) stalled(p *Pod) string {
-	waited, deadline := c.s.Now.Sub(p.ChangedAt), c.deadline(p)
+func (c *draft) stalled(p *Pod) string {
+	waited, deadline := c.s.Now.Sub(p.ChangedAt), deadline(c.s, p)
 	if hasFailed(p) || waited >= deadline {
 		return fmt.Sprintf("%s.%d on %s did not become available at manifest %.8s: %s",
 			p.Role, p.Identity.Index, p.Node, p.Digest, describe(p.Reality))
@@ -265,14 +246,12 @@ func hasFailed(p *Pod) bool {
 }
 
 // deadline is how long the pod may take to become available, min_ready included.
-func (c *computation) deadline(p *Pod) time.Duration {
-	m := cmp.Or(c.s.ManifestOf(p.Digest), c.s.Manifest, &manifest.Manifest{}) // the last has the default
-	return c.s.RC.Deadline() + m.ReadyAfter()
+func deadline(s *Snapshot, p *Pod) time.Duration {
+	m := cmp.Or(s.ManifestOf(p.Digest), s.Manifest, &manifest.Manifest{}) // the last has the default
+	return s.RC.Deadline() + m.ReadyAfter()
 }
 
-func (c *computation) requeueAfter(after time.Duration) { c.plan.requeueAfter(after) }
-
-func (c *computation) upgradeOne(p *Pod, digest string) {
+func (c upgrades) upgradeOne(p *Pod, digest string) {
 	m := c.s.ManifestOf(digest)
 	next := p.Placement
 	next.Digest, next.PodID, next.Ports = digest, m.ID, m.PortMap()
@@ -287,4 +266,48 @@ func (c *computation) upgradeOne(p *Pod, digest string) {
 		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
 		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Dynamic: m.DynamicPorts(), Held: p.Ports, Keep: true}},
 	})
+}
+
+// standsBy reports whether the controller's pods stay out of their service's name.
+func (s *Snapshot) standsBy() bool { return s.RC.Service != nil && s.RC.Service.Standby }
+
+// naming takes pods into the name of their service, or out of it.
+type naming struct{ *room }
+
+// switchNames takes pods into their service's name or out of it, as the record says. Their nodes restart nothing for that. Who leaves
+// the name is taken from the minimum as by a stop (P6); what was found running stays as it is.
+func (c naming) switchNames() {
+	if c.s.Hold != "" {
+		return
+	}
+	leaves := c.s.standsBy()
+	spare := len(c.beside) - c.limits.least
+	for p := range c.open() {
+		if c.s.counting(p) {
+			spare++
+		}
+	}
+	for p := range c.openRunning() {
+		if p.Placement.Standby == leaves || c.s.stays(p) {
+			continue
+		}
+		if c.s.counting(p) {
+			if spare <= 0 {
+				c.awaits(fmt.Sprintf("%s.%d stays in the service's name: %d pods in it must stay available", p.Role, p.Identity.Index, c.limits.least))
+				continue
+			}
+			spare--
+		}
+		next := p.Placement
+		next.Standby, next.Revision, next.ChangedAt = leaves, p.nextRevision(c.s.Now), c.s.Now
+		in := next.Intent()
+		reason := "it takes its service's name"
+		if leaves {
+			reason = "it leaves its service's name"
+		}
+		c.add(Change{
+			Action: Switch, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true, NeedsMinimum: leaves,
+			Intents: []IntentChange{{Node: p.Node, Intent: &in}},
+		})
+	}
 }

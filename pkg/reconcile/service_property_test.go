@@ -141,7 +141,7 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 	p.todo = plan.Changes
 	for _, identity := range plan.Adds {
 		if name := w.nodeFor(s, identity); name != "" {
-			p.todo = append(p.todo, reconcile.PlaceOn(s, identity, name))
+			p.todo = append(p.todo, reconcile.NewPlacer(s).On(identity, name))
 		}
 	}
 	w.passes[id] = p

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -126,18 +127,18 @@ func (s *Snapshot) death(name string) DeadNode {
 // sinceDeath reports whether what a placement says about the loss of its node, which has a record, is about the node's present death.
 func (s *Snapshot) sinceDeath(p *pod.Placement) bool { return s.Nodes[p.Node].FreeIndex == p.DeadIndex }
 
-// rememberLost collects which machines were lost, as the placements say.
-func (s *Snapshot) rememberLost() {
-	s.lost = map[DeadNode]bool{}
+// lostMachines returns which machines were lost, as the placements say.
+func lostMachines(s *Snapshot) map[DeadNode]bool {
+	lost := map[DeadNode]bool{}
 	remember := func(pods []Pod) {
 		for i := range pods {
 			p := &pods[i]
 			if p.RunState == pod.Running && p.LostSince != nil {
-				s.lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
+				lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
 			}
 			for _, g := range p.Placement.Ghosts {
 				if g.Gone {
-					s.lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
+					lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
 				}
 			}
 		}
@@ -146,6 +147,7 @@ func (s *Snapshot) rememberLost() {
 	for i := range s.Companions {
 		remember(s.Companions[i].Pods)
 	}
+	return lost
 }
 
 // runs reports whether the node says that it runs the pod, in whatever way.
@@ -193,6 +195,33 @@ func (p *Pod) nextRevision(now time.Time, more ...int64) int64 {
 		}
 	}
 	return pod.NextRevision(now, seen...)
+}
+
+// all yields the controller's pods.
+func (s *Snapshot) all() iter.Seq[*Pod] {
+	return func(yield func(*Pod) bool) {
+		for i := range s.Pods {
+			if !yield(&s.Pods[i]) {
+				return
+			}
+		}
+	}
+}
+
+// running yields the pods that are meant to run.
+func (s *Snapshot) running() iter.Seq[*Pod] {
+	return where(s.all(), func(p *Pod) bool { return p.RunState == pod.Running })
+}
+
+// where yields those of some pods that are as they should be at that moment.
+func where(pods iter.Seq[*Pod], is func(*Pod) bool) iter.Seq[*Pod] {
+	return func(yield func(*Pod) bool) {
+		for p := range pods {
+			if is(p) && !yield(p) {
+				return
+			}
+		}
+	}
 }
 
 // aliveOn reports whether the node's preparer is alive.
