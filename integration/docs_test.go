@@ -58,9 +58,9 @@ func TestKeysAreDocumented(t *testing.T) {
 	id := pod.Identity{RCID: "rc", Role: "role", Index: 1}
 	var real []string
 	for _, key := range []string{
-		keys.Manifest("d"), keys.RC("rc"), keys.Name("n"), keys.Bell("rc"), keys.Lock("rc"), keys.Pod(id), keys.Intent("n", id),
-		keys.Reality("n", id), keys.Node("n"), keys.NodeOps("n"), keys.Reservation("n"), keys.Farm("f"), keys.Status("rc"),
-		keys.Breaker(), keys.Incidents(), keys.Audit("a"), keys.Schema(), keys.Request("rc", "u"), keys.Drops("rc"), keys.Stops("rc"), keys.OrphanPages("n"), keys.Settled(), keys.AllHeard(), keys.Rollout("web"), keys.Deployed("web"),
+		keys.Manifests.Key("d"), keys.RCs.Key("rc"), keys.Names.Key("n"), keys.Bells.Key("rc"), keys.Locks.Key("rc"), keys.Pods.Key(id.String()), keys.Intents.Key("n", id.String()),
+		keys.Realities.Key("n", id.String()), keys.Nodes.Key("n"), keys.NodeOps.Key("n"), keys.Reservations.Key("n"), keys.Farms.Key("f"), keys.Statuses.Key("rc"),
+		keys.Breaker.Key(), keys.Incidents.Key(), keys.Audits.Key("a"), keys.Schema.Key(), keys.Requests.Key("rc", "u"), keys.Drops.Key("rc"), keys.Stops.Key("rc"), keys.OrphanPages.Below("n"), keys.Settled.Key(), keys.Heard.Key(), keys.Rollouts.Key("web"), keys.Deployed.Key("web"),
 		election.KeyPrefix("x/"),
 	} {
 		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")

@@ -101,7 +101,7 @@ func (w *world) change(ctx context.Context, id string) (time.Duration, error) {
 	defer func() { stop(); <-stopped }()
 	go func() {
 		defer close(stopped)
-		_ = w.client.WatchPrefix(watching, w.keys.Pods(id), consul.WatchOptions{}, func(s consul.Snapshot) error {
+		_ = w.client.WatchPrefix(watching, w.keys.Pods.Below(id), consul.WatchOptions{}, func(s consul.Snapshot) error {
 			counts <- len(s.Pairs)
 			return nil
 		})
@@ -150,7 +150,7 @@ func (w *world) scale(ctx context.Context, id string, n int) error {
 	data, err := json.Marshal(rec.Value)
 	if err == nil {
 		_, err = w.client.Commit(ctx, []consul.Op{
-			consul.CAS(w.keys.RC(id), data, rec.Index), consul.Set(w.keys.Bell(id), []byte(store.NewID())),
+			consul.CAS(w.keys.RCs.Key(id), data, rec.Index), consul.Set(w.keys.Bells.Key(id), []byte(store.NewID())),
 		})
 	}
 	return err

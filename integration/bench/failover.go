@@ -177,7 +177,7 @@ func (f *failover) quiet(ctx context.Context) error {
 
 // locks returns the session that holds each controller's lock.
 func (f *failover) locks(ctx context.Context) (map[string]string, error) {
-	pairs, err := f.client.List(ctx, f.keys.Locks(), consul.Default)
+	pairs, err := f.client.List(ctx, f.keys.Locks.Key(), consul.Default)
 	locked := map[string]string{}
 	for _, p := range pairs {
 		if p.Session != "" {
@@ -196,7 +196,7 @@ func (f *failover) follow(ctx context.Context, started time.Time, before map[str
 	var h handed
 	const pace = 2 * time.Millisecond
 	err := every(ctx, pace, func() error {
-		pairs, err := f.client.List(ctx, f.keys.Locks(), consul.Default)
+		pairs, err := f.client.List(ctx, f.keys.Locks.Key(), consul.Default)
 		if err != nil {
 			return err
 		}

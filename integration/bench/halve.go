@@ -89,7 +89,7 @@ func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) 
 		return 0, err
 	}
 	err = sparingly(ctx, began, func() error {
-		pods, err := w.client.Keys(ctx, w.keys.Pods(id))
+		pods, err := w.client.Keys(ctx, w.keys.Pods.Below(id))
 		if err == nil && len(pods) != b.onePods/2 {
 			err = fmt.Errorf("%d placements", len(pods))
 		}

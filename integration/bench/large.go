@@ -128,11 +128,11 @@ func (b *bench) killOneOf(ctx context.Context, w *world, rcs []rc.RC, farms []*p
 
 // owners returns the session that holds each controller's lock.
 func (w *world) owners(ctx context.Context) (map[string]string, error) {
-	pairs, err := w.client.List(ctx, w.keys.Locks(), consul.Default)
+	pairs, err := w.client.List(ctx, w.keys.Locks.Key(), consul.Default)
 	locked := map[string]string{}
 	for _, p := range pairs {
 		if p.Session != "" {
-			locked[p.Key[len(w.keys.Locks()):]] = p.Session
+			locked[p.Key[len(w.keys.Locks.Key()):]] = p.Session
 		}
 	}
 	return locked, err
@@ -177,7 +177,7 @@ func (w *world) changeSome(ctx context.Context, started time.Time, ids []string)
 		if err := w.scale(ctx, ids[i], largeReplicas+1); err != nil {
 			return 0, err
 		}
-		keys = append(keys, w.keys.Pod(pod.Identity{RCID: ids[i], Role: rc.DefaultRole, Index: largeReplicas}))
+		keys = append(keys, w.keys.Pods.Key(pod.Identity{RCID: ids[i], Role: rc.DefaultRole, Index: largeReplicas}.String()))
 	}
 	const pace = 20 * time.Millisecond
 	err := every(ctx, pace, func() error {

@@ -261,7 +261,7 @@ func (n *realNode) upload(ctx context.Context) error {
 	n.digest = manifest.Digest(canonical)
 	stored, err := json.Marshal(map[string]json.RawMessage{"manifest": canonical})
 	if err == nil {
-		_, err = n.world.client.Commit(ctx, []consul.Op{consul.Set(n.world.keys.Manifest(n.digest), stored)})
+		_, err = n.world.client.Commit(ctx, []consul.Op{consul.Set(n.world.keys.Manifests.Key(n.digest), stored)})
 	}
 	return err
 }
@@ -282,7 +282,7 @@ func (n *realNode) run(ctx context.Context, more int) (time.Duration, error) {
 		if i%consul.MaxTxnOps == 0 {
 			txns = append(txns, nil)
 		}
-		txns[len(txns)-1] = append(txns[len(txns)-1], consul.Set(n.world.keys.Intent(nodeName, in.Identity), data))
+		txns[len(txns)-1] = append(txns[len(txns)-1], consul.Set(n.world.keys.Intents.Key(nodeName, in.Identity.String()), data))
 	}
 	began := time.Now()
 	if err := simnode.CommitAll(ctx, n.world.client, txns); err != nil {
@@ -290,7 +290,7 @@ func (n *realNode) run(ctx context.Context, more int) (time.Duration, error) {
 	}
 	// Each look costs Consul and this program more the more pods there are, on the cores that the node works with.
 	err := sparingly(ctx, began, func() error {
-		pairs, err := n.world.client.List(ctx, n.world.keys.Realities(nodeName)+rcID+"/", consul.Default)
+		pairs, err := n.world.client.List(ctx, n.world.keys.Realities.Below(nodeName)+rcID+"/", consul.Default)
 		if err != nil {
 			return err
 		}
@@ -368,7 +368,7 @@ func (n *realNode) restart(ctx context.Context) (again restarted, err error) {
 	if err != nil {
 		return again, err
 	}
-	record := n.world.keys.Node(nodeName)
+	record := n.world.keys.Nodes.Key(nodeName)
 	last, err := n.world.client.Get(ctx, record, consul.Default)
 	if err != nil {
 		return again, err

@@ -80,7 +80,7 @@ func recoveryBench(ctx context.Context, b *bench) error {
 
 // intentsOn counts the intents on nodes whose names have a prefix.
 func (w *world) intentsOn(ctx context.Context, prefix string) (int, error) {
-	keys, err := w.client.Keys(ctx, strings.TrimSuffix(w.keys.Intents(prefix), "/"))
+	keys, err := w.client.Keys(ctx, strings.TrimSuffix(w.keys.Intents.Below(prefix), "/"))
 	n := 0
 	for _, key := range keys {
 		if !strings.HasSuffix(key, "/") {
@@ -96,7 +96,7 @@ func (w *world) recovered(ctx context.Context, gone *simnode.Fleet, pods int) (t
 	ctx, cancel := context.WithTimeoutCause(ctx, noRecovery, errors.New("the pods were not replaced"))
 	defer cancel()
 	const pace = 5 * time.Millisecond
-	last := w.keys.Node(gone.NodeName(gone.Size - 1))
+	last := w.keys.Nodes.Key(gone.NodeName(gone.Size - 1))
 	err := every(ctx, pace, func() error {
 		pair, err := w.client.Get(ctx, last, consul.Default)
 		if err == nil && pair.Session != "" {

@@ -72,8 +72,8 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 }
 
 // plain translates a batch. Its conditions become as many conditions on one key that never changes.
-func (w *world) plain(to store.Keys, b *store.Batch, index uint64) (plain, error) {
-	p := plain{read: []string{w.keys.RC(b.RCID), w.keys.Bell(b.RCID), w.keys.Status(b.RCID)}}
+func (w *world) plain(to *store.Keys, b *store.Batch, index uint64) (plain, error) {
+	p := plain{read: []string{w.keys.RCs.Key(b.RCID), w.keys.Bells.Key(b.RCID), w.keys.Statuses.Key(b.RCID)}}
 	conditions := 3 // fence and record
 	for _, index := range []uint64{b.SchemaIndex, b.BreakerIndex, b.BellIndex, b.DropsIndex} {
 		if index != 0 {
@@ -81,7 +81,7 @@ func (w *world) plain(to store.Keys, b *store.Batch, index uint64) (plain, error
 		}
 	}
 	for range conditions {
-		p.write = append(p.write, consul.CheckIndex(to.Schema(), index))
+		p.write = append(p.write, consul.CheckIndex(to.Schema.Key(), index))
 	}
 	var failed error
 	set := func(key string, value any) {
@@ -92,20 +92,20 @@ func (w *world) plain(to store.Keys, b *store.Batch, index uint64) (plain, error
 		p.write = append(p.write, consul.Set(key, data))
 	}
 	for i := range b.Reservations {
-		p.read = append(p.read, w.keys.Reservation(b.Reservations[i].Node))
-		set(to.Reservation(b.Reservations[i].Node), b.Reservations[i].Value)
+		p.read = append(p.read, w.keys.Reservations.Key(b.Reservations[i].Node))
+		set(to.Reservations.Key(b.Reservations[i].Node), b.Reservations[i].Value)
 	}
 	for i := range b.Pods {
-		set(to.Pod(b.Pods[i].Identity), b.Pods[i].Placement)
+		set(to.Pods.Key(b.Pods[i].Identity.String()), b.Pods[i].Placement)
 	}
 	for i := range b.Intents {
-		set(to.Intent(b.Intents[i].Node, b.Intents[i].Identity), b.Intents[i].Intent)
+		set(to.Intents.Key(b.Intents[i].Node, b.Intents[i].Identity.String()), b.Intents[i].Intent)
 	}
 	if b.Audit != nil {
-		set(to.Audit(b.Audit.ID), b.Audit)
+		set(to.Audits.Key(b.Audit.ID), b.Audit)
 	}
 	if b.Status != nil {
-		set(to.Status(b.RCID), b.Status)
+		set(to.Statuses.Key(b.RCID), b.Status)
 	}
 	return p, failed
 }

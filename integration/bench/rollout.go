@@ -209,7 +209,7 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 		return 0, 0, err
 	}
 	err = sparingly(ctx, began, func() error {
-		keys, err := w.client.Keys(ctx, w.keys.Rollouts())
+		keys, err := w.client.Keys(ctx, w.keys.Rollouts.Key())
 		if err != nil {
 			return err
 		}

@@ -89,7 +89,7 @@ func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err er
 		if err != nil {
 			return nil, 0, err
 		}
-		add(consul.Set(w.keys.Reality(r.Node, r.Identity), data), consul.Set(w.keys.Bell(r.RCID), []byte(store.NewID())))
+		add(consul.Set(w.keys.Realities.Key(r.Node, r.Identity.String()), data), consul.Set(w.keys.Bells.Key(r.RCID), []byte(store.NewID())))
 		if i < len(nodes) {
 			last := i == len(nodes)-1 || i == len(realities)-1
 			op, err := w.relabel(nodes[i], last)
@@ -111,7 +111,7 @@ func (w *world) relabel(rec store.Rec[node.Node], last bool) (consul.Op, error) 
 		n.Labels["storm"] = "last"
 	}
 	data, err := json.Marshal(n)
-	return consul.Lock(w.keys.Node(n.Name), data, rec.Session), err
+	return consul.Lock(w.keys.Nodes.Key(n.Name), data, rec.Session), err
 }
 
 func (b *bench) weather(ctx context.Context, w *world, farm *process, link *proxy, probe string, txns [][]consul.Op) error {

@@ -19,7 +19,7 @@ import (
 // world is one cluster's records in a Consul, below a prefix of its own.
 type world struct {
 	addr   string // of Consul, without delay
-	keys   store.Keys
+	keys   *store.Keys
 	client *consul.Client
 	store  *store.Store
 }
@@ -46,7 +46,7 @@ func newWorld(ctx context.Context, sc *scope, addr string) (*world, error) {
 	rec.Value.CreatedAt = rec.Value.CreatedAt.Add(-time.Hour)
 	data, err := json.Marshal(rec.Value)
 	if err == nil {
-		_, err = w.client.Commit(ctx, []consul.Op{consul.CAS(keys.Schema(), data, rec.Index)})
+		_, err = w.client.Commit(ctx, []consul.Op{consul.CAS(keys.Schema.Key(), data, rec.Index)})
 	}
 	return w, err
 }
@@ -200,11 +200,11 @@ func (w *world) creation(r rc.RC, canonical []byte) ([]consul.Op, error) {
 	a := store.NewAudit("bench", "apply", r.ID, nil)
 	audit, err := json.Marshal(a)
 	return []consul.Op{
-		consul.CAS(w.keys.RC(r.ID), record, 0),
-		consul.CAS(w.keys.Name(r.Name), []byte(r.ID), 0),
-		consul.Set(w.keys.Manifest(r.ManifestDigest), stored),
-		consul.Set(w.keys.Audit(a.ID), audit),
-		consul.Set(w.keys.Bell(r.ID), []byte(store.NewID())),
+		consul.CAS(w.keys.RCs.Key(r.ID), record, 0),
+		consul.CAS(w.keys.Names.Key(r.Name), []byte(r.ID), 0),
+		consul.Set(w.keys.Manifests.Key(r.ManifestDigest), stored),
+		consul.Set(w.keys.Audits.Key(a.ID), audit),
+		consul.Set(w.keys.Bells.Key(r.ID), []byte(store.NewID())),
 	}, err
 }
 

@@ -78,7 +78,7 @@ func (c *chaos) startAgent(list []*process, m *machine, isServer bool) ([]*proce
 	return append(list, p), err
 }
 
-func (c *chaos) startHost(ctx context.Context, i int, keys store.Keys) error {
+func (c *chaos) startHost(ctx context.Context, i int, keys *store.Keys) error {
 	m, err := makeMachine(ctx, fmt.Sprintf("host%d", i+1), 21+i)
 	if err != nil {
 		return err

@@ -69,7 +69,7 @@ const rackLabel = "rack"
 // reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
 const reactLimit = 150 * time.Millisecond
 
-func newSimulated(c *chaos, m *machine, n int, keys store.Keys) (*simulated, error) {
+func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, error) {
 	const connsPerPreparer = 6 // P8
 	client, err := connect(m, connsPerPreparer)
 	if err != nil {

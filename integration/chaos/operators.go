@@ -223,7 +223,7 @@ func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *ra
 	w.leaky[name] = true
 	w.mu.Unlock()
 	w.c.events.write(checker.Event{Kind: checker.EventLeak, Node: name, ID: id.String()})
-	_, err = w.c.client[0].Commit(ctx, []consul.Op{consul.CAS(st.Keys().Reservation(name), value, found[name].Index)})
+	_, err = w.c.client[0].Commit(ctx, []consul.Op{consul.CAS(st.Keys().Reservations.Key(name), value, found[name].Index)})
 	if errors.Is(err, consul.ErrRefused) {
 		return nil // somebody else was first
 	}
@@ -294,7 +294,7 @@ func (w *workload) clean(ctx context.Context, st *store.Store) error {
 // unanswered says which requests no owner has carried out. What an orphan's sweep began shows in the placements from then on.
 func (c *chaos) unanswered(ctx context.Context) error {
 	n := rand.IntN(servers)
-	asked, err := c.client[n].List(ctx, c.stores[n].Keys().AllRequests(), consul.Consistent)
+	asked, err := c.client[n].List(ctx, c.stores[n].Keys().Requests.Key(), consul.Consistent)
 	if err == nil && len(asked) > 0 {
 		err = fmt.Errorf("%d requests, %s the first, are not carried out", len(asked), asked[0].Key)
 	}

@@ -48,7 +48,7 @@ func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string,
 	lasting, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), wipeGivesUp, errors.New("the store cannot be written"))
 	defer cancel()
 	event := checker.Event{Kind: checker.EventWipe, Call: time.Now().UnixNano()}
-	schema := c.stores[0].Keys().Schema()
+	schema := c.stores[0].Keys().Schema.Key()
 	err = insist(lasting, wipePatience, func(ctx context.Context) error {
 		return deleteOnce(ctx, store.DefaultPrefix, schema, export, c.anyClient())
 	}, c.wake)
@@ -79,7 +79,7 @@ func (c *chaos) untilBelled(ctx context.Context, export []consul.Pair) {
 			if !isRC {
 				continue
 			}
-			if _, err := c.anyClient().Get(limited, keys.Bell(id), consul.Default); err != nil {
+			if _, err := c.anyClient().Get(limited, keys.Bells.Key(id), consul.Default); err != nil {
 				return err
 			}
 		}

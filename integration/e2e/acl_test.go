@@ -52,7 +52,7 @@ func blindToken(e *env) {
 
 	// A preparer. Consul answers a query that waits already with the rights of its start; a new marker value ends it.
 	e.aclPolicy(nodePolicy, "node", blind+rest)
-	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(e.store.Keys().Intents("n1"), []byte("wake"))}); err != nil {
+	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(e.store.Keys().Intents.Below("n1"), []byte("wake"))}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.saysBlind("n1")

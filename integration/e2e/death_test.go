@@ -110,7 +110,7 @@ func forgetLate(e *env) {
 		waited <- err
 	}()
 	e.within(limit, func() error {
-		asked, err := e.client.Keys(e.t.Context(), e.store.Keys().Requests(id))
+		asked, err := e.client.Keys(e.t.Context(), e.store.Keys().Requests.Below(id))
 		if err == nil && len(asked) != 2 {
 			err = fmt.Errorf("requests %v", asked)
 		}

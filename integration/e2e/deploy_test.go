@@ -98,7 +98,7 @@ func (e *env) rollout() *rollout.Record {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	pair, err := e.client.Get(e.t.Context(), keys.Rollout("web"), consul.Consistent)
+	pair, err := e.client.Get(e.t.Context(), keys.Rollouts.Key("web"), consul.Consistent)
 	if errors.Is(err, consul.ErrNotFound) {
 		return nil
 	}

@@ -45,7 +45,7 @@ func (e *env) members(want ...string) {
 	e.t.Helper()
 	e.within(limit, func() error {
 		for _, id := range want {
-			pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farm(id), consul.Consistent)
+			pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farms.Key(id), consul.Consistent)
 			if err != nil || pair.Session == "" {
 				return fmt.Errorf("%s is no member: %w", id, err)
 			}
@@ -92,7 +92,7 @@ func (e *env) writeRC(name string, replicas int, change func(*rc.RC)) string {
 // owners counts controllers by the farm that holds their lock; the key "" counts those without an owner.
 func (e *env) owners() map[string]int {
 	e.t.Helper()
-	pairs, err := e.client.List(e.t.Context(), e.store.Keys().Locks(), consul.Consistent)
+	pairs, err := e.client.List(e.t.Context(), e.store.Keys().Locks.Key(), consul.Consistent)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func corruptRecord(e *env) {
 	processes := e.processes()
 	broken := e.emptyRCs(1)[0]
 	k := e.store.Keys()
-	for _, key := range []string{k.RC(broken), k.Node("n9"), k.Pods(otherID) + "main.7"} {
+	for _, key := range []string{k.RCs.Key(broken), k.Nodes.Key("n9"), k.Pods.Below(otherID) + "main.7"} {
 		if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, []byte("{garbage"))}); err != nil {
 			e.t.Fatal(err)
 		}
@@ -205,7 +205,7 @@ func corruptRecord(e *env) {
 		}
 	}
 	e.within(limit, func() error {
-		for _, key := range []string{k.RC(broken), k.Node("n9"), k.Pods(otherID) + "main.7"} {
+		for _, key := range []string{k.RCs.Key(broken), k.Nodes.Key("n9"), k.Pods.Below(otherID) + "main.7"} {
 			if !strings.Contains(f1.logText(), key) {
 				return fmt.Errorf("the farm does not name %s", key)
 			}
@@ -237,7 +237,7 @@ func corruptNode(e *env) {
 	id := e.rcID("hello")
 	before := e.processes()
 	where := e.placements(id)["main.0"].Value.Node
-	key, rack := e.store.Keys().Node(where), e.nodes()[where].Value.Labels["rack"]
+	key, rack := e.store.Keys().Nodes.Key(where), e.nodes()[where].Value.Labels["rack"]
 	spoil := func() {
 		if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, []byte("{garbage"))}); err != nil {
 			e.t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // owner returns who holds the controller's lock, and the lock itself.
 func (e *env) owner(rcID string) (farm string, lock consul.Pair, err error) {
-	lock, err = e.client.Get(e.t.Context(), e.store.Keys().Lock(rcID), consul.Consistent)
+	lock, err = e.client.Get(e.t.Context(), e.store.Keys().Locks.Key(rcID), consul.Consistent)
 	if err != nil {
 		return "", lock, err
 	}
@@ -81,7 +81,7 @@ func pausedOwner(e *env) {
 	id := e.rcID("hello")
 	before := e.ownedBy(id, "f1", "", limit)
 
-	batch := p.hold(e.store.Keys().Pods(id))
+	batch := p.hold(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(batch)
 	e.stop(f1.current().cmd.Process.Pid)
@@ -94,7 +94,7 @@ func pausedOwner(e *env) {
 
 	// The first farm finds out, comes back as a member with a new session, and leaves the controller alone.
 	e.within(limit, func() error {
-		pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farm("f1"), consul.Consistent)
+		pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farms.Key("f1"), consul.Consistent)
 		if err == nil && pair.Session == "" {
 			err = errors.New("f1 is no member yet")
 		}
@@ -121,7 +121,7 @@ func pausedOwner(e *env) {
 // landedAfter reports whether a transaction body names a placement that only exists since the take-over.
 func (e *env) landedAfter(body string, placed map[string]store.Rec[podPlacement]) bool {
 	for key, rec := range placed {
-		if key != "main.0" && strings.Contains(body, e.store.Keys().Pod(rec.Value.Identity)+`"`) {
+		if key != "main.0" && strings.Contains(body, e.store.Keys().Pods.Key(rec.Value.Identity.String())+`"`) {
 			return true
 		}
 	}
@@ -140,7 +140,7 @@ func oldTenure(e *env) {
 	id := e.rcID("hello")
 	first := e.ownedBy(id, "f1", "", limit)
 
-	batch := p.hold(e.store.Keys().Pods(id))
+	batch := p.hold(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(batch)
 	e.put("/v1/session/destroy/"+first.Session, nil)
@@ -167,7 +167,7 @@ func lateWrite(e *env) {
 	first := e.ownedBy(id, "f1", "", limit)
 
 	// Kept by the network: the farm gives up, bumps its fence, places anew; then the old one arrives.
-	kept := p.hold(e.store.Keys().Pods(id))
+	kept := p.hold(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(kept)
 	e.within(limit, func() error { return e.converged(id, 3) })
@@ -177,7 +177,7 @@ func lateWrite(e *env) {
 
 	// Kept by a paused agent: what the farm gave up on is in the agent's socket and is carried out when it goes on.
 	bumps := e.farmLogCount("f1", "bumped the fence")
-	paused := p.hold(e.store.Keys().Pods(id))
+	paused := p.hold(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "5")
 	e.catch(paused)
 	e.stop(e.consul.Proc.Pid)

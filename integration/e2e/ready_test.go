@@ -152,7 +152,7 @@ func unclaimed(e *env) {
 	other := h
 	other.Name, other.Port = "other", 8081
 	e.rcctl("labels: {env: prod}\n"+cluster.HelloSpec(other), "apply", "-f", "-", "--wait", "--timeout", limit.String())
-	if lock, err := e.client.Get(e.t.Context(), e.store.Keys().Lock(id), consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+	if lock, err := e.client.Get(e.t.Context(), e.store.Keys().Locks.Key(id), consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 		e.t.Errorf("the lock of a controller that no farm may take: %+v, %v", lock, err)
 	}
 	// Two sweeps, 30 s, and one more sweep that tells.

@@ -121,7 +121,7 @@ func (e *env) placedWhereLabelsMatched(id string) {
 		if ops.Value.Labels["pool"] == "" { // then it is the preparer's that does not match
 			ceased = record.Index
 		}
-		placed, err := e.client.Get(e.t.Context(), e.store.Keys().Pod(rec.Value.Identity), consul.Consistent)
+		placed, err := e.client.Get(e.t.Context(), e.store.Keys().Pods.Key(rec.Value.Identity.String()), consul.Consistent)
 		if err != nil {
 			e.t.Fatal(err)
 		}

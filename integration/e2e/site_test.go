@@ -31,7 +31,7 @@ func siteLost(e *env) {
 	after := field.Duration(0)
 	id := e.writeRC("everywhere", lost, func(r *rc.RC) { r.NodeLoss.After = &after })
 	available := func() error {
-		st, err := e.client.Get(e.t.Context(), e.store.Keys().Status(id), consul.Default)
+		st, err := e.client.Get(e.t.Context(), e.store.Keys().Statuses.Key(id), consul.Default)
 		if len(st.Value) > rc.MaxStatusBytes {
 			e.t.Fatalf("the status takes %d bytes, allowed %d", len(st.Value), rc.MaxStatusBytes)
 		}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -172,16 +173,16 @@ func (e *env) refusedAll(agent string, tokens map[string]string) {
 		e.refusedTo(tokens["n1"], http.MethodPut, "/v1/agent/service/register", service(name))
 	}
 	writes := []string{
-		keys.Intents("n1") + "rc/main.0", keys.Intents("n2"), keys.Realities("n2") + "rc/main.0", keys.Realities("n10") + "rc/main.0", keys.OrphanPage("n2", 0),
-		keys.Node("n2"), keys.HeardNode("n2"), keys.HeardFarm("f1"), keys.RC("rc"), keys.Name("hello"), keys.Lock("rc"), keys.Pods("rc") + "main.0", keys.Reservation("n2"), keys.Reservation("n10"),
-		keys.NodeOps("n1"), keys.Requests("rc") + "x", keys.Farm("f1"), keys.Status("rc"), keys.Breaker(), keys.Schema(), keys.Settled(), keys.Manifest("d"), keys.Audit("a"),
+		keys.Intents.Below("n1") + "rc/main.0", keys.Intents.Below("n2"), keys.Realities.Below("n2") + "rc/main.0", keys.Realities.Below("n10") + "rc/main.0", keys.OrphanPages.Key("n2", strconv.Itoa(0)),
+		keys.Nodes.Key("n2"), keys.HeardNodes.Key("n2"), keys.HeardFarms.Key("f1"), keys.RCs.Key("rc"), keys.Names.Key("hello"), keys.Locks.Key("rc"), keys.Pods.Below("rc") + "main.0", keys.Reservations.Key("n2"), keys.Reservations.Key("n10"),
+		keys.NodeOps.Key("n1"), keys.Requests.Below("rc") + "x", keys.Farms.Key("f1"), keys.Statuses.Key("rc"), keys.Breaker.Key(), keys.Schema.Key(), keys.Settled.Key(), keys.Manifests.Key("d"), keys.Audits.Key("a"),
 	}
 	for _, key := range writes {
 		e.refusedTo(tokens["n1"], http.MethodPut, "/v1/kv/"+key, "x")
 		e.refusedTo(tokens["n1"], http.MethodDelete, "/v1/kv/"+key, "")
 		e.refusedTo(tokens["reader"], http.MethodPut, "/v1/kv/"+key, "x")
 	}
-	for _, key := range []string{keys.Intents("n2") + "rc/main.0", keys.Realities("n2") + "rc/main.0", keys.Node("n2"), keys.RC("rc"), keys.Pods("rc") + "main.0", keys.Breaker()} {
+	for _, key := range []string{keys.Intents.Below("n2") + "rc/main.0", keys.Realities.Below("n2") + "rc/main.0", keys.Nodes.Key("n2"), keys.RCs.Key("rc"), keys.Pods.Below("rc") + "main.0", keys.Breaker.Key()} {
 		e.refusedTo(tokens["n1"], http.MethodGet, "/v1/kv/"+key, "")
 	}
 }
@@ -292,7 +293,7 @@ func (e *env) sessions(rcID string) []string {
 	e.t.Helper()
 	keys := e.store.Keys()
 	var all []string
-	for _, key := range []string{keys.Node("n1"), keys.Farm("f1"), keys.Lock(rcID)} {
+	for _, key := range []string{keys.Nodes.Key("n1"), keys.Farms.Key("f1"), keys.Locks.Key(rcID)} {
 		var found []struct{ Session string }
 		e.decode(e.request(http.MethodGet, "/v1/kv/"+key, nil), &found)
 		if len(found) != 1 || found[0].Session == "" {

@@ -100,8 +100,8 @@ func (t *fleetSession) acquire(ctx context.Context, nonce string) error {
 			return err
 		}
 		ops = append(ops,
-			consul.Lock(keys.Node(record.Name), value, t.session.Releasing),
-			consul.Set(keys.Intents(record.Name), nil))
+			consul.Lock(keys.Nodes.Key(record.Name), value, t.session.Releasing),
+			consul.Set(keys.Intents.Below(record.Name), nil))
 	}
 	return CommitAll(ctx, t.Client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps)))
 }
@@ -241,7 +241,9 @@ type fleetReport struct {
 }
 
 // intents is the prefix of the intents of all nodes.
-func (t *fleetSession) intents() string { return strings.TrimSuffix(t.Store.Keys().Intents(""), "/") }
+func (t *fleetSession) intents() string {
+	return t.Store.Keys().Intents.Key()
+}
 
 // report writes realities, each under its node's lock and with its controller's bell, and removes those whose intent is
 // gone. Many share a transaction. Drops are counted as by a real preparer, but that a pod was told to stop is taken for granted.
@@ -253,7 +255,7 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 	for i := range news {
 		r := &news[i]
 		if was := g.told[r.key]; was.Drops(&r.Reality) && r.State != pod.StateStopped {
-			counters[r.key] = keys.DropCount(r.RCID, r.Node)
+			counters[r.key] = keys.Drops.Key(r.RCID, r.Node)
 			g.drops[counters[r.key]]++
 		}
 		g.told[r.key] = r.Reality
@@ -283,11 +285,11 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 		if err != nil {
 			return err
 		}
-		once(consul.CheckSession(keys.Node(r.Node), g.session.Releasing))
-		ops = append(ops, consul.Set(keys.Reality(r.Node, r.Identity), value))
-		once(consul.Set(keys.Bell(r.RCID), []byte(store.NewID())))
+		once(consul.CheckSession(keys.Nodes.Key(r.Node), g.session.Releasing))
+		ops = append(ops, consul.Set(keys.Realities.Key(r.Node, r.Identity.String()), value))
+		once(consul.Set(keys.Bells.Key(r.RCID), []byte(store.NewID())))
 		if counter := counters[r.key]; counter != "" {
-			once(consul.Set(keys.Drops(r.RCID), []byte(store.NewID())))
+			once(consul.Set(keys.Drops.Key(r.RCID), []byte(store.NewID())))
 			once(consul.Set(counter, strconv.AppendInt(nil, g.drops[counter], 10)))
 		}
 	}
@@ -297,7 +299,7 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 		}
 		delete(g.applied, key)
 		delete(g.told, key)
-		ops = append(ops, consul.Delete(keys.AllRealities()+strings.TrimPrefix(key, g.intents())))
+		ops = append(ops, consul.Delete(keys.Realities.Key()+strings.TrimPrefix(key, g.intents())))
 	}
 	flush()
 	err := CommitAll(ctx, g.Client, txns)

@@ -62,7 +62,7 @@ func (r *rig) start(run func(context.Context) error) (stop func()) {
 func (r *rig) tell(revision int64) {
 	r.t.Helper()
 	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"d","state":"running","revision":%d}`, revision)
-	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intent("n1", web), []byte(in))}); err != nil {
+	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intents.Key("n1", web.String()), []byte(in))}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -71,7 +71,7 @@ func (r *rig) reports(revision int64, state pod.State) {
 	r.t.Helper()
 	consultest.Eventually(r.t, soon, func() error {
 		var got pod.Reality
-		pair, err := r.client.Get(r.t.Context(), r.Store.Keys().Reality("n1", web), consul.Consistent)
+		pair, err := r.client.Get(r.t.Context(), r.Store.Keys().Realities.Key("n1", web.String()), consul.Consistent)
 		if err == nil {
 			err = json.Unmarshal(pair.Value, &got)
 		}

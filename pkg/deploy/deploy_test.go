@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -94,12 +95,12 @@ func (w *world) end(t *testing.T, outcome rollout.State, reason string) {
 	keys := w.Store.Keys()
 	for _, c := range svc.Controllers {
 		c.RC.Mutator = ""
-		w.put(t, keys.RC(c.RC.ID), c.RC)
+		w.put(t, keys.RCs.Key(c.RC.ID), c.RC)
 	}
 	e := svc.History[len(svc.History)-1]
 	e.Outcome, e.Reason = outcome, reason
-	w.put(t, keys.Entry("web", e.Revision), e)
-	if _, err := w.consul.Commit(t.Context(), []consul.Op{consul.Delete(keys.Rollout("web"))}); err != nil {
+	w.put(t, keys.Deployments.Key("web", "history", strconv.FormatInt(e.Revision, 10)), e)
+	if _, err := w.consul.Commit(t.Context(), []consul.Op{consul.Delete(keys.Rollouts.Key("web"))}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -127,7 +128,7 @@ func TestDeployingTwice(t *testing.T) {
 	}
 	keys := w.Store.Keys()
 	found, err := w.consul.GetMany(t.Context(), []string{
-		keys.Name("web-r1"), keys.Drops(r.ID), keys.Bell(r.ID), keys.RolloutBell("web"), keys.Manifest(r.ManifestDigest), keys.Prefix() + "stops/" + r.ID,
+		keys.Names.Key("web-r1"), keys.Drops.Key(r.ID), keys.Bells.Key(r.ID), keys.RolloutBells.Key("web"), keys.Manifests.Key(r.ManifestDigest), keys.Prefix() + "stops/" + r.ID,
 	}, consul.Consistent)
 	if err != nil || len(found) != 6 {
 		t.Errorf("%d records, %v", len(found), err)
@@ -211,13 +212,15 @@ func TestTwoDeployAtOnce(t *testing.T) {
 func TestDraftsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *world, *record.Draft){
-		"the service is there":      func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Deployed("web"), d.Deployed) },
-		"the name is taken":         func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Name("web-r1"), "x") },
-		"another rollout":           func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Rollout("web"), d.Rollout) },
+		"the service is there": func(t *testing.T, w *world, d *record.Draft) {
+			w.put(t, w.Store.Keys().Deployed.Key("web"), d.Deployed)
+		},
+		"the name is taken":         func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Names.Key("web-r1"), "x") },
+		"another rollout":           func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Rollouts.Key("web"), d.Rollout) },
 		"another nonce":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Nonce = "x" },
 		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
 		"a lock is held": func(t *testing.T, w *world, _ *record.Draft) {
-			lock(t, w.Store.Keys().RolloutLock("web"))
+			lock(t, w.Store.Keys().RolloutLocks.Key("web"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -298,7 +301,7 @@ func TestAwait(t *testing.T) {
 	goal := plan.Goal{Service: "web", Rollout: p.Rollout(), RC: r.ID, Reached: plan.Available, Pods: 2}
 	waited := make(chan error, 1)
 	go func() { waited <- w.Await(t.Context(), goal) }()
-	w.put(t, w.Store.Keys().Status(r.ID), rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Available: 2, Placed: 2})
+	w.put(t, w.Store.Keys().Statuses.Key(r.ID), rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Available: 2, Placed: 2})
 	if err := <-waited; err != nil {
 		t.Error(err)
 	}

@@ -132,7 +132,7 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	}}, nil)
 	c.apply("a", testManifest("web", 0), inCharge(revision(1, 3, 0, 4)))
 	c.converged("a", 3)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Stops("a"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Stops.Key("a"))}); err != nil {
 		t.Fatal(err) // whoever needs it makes it
 	}
 	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 2, 4, "a")))
@@ -146,7 +146,7 @@ func TestRevisionsShareOneBound(t *testing.T) {
 		t.Errorf("placed without a look at the other revision: %v", unchecked)
 	}
 	mu.Unlock()
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("a"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key("a"))}); err != nil {
 		t.Fatal(err)
 	}
 	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 4, 2, 4, "a")))
@@ -167,7 +167,7 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	c.apply("a", testManifest("web", 0), inCharge(revision(1, 1, 3, 4, "b")))
 	c.conditionIs("a", rc.WaitsForService, true)
 	c.run("a", 2)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollout("web"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollouts.Key("web"))}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{"a", "b"} {

@@ -50,7 +50,7 @@ func (c *cluster) nothingLeft(id string) {
 			return err
 		}
 		k := c.store.Keys()
-		gone := map[string]bool{k.RC(id): true, k.Name(id): true, k.Bell(id): true, k.Lock(id): true, k.Status(id): true}
+		gone := map[string]bool{k.RCs.Key(id): true, k.Names.Key(id): true, k.Bells.Key(id): true, k.Locks.Key(id): true, k.Statuses.Key(id): true}
 		for _, p := range pairs {
 			if gone[p.Key] {
 				return fmt.Errorf("%s remains", p.Key)
@@ -132,7 +132,7 @@ func TestWipedRecordsStopNothingAndAreAdopted(t *testing.T) {
 	}
 	for _, p := range saved {
 		k := c.store.Keys()
-		if p.Key == k.RC("web") || p.Key == k.Name("web") || p.Key == k.Bell("web") || len(p.Key) > 64 && p.Key[:len(k.Manifest(""))] == k.Manifest("") {
+		if p.Key == k.RCs.Key("web") || p.Key == k.Names.Key("web") || p.Key == k.Bells.Key("web") || len(p.Key) > 64 && p.Key[:len(k.Manifests.Key())] == k.Manifests.Key() {
 			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(p.Key, p.Value)}); err != nil {
 				t.Fatal(err)
 			}

@@ -54,7 +54,7 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	c.ask("web", store.ForgetPod, "n1", id)
 	<-tried
 	consultest.Eventually(t, soon, func() error {
-		asked, err := client.List(t.Context(), c.store.Keys().Requests("web"), consul.Consistent)
+		asked, err := client.List(t.Context(), c.store.Keys().Requests.Below("web"), consul.Consistent)
 		if err == nil && len(asked) > 0 {
 			err = fmt.Errorf("requests %+v", asked)
 		}
@@ -74,8 +74,8 @@ func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 	for name, after := range map[string]func(c *cluster, stop func()){
 		"was back":   func(_ *cluster, stop func()) { stop() },
 		"is back":    func(*cluster, func()) {},
-		"vanished":   func(c *cluster, stop func()) { stop(); c.remove(c.store.Keys().Node("n1")) },
-		"unreadable": func(c *cluster, stop func()) { stop(); c.put(c.store.Keys().Node("n1"), []byte("{")) },
+		"vanished":   func(c *cluster, stop func()) { stop(); c.remove(c.store.Keys().Nodes.Key("n1")) },
+		"unreadable": func(c *cluster, stop func()) { stop(); c.put(c.store.Keys().Nodes.Key("n1"), []byte("{")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -123,7 +123,7 @@ func TestAForgetAboutANodeWithoutARecord(t *testing.T) {
 			stopFarm()
 			stop()
 			c.lockedIs("n1", false)
-			c.remove(c.store.Keys().Node("n1"))
+			c.remove(c.store.Keys().Nodes.Key("n1"))
 			id := c.ask("web", store.ForgetPod, "n1", pod.Identity{RCID: "web", Role: "main"})
 			if appears {
 				c.visit("n1")
@@ -220,7 +220,7 @@ func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 	}
 	count := func() (requests int) {
 		for i := range controllers {
-			keys, err := c.client.Keys(t.Context(), c.store.Keys().Requests(fmt.Sprintf("rc%d", i)))
+			keys, err := c.client.Keys(t.Context(), c.store.Keys().Requests.Below(fmt.Sprintf("rc%d", i)))
 			if err != nil {
 				t.Fatal(err)
 			}

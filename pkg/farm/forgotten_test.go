@@ -230,7 +230,7 @@ func TestASweepFindsAControllerWithoutABell(t *testing.T) {
 	c := newCluster(t)
 	c.node("n1", nil, nil)
 	c.apply("web", testManifest("web", 0), replicas(1))
-	bell := c.store.Keys().Bell("web")
+	bell := c.store.Keys().Bells.Key("web")
 	c.remove(bell)
 	c.farm("f1")
 	c.converged("web", 1)
@@ -292,7 +292,7 @@ func TestAnUnreadableReservationConcernsItsNodeOnly(t *testing.T) {
 			bad = on[0]
 		}
 	}
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Reservation(bad), []byte("{"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Reservations.Key(bad), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	c.apply("web", testManifest("web", 0), replicas(1)) // a stop, then a removal that cannot release its share
@@ -334,7 +334,7 @@ func TestADeepCheckIsRepeatedUntilItIsDone(t *testing.T) {
 	p := placements[0].Value
 	p.Revision += 5
 	if _, err := c.client.Commit(t.Context(), []consul.Op{
-		consul.Set(c.store.Keys().Pod(p.Identity), mustJSON(t, p)),
+		consul.Set(c.store.Keys().Pods.Key(p.Identity.String()), mustJSON(t, p)),
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +397,7 @@ func TestACopiedPlacementIsNotActedOn(t *testing.T) {
 	if err != nil || len(placements) != 1 {
 		t.Fatal(placements, err)
 	}
-	stray := c.store.Keys().Pod(pod.Identity{RCID: "web", Role: "main", Index: 5})
+	stray := c.store.Keys().Pods.Key(pod.Identity{RCID: "web", Role: "main", Index: 5}.String())
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(stray, mustJSON(t, placements[0].Value))}); err != nil {
 		t.Fatal(err)
 	}

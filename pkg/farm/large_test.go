@@ -61,7 +61,7 @@ func newJudged(t *testing.T, nodes int) *judged {
 	}
 	t.Cleanup(func() { _ = j.file.Close() })
 	j.events = json.NewEncoder(j.file)
-	j.put(j.store.Keys().Schema(), mustJSON(t, store.Schema{
+	j.put(j.store.Keys().Schema.Key(), mustJSON(t, store.Schema{
 		FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
 	}))
 	for i := range nodes {
@@ -237,7 +237,7 @@ func (j *judged) dies(l *line) {
 		j.t.Fatal("the farm has not got so far")
 	}
 	l.CloseClientConnections()
-	lock, err := j.client.Get(j.t.Context(), j.store.Keys().Lock("web"), consul.Consistent)
+	lock, err := j.client.Get(j.t.Context(), j.store.Keys().Locks.Key("web"), consul.Consistent)
 	if err != nil {
 		j.t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ const (
 
 // touch writes a node's reservation as it is, so that every batch that was computed from it is refused.
 func (j *judged) touch(name string) {
-	key := j.store.Keys().Reservation(name)
+	key := j.store.Keys().Reservations.Key(name)
 	pair, err := j.client.Get(context.Background(), key, consul.Consistent)
 	if errors.Is(err, consul.ErrNotFound) {
 		pair.Value, err = []byte(`{"holders":{}}`), nil

@@ -80,7 +80,7 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	c.farm("f1")
 	c.apply("web", testManifest("web", 8080), replicas(1))
 	c.converged("web", 1)
-	key := c.store.Keys().Reservation("n1")
+	key := c.store.Keys().Reservations.Key("n1")
 	open, err := c.client.Get(t.Context(), key, consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestALostReservationIsRebuilt(t *testing.T) {
 			for _, name := range names[:last] {
 				c.converged(name, 1)
 			}
-			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Reservation("n1"))}); err != nil {
+			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Reservations.Key("n1"))}); err != nil {
 				t.Fatal(err)
 			}
 			if busy {
@@ -166,7 +166,7 @@ func TestPlacementsWithoutAController(t *testing.T) {
 	c.watchedFarm("f1", alerts)
 	c.apply("web", testManifest("web", 8080), replicas(1))
 	c.converged("web", 1)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("web"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key("web"))}); err != nil {
 		t.Fatal(err)
 	}
 	told := func(prefix string) {
@@ -202,7 +202,7 @@ func (c *cluster) stray(react func(pod.Intent) pod.Reality) {
 	c.apply("web", testManifest("web", 8080), replicas(3))
 	c.converged("web", 3)
 	stop()
-	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("web"))}); err != nil {
+	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key("web"))}); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -223,7 +223,7 @@ func TestOnlyASweepStopsWhatAControllerLeftBehind(t *testing.T) {
 	c.askWeb(store.RepairReservation, "n0", 0)
 	c.askWeb(store.ForgetPod, "n0", 0)
 	consultest.Eventually(t, soon, func() error {
-		left, err := c.client.Keys(t.Context(), c.store.Keys().Requests("web"))
+		left, err := c.client.Keys(t.Context(), c.store.Keys().Requests.Below("web"))
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("requests left: %v", left)
 		}
@@ -275,7 +275,7 @@ func TestAnOlderReservationIsMended(t *testing.T) {
 	c.farm("f1")
 	c.apply("web", testManifest("web", 8080), replicas(1))
 	c.converged("web", 1)
-	key := c.store.Keys().Reservation("n1")
+	key := c.store.Keys().Reservations.Key("n1")
 	old, err := c.client.Get(t.Context(), key, consul.Consistent)
 	if err != nil {
 		t.Fatal(err)

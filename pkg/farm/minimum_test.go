@@ -229,7 +229,7 @@ func TestWhatTheMinimumDependsOn(t *testing.T) {
 			c.apply("web", testManifest("web", 0), minimum(4, 1))
 			available(4)
 			if tt.missing {
-				if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Drops("web"))}); err != nil {
+				if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Drops.Key("web"))}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -240,7 +240,7 @@ func TestWhatTheMinimumDependsOn(t *testing.T) {
 				t.Errorf("%d batches with stops: %v", seen, wrong)
 			}
 			mu.Unlock()
-			if _, err := c.client.Get(t.Context(), c.store.Keys().Drops("web"), consul.Consistent); err != nil {
+			if _, err := c.client.Get(t.Context(), c.store.Keys().Drops.Key("web"), consul.Consistent); err != nil {
 				t.Error(err)
 			}
 			c.gone(t, "web")
@@ -260,7 +260,7 @@ func (c *cluster) gone(t *testing.T, id string) {
 		}
 		return errors.Join(errors.New("it is there"), err)
 	})
-	if left, err := c.client.Keys(t.Context(), c.store.Keys().Drops("")); err != nil || len(left) > 0 {
+	if left, err := c.client.Keys(t.Context(), c.store.Keys().Drops.Key()); err != nil || len(left) > 0 {
 		t.Errorf("left are %v: %v", left, err)
 	}
 }

@@ -134,7 +134,7 @@ func TestAFarmCountsWhatItDoes(t *testing.T) {
 	metric(t, reg, "rcfarm_farm_batches_total", "committed", positive)
 
 	// A record that cannot be read counts for as long as it is there, and keeps nothing else from being done.
-	broken := c.store.Keys().NodeOps("n9")
+	broken := c.store.Keys().NodeOps.Key("n9")
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(broken, []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Manifest(digestOf(canonical)), []byte("{"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Manifests.Key(digestOf(canonical)), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	var said recorder

@@ -41,13 +41,13 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 		if r.NodeIndex, _, err = c.store.NodeLock(t.Context(), r.Node); err != nil {
 			t.Fatal(err)
 		}
-		ops = append(ops, consul.Set(keys.Request("web", r.ID), mustJSON(t, r)))
+		ops = append(ops, consul.Set(keys.Requests.Key("web", r.ID), mustJSON(t, r)))
 	}
-	if _, err := c.client.Commit(t.Context(), append(ops, consul.Set(keys.Bell("web"), []byte(store.NewID())))); err != nil {
+	if _, err := c.client.Commit(t.Context(), append(ops, consul.Set(keys.Bells.Key("web"), []byte(store.NewID())))); err != nil {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {
-		asked, err := c.client.Keys(t.Context(), keys.Requests("web"))
+		asked, err := c.client.Keys(t.Context(), keys.Requests.Below("web"))
 		if err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func TestAChangeThatNoTransactionTakesHoldsNothingUp(t *testing.T) {
 		t.Fatal(placed, err)
 	}
 	p := placed[0].Value
-	key := c.store.Keys().Pod(p.Identity)
+	key := c.store.Keys().Pods.Key(p.Identity.String())
 	for i := range 130 {
 		p.Ghosts = append(p.Ghosts, pod.Ghost{Node: fmt.Sprintf("gone-%d", i), Since: time.Now(), Gone: true})
 	}

@@ -231,7 +231,7 @@ func TestStampsThatAreWrongAreMended(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.put(c.store.Keys().Reservation("n1"), text)
+			c.put(c.store.Keys().Reservations.Key("n1"), text)
 			c.apply("other", testManifest("other", 0), static("pool=a", 1))
 			c.converged("other", 1)
 			found, _, err = c.store.Reservations(t.Context(), []string{"n1"})

@@ -31,7 +31,7 @@ func (c *cluster) ask(rcID string, kind store.RequestKind, nodeName string, id p
 
 // answered reports whether a request is gone.
 func (c *cluster) answered(rcID, id string) (bool, error) {
-	_, err := c.client.Get(c.t.Context(), c.store.Keys().Request(rcID, id), consul.Consistent)
+	_, err := c.client.Get(c.t.Context(), c.store.Keys().Requests.Key(rcID, id), consul.Consistent)
 	if errors.Is(err, consul.ErrNotFound) {
 		return true, nil
 	}
@@ -69,7 +69,7 @@ func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 	c.converged("web", 1)
 	stop()
 	c.condition("web", rc.NodeLost, true, "n1")
-	key := c.store.Keys().Reservation("n1")
+	key := c.store.Keys().Reservations.Key("n1")
 	good := c.spoil(key)
 	id := pod.Identity{RCID: "web", Role: "main"}
 	requests := []string{c.ask("web", store.ForgetPod, "n1", id), c.ask("web", store.RepairReservation, "n1", pod.Identity{})}
@@ -116,7 +116,7 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	for _, id := range []pod.Identity{here, gone, other} {
 		leaked.Holders[id.String()] = node.NewHolder(id, map[string]int{"http": 9000 + id.Index}, 0, 0)
 	}
-	c.put(c.store.Keys().Reservation("n2"), mustJSON(t, leaked))
+	c.put(c.store.Keys().Reservations.Key("n2"), mustJSON(t, leaked))
 	r := c.ask("web", store.RepairReservation, "n2", pod.Identity{})
 	consultest.Eventually(t, soon, func() error {
 		found, _, err := c.store.Reservations(t.Context(), []string{"n1", "n2"})

@@ -71,7 +71,7 @@ func testOldRestore(t *testing.T) {
 	t.Helper()
 	c := newOwnCluster(t)
 	old := store.Schema{FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
-	c.put(c.store.Keys().Schema(), mustJSON(t, old)) // nothing waits because the nonce is new
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the nonce is new
 	c.apply("web", testManifest("web", 0), replicas(3))
 	snapshot := c.snapshot()
 	for i := range 6 {
@@ -123,7 +123,7 @@ func TestARestoreBeforeTheLastTransactionLeavesNothing(t *testing.T) {
 func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 	t.Helper()
 	c := newOwnCluster(t)
-	c.put(c.store.Keys().Schema(), mustJSON(t, store.Schema{
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, store.Schema{
 		FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
 	}))
 	c.node("n1", nil, nil)
@@ -179,7 +179,7 @@ func testFarmWithoutPast(t *testing.T) {
 	t.Helper()
 	c := newOwnCluster(t)
 	old := store.Schema{FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
-	c.put(c.store.Keys().Schema(), mustJSON(t, old)) // nothing waits because the nonce is new
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the nonce is new
 	for i := range 6 {
 		c.node(fmt.Sprintf("n%d", i), nil, nil)
 	}
@@ -225,13 +225,13 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	farm, err := c.client.Get(t.Context(), c.store.Keys().Farm("f1"), consul.Consistent)
+	farm, err := c.client.Get(t.Context(), c.store.Keys().Farms.Key("f1"), consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 3 { // the next one's lock is as old as the last one's was
 		stop()
-		c.commit(consul.Delete(c.store.Keys().Node("n2")))
+		c.commit(consul.Delete(c.store.Keys().Nodes.Key("n2")))
 		stop = c.replaced("n2")
 		consultest.Eventually(t, soon, func() error {
 			if rec, err := c.store.Node(t.Context(), "n2"); err != nil || rec.Value.Nonce != schema.Value.Nonce {
@@ -246,7 +246,7 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 	if err != nil || after.Index != schema.Index {
 		t.Errorf("the cluster's record was %+v, now %+v, %v", schema, after, err)
 	}
-	if now, err := c.client.Get(t.Context(), c.store.Keys().Farm("f1"), consul.Consistent); err != nil || now.Session != farm.Session {
+	if now, err := c.client.Get(t.Context(), c.store.Keys().Farms.Key("f1"), consul.Consistent); err != nil || now.Session != farm.Session {
 		t.Errorf("the farm's session was %s, now %s, %v", farm.Session, now.Session, err)
 	}
 }

@@ -23,7 +23,7 @@ func (c *cluster) rollout(id string, state rollout.State) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollout("web"), text)}); err != nil {
+	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollouts.Key("web"), text)}); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -79,7 +79,7 @@ func TestAControllerOutlivesItsRollout(t *testing.T) {
 		"there":   {func(c *cluster) { c.rollout("r1", rollout.Progressing) }, false},
 		"paused":  {func(c *cluster) { c.rollout("r1", rollout.Paused) }, false},
 		"unreadable": {func(c *cluster) {
-			if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollout("web"), []byte("{"))}); err != nil {
+			if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollouts.Key("web"), []byte("{"))}); err != nil {
 				c.t.Fatal(err)
 			}
 		}, false},
@@ -147,7 +147,7 @@ func TestStatusesTellTheRollout(t *testing.T) {
 		return nil
 	}}, nil)
 	bell := func() uint64 {
-		got, err := c.client.Get(t.Context(), c.store.Keys().RolloutBell("web"), consul.Consistent)
+		got, err := c.client.Get(t.Context(), c.store.Keys().RolloutBells.Key("web"), consul.Consistent)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			t.Fatal(err)
 		}

@@ -140,7 +140,7 @@ func TestNoRoom(t *testing.T) {
 	before = looks.nodes.Load()
 	for range 5 {
 		passes := looks.passes.Load()
-		if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Bell("late"), []byte(store.NewID()))}); err != nil {
+		if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Bells.Key("late"), []byte(store.NewID()))}); err != nil {
 			t.Fatal(err)
 		}
 		consultest.Eventually(t, soon, func() error {

@@ -110,7 +110,7 @@ func TestASuccessorWaitsForAnotherNonce(t *testing.T) {
 	c := newCluster(t)
 	c.node("n1", nil, nil)
 	for i, settled := range []string{`{"nonce":"0"}`, `broken`, ``} {
-		c.put(c.store.Keys().Settled(), []byte(settled))
+		c.put(c.store.Keys().Settled.Key(), []byte(settled))
 		id := fmt.Sprintf("f%d", i)
 		stop := c.patientFarm(id, time.Hour)
 		c.apply("web", testManifest("web", 0), replicas(1))

@@ -28,9 +28,9 @@ func TestAnUnreadableControllerIsAnIncident(t *testing.T) {
 			_, stop := c.watchedFarm("f1", &said)
 			c.apply("web", testManifest("web", 0), replicas(1))
 			c.converged("web", 1)
-			key := c.store.Keys().RC("web")
+			key := c.store.Keys().RCs.Key("web")
 			if what == "placement" {
-				key = c.store.Keys().Pod(pod.Identity{RCID: "web", Role: "main"})
+				key = c.store.Keys().Pods.Key(pod.Identity{RCID: "web", Role: "main"}.String())
 			}
 			good := c.spoil(key)
 			c.ring("web")
@@ -60,10 +60,10 @@ func TestARemovedControllerHasNoIncidents(t *testing.T) {
 	c.watchedFarm("f1", &said)
 	c.apply("web", testManifest("web", 0), replicas(0))
 	c.converged("web", 0)
-	c.spoil(c.store.Keys().RC("web"))
+	c.spoil(c.store.Keys().RCs.Key("web"))
 	c.ring("web")
 	c.alerted("web", rc.Unreadable)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RC("web"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key("web"))}); err != nil {
 		t.Fatal(err)
 	}
 	c.ring("web")
@@ -87,7 +87,7 @@ func TestUnreadableNodesAreAnIncident(t *testing.T) {
 	metric(t, reg, "rcfarm_farm_settled", "", is(1))
 	other, _ := c.watchedFarm("f2", &said)
 	k := c.store.Keys()
-	c.put(k.Node("n9"), []byte("{"))
+	c.put(k.Nodes.Key("n9"), []byte("{"))
 	told := func(n int) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
@@ -105,14 +105,14 @@ func TestUnreadableNodesAreAnIncident(t *testing.T) {
 	}
 	told(1)
 	metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(1))
-	c.put(k.NodeOps("n8"), []byte("{"))
+	c.put(k.NodeOps.Key("n8"), []byte("{"))
 	told(2)
 	if got := said.about("Unreadable"); len(got) != 2 {
 		t.Errorf("said %v", got)
 	}
 	stop()
 	metric(t, other, "rcfarm_farm_alerts_active", "Unreadable", is(2))
-	for _, key := range []string{k.Node("n9"), k.NodeOps("n8")} {
+	for _, key := range []string{k.Nodes.Key("n9"), k.NodeOps.Key("n8")} {
 		if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestThousandsOfUnreadableRecordsAreTold(t *testing.T) {
 		t.Helper()
 		var ops []consul.Op
 		for i := range 3000 {
-			ops = append(ops, op(c.store.Keys().Node(fmt.Sprintf("%s-%04d", strings.Repeat("n", 200), i))))
+			ops = append(ops, op(c.store.Keys().Nodes.Key(fmt.Sprintf("%s-%04d", strings.Repeat("n", 200), i))))
 		}
 		if err := simnode.CommitAll(t.Context(), c.client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps))); err != nil {
 			t.Fatal(err)

@@ -161,7 +161,7 @@ func (v *PodView) note(format string, args ...any) {
 }
 
 // MarkUnreadable says of pods whose nodes' reports are there and cannot be read that this is why nothing is known of them.
-func MarkUnreadable(views []PodView, bad []error, keys store.Keys) {
+func MarkUnreadable(views []PodView, bad []error, keys *store.Keys) {
 	unreadable := map[string]bool{}
 	for _, err := range bad {
 		var corrupt *store.CorruptError
@@ -170,7 +170,7 @@ func MarkUnreadable(views []PodView, bad []error, keys store.Keys) {
 		}
 	}
 	for i := range views {
-		if v := &views[i]; unreadable[keys.Reality(v.Node, v.Identity())] {
+		if v := &views[i]; unreadable[keys.Realities.Key(v.Node, v.Identity().String())] {
 			v.State, v.Message = Unknown, "what "+v.Node+" reports cannot be read"
 		}
 	}

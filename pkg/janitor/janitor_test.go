@@ -60,9 +60,9 @@ func TestAuditGrowsNoFurther(t *testing.T) {
 	client, st := setup(t)
 	now := time.Now()
 	for i := range 150 { // more than one transaction takes
-		put(t, client, st.Keys().Audit(idAt(now.Add(-time.Duration(i)*time.Hour))), "{}")
+		put(t, client, st.Keys().Audits.Key(idAt(now.Add(-time.Duration(i)*time.Hour))), "{}")
 	}
-	put(t, client, st.Keys().Audit("by-hand"), "note")
+	put(t, client, st.Keys().Audits.Key("by-hand"), "note")
 	j := janitor.New(janitor.Config{Records: st, Log: quiet(t), AuditKeep: 100, AuditAge: 50*time.Hour + time.Minute, Most: 90})
 	for _, want := range []int{51, 51} { // in as many parts as it takes
 		if err := j.Round(t.Context(), now); err != nil {
@@ -132,7 +132,7 @@ func TestManifestsThatAnythingNamesStay(t *testing.T) {
 		i++
 		named[key] = fmt.Sprintf("%064x", i)
 		put(t, client, key, `{"half a record","digest":"`+named[key]+`"`)
-		put(t, client, k.Manifest(named[key]), "{}")
+		put(t, client, k.Manifests.Key(named[key]), "{}")
 	}
 	j := janitor.New(janitor.Config{Records: st, Log: quiet(t), ManifestGrace: time.Hour})
 	now := time.Now()
@@ -151,7 +151,7 @@ func TestManifestsThatAnythingNamesStay(t *testing.T) {
 		t.Errorf("after the grace: %v", err)
 	}
 	for _, digest := range append(slices.Collect(mapValues(named)), used) {
-		if _, err := client.Get(t.Context(), k.Manifest(digest), consul.Consistent); err != nil {
+		if _, err := client.Get(t.Context(), k.Manifests.Key(digest), consul.Consistent); err != nil {
 			t.Errorf("%s: %v", digest, err)
 		}
 	}

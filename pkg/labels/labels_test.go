@@ -92,11 +92,11 @@ func cluster(t *testing.T) (records *counting, put func(key string, value any)) 
 		if placed.RunState == "" {
 			placed.RunState = pod.Running
 		}
-		put(keys.Pod(placed.Identity), placed)
+		put(keys.Pods.Key(placed.Identity.String()), placed)
 	}
-	put(keys.Node("n1"), node.Node{Name: "n1", Labels: map[string]string{"rack": "r1", "disk": "ssd"}})
-	put(keys.Node("n2"), node.Node{Name: "n2", Labels: map[string]string{"rack": "r2", "disk": "ssd"}})
-	put(keys.NodeOps("n2"), node.Ops{Name: "n2", Labels: map[string]string{"rack": "r1"}})
+	put(keys.Nodes.Key("n1"), node.Node{Name: "n1", Labels: map[string]string{"rack": "r1", "disk": "ssd"}})
+	put(keys.Nodes.Key("n2"), node.Node{Name: "n2", Labels: map[string]string{"rack": "r2", "disk": "ssd"}})
+	put(keys.NodeOps.Key("n2"), node.Ops{Name: "n2", Labels: map[string]string{"rack": "r1"}})
 	return &counting{Store: store.New(client, keys)}, put
 }
 
@@ -166,8 +166,8 @@ func ExampleLabelMatcher() {
 func TestUnreadableRecordsAreTold(t *testing.T) {
 	t.Parallel()
 	records, put := cluster(t)
-	put(records.Keys().Pod(pod.Identity{RCID: "a", Role: "main", Index: 2}), []byte("{"))
-	put(records.Keys().NodeOps("n1"), []byte("{"))
+	put(records.Keys().Pods.Key(pod.Identity{RCID: "a", Role: "main", Index: 2}.String()), []byte("{"))
+	put(records.Keys().NodeOps.Key("n1"), []byte("{"))
 	for name, m := range map[string]labels.LabelMatcher{"pods": labels.New(records).Pods(), "nodes": labels.New(records).Nodes()} {
 		found, err := m.GetMatches(t.Context(), kube.Everything())
 		var corrupt *store.CorruptError

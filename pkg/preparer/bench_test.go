@@ -40,7 +40,7 @@ type bench struct {
 	client    *consul.Client
 	store     *store.Store
 	own       *consul.Client // that the preparer's session uses
-	keys      store.Keys
+	keys      *store.Keys
 	runtime   *shim.Client
 	artifacts *artifacts
 	cfg       preparer.Config
@@ -240,7 +240,7 @@ func (b *bench) pod(script, version string) manifest.Manifest {
 func (b *bench) upload(m manifest.Manifest) string {
 	b.t.Helper()
 	digest, value := encodeManifest(b.t, m)
-	b.commit(consul.Set(b.keys.Manifest(digest), value))
+	b.commit(consul.Set(b.keys.Manifests.Key(digest), value))
 	return digest
 }
 
@@ -272,18 +272,18 @@ func (b *bench) tell(intents ...pod.Intent) {
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		b.commit(consul.Set(b.keys.Intent(b.cfg.Node.Name, in.Identity), data))
+		b.commit(consul.Set(b.keys.Intents.Key(b.cfg.Node.Name, in.Identity.String()), data))
 	}
 }
 
 func (b *bench) forget(index int) {
 	b.t.Helper()
-	b.commit(consul.Delete(b.keys.Intent(b.cfg.Node.Name, identity(index))))
+	b.commit(consul.Delete(b.keys.Intents.Key(b.cfg.Node.Name, identity(index).String())))
 }
 
 func (b *bench) reality(index int) (pod.Reality, uint64, error) {
 	var r pod.Reality
-	pair, err := b.client.Get(b.t.Context(), b.keys.Reality(b.cfg.Node.Name, identity(index)), consul.Consistent)
+	pair, err := b.client.Get(b.t.Context(), b.keys.Realities.Key(b.cfg.Node.Name, identity(index).String()), consul.Consistent)
 	if err == nil {
 		err = json.Unmarshal(pair.Value, &r)
 	}

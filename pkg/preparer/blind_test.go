@@ -41,7 +41,7 @@ func TestBlindToken(t *testing.T) {
 	a.stop()
 
 	b.runAs(acl.client(acl.token("blind", `key_prefix "blind/intent/" { policy = "deny" }`)))
-	b.commit(consul.Delete(b.keys.Reality(b.cfg.Node.Name, identity(0))))
+	b.commit(consul.Delete(b.keys.Realities.Key(b.cfg.Node.Name, identity(0).String())))
 	b.tell(intent(0, digest, pod.Stopped, 11))
 	b.start()
 	b.awaitLog("intents cannot be read; pods keep running as they are: the ACL token lacks a read permission")

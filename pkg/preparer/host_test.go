@@ -111,7 +111,7 @@ func TestNameConflict(t *testing.T) {
 	b.awaitLog("this node's name belongs to another host; no intents are taken: other-host")
 	release()
 	b.awaitRefusals(r, 3) // also with the lock free
-	for _, want := range []string{"--take-over-name", "--node", b.keys.Node(b.cfg.Node.Name)} {
+	for _, want := range []string{"--take-over-name", "--node", b.keys.Nodes.Key(b.cfg.Node.Name)} {
 		if !strings.Contains(b.log.text(), want) {
 			t.Errorf("the log does not say %s", want)
 		}
@@ -146,7 +146,7 @@ func TestNameConflict(t *testing.T) {
 
 func (b *bench) node() (n node.Node, session string) {
 	b.t.Helper()
-	pair, err := b.client.Get(b.t.Context(), b.keys.Node(b.cfg.Node.Name), consul.Consistent)
+	pair, err := b.client.Get(b.t.Context(), b.keys.Nodes.Key(b.cfg.Node.Name), consul.Consistent)
 	if err == nil {
 		err = json.Unmarshal(pair.Value, &n)
 	}
@@ -163,7 +163,7 @@ func (b *bench) setNode(n node.Node) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	key := b.keys.Node(b.cfg.Node.Name)
+	key := b.keys.Nodes.Key(b.cfg.Node.Name)
 	b.commit(consul.Delete(key), consul.Set(key, data))
 }
 
@@ -175,7 +175,7 @@ func TestNameConflictWithAHostThatIsGone(t *testing.T) {
 			b.setNode(node.Node{Name: b.cfg.Node.Name, Host: "other", ConsulNode: "no-such-agent"})
 		},
 		"no record": func(*bench) {},
-		"garbage":   func(b *bench) { b.commit(consul.Set(b.keys.Node(b.cfg.Node.Name), []byte("{"))) },
+		"garbage":   func(b *bench) { b.commit(consul.Set(b.keys.Nodes.Key(b.cfg.Node.Name), []byte("{"))) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

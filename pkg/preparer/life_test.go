@@ -206,23 +206,23 @@ func TestManifestThatCannotBeUsed(t *testing.T) {
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, "is not in Consul; apply it again")
 
-	b.commit(consul.Set(b.keys.Manifest(digest), []byte(`{"manifest":{"version":1}}`)))
+	b.commit(consul.Set(b.keys.Manifests.Key(digest), []byte(`{"manifest":{"version":1}}`)))
 	b.awaitState(0, pod.StateFailed, 10, "its content has digest")
 
 	canonical := `{"version":1,"id":"web","launchables":[]}`
 	invalid := manifestDigest(canonical)
-	b.commit(consul.Set(b.keys.Manifest(invalid), []byte(`{"manifest":`+canonical+`}`)))
+	b.commit(consul.Set(b.keys.Manifests.Key(invalid), []byte(`{"manifest":`+canonical+`}`)))
 	b.tell(intent(1, invalid, pod.Running, 10))
 	b.awaitState(1, pod.StateFailed, 10, "launchables")
 
 	whole := strings.TrimSuffix(strings.TrimPrefix(string(value), `{"manifest":`), "}")
 	newer := strings.TrimSuffix(whole, "}") + `,"sidecars":[1]}`
 	unknown := manifestDigest(newer)
-	b.commit(consul.Set(b.keys.Manifest(unknown), []byte(`{"manifest":`+newer+`}`)))
+	b.commit(consul.Set(b.keys.Manifests.Key(unknown), []byte(`{"manifest":`+newer+`}`)))
 	b.tell(intent(2, unknown, pod.Running, 10))
 	b.awaitState(2, pod.StateFailed, 10, "upgrade the preparer")
 
-	b.commit(consul.Set(b.keys.Manifest(digest), value))
+	b.commit(consul.Set(b.keys.Manifests.Key(digest), value))
 	b.awaitReady(0, digest, 10)
 }
 
@@ -252,7 +252,7 @@ func TestUnreadableIntents(t *testing.T) {
 		pids = append(pids, b.pid(i))
 	}
 	b.tell(intent(0, digest, "paused", 20))
-	b.commit(consul.Set(b.keys.Intent(b.cfg.Node.Name, identity(1)), []byte("{")))
+	b.commit(consul.Set(b.keys.Intents.Key(b.cfg.Node.Name, identity(1).String()), []byte("{")))
 	b.awaitLog("some intents cannot be understood")
 	b.tell(intent(2, digest, pod.Running, 10))
 	b.awaitReady(2, digest, 10)

@@ -55,7 +55,7 @@ func (b *bench) specOf(m manifest.Manifest) scale.Spec {
 }
 
 func (b *bench) localReality(id pod.Identity) (r pod.Reality, err error) {
-	pair, err := b.client.Get(b.t.Context(), b.keys.Reality(b.cfg.Node.Name, id), consul.Consistent)
+	pair, err := b.client.Get(b.t.Context(), b.keys.Realities.Key(b.cfg.Node.Name, id.String()), consul.Consistent)
 	if err == nil {
 		err = json.Unmarshal(pair.Value, &r)
 	}
@@ -232,7 +232,7 @@ func TestLocalRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
+		b.commit(consul.Set(b.keys.Reservations.Key(b.cfg.Node.Name), data))
 	}
 	reserve(node.NewHolder(identity(0), map[string]int{"a": 20000, "b": httpPort}, 0, 500))
 	m := b.sleeper("1")
@@ -275,7 +275,7 @@ func TestLocalRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
+	b.commit(consul.Set(b.keys.Reservations.Key(b.cfg.Node.Name), data))
 	if err := a.ask(t, scale.New("web", 2)); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), "drained") {
 		t.Errorf("on a drained node: %v", err)
 	}
@@ -472,7 +472,7 @@ func TestLocalWithoutLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.commit(consul.Set(b.keys.Reservation(b.cfg.Node.Name), data))
+	b.commit(consul.Set(b.keys.Reservations.Key(b.cfg.Node.Name), data))
 	lock := &slowLock{t: t, take: make(chan struct{})}
 	a := b.startWith(func(session preparer.Session) preparer.Session { lock.Session = session; return lock })
 	b.awaitLog("session taken")

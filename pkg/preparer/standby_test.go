@@ -136,7 +136,7 @@ func TestStandby(t *testing.T) {
 			if local := b.services(); len(local) > 0 {
 				t.Errorf("services %v of a stopped pod", local)
 			}
-			if pair, err := b.client.Get(t.Context(), b.keys.Drops("rc1"), consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+			if pair, err := b.client.Get(t.Context(), b.keys.Drops.Key("rc1"), consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 				t.Errorf("drops %+v, %v; want none", pair, err)
 			}
 		})

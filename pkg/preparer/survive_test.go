@@ -182,7 +182,7 @@ func TestGarbageRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.forget(0)
-	b.commit(consul.Delete(b.keys.Reality(b.cfg.Node.Name, identity(0))))
+	b.commit(consul.Delete(b.keys.Realities.Key(b.cfg.Node.Name, identity(0).String())))
 
 	b.start()
 	b.awaitLog("pod record unreadable and set aside")
@@ -283,13 +283,13 @@ func TestVanishedRecords(t *testing.T) {
 	b.tell(intent(0, digest, pod.Running, 10))
 	r := b.awaitReady(0, digest, 10)
 	b.awaitServing()
-	b.commit(consul.Delete(b.keys.Node(b.cfg.Node.Name)))
+	b.commit(consul.Delete(b.keys.Nodes.Key(b.cfg.Node.Name)))
 	b.awaitServing()
-	b.commit(consul.Delete(b.keys.Reality(b.cfg.Node.Name, identity(0))))
+	b.commit(consul.Delete(b.keys.Realities.Key(b.cfg.Node.Name, identity(0).String())))
 	b.awaitReady(0, digest, 10)
-	b.commit(consul.Set(b.keys.Reality(b.cfg.Node.Name, identity(0)), []byte("{")))
+	b.commit(consul.Set(b.keys.Realities.Key(b.cfg.Node.Name, identity(0).String()), []byte("{")))
 	b.awaitReady(0, digest, 10)
-	b.commit(consul.Set(b.keys.Node(b.cfg.Node.Name), []byte("{"))) // takes the lock's index with it, not its session
+	b.commit(consul.Set(b.keys.Nodes.Key(b.cfg.Node.Name), []byte("{"))) // takes the lock's index with it, not its session
 	b.awaitServing()
 	if again := b.awaitReady(0, digest, 10); !again.Since.Equal(r.Since) {
 		t.Errorf("since %s, want %s", again.Since, r.Since)
@@ -349,7 +349,7 @@ func TestOneChangedReportAmongMany(t *testing.T) {
 			intents = append(intents, intent(i, digest, pod.Running, revision))
 		}
 		if round > 0 {
-			b.commit(consul.Set(b.keys.Reality(b.cfg.Node.Name, identity(round)), []byte("{")))
+			b.commit(consul.Set(b.keys.Realities.Key(b.cfg.Node.Name, identity(round).String()), []byte("{")))
 		}
 		b.tell(intents...)
 		for i := range pods {

@@ -133,7 +133,7 @@ func TestSignatureIsNotLost(t *testing.T) {
 	m := b.sleeper("1")
 	digest, _ := encodeManifest(t, m)
 	for round := range 10 {
-		b.commit(consul.Delete(b.keys.Manifest(digest)))
+		b.commit(consul.Delete(b.keys.Manifests.Key(digest)))
 		var writers errgroup.Group
 		for _, key := range []string{"", "key_ed25519", "", ""} {
 			writers.Go(func() error {

@@ -2,6 +2,7 @@ package rcctl
 
 import (
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -93,7 +94,7 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 		t.Fatal(err)
 	}
 	keys := s.Keys()
-	ops := []consul.Op{consul.Delete(keys.Rollout("web"))}
+	ops := []consul.Op{consul.Delete(keys.Rollouts.Key("web"))}
 	set := func(key string, value any) {
 		data, err := json.Marshal(value)
 		if err != nil {
@@ -103,11 +104,11 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 	}
 	for i, c := range svc.Controllers {
 		c.RC.Mutator, c.RC.ReplicaGroups = "", []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &counts[i]}}
-		set(keys.RC(c.RC.ID), c.RC)
+		set(keys.RCs.Key(c.RC.ID), c.RC)
 	}
 	e := svc.History[len(svc.History)-1]
 	e.Outcome = outcome
-	set(keys.Entry("web", e.Revision), e)
+	set(keys.Deployments.Key("web", "history", strconv.FormatInt(e.Revision, 10)), e)
 	if _, err := s.consul.Commit(t.Context(), ops); err != nil {
 		t.Fatal(err)
 	}

@@ -52,9 +52,9 @@ func podWithLog(t *testing.T, s *conn, rcName, node string) (file string) {
 		_ = api.Run(ctx, running{logDir(dir)}) // it says that it was cancelled
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	putRecord(t, s, s.Keys().RC(rcName+"id"), fmt.Sprintf(`{"id":"%sid","name":%q,"manifest":"d","replica_groups":[{"role":"main","count":1}]}`, rcName, rcName))
-	putRecord(t, s, s.Keys().Node(node), fmt.Sprintf(`{"name":%q,"api":%q}`, node, api.URL()))
-	putRecord(t, s, s.Keys().Pod(pod.Identity{RCID: rcName + "id", Role: "main"}), fmt.Sprintf(
+	putRecord(t, s, s.Keys().RCs.Key(rcName+"id"), fmt.Sprintf(`{"id":"%sid","name":%q,"manifest":"d","replica_groups":[{"role":"main","count":1}]}`, rcName, rcName))
+	putRecord(t, s, s.Keys().Nodes.Key(node), fmt.Sprintf(`{"name":%q,"api":%q}`, node, api.URL()))
+	putRecord(t, s, s.Keys().Pods.Key(pod.Identity{RCID: rcName + "id", Role: "main"}.String()), fmt.Sprintf(
 		`{"rc_id":"%sid","role":"main","index":0,"node":%q,"pod_id":%q,"digest":"0123456789abcdef","run_state":"running","revision":7,"labels":{"app":"shop"}}`,
 		rcName, node, rcName))
 	return file

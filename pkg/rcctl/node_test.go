@@ -32,7 +32,7 @@ func putRecord(t *testing.T, s *conn, key, value string) {
 // A drain gets its turn on a node whose reservation farms keep changing, and forgets none of what they wrote.
 func TestDrainOfABusyNode(t *testing.T) {
 	s, _ := testConn(t)
-	putRecord(t, s, s.Keys().Node("n1"), `{"name":"n1"}`)
+	putRecord(t, s, s.Keys().Nodes.Key("n1"), `{"name":"n1"}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	var farm sync.WaitGroup
 	written := 0
@@ -45,7 +45,7 @@ func TestDrainOfABusyNode(t *testing.T) {
 			next := found["n1"].Value.Clone()
 			next.Holders[fmt.Sprintf("rc/main.%d", written)] = node.Holder{}
 			data := fmt.Sprintf(`{"holders":%s}`, holdersText(next))
-			_, err = s.consul.Commit(ctx, []consul.Op{consul.CAS(s.Keys().Reservation("n1"), []byte(data), found["n1"].Index)})
+			_, err = s.consul.Commit(ctx, []consul.Op{consul.CAS(s.Keys().Reservations.Key("n1"), []byte(data), found["n1"].Index)})
 			if err == nil {
 				written++
 			}
@@ -144,7 +144,7 @@ func TestPlanSweep(t *testing.T) {
 func TestFollow(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
-	putRecord(t, s, s.Keys().Farm("f1"), `{"id":"f1"}`)
+	putRecord(t, s, s.Keys().Farms.Key("f1"), `{"id":"f1"}`)
 	for name, tt := range map[string]struct {
 		until string
 		act   func(cancel context.CancelFunc)
@@ -154,14 +154,14 @@ func TestFollow(t *testing.T) {
 		"interrupted":              {"", func(cancel context.CancelFunc) { cancel() }, exitDone, []string{"Pending: generation 0 of 1"}},
 		"interrupted, with a goal": {"Converged", func(cancel context.CancelFunc) { cancel() }, exitWait, []string{"Pending: generation 0 of 1", "interrupted; last seen: Pending"}},
 		"goal": {"Blocked", func(context.CancelFunc) {
-			putRecord(t, s, s.Keys().Status(r.ID), `{"rc_id":"`+r.ID+`","observed_generation":1,"desired":3,"stopping":2,"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
+			putRecord(t, s, s.Keys().Statuses.Key(r.ID), `{"rc_id":"`+r.ID+`","observed_generation":1,"desired":3,"stopping":2,"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
 		}, exitDone, []string{"Blocked: generation 1 of 1, 3 desired, 0 placed, 0 available, 2 stopping; Blocked: no room; error: bad"}},
-		"gone, as wanted": {"Gone", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RC(r.ID)) }, exitDone, []string{"the rc is gone"}},
-		"gone":            {"Converged", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RC(r.ID)) }, exitRefused, []string{"the rc is gone", "was deleted before it was Converged"}},
+		"gone, as wanted": {"Gone", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RCs.Key(r.ID)) }, exitDone, []string{"the rc is gone"}},
+		"gone":            {"Converged", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RCs.Key(r.ID)) }, exitRefused, []string{"the rc is gone", "was deleted before it was Converged"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			removeRecord(t, s, s.Keys().Status(r.ID))
-			putRecord(t, s, s.Keys().RC(r.ID), rcText(r))
+			removeRecord(t, s, s.Keys().Statuses.Key(r.ID))
+			putRecord(t, s, s.Keys().RCs.Key(r.ID), rcText(r))
 			var out, errs syncBuffer
 			tl := &stdio{out: &out, err: &errs}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -241,7 +241,7 @@ func (b *syncBuffer) String() string {
 // A change of labels is in the node's reservation too, and nothing else of that changes. Other acts leave it alone, unless it is wrong.
 func TestLabelsAreInTheReservation(t *testing.T) {
 	s, _ := testConn(t)
-	putRecord(t, s, s.Keys().Node("n1"), `{"name":"n1"}`)
+	putRecord(t, s, s.Keys().Nodes.Key("n1"), `{"name":"n1"}`)
 	read := func() store.Rec[node.Reservation] {
 		t.Helper()
 		found, _, err := s.Reservations(t.Context(), []string{"n1"})
@@ -275,7 +275,7 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	if res := read(); res.Value.Labels != (node.Stamps{Operators: stamp("a")}) {
 		t.Errorf("after the first label: %+v", res)
 	}
-	putRecord(t, s, s.Keys().Reservation("n1"), `{"labels":{"own":"x","operators":"`+stamp("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
+	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"own":"x","operators":"`+stamp("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
 	before := read()
 	act(cordon)
 	act(nothing)
@@ -286,7 +286,7 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	if res := read(); res.Value.Labels != (node.Stamps{Own: "x", Operators: stamp("b")}) || res.Value.Holders["web/main.0"].CPU != 5 {
 		t.Errorf("after another label: %+v", res)
 	}
-	putRecord(t, s, s.Keys().Reservation("n1"), `{"labels":{"operators":"wrong"},"holders":{}}`)
+	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"operators":"wrong"},"holders":{}}`)
 	act(nothing)
 	if res := read(); res.Value.Labels.Operators != stamp("b") {
 		t.Errorf("a wrong stamp: %+v", res)

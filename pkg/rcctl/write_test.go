@@ -177,7 +177,7 @@ func (s *conn) put(t *testing.T, key, format string, args ...any) {
 func TestWaitConverged(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
-	s.put(t, s.Keys().Farm("f1"), `{"id":"f1"}`)
+	s.put(t, s.Keys().Farms.Key("f1"), `{"id":"f1"}`)
 	stderr := lineWriter{make(chan string)}
 	var out bytes.Buffer
 	done := make(chan error)
@@ -188,15 +188,15 @@ func TestWaitConverged(t *testing.T) {
 	if got := <-stderr.lines; got != "rc web: waiting for its farm to report\n" {
 		t.Error(got)
 	}
-	s.put(t, s.Keys().Status(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":1}`, r.ID)
+	s.put(t, s.Keys().Statuses.Key(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":1}`, r.ID)
 	if got := <-stderr.lines; got != "rc web: 1 of 3 replicas available\n" {
 		t.Error(got)
 	}
-	s.put(t, s.Keys().Status(r.ID), `broken`)
+	s.put(t, s.Keys().Statuses.Key(r.ID), `broken`)
 	if got := <-stderr.lines; !strings.Contains(got, "unreadable record") {
 		t.Error(got)
 	}
-	s.put(t, s.Keys().Status(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":3,"conditions":[{"type":"Converged","true":true}]}`, r.ID)
+	s.put(t, s.Keys().Statuses.Key(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":3,"conditions":[{"type":"Converged","true":true}]}`, r.ID)
 	if err := <-done; err != nil || out.String() != "rc web converged (generation 1, 3 of 3 available)\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}
@@ -215,7 +215,7 @@ func TestWaitReplaced(t *testing.T) {
 	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "generation 1 was replaced by 2 (changed by ") {
 		t.Error(err)
 	}
-	s.delete(t, s.Keys().RC(r.ID))
+	s.delete(t, s.Keys().RCs.Key(r.ID))
 	if err := waitConverged(t.Context(), tool, s, r, time.Minute); !errors.As(err, &refused) || !strings.Contains(err.Error(), "was deleted before") {
 		t.Error(err)
 	}
@@ -241,7 +241,7 @@ func TestWaitGone(t *testing.T) {
 	if got := <-stderr.lines; got != "rc web: waiting for a farm: no farm is running\n" {
 		t.Error(got)
 	}
-	s.delete(t, s.Keys().RC(r.ID))
+	s.delete(t, s.Keys().RCs.Key(r.ID))
 	if err := <-done; err != nil || out.String() != "rc web is gone\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}

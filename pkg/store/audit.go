@@ -10,7 +10,6 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // AuditFilter chooses audit records. Zero fields choose all.
@@ -58,7 +57,7 @@ func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 	var keys []string
 	for _, id := range ids {
 		if f.within(id) {
-			keys = append(keys, s.keys.Audit(id))
+			keys = append(keys, s.keys.Audits.Key(id))
 		}
 	}
 	found, err := s.c.GetMany(ctx, keys, consul.Default)
@@ -85,7 +84,7 @@ func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 
 // AuditIDs returns the ids of all audit records, oldest first.
 func (s *Store) AuditIDs(ctx context.Context) ([]string, error) {
-	ids, err := s.ids(ctx, s.keys.Audit(""))
+	ids, err := s.ids(ctx, s.keys.Audits.Key())
 	slices.Sort(ids)
 	return ids, err
 }
@@ -98,14 +97,14 @@ const deletesPerTxn = 64
 func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 	n := 0
 	for chunk := range slices.Chunk(ids, deletesPerTxn) {
-		keys := field.Each(chunk, s.keys.Audit)
+		keys := s.keys.Audits.Keys(chunk)
 		found, err := s.c.GetMany(ctx, keys, consul.Default)
 		if err != nil {
 			return n, err
 		}
 		var ops []consul.Op
 		for _, key := range keys {
-			if pair, ok := found[key]; ok && path.Dir(key)+"/" == s.keys.Audit("") {
+			if pair, ok := found[key]; ok && path.Dir(key)+"/" == s.keys.Audits.Key() {
 				ops = append(ops, consul.DeleteCAS(key, pair.ModifyIndex))
 			}
 		}

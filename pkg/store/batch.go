@@ -44,7 +44,7 @@ func (t *FarmSession) ops(b *Batch) []consul.Op {
 		ops = append(ops, t.audit(*b.Audit))
 	}
 	if b.Status != nil {
-		ops = append(ops, consul.Set(t.keys.Status(b.RCID), encode(b.Status)))
+		ops = append(ops, consul.Set(t.keys.Statuses.Key(b.RCID), encode(b.Status)))
 		if b.Rollout != "" {
 			ops = append(ops, t.ringRollout(b.Rollout))
 		}
@@ -57,7 +57,7 @@ func (t *FarmSession) head(b *Batch) []consul.Op {
 	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
 	if n := b.Newest; n != nil {
 		if _, twice := b.Reported[n.At]; !twice {
-			ops = append(ops, consul.CheckIndex(t.keys.Reality(n.Node, n.Identity), n.Index))
+			ops = append(ops, consul.CheckIndex(t.keys.Realities.Key(n.Node, n.Identity.String()), n.Index))
 		}
 	}
 	return ops
@@ -65,7 +65,7 @@ func (t *FarmSession) head(b *Batch) []consul.Op {
 
 // sameRC is the condition that a controller's record is the one that was read (P2).
 func (t *FarmSession) sameRC(id string, index uint64) consul.Op {
-	return sameRecord(t.keys.RC(id), index)
+	return sameRecord(t.keys.RCs.Key(id), index)
 }
 
 // ErrDropped and ErrReported say that a batch was refused only because pods have dropped, or because its Newest is not as it was
@@ -84,14 +84,14 @@ func (t *FarmSession) Commit(ctx context.Context, b *Batch) error {
 	} else {
 		var written map[string]uint64
 		written, err = t.fencedIndices(ctx, ops)
-		b.Landed = written[t.keys.Status(b.RCID)]
+		b.Landed = written[t.keys.Statuses.Key(b.RCID)]
 	}
-	drops := []string{t.keys.Drops(b.RCID)}
+	drops := []string{t.keys.Drops.Key(b.RCID)}
 	for id := range b.Companions {
-		drops = append(drops, t.keys.Drops(id))
+		drops = append(drops, t.keys.Drops.Key(id))
 	}
 	if b.Newest != nil {
-		newest := t.keys.Reality(b.Newest.Node, b.Newest.Identity)
+		newest := t.keys.Realities.Key(b.Newest.Node, b.Newest.Identity.String())
 		if consul.RefusedOn(err, newest) && consul.RefusedOnly(err, append(drops, newest)...) {
 			return errors.Join(ErrReported, err)
 		}
@@ -122,19 +122,19 @@ func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) 
 // neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
 func (t *FarmSession) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaIndex uint64, a Audit) error {
 	id := rec.Value.ID
-	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), t.sameRC(id, rec.Index))
+	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), t.sameRC(id, rec.Index))
 	if rec.Index != 0 {
-		ops = append(ops, consul.DeleteCAS(t.keys.RC(id), rec.Index))
+		ops = append(ops, consul.DeleteCAS(t.keys.RCs.Key(id), rec.Index))
 	}
 	ops = append(ops,
-		consul.Delete(t.keys.Status(id)),
-		consul.Delete(t.keys.Bell(id)),
-		consul.DeleteTree(t.keys.Requests(id)),
+		consul.Delete(t.keys.Statuses.Key(id)),
+		consul.Delete(t.keys.Bells.Key(id)),
+		consul.DeleteTree(t.keys.Requests.Below(id)),
 		t.audit(a),
 	)
 	ops = append(ops, t.forgetDrops(id)...)
 	// The name may have been given to another controller by hand, after a wipe for instance.
-	name, err := t.c.Get(ctx, t.keys.Name(rec.Value.Name), consul.Consistent)
+	name, err := t.c.Get(ctx, t.keys.Names.Key(rec.Value.Name), consul.Consistent)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err // a name that leads nowhere could not be given again
 	}
@@ -146,10 +146,10 @@ func (t *FarmSession) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schem
 
 // RestoreBreaker creates the breaker record where it is missing: without it nothing may be stopped.
 func (t *FarmSession) RestoreBreaker(ctx context.Context) error {
-	return t.create(ctx, t.keys.Breaker(), encode(Breaker{}))
+	return t.create(ctx, t.keys.Breaker.Key(), encode(Breaker{}))
 }
 
 // Abandon removes the lock and the status of a controller whose record is gone.
 func (t *FarmSession) Abandon(ctx context.Context, rcID string, f Fence) error {
-	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RC(rcID)), consul.Delete(t.keys.Status(rcID)), consul.Delete(f.Key)))
+	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RCs.Key(rcID)), consul.Delete(t.keys.Statuses.Key(rcID)), consul.Delete(f.Key)))
 }

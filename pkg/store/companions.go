@@ -9,15 +9,10 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
-
-// Stops is the key that an owner sets with each batch that stops, or adds, pods of a controller with companions (ADR 16); of "": the
-// prefix of all.
-func (k Keys) Stops(rcID string) string { return k.prefix + "stops/" + rcID }
 
 // Marks are the keys of one controller that move when its pods do not count as they did, as listed at one moment.
 type Marks struct {
@@ -52,8 +47,8 @@ func (t *FarmSession) ReadCompanions(ctx context.Context, rcID string, ids []str
 func (t *FarmSession) companionKeys(rcID string, ids []string) consul.Reading {
 	r := t.markKeys(append([]string{rcID}, ids...))
 	for _, id := range ids {
-		r.Keys = append(r.Keys, t.keys.RC(id), t.keys.Status(id))
-		r.Prefixes = append(r.Prefixes, t.keys.Pods(id))
+		r.Keys = append(r.Keys, t.keys.RCs.Key(id), t.keys.Statuses.Key(id))
+		r.Prefixes = append(r.Prefixes, t.keys.Pods.Below(id))
 	}
 	return r
 }
@@ -62,12 +57,12 @@ func (t *FarmSession) companionKeys(rcID string, ids []string) consul.Reading {
 func (t *FarmSession) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
-		r, err := recallFound[rc.RC](t.Store, found, t.keys.RC(id))
+		r, err := recallFound[rc.RC](t.Store, found, t.keys.RCs.Key(id))
 		c := Companion{RCID: id, Marks: t.marksOf(id, found, below), Exists: r.Index != 0, Record: r.Index, Status: t.statusOf(found, id)}
 		if n := r.Value.Asks(); c.Exists && err == nil {
 			c.Asks = &n
 		}
-		c.Placements, c.Corrupt = recallAll[pod.Placement](t.Store, pairsUnder(below, []string{t.keys.Pods(id)}))
+		c.Placements, c.Corrupt = recallAll[pod.Placement](t.Store, pairsUnder(below, []string{t.keys.Pods.Below(id)}))
 		companions[i] = c
 	}
 	return companions
@@ -87,14 +82,14 @@ func pairsUnder(pairs []consul.Pair, prefixes []string) []consul.Pair {
 func (s *Store) markKeys(ids []string) consul.Reading {
 	var r consul.Reading
 	for _, id := range ids {
-		r.Keys = append(r.Keys, s.keys.Stops(id), s.keys.Bell(id), s.keys.Drops(id))
-		r.Prefixes = append(r.Prefixes, s.keys.DropCounts(id))
+		r.Keys = append(r.Keys, s.keys.Stops.Key(id), s.keys.Bells.Key(id), s.keys.Drops.Key(id))
+		r.Prefixes = append(r.Prefixes, s.keys.Drops.Below(id))
 	}
 	return r
 }
 
 func (s *Store) marksOf(id string, found map[string]consul.Pair, below []consul.Pair) Marks {
-	return Marks{Stops: found[s.keys.Stops(id)].ModifyIndex, Bell: found[s.keys.Bell(id)].ModifyIndex, Drops: s.dropsOf(id, found, below)}
+	return Marks{Stops: found[s.keys.Stops.Key(id)].ModifyIndex, Bell: found[s.keys.Bells.Key(id)].ModifyIndex, Drops: s.dropsOf(id, found, below)}
 }
 
 // DropsBy are the drops of several controllers.
@@ -117,8 +112,8 @@ func (d DropsBy) Since(before DropsBy) (drops int64, known bool) {
 func (t *FarmSession) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
 	var r consul.Reading
 	for _, id := range ids {
-		r.Keys = append(r.Keys, t.keys.Drops(id))
-		r.Prefixes = append(r.Prefixes, t.keys.DropCounts(id))
+		r.Keys = append(r.Keys, t.keys.Drops.Key(id))
+		r.Prefixes = append(r.Prefixes, t.keys.Drops.Below(id))
 	}
 	found, below, err := t.merged.Read(ctx, r, consul.Default)
 	if err != nil {
@@ -134,7 +129,7 @@ func (t *FarmSession) DropsOf(ctx context.Context, ids []string) (DropsBy, error
 // MakeMarks makes what is missing of the keys that batches of a controller and its companions depend on. Whoever has looked before must
 // look again.
 func (s *Store) MakeMarks(ctx context.Context, drops, stops []string) error {
-	for _, key := range slices.Concat(field.Each(drops, s.keys.Drops), field.Each(stops, s.keys.Stops)) {
+	for _, key := range slices.Concat(s.keys.Drops.Keys(drops), s.keys.Stops.Keys(stops)) {
 		if err := s.create(ctx, key, []byte(NewID())); err != nil {
 			return err
 		}
@@ -159,10 +154,10 @@ func (s *Store) companionOps(p *Part) []operation {
 	}
 	for _, id := range slices.Sorted(maps.Keys(p.Companions)) {
 		on := p.Companions[id]
-		check(s.keys.Stops(id), on.Stops)
-		check(s.keys.Drops(id), on.Drops)
-		check(s.keys.Bell(id), on.Bell)
-		check(s.keys.RC(id), on.Record)
+		check(s.keys.Stops.Key(id), on.Stops)
+		check(s.keys.Drops.Key(id), on.Drops)
+		check(s.keys.Bells.Key(id), on.Bell)
+		check(s.keys.RCs.Key(id), on.Record)
 	}
 	return ops
 }
@@ -176,7 +171,7 @@ type InCharge struct {
 
 // RolloutInCharge reads which rollout a service has.
 func (t *FarmSession) RolloutInCharge(ctx context.Context, service string, consistent bool) (InCharge, error) {
-	key := t.keys.Rollout(service)
+	key := t.keys.Rollouts.Key(service)
 	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{key}}, levelOf(consistent))
 	if err != nil {
 		return InCharge{}, fmt.Errorf("read the rollout of %s: %w", service, err)
@@ -186,7 +181,7 @@ func (t *FarmSession) RolloutInCharge(ctx context.Context, service string, consi
 
 // inChargeOf picks the rollout of a service out of what was read.
 func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharge {
-	pair, ok := found[s.keys.Rollout(service)]
+	pair, ok := found[s.keys.Rollouts.Key(service)]
 	if !ok {
 		return InCharge{}
 	}
@@ -205,8 +200,8 @@ func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharg
 func (t *FarmSession) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
 	next := rec.Value
 	next.Mutator, next.Disabled = "", next.Disabled || next.Service == nil
-	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema(), schemaIndex), sameRecord(t.keys.Rollout(service), was.Index))
-	return t.fenced(ctx, append(ops, consul.CAS(t.keys.RC(next.ID), encode(next), rec.Index), t.audit(a), t.ring(next.ID)))
+	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), sameRecord(t.keys.Rollouts.Key(service), was.Index))
+	return t.fenced(ctx, append(ops, consul.CAS(t.keys.RCs.Key(next.ID), encode(next), rec.Index), t.audit(a), t.ring(next.ID)))
 }
 
 // othersOf picks manifests out of what was read.

@@ -49,14 +49,14 @@ func TestReadCompanions(t *testing.T) {
 	placed := pod.Placement{Identity: pod.Identity{RCID: "b", Role: "main", Index: 0}, Node: "n1", Digest: "m", RunState: pod.Running, Revision: 1}
 	write(
 		t, st,
-		consul.Set(keys.Stops("a"), []byte("x")), consul.Set(keys.Drops("a"), []byte("x")), consul.Set(keys.DropCount("a", "n1"), []byte("3")),
-		consul.Set(keys.RC("b"), []byte("{")), consul.Set(keys.Stops("b"), []byte("x")), consul.Set(keys.Bell("b"), []byte("x")),
-		consul.Set(keys.Status("b"), encode(rc.Status{RCID: "b", Nonce: "n"})), consul.Set(keys.Pod(placed.Identity), encode(placed)),
-		consul.Set(keys.Pods("b")+"main.1", []byte("{")), consul.Set(keys.Status("c"), []byte("{")), consul.Set(keys.Drops("b"), []byte("x")),
-		consul.Set(keys.DropCount("b", "n1"), []byte("1")), consul.Set(keys.DropCount("b", "n2"), []byte("2")),
-		consul.Set(keys.Pods("bb")+"main.1", []byte("{")), consul.Set(keys.Stops("bb"), []byte("x")),
+		consul.Set(keys.Stops.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a", "n1"), []byte("3")),
+		consul.Set(keys.RCs.Key("b"), []byte("{")), consul.Set(keys.Stops.Key("b"), []byte("x")), consul.Set(keys.Bells.Key("b"), []byte("x")),
+		consul.Set(keys.Statuses.Key("b"), encode(rc.Status{RCID: "b", Nonce: "n"})), consul.Set(keys.Pods.Key(placed.Identity.String()), encode(placed)),
+		consul.Set(keys.Pods.Below("b")+"main.1", []byte("{")), consul.Set(keys.Statuses.Key("c"), []byte("{")), consul.Set(keys.Drops.Key("b"), []byte("x")),
+		consul.Set(keys.Drops.Key("b", "n1"), []byte("1")), consul.Set(keys.Drops.Key("b", "n2"), []byte("2")),
+		consul.Set(keys.Pods.Below("bb")+"main.1", []byte("{")), consul.Set(keys.Stops.Key("bb"), []byte("x")),
 	)
-	write(t, st, consul.Set(keys.RC("d"), encode(other)))
+	write(t, st, consul.Set(keys.RCs.Key("d"), encode(other)))
 	farm := st.FarmSession(&consul.Session{}, "f1")
 	for _, consistent := range []bool{false, true} {
 		own, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b", "c", "d"}, consistent)
@@ -83,7 +83,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
 	keys := st.keys
-	write(t, st, consul.Set(keys.RC("a"), []byte("{}")), consul.Set(keys.RC("b"), []byte("{}")), consul.Set(keys.Drops("a"), []byte("x")))
+	write(t, st, consul.Set(keys.RCs.Key("a"), []byte("{}")), consul.Set(keys.RCs.Key("b"), []byte("{}")), consul.Set(keys.Drops.Key("a"), []byte("x")))
 	if err := st.MakeMarks(t.Context(), []string{"a", "b"}, []string{"b"}); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 		try := func(between ...consul.Op) (before, after Marks, err error) {
 			t.Helper()
 			head, _ := farm.ReadHead(ctx, "a", true)
-			record, err := st.c.Get(ctx, keys.RC("a"), consul.Consistent)
+			record, err := st.c.Get(ctx, keys.RCs.Key("a"), consul.Consistent)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -117,11 +117,11 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 			between []consul.Op
 			dropped bool
 		}{
-			"its owner stopped one":      {[]consul.Op{consul.Set(keys.Stops("b"), []byte("y"))}, false},
-			"one of them dropped":        {[]consul.Op{consul.Set(keys.Drops("b"), []byte("y"))}, true},
-			"both":                       {[]consul.Op{consul.Set(keys.Drops("b"), []byte("z")), consul.Set(keys.Stops("b"), []byte("z"))}, false},
-			"its record changed":         {[]consul.Op{consul.Set(keys.RC("b"), []byte("{ }"))}, false},
-			"one of its own dropped too": {[]consul.Op{consul.Set(keys.Drops("b"), []byte("w")), consul.Set(keys.Drops("a"), []byte("w"))}, true},
+			"its owner stopped one":      {[]consul.Op{consul.Set(keys.Stops.Key("b"), []byte("y"))}, false},
+			"one of them dropped":        {[]consul.Op{consul.Set(keys.Drops.Key("b"), []byte("y"))}, true},
+			"both":                       {[]consul.Op{consul.Set(keys.Drops.Key("b"), []byte("z")), consul.Set(keys.Stops.Key("b"), []byte("z"))}, false},
+			"its record changed":         {[]consul.Op{consul.Set(keys.RCs.Key("b"), []byte("{ }"))}, false},
+			"one of its own dropped too": {[]consul.Op{consul.Set(keys.Drops.Key("b"), []byte("w")), consul.Set(keys.Drops.Key("a"), []byte("w"))}, true},
 		} {
 			if before, after, err := try(c.between...); !errors.Is(err, ErrRefused) || errors.Is(err, ErrDropped) != c.dropped || after.Stops != before.Stops {
 				t.Errorf("%s: %v", name, err)
@@ -181,15 +181,15 @@ func TestStopsComeAndGo(t *testing.T) {
 		if err := st.ChangeRC(t.Context(), RCChange{RC: r, Audit: NewAudit("t", "t", id, nil)}); err != nil {
 			t.Fatal(err)
 		}
-		if there, err := st.exists(t.Context(), st.keys.Stops(id)); err != nil || there != (service != nil) {
+		if there, err := st.exists(t.Context(), st.keys.Stops.Key(id)); err != nil || there != (service != nil) {
 			t.Errorf("%s: %t, %v", id, there, err)
 		}
 	}
-	write(t, st, consul.Delete(st.keys.RC("a")), consul.Delete(st.keys.Drops("a")))
+	write(t, st, consul.Delete(st.keys.RCs.Key("a")), consul.Delete(st.keys.Drops.Key("a")))
 	if n, err := st.SweepDrops(t.Context(), 9); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	if there, err := st.exists(t.Context(), st.keys.Stops("a")); err != nil || there {
+	if there, err := st.exists(t.Context(), st.keys.Stops.Key("a")); err != nil || there {
 		t.Errorf("%t, %v", there, err)
 	}
 }
@@ -201,12 +201,12 @@ func TestReleaseMutator(t *testing.T) {
 	if _, err := st.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	one, key := 1, st.keys.Rollout("web")
+	one, key := 1, st.keys.Rollouts.Key("web")
 	r := rc.RC{
 		ID: "a", Name: "a", ManifestDigest: "m", Generation: 4, Mutator: "web/r1", InPlace: &rc.InPlace{Limit: 1}, Service: &rc.Service{Name: "web", Revision: 1},
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
 	}
-	write(t, st, consul.Set(st.keys.RC("a"), encode(r)))
+	write(t, st, consul.Set(st.keys.RCs.Key("a"), encode(r)))
 	owning(t, st, "a", func(ctx context.Context, farm *FarmSession, fence Fence) {
 		for text, want := range map[string]InCharge{
 			`{"id":"r1","service":"web","state":"paused"}`: {Term: "web/r1", State: "paused"}, `{`: {}, `{"id":"r1","service":"other"}`: {}, `{"service":"web"}`: {},

@@ -38,12 +38,12 @@ func (s *Store) Service(ctx context.Context, name string) (*record.Service, erro
 }
 
 func (s *Store) readRollout(ctx context.Context, name string, svc *record.Service) error {
-	found, err := s.c.GetMany(ctx, []string{s.keys.Rollout(name), s.keys.RolloutLock(name)}, consul.Consistent)
+	found, err := s.c.GetMany(ctx, []string{s.keys.Rollouts.Key(name), s.keys.RolloutLocks.Key(name)}, consul.Consistent)
 	if err != nil {
 		return err
 	}
-	svc.LockOwner = ownerOf(found[s.keys.RolloutLock(name)])
-	rec, err := decodeFound[rollout.Record](s.keys, found, s.keys.Rollout(name))
+	svc.LockOwner = ownerOf(found[s.keys.RolloutLocks.Key(name)])
+	rec, err := decodeFound[rollout.Record](s.keys, found, s.keys.Rollouts.Key(name))
 	if err == nil && rec.Index != 0 {
 		svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
 	}
@@ -52,11 +52,11 @@ func (s *Store) readRollout(ctx context.Context, name string, svc *record.Servic
 
 // revisions reads the controllers of a service's revisions, the oldest first. They are found by their names.
 func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller, error) {
-	names, err := s.c.Keys(ctx, s.keys.Name(name+"-r"))
+	names, err := s.c.Keys(ctx, s.keys.Names.Key(name+"-r"))
 	if err != nil {
 		return nil, err
 	}
-	ours := regexp.MustCompile("^" + regexp.QuoteMeta(s.keys.Name(name+"-r")) + "[0-9]+$")
+	ours := regexp.MustCompile("^" + regexp.QuoteMeta(s.keys.Names.Key(name+"-r")) + "[0-9]+$")
 	names = slices.DeleteFunc(names, func(key string) bool { return !ours.MatchString(key) })
 	ids, err := s.c.GetMany(ctx, names, consul.Consistent)
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller
 	}
 	keys := make([]string, 0, 2*len(ids))
 	for _, id := range ids {
-		keys = append(keys, s.keys.RC(string(id.Value)), s.keys.Status(string(id.Value)))
+		keys = append(keys, s.keys.RCs.Key(string(id.Value)), s.keys.Statuses.Key(string(id.Value)))
 	}
 	found, err := s.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller
 	}
 	var all []record.Controller
 	for _, id := range ids {
-		rec, err := decodeFound[rc.RC](s.keys, found, s.keys.RC(string(id.Value)))
+		rec, err := decodeFound[rc.RC](s.keys, found, s.keys.RCs.Key(string(id.Value)))
 		if err != nil {
 			return nil, err
 		}
@@ -94,9 +94,9 @@ func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) e
 	if err != nil {
 		return err
 	}
-	ops := []consul.Op{consul.CAS(s.keys.Deployed(d.Service), encode(d.Deployed), seen.Index), consul.Set(s.keys.Entry(d.Service, d.Deployed.Revision), encode(d.Entry))}
+	ops := []consul.Op{consul.CAS(s.keys.Deployed.Key(d.Service), encode(d.Deployed), seen.Index), consul.Set(s.keys.Deployments.Key(d.Service, "history", strconv.FormatInt(d.Deployed.Revision, 10)), encode(d.Entry))}
 	for _, rev := range d.Forget {
-		ops = append(ops, consul.Delete(s.keys.Entry(d.Service, rev)))
+		ops = append(ops, consul.Delete(s.keys.Deployments.Key(d.Service, "history", strconv.FormatInt(rev, 10))))
 	}
 	manifests := make([]DeployManifest, 0, len(d.Manifests))
 	for digest, canonical := range d.Manifests {
@@ -115,7 +115,7 @@ func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) e
 		})
 	}
 	if seen.Rollout == nil {
-		ops = append(ops, consul.CheckMissing(s.keys.Rollout(d.Service)))
+		ops = append(ops, consul.CheckMissing(s.keys.Rollouts.Key(d.Service)))
 	}
 	return s.deploy(ctx, "service "+d.Service, ops, manifests, rcs, audit)
 }
@@ -154,24 +154,26 @@ func (s *Store) draftRCs(ctx context.Context, d *record.Draft, seen *record.Serv
 
 // ListRollouts reads the rollouts under way, and one *CorruptError for each that cannot be read.
 func (s *Store) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], []error, error) {
-	pairs, err := s.c.List(ctx, s.keys.Rollouts(), consul.Default)
+	pairs, err := s.c.List(ctx, s.keys.Rollouts.Key(), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
-	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool { return strings.Contains(strings.TrimPrefix(p.Key, s.keys.Rollouts()), "/") })
+	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool {
+		return strings.Contains(strings.TrimPrefix(p.Key, s.keys.Rollouts.Key()), "/")
+	})
 	recs, corrupt := decodeAll[rollout.Record](s.keys, pairs)
 	return recs, corrupt, nil
 }
 
 // RolloutOf reads a service's rollout under way, or returns ErrNotFound.
 func (s *Store) RolloutOf(ctx context.Context, service string) (Rec[rollout.Record], error) {
-	return get[rollout.Record](ctx, s, s.keys.Rollout(service), consul.Consistent)
+	return get[rollout.Record](ctx, s, s.keys.Rollouts.Key(service), consul.Consistent)
 }
 
 // ForgetService removes what is known of a service, and marks the controllers of its revisions for deletion, in one transaction.
 func (s *Store) ForgetService(ctx context.Context, svc *record.Service, massStop bool, audit Audit) error {
 	name := svc.Deployed.Service
-	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed(name), svc.Index), consul.DeleteTree(s.keys.History(name)), consul.CheckMissing(s.keys.Rollout(name))}
+	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Deployments.Below(name, "history")), consul.CheckMissing(s.keys.Rollouts.Key(name))}
 	at := audit.At.Truncate(time.Second)
 	for _, c := range svc.Controllers {
 		if c.RC.DeletedAt != nil {
@@ -182,7 +184,7 @@ func (s *Store) ForgetService(ctx context.Context, svc *record.Service, massStop
 		if massStop {
 			c.RC.AllowMassStop = c.RC.Generation
 		}
-		ops = append(ops, consul.CAS(s.keys.RC(c.RC.ID), encode(c.RC), c.Index), s.ring(c.RC.ID))
+		ops = append(ops, consul.CAS(s.keys.RCs.Key(c.RC.ID), encode(c.RC), c.Index), s.ring(c.RC.ID))
 	}
 	return s.commitDefinitely(ctx, "service "+name, audit.ID, append(ops, s.audit(audit)))
 }
@@ -227,10 +229,10 @@ func (s *Store) Deploy(ctx context.Context, d Deploy) error {
 	if err != nil {
 		return err
 	}
-	ops := append(free, sameRecord(s.keys.Schema(), d.SchemaIndex))
-	ops = append(ops, consul.CAS(s.keys.Rollout(service), encode(d.Rollout.Value), d.Rollout.Index), s.ringRollout(service))
+	ops := append(free, sameRecord(s.keys.Schema.Key(), d.SchemaIndex))
+	ops = append(ops, consul.CAS(s.keys.Rollouts.Key(service), encode(d.Rollout.Value), d.Rollout.Index), s.ringRollout(service))
 	for id, index := range d.Unchanged {
-		ops = append(ops, sameRecord(s.keys.RC(id), index))
+		ops = append(ops, sameRecord(s.keys.RCs.Key(id), index))
 	}
 	return s.deploy(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
 }
@@ -265,7 +267,7 @@ func (s *Store) freeOfRunners(ctx context.Context, service string, replaces bool
 	if replaces {
 		return nil, nil
 	}
-	key := s.keys.RolloutLock(service)
+	key := s.keys.RolloutLocks.Key(service)
 	for deadline := time.Now().Add(lockPatience); ; {
 		lock, err := s.c.Get(ctx, key, consul.Consistent)
 		switch {
@@ -286,41 +288,24 @@ func (s *Store) freeOfRunners(ctx context.Context, service string, replaces bool
 	}
 }
 
-// Deployments is the prefix of what is known about all services.
-func (k Keys) Deployments() string { return k.prefix + "deployments/" }
-
-// Deployment is the prefix of what is known about one service.
-func (k Keys) Deployment(service string) string { return k.Deployments() + service + "/" }
-
-// Deployed is the key of a service's document in effect.
-func (k Keys) Deployed(service string) string { return k.Deployment(service) + "spec" }
-
-// History is the prefix of what a service's revisions were.
-func (k Keys) History(service string) string { return k.Deployment(service) + "history/" }
-
-// Entry is the key of what one revision of a service was.
-func (k Keys) Entry(service string, revision int64) string {
-	return k.History(service) + strconv.FormatInt(revision, 10)
-}
-
 // Deployed reads the document of a service that is in effect, or on its way; or returns ErrNotFound.
 func (s *Store) Deployed(ctx context.Context, service string) (Rec[record.Deployed], error) {
-	return get[record.Deployed](ctx, s, s.keys.Deployed(service), consul.Consistent)
+	return get[record.Deployed](ctx, s, s.keys.Deployed.Key(service), consul.Consistent)
 }
 
 // History reads what a service's revisions were, the oldest first, and one *CorruptError for each that cannot be read.
 func (s *Store) History(ctx context.Context, service string) ([]Rec[record.Entry], []error, error) {
-	recs, corrupt, err := list[record.Entry](ctx, s, s.keys.History(service), consul.Consistent)
+	recs, corrupt, err := list[record.Entry](ctx, s, s.keys.Deployments.Below(service, "history"), consul.Consistent)
 	slices.SortFunc(recs, func(a, b Rec[record.Entry]) int { return int(a.Value.Revision - b.Value.Revision) })
 	return recs, corrupt, err
 }
 
 // ListServices returns the names of all services that have been deployed, sorted.
 func (s *Store) ListServices(ctx context.Context) ([]string, error) {
-	keys, err := s.c.Children(ctx, s.keys.Deployments())
+	keys, err := s.c.Children(ctx, s.keys.Deployments.Key())
 	var names []string
 	for _, key := range keys {
-		if name, ok := strings.CutSuffix(strings.TrimPrefix(key, s.keys.Deployments()), "/"); ok {
+		if name, ok := strings.CutSuffix(strings.TrimPrefix(key, s.keys.Deployments.Key()), "/"); ok {
 			names = append(names, name)
 		}
 	}

@@ -50,21 +50,12 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 	return drops, true
 }
 
-// Drops is the key that every drop of a controller's pods moves; of "": the prefix of all.
-func (k Keys) Drops(rcID string) string { return k.prefix + "drops/" + rcID }
-
-// DropCounts is the prefix of the counters of a controller.
-func (k Keys) DropCounts(rcID string) string { return k.Drops(rcID) + "/" }
-
-// DropCount is the key of the counter of one controller's pods on one node.
-func (k Keys) DropCount(rcID, node string) string { return k.DropCounts(rcID) + node }
-
 // dropsOf picks a controller's drops out of what was read.
 func (s *Store) dropsOf(rcID string, found map[string]consul.Pair, below []consul.Pair) Drops {
-	own := found[s.keys.Drops(rcID)]
+	own := found[s.keys.Drops.Key(rcID)]
 	d := Drops{Index: own.ModifyIndex, Created: own.CreateIndex, Counts: map[string]DropCount{}}
 	for _, p := range below {
-		if node, ours := strings.CutPrefix(p.Key, s.keys.DropCounts(rcID)); ours {
+		if node, ours := strings.CutPrefix(p.Key, s.keys.Drops.Below(rcID)); ours {
 			d.Counts[node] = dropCountOf(p)
 		}
 	}
@@ -97,7 +88,7 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 		switch {
 		case !w.drops():
 		case w.StopIndex != 0:
-			ops = append(ops, consul.CheckIndex(t.keys.Intent(t.name, w.Reality.Identity), w.StopIndex))
+			ops = append(ops, consul.CheckIndex(t.keys.Intents.Key(t.name, w.Reality.Identity.String()), w.StopIndex))
 		default:
 			dropped[w.Reality.RCID]++
 		}
@@ -107,7 +98,7 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 		return nil, nil, err
 	}
 	for id, n := range dropped {
-		c, key := counters[id], t.keys.DropCount(id, t.name)
+		c, key := counters[id], t.keys.Drops.Key(id, t.name)
 		index := c.index
 		if c.drops < 0 { // made anew, so that nobody compares it with what it was
 			ops = append(ops, consul.DeleteCAS(key, index))
@@ -115,7 +106,7 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 		}
 		c.drops += n
 		counters[id] = c
-		ops = append(ops, consul.Set(t.keys.Drops(id), []byte(NewID())), consul.CAS(key, strconv.AppendInt(nil, c.drops, 10), index))
+		ops = append(ops, consul.Set(t.keys.Drops.Key(id), []byte(NewID())), consul.CAS(key, strconv.AppendInt(nil, c.drops, 10), index))
 	}
 	return ops, counters, nil
 }
@@ -129,7 +120,7 @@ func (t *NodeSession) counters(ctx context.Context, of map[string]int64) (map[st
 		if c, ok := t.drops[id]; ok {
 			known[id] = c
 		} else {
-			keys = append(keys, t.keys.DropCount(id, t.name))
+			keys = append(keys, t.keys.Drops.Key(id, t.name))
 		}
 	}
 	t.mu.Unlock()
@@ -145,7 +136,7 @@ func (t *NodeSession) counters(ctx context.Context, of map[string]int64) (map[st
 			continue
 		}
 		known[id] = counter{}
-		if p, there := found[t.keys.DropCount(id, t.name)]; there {
+		if p, there := found[t.keys.Drops.Key(id, t.name)]; there {
 			known[id] = counter{drops: dropCountOf(p).Drops, index: p.ModifyIndex}
 		}
 	}
@@ -157,7 +148,7 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, c := range counters {
-		if c.index = written[t.keys.DropCount(id, t.name)]; err != nil || c.index == 0 {
+		if c.index = written[t.keys.Drops.Key(id, t.name)]; err != nil || c.index == 0 {
 			delete(t.drops, id)
 			continue
 		}
@@ -169,7 +160,7 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 // many. A node whose machine was away for long reports after the controller's last transaction.
 func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 	stray := map[string]bool{}
-	for _, prefix := range []string{s.keys.Drops(""), s.keys.Stops("")} {
+	for _, prefix := range []string{s.keys.Drops.Key(), s.keys.Stops.Key()} {
 		keys, err := s.c.Children(ctx, prefix)
 		if err != nil {
 			return 0, err
@@ -190,7 +181,7 @@ func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 		if removed == most {
 			break
 		}
-		_, err := s.c.Commit(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RC(id))))
+		_, err := s.c.Commit(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RCs.Key(id))))
 		if err != nil {
 			return removed, err
 		}
@@ -200,7 +191,7 @@ func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 }
 
 func (s *Store) forgetDrops(rcID string) []consul.Op {
-	return []consul.Op{consul.Delete(s.keys.Drops(rcID)), consul.DeleteTree(s.keys.DropCounts(rcID)), consul.Delete(s.keys.Stops(rcID))}
+	return []consul.Op{consul.Delete(s.keys.Drops.Key(rcID)), consul.DeleteTree(s.keys.Drops.Below(rcID)), consul.Delete(s.keys.Stops.Key(rcID))}
 }
 
 // drops reports whether the write makes a copy that counted as available, as it was reported at Index, one that does not.

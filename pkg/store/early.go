@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -42,7 +41,7 @@ func (t *FarmSession) ReadEarly(ctx context.Context, e Expected) *Early {
 	if at := r.Operations() + len(e.Realities) + len(e.NodesFreed); at > consul.MaxTxnOps {
 		e.Realities, e.NodesFreed = nil, nil
 	}
-	r.Keys = slices.Concat(r.Keys, keysAt(e.Realities, t.keys.Reality), field.Each(e.NodesFreed, t.keys.Reservation))
+	r.Keys = slices.Concat(r.Keys, t.keys.Realities.KeysAt(e.Realities), t.keys.Reservations.Keys(e.NodesFreed))
 	if r.Operations() > consul.MaxTxnOps {
 		return nil
 	}
@@ -71,10 +70,10 @@ func (t *FarmSession) earlyKeys(e *Expected) consul.Reading {
 		r.Prefixes = append(r.Prefixes, more.Prefixes...)
 		r.Keys = append(r.Keys, slices.DeleteFunc(more.Keys, func(key string) bool { return slices.Contains(r.Keys, key) })...)
 	case e.CountDrops:
-		r.Prefixes = append(r.Prefixes, t.keys.DropCounts(e.RCID))
+		r.Prefixes = append(r.Prefixes, t.keys.Drops.Below(e.RCID))
 	}
 	if e.Service != "" {
-		r.Keys = append(r.Keys, t.keys.Rollout(e.Service))
+		r.Keys = append(r.Keys, t.keys.Rollouts.Key(e.Service))
 	}
 	return r
 }
@@ -93,17 +92,17 @@ func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
 			rest = append(rest, at)
 		}
 	}
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.store, e.found, here, e.store.keys.Reality)
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.store, e.found, here, e.store.keys.Realities)
 	d.Reported, d.Intents = reportedAt(e.store.keys, e.found, here), map[At]pod.Intent{}
 	d.Reservations, d.Unreadable = e.store.taken(e.found, e.NodesFreed)
 	return d, rest
 }
 
 // reportedAt returns the indices of realities, also of those that cannot be read.
-func reportedAt(keys Keys, found map[string]consul.Pair, wanted []At) map[At]uint64 {
+func reportedAt(keys *Keys, found map[string]consul.Pair, wanted []At) map[At]uint64 {
 	reported := make(map[At]uint64, len(wanted))
 	for _, at := range wanted {
-		if p, ok := found[keys.Reality(at.Node, at.Identity)]; ok {
+		if p, ok := found[keys.Realities.At(at)]; ok {
 			reported[at] = p.ModifyIndex
 		}
 	}

@@ -20,21 +20,21 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 	}
 	place := func(at At) consul.Op {
 		p := pod.Placement{Identity: at.Identity, Node: at.Node, Digest: "m", RunState: pod.Running, Revision: 1}
-		return consul.Set(keys.Pod(at.Identity), encode(p))
+		return consul.Set(keys.Pods.Key(at.Identity.String()), encode(p))
 	}
 	report := func(at At) consul.Op {
-		return consul.Set(keys.Reality(at.Node, at.Identity), encode(pod.Reality{Identity: at.Identity, Node: at.Node, State: pod.StateReady}))
+		return consul.Set(keys.Realities.Key(at.Node, at.Identity.String()), encode(pod.Reality{Identity: at.Identity, Node: at.Node, State: pod.StateReady}))
 	}
 	record := func(id string) []byte {
 		n := 2
 		return encode(rc.RC{ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}}})
 	}
 	write(
-		t, st, consul.Set(keys.RC("a"), record("a")), consul.Set(keys.Bell("a"), []byte("x")), consul.Set(keys.Drops("a"), []byte("x")),
-		consul.Set(keys.DropCount("a", "n1"), []byte("3")), consul.Set(keys.Status("a"), encode(rc.Status{RCID: "a"})), place(on("a", 0)), place(on("a", 1)), report(on("a", 0)),
-		consul.Set(keys.RC("b"), record("b")), consul.Set(keys.Stops("b"), []byte("x")), consul.Set(keys.DropCount("b", "n1"), []byte("1")), place(on("b", 0)),
-		consul.Set(keys.Reservation("n1"), []byte(`{"closed": true}`)), consul.Set(keys.Reservation("n2"), []byte("{")),
-		consul.Set(keys.Reality("n1", on("b", 0).Identity), []byte("{")), consul.Set(keys.Rollout("web"), []byte(`{"ID": "r", "Service": "web", "State": "paused"}`)),
+		t, st, consul.Set(keys.RCs.Key("a"), record("a")), consul.Set(keys.Bells.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a"), []byte("x")),
+		consul.Set(keys.Drops.Key("a", "n1"), []byte("3")), consul.Set(keys.Statuses.Key("a"), encode(rc.Status{RCID: "a"})), place(on("a", 0)), place(on("a", 1)), report(on("a", 0)),
+		consul.Set(keys.RCs.Key("b"), record("b")), consul.Set(keys.Stops.Key("b"), []byte("x")), consul.Set(keys.Drops.Key("b", "n1"), []byte("1")), place(on("b", 0)),
+		consul.Set(keys.Reservations.Key("n1"), []byte(`{"closed": true}`)), consul.Set(keys.Reservations.Key("n2"), []byte("{")),
+		consul.Set(keys.Realities.Key("n1", on("b", 0).Identity.String()), []byte("{")), consul.Set(keys.Rollouts.Key("web"), []byte(`{"ID": "r", "Service": "web", "State": "paused"}`)),
 	)
 	farm := st.FarmSession(&consul.Session{}, "f1")
 	ctx, at := t.Context(), []At{on("a", 0), on("a", 1), on("b", 0)}

@@ -67,7 +67,7 @@ func (t *FarmSession) lockValue() []byte {
 // Join writes the member record. It vanishes with the session.
 func (t *FarmSession) Join(ctx context.Context, m Member) error {
 	m.ID, m.Incarnation = t.farmID, t.sess.Incarnation
-	_, err := t.c.Acquire(ctx, t.keys.Farm(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
+	_, err := t.c.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
 	return err
 }
 
@@ -82,7 +82,7 @@ type Claimed struct {
 // *consul.LockedError (see LockedBy) when another farm holds the lock, ErrLost when the session is dead.
 func (t *FarmSession) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	sent := time.Now()
-	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Lock(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
+	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Locks.Key(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
 	got := Claimed{Fence: f}
 	switch {
 	case err == nil:
@@ -99,7 +99,7 @@ func (t *FarmSession) Claim(ctx context.Context, rcID string) (Claimed, error) {
 // ClaimAll takes the locks of several controllers and reads nothing. It returns the fences of those that it surely got; for the others,
 // and only for them, there is an error, and Claim tells what is true of each.
 func (t *FarmSession) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
-	keys := field.Each(rcIDs, t.keys.Lock)
+	keys := t.keys.Locks.Keys(rcIDs)
 	sent := time.Now()
 	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
 	_ = t.sess.Answered(sent, err)
@@ -136,7 +136,7 @@ type LockState map[string]bool
 
 // Locks reads which controllers other sessions than this one own.
 func (t *FarmSession) Locks(ctx context.Context) (LockState, error) {
-	pairs, err := t.c.List(ctx, t.keys.Locks(), consul.Default)
+	pairs, err := t.c.List(ctx, t.keys.Locks.Key(), consul.Default)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func (t *FarmSession) SweepBells(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	for shard := range Shards {
-		bells, err := t.c.List(ctx, t.keys.Bells(shard), consul.Default)
+		bells, err := t.c.List(ctx, t.keys.Bells.Shard(shard), consul.Default)
 		if err != nil {
 			return nil, err
 		}
@@ -175,7 +175,7 @@ func (t *FarmSession) sweepShard(ctx context.Context, shard int, bells []consul.
 	}
 	var acts [][]consul.Op // each lands whole or not at all
 	for _, id := range ids {
-		key := t.keys.Bell(id)
+		key := t.keys.Bells.Key(id)
 		if shardOf(id) != shard {
 			continue
 		}
@@ -184,9 +184,9 @@ func (t *FarmSession) sweepShard(ctx context.Context, shard int, bells []consul.
 		}
 		delete(have, key)
 	}
-	delete(have, t.keys.Bells(shard)) // the marker
+	delete(have, t.keys.Bells.Shard(shard)) // the marker
 	for key, index := range have {
-		acts = append(acts, []consul.Op{consul.CheckMissing(t.keys.RC(key[len(t.keys.Bells(shard)):])), consul.DeleteCAS(key, index)})
+		acts = append(acts, []consul.Op{consul.CheckMissing(t.keys.RCs.Key(key[len(t.keys.Bells.Shard(shard)):])), consul.DeleteCAS(key, index)})
 	}
 	for chunk := range slices.Chunk(acts, consul.MaxTxnOps/2) {
 		// A refusal means that something changed meanwhile; the next sweep sees it.
@@ -222,24 +222,24 @@ func (t *FarmSession) ReadHead(ctx context.Context, rcID string, consistent bool
 
 func (t *FarmSession) headKeys(rcID string) consul.Reading {
 	return consul.Reading{
-		Keys:     []string{t.keys.Bell(rcID), t.keys.RC(rcID), t.keys.Status(rcID), t.keys.Drops(rcID)},
-		Prefixes: []string{t.keys.Requests(rcID), t.keys.Pods(rcID)},
+		Keys:     []string{t.keys.Bells.Key(rcID), t.keys.RCs.Key(rcID), t.keys.Statuses.Key(rcID), t.keys.Drops.Key(rcID)},
+		Prefixes: []string{t.keys.Requests.Below(rcID), t.keys.Pods.Below(rcID)},
 	}
 }
 
 // headOf fills in what can be read, also when the record cannot be.
 func (t *FarmSession) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
-	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods(rcID)) })
+	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods.Below(rcID)) })
 	if pods < 0 {
 		pods = len(below)
 	}
 	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
 	h.Placements, h.Corrupt = recallAll[pod.Placement](t.Store, below[pods:])
-	h.BellIndex = found[t.keys.Bell(rcID)].ModifyIndex
-	own := found[t.keys.Drops(rcID)]
+	h.BellIndex = found[t.keys.Bells.Key(rcID)].ModifyIndex
+	own := found[t.keys.Drops.Key(rcID)]
 	h.Drops = Drops{Index: own.ModifyIndex, Created: own.CreateIndex}
 	h.Status = t.statusOf(found, rcID)
-	if h.RC, err = recallFound[rc.RC](t.Store, found, t.keys.RC(rcID)); h.RC.Index == 0 {
+	if h.RC, err = recallFound[rc.RC](t.Store, found, t.keys.RCs.Key(rcID)); h.RC.Index == 0 {
 		err = ErrNotFound
 	}
 	return h, err
@@ -286,12 +286,12 @@ type Details struct {
 // ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
 func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
 	var d Details
-	r := consul.Reading{Keys: slices.Concat(keysAt(w.Realities, t.keys.Reality), keysAt(w.Intents, t.keys.Intent))}
+	r := consul.Reading{Keys: slices.Concat(t.keys.Realities.KeysAt(w.Realities), t.keys.Intents.KeysAt(w.Intents))}
 	if w.Manifest != "" {
-		r.Keys = append(r.Keys, t.keys.Manifest(w.Manifest))
+		r.Keys = append(r.Keys, t.keys.Manifests.Key(w.Manifest))
 	}
 	for _, digest := range w.Others {
-		r.Keys = append(r.Keys, t.keys.Manifest(digest))
+		r.Keys = append(r.Keys, t.keys.Manifests.Key(digest))
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	if w.listsReservations() {
@@ -300,7 +300,7 @@ func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool
 			return err
 		})
 	} else {
-		r.Keys = append(r.Keys, field.Each(w.Reservations, t.keys.Reservation)...)
+		r.Keys = append(r.Keys, t.keys.Reservations.Keys(w.Reservations)...)
 	}
 	var found map[string]consul.Pair
 	group.Go(func() (err error) {
@@ -318,9 +318,9 @@ func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool
 	}
 	d.Others, d.OthersErrs = t.othersOf(found, w.Others)
 	var corrupt []error
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.Store, found, w.Realities, t.keys.Reality)
+	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.Store, found, w.Realities, t.keys.Realities)
 	d.Reported = reportedAt(t.keys, found, w.Realities)
-	d.Intents, corrupt = decodeAt[pod.Intent](t.Store, found, w.Intents, t.keys.Intent)
+	d.Intents, corrupt = decodeAt[pod.Intent](t.Store, found, w.Intents, t.keys.Intents)
 	d.Corrupt = append(d.Corrupt, corrupt...)
 	return d, nil
 }
@@ -328,23 +328,19 @@ func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool
 // Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
 func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At]pod.Reality, []error, error) {
-	found, err := s.c.GetMany(ctx, keysAt(at, s.keys.Reality), levelOf(consistent))
+	found, err := s.c.GetMany(ctx, s.keys.Realities.KeysAt(at), levelOf(consistent))
 	if err != nil {
 		return nil, nil, err
 	}
-	realities, corrupt := decodeAt[pod.Reality](s, found, at, s.keys.Reality)
+	realities, corrupt := decodeAt[pod.Reality](s, found, at, s.keys.Realities)
 	return realities, corrupt, nil
 }
 
-func keysAt(at []At, keyOf func(string, pod.Identity) string) []string {
-	return field.Each(at, func(a At) string { return keyOf(a.Node, a.Identity) })
-}
-
-func decodeAt[T any](s *Store, found map[string]consul.Pair, at []At, keyOf func(string, pod.Identity) string) (map[At]T, []error) {
+func decodeAt[T any](s *Store, found map[string]consul.Pair, at []At, kind Kind) (map[At]T, []error) {
 	out := make(map[At]T, len(at))
 	var corrupt []error
 	for _, a := range at {
-		pair, ok := found[keyOf(a.Node, a.Identity)]
+		pair, ok := found[kind.At(a)]
 		if !ok {
 			continue
 		}
@@ -377,7 +373,7 @@ func (s *Store) PreparerMeta(nodeName string) map[string]string {
 
 // IsLocked reports whether another session than this one owns a controller.
 func (t *FarmSession) IsLocked(ctx context.Context, rcID string) (bool, error) {
-	return t.lockedElsewhere(ctx, t.keys.Lock(rcID))
+	return t.lockedElsewhere(ctx, t.keys.Locks.Key(rcID))
 }
 
 func (t *FarmSession) lockedElsewhere(ctx context.Context, lock string) (bool, error) {
@@ -394,20 +390,20 @@ func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, err
 	}
 	var intents consul.Reading
 	for _, name := range nodes {
-		intents.Prefixes = append(intents.Prefixes, t.keys.Intents(name))
+		intents.Prefixes = append(intents.Prefixes, t.keys.Intents.Below(name))
 	}
 	_, below, err := t.merged.Read(ctx, intents, consul.Default)
 	if err != nil {
 		return nil, err
 	}
-	found, err := t.c.GetMany(ctx, field.Each(nodes, t.keys.Reservation), consul.Default) // later: what is placed meanwhile has a share
+	found, err := t.c.GetMany(ctx, t.keys.Reservations.Keys(nodes), consul.Default) // later: what is placed meanwhile has a share
 	if err != nil {
 		return nil, err
 	}
 	reserved, unreadable := t.taken(found, nodes)
 	var missing []At
 	for _, p := range below {
-		name, _, _ := strings.Cut(p.Key[len(t.keys.prefix+"intent/"):], "/")
+		name, _, _ := strings.Cut(p.Key[len(t.keys.Intents.Key()):], "/")
 		in, err := decode[pod.Intent](t.keys, p)
 		if err != nil || unreadable[name] != nil {
 			continue // also the marker
@@ -421,7 +417,7 @@ func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, err
 
 // RCExists reports whether there is a record of a controller, readable or not.
 func (s *Store) RCExists(ctx context.Context, rcID string) (bool, error) {
-	return s.exists(ctx, s.keys.RC(rcID))
+	return s.exists(ctx, s.keys.RCs.Key(rcID))
 }
 
 // FailedAgents returns the names of the machines whose Consul agents have failed.
@@ -434,6 +430,6 @@ func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
 // since, and whose write lands late, can only keep pods from being stopped, and no more once an operator has reset the
 // breaker, which moves the index.
 func (t *FarmSession) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
-	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker(), encode(b), index), t.audit(a)})
-	return conflictOn(err, t.keys.Breaker())
+	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker.Key(), encode(b), index), t.audit(a)})
+	return conflictOn(err, t.keys.Breaker.Key())
 }

@@ -141,7 +141,7 @@ func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	}
 	locked := func() bool {
 		t.Helper()
-		lock, err := st.c.Get(t.Context(), st.keys.Lock("web"), consul.Consistent)
+		lock, err := st.c.Get(t.Context(), st.keys.Locks.Key("web"), consul.Consistent)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ type Incidents struct {
 
 // ReadIncidents reads the incidents that belong to no controller. A record that is missing or cannot be read is an empty one.
 func (s *Store) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
-	rec, err := get[Incidents](ctx, s, s.keys.Incidents(), consul.Consistent)
+	rec, err := get[Incidents](ctx, s, s.keys.Incidents.Key(), consul.Consistent)
 	switch {
 	case IsCorrupt(err):
 		return Rec[Incidents]{Index: rec.Index}, nil
@@ -33,8 +33,8 @@ func (t *FarmSession) WriteIncidents(ctx context.Context, rec Rec[Incidents]) er
 	if len(next.Records) == 0 {
 		next = nil
 	}
-	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(t.keys.Incidents(), next, rec.Index)})
-	return conflictOn(err, t.keys.Incidents())
+	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(t.keys.Incidents.Key(), next, rec.Index)})
+	return conflictOn(err, t.keys.Incidents.Key())
 }
 
 // RolloutTrouble is the record at rollouts/<service>/trouble: what somebody is, or has to be, alerted to about a service's rollout.
@@ -45,13 +45,10 @@ type RolloutTrouble struct {
 	Ended bool `json:"ended,omitempty"`
 }
 
-// RolloutTrouble is the key of what is wrong with a service's rollout.
-func (k Keys) RolloutTrouble(service string) string { return k.Rollout(service) + "/trouble" }
-
 // WriteTrouble writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
 // returns ErrConflict when somebody else was first. It bears no fence: it says what has been told, and nothing is decided by it.
 func (t *FarmSession) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
-	key := t.keys.RolloutTrouble(service)
+	key := t.keys.RolloutTroubles.Key(service)
 	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, trouble, index)})
 	return conflictOn(err, key)
 }
@@ -65,7 +62,7 @@ type Unowned struct {
 
 // ReadUnowned reads a controller without an owner. ok is false when it has one, or is gone.
 func (t *FarmSession) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
-	rcKey, statusKey, lockKey := t.keys.RC(rcID), t.keys.Status(rcID), t.keys.Lock(rcID)
+	rcKey, statusKey, lockKey := t.keys.RCs.Key(rcID), t.keys.Statuses.Key(rcID), t.keys.Locks.Key(rcID)
 	found, err := t.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
 	if err != nil {
 		return u, false, err
@@ -83,8 +80,8 @@ func (t *FarmSession) ReadUnowned(ctx context.Context, rcID string) (u Unowned, 
 func (t *FarmSession) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
 	id := u.RC.Value.ID
 	_, err := t.c.Commit(ctx, []consul.Op{
-		sameRecord(t.keys.Lock(id), u.lockedIndex), // claiming moves it
-		consul.CheckIndex(t.keys.RC(id), u.RC.Index), consul.CAS(t.keys.Status(id), encode(st), u.statusIndex),
+		sameRecord(t.keys.Locks.Key(id), u.lockedIndex), // claiming moves it
+		consul.CheckIndex(t.keys.RCs.Key(id), u.RC.Index), consul.CAS(t.keys.Statuses.Key(id), encode(st), u.statusIndex),
 	})
 	return err
 }

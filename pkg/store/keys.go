@@ -22,160 +22,125 @@ const DefaultPrefix = "rcfarm/"
 // Shards is the number of groups into which bells and nodes are split, one standing query each (P8).
 const Shards = 16
 
+// Kind is where the records of one kind are.
+type Kind struct {
+	prefix  string
+	tail    string // of each key
+	sharded bool   // by the first part of the id
+}
+
+// Key is the key of the record with an id, which may have several parts; without any: the prefix of all records, and their marker, or the key of the
+// only one.
+func (k Kind) Key(id ...string) string {
+	switch {
+	case len(id) == 0:
+		return k.prefix
+	case k.sharded:
+		return k.Shard(shardOf(id[0])) + id[0]
+	case len(id) == 1:
+		return k.prefix + id[0] + k.tail
+	default:
+		return k.prefix + strings.Join(id, "/")
+	}
+}
+
+// Keys are the keys of several records, each with an id of one part.
+func (k Kind) Keys(ids []string) []string {
+	return field.Each(ids, func(id string) string { return k.Key(id) })
+}
+
+// Below is the prefix, and the marker key, of the records whose ids begin with some parts.
+func (k Kind) Below(id ...string) string { return k.prefix + strings.Join(id, "/") + "/" }
+
+// Shard is the prefix, and the marker key, of one shard.
+func (k Kind) Shard(n int) string { return fmt.Sprintf("%s%x/", k.prefix, n) }
+
+// At is the key of what there is about an identity on a node.
+func (k Kind) At(at At) string { return k.Key(at.Node, at.Identity.String()) }
+
+// KeysAt is At for several.
+func (k Kind) KeysAt(at []At) []string { return field.Each(at, k.At) }
+
 // Keys names every key below one prefix.
-type Keys struct{ prefix string }
+type Keys struct {
+	prefix string
+
+	Schema, Settled, Breaker, Incidents Kind // one record each
+	Manifests, Audits                   Kind // by digest; by ULID
+	RCs, Bells, Locks, Statuses         Kind // by id of a controller
+	Names                               Kind // of controllers; the id of one
+	Requests                            Kind // by controller and ULID
+	Pods                                Kind // placements, by identity
+	Intents, Realities                  Kind // by node and identity
+	Stops, Drops                        Kind // by controller; below that of drops are counters by node (ADR 16, ADR 11)
+	Nodes, NodeOps, Reservations        Kind // by node
+	OrphanPages                         Kind // by node and number
+	Farms                               Kind // by farm
+	Heard, HeardFarms, HeardNodes       Kind // all; by farm; by node
+	Rollouts, RolloutTroubles           Kind // by service
+	RolloutBells, RolloutLocks          Kind // by service; the bell is a hint without authority
+	Deployments, Deployed               Kind // all of services; the document of each
+}
 
 // NewKeys returns the keys below a prefix. The prefix must end with a slash and not start with one.
-func NewKeys(prefix string) (Keys, error) {
+func NewKeys(prefix string) (*Keys, error) {
 	if !strings.HasSuffix(prefix, "/") || strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "//") {
-		return Keys{}, &field.Error{Field: "prefix", Value: prefix, Allowed: `a key prefix that ends with "/" and does not start with it, such as "rcfarm/"`}
+		return nil, &field.Error{Field: "prefix", Value: prefix, Allowed: `a key prefix that ends with "/" and does not start with it, such as "rcfarm/"`}
 	}
-	return Keys{prefix: prefix}, nil
+	at := func(path string) Kind { return Kind{prefix: prefix + path} }
+	sharded := func(path string) Kind { return Kind{prefix: prefix + path, sharded: true} }
+	each := func(path, tail string) Kind { return Kind{prefix: prefix + path, tail: tail} }
+	return &Keys{
+		prefix: prefix,
+		Schema: at("schema"), Settled: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"),
+		Manifests: at("manifests/"), Audits: at("audit/"),
+		RCs: at("rcs/"), Bells: sharded("bells/"), Locks: at("locks/"), Statuses: at("status/"),
+		Names: at("names/"), Requests: at("requests/"),
+		Pods: at("pods/"), Intents: at("intent/"), Realities: at("reality/"),
+		Stops: at("stops/"), Drops: at("drops/"),
+		Nodes: sharded("nodes/"), NodeOps: sharded("nodeops/"), Reservations: at("reservations/"), OrphanPages: at("orphans/"),
+		Farms: at("farms/"),
+		Heard: at("heard/"), HeardFarms: at("heard/farms/"), HeardNodes: at("heard/nodes/"),
+		Rollouts: at("rollouts/"), RolloutTroubles: each("rollouts/", "/trouble"),
+		RolloutBells: each("rollouts/", "/bell"), RolloutLocks: at("locks/rollout/"),
+		Deployments: at("deployments/"), Deployed: each("deployments/", "/spec"),
+	}, nil
 }
 
 // Prefix returns the prefix that all keys share.
-func (k Keys) Prefix() string { return k.prefix }
-
-// Manifest is the key of a manifest; of "": the prefix of all.
-func (k Keys) Manifest(digest string) string { return k.prefix + "manifests/" + digest }
-
-// RCs is the prefix of all replication controllers.
-func (k Keys) RCs() string { return k.prefix + "rcs/" }
-
-// RC is the key of one replication controller.
-func (k Keys) RC(id string) string { return k.RCs() + id }
-
-// Name is the key that gives a controller's name to one id; of "": the prefix of all.
-func (k Keys) Name(name string) string { return k.prefix + "names/" + name }
-
-// Bells is the prefix, and the marker key, of one shard of bells.
-func (k Keys) Bells(shard int) string { return fmt.Sprintf("%sbells/%x/", k.prefix, shard) }
-
-// Bell is the key that changes whenever something about a controller may have.
-func (k Keys) Bell(rcID string) string { return k.Bells(shardOf(rcID)) + rcID }
-
-// Lock is the ownership lock of a controller.
-func (k Keys) Lock(rcID string) string { return k.prefix + "locks/" + rcID }
-
-// Locks is the prefix of all locks: of controllers, and one folder further down of rollouts.
-func (k Keys) Locks() string { return k.prefix + "locks/" }
-
-// Pods is the prefix of the placements of one controller.
-func (k Keys) Pods(rcID string) string { return k.prefix + "pods/" + rcID + "/" }
-
-// AllPods is the prefix of all placements.
-func (k Keys) AllPods() string { return k.prefix + "pods/" }
-
-// Pod is the key of one placement.
-func (k Keys) Pod(id pod.Identity) string { return k.AllPods() + id.String() }
-
-// Intents is the prefix, and the marker key, of what one node must do.
-func (k Keys) Intents(node string) string { return k.prefix + "intent/" + node + "/" }
-
-// Intent is the key of one intent.
-func (k Keys) Intent(node string, id pod.Identity) string { return k.Intents(node) + id.String() }
-
-// Realities is the prefix of what one node did.
-func (k Keys) Realities(node string) string { return k.prefix + "reality/" + node + "/" }
-
-// AllRealities is the prefix of what all nodes did.
-func (k Keys) AllRealities() string { return k.prefix + "reality/" }
-
-// Reality is the key of one reality.
-func (k Keys) Reality(node string, id pod.Identity) string { return k.Realities(node) + id.String() }
-
-// Nodes is the prefix, and the marker key, of one shard of node records.
-func (k Keys) Nodes(shard int) string { return fmt.Sprintf("%snodes/%x/", k.prefix, shard) }
-
-// AllNodes is the prefix of all node records.
-func (k Keys) AllNodes() string { return k.prefix + "nodes/" }
-
-// Node is the key of a node record, which is also its preparer's lock.
-func (k Keys) Node(name string) string { return k.Nodes(shardOf(name)) + name }
-
-// OrphanPages is the prefix of what one node runs without a matching intent.
-func (k Keys) OrphanPages(node string) string { return k.prefix + "orphans/" + node + "/" }
-
-// OrphanPage is the key of one page of that.
-func (k Keys) OrphanPage(node string, page int) string {
-	return k.OrphanPages(node) + strconv.Itoa(page)
-}
-
-// AllNodeOps is the prefix, and the marker key, of the operators' side of all nodes.
-func (k Keys) AllNodeOps() string { return k.prefix + "nodeops/" }
-
-// NodeOps is the key of the operators' side of a node.
-func (k Keys) NodeOps(name string) string {
-	return fmt.Sprintf("%s%x/%s", k.AllNodeOps(), shardOf(name), name)
-}
-
-// Reservation is the key of what is taken on a node; of "": the prefix of all.
-func (k Keys) Reservation(node string) string { return k.prefix + "reservations/" + node }
-
-// Requests is the prefix of what is asked of a controller's owner.
-func (k Keys) Requests(rcID string) string { return k.AllRequests() + rcID + "/" }
-
-// AllRequests is the prefix of all requests.
-func (k Keys) AllRequests() string { return k.prefix + "requests/" }
-
-// Request is the key of one request.
-func (k Keys) Request(rcID, ulid string) string { return k.Requests(rcID) + ulid }
-
-// Farms is the prefix, and the marker key, of the member records.
-func (k Keys) Farms() string { return k.prefix + "farms/" }
-
-// Farm is the key of one member record.
-func (k Keys) Farm(id string) string { return k.Farms() + id }
-
-// Status is the key of a controller's status; of "": the prefix of all.
-func (k Keys) Status(rcID string) string { return k.prefix + "status/" + rcID }
-
-// Breaker is the key of the mass-stop breaker.
-func (k Keys) Breaker() string { return k.prefix + "breaker" }
-
-// Incidents is the key of the incidents that belong to no controller.
-func (k Keys) Incidents() string { return k.prefix + "incidents" }
-
-// Audit is the key of one audit record; of "": the prefix of all.
-func (k Keys) Audit(ulid string) string { return k.prefix + "audit/" + ulid }
-
-// Schema is the key of the format version and the cluster nonce.
-func (k Keys) Schema() string { return k.prefix + "schema" }
-
-// Settled is the key of the nonce for which the hold has ended.
-func (k Keys) Settled() string { return k.prefix + "settled" }
+func (k *Keys) Prefix() string { return k.prefix }
 
 // own returns an error unless a record belongs at the key where it was found. What names neither itself nor its node is
 // told by its identity alone.
-func (k Keys) own(key string, value any) error {
+func (k *Keys) own(key string, value any) error {
 	home := key
 	switch r := value.(type) {
 	case *rc.RC:
-		home = k.RC(r.ID)
+		home = k.RCs.Key(r.ID)
 	case *rc.Status:
-		home = k.Status(r.RCID)
+		home = k.Statuses.Key(r.RCID)
 	case *pod.Placement:
-		home = k.Pod(r.Identity)
+		home = k.Pods.Key(r.Identity.String())
 	case *pod.Reality:
-		home = k.Reality(r.Node, r.Identity)
+		home = k.Realities.Key(r.Node, r.Identity.String())
 	case *pod.Intent:
 		if !strings.HasSuffix(key, "/"+r.Identity.String()) {
-			home = k.Intent("NODE", r.Identity)
+			home = k.Intents.Key("NODE", r.Identity.String())
 		}
 	case *node.Node:
-		home = k.Node(r.Name)
+		home = k.Nodes.Key(r.Name)
 	case *node.OrphanPage:
-		home = k.OrphanPage(r.Node, r.Page)
+		home = k.OrphanPages.Key(r.Node, strconv.Itoa(r.Page))
 	case *node.Ops:
-		home = k.NodeOps(r.Name)
+		home = k.NodeOps.Key(r.Name)
 	case *rollout.Record:
-		home = k.Rollout(r.Service)
+		home = k.Rollouts.Key(r.Service)
 	case *Request:
-		home = k.Request(r.RCID, r.ID)
+		home = k.Requests.Key(r.RCID, r.ID)
 	case *record.Deployed:
-		home = k.Deployed(r.Service)
+		home = k.Deployed.Key(r.Service)
 	case *record.Entry:
-		home = k.Entry(r.Service, r.Revision)
+		home = k.Deployments.Key(r.Service, "history", strconv.FormatInt(r.Revision, 10))
 	}
 	if home != key {
 		return fmt.Errorf("its content belongs to %s", home)
@@ -185,10 +150,10 @@ func (k Keys) own(key string, value any) error {
 
 // markers returns the marker keys that all daemons share. A watched prefix without any key would wake on every write
 // nearby.
-func (k Keys) markers() []string {
-	keys := []string{k.AllNodeOps(), k.Farms(), k.Rollouts()}
+func (k *Keys) markers() []string {
+	keys := []string{k.NodeOps.Key(), k.Farms.Key(), k.Rollouts.Key()}
 	for shard := range Shards {
-		keys = append(keys, k.Bells(shard), k.Nodes(shard))
+		keys = append(keys, k.Bells.Shard(shard), k.Nodes.Shard(shard))
 	}
 	return keys
 }

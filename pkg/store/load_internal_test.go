@@ -98,7 +98,7 @@ func TestCountedIsReal(t *testing.T) {
 		for i := range nodes {
 			nodes[i] = p.node()
 		}
-		b := &Batch{Fence: Fence{Key: st.keys.Lock("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
+		b := &Batch{Fence: Fence{Key: st.keys.Locks.Key("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
 		if rapid.Bool().Draw(r, "rollout") {
 			b.Rollout = "web"
 		}
@@ -143,7 +143,7 @@ func TestCountedIsReal(t *testing.T) {
 func TestWhatIsWrittenTwiceIsCountedTwice(t *testing.T) {
 	t.Parallel()
 	st := empty(t).FarmSession(&consul.Session{}, "f1")
-	b := &Batch{Fence: Fence{Key: st.keys.Lock("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
+	b := &Batch{Fence: Fence{Key: st.keys.Locks.Key("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
 	load := st.HeadLoad(b, false)
 	for i := range 2 {
 		part := Part{Pods: []PodWrite{{Identity: pod.Identity{RCID: "web", Role: "main", Index: i}}}, Answered: []string{"r1"}}

@@ -19,7 +19,7 @@ const reservationTries = 20
 // when others changed the record each time, *CorruptError when it cannot be read, or ErrUnknown; see
 // Denied and ErrFiltered, too.
 func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error)) error {
-	key := t.keys.Reservation(t.name)
+	key := t.keys.Reservations.Key(t.name)
 	var err error
 	for range reservationTries {
 		var pair consul.Pair

@@ -36,7 +36,7 @@ func TestLocalRealities(t *testing.T) {
 			own = append(own, key)
 		}
 	}
-	if !slices.Equal(own, []string{st.keys.Reality("n1", r.Identity)}) || !slices.Contains(keys, st.keys.Bell(other.Reality.RCID)) {
+	if !slices.Equal(own, []string{st.keys.Realities.Key("n1", r.Identity.String())}) || !slices.Contains(keys, st.keys.Bells.Key(other.Reality.RCID)) {
 		t.Errorf("there are %v", keys)
 	}
 	if rec, err := session.Reality(t.Context(), r.Identity); err != nil || rec.Value.Kind != pod.KindLocal || rec.Value.Available {
@@ -71,7 +71,7 @@ func TestChangeReservation(t *testing.T) {
 	once := sync.OnceFunc(func() {
 		res := read().Value.Clone()
 		res.Holders[farm.String()] = node.NewHolder(farm, nil, 1, 0)
-		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), encode(res))}); err != nil {
+		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(res))}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -93,7 +93,7 @@ func TestChangeReservation(t *testing.T) {
 	if err := add(pod.Identity{RCID: "local-c", Role: "main"}, nil); !errors.Is(err, ErrLost) || read().Index != rec.Index {
 		t.Errorf("without the lock: %v", err)
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), []byte("{"))}); err != nil {
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	var corrupt *CorruptError

@@ -29,7 +29,7 @@ func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest
 
 // SignedManifest is Manifest with the signature, which may be empty and which nobody has verified.
 func (s *Store) SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error) {
-	key := s.keys.Manifest(digest)
+	key := s.keys.Manifests.Key(digest)
 	pair, err := s.c.Get(ctx, key, consul.Default)
 	if err != nil {
 		return nil, "", err
@@ -39,7 +39,7 @@ func (s *Store) SignedManifest(ctx context.Context, digest string) (m *manifest.
 
 // manifestOf decodes a manifest and its signature, if it was found.
 func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, string, error) {
-	key := s.keys.Manifest(digest)
+	key := s.keys.Manifests.Key(digest)
 	pair, ok := found[key]
 	if !ok {
 		return nil, "", fmt.Errorf("read key %s: %w", key, ErrNotFound)
@@ -74,7 +74,7 @@ func (s *Store) withManifest(ctx context.Context, what, auditID string, m Deploy
 			return struct{}{}, permanent(err)
 		}
 		err = s.commitDefinitely(ctx, what, auditID, append(store, ops...))
-		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, s.keys.Manifest(m.Digest)) {
+		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, s.keys.Manifests.Key(m.Digest)) {
 			return struct{}{}, err
 		}
 		return struct{}{}, permanent(err)
@@ -84,7 +84,7 @@ func (s *Store) withManifest(ctx context.Context, what, auditID string, m Deploy
 
 // storeManifest returns what stores a manifest without losing a signature.
 func (s *Store) storeManifest(ctx context.Context, m DeployManifest) ([]consul.Op, error) {
-	key := s.keys.Manifest(m.Digest)
+	key := s.keys.Manifests.Key(m.Digest)
 	unchanged := consul.CheckMissing(key)
 	rec, err := get[storedManifest](ctx, s, key, consul.Consistent)
 	switch {
@@ -116,7 +116,7 @@ var digests = regexp.MustCompile(`[0-9a-f]{64}`)
 // DeleteManifest. Most calls read no more than names: what pods run is looked at only where a manifest exists that no
 // controller asks for.
 func (s *Store) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
-	stored, err := s.ids(ctx, s.keys.Manifest(""))
+	stored, err := s.ids(ctx, s.keys.Manifests.Key())
 	if err != nil || len(stored) == 0 {
 		return nil, err
 	}
@@ -128,12 +128,12 @@ func (s *Store) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
 	}
 	var refs []ManifestRef
 	// Indices first: whatever begins to use a manifest after they were read moves them.
-	if err := s.dropUsed(ctx, unused, s.keys.RCs()); err != nil || len(unused) == 0 {
+	if err := s.dropUsed(ctx, unused, s.keys.RCs.Key()); err != nil || len(unused) == 0 {
 		return nil, err
 	}
 	var keys []string
 	for digest := range unused {
-		keys = append(keys, s.keys.Manifest(digest))
+		keys = append(keys, s.keys.Manifests.Key(digest))
 	}
 	found, err := s.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {
@@ -141,14 +141,14 @@ func (s *Store) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
 	}
 	p := s.keys.Prefix()
 	for _, prefix := range []string{
-		s.keys.RCs(), s.keys.AllPods(), p + "intent/", s.keys.AllRealities(), s.keys.AllNodes(), s.keys.AllRequests(), p + "rollouts/", p + "deployments/",
+		s.keys.RCs.Key(), s.keys.Pods.Key(), p + "intent/", s.keys.Realities.Key(), s.keys.Nodes.Key(), s.keys.Requests.Key(), p + "rollouts/", p + "deployments/",
 	} {
 		if err := s.dropUsed(ctx, unused, prefix); err != nil || len(unused) == 0 {
 			return nil, err
 		}
 	}
 	for _, digest := range stored {
-		if pair, ok := found[s.keys.Manifest(digest)]; ok && unused[digest] {
+		if pair, ok := found[s.keys.Manifests.Key(digest)]; ok && unused[digest] {
 			refs = append(refs, ManifestRef{Digest: digest, Index: pair.ModifyIndex})
 		}
 	}
@@ -173,6 +173,6 @@ func (s *Store) dropUsed(ctx context.Context, unused map[string]bool, prefix str
 // which then wins. It bears no fence, nor does the removal of audit records: a removal that lands late, or comes from two farms
 // that both think that it is theirs to do, removes the version that was found unused, or nothing; every apply moves that.
 func (s *Store) DeleteManifest(ctx context.Context, ref ManifestRef) error {
-	_, err := s.c.Commit(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifest(ref.Digest), ref.Index)})
+	_, err := s.c.Commit(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifests.Key(ref.Digest), ref.Index)})
 	return err
 }

@@ -38,24 +38,15 @@ func heardNow(every time.Duration) []byte {
 	return encode(Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()})
 }
 
-// AllHeard is the prefix of what says when daemons were heard.
-func (k Keys) AllHeard() string { return k.prefix + "heard/" }
-
-// HeardFarm is the key of that for one farm.
-func (k Keys) HeardFarm(id string) string { return k.AllHeard() + "farms/" + id }
-
-// HeardNode is the key of that for one node.
-func (k Keys) HeardNode(name string) string { return k.AllHeard() + "nodes/" + name }
-
 // FarmHeard notes that a farm writes, as long as it is a member. The note vanishes with its session. It returns ErrRefused when it is
 // none.
 func (s *Store) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farm(id), sess.Deleting), consul.Lock(s.keys.HeardFarm(id), heardNow(every), sess.Deleting))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), heardNow(every), sess.Deleting))
 }
 
 // NodeHeard notes that a preparer writes, as long as it holds its node. The note stays. It returns ErrRefused when it does not.
 func (s *Store) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Node(name), sess.Releasing), consul.Set(s.keys.HeardNode(name), heardNow(every)))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), heardNow(every)))
 }
 
 func (s *Store) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {
@@ -66,7 +57,7 @@ func (s *Store) heard(ctx context.Context, sess *consul.Session, ops ...consul.O
 
 // HeardOf reads when each farm and each node was heard last, by their names. Notes that cannot be read are left out.
 func (s *Store) HeardOf(ctx context.Context) (farms, nodes map[string]Heard, err error) {
-	pairs, err := s.c.List(ctx, s.keys.AllHeard(), consul.Default)
+	pairs, err := s.c.List(ctx, s.keys.Heard.Key(), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -76,10 +67,10 @@ func (s *Store) HeardOf(ctx context.Context) (farms, nodes map[string]Heard, err
 		if err != nil {
 			continue
 		}
-		if name, is := strings.CutPrefix(p.Key, s.keys.HeardFarm("")); is {
+		if name, is := strings.CutPrefix(p.Key, s.keys.HeardFarms.Key()); is {
 			farms[name] = rec.Value
 		}
-		if name, is := strings.CutPrefix(p.Key, s.keys.HeardNode("")); is {
+		if name, is := strings.CutPrefix(p.Key, s.keys.HeardNodes.Key()); is {
 			nodes[name] = rec.Value
 		}
 	}

@@ -25,14 +25,23 @@ func placed(i int) *pod.Placement {
 	}
 }
 
-func pairOf(keys Keys, p *pod.Placement, index uint64) consul.Pair {
-	return consul.Pair{Key: keys.Pod(p.Identity), Value: encode(p), ModifyIndex: index}
+func keysBelow(t testing.TB, prefix string) *Keys {
+	t.Helper()
+	keys, err := NewKeys(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+func pairOf(keys *Keys, p *pod.Placement, index uint64) consul.Pair {
+	return consul.Pair{Key: keys.Pods.Key(p.Identity.String()), Value: encode(p), ModifyIndex: index}
 }
 
 // Whoever reads a record may change what it got; nobody else sees that.
 func TestARecalledRecordIsNobodyElses(t *testing.T) {
 	t.Parallel()
-	st := &Store{keys: Keys{"p/"}}
+	st := New(nil, keysBelow(t, "p/"))
 	p := pairOf(st.keys, placed(1), 7)
 	want, err := decode[pod.Placement](st.keys, p)
 	if err != nil {
@@ -58,7 +67,7 @@ func TestARecalledRecordIsNobodyElses(t *testing.T) {
 // A store that went back in time has other records at the same indices, and the same at others.
 func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
 	t.Parallel()
-	st := &Store{keys: Keys{"p/"}}
+	st := New(nil, keysBelow(t, "p/"))
 	one, other := placed(1), placed(1)
 	other.Node = "node-18"
 	for _, p := range []consul.Pair{pairOf(st.keys, one, 7), pairOf(st.keys, other, 7), pairOf(st.keys, one, 9), pairOf(st.keys, one, 7)} {
@@ -68,8 +77,8 @@ func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
 			t.Errorf("%v\n%+v, decoded\n%+v", err, got, want)
 		}
 	}
-	bad := consul.Pair{Key: st.keys.Pod(one.Identity), Value: []byte("{"), ModifyIndex: 7}
-	copied := consul.Pair{Key: st.keys.Pod(placed(2).Identity), Value: encode(one), ModifyIndex: 7}
+	bad := consul.Pair{Key: st.keys.Pods.Key(one.Identity.String()), Value: []byte("{"), ModifyIndex: 7}
+	copied := consul.Pair{Key: st.keys.Pods.Key(placed(2).Identity.String()), Value: encode(one), ModifyIndex: 7}
 	for range 2 {
 		for _, p := range []consul.Pair{bad, copied, {Key: bad.Key}} {
 			if got, err := recall[pod.Placement](st, p); err == nil {
@@ -82,7 +91,7 @@ func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
 // It holds no more than it may, however much is read, and goes on remembering.
 func TestTheMemoIsBounded(t *testing.T) {
 	t.Parallel()
-	st := &Store{keys: Keys{"p/"}}
+	st := New(nil, keysBelow(t, "p/"))
 	var last consul.Pair
 	for i := range 5 * memoBytes / len(encode(placed(0))) {
 		last = pairOf(st.keys, placed(i), 1)
@@ -137,10 +146,10 @@ func TestRecordsCanBeCopied(t *testing.T) {
 
 // BenchmarkRecall reads a record that has not changed.
 func BenchmarkRecall(b *testing.B) {
-	st := &Store{keys: Keys{"p/"}}
+	st := New(nil, keysBelow(b, "p/"))
 	p := pairOf(st.keys, placed(1), 7)
 	r := pod.Reality{Identity: placed(1).Identity, Node: "n1", Digest: placed(1).Digest, Revision: 1795421473400, State: pod.StateReady, Available: true, Since: time.Now()}
-	pr := consul.Pair{Key: st.keys.Reality(r.Node, r.Identity), Value: encode(r), ModifyIndex: 7}
+	pr := consul.Pair{Key: st.keys.Realities.Key(r.Node, r.Identity.String()), Value: encode(r), ModifyIndex: 7}
 	for name, read := range map[string]func() error{
 		"placement/decoded":  func() error { _, err := decode[pod.Placement](st.keys, p); return err },
 		"placement/recalled": func() error { _, err := recall[pod.Placement](st, p); return err },

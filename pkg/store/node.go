@@ -65,7 +65,7 @@ func hostText(n node.Node) string {
 func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
-	key := t.keys.Node(t.name)
+	key := t.keys.Nodes.Key(t.name)
 	take := func(stamp bool) error {
 		return t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
 			before, unreadable := decode[node.Node](t.keys, present)
@@ -81,7 +81,7 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 		})
 	}
 	err := take(true)
-	if Denied(err) && consul.RefusedOn(err, t.keys.Reservation(t.name)) {
+	if Denied(err) && consul.RefusedOn(err, t.keys.Reservations.Key(t.name)) {
 		err = take(false)
 	}
 	return t.sess.Answered(sent, err)
@@ -97,13 +97,13 @@ func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 			return err
 		}
 	}
-	return &NameConflictError{Record: before, Writer: n, Key: t.keys.Node(t.name)}
+	return &NameConflictError{Record: before, Writer: n, Key: t.keys.Nodes.Key(t.name)}
 }
 
 // stampOps returns what makes the reservation say which labels the node has by now, so that no farm that has not heard of them places
 // anything there. Where there is no reservation it is made if somebody may know other labels: a farm could make it.
 func (t *NodeSession) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
-	key := t.keys.Reservation(t.name)
+	key := t.keys.Reservations.Key(t.name)
 	rec, err := get[node.Reservation](ctx, t.Store, key, consul.Consistent)
 	switch {
 	case errors.Is(err, ErrFiltered), errors.Is(err, ErrNotFound) && !known, IsCorrupt(err): // nothing is placed where it is corrupt
@@ -177,20 +177,20 @@ func (t *NodeSession) WriteRealities(ctx context.Context, writes ...RealityWrite
 	var ops []consul.Op
 	rung := map[string]bool{}
 	for _, w := range writes {
-		ops = append(ops, consul.CAS(t.keys.Reality(t.name, w.Reality.Identity), encode(w.Reality), w.Index))
+		ops = append(ops, consul.CAS(t.keys.Realities.Key(t.name, w.Reality.Identity.String()), encode(w.Reality), w.Index))
 		if id := w.Reality.RCID; !rung[id] && !w.Reality.Local() {
 			rung[id] = true
 			ops = append(ops, t.ring(id))
 		}
 	}
 	written, err := t.report(ctx, writes, ops)
-	return written[t.keys.Reality(t.name, writes[0].Reality.Identity)], err
+	return written[t.keys.Realities.Key(t.name, writes[0].Reality.Identity.String())], err
 }
 
 // DeleteReality removes a reality that said before what is given. Its errors are those of WriteRealities.
 func (t *NodeSession) DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error {
 	w := RealityWrite{Reality: pod.Reality{Identity: id}, Index: index, Before: before}
-	_, err := t.report(ctx, []RealityWrite{w}, []consul.Op{consul.DeleteCAS(t.keys.Reality(t.name, id), index)})
+	_, err := t.report(ctx, []RealityWrite{w}, []consul.Op{consul.DeleteCAS(t.keys.Realities.Key(t.name, id.String()), index)})
 	return err
 }
 
@@ -208,13 +208,13 @@ func (t *NodeSession) report(ctx context.Context, writes []RealityWrite, ops []c
 // commit writes under the node's lock. Whoever is refused on another key had another record in mind.
 func (t *NodeSession) commit(ctx context.Context, ops ...consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
-	fence := consul.CheckSession(t.keys.Node(t.name), t.sess.Releasing)
+	fence := consul.CheckSession(t.keys.Nodes.Key(t.name), t.sess.Releasing)
 	written, err := t.c.Commit(ctx, append([]consul.Op{fence}, ops...))
 	switch {
 	case err == nil:
 		t.sess.Confirm(sent)
 		return written, nil
-	case consul.RefusedOn(err, t.keys.Node(t.name)):
+	case consul.RefusedOn(err, t.keys.Nodes.Key(t.name)):
 		return nil, errors.Join(ErrLost, err)
 	case slices.ContainsFunc(ops, func(op consul.Op) bool { return op.Conditional() && consul.RefusedOn(err, op.Key()) }):
 		return nil, errors.Join(ErrConflict, err)
@@ -225,10 +225,10 @@ func (t *NodeSession) commit(ctx context.Context, ops ...consul.Op) (map[string]
 
 // Reality reads one reality of the node, or ErrNotFound.
 func (t *NodeSession) Reality(ctx context.Context, id pod.Identity) (Rec[pod.Reality], error) {
-	return get[pod.Reality](ctx, t.Store, t.keys.Reality(t.name, id), consul.Consistent)
+	return get[pod.Reality](ctx, t.Store, t.keys.Realities.Key(t.name, id.String()), consul.Consistent)
 }
 
 // ListRealities reads every reality of the node.
 func (t *NodeSession) ListRealities(ctx context.Context) ([]Rec[pod.Reality], []error, error) {
-	return list[pod.Reality](ctx, t.Store, t.keys.Realities(t.name), consul.Consistent)
+	return list[pod.Reality](ctx, t.Store, t.keys.Realities.Below(t.name), consul.Consistent)
 }

@@ -69,7 +69,7 @@ func TestWriteRealities(t *testing.T) {
 		if err != nil || rec.Index != index || rec.Value.State != pod.StateRunning {
 			t.Errorf("%s: %+v, %v; want it at index %d", w.Reality.Identity, rec, err, index)
 		}
-		if bell, err := st.c.Get(t.Context(), st.keys.Bell(w.Reality.RCID), consul.Consistent); err != nil || bell.ModifyIndex != index {
+		if bell, err := st.c.Get(t.Context(), st.keys.Bells.Key(w.Reality.RCID), consul.Consistent); err != nil || bell.ModifyIndex != index {
 			t.Errorf("the bell of %s: %+v, %v; want it rung in the same transaction", w.Reality.RCID, bell, err)
 		}
 	}
@@ -104,11 +104,11 @@ func fallen(r pod.Reality) pod.Reality {
 // dropsOf reads what is counted of a controller.
 func dropsOf(t *testing.T, st *Store, rcID string) Drops {
 	t.Helper()
-	pairs, err := st.c.List(t.Context(), st.keys.DropCounts(rcID), consul.Consistent)
+	pairs, err := st.c.List(t.Context(), st.keys.Drops.Below(rcID), consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := st.c.GetMany(t.Context(), []string{st.keys.Drops(rcID)}, consul.Consistent)
+	found, err := st.c.GetMany(t.Context(), []string{st.keys.Drops.Key(rcID)}, consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,8 +175,8 @@ func TestDropsAreCounted(t *testing.T) {
 		t.Errorf("made where it is: %v", err)
 	}
 	for what, damage := range map[string]consul.Op{
-		"all removed": consul.DeleteTree(st.keys.Drops("rc-0")),
-		"removed":     consul.Delete(st.keys.DropCount("rc-0", "n1")), "damaged": consul.Set(st.keys.DropCount("rc-0", "n1"), []byte("{")),
+		"all removed": consul.DeleteTree(st.keys.Drops.Key("rc-0")),
+		"removed":     consul.Delete(st.keys.Drops.Key("rc-0", "n1")), "damaged": consul.Set(st.keys.Drops.Key("rc-0", "n1"), []byte("{")),
 	} {
 		before := dropsOf(t, st, "rc-0")
 		if _, err := st.c.Commit(t.Context(), []consul.Op{damage}); err != nil {
@@ -219,7 +219,7 @@ func TestNoDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Before = same.Reality
-	intent := st.keys.Intent("n1", w.Reality.Identity)
+	intent := st.keys.Intents.Key("n1", w.Reality.Identity.String())
 	written, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(intent, []byte("{}"))})
 	if err != nil {
 		t.Fatal(err)
@@ -295,7 +295,7 @@ func TestSweepDrops(t *testing.T) {
 	if _, err := session.WriteRealities(t.Context(), available(t, session, 3)...); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.RC("rc-1"), []byte("{"))}); err != nil {
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.RCs.Key("rc-1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []int{1, 1, 0} {

@@ -15,12 +15,12 @@ import (
 // Schema reads the schema record, or returns ErrNotFound where rcfarm has never written. Unlike a list, which Consul
 // answers emptily to a request without a token, it fails when the key may not be read.
 func (s *Store) Schema(ctx context.Context) (Rec[Schema], error) {
-	return get[Schema](ctx, s, s.keys.Schema(), consul.Default)
+	return get[Schema](ctx, s, s.keys.Schema.Key(), consul.Default)
 }
 
 // ListReservations reads what is taken on all nodes, by node name.
 func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservation, []error, error) {
-	pairs, err := s.c.List(ctx, s.keys.Reservation(""), consul.Default)
+	pairs, err := s.c.List(ctx, s.keys.Reservations.Key(), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -39,7 +39,7 @@ func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservati
 
 // ListFarms reads the member records: one for each living farm.
 func (s *Store) ListFarms(ctx context.Context) ([]Rec[Member], []error, error) {
-	return list[Member](ctx, s, s.keys.Farms(), consul.Default)
+	return list[Member](ctx, s, s.keys.Farms.Key(), consul.Default)
 }
 
 // UnnamedError says that a controller bears a name in its record while the key that reserves the name is missing, as
@@ -67,7 +67,7 @@ func (s *Store) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
 	}
 	rec, err := s.RC(ctx, id, true)
 	if errors.Is(err, ErrNotFound) {
-		return rec, &CorruptError{Key: s.keys.Name(name), Err: fmt.Errorf("it names the controller %s, which has no record", id)}
+		return rec, &CorruptError{Key: s.keys.Names.Key(name), Err: fmt.Errorf("it names the controller %s, which has no record", id)}
 	}
 	return rec, err
 }
@@ -75,7 +75,7 @@ func (s *Store) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
 // checkUnnamed looks for a controller whose name is not reserved. Names and records come and go together, so the
 // records are read only when the counts differ.
 func (s *Store) checkUnnamed(ctx context.Context, name string) error {
-	names, err := s.ids(ctx, s.keys.Name(""))
+	names, err := s.ids(ctx, s.keys.Names.Key())
 	if err != nil {
 		return err
 	}
@@ -92,10 +92,10 @@ func (s *Store) checkUnnamed(ctx context.Context, name string) error {
 			continue
 		}
 		// It may have been created since the name was looked up.
-		if named, err := s.exists(ctx, s.keys.Name(name)); named || err != nil {
+		if named, err := s.exists(ctx, s.keys.Names.Key(name)); named || err != nil {
 			return err
 		}
-		return &UnnamedError{RCID: recs[i].Value.ID, Name: name, Key: s.keys.Name(name)}
+		return &UnnamedError{RCID: recs[i].Value.ID, Name: name, Key: s.keys.Names.Key(name)}
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (s *Store) checkUnnamed(ctx context.Context, name string) error {
 // LockOwners reads which farm owns each controller that has an owner: farm ids by controller id. A lock whose value cannot
 // be read is owned by "".
 func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
-	pairs, err := s.c.List(ctx, s.keys.Locks(), consul.Default)
+	pairs, err := s.c.List(ctx, s.keys.Locks.Key(), consul.Default)
 	if err != nil {
 		return nil, err
 	}
@@ -118,17 +118,17 @@ func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
 
 // Node reads one node's record, or returns ErrNotFound.
 func (s *Store) Node(ctx context.Context, name string) (Rec[node.Node], error) {
-	return get[node.Node](ctx, s, s.keys.Node(name), consul.Consistent)
+	return get[node.Node](ctx, s, s.keys.Nodes.Key(name), consul.Consistent)
 }
 
 // NodeOps reads the operators' side of a node, or returns ErrNotFound.
 func (s *Store) NodeOps(ctx context.Context, name string) (Rec[node.Ops], error) {
-	return get[node.Ops](ctx, s, s.keys.NodeOps(name), consul.Consistent)
+	return get[node.Ops](ctx, s, s.keys.NodeOps.Key(name), consul.Consistent)
 }
 
 // ListIntents reads what one node must do.
 func (s *Store) ListIntents(ctx context.Context, nodeName string) ([]Rec[pod.Intent], []error, error) {
-	return list[pod.Intent](ctx, s, s.keys.Intents(nodeName), consul.Default)
+	return list[pod.Intent](ctx, s, s.keys.Intents.Below(nodeName), consul.Default)
 }
 
 // NodeChange is one operator act on one node.
@@ -144,20 +144,20 @@ type NodeChange struct {
 // ChangeNode writes a change of a node with its audit record. It returns ErrConflict when either record was changed by
 // somebody else, which for the reservation of a busy node is likely: read again, try again.
 func (s *Store) ChangeNode(ctx context.Context, c NodeChange) error {
-	ops := []consul.Op{consul.CAS(s.keys.NodeOps(c.Ops.Name), encode(c.Ops), c.Index)}
+	ops := []consul.Op{consul.CAS(s.keys.NodeOps.Key(c.Ops.Name), encode(c.Ops), c.Index)}
 	if c.Reservation != nil {
-		ops = append(ops, consul.CAS(s.keys.Reservation(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
+		ops = append(ops, consul.CAS(s.keys.Reservations.Key(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
 	}
 	return s.commitDefinitely(ctx, "node "+c.Ops.Name, c.Audit.ID, append(ops, s.audit(c.Audit)))
 }
 
 // ReadBreaker reads the mass-stop breaker, or returns ErrNotFound.
 func (s *Store) ReadBreaker(ctx context.Context) (Rec[Breaker], error) {
-	return get[Breaker](ctx, s, s.keys.Breaker(), consul.Consistent)
+	return get[Breaker](ctx, s, s.keys.Breaker.Key(), consul.Consistent)
 }
 
 // ResetBreaker lets farms stop pods again. index is that of the record as read, which may be one that cannot be read;
 // ErrConflict says that it changed meanwhile.
 func (s *Store) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
-	return s.commitDefinitely(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
+	return s.commitDefinitely(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker.Key(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -41,7 +42,7 @@ func (t *NodeSession) WriteOrphans(ctx context.Context, nonce string, orphans []
 		return p.said, nil
 	}
 	if p.index == nil || again {
-		pairs, err := t.c.List(ctx, t.keys.OrphanPages(t.name), consul.Consistent)
+		pairs, err := t.c.List(ctx, t.keys.OrphanPages.Below(t.name), consul.Consistent)
 		if err != nil {
 			return node.OrphanPages{}, fmt.Errorf("list the pages of orphans: %w", err)
 		}
@@ -85,7 +86,7 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 	gone, next := maps.Clone(t.orphans.index), make(map[string]uint64, len(pages))
 	var ops []consul.Op
 	for i := range pages {
-		key := t.keys.OrphanPage(t.name, pages[i].Page)
+		key := t.keys.OrphanPages.Key(t.name, strconv.Itoa(pages[i].Page))
 		ops = append(ops, consul.CAS(key, encode(pages[i]), gone[key]))
 		said = node.OrphanPages{Edition: pages[i].Edition, Count: len(pages), Orphans: said.Orphans + len(pages[i].Orphans)}
 		delete(gone, key)
@@ -106,7 +107,7 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 			return said, err
 		}
 	}
-	delete(next, t.keys.Node(t.name)) // of the fence
+	delete(next, t.keys.Nodes.Key(t.name)) // of the fence
 	t.orphans.index = next
 	return said, nil
 }
@@ -115,8 +116,8 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 // false while the pages are not those that the record speaks of: the preparer is writing them, or was killed while it did.
 // It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read.
 func (s *Store) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
-	key := s.keys.Node(name)
-	found, below, err := s.c.Read(ctx, consul.Reading{Keys: []string{key}, Prefixes: []string{s.keys.OrphanPages(name)}}, consul.Consistent)
+	key := s.keys.Nodes.Key(name)
+	found, below, err := s.c.Read(ctx, consul.Reading{Keys: []string{key}, Prefixes: []string{s.keys.OrphanPages.Below(name)}}, consul.Consistent)
 	if err != nil {
 		return rec, false, err
 	}
@@ -137,7 +138,7 @@ func (s *Store) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node
 	}
 	rec.Value.Orphans = make([]pod.Orphan, 0, said.Orphans)
 	for n := range said.Count {
-		pair, ok := pairs[s.keys.OrphanPage(name, n)]
+		pair, ok := pairs[s.keys.OrphanPages.Key(name, strconv.Itoa(n))]
 		if !ok {
 			return rec, false, nil
 		}

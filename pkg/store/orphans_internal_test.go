@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -56,7 +57,7 @@ func TestOrphansOnPages(t *testing.T) {
 		if !complete || fmt.Sprint(got) != fmt.Sprint(many(n)) || said.Orphans != n {
 			t.Fatalf("%d of %d orphans are listed, whole: %v, the record says %+v", len(got), n, complete, said)
 		}
-		keys, err := st.c.Keys(t.Context(), st.keys.OrphanPages("n1"))
+		keys, err := st.c.Keys(t.Context(), st.keys.OrphanPages.Below("n1"))
 		if err != nil || len(keys) != said.Count {
 			t.Errorf("pages %v of %d orphans, %v; want %d", keys, n, err, said.Count)
 		}
@@ -73,7 +74,7 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 			t.Errorf("again %v: %+v, %v; want %+v", again, said, err, first)
 		}
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Delete(st.keys.OrphanPage("n1", 0))}); err != nil {
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Delete(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, complete := read(t, st); complete {
@@ -113,8 +114,8 @@ func TestLatePagesOfOrphans(t *testing.T) {
 	st, session, _ := nodeSession(t)
 	late := pagesOf("n1", "n0", many(400))
 	lingering := []consul.Op{
-		consul.CheckSession(st.keys.Node("n1"), session.sess.Releasing),
-		consul.CAS(st.keys.OrphanPage("n1", 0), encode(late[0]), 0),
+		consul.CheckSession(st.keys.Nodes.Key("n1"), session.sess.Releasing),
+		consul.CAS(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)), encode(late[0]), 0),
 	}
 	tell(t, session, "n1", many(500))
 	if _, err := st.c.Commit(t.Context(), lingering); !errors.Is(err, ErrRefused) {

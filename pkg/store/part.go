@@ -36,9 +36,9 @@ type PodWrite struct {
 	key       string // once it was asked for
 }
 
-func (w *PodWrite) keyIn(k Keys) string {
+func (w *PodWrite) keyIn(k *Keys) string {
 	if w.key == "" {
-		w.key = k.Pod(w.Identity)
+		w.key = k.Pods.Key(w.Identity.String())
 	}
 	return w.key
 }
@@ -51,9 +51,9 @@ type IntentWrite struct {
 	key      string // once it was asked for
 }
 
-func (w *IntentWrite) keyIn(k Keys) string {
+func (w *IntentWrite) keyIn(k *Keys) string {
 	if w.key == "" {
-		w.key = k.Intent(w.Node, w.Identity)
+		w.key = k.Intents.Key(w.Node, w.Identity.String())
 	}
 	return w.key
 }
@@ -168,27 +168,27 @@ func (t *FarmSession) operations(rcID string, p *Part) []operation {
 		ops = append(ops, operation{verb: checkIndex, key: key, index: index})
 	}
 	if p.SchemaIndex != 0 {
-		check(t.keys.Schema(), p.SchemaIndex)
+		check(t.keys.Schema.Key(), p.SchemaIndex)
 	}
 	if p.BreakerIndex != 0 {
-		check(t.keys.Breaker(), p.BreakerIndex)
+		check(t.keys.Breaker.Key(), p.BreakerIndex)
 	}
 	if p.BellIndex != 0 {
-		check(t.keys.Bell(rcID), p.BellIndex)
+		check(t.keys.Bells.Key(rcID), p.BellIndex)
 	}
 	if p.DropsIndex != 0 {
-		check(t.keys.Drops(rcID), p.DropsIndex)
+		check(t.keys.Drops.Key(rcID), p.DropsIndex)
 	}
 	ops = append(ops, t.companionOps(p)...)
 	for at, index := range p.Reported {
-		check(t.keys.Reality(at.Node, at.Identity), index)
+		check(t.keys.Realities.Key(at.Node, at.Identity.String()), index)
 	}
 	for name, index := range p.Dead {
-		check(t.keys.Node(name), index)
+		check(t.keys.Nodes.Key(name), index)
 	}
 	for i := range p.Reservations {
 		r := &p.Reservations[i]
-		ops = append(ops, operation{verb: casRecord, key: t.keys.Reservation(r.Node), index: r.Index, value: &r.Value})
+		ops = append(ops, operation{verb: casRecord, key: t.keys.Reservations.Key(r.Node), index: r.Index, value: &r.Value})
 	}
 	for i := range p.Pods {
 		w := &p.Pods[i]
@@ -207,10 +207,10 @@ func (t *FarmSession) operations(rcID string, p *Part) []operation {
 		ops = append(ops, o)
 	}
 	if p.Stamp {
-		ops = append(ops, operation{verb: setStamp, key: t.keys.Stops(rcID), value: stamp{}})
+		ops = append(ops, operation{verb: setStamp, key: t.keys.Stops.Key(rcID), value: stamp{}})
 	}
 	for _, id := range p.Answered {
-		ops = append(ops, operation{verb: deleteKey, key: t.keys.Request(rcID, id), own: true})
+		ops = append(ops, operation{verb: deleteKey, key: t.keys.Requests.Key(rcID, id), own: true})
 	}
 	return ops
 }
@@ -265,9 +265,9 @@ func (t *FarmSession) HeadLoad(b *Batch, reports bool) Load {
 		l.ops += 2
 		if b.Rollout != "" {
 			l.ops++
-			l.bytes += consul.OpBytes(t.keys.RolloutBell(b.Rollout), ulidBytes)
+			l.bytes += consul.OpBytes(t.keys.RolloutBells.Key(b.Rollout), ulidBytes)
 		}
-		l.bytes += consul.OpBytes(t.keys.Audit(NewID()), MaxAuditBytes) + consul.OpBytes(t.keys.Status(b.RCID), rc.MaxStatusBytes)
+		l.bytes += consul.OpBytes(t.keys.Audits.Key(NewID()), MaxAuditBytes) + consul.OpBytes(t.keys.Statuses.Key(b.RCID), rc.MaxStatusBytes)
 	}
 	return l
 }

@@ -29,7 +29,7 @@ var Roles = []Role{RoleFarm, RolePreparer, RoleOperator, RoleReader}
 //
 // A rule about a key is exact, one about a prefix holds below it; prefixes that are a node's end with a slash, because "node1" would
 // match "node10", too. Of two rules the longer one counts.
-func (k Keys) Policy(role Role, node, agent string) string {
+func (k *Keys) Policy(role Role, node, agent string) string {
 	var p policy
 	switch role {
 	case RoleFarm:
@@ -40,17 +40,17 @@ func (k Keys) Policy(role Role, node, agent string) string {
 		p.add("service_prefix", "", "read") // which machines have failed is asked of their checks
 		p.add("node_prefix", "", "read")
 	case RolePreparer:
-		p.add("key_prefix", k.Intents(node), "read")
-		p.add("key", k.Intents(node), "write") // the marker
-		p.add("key_prefix", k.Realities(node), "write")
-		p.add("key_prefix", k.OrphanPages(node), "write")
-		p.add("key", k.Node(node), "write")
-		p.add("key", k.HeardNode(node), "write")
-		p.add("key", k.Reservation(node), "write") // for the stamp of its labels; see NodeSession.AcquireNode
+		p.add("key_prefix", k.Intents.Below(node), "read")
+		p.add("key", k.Intents.Below(node), "write") // the marker
+		p.add("key_prefix", k.Realities.Below(node), "write")
+		p.add("key_prefix", k.OrphanPages.Below(node), "write")
+		p.add("key", k.Nodes.Key(node), "write")
+		p.add("key", k.HeardNodes.Key(node), "write")
+		p.add("key", k.Reservations.Key(node), "write") // for the stamp of its labels; see NodeSession.AcquireNode
 		p.add("key_prefix", k.prefix+"bells/", "write")
-		p.add("key_prefix", k.Drops(""), "write")
-		p.add("key", k.Schema(), "read")
-		p.add("key_prefix", k.Manifest(""), "read")
+		p.add("key_prefix", k.Drops.Key(), "write")
+		p.add("key", k.Schema.Key(), "read")
+		p.add("key_prefix", k.Manifests.Key(), "read")
 		p.add("session", agent, "write")
 		p.add("agent", agent, "read")
 		p.add("service_prefix", "", "write") // pods choose the names of their services
@@ -82,7 +82,7 @@ func (s *Store) OpenDoors(ctx context.Context, node string) ([]string, error) {
 	}
 	k := s.keys
 	var rights []consul.Right
-	for _, key := range []string{k.Intents(node) + "x", k.RC("x"), k.Pods("x") + "x", k.Manifest("x"), k.Node(node), k.NodeOps(node), k.Lock("x")} {
+	for _, key := range []string{k.Intents.Below(node) + "x", k.RCs.Key("x"), k.Pods.Below("x") + "x", k.Manifests.Key("x"), k.Nodes.Key(node), k.NodeOps.Key(node), k.Locks.Key("x")} {
 		rights = append(rights, consul.Right{Resource: "key", Segment: key, Access: "write"})
 	}
 	rights = append(rights, consul.Right{Resource: "acl", Access: "write"}, consul.Right{Resource: "session", Segment: agent, Access: "write"},

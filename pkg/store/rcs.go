@@ -16,32 +16,32 @@ import (
 
 // RC reads one controller. The first read after a claim is consistent.
 func (s *Store) RC(ctx context.Context, id string, consistent bool) (Rec[rc.RC], error) {
-	return get[rc.RC](ctx, s, s.keys.RC(id), levelOf(consistent))
+	return get[rc.RC](ctx, s, s.keys.RCs.Key(id), levelOf(consistent))
 }
 
 // RCIDByName returns the id of the controller with a name, or ErrNotFound.
 func (s *Store) RCIDByName(ctx context.Context, name string) (string, error) {
-	pair, err := s.c.Get(ctx, s.keys.Name(name), consul.Consistent)
+	pair, err := s.c.Get(ctx, s.keys.Names.Key(name), consul.Consistent)
 	return string(pair.Value), err
 }
 
 // ListRCs reads every controller, and one *CorruptError for each that cannot be read.
 func (s *Store) ListRCs(ctx context.Context) ([]Rec[rc.RC], []error, error) {
-	return list[rc.RC](ctx, s, s.keys.RCs(), consul.Default)
+	return list[rc.RC](ctx, s, s.keys.RCs.Key(), consul.Default)
 }
 
 // ListRCIDs returns the ids of all controllers, readable or not.
-func (s *Store) ListRCIDs(ctx context.Context) ([]string, error) { return s.ids(ctx, s.keys.RCs()) }
+func (s *Store) ListRCIDs(ctx context.Context) ([]string, error) { return s.ids(ctx, s.keys.RCs.Key()) }
 
 // ListPlacedRCIDs returns the ids of all controllers that have placements, with or without a record of their own.
 func (s *Store) ListPlacedRCIDs(ctx context.Context) ([]string, error) {
-	keys, err := s.c.Children(ctx, s.keys.AllPods())
-	return idsOf(keys, s.keys.AllPods()), err
+	keys, err := s.c.Children(ctx, s.keys.Pods.Key())
+	return idsOf(keys, s.keys.Pods.Key()), err
 }
 
 // ListReservedNodes returns the names of all nodes that have a reservation, readable or not.
 func (s *Store) ListReservedNodes(ctx context.Context) ([]string, error) {
-	return s.ids(ctx, s.keys.Reservation(""))
+	return s.ids(ctx, s.keys.Reservations.Key())
 }
 
 func (s *Store) ids(ctx context.Context, prefix string) ([]string, error) {
@@ -83,11 +83,11 @@ func (s *Store) ChangeRC(ctx context.Context, c RCChange) error {
 
 // rcOps lists what makes (index zero) or changes a controller.
 func (s *Store) rcOps(r *rc.RC, index uint64) []consul.Op {
-	ops := []consul.Op{consul.CAS(s.keys.RC(r.ID), encode(r), index), s.ring(r.ID)}
+	ops := []consul.Op{consul.CAS(s.keys.RCs.Key(r.ID), encode(r), index), s.ring(r.ID)}
 	if index == 0 {
-		ops = append(ops, consul.CAS(s.keys.Name(r.Name), []byte(r.ID), 0), consul.Set(s.keys.Drops(r.ID), []byte(NewID())))
+		ops = append(ops, consul.CAS(s.keys.Names.Key(r.Name), []byte(r.ID), 0), consul.Set(s.keys.Drops.Key(r.ID), []byte(NewID())))
 		if r.Service != nil {
-			ops = append(ops, consul.Set(s.keys.Stops(r.ID), []byte(NewID())))
+			ops = append(ops, consul.Set(s.keys.Stops.Key(r.ID), []byte(NewID())))
 		}
 	}
 	return ops
@@ -104,7 +104,7 @@ func (s *Store) commitDefinitely(ctx context.Context, what, auditID string, ops 
 		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || Denied(err) {
 			return struct{}{}, permanent(err)
 		}
-		landed, readErr := s.exists(ctx, s.keys.Audit(auditID))
+		landed, readErr := s.exists(ctx, s.keys.Audits.Key(auditID))
 		switch {
 		case readErr == nil && landed:
 			return struct{}{}, nil
@@ -139,35 +139,35 @@ func (s *Store) exists(ctx context.Context, key string) (bool, error) {
 
 // Placements reads the placements of one controller.
 func (s *Store) Placements(ctx context.Context, rcID string, consistent bool) ([]Rec[pod.Placement], []error, error) {
-	return list[pod.Placement](ctx, s, s.keys.Pods(rcID), levelOf(consistent))
+	return list[pod.Placement](ctx, s, s.keys.Pods.Below(rcID), levelOf(consistent))
 }
 
 // AllPlacements reads the placements of all controllers.
 func (s *Store) AllPlacements(ctx context.Context) ([]Rec[pod.Placement], []error, error) {
-	return list[pod.Placement](ctx, s, s.keys.AllPods(), consul.Default)
+	return list[pod.Placement](ctx, s, s.keys.Pods.Key(), consul.Default)
 }
 
 // AllRealities reads what all nodes did.
 func (s *Store) AllRealities(ctx context.Context) ([]Rec[pod.Reality], []error, error) {
-	return list[pod.Reality](ctx, s, s.keys.AllRealities(), consul.Default)
+	return list[pod.Reality](ctx, s, s.keys.Realities.Key(), consul.Default)
 }
 
 // ListNodes reads all node records. A record's Session is empty while no preparer holds it.
 func (s *Store) ListNodes(ctx context.Context) ([]Rec[node.Node], []error, error) {
-	return list[node.Node](ctx, s, s.keys.AllNodes(), consul.Default)
+	return list[node.Node](ctx, s, s.keys.Nodes.Key(), consul.Default)
 }
 
 // ListNodeOps reads the operators' side of all nodes.
 func (s *Store) ListNodeOps(ctx context.Context) ([]Rec[node.Ops], []error, error) {
-	return list[node.Ops](ctx, s, s.keys.AllNodeOps(), consul.Default)
+	return list[node.Ops](ctx, s, s.keys.NodeOps.Key(), consul.Default)
 }
 
 // ListStatus reads the statuses of all controllers.
 func (s *Store) ListStatus(ctx context.Context) ([]Rec[rc.Status], []error, error) {
-	return list[rc.Status](ctx, s, s.keys.Status(""), consul.Default)
+	return list[rc.Status](ctx, s, s.keys.Statuses.Key(), consul.Default)
 }
 
 // Status reads the status of one controller, or ErrNotFound.
 func (s *Store) Status(ctx context.Context, rcID string) (Rec[rc.Status], error) {
-	return get[rc.Status](ctx, s, s.keys.Status(rcID), consul.Default)
+	return get[rc.Status](ctx, s, s.keys.Statuses.Key(rcID), consul.Default)
 }

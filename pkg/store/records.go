@@ -59,15 +59,15 @@ func Outcome(err error, good string) string {
 // Store reads and writes typed records. It is safe for concurrent use.
 type Store struct {
 	c    *consul.Client
-	keys Keys
+	keys *Keys
 	memo memo // of what passes and runners read
 }
 
 // New returns a store for the records below the keys' prefix.
-func New(c *consul.Client, keys Keys) *Store { return &Store{c: c, keys: keys} }
+func New(c *consul.Client, keys *Keys) *Store { return &Store{c: c, keys: keys} }
 
 // Keys returns the key schema.
-func (s *Store) Keys() Keys { return s.keys }
+func (s *Store) Keys() *Keys { return s.keys }
 
 // Rec is a record as read, with what a later write needs to be refused if the record changed.
 type Rec[T any] struct {
@@ -98,7 +98,7 @@ func IsCorrupt(err error) bool {
 type checker interface{ Check() error }
 
 // decode reads one record. One that says that it is another than its key does, as a copy would, is corrupt.
-func decode[T any](keys Keys, p consul.Pair) (Rec[T], error) {
+func decode[T any](keys *Keys, p consul.Pair) (Rec[T], error) {
 	rec := Rec[T]{Index: p.ModifyIndex, Session: p.Session}
 	err := json.Unmarshal(p.Value, &rec.Value)
 	if c, ok := any(&rec.Value).(checker); ok && err == nil {
@@ -114,7 +114,7 @@ func decode[T any](keys Keys, p consul.Pair) (Rec[T], error) {
 }
 
 // decodeAll decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
-func decodeAll[T any](keys Keys, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
+func decodeAll[T any](keys *Keys, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
 	return each(pairs, func(p consul.Pair) (Rec[T], error) { return decode[T](keys, p) })
 }
 
@@ -163,7 +163,7 @@ func list[T any](ctx context.Context, s *Store, prefix string, level consul.Cons
 }
 
 // decodeFound decodes one of the records that were found; a missing one has index zero.
-func decodeFound[T any](keys Keys, found map[string]consul.Pair, key string) (Rec[T], error) {
+func decodeFound[T any](keys *Keys, found map[string]consul.Pair, key string) (Rec[T], error) {
 	pair, ok := found[key]
 	if !ok {
 		return Rec[T]{}, nil
@@ -182,7 +182,7 @@ func recallFound[T any](s *Store, found map[string]consul.Pair, key string) (Rec
 
 // statusOf picks a controller's status out of what was found: nil where there is none that can be read, which is written anew.
 func (s *Store) statusOf(found map[string]consul.Pair, rcID string) *rc.Status {
-	st, err := recallFound[rc.Status](s, found, s.keys.Status(rcID))
+	st, err := recallFound[rc.Status](s, found, s.keys.Statuses.Key(rcID))
 	if err != nil || st.Index == 0 {
 		return nil
 	}
@@ -236,7 +236,9 @@ func NewID() string { return strings.ToLower(ulid.Make().String()) }
 
 // ring is the operation that rings a controller's bell. The value differs every time, because writing an identical value
 // wakes nobody.
-func (s *Store) ring(rcID string) consul.Op { return consul.Set(s.keys.Bell(rcID), []byte(NewID())) }
+func (s *Store) ring(rcID string) consul.Op {
+	return consul.Set(s.keys.Bells.Key(rcID), []byte(NewID()))
+}
 
 // Audit says who changed what, at audit/<ulid>.
 type Audit struct {
@@ -277,4 +279,4 @@ func (a Audit) AndMore(n int) Audit {
 	return a
 }
 
-func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audit(a.ID), encode(a)) }
+func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audits.Key(a.ID), encode(a)) }

@@ -28,14 +28,14 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 		home   string
 		copies []string
 	}{
-		"controller": {reading(k, controller), k.RC("rc"), []string{k.RC("rc2")}},
-		"status":     {reading(k, rc.Status{RCID: "rc"}), k.Status("rc"), []string{k.Status("rc2")}},
-		"placement":  {reading(k, placement), k.Pod(id), []string{k.Pod(other), k.Pod(foreign)}},
-		"reality":    {reading(k, pod.Reality{Identity: id, Node: "n1"}), k.Reality("n1", id), []string{k.Reality("n2", id), k.Reality("n1", other)}},
-		"intent":     {reading(k, pod.Intent{Identity: id}), k.Intent("n1", id), []string{k.Intent("n1", other), k.Intent("n1", foreign)}},
-		"node":       {reading(k, node.Node{Name: "n1"}), k.Node("n1"), []string{k.Node("n10")}},
-		"operators":  {reading(k, node.Ops{Name: "n1"}), k.NodeOps("n1"), []string{k.NodeOps("n10")}},
-		"request":    {reading(k, Request{ID: "u", RCID: "rc"}), k.Request("rc", "u"), []string{k.Request("rc2", "u"), k.Request("rc", "v")}},
+		"controller": {reading(k, controller), k.RCs.Key("rc"), []string{k.RCs.Key("rc2")}},
+		"status":     {reading(k, rc.Status{RCID: "rc"}), k.Statuses.Key("rc"), []string{k.Statuses.Key("rc2")}},
+		"placement":  {reading(k, placement), k.Pods.Key(id.String()), []string{k.Pods.Key(other.String()), k.Pods.Key(foreign.String())}},
+		"reality":    {reading(k, pod.Reality{Identity: id, Node: "n1"}), k.Realities.Key("n1", id.String()), []string{k.Realities.Key("n2", id.String()), k.Realities.Key("n1", other.String())}},
+		"intent":     {reading(k, pod.Intent{Identity: id}), k.Intents.Key("n1", id.String()), []string{k.Intents.Key("n1", other.String()), k.Intents.Key("n1", foreign.String())}},
+		"node":       {reading(k, node.Node{Name: "n1"}), k.Nodes.Key("n1"), []string{k.Nodes.Key("n10")}},
+		"operators":  {reading(k, node.Ops{Name: "n1"}), k.NodeOps.Key("n1"), []string{k.NodeOps.Key("n10")}},
+		"request":    {reading(k, Request{ID: "u", RCID: "rc"}), k.Requests.Key("rc", "u"), []string{k.Requests.Key("rc2", "u"), k.Requests.Key("rc", "v")}},
 	} {
 		if err := tt.read(tt.home); err != nil {
 			t.Errorf("%s under its own key: %v", name, err)
@@ -50,7 +50,7 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 }
 
 // reading returns a function that reads a record under a key.
-func reading[T any](k Keys, record T) func(string) error {
+func reading[T any](k *Keys, record T) func(string) error {
 	return func(key string) error {
 		_, err := decode[T](k, consul.Pair{Key: key, Value: encode(record), ModifyIndex: 1})
 		return err

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -43,7 +42,7 @@ type Request struct {
 // NodeLock reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
 // there is none.
 func (s *Store) NodeLock(ctx context.Context, name string) (index uint64, locked bool, err error) {
-	pair, err := s.c.Get(ctx, s.keys.Node(name), consul.Consistent)
+	pair, err := s.c.Get(ctx, s.keys.Nodes.Key(name), consul.Consistent)
 	if errors.Is(err, ErrNotFound) {
 		return 0, false, nil
 	}
@@ -58,13 +57,13 @@ type NodeLock struct {
 
 // NodeLocks is NodeLock for several nodes, in as few requests as Consul's limit allows.
 func (s *Store) NodeLocks(ctx context.Context, names []string) (map[string]NodeLock, error) {
-	found, err := s.c.GetMany(ctx, field.Each(names, s.keys.Node), consul.Consistent)
+	found, err := s.c.GetMany(ctx, s.keys.Nodes.Keys(names), consul.Consistent)
 	if err != nil {
 		return nil, fmt.Errorf("read who holds %d nodes: %w", len(names), err)
 	}
 	locks := make(map[string]NodeLock, len(names))
 	for _, name := range names {
-		pair := found[s.keys.Node(name)]
+		pair := found[s.keys.Nodes.Key(name)]
 		locks[name] = NodeLock{Index: pair.ModifyIndex, Locked: pair.Session != ""}
 	}
 	return locks, nil
@@ -73,17 +72,17 @@ func (s *Store) NodeLocks(ctx context.Context, names []string) (map[string]NodeL
 // Ask leaves a request for a controller's owner, with an audit record, and rings. It returns ErrConflict, and nothing is written,
 // where a pod is to be forgotten whose node's record is not the one that the request names.
 func (s *Store) Ask(ctx context.Context, r Request, a Audit) error {
-	ops := []consul.Op{consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID)}
+	ops := []consul.Op{consul.Set(s.keys.Requests.Key(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID)}
 	if r.Kind == ForgetPod {
-		ops = append(ops, sameRecord(s.keys.Node(r.Node), r.NodeIndex))
+		ops = append(ops, sameRecord(s.keys.Nodes.Key(r.Node), r.NodeIndex))
 	}
 	_, err := s.c.Commit(ctx, ops)
-	return conflictOn(err, s.keys.Node(r.Node))
+	return conflictOn(err, s.keys.Nodes.Key(r.Node))
 }
 
 // RequestOpen reports whether a request waits to be answered.
 func (s *Store) RequestOpen(ctx context.Context, rcID, id string) (bool, error) {
-	return s.exists(ctx, s.keys.Request(rcID, id))
+	return s.exists(ctx, s.keys.Requests.Key(rcID, id))
 }
 
 // forgetsPerTxn leaves room for the condition, the audit record, and a bell for each request.
@@ -95,9 +94,9 @@ const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
 func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
 	for part := range slices.Chunk(requests, forgetsPerTxn) {
 		a := audit(part)
-		ops, rung := []consul.Op{sameRecord(s.keys.Node(nodeName), part[0].NodeIndex), s.audit(a)}, map[string]bool{}
+		ops, rung := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex), s.audit(a)}, map[string]bool{}
 		for _, r := range part {
-			ops = append(ops, consul.Set(s.keys.Request(r.RCID, r.ID), encode(r)))
+			ops = append(ops, consul.Set(s.keys.Requests.Key(r.RCID, r.ID), encode(r)))
 			if !rung[r.RCID] {
 				rung[r.RCID] = true
 				ops = append(ops, s.ring(r.RCID))
@@ -122,19 +121,19 @@ type NodeRemoval struct {
 // ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
 // that none names the node: a pod that is placed there since has changed the reservation.
 func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
-	ops := []consul.Op{sameRecord(s.keys.Node(r.Name), r.Node), s.audit(r.Audit)}
+	ops := []consul.Op{sameRecord(s.keys.Nodes.Key(r.Name), r.Node), s.audit(r.Audit)}
 	for key, index := range map[string]uint64{
-		s.keys.Node(r.Name): r.Node, s.keys.NodeOps(r.Name): r.Ops, s.keys.Reservation(r.Name): r.Reservation,
+		s.keys.Nodes.Key(r.Name): r.Node, s.keys.NodeOps.Key(r.Name): r.Ops, s.keys.Reservations.Key(r.Name): r.Reservation,
 	} {
 		if index != 0 {
 			ops = append(ops, consul.DeleteCAS(key, index))
 		}
 	}
 	if r.Reservation == 0 {
-		ops = append(ops, consul.CheckMissing(s.keys.Reservation(r.Name)))
+		ops = append(ops, consul.CheckMissing(s.keys.Reservations.Key(r.Name)))
 	}
-	ops = append(ops, consul.Delete(s.keys.HeardNode(r.Name)))
-	for _, below := range []string{s.keys.Realities(r.Name), s.keys.Intents(r.Name), s.keys.OrphanPages(r.Name)} {
+	ops = append(ops, consul.Delete(s.keys.HeardNodes.Key(r.Name)))
+	for _, below := range []string{s.keys.Realities.Below(r.Name), s.keys.Intents.Below(r.Name), s.keys.OrphanPages.Below(r.Name)} {
 		ops = append(ops, consul.DeleteTree(below))
 	}
 	return s.commitDefinitely(ctx, "node "+r.Name, r.Audit.ID, ops)

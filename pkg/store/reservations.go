@@ -5,14 +5,13 @@ import (
 	"fmt"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
 // Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
 // comes back closed, so that nothing is placed there, and as an error under its name.
 func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
-	found, err := s.c.GetMany(ctx, field.Each(nodes, s.keys.Reservation), consul.Default)
+	found, err := s.c.GetMany(ctx, s.keys.Reservations.Keys(nodes), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -24,7 +23,7 @@ func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]
 	out := make(map[string]Rec[node.Reservation], len(nodes))
 	corrupt := map[string]error{}
 	for _, name := range nodes {
-		rec, err := decodeFound[node.Reservation](s.keys, found, s.keys.Reservation(name))
+		rec, err := decodeFound[node.Reservation](s.keys, found, s.keys.Reservations.Key(name))
 		if err != nil {
 			corrupt[name], rec.Value = err, node.Reservation{Closed: true}
 		}
@@ -41,7 +40,7 @@ func (w *Wanted) listsReservations() bool {
 
 // listTaken is Reservations by way of a list of all.
 func (s *Store) listTaken(ctx context.Context, nodes []string, level consul.Consistency) (map[string]Rec[node.Reservation], map[string]error, error) {
-	pairs, err := s.c.List(ctx, s.keys.Reservation(""), level)
+	pairs, err := s.c.List(ctx, s.keys.Reservations.Key(), level)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -59,7 +58,7 @@ func (s *Store) listTaken(ctx context.Context, nodes []string, level consul.Cons
 // It bears no fence: whoever writes it, and however late, what it writes follows from those records alone, and all must be as they were
 // read.
 func (t *FarmSession) MendReservation(ctx context.Context, name string) (mended bool, err error) {
-	opsKey, nodeKey, resKey := t.keys.NodeOps(name), t.keys.Node(name), t.keys.Reservation(name)
+	opsKey, nodeKey, resKey := t.keys.NodeOps.Key(name), t.keys.Nodes.Key(name), t.keys.Reservations.Key(name)
 	found, err := t.c.GetMany(ctx, []string{opsKey, nodeKey, resKey}, consul.Consistent)
 	if err != nil {
 		return false, err

@@ -24,9 +24,9 @@ func TestReservationsAreListedOrAskedFor(t *testing.T) {
 		id := pod.Identity{RCID: "web", Role: "main", Index: i}
 		switch {
 		case i == 7:
-			ops = append(ops, consul.Set(st.keys.Reservation(name), []byte("{")))
+			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), []byte("{")))
 		case i%3 == 0:
-			ops = append(ops, consul.Set(st.keys.Reservation(name), encode(&node.Reservation{Holders: map[string]node.Holder{id.String(): {Pod: id, CPU: int64(i)}}})))
+			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), encode(&node.Reservation{Holders: map[string]node.Holder{id.String(): {Pod: id, CPU: int64(i)}}})))
 		}
 	}
 	if _, err := st.c.Commit(t.Context(), ops); err != nil {

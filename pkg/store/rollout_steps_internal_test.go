@@ -51,7 +51,7 @@ func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs 
 	entry := map[string]any{"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}}
 	var besides []consul.Op
 	if index == 0 {
-		besides = append(besides, consul.Set(st.keys.Entry("web", 2), encode(entry)))
+		besides = append(besides, consul.Set(st.keys.Deployments.Key("web", "history", "2"), encode(entry)))
 	}
 	return st.Deploy(t.Context(), Deploy{
 		Rollout: Rec[rollout.Record]{Value: r, Index: index}, RCs: recs, SchemaIndex: schema.Index,
@@ -101,7 +101,7 @@ func TestADeploymentIsWhole(t *testing.T) {
 		t.Errorf("read %+v", v)
 	}
 	keys := farm.keys
-	for _, key := range []string{keys.Name("web-r2"), keys.Bell("id2"), keys.Drops("id2"), keys.prefix + "stops/id2", keys.Manifest("d2"), keys.RolloutBell("web"), keys.Entry("web", 2)} {
+	for _, key := range []string{keys.Names.Key("web-r2"), keys.Bells.Key("id2"), keys.Drops.Key("id2"), keys.Stops.Key("id2"), keys.Manifests.Key("d2"), keys.RolloutBells.Key("web"), keys.Deployments.Key("web", "history", "2")} {
 		if there, err := farm.exists(t.Context(), key); !there || err != nil {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}
@@ -173,24 +173,24 @@ func TestAStepIsRefused(t *testing.T) {
 		},
 		"a controller that changes changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
-			return touch(t, farm, farm.keys.RC("id2"))
+			return touch(t, farm, farm.keys.RCs.Key("id2"))
 		},
 		"a controller that stays changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
-			return touch(t, farm, farm.keys.RC("id1"))
+			return touch(t, farm, farm.keys.RCs.Key("id1"))
 		},
 		"a controller that stays is gone": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
-			_, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(farm.keys.RC("id1"))})
+			_, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(farm.keys.RCs.Key("id1"))})
 			return err
 		},
 		"a status appeared": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
-			return touch(t, farm, farm.keys.Status("id1"))
+			return touch(t, farm, farm.keys.Statuses.Key("id1"))
 		},
 		"the breaker changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
-			return touch(t, farm, farm.keys.Breaker())
+			return touch(t, farm, farm.keys.Breaker.Key())
 		},
 		"the nonce is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
 			t.Helper()
@@ -252,12 +252,12 @@ func TestTheEndOfARollout(t *testing.T) {
 	if _, err := farm.CommitRollout(t.Context(), &RolloutStep{Fence: fence, View: &v, Record: &ended, Ended: true, Audit: &audit, Trouble: &trouble}); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{farm.keys.Rollout("web"), farm.keys.RolloutBell("web"), farm.keys.RolloutLock("web")} {
+	for _, key := range []string{farm.keys.Rollouts.Key("web"), farm.keys.RolloutBells.Key("web"), farm.keys.RolloutLocks.Key("web")} {
 		if there, err := farm.exists(t.Context(), key); there || err != nil {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}
 	}
-	p, err := farm.c.Get(t.Context(), farm.keys.Entry("web", 2), consul.Consistent)
+	p, err := farm.c.Get(t.Context(), farm.keys.Deployments.Key("web", "history", "2"), consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestTheEndOfARollout(t *testing.T) {
 	if err := json.Unmarshal(p.Value, &entry); err != nil || entry["outcome"] != "failed" || entry["reason"] != ended.Reason || entry["ended_at"] == nil || entry["later"] == nil {
 		t.Errorf("history %s, %v", p.Value, err)
 	}
-	got, err := get[RolloutTrouble](t.Context(), farm.Store, farm.keys.RolloutTrouble("web"), consul.Consistent)
+	got, err := get[RolloutTrouble](t.Context(), farm.Store, farm.keys.RolloutTroubles.Key("web"), consul.Consistent)
 	if err != nil || !reflect.DeepEqual(got.Value, trouble) {
 		t.Errorf("trouble %+v, %v", got.Value, err)
 	}
@@ -313,7 +313,7 @@ func TestAStatusRingsForItsRollout(t *testing.T) {
 	}
 	rung := func() uint64 {
 		t.Helper()
-		p, err := farm.c.Get(t.Context(), farm.keys.RolloutBell("web"), consul.Consistent)
+		p, err := farm.c.Get(t.Context(), farm.keys.RolloutBells.Key("web"), consul.Consistent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func TestTheWatchOfRollouts(t *testing.T) {
 	if err := farm.WriteTrouble(t.Context(), "web", 0, &trouble); err != nil {
 		t.Fatal(err)
 	}
-	for key, value := range map[string]string{farm.keys.Rollout("bad"): "{", farm.keys.Rollout("copy"): string(encode(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutTrouble("odd"): "{"} {
+	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(encode(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutTroubles.Key("odd"): "{"} {
 		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, []byte(value))}); err != nil {
 			t.Fatal(err)
 		}

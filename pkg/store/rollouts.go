@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,45 +16,32 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Rollouts is the prefix, and the marker key, of all rollouts.
-func (k Keys) Rollouts() string { return k.prefix + "rollouts/" }
-
-// Rollout is the key of a service's rollout.
-func (k Keys) Rollout(service string) string { return k.Rollouts() + service }
-
-// RolloutBell is the key that changes whenever something about a service's rollout may have: owners set it with each status of one of
-// its revisions, operators with each request. A hint without authority.
-func (k Keys) RolloutBell(service string) string { return k.Rollout(service) + "/bell" }
-
 // rolloutLocks is the part of the locks that belongs to rollouts.
 const rolloutLocks = "rollout/"
 
-// RolloutLock is the lock of the farm that carries a service's rollout out.
-func (k Keys) RolloutLock(service string) string { return k.Locks() + rolloutLocks + service }
-
 // lockedRC returns the controller that a key below Locks is the lock of; ok is false for the lock of a rollout.
-func (k Keys) lockedRC(key string) (rcID string, ok bool) {
-	rcID = strings.TrimPrefix(key, k.Locks())
+func (k *Keys) lockedRC(key string) (rcID string, ok bool) {
+	rcID = strings.TrimPrefix(key, k.Locks.Key())
 	return rcID, !strings.Contains(rcID, "/")
 }
 
 // RunnerOf returns the farm that carries a service's rollout out, "" when none does.
 func (s *Store) RunnerOf(ctx context.Context, service string) (farmID string, err error) {
-	found, err := s.c.GetMany(ctx, []string{s.keys.RolloutLock(service)}, consul.Default)
+	found, err := s.c.GetMany(ctx, []string{s.keys.RolloutLocks.Key(service)}, consul.Default)
 	if err != nil {
 		return "", err
 	}
-	return ownerOf(found[s.keys.RolloutLock(service)]), nil
+	return ownerOf(found[s.keys.RolloutLocks.Key(service)]), nil
 }
 
 // ringRollout is the operation that rings the bell of a service's rollout.
 func (s *Store) ringRollout(service string) consul.Op {
-	return consul.Set(s.keys.RolloutBell(service), []byte(NewID()))
+	return consul.Set(s.keys.RolloutBells.Key(service), []byte(NewID()))
 }
 
 // SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
 func (t *FarmSession) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
-	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollout(service)), consul.DeleteCAS(t.keys.RolloutBell(service), index)})
+	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollouts.Key(service)), consul.DeleteCAS(t.keys.RolloutBells.Key(service), index)})
 	return err
 }
 
@@ -70,7 +58,7 @@ type RolloutsSeen struct {
 
 // WatchRollouts delivers all rollouts, and the index of each one's bell, by service. It returns like WatchBells.
 func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver func(RolloutsSeen) error) error {
-	prefix := s.keys.Rollouts()
+	prefix := s.keys.Rollouts.Key()
 	return s.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
 		seen := RolloutsSeen{
 			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Trouble: map[string]Rec[RolloutTrouble]{},
@@ -98,24 +86,24 @@ func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver 
 
 // ClaimRollout takes the lock of a service's rollout, whether there is one or not. Its errors are those of Claim.
 func (t *FarmSession) ClaimRollout(ctx context.Context, service string) (Fence, error) {
-	return t.c.Acquire(ctx, t.keys.RolloutLock(service), t.sess.Releasing, t.lockValue)
+	return t.c.Acquire(ctx, t.keys.RolloutLocks.Key(service), t.sess.Releasing, t.lockValue)
 }
 
 // IsRolloutLocked reports whether another session than this one carries a service's rollout out.
 func (t *FarmSession) IsRolloutLocked(ctx context.Context, service string) (bool, error) {
-	return t.lockedElsewhere(ctx, t.keys.RolloutLock(service))
+	return t.lockedElsewhere(ctx, t.keys.RolloutLocks.Key(service))
 }
 
 // AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.
 func (t *FarmSession) AbandonRollout(ctx context.Context, service string, f Fence) error {
-	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.Rollout(service)), consul.Delete(f.Key)))
+	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.Rollouts.Key(service)), consul.Delete(f.Key)))
 }
 
 // ReleaseRollout gives a rollout up that another farm is to carry out, and rings its bell. It returns like Commit: refused also where
 // there is no rollout any more; see AbandonRollout.
 func (t *FarmSession) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
 	return t.fenced(ctx, append(f.Ops(),
-		consul.CheckIndex(t.keys.Rollout(service), index), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ringRollout(service)))
+		consul.CheckIndex(t.keys.Rollouts.Key(service), index), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ringRollout(service)))
 }
 
 // RolloutView is what a step of a rollout is decided from, all of it read at one moment.
@@ -142,7 +130,7 @@ func (t *FarmSession) ReadRollout(ctx context.Context, service string, ids []str
 		if err != nil {
 			return v, err
 		}
-		if v.Rollout, err = recallFound[rollout.Record](t.Store, found, t.keys.Rollout(service)); err != nil {
+		if v.Rollout, err = recallFound[rollout.Record](t.Store, found, t.keys.Rollouts.Key(service)); err != nil {
 			return v, err
 		}
 		if v.Rollout.Index == 0 {
@@ -169,20 +157,20 @@ func RolloutRCs(r *rollout.Record) []string {
 }
 
 func (t *FarmSession) rolloutKeys(service string, ids []string) []string {
-	keys := []string{t.keys.Rollout(service), t.keys.RolloutBell(service), t.keys.RolloutTrouble(service), t.keys.Schema(), t.keys.Breaker()}
+	keys := []string{t.keys.Rollouts.Key(service), t.keys.RolloutBells.Key(service), t.keys.RolloutTroubles.Key(service), t.keys.Schema.Key(), t.keys.Breaker.Key()}
 	for _, id := range ids {
-		keys = append(keys, t.keys.RC(id), t.keys.Status(id))
+		keys = append(keys, t.keys.RCs.Key(id), t.keys.Statuses.Key(id))
 	}
 	return keys
 }
 
 func (t *FarmSession) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
-	if v.Schema, err = recallFound[Schema](t.Store, found, t.keys.Schema()); err != nil {
+	if v.Schema, err = recallFound[Schema](t.Store, found, t.keys.Schema.Key()); err != nil {
 		return err
 	}
-	v.Bell = found[t.keys.RolloutBell(v.Rollout.Value.Service)].ModifyIndex
-	v.Trouble, _ = recallFound[RolloutTrouble](t.Store, found, t.keys.RolloutTrouble(v.Rollout.Value.Service)) // else it is written anew
-	v.Breaker, err = recallFound[Breaker](t.Store, found, t.keys.Breaker())
+	v.Bell = found[t.keys.RolloutBells.Key(v.Rollout.Value.Service)].ModifyIndex
+	v.Trouble, _ = recallFound[RolloutTrouble](t.Store, found, t.keys.RolloutTroubles.Key(v.Rollout.Value.Service)) // else it is written anew
+	v.Breaker, err = recallFound[Breaker](t.Store, found, t.keys.Breaker.Key())
 	switch {
 	case err != nil:
 		v.Breaker.Value = Breaker{Tripped: true, Reason: err.Error()}
@@ -191,7 +179,7 @@ func (t *FarmSession) fillRollout(v *RolloutView, found map[string]consul.Pair, 
 	}
 	v.RCs, v.Status, v.Indices = map[string]Rec[rc.RC]{}, map[string]Rec[rc.Status]{}, map[string]uint64{}
 	for _, id := range ids {
-		record, status := t.keys.RC(id), t.keys.Status(id)
+		record, status := t.keys.RCs.Key(id), t.keys.Statuses.Key(id)
 		v.Indices[record], v.Indices[status] = found[record].ModifyIndex, found[status].ModifyIndex
 		rec, err := recallFound[rc.RC](t.Store, found, record)
 		if err != nil {
@@ -226,11 +214,11 @@ func (t *FarmSession) CommitRollout(ctx context.Context, s *RolloutStep) (index 
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
-		ops = append(ops, consul.CAS(t.keys.RC(r.ID), encode(r), s.View.Indices[t.keys.RC(r.ID)]), t.ring(r.ID))
+		ops = append(ops, consul.CAS(t.keys.RCs.Key(r.ID), encode(r), s.View.Indices[t.keys.RCs.Key(r.ID)]), t.ring(r.ID))
 	}
 	ops = append(ops, t.restRings(s)...)
 	service, was := s.View.Rollout.Value.Service, s.View.Rollout.Index
-	key := t.keys.Rollout(service)
+	key := t.keys.Rollouts.Key(service)
 	switch {
 	case s.Ended:
 		outcome, err := t.outcomeOps(ctx, s)
@@ -238,14 +226,14 @@ func (t *FarmSession) CommitRollout(ctx context.Context, s *RolloutStep) (index 
 			return 0, err
 		}
 		ops = append(ops, outcome...)
-		ops = append(ops, consul.CheckIndex(key, was), consul.Delete(key), consul.Delete(t.keys.RolloutBell(service)))
+		ops = append(ops, consul.CheckIndex(key, was), consul.Delete(key), consul.Delete(t.keys.RolloutBells.Key(service)))
 	case s.Record != nil:
 		ops = append(ops, consul.CAS(key, encode(s.Record), was))
 	default:
 		ops = append(ops, consul.CheckIndex(key, was))
 	}
 	if s.Trouble != nil {
-		ops = append(ops, consul.CAS(t.keys.RolloutTrouble(service), encode(s.Trouble), s.View.Trouble.Index))
+		ops = append(ops, consul.CAS(t.keys.RolloutTroubles.Key(service), encode(s.Trouble), s.View.Trouble.Index))
 	}
 	if s.Audit != nil {
 		ops = append(ops, t.audit(*s.Audit))
@@ -255,7 +243,7 @@ func (t *FarmSession) CommitRollout(ctx context.Context, s *RolloutStep) (index 
 	}
 	written, err := t.fencedIndices(ctx, ops)
 	if s.Record == nil && len(s.RCs) > 0 {
-		key = t.keys.RC(s.RCs[0].ID)
+		key = t.keys.RCs.Key(s.RCs[0].ID)
 	}
 	return written[key], err
 }
@@ -277,10 +265,10 @@ func (t *FarmSession) restRings(s *RolloutStep) (ops []consul.Op) {
 
 // rolloutConditions is what a step was decided from, besides what it writes.
 func (t *FarmSession) rolloutConditions(s *RolloutStep) []consul.Op {
-	ops := []consul.Op{sameRecord(t.keys.Schema(), s.View.Schema.Index), sameRecord(t.keys.Breaker(), s.View.Breaker.Index)}
+	ops := []consul.Op{sameRecord(t.keys.Schema.Key(), s.View.Schema.Index), sameRecord(t.keys.Breaker.Key(), s.View.Breaker.Index)}
 	written := map[string]bool{}
 	for i := range s.RCs {
-		written[t.keys.RC(s.RCs[i].ID)] = true
+		written[t.keys.RCs.Key(s.RCs[i].ID)] = true
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.View.Indices)) {
 		if !written[key] {
@@ -304,7 +292,7 @@ var ErrAsked = errors.New("something else was asked, and not looked at yet")
 // AskRollout notes what an operator asks of a rollout, for its runner to carry out. It returns ErrNotFound where there is no rollout,
 // ErrConflict where it is another one than the operator has seen, or changes without end, ErrAsked, or *CorruptError.
 func (s *Store) AskRollout(ctx context.Context, a RolloutAsk) error {
-	key := s.keys.Rollout(a.Service)
+	key := s.keys.Rollouts.Key(a.Service)
 	err := error(nil)
 	for range askTries {
 		var rec Rec[rollout.Record]
@@ -339,7 +327,9 @@ func (t *FarmSession) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.
 	if s.Record != nil {
 		r = s.Record
 	}
-	keys := field.Each(r.Revisions, func(of rollout.Revision) string { return t.keys.Entry(r.Service, of.Rev) })
+	keys := field.Each(r.Revisions, func(of rollout.Revision) string {
+		return t.keys.Deployments.Key(r.Service, "history", strconv.FormatInt(of.Rev, 10))
+	})
 	found, err := t.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {
 		return nil, err

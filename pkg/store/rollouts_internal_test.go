@@ -23,7 +23,7 @@ func TestLocksOfRolloutsAreNotThoseOfControllers(t *testing.T) {
 	t.Parallel()
 	farm := farmSession(t, "f")
 	keys := farm.Keys()
-	for _, key := range []string{keys.Lock("a"), keys.RolloutLock("web")} {
+	for _, key := range []string{keys.Locks.Key("a"), keys.RolloutLocks.Key("web")} {
 		if _, err := farm.c.Acquire(t.Context(), key, farm.sess.Releasing, farm.lockValue); err != nil {
 			t.Fatal(err)
 		}

@@ -60,12 +60,12 @@ func newSchema(above ...string) Schema {
 // marker keys that are missing, so that two first writers cannot both succeed.
 func (s *Store) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
 	return backoff.Retry(ctx, func() (Rec[Schema], error) {
-		rec, err := get[Schema](ctx, s, s.keys.Schema(), consul.Consistent)
+		rec, err := get[Schema](ctx, s, s.keys.Schema.Key(), consul.Consistent)
 		if errors.Is(err, ErrNotFound) {
 			if err = s.createSchema(ctx); err != nil && !again(err) {
 				return rec, permanent(err)
 			}
-			return get[Schema](ctx, s, s.keys.Schema(), consul.Consistent)
+			return get[Schema](ctx, s, s.keys.Schema.Key(), consul.Consistent)
 		}
 		return rec, permanent(err)
 	}, tries()...)
@@ -91,18 +91,18 @@ func tries() []backoff.RetryOption {
 }
 
 func (s *Store) createSchema(ctx context.Context) error {
-	optional := append(s.keys.markers(), s.keys.Breaker())
+	optional := append(s.keys.markers(), s.keys.Breaker.Key())
 	found, err := s.c.GetMany(ctx, optional, consul.Consistent)
 	if err != nil {
 		return err
 	}
-	ops := []consul.Op{consul.CAS(s.keys.Schema(), encode(newSchema()), 0)}
+	ops := []consul.Op{consul.CAS(s.keys.Schema.Key(), encode(newSchema()), 0)}
 	for _, key := range optional {
 		if _, exists := found[key]; exists {
 			continue
 		}
 		var value []byte
-		if key == s.keys.Breaker() {
+		if key == s.keys.Breaker.Key() {
 			value = encode(Breaker{})
 		}
 		ops = append(ops, consul.CAS(key, value, 0))
@@ -123,7 +123,7 @@ func (t *FarmSession) RenewNonce(ctx context.Context, known string) error {
 		next := newSchema(known, rec.Value.Nonce)
 		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Nonce, next.Nonce)
 		_, err = t.c.Commit(ctx, []consul.Op{
-			consul.CAS(t.keys.Schema(), encode(next), rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
+			consul.CAS(t.keys.Schema.Key(), encode(next), rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
 		})
 		if !again(err) {
 			err = permanent(err)
@@ -140,7 +140,7 @@ type Settled struct {
 
 // SettledNonce reads for which nonce the hold has ended, "" where no farm has said so, or what it said cannot be read.
 func (s *Store) SettledNonce(ctx context.Context) (string, error) {
-	rec, err := get[Settled](ctx, s, s.keys.Settled(), consul.Consistent)
+	rec, err := get[Settled](ctx, s, s.keys.Settled.Key(), consul.Consistent)
 	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
 		return "", nil
 	}
@@ -151,7 +151,7 @@ func (s *Store) SettledNonce(ctx context.Context) (string, error) {
 // cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
 func (t *FarmSession) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
 	_, err := t.c.Commit(ctx, []consul.Op{
-		consul.CheckIndex(t.keys.Schema(), schema.Index), consul.Set(t.keys.Settled(), encode(Settled{Nonce: schema.Value.Nonce})),
+		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Settled.Key(), encode(Settled{Nonce: schema.Value.Nonce})),
 	})
 	return err
 }

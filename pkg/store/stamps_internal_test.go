@@ -51,7 +51,7 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 		t.Errorf("the first reservation is %+v", res)
 	}
 	full := node.Reservation{Closed: true, Labels: node.Stamps{Own: "old", Operators: "theirs"}, Holders: map[string]node.Holder{"web/main.0": {CPU: 5}}}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), encode(full))}); err != nil {
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(full))}); err != nil {
 		t.Fatal(err)
 	}
 	same := acquire(pool("a"))
@@ -63,7 +63,7 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 	if string(encode(after.Value)) != string(encode(full)) || after.Index == same.Index {
 		t.Errorf("reservation %+v, want %+v", after, full)
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservation("n1"), []byte("{"))}); err != nil {
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
@@ -134,9 +134,9 @@ func TestAcquiringWithoutTheRightToStamp(t *testing.T) {
 		t.Run("may "+right, func(t *testing.T) {
 			name := "n" + right
 			rules := fmt.Sprintf(`key %q { policy = "write" } session_prefix "" { policy = "write" } service_prefix "" { policy = "write" }
-				agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" }`, keys.Node(name))
+				agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" }`, keys.Nodes.Key(name))
 			if right != "" {
-				rules += fmt.Sprintf(` key %q { policy = %q }`, keys.Reservation(name), right)
+				rules += fmt.Sprintf(` key %q { policy = %q }`, keys.Reservations.Key(name), right)
 			}
 			st := connect(aclToken(t, server.Addr, management, name, rules))
 			st.underSession(t, name, func(sess *consul.Session) {
@@ -218,10 +218,10 @@ func TestMendReservation(t *testing.T) {
 	} {
 		id := "n-" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
 		id = strings.ReplaceAll(id, "'", "")
-		put(farm.keys.Node(id), node.Node{Name: id, Labels: pool("a")})
-		put(farm.keys.NodeOps(id), node.Ops{Name: id, Labels: pool("b"), Drain: tt.drain})
+		put(farm.keys.Nodes.Key(id), node.Node{Name: id, Labels: pool("a")})
+		put(farm.keys.NodeOps.Key(id), node.Ops{Name: id, Labels: pool("b"), Drain: tt.drain})
 		if tt.before != nil {
-			put(farm.keys.Reservation(id), tt.before)
+			put(farm.keys.Reservations.Key(id), tt.before)
 		}
 		index := farm.reservation(t, id).Index
 		mended, err := farm.MendReservation(t.Context(), id)

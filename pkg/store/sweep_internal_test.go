@@ -22,12 +22,12 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	for i := 0; len(alive) < 64; i++ {
 		if id := fmt.Sprintf("rc%d", i); shardOf(id) == shard {
 			alive = append(alive, id)
-			if _, err := client.Commit(t.Context(), []consul.Op{consul.Set(keys.RC(id), nil), consul.Set(keys.Bell(id), nil)}); err != nil {
+			if _, err := client.Commit(t.Context(), []consul.Op{consul.Set(keys.RCs.Key(id), nil), consul.Set(keys.Bells.Key(id), nil)}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	bells, err := client.List(t.Context(), keys.Bells(shard), consul.Default)
+	bells, err := client.List(t.Context(), keys.Bells.Shard(shard), consul.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	if err := session.sweepShard(t.Context(), shard, bells, []string{missing}); err != nil {
 		t.Fatal(err)
 	}
-	left, err := client.List(t.Context(), keys.Bells(shard), consul.Default)
+	left, err := client.List(t.Context(), keys.Bells.Shard(shard), consul.Default)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,7 +98,7 @@ func TestTheFarmThatIsPreferredDoesNotCome(t *testing.T) {
 	w.moving()
 	w.carriedBy(first.id)
 	lock := func() uint64 {
-		p, err := w.client.Get(t.Context(), w.Keys().RolloutLock("web"), consul.Consistent)
+		p, err := w.client.Get(t.Context(), w.Keys().RolloutLocks.Key("web"), consul.Consistent)
 		if err != nil {
 			t.Fatal(err)
 		}

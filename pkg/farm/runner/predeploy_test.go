@@ -59,11 +59,11 @@ func (w *world) runOnce(ctx context.Context, r *rc.RC, nonce string) error {
 	st := o.status
 	st.RCID, st.ObservedGeneration, st.Nonce, st.Desired, st.Placed, st.Owner = r.ID, r.Generation, nonce, 1, 1, "sim"
 	values := map[string]any{
-		w.Keys().Pod(id):      pod.Placement{Identity: id, Node: "n1", PodID: "web-pre-deploy", Digest: r.ManifestDigest, RunState: pod.Running, Revision: 1},
-		w.Keys().Status(r.ID): st,
+		w.Keys().Pods.Key(id.String()): pod.Placement{Identity: id, Node: "n1", PodID: "web-pre-deploy", Digest: r.ManifestDigest, RunState: pod.Running, Revision: 1},
+		w.Keys().Statuses.Key(r.ID):    st,
 	}
 	if o.reality != nil {
-		values[w.Keys().Reality("n1", id)] = o.reality
+		values[w.Keys().Realities.Key("n1", id.String())] = o.reality
 	}
 	var ops []consul.Op
 	for key, value := range values {
@@ -82,7 +82,7 @@ func (w *world) runOnce(ctx context.Context, r *rc.RC, nonce string) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	_, err := w.client.Commit(ctx, append(ops, consul.Set(w.Keys().RolloutBell("web"), []byte(store.NewID()))))
+	_, err := w.client.Commit(ctx, append(ops, consul.Set(w.Keys().RolloutBells.Key("web"), []byte(store.NewID()))))
 	return err
 }
 

@@ -31,7 +31,7 @@ func TestARolloutIsCarriedOut(t *testing.T) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
 	w.only("id2", 4)
-	if _, err := w.client.Get(t.Context(), w.Keys().RolloutLock("web"), consul.Consistent); !errors.Is(err, store.ErrNotFound) {
+	if _, err := w.client.Get(t.Context(), w.Keys().RolloutLocks.Key("web"), consul.Consistent); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("the lock: %v", err)
 	}
 	audits, _, err := w.ListAudit(t.Context(), store.AuditFilter{RCID: "id2"})
@@ -236,12 +236,12 @@ func TestARestRingsAllOwners(t *testing.T) {
 				return nil
 			})
 			keys := w.Keys()
-			found, err := w.client.GetMany(t.Context(), []string{keys.Rollout("web"), keys.Bell("id1"), keys.Bell("id2")}, consul.Consistent)
+			found, err := w.client.GetMany(t.Context(), []string{keys.Rollouts.Key("web"), keys.Bells.Key("id1"), keys.Bells.Key("id2")}, consul.Consistent)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, id := range []string{"id1", "id2"} {
-				if rang, rests := found[keys.Bell(id)].ModifyIndex, found[keys.Rollout("web")].ModifyIndex; rang != rests {
+				if rang, rests := found[keys.Bells.Key(id)].ModifyIndex, found[keys.Rollouts.Key("web")].ModifyIndex; rang != rests {
 					t.Errorf("the bell of %s rang at %d, and the rollout rests since %d", id, rang, rests)
 				}
 			}
@@ -282,7 +282,7 @@ func TestARollbackIsTold(t *testing.T) {
 func TestWhatNoRunnerCanSay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	key := w.Keys().Rollout("odd")
+	key := w.Keys().Rollouts.Key("odd")
 	if _, err := w.client.Commit(t.Context(), []consul.Op{consul.Set(key, []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestWhatNoRunnerCanSay(t *testing.T) {
 	}
 	consultest.Eventually(t, soon, func() error { return next.told.saidSo("resolve none of the living farms") })
 	consultest.Eventually(t, soon, func() error {
-		pairs, err := w.client.List(t.Context(), w.Keys().Rollouts(), consul.Consistent)
+		pairs, err := w.client.List(t.Context(), w.Keys().Rollouts.Key(), consul.Consistent)
 		if err != nil || len(pairs) != 1 {
 			return fmt.Errorf("below rollouts/: %v, %w", pairs, err)
 		}
@@ -362,7 +362,7 @@ func TestANewNonce(t *testing.T) {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {
-		if _, err := w.client.Commit(t.Context(), []consul.Op{consul.Set(w.Keys().RolloutBell("web"), []byte(store.NewID()))}); err != nil {
+		if _, err := w.client.Commit(t.Context(), []consul.Op{consul.Set(w.Keys().RolloutBells.Key("web"), []byte(store.NewID()))}); err != nil {
 			return err
 		}
 		rec, err := w.record()

@@ -121,7 +121,7 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		}
 		if r.DeletedAt != nil {
 			_, err := w.client.Commit(ctx, []consul.Op{
-				consul.DeleteCAS(keys.RC(r.ID), recs[i].Index), consul.Delete(keys.Name(r.Name)), consul.Delete(keys.Bell(r.ID)), consul.Delete(keys.Status(r.ID)),
+				consul.DeleteCAS(keys.RCs.Key(r.ID), recs[i].Index), consul.Delete(keys.Names.Key(r.Name)), consul.Delete(keys.Bells.Key(r.ID)), consul.Delete(keys.Statuses.Key(r.ID)),
 			})
 			if err != nil && !errors.Is(err, store.ErrRefused) {
 				return err
@@ -145,7 +145,7 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		if err != nil {
 			return err
 		}
-		if _, err := w.client.Commit(ctx, []consul.Op{consul.Set(keys.Status(r.ID), value), consul.Set(keys.RolloutBell("web"), []byte(store.NewID()))}); err != nil {
+		if _, err := w.client.Commit(ctx, []consul.Op{consul.Set(keys.Statuses.Key(r.ID), value), consul.Set(keys.RolloutBells.Key("web"), []byte(store.NewID()))}); err != nil {
 			return err
 		}
 		told[r.ID] = st
@@ -357,7 +357,7 @@ func (w testWriter) Write(p []byte) (int, error) { w.t.Logf("%s", p); return len
 func (w *world) ended(rev int64) (outcome, reason string) {
 	w.t.Helper()
 	consultest.Eventually(w.t, soon, func() error {
-		p, err := w.client.Get(w.t.Context(), w.Keys().Rollout("web"), consul.Consistent)
+		p, err := w.client.Get(w.t.Context(), w.Keys().Rollouts.Key("web"), consul.Consistent)
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}
@@ -391,7 +391,7 @@ func (w *world) only(id string, count int) {
 
 // record reads the rollout.
 func (w *world) record() (rollout.Record, error) {
-	p, err := w.client.Get(w.t.Context(), w.Keys().Rollout("web"), consul.Consistent)
+	p, err := w.client.Get(w.t.Context(), w.Keys().Rollouts.Key("web"), consul.Consistent)
 	var rec rollout.Record
 	if err == nil {
 		err = json.Unmarshal(p.Value, &rec)
