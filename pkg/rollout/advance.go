@@ -10,25 +10,28 @@ import (
 )
 
 // phases are what a rollout does while it moves. Each reports whether another one begins at once.
-var phases = map[Phase]func(*Work) bool{
-	PreDeploying: (*Work).preDeploy,
-	BeforeStage:  (*Work).beforeStage,
-	Planning:     (*Work).planStage,
-	Moving:       (*Work).move,
-	AfterStage:   (*Work).afterStage,
-	Promoting:    (*Work).awaitPromote,
-	Delaying:     (*Work).delay,
-	Joining:      (*Work).joining,
-	Leaving:      (*Work).leaving,
-	Keeping:      (*Work).keep,
-	Ending:       (*Work).ending,
+var phases = map[Phase]func(stage) bool{
+	PreDeploying: stage.preDeploy,
+	BeforeStage:  stage.beforeStage,
+	Planning:     stage.planStage,
+	Moving:       stage.move,
+	AfterStage:   stage.afterStage,
+	Promoting:    stage.awaitPromote,
+	Delaying:     stage.delay,
+	Joining:      stage.joining,
+	Leaving:      stage.leaving,
+	Keeping:      stage.keep,
+	Ending:       stage.ending,
 }
 
+// stage is a decision about a rollout that moves: its phases, and what ends one in another way.
+type stage struct{ *work }
+
 // strategy returns the strategy of the record; Check has seen that there is one.
-func (w *Work) strategy() Strategy { return StrategyFor(w.Record.Strategy) }
+func (w *work) strategy() strategy { return strategies[w.Record.Strategy] }
 
 // advance does what follows now, and reports whether more does.
-func (w *Work) advance() bool {
+func (w stage) advance() bool {
 	switch w.Record.State {
 	case Progressing, RollingBack:
 		return phases[w.Record.Phase](w)
@@ -40,12 +43,12 @@ func (w *Work) advance() bool {
 }
 
 // enter begins a phase.
-func (w *Work) enter(p Phase) bool {
+func (w stage) enter(p Phase) bool {
 	w.Record.Phase, w.Record.Gate, w.Record.WaitingSince, w.Record.ProgressAt = p, nil, nil, w.Now()
 	return true
 }
 
-func (w *Work) preDeploy() bool {
+func (w stage) preDeploy() bool {
 	p, seen := w.Record.PreDeploy, w.obs.PreDeploy
 	fail := func(format string, args ...any) bool {
 		reason := "pre_deploy: " + fmt.Sprintf(format, args...)
@@ -75,55 +78,60 @@ func (w *Work) preDeploy() bool {
 	return w.nextStage()
 }
 
-func (w *Work) nextStage() bool {
+func (w stage) nextStage() bool {
 	w.Record.Stage++
 	w.Record.Stages = max(w.Record.Stages, w.Record.Stage)
 	w.Record.StageSince = w.Now()
 	return w.enter(BeforeStage)
 }
 
-func (w *Work) beforeStage() bool {
+func (w stage) beforeStage() bool {
 	if !w.gates(w.Record.Update.Gates.BeforeStage) {
 		return w.Record.State == RollingBack
 	}
 	return w.enter(Planning)
 }
 
-func (w *Work) planStage() bool {
-	if !w.strategy().Plan(w) {
+func (w stage) planStage() bool {
+	if !w.strategy().plan(w.work) {
 		return w.timeout("there is no room for a stage: a pod has to go, or to become available, first")
 	}
 	w.enter(Moving)
-	w.Record.Progress = w.reached(w.In(Up), w.In(Down))
+	w.Record.Progress = reached(w.In(Up), w.In(Down))
 	return true
 }
 
-func (w *Work) move() bool {
-	done, again, err := w.reconcile()
+func (w stage) move() bool {
+	done, err := w.reconcile()
 	switch {
 	case err != nil:
 		return w.stageFailed(err.Error(), true)
 	case done:
 		return w.enter(AfterStage)
 	}
-	if again > 0 {
-		w.look(again)
-	}
-	return w.timeout(w.lacks())
+	return w.timeout(lacks(w.work))
 }
 
-func (w *Work) reconcile() (bool, time.Duration, error) {
+// reconcile takes the steps of the stage in their order and halts at the first that is not done. It reports whether all are. An error says
+// why the stage never will be.
+func (w stage) reconcile() (done bool, err error) {
 	up, down := w.In(Up), w.In(Down)
-	done, again, err := w.strategy().Rollout().Reconcile(w, up, down)
-	w.progress(up, down)
-	return done, again, err
+	for _, step := range w.strategy().steps() {
+		step.execute(w.work, up, down)
+		done, err = step.verify(up, down)
+		progress(w.work, up, down)
+		if err != nil || !done {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
-func (w *Work) afterStage() bool {
+func (w stage) afterStage() bool {
 	if !w.gates(w.Record.Update.Gates.AfterStage) {
 		return w.Record.State == RollingBack
 	}
-	next := w.strategy().Next(w)
+	next := w.strategy().next(w.work)
 	if next == Moving {
 		next = Delaying
 	}
@@ -133,7 +141,7 @@ func (w *Work) afterStage() bool {
 }
 
 // wait notes since when the rollout waits, if it does not do so already.
-func (w *Work) wait() {
+func (w stage) wait() {
 	if w.Record.WaitingSince == nil {
 		now := w.Now()
 		w.Record.WaitingSince = &now
@@ -141,7 +149,7 @@ func (w *Work) wait() {
 }
 
 // waited reports whether d has passed since then, and else looks again when it has.
-func (w *Work) waited(d time.Duration) bool {
+func (w stage) waited(d time.Duration) bool {
 	w.wait()
 	left := w.Record.WaitingSince.Add(d).Sub(w.Now())
 	if left > 0 {
@@ -150,28 +158,28 @@ func (w *Work) waited(d time.Duration) bool {
 	return left <= 0
 }
 
-func (w *Work) delay() bool {
+func (w stage) delay() bool {
 	if w.Record.State != RollingBack && !w.waited(time.Duration(w.Record.Update.Delay)) {
 		return false
 	}
 	return w.nextStage()
 }
 
-func (w *Work) awaitPromote() bool {
+func (w stage) awaitPromote() bool {
 	if !w.Record.Promoted && w.Record.State == Progressing {
 		w.wait()
 		w.Record.State, w.Record.Reason = WaitingForPromote, ""
 		w.audit("rollout %s of %s waits for promote", w.Record.ID, w.Record.Service)
 		return true
 	}
-	next := w.strategy().Next(w)
+	next := w.strategy().next(w.work)
 	if next == Moving {
 		return w.nextStage()
 	}
 	return w.enter(next)
 }
 
-func (w *Work) autoPromote() bool {
+func (w stage) autoPromote() bool {
 	after := w.Record.Update.AutoPromote
 	if after == nil || !w.waited(time.Duration(*after)) {
 		return false
@@ -181,15 +189,15 @@ func (w *Work) autoPromote() bool {
 	return true
 }
 
-func (w *Work) joining() bool {
-	if !w.join() {
+func (w stage) joining() bool {
+	if !join(w.work) {
 		return w.timeout("not all nodes have registered the new pods under the service's name")
 	}
 	return w.enter(Leaving)
 }
 
-func (w *Work) leaving() bool {
-	if !w.leave() {
+func (w stage) leaving() bool {
+	if !leave(w.work) {
 		return w.timeout("not all nodes have taken the old pods out of the service's name")
 	}
 	w.enter(Keeping)
@@ -197,33 +205,33 @@ func (w *Work) leaving() bool {
 	return true
 }
 
-func (w *Work) keep() bool {
+func (w stage) keep() bool {
 	if !w.waited(time.Duration(w.Record.Update.KeepOld)) {
 		return false
 	}
 	return w.nextStage()
 }
 
-func (w *Work) ending() bool {
-	done, _, err := w.reconcile()
+func (w stage) ending() bool {
+	done, err := w.reconcile()
 	switch {
 	case err != nil:
 		return w.stageFailed(err.Error(), true)
 	case !done:
-		return w.timeout(w.lacks())
+		return w.timeout(lacks(w.work))
 	}
 	state, reason, up := Done, "", w.Upward()
 	if w.Record.State == RollingBack {
 		state, reason = Failed, w.Record.Reason+"; "+up.Name+" has all pods again"
 	}
 	w.dress()
-	w.strategy().Finish(w)
+	w.strategy().finish(w.work)
 	w.end(state, reason, up.Rev)
 	return true
 }
 
 // reached returns how far the stage is, in pods: more is further.
-func (w *Work) reached(up, down []*Member) int {
+func reached(up, down []*member) int {
 	n := 0
 	for _, m := range up {
 		switch {
@@ -243,19 +251,19 @@ func (w *Work) reached(up, down []*Member) int {
 }
 
 // progress notes that the stage got further than it ever was. What is unknown is no progress.
-func (w *Work) progress(up, down []*Member) {
+func progress(w *work, up, down []*member) {
 	for _, m := range append(slices.Clone(up), down...) {
 		if m.Status == nil {
 			return
 		}
 	}
-	if n := w.reached(up, down); n > w.Record.Progress {
+	if n := reached(up, down); n > w.Record.Progress {
 		w.Record.Progress, w.Record.ProgressAt = n, w.Now()
 	}
 }
 
 // lacks says what the stage waits for.
-func (w *Work) lacks() string {
+func lacks(w *work) string {
 	for _, m := range append(w.In(Up), w.In(Down)...) {
 		switch {
 		case m.Status == nil:
@@ -275,7 +283,7 @@ func (w *Work) lacks() string {
 }
 
 // timeout fails the stage once it has made no progress for stage_timeout.
-func (w *Work) timeout(why string) bool {
+func (w stage) timeout(why string) bool {
 	d := time.Duration(w.Record.Update.StageTimeout)
 	if d == 0 {
 		return false
@@ -288,9 +296,9 @@ func (w *Work) timeout(why string) bool {
 }
 
 // stageFailed does what on_timeout says. Waiting on is no answer to what waiting does not help, so that pauses. It reports whether another phase begins.
-func (w *Work) stageFailed(reason string, final bool) bool {
+func (w stage) stageFailed(reason string, final bool) bool {
 	r := w.Record
-	w.noteFailures()
+	noteFailures(w.work)
 	for _, f := range r.Failures {
 		if !final {
 			reason += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
@@ -318,7 +326,7 @@ func (w *Work) stageFailed(reason string, final bool) bool {
 	}
 }
 
-func (w *Work) noteFailures() {
+func noteFailures(w *work) {
 	w.Record.Failures = nil
 	for _, m := range w.In(Up) {
 		if m.Status == nil {
@@ -333,26 +341,26 @@ func (w *Work) noteFailures() {
 }
 
 // rollback turns the rollout round. Where there is nothing to go back to it ends.
-func (w *Work) rollback(reason string) {
+func (w stage) rollback(reason string) {
 	r := w.Record
 	up := w.Upward()
 	if r.PreDeploy != nil {
 		w.d.Delete = append(w.d.Delete, r.PreDeploy.RC)
 		r.PreDeploy = nil
 	}
-	if up == nil || !w.strategy().Reverse(w) {
+	if up == nil || !w.strategy().reverse(w.work) {
 		w.end(Failed, reason+"; there is no revision to go back to", 0)
 		return
 	}
 	r.State, r.Resume, r.Reason = RollingBack, "", reason
-	w.backTo()
+	backTo(w.work)
 	w.audit("rollout %s of %s rolls back to %s: %s", r.ID, r.Service, w.Upward().Name, reason)
 	w.alert("the rollout of %s rolls back: %s", r.Service, reason)
 	w.nextStage()
 }
 
 // backTo makes what the old revision had the goal of the rollout, within the same bounds.
-func (w *Work) backTo() {
+func backTo(w *work) {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
 	if r.Strategy == InPlaceStrategy {

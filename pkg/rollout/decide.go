@@ -22,7 +22,7 @@ func Decide(rec Record, obs Observed) Decision {
 	if !w.Record.State.Ended() && !w.holds() {
 		w.dress()
 		for range 32 { // phases that follow each other at once
-			if w.Record.State.Ended() || !w.advance() {
+			if w.Record.State.Ended() || !(stage{w}.advance()) {
 				break
 			}
 		}
@@ -34,7 +34,7 @@ func Decide(rec Record, obs Observed) Decision {
 }
 
 // finish collects the decision.
-func (w *Work) finish(read *Record) Decision {
+func (w *work) finish(read *Record) Decision {
 	w.d.Record = *w.Record
 	w.d.Ended = w.Record.State.Ended()
 	w.d.Write = w.d.Ended || !reflect.DeepEqual(*read, *w.Record)
@@ -49,7 +49,7 @@ func (w *Work) finish(read *Record) Decision {
 }
 
 // end ends the rollout. inEffect is the revision whose pods make the service now, 0 for none.
-func (w *Work) end(s State, reason string, inEffect int64) {
+func (w *work) end(s State, reason string, inEffect int64) {
 	w.Record.State, w.Record.Reason, w.Record.Request, w.Record.Gate = s, reason, nil, nil
 	w.d.InEffect = inEffect
 	w.audit("rollout %s of %s: %s%s", w.Record.ID, w.Record.Service, s, after(": ", reason))
@@ -68,7 +68,7 @@ func after(mark, text string) string {
 	return mark + text
 }
 
-func (w *Work) alert(format string, args ...any) {
+func (w *work) alert(format string, args ...any) {
 	if w.d.Alert != "" {
 		w.d.Alert += "; "
 	}
@@ -76,7 +76,7 @@ func (w *Work) alert(format string, args ...any) {
 }
 
 // answer carries out what an operator asks for.
-func (w *Work) answer() {
+func (w *work) answer() {
 	q, r := w.Record.Request, w.Record
 	if q == nil {
 		return
@@ -99,7 +99,7 @@ func (w *Work) answer() {
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:
 		w.promote("promoted by " + q.By)
 	case q.Verb == RollbackVerb && r.State != RollingBack && r.Resume != RollingBack && r.Held == "":
-		w.rollback("rolled back by " + q.By)
+		stage{w}.rollback("rolled back by " + q.By)
 	default:
 		w.audit("rollout %s of %s: %s asked to %s it, which means nothing while it is %s", r.ID, r.Service, q.By, q.Verb, r.State)
 		return
@@ -107,7 +107,7 @@ func (w *Work) answer() {
 	w.audit("rollout %s of %s: %s by %s", r.ID, r.Service, q.Verb, q.By)
 }
 
-func (w *Work) promote(why string) {
+func (w *work) promote(why string) {
 	r := w.Record
 	r.State, r.Promoted, r.Reason, r.WaitingSince, r.ProgressAt = Progressing, true, why, nil, w.Now()
 	r.Phase = Promoting
@@ -115,7 +115,7 @@ func (w *Work) promote(why string) {
 
 // adopt goes on in a world that has come back, although pods run as they were found: each controller gets another generation, which lets its owner treat them
 // as its own again.
-func (w *Work) adopt() {
+func (w *work) adopt() {
 	for _, m := range w.Members {
 		if m.raw == nil || m.raw.Nonce != w.obs.Nonce || m.raw.Is(rc.Holding) {
 			return
@@ -131,7 +131,7 @@ func (w *Work) adopt() {
 }
 
 // holds reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
-func (w *Work) holds() bool {
+func (w *work) holds() bool {
 	why := w.gone()
 	r := w.Record
 	if r.State.Ended() {
@@ -153,7 +153,7 @@ func (w *Work) holds() bool {
 }
 
 // otherWorld says why the store, which went back in time, cannot be trusted yet; "" once it can. Then the counts of the record are written again.
-func (w *Work) otherWorld() string {
+func (w *work) otherWorld() string {
 	for _, m := range w.Members {
 		switch {
 		case m.raw == nil || m.raw.Nonce != w.obs.Nonce:
@@ -169,7 +169,7 @@ func (w *Work) otherWorld() string {
 }
 
 // gone leaves out revisions whose controllers do not exist any more, and names the first that cannot be read.
-func (w *Work) gone() string {
+func (w *work) gone() string {
 	var left []Revision
 	for i := range w.Record.Revisions {
 		v := w.Record.Revisions[i]
@@ -186,7 +186,7 @@ func (w *Work) gone() string {
 	}
 	if len(left) < len(w.Record.Revisions) {
 		w.Record.Revisions = left
-		*w = Work{Record: w.Record, obs: w.obs, d: w.d}
+		*w = work{Record: w.Record, obs: w.obs, d: w.d}
 		again := newWork(*w.Record, w.obs)
 		w.Record, w.Members = again.Record, again.Members
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // gates asks one webhook after the other, and reports whether all have agreed. Of a rollback nobody is asked.
-func (w *Work) gates(hooks []Hook) bool {
+func (w stage) gates(hooks []Hook) bool {
 	r := w.Record
 	if r.SkipGates || r.State == RollingBack || len(hooks) == 0 {
 		return true
@@ -34,7 +34,7 @@ func (w *Work) gates(hooks []Hook) bool {
 }
 
 // gateAnswered takes the answer of the webhook that was asked. It returns false if that failed for good.
-func (w *Work) gateAnswered(hooks []Hook) bool {
+func (w stage) gateAnswered(hooks []Hook) bool {
 	r, g, a := w.Record, w.Record.Gate, w.obs.Gate
 	if a == nil || w.asked || a.Phase != r.Phase || a.Index != g.Index || a.Stage != r.Stage || g.Index >= len(hooks) {
 		return true

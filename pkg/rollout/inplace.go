@@ -2,7 +2,6 @@ package rollout
 
 import (
 	"slices"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -11,18 +10,13 @@ import (
 // inPlace lets more and more pods of one controller run its new manifest.
 type inPlace struct{}
 
-// Type implements Strategy.
-func (inPlace) Type() string { return InPlaceStrategy }
+func (inPlace) steps() []step { return []step{raiseLimit{}} }
 
-// Rollout implements Strategy.
-func (inPlace) Rollout() *Rollout { return &Rollout{[]RolloutStep{InPlaceStep{}}} }
-
-// Plan implements Strategy.
-func (inPlace) Plan(w *Work) bool {
+func (inPlace) plan(w *work) bool {
 	m, n := w.Upward(), w.Record.Total()
 	target := n
 	if m.Ctrl.InPlace != nil {
-		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(nil))
+		target = min(n, m.Ctrl.InPlace.Limit+stageSize(w, nil))
 	}
 	percent := 100
 	if n > 0 {
@@ -32,16 +26,15 @@ func (inPlace) Plan(w *Work) bool {
 	return true
 }
 
-// Next implements Strategy.
-func (inPlace) Next(w *Work) Phase {
+func (inPlace) next(w *work) Phase {
 	if m := w.Upward(); m.Target != nil && *m.Target >= w.Record.Total() {
 		return Ending
 	}
 	return Moving
 }
 
-// Reverse implements Strategy. The controller becomes what it was. Pods that run what it was go on; the limit says how many of the others follow.
-func (inPlace) Reverse(w *Work) bool {
+// reverse: The controller becomes what it was. Pods that run what it was go on; the limit says how many of the others follow.
+func (inPlace) reverse(w *work) bool {
 	m, before := w.Upward(), w.Record.Before
 	if before == nil {
 		return false
@@ -59,8 +52,7 @@ func (inPlace) Reverse(w *Work) bool {
 	return true
 }
 
-// Rescale implements Strategy.
-func (inPlace) Rescale(w *Work) {
+func (inPlace) rescale(w *work) {
 	m, n := w.Upward(), w.Record.Total()
 	m.Ctrl.ReplicaGroups = inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups)
 	m.final(n)
@@ -73,17 +65,15 @@ func (inPlace) Rescale(w *Work) {
 	}
 }
 
-// Finish implements Strategy.
-func (inPlace) Finish(w *Work) {
+func (inPlace) finish(w *work) {
 	m := w.Upward()
 	m.Ctrl.Mutator, m.Ctrl.InPlace = "", nil
 }
 
-// InPlaceStep raises the limit of an upgrade in place.
-type InPlaceStep struct{}
+// raiseLimit raises the limit of an upgrade in place.
+type raiseLimit struct{}
 
-// Execute implements RolloutStep.
-func (InPlaceStep) Execute(_ *Work, up, _ []*Member) {
+func (raiseLimit) execute(_ *work, up, _ []*member) {
 	for _, m := range up {
 		if m.Ctrl.InPlace != nil {
 			m.Ctrl.InPlace.Limit = *m.Target
@@ -91,27 +81,23 @@ func (InPlaceStep) Execute(_ *Work, up, _ []*Member) {
 	}
 }
 
-// Verify implements RolloutStep.
-func (InPlaceStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error) {
+func (raiseLimit) verify(up, _ []*member) (bool, error) {
 	for _, m := range up {
 		if m.ahead() {
-			return false, 0, nil
+			return false, nil
 		}
 		if err := m.hopeless(); err != nil {
-			return false, 0, err
+			return false, err
 		}
 		if m.Status == nil || m.Status.UpdatedAvailable < *m.Target || m.living() > m.desired() {
-			return false, 0, nil
+			return false, nil
 		}
 	}
-	return true, 0, nil
+	return true, nil
 }
 
-// ModifyStatus implements RolloutStep.
-func (InPlaceStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, down) }
-
 // ahead reports whether the controller is about to change in what its status speaks of.
-func (m *Member) ahead() bool {
+func (m *member) ahead() bool {
 	a, b := m.Ctrl, m.read
 	if (a.InPlace == nil) != (b.InPlace == nil) || a.ManifestDigest != b.ManifestDigest || !m.caughtUp() {
 		return true

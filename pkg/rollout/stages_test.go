@@ -95,10 +95,7 @@ func shares(d rollout.Decision) string {
 
 // The answers that an operator can work out by hand, for both strategies that move counts.
 func TestStagesByRatio(t *testing.T) {
-	for name := range rollout.NewRolloutStrategy() {
-		if name != rollout.AvailabilityStrategy && name != rollout.ResourceUtilStrategy {
-			continue
-		}
+	for _, name := range []string{rollout.AvailabilityStrategy, rollout.ResourceUtilStrategy} {
 		for _, tt := range []struct {
 			ratio, n   int
 			old, young rev
@@ -227,5 +224,15 @@ func TestStageIsRebalanced(t *testing.T) {
 		if got := shares(rollout.Decide(rec, obs)); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
+	}
+}
+
+// What goes down first is not bound to what it has, although what goes up has nothing yet.
+func TestStopFirstBindsTheOldRevisionAtOnce(t *testing.T) {
+	u := rollout.Update{Step: 2, Unavailable: 2, Min: 8}
+	rec, obs := staged(rollout.ResourceUtilStrategy, rollout.Planning, u, 10, rev{has: 10, share: 100}, rev{dir: rollout.Up})
+	b := rollout.Decide(rec, obs).Record.Revisions[0].Bounds
+	if b == nil || b.Min != nil && *b.Min > 8 {
+		t.Errorf("%+v", b)
 	}
 }

@@ -17,81 +17,57 @@ const (
 	BlueGreenStrategy    = "blue-green"   // all new pods stand by, then the name is switched
 )
 
-// Strategy is a way from one revision to the next. The runner knows none of them by name.
-type Strategy interface {
-	// Type returns the name in documents and records.
-	Type() string
-	// Plan sets targets and shares of the next stage. It returns false, and changes nothing, if nothing can move now.
-	Plan(w *Work) bool
-	// Rollout returns the steps of a stage.
-	Rollout() *Rollout
-	// Next returns the phase that follows a stage whose counts are reached, its gates and its delay apart: Moving for another stage.
-	Next(w *Work) Phase
-	// Reverse turns the rollout round. It returns false if there is nothing to go back to.
-	Reverse(w *Work) bool
-	// Rescale brings the targets of the stage under way to other groups, which the record has already.
-	Rescale(w *Work)
-	// Finish writes the end of a rollout that is done into its controllers.
-	Finish(w *Work)
+// strategy is a way from one revision to the next. The runner knows none of them by name.
+type strategy interface {
+	// plan sets targets and shares of the next stage. It returns false, and changes nothing, if nothing can move now.
+	plan(w *work) bool
+	// steps returns the steps of a stage in their order.
+	steps() []step
+	// next returns the phase that follows a stage whose counts are reached, its gates and its delay apart: Moving for another stage.
+	next(w *work) Phase
+	// reverse turns the rollout round. It returns false if there is nothing to go back to.
+	reverse(w *work) bool
+	// rescale brings the targets of the stage under way to other groups, which the record has already.
+	rescale(w *work)
+	// finish writes the end of a rollout that is done into its controllers.
+	finish(w *work)
 }
 
-var strategies = map[string]Strategy{
-	AvailabilityStrategy: rolling{name: AvailabilityStrategy},
-	ResourceUtilStrategy: rolling{name: ResourceUtilStrategy, downFirst: true},
-	CanaryStrategy:       canary{rolling{name: CanaryStrategy}},
-	BlueGreenStrategy:    blueGreen{rolling{name: BlueGreenStrategy}},
+var strategies = map[string]strategy{
+	AvailabilityStrategy: rolling{},
+	ResourceUtilStrategy: rolling{downFirst: true},
+	CanaryStrategy:       canary{},
+	BlueGreenStrategy:    blueGreen{},
 	InPlaceStrategy:      inPlace{},
 }
 
 // StrategyNames returns what a document may say.
-func StrategyNames() []string {
-	return []string{AvailabilityStrategy, BlueGreenStrategy, CanaryStrategy, InPlaceStrategy, ResourceUtilStrategy}
-}
-
-// StrategyFor returns a strategy by its name, nil if there is none of that name.
-func StrategyFor(name string) Strategy { return strategies[name] }
-
-// NewRolloutStrategy returns the steps of a stage for each strategy.
-func NewRolloutStrategy() map[string]*Rollout {
-	all := make(map[string]*Rollout, len(strategies))
-	for name := range maps.Keys(strategies) {
-		all[name] = strategies[name].Rollout()
-	}
-	return all
-}
+func StrategyNames() []string { return slices.Sorted(maps.Keys(strategies)) }
 
 // rolling moves counts from the old revisions to the new one.
-type rolling struct {
-	name      string
-	downFirst bool
-}
+type rolling struct{ downFirst bool }
 
-// Type implements Strategy.
-func (r rolling) Type() string { return r.name }
-
-// Rollout implements Strategy.
-func (r rolling) Rollout() *Rollout {
+func (r rolling) steps() []step {
 	if r.downFirst {
-		return &Rollout{[]RolloutStep{ScaleDownStep{First: true}, ScaleUpStep{}}}
+		return []step{scaleDown{first: true}, scaleUp{}}
 	}
-	return &Rollout{[]RolloutStep{ScaleUpStep{}, ScaleDownStep{}}}
+	return []step{scaleUp{}, scaleDown{}}
 }
 
-// Plan implements Strategy.
-func (r rolling) Plan(w *Work) bool { return r.planTo(w, w.Record.Total()) }
+func (r rolling) plan(w *work) bool { return r.planTo(w, w.Record.Total()) }
 
 // planTo plans a stage in which the new revision gets no more than limit pods.
-func (r rolling) planTo(w *Work, limit int) bool {
+func (r rolling) planTo(w *work, limit int) bool {
 	up, downs := w.Upward(), w.In(Down)
 	n, u := w.Record.Total(), w.Record.Update
 	has, old := up.takes(), 0
 	for _, m := range downs {
 		old += m.takes()
 	}
-	if has+w.staying()+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
+	if has+staying(w)+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
 		has = up.placed()
 	}
-	grow := w.stageSize(downs)
+	grow := stageSize(w, downs)
 	if old == 0 {
 		grow = max(grow, u.First-has)
 	}
@@ -101,16 +77,16 @@ func (r rolling) planTo(w *Work, limit int) bool {
 		less = min(old, max(0, n-has-min(grow, u.Unavailable)))
 		more = within0(limit, has+min(grow, w.Record.Max()-has-less), has)
 	} else {
-		more = within0(limit, has+min(grow, w.Record.Max()-has-w.staying()-old), has)
+		more = within0(limit, has+min(grow, w.Record.Max()-has-staying(w)-old), has)
 		less = min(old, max(0, n-more))
 	}
 	if more <= min(has, n) && less == old {
-		less = max(0, old-w.makeRoom(downs, grow, limit > has))
+		less = max(0, old-makeRoom(w, downs, grow, limit > has))
 	}
 	if more == up.desired() && less == old && !(old == 0 && more == n) {
 		return false
 	}
-	w.setTargets(up, downs, more, less)
+	setTargets(w, up, downs, more, less)
 	return true
 }
 
@@ -118,7 +94,7 @@ func (r rolling) planTo(w *Work, limit int) bool {
 func within0(limit, n, has int) int { return max(min(has, limit), min(limit, n)) }
 
 // staying returns for how many pods those revisions take room that neither grow nor shrink.
-func (w *Work) staying() int {
+func staying(w *work) int {
 	n := 0
 	for _, m := range w.In(Stay) {
 		n += m.takes()
@@ -128,7 +104,7 @@ func (w *Work) staying() int {
 
 // makeRoom returns how many old pods go although nothing new can be added before: first those that do not serve, else as many as the minimum spares. Pods
 // beyond the count of a revision are on their way out already, and are waited for.
-func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
+func makeRoom(w *work, downs []*member, grow int, wanted bool) int {
 	idle, serving := 0, 0
 	for _, m := range w.Members {
 		if m.raw == nil || m.Direction == Down && m.living() > m.desired() {
@@ -149,7 +125,7 @@ func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
 }
 
 // stageSize returns how many pods a stage moves. The gauge is what the old revisions have together, with the share that is theirs now.
-func (w *Work) stageSize(downs []*Member) int {
+func stageSize(w *work, downs []*member) int {
 	u := w.Record.Update
 	size := u.Step
 	if u.Ratio > 0 {
@@ -172,12 +148,12 @@ func (w *Work) stageSize(downs []*Member) int {
 }
 
 // setTargets gives each revision its number and share of the stage.
-func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
+func setTargets(w *work, up *member, downs []*member, more, less int) {
 	old := 0
 	for _, m := range downs {
 		old += m.takes()
 	}
-	take := w.taken(downs, old-less)
+	take := taken(downs, old-less)
 	moved := 0
 	for i, m := range downs {
 		replicas, share := m.takes(), 0
@@ -200,7 +176,7 @@ func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 }
 
 // taken distributes over revisions that shrink how many pods each loses: first those that do not serve, then in the order in which revisions go.
-func (w *Work) taken(downs []*Member, k int) []int {
+func taken(downs []*member, k int) []int {
 	take := make([]int, len(downs))
 	for i, m := range downs {
 		take[i] = min(k, max(0, m.takes()-m.serving()))
@@ -217,16 +193,15 @@ func (w *Work) taken(downs []*Member, k int) []int {
 	return take
 }
 
-// Next implements Strategy.
-func (rolling) Next(w *Work) Phase {
-	if w.final() {
+func (rolling) next(w *work) Phase {
+	if final(w) {
 		return Ending
 	}
 	return Moving
 }
 
 // final reports whether the targets of the stage are those of the end.
-func (w *Work) final() bool {
+func final(w *work) bool {
 	for _, m := range w.In(Down) {
 		if m.Target == nil || *m.Target > 0 {
 			return false
@@ -236,8 +211,8 @@ func (w *Work) final() bool {
 	return up != nil && up.Target != nil && *up.Target == w.Record.Total()
 }
 
-// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
-func (rolling) Reverse(w *Work) bool {
+// reverse: The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
+func (rolling) reverse(w *work) bool {
 	base := -1
 	for i := range w.Record.Revisions {
 		if v := &w.Record.Revisions[i]; v.Direction == Down && !v.Abandoned && total(v.Before) > 0 {
@@ -262,8 +237,8 @@ func (rolling) Reverse(w *Work) bool {
 // final notes what a revision has at the end, between which the steps choose nothing.
 func (v *Revision) final(n int) { v.Min, v.Max = &n, &n }
 
-// Rescale implements Strategy. What changes at once is the old revision that the service came from: what waits or is judged now must not grow by it.
-func (rolling) Rescale(w *Work) {
+// rescale: What changes at once is the old revision that the service came from: what waits or is judged now must not grow by it.
+func (rolling) rescale(w *work) {
 	up, downs := w.Upward(), w.In(Down)
 	n := w.Record.Total()
 	up.final(n)
@@ -272,7 +247,7 @@ func (rolling) Rescale(w *Work) {
 		up.Target, up.Bounds = &less, nil
 	}
 	up.setCount(min(up.desired(), n), w.Record.Groups)
-	downs = slices.DeleteFunc(downs, func(m *Member) bool { return m.Abandoned && m.Standby }) // they are missed nowhere, and go as they were going
+	downs = slices.DeleteFunc(downs, func(m *member) bool { return m.Abandoned && m.Standby }) // they are missed nowhere, and go as they were going
 	old := 0
 	for _, m := range downs {
 		old += m.desired()
@@ -318,11 +293,10 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 	return out
 }
 
-// Finish implements Strategy.
-func (rolling) Finish(w *Work) {
+func (rolling) finish(w *work) {
 	var left []string
 	for _, m := range w.In(Down) {
-		if !w.retire(m) {
+		if !retire(w, m) {
 			left = append(left, m.RC)
 		}
 	}
@@ -339,7 +313,7 @@ func (rolling) Finish(w *Work) {
 }
 
 // retire marks the controller of an old revision deleted, once nothing is left of it. It reports whether nothing is.
-func (w *Work) retire(m *Member) bool {
+func retire(w *work, m *member) bool {
 	empty := m.Status != nil && m.Status.Placed == 0 && m.Status.Stopping == 0 && m.Status.Ghosts == 0 && m.desired() == 0
 	switch {
 	case !empty:
@@ -356,19 +330,17 @@ func (w *Work) retire(m *Member) bool {
 // canary is rolling that waits with a few pods for somebody to promote.
 type canary struct{ rolling }
 
-// Plan implements Strategy.
-func (c canary) Plan(w *Work) bool {
+func (c canary) plan(w *work) bool {
 	if w.Record.Promoted || w.Record.State == RollingBack {
-		return c.rolling.Plan(w)
+		return c.rolling.plan(w)
 	}
 	return c.planTo(w, w.Record.Update.CanaryPods)
 }
 
-// Next implements Strategy.
-func (c canary) Next(w *Work) Phase {
+func (c canary) next(w *work) Phase {
 	up := w.Upward()
 	if !w.Record.Promoted && w.Record.State == Progressing && up.Target != nil && *up.Target >= min(w.Record.Update.CanaryPods, w.Record.Total()) {
 		return Promoting
 	}
-	return c.rolling.Next(w)
+	return c.rolling.next(w)
 }
