@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,42 +39,53 @@ func (f *Files[T]) Open() error {
 // Path returns the file of a record with a name.
 func (f *Files[T]) Path(name string) string { return filepath.Join(f.Dir, name+recordSuffix) }
 
-// Load reads all records. A file whose content is no record, or that the disk does not give, is set aside under another name, and
-// reported, one error each: it must not keep the others from running. The last result is about the whole: where the directory cannot be
-// read, or the disk gives none of its files, nobody knows what was written, and nothing is changed. Reading may work later.
-func (f *Files[T]) Load() (records []T, bad []error, err error) {
+// Read reads all records, by name, and says of each file whose content is no record, or that the disk does not give, what is wrong with
+// it. What a crash left half-written is removed. An error is about the whole: nobody knows what was written; reading may work later.
+func (f *Files[T]) Read() (good map[string]*T, bad map[string]error, err error) {
 	entries, err := os.ReadDir(f.Dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read directory of %ss: %w", f.What, err)
 	}
-	aside := map[string]error{} // by file
-	var lost error
+	good, bad = map[string]*T{}, map[string]error{}
 	for _, entry := range entries {
-		path := filepath.Join(f.Dir, entry.Name())
+		if strings.HasSuffix(entry.Name(), TempSuffix) {
+			_ = os.Remove(filepath.Join(f.Dir, entry.Name())) // one that stays takes some room, and is written over
+			continue
+		}
+		name, isRecord := strings.CutSuffix(entry.Name(), recordSuffix)
+		if !isRecord {
+			continue
+		}
+		rec, err := f.read(name)
 		switch {
-		case strings.HasSuffix(path, TempSuffix):
-			if err := os.Remove(path); err != nil {
-				bad = append(bad, fmt.Errorf("remove leftover: %w", err))
-			}
-		case strings.HasSuffix(path, recordSuffix):
-			rec, err := f.read(path)
-			switch {
-			case err == nil:
-				records = append(records, *rec)
-			case errors.Is(err, errGarbage):
-				aside[path] = err
-			case OfOneFile(err):
-				aside[path], lost = err, err
-			default: // too many open files, say: the next one will be no different
-				return nil, nil, err
-			}
+		case err == nil:
+			good[name] = rec
+		case errors.Is(err, errGarbage), OfOneFile(err):
+			bad[name] = err
+		default: // too many open files, say: the next one will be no different
+			return nil, nil, err
 		}
 	}
-	if len(records) == 0 && lost != nil {
-		return nil, nil, lost
+	return good, bad, nil
+}
+
+// Load is Read, in the order of the names, and sets aside under another name what is no record: it must not keep the others from running.
+// Where the disk gives none of the files, nothing is changed, and that is an error.
+func (f *Files[T]) Load() (records []T, bad []error, err error) {
+	good, unread, err := f.Read()
+	if err != nil {
+		return nil, nil, err
 	}
-	for path, err := range aside {
-		bad = append(bad, errors.Join(err, setAside(path)))
+	for _, err := range unread {
+		if len(good) == 0 && OfOneFile(err) {
+			return nil, nil, err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(good)) {
+		records = append(records, *good[name])
+	}
+	for name, err := range unread {
+		bad = append(bad, errors.Join(err, setAside(f.Path(name))))
 	}
 	return records, bad, nil
 }
@@ -80,8 +93,8 @@ func (f *Files[T]) Load() (records []T, bad []error, err error) {
 // errGarbage is about a file that was read, and is no record.
 var errGarbage = errors.New("unreadable")
 
-func (f *Files[T]) read(path string) (*T, error) {
-	data, err := os.ReadFile(path)
+func (f *Files[T]) read(name string) (*T, error) {
+	data, err := os.ReadFile(f.Path(name))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", f.What, err)
 	}
@@ -90,11 +103,11 @@ func (f *Files[T]) read(path string) (*T, error) {
 	if err == nil {
 		err = f.Check(rec)
 	}
-	if err == nil && f.Path(f.Name(rec)) != path {
+	if err == nil && f.Name(rec) != name {
 		err = fmt.Errorf("it is about %s", f.Name(rec))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w %s %s: %w", errGarbage, f.What, path, err)
+		return nil, fmt.Errorf("%w %s %s: %w", errGarbage, f.What, f.Path(name), err)
 	}
 	return rec, nil
 }
@@ -107,8 +120,8 @@ func setAside(path string) error {
 }
 
 // Save replaces the file of a record. When it returns nil, the record survives a power failure.
-func (f *Files[T]) Save(rec *T) error {
-	path := f.Path(f.Name(rec))
+func (f *Files[T]) Save(rec T) error {
+	path := f.Path(f.Name(&rec))
 	data, err := json.Marshal(rec)
 	if err == nil {
 		err = f.Reserve.WriteFile(path, data)
@@ -119,9 +132,13 @@ func (f *Files[T]) Save(rec *T) error {
 	return nil
 }
 
-// Forget removes the file of the record with a name. A power failure may bring it back.
+// Forget removes the file of the record with a name, so that no power failure brings it back. One that is not there is fine.
 func (f *Files[T]) Forget(name string) error {
-	if err := os.Remove(f.Path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(f.Path(name))
+	if err == nil {
+		err = SyncDir(f.Dir)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove %s: %w", f.What, err)
 	}
 	return nil

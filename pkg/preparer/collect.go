@@ -75,7 +75,7 @@ func (p *Preparer) collectable(now time.Time) (stopped, old []*entry) {
 
 // forget removes a tombstone. A pod that was told something meanwhile stays, and gets its worker.
 func (p *Preparer) forget(e *entry) error {
-	err := p.cfg.State.Forget(e.id)
+	err := p.cfg.State.Forget(install.FileName(e.id))
 	p.pods.do(func() {
 		e.working = false
 		switch {

@@ -63,7 +63,7 @@ func TestDiskSetsGarbageAside(t *testing.T) {
 	if err := disk.Save(sampleRecord(0)); err != nil {
 		t.Fatal(err)
 	}
-	good, err := os.ReadFile(disk.files.Path(install.FileName(ident(0))))
+	good, err := os.ReadFile(disk.Path(install.FileName(ident(0))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,10 +110,10 @@ func TestDiskThatCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(disk.files.Path(install.FileName(ident(1))), 0o700); err != nil { // reading it fails (EISDIR), for root too
+	if err := os.Mkdir(disk.Path(install.FileName(ident(1))), 0o700); err != nil { // reading it fails (EISDIR), for root too
 		t.Fatal(err)
 	}
-	if records, bad, err := disk.Load(); !errors.Is(err, syscall.EISDIR) || !strings.Contains(err.Error(), disk.files.Path(install.FileName(ident(1)))) || len(records)+len(bad) > 0 {
+	if records, bad, err := disk.Load(); !errors.Is(err, syscall.EISDIR) || !strings.Contains(err.Error(), disk.Path(install.FileName(ident(1)))) || len(records)+len(bad) > 0 {
 		t.Errorf("loaded %v and %v, %v; want an error that names the file", records, bad, err)
 	}
 	if kept, err := filepath.Glob(filepath.Join(dir, "*"+durable.AsideSuffix)); err != nil || len(kept) > 0 {
@@ -123,10 +123,10 @@ func TestDiskThatCannotBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	records, bad, err := disk.Load()
-	if err != nil || len(records) != 1 || len(bad) != 1 || !errors.Is(bad[0], syscall.EISDIR) || !strings.Contains(bad[0].Error(), disk.files.Path(install.FileName(ident(1)))) {
+	if err != nil || len(records) != 1 || len(bad) != 1 || !errors.Is(bad[0], syscall.EISDIR) || !strings.Contains(bad[0].Error(), disk.Path(install.FileName(ident(1)))) {
 		t.Errorf("loaded %v and %v, %v; want one of each", records, bad, err)
 	}
-	if kept, err := filepath.Glob(disk.files.Path(install.FileName(ident(1))) + ".*" + durable.AsideSuffix); err != nil || len(kept) != 1 {
+	if kept, err := filepath.Glob(disk.Path(install.FileName(ident(1))) + ".*" + durable.AsideSuffix); err != nil || len(kept) != 1 {
 		t.Errorf("set aside %v (%v)", kept, err)
 	}
 	if records, bad, err := disk.Load(); err != nil || len(bad) > 0 || len(records) != 1 {

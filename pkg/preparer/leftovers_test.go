@@ -119,10 +119,10 @@ type stallingState struct {
 	begun, over chan struct{}
 }
 
-func (s *stallingState) Forget(id pod.Identity) error {
+func (s *stallingState) Forget(name string) error {
 	s.begun <- struct{}{}
 	<-s.over
-	return s.State.Forget(id)
+	return s.State.Forget(name)
 }
 
 // A disk that takes long over what is forgotten keeps nothing else from being done and reported.

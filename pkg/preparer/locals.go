@@ -28,7 +28,7 @@ type reserver interface {
 // locals are the services that this node runs for itself (ADR 22). What they shall be is decided in package local; here is whose turn it is to change it.
 type locals struct {
 	wake loop.Signal // a pod of a local service has news
-	disk *local.Disk
+	disk *durable.Files[local.Service]
 
 	turn  chan struct{}             // holds a token for whoever changes what follows: one request, or one step, at a time
 	all   map[string]*local.Service // by name, as on the disk
@@ -43,10 +43,13 @@ func openLocals(dir string, reserve *durable.Reserve, log obs.Logger) (*locals, 
 	if err != nil {
 		return nil, err
 	}
-	l := &locals{wake: loop.NewSignal(), disk: disk, turn: make(chan struct{}, 1), dirty: true}
-	var bad []error
-	if l.all, bad, err = disk.Load(); err != nil {
+	l := &locals{wake: loop.NewSignal(), disk: disk, turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true}
+	services, bad, err := disk.Load()
+	if err != nil {
 		return nil, err
+	}
+	for i := range services {
+		l.all[services[i].Name] = &services[i]
 	}
 	for _, err := range bad {
 		log.WithField(obs.Error, err).Error("local service unreadable and set aside; its pods keep running")
@@ -256,7 +259,7 @@ func (p *Preparer) keepLocal(name string, next *local.Service) error {
 		}
 		delete(p.locals.all, name)
 	} else {
-		if err := p.locals.disk.Save(next); err != nil {
+		if err := p.locals.disk.Save(*next); err != nil {
 			return err
 		}
 		p.locals.all[name] = next

@@ -50,14 +50,14 @@ type Session interface {
 	reserver
 }
 
-// State is the node's own disk; *Disk is one.
+// State is the node's own disk; what NewDisk returns is one.
 type State interface {
 	// Load returns all records, an error for each whose content is none, and one when not everything could be read.
 	Load() ([]Record, []error, error)
 	// Save returns nil when the record survives a power failure.
 	Save(rec Record) error
-	// Forget removes the record of an identity. One that is not there is fine.
-	Forget(id pod.Identity) error
+	// Forget removes the record that has this name, which is install.FileName of its identity. One that is not there is fine.
+	Forget(name string) error
 }
 
 // DefaultKeepStopped is how long home, logs and versions of a stopped pod stay.
@@ -73,7 +73,7 @@ type Config struct {
 	Cache    Cache // nil: artifacts are neither mended nor removed
 	Runtime  runtime.Runtime
 	Services register.Services
-	State    State       // nil: a Disk in Dir/pods
+	State    State       // nil: NewDisk in Dir/pods
 	Doors    claim.Doors // nil: nobody asks what pods may do at Consul
 	Strict   bool        // no new intents while they may do anything, or nobody knows
 	Log      obs.Logger

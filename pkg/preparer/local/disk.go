@@ -9,26 +9,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// Disk keeps one JSON file for each service.
-type Disk struct{ files durable.Files[Service] }
-
-// OpenDisk opens a directory of services, made if it is needed.
-func OpenDisk(dir string, reserve *durable.Reserve) (*Disk, error) {
-	d := &Disk{durable.Files[Service]{Dir: dir, What: "local service", Reserve: reserve, Check: check, Name: func(s *Service) string { return s.Name }}}
-	return d, d.files.Open()
-}
-
-// Load reads all services, by name. A file that is none is set aside and reported, and its pods run on; see durable.Files.
-func (d *Disk) Load() (all map[string]*Service, bad []error, err error) {
-	services, bad, err := d.files.Load()
-	if err != nil {
-		return nil, nil, err
-	}
-	all = make(map[string]*Service, len(services))
-	for i := range services {
-		all[services[i].Name] = &services[i]
-	}
-	return all, bad, nil
+// OpenDisk opens a directory of services, one JSON file for each, made if it is needed.
+func OpenDisk(dir string, reserve *durable.Reserve) (*durable.Files[Service], error) {
+	files := &durable.Files[Service]{Dir: dir, What: "local service", Reserve: reserve, Check: check, Name: func(s *Service) string { return s.Name }}
+	return files, files.Open()
 }
 
 // check says what is wrong with a service that was read, and reads its manifests.
@@ -56,9 +40,3 @@ func check(s *Service) error {
 	}
 	return nil
 }
-
-// Save replaces the file of a service. When it returns nil, the file survives a power failure.
-func (d *Disk) Save(s *Service) error { return d.files.Save(s) }
-
-// Forget removes the file of a service. A power failure may bring it back, with replicas that are to stop.
-func (d *Disk) Forget(name string) error { return d.files.Forget(name) }

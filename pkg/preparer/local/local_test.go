@@ -122,16 +122,16 @@ func again(t interface{ Fatal(...any) }, s *local.Service) *local.Service {
 	defer os.RemoveAll(dir)
 	d, err := local.OpenDisk(dir, nil)
 	if err == nil {
-		err = d.Save(s)
+		err = d.Save(*s)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	all, bad, err := d.Load()
-	if err != nil || len(bad) > 0 || all[s.Name] == nil {
+	if err != nil || len(bad) > 0 || len(all) != 1 {
 		t.Fatal(err, bad)
 	}
-	return all[s.Name]
+	return &all[0]
 }
 
 // work has the node do something about one intent.
@@ -364,7 +364,7 @@ func TestDisk(t *testing.T) {
 	}
 	s, err := local.Take(nil, scale.New("web", 2), spec, digest, nil, time.UnixMilli(7))
 	if err == nil {
-		err = d.Save(s)
+		err = d.Save(*s)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -378,7 +378,7 @@ func TestDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	all, bad, err := d.Load()
-	if err != nil || len(bad) != 4 || len(all) != 1 || !reflect.DeepEqual(all["web"].Intents(), s.Intents()) {
+	if err != nil || len(bad) != 4 || len(all) != 1 || !reflect.DeepEqual(all[0].Intents(), s.Intents()) {
 		t.Errorf("%+v, %v, %v", all, bad, err)
 	}
 	if all, bad, err := d.Load(); err != nil || len(bad) != 0 || len(all) != 1 {

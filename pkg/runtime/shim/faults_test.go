@@ -222,12 +222,12 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	for what, err := range map[string]error{
 		"start": n.Start(t.Context(), n.idler("bad")), "stop": n.Stop(t.Context(), "bad"), "remove": n.Remove(t.Context(), "bad"),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "read state of bad") {
+		if err == nil || !strings.Contains(err.Error(), "state/bad.json") {
 			t.Errorf("%s: %v, want an error that names the state", what, err)
 		}
 	}
 	st := n.await(t, "bad", "listed", func(st runtime.Status) bool { return st.Phase == runtime.Unknown })
-	if !strings.Contains(st.Message, "read state of bad") || st.PID != 0 {
+	if !strings.Contains(st.Message, "state/bad.json") || st.PID != 0 {
 		t.Errorf("listed as %+v, want why it is not known", st)
 	}
 	if !Alive(bad.PID) || len(n.pids(t, "bad")) != 1 {

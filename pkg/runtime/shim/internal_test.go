@@ -17,14 +17,14 @@ import (
 )
 
 func TestRecords(t *testing.T) {
-	r := records{dir: t.TempDir()}
+	r := recordsIn(t.TempDir(), nil)
 	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
-	if err := r.save(rec); err != nil {
+	if err := r.Save(rec); err != nil {
 		t.Fatal(err)
 	}
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(r.dir, name), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(r.Dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,7 +33,7 @@ func TestRecords(t *testing.T) {
 	write("half.json", "{")
 	write("other.json", `{"spec":{"id":"x"},"desired":"run"}`)
 	write("future.json", `{"spec":{"id":"future"},"desired":"pause"}`)
-	good, bad, err := r.load()
+	good, bad, err := r.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,12 +46,12 @@ func TestRecords(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"a.b.json.tmp", ".spare-9.tmp"} {
-		if _, err := os.Stat(filepath.Join(r.dir, name)); !os.IsNotExist(err) {
+		if _, err := os.Stat(filepath.Join(r.Dir, name)); !os.IsNotExist(err) {
 			t.Errorf("the unfinished file %s: %v", name, err)
 		}
 	}
 	for range 2 {
-		if err := r.remove("a.b"); err != nil {
+		if err := r.Forget("a.b"); err != nil {
 			t.Error(err)
 		}
 	}
@@ -60,8 +60,8 @@ func TestRecords(t *testing.T) {
 // A process that cannot be found keeps none of the others from being kept.
 func TestOneFailedAdoption(t *testing.T) {
 	dir := t.TempDir()
-	r := records{dir: filepath.Join(dir, stateName)}
-	if err := os.Mkdir(r.dir, 0o700); err != nil {
+	r := recordsIn(filepath.Join(dir, stateName), nil)
+	if err := os.Mkdir(r.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	boot, err := proc.BootID()
@@ -79,7 +79,7 @@ func TestOneFailedAdoption(t *testing.T) {
 		if pid == 0 {
 			rec.Desired = wantStop
 		}
-		if err := r.save(rec); err != nil {
+		if err := r.Save(rec); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -63,7 +63,7 @@ const fillReserve = 10 * time.Second
 func (s *supervisor) keepReserve(ctx context.Context) {
 	told := false
 	for fill := true; fill; fill = pause(ctx, fillReserve) {
-		_, err := s.records.reserve.Fill()
+		_, err := s.records.Reserve.Fill()
 		if err != nil && !told {
 			s.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
 		}

@@ -59,7 +59,7 @@ func (p *process) commit(phase runtime.Phase, message string, change func(*recor
 	defer p.write.Unlock()
 	next := p.current()
 	change(&next)
-	if err := p.sup.records.save(next); err != nil {
+	if err := p.sup.records.Save(next); err != nil {
 		return err
 	}
 	p.install(next, phase, message)
@@ -73,7 +73,7 @@ func (p *process) note(phase runtime.Phase, message string, change func(*record)
 	defer p.write.Unlock()
 	next := p.current()
 	change(&next)
-	if err := p.sup.records.save(next); err != nil {
+	if err := p.sup.records.Save(next); err != nil {
 		p.log("state not written", map[string]any{"error": err})
 	}
 	p.install(next, phase, message)

@@ -138,7 +138,7 @@ func (s *supervisor) remove(id string) error {
 		} else if now.Desired != wantStop || !closed(p.ended) {
 			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
 		}
-		if err := s.records.remove(id); err != nil {
+		if err := s.records.Forget(id); err != nil {
 			return err
 		}
 	}

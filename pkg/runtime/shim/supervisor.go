@@ -38,7 +38,7 @@ const (
 // supervisor holds all processes of a node.
 type supervisor struct {
 	cfg     Config
-	records records
+	records *durable.Files[record]
 	boot    string
 	family  family
 	scanner proc.Scanner
@@ -66,12 +66,12 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		cfg.Log("the disk is full: a record went where room was set aside", nil)
 	}}
 	s := &supervisor{
-		cfg: cfg, records: records{filepath.Join(cfg.Dir, stateName), reserve}, boot: boot,
+		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName), reserve), boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
 		procs:    map[string]*process{}, wake: make(chan struct{}),
 	}
-	good, bad, err := s.records.load()
+	good, bad, err := s.records.Read()
 	if err != nil {
 		return nil, err
 	}
@@ -85,13 +85,13 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		if rec.Spec.HoldAfterBoot && rec.Desired == wantRun && rec.Boot != boot {
 			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
 			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
-			if err := s.records.save(rec); err != nil { // the next one finds the former boot in it, and does the same
+			if err := s.records.Save(*rec); err != nil { // the next one finds the former boot in it, and does the same
 				cfg.Log("state not written", map[string]any{"process": id, "error": err})
 			}
 		}
-		p := &process{sup: s, rec: rec}
+		p := &process{sup: s, rec: *rec}
 		s.procs[id] = p
-		if p.child, p.phase, err = s.recover(rec); err != nil {
+		if p.child, p.phase, err = s.recover(*rec); err != nil {
 			p.adrift(err)
 		}
 	}
