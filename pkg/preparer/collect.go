@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // minTombstone is how long a tombstone stays however many there are: a farm that is behind writes nothing this old.
@@ -22,12 +22,10 @@ func (p *Preparer) collect(ctx context.Context) {
 		return
 	}
 	p.node.ReportStrangers(p.known())
-	for ctx.Err() == nil {
+	wait.Each(ctx, nil, func() time.Duration {
 		p.collectOnce(time.Now())
-		if loop.Pause(ctx, p.cfg.CollectEvery) != nil {
-			return
-		}
-	}
+		return p.cfg.CollectEvery
+	})
 }
 
 // collectOnce touches the disk while anybody may look at the pods, which everything that is reported needs.
@@ -173,10 +171,10 @@ func (p *Preparer) pruneArtifacts(ctx context.Context) {
 	}
 	for {
 		p.pruneOnce()
-		if loop.Pause(ctx, min(minPruneGap, p.cfg.PruneArtifacts)) != nil {
+		if wait.Pause(ctx, min(minPruneGap, p.cfg.PruneArtifacts)) != nil {
 			return
 		}
-		if _, err := loop.PauseUnless(ctx, p.prunable, p.cfg.PruneArtifacts); err != nil {
+		if _, err := wait.PauseUnless(ctx, p.prunable, p.cfg.PruneArtifacts); err != nil {
 			return
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // stopAfter returns how long the pod may run without contact, and proc.Never when its manifest does not say.
@@ -27,35 +27,33 @@ func stopAfter(m *manifest.Manifest) time.Duration {
 // is nothing to do and nothing is written.
 func (p *Preparer) watchContact(ctx context.Context) {
 	const key = "contact"
-	for {
-		wait, err := p.tendContact()
-		if !p.trouble.Failed(ctx, key, "time of last contact with Consul cannot be noted; after a restart pods may stop early", err) && wait == proc.Never {
-			wait = time.Hour // nothing is due; a change wakes this
+	wait.Each(ctx, p.contact.Changed, func() time.Duration {
+		next, err := p.tendContact()
+		if !p.trouble.Failed(ctx, key, "time of last contact with Consul cannot be noted; after a restart pods may stop early", err) && next == proc.Never {
+			next = time.Hour // nothing is due; a change wakes this
 		}
-		if _, err := loop.PauseUnless(ctx, p.contact.Changed, wait); err != nil {
-			return
-		}
-	}
+		return next
+	})
 }
 
 // tendContact does what is due, and returns when something is due again.
-func (p *Preparer) tendContact() (wait time.Duration, err error) {
+func (p *Preparer) tendContact() (due time.Duration, err error) {
 	now, err := proc.Now()
 	if err != nil {
 		return claim.MinNoteEvery, err
 	}
-	shortest, wait := p.stopSilent(now)
+	shortest, due := p.stopSilent(now)
 	if shortest == proc.Never {
 		return proc.Never, nil
 	}
 	again, err := p.contact.Note(now, shortest)
-	return min(wait, again), err
+	return min(due, again), err
 }
 
 // stopSilent has those stopped that have been without Consul for too long. It returns the shortest time that a pod allows, and when the next
 // one is to be stopped if the silence goes on.
-func (p *Preparer) stopSilent(now proc.Moment) (shortest, wait time.Duration) {
-	shortest, wait = proc.Never, proc.Never
+func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
+	shortest, due = proc.Never, proc.Never
 	p.pods.do(func() {
 		for _, e := range p.pods.all {
 			after := stopAfter(e.manifest())
@@ -66,13 +64,13 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, wait time.Duration) {
 			switch touch := p.touchOf(e, now); {
 			case touch.Serving:
 			case touch.MayRun(after):
-				wait = min(wait, touch.NextLook(after))
+				due = min(due, touch.NextLook(after))
 			case touch.Running:
 				p.pods.enqueue(e)
 			}
 		}
 	})
-	return shortest, wait
+	return shortest, due
 }
 
 // heldBack reports whether the pod must not run, because its manifest says that it does not without Consul or because the

@@ -14,10 +14,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/local"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // reserver changes what is reserved on the node; *store.NodeSession is one.
@@ -27,7 +27,7 @@ type reserver interface {
 
 // locals are the services that this node runs for itself (ADR 22). What they shall be is decided in package local; here is whose turn it is to change it.
 type locals struct {
-	wake loop.Signal // a pod of a local service has news
+	wake wait.Signal // a pod of a local service has news
 	disk *durable.Files[local.Service]
 
 	turn  chan struct{}             // holds a token for whoever changes what follows: one request, or one step, at a time
@@ -43,7 +43,7 @@ func openLocals(dir string, reserve *durable.Reserve, log obs.Logger) (*locals, 
 	if err != nil {
 		return nil, err
 	}
-	l := &locals{wake: loop.NewSignal(), disk: disk, turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true}
+	l := &locals{wake: wait.NewSignal(), disk: disk, turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true}
 	services, bad, err := disk.Load()
 	if err != nil {
 		return nil, err
@@ -324,16 +324,17 @@ func (p *Preparer) watchLocals(ctx context.Context) {
 	if !p.awaitReady(ctx) {
 		return
 	}
-	pace := loop.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)
-	for first := true; ctx.Err() == nil; first = false {
-		wait := p.cfg.RelistEvery
-		if p.trouble.Saw(key, "local services cannot be brought further, trying again", p.stepLocals(ctx, first)) {
-			wait = pace.NextBackOff()
-		} else {
-			pace.Reset()
+	pace := wait.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)
+	first := true
+	wait.Each(ctx, p.locals.wake, func() time.Duration {
+		err := p.stepLocals(ctx, first)
+		first = false
+		if p.trouble.Saw(key, "local services cannot be brought further, trying again", err) {
+			return pace.NextBackOff()
 		}
-		_, _ = loop.PauseUnless(ctx, p.locals.wake, wait) // the loop sees the end of ctx
-	}
+		pace.Reset()
+		return p.cfg.RelistEvery
+	})
 }
 
 // stepLocals takes every local service as far as its pods are, and has the reservation say what they take.

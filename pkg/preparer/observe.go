@@ -12,10 +12,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // observation is everything that a reality is derived from.
@@ -366,12 +366,10 @@ const observeAllEvery = time.Minute
 
 // watchPods observes pods when something about them has changed, or time alone changes it.
 func (p *Preparer) watchPods(ctx context.Context) {
-	for {
+	wait.Each(ctx, p.pods.seen, func() time.Duration {
 		now := time.Now()
-		if _, err := loop.PauseUnless(ctx, p.pods.seen, p.observeDue(now).Sub(now)); err != nil {
-			return
-		}
-	}
+		return p.observeDue(now).Sub(now)
+	})
 }
 
 // observeDue observes the pods that have changed, or whose time has come, and returns when to look again.

@@ -11,17 +11,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // pods are all pods of the node, and what the intents say of them.
 type pods struct {
-	queued loop.Signal // somebody is in queue
-	seen   loop.Signal // something that observe reads has changed
-	record loop.Signal // the node record may have changed
+	queued wait.Signal // somebody is in queue
+	seen   wait.Signal // something that observe reads has changed
+	record wait.Signal // the node record may have changed
 	log    obs.Logger
 
 	mu    sync.Mutex // guards all below, and all of every entry but what says otherwise
@@ -33,7 +33,7 @@ type pods struct {
 }
 
 func newPods(log obs.Logger) *pods {
-	return &pods{queued: loop.NewSignal(), seen: loop.NewSignal(), record: loop.NewSignal(), log: log, all: map[pod.Identity]*entry{}}
+	return &pods{queued: wait.NewSignal(), seen: wait.NewSignal(), record: wait.NewSignal(), log: log, all: map[pod.Identity]*entry{}}
 }
 
 // do runs f while nobody else looks at the pods or changes them. f waits for nothing; the methods below are for its use.
@@ -46,7 +46,7 @@ func (t *pods) do(f func()) {
 // add takes in a pod.
 func (t *pods) add(id pod.Identity, rec Record) *entry {
 	e := &entry{
-		id: id, rec: rec, state: firstState(&rec), wake: loop.NewSignal(), readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
+		id: id, rec: rec, state: firstState(&rec), wake: wait.NewSignal(), readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
 	e.readiness.keep(rec.Counting)
 	t.all[id] = e
@@ -121,7 +121,7 @@ type entry struct {
 	tidied   int64 // revision of the version after whose launch all was tidied up; only the worker uses it
 	commands supervise.Commands
 
-	wake   loop.Signal
+	wake   wait.Signal
 	cancel context.CancelFunc // of the installation under way; nil when none is
 }
 

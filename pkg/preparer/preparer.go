@@ -33,6 +33,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Store is what a preparer reads of the cluster; *store.Store is one.
@@ -157,7 +158,7 @@ type Preparer struct {
 	exposure *claim.Exposure
 	locals   *locals
 	reserve  *durable.Reserve
-	spent    loop.Signal // something of the reserve was used
+	spent    wait.Signal // something of the reserve was used
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -168,7 +169,7 @@ func New(cfg Config) (*Preparer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	spent := loop.NewSignal()
+	spent := wait.NewSignal()
 	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, ReserveDir), Used: spent.Raise}
 	if cfg.State == nil {
 		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"), reserve)
@@ -179,7 +180,7 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	p := &Preparer{reserve: reserve, spent: spent}
 	p.ready, p.board = make(chan struct{}), report.NewBoard()
-	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), loop.NewSignal()
+	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), wait.NewSignal()
 	p.pods = newPods(p.log)
 	p.trouble = loop.NewTrouble(p.log)
 	p.processes = supervise.New(cfg.Runtime, cfg.Step)
@@ -370,13 +371,12 @@ const (
 // when it cannot.
 func (p *Preparer) keepReserve(ctx context.Context) {
 	const key = "reserve"
-	for ctx.Err() == nil {
+	wait.Each(ctx, p.spent, func() time.Duration {
 		bytes, err := p.reserve.Fill()
 		p.cfg.Metrics.reserve.Set(float64(bytes))
-		wait := lookAtReserve
 		if p.trouble.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
-			wait = fillReserve
+			return fillReserve
 		}
-		_, _ = loop.PauseUnless(ctx, p.spent, wait) // the loop sees the end of ctx
-	}
+		return lookAtReserve
+	})
 }

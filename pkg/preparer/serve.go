@@ -14,9 +14,9 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // session is what the preparer does under one session with Consul.
@@ -27,8 +27,8 @@ type session struct {
 	locked chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
 
-	relist  loop.Signal // the realities must be read again
-	renewed loop.Signal // the lock was taken or proved, so writes are worth a try
+	relist  wait.Signal // the realities must be read again
+	renewed wait.Signal // the lock was taken or proved, so writes are worth a try
 
 	lockedOnce, askedOnce sync.Once
 
@@ -40,16 +40,16 @@ type session struct {
 // cause of ctx's end. No pod is touched by its end.
 func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s := &session{
-		kit: &p.kit, decide: p.decide, locked: make(chan struct{}), asked: make(chan struct{}), relist: loop.NewSignal(), renewed: loop.NewSignal(),
-		epochs: epochs{known: loop.NewSignal()},
+		kit: &p.kit, decide: p.decide, locked: make(chan struct{}), asked: make(chan struct{}), relist: wait.NewSignal(), renewed: wait.NewSignal(),
+		epochs: epochs{known: wait.NewSignal()},
 	}
 	pace := func() *backoff.ExponentialBackOff {
-		return loop.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
+		return wait.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &sharesFirst{NodeWriter: writes, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
 		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
-		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: loop.NewSignal(),
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: writes, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
@@ -273,7 +273,7 @@ var errNewEpoch = errors.New("the cluster has a new nonce, or the node's lock wa
 // epochs divide the time of one session: intents are read anew with each, because what was read before says nothing of a cluster with
 // another nonce, nor of what others did before the node's lock was taken.
 type epochs struct {
-	known loop.Signal // raised when the nonce is known, or that it cannot be
+	known wait.Signal // raised when the nonce is known, or that it cannot be
 
 	mu    sync.Mutex
 	nonce string

@@ -10,16 +10,16 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // watchRuntime follows what the runtime has. A runtime that does not answer says nothing about its processes.
 func (p *Preparer) watchRuntime(ctx context.Context) {
 	const key = "runtime"
-	pace := loop.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)
+	pace := wait.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)
 	var cursor uint64
 	for ctx.Err() == nil {
 		procs, next, err := p.cfg.Runtime.Watch(ctx, cursor)
@@ -29,7 +29,7 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 		case err != nil:
 			p.trouble.Report(key, "runtime does not answer; pods are taken to run on", err)
 			cursor = 0 // a supervisor that was restarted counts anew
-			if loop.Pause(ctx, pace.NextBackOff()) != nil {
+			if wait.Pause(ctx, pace.NextBackOff()) != nil {
 				return
 			}
 			continue

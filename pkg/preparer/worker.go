@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // kit is what the work for pods is done with. Nothing in it knows the Preparer.
@@ -36,7 +37,7 @@ type kit struct {
 	agent     *register.Registrar
 	board     *report.Board
 	ready     chan struct{} // closed when disk and runtime have both been read
-	prunable  loop.Signal   // other artifacts may be needed than before, or one could not be fetched
+	prunable  wait.Signal   // other artifacts may be needed than before, or one could not be fetched
 }
 
 func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Pod, id.String()) }
@@ -61,7 +62,7 @@ type worker struct {
 
 // run reconciles the pod until there is nothing left to do.
 func (w *worker) run(ctx context.Context) {
-	pace := loop.NewPace(w.cfg.RetryMin, w.cfg.RetryMax)
+	pace := wait.NewPace(w.cfg.RetryMin, w.cfg.RetryMax)
 	key := "pod " + w.e.id.String()
 	for {
 		w.pods.do(func() { w.e.again = false })
@@ -82,7 +83,7 @@ func (w *worker) run(ctx context.Context) {
 		if !errors.Is(err, context.Canceled) { // an interrupted installation is no trouble
 			w.trouble.Report(key, "pod cannot be reconciled, trying again", err)
 		}
-		if woken, err := loop.PauseUnless(ctx, w.e.wake, pace.NextBackOff()); err != nil {
+		if woken, err := wait.PauseUnless(ctx, w.e.wake, pace.NextBackOff()); err != nil {
 			return
 		} else if woken {
 			pace.Reset()
@@ -323,7 +324,7 @@ func (w *worker) takeOut(ctx context.Context) {
 	if drain > tellAfter { // what all pods do is no news
 		defer w.During("serving on after it was deregistered")()
 	}
-	_ = loop.Pause(ctx, drain) // whoever comes next sees that ctx has ended
+	_ = wait.Pause(ctx, drain) // whoever comes next sees that ctx has ended
 }
 
 // withdraw takes the pod's services away, and returns for how long it has clients yet.

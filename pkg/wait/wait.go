@@ -1,4 +1,4 @@
-// Package wait has what loops wait with: pauses that the end of their context cuts short, a signal that wakes one, and paces of tries.
+// Package wait has what loops are made of: pauses that the end of their context cuts short, a signal that wakes one, and paces of tries.
 package wait
 
 import (
@@ -39,6 +39,13 @@ func PauseUnless(ctx context.Context, wake Signal, d time.Duration) (woken bool,
 		return true, nil
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
+	}
+}
+
+// Each calls look until ctx ends: at once, and again when the signal is raised, which may be nil, or the time that look returned is over.
+func Each(ctx context.Context, wake Signal, look func() (next time.Duration)) {
+	for ctx.Err() == nil {
+		_, _ = PauseUnless(ctx, wake, look()) // the loop sees the end of ctx
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Touch is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
@@ -68,7 +68,7 @@ func (t Touch) NextLook(stopAfter time.Duration) time.Duration {
 // counts: it does from when they were read under the node's lock until that is lost.
 type Contact struct {
 	// Changed is raised when contact begins or ends, or matters more than before.
-	Changed loop.Signal
+	Changed wait.Signal
 
 	path    string
 	reserve *durable.Reserve
@@ -92,7 +92,7 @@ func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Contact{Changed: loop.NewSignal(), path: filepath.Join(dir, contactFile), reserve: reserve, started: now}
+	c := &Contact{Changed: wait.NewSignal(), path: filepath.Join(dir, contactFile), reserve: reserve, started: now}
 	data, err := os.ReadFile(c.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read time of last contact: %w", err)
@@ -172,7 +172,7 @@ const (
 
 // Note keeps the note so fresh that it is off by a tenth of what pods allow, of which stopAfter is the shortest. It returns when it is
 // due again; proc.Never: not before something changes.
-func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (wait time.Duration, err error) {
+func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (due time.Duration, err error) {
 	every := min(max(stopAfter/10, MinNoteEvery), maxNoteEvery)
 	c.mu.Lock()
 	if c.serving {
@@ -181,11 +181,11 @@ func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (wait time.Dura
 	last, serving, fresh := c.last, c.serving, now.Since(c.noted) < every
 	same := last == c.noted
 	c.mu.Unlock()
-	if wait = proc.Never; serving {
-		wait = every
+	if due = proc.Never; serving {
+		due = every
 	}
 	if same || serving && fresh {
-		return wait, nil
+		return due, nil
 	}
 	data, err := json.Marshal(last)
 	if err == nil {
@@ -197,5 +197,5 @@ func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (wait time.Dura
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.noted = last
-	return wait, nil
+	return due, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Doors says what a pod may do at Consul that would have something started on the node, or keep the preparer from its work. *store.Store is
@@ -50,19 +51,17 @@ func (x *Exposure) Watch(ctx context.Context, changed func()) {
 	if x.Doors == nil {
 		return
 	}
-	for {
+	wait.Each(ctx, nil, func() time.Duration {
 		open, err := x.Doors.OpenDoors(ctx, x.Node)
 		if ctx.Err() != nil {
-			return
+			return 0
 		}
 		said, next := x.answered(open, err)
 		if said != "" && x.set(said) {
 			changed()
 		}
-		if loop.Pause(ctx, next) != nil {
-			return
-		}
-	}
+		return next
+	})
 }
 
 // answered takes an answer in, and returns what it says, empty for nothing, and when to ask again.

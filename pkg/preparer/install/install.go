@@ -23,6 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing, whatever
@@ -79,12 +80,12 @@ type Node struct {
 	cfg      Config
 	accounts account.Directory
 	users    users
-	litter   loop.Signal // something was taken away that is to be deleted
+	litter   wait.Signal // something was taken away that is to be deleted
 }
 
 // New returns a node, with the users that its disk says are taken; numbers are those that pods have besides, by identity.
 func New(cfg Config, numbers map[pod.Identity]int) *Node {
-	n := &Node{cfg: cfg, litter: loop.NewSignal()}
+	n := &Node{cfg: cfg, litter: wait.NewSignal()}
 	n.loadUsers(numbers)
 	return n
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Trees deletes what pods leave behind, and gives it to other users, without being led by it; tree.Runner is one.
@@ -106,12 +106,12 @@ func removedOf(name string) string { return strings.TrimSuffix(name, filepath.Ex
 // DeleteRemoved deletes what was taken away until ctx ends; every is between two tries at what could not be deleted, and looks at what an
 // earlier run has left.
 func (n *Node) DeleteRemoved(ctx context.Context, every time.Duration) {
-	for ctx.Err() == nil {
+	wait.Each(ctx, n.litter, func() time.Duration {
 		if n.deleteRound(ctx) {
-			continue
+			return 0
 		}
-		_, _ = loop.PauseUnless(ctx, n.litter, every) // the loop sees the end of ctx
-	}
+		return every
+	})
 }
 
 // deleteRound gives each tree one slice of time, and reports whether some need more.

@@ -1,3 +1,4 @@
+// Package loop has what a node's loops say of what goes wrong: a log that stays quiet while nothing new does.
 package loop
 
 import (

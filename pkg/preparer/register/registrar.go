@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Services is the local Consul agent; *consul.Client is one.
@@ -92,7 +93,7 @@ type Config struct {
 // Registrar is what has been registered, and what was said of it.
 type Registrar struct {
 	// Wake is raised when a pod may need its services registered.
-	Wake loop.Signal
+	Wake wait.Signal
 
 	cfg     Config
 	vouched string // TokenID with which the services of all pods were registered; only Run uses it
@@ -122,7 +123,7 @@ type service struct {
 // New returns a Registrar that knows of no pod yet.
 func New(cfg Config) (*Registrar, error) {
 	vouched, err := readVouched(cfg.Dir)
-	return &Registrar{Wake: loop.NewSignal(), cfg: cfg, vouched: vouched, services: map[pod.Identity]*service{}}, err
+	return &Registrar{Wake: wait.NewSignal(), cfg: cfg, vouched: vouched, services: map[pod.Identity]*service{}}, err
 }
 
 // of returns what there is of a pod. The caller holds r.mu.
@@ -179,12 +180,7 @@ func (r *Registrar) Asked() bool {
 // differs.
 func (r *Registrar) Run(ctx context.Context) {
 	defer r.endScripts()
-	for {
-		poll := r.sync(ctx)
-		if _, err := loop.PauseUnless(ctx, r.Wake, poll); err != nil {
-			return
-		}
-	}
+	wait.Each(ctx, r.Wake, func() time.Duration { return r.sync(ctx) })
 }
 
 // sync makes one look, and returns when the next one is due.

@@ -15,9 +15,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // minScriptTTL is how long, at least, the local agent believes what a script said last: longer than a restart of the
@@ -106,7 +106,7 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 	// What the version links to: somebody may have removed the artifact of a running pod.
 	for _, err := r.cfg.Versions.Fetch(ctx, v.M); err != nil; _, err = r.cfg.Versions.Fetch(ctx, v.M) {
 		r.heard(v.ID, s, w, health.Verdict{Output: err.Error()})
-		if loop.Pause(ctx, interval) != nil {
+		if wait.Pause(ctx, interval) != nil {
 			return
 		}
 	}

@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Board is what the node has to say of its pods, and what of that Consul need not keep any more.
 type Board struct {
 	// Changed is raised when there is something to write.
-	Changed loop.Signal
+	Changed wait.Signal
 
 	mu    sync.Mutex
 	lines map[pod.Identity]*line
@@ -41,7 +41,7 @@ type Told struct {
 
 // NewBoard returns one that says nothing.
 func NewBoard() *Board {
-	return &Board{Changed: loop.NewSignal(), lines: map[pod.Identity]*line{}}
+	return &Board{Changed: wait.NewSignal(), lines: map[pod.Identity]*line{}}
 }
 
 // line returns that of a pod. The caller holds b.mu.

@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // acquireTimeout bounds one try to take the lock, so that what is in the way gets logged.
@@ -54,8 +55,8 @@ type Keeper struct {
 	RelistEvery time.Duration                      // between two looks at the pages, which nothing watches
 	NewPace     func() *backoff.ExponentialBackOff // of tries
 
-	Changed loop.Signal // what Says returns may have changed
-	Recheck loop.Signal // the record must be written again, whatever it says
+	Changed wait.Signal // what Says returns may have changed
+	Recheck wait.Signal // the record must be written again, whatever it says
 
 	written atomic.Pointer[string] // the record as last written, in the form of recordText
 }
@@ -79,7 +80,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			case err != nil:
 				k.notAcquired(ctx, key, err)
 				must, again = true, true
-				if err := loop.Pause(ctx, pace.NextBackOff()); err != nil {
+				if err := wait.Pause(ctx, pace.NextBackOff()); err != nil {
 					return err
 				}
 				continue
@@ -88,14 +89,14 @@ func (k *Keeper) Run(ctx context.Context) error {
 			pace.Reset()
 			k.tookLock(n)
 		}
-		wait := k.RelistEvery
+		pause := k.RelistEvery
 		if untold == nil {
 			tellPace.Reset()
 		} else {
-			wait = tellPace.NextBackOff()
+			pause = tellPace.NextBackOff()
 		}
 		var err error
-		if must, again, err = k.nextRecord(ctx, wait); err != nil {
+		if must, again, err = k.nextRecord(ctx, pause); err != nil {
 			return err
 		}
 		again = again || untold != nil
@@ -104,7 +105,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // nextRecord waits until the record should be looked at again, and returns whether it must be written then, and whether it
 // should be read what there is of the pages, which nothing watches.
-func (k *Keeper) nextRecord(ctx context.Context, wait time.Duration) (must, again bool, err error) {
+func (k *Keeper) nextRecord(ctx context.Context, pause time.Duration) (must, again bool, err error) {
 	select {
 	case <-ctx.Done():
 		return false, false, context.Cause(ctx)
@@ -112,7 +113,7 @@ func (k *Keeper) nextRecord(ctx context.Context, wait time.Duration) (must, agai
 		return false, false, nil
 	case <-k.Recheck:
 		return true, true, nil
-	case <-time.After(wait):
+	case <-time.After(pause):
 		return false, true, nil
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 const (
@@ -42,9 +43,9 @@ type Publisher struct {
 	RelistEvery time.Duration                      // between two looks at what is stored, which nothing watches; spread by half
 	NewPace     func() *backoff.ExponentialBackOff // of tries
 
-	Relist  loop.Signal // what is stored must be read again
-	Renewed loop.Signal // writes are worth a try
-	Lost    loop.Signal // is raised when only taking the node's lock can tell whether session or record are gone
+	Relist  wait.Signal // what is stored must be read again
+	Renewed wait.Signal // writes are worth a try
+	Lost    wait.Signal // is raised when only taking the node's lock can tell whether session or record are gone
 
 	stored map[pod.Identity]store.Rec[pod.Reality] // what Consul has, as last read or written
 }
@@ -77,13 +78,13 @@ func (pub *Publisher) Run(ctx context.Context) error {
 		if err == nil {
 			err = pub.pass(ctx)
 		}
-		wait, wake := time.Until(relistAt), pub.Board.Changed
+		pause, wake := time.Until(relistAt), pub.Board.Changed
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
 			pub.Trouble.Report(key, "realities cannot be written", err)
-			wait, wake = pace.NextBackOff(), nil
+			pause, wake = pace.NextBackOff(), nil
 			if errors.Is(err, store.ErrLost) {
 				pub.Lost.Raise() // only taking the lock can tell whether the session or the record is gone
 			}
@@ -94,11 +95,11 @@ func (pub *Publisher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-wake:
-			_ = loop.Pause(ctx, coalesce) // the loop sees the context's end
+			_ = wait.Pause(ctx, coalesce) // the loop sees the context's end
 		case <-pub.Relist:
 			relistAt = time.Now()
 		case <-pub.Renewed:
-		case <-time.After(wait):
+		case <-time.After(pause):
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

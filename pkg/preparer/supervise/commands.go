@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // commandsWait bounds how long a stop waits for commands that were told to end, before it says so and tries again.
@@ -117,7 +117,7 @@ func AwaitCommands(ctx context.Context, path string) error {
 		case time.Now().After(deadline):
 			return fmt.Errorf("a command that was run in the pod is not dead yet %s after it was killed", commandsWait)
 		}
-		if err := loop.Pause(ctx, look); err != nil {
+		if err := wait.Pause(ctx, look); err != nil {
 			return err
 		}
 	}

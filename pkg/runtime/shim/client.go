@@ -14,17 +14,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // DefaultConnectTimeout is how long a client tries to reach a supervisor before a call fails.
 const DefaultConnectTimeout = 5 * time.Second
 
 const (
-	firstRetry = 10 * time.Millisecond  // after a failed connection; doubles
-	lastRetry  = 250 * time.Millisecond // bound of that doubling
+	firstRetry = 10 * time.Millisecond  // after a failed connection; grows
+	lastRetry  = 250 * time.Millisecond // bound of that
 	// respawn is the shortest time between two attempts of a client to start a supervisor. One that finds a dying
 	// predecessor's lock still held gives up, so a single attempt is not enough.
 	respawn = 500 * time.Millisecond
@@ -117,8 +116,7 @@ func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, ui
 // call repeats a request until a supervisor answers. All requests may be repeated: an answer that was lost on the
 // way changes nothing.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval, wait.Multiplier = firstRetry, lastRetry, 2
+	pace := wait.NewPace(firstRetry, lastRetry)
 	var spawnErr error
 	failingSince := time.Now()
 	for {
@@ -136,7 +134,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		if time.Since(failingSince) > c.cfg.ConnectTimeout {
 			return errors.Join(err, spawnErr)
 		}
-		if !pause(ctx, wait.NextBackOff()) {
+		if wait.Pause(ctx, pace.NextBackOff()) != nil {
 			return fmt.Errorf("call supervisor: %w", ctx.Err())
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
@@ -70,7 +71,7 @@ func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(err
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, unix.SIGCHLD)
 	defer signal.Stop(died)
-	for more := true; more; more = pause(ctx, orphanGap) {
+	for more := true; more; more = wait.Pause(ctx, orphanGap) == nil {
 		select {
 		case <-died:
 			if err := f.reap(sc); err != nil {

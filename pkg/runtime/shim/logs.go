@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // The supervisor's own log, which Spawn opens: rotated at this many bytes, with so many files kept.
@@ -19,7 +20,7 @@ const (
 func (s *supervisor) rotateLogs(ctx context.Context) {
 	logs := rotator{rotate: logfile.Rotate}
 	defer logs.under.Wait()
-	for pause(ctx, s.cfg.LogCheck) {
+	for wait.Pause(ctx, s.cfg.LogCheck) == nil {
 		if err := logfile.Rotate(filepath.Join(s.cfg.Dir, logName), ownLogBytes, ownLogKeep); err != nil {
 			s.cfg.Log("log not rotated", map[string]any{"error": err})
 		}
@@ -62,11 +63,12 @@ const fillReserve = 10 * time.Second
 // started again. What it cannot do it says once.
 func (s *supervisor) keepReserve(ctx context.Context) {
 	told := false
-	for fill := true; fill; fill = pause(ctx, fillReserve) {
+	wait.Each(ctx, nil, func() time.Duration {
 		_, err := s.records.Reserve.Fill()
 		if err != nil && !told {
 			s.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
 		}
 		told = err != nil
-	}
+		return fillReserve
+	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // Between two looks at whether a session is empty yet.
@@ -136,7 +137,7 @@ func (p *process) adrift(err error) {
 // takeOver tries again, until ctx ends, to find a process that is adrift, and begins to keep it. One whose record cannot be
 // read stays as it is.
 func (p *process) takeOver(ctx context.Context) {
-	for p.known() && p.current().Spec.Validate() == nil && pause(ctx, retryWatch) {
+	for p.known() && p.current().Spec.Validate() == nil && wait.Pause(ctx, retryWatch) == nil {
 		c, phase, err := p.sup.recover(p.current())
 		if err != nil {
 			continue
@@ -270,7 +271,7 @@ func (p *process) await(recalled context.Context, c *child) {
 		}
 		// Not knowing is no reason to touch what may run well: look again.
 		p.log("process not watched", map[string]any{"pid": c.PID, "error": err})
-		pause(recalled, retryWatch)
+		_ = wait.Pause(recalled, retryWatch)
 	}
 }
 
@@ -300,7 +301,7 @@ func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 		} else if live == 0 && c.Exited() {
 			return true
 		}
-		pause(ctx, look)
+		_ = wait.Pause(ctx, look)
 	}
 	return false
 }
@@ -319,18 +320,5 @@ func (p *process) removeCgroup(c *child) {
 func (p *process) pause(recalled context.Context) bool {
 	rec := p.current()
 	delay := rec.Spec.Restart.Delay(rec.ShortRuns, p.sup.cfg.RestartDelay, p.sup.cfg.MaxRestartDelay)
-	if delay == 0 {
-		return true
-	}
-	return pause(recalled, delay)
-}
-
-// pause returns false when ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return delay == 0 || wait.Pause(recalled, delay) == nil
 }

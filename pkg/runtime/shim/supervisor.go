@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 const (
@@ -315,7 +316,7 @@ func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snaps
 		case <-ctx.Done():
 			return snap, false
 		}
-		pause(ctx, s.gap(time.Now()))
+		_ = wait.Pause(ctx, s.gap(time.Now()))
 	}
 	procs, snap := s.since(base) // before the states are read, so that a change in between is told once more, not lost
 	snap.Processes = []runtime.Status{}
