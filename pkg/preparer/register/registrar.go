@@ -12,7 +12,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/durable"
-	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -115,7 +114,7 @@ type service struct {
 	wanted      bool   // and that is where it is to be
 	health      Health // as the agent says
 	check       string // name of the check there
-	complaint   health.Complaint
+	complaint   complaint
 	gate        gate         // paces registrations that do not last
 	script      *scriptWatch // nil while no health script runs
 }
@@ -159,12 +158,12 @@ func (r *Registrar) Said(id pod.Identity) Said {
 	said := Said{Health: s.health, Service: s.fingerprint, Standby: s.standby}
 	said.Silent = !r.answered
 	if w := s.script; w != nil { // what it says counts, not what the agent heard of it
-		said.Health = Health{Known: w.known, Passing: w.known && w.verdict.Passing}
+		said.Health = Health{Known: w.known, Passing: w.known && w.verdict.passing}
 	} else if said.Known {
 		said.Check = s.check
 	}
 	if said.Known {
-		said.Complaint = s.complaint.Text()
+		said.Complaint = s.complaint.text
 	}
 	return said
 }
@@ -335,10 +334,10 @@ func changeOf(n *node.Node, p *Pod) change {
 // hear takes in what the check of a pod said, and returns whether that is news.
 func (s *service) hear(passing bool, text string, now time.Time) bool {
 	if passing {
-		s.complaint = health.Complaint{} // that it passes is a change already
+		s.complaint = complaint{} // that it passes is a change already
 		return false
 	}
-	return s.complaint.Hear(text, now)
+	return s.complaint.hear(text, now)
 }
 
 // registered is what the agent has of some services of a pod.
@@ -424,7 +423,7 @@ func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) 
 		drain = p.Manifest.DrainFor()
 	}
 	s.standby = p.Standby // it is found under no name
-	s.fingerprint, s.health, s.complaint, s.gate = "", Health{}, health.Complaint{}, gate{}
+	s.fingerprint, s.health, s.complaint, s.gate = "", Health{}, complaint{}, gate{}
 	script := s.script
 	s.script = nil
 	r.mu.Unlock()

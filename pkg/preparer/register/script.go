@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rcfarm/rcfarm/pkg/health"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
@@ -28,7 +27,7 @@ const minScriptTTL = time.Minute
 type scriptWatch struct {
 	stop    context.CancelFunc
 	done    chan struct{} // closed when nothing of it runs any more
-	verdict health.Verdict
+	verdict verdict
 	known   bool // the verdict counts
 }
 
@@ -76,7 +75,7 @@ func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &scriptWatch{stop: cancel, done: make(chan struct{})}
 	// One that was available when the preparer was last here still is, until its script says otherwise.
-	w.verdict.Passing, w.known = p.Available, p.Available
+	w.verdict.passing, w.known = p.Available, p.Available
 	s.script = w
 	go func() {
 		defer close(w.done)
@@ -105,24 +104,22 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 	interval := h.Interval.Or(manifest.DefaultHealthInterval)
 	// What the version links to: somebody may have removed the artifact of a running pod.
 	for _, err := r.cfg.Versions.Fetch(ctx, v.M); err != nil; _, err = r.cfg.Versions.Fetch(ctx, v.M) {
-		r.heard(v.ID, s, w, health.Verdict{Output: err.Error()})
+		r.heard(v.ID, s, w, verdict{output: err.Error()})
 		if wait.Pause(ctx, interval) != nil {
 			return
 		}
 	}
 	command := oneshot.Command{
 		Argv: append([]string{v.Path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
-		Isolation: spec.Isolation, OutputBytes: health.MaxOutput,
+		Isolation: spec.Isolation, OutputBytes: maxOutput,
 	}
 	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)
-	check := health.Check{
-		Ask:      func(ctx context.Context) (string, error) { return r.askScript(ctx, command, timeout) },
-		Interval: interval, SuccessThreshold: h.SuccessThreshold, FailureThreshold: h.FailureThreshold,
-	}
-	health.Watch(ctx, check, w.verdict.Passing, func(verdict health.Verdict) {
-		id := serviceIDs(r.cfg.Node.Name, v.ID, nil, r.heard(v.ID, s, w, verdict))[0]
+	ask := func(ctx context.Context) (string, error) { return r.askScript(ctx, command, timeout) }
+	count := counter{passing: w.verdict.passing, success: h.SuccessThreshold, failure: h.FailureThreshold}
+	judge(ctx, interval, count, ask, func(says verdict) {
+		id := serviceIDs(r.cfg.Node.Name, v.ID, nil, r.heard(v.ID, s, w, says))[0]
 		// An agent that does not have the check yet, or is away, is told with the next verdict.
-		if err := r.cfg.Services.UpdateCheck(ctx, id, verdict.Passing, verdict.Output); err != nil && ctx.Err() == nil {
+		if err := r.cfg.Services.UpdateCheck(ctx, id, says.passing, says.output); err != nil && ctx.Err() == nil {
 			r.podLog(v.ID).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
 		}
 	})
@@ -143,15 +140,15 @@ func (r *Registrar) askScript(ctx context.Context, command oneshot.Command, time
 	if err == nil && !exit.OK() {
 		err = fmt.Errorf("the health script %s", exit)
 	}
-	said, readErr := io.ReadAll(io.NewSectionReader(file, 0, health.MaxOutput))
+	said, readErr := io.ReadAll(io.NewSectionReader(file, 0, maxOutput))
 	return string(said), errors.Join(err, readErr)
 }
 
 // heard takes a verdict in, and returns whether the pod is to stand by.
-func (r *Registrar) heard(id pod.Identity, s *service, w *scriptWatch, v health.Verdict) (standby bool) {
+func (r *Registrar) heard(id pod.Identity, s *service, w *scriptWatch, v verdict) (standby bool) {
 	r.mu.Lock()
-	news := !w.known || w.verdict.Passing != v.Passing
-	news = s.hear(v.Passing, v.Output, time.Now()) || news
+	news := !w.known || w.verdict.passing != v.passing
+	news = s.hear(v.passing, v.output, time.Now()) || news
 	w.verdict, w.known = v, true
 	standby = s.wanted
 	r.mu.Unlock()

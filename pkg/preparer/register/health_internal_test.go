@@ -1,4 +1,4 @@
-package health
+package register
 
 import (
 	"context"
@@ -16,13 +16,13 @@ func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
 // Every answer is told, one each interval; a run that takes longer is followed by the next at once, and one that ctx cuts
 // short is not told.
-func TestWatch(t *testing.T) {
+func TestJudge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		began, asked := time.Now(), 0
 		takes := []time.Duration{0, time.Second, 15 * time.Second, 0, time.Hour}
-		check := Check{Interval: 10 * time.Second, Ask: func(ctx context.Context) (string, error) {
+		ask := func(ctx context.Context) (string, error) {
 			asked++
 			select {
 			case <-time.After(takes[asked-1]):
@@ -30,21 +30,21 @@ func TestWatch(t *testing.T) {
 				return "", ctx.Err()
 			}
 			if asked == 2 {
-				return strings.Repeat("x", 2*MaxOutput), errors.New("ill")
+				return strings.Repeat("x", 2*maxOutput), errors.New("ill")
 			}
 			return "well", nil
-		}}
+		}
 		type told struct {
 			at time.Duration
-			v  Verdict
+			v  verdict
 		}
 		var got []told
-		Watch(ctx, check, false, func(v Verdict) { got = append(got, told{time.Since(began), v}) })
+		judge(ctx, 10*time.Second, counter{}, ask, func(v verdict) { got = append(got, told{time.Since(began), v}) })
 		want := []told{
-			{0, Verdict{true, "well"}},
-			{11 * time.Second, Verdict{false, ("ill\n" + strings.Repeat("x", MaxOutput))[:MaxOutput]}},
-			{35 * time.Second, Verdict{true, "well"}},
-			{35 * time.Second, Verdict{true, "well"}},
+			{0, verdict{true, "well"}},
+			{11 * time.Second, verdict{false, ("ill\n" + strings.Repeat("x", maxOutput))[:maxOutput]}},
+			{35 * time.Second, verdict{true, "well"}},
+			{35 * time.Second, verdict{true, "well"}},
 		}
 		if len(got) != len(want) {
 			t.Fatalf("told %v, want %v", got, want)

@@ -1,4 +1,4 @@
-package health
+package register
 
 import (
 	"regexp"
@@ -9,10 +9,10 @@ import (
 // retellAfter is how long a complaint stands before other words of the same check for the same failure replace it.
 const retellAfter = time.Minute
 
-// Complaint is what a check that does not pass is reported to have said. A check says it anew each time that it is asked, with
+// complaint is what a check that does not pass is reported to have said. A check says it anew each time that it is asked, with
 // timings and counters in it; repeating all that would change the report each time. The zero value is that of a check that
 // passes.
-type Complaint struct {
+type complaint struct {
 	text string // as said when it was taken in
 	told told   // what it amounts to
 	at   time.Time
@@ -21,18 +21,15 @@ type Complaint struct {
 // told is a complaint without what differs from one time to the next.
 type told struct{ reason, detail string }
 
-// Text returns what is reported.
-func (c *Complaint) Text() string { return c.text }
-
-// Hear takes in what a check that does not pass said last, and returns whether Text is another now: at once when it fails for
+// hear takes in what a check that does not pass said last, and returns whether text is another now: at once when it fails for
 // another reason, and after a while when it merely says something else besides, other numbers apart.
-func (c *Complaint) Hear(text string, now time.Time) (changed bool) {
+func (c *complaint) hear(text string, now time.Time) (changed bool) {
 	next := classify(text)
 	if c.text != "" && next.reason == c.told.reason && (next.detail == c.told.detail || now.Sub(c.at) < retellAfter) {
 		return false
 	}
 	changed = c.text != text
-	*c = Complaint{text: text, told: next, at: now}
+	*c = complaint{text: text, told: next, at: now}
 	return changed
 }
 

@@ -1,4 +1,4 @@
-package health
+package register
 
 import (
 	"testing"
@@ -36,14 +36,14 @@ func TestComplaint(t *testing.T) {
 		"nothing": {{0, "", false}, {0, "no", true}},
 	} {
 		began := time.Now()
-		var c Complaint
+		var c complaint
 		want := ""
 		for i, s := range steps {
 			if s.new {
 				want = s.said
 			}
-			if got := c.Hear(s.said, began.Add(s.at)); got != s.new || c.Text() != want {
-				t.Errorf("%s %d: changed %v, reported %q; want %v and %q", name, i, got, c.Text(), s.new, want)
+			if got := c.hear(s.said, began.Add(s.at)); got != s.new || c.text != want {
+				t.Errorf("%s %d: changed %v, reported %q; want %v and %q", name, i, got, c.text, s.new, want)
 			}
 		}
 	}
