@@ -198,10 +198,10 @@ func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) 
 	return nil // none was placed there
 }
 
-// firstLeaked is the first index of identities that no controller reaches: what holds a share under it is not there.
+// firstLeaked is the first index of identities that no controller reaches: what holds a claim under it is not there.
 const firstLeaked = 900
 
-// leak gives a share of a node to a pod of a controller that is not there, as a defect might.
+// leak gives a claim on a node to a pod of a controller that is not there, as a defect might.
 func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *rand.Rand) error {
 	name := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name
 	id := pod.Identity{RCID: of.ID, Role: rc.DefaultRole, Index: firstLeaked + rng.IntN(100)}
@@ -211,10 +211,10 @@ func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *ra
 	}
 	next := found[name].Value.Clone()
 	port := freePort(next, rng)
-	if port == 0 || len(next.Holders) >= slots {
+	if port == 0 || len(next.Claims) >= slots {
 		return nil
 	}
-	next.Holders[id.String()] = node.NewHolder(id, map[string]int{"admin": port}, 0, 0)
+	next.Claims[id.String()] = node.NewClaim(id, map[string]int{"admin": port}, 0, 0)
 	value, err := json.Marshal(next)
 	if err != nil {
 		return err
@@ -235,7 +235,7 @@ func freePort(res node.Reservation, rng *rand.Rand) int {
 	var free []int
 	for port := portMin; port <= portMax; port++ {
 		taken := false
-		for _, h := range res.Holders {
+		for _, h := range res.Claims {
 			taken = taken || slices.Contains(h.Ports, port)
 		}
 		if !taken {
@@ -301,14 +301,14 @@ func (c *chaos) unanswered(ctx context.Context) error {
 	return err
 }
 
-// leaked says which shares are still held by what is not there.
+// leaked says which claims are still held by what is not there.
 func (c *chaos) leaked(ctx context.Context, st *store.Store) error {
 	all, corrupt, err := st.ListReservations(ctx)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
 	for name, res := range all {
-		for id, h := range res.Holders {
+		for id, h := range res.Claims {
 			if h.Pod.Index >= firstLeaked {
 				return errors.New(name + " still has a share for " + strconv.Quote(id))
 			}

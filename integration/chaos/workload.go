@@ -25,7 +25,7 @@ type workload struct {
 
 	mu   sync.Mutex
 	made map[int]int // controllers made so far, by slot
-	// closed are the nodes that may be drained, leaky those that may have a share for nobody.
+	// closed are the nodes that may be drained, leaky those that may have a claim for nobody.
 	closed, leaky map[string]bool
 	labelled      map[string]bool // nodes that may have another label
 }
@@ -320,7 +320,7 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain leaves nothing undone: drains are ended, labels taken back, leaked shares swept, the breaker reset, and each controller written anew
+// sayAgain leaves nothing undone: drains are ended, labels taken back, leaked claims swept, the breaker reset, and each controller written anew
 // and enabled, as an operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
 // It may stop many pods at once now, or what the breaker held up would trip it again; so may one that is being deleted.
 func (w *workload) sayAgain(ctx context.Context) error {

@@ -65,14 +65,14 @@ func TestMassStops(t *testing.T) {
 			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 99}, "nonce": "n0", "consul_node": "n2"}))
 			w.change(1, c.pods+1, nil)
 			ops := []Op{kv("check-index", "schema", nil).at(w.schema)}
-			holders := fields{}
+			claims := fields{}
 			for i := 1; i <= c.pods; i++ {
 				p := placed("n2", running, 30)
 				p["index"], p["ports"] = i, nil
 				ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p))
-				holders[fmt.Sprintf("c/main.%d", i)] = fields{}
+				claims[fmt.Sprintf("c/main.%d", i)] = fields{}
 			}
-			w.txn(w.fenced(append(ops, kv("set", "reservations/n2", fields{"holders": holders}))...)...)
+			w.txn(w.fenced(append(ops, kv("set", "reservations/n2", fields{"holders": claims}))...)...)
 			record := fields{"min_available": 0}
 			maps.Copy(record, c.record)
 			w.change(2, 0, record)

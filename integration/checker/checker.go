@@ -107,7 +107,7 @@ type judgement struct {
 	result  *Result
 	trace   func(*Write)
 	ordered map[string]asked // every intent ever written, by node, identity and revision
-	leaked  map[string]bool  // shares that the run itself gave to nobody, by node and identity
+	leaked  map[string]bool  // claims that the run itself gave to nobody, by node and identity
 
 	listed map[listedPage]string // nonces of the pages of orphans that were ever written
 

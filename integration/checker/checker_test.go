@@ -206,11 +206,11 @@ func did(state string, revision int64, available bool) fields {
 }
 
 func holding(ids ...string) fields {
-	holders := fields{}
+	claims := fields{}
 	for _, id := range ids {
-		holders[id] = fields{"ports": []int{80}}
+		claims[id] = fields{"ports": []int{80}}
 	}
-	return fields{"holders": holders}
+	return fields{"holders": claims}
 }
 
 func TestAnOrderlyHistoryHasNoViolations(t *testing.T) {

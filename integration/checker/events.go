@@ -16,7 +16,7 @@ type Event struct {
 
 	// EventNode: a simulated node has just done what an intent says. EventEnd: what it runs at the end, one event for each.
 	// EventLost: its machine died, and with it all that ran and all that the node knew. EventLeak: an identity is about to be
-	// given a share of the node although it is not there.
+	// given a claim on the node although it is not there.
 	Node     string         `json:"node,omitempty"`
 	ID       string         `json:"id,omitempty"` // <rc-id>/<role>.<index>
 	State    string         `json:"state,omitempty"`

@@ -23,7 +23,7 @@ func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
 }
 
 // locked is P1 by the locks alone, whatever the transaction says about itself and whatever it checks: who changes a
-// controller's placements, intents or shares does so while a farm's session holds that controller's lock. A farm sends
+// controller's placements, intents or claims does so while a farm's session holds that controller's lock. A farm sends
 // writes of several controllers together, each with a fence of its own: then one session holds all of their locks.
 func (j *judgement) locked(w *Write) {
 	written := j.written(w)
@@ -46,12 +46,12 @@ func (j *judgement) locked(w *Write) {
 	}
 }
 
-// written returns the controllers whose placements, intents or shares the transaction changes.
+// written returns the controllers whose placements, intents or claims the transaction changes.
 func (j *judgement) written(w *Write) map[string]bool {
 	out := map[string]bool{}
 	for i := range w.Changes {
 		c := &w.Changes[i]
-		for _, id := range j.shares(c) {
+		for _, id := range j.claims(c) {
 			out[rcOf(id)] = true
 		}
 		if g := group(c.Key); g != "pods" && g != "intent" {
@@ -64,31 +64,31 @@ func (j *judgement) written(w *Write) map[string]bool {
 	return out
 }
 
-// shares returns the identities whose share of a node a change gives, takes or alters. Shares that the run itself leaked
+// claims returns the identities whose claim on a node a change gives, takes or alters. Claims that the run itself leaked
 // are not among those given.
-func (j *judgement) shares(c *Change) []string {
+func (j *judgement) claims(c *Change) []string {
 	if group(c.Key) != "reservations" {
 		return nil
 	}
 	before, after := c.Before.reservation(), c.After.reservation()
 	var out []string
-	for id, ports := range after.shares() {
-		had, known := before.shares()[id]
+	for id, ports := range after.ports() {
+		had, known := before.ports()[id]
 		switch {
 		case !known && j.leaked[nodeBelow(c.Key, "reservations/")+"|"+id]:
 		case !known, !slices.Equal(had, ports):
 			out = append(out, id)
 		}
 	}
-	for id := range before.shares() {
-		if _, has := after.shares()[id]; !has {
+	for id := range before.ports() {
+		if _, has := after.ports()[id]; !has {
 			out = append(out, id)
 		}
 	}
 	return out
 }
 
-// leaks returns the shares that a run wrote itself, for nobody, by node and identity: something for operators to sweep.
+// leaks returns the claims that a run wrote itself, for nobody, by node and identity: something for operators to sweep.
 func leaks(events []Event) map[string]bool {
 	out := map[string]bool{}
 	for _, e := range ofKind(events, EventLeak) {

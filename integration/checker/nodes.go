@@ -173,7 +173,7 @@ func (j *judgement) placedRuns(end []Event) {
 	}
 }
 
-// finally judges the healed cluster: every controller converged, every share somebody's.
+// finally judges the healed cluster: every controller converged, every claim somebody's.
 func (j *judgement) finally() {
 	for _, k := range j.state.groups["rcs"] {
 		rc := k.controller()
@@ -205,7 +205,7 @@ func (j *judgement) finally() {
 		if res == nil {
 			continue
 		}
-		for id, h := range res.Holders {
+		for id, h := range res.Claims {
 			j.looked("final share")
 			if ports, ok := want[node][id]; !ok || !slices.Equal(ports, h.Ports) {
 				j.violated("P3", "share of nobody at the end", k.Index, "%s holds ports %v on %s, placed with %v", id, h.Ports, node, ports)

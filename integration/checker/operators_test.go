@@ -44,11 +44,11 @@ func (w *world) stop(revision int64) {
 func (w *world) place(node string, ports fields, held []int) {
 	p := placed(node, running, 30)
 	p["index"], p["ports"] = 1, ports
-	holders := fields{"c/main.1": fields{"ports": held}}
+	claims := fields{"c/main.1": fields{"ports": held}}
 	if node == "n1" {
-		holders["c/main.0"] = fields{"ports": []int{80}}
+		claims["c/main.0"] = fields{"ports": []int{80}}
 	}
-	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/"+node, fields{"holders": holders}))...)
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/"+node, fields{"holders": claims}))...)
 }
 
 // asks leaves a request and returns what removes it.
@@ -418,7 +418,7 @@ func TestPortReservedTwice(t *testing.T) {
 	w.change(2, 2, nil)
 	w.add(Event{Kind: EventLeak, Node: "n2", ID: "c/main.900"})
 	w.txn(kv("set", "reservations/n2", fields{"holders": fields{"c/main.900": fields{"ports": []int{80}}}}))
-	w.expect("") // a share that the run leaked
+	w.expect("") // a claim that the run leaked
 	p := placed("n2", running, 30)
 	p["index"] = 1
 	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/n2", holding("c/main.900", "c/main.1")))...)

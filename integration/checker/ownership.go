@@ -103,7 +103,7 @@ func (j *judgement) single(w *Write) {
 		}
 	}
 	for i := range w.Changes {
-		j.holders(w, &w.Changes[i], owned)
+		j.claimants(w, &w.Changes[i], owned)
 	}
 }
 
@@ -119,9 +119,9 @@ func (w *Write) speaksForNobody(id string) bool {
 	return (lock == nil || lock.Session == "") && w.has(prefix+"locks/"+id, "check-index", "check-not-exists")
 }
 
-// holders: nobody changes another controller's share of a node.
-func (j *judgement) holders(w *Write, c *Change, owned map[string]bool) {
-	for _, id := range j.shares(c) {
+// claimants: nobody changes another controller's claim on a node.
+func (j *judgement) claimants(w *Write, c *Change, owned map[string]bool) {
+	for _, id := range j.claims(c) {
 		rcID := rcOf(id)
 		j.looked("P1 shares")
 		if !owned[rcID] && !w.has(prefix+"locks/"+rcID, "check-session") {

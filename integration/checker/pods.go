@@ -141,7 +141,7 @@ func (w *Write) placementsBefore(rcID string) []*placement {
 	return out
 }
 
-// confirmed is P5: identity, node and share are given up only after the node has confirmed the stop.
+// confirmed is P5: identity, node and claim are given up only after the node has confirmed the stop.
 func (j *judgement) confirmed(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -205,9 +205,9 @@ func (j *judgement) freed(w *Write, c *Change) {
 	if before == nil {
 		return
 	}
-	for id := range before.Holders {
+	for id := range before.Claims {
 		if after != nil {
-			if _, still := after.Holders[id]; still {
+			if _, still := after.Claims[id]; still {
 				continue
 			}
 		}

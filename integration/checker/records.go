@@ -178,10 +178,10 @@ func (d *drain) stops(at int64) bool {
 }
 
 type reservation struct {
-	Holders map[string]holder `json:"holders"`
+	Claims map[string]claim `json:"holders"`
 }
 
-type holder struct {
+type claim struct {
 	Ports []int `json:"ports"`
 	resources
 }
@@ -201,11 +201,11 @@ func (r resources) exceeds(n *nodeRecord) bool {
 	return n.Capacity.CPU > 0 && r.CPU > n.Capacity.CPU || n.Capacity.Memory > 0 && r.Memory > n.Capacity.Memory
 }
 
-// shares returns the ports of each holder.
-func (r *reservation) shares() map[string][]int {
+// ports returns the ports of each claim.
+func (r *reservation) ports() map[string][]int {
 	out := map[string][]int{}
 	if r != nil {
-		for id, h := range r.Holders {
+		for id, h := range r.Claims {
 			out[id] = h.Ports
 		}
 	}

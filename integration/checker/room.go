@@ -95,22 +95,22 @@ func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 		j.violated("P3", "placed without a reservation", w.Index, "%s on %s", p.id(), p.Node)
 		return
 	}
-	holder, holds := res.Holders[p.id()]
-	if !holds {
+	claim, claimed := res.Claims[p.id()]
+	if !claimed {
 		j.violated("P3", "placed without a share", w.Index, "%s on %s", p.id(), p.Node)
 	}
 	for name, port := range p.Ports {
-		if holds && !slices.Contains(holder.Ports, port) {
-			j.violated("P3", "port without a share", w.Index, "%s on %s: %s is %d, it holds %v", p.id(), p.Node, name, port, holder.Ports)
+		if claimed && !slices.Contains(claim.Ports, port) {
+			j.violated("P3", "port without a share", w.Index, "%s on %s: %s is %d, it holds %v", p.id(), p.Node, name, port, claim.Ports)
 		}
-		for id, other := range res.Holders {
+		for id, other := range res.Claims {
 			if id != p.id() && slices.Contains(other.Ports, port) {
 				j.violated("P3", "port reserved twice", w.Index, "%s and %s both hold port %d of %s", p.id(), id, port, p.Node)
 			}
 		}
 	}
-	if asked := w.after(prefix + "manifests/" + p.Digest).manifest().takes(); holds && (holder.CPU < asked.CPU || holder.Memory < asked.Memory) {
-		j.violated("P3", "CPU or memory without a share", w.Index, "%s on %s takes %+v and holds %+v", p.id(), p.Node, asked, holder.resources)
+	if asked := w.after(prefix + "manifests/" + p.Digest).manifest().takes(); claimed && (claim.CPU < asked.CPU || claim.Memory < asked.Memory) {
+		j.violated("P3", "CPU or memory without a share", w.Index, "%s on %s takes %+v and holds %+v", p.id(), p.Node, asked, claim.resources)
 	}
 	node, _ := w.state.node(p.Node)
 	switch {
@@ -119,11 +119,11 @@ func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 		return
 	case !isNew:
 		return
-	case len(res.Holders) > node.Capacity.Slots:
-		j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Holders), node.Capacity.Slots)
+	case len(res.Claims) > node.Capacity.Slots:
+		j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Claims), node.Capacity.Slots)
 	}
 	var sum resources
-	for _, h := range res.Holders {
+	for _, h := range res.Claims {
 		sum = sum.plus(h.resources)
 	}
 	j.looked("P3 resources")

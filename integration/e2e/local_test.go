@@ -128,7 +128,7 @@ func legacyScale(e *env) {
 		}
 	}
 	e.sameProcesses(before, "after requests that were refused")
-	e.localShares(1, "local-agent/main.0", "local-agent/main.1") // that of what could not be written is gone
+	e.localClaims(1, "local-agent/main.0", "local-agent/main.1") // that of what could not be written is gone
 
 	token := filepath.Join(e.dir, "token")
 	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
@@ -171,7 +171,7 @@ func legacyScale(e *env) {
 	if err := e.consul.StartAgain(); err != nil {
 		e.t.Fatal(err)
 	}
-	e.localShares(1, "local-agent/main.0")
+	e.localClaims(1, "local-agent/main.0")
 	n1.kill() // what was told last holds
 	e.serveAgain(1, n1)
 	e.within(limit, func() error {
@@ -180,7 +180,7 @@ func legacyScale(e *env) {
 		}
 		return nil
 	})
-	e.localShares(1)
+	e.localClaims(1)
 	e.within(limit, func() error { // it is forgotten
 		if status, answer := e.post(1, `{"service":"agent","replicas":0}`, "", ""); status != 404 {
 			return fmt.Errorf("%d, %+v", status, answer)
@@ -189,12 +189,12 @@ func legacyScale(e *env) {
 	})
 }
 
-// localShares waits until these identities, and none but theirs, have the shares of local services on node number n.
-func (e *env) localShares(n int, want ...string) {
+// localClaims waits until these identities, and none but theirs, have the claims of local services on node number n.
+func (e *env) localClaims(n int, want ...string) {
 	e.t.Helper()
 	e.within(limit, func() error {
 		got := []string{}
-		for key, h := range e.reservation(n).Holders {
+		for key, h := range e.reservation(n).Claims {
 			if h.Pod.Local() {
 				got = append(got, key)
 			}
@@ -379,7 +379,7 @@ func localService(e *env) {
 	}
 	e.awaitLocal(locals)
 	e.posted(1, scale.New("agent", 0))
-	e.localShares(1)
+	e.localClaims(1)
 	e.awaitLocal(0)
 	for key := range e.processes() {
 		if strings.HasPrefix(key, "local-") {
@@ -388,11 +388,11 @@ func localService(e *env) {
 	}
 }
 
-// nobodyTwice asserts that the shares of node 1 are no more than it has, and that what answers on a port is whose share has it.
+// nobodyTwice asserts that the claims of node 1 are no more than it has, and that what answers on a port is whose claim has it.
 func (e *env) nobodyTwice(memory int64) {
 	e.t.Helper()
 	owner := map[int]string{}
-	for key, h := range e.reservation(1).Holders {
+	for key, h := range e.reservation(1).Claims {
 		memory -= h.Memory
 		for _, port := range h.Ports {
 			if owner[port] != "" {

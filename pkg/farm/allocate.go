@@ -39,7 +39,7 @@ func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) 
 	if even, known := b.knowBooks(ctx, plan, deep); !known {
 		return even
 	}
-	leaked, unallocated := compareBooks(b.room.s, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.held)
+	leaked, unallocated := compareBooks(b.room.s, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.booked)
 	if len(leaked) > 0 && b.room.s.Hold != "" {
 		return false // what looks leaked may run on a node that has not spoken yet (R1)
 	}
@@ -66,11 +66,11 @@ func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, deep bool
 		plan.BooksDiffer(b.room.s.Now, "")
 		return true, false
 	}
-	if b.mem.held == nil && !b.mem.bookless || deep {
-		held, err := b.kit.books.held(ctx, b.owner())
-		b.mem.held, b.mem.bookless = held, errors.Is(err, scheduler.ErrNoBooks)
+	if b.mem.booked == nil && !b.mem.bookless || deep {
+		booked, err := b.kit.books.booked(ctx, b.owner())
+		b.mem.booked, b.mem.bookless = booked, errors.Is(err, scheduler.ErrNoBooks)
 		if err != nil && !b.mem.bookless {
-			b.mem.held = nil
+			b.mem.booked = nil
 			b.log.WithError(err).Warn("the scheduler does not show its books")
 			plan.Retry()
 			if plan.Finish {
@@ -111,14 +111,14 @@ func (b *booking) stillLeaked(ctx context.Context, leaked []scheduler.Allocation
 
 // compareBooks returns the shares that nobody has or wants any more, and the replicas that have none where they are, in a
 // stable order.
-func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, held map[scheduler.Allocation]bool) (leaked []scheduler.Allocation, unallocated []scheduler.Want) {
+func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.Identity, booked map[scheduler.Allocation]bool) (leaked []scheduler.Allocation, unallocated []scheduler.Want) {
 	there := map[scheduler.Allocation]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		for _, name := range nodesOf(p) {
 			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
 		}
-		if at := (scheduler.Allocation{Pod: p.Identity, Node: p.Node}); !held[at] {
+		if at := (scheduler.Allocation{Pod: p.Identity, Node: p.Node}); !booked[at] {
 			unallocated = append(unallocated, scheduler.Want{Pod: p.Identity, Node: p.Node})
 		}
 	}
@@ -126,7 +126,7 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 		there[scheduler.Allocation{Pod: o.Identity, Node: o.Node}] = true
 	}
 	added := setOf(adds)
-	for a, ours := range held {
+	for a, ours := range booked {
 		// What was allocated for a replica that is still to be placed is asked for again, and placed.
 		if ours && !there[a] && !added[a.Pod] {
 			leaked = append(leaked, a)
@@ -159,38 +159,38 @@ func describeLeaked(s *reconcile.Snapshot, leaked []scheduler.Allocation) string
 }
 
 // deallocate gives shares back. What came of it is not known when it fails.
-func (b *booking) deallocate(ctx context.Context, shares []scheduler.Allocation) error {
-	if len(shares) == 0 {
+func (b *booking) deallocate(ctx context.Context, allocations []scheduler.Allocation) error {
+	if len(allocations) == 0 {
 		return nil
 	}
-	if err := b.kit.books.deallocate(ctx, b.owner(), shares); err != nil {
-		b.mem.held = nil
-		b.log.WithError(err).WithField("shares", len(shares)).Warn("the scheduler did not take shares of nodes back")
+	if err := b.kit.books.deallocate(ctx, b.owner(), allocations); err != nil {
+		b.mem.booked = nil
+		b.log.WithError(err).WithField("shares", len(allocations)).Warn("the scheduler did not take shares of nodes back")
 		return err
 	}
-	for _, a := range shares {
-		delete(b.mem.held, a)
+	for _, a := range allocations {
+		delete(b.mem.booked, a)
 	}
 	return nil
 }
 
 // book makes the books show replicas that are where they are.
 func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
-	if len(wants) == 0 || b.mem.held == nil || b.room.s.Manifest == nil {
+	if len(wants) == 0 || b.mem.booked == nil || b.room.s.Manifest == nil {
 		return nil
 	}
 	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(b.room.s, b.room.version), wants)
 	if err != nil {
-		b.mem.held = nil
+		b.mem.booked = nil
 		return err
 	}
 	booked := map[scheduler.Allocation]bool{}
 	for _, a := range given {
-		booked[a], b.mem.held[a] = true, true
+		booked[a], b.mem.booked[a] = true, true
 	}
 	for _, w := range wants {
 		if !booked[scheduler.Allocation{Pod: w.Pod, Node: w.Node}] {
-			b.mem.held = nil // looked at again in the next pass
+			b.mem.booked = nil // looked at again in the next pass
 			return fmt.Errorf("%s.%d is on %s, which was not booked", w.Pod.Role, w.Pod.Index, w.Node)
 		}
 	}
@@ -206,15 +206,15 @@ func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placeme
 	})
 	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(s, b.room.version), wants)
 	if err != nil {
-		b.mem.held = nil
+		b.mem.booked = nil
 		return nil, err
 	}
 	eligible := setOf(slices.Collect(b.room.nodes.pool.Share.All()))
 	var usable, back []scheduler.Allocation
 	var names []string
 	for _, a := range given {
-		if b.mem.held != nil {
-			b.mem.held[a] = true
+		if b.mem.booked != nil {
+			b.mem.booked[a] = true
 		}
 		switch {
 		case slices.Contains(avoid[a.Pod], a.Node):
@@ -242,24 +242,24 @@ func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placeme
 }
 
 // fitting sorts out what does not fit into the nodes' reservations, which count for every scheduler (P3).
-func (f *finder) fitting(shares []scheduler.Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []scheduler.Allocation) {
+func (f *finder) fitting(allocations []scheduler.Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []scheduler.Allocation) {
 	s, perNode := f.s, f.nodes.perNode
 	taken := map[string]node.Reservation{}
-	for _, a := range shares {
+	for _, a := range allocations {
 		res, known := taken[a.Node]
 		if !known {
 			res = reservations[a.Node].Value.Clone()
 			taken[a.Node] = res
 		}
-		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, a.Pod), Dynamic: s.Placing().DynamicPorts()}
+		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Ask: reconcile.NewClaim(s, a.Pod), Dynamic: s.Placing().DynamicPorts()}
 		reason := rule.Refuses(scheduler.Candidate{View: s.Nodes[a.Node], Reservation: res, Pods: perNode[a.Node]}, a.Pod)
 		if reason != "" {
 			f.nodes.others[reason]++
 			unfit = append(unfit, a)
 			continue
 		}
-		holder, _, _ := scheduler.Share(s.Nodes[a.Node], res, rule.Share, rule.Dynamic, nil)
-		res.Holders[a.Pod.String()] = holder
+		claim, _, _ := scheduler.ClaimOn(s.Nodes[a.Node], res, rule.Ask, rule.Dynamic, nil)
+		res.Claims[a.Pod.String()] = claim
 		perNode[a.Node]++
 		fit = append(fit, placement.Assignment{Pod: a.Pod, Node: a.Node})
 	}

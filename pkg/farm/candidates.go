@@ -249,12 +249,12 @@ func (f *Farm) preferNodes() {
 
 // viewOf returns a snapshot as schedulers see it. The version is that of its nodes; zero: not known.
 func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
-	share := reconcile.NewHolder(s, pod.Identity{})
+	claim := reconcile.NewClaim(s, pod.Identity{})
 	c := scheduler.Cluster{
 		Ask: scheduler.Ask{
 			RCID: s.RC.ID, RCName: s.RC.Name, Labels: s.RC.Labels, PodLabels: s.RC.PodLabels, Strategy: string(s.RC.Strategy),
 			Selector: s.RC.NodeSelector, Spread: s.RC.Spread, MaxPerNode: s.RC.MaxPerNode, Desired: s.RC.Desired(),
-			CPU: share.CPU, Memory: share.Memory, Ports: share.Ports,
+			CPU: claim.CPU, Memory: claim.Memory, Ports: claim.Ports,
 		},
 		Nodes: s.Nodes, Version: version,
 		Pods: func(yield func(scheduler.Placed) bool) {

@@ -82,7 +82,7 @@ func (ps *pass) readDetails(ctx context.Context) error {
 	for i := range s.Pods {
 		addReports(&s.Pods[i], d, asked[s.Pods[i].Identity])
 		if ps.deep {
-			addHeld(&s.Pods[i], d)
+			addClaims(&s.Pods[i], d)
 		}
 	}
 	return nil
@@ -132,14 +132,14 @@ func at(p *reconcile.Pod) []store.At {
 	return out
 }
 
-// addHeld adds which nodes hold a share for a pod.
-func addHeld(p *reconcile.Pod, d store.Details) {
-	p.Held = map[string]*node.Holder{}
+// addClaims adds which nodes hold a claim for a pod.
+func addClaims(p *reconcile.Pod, d store.Details) {
+	p.Claims = map[string]*node.Claim{}
 	for _, name := range nodesOf(p) {
 		if res, read := d.Reservations[name]; read && d.Unreadable[name] == nil {
-			p.Held[name] = nil
-			if h, held := res.Value.Holders[p.Identity.String()]; held {
-				p.Held[name] = &h
+			p.Claims[name] = nil
+			if h, has := res.Value.Claims[p.Identity.String()]; has {
+				p.Claims[name] = &h
 			}
 		}
 	}

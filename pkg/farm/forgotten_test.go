@@ -295,7 +295,7 @@ func TestAnUnreadableReservationConcernsItsNodeOnly(t *testing.T) {
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Reservations.Key(bad), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
-	c.apply("web", testManifest("web", 0), replicas(1)) // a stop, then a removal that cannot release its share
+	c.apply("web", testManifest("web", 0), replicas(1)) // a stop, then a removal that cannot release its claim
 	consultest.Eventually(t, soon, func() error {
 		if n := len(c.running("web")); n != 1 {
 			return fmt.Errorf("%d run", n)

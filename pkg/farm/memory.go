@@ -22,7 +22,7 @@ type memory struct {
 
 	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went
 
-	held     map[scheduler.Allocation]bool // by an outside scheduler's books, where they are known
+	booked   map[scheduler.Allocation]bool // by an outside scheduler's books, where they are known
 	bookless bool                          // that scheduler could keep books and said that it keeps none
 	unfit    map[pod.Identity][]string     // nodes that it named and that had no room, the last one last, until it names another or none
 

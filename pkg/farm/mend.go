@@ -13,9 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// mendShares asks for a deep check of each controller that has pods on a node without a reservation, as where the record was
-// lost. The check reserves their shares again (P3).
-func (f *Farm) mendShares(ctx context.Context) error {
+// mendClaims asks for a deep check of each controller that has pods on a node without a reservation, as where the record was
+// lost. The check reserves their claims again (P3).
+func (f *Farm) mendClaims(ctx context.Context) error {
 	owned := f.roster.all()
 	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
 	for i, c := range owned {
@@ -39,7 +39,7 @@ func (f *Farm) mendShares(ctx context.Context) error {
 }
 
 // mendFresh looks at nodes whose first reservation this farm has written. Where it was only the first after the record was
-// lost, shares of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
+// lost, claims of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
 // dies, the slow deep check of those others finds.
 func (f *Farm) mendFresh(ctx context.Context) error {
 	names := f.kit.fresh.take()
@@ -47,15 +47,15 @@ func (f *Farm) mendFresh(ctx context.Context) error {
 		f.kit.fresh.add(names[len(names)-1])
 		names = names[:len(names)-1]
 	}
-	if err := f.askForShares(ctx, names); err != nil {
+	if err := f.askForClaims(ctx, names); err != nil {
 		f.kit.fresh.add(names...)
 		return err
 	}
 	return nil
 }
 
-// askForShares asks the owners of what has no share on some nodes.
-func (f *Farm) askForShares(ctx context.Context, names []string) error {
+// askForClaims asks the owners of what has no claim on some nodes.
+func (f *Farm) askForClaims(ctx context.Context, names []string) error {
 	missing, err := f.cfg.Store.Unreserved(ctx, names)
 	if err != nil {
 		return err

@@ -18,16 +18,16 @@ func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
 	nodes := map[string]*node.View{
 		"n1": {Node: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, Alive: true, Ops: node.Ops{Drain: &node.Drain{Since: time.Unix(1, 0)}}},
 	}
-	holder := node.NewHolder(id, nil, 0, 0)
+	claim := node.NewClaim(id, nil, 0, 0)
 	for name, tt := range map[string]struct {
 		rec     store.Rec[node.Reservation]
 		reserve reconcile.ReserveChange
 		closed  bool
 		refused scheduler.Reason
 	}{
-		"adopted there":           {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder, Force: true}, closed: true},
+		"adopted there":           {reserve: reconcile.ReserveChange{Node: "n1", Claim: &claim, Force: true}, closed: true},
 		"released there":          {reserve: reconcile.ReserveChange{Node: "n1"}, closed: true},
-		"placed there":            {reserve: reconcile.ReserveChange{Node: "n1", Holder: &holder}, refused: scheduler.Drained},
+		"placed there":            {reserve: reconcile.ReserveChange{Node: "n1", Claim: &claim}, refused: scheduler.Drained},
 		"there, and not drained":  {rec: store.Rec[node.Reservation]{Index: 7}, reserve: reconcile.ReserveChange{Node: "n1"}},
 		"another node, not known": {reserve: reconcile.ReserveChange{Node: "n2"}},
 	} {

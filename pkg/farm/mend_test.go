@@ -92,7 +92,7 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	}
 
 	c.put(key, open.Value) // as in an older store
-	if res := c.closed("n1", true); len(res.Holders) != 1 {
+	if res := c.closed("n1", true); len(res.Claims) != 1 {
 		t.Errorf("reservation %+v; the pod's share must stay", res)
 	}
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
@@ -112,7 +112,7 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	c.closed("n1", false)
 }
 
-// A reservation whose record was lost is written again with the shares of all that is placed there (P3), also where somebody
+// A reservation whose record was lost is written again with the claims of all that is placed there (P3), also where somebody
 // else places there first, and whichever farm owns them.
 func TestALostReservationIsRebuilt(t *testing.T) {
 	t.Parallel()
@@ -146,9 +146,9 @@ func TestALostReservationIsRebuilt(t *testing.T) {
 					return err
 				}
 				for i, name := range names {
-					h := found["n1"].Value.Holders[pod.Identity{RCID: name, Role: "main"}.String()]
+					h := found["n1"].Value.Claims[pod.Identity{RCID: name, Role: "main"}.String()]
 					if !slices.Equal(h.Ports, []int{8080 + i}) {
-						return fmt.Errorf("%s holds %+v of %+v", name, h, found["n1"].Value.Holders)
+						return fmt.Errorf("%s holds %+v of %+v", name, h, found["n1"].Value.Claims)
 					}
 				}
 				return nil
@@ -285,7 +285,7 @@ func TestAnOlderReservationIsMended(t *testing.T) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
 			found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
-			if h := found["n1"].Value.Holders["web/main.0"]; err == nil && !slices.Equal(h.Ports, want) {
+			if h := found["n1"].Value.Claims["web/main.0"]; err == nil && !slices.Equal(h.Ports, want) {
 				err = fmt.Errorf("%+v", h)
 			}
 			return err

@@ -108,8 +108,8 @@ func (o *outside) ignore(rcID, name, why string) {
 		Error("a node that the scheduler named is ignored")
 }
 
-// held returns what the books hold for a controller. The error is scheduler.ErrNoBooks where none are kept.
-func (b *books) held(ctx context.Context, o scheduler.Owner) (map[scheduler.Allocation]bool, error) {
+// booked returns what the books hold for a controller. The error is scheduler.ErrNoBooks where none are kept.
+func (b *books) booked(ctx context.Context, o scheduler.Owner) (map[scheduler.Allocation]bool, error) {
 	var all []scheduler.Allocation
 	none := false
 	err := b.try(ctx, callBooks, func(ctx context.Context) (err error) {
@@ -122,11 +122,11 @@ func (b *books) held(ctx context.Context, o scheduler.Owner) (map[scheduler.Allo
 	if err == nil && none {
 		return nil, scheduler.ErrNoBooks
 	}
-	held := make(map[scheduler.Allocation]bool, len(all))
+	booked := make(map[scheduler.Allocation]bool, len(all))
 	for _, a := range all {
-		held[a] = a.Pod.RCID == o.RCID // others are not ours to judge
+		booked[a] = a.Pod.RCID == o.RCID // others are not ours to judge
 	}
-	return held, err
+	return booked, err
 }
 
 // allocate asks for shares. The answer is as the scheduler gave it, without those that nobody asked for.
@@ -155,9 +155,9 @@ func (b *books) allocate(ctx context.Context, o scheduler.Owner, v *scheduler.Vi
 }
 
 // deallocate gives shares back.
-func (b *books) deallocate(ctx context.Context, o scheduler.Owner, shares []scheduler.Allocation) error {
+func (b *books) deallocate(ctx context.Context, o scheduler.Owner, allocations []scheduler.Allocation) error {
 	return b.try(ctx, callDeallocate, func(ctx context.Context) error {
-		return b.keeper.DeallocateNodes(ctx, o, shares)
+		return b.keeper.DeallocateNodes(ctx, o, allocations)
 	})
 }
 

@@ -33,18 +33,18 @@ import (
 
 // keeper is a scheduler of somebody else: it keeps books, and fails on demand. One replica takes a whole node.
 type keeper struct {
-	mu      sync.Mutex
-	shares  map[scheduler.Allocation]bool
-	term    string
-	calls   map[string]int
-	failing map[string]error
+	mu          sync.Mutex
+	allocations map[scheduler.Allocation]bool
+	term        string
+	calls       map[string]int
+	failing     map[string]error
 	// answer, if set, replaces what AllocateNodes found.
 	answer   func(found []scheduler.Allocation) []scheduler.Allocation
 	eligible []string // if set, what EligibleNodes answers
 }
 
 func newKeeper() *keeper {
-	return &keeper{shares: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}}
+	return &keeper{allocations: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}}
 }
 
 // called counts a call and returns the failure that is asked for.
@@ -81,7 +81,7 @@ func (k *keeper) AllocatedNodes(_ context.Context, o scheduler.Owner) ([]schedul
 
 func (k *keeper) of(rcID string) []scheduler.Allocation {
 	var all []scheduler.Allocation
-	for a := range k.shares {
+	for a := range k.allocations {
 		if a.Pod.RCID == rcID {
 			all = append(all, a)
 		}
@@ -99,14 +99,14 @@ func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *schedule
 	for _, w := range wants {
 		if name := k.find(v, w); name != "" {
 			a := scheduler.Allocation{Pod: w.Pod, Node: name}
-			k.shares[a] = true
+			k.allocations[a] = true
 			given = append(given, a)
 		}
 	}
 	if k.answer != nil {
 		given = k.answer(given)
 		for _, a := range given {
-			k.shares[a] = true
+			k.allocations[a] = true
 		}
 	}
 	return given, nil
@@ -117,7 +117,7 @@ func (k *keeper) find(v *scheduler.View, w scheduler.Want) string {
 		return w.Node
 	}
 	full := map[string]bool{}
-	for a := range k.shares {
+	for a := range k.allocations {
 		if a.Pod == w.Pod && !slices.Contains(w.Avoid, a.Node) {
 			return a.Node
 		}
@@ -132,14 +132,14 @@ func (k *keeper) find(v *scheduler.View, w scheduler.Want) string {
 	return ""
 }
 
-func (k *keeper) DeallocateNodes(_ context.Context, o scheduler.Owner, shares []scheduler.Allocation) error {
+func (k *keeper) DeallocateNodes(_ context.Context, o scheduler.Owner, allocations []scheduler.Allocation) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := errors.Join(k.called("deallocate"), k.in(o)); err != nil {
 		return err
 	}
-	for _, a := range shares {
-		delete(k.shares, a)
+	for _, a := range allocations {
+		delete(k.allocations, a)
 	}
 	return nil
 }
@@ -203,8 +203,8 @@ func (c *cluster) inBooks(k *keeper, id string) {
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if !maps.Equal(k.shares, want) {
-			return fmt.Errorf("the books show %v, the placements %v", k.shares, want)
+		if !maps.Equal(k.allocations, want) {
+			return fmt.Errorf("the books show %v, the placements %v", k.allocations, want)
 		}
 		return nil
 	})
@@ -441,7 +441,7 @@ func TestASuccessorFindsWhatWasOnlyAllocated(t *testing.T) {
 			})
 			stop()
 			k.mu.Lock()
-			before := maps.Clone(k.shares)
+			before := maps.Clone(k.allocations)
 			k.mu.Unlock()
 			if len(before) != 1 {
 				t.Fatalf("the books show %v", before)
@@ -452,8 +452,8 @@ func TestASuccessorFindsWhatWasOnlyAllocated(t *testing.T) {
 			c.inBooks(k, "web")
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			if wanted == 1 && !maps.Equal(k.shares, before) {
-				t.Errorf("it was allocated %v, and then %v", before, k.shares)
+			if wanted == 1 && !maps.Equal(k.allocations, before) {
+				t.Errorf("it was allocated %v, and then %v", before, k.allocations)
 			}
 		})
 	}
@@ -719,7 +719,7 @@ func (k *eager) AllocateNodes(_ context.Context, _ scheduler.Owner, v *scheduler
 		}
 	}
 	for _, a := range given {
-		k.shares[a] = true
+		k.allocations[a] = true
 	}
 	return given, nil
 }

@@ -248,41 +248,41 @@ func nextOf(nodes map[string]*node.View, rec store.Rec[node.Reservation], nodeNa
 // reserveOn is reserve on one node. With a reason the reservation is as it was.
 func reserveOn(nodes map[string]*node.View, next node.Reservation, ch *reconcile.Change, r *reconcile.ReserveChange) scheduler.Reason {
 	key := ch.Identity.String()
-	if r.Holder == nil {
-		delete(next.Holders, key)
+	if r.Claim == nil {
+		delete(next.Claims, key)
 		return ""
 	}
 	n := nodes[r.Node]
 	if adds(ch) && r.Node == ch.Placement.Node && n != nil && scheduler.Outdated(n, next) {
 		return scheduler.Relabelled
 	}
-	taken, ports, reason := share(nodes[r.Node], next, r)
+	taken, ports, reason := claimOn(nodes[r.Node], next, r)
 	if reason == "" {
 		ch.AssignPorts(r.Node, ports)
-		next.Holders[key] = taken
+		next.Claims[key] = taken
 	}
 	return reason
 }
 
-// adds reports whether a change brings a pod to a node, which must match then. What is there already has its share whatever the
+// adds reports whether a change brings a pod to a node, which must match then. What is there already has its claim whatever the
 // node's labels are.
 func adds(ch *reconcile.Change) bool {
 	return ch.Action == reconcile.Place || ch.Action == reconcile.Move
 }
 
-// share returns what a change takes of a node besides what is reserved there, with the numbers of dynamic ports.
-func share(n *node.View, res node.Reservation, r *reconcile.ReserveChange) (node.Holder, map[string]int, scheduler.Reason) {
-	taken := *r.Holder
+// claimOn returns what a change takes of a node besides what is reserved there, with the numbers of dynamic ports.
+func claimOn(n *node.View, res node.Reservation, r *reconcile.ReserveChange) (node.Claim, map[string]int, scheduler.Reason) {
+	taken := *r.Claim
 	var ports map[string]int
 	var reason scheduler.Reason
 	switch {
 	case n == nil && len(r.Dynamic) > 0:
 		return taken, nil, scheduler.NotAlive // whatever its range was
 	case n != nil && len(r.Dynamic) > 0:
-		taken, ports, reason = scheduler.Share(n, res, taken, r.Dynamic, r.Held)
+		taken, ports, reason = scheduler.ClaimOn(n, res, taken, r.Dynamic, r.KeepPorts)
 	}
 	if r.Keep {
-		taken = taken.With(res.Holders[taken.Pod.String()])
+		taken = taken.With(res.Claims[taken.Pod.String()])
 	}
 	if reason == "" && n != nil && !r.Force {
 		reason = scheduler.Fits(n, res, taken.Pod, taken)

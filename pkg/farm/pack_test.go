@@ -62,8 +62,8 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, r := range taken {
-		if len(r.Holders) > 0 {
-			t.Errorf("%s still holds %v", name, r.Holders)
+		if len(r.Claims) > 0 {
+			t.Errorf("%s still holds %v", name, r.Claims)
 		}
 	}
 }

@@ -88,12 +88,12 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	}
 	ps.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
 	tight := plan.Changes[0].Placement.Node
-	others := map[string]node.Holder{}
+	others := map[string]node.Claim{}
 	for i := range slots - left {
 		id := pod.Identity{RCID: "other", Role: rc.DefaultRole, Index: i}
-		others[id.String()] = node.Holder{Pod: id}
+		others[id.String()] = node.Claim{Pod: id}
 	}
-	ps.room.reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Holders: others}, Index: 5}
+	ps.room.reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Claims: others}, Index: 5}
 	planned := map[string]int{}
 	for i := range plan.Changes {
 		planned[plan.Changes[i].Placement.Node]++
@@ -116,7 +116,7 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 			}
 			placed[w.Node] = here[w.Node]
 			own := 0
-			for _, h := range w.Value.Holders {
+			for _, h := range w.Value.Claims {
 				if h.Pod.RCID == ps.id {
 					own++
 				}

@@ -136,11 +136,11 @@ func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests
 			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, r.NodeIndex
 		case store.SweepOrphan: // there is a record again
 		case store.RepairReservation:
-			ps.standing.checkDeeply() // in the next pass: shares may be missing, too
+			ps.standing.checkDeeply() // in the next pass: claims may be missing, too
 			if e := about.Unreadable[r.Node]; e != nil {
 				asked.Waits = "a request to repair a reservation waits: " + e.Error()
 			}
-			for _, h := range about.Reservations[r.Node].Value.Holders {
+			for _, h := range about.Reservations[r.Node].Value.Claims {
 				if h.Pod.RCID == ps.id {
 					s.Leaks = append(s.Leaks, reconcile.Leak{Node: r.Node, Pod: h.Pod})
 				}

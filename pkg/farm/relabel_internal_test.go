@@ -16,8 +16,8 @@ func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
 	t.Parallel()
 	id := pod.Identity{RCID: "web", Role: "main"}
 	known := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, node.Ops{}, true)
-	holder := node.NewHolder(id, nil, 0, 0)
-	here := []reconcile.ReserveChange{{Node: "n1", Holder: &holder}}
+	claim := node.NewClaim(id, nil, 0, 0)
+	here := []reconcile.ReserveChange{{Node: "n1", Claim: &claim}}
 	for name, tt := range map[string]struct {
 		action  reconcile.Action
 		on      string
@@ -26,10 +26,10 @@ func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
 	}{
 		"placed":          {reconcile.Place, "n1", here, scheduler.Relabelled},
 		"moved here":      {reconcile.Move, "n1", here, scheduler.Relabelled},
-		"moved elsewhere": {reconcile.Move, "n2", []reconcile.ReserveChange{{Node: "n2", Holder: &holder}, {Node: "n1"}}, ""},
+		"moved elsewhere": {reconcile.Move, "n2", []reconcile.ReserveChange{{Node: "n2", Claim: &claim}, {Node: "n1"}}, ""},
 		"upgraded":        {reconcile.Upgrade, "n1", here, ""},
 		"back again":      {reconcile.Return, "n1", here, ""},
-		"adopted":         {reconcile.Adopt, "n1", []reconcile.ReserveChange{{Node: "n1", Holder: &holder, Force: true}}, ""},
+		"adopted":         {reconcile.Adopt, "n1", []reconcile.ReserveChange{{Node: "n1", Claim: &claim, Force: true}}, ""},
 	} {
 		for stamp, labels := range map[string]map[string]string{"": nil, "the same": {}, "others": {"pool": "b"}} {
 			res, want := node.Reservation{}, scheduler.Reason("")

@@ -236,7 +236,7 @@ func TestStampsThatAreWrongAreMended(t *testing.T) {
 			c.converged("other", 1)
 			found, _, err = c.store.Reservations(t.Context(), []string{"n1"})
 			want := node.Stamps{Own: node.LabelStamp(map[string]string{"pool": "a"}), Operators: node.LabelStamp(map[string]string{"rack": "r1"})}
-			if err != nil || found["n1"].Value.Labels != want || len(found["n1"].Value.Holders) != 2 {
+			if err != nil || found["n1"].Value.Labels != want || len(found["n1"].Value.Claims) != 2 {
 				t.Errorf("reservation %+v, %v", found["n1"].Value, err)
 			}
 		})

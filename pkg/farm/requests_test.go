@@ -112,9 +112,9 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	c.node("n2", nil, nil)
 	here, gone := pod.Identity{RCID: "web", Role: "main"}, pod.Identity{RCID: "web", Role: "main", Index: 7}
 	other := pod.Identity{RCID: "db", Role: "main"}
-	leaked := node.Reservation{Holders: map[string]node.Holder{}}
+	leaked := node.Reservation{Claims: map[string]node.Claim{}}
 	for _, id := range []pod.Identity{here, gone, other} {
-		leaked.Holders[id.String()] = node.NewHolder(id, map[string]int{"http": 9000 + id.Index}, 0, 0)
+		leaked.Claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 0, 0)
 	}
 	c.put(c.store.Keys().Reservations.Key("n2"), mustJSON(t, leaked))
 	r := c.ask("web", store.RepairReservation, "n2", pod.Identity{})
@@ -123,8 +123,8 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		holders := found["n2"].Value.Holders
-		if _, kept := holders[other.String()]; !kept || len(holders) != 1 || len(found["n1"].Value.Holders) != 1 {
+		claims := found["n2"].Value.Claims
+		if _, kept := claims[other.String()]; !kept || len(claims) != 1 || len(found["n1"].Value.Claims) != 1 {
 			return fmt.Errorf("n1 %+v, n2 %+v", found["n1"].Value, found["n2"].Value)
 		}
 		if done, err := c.answered("web", r); !done {

@@ -163,7 +163,7 @@ func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 	}
 	c.nothingLeft("web")
 	found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
-	if err != nil || len(found["n1"].Value.Holders) != 0 {
+	if err != nil || len(found["n1"].Value.Claims) != 0 {
 		t.Errorf("reservation %+v, %v", found["n1"], err)
 	}
 }

@@ -50,7 +50,7 @@ func (s *scarcity) changed(nodes []string) {
 // shapeOf returns the shape of the pods that a plan adds. The controller's own pods keep it from using room that others may use where
 // it limits how many a node has, and where a pod that moves must not come back.
 func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
-	shape := placement.ShapeOf(s.RC.NodeSelector, reconcile.NewHolder(s, pod.Identity{}), len(s.Placing().DynamicPorts()))
+	shape := placement.ShapeOf(s.RC.NodeSelector, reconcile.NewClaim(s, pod.Identity{}), len(s.Placing().DynamicPorts()))
 	if s.RC.MaxPerNode > 0 {
 		shape.RCID = s.RC.ID
 	}
@@ -139,7 +139,7 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 func (f *finder) place(plan *reconcile.Plan, pods []pod.Identity, names []string, reservations map[string]node.Reservation) []pod.Identity {
 	s, nodes := f.s, f.nodes
 	assigned, refused := placement.Assign(placement.Request{
-		Pods: pods, Want: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
+		Pods: pods, Want: reconcile.NewClaim(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.fallback, Nodes: s.Nodes, Reservations: reservations,
 	})
 	placer := reconcile.NewPlacer(s)
@@ -186,7 +186,7 @@ const lookAtOnce = 128
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
 func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 	s, enough := f.s, max(scheduler.MinCandidates, pods)
-	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Share: reconcile.NewHolder(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
+	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Ask: reconcile.NewClaim(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
 	var found, fallback []string
 	look := func(from *scheduler.Preference, rest bool) error {
 		for names := range slices.Chunk(slices.Collect(from.All()), lookAtOnce) {
@@ -252,7 +252,7 @@ func frees(changes []reconcile.Change) bool {
 func freedBy(ch *reconcile.Change) []string {
 	var names []string
 	for _, r := range ch.Reserve {
-		if r.Holder == nil || ch.Action == reconcile.Shrink {
+		if r.Claim == nil || ch.Action == reconcile.Shrink {
 			names = append(names, r.Node)
 		}
 	}

@@ -38,7 +38,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err := f.reportStrays(ctx, ids); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for placements without a controller")
 	}
-	if err := errors.Join(f.mendFresh(ctx), f.mendShares(ctx)); err != nil && ctx.Err() == nil {
+	if err := errors.Join(f.mendFresh(ctx), f.mendClaims(ctx)); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for shares of nodes that are not reserved")
 	}
 	if err := f.mendReservations(ctx); err != nil && ctx.Err() == nil {

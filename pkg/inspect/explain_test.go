@@ -37,7 +37,7 @@ func well() *Situation {
 	for i, name := range []string{"n1", "n2"} {
 		id := pod.Identity{RCID: "01", Role: "main", Index: i}
 		s.Nodes[name] = &node.View{Node: node.Node{Name: name, Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
-		s.Taken[name] = node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}}}}
+		s.Taken[name] = node.Reservation{Claims: map[string]node.Claim{id.String(): {Ports: []int{80}}}}
 		s.Placements = append(s.Placements, pod.Placement{Identity: id, Node: name, PodID: "web", Digest: "d", RunState: pod.Running, Revision: 1})
 		s.Realities[store.At{Identity: id, Node: name}] = pod.Reality{Identity: id, Node: name, Digest: "d", Revision: 1, State: pod.StateReady, Available: true}
 	}

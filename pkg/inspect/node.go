@@ -111,7 +111,7 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
 			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Shut: view.Shut,
 		}
-		for _, h := range taken[view.Name].Holders {
+		for _, h := range taken[view.Name].Claims {
 			n.Used.Slots++
 			n.Used.CPU += h.CPU
 			n.Used.Memory += h.Memory

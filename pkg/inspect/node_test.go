@@ -18,7 +18,7 @@ func TestJoinNodes(t *testing.T) {
 	}
 	ops := []node.Ops{{Name: "b", Labels: map[string]string{"disk": "ssd"}}, {Name: "c", Drain: &node.Drain{}}}
 	taken := map[string]node.Reservation{
-		"b": {Holders: map[string]node.Holder{"x": {CPU: 500, Memory: 10}, "y": {CPU: 250, Memory: 1}}},
+		"b": {Claims: map[string]node.Claim{"x": {CPU: 500, Memory: 10}, "y": {CPU: 250, Memory: 1}}},
 		"a": {Closed: true},
 	}
 	views := JoinNodes(recs, ops, taken)

@@ -51,10 +51,10 @@ func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason]
 		return reasons, nil
 	}
 	next := pod.Identity{RCID: s.RC.ID}
-	rule := scheduler.Rule{Selector: sel, Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode, Share: node.Holder{Pod: next}}
+	rule := scheduler.Rule{Selector: sel, Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode, Ask: node.Claim{Pod: next}}
 	if s.Manifest != nil {
 		res := s.Manifest.Resources()
-		rule.Share = node.NewHolder(next, s.Manifest.PortMap(), res.CPU, res.Memory)
+		rule.Ask = node.NewClaim(next, s.Manifest.PortMap(), res.CPU, res.Memory)
 		rule.Dynamic = s.Manifest.DynamicPorts()
 	}
 	avoids := avoids(s, mover)

@@ -25,11 +25,11 @@ func (r *Reservation) AppendJSON(b []byte) []byte {
 		}
 		b = append(b, "},"...)
 	}
-	b = field.AppendMap(append(b, `"holders":`...), r.Holders, appendHolder)
+	b = field.AppendMap(append(b, `"holders":`...), r.Claims, appendClaim)
 	return append(b, '}')
 }
 
-func appendHolder(b []byte, h Holder) []byte {
+func appendClaim(b []byte, h Claim) []byte {
 	b = h.Pod.AppendTo(append(b, `{"pod":`...))
 	for i, port := range h.Ports {
 		if i == 0 {

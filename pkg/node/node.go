@@ -145,27 +145,27 @@ func (v *View) Open() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }
 // Reservation is what is taken on a node, at reservations/<node>. Every placing transaction changes it by CAS, so
 // two farms cannot hand out the same port or the last slot twice (P3).
 type Reservation struct {
-	Closed  bool              `json:"closed,omitempty"` // drained: nothing may be added
-	Labels  Stamps            `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
-	Holders map[string]Holder `json:"holders"`          // by pod.Identity.String()
+	Closed bool             `json:"closed,omitempty"` // drained: nothing may be added
+	Labels Stamps           `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
+	Claims map[string]Claim `json:"holders"`          // by pod.Identity.String()
 }
 
-// Holder is the share of one identity.
-type Holder struct {
+// Claim is what one identity takes of a node.
+type Claim struct {
 	Pod    pod.Identity `json:"pod"`
 	Ports  []int        `json:"ports,omitempty"`
 	CPU    int64        `json:"cpu,omitempty"`    // thousandths of a core
 	Memory int64        `json:"memory,omitempty"` // bytes
 }
 
-// NewHolder returns the share that a pod with these ports and resources takes. A port without a number takes none.
-func NewHolder(id pod.Identity, ports map[string]int, cpu, memory int64) Holder {
+// NewClaim returns the claim that a pod with these ports and resources takes. A port without a number takes none.
+func NewClaim(id pod.Identity, ports map[string]int, cpu, memory int64) Claim {
 	numbers := slices.DeleteFunc(slices.Sorted(maps.Values(ports)), func(n int) bool { return n == 0 })
-	return Holder{Pod: id, Ports: numbers, CPU: cpu, Memory: memory}
+	return Claim{Pod: id, Ports: numbers, CPU: cpu, Memory: memory}
 }
 
-// With returns a share that is enough for either of two of the same pod.
-func (h Holder) With(other Holder) Holder {
+// With returns a claim that is enough for either of two of the same pod.
+func (h Claim) With(other Claim) Claim {
 	h.Ports = slices.Concat(h.Ports, other.Ports)
 	slices.Sort(h.Ports)
 	h.Ports = slices.Compact(h.Ports)
@@ -178,7 +178,7 @@ func (h Holder) With(other Holder) Holder {
 func (r Reservation) Bytes() int {
 	const number, rest = 21, len(`{"closed":true,"labels":{"own":"","operators":""},"holders":{}}`) + 2*stampBytes
 	size := rest
-	for key, h := range r.Holders {
+	for key, h := range r.Claims {
 		const names = len(`"":{"pod":{"rc_id":"","role":"","index":},"ports":[],"cpu":,"memory":},`)
 		size += names + field.TextBytes(key) + field.TextBytes(h.Pod.RCID) + field.TextBytes(h.Pod.Role) + (3+len(h.Ports))*number
 	}
@@ -187,9 +187,9 @@ func (r Reservation) Bytes() int {
 
 // Clone returns a copy that can be changed without touching the original.
 func (r Reservation) Clone() Reservation {
-	r.Holders = maps.Clone(r.Holders)
-	if r.Holders == nil {
-		r.Holders = map[string]Holder{}
+	r.Claims = maps.Clone(r.Claims)
+	if r.Claims == nil {
+		r.Claims = map[string]Claim{}
 	}
 	return r
 }

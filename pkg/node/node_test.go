@@ -18,13 +18,13 @@ import (
 func TestReservationBytesIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		r := node.Reservation{Closed: rapid.Bool().Draw(t, "closed"), Labels: drawStamps(t), Holders: map[string]node.Holder{}}
+		r := node.Reservation{Closed: rapid.Bool().Draw(t, "closed"), Labels: drawStamps(t), Claims: map[string]node.Claim{}}
 		for range rapid.IntRange(0, 5).Draw(t, "holders") {
 			id := pod.Identity{
 				RCID: rapid.String().Draw(t, "rc"), Role: rapid.String().Draw(t, "role"),
 				Index: rapid.SampledFrom([]int{0, math.MaxInt, math.MinInt}).Draw(t, "index"),
 			}
-			r.Holders[id.String()] = node.Holder{
+			r.Claims[id.String()] = node.Claim{
 				Pod: id, Ports: rapid.SliceOf(rapid.Int()).Draw(t, "ports"), CPU: rapid.Int64().Draw(t, "cpu"), Memory: math.MinInt64,
 			}
 		}
@@ -40,7 +40,7 @@ func TestReservationBytesIsAnUpperBound(t *testing.T) {
 		}
 	})
 	id := pod.Identity{RCID: "01k9z8y7x6w5v4t3s2r1q0p9n8", Role: "main", Index: 12}
-	r := node.Reservation{Holders: map[string]node.Holder{id.String(): node.NewHolder(id, map[string]int{"http": 8080}, 500, 1<<30)}}
+	r := node.Reservation{Claims: map[string]node.Claim{id.String(): node.NewClaim(id, map[string]int{"http": 8080}, 500, 1<<30)}}
 	data, err := json.Marshal(r)
 	if err != nil || 2*len(data) < r.Bytes() {
 		t.Errorf("%d bytes, said %d, %v", len(data), r.Bytes(), err)
@@ -67,21 +67,21 @@ func TestMatches(t *testing.T) {
 // Whatever field of a reservation is set, it is appended: also one that is added later.
 func TestEveryFieldIsAppended(t *testing.T) {
 	t.Parallel()
-	h := node.Holder{Pod: pod.Identity{RCID: "a", Role: "main", Index: 1}, Ports: []int{1, 2}, CPU: 3, Memory: 4}
+	h := node.Claim{Pod: pod.Identity{RCID: "a", Role: "main", Index: 1}, Ports: []int{1, 2}, CPU: 3, Memory: 4}
 	all := []node.Reservation{
 		{},
 		{Closed: true},
 		{Labels: node.Stamps{Own: "x"}},
 		{Labels: node.Stamps{Operators: "y"}},
 		{Labels: node.Stamps{Own: "x", Operators: "y"}},
-		{Holders: map[string]node.Holder{"a/main.1": h, "b": {CPU: 1}, "c": {Memory: 1}, "d": {}}},
+		{Claims: map[string]node.Claim{"a/main.1": h, "b": {CPU: 1}, "c": {Memory: 1}, "d": {}}},
 	}
 	for _, r := range all {
 		if want, err := json.Marshal(r); err != nil || string(r.AppendJSON(nil)) != string(want) {
 			t.Errorf("appends %s, encoding/json writes %s, %v", r.AppendJSON(nil), want, err)
 		}
 	}
-	fields := reflect.TypeFor[node.Reservation]().NumField() + reflect.TypeFor[node.Stamps]().NumField() + reflect.TypeFor[node.Holder]().NumField()
+	fields := reflect.TypeFor[node.Reservation]().NumField() + reflect.TypeFor[node.Stamps]().NumField() + reflect.TypeFor[node.Claim]().NumField()
 	if fields != 3+2+4 {
 		t.Errorf("a reservation and its parts have %d fields: append the new ones, and set them here", fields)
 	}

@@ -59,10 +59,10 @@ func TestStampsAccept(t *testing.T) {
 func TestTold(t *testing.T) {
 	t.Parallel()
 	ops := node.Ops{Name: "n1", Labels: map[string]string{"rack": "a"}, Drain: &node.Drain{}}
-	before := node.Reservation{Labels: node.Stamps{Own: "own", Operators: "old"}, Holders: map[string]node.Holder{"web/main.0": {}}}
+	before := node.Reservation{Labels: node.Stamps{Own: "own", Operators: "old"}, Claims: map[string]node.Claim{"web/main.0": {}}}
 	after := before.Told(ops)
 	stamps := node.NewView(node.Node{}, ops, true).Stamps
-	if !after.Closed || after.Labels.Own != "own" || after.Labels.Operators != stamps.Operators || len(after.Holders) != 1 {
+	if !after.Closed || after.Labels.Own != "own" || after.Labels.Operators != stamps.Operators || len(after.Claims) != 1 {
 		t.Errorf("%+v", after)
 	}
 	stamps.Own = "own"

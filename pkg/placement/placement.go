@@ -68,10 +68,10 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// Request asks for nodes for new pods of one controller. All pods want the same share.
+// Request asks for nodes for new pods of one controller. All pods want the same claim.
 type Request struct {
 	Pods       []pod.Identity
-	Want       node.Holder
+	Want       node.Claim
 	Dynamic    []string       // names of the ports that a node is to give a number each, besides those in Want
 	MaxPerNode int            // zero: no limit
 	PerNode    map[string]int // pods of this controller by node, before
@@ -130,12 +130,12 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 			}
 			continue // a pod that avoids less may still find a node
 		}
-		share := r.Want
-		share.Pod = id
+		claim := r.Want
+		claim.Pod = id
 		if len(r.Dynamic) > 0 {
-			share, _, _ = scheduler.Share(c.view, c.res, share, r.Dynamic, nil) // pick has seen that it fits
+			claim, _, _ = scheduler.ClaimOn(c.view, c.res, claim, r.Dynamic, nil) // pick has seen that it fits
 		}
-		c.res.Holders[id.String()] = share
+		c.res.Claims[id.String()] = claim
 		c.mine++
 		out = append(out, Assignment{Pod: id, Node: c.name})
 		queue.placed(c)
@@ -149,7 +149,7 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 // pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the
 // same) are dropped and counted; those that only this pod avoids come back in avoided.
 func (r *Request) pick(q *queue, id pod.Identity, refused scheduler.Reasons) (best *candidate, avoided []*candidate) {
-	rule := scheduler.Rule{MaxPerNode: r.MaxPerNode, Share: r.Want, Dynamic: r.Dynamic}
+	rule := scheduler.Rule{MaxPerNode: r.MaxPerNode, Ask: r.Want, Dynamic: r.Dynamic}
 	for {
 		c := q.pop()
 		if c == nil {

@@ -29,14 +29,14 @@ func TestAssignNeverOverCommits(t *testing.T) {
 			nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{
 				Slots: rapid.IntRange(1, 6).Draw(t, "slots"), CPU: rapid.Int64Range(0, 3).Draw(t, "cpu") * 500,
 			}}, Alive: true}
-			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Holders: map[string]node.Holder{}}
+			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
 			for j := range rapid.IntRange(0, 3).Draw(t, "held") {
-				res.Holders[identity("other", j).String()] = node.Holder{Ports: []int{8080 + j}, CPU: 100}
+				res.Claims[identity("other", j).String()] = node.Claim{Ports: []int{8080 + j}, CPU: 100}
 			}
 			reservations[name] = res
 			order = append(order, name)
 		}
-		want := node.Holder{CPU: rapid.Int64Range(0, 3).Draw(t, "want") * 100}
+		want := node.Claim{CPU: rapid.Int64Range(0, 3).Draw(t, "want") * 100}
 		if rapid.Bool().Draw(t, "port") {
 			want.Ports = []int{8080}
 		}
@@ -57,7 +57,7 @@ func TestAssignNeverOverCommits(t *testing.T) {
 			if reason := scheduler.Fits(nodes[a.Node], res, a.Pod, want); reason != "" {
 				t.Fatalf("%s was put on %s, which cannot take it: %s", a.Pod, a.Node, reason)
 			}
-			res.Holders[a.Pod.String()] = want
+			res.Claims[a.Pod.String()] = want
 			reservations[a.Node] = res
 			perNode[a.Node]++
 			if req.MaxPerNode > 0 && perNode[a.Node] > req.MaxPerNode {
@@ -109,10 +109,10 @@ func TestAssignInAStrictOrder(t *testing.T) {
 	for _, name := range order {
 		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 3}}, Alive: true}
 	}
-	holders := map[string]node.Holder{identity("other", 0).String(): {}, identity("other", 1).String(): {}}
+	claims := map[string]node.Claim{identity("other", 0).String(): {}, identity("other", 1).String(): {}}
 	for pods, want := range map[int][]string{1: {"busy"}, 2: {"busy", "second"}, 4: {"busy", "second", "third", "second"}} {
 		req := placement.Request{
-			Strict: true, Order: order, Nodes: nodes, PerNode: map[string]int{}, Reservations: map[string]node.Reservation{"busy": {Holders: holders}},
+			Strict: true, Order: order, Nodes: nodes, PerNode: map[string]int{}, Reservations: map[string]node.Reservation{"busy": {Claims: claims}},
 		}
 		for i := range pods {
 			req.Pods = append(req.Pods, identity("rc", i))
@@ -136,9 +136,9 @@ func TestAssignReluctantly(t *testing.T) {
 		for _, name := range []string{"own", "foreign"} {
 			nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 100}}, Alive: true}
 		}
-		res := node.Reservation{Holders: map[string]node.Holder{}}
+		res := node.Reservation{Claims: map[string]node.Claim{}}
 		for i := range held {
-			res.Holders[identity("other", i).String()] = node.Holder{}
+			res.Claims[identity("other", i).String()] = node.Claim{}
 		}
 		req := placement.Request{
 			Pods: []pod.Identity{identity("rc", 0)}, Order: []string{"own", "foreign"}, Reluctant: map[string]bool{"foreign": true},
@@ -256,7 +256,7 @@ func TestAssignCountsAvoidedNodes(t *testing.T) {
 	for _, name := range order {
 		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 1}}, Alive: true}
 	}
-	full := node.Reservation{Holders: map[string]node.Holder{"x": {}}}
+	full := node.Reservation{Claims: map[string]node.Claim{"x": {}}}
 	a, b, c := identity("rc", 0), identity("rc", 1), identity("rc", 2)
 	assigned, refused := placement.Assign(placement.Request{
 		Pods: []pod.Identity{a, b, c}, Order: order, Nodes: nodes, Reservations: map[string]node.Reservation{"n3": full},
@@ -284,7 +284,7 @@ func TestAssignCountsDynamicPorts(t *testing.T) {
 		"n1": {Node: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}, PortRange: node.PortRange{Min: 20000, Max: 20004}}, Alive: true},
 		"n2": {Node: node.Node{Name: "n2", Capacity: node.Capacity{Slots: 9}}, Alive: true},
 	}
-	taken := node.Reservation{Holders: map[string]node.Holder{"x": {Ports: []int{20001}}}}
+	taken := node.Reservation{Claims: map[string]node.Claim{"x": {Ports: []int{20001}}}}
 	assigned, refused := placement.Assign(placement.Request{
 		Pods:  []pod.Identity{identity("rc", 0), identity("rc", 1), identity("rc", 2)},
 		Order: []string{"n1", "n2"}, Nodes: nodes, Dynamic: []string{"http", "grpc"}, Reservations: map[string]node.Reservation{"n1": taken},

@@ -30,7 +30,7 @@ func (c *candidate) load() int {
 	if c.strict {
 		return 0
 	}
-	return len(c.res.Holders) + c.handicap
+	return len(c.res.Claims) + c.handicap
 }
 
 // queue hands out the best candidate first: the best of the group with the fewest pods. Without a label to spread over, all

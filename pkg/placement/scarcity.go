@@ -23,9 +23,9 @@ type Shape struct {
 	Avoid string
 }
 
-// ShapeOf returns the shape of pods that want a share besides some dynamic ports.
-func ShapeOf(selector string, share node.Holder, dynamic int) Shape {
-	return Shape{Selector: selector, CPU: share.CPU, Memory: share.Memory, Ports: fmt.Sprint(share.Ports), Dynamic: dynamic}
+// ShapeOf returns the shape of pods that want a claim besides some dynamic ports.
+func ShapeOf(selector string, claim node.Claim, dynamic int) Shape {
+	return Shape{Selector: selector, CPU: claim.CPU, Memory: claim.Memory, Ports: fmt.Sprint(claim.Ports), Dynamic: dynamic}
 }
 
 // How long nobody looks at all nodes for a shape that found no room. The pause doubles up to what the look has cost: some time for

@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	big   = placement.ShapeOf("zone=a", node.Holder{CPU: 4000, Memory: 1 << 30}, 0)
-	small = placement.ShapeOf("zone=a", node.Holder{CPU: 10}, 0)
+	big   = placement.ShapeOf("zone=a", node.Claim{CPU: 4000, Memory: 1 << 30}, 0)
+	small = placement.ShapeOf("zone=a", node.Claim{CPU: 10}, 0)
 )
 
 // The pauses between looks at all nodes grow, up to what a look costs; other shapes know nothing of it.

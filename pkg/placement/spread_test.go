@@ -43,19 +43,19 @@ func TestAssignSpreadsEvenlyOverGroups(t *testing.T) {
 		racks, each := rapid.IntRange(1, 6).Draw(t, "racks"), rapid.IntRange(1, 4).Draw(t, "nodes of a rack")
 		slots := rapid.IntRange(1, 4).Draw(t, "slots")
 		limit := rapid.IntRange(0, 4).Draw(t, "max per node")
-		nodes, reservations, held := map[string]*node.View{}, map[string]node.Reservation{}, map[string]node.Holder{}
+		nodes, reservations, claims := map[string]*node.View{}, map[string]node.Reservation{}, map[string]node.Claim{}
 		for i := range rapid.IntRange(0, slots-1).Draw(t, "slots that others have on each node") {
-			held[identity("other", i).String()] = node.Holder{}
+			claims[identity("other", i).String()] = node.Claim{}
 		}
 		for i := range racks * each {
 			name := fmt.Sprintf("n%d", i)
-			nodes[name], reservations[name] = racked(name, fmt.Sprintf("r%d", i%racks), slots), node.Reservation{Holders: held}
+			nodes[name], reservations[name] = racked(name, fmt.Sprintf("r%d", i%racks), slots), node.Reservation{Claims: claims}
 		}
 		req := placement.Request{
 			Order:  rapid.Permutation(slices.Sorted(maps.Keys(nodes))).Draw(t, "order"),
 			Spread: "rack", MaxPerNode: limit, Nodes: nodes, Reservations: reservations,
 		}
-		room := slots - len(held)
+		room := slots - len(claims)
 		if limit > 0 {
 			room = min(room, limit)
 		}
@@ -93,9 +93,9 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		for i := range rapid.IntRange(0, 8).Draw(t, "nodes") {
 			name := fmt.Sprintf("n%d", i)
 			nodes[name] = racked(name, rapid.SampledFrom(racks).Draw(t, "rack"), rapid.IntRange(1, 4).Draw(t, "slots"))
-			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Holders: map[string]node.Holder{}}
+			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
 			for j := range rapid.IntRange(0, 2).Draw(t, "held") {
-				res.Holders[identity("other", j).String()] = node.Holder{}
+				res.Claims[identity("other", j).String()] = node.Claim{}
 			}
 			reservations[name] = res
 			req.PerNode[name] = rapid.IntRange(0, 2).Draw(t, "mine")
@@ -125,7 +125,7 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		for _, id := range req.Pods {
 			takes := func(name string) bool {
 				return !slices.Contains(req.Avoid[id], name) && (req.MaxPerNode == 0 || perNode[name] < req.MaxPerNode) &&
-					scheduler.Fits(nodes[name], taken[name], id, node.Holder{}) == ""
+					scheduler.Fits(nodes[name], taken[name], id, node.Claim{}) == ""
 			}
 			best, found := 0, false
 			for _, name := range req.Order {
@@ -146,7 +146,7 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 			}
 			perNode[name]++
 			perGroup[nodes[name].Labels["rack"]]++
-			taken[name].Holders[id.String()] = node.Holder{}
+			taken[name].Claims[id.String()] = node.Claim{}
 		}
 	})
 }
@@ -167,7 +167,7 @@ func TestAssignRanksWithinAGroup(t *testing.T) {
 	}
 	nodes["b1"].Labels["rack"], nodes["b1"].Ops.Labels = "a", map[string]string{"rack": "b"}
 	nodes["empty"].Ops.Labels = map[string]string{"rack": ""}
-	busy := node.Reservation{Holders: map[string]node.Holder{"x": {}}}
+	busy := node.Reservation{Claims: map[string]node.Claim{"x": {}}}
 	assigned, _ := placement.Assign(placement.Request{
 		Pods:  []pod.Identity{identity("rc", 0), identity("rc", 1), identity("rc", 2)},
 		Order: []string{"none", "empty", "a1", "a2", "b1"}, Spread: "rack", Nodes: nodes, PerGroup: map[string]int{"b": 1, "c": 0},

@@ -54,7 +54,7 @@ type Placement struct {
 	Ports    map[string]int    `json:"ports,omitempty"`
 	RunState RunState          `json:"run_state"`
 	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
-	// Switching: the node may still run the former version, whose share is held until it says that it does not.
+	// Switching: the node may still run the former version, whose claim is held until it says that it does not.
 	Switching bool `json:"switching,omitempty"`
 	Standby   bool `json:"standby,omitempty"` // it stays out of its service's name, and counts for no minimum (ADR 16)
 

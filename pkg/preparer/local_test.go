@@ -86,26 +86,26 @@ func (b *bench) awaitNoLocal(service string, index int) {
 	})
 }
 
-func (b *bench) shares() map[string]node.Holder {
+func (b *bench) claims() map[string]node.Claim {
 	b.t.Helper()
 	found, bad, err := b.store.Reservations(b.t.Context(), []string{b.cfg.Node.Name})
 	if err != nil || len(bad) > 0 {
 		b.t.Fatal(err, bad)
 	}
-	return found[b.cfg.Node.Name].Value.Holders
+	return found[b.cfg.Node.Name].Value.Claims
 }
 
-func (b *bench) awaitShares(want ...pod.Identity) {
+func (b *bench) awaitClaims(want ...pod.Identity) {
 	b.t.Helper()
 	b.eventually(func() error {
-		shares := b.shares()
+		claims := b.claims()
 		for _, id := range want {
-			if _, there := shares[id.String()]; !there {
-				return fmt.Errorf("no share of %s in %v", id, shares)
+			if _, there := claims[id.String()]; !there {
+				return fmt.Errorf("no share of %s in %v", id, claims)
 			}
 		}
-		if len(shares) != len(want) {
-			return fmt.Errorf("shares %v, want those of %v", shares, want)
+		if len(claims) != len(want) {
+			return fmt.Errorf("shares %v, want those of %v", claims, want)
 		}
 		return nil
 	})
@@ -140,7 +140,7 @@ func TestLocalService(t *testing.T) {
 	a.must(t, scale.New("web", 2).WithSpec(b.specOf(one)))
 	b.awaitLocal("web", 0, one)
 	b.awaitLocal("web", 1, one)
-	b.awaitShares(localPod("web", 0), localPod("web", 1))
+	b.awaitClaims(localPod("web", 0), localPod("web", 1))
 	before := b.alive("web")
 
 	a.stop()
@@ -159,12 +159,12 @@ func TestLocalService(t *testing.T) {
 	a.stop()
 
 	a = b.start()
-	b.awaitShares(localPod("web", 0))
+	b.awaitClaims(localPod("web", 0))
 	b.awaitNoLocal("web", 1)
 	a.must(t, scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "default", Indices: []uint32{0, 7}}}))
 	b.awaitLocal("web", 7, one)
 	a.must(t, scale.New("web", 0))
-	b.awaitShares()
+	b.awaitClaims()
 	b.awaitNoLocal("web", 0)
 	b.awaitNoLocal("web", 7)
 	b.eventually(func() error {
@@ -219,7 +219,7 @@ func TestLocalRoll(t *testing.T) {
 	}
 }
 
-// What there is no room for is refused, says what is missing, and changes nothing; a farm's share counts, and one that is lost comes back.
+// What there is no room for is refused, says what is missing, and changes nothing; a farm's claim counts, and one that is lost comes back.
 func TestLocalRoom(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -227,14 +227,14 @@ func TestLocalRoom(t *testing.T) {
 	b.cfg.Node.PortRange = node.PortRange{Min: 20000, Max: 20001}
 	a := b.start()
 	b.awaitServing()
-	reserve := func(h node.Holder) {
-		data, err := json.Marshal(node.Reservation{Holders: map[string]node.Holder{h.Pod.String(): h}})
+	reserve := func(h node.Claim) {
+		data, err := json.Marshal(node.Reservation{Claims: map[string]node.Claim{h.Pod.String(): h}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		b.commit(consul.Set(b.keys.Reservations.Key(b.cfg.Node.Name), data))
 	}
-	reserve(node.NewHolder(identity(0), map[string]int{"a": 20000, "b": httpPort}, 0, 500))
+	reserve(node.NewClaim(identity(0), map[string]int{"a": 20000, "b": httpPort}, 0, 500))
 	m := b.sleeper("1")
 	m.Ports = []manifest.Port{{Name: "x", Dynamic: true}}
 	m.Launchables[0].Resources.Memory = 300
@@ -257,20 +257,20 @@ func TestLocalRoom(t *testing.T) {
 			t.Errorf("want %q: %v", c.want, err)
 		}
 	}
-	b.awaitShares(identity(0))
+	b.awaitClaims(identity(0))
 	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
 	b.awaitLocal("web", 0, m)
-	if h := b.shares()[localPod("web", 0).String()]; !slices.Equal(h.Ports, []int{20001}) || h.Memory != 300 {
+	if h := b.claims()[localPod("web", 0).String()]; !slices.Equal(h.Ports, []int{20001}) || h.Memory != 300 {
 		t.Errorf("share %+v", h)
 	}
 	b.cfg.RelistEvery = 50 * time.Millisecond
 	a.stop()
 	a = b.start()
-	b.awaitShares(identity(0), localPod("web", 0))
-	reserve(node.NewHolder(identity(0), nil, 0, 500)) // as somebody would who took it for a leak
-	b.awaitShares(identity(0), localPod("web", 0))
-	reserve(node.NewHolder(localPod("gone", 0), nil, 0, 1)) // what nothing explains
-	b.awaitShares(localPod("web", 0))
+	b.awaitClaims(identity(0), localPod("web", 0))
+	reserve(node.NewClaim(identity(0), nil, 0, 500)) // as somebody would who took it for a leak
+	b.awaitClaims(identity(0), localPod("web", 0))
+	reserve(node.NewClaim(localPod("gone", 0), nil, 0, 1)) // what nothing explains
+	b.awaitClaims(localPod("web", 0))
 	data, err := json.Marshal(node.Reservation{Closed: true})
 	if err != nil {
 		t.Fatal(err)
@@ -279,7 +279,7 @@ func TestLocalRoom(t *testing.T) {
 	if err := a.ask(t, scale.New("web", 2)); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), "drained") {
 		t.Errorf("on a drained node: %v", err)
 	}
-	b.awaitShares(localPod("web", 0))
+	b.awaitClaims(localPod("web", 0))
 }
 
 // A name has one owner on a node, the first.
@@ -352,7 +352,7 @@ func TestLocalRefusals(t *testing.T) {
 	}
 }
 
-// Where the file of a service is lost its pods run on, and keep their shares, until a request takes them over.
+// Where the file of a service is lost its pods run on, and keep their claims, until a request takes them over.
 func TestLocalFileLost(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -375,12 +375,12 @@ func TestLocalFileLost(t *testing.T) {
 		}
 		return err
 	})
-	b.awaitShares(localPod("web", 0), localPod("web", 1))
+	b.awaitClaims(localPod("web", 0), localPod("web", 1))
 	if n := b.awaitServing(); n.OrphanCount() != 0 {
 		t.Errorf("%d orphans are told", n.OrphanCount())
 	}
 	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
-	b.awaitShares(localPod("web", 0))
+	b.awaitClaims(localPod("web", 0))
 	b.eventually(func() error {
 		if now := b.alive("web"); len(now) != 1 || now[localPod("web", 0)] != before[localPod("web", 0)] {
 			return fmt.Errorf("%v run, before %v", now, before)
@@ -389,7 +389,7 @@ func TestLocalFileLost(t *testing.T) {
 	})
 }
 
-// A preparer that dies between two steps of a request leaves either all of it or nothing, and no share without a replica.
+// A preparer that dies between two steps of a request leaves either all of it or nothing, and no claim without a replica.
 func TestLocalCrash(t *testing.T) {
 	t.Parallel()
 	for step, happened := range map[string]bool{"local booked": false, "local saved": true} {
@@ -419,16 +419,16 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 	if got := <-died; got != step {
 		t.Fatalf("it did not come to %s: %v", step, got)
 	}
-	b.awaitShares(localPod("web", 0))
+	b.awaitClaims(localPod("web", 0))
 	a.stop()
 	b.cfg.Step = nil
 	a = b.start()
 	if happened {
 		b.awaitLocal("web", 0, m)
-		b.awaitShares(localPod("web", 0))
+		b.awaitClaims(localPod("web", 0))
 		return
 	}
-	b.awaitShares()
+	b.awaitClaims()
 	if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
 		t.Errorf("what did not happen: %v", err)
 	}
@@ -462,13 +462,13 @@ func (s *slowLock) ChangeReservation(ctx context.Context, change func(node.Reser
 	return s.Session.ChangeReservation(ctx, change)
 }
 
-// Shares that nothing explains go as soon as the node's lock is taken, however long that takes. Until then there is no room for more.
+// Claims that nothing explains go as soon as the node's lock is taken, however long that takes. Until then there is no room for more.
 func TestLocalWithoutLock(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.RelistEvery = time.Hour
 	lost := localPod("gone", 0)
-	data, err := json.Marshal(node.Reservation{Holders: map[string]node.Holder{lost.String(): node.NewHolder(lost, nil, 1, 0)}})
+	data, err := json.Marshal(node.Reservation{Claims: map[string]node.Claim{lost.String(): node.NewClaim(lost, nil, 1, 0)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -484,7 +484,7 @@ func TestLocalWithoutLock(t *testing.T) {
 		return nil
 	})
 	close(lock.take)
-	b.awaitShares()
+	b.awaitClaims()
 	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
 	b.awaitLocal("web", 0, m)
 }

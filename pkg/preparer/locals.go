@@ -32,7 +32,7 @@ type locals struct {
 
 	turn  chan struct{}             // holds a token for whoever changes what follows: one request, or one step, at a time
 	all   map[string]*local.Service // by name, as on the disk
-	dirty bool                      // the reservation may hold shares that nothing explains
+	dirty bool                      // the reservation may hold claims that nothing explains
 
 	mu      sync.Mutex
 	session reserver // nil without a session
@@ -134,8 +134,8 @@ func (p *Preparer) seenLocals() map[pod.Identity]local.Seen {
 	return seen
 }
 
-// errNoShares says that there is nothing to reserve, and no record of it.
-var errNoShares = errors.New("no shares")
+// errNoClaims says that there is nothing to reserve, and no record of it.
+var errNoClaims = errors.New("no shares")
 
 // bookWithin bounds one change of the reservation.
 const bookWithin = 10 * time.Second
@@ -162,12 +162,12 @@ func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Servic
 			all[next.Name] = found
 		}
 		if len(all) == 0 && !exists {
-			return res, errNoShares
+			return res, errNoClaims
 		}
 		return local.Book(all, local.Room{View: view, Reservation: res, Seen: seen})
 	})
 	switch {
-	case err == nil, errors.Is(err, errNoShares):
+	case err == nil, errors.Is(err, errNoClaims):
 		p.locals.dirty = next != nil // the file is still to be written
 		return found, nil
 	case errors.Is(err, scale.ErrConflict):
@@ -358,11 +358,11 @@ func (p *Preparer) stepLocals(ctx context.Context, first bool) error {
 	if news {
 		p.publish()
 	}
-	return errors.Join(append(errs, p.tidyShares(ctx))...)
+	return errors.Join(append(errs, p.tidyClaims(ctx))...)
 }
 
-// tidyShares has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
-func (p *Preparer) tidyShares(ctx context.Context) error {
+// tidyClaims has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
+func (p *Preparer) tidyClaims(ctx context.Context) error {
 	if p.reserver() == nil || len(p.locals.all) == 0 && !p.locals.dirty {
 		return nil
 	}
@@ -377,7 +377,7 @@ func (p *Preparer) tidyShares(ctx context.Context) error {
 	return err
 }
 
-// bookAgain has the shares of local services reserved, as the record of them may have been lost.
+// bookAgain has the claims of local services reserved, as the record of them may have been lost.
 func (p *Preparer) bookAgain(ctx context.Context) error {
 	release, err := p.locals.take(ctx)
 	if err != nil {
@@ -391,8 +391,8 @@ func (p *Preparer) bookAgain(ctx context.Context) error {
 	return err
 }
 
-// sharesFirst has the shares of local services reserved before the node says, under a new nonce, what it runs (R1): farms place there once it has.
-type sharesFirst struct {
+// claimsFirst has the claims of local services reserved before the node says, under a new nonce, what it runs (R1): farms place there once it has.
+type claimsFirst struct {
 	report.NodeWriter
 	book func(context.Context) error
 
@@ -401,7 +401,7 @@ type sharesFirst struct {
 }
 
 // WriteOrphans implements report.NodeWriter. Who may not reserve, or cannot read what is reserved, tells what runs all the same.
-func (s *sharesFirst) WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
+func (s *claimsFirst) WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
 	if !s.done || s.nonce != nonce {
 		err := s.book(ctx)
 		if corrupt := (*store.CorruptError)(nil); err != nil && !store.Denied(err) && !errors.Is(err, store.ErrFiltered) && !errors.As(err, &corrupt) {

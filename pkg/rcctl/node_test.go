@@ -43,8 +43,8 @@ func TestDrainOfABusyNode(t *testing.T) {
 				return
 			}
 			next := found["n1"].Value.Clone()
-			next.Holders[fmt.Sprintf("rc/main.%d", written)] = node.Holder{}
-			data := fmt.Sprintf(`{"holders":%s}`, holdersText(next))
+			next.Claims[fmt.Sprintf("rc/main.%d", written)] = node.Claim{}
+			data := fmt.Sprintf(`{"holders":%s}`, claimsText(next))
 			_, err = s.consul.Commit(ctx, []consul.Op{consul.CAS(s.Keys().Reservations.Key("n1"), []byte(data), found["n1"].Index)})
 			if err == nil {
 				written++
@@ -65,15 +65,15 @@ func TestDrainOfABusyNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, _, err := s.Reservations(t.Context(), []string{"n1"})
-	if err != nil || !found["n1"].Value.Closed || len(found["n1"].Value.Holders) != written {
+	if err != nil || !found["n1"].Value.Closed || len(found["n1"].Value.Claims) != written {
 		t.Errorf("%d written, reservation %+v, %v", written, found["n1"].Value, err)
 	}
 	t.Logf("%d reservations came first", written)
 }
 
-func holdersText(r node.Reservation) string {
+func claimsText(r node.Reservation) string {
 	var parts []string
-	for key := range r.Holders {
+	for key := range r.Claims {
 		parts = append(parts, fmt.Sprintf("%q:{}", key))
 	}
 	return "{" + strings.Join(parts, ",") + "}"
@@ -112,16 +112,16 @@ func TestPlanSweep(t *testing.T) {
 	in := inventory{
 		node: "n1", rcs: map[string]bool{"a": true, "ab": true},
 		orphans: []pod.Orphan{{Identity: id("gone", 0)}, {Identity: id("a", 7)}},
-		holders: map[string]node.Holder{"who/main.0": {}},
+		claims:  map[string]node.Claim{"who/main.0": {}},
 		placements: []pod.Placement{
 			{Identity: id("a", 0), Node: "n1"}, {Identity: id("a", 1), Node: "n2", Ghosts: []pod.Ghost{{Node: "n1"}}}, {Identity: id("a", 2), Node: "n2"},
 		},
 	}
 	for _, held := range []pod.Identity{id("a", 0), id("a", 1), id("a", 2), id("a", 7), id("ab", 0), id("gone", 0), id("gone", 9)} {
-		in.holders[held.String()] = node.Holder{Pod: held}
+		in.claims[held.String()] = node.Claim{Pod: held}
 	}
 	own := id(pod.LocalRC("agent"), 0) // the node looks after it
-	in.holders[own.String()] = node.Holder{Pod: own}
+	in.claims[own.String()] = node.Claim{Pod: own}
 	got := planSweep(in)
 	if len(got.orphans) != 1 || got.orphans[0].RCID != "gone" || got.adopted != 1 {
 		t.Errorf("orphans %+v, %d adopted", got.orphans, got.adopted)
@@ -134,7 +134,7 @@ func TestPlanSweep(t *testing.T) {
 	if got := planSweep(in).strays; len(got) != 2 || got[0].Identity != id("lost", 0) || got[1].Identity != id("lost", 1) {
 		t.Errorf("strays %+v", got)
 	}
-	in.leftOut = 1 // what is not listed may be what a share is held for
+	in.leftOut = 1 // what is not listed may be what a claim is held for
 	if got := planSweep(in); len(got.leaked)+len(got.unexplained) != 0 {
 		t.Errorf("%+v", got)
 	}
@@ -283,7 +283,7 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 		t.Errorf("after acts that change no label: %+v, was %+v", res, before)
 	}
 	act(label("b"))
-	if res := read(); res.Value.Labels != (node.Stamps{Own: "x", Operators: stamp("b")}) || res.Value.Holders["web/main.0"].CPU != 5 {
+	if res := read(); res.Value.Labels != (node.Stamps{Own: "x", Operators: stamp("b")}) || res.Value.Claims["web/main.0"].CPU != 5 {
 		t.Errorf("after another label: %+v", res)
 	}
 	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"operators":"wrong"},"holders":{}}`)

@@ -47,7 +47,7 @@ type inventory struct {
 	node       string
 	orphans    []pod.Orphan
 	leftOut    int // orphans that the record had no room for
-	holders    map[string]node.Holder
+	claims     map[string]node.Claim
 	rcs        map[string]bool // ids of the controllers that have a record
 	placements []pod.Placement
 }
@@ -56,9 +56,9 @@ type inventory struct {
 type sweepPlan struct {
 	orphans     []pod.Orphan        // to be stopped
 	strays      []pod.Placement     // of controllers without a record that have to do with the node: to be stopped, wherever they are
-	repairs     []string            // ids of controllers whose shares are to be looked at
-	leaked      map[string][]string // the shares, by controller
-	unexplained []string            // shares that do not say whose they are
+	repairs     []string            // ids of controllers whose claims are to be looked at
+	leaked      map[string][]string // the claims, by controller
+	unexplained []string            // claims that do not say whose they are
 	adopted     int                 // orphans that their owners see to
 }
 
@@ -92,8 +92,8 @@ func planSweep(in inventory) sweepPlan {
 			plan.strays = append(plan.strays, in.placements[i])
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(in.holders)) {
-		switch id := in.holders[key].Pod; {
+	for _, key := range slices.Sorted(maps.Keys(in.claims)) {
+		switch id := in.claims[key].Pod; {
 		case expected[id], in.leftOut > 0: // an orphan that is not listed may hold it
 		case id.Local(): // the node's own, which it looks after
 		case id.RCID == "":
@@ -123,7 +123,7 @@ func takeInventory(ctx context.Context, s *conn, name string) (inventory, error)
 	if err = errors.Join(err, unreadable[name]); err != nil {
 		return in, fmt.Errorf("read what is reserved on node %s: %w", name, err)
 	}
-	in.holders = found[name].Value.Holders
+	in.claims = found[name].Value.Claims
 	placements, bad, err := s.AllPlacements(ctx)
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return in, fmt.Errorf("read placements: %w", err)

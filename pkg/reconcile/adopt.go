@@ -55,11 +55,11 @@ func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
 	if p.Index == 0 {
 		next.Standby = c.s.standsBy()
 	}
-	in, holder := next.Intent(), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
+	in, claim := next.Intent(), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
 	ch := Change{
 		Action: Adopt, Identity: o.Identity, Index: p.Index, Placement: &next, Reason: reason,
 		Intents: []IntentChange{{Node: o.Node, Intent: &in}},
-		Reserve: []ReserveChange{{Node: o.Node, Holder: &holder, Force: true}},
+		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
 	}
 	if moved {
 		// The other copy is dismissed like that of a moved pod, once this one is known to be available.
@@ -80,12 +80,12 @@ func (c adoption) expel(o *Orphan, p *Pod) {
 	next := p.Placement
 	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now, Ports: o.Ports}
 	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
-	stop, holder := next.GhostIntent(ghost), node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
+	stop, claim := next.GhostIntent(ghost), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
 	c.add(Change{
 		Action: Expel, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: true,
 		Reason:  fmt.Sprintf("a second copy runs on %s at a lower revision", o.Node),
 		Intents: []IntentChange{{Node: o.Node, Intent: &stop}},
-		Reserve: []ReserveChange{{Node: o.Node, Holder: &holder, Force: true}},
+		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
 	})
 }
 
@@ -96,7 +96,7 @@ type repairs struct{ *draft }
 // is an older one.
 func (c repairs) repair() {
 	for p := range c.open() {
-		if c.repairGhosts(p) || c.repairShares(p) {
+		if c.repairGhosts(p) || c.repairClaims(p) {
 			continue
 		}
 		next, reason := p.Placement, ""
@@ -120,8 +120,8 @@ func (c repairs) repair() {
 					continue
 				}
 				next.Digest, next.PodID, next.Ports, next.Labels = in.Digest, in.PodID, in.Ports, in.Labels
-				holder := node.NewHolder(p.Identity, in.Ports, 0, 0)
-				reserve = []ReserveChange{{Node: p.Node, Holder: &holder, Keep: true, Force: true}}
+				claim := node.NewClaim(p.Identity, in.Ports, 0, 0)
+				reserve = []ReserveChange{{Node: p.Node, Claim: &claim, Keep: true, Force: true}}
 			}
 		case p.Intents != nil && !sameIntent(p.Intents[p.Node], p.Intent()):
 			reason = "the intent was missing or different"
@@ -150,10 +150,10 @@ func (c repairs) shrink(p *Pod) {
 	next := p.Placement
 	next.Switching = false
 	res := c.s.ManifestOf(p.Digest).Resources()
-	holder := node.NewHolder(p.Identity, p.Ports, res.CPU, res.Memory)
+	claim := node.NewClaim(p.Identity, p.Ports, res.CPU, res.Memory)
 	c.add(Change{
 		Action: Shrink, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
-		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Force: true}},
+		Reserve: []ReserveChange{{Node: p.Node, Claim: &claim, Force: true}},
 	})
 }
 
@@ -182,22 +182,22 @@ func (c repairs) repairGhosts(p *Pod) bool {
 	return true
 }
 
-// repairShares reserves again what the pod and its former copies take of nodes whose reservations do not say so, because the
+// repairClaims reserves again what the pod and its former copies take of nodes whose reservations do not say so, because the
 // record was lost or is an older one. Until then others could be placed on top of them (P3).
-func (c repairs) repairShares(p *Pod) bool {
+func (c repairs) repairClaims(p *Pod) bool {
 	same := p.Placement
 	ch := Change{
 		Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &same, Reason: "its share was not reserved",
 	}
 	reserve := func(nodeName string, ports map[string]int) {
-		held, read := p.Held[nodeName]
+		has, read := p.Claims[nodeName]
 		if !read {
 			return
 		}
-		need := shareOf(c.s, p, ports)
-		if held == nil || !holds(*held, need) {
+		need := claimOfCopy(c.s, p, ports)
+		if has == nil || !covers(*has, need) {
 			// What is held besides may be that of a version that still runs; shrink gives it back.
-			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Holder: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest && c.s.ManifestOf(p.Digest) == nil})
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Claim: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest && c.s.ManifestOf(p.Digest) == nil})
 		}
 	}
 	reserve(p.Node, p.Ports)
@@ -212,21 +212,21 @@ func (c repairs) repairShares(p *Pod) bool {
 	return len(ch.Reserve) > 0
 }
 
-// shareOf returns what a copy of the pod with these ports takes of its node, as far as it is known: the resources of a manifest
+// claimOfCopy returns what a copy of the pod with these ports takes of its node, as far as it is known: the resources of a manifest
 // that was not read are not.
-func shareOf(s *Snapshot, p *Pod, ports map[string]int) node.Holder {
+func claimOfCopy(s *Snapshot, p *Pod, ports map[string]int) node.Claim {
 	m := s.ManifestOf(p.Digest)
 	if m == nil {
-		return node.NewHolder(p.Identity, ports, 0, 0)
+		return node.NewClaim(p.Identity, ports, 0, 0)
 	}
 	res := m.Resources()
-	return node.NewHolder(p.Identity, ports, res.CPU, res.Memory)
+	return node.NewClaim(p.Identity, ports, res.CPU, res.Memory)
 }
 
-// holds reports whether a share is enough for what is needed.
-func holds(held, need node.Holder) bool {
-	return !slices.ContainsFunc(need.Ports, func(port int) bool { return !slices.Contains(held.Ports, port) }) &&
-		held.CPU >= need.CPU && held.Memory >= need.Memory
+// covers reports whether a claim is enough for what is needed.
+func covers(has, need node.Claim) bool {
+	return !slices.ContainsFunc(need.Ports, func(port int) bool { return !slices.Contains(has.Ports, port) }) &&
+		has.CPU >= need.CPU && has.Memory >= need.Memory
 }
 
 func sameIntent(got *pod.Intent, want pod.Intent) bool {

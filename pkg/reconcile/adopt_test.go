@@ -124,8 +124,8 @@ func TestADeletedControllerEndsWithItsLastPod(t *testing.T) {
 	}
 }
 
-// A share of a replica that its node says it runs is not given back, whoever says it; that of another one is.
-func TestSharesOfOrphansStay(t *testing.T) {
+// A claim of a replica that its node says it runs is not given back, whoever says it; that of another one is.
+func TestClaimsOfOrphansStay(t *testing.T) {
 	t.Parallel()
 	id := orphan("n1", 3, 5).Identity
 	sick := func(s *reconcile.Snapshot) { // so that no other copy is stopped for it
@@ -157,7 +157,7 @@ func TestSharesOfOrphansStay(t *testing.T) {
 		if (at >= 0) != c.released {
 			t.Errorf("%s: %v", name, plan.Changes)
 		}
-		if at >= 0 && len(s.Pods) == 0 && (plan.Changes[at].Placement != nil || plan.Changes[at].Index != 0 || plan.Changes[at].Reserve[0].Node != "n1" || plan.Changes[at].Reserve[0].Holder != nil) {
+		if at >= 0 && len(s.Pods) == 0 && (plan.Changes[at].Placement != nil || plan.Changes[at].Index != 0 || plan.Changes[at].Reserve[0].Node != "n1" || plan.Changes[at].Reserve[0].Claim != nil) {
 			t.Errorf("%s: %+v", name, plan.Changes[at])
 		}
 	}

@@ -88,7 +88,7 @@ func TestAStoppedPodLeavesItsNodeAlsoWithACopyOnALostOne(t *testing.T) {
 	if in := ch.Intents; len(in) != 2 || in[0].Node != "n0" || in[0].Intent != nil || in[1].Node != "n3" || in[1].Intent.State != pod.Stopped || !ch.NeedsBreaker {
 		t.Errorf("intents %+v", in)
 	}
-	if len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n0" || ch.Reserve[0].Holder != nil {
+	if len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n0" || ch.Reserve[0].Claim != nil {
 		t.Errorf("reservations %+v", ch.Reserve)
 	}
 }

@@ -346,7 +346,7 @@ func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
 			if ch.Placement == nil || ch.Placement.Node != "n0" || ch.Placement.Revision != 5 || !slices.Equal(ghostsOf(ch.Placement), []string{"n2"}) {
 				t.Errorf("%s, hold %q: it leaves %+v", name, hold, ch.Placement)
 			}
-			if in, res := ch.Intents, ch.Reserve; len(in) != 1 || in[0].Node != "n1" || in[0].Intent != nil || len(res) != 1 || res[0].Node != "n1" || res[0].Holder != nil {
+			if in, res := ch.Intents, ch.Reserve; len(in) != 1 || in[0].Node != "n1" || in[0].Intent != nil || len(res) != 1 || res[0].Node != "n1" || res[0].Claim != nil {
 				t.Errorf("%s, hold %q: intents %+v, shares %+v", name, hold, in, res)
 			}
 		}

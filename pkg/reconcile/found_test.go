@@ -62,7 +62,7 @@ func TestAStopThatOnlyTheNodeRemembersIsConfirmed(t *testing.T) {
 	s := onNodes(1, aPod(pod.Running, 5, "m1", &pod.Reality{Digest: "m1", Revision: 6, State: pod.StateStopped}))
 	s.Hold = "the records are new"
 	ch := only(t, s, reconcile.Remove)
-	if ch.Placement != nil || len(ch.Intents) != 1 || ch.Intents[0].Intent != nil || len(ch.Reserve) != 1 || ch.Reserve[0].Holder != nil {
+	if ch.Placement != nil || len(ch.Intents) != 1 || ch.Intents[0].Intent != nil || len(ch.Reserve) != 1 || ch.Reserve[0].Claim != nil {
 		t.Errorf("the change is %+v", ch)
 	}
 }

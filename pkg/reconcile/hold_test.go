@@ -195,7 +195,7 @@ func TestAnUpgradeKeepsTheOldPortsUntilTheNodeHasSwitched(t *testing.T) {
 	s.Pods = []reconcile.Pod{p}
 	for _, ch := range reconcile.Compute(s).Changes {
 		if r := ch.Reserve[0]; !r.Keep {
-			t.Errorf("P3, P5: %s reserves %v only while 8080 is still in use", &ch, r.Holder.Ports)
+			t.Errorf("P3, P5: %s reserves %v only while 8080 is still in use", &ch, r.Claim.Ports)
 		}
 	}
 }

@@ -389,7 +389,7 @@ func TestWhatAnUpgradeInPlaceReserves(t *testing.T) {
 	t.Parallel()
 	s := inPlace(3, 3, 1, 1)
 	s.Manifests["m0"].Launchables = []manifest.Launchable{{Resources: manifest.Resources{CPU: 700}}}
-	former, present := reconcile.NewHolder(s, s.Pods[2].Identity), reconcile.NewHolder(s, s.Pods[0].Identity)
+	former, present := reconcile.NewClaim(s, s.Pods[2].Identity), reconcile.NewClaim(s, s.Pods[0].Identity)
 	if former.CPU != 700 || present.CPU == 700 {
 		t.Errorf("former %+v, present %+v", former, present)
 	}

@@ -47,7 +47,7 @@ func (s *Snapshot) Placing() *manifest.Manifest {
 	return s.ManifestOf(s.shape)
 }
 
-// LookFor makes the rule, and NewHolder of no pod in particular, those of pods with a digest.
+// LookFor makes the rule, and NewClaim of no pod in particular, those of pods with a digest.
 func (s *Snapshot) LookFor(digest string) {
 	if s.shape != digest {
 		s.shape, s.rule = digest, nil

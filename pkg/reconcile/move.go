@@ -277,7 +277,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next.Labels = s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
 	next.LostSince, next.UnmanagedSince, next.DeadIndex, next.Switching = nil, nil, 0, false
-	in, holder := next.Intent(), NewHolder(s, p.Identity)
+	in, claim := next.Intent(), NewClaim(s, p.Identity)
 	reason := p.Node + " may not keep it"
 	if lost {
 		reason = p.Node + " is lost"
@@ -286,7 +286,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
 		NeedsCompanions: s.shared(), Stamps: s.shared(),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
-		Reserve: []ReserveChange{{Node: nodeName, Holder: &holder, Dynamic: m.DynamicPorts()}},
+		Reserve: []ReserveChange{{Node: nodeName, Claim: &claim, Dynamic: m.DynamicPorts()}},
 	}
 	if lost && s.Nodes[p.Node] != nil {
 		ch.needsDead(s.death(p.Node))

@@ -30,7 +30,7 @@ const (
 	Move    Action = "move"    // another node, the old copy runs on until the new one is available
 	Return  Action = "return"  // back to a former node whose copy was left running
 	Switch  Action = "switch"  // into the service's name or out of it
-	Release Action = "release" // give back a share that nobody uses
+	Release Action = "release" // give back a claim that nobody uses
 )
 
 // AllActions lists every action, for metrics.
@@ -87,16 +87,16 @@ type IntentChange struct {
 	Intent *pod.Intent
 }
 
-// ReserveChange sets, or with a nil Holder releases, the identity's share of a node.
+// ReserveChange sets, or with a nil Claim releases, the identity's claim on a node.
 type ReserveChange struct {
-	Node   string
-	Holder *node.Holder
+	Node  string
+	Claim *node.Claim
 	// Force reserves without asking whether it fits: the pod is running there already.
 	Force bool
-	// Dynamic names the ports of the holder's pod that get a number from the node's range; see Change.AssignPorts.
+	// Dynamic names the ports of the claim's pod that get a number from the node's range; see Change.AssignPorts.
 	Dynamic []string
-	// Held are the numbers that ports of these names had on the node before, which they keep.
-	Held map[string]int
+	// KeepPorts are the numbers that ports of these names had on the node before, which they keep.
+	KeepPorts map[string]int
 	// Keep holds on to what the identity holds already, besides: the former version still runs (P5).
 	Keep bool
 }
@@ -326,7 +326,7 @@ type Placer struct {
 // alike is what new pods with one manifest have in common.
 type alike struct {
 	pod     pod.Placement
-	holder  node.Holder
+	claim   node.Claim
 	dynamic []string
 }
 
@@ -345,15 +345,15 @@ func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 	made := &struct { // together: one piece of memory in place of five
 		pod     pod.Placement
 		intent  pod.Intent
-		holder  node.Holder
+		claim   node.Claim
 		intents [1]IntentChange
 		reserve [1]ReserveChange
-	}{pod: a.pod, holder: a.holder}
-	made.pod.Identity, made.pod.Node, made.holder.Pod = id, nodeName, id
+	}{pod: a.pod, claim: a.claim}
+	made.pod.Identity, made.pod.Node, made.claim.Pod = id, nodeName, id
 	made.pod.Revision = pod.NextRevision(s.Now, s.Stopped[id])
 	made.intent = made.pod.Intent()
 	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
-	made.reserve[0] = ReserveChange{Node: nodeName, Holder: &made.holder, Dynamic: a.dynamic}
+	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}
 	return Change{
 		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.shared(), Stamps: s.shared(),
 		Reason: pl.reason, Intents: made.intents[:1:1], Reserve: made.reserve[:1:1],
@@ -369,27 +369,27 @@ func (pl *Placer) like(digest string) *alike {
 			pod: pod.Placement{
 				PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: digest, Standby: s.standsBy(), Ports: m.PortMap(), RunState: pod.Running, ChangedAt: s.Now,
 			},
-			holder: holderOf(m, pod.Identity{}), dynamic: m.DynamicPorts(),
+			claim: claimOf(m, pod.Identity{}), dynamic: m.DynamicPorts(),
 		}
 		pl.alike[digest] = a
 	}
 	return a
 }
 
-// NewHolder returns what a pod that is to be placed reserves besides its dynamic ports; of no pod in particular, what one does that room
+// NewClaim returns what a pod that is to be placed reserves besides its dynamic ports; of no pod in particular, what one does that room
 // is looked for (see LookFor).
-func NewHolder(s *Snapshot, id pod.Identity) node.Holder {
+func NewClaim(s *Snapshot, id pod.Identity) node.Claim {
 	m := s.Placing()
 	if id != (pod.Identity{}) {
 		m = s.ManifestOf(s.DigestOf(id))
 	}
-	return holderOf(m, id)
+	return claimOf(m, id)
 }
 
-func holderOf(m *manifest.Manifest, id pod.Identity) node.Holder {
+func claimOf(m *manifest.Manifest, id pod.Identity) node.Claim {
 	if m == nil {
-		return node.NewHolder(id, nil, 0, 0) // it is not known
+		return node.NewClaim(id, nil, 0, 0) // it is not known
 	}
 	res := m.Resources()
-	return node.NewHolder(id, m.PortMap(), res.CPU, res.Memory)
+	return node.NewClaim(id, m.PortMap(), res.CPU, res.Memory)
 }

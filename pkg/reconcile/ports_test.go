@@ -28,8 +28,8 @@ func TestPlacedPodAsksForNumbers(t *testing.T) {
 	ch := reconcile.NewPlacer(s).On(pod.Identity{RCID: "rc", Role: "main"}, "n1")
 	before := ch
 	r := ch.Reserve[0]
-	if !slices.Equal(r.Dynamic, []string{"http"}) || !slices.Equal(r.Holder.Ports, []int{9000}) {
-		t.Errorf("asks for %v besides %v, want http besides 9000", r.Dynamic, r.Holder.Ports)
+	if !slices.Equal(r.Dynamic, []string{"http"}) || !slices.Equal(r.Claim.Ports, []int{9000}) {
+		t.Errorf("asks for %v besides %v, want http besides 9000", r.Dynamic, r.Claim.Ports)
 	}
 	ch.AssignPorts("n1", map[string]int{"http": 20007})
 	want := map[string]int{"http": 20007, "admin": 9000}
@@ -49,14 +49,14 @@ func TestUpgradeKeepsNumbers(t *testing.T) {
 	s.Pods = []reconcile.Pod{p}
 	ch := only(t, s, reconcile.Upgrade)
 	r := ch.Reserve[0]
-	if !r.Keep || r.Held["http"] != 20007 || !slices.Equal(r.Dynamic, []string{"http"}) {
+	if !r.Keep || r.KeepPorts["http"] != 20007 || !slices.Equal(r.Dynamic, []string{"http"}) {
 		t.Errorf("reserves %+v, want http to keep 20007", r)
 	}
 	p = running(0, "n0", 5, 0)
 	p.Ports, p.Switching = map[string]int{"http": 20007, "admin": 9000}, true
 	s.Pods = []reconcile.Pod{p}
 	ch = only(t, s, reconcile.Shrink)
-	if h := ch.Reserve[0].Holder; !slices.Equal(h.Ports, []int{9000, 20007}) {
+	if h := ch.Reserve[0].Claim; !slices.Equal(h.Ports, []int{9000, 20007}) {
 		t.Errorf("P3: after the upgrade it holds %v, want its own two", h.Ports)
 	}
 }
@@ -71,7 +71,7 @@ func TestFormerCopyKeepsItsNumbers(t *testing.T) {
 	s.Pods = []reconcile.Pod{p}
 	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
 	ch := reconcile.NewPlacer(s).On(p.Identity, "n1")
-	if len(ch.Reserve[0].Held) != 0 || !slices.Equal(ch.Reserve[0].Dynamic, []string{"http"}) {
+	if len(ch.Reserve[0].KeepPorts) != 0 || !slices.Equal(ch.Reserve[0].Dynamic, []string{"http"}) {
 		t.Errorf("reserves %+v, want a new number for http", ch.Reserve[0])
 	}
 	ch.AssignPorts("n1", map[string]int{"http": 20001})
@@ -103,7 +103,7 @@ func TestOrphanKeepsItsNumbers(t *testing.T) {
 	}}}
 	ch := only(t, s, reconcile.Adopt)
 	wantPorts(t, "the placement", ch.Placement.Ports, ports)
-	if !slices.Equal(ch.Reserve[0].Holder.Ports, []int{9000, 20009}) || len(ch.Reserve[0].Dynamic) > 0 {
+	if !slices.Equal(ch.Reserve[0].Claim.Ports, []int{9000, 20009}) || len(ch.Reserve[0].Dynamic) > 0 {
 		t.Errorf("reserves %+v, want what it has and nothing new", ch.Reserve[0])
 	}
 }

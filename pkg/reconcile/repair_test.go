@@ -45,7 +45,7 @@ func TestWhatANodeAppliedSinceStays(t *testing.T) {
 	if p := ch.Placement; p.Digest != "m2" || p.PodID != "p2" || p.Ports["http"] != 81 || p.AdoptedAtGeneration != 7 {
 		t.Errorf("another version, of which its intent speaks: %+v", p)
 	}
-	if r := ch.Reserve; len(r) != 1 || !r[0].Keep || !r[0].Force || r[0].Node != "n0" || !slices.Equal(r[0].Holder.Ports, []int{81}) {
+	if r := ch.Reserve; len(r) != 1 || !r[0].Keep || !r[0].Force || r[0].Node != "n0" || !slices.Equal(r[0].Claim.Ports, []int{81}) {
 		t.Errorf("another version reserves %+v", r)
 	}
 	none(t, "a version of which no intent speaks", one(ahead("m3")))
@@ -132,74 +132,74 @@ func TestARevisionIsAboveAllThatIsKnown(t *testing.T) {
 	}
 }
 
-// What a pod takes is reserved again where its share is gone, or is less than it needs (P3).
-func TestSharesAreMended(t *testing.T) {
+// What a pod takes is reserved again where its claim is gone, or is less than it needs (P3).
+func TestClaimsAreMended(t *testing.T) {
 	t.Parallel()
-	full := node.Holder{Ports: []int{80, 443}, CPU: 500, Memory: 1 << 20}
-	less := func(change func(*node.Holder)) *node.Holder { h := full; change(&h); return &h }
+	full := node.Claim{Ports: []int{80, 443}, CPU: 500, Memory: 1 << 20}
+	less := func(change func(*node.Claim)) *node.Claim { h := full; change(&h); return &h }
 	for name, c := range map[string]struct {
-		held   map[string]*node.Holder // nil: not read
+		claims map[string]*node.Claim // nil: not read
 		change func(*reconcile.Snapshot, *reconcile.Pod)
-		want   map[string]node.Holder // by node
+		want   map[string]node.Claim // by node
 		keep   bool
 	}{
-		"not read":             {held: nil},
-		"its node is not read": {held: map[string]*node.Holder{"n3": nil}},
-		"enough":               {held: map[string]*node.Holder{"n0": &full}},
-		"more than enough": {held: map[string]*node.Holder{"n0": less(func(h *node.Holder) {
+		"not read":             {claims: nil},
+		"its node is not read": {claims: map[string]*node.Claim{"n3": nil}},
+		"enough":               {claims: map[string]*node.Claim{"n0": &full}},
+		"more than enough": {claims: map[string]*node.Claim{"n0": less(func(h *node.Claim) {
 			h.Ports, h.CPU, h.Memory = []int{1, 80, 443}, 501, 2<<20
 		})}},
-		"none":           {held: map[string]*node.Holder{"n0": nil}, want: map[string]node.Holder{"n0": full}},
-		"a port too few": {held: map[string]*node.Holder{"n0": less(func(h *node.Holder) { h.Ports = []int{80} })}, want: map[string]node.Holder{"n0": full}},
-		"too little cpu": {held: map[string]*node.Holder{"n0": less(func(h *node.Holder) { h.CPU-- })}, want: map[string]node.Holder{"n0": full}},
+		"none":           {claims: map[string]*node.Claim{"n0": nil}, want: map[string]node.Claim{"n0": full}},
+		"a port too few": {claims: map[string]*node.Claim{"n0": less(func(h *node.Claim) { h.Ports = []int{80} })}, want: map[string]node.Claim{"n0": full}},
+		"too little cpu": {claims: map[string]*node.Claim{"n0": less(func(h *node.Claim) { h.CPU-- })}, want: map[string]node.Claim{"n0": full}},
 		"too little memory": {
-			held: map[string]*node.Holder{"n0": less(func(h *node.Holder) { h.Memory-- })},
-			want: map[string]node.Holder{"n0": full},
+			claims: map[string]*node.Claim{"n0": less(func(h *node.Claim) { h.Memory-- })},
+			want:   map[string]node.Claim{"n0": full},
 		},
 		"its version still switches": {
-			held:   map[string]*node.Holder{"n0": nil},
+			claims: map[string]*node.Claim{"n0": nil},
 			change: func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.Switching, p.Reality.Available = true, false },
-			want:   map[string]node.Holder{"n0": full}, keep: true,
+			want:   map[string]node.Claim{"n0": full}, keep: true,
 		},
 		"another version, whose resources are not known": {
-			held:   map[string]*node.Holder{"n0": nil},
+			claims: map[string]*node.Claim{"n0": nil},
 			change: func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.Digest, p.Reality.Digest = "m0", "m0" },
-			want:   map[string]node.Holder{"n0": {Ports: []int{80, 443}}}, keep: true,
+			want:   map[string]node.Claim{"n0": {Ports: []int{80, 443}}}, keep: true,
 		},
 		"the manifest cannot be read": {
-			held:   map[string]*node.Holder{"n0": nil},
+			claims: map[string]*node.Claim{"n0": nil},
 			change: func(s *reconcile.Snapshot, _ *reconcile.Pod) { s.Manifest = nil },
-			want:   map[string]node.Holder{"n0": {Ports: []int{80, 443}}},
+			want:   map[string]node.Claim{"n0": {Ports: []int{80, 443}}},
 		},
 		"a former copy's": {
-			held: map[string]*node.Holder{"n0": &full, "n1": nil, "n2": &full},
+			claims: map[string]*node.Claim{"n0": &full, "n1": nil, "n2": &full},
 			change: func(_ *reconcile.Snapshot, p *reconcile.Pod) {
 				p.Placement.Ghosts = []pod.Ghost{
 					{Node: "n1", Revision: 4, Ports: map[string]int{"http": 81}}, {Node: "n2", Revision: 4, Ports: map[string]int{"http": 80}},
 				}
 			},
-			want: map[string]node.Holder{"n1": {Ports: []int{81}, CPU: 500, Memory: 1 << 20}},
+			want: map[string]node.Claim{"n1": {Ports: []int{81}, CPU: 500, Memory: 1 << 20}},
 		},
 	} {
 		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
 			s.Manifest.Launchables = []manifest.Launchable{{Name: "main", Resources: manifest.Resources{CPU: 500, Memory: 1 << 20}}}
-			p.Ports, p.Held = map[string]int{"http": 80, "https": 443}, c.held
+			p.Ports, p.Claims = map[string]int{"http": 80, "https": 443}, c.claims
 			if c.change != nil {
 				c.change(s, p)
 			}
 		})
 		plan := reconcile.Compute(s)
 		at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Reason == "its share was not reserved" })
-		got := map[string]node.Holder{}
+		got := map[string]node.Claim{}
 		if at >= 0 {
 			for _, r := range plan.Changes[at].Reserve {
-				got[r.Node] = node.Holder{Ports: r.Holder.Ports, CPU: r.Holder.CPU, Memory: r.Holder.Memory}
+				got[r.Node] = node.Claim{Ports: r.Claim.Ports, CPU: r.Claim.CPU, Memory: r.Claim.Memory}
 				if !r.Force || r.Keep != c.keep {
 					t.Errorf("%s: reserves %+v, keep should be %t", name, r, c.keep)
 				}
 			}
 		}
-		same := func(a, b node.Holder) bool {
+		same := func(a, b node.Claim) bool {
 			return slices.Equal(a.Ports, b.Ports) && a.CPU == b.CPU && a.Memory == b.Memory
 		}
 		if !maps.EqualFunc(got, c.want, same) {

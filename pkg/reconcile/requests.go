@@ -25,7 +25,7 @@ func (c *draft) release() (left map[string]bool) {
 		}
 		ch := Change{
 			Action: Release, Identity: l.Pod, Reason: l.Node + " holds a share for a pod that is not there",
-			Reserve: []ReserveChange{{Node: l.Node, Holder: (*node.Holder)(nil)}},
+			Reserve: []ReserveChange{{Node: l.Node, Claim: (*node.Claim)(nil)}},
 		}
 		if p != nil {
 			same := p.Placement

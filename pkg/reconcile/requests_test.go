@@ -74,8 +74,8 @@ func TestAForgetThatMustStopWaits(t *testing.T) {
 	}
 }
 
-// A share is released also if its replica is placed elsewhere, and the request stays until there is none left.
-func TestSharesOfReplicasThatAreElsewhere(t *testing.T) {
+// A claim is released also if its replica is placed elsewhere, and the request stays until there is none left.
+func TestClaimsOfReplicasThatAreElsewhere(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
@@ -88,7 +88,7 @@ func TestSharesOfReplicasThatAreElsewhere(t *testing.T) {
 	}
 	ch := plan.Changes[0]
 	if ch.Action != reconcile.Release || ch.Index != 9 || ch.Placement == nil || ch.Placement.Node != "n0" || len(ch.Intents) != 0 ||
-		len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n1" || ch.Reserve[0].Holder != nil {
+		len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n1" || ch.Reserve[0].Claim != nil {
 		t.Errorf("change %+v", ch)
 	}
 

@@ -258,13 +258,13 @@ func (c upgrades) upgradeOne(p *Pod, digest string) {
 	next.Labels = c.s.RC.PodLabelSet(m.ID, m.Labels)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
 	next.Switching = true
-	in, holder := next.Intent(), holderOf(m, p.Identity)
+	in, claim := next.Intent(), claimOf(m, p.Identity)
 	c.add(Change{
 		Action: Upgrade, Identity: p.Identity, Index: p.Index, Placement: &next,
 		NeedsMinimum: true, NeedsSchema: true,
 		Reason:  fmt.Sprintf("manifest %.8s -> %.8s", p.Digest, next.Digest),
 		Intents: []IntentChange{{Node: p.Node, Intent: &in}},
-		Reserve: []ReserveChange{{Node: p.Node, Holder: &holder, Dynamic: m.DynamicPorts(), Held: p.Ports, Keep: true}},
+		Reserve: []ReserveChange{{Node: p.Node, Claim: &claim, Dynamic: m.DynamicPorts(), KeepPorts: p.Ports, Keep: true}},
 	})
 }
 

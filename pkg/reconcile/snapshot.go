@@ -63,7 +63,7 @@ type Request struct {
 	Waits               string // what it needs that cannot be read now; the status says so
 }
 
-// Leak is a share of a node that an identity holds without being there.
+// Leak is a claim on a node that an identity holds without being there.
 type Leak struct {
 	Node string
 	Pod  pod.Identity
@@ -78,9 +78,9 @@ type Pod struct {
 	// Intents are those of Placement.Node and of the ghosts' nodes, by node; nil when they were not read. They are
 	// read after a claim, where a node lists the pod as an orphan, and by the slow deep check.
 	Intents map[string]*pod.Intent
-	// Held is the pod's share in the reservations of the same nodes, nil where there is none; a node whose reservation cannot
+	// Claims is the pod's claim in the reservations of the same nodes, nil where there is none; a node whose reservation cannot
 	// be read is absent. It is nil when they were not read: only the slow deep check, and the first pass after a claim, do.
-	Held map[string]*node.Holder
+	Claims map[string]*node.Claim
 }
 
 // Orphan is a pod that a living node runs without a matching intent.
@@ -236,7 +236,7 @@ func (s *Snapshot) Rule() (*scheduler.Rule, error) {
 		s.rule = &scheduler.Rule{Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode}
 		s.rule.Selector, s.ruleErr = s.RC.Selector()
 		if m := s.Placing(); m != nil {
-			s.rule.Share, s.rule.Dynamic = NewHolder(s, pod.Identity{}), m.DynamicPorts()
+			s.rule.Ask, s.rule.Dynamic = NewClaim(s, pod.Identity{}), m.DynamicPorts()
 		}
 	}
 	return s.rule, s.ruleErr

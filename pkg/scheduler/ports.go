@@ -7,12 +7,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// Share returns what an identity takes of a node: the share that it wants, and a number from the node's range for each of
+// ClaimOn returns what an identity takes of a node: the claim that it wants, and a number from the node's range for each of
 // the dynamic ports, by name. A reason says that the node cannot give it. As in Fits what the identity holds already does
 // not count against it; only it does not get such a number again, since the version that holds it may still run.
 //
 // keep has the numbers that ports of these names had here before: a port keeps its number if that is in the range still.
-func Share(v *node.View, res node.Reservation, want node.Holder, dynamic []string, keep map[string]int) (node.Holder, map[string]int, Reason) {
+func ClaimOn(v *node.View, res node.Reservation, want node.Claim, dynamic []string, keep map[string]int) (node.Claim, map[string]int, Reason) {
 	taken, reason := takenBesides(v, res, want.Pod, want)
 	if reason != "" || len(dynamic) == 0 {
 		return want, nil, reason
@@ -34,7 +34,7 @@ func Share(v *node.View, res node.Reservation, want node.Holder, dynamic []strin
 			give(name, port)
 		}
 	}
-	for _, port := range res.Holders[want.Pod.String()].Ports {
+	for _, port := range res.Claims[want.Pod.String()].Ports {
 		taken[port] = true
 	}
 	next := freePorts(v.PortRange, want, taken)
@@ -57,7 +57,7 @@ func inRange(r node.PortRange, port int) bool { return port > 0 && port >= r.Min
 // freePorts returns a function that gives one free port after the other, zero when there are no more. Each identity begins
 // somewhere else, so that a number that has just become free is not the first to be given away: connections to it may
 // linger.
-func freePorts(r node.PortRange, want node.Holder, taken map[int]bool) func() int {
+func freePorts(r node.PortRange, want node.Claim, taken map[int]bool) func() int {
 	size := r.Max - r.Min + 1
 	if r.Min < 1 || size < 1 {
 		return func() int { return 0 }

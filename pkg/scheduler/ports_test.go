@@ -25,13 +25,13 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 		if rapid.Bool().Draw(t, "orphan") {
 			v.Orphans = []pod.Orphan{{Identity: identity("orphan", 0), Ports: map[string]int{"http": rapid.IntRange(1, 12).Draw(t, "its port")}}}
 		}
-		res := node.Reservation{Holders: map[string]node.Holder{}}
+		res := node.Reservation{Claims: map[string]node.Claim{}}
 		ports := map[string]map[string]int{} // what each pod's version that was placed last has, by name
 		for range rapid.IntRange(0, 30).Draw(t, "steps") {
 			id := identity("rc", rapid.IntRange(0, 4).Draw(t, "pod"))
 			key := id.String()
 			if rapid.IntRange(0, 3).Draw(t, "remove") == 0 {
-				delete(res.Holders, key)
+				delete(res.Claims, key)
 				delete(ports, key)
 				continue
 			}
@@ -41,23 +41,23 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 			}
 			dynamic := rapid.SliceOfDistinct(rapid.SampledFrom([]string{"d1", "d2", "d3"}), rapid.ID).Draw(t, "dynamic")
 			before := ports[key]
-			share, given, reason := scheduler.Share(v, res, node.NewHolder(id, static, 0, 0), dynamic, before)
+			claim, given, reason := scheduler.ClaimOn(v, res, node.NewClaim(id, static, 0, 0), dynamic, before)
 			if reason != "" {
 				checkRefused(t, v, res, id, static, dynamic, reason)
 				continue
 			}
-			checkGiven(t, v, given, dynamic, before, static, res.Holders[key])
+			checkGiven(t, v, given, dynamic, before, static, res.Claims[key])
 			if rapid.Bool().Draw(t, "both versions") {
-				share = share.With(res.Holders[key])
+				claim = claim.With(res.Claims[key])
 			}
-			res.Holders[key] = share
+			res.Claims[key] = claim
 			ports[key] = given
 			checkDistinct(t, v, res)
 		}
 	})
 }
 
-func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string, before, static map[string]int, held node.Holder) {
+func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string, before, static map[string]int, claim node.Claim) {
 	if len(given) != len(dynamic) {
 		t.Fatalf("dynamic ports %v were given %v", dynamic, given)
 	}
@@ -71,10 +71,10 @@ func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string
 			t.Fatalf("port %s got %d of %+v, besides %v and static %v", name, port, v.PortRange, given, static)
 		}
 		seen[port] = true
-		if clash := slices.Contains(node.NewHolder(pod.Identity{}, static, 0, 0).Ports, was); was != 0 && !clash && slices.Contains(held.Ports, was) && port != was {
+		if clash := slices.Contains(node.NewClaim(pod.Identity{}, static, 0, 0).Ports, was); was != 0 && !clash && slices.Contains(claim.Ports, was) && port != was {
 			t.Fatalf("port %s had %d and got %d", name, was, port)
 		}
-		if port != was && slices.Contains(held.Ports, port) {
+		if port != was && slices.Contains(claim.Ports, port) {
 			t.Fatalf("port %s got %d, which the version before may still use", name, port)
 		}
 	}
@@ -87,7 +87,7 @@ func checkDistinct(t *rapid.T, v *node.View, res node.Reservation) {
 			owner[port] = "an orphan"
 		}
 	}
-	for key, h := range res.Holders {
+	for key, h := range res.Claims {
 		for _, port := range h.Ports {
 			if other := owner[port]; other != "" {
 				t.Fatalf("P3: port %d is given to %s and to %s", port, other, key)
@@ -108,7 +108,7 @@ func checkRefused(t *rapid.T, v *node.View, res node.Reservation, id pod.Identit
 			others[port], all[port] = true, true
 		}
 	}
-	for key, h := range res.Holders {
+	for key, h := range res.Claims {
 		for _, port := range h.Ports {
 			all[port] = true
 			others[port] = others[port] || key != id.String()

@@ -52,8 +52,8 @@ type Rule struct {
 	Selector   labels.Selector // see rc.ParseSelector; nil matches no node
 	Nonce      string          // of the cluster: what a node must have seen (R1)
 	MaxPerNode int             // pods of the controller; zero: no limit
-	Share      node.Holder     // what each pod takes
-	Dynamic    []string        // names of the ports that a node is to give a number each, besides those of the share
+	Ask        node.Claim      // what each pod takes
+	Dynamic    []string        // names of the ports that a node is to give a number each, besides those of the claim
 }
 
 // Candidate is a node as one pod finds it.
@@ -91,9 +91,9 @@ func (r *Rule) Refuses(c Candidate, id pod.Identity) Reason {
 	case Outdated(c.View, c.Reservation):
 		return Relabelled
 	}
-	want := r.Share
+	want := r.Ask
 	want.Pod = id
-	_, _, reason := Share(c.View, c.Reservation, want, r.Dynamic, nil)
+	_, _, reason := ClaimOn(c.View, c.Reservation, want, r.Dynamic, nil)
 	return reason
 }
 
@@ -128,21 +128,21 @@ func Closed(v *node.View, res node.Reservation) bool { return res.Closed || !v.O
 // knows older labels than those of now; or somebody who changed them does not know stamps, and the reservation waits to be mended.
 func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.Stamps) }
 
-// Fits returns why a node cannot take a share for an identity besides those in the reservation, or "" when it can. What
-// the identity holds already does not count against it; orphans without a share do (R13).
-func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) Reason {
+// Fits returns why a node cannot take a claim for an identity besides those in the reservation, or "" when it can. What
+// the identity holds already does not count against it; orphans without a claim do (R13).
+func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) Reason {
 	_, reason := takenBesides(v, res, id, want)
 	return reason
 }
 
 // takenBesides is Fits, and returns the ports that others have.
-func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Holder) (map[int]bool, Reason) {
+func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) (map[int]bool, Reason) {
 	if res.Closed {
 		return nil, Drained
 	}
 	slots, cpu, memory := 1, want.CPU, want.Memory
 	var taken map[int]bool // nil as long as others have no port
-	count := func(h node.Holder) {
+	count := func(h node.Claim) {
 		slots++
 		cpu += h.CPU
 		memory += h.Memory
@@ -154,15 +154,15 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 		}
 	}
 	own := id.String()
-	for key, h := range res.Holders {
+	for key, h := range res.Claims {
 		if key != own {
 			count(h)
 		}
 	}
 	for i := range v.Orphans {
 		o := &v.Orphans[i]
-		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != id {
-			count(node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory))
+		if _, claims := res.Claims[o.Identity.String()]; !claims && o.Identity != id {
+			count(node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory))
 		}
 	}
 	for _, port := range want.Ports {

@@ -20,30 +20,30 @@ func TestFits(t *testing.T) {
 	view := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2, CPU: 1000, Memory: 1000}}}
 	orphaned := *view
 	orphaned.Orphans = []pod.Orphan{{Identity: identity("rc", 7), Ports: map[string]int{"http": 80}}}
-	held := func(h node.Holder) node.Reservation {
-		return node.Reservation{Holders: map[string]node.Holder{identity("other", 1).String(): h}}
+	claimed := func(h node.Claim) node.Reservation {
+		return node.Reservation{Claims: map[string]node.Claim{identity("other", 1).String(): h}}
 	}
-	mine := node.Reservation{Holders: map[string]node.Holder{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
+	mine := node.Reservation{Claims: map[string]node.Claim{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
 	boundless := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2}}}
 	for name, c := range map[string]struct {
 		view *node.View
 		res  node.Reservation
-		want node.Holder
+		want node.Claim
 		says scheduler.Reason
 	}{
-		"empty":                 {view, node.Reservation{}, node.Holder{CPU: 1000}, ""},
-		"closed":                {view, node.Reservation{Closed: true}, node.Holder{}, scheduler.Drained},
-		"port taken":            {view, held(node.Holder{Ports: []int{80}}), node.Holder{Ports: []int{80}}, scheduler.Ports},
-		"port free":             {view, held(node.Holder{Ports: []int{81}}), node.Holder{Ports: []int{80}}, ""},
-		"cpu":                   {view, held(node.Holder{CPU: 600}), node.Holder{CPU: 500}, scheduler.Resources},
-		"memory":                {view, held(node.Holder{Memory: 600}), node.Holder{Memory: 500}, scheduler.Resources},
-		"cpu to the last":       {view, held(node.Holder{CPU: 600}), node.Holder{CPU: 400}, ""},
-		"memory to the last":    {view, held(node.Holder{Memory: 600}), node.Holder{Memory: 400}, ""},
-		"no limit of cpu":       {boundless, held(node.Holder{CPU: 600}), node.Holder{CPU: 500}, ""},
-		"no limit of memory":    {boundless, held(node.Holder{Memory: 600}), node.Holder{Memory: 500}, ""},
-		"own share is no rival": {view, mine, node.Holder{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
-		"orphan holds a port":   {&orphaned, node.Reservation{}, node.Holder{Ports: []int{80}}, scheduler.Ports},
-		"orphan holds a slot":   {&orphaned, held(node.Holder{}), node.Holder{}, scheduler.Resources},
+		"empty":                 {view, node.Reservation{}, node.Claim{CPU: 1000}, ""},
+		"closed":                {view, node.Reservation{Closed: true}, node.Claim{}, scheduler.Drained},
+		"port taken":            {view, claimed(node.Claim{Ports: []int{80}}), node.Claim{Ports: []int{80}}, scheduler.Ports},
+		"port free":             {view, claimed(node.Claim{Ports: []int{81}}), node.Claim{Ports: []int{80}}, ""},
+		"cpu":                   {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, scheduler.Resources},
+		"memory":                {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, scheduler.Resources},
+		"cpu to the last":       {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 400}, ""},
+		"memory to the last":    {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 400}, ""},
+		"no limit of cpu":       {boundless, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, ""},
+		"no limit of memory":    {boundless, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, ""},
+		"own share is no rival": {view, mine, node.Claim{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
+		"orphan holds a port":   {&orphaned, node.Reservation{}, node.Claim{Ports: []int{80}}, scheduler.Ports},
+		"orphan holds a slot":   {&orphaned, claimed(node.Claim{}), node.Claim{}, scheduler.Resources},
 	} {
 		if got := scheduler.Fits(c.view, c.res, id, c.want); got != c.says {
 			t.Errorf("%s: %q, want %q", name, got, c.says)
@@ -88,8 +88,8 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := identity("rc", 0)
-	rule := scheduler.Rule{Selector: sel, Nonce: "now", MaxPerNode: 2, Share: node.Holder{Ports: []int{80}}, Dynamic: []string{"admin"}}
-	full := node.Reservation{Holders: map[string]node.Holder{identity("other", 1).String(): {}}}
+	rule := scheduler.Rule{Selector: sel, Nonce: "now", MaxPerNode: 2, Ask: node.Claim{Ports: []int{80}}, Dynamic: []string{"admin"}}
+	full := node.Reservation{Claims: map[string]node.Claim{identity("other", 1).String(): {}}}
 	for name, c := range map[string]struct {
 		change func(*scheduler.Candidate)
 		says   scheduler.Reason

@@ -30,7 +30,7 @@ type Scheduler interface {
 	// again within 15 s, with that node among those to avoid: whoever names it all the same has the replica wait for room there.
 	AllocateNodes(ctx context.Context, o Owner, v *View, wants []Want) ([]Allocation, error)
 	// DeallocateNodes takes shares back, after a node has confirmed that the replica stopped there (P5). One that is not held is fine.
-	DeallocateNodes(ctx context.Context, o Owner, shares []Allocation) error
+	DeallocateNodes(ctx context.Context, o Owner, allocations []Allocation) error
 }
 
 // Books is a Scheduler that counts what it has given away, and is asked for the node of each pod. Write

@@ -382,7 +382,7 @@ func (t *FarmSession) lockedElsewhere(ctx context.Context, lock string) (bool, e
 	return owner != "" && owner != t.sess.Releasing, err
 }
 
-// Unreserved returns what nodes have been told about and hold no share for. It is a hint: what changes meanwhile may be
+// Unreserved returns what nodes have been told about and hold no claim for. It is a hint: what changes meanwhile may be
 // among it. A node whose reservation cannot be read is left out.
 func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
 	if len(nodes) == 0 {
@@ -396,7 +396,7 @@ func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, err
 	if err != nil {
 		return nil, err
 	}
-	found, err := t.c.GetMany(ctx, t.keys.Reservations.Keys(nodes), consul.Default) // later: what is placed meanwhile has a share
+	found, err := t.c.GetMany(ctx, t.keys.Reservations.Keys(nodes), consul.Default) // later: what is placed meanwhile has a claim
 	if err != nil {
 		return nil, err
 	}
@@ -408,7 +408,7 @@ func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, err
 		if err != nil || unreadable[name] != nil {
 			continue // also the marker
 		}
-		if _, held := reserved[name].Value.Holders[in.Value.Identity.String()]; !held {
+		if _, claimed := reserved[name].Value.Claims[in.Value.Identity.String()]; !claimed {
 			missing = append(missing, At{Node: name, Identity: in.Value.Identity})
 		}
 	}

@@ -25,12 +25,12 @@ func (p *parts) node() string {
 	return fmt.Sprintf("%s-%d", rapid.StringMatching(`[a-z<&"]{1,40}`).Draw(p.T, "name"), rapid.IntRange(0, 3).Draw(p.T, "node"))
 }
 
-func (p *parts) holder(id pod.Identity) node.Holder {
+func (p *parts) claim(id pod.Identity) node.Claim {
 	ports := map[string]int{}
 	for _, port := range rapid.SliceOfN(rapid.IntRange(1, 65535), 0, 3).Draw(p.T, "ports") {
 		ports[fmt.Sprint(port)] = port
 	}
-	return node.NewHolder(id, ports, rapid.Int64Range(0, 64000).Draw(p.T, "cpu"), rapid.Int64Range(0, 1<<40).Draw(p.T, "memory"))
+	return node.NewClaim(id, ports, rapid.Int64Range(0, 64000).Draw(p.T, "cpu"), rapid.Int64Range(0, 1<<40).Draw(p.T, "memory"))
 }
 
 func (p *parts) change(nodes []string) Part {
@@ -65,7 +65,7 @@ func (p *parts) change(nodes []string) Part {
 		}
 		part.Intents = append(part.Intents, in)
 		if rapid.Bool().Draw(p.T, "reserve") {
-			value := node.Reservation{Holders: map[string]node.Holder{id.String(): p.holder(id)}}
+			value := node.Reservation{Claims: map[string]node.Claim{id.String(): p.claim(id)}}
 			part.Reservations = append(part.Reservations, ReservationWrite{Node: name, Index: 3, Value: value})
 		}
 		if rapid.Bool().Draw(p.T, "reported") {

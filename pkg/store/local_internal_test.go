@@ -53,7 +53,7 @@ func TestChangeReservation(t *testing.T) {
 			if interfere != nil {
 				interfere()
 			}
-			res.Holders[id.String()] = node.NewHolder(id, nil, 1, 0)
+			res.Claims[id.String()] = node.NewClaim(id, nil, 1, 0)
 			return res, nil
 		})
 	}
@@ -70,7 +70,7 @@ func TestChangeReservation(t *testing.T) {
 	}
 	once := sync.OnceFunc(func() {
 		res := read().Value.Clone()
-		res.Holders[farm.String()] = node.NewHolder(farm, nil, 1, 0)
+		res.Claims[farm.String()] = node.NewClaim(farm, nil, 1, 0)
 		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(res))}); err != nil {
 			t.Error(err)
 		}
@@ -79,7 +79,7 @@ func TestChangeReservation(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := read()
-	if got := slices.Sorted(maps.Keys(rec.Value.Holders)); !slices.Equal(got, []string{a.String(), b.String(), farm.String()}) {
+	if got := slices.Sorted(maps.Keys(rec.Value.Claims)); !slices.Equal(got, []string{a.String(), b.String(), farm.String()}) {
 		t.Errorf("shares of %v", got)
 	}
 	if err := add(b, nil); err != nil || read().Index != rec.Index {

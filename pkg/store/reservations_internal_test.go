@@ -26,7 +26,7 @@ func TestReservationsAreListedOrAskedFor(t *testing.T) {
 		case i == 7:
 			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), []byte("{")))
 		case i%3 == 0:
-			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), encode(&node.Reservation{Holders: map[string]node.Holder{id.String(): {Pod: id, CPU: int64(i)}}})))
+			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), encode(&node.Reservation{Claims: map[string]node.Claim{id.String(): {Pod: id, CPU: int64(i)}}})))
 		}
 	}
 	if _, err := st.c.Commit(t.Context(), ops); err != nil {
@@ -53,7 +53,7 @@ func TestReservationsAreListedOrAskedFor(t *testing.T) {
 		if len(d.Reservations) != wanted || len(d.Unreadable) != 1 || d.Unreadable[names[7]] == nil || !d.Reservations[names[7]].Value.Closed {
 			t.Errorf("%d reservations, unreadable: %v", len(d.Reservations), d.Unreadable)
 		}
-		if rec := d.Reservations[names[9]]; rec.Index == 0 || len(rec.Value.Holders) != 1 || d.Reservations[names[10]].Index != 0 {
+		if rec := d.Reservations[names[9]]; rec.Index == 0 || len(rec.Value.Claims) != 1 || d.Reservations[names[10]].Index != 0 {
 			t.Errorf("%+v, %+v", rec, d.Reservations[names[10]])
 		}
 	}

@@ -500,7 +500,7 @@ func nodes(slots ...int) *plan.State {
 		name := fmt.Sprintf("n%d", i)
 		s.Nodes[name] = node.NewView(node.Node{Name: name, Nonce: "n", Capacity: node.Capacity{Slots: n}, PortRange: node.PortRange{Min: 2000, Max: 2003}}, node.Ops{Name: name}, true)
 		s.Nodes[name].OrphanPages = &node.OrphanPages{}
-		s.Taken[name] = node.Reservation{Labels: s.Nodes[name].Stamps, Holders: map[string]node.Holder{}}
+		s.Taken[name] = node.Reservation{Labels: s.Nodes[name].Stamps, Claims: map[string]node.Claim{}}
 	}
 	return s
 }
@@ -534,9 +534,9 @@ func TestRoom(t *testing.T) {
 		t.Error(got)
 	}
 	state := nodes(3)
-	state.Taken["n0"].Holders["x"] = node.Holder{Pod: pod.Identity{RCID: "x"}}
-	before := len(state.Taken["n0"].Holders)
-	if got := state.Room(sample(t), 9); got.Pods != 2 || len(state.Taken["n0"].Holders) != before {
+	state.Taken["n0"].Claims["x"] = node.Claim{Pod: pod.Identity{RCID: "x"}}
+	before := len(state.Taken["n0"].Claims)
+	if got := state.Room(sample(t), 9); got.Pods != 2 || len(state.Taken["n0"].Claims) != before {
 		t.Errorf("%+v, %+v", got, state.Taken)
 	}
 }

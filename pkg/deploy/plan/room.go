@@ -37,7 +37,7 @@ func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 	usage := spec.Pod.Resources()
 	rule := scheduler.Rule{
 		Selector: selector, Nonce: s.Nonce, MaxPerNode: spec.MaxPerNode, Dynamic: spec.Pod.DynamicPorts(),
-		Share: node.NewHolder(pod.Identity{}, spec.Pod.PortMap(), usage.CPU, usage.Memory),
+		Ask: node.NewClaim(pod.Identity{}, spec.Pod.PortMap(), usage.CPU, usage.Memory),
 	}
 	eligible, reasons := rule.Eligible(s.Nodes)
 	out.Reasons = reasons
@@ -49,10 +49,10 @@ func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 				out.Reasons[reason]++
 				break
 			}
-			share := rule.Share
-			share.Pod = id
-			share, _, _ = scheduler.Share(view, taken, share, rule.Dynamic, nil) // it was not refused
-			taken.Holders[id.String()] = share
+			claim := rule.Ask
+			claim.Pod = id
+			claim, _, _ = scheduler.ClaimOn(view, taken, claim, rule.Dynamic, nil) // it was not refused
+			taken.Claims[id.String()] = claim
 			out.Pods++
 		}
 	}
@@ -94,8 +94,8 @@ func (p *planner) roomFor(wanted int) Room {
 	more := -p.spec.Total()
 	for _, name := range slices.Sorted(maps.Keys(p.State.Taken)) {
 		after.Taken[name] = p.State.Taken[name].Clone()
-		for _, key := range slices.Sorted(maps.Keys(p.State.Taken[name].Holders)) {
-			if id := p.State.Taken[name].Holders[key].Pod.RCID; p.svc.Controller(id) != nil {
+		for _, key := range slices.Sorted(maps.Keys(p.State.Taken[name].Claims)) {
+			if id := p.State.Taken[name].Claims[key].Pod.RCID; p.svc.Controller(id) != nil {
 				pods[id] = append(pods[id], placed{name, key})
 				more++
 			}
@@ -104,7 +104,7 @@ func (p *planner) roomFor(wanted int) Room {
 	for _, id := range p.leaving() {
 		for _, at := range pods[id] {
 			if more > 0 {
-				delete(after.Taken[at.node].Holders, at.holder)
+				delete(after.Taken[at.node].Claims, at.holder)
 				more--
 			}
 		}
@@ -112,7 +112,7 @@ func (p *planner) roomFor(wanted int) Room {
 	return after.Room(p.spec, wanted)
 }
 
-// placed is where a pod has its share of a node.
+// placed is where a pod has its claim on a node.
 type placed struct{ node, holder string }
 
 // leaving returns the controllers of the service in the order in which they give pods up: first those that stand by, then the newest.

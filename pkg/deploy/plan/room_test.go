@@ -35,7 +35,7 @@ func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 			for i, n := range tt.has {
 				for index := range n {
 					id := pod.Identity{RCID: c.svc.Controllers[i].RC.ID, Role: "main", Index: index}
-					state.Taken[fmt.Sprintf("n%d", all/2)].Holders[id.String()] = node.Holder{Pod: id}
+					state.Taken[fmt.Sprintf("n%d", all/2)].Claims[id.String()] = node.Claim{Pod: id}
 					all++
 				}
 			}
@@ -44,7 +44,7 @@ func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 			for _, taken := range state.Taken {
-				all -= len(taken.Holders)
+				all -= len(taken.Claims)
 			}
 			if all != 0 {
 				t.Error("what is taken has changed")

@@ -21,8 +21,8 @@ type Room struct {
 	Seen        map[pod.Identity]Seen
 }
 
-// Book returns the reservation with the shares of all local services as they shall be, and writes the numbers of dynamic ports into the replicas that want room. Shares of
-// what was accepted before stand there whether or not there is room: it runs. A share of what no service has goes, unless the node runs that. It returns scale.ErrConflict
+// Book returns the reservation with the claims of all local services as they shall be, and writes the numbers of dynamic ports into the replicas that want room. Claims of
+// what was accepted before stand there whether or not there is room: it runs. A claim of what no service has goes, unless the node runs that. It returns scale.ErrConflict
 // where there is no room for what wants it.
 func Book(all map[string]*Service, room Room) (node.Reservation, error) {
 	res := room.Reservation.Clone()
@@ -47,52 +47,52 @@ func Book(all map[string]*Service, room Room) (node.Reservation, error) {
 			}
 		}
 	}
-	maps.DeleteFunc(res.Holders, func(key string, h node.Holder) bool {
+	maps.DeleteFunc(res.Claims, func(key string, h node.Claim) bool {
 		seen, known := room.Seen[h.Pod]
 		return h.Pod.Local() && !explained[key] && (!known || seen.Stopped)
 	})
 	return res, nil
 }
 
-// keep writes the share of a replica that has been accepted: as much as the versions need that it may run, and what it has as long as it may still run another one.
+// keep writes the claim of a replica that has been accepted: as much as the versions need that it may run, and what it has as long as it may still run another one.
 func (s *Service) keep(r *Replica, res *node.Reservation, seen Seen) {
 	id := s.Identity(r)
-	share := node.NewHolder(id, r.Ports, 0, 0)
+	claim := node.NewClaim(id, r.Ports, 0, 0)
 	if m := s.Specs[r.Digest].parsed; m != nil {
-		share = holder(id, r.Ports, m)
+		claim = claimOf(id, r.Ports, m)
 	}
 	if m := s.Specs[s.Digest].parsed; r.Digest != s.Digest && !r.Stop && m != nil {
-		share = share.With(holder(id, r.Next, m))
+		claim = claim.With(claimOf(id, r.Next, m))
 	}
-	held, has := res.Holders[id.String()]
+	before, has := res.Claims[id.String()]
 	if has && (r.Stop || !seen.Settled || seen.Revision != r.Revision) {
-		share = share.With(held)
+		claim = claim.With(before)
 	}
-	res.Holders[id.String()] = share
+	res.Claims[id.String()] = claim
 }
 
-func holder(id pod.Identity, ports map[string]int, m *manifest.Manifest) node.Holder {
+func claimOf(id pod.Identity, ports map[string]int, m *manifest.Manifest) node.Claim {
 	use := m.Resources()
-	return node.NewHolder(id, ports, use.CPU, use.Memory)
+	return node.NewClaim(id, ports, use.CPU, use.Memory)
 }
 
 // find finds room for a replica at the service's version, besides that for what it may run now.
 func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 	id, m := s.Identity(r), s.Specs[s.Digest].parsed
 	ports := m.PortMap()
-	share, numbers, reason := scheduler.Share(v, *res, holder(id, ports, m), m.DynamicPorts(), r.Ports)
+	claim, numbers, reason := scheduler.ClaimOn(v, *res, claimOf(id, ports, m), m.DynamicPorts(), r.Ports)
 	if reason == "" { // and for what it may run until then
 		if old := s.Specs[r.Digest].parsed; r.Digest != s.Digest && old != nil {
-			share = share.With(holder(id, r.Ports, old))
+			claim = claim.With(claimOf(id, r.Ports, old))
 		}
-		share = share.With(res.Holders[id.String()])
-		reason = scheduler.Fits(v, *res, id, share)
+		claim = claim.With(res.Claims[id.String()])
+		reason = scheduler.Fits(v, *res, id, claim)
 	}
 	if reason != "" {
-		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name, missing(v, *res, holder(id, ports, m), m, reason))
+		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name, missing(v, *res, claimOf(id, ports, m), m, reason))
 	}
 	maps.Copy(ports, numbers)
-	res.Holders[id.String()] = share
+	res.Claims[id.String()] = claim
 	if r.Digest == s.Digest {
 		r.Ports = ports
 	} else {
@@ -102,8 +102,8 @@ func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 	return nil
 }
 
-// missing says what a node lacks for a share.
-func missing(v *node.View, res node.Reservation, want node.Holder, m *manifest.Manifest, reason scheduler.Reason) string {
+// missing says what a node lacks for a claim.
+func missing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Manifest, reason scheduler.Reason) string {
 	switch reason {
 	case scheduler.Drained:
 		return "it is drained; rcctl node undrain opens it"
@@ -133,23 +133,23 @@ func missing(v *node.View, res node.Reservation, want node.Holder, m *manifest.M
 	return strings.Join(lacks, "; ")
 }
 
-// taken returns the shares of all others.
-func taken(v *node.View, res node.Reservation, but pod.Identity) (shares []node.Holder) {
-	for _, key := range slices.Sorted(maps.Keys(res.Holders)) {
+// taken returns the claims of all others.
+func taken(v *node.View, res node.Reservation, but pod.Identity) (claims []node.Claim) {
+	for _, key := range slices.Sorted(maps.Keys(res.Claims)) {
 		if key != but.String() {
-			shares = append(shares, res.Holders[key])
+			claims = append(claims, res.Claims[key])
 		}
 	}
 	for i := range v.Orphans {
 		o := &v.Orphans[i]
-		if _, holds := res.Holders[o.Identity.String()]; !holds && o.Identity != but {
-			shares = append(shares, node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory))
+		if _, claimed := res.Claims[o.Identity.String()]; !claimed && o.Identity != but {
+			claims = append(claims, node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory))
 		}
 	}
-	return shares
+	return claims
 }
 
-func portsMissing(v *node.View, res node.Reservation, want node.Holder, m *manifest.Manifest) string {
+func portsMissing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Manifest) string {
 	for _, h := range taken(v, res, want.Pod) {
 		for _, port := range want.Ports {
 			if slices.Contains(h.Ports, port) {
@@ -160,12 +160,12 @@ func portsMissing(v *node.View, res node.Reservation, want node.Holder, m *manif
 	return fmt.Sprintf("its range of dynamic ports, %d to %d, has no %s left", v.PortRange.Min, v.PortRange.Max, field.Count(len(m.DynamicPorts()), "number"))
 }
 
-// Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' stamp, and with the shares of what runs there.
+// Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' stamp, and with the claims of what runs there.
 func Rebuild(v *node.View) node.Reservation {
-	res := node.Reservation{Labels: node.Stamps{Own: v.Stamps.Own}, Holders: map[string]node.Holder{}}
+	res := node.Reservation{Labels: node.Stamps{Own: v.Stamps.Own}, Claims: map[string]node.Claim{}}
 	for i := range v.Orphans {
 		o := &v.Orphans[i]
-		res.Holders[o.Identity.String()] = node.NewHolder(o.Identity, o.Ports, o.CPU, o.Memory)
+		res.Claims[o.Identity.String()] = node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
 	}
 	return res
 }

@@ -1,5 +1,5 @@
 // Package local decides about the services that a node runs for itself, which no controller has, and keeps what they shall be on the disk (ADR 22).
-// A request becomes the next state of a service (Take); what the node has done since becomes the one after it (Next); both have a share of the node
+// A request becomes the next state of a service (Take); what the node has done since becomes the one after it (Next); both have a claim on the node
 // in its reservation (Book), and become intents (Intents). All of these are pure. Disk writes a state before anything follows from it.
 package local
 

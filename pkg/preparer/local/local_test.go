@@ -55,9 +55,9 @@ type world struct {
 
 // copied is what the node has of one identity.
 type copied struct {
-	seen    local.Seen
-	digest  string
-	holders []node.Holder // of what may run of it
+	seen   local.Seen
+	digest string
+	claims []node.Claim // of what may run of it
 }
 
 func (w *world) seen() map[pod.Identity]local.Seen {
@@ -166,11 +166,11 @@ func (w *world) work() {
 		if len(in.Ports) != len(m.Ports) {
 			w.t.Fatalf("%s has ports %v for %v", in.Identity, in.Ports, m.Ports)
 		}
-		c.holders = append(slices.Clone(c.holders), node.NewHolder(in.Identity, in.Ports, m.Resources().CPU, 0))
+		c.claims = append(slices.Clone(c.claims), node.NewClaim(in.Identity, in.Ports, m.Resources().CPU, 0))
 	default:
 		c.seen.Settled = rapid.Bool().Draw(w.t, "settled")
 		if c.seen.Settled {
-			c.holders = c.holders[len(c.holders)-1:]
+			c.claims = c.claims[len(c.claims)-1:]
 		}
 	}
 	w.runs[in.Identity] = c
@@ -227,10 +227,10 @@ func (w *world) tidy() {
 	w.res = res
 }
 
-// check asserts P3: what may run has its share, and all shares together are no more than the node has.
+// check asserts P3: what may run has its claim, and all claims together are no more than the node has.
 func (w *world) check() {
 	ports, cpu := map[int]string{}, int64(0)
-	for key, h := range w.res.Holders {
+	for key, h := range w.res.Claims {
 		cpu += h.CPU
 		for _, port := range h.Ports {
 			if other := ports[port]; other != "" {
@@ -239,20 +239,20 @@ func (w *world) check() {
 			ports[port] = key
 		}
 	}
-	if cpu > w.view.Capacity.CPU || len(w.res.Holders) > w.view.Capacity.Slots {
+	if cpu > w.view.Capacity.CPU || len(w.res.Claims) > w.view.Capacity.Slots {
 		w.t.Fatalf("over capacity: %+v", w.res)
 	}
 	for id, c := range w.runs {
-		share := w.res.Holders[id.String()]
-		for _, h := range c.holders {
-			if missing := slices.ContainsFunc(h.Ports, func(p int) bool { return !slices.Contains(share.Ports, p) }); missing || h.CPU > share.CPU {
-				w.t.Fatalf("%s may run %+v and has %+v", id, h, share)
+		claim := w.res.Claims[id.String()]
+		for _, h := range c.claims {
+			if missing := slices.ContainsFunc(h.Ports, func(p int) bool { return !slices.Contains(claim.Ports, p) }); missing || h.CPU > claim.CPU {
+				w.t.Fatalf("%s may run %+v and has %+v", id, h, claim)
 			}
 		}
 	}
 }
 
-// Whatever is asked and done in whatever order, and wherever the preparer is killed: the node is never over its capacity, what may run has its share, one replica at a time gets
+// Whatever is asked and done in whatever order, and wherever the preparer is killed: the node is never over its capacity, what may run has its claim, one replica at a time gets
 // another version, revisions grow, and what was asked for last is what comes of it, with nothing left behind.
 func TestHistories(t *testing.T) {
 	t.Parallel()
@@ -261,7 +261,7 @@ func TestHistories(t *testing.T) {
 		w := &world{
 			t: t, all: map[string]*local.Service{}, runs: map[pod.Identity]copied{}, now: time.UnixMilli(1e12),
 			view: node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 5, CPU: 1000}, PortRange: node.PortRange{Min: 100, Max: 107}}, node.Ops{}, true),
-			res:  node.Reservation{Holders: map[string]node.Holder{farm.String(): node.NewHolder(farm, map[string]int{"a": 101, "b": 80}, 200, 0)}},
+			res:  node.Reservation{Claims: map[string]node.Claim{farm.String(): node.NewClaim(farm, map[string]int{"a": 101, "b": 80}, 200, 0)}},
 		}
 		revision := int64(0)
 		t.Repeat(map[string]func(*rapid.T){
@@ -292,7 +292,7 @@ func TestHistories(t *testing.T) {
 			w.step()
 		}
 		w.tidy()
-		if len(w.all) > 0 || len(w.res.Holders) != 1 {
+		if len(w.all) > 0 || len(w.res.Claims) != 1 {
 			t.Fatalf("left: %+v, %+v", w.all, w.res)
 		}
 	})
@@ -321,7 +321,7 @@ func TestBookAgain(t *testing.T) {
 	}
 	taken := first.Replicas[0].Ports["d0"]
 	farm := pod.Identity{RCID: "rc1", Role: "main"}
-	res := node.Reservation{Holders: map[string]node.Holder{farm.String(): node.NewHolder(farm, map[string]int{"a": taken}, 0, 0)}}
+	res := node.Reservation{Claims: map[string]node.Claim{farm.String(): node.NewClaim(farm, map[string]int{"a": taken}, 0, 0)}}
 	second, err := book(res)
 	if err != nil || second.Replicas[0].Ports["d0"] != 3-taken || !next.Wants() {
 		t.Errorf("%+v, %v after %d was taken", second, err, taken)

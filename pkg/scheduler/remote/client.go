@@ -116,7 +116,7 @@ func (c *Client) AllocatedNodes(ctx context.Context, o scheduler.Owner) ([]sched
 	if errors.Is(err, scheduler.ErrNoBooks) {
 		c.bookless.Store(time.Now().Add(booklessFor).UnixNano())
 	}
-	return a.Shares, err
+	return a.Allocations, err
 }
 
 // AllocateNodes implements scheduler.Scheduler.
@@ -124,12 +124,12 @@ func (c *Client) AllocateNodes(ctx context.Context, o scheduler.Owner, v *schedu
 	q := questionOf(v)
 	q.Owner, q.Wants = &o, wants
 	a, err := c.ask(ctx, allocatePath, q)
-	return a.Shares, err
+	return a.Allocations, err
 }
 
 // DeallocateNodes implements scheduler.Scheduler.
-func (c *Client) DeallocateNodes(ctx context.Context, o scheduler.Owner, shares []scheduler.Allocation) error {
-	_, err := c.ask(ctx, deallocatePath, question{Version: Version, Owner: &o, Shares: shares})
+func (c *Client) DeallocateNodes(ctx context.Context, o scheduler.Owner, allocations []scheduler.Allocation) error {
+	_, err := c.ask(ctx, deallocatePath, question{Version: Version, Owner: &o, Allocations: allocations})
 	return err
 }
 

@@ -16,7 +16,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := parseAnswer(data)
 		if err != nil {
-			if len(a.Nodes)+len(a.Shares)+len(a.Refused) != 0 {
+			if len(a.Nodes)+len(a.Allocations)+len(a.Refused) != 0 {
 				t.Fatalf("refused with %v, and used: %+v", err, a)
 			}
 			return
@@ -30,7 +30,7 @@ func FuzzAnswer(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, err := parseAnswer(again); err != nil || len(b.Nodes) != len(a.Nodes) || len(b.Shares) != len(a.Shares) || len(b.Refused) != len(a.Refused) {
+		if b, err := parseAnswer(again); err != nil || len(b.Nodes) != len(a.Nodes) || len(b.Allocations) != len(a.Allocations) || len(b.Refused) != len(a.Refused) {
 			t.Fatalf("%+v is read again as %+v, %v", a, b, err)
 		}
 	})

@@ -55,17 +55,17 @@ func (h *handler) allocated(r *http.Request, q *question) (a answer, err error) 
 	if h.books == nil {
 		return answer{}, scheduler.ErrNoBooks
 	}
-	a.Shares, err = h.books.AllocatedNodes(r.Context(), *q.Owner)
+	a.Allocations, err = h.books.AllocatedNodes(r.Context(), *q.Owner)
 	return a, err
 }
 
 func (h *handler) allocate(r *http.Request, q *question) (a answer, err error) {
-	a.Shares, err = h.scheduler.AllocateNodes(r.Context(), *q.Owner, q.view(), q.Wants)
+	a.Allocations, err = h.scheduler.AllocateNodes(r.Context(), *q.Owner, q.view(), q.Wants)
 	return a, err
 }
 
 func (h *handler) deallocate(r *http.Request, q *question) (answer, error) {
-	return answer{}, h.scheduler.DeallocateNodes(r.Context(), *q.Owner, q.Shares)
+	return answer{}, h.scheduler.DeallocateNodes(r.Context(), *q.Owner, q.Allocations)
 }
 
 // serve reads a question, has it answered, and writes the answer.

@@ -32,12 +32,12 @@ var update = flag.Bool("update", false, "write the golden files")
 
 // keeper is a scheduler with books: each replica gets the first eligible node that it need not avoid.
 type keeper struct {
-	mu     sync.Mutex
-	shares []scheduler.Allocation
-	seen   scheduler.Ask
-	placed []scheduler.Placed
-	term   string
-	err    error
+	mu          sync.Mutex
+	allocations []scheduler.Allocation
+	seen        scheduler.Ask
+	placed      []scheduler.Placed
+	term        string
+	err         error
 }
 
 func (k *keeper) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
@@ -60,7 +60,7 @@ func (k *keeper) AllocatedNodes(_ context.Context, o scheduler.Owner) ([]schedul
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.term = o.Term
-	return slices.Clone(k.shares), k.err
+	return slices.Clone(k.allocations), k.err
 }
 
 func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
@@ -74,14 +74,14 @@ func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *schedule
 			given = append(given, scheduler.Allocation{Pod: w.Pod, Node: nodes[i].Name()})
 		}
 	}
-	k.shares = append(k.shares, given...)
+	k.allocations = append(k.allocations, given...)
 	return given, k.err
 }
 
-func (k *keeper) DeallocateNodes(_ context.Context, _ scheduler.Owner, shares []scheduler.Allocation) error {
+func (k *keeper) DeallocateNodes(_ context.Context, _ scheduler.Owner, allocations []scheduler.Allocation) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.shares = slices.DeleteFunc(k.shares, func(a scheduler.Allocation) bool { return slices.Contains(shares, a) })
+	k.allocations = slices.DeleteFunc(k.allocations, func(a scheduler.Allocation) bool { return slices.Contains(allocations, a) })
 	return k.err
 }
 
@@ -171,11 +171,11 @@ func TestAllMethodsOverTheWire(t *testing.T) {
 	if err != nil || len(given) != 3 || given[1] != (scheduler.Allocation{Pod: id(2), Node: "n2"}) {
 		t.Errorf("allocated %v, %v", given, err)
 	}
-	if held, err := c.AllocatedNodes(t.Context(), owner); err != nil || !slices.Equal(held, given) || k.term != owner.Term {
-		t.Errorf("its books show %v of %v, %v; term %s", held, given, err, k.term)
+	if allocated, err := c.AllocatedNodes(t.Context(), owner); err != nil || !slices.Equal(allocated, given) || k.term != owner.Term {
+		t.Errorf("its books show %v of %v, %v; term %s", allocated, given, err, k.term)
 	}
-	if err := c.DeallocateNodes(t.Context(), owner, given[:1]); err != nil || len(k.shares) != 2 {
-		t.Errorf("deallocated: %v; left %v", err, k.shares)
+	if err := c.DeallocateNodes(t.Context(), owner, given[:1]); err != nil || len(k.allocations) != 2 {
+		t.Errorf("deallocated: %v; left %v", err, k.allocations)
 	}
 	if len(said) != 8 {
 		t.Fatalf("%d messages", len(said))

@@ -41,14 +41,14 @@ const (
 
 // question is what a farm asks. Which fields there are depends on the method.
 type question struct {
-	Version int                    `json:"version"`
-	Owner   *scheduler.Owner       `json:"owner,omitempty"`
-	Ask     *scheduler.Ask         `json:"ask,omitempty"`
-	Nodes   []wireNode             `json:"nodes,omitempty"`    // that may take pods as long as they have room, by name
-	Left    scheduler.Reasons      `json:"excluded,omitempty"` // number of the others, by why they may not
-	Pods    []scheduler.Placed     `json:"pods,omitempty"`     // of the controller, where they are
-	Wants   []scheduler.Want       `json:"wants,omitempty"`
-	Shares  []scheduler.Allocation `json:"allocations,omitempty"`
+	Version     int                    `json:"version"`
+	Owner       *scheduler.Owner       `json:"owner,omitempty"`
+	Ask         *scheduler.Ask         `json:"ask,omitempty"`
+	Nodes       []wireNode             `json:"nodes,omitempty"`    // that may take pods as long as they have room, by name
+	Left        scheduler.Reasons      `json:"excluded,omitempty"` // number of the others, by why they may not
+	Pods        []scheduler.Placed     `json:"pods,omitempty"`     // of the controller, where they are
+	Wants       []scheduler.Want       `json:"wants,omitempty"`
+	Allocations []scheduler.Allocation `json:"allocations,omitempty"`
 }
 
 // wireNode is a node in a question.
@@ -61,10 +61,10 @@ type wireNode struct {
 
 // answer is what a scheduler says.
 type answer struct {
-	Version int                    `json:"version"`
-	Nodes   []string               `json:"nodes,omitempty"` // best first
-	Refused scheduler.Reasons      `json:"refused,omitempty"`
-	Shares  []scheduler.Allocation `json:"allocations,omitempty"`
+	Version     int                    `json:"version"`
+	Nodes       []string               `json:"nodes,omitempty"` // best first
+	Refused     scheduler.Reasons      `json:"refused,omitempty"`
+	Allocations []scheduler.Allocation `json:"allocations,omitempty"`
 }
 
 // questionOf puts a view into a question.
@@ -112,8 +112,8 @@ func parseAnswer(data []byte) (answer, error) {
 	switch {
 	case a.Version != Version:
 		return answer{}, fmt.Errorf("the answer has version %d; allowed: %d", a.Version, Version)
-	case len(a.Nodes) > maxEntries || len(a.Shares) > maxEntries || len(a.Refused) > maxReasons:
-		return answer{}, fmt.Errorf("the answer has %d nodes, %d allocations and %d reasons; allowed: %d, %d and %d", len(a.Nodes), len(a.Shares), len(a.Refused), maxEntries, maxEntries, maxReasons)
+	case len(a.Nodes) > maxEntries || len(a.Allocations) > maxEntries || len(a.Refused) > maxReasons:
+		return answer{}, fmt.Errorf("the answer has %d nodes, %d allocations and %d reasons; allowed: %d, %d and %d", len(a.Nodes), len(a.Allocations), len(a.Refused), maxEntries, maxEntries, maxReasons)
 	}
 	named := func(name string) error {
 		if name == "" || len(name) > maxName {
@@ -126,8 +126,8 @@ func parseAnswer(data []byte) (answer, error) {
 			return answer{}, err
 		}
 	}
-	for i := range a.Shares {
-		if err := named(a.Shares[i].Node); err != nil {
+	for i := range a.Allocations {
+		if err := named(a.Allocations[i].Node); err != nil {
 			return answer{}, err
 		}
 	}
