@@ -14,13 +14,13 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/regular"
 )
 
 // maxRedirects is how often a server may send a fetch elsewhere.
@@ -109,22 +109,16 @@ type received struct {
 }
 
 func (s *Store) copyFile(ctx context.Context, path string, into *os.File) (received, error) {
-	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+	f, info, err := regular.Open(path, os.O_RDONLY)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return received{}, gone{fmt.Errorf("fetch: %w", err)}
-	}
-	if err != nil {
+	case errors.Is(err, regular.ErrOther):
+		return received{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	case err != nil:
 		return received{}, fmt.Errorf("fetch: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return received{}, fmt.Errorf("fetch: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return received{}, fmt.Errorf("%w: %s is a %s; allowed: a regular file", ErrInvalid, path, typeOf(info.Mode()))
-	}
 	return s.receive(ctx, f, info.Size(), into)
 }
 

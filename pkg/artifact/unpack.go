@@ -251,22 +251,6 @@ func (u *unpacker) seal() error {
 	return nil
 }
 
-// typeOf says in words what a file is that is not regular.
-func typeOf(mode fs.FileMode) string {
-	switch mode.Type() {
-	case fs.ModeDir:
-		return "directory"
-	case fs.ModeSymlink:
-		return "symbolic link"
-	case fs.ModeNamedPipe:
-		return "named pipe"
-	case fs.ModeSocket:
-		return "socket"
-	default:
-		return "device"
-	}
-}
-
 // typeName says in words what a tar type flag means.
 func typeName(flag byte) string {
 	switch flag {

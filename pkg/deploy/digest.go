@@ -11,10 +11,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/regular"
 )
 
 // How much an artifact may be, and how long reading it may take.
@@ -45,19 +45,11 @@ func (s *TarSource) Digest(ctx context.Context, artifact string) (string, error)
 }
 
 func digestOfFile(ctx context.Context, path string) (string, error) {
-	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, _, err := regular.Open(path, os.O_RDONLY)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is no regular file", path)
-	}
 	return digestOf(ctx, f)
 }
 

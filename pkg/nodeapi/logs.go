@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/regular"
 	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 )
 
@@ -70,20 +71,9 @@ func rotatedID(path string, n int) fileID {
 	return idOf(info)
 }
 
-// openLog opens a regular file, and nothing else: the directory may belong to whoever wrote the program.
+// openLog opens a regular file, and no link to one: the directory may belong to whoever wrote the program.
 func openLog(path string) (*os.File, fs.FileInfo, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", path)
-	}
-	if err != nil {
-		_ = f.Close()
-	}
-	return f, info, err
+	return regular.Open(path, os.O_RDONLY|unix.O_NOFOLLOW)
 }
 
 // openSpan opens all files of a log. One that is being rotated is looked at again.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/regular"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
 )
@@ -31,15 +32,11 @@ func tailOf(r *pod.Reality, m *manifest.Manifest, procs []runtime.Status) string
 
 // lastOf returns the last lines of a file as one, "" where it cannot be read: what a pod writes there is its own business.
 func lastOf(path string) string {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, info, err := regular.Open(path, os.O_RDONLY|syscall.O_NOFOLLOW)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil || !info.Mode().IsRegular() {
-		return ""
-	}
 	data := make([]byte, min(info.Size(), maxTail))
 	n, _ := f.ReadAt(data, info.Size()-int64(len(data)))
 	lines := bytes.Split(data[:n], []byte("\n"))

@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
+
+	"github.com/rcfarm/rcfarm/pkg/regular"
 )
 
 // maxKeyFile bounds what is read of a key's file, in bytes.
@@ -87,13 +88,5 @@ func readLimited(file string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return readAll(f, most)
-}
-
-func readAll(f *os.File, most int64) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("%s has more than %d bytes", f.Name(), most)
-	}
-	return data, err
+	return regular.ReadAll(f, most)
 }

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/regular"
 )
 
 // Node decides by a policy in a file. It reads the file for each decision, so that a change counts from the next one on.
@@ -35,19 +35,13 @@ const othersWrite = 0o022
 var errWritable = errors.New("others than its owner may write it; allowed: chmod go-w")
 
 func readGuarded(file string) ([]byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe must not block
+	f, info, err := regular.Open(file, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is no regular file", file)
-	case info.Mode().Perm()&othersWrite != 0:
+	if info.Mode().Perm()&othersWrite != 0 {
 		return nil, fmt.Errorf("%s has the permissions %04o: %w", file, info.Mode().Perm(), errWritable)
 	}
-	return readAll(f, maxPolicyBytes)
+	return regular.ReadAll(f, maxPolicyBytes)
 }

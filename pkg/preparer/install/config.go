@@ -5,13 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
-	"syscall"
 	"unicode/utf8"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/regular"
 )
 
 // Limits on what a configuration takes from the node's files, in bytes.
@@ -80,26 +79,16 @@ func readConfigFile(at string, name any, keys int) (string, error) {
 	if !ok || keys != 1 {
 		return "", fmt.Errorf("%s: %s with other keys, or with something other than a path", at, manifest.FileKey)
 	}
-	// O_NONBLOCK: opening a named pipe would wait for a writer, for ever.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, _, err := regular.Open(path, os.O_RDONLY)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", at, err)
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
+	data, err := regular.ReadAll(f, maxConfigFile)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", at, err)
 	}
-	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%s: %s is a %s; allowed: a regular file", at, path, info.Mode().Type())
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("%s: %w", at, err)
-	case len(data) > maxConfigFile:
-		return "", fmt.Errorf("%s: %s has more than %d bytes, which is what a file may have", at, path, maxConfigFile)
-	case !utf8.Valid(data):
+	if !utf8.Valid(data) {
 		return "", fmt.Errorf("%s: %s is not UTF-8 text, which is what JSON can hold", at, path)
 	}
 	text, cut := strings.CutSuffix(string(data), "\n")

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
+	"github.com/rcfarm/rcfarm/pkg/regular"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
@@ -31,19 +32,15 @@ func Rotate(path string, limit int64, keep int) (err error) {
 		return nil
 	}
 	// Not through a symbolic link: the directory may belong to whoever wrote the program.
-	log, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+	log, info, err := regular.Open(path, os.O_RDWR|unix.O_NOFOLLOW)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, regular.ErrOther):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return fmt.Errorf("rotate log: %w", err)
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
-	info, err := log.Stat()
-	if err != nil {
-		return fmt.Errorf("rotate log: %w", err)
-	}
-	if !info.Mode().IsRegular() || info.Size() <= limit {
+	if info.Size() <= limit {
 		return nil
 	}
 	if keep > 0 {
