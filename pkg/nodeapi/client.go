@@ -104,20 +104,18 @@ func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv
 	return ended, err
 }
 
+// wellKnown are the errors behind statuses.
+var wellKnown = map[int]error{
+	http.StatusUnauthorized: ErrUnauthorized, http.StatusNotFound: ErrNotFound, http.StatusMisdirectedRequest: ErrOtherNode,
+}
+
+// ask asks about a pod. Whoever asked closes what comes back.
 func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what string, q url.Values, body io.Reader) (io.ReadCloser, error) {
-	parts := []string{"v1", "nodes", c.node, "pods", id.RCID, id.Role, strconv.Itoa(id.Index), what}
+	parts := []string{"", "v1", "nodes", c.node, "pods", id.RCID, id.Role, strconv.Itoa(id.Index), what}
 	for i, part := range parts {
 		parts[i] = url.PathEscape(part)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.target.base()+"/"+strings.Join(parts, "/")+"?"+q.Encode(), body)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set(askHeader, "1")
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
-	resp, err := c.http.Do(req)
+	resp, err := c.send(ctx, method, strings.Join(parts, "/"), q, body)
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +125,21 @@ func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what s
 	defer func() { _ = resp.Body.Close() }()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status says enough
 	why := strings.TrimSpace(string(text))
-	switch resp.StatusCode {
-	case http.StatusUnauthorized:
-		return nil, fmt.Errorf("%w: %s", ErrUnauthorized, why)
-	case http.StatusNotFound:
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, why)
-	case http.StatusMisdirectedRequest:
-		return nil, fmt.Errorf("%w: %s", ErrOtherNode, why)
-	default:
-		return nil, fmt.Errorf("the preparer of node %s: %s", c.node, why)
+	if known := wellKnown[resp.StatusCode]; known != nil {
+		return nil, fmt.Errorf("%w: %s", known, why)
 	}
+	return nil, fmt.Errorf("the preparer of node %s: %s", c.node, why)
+}
+
+// send sends a request for an escaped path.
+func (c *Client) send(ctx context.Context, method, path string, q url.Values, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.target.base()+path+"?"+q.Encode(), body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set(askHeader, "1")
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	return c.http.Do(req)
 }

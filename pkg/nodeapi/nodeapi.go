@@ -158,50 +158,50 @@ func (s *Server) handler() http.Handler {
 // forPod lets those requests through that may be made and that mean a pod.
 func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Identity)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if status, why := s.allowed(r); why != "" {
+		if r.Header.Get(askHeader) == "" {
+			refuse(w, "the header "+askHeader+" is missing", http.StatusBadRequest)
+			return
+		}
+		over, status, why := s.admit(r, r.PathValue("node"))
+		if why != "" {
 			refuse(w, why, status)
 			return
 		}
+		defer over()
 		index, err := strconv.Atoi(r.PathValue("index"))
 		if err != nil || index < 0 {
 			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
 			return
 		}
-		over, why := s.slot(r)
-		if why != "" {
-			refuse(w, why, http.StatusTooManyRequests)
-			return
-		}
-		defer over()
 		serve(w, r, pod.Identity{RCID: r.PathValue("rc"), Role: r.PathValue("role"), Index: index})
 	}
 }
 
-// slot makes a request one of those that are served, until over is called, or says why not.
-func (s *Server) slot(r *http.Request) (over func(), why string) {
+// admit makes a request for a node one of those that are served, until over is called, or says why not.
+func (s *Server) admit(r *http.Request, node string) (over func(), status int, why string) {
+	if status, why = s.known(r, node); why != "" {
+		return nil, status, why
+	}
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
+		return nil, http.StatusTooManyRequests, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
 	}
 	served := listen.Serving(r.Context())
-	return func() { served(); <-s.slots }, ""
+	return func() { served(); <-s.slots }, 0, ""
 }
 
-// refuse says why a request is not served, and has done with its connection.
+// refuse says why a request is not served.
 func refuse(w http.ResponseWriter, why string, status int) {
-	answer, end := http.NewResponseController(w), time.Now().Add(refusalLimit)
-	_ = errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)) // it makes room for another in any case
-	w.Header().Set("Connection", "close")
+	hangUp(w)
 	http.Error(w, why, status)
 }
 
-// allowed returns why a request is refused.
-func (s *Server) allowed(r *http.Request) (status int, why string) {
-	if r.Header.Get(askHeader) == "" {
-		return http.StatusBadRequest, "the header " + askHeader + " is missing"
-	}
-	return s.known(r, r.PathValue("node"))
+// hangUp has done with a connection once a refusal was taken.
+func hangUp(w http.ResponseWriter) {
+	answer, end := http.NewResponseController(w), time.Now().Add(refusalLimit)
+	_ = errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)) // it makes room for another in any case
+	w.Header().Set("Connection", "close")
 }
 
 // known returns why a request is refused: it bears no token, or is for another node.

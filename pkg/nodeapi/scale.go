@@ -36,13 +36,9 @@ var scaleStatus = []struct {
 // scale takes a request for the node's share of a service. Programs of others send it, which know nothing but the wire: it needs no header of ours, since no page in a
 // browser reaches a socket, or has the token that an address asks for.
 func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
-	if status, why := s.known(r, cmp.Or(r.URL.Query().Get(paramNode), s.cfg.Node)); why != "" {
-		answerScale(w, scale.Response{Message: why}, status)
-		return
-	}
-	over, why := s.slot(r)
+	over, status, why := s.admit(r, cmp.Or(r.URL.Query().Get(paramNode), s.cfg.Node))
 	if why != "" {
-		answerScale(w, scale.Response{Message: why}, http.StatusTooManyRequests)
+		answerScale(w, scale.Response{Message: why}, status)
 		return
 	}
 	defer over()
@@ -53,8 +49,7 @@ func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer, err := s.pods.Scale(r.Context(), req)
-	status := http.StatusOK
-	if err != nil {
+	if status = http.StatusOK; err != nil {
 		status = http.StatusInternalServerError
 		for _, known := range scaleStatus {
 			if errors.Is(err, known.err) {
@@ -74,10 +69,7 @@ func answerScale(w http.ResponseWriter, answer scale.Response, status int) {
 		data, status = []byte("{}"), http.StatusInternalServerError // cannot be: it is made of plain fields
 	}
 	if status != http.StatusOK {
-		end := time.Now().Add(refusalLimit)
-		control := http.NewResponseController(w)
-		_ = errors.Join(control.SetReadDeadline(end), control.SetWriteDeadline(end))
-		w.Header().Set("Connection", "close")
+		hangUp(w)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -99,16 +91,7 @@ func (c *Client) Scale(ctx context.Context, r scale.Request) (scale.Response, er
 	if err != nil {
 		return scale.Response{}, fmt.Errorf("encode the request: %w", err)
 	}
-	to := c.target.base() + scale.Path + "?" + url.Values{paramNode: {c.node}}.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, to, bytes.NewReader(body))
-	if err != nil {
-		return scale.Response{}, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
-	resp, err := c.http.Do(req)
+	resp, err := c.send(ctx, http.MethodPost, scale.Path, url.Values{paramNode: {c.node}}, bytes.NewReader(body))
 	if err != nil {
 		return scale.Response{}, err
 	}
@@ -121,14 +104,12 @@ func (c *Client) Scale(ctx context.Context, r scale.Request) (scale.Response, er
 	if err := json.Unmarshal(text, &answer); err != nil { // an older preparer answers in its own words
 		answer = scale.Response{Service: r.Service, Message: strings.TrimSpace(string(text))}
 	}
-	switch resp.StatusCode {
+	switch status := resp.StatusCode; status {
 	case http.StatusOK:
 		return answer, nil
-	case http.StatusUnauthorized:
-		return answer, fmt.Errorf("%w: %s", ErrUnauthorized, answer.Message)
-	case http.StatusMisdirectedRequest:
-		return answer, fmt.Errorf("%w: %s", ErrOtherNode, answer.Message)
+	case http.StatusUnauthorized, http.StatusMisdirectedRequest:
+		return answer, fmt.Errorf("%w: %s", wellKnown[status], answer.Message)
 	default:
-		return answer, &RefusedError{Status: resp.StatusCode, Answer: answer}
+		return answer, &RefusedError{Status: status, Answer: answer}
 	}
 }
