@@ -9,7 +9,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -19,16 +18,13 @@ import (
 
 // booking keeps the books of an outside scheduler in line in one pass.
 type booking struct {
-	kit  *kit
-	id   string // of the controller
-	log  obs.Logger
-	mem  *memory
+	*reading
 	room *finder
 }
 
 // owner is on whose behalf an outside scheduler is asked in this pass.
 func (b *booking) owner() scheduler.Owner {
-	return scheduler.Owner{RCID: b.id, Term: fmt.Sprintf("%s/%020d", b.room.s.Nonce, b.mem.fence.Index)}
+	return scheduler.Owner{RCID: b.id, Term: fmt.Sprintf("%s/%020d", b.snapshot.Nonce, b.mem.fence.Index)}
 }
 
 // balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say
@@ -39,8 +35,8 @@ func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) 
 	if even, known := b.knowBooks(ctx, plan, deep); !known {
 		return even
 	}
-	leaked, unallocated := compareBooks(b.room.s, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.booked)
-	if len(leaked) > 0 && b.room.s.Hold != "" {
+	leaked, unallocated := compareBooks(b.snapshot, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.booked)
+	if len(leaked) > 0 && b.snapshot.Hold != "" {
 		return false // what looks leaked may run on a node that has not spoken yet (R1)
 	}
 	leaked, err := b.stillLeaked(ctx, leaked)
@@ -51,19 +47,19 @@ func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) 
 	}
 	var trouble []string
 	if err := b.deallocate(ctx, leaked); err != nil {
-		trouble = append(trouble, describeLeaked(b.room.s, leaked)+": "+err.Error())
+		trouble = append(trouble, describeLeaked(b.snapshot, leaked)+": "+err.Error())
 	}
 	if err := b.book(ctx, unallocated); err != nil {
 		trouble = append(trouble, fmt.Sprintf("%d replicas are not in its books: %v", len(unallocated), err))
 	}
-	plan.BooksDiffer(b.room.s.Now, strings.Join(trouble, "; "))
+	plan.BooksDiffer(b.snapshot.Now, strings.Join(trouble, "; "))
 	return len(trouble) == 0
 }
 
 // knowBooks reads the books where they are not known. Where they are not known then, or there are none, it returns whether all is in line.
 func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, deep bool) (even, known bool) {
 	if b.kit.books == nil {
-		plan.BooksDiffer(b.room.s.Now, "")
+		plan.BooksDiffer(b.snapshot.Now, "")
 		return true, false
 	}
 	if b.mem.booked == nil && !b.mem.bookless || deep {
@@ -74,13 +70,13 @@ func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, deep bool
 			b.log.WithError(err).Warn("the scheduler does not show its books")
 			plan.Retry()
 			if plan.Finish {
-				plan.SchedulerFails(b.room.s.Now, "the controller's last records stay until its books are known: "+err.Error())
+				plan.SchedulerFails(b.snapshot.Now, "the controller's last records stay until its books are known: "+err.Error())
 			}
 			return false, false
 		}
 	}
 	if b.mem.bookless {
-		plan.BooksDiffer(b.room.s.Now, "")
+		plan.BooksDiffer(b.snapshot.Now, "")
 		return true, false
 	}
 	return false, true
@@ -176,10 +172,10 @@ func (b *booking) deallocate(ctx context.Context, allocations []scheduler.Alloca
 
 // book makes the books show replicas that are where they are.
 func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
-	if len(wants) == 0 || b.mem.booked == nil || b.room.s.Manifest == nil {
+	if len(wants) == 0 || b.mem.booked == nil || b.snapshot.Manifest == nil {
 		return nil
 	}
-	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(b.room.s, b.room.version), wants)
+	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(b.snapshot, b.room.version), wants)
 	if err != nil {
 		b.mem.booked = nil
 		return err
@@ -200,7 +196,7 @@ func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
 // allocate asks an outside scheduler for shares for the plan's adds, and returns those that can be used. Those that cannot
 // be are given back.
 func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placement.Assignment, error) {
-	s, avoid := b.room.s, b.room.nodes.avoid
+	s, avoid := b.snapshot, b.room.nodes.avoid
 	wants := field.Each(plan.Adds, func(id pod.Identity) scheduler.Want {
 		return scheduler.Want{Pod: id, Avoid: slices.Concat(avoid[id], b.mem.unfit[id])}
 	})
@@ -243,7 +239,7 @@ func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placeme
 
 // fitting sorts out what does not fit into the nodes' reservations, which count for every scheduler (P3).
 func (f *finder) fitting(allocations []scheduler.Allocation, reservations map[string]store.Rec[node.Reservation]) (fit []placement.Assignment, unfit []scheduler.Allocation) {
-	s, perNode := f.s, f.nodes.perNode
+	s, perNode := f.snapshot, f.nodes.perNode
 	taken := map[string]node.Reservation{}
 	for _, a := range allocations {
 		res, known := taken[a.Node]

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -17,9 +18,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// writer writes what a pass has decided.
+type writer struct {
+	*reading
+	room     *finder
+	minimum  *minimum      // nil: no change needs it
+	later    time.Duration // when the status is due that was not written, because it only counts; zero: there is none
+	foreseen bool          // the status says what will be when the plan's changes have landed, and nothing else follows
+}
+
 // apply writes the plan's changes and status. It returns how many changes landed, and the error that made the pass end
 // early: ErrUnknown before anything else, because it asks for a bump.
-func (ps *pass) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err error) {
+func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err error) {
 	batches, err := ps.batches(ctx, plan)
 	if err != nil {
 		return 0, err
@@ -87,7 +97,7 @@ const inFlight = 8
 
 // foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
 // nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.
-func (ps *pass) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
+func (ps *writer) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
 	if ps.deep || ps.mem.recordless || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
 		return nil
 	}
@@ -111,14 +121,14 @@ func changesIn(batches []*batch) (n int) {
 }
 
 // tellRunner tells the runner of a rollout of a status that was written.
-func (ps *pass) tellRunner(b *batch) {
+func (ps *writer) tellRunner(b *batch) {
 	if b.Rollout != "" && b.Status != nil && ps.kit.onStatus != nil {
 		ps.kit.onStatus(b.Rollout, b.Landed)
 	}
 }
 
 // auditVoid adds the requests that a batch answers without carrying them out to its audit record.
-func (ps *pass) auditVoid(b *batch, plan *reconcile.Plan) {
+func (ps *writer) auditVoid(b *batch, plan *reconcile.Plan) {
 	var lines, nodes []string
 	for _, void := range plan.Void {
 		if slices.Contains(b.Answered, void.Request) {
@@ -156,7 +166,7 @@ type batch struct {
 const maxAnswered = 32
 
 // newBatch returns a pass's first batch, which reports and answers besides, or with a nil plan a later one.
-func (ps *pass) newBatch(plan *reconcile.Plan) *batch {
+func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
 	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Rollout: ps.head.RC.Value.Rollout()}}
 	if ps.minimum != nil {
 		b.Newest = ps.minimum.newest() // or another one: see commitLeaving
@@ -172,7 +182,7 @@ func (ps *pass) newBatch(plan *reconcile.Plan) *batch {
 
 // batches groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can be
 // in flight together; a change that would need a node of an earlier, full batch waits for the next pass.
-func (ps *pass) batches(ctx context.Context, plan *reconcile.Plan) ([]*batch, error) {
+func (ps *writer) batches(ctx context.Context, plan *reconcile.Plan) ([]*batch, error) {
 	reserved, unreadable, err := ps.reservationsOf(ctx, plan.Changes)
 	if err != nil || len(plan.Changes) == 0 {
 		return nil, err
@@ -192,7 +202,7 @@ func (ps *pass) batches(ctx context.Context, plan *reconcile.Plan) ([]*batch, er
 
 // reservationsOf returns what is taken on every node whose reservation a change touches, and reads what this pass has not;
 // those that cannot be read come back as errors too.
-func (ps *pass) reservationsOf(ctx context.Context, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], map[string]error, error) {
+func (ps *writer) reservationsOf(ctx context.Context, changes []reconcile.Change) (map[string]store.Rec[node.Reservation], map[string]error, error) {
 	var names []string
 	seen := maps.Clone(ps.room.reserved)
 	for i := range changes {

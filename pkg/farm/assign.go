@@ -15,8 +15,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
+// placing finds nodes for what a plan adds.
+type placing struct {
+	*reading
+	room  *finder
+	books *booking
+}
+
 // assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
-func (ps *pass) assign(ctx context.Context, plan *reconcile.Plan) error {
+func (ps *placing) assign(ctx context.Context, plan *reconcile.Plan) error {
 	if len(plan.Adds) == 0 {
 		ps.room.giveBack(nil)
 		ps.mem.unfit = nil
@@ -41,7 +48,7 @@ func (ps *pass) assign(ctx context.Context, plan *reconcile.Plan) error {
 }
 
 // assignAlike is assign for adds that get one manifest.
-func (ps *pass) assignAlike(ctx context.Context, plan *reconcile.Plan) error {
+func (ps *placing) assignAlike(ctx context.Context, plan *reconcile.Plan) error {
 	placed, look := len(plan.Changes), ps.room.beginLook(plan)
 	if look.None() {
 		ps.assigned(plan, placed, plan.Adds, look.Wait, look.Reasons)
@@ -66,7 +73,7 @@ func (ps *pass) assignAlike(ctx context.Context, plan *reconcile.Plan) error {
 
 // assigned completes a plan whose changes from the given one on place its adds, all but those left, for which there is no room as
 // far as is known, and will be looked for after a while.
-func (ps *pass) assigned(plan *reconcile.Plan, placed int, left []pod.Identity, wait time.Duration, why scheduler.Reasons) {
+func (ps *placing) assigned(plan *reconcile.Plan, placed int, left []pod.Identity, wait time.Duration, why scheduler.Reasons) {
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
 	sortByNode(plan.Changes[placed:])
 	unplaced := setOf(left)
@@ -122,7 +129,7 @@ func setOf[T comparable](some []T) map[T]bool {
 }
 
 // assignAllocated is assign with an outside scheduler that keeps books.
-func (ps *pass) assignAllocated(ctx context.Context, plan *reconcile.Plan) error {
+func (ps *placing) assignAllocated(ctx context.Context, plan *reconcile.Plan) error {
 	placed := len(plan.Changes)
 	assigned, err := ps.books.allocate(ctx, plan)
 	if err != nil {
@@ -137,7 +144,7 @@ func (ps *pass) assignAllocated(ctx context.Context, plan *reconcile.Plan) error
 }
 
 // unscheduled says in the status that an outside scheduler failed. Nothing is placed; everything else goes on.
-func (ps *pass) unscheduled(ctx context.Context, plan *reconcile.Plan, failure error) error {
+func (ps *placing) unscheduled(ctx context.Context, plan *reconcile.Plan, failure error) error {
 	if ctx.Err() != nil {
 		return failure
 	}

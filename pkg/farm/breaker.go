@@ -191,12 +191,12 @@ var errTripped = errors.New("the mass-stop breaker has tripped")
 
 // mayStopMany reports whether the breaker lets all stops of the controller pass: somebody asked for them with --allow-mass-stop, or by
 // sweeping what has no record.
-func (ps *pass) mayStopMany() bool {
+func (ps *reading) mayStopMany() bool {
 	return reconcile.AllowsMassStop(&ps.head.RC.Value) || ps.mem.recordless
 }
 
 // staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.
-func (ps *pass) staying(planned []stop) int {
+func (ps *reading) staying(planned []stop) int {
 	going := setOf(field.Each(planned, func(st stop) pod.Identity { return st.pod }))
 	placements := func(yield func(*pod.Placement) bool) {
 		for i := range ps.head.Placements {
@@ -220,7 +220,7 @@ func stopping(placements []store.Rec[pod.Placement]) []stop {
 }
 
 // learn takes from the head what the breaker must know of a controller before the first plan for it.
-func (ps *pass) learn() {
+func (ps *reading) learn() {
 	if !ps.mayStopMany() {
 		ps.kit.stops.add(time.Now(), stopping(ps.head.Placements))
 	}

@@ -37,7 +37,7 @@ type candidates struct {
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
 // everything else then. A scheduler that is not ours may want to see the whole snapshot and is asked later.
 func (f *finder) guess(ctx context.Context) error {
-	s := f.s
+	s := f.snapshot
 	if f.kit.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
@@ -62,7 +62,7 @@ func (f *finder) guess(ctx context.Context) error {
 
 // findNodes asks the scheduler.
 func (f *finder) findNodes(ctx context.Context) (err error) {
-	s := f.s
+	s := f.snapshot
 	if f.kit.outside == nil {
 		f.nodes, err = candidatesOf(f.kit.byLabel, f.kit.farm, s, f.version)
 		return err
@@ -214,7 +214,7 @@ func (f *finder) keep(d store.Details) {
 		maps.Copy(f.reserved, d.Reservations)
 	}
 	for name, rec := range d.Reservations {
-		if d.Unreadable[name] == nil && disagrees(f.s.Nodes[name], rec.Value) {
+		if d.Unreadable[name] == nil && disagrees(f.snapshot.Nodes[name], rec.Value) {
 			f.kit.mismatched.add(name)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 // readCompanions reads the controllers of the other revisions of the service, after the controller's own placements and before any
 // reality. Those without a record are left out: nobody works on them, and they hold nobody up.
-func (ps *pass) readCompanions(ctx context.Context) error {
+func (ps *reader) readCompanions(ctx context.Context) error {
 	var ids []string
 	if s := ps.head.RC.Value.Service; s != nil && heedCompanions {
 		ids = slices.DeleteFunc(slices.Clone(s.Companions), func(id string) bool { return id == ps.id || id == "" })
@@ -50,7 +50,7 @@ func (ps *pass) readCompanions(ctx context.Context) error {
 }
 
 // companionsOf reads companions, unless that was done early. What was read before their marks is too old then.
-func (ps *pass) companionsOf(ctx context.Context, ids []string) (store.Marks, []store.Companion, error) {
+func (ps *reader) companionsOf(ctx context.Context, ids []string) (store.Marks, []store.Companion, error) {
 	if ps.early != nil && slices.Equal(ps.early.Expected.Companions, ids) {
 		return store.Marks{Drops: ps.early.Drops}, ps.early.Companions, nil
 	}
@@ -64,14 +64,14 @@ func (ps *pass) decide(ctx context.Context) (reconcile.Plan, error) {
 	if !ps.snapshot.CompanionsUnread || plan.Unaided {
 		return plan, nil
 	}
-	if err := ps.readBeside(ctx); err != nil {
+	if err := ps.reader.readBeside(ctx); err != nil {
 		return plan, err
 	}
 	return reconcile.Compute(ps.snapshot), nil
 }
 
 // readBeside reads companions after all, and then again what nodes report: that must not be older than their marks.
-func (ps *pass) readBeside(ctx context.Context) error {
+func (ps *reader) readBeside(ctx context.Context) error {
 	ps.room.giveBack(nil)
 	ps.beside, ps.early, ps.room.nodes = true, nil, nil
 	ps.snapshot.CompanionsUnread, ps.snapshot.Errors = false, nil
@@ -87,7 +87,7 @@ func (ps *pass) readBeside(ctx context.Context) error {
 
 // makeMarks makes the keys that the plan's batches depend on where they are missing, and reports whether there were such: what was
 // read before says nothing then.
-func (ps *pass) makeMarks(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
+func (ps *writer) makeMarks(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
 	var drops, stops []string
 	for id, d := range ps.drops {
 		if d.Index == 0 && len(plan.Counting) > 0 && !ps.minimum.byBell {
@@ -107,7 +107,7 @@ func (ps *pass) makeMarks(ctx context.Context, plan *reconcile.Plan) (made bool,
 
 // dependOnCompanions says what a part depends on of companions besides: that nobody has stopped or added pods, that none has dropped if it depends
 // on what counts, and that their records ask for as much as before where the bounds of the service follow that.
-func (ps *pass) dependOnCompanions(part *store.Part, counts bool) {
+func (ps *writer) dependOnCompanions(part *store.Part, counts bool) {
 	if len(ps.companions) == 0 {
 		return
 	}

@@ -46,10 +46,13 @@ func (c *ReplicationController) look(ctx context.Context) (again time.Duration, 
 }
 
 func (c *ReplicationController) newPass() *pass {
-	ps := &pass{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, standing: &c.standing}
-	ps.room = &finder{kit: c.kit, log: c.log, reserved: map[string]store.Rec[node.Reservation]{}}
-	ps.books = &booking{kit: c.kit, id: c.ID, log: c.log, mem: &ps.mem, room: ps.room}
-	return ps
+	r := &reading{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, standing: &c.standing}
+	room := &finder{reading: r, reserved: map[string]store.Rec[node.Reservation]{}}
+	books := &booking{reading: r, room: room}
+	return &pass{
+		reading: r, room: room, books: books,
+		reader: reader{reading: r, room: room}, placing: placing{reading: r, room: room, books: books}, writer: writer{reading: r, room: room},
+	}
 }
 
 // gather returns how long a look should wait for more reports of nodes, where these are all that is waited for.

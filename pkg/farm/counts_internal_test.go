@@ -47,7 +47,7 @@ func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
 			"something keeps it":          {said(nil), is(rc.WaitsForService), false},
 			"somebody is alerted":         {said(nil), func(st *rc.Status) { st.Incidents = []rc.Incident{{Key: "k"}} }, false},
 		} {
-			ps := &pass{mem: memory{reported: time.Now()}}
+			ps := &writer{reading: &reading{mem: memory{reported: time.Now()}}}
 			ps.head.Status = c.before
 			plan := &reconcile.Plan{Status: *said(c.after)}
 			want := time.Duration(0)

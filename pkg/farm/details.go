@@ -13,7 +13,7 @@ import (
 
 // readDetails reads the manifest, unless it is known, what the pods' nodes report, what they were told where it matters,
 // and what is taken on the nodes that new pods may go to.
-func (ps *pass) readDetails(ctx context.Context) error {
+func (ps *reader) readDetails(ctx context.Context) error {
 	s := ps.snapshot
 	ps.deep = ps.standing.now().deep
 	asked := map[pod.Identity]bool{} // what the nodes were told about these
@@ -89,7 +89,7 @@ func (ps *pass) readDetails(ctx context.Context) error {
 }
 
 // readAhead reads what the nodes were told about pods of which they have applied more than the placement asks for.
-func (ps *pass) readAhead(ctx context.Context, s *reconcile.Snapshot, realities map[store.At]pod.Reality, asked map[pod.Identity]bool) (store.Details, error) {
+func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, realities map[store.At]pod.Reality, asked map[pod.Identity]bool) (store.Details, error) {
 	var w store.Wanted
 	for i := range s.Pods {
 		p := &s.Pods[i]

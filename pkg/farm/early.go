@@ -20,7 +20,7 @@ type expects struct {
 
 // readEarly reads what the last look of the controller tells that this one will need. While nodes have still to say what they run it
 // reads nothing: then realities must be newer than the end of the hold.
-func (ps *pass) readEarly(ctx context.Context) {
+func (ps *reader) readEarly(ctx context.Context) {
 	if ps.mem.claimed != nil || ps.mem.consistent || ps.mem.recordless || ps.kit.settling.hold(ps.schema.Value.Nonce) != "" {
 		return
 	}
@@ -37,7 +37,7 @@ func (ps *pass) readEarly(ctx context.Context) {
 }
 
 // asked reports whether a plan did all that it should by asking nodes: until they report nothing follows, whatever companions do.
-func (ps *pass) asked(plan *reconcile.Plan, wrote int) bool {
+func (ps *reading) asked(plan *reconcile.Plan, wrote int) bool {
 	return wrote > 0 && wrote == len(plan.Changes) && onlyAsks(plan.Changes) && plan.Unhampered() && ps.head.RC.Value.InPlace == nil && len(ps.snapshot.Requests) == 0
 }
 
@@ -83,7 +83,7 @@ func (e *expects) add(places ...store.At) {
 }
 
 // readDrops counts the drops of a controller without companions, where the last pass needed the minimum and so this one may.
-func (ps *pass) readDrops(ctx context.Context) (err error) {
+func (ps *reader) readDrops(ctx context.Context) (err error) {
 	switch {
 	case !ps.mem.relied || len(ps.companions) > 0 || ps.snapshot.CompanionsUnread:
 	case ps.early != nil && (ps.early.CountDrops || len(ps.early.Expected.Companions) > 0):
@@ -96,7 +96,7 @@ func (ps *pass) readDrops(ctx context.Context) (err error) {
 }
 
 // detailsOf reads what is wanted, as far as it was not read early.
-func (ps *pass) detailsOf(ctx context.Context, w store.Wanted) (store.Details, error) {
+func (ps *reader) detailsOf(ctx context.Context, w store.Wanted) (store.Details, error) {
 	if ps.early == nil {
 		return ps.kit.reads.ReadDetails(ctx, w, ps.mem.consistent)
 	}

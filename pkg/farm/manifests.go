@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-func (ps *pass) useManifest(s *reconcile.Snapshot, d store.Details) error {
+func (ps *reader) useManifest(s *reconcile.Snapshot, d store.Details) error {
 	switch err := d.ManifestErr; {
 	case err == nil:
 		s.Manifest = d.Manifest
@@ -28,7 +28,7 @@ func (ps *pass) useManifest(s *reconcile.Snapshot, d store.Details) error {
 const maxOthers = 16
 
 // otherManifests takes the manifests that pods keep from the cache, and returns the digests of those that must be read.
-func (ps *pass) otherManifests(s *reconcile.Snapshot) (unknown []string) {
+func (ps *reader) otherManifests(s *reconcile.Snapshot) (unknown []string) {
 	s.Manifests = map[string]*manifest.Manifest{}
 	for _, digest := range s.OtherDigests(maxOthers) {
 		if m := ps.kit.manifests.get(digest); m != nil {
@@ -41,7 +41,7 @@ func (ps *pass) otherManifests(s *reconcile.Snapshot) (unknown []string) {
 }
 
 // useOthers takes in manifests that were read. Pods of those that cannot be stay where they are.
-func (ps *pass) useOthers(s *reconcile.Snapshot, d store.Details) error {
+func (ps *reader) useOthers(s *reconcile.Snapshot, d store.Details) error {
 	for digest, m := range d.Others {
 		s.Manifests[digest] = m
 		ps.kit.manifests.put(digest, m)

@@ -102,7 +102,7 @@ func (m *minimum) forgo(r *store.Reported) {
 
 // guardMinimum prepares what batches need that depend on the minimum, or on companions. It reports whether keys of drops or stops were
 // missing and have been made: what was read before says nothing then.
-func (ps *pass) guardMinimum(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
+func (ps *writer) guardMinimum(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
 	ps.mem.relied = len(plan.Counting) > 0
 	if !ps.mem.relied {
 		return ps.makeMarks(ctx, plan)
@@ -127,7 +127,7 @@ const dropTries = 10
 var errShort = fmt.Errorf("%w: the minimum might not be left, as pods have dropped meanwhile", store.ErrRefused)
 
 // commitLeaving carries a batch out if that leaves the minimum.
-func (ps *pass) commitLeaving(ctx context.Context, b *batch) error {
+func (ps *writer) commitLeaving(ctx context.Context, b *batch) error {
 	if !b.relies {
 		b.Newest = nil
 		return ps.commit(ctx, b)
@@ -164,7 +164,7 @@ func (ps *pass) commitLeaving(ctx context.Context, b *batch) error {
 }
 
 // dependOnDrops makes a batch that depends on what counts land only if nothing has dropped since drops were listed last.
-func (ps *pass) dependOnDrops(b *batch, drops store.DropsBy) {
+func (ps *writer) dependOnDrops(b *batch, drops store.DropsBy) {
 	for id, d := range drops {
 		if id == ps.id {
 			b.DropsIndex = d.Index

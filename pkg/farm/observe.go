@@ -65,7 +65,7 @@ func (f *Farm) observe() {
 }
 
 // commit carries a batch out and counts it.
-func (ps *pass) commit(ctx context.Context, b *batch) error {
+func (ps *writer) commit(ctx context.Context, b *batch) error {
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	if err == nil && b.Status != nil {
@@ -88,7 +88,7 @@ const countsEvery = 200 * time.Millisecond
 
 // statusMayWait returns how long a status may stay unwritten, zero for not at all: it says nothing but how many of the pods that nodes
 // were asked for are there, and the one before it has just been written.
-func (ps *pass) statusMayWait(plan *reconcile.Plan) time.Duration {
+func (ps *writer) statusMayWait(plan *reconcile.Plan) time.Duration {
 	if !onlyCounts(ps.head.Status, plan) {
 		return 0
 	}

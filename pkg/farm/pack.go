@@ -13,7 +13,7 @@ import (
 
 // packing puts the changes of one pass into batches.
 type packing struct {
-	ps         *pass
+	ps         *writer
 	plan       *reconcile.Plan
 	reserved   map[string]store.Rec[node.Reservation] // by node, with what the changes so far make of it
 	unreadable map[string]error
@@ -27,7 +27,7 @@ type packing struct {
 	concerned []string
 }
 
-func (ps *pass) newPacking(plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error) *packing {
+func (ps *writer) newPacking(plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error) *packing {
 	return &packing{
 		ps: ps, plan: plan, reserved: reserved, unreadable: unreadable, debug: obs.Debugs(ps.log),
 		home: map[string]*batch{}, none: ps.newBatch(nil).load,
@@ -179,7 +179,7 @@ func (p *packing) concern(ch *reconcile.Change) {
 
 // addTo adds to a part what a change depends on and what it writes, but for reservations. It reports false, and leaves the part useless,
 // where the two do not agree on what the world is like.
-func (ps *pass) addTo(part *store.Part, ch *reconcile.Change) bool {
+func (ps *writer) addTo(part *store.Part, ch *reconcile.Change) bool {
 	part.Pods = append(part.Pods, store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement})
 	for _, in := range ch.Intents {
 		part.Intents = append(part.Intents, store.IntentWrite{Node: in.Node, Identity: ch.Identity, Intent: in.Intent})

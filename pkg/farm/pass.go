@@ -10,40 +10,41 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// pass is one look at one controller: what it has read, with the indices that its writes depend on, and what it decides and writes. It
-// lives as long as the look.
-type pass struct {
+// reading is what one look at one controller has read, with the indices that its writes depend on, and what it works with.
+type reading struct {
 	kit      *kit
 	id       string // of the controller
 	log      obs.Logger
 	mem      memory
 	standing *standing
-	room     *finder
-	books    *booking
 
-	head        store.Head
-	schema      store.Rec[store.Schema]
-	rollout     store.InCharge // where the record has a mutator
-	breaker     store.Rec[store.Breaker]
-	companions  []store.Companion   // that have a record
-	drops       store.DropsBy       // of the controller and its companions, as listed before the realities
-	reported    map[store.At]uint64 // indices of the realities
-	minimum     *minimum            // nil: no change needs it
-	snapshot    *reconcile.Snapshot
-	beside      bool                  // companions are read, whatever was expected
-	early       *store.Early          // what was read at once; nil: nothing, or it is too old for what is read now
-	nodesBefore map[string]*node.View // as they were before early was read
-	deep        bool
-	consistent  bool          // what was read is not that of a leader that is behind
-	later       time.Duration // when the status is due that was not written, because it only counts; zero: there is none
-	foreseen    bool          // the status says what will be when the plan's changes have landed, and nothing else follows
+	head       store.Head
+	schema     store.Rec[store.Schema]
+	rollout    store.InCharge // where the record has a mutator
+	breaker    store.Rec[store.Breaker]
+	companions []store.Companion   // that have a record
+	drops      store.DropsBy       // of the controller and its companions, as listed before the realities
+	reported   map[store.At]uint64 // indices of the realities
+	snapshot   *reconcile.Snapshot
+	deep       bool
+	consistent bool // what was read is not that of a leader that is behind
+}
+
+// pass is one look at one controller: its reader reads, reconcile decides, placing finds nodes, its writer writes. It lives as long as the
+// look.
+type pass struct {
+	*reading
+	room    *finder
+	books   *booking
+	reader  reader
+	placing placing
+	writer  writer
 }
 
 // run looks at the controller once: read, decide, write. It returns when to look again even if nothing rings.
@@ -56,7 +57,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	}
 	ps.standing.begin() // what changes while this pass is under way may matter to it
 	defer func() { ps.kit.ledger.GiveBack(ps.room.taken) }()
-	err = ps.read(ctx)
+	err = ps.reader.read(ctx)
 	var corrupt *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound) && !ps.consistent:
@@ -65,7 +66,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	case errors.Is(err, store.ErrNotFound):
 		return 0, ps.abandon(ctx, ps.head.Status)
 	case errors.As(err, &corrupt):
-		return 0, cmp.Or(ps.sayUnreadable(ctx, ps.head, err), err)
+		return 0, cmp.Or(ps.writer.sayUnreadable(ctx, ps.head, err), err)
 	case err != nil:
 		return 0, err
 	}
@@ -86,7 +87,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if made, err := ps.guardMinimum(ctx, &plan); made || err != nil {
+	if made, err := ps.writer.guardMinimum(ctx, &plan); made || err != nil {
 		return time.Millisecond, err
 	}
 	if even := ps.books.balance(ctx, &plan, ps.deep); even && plan.Finish {
@@ -95,10 +96,10 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if admitted, err := ps.admitStops(ctx, &plan); err != nil || !admitted {
 		return claimsLook, err
 	}
-	if err := ps.assign(ctx, &plan); err != nil {
+	if err := ps.placing.assign(ctx, &plan); err != nil {
 		return 0, err
 	}
-	wrote, err := ps.apply(ctx, &plan)
+	wrote, err := ps.writer.apply(ctx, &plan)
 	ps.remember(&plan, wrote, err)
 	ps.expect(&plan, wrote)
 	ps.mem.noteConfirmed(ps.snapshot.Pods, &plan)
@@ -111,21 +112,21 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if err != nil {
 		return 0, ps.afterFailure(ctx, err)
 	}
-	told := ps.alert(ctx, &plan)
+	told := ps.writer.alert(ctx, &plan)
 	ps.looked(plan.Alone || ps.mem.expects.nodes)
 	if wrote > 0 && frees(plan.Changes) {
 		ps.kit.fleet.roomFreed(ps.id)
 	}
 	switch {
-	case wrote > 0 && !told && ps.foreseen:
+	case wrote > 0 && !told && ps.writer.foreseen:
 		return plan.Again, nil
 	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyAsks(plan.Changes):
 		return soonest(plan.Again, askedLook), nil
 	case wrote > 0 || told || len(plan.Answered) > 0:
 		return time.Millisecond, nil // what this made possible comes with the next look, and further requests
 	}
-	if ps.later > 0 {
-		return soonest(plan.Again, ps.later), nil
+	if ps.writer.later > 0 {
+		return soonest(plan.Again, ps.writer.later), nil
 	}
 	return plan.Again, nil
 }
@@ -149,7 +150,7 @@ func soonest(a, b time.Duration) time.Duration {
 // afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that
 // lingers somewhere can no longer land; where the fence itself was refused, bumping tells whether the lock is still ours
 // (R9).
-func (ps *pass) afterFailure(ctx context.Context, failure error) error {
+func (ps *reading) afterFailure(ctx context.Context, failure error) error {
 	if !errors.Is(failure, store.ErrUnknown) && !store.LockRefused(failure, ps.mem.fence) {
 		return failure
 	}
@@ -162,7 +163,7 @@ func (ps *pass) afterFailure(ctx context.Context, failure error) error {
 }
 
 // bump moves the fence. Until that has worked, every pass begins with it.
-func (ps *pass) bump(ctx context.Context) error {
+func (ps *reading) bump(ctx context.Context) error {
 	fence, err := ps.kit.lock.Bump(ctx, ps.mem.fence)
 	if err != nil {
 		return fmt.Errorf("bump the fence: %w", err)

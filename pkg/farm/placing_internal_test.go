@@ -21,7 +21,7 @@ import (
 
 // BenchmarkPlacing is what a pass that places 5,000 pods on 1,000 empty nodes does between its reads and its writes.
 func BenchmarkPlacing(b *testing.B) {
-	ps := placing(b, 5000, 1000)
+	ps := placingPass(b, 5000, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
 		plan := reconcile.Compute(ps.snapshot)
@@ -30,8 +30,8 @@ func BenchmarkPlacing(b *testing.B) {
 		if left, _, _, err := ps.room.search(b.Context(), &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
 			b.Fatal(len(left), err)
 		}
-		ps.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
-		batches, err := ps.batches(b.Context(), &plan)
+		ps.placing.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
+		batches, err := ps.writer.batches(b.Context(), &plan)
 		if err != nil || len(batches) > 100 {
 			b.Fatal(len(batches), err)
 		}
@@ -39,8 +39,8 @@ func BenchmarkPlacing(b *testing.B) {
 	}
 }
 
-// placing returns a controller that lacks all of its pods, with what its pass has read.
-func placing(t testing.TB, pods, nodes int) *pass {
+// placingPass returns a controller that lacks all of its pods, with what its pass has read.
+func placingPass(t testing.TB, pods, nodes int) *pass {
 	t.Helper()
 	keys, err := store.NewKeys("test/")
 	if err != nil {
@@ -62,7 +62,7 @@ func placing(t testing.TB, pods, nodes int) *pass {
 		RC: rc.RC{ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}}},
 	}
 	ps := f.newController(id, store.Fence{}).newPass()
-	ps.snapshot, ps.room.s, ps.schema = s, s, store.Rec[store.Schema]{Index: 7}
+	ps.snapshot, ps.schema = s, store.Rec[store.Schema]{Index: 7}
 	ps.head = store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}, BellIndex: 9}
 	ps.room.nodes = newCandidates(s, nil, "")
 	for i := range nodes {
@@ -80,13 +80,13 @@ func placing(t testing.TB, pods, nodes int) *pass {
 func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	t.Parallel()
 	const pods, slots, left = 500, 100, 2
-	ps := placing(t, pods, 100)
+	ps := placingPass(t, pods, 100)
 	plan := reconcile.Compute(ps.snapshot)
 	ps.room.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(ps.room.nodes.guessed)}}
 	if _, _, _, err := ps.room.search(t.Context(), &plan, placement.Look{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	ps.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
+	ps.placing.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
 	tight := plan.Changes[0].Placement.Node
 	others := map[string]node.Claim{}
 	for i := range slots - left {
@@ -99,7 +99,7 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 		planned[plan.Changes[i].Placement.Node]++
 	}
 	planned[tight] = left
-	batches, err := ps.batches(t.Context(), &plan)
+	batches, err := ps.writer.batches(t.Context(), &plan)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +140,11 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 // Of changes on one node some may rely on the minimum and others not: together they depend on all that each of them does.
 func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	t.Parallel()
-	ps := &pass{
+	ps := &writer{minimum: &minimum{}, reading: &reading{
 		companions: []store.Companion{{RCID: "old", Marks: store.Marks{Stops: 3, Drops: store.Drops{Index: 4}}, Record: 5}},
-		drops:      store.DropsBy{"web": {Index: 6}}, minimum: &minimum{}, reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
+		drops:      store.DropsBy{"web": {Index: 6}}, reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
 		schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
-	}
+	}}
 	id := pod.Identity{RCID: "web"}
 	dead := []reconcile.DeadNode{{Name: "n2", Index: 2}}
 	changes := []reconcile.Change{

@@ -8,17 +8,27 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// reader reads what a pass decides by.
+type reader struct {
+	*reading
+	room        *finder
+	beside      bool                  // companions are read, whatever was expected
+	early       *store.Early          // what was read at once; nil: nothing, or it is too old for what is read now
+	nodesBefore map[string]*node.View // as they were before early was read
+}
+
 // read takes the snapshot for one pass: in one round trip where the last pass tells what is needed, else in two, or three where the last
 // pass needed the minimum and so this one may: then drops are counted from before the realities, or at the same moment. Nodes are looked at before their realities, too: one whose preparer is found to
 // count drops has reported under another one before that (ADR 11). An unreadable placement fails the whole pass, because
 // what it holds is not known. With an error the view has what was read before that.
-func (ps *pass) read(ctx context.Context) error {
+func (ps *reader) read(ctx context.Context) error {
 	ps.consistent, ps.room.mark = ps.mem.consistent, ps.kit.scarcity.mark()
 	seen := ps.kit.world.now()
 	ps.schema, ps.breaker = seen.schema, seen.breaker
@@ -34,7 +44,7 @@ func (ps *pass) read(ctx context.Context) error {
 		Orphans: ps.kit.world.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
 		Nonce: ps.schema.Value.Nonce, Hold: hold, Breaker: breakerReason(ps.breaker),
 	}
-	ps.snapshot, ps.room.s, ps.drops = s, s, store.DropsBy{ps.id: ps.head.Drops}
+	ps.snapshot, ps.drops = s, store.DropsBy{ps.id: ps.head.Drops}
 	if hold != "" || len(s.Orphans) > 0 {
 		ps.early = nil // what nodes report is read after what they run
 	}
@@ -76,7 +86,7 @@ func recordlessRC(id, by string, requests []store.Rec[store.Request]) rc.RC {
 
 // readHead reads the controller with its bell, status and placements. That of a controller without one is made up. Nobody else writes the placements: where one is older than at the last look the store went back
 // in time, even if others have written so much since that no watch could tell.
-func (ps *pass) readHead(ctx context.Context) (store.Head, error) {
+func (ps *reader) readHead(ctx context.Context) (store.Head, error) {
 	first, consistent := ps.mem.claimed, ps.mem.consistent
 	ps.mem.claimed = nil
 	for again := false; ; again = true {
@@ -116,7 +126,7 @@ func (ps *pass) readHead(ctx context.Context) (store.Head, error) {
 
 // addRequests adds what operators ask for, and reads what a request for repair is about. For a controller without a record only those orphans
 // count that somebody asked to be swept, or that have a placement by now.
-func (ps *pass) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
+func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
 	swept := map[store.At]bool{}
 	about, err := ps.readAbout(ctx, requests)
 	if err != nil {
@@ -171,7 +181,7 @@ type aboutRequests struct {
 }
 
 // readAbout reads what requests are about. What is watched of nodes may be older than the operator's word, or than the node's return.
-func (ps *pass) readAbout(ctx context.Context, requests []store.Rec[store.Request]) (about aboutRequests, err error) {
+func (ps *reader) readAbout(ctx context.Context, requests []store.Rec[store.Request]) (about aboutRequests, err error) {
 	nodes := map[store.RequestKind]map[string]bool{store.ForgetPod: {}, store.SweepOrphan: {}, store.RepairReservation: {}}
 	for i := range requests {
 		if of := nodes[requests[i].Value.Kind]; of != nil {
@@ -191,7 +201,7 @@ func (ps *pass) readAbout(ctx context.Context, requests []store.Rec[store.Reques
 
 // stillThere reads again whether nodes run what they were seen to. A sweep adopts an orphan, which may start it, and has it
 // stopped: once is enough.
-func (ps *pass) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([]reconcile.Orphan, error) {
+func (ps *reader) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([]reconcile.Orphan, error) {
 	var there []reconcile.Orphan
 	listed := map[store.At]bool{}
 	asked := map[string]bool{}

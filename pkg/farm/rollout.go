@@ -10,7 +10,7 @@ import (
 )
 
 // readRollout reads the rollout in charge, where there is one.
-func (ps *pass) readRollout(ctx context.Context) (err error) {
+func (ps *reader) readRollout(ctx context.Context) (err error) {
 	service := ps.head.RC.Value.Rollout()
 	if service == "" || ps.mem.recordless {
 		return nil

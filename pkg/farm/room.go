@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -71,9 +70,7 @@ func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
 
 // finder finds nodes with room for the pods of one pass.
 type finder struct {
-	kit      *kit
-	log      obs.Logger
-	s        *reconcile.Snapshot
+	*reading
 	version  uint64                                 // of the snapshot's nodes
 	mark     uint64                                 // nodes told of later may have room that this pass does not see
 	reserved map[string]store.Rec[node.Reservation] // read so far, by node
@@ -96,8 +93,8 @@ func (f *finder) roomKnown(s *reconcile.Snapshot) bool {
 func (f *finder) beginLook(plan *reconcile.Plan) placement.Look {
 	look := placement.Look{All: true}
 	if f.kit.outside == nil {
-		shape := shapeOf(f.s, plan.Adds)
-		f.kit.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, f.s.Now, f.mark) })
+		shape := shapeOf(f.snapshot, plan.Adds)
+		f.kit.scarcity.with(func(known *placement.Scarcity) { look = known.Begin(shape, f.snapshot.Now, f.mark) })
 	}
 	return look
 }
@@ -105,7 +102,7 @@ func (f *finder) beginLook(plan *reconcile.Plan) placement.Look {
 // search finds nodes for the plan's adds and places them there. It returns those left over, how long to wait before all nodes are
 // looked at again, and why none has room.
 func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placement.Look) (left []pod.Identity, wait time.Duration, why scheduler.Reasons, err error) {
-	s, left := f.s, plan.Adds
+	s, left := f.snapshot, plan.Adds
 	if !look.All {
 		f.nodes.only(look)
 	}
@@ -137,7 +134,7 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 
 // place places pods on some nodes as far as they fit, and returns those left over.
 func (f *finder) place(plan *reconcile.Plan, pods []pod.Identity, names []string, reservations map[string]node.Reservation) []pod.Identity {
-	s, nodes := f.s, f.nodes
+	s, nodes := f.snapshot, f.nodes
 	assigned, refused := placement.Assign(placement.Request{
 		Pods: pods, Want: reconcile.NewClaim(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
 		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.fallback, Nodes: s.Nodes, Reservations: reservations,
@@ -164,7 +161,7 @@ func (f *finder) nextNodes(ctx context.Context, pods int, unseen bool) (names []
 		} else if names, err = f.lookAround(ctx, pods); err != nil {
 			return nil, nil, err
 		}
-		d, err := f.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(f.s.Nodes)}, false)
+		d, err := f.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(f.snapshot.Nodes)}, false)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -185,7 +182,7 @@ const lookAtOnce = 128
 // lookAround reads what is taken on the nodes that this pass has not seen, in their order, until some seem to have room for pods, and
 // takes those. It holds none while it looks: others would wait for nodes that are of no use to this one.
 func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
-	s, enough := f.s, max(scheduler.MinCandidates, pods)
+	s, enough := f.snapshot, max(scheduler.MinCandidates, pods)
 	rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Ask: reconcile.NewClaim(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts()}
 	var found, fallback []string
 	look := func(from *scheduler.Preference, rest bool) error {

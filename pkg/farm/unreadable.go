@@ -26,7 +26,7 @@ type Incidents interface {
 
 // sayUnreadable says in the status of a controller that its record, or a placement, cannot be read, and alerts. Nothing else
 // is done about the controller until it can be.
-func (ps *pass) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
+func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
 	if ps.mem.recordless {
 		return nil
 	}
@@ -309,7 +309,7 @@ func (m *memory) alertGone(ctx context.Context, to alert.Teller, id string, st *
 }
 
 // track completes the plan's status with the incidents that follow from it, before it is stored.
-func (ps *pass) track(plan *reconcile.Plan) {
+func (ps *writer) track(plan *reconcile.Plan) {
 	record := &ps.head.RC.Value
 	plan.Status.Conditions = rc.SetCondition(plan.Status.Conditions, rc.Unclaimed, false, "", ps.snapshot.Now)
 	if st := &plan.Status; st.LastError != "" || st.Is(rc.Unreadable) {
@@ -327,7 +327,7 @@ func (ps *pass) track(plan *reconcile.Plan) {
 
 // alert tells what the stored status says has to be told. It is called when the status has landed, and reports whether it
 // told anything, which the next pass then stores.
-func (ps *pass) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
+func (ps *writer) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
 	now := time.Now()
 	pending, fresh := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.told)
 	ps.mem.told = pending
