@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/util/wait"
+	poll "k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
@@ -30,6 +30,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // DevConfig describes a development cluster on this machine.
@@ -267,11 +268,7 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 			return nil //nolint:nilerr // it ended because the cluster does
 		}
 		d.cfg.Say(fmt.Sprintf("%s ended (%v); starting it again", name, err))
-		timer := time.NewTimer(restartAfter)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if wait.Pause(ctx, restartAfter) != nil {
 			return nil
 		}
 	}
@@ -289,7 +286,7 @@ func (d *devCluster) waitNodes(ctx context.Context) error {
 		return err
 	}
 	alive := 0
-	err = wait.PollUntilContextTimeout(ctx, devNodePollGap, devStartLimit, true, func(ctx context.Context) (bool, error) {
+	err = poll.PollUntilContextTimeout(ctx, devNodePollGap, devStartLimit, true, func(ctx context.Context) (bool, error) {
 		nodes, _, err := store.New(client, keys).ListNodes(ctx)
 		alive = len(slices.DeleteFunc(nodes, func(n store.Rec[node.Node]) bool { return n.Session == "" }))
 		return err == nil && alive == d.cfg.Nodes, nil
@@ -325,7 +322,7 @@ func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
 // themselves, but were never connected to it.
 func (d *devCluster) waitGone(ctx context.Context) error {
 	var left []string
-	err := wait.PollUntilContextCancel(ctx, devNodePollGap, true, func(context.Context) (_ bool, err error) {
+	err := poll.PollUntilContextCancel(ctx, devNodePollGap, true, func(context.Context) (_ bool, err error) {
 		left, err = namedInCommandLine(d.lifeline())
 		return len(left) == 0, err
 	})

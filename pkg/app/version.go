@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"golang.org/x/mod/semver"
 )
 
 // described is what `git describe --tags --always --dirty` said of the sources. The Makefile has the linker set it; empty: unknown.
@@ -18,9 +20,6 @@ var Version = versionOf(described)
 // description is a tag such as v1.2.3 or v1.2.3-rc.1, with what git adds: how many commits are after it, the last of these, and whether
 // files differ from that.
 var description = regexp.MustCompile(`^v?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+?)??(?:-([1-9]\d*)-g([0-9a-f]+))?(-dirty)?$`)
-
-// semver is the form of versions as semver.org gives it.
-var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
 // commit is what git says where no tag is before a commit.
 var commit = regexp.MustCompile(`^([0-9a-f]{4,64})(-dirty)?$`)
@@ -48,7 +47,7 @@ func versionOf(described string) string {
 		patch, candidate = strconv.FormatUint(number+1, 10), "-dev."+after
 	}
 	version := m[1] + "." + m[2] + "." + patch + candidate + metadata(m[6], m[7])
-	if !semver.MatchString(version) {
+	if !semver.IsValid("v" + version) {
 		return unreleased
 	}
 	return version

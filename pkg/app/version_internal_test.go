@@ -1,6 +1,10 @@
 package app
 
-import "testing"
+import (
+	"testing"
+
+	"golang.org/x/mod/semver"
+)
 
 // Whatever git says of a checkout, records hold a version.
 func TestVersionOf(t *testing.T) {
@@ -27,11 +31,11 @@ func TestVersionOf(t *testing.T) {
 		"v0.2.0; rm":                    "0.0.0-dev",
 	} {
 		got := versionOf(described)
-		if got != want || !semver.MatchString(got) {
+		if got != want || !semver.IsValid("v"+got) {
 			t.Errorf("versionOf(%q) = %q, want %q in the form of semver.org", described, got, want)
 		}
 	}
-	if !semver.MatchString(Version) {
+	if !semver.IsValid("v" + Version) {
 		t.Errorf("this build has the version %q", Version)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -73,23 +72,23 @@ func (s *State) Leader() (id, session string) {
 // newer state when that is refused.
 func (s *State) Yield(by string) (ops []consul.Op, leader string, err error) {
 	leader, session := s.Leader()
-	c, lives := s.candidate(leader)
+	c := s.candidate(leader)
 	switch {
 	case session == "":
 		return nil, "", fmt.Errorf("%w: nobody leads %s", ErrPointless, s.Name)
-	case !lives:
+	case c == nil:
 		return nil, "", fmt.Errorf("%w: who leads %s is no candidate, and asks nobody", ErrPointless, s.Name)
 	case s.Lease.Round.Pin == leader:
 		return nil, "", fmt.Errorf("%w: %s is pinned", ErrPointless, leader)
 	case len(s.Candidates)-len(s.Verdict.Excluded) < 2:
 		return nil, "", fmt.Errorf("%w: nobody else can lead %s", ErrPointless, s.Name)
 	}
-	return s.change(by, "yield", func(r *ballot.Round) { r.Put(c) }), leader, nil
+	return s.change(by, "yield", func(r *ballot.Round) { r.Put(*c) }), leader, nil
 }
 
 // Pin returns what has a candidate lead before all others, while it lives and answers.
 func (s *State) Pin(by, id string) ([]consul.Op, error) {
-	if _, lives := s.candidate(id); !lives {
+	if s.candidate(id) == nil {
 		return nil, fmt.Errorf("%w: %s is no candidate of %s that lives", ErrPointless, id, s.Name)
 	}
 	return s.change(by, "pin", func(r *ballot.Round) { r.PinTo(id) }), nil
@@ -106,13 +105,9 @@ func (s *State) Unpin(by string) []consul.Op {
 // ErrPointless says that an operator asks for what cannot be.
 var ErrPointless = errors.New("that changes nothing")
 
-// candidate returns one that lives.
-func (s *State) candidate(id string) (ballot.Candidate, bool) {
-	i := slices.IndexFunc(s.Candidates, func(c ballot.Candidate) bool { return c.ID == id && c.Session != "" })
-	if i < 0 {
-		return ballot.Candidate{}, false
-	}
-	return s.Candidates[i], true
+// candidate returns one that lives, nil where none of that id does.
+func (s *State) candidate(id string) *ballot.Candidate {
+	return field.Find(s.Candidates, func(c *ballot.Candidate) bool { return c.ID == id && c.Session != "" })
 }
 
 // change returns the next round, changed.

@@ -10,6 +10,7 @@
 package election
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -87,24 +88,10 @@ type Event struct {
 
 // complete fills in the defaults and returns what is wrong.
 func (c *Candidate) complete() error {
-	if c.Prefix == "" {
-		c.Prefix = DefaultPrefix
-	}
-	if c.BinaryVersion == "" {
-		c.BinaryVersion = ballot.Unstamped
-	}
-	if c.EmulationVersion == "" {
-		c.EmulationVersion = c.BinaryVersion
-	}
-	if c.Strategy == "" {
-		c.Strategy = ballot.OldestEmulationVersion
-	}
-	if c.Patience == 0 {
-		c.Patience = DefaultPatience
-	}
-	if c.PingEvery == 0 {
-		c.PingEvery = DefaultPingEvery
-	}
+	c.Prefix, c.BinaryVersion = cmp.Or(c.Prefix, DefaultPrefix), cmp.Or(c.BinaryVersion, ballot.Unstamped)
+	c.EmulationVersion = cmp.Or(c.EmulationVersion, c.BinaryVersion)
+	c.Strategy = cmp.Or(c.Strategy, ballot.OldestEmulationVersion)
+	c.Patience, c.PingEvery = cmp.Or(c.Patience, DefaultPatience), cmp.Or(c.PingEvery, DefaultPingEvery)
 	if c.OnEvent == nil {
 		c.OnEvent = func(Event) {}
 	}

@@ -28,10 +28,13 @@ func unshare(v reflect.Value) {
 		if !v.IsNil() {
 			own := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
 			reflect.Copy(own, v)
+			v.Set(own)
+			if k := v.Type().Elem().Kind(); k < reflect.Array || k == reflect.String {
+				return // bytes, numbers and texts were copied as they are
+			}
 			for i := range own.Len() {
 				unshare(own.Index(i))
 			}
-			v.Set(own)
 		}
 	case reflect.Map:
 		if texts, ok := v.Addr().Interface().(*map[string]string); ok {

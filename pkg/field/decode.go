@@ -37,6 +37,21 @@ func Decode(data []byte, into any) error {
 	return nil
 }
 
+// Read decodes one strict JSON document and validates it. Mistakes come back as Errors.
+func Read[T any, P interface {
+	*T
+	Validate() Errors
+}](data []byte) (P, error) {
+	read := P(new(T))
+	if err := Decode(data, read); err != nil {
+		return nil, err
+	}
+	if err := read.Validate().Err(); err != nil {
+		return nil, err
+	}
+	return read, nil
+}
+
 // walk records keys that occur twice in one map. encoding/json keeps the last of them without a word, so the tokens of a valid document are
 // walked once more.
 func walk(dec *json.Decoder, path string, errs *Errors) {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
@@ -86,5 +88,47 @@ func TestDuration(t *testing.T) {
 	zero := field.Duration(0)
 	if none.Or(time.Second) != time.Second || zero.Or(time.Second) != 0 {
 		t.Error("an unset duration is the default, zero is zero")
+	}
+}
+
+func TestMerge(t *testing.T) {
+	t.Parallel()
+	below, above := map[string]int{"a": 1, "b": 1}, map[string]int{"b": 2, "c": 2}
+	got := field.Merge(below, nil, above)
+	if diff := cmp.Diff(map[string]int{"a": 1, "b": 2, "c": 2}, got); diff != "" || len(below) != 2 || len(above) != 2 {
+		t.Error(diff, below, above)
+	}
+	if none := field.Merge[int](nil); none == nil || len(none) > 0 {
+		t.Error(none)
+	}
+}
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	items := []string{"a", "b", "b"}
+	is := func(want string) func(*string) bool { return func(s *string) bool { return *s == want } }
+	if got := field.Find(items, is("b")); got != &items[1] {
+		t.Error(got)
+	}
+	if got := field.Find(items, is("c")); got != nil {
+		t.Error(*got)
+	}
+}
+
+func TestCheckOneOf(t *testing.T) {
+	t.Parallel()
+	type size string
+	for value, want := range map[size]string{
+		"s": "",
+		"":  `size: "" is not valid; allowed: s, m or l`,
+		"x": `size: "x" is not valid; allowed: s, m or l`,
+	} {
+		var errs field.Errors
+		if field.CheckOneOf(&errs, "size", value, "s", "m", "l"); errs.Error() != want {
+			t.Errorf("%q: %v", value, errs)
+		}
+	}
+	if got := field.Or("one") + field.Or[string](); got != "one" {
+		t.Error(got)
 	}
 }

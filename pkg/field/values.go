@@ -3,8 +3,10 @@ package field
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -59,6 +61,13 @@ func (es *Errors) CheckName(path, value string) {
 		es.Missing(path, NameAllowed)
 	case len(value) > MaxName || !dnsLabel.MatchString(value):
 		es.Add(path, value, NameAllowed)
+	}
+}
+
+// CheckOneOf records a mistake unless the value is one of those that are allowed.
+func CheckOneOf[S ~string](es *Errors, path string, value S, allowed ...S) {
+	if !slices.Contains(allowed, value) {
+		es.Add(path, string(value), Or(allowed...))
 	}
 }
 
@@ -119,6 +128,34 @@ func Each[T, U any](items []T, f func(T) U) []U {
 		made[i] = f(item)
 	}
 	return made
+}
+
+// Find returns the first item that is so, nil where none is.
+func Find[T any](items []T, is func(*T) bool) *T {
+	for i := range items {
+		if is(&items[i]) {
+			return &items[i]
+		}
+	}
+	return nil
+}
+
+// Merge returns what is in any of the layers, of which later ones lie on top of earlier ones. It shares nothing with them, and is never nil.
+func Merge[V any](layers ...map[string]V) map[string]V {
+	all := map[string]V{}
+	for _, layer := range layers {
+		maps.Copy(all, layer)
+	}
+	return all
+}
+
+// Or joins alternatives: "a, b or c".
+func Or[S ~string](of ...S) string {
+	texts := Each(of, func(one S) string { return string(one) })
+	if len(texts) < 2 {
+		return strings.Join(texts, "")
+	}
+	return strings.Join(texts[:len(texts)-1], ", ") + " or " + texts[len(texts)-1]
 }
 
 // ReadWord returns the only word of a file, such as a token. What the file holds is never part of an error.

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -84,10 +85,7 @@ func whyUnclaimed(farms []store.Member) string {
 	if len(farms) == 0 {
 		return "no farm is running"
 	}
-	ids := make([]string, len(farms))
-	for i := range farms {
-		ids[i] = farms[i].ID
-	}
+	ids := field.Each(farms, func(m store.Member) string { return m.ID })
 	return "no running farm selects this rc (running: " + strings.Join(ids, ", ") + ")"
 }
 

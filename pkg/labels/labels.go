@@ -5,13 +5,13 @@ package labels
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -121,9 +121,7 @@ func sorted(matches []Labeled) []Labeled {
 
 // OfPod returns what selectors look at: the labels that the farm gave a pod, and those that every pod has.
 func OfPod(rcID, podID string, given map[string]string) labels.Set {
-	set := make(labels.Set, len(given)+2)
-	maps.Copy(set, given)
-	set[pod.RCIDLabel] = rcID
+	set := field.Merge(given, map[string]string{pod.RCIDLabel: rcID})
 	if podID != "" {
 		set[pod.PodIDLabel] = podID
 	}

@@ -189,16 +189,7 @@ type Volume struct {
 }
 
 // Decode reads a manifest strictly and validates it. Mistakes come back as field.Errors.
-func Decode(data []byte) (*Manifest, error) {
-	var m Manifest
-	if err := field.Decode(data, &m); err != nil {
-		return nil, err
-	}
-	if err := m.Validate().Err(); err != nil {
-		return nil, err
-	}
-	return &m, nil
-}
+func Decode(data []byte) (*Manifest, error) { return field.Read[Manifest](data) }
 
 // Canonical returns the manifest's canonical JSON: fields in declaration order, map keys sorted, defaults left out.
 func (m *Manifest) Canonical() ([]byte, error) {

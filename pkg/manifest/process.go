@@ -122,8 +122,8 @@ func checkNone(errs *field.Errors, path, text, why string) {
 
 func (r *Restart) validate() field.Errors {
 	var errs field.Errors
-	if !r.Policy.Valid() {
-		errs.Add("policy", string(r.Policy), fmt.Sprintf("%s, %s or %s", RestartAlways, RestartOnFailure, RestartNever))
+	if r.Policy != "" {
+		field.CheckOneOf(&errs, "policy", r.Policy, RestartAlways, RestartOnFailure, RestartNever)
 	}
 	allowed := fmt.Sprintf("a length of time from %q to %q", MinBackoff, MaxBackoff)
 	outside := func(d time.Duration) bool { return d < MinBackoff || d > MaxBackoff }

@@ -115,11 +115,7 @@ func (h *Hooks) validate(m *Manifest) field.Errors {
 // LaunchableOf returns the launchable that a hook or a health script names, the first where it names none. It is nil
 // when there is no such launchable.
 func (m *Manifest) LaunchableOf(name string) *Launchable {
-	i := slices.IndexFunc(m.Launchables, func(l Launchable) bool { return name == "" || l.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &m.Launchables[i]
+	return field.Find(m.Launchables, func(l *Launchable) bool { return name == "" || l.Name == name })
 }
 
 // checkProgram checks a hook or a health script. What it may be depends on the artifact: an archive holds its programs,
@@ -129,10 +125,7 @@ func (m *Manifest) checkProgram(launchable, path string, args []string) field.Er
 	allowed := InnerPath
 	switch l := m.LaunchableOf(launchable); {
 	case l == nil && launchable != "":
-		names := make([]string, len(m.Launchables))
-		for i := range m.Launchables {
-			names[i] = m.Launchables[i].Name
-		}
+		names := field.Each(m.Launchables, func(l Launchable) string { return l.Name })
 		errs.Add("launchable", launchable, "the name of one of the pod's launchables: "+orNone(names, "(the pod has none)"))
 	case l != nil && l.Artifact.Kind == ArtifactExec:
 		allowed = AbsolutePath

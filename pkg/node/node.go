@@ -105,14 +105,7 @@ type View struct {
 }
 
 // AllLabels returns the node's labels with the operators' on top.
-func (v *View) AllLabels() map[string]string {
-	all := maps.Clone(v.Labels)
-	if all == nil {
-		all = map[string]string{}
-	}
-	maps.Copy(all, v.Ops.Labels)
-	return all
-}
+func (v *View) AllLabels() map[string]string { return field.Merge(v.Labels, v.Ops.Labels) }
 
 // Matches reports whether the node's labels, with the operators' on top, match a selector. It copies none of them: a farm asks this of
 // thousands of nodes.
@@ -187,10 +180,7 @@ func (r Reservation) Bytes() int {
 
 // Clone returns a copy that can be changed without touching the original.
 func (r Reservation) Clone() Reservation {
-	r.Claims = maps.Clone(r.Claims)
-	if r.Claims == nil {
-		r.Claims = map[string]Claim{}
-	}
+	r.Claims = field.Merge(r.Claims)
 	return r
 }
 

@@ -5,7 +5,6 @@ package rc
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -102,9 +101,12 @@ type NodeLoss struct {
 }
 
 // Desired returns how many replicas the controller asks for in all.
-func (r *RC) Desired() int {
+func (r *RC) Desired() int { return Total(r.ReplicaGroups) }
+
+// Total returns how many replicas groups have together.
+func Total(groups []ReplicaGroup) int {
 	n := 0
-	for _, g := range r.ReplicaGroups {
+	for _, g := range groups {
 		if g.Count != nil {
 			n += *g.Count
 		}
@@ -188,9 +190,7 @@ func ParseSelector(text string) (labels.Selector, error) {
 
 // PodLabelSet returns the labels of the controller's pods: the user's, then those that every pod carries.
 func (r *RC) PodLabelSet(podID string, manifestLabels map[string]string) map[string]string {
-	set := make(map[string]string, len(manifestLabels)+len(r.PodLabels)+2)
-	maps.Copy(set, manifestLabels)
-	maps.Copy(set, r.PodLabels)
+	set := field.Merge(manifestLabels, r.PodLabels)
 	set[pod.RCIDLabel], set[pod.PodIDLabel] = r.ID, podID
 	return set
 }

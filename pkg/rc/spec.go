@@ -60,16 +60,7 @@ func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 }
 
 // DecodeSpec reads a controller document strictly and validates it. Mistakes come back as field.Errors.
-func DecodeSpec(data []byte) (*Spec, error) {
-	var s Spec
-	if err := field.Decode(data, &s); err != nil {
-		return nil, err
-	}
-	if err := s.Validate().Err(); err != nil {
-		return nil, err
-	}
-	return &s, nil
-}
+func DecodeSpec(data []byte) (*Spec, error) { return field.Read[Spec](data) }
 
 // Validate reports every mistake in the document, with paths from its top.
 func (s *Spec) Validate() field.Errors {
@@ -87,15 +78,11 @@ func (s *Spec) Validate() field.Errors {
 	if d := s.ProgressDeadline; d != nil && *d <= 0 {
 		errs.Add("progress_deadline", field.Text(time.Duration(*d).String()), `a length of time with a unit, more than zero, such as "30s" or "2m"`)
 	}
-	switch s.NodeLoss.Action {
-	case "", "replace", "keep":
-	default:
-		errs.Add("node_loss.action", s.NodeLoss.Action, "replace or keep")
+	if s.NodeLoss.Action != "" {
+		field.CheckOneOf(&errs, "node_loss.action", s.NodeLoss.Action, "replace", "keep")
 	}
-	switch s.Strategy {
-	case "", Dynamic, Static:
-	default:
-		errs.Add("strategy", string(s.Strategy), "dynamic or static")
+	if s.Strategy != "" {
+		field.CheckOneOf(&errs, "strategy", s.Strategy, Dynamic, Static)
 	}
 	if s.Pod == nil {
 		errs.Missing("pod", "the pod's manifest")

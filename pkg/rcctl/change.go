@@ -125,10 +125,8 @@ func changed(what string, before *rc.RC, after rc.RC, massStop bool) (change, er
 // withCount returns the groups of something in which one role has another count; an empty role means the only one. It returns a *field.Error
 // about the role or the number.
 func withCount(of string, groups []rc.ReplicaGroup, role string, count int) ([]rc.ReplicaGroup, error) {
-	roles := make([]string, len(groups))
 	at, total := -1, count
 	for i, g := range groups {
-		roles[i] = g.Role
 		if g.Role == role || role == "" && len(groups) == 1 {
 			at = i
 		} else if g.Count != nil {
@@ -137,7 +135,7 @@ func withCount(of string, groups []rc.ReplicaGroup, role string, count int) ([]r
 	}
 	switch {
 	case at < 0:
-		return nil, badValue("--role", role, "one of the roles of "+of+": "+list(roles))
+		return nil, badValue("--role", role, "one of the roles of "+of+": "+field.Or(field.Each(groups, func(g rc.ReplicaGroup) string { return g.Role })...))
 	case total > rc.MaxReplicas:
 		return nil, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -51,7 +52,7 @@ func allowedIn(group string) string {
 		names = append(names, c.Name)
 	}
 	slices.Sort(names)
-	return "allowed: " + list(names)
+	return "allowed: " + field.Or(names...)
 }
 
 // eachCommand calls f for each command that has no subcommands, with all of its name.

@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
 func drainCommand() *cli.Command {
@@ -144,11 +145,7 @@ func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, 
 	if ops.Value.Drain == nil {
 		return "", false, refusedf("node %s: the drain was ended before the node was drained", name)
 	}
-	names := make([]string, len(recs))
-	for i := range recs {
-		in := &recs[i].Value
-		names[i] = fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index)
-	}
+	names := field.Each(values(recs), func(in pod.Intent) string { return fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index) })
 	slices.Sort(names)
 	return fmt.Sprintf("%s left: %s", field.Count(len(recs), "pod"), inspect.SomeOf(names)), len(recs) == 0, nil
 }

@@ -251,11 +251,3 @@ func hintFor(err error) string {
 		return ""
 	}
 }
-
-// list renders names as "a, b or c".
-func list(names []string) string {
-	if len(names) < 2 {
-		return strings.Join(names, "")
-	}
-	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
-}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 )
 
@@ -90,9 +91,6 @@ func farmRow(v *inspect.FarmView, now time.Time, wide bool) []string {
 	if !wide {
 		return row
 	}
-	names := make([]string, len(v.OwnedRCs))
-	for i, r := range v.OwnedRCs {
-		names[i] = cmp.Or(r.Name, r.ID)
-	}
+	names := field.Each(v.OwnedRCs, func(r inspect.OwnedRC) string { return cmp.Or(r.Name, r.ID) })
 	return append(row, strings.Join(names, ","))
 }

@@ -209,10 +209,7 @@ func removeNode(ctx context.Context, s *conn, d deadNode) error {
 		return err
 	}
 	if len(left) > 0 {
-		names := make([]string, len(left))
-		for i := range left {
-			names[i] = left[i].name
-		}
+		names := field.Each(left, func(there copyOf) string { return there.name })
 		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, field.Count(len(left), "pod"), field.Few(names, maxLeft, ", "))
 	}
 	err = s.RemoveNode(ctx, store.NodeRemoval{

@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -70,10 +71,7 @@ func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 }
 
 func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool, now time.Time) error {
-	groups := make([]string, len(v.ReplicaGroups))
-	for i, g := range v.ReplicaGroups {
-		groups[i] = fmt.Sprintf("%s %d", g.Role, *g.Count)
-	}
+	groups := field.Each(v.ReplicaGroups, func(g rc.ReplicaGroup) string { return fmt.Sprintf("%s %d", g.Role, *g.Count) })
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(tw, "%s:\t%s\n", name, clean(fmt.Sprintf(format, args...)))

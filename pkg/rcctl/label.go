@@ -81,15 +81,11 @@ func parseLabels(c *cli.Context, args []string) (set map[string]string, remove [
 
 func computeLabels(ops node.Ops, set map[string]string, remove []string) nodeChange {
 	c := nodeChange{what: "label", ops: ops}
-	c.ops.Labels = maps.Clone(ops.Labels)
-	if c.ops.Labels == nil {
-		c.ops.Labels = map[string]string{}
-	}
+	c.ops.Labels = field.Merge(ops.Labels, set)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		if before, has := ops.Labels[key]; !has || before != set[key] {
 			c.lines = append(c.lines, fmt.Sprintf("labels.%s: %s -> %s", key, orNone(before, has), set[key]))
 		}
-		c.ops.Labels[key] = set[key]
 	}
 	for _, key := range remove {
 		if before, has := ops.Labels[key]; has {

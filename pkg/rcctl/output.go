@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"sigs.k8s.io/yaml"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -28,10 +29,10 @@ func wideOutputFlag() cli.Flag { return formatFlag(formats[0], wideFormat, forma
 // formatFlag is -o. A format that a command does not have is refused before anything else is looked at.
 func formatFlag(allowed ...string) cli.Flag {
 	return &cli.StringFlag{
-		Name: "output", Aliases: []string{"o"}, Value: allowed[0], Usage: "`FORMAT`: " + list(allowed),
+		Name: "output", Aliases: []string{"o"}, Value: allowed[0], Usage: "`FORMAT`: " + field.Or(allowed...),
 		Action: func(c *cli.Context, format string) error {
 			if !slices.Contains(allowed, format) {
-				return badFlag(c, "--output", format, list(allowed))
+				return badFlag(c, "--output", format, field.Or(allowed...))
 			}
 			return nil
 		},

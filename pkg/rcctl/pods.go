@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/labels"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -105,11 +106,7 @@ func (s *conn) allNames(ctx context.Context) (names map[string]string, corrupt [
 }
 
 func values[T any](recs []store.Rec[T]) []T {
-	out := make([]T, len(recs))
-	for i := range recs {
-		out[i] = recs[i].Value
-	}
-	return out
+	return field.Each(recs, func(rec store.Rec[T]) T { return rec.Value })
 }
 
 func podRow(v *inspect.PodView) []string {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/docs"
 	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -117,9 +118,9 @@ func whichCommand(c *cli.Context) error {
 	}
 	slices.Sort(known)
 	if c.Args().Present() {
-		return usagef(c, "%q is no command; allowed: %s", c.Args().First(), list(known))
+		return usagef(c, "%q is no command; allowed: %s", c.Args().First(), field.Or(known...))
 	}
-	return usagef(c, "which command? allowed: %s", list(known))
+	return usagef(c, "which command? allowed: %s", field.Or(known...))
 }
 
 func onUsageError(c *cli.Context, err error, _ bool) error {

@@ -75,7 +75,7 @@ type deployer struct {
 func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 	strategy := c.String("strategy")
 	if strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
-		return nil, badFlag(c, "--strategy", strategy, list(rollout.StrategyNames()))
+		return nil, badFlag(c, "--strategy", strategy, field.Or(rollout.StrategyNames()...))
 	}
 	who, err := s.who(c.Context)
 	if err != nil {

@@ -8,16 +8,14 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func statusCommand() *cli.Command {
-	alarms := make([]string, len(inspect.Alarms))
-	for i, alarm := range inspect.Alarms {
-		alarms[i] = string(alarm)
-	}
+	alarms := field.Each(inspect.Alarms[:], func(alarm rc.ConditionType) string { return string(alarm) })
 	return leaf(&cli.Command{
 		Name: "status", Usage: "show how far an rc is, and what is in its way",
 		UsageText: "rcctl rc status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",

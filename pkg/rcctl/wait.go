@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // pollEvery is how often a wait looks. It is a person's patience, not a farm's reaction time.
@@ -233,15 +234,8 @@ var errInterrupted = errors.New("interrupted")
 
 // rest waits, or returns why the context has ended.
 func rest(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-			return cause
-		}
-		return errInterrupted
+	if err := wait.Pause(ctx, d); !errors.Is(err, context.Canceled) {
+		return err
 	}
+	return errInterrupted
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -35,7 +36,7 @@ func readWatch(c *cli.Context) (*watching, error) {
 	}
 	w := &watching{until: c.String("until")}
 	if c.IsSet("until") && !slices.Contains(inspect.Goals, w.until) {
-		return nil, badFlag(c, "--until", w.until, list(inspect.Goals))
+		return nil, badFlag(c, "--until", w.until, field.Or(inspect.Goals...))
 	}
 	if !c.IsSet("timeout") {
 		return w, nil

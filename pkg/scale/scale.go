@@ -9,8 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Path is where a node's API takes requests, with POST.
@@ -82,22 +82,7 @@ func (r Request) WithSpec(spec Spec) Request {
 }
 
 // Clone returns a copy that shares nothing with the request.
-func (r Request) Clone() Request {
-	r.Assignments = slices.Clone(r.Assignments)
-	for i := range r.Assignments {
-		r.Assignments[i].Indices = slices.Clone(r.Assignments[i].Indices)
-	}
-	if r.Spec != nil {
-		spec := *r.Spec
-		spec.Manifest, spec.Labels = slices.Clone(spec.Manifest), maps.Clone(spec.Labels)
-		r.Spec = &spec
-	}
-	if r.Epoch != nil {
-		epoch := *r.Epoch
-		r.Epoch = &epoch
-	}
-	return r
-}
+func (r Request) Clone() Request { return field.Copy(r) }
 
 // Assigned returns what the node is to run: the assignments, or those that a bare number of replicas means. A number beyond MaxReplicas is
 // for Validate to refuse.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"maps"
 	"net/url"
 	"path"
 	"regexp"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
@@ -74,12 +74,8 @@ func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 		if pod.Service != nil {
 			service = *pod.Service
 		}
-		service.Meta = maps.Clone(service.Meta)
-		if service.Meta == nil {
-			service.Meta = map[string]string{}
-		}
 		if service.Meta[HostMeta] == "" {
-			service.Meta[HostMeta] = out.Name + "." + r.Domain
+			service.Meta = field.Merge(service.Meta, map[string]string{HostMeta: out.Name + "." + r.Domain})
 		}
 		pod.Service = &service
 	}

@@ -3,7 +3,6 @@ package plan
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -205,11 +204,7 @@ func (p *planner) drifted() bool {
 // controller returns a controller's record as the document wants it.
 func (p *planner) controller(r rc.RC) rc.RC {
 	p.spec.RCSpec(r.Name).Apply(&r, p.digest)
-	r.Labels = maps.Clone(r.Labels)
-	if r.Labels == nil {
-		r.Labels = map[string]string{}
-	}
-	r.Labels[record.ServiceLabel] = p.spec.Name
+	r.Labels = field.Merge(r.Labels, map[string]string{record.ServiceLabel: p.spec.Name})
 	r.MinAvailable = p.knobs.MinAvailable
 	return r
 }
@@ -332,11 +327,8 @@ func (p *planner) writes(c course, target *rc.RC) []Operation {
 func (p *planner) scales(target *rc.RC) []Operation {
 	before := p.base.Spec.Groups()
 	count := func(groups []rc.ReplicaGroup, role string) int {
-		i := slices.IndexFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == role && g.Count != nil })
-		if i < 0 {
-			return 0
-		}
-		return *groups[i].Count
+		of := slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role })
+		return rc.Total(of)
 	}
 	var ops []Operation
 	done := map[string]bool{}

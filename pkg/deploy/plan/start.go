@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -90,11 +91,7 @@ func oneShot(spec *record.ServiceSpec) *manifest.Manifest {
 	if spec.PreDeploy.Args != nil {
 		l.Args = slices.Clone(spec.PreDeploy.Args)
 	}
-	l.Env = maps.Clone(l.Env)
-	if l.Env == nil {
-		l.Env = map[string]string{}
-	}
-	maps.Copy(l.Env, spec.PreDeploy.Env)
+	l.Env = field.Merge(l.Env, spec.PreDeploy.Env)
 	l.Restart = &manifest.Restart{Policy: manifest.RestartNever}
 	return &manifest.Manifest{
 		Version: spec.Pod.Version, ID: spec.Pod.ID + "-pre-deploy", Launchables: []manifest.Launchable{l}, Config: spec.Pod.Config, Labels: spec.Pod.Labels,

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -117,11 +118,7 @@ type Service struct {
 
 // Controller returns one of the service's controllers by its id, nil where it has none of that id.
 func (s *Service) Controller(id string) *Controller {
-	i := slices.IndexFunc(s.Controllers, func(c Controller) bool { return c.RC.ID == id })
-	if i < 0 {
-		return nil
-	}
-	return &s.Controllers[i]
+	return field.Find(s.Controllers, func(c *Controller) bool { return c.RC.ID == id })
 }
 
 // Others returns the controllers besides one, without those that are being deleted.
@@ -149,11 +146,7 @@ func (s *Service) InEffect() Deployed {
 
 // Entry returns what a revision was, nil where nothing is known of it.
 func (s *Service) Entry(revision int64) *Entry {
-	i := slices.IndexFunc(s.History, func(e Entry) bool { return e.Revision == revision })
-	if i < 0 {
-		return nil
-	}
-	return &s.History[i]
+	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
 // KnownDigests returns the newest digest of each artifact that the service has had, by its URL. s may be nil.

@@ -39,8 +39,6 @@ const (
 	Never   Policy = "never"   // that of the service's history, and no other
 )
 
-var policies = []Policy{Always, Missing, Never}
-
 // PreDeploy is a program that runs once, to its end, before the first pod of a new revision starts.
 type PreDeploy struct {
 	Command string            `json:"command,omitempty"` // in the first launchable's artifact; default: as the launchable
@@ -49,16 +47,7 @@ type PreDeploy struct {
 }
 
 // Decode reads the document of one service strictly and validates it. Mistakes come back as field.Errors.
-func Decode(data []byte) (*ServiceSpec, error) {
-	var s ServiceSpec
-	if err := field.Decode(data, &s); err != nil {
-		return nil, err
-	}
-	if err := s.Validate().Err(); err != nil {
-		return nil, err
-	}
-	return &s, nil
-}
+func Decode(data []byte) (*ServiceSpec, error) { return field.Read[ServiceSpec](data) }
 
 // Groups returns the replica groups, whichever way the document names them.
 func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
@@ -70,13 +59,7 @@ func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
 
 // Total returns how many replicas there are of all groups.
 func (s *ServiceSpec) Total() int {
-	total := 0
-	for _, g := range s.Groups() {
-		if g.Count != nil {
-			total += *g.Count
-		}
-	}
-	return total
+	return rc.Total(s.Groups())
 }
 
 // RCSpec returns the document of a controller that runs the service.

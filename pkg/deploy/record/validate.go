@@ -32,8 +32,8 @@ func (s *ServiceSpec) Validate() field.Errors {
 	if _, taken := s.Labels[ServiceLabel]; taken {
 		errs.Add("labels."+ServiceLabel, s.Labels[ServiceLabel], "any other key; a deployment sets this one")
 	}
-	if s.Digests != "" && !slices.Contains(policies, s.Digests) {
-		errs.Add("digests", string(s.Digests), "always, missing or never")
+	if s.Digests != "" {
+		field.CheckOneOf(&errs, "digests", s.Digests, Always, Missing, Never)
 	}
 	errs.Nest("update", s.Update.Validate())
 	s.validateStageTimeout(&errs)

@@ -4,6 +4,7 @@
 package ballot
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -103,22 +104,7 @@ func checkVersion(errs *field.Errors, path, version string) {
 }
 
 // DeepCopy returns a record that shares nothing with this one.
-func (r *Record) DeepCopy() *Record {
-	if r == nil {
-		return nil
-	}
-	out := *r
-	out.PingTime, out.RenewTime = copyOf(r.PingTime), copyOf(r.RenewTime)
-	return &out
-}
-
-func copyOf(t *Time) *Time {
-	if t == nil {
-		return nil
-	}
-	out := *t
-	return &out
-}
+func (r *Record) DeepCopy() *Record { return field.Copy(r) }
 
 // Merge writes another record over this one: texts that a record must have always, optional ones where they are set. It refuses a record
 // of another lease, and changes nothing then.
@@ -129,18 +115,9 @@ func (r *Record) Merge(other *Record) error {
 		return errs
 	}
 	r.BinaryVersion, r.Strategy = other.BinaryVersion, other.Strategy
-	if other.EmulationVersion != "" {
-		r.EmulationVersion = other.EmulationVersion
-	}
-	if other.PingTime != nil {
-		r.PingTime = copyOf(other.PingTime)
-	}
-	if other.RenewTime != nil {
-		r.RenewTime = copyOf(other.RenewTime)
-	}
-	if other.Round != "" {
-		r.Round = other.Round
-	}
+	set := other.DeepCopy()
+	r.EmulationVersion, r.Round = cmp.Or(set.EmulationVersion, r.EmulationVersion), cmp.Or(set.Round, r.Round)
+	r.PingTime, r.RenewTime = cmp.Or(set.PingTime, r.PingTime), cmp.Or(set.RenewTime, r.RenewTime)
 	return nil
 }
 
