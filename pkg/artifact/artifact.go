@@ -32,20 +32,14 @@ var (
 	ErrArchive  = errors.New("not an archive that may be unpacked")
 )
 
-// Defaults of Config.
+// Defaults of what operators choose.
 const (
 	DefaultMaxBytes         = 2 << 30 // fetched
 	DefaultMaxUnpackedBytes = 8 << 30
-	DefaultMaxFiles         = 200_000
 	DefaultCacheBytes       = 10 << 30
 	DefaultReserveBytes     = 256 << 20
 	DefaultFetchTimeout     = 30 * time.Minute
 	DefaultStallTimeout     = 30 * time.Second
-	DefaultRetries          = 4
-	DefaultRetryWait        = 500 * time.Millisecond
-	DefaultFetches          = 4
-	DefaultFinalWait        = 10 * time.Second
-	DefaultMaxFinalWait     = 10 * time.Minute
 )
 
 // maxRetryWait bounds the pause between two tries of one fetch, also when the server asks for more by Retry-After.
@@ -54,7 +48,7 @@ const maxRetryWait = 10 * time.Second
 // tempPrefix marks what is under construction. A digest never starts with it, so leftovers are told from results.
 const tempPrefix = "tmp-"
 
-// Config is what New needs. Zero values mean the defaults above.
+// Config is what New needs. Zero values mean the defaults that withDefaults has.
 type Config struct {
 	Dir string // holds one directory per digest, and work in progress; created if missing
 
@@ -78,16 +72,16 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultMaxBytes)
 	c.MaxUnpackedBytes = cmp.Or(c.MaxUnpackedBytes, DefaultMaxUnpackedBytes)
-	c.MaxFiles = cmp.Or(c.MaxFiles, DefaultMaxFiles)
+	c.MaxFiles = cmp.Or(c.MaxFiles, 200_000)
 	c.CacheBytes = cmp.Or(c.CacheBytes, DefaultCacheBytes)
 	c.ReserveBytes = cmp.Or(c.ReserveBytes, DefaultReserveBytes)
 	c.FetchTimeout = cmp.Or(c.FetchTimeout, DefaultFetchTimeout)
 	c.StallTimeout = cmp.Or(c.StallTimeout, DefaultStallTimeout)
-	c.Retries = cmp.Or(c.Retries, DefaultRetries)
-	c.RetryWait = cmp.Or(c.RetryWait, DefaultRetryWait)
-	c.Fetches = cmp.Or(c.Fetches, DefaultFetches)
-	c.FinalWait = cmp.Or(c.FinalWait, DefaultFinalWait)
-	c.MaxFinalWait = cmp.Or(c.MaxFinalWait, DefaultMaxFinalWait)
+	c.Retries = cmp.Or(c.Retries, 4)
+	c.RetryWait = cmp.Or(c.RetryWait, 500*time.Millisecond)
+	c.Fetches = cmp.Or(c.Fetches, 4)
+	c.FinalWait = cmp.Or(c.FinalWait, 10*time.Second)
+	c.MaxFinalWait = cmp.Or(c.MaxFinalWait, 10*time.Minute)
 	c.Retries, c.ReserveBytes = max(c.Retries, 0), max(c.ReserveBytes, 0)
 	return c
 }

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -135,6 +136,25 @@ func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) 
 	return reason
 }
 
+// Others are what all but one identity have of a node: the claims in its reservation, and what runs there without one.
+func Others(v *node.View, res node.Reservation, but pod.Identity) iter.Seq[node.Claim] {
+	return func(yield func(node.Claim) bool) {
+		own := but.String()
+		for key, h := range res.Claims {
+			if key != own && !yield(h) {
+				return
+			}
+		}
+		for i := range v.Orphans {
+			o := &v.Orphans[i]
+			_, claimed := res.Claims[o.Identity.String()]
+			if !claimed && o.Identity != but && !yield(node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)) {
+				return
+			}
+		}
+	}
+}
+
 // takenBesides is Fits, and returns the ports that others have.
 func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) (map[int]bool, Reason) {
 	if res.Closed {
@@ -142,7 +162,7 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 	}
 	slots, cpu, memory := 1, want.CPU, want.Memory
 	var taken map[int]bool // nil as long as others have no port
-	count := func(h node.Claim) {
+	for h := range Others(v, res, id) {
 		slots++
 		cpu += h.CPU
 		memory += h.Memory
@@ -151,18 +171,6 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 				taken = map[int]bool{}
 			}
 			taken[port] = true
-		}
-	}
-	own := id.String()
-	for key, h := range res.Claims {
-		if key != own {
-			count(h)
-		}
-	}
-	for i := range v.Orphans {
-		o := &v.Orphans[i]
-		if _, claims := res.Claims[o.Identity.String()]; !claims && o.Identity != id {
-			count(node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory))
 		}
 	}
 	for _, port := range want.Ports {

@@ -114,7 +114,7 @@ func missing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Ma
 		return string(reason)
 	}
 	slots, cpu, memory := 0, int64(0), int64(0)
-	for _, h := range taken(v, res, want.Pod) {
+	for h := range scheduler.Others(v, res, want.Pod) {
 		slots, cpu, memory = slots+1, cpu+h.CPU, memory+h.Memory
 	}
 	var lacks []string
@@ -133,24 +133,8 @@ func missing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Ma
 	return strings.Join(lacks, "; ")
 }
 
-// taken returns the claims of all others.
-func taken(v *node.View, res node.Reservation, but pod.Identity) (claims []node.Claim) {
-	for _, key := range slices.Sorted(maps.Keys(res.Claims)) {
-		if key != but.String() {
-			claims = append(claims, res.Claims[key])
-		}
-	}
-	for i := range v.Orphans {
-		o := &v.Orphans[i]
-		if _, claimed := res.Claims[o.Identity.String()]; !claimed && o.Identity != but {
-			claims = append(claims, node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory))
-		}
-	}
-	return claims
-}
-
 func portsMissing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Manifest) string {
-	for _, h := range taken(v, res, want.Pod) {
+	for h := range scheduler.Others(v, res, want.Pod) {
 		for _, port := range want.Ports {
 			if slices.Contains(h.Ports, port) {
 				return fmt.Sprintf("port %d is taken by %s", port, h.Pod)

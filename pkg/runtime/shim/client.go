@@ -2,6 +2,7 @@ package shim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,9 +19,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// DefaultConnectTimeout is how long a client tries to reach a supervisor before a call fails.
-const DefaultConnectTimeout = 5 * time.Second
-
 const (
 	firstRetry = 10 * time.Millisecond  // after a failed connection; grows
 	lastRetry  = 250 * time.Millisecond // bound of that
@@ -33,7 +31,7 @@ const (
 type ClientConfig struct {
 	Dir            string        // as in Config
 	Spawn          func() error  // starts a supervisor when none answers, see the function Spawn; nil: none is started
-	ConnectTimeout time.Duration // how long to try; zero: DefaultConnectTimeout
+	ConnectTimeout time.Duration // how long a call tries to reach a supervisor before it fails; zero: 5 s
 }
 
 // Client is the preparer's end. It is safe for concurrent use.
@@ -57,9 +55,7 @@ func Dial(cfg ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.ConnectTimeout == 0 {
-		cfg.ConnectTimeout = DefaultConnectTimeout
-	}
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 5*time.Second)
 	dialer := &net.Dialer{}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -35,14 +35,6 @@ var (
 	errLeaving = errors.New("the supervisor is shutting down")
 )
 
-// Defaults of Config.
-const (
-	DefaultRestartDelay    = 100 * time.Millisecond
-	DefaultMaxRestartDelay = 30 * time.Second
-	DefaultStableAfter     = 10 * time.Second
-	DefaultLogCheck        = time.Second
-)
-
 // Names inside of Config.Dir.
 const (
 	lockName   = "lock"
@@ -53,7 +45,7 @@ const (
 	reserveName = "reserve"
 )
 
-// Config is what Serve needs. Zero values mean the defaults above.
+// Config is what Serve needs. Zero values mean the defaults that withDefaults has.
 type Config struct {
 	Dir string // lock, socket and state; absolute, so short that Dir/shim.sock has at most 107 bytes
 
@@ -70,10 +62,10 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	c.RestartDelay = cmp.Or(c.RestartDelay, DefaultRestartDelay)
-	c.MaxRestartDelay = cmp.Or(c.MaxRestartDelay, DefaultMaxRestartDelay)
-	c.StableAfter = cmp.Or(c.StableAfter, DefaultStableAfter)
-	c.LogCheck = cmp.Or(c.LogCheck, DefaultLogCheck)
+	c.RestartDelay = cmp.Or(c.RestartDelay, 100*time.Millisecond)
+	c.MaxRestartDelay = cmp.Or(c.MaxRestartDelay, 30*time.Second)
+	c.StableAfter = cmp.Or(c.StableAfter, 10*time.Second)
+	c.LogCheck = cmp.Or(c.LogCheck, time.Second)
 	if c.Log == nil {
 		c.Log = func(string, map[string]any) {}
 	}
