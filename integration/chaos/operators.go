@@ -47,24 +47,24 @@ func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err 
 // drainNode closes one node, or opens it, or another one where too many are closed.
 func (w *workload) drainNode(ctx context.Context, name string, force bool) (what string, err error) {
 	w.mu.Lock()
-	closed, room := w.closed[name], len(w.closed) < maxClosed
-	if !closed && !room {
-		for other := range w.closed {
+	ineligible, room := w.ineligible[name], len(w.ineligible) < maxIneligible
+	if !ineligible && !room {
+		for other := range w.ineligible {
 			name = min(name, other) // the choice is the same for the same seed
 		}
-		closed = true
+		ineligible = true
 	}
-	if !closed {
-		w.closed[name] = true // also if it is not known whether it is
+	if !ineligible {
+		w.ineligible[name] = true // also if it is not known whether it is
 	}
 	w.mu.Unlock()
 	switch {
-	case closed:
+	case ineligible:
 		if err := w.c.rcctl(ctx, "node", "undrain", name); err != nil {
 			return "undrain", err
 		}
 		w.mu.Lock()
-		delete(w.closed, name)
+		delete(w.ineligible, name)
 		w.mu.Unlock()
 		return "undrain", nil
 	case force:

@@ -25,21 +25,21 @@ type workload struct {
 
 	mu   sync.Mutex
 	made map[int]int // controllers made so far, by slot
-	// closed are the nodes that may be drained, leaky those that may have a claim for nobody.
-	closed, leaky map[string]bool
-	labelled      map[string]bool // nodes that may have another label
+	// ineligible are the nodes that may be drained, leaky those that may have a claim for nobody.
+	ineligible, leaky map[string]bool
+	labelled          map[string]bool // nodes that may have another label
 }
 
 const (
-	operators   = 3
-	slotCount   = 12  // controllers at a time, one in each slot; two slots share a static port
-	maxReplicas = 6   // of most controllers
-	maxPods     = 300 // of large ones: the nodes have room for two of them
-	callLimit   = 10 * time.Second
-	maxSurge    = 3                      // of those controllers that do not leave it to the default
-	maxClosed   = 2                      // nodes that are drained at a time
-	maxLabelled = 4                      // nodes in another rack than their own at a time
-	pauseLimit  = 600 * time.Millisecond // between two acts of one operator
+	operators     = 3
+	slotCount     = 12  // controllers at a time, one in each slot; two slots share a static port
+	maxReplicas   = 6   // of most controllers
+	maxPods       = 300 // of large ones: the nodes have room for two of them
+	callLimit     = 10 * time.Second
+	maxSurge      = 3                      // of those controllers that do not leave it to the default
+	maxIneligible = 2                      // nodes that are drained at a time
+	maxLabelled   = 4                      // nodes in another rack than their own at a time
+	pauseLimit    = 600 * time.Millisecond // between two acts of one operator
 )
 
 // What pods take of a node. Few of those that take most fit on a small node; see newSimulated.
@@ -56,7 +56,7 @@ const (
 )
 
 func newWorkload(c *chaos) *workload {
-	return &workload{c: c, made: map[int]int{}, closed: map[string]bool{}, leaky: map[string]bool{}, labelled: map[string]bool{}}
+	return &workload{c: c, made: map[int]int{}, ineligible: map[string]bool{}, leaky: map[string]bool{}, labelled: map[string]bool{}}
 }
 
 // initial makes the first controllers.

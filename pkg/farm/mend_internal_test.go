@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A reservation that was lost is written anew as closed where the node is drained, and takes nothing but what is there.
-func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
+// A reservation that was lost is written anew as ineligible where the node is drained, and takes nothing but what is there.
+func TestALostReservationOfADrainedNodeIsWrittenIneligible(t *testing.T) {
 	t.Parallel()
 	id := pod.Identity{RCID: "web", Role: "main"}
 	nodes := map[string]*node.View{
@@ -20,20 +20,20 @@ func TestALostReservationOfADrainedNodeIsWrittenClosed(t *testing.T) {
 	}
 	claim := node.NewClaim(id, nil, 0, 0)
 	for name, tt := range map[string]struct {
-		rec     store.Rec[node.Reservation]
-		reserve reconcile.ReserveChange
-		closed  bool
-		refused scheduler.Reason
+		rec        store.Rec[node.Reservation]
+		reserve    reconcile.ReserveChange
+		ineligible bool
+		refused    scheduler.Reason
 	}{
-		"adopted there":           {reserve: reconcile.ReserveChange{Node: "n1", Claim: &claim, Force: true}, closed: true},
-		"released there":          {reserve: reconcile.ReserveChange{Node: "n1"}, closed: true},
+		"adopted there":           {reserve: reconcile.ReserveChange{Node: "n1", Claim: &claim, Force: true}, ineligible: true},
+		"released there":          {reserve: reconcile.ReserveChange{Node: "n1"}, ineligible: true},
 		"placed there":            {reserve: reconcile.ReserveChange{Node: "n1", Claim: &claim}, refused: scheduler.Drained},
 		"there, and not drained":  {rec: store.Rec[node.Reservation]{Index: 7}, reserve: reconcile.ReserveChange{Node: "n1"}},
 		"another node, not known": {reserve: reconcile.ReserveChange{Node: "n2"}},
 	} {
 		ch := &reconcile.Change{Identity: id, Reserve: []reconcile.ReserveChange{tt.reserve}}
 		writes, refused := reserve(nodes, map[string]store.Rec[node.Reservation]{"n1": tt.rec}, ch)
-		if refused != tt.refused || refused == "" && writes[0].Value.Closed != tt.closed {
+		if refused != tt.refused || refused == "" && writes[0].Value.Ineligible != tt.ineligible {
 			t.Errorf("%s: %+v, %q", name, writes, refused)
 		}
 	}

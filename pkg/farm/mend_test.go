@@ -55,8 +55,8 @@ func (c *cluster) relabel(name, key, value string) {
 	c.operate(name, func(ops *node.Ops) { ops.Labels = map[string]string{key: value} })
 }
 
-// closed waits until the node's reservation says whether it is drained, and returns it.
-func (c *cluster) closed(name string, want bool) node.Reservation {
+// ineligible waits until the node's reservation says whether it is drained, and returns it.
+func (c *cluster) ineligible(name string, want bool) node.Reservation {
 	c.t.Helper()
 	var res node.Reservation
 	consultest.Eventually(c.t, soon, func() error {
@@ -64,7 +64,7 @@ func (c *cluster) closed(name string, want bool) node.Reservation {
 		if err = errors.Join(err, corrupt[name]); err != nil {
 			return err
 		}
-		if res = found[name].Value; res.Closed != want {
+		if res = found[name].Value; res.Ineligible != want {
 			return fmt.Errorf("reservation %+v", res)
 		}
 		return nil
@@ -72,7 +72,7 @@ func (c *cluster) closed(name string, want bool) node.Reservation {
 	return res
 }
 
-// What operators said decides whether a reservation is closed, also when its record was lost or is an older one (R13).
+// What operators said decides whether a reservation is ineligible, also when its record was lost or is an older one (R13).
 func TestReservationsSayWhatIsDrained(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -92,24 +92,24 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	}
 
 	c.put(key, open.Value) // as in an older store
-	if res := c.closed("n1", true); len(res.Claims) != 1 {
+	if res := c.ineligible("n1", true); len(res.Claims) != 1 {
 		t.Errorf("reservation %+v; the pod's share must stay", res)
 	}
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
 		t.Fatal(err)
 	}
-	c.closed("n1", true)
+	c.ineligible("n1", true)
 	audit, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"})
 	if err != nil || !slices.ContainsFunc(audit, func(a store.Audit) bool { return a.What == "mend" && a.Who == "f1" }) {
 		t.Errorf("audit %+v, %v", audit, err)
 	}
 
 	c.drain("n1", false)
-	c.closed("n1", false)
+	c.ineligible("n1", false)
 	c.put(key, closed.Value) // nobody drains it, and pods are refused
 	c.apply("other", testManifest("other", 8081), replicas(1))
 	c.converged("other", 1)
-	c.closed("n1", false)
+	c.ineligible("n1", false)
 }
 
 // A reservation whose record was lost is written again with the claims of all that is placed there (P3), also where somebody

@@ -240,7 +240,7 @@ func reserve(nodes map[string]*node.View, reserved map[string]store.Rec[node.Res
 func nextOf(nodes map[string]*node.View, rec store.Rec[node.Reservation], nodeName string) node.Reservation {
 	next := rec.Value.Clone()
 	if n := nodes[nodeName]; rec.Index == 0 && n != nil && n.MustLeave() {
-		next.Closed = true // the record was lost (R13); whoever ends the drain writes it
+		next.Ineligible = true // the record was lost (R13); whoever ends the drain writes it
 	}
 	return next
 }

@@ -30,7 +30,7 @@ type NodeView struct {
 	Used           Usage             `json:"used"` // reserved
 	Orphans        int               `json:"orphans"`
 	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/running.md
-	Anonymous      string            `json:"anonymous,omitempty"` // what its pods may do at Consul without a token: closed, open or unknown
+	Anonymous      string            `json:"anonymous,omitempty"` // what its pods may do at Consul without a token: node.AnonymousSecured and so on
 	Shut           bool              `json:"shut,omitempty"`      // it takes no new intents because of that
 	Version        string            `json:"version"`
 }
@@ -92,7 +92,7 @@ func (v *NodeView) OpenText() string {
 	case v.Open:
 		return "yes"
 	default:
-		return "no" // its reservation is closed without a drain
+		return "no" // its reservation is ineligible without a drain
 	}
 }
 
@@ -107,7 +107,7 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 		view := node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
 		n := NodeView{
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
-			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Closed(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
+			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Ineligible(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
 			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Shut: view.Shut,
 		}

@@ -19,7 +19,7 @@ func TestJoinNodes(t *testing.T) {
 	ops := []node.Ops{{Name: "b", Labels: map[string]string{"disk": "ssd"}}, {Name: "c", Drain: &node.Drain{}}}
 	taken := map[string]node.Reservation{
 		"b": {Claims: map[string]node.Claim{"x": {CPU: 500, Memory: 10}, "y": {CPU: 250, Memory: 1}}},
-		"a": {Closed: true},
+		"a": {Ineligible: true},
 	}
 	views := JoinNodes(recs, ops, taken)
 	if len(views) != 3 || views[0].Name != "a" || views[1].Name != "b" || views[2].Name != "c" {

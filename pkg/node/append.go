@@ -9,7 +9,7 @@ import (
 // AppendJSON appends the reservation as encoding/json writes it.
 func (r *Reservation) AppendJSON(b []byte) []byte {
 	b = append(b, '{')
-	if r.Closed {
+	if r.Ineligible {
 		b = append(b, `"closed":true,`...)
 	}
 	if r.Labels != (Stamps{}) {

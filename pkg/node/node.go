@@ -52,9 +52,9 @@ type Node struct {
 
 // What requests without a token may do.
 const (
-	AnonymousClosed  = "closed"  // nothing that matters
-	AnonymousOpen    = "open"    // have programs started, or keep the preparer from its work
-	AnonymousUnknown = "unknown" // Consul has not said yet
+	AnonymousSecured   = "closed"  // nothing that matters
+	AnonymousUnsecured = "open"    // have programs started, or keep the preparer from its work
+	AnonymousUnknown   = "unknown" // Consul has not said yet
 )
 
 // Capacity is what a node offers to pods. A zero CPU or Memory means that it is not limited.
@@ -132,15 +132,15 @@ func (l *layered) Lookup(key string) (value string, exists bool) {
 // MustLeave reports whether pods have to leave the node as far as its operators are concerned.
 func (v *View) MustLeave() bool { return v.Ops.Drain != nil }
 
-// Open reports whether new pods may be placed on the node as far as its operators are concerned.
-func (v *View) Open() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }
+// Eligible reports whether new pods may be placed on the node as far as its operators are concerned.
+func (v *View) Eligible() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }
 
 // Reservation is what is taken on a node, at reservations/<node>. Every placing transaction changes it by CAS, so
 // two farms cannot hand out the same port or the last slot twice (P3).
 type Reservation struct {
-	Closed bool             `json:"closed,omitempty"` // drained: nothing may be added
-	Labels Stamps           `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
-	Claims map[string]Claim `json:"holders"`          // by pod.Identity.String()
+	Ineligible bool             `json:"closed,omitempty"` // drained: nothing may be added
+	Labels     Stamps           `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
+	Claims     map[string]Claim `json:"holders"`          // by pod.Identity.String()
 }
 
 // Claim is what one identity takes of a node.

@@ -18,7 +18,7 @@ import (
 func TestReservationBytesIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		r := node.Reservation{Closed: rapid.Bool().Draw(t, "closed"), Labels: drawStamps(t), Claims: map[string]node.Claim{}}
+		r := node.Reservation{Ineligible: rapid.Bool().Draw(t, "closed"), Labels: drawStamps(t), Claims: map[string]node.Claim{}}
 		for range rapid.IntRange(0, 5).Draw(t, "holders") {
 			id := pod.Identity{
 				RCID: rapid.String().Draw(t, "rc"), Role: rapid.String().Draw(t, "role"),
@@ -70,7 +70,7 @@ func TestEveryFieldIsAppended(t *testing.T) {
 	h := node.Claim{Pod: pod.Identity{RCID: "a", Role: "main", Index: 1}, Ports: []int{1, 2}, CPU: 3, Memory: 4}
 	all := []node.Reservation{
 		{},
-		{Closed: true},
+		{Ineligible: true},
 		{Labels: node.Stamps{Own: "x"}},
 		{Labels: node.Stamps{Operators: "y"}},
 		{Labels: node.Stamps{Own: "x", Operators: "y"}},

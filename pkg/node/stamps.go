@@ -54,15 +54,15 @@ func (v *View) SetOps(ops Ops) {
 	v.Ops, v.Stamps.Operators = ops, LabelStamp(ops.Labels)
 }
 
-// Told returns the reservation as it should be where operators have said this of the node: closed while it is drained, and with the
+// Told returns the reservation as it should be where operators have said this of the node: ineligible while it is drained, and with the
 // stamp of their labels.
 func (r Reservation) Told(ops Ops) Reservation {
 	r = r.Clone()
-	r.Closed, r.Labels.Operators = ops.Drain != nil, LabelStamp(ops.Labels)
+	r.Ineligible, r.Labels.Operators = ops.Drain != nil, LabelStamp(ops.Labels)
 	return r
 }
 
 // Agrees reports whether the reservation says what follows from records of the node and of its operators.
 func (r Reservation) Agrees(drained bool, stamps Stamps) bool {
-	return r.Closed == drained && r.Labels.Accepts(stamps)
+	return r.Ineligible == drained && r.Labels.Accepts(stamps)
 }

@@ -62,14 +62,14 @@ func TestTold(t *testing.T) {
 	before := node.Reservation{Labels: node.Stamps{Own: "own", Operators: "old"}, Claims: map[string]node.Claim{"web/main.0": {}}}
 	after := before.Told(ops)
 	stamps := node.NewView(node.Node{}, ops, true).Stamps
-	if !after.Closed || after.Labels.Own != "own" || after.Labels.Operators != stamps.Operators || len(after.Claims) != 1 {
+	if !after.Ineligible || after.Labels.Own != "own" || after.Labels.Operators != stamps.Operators || len(after.Claims) != 1 {
 		t.Errorf("%+v", after)
 	}
 	stamps.Own = "own"
 	if before.Agrees(true, stamps) || before.Agrees(false, stamps) || after.Agrees(false, stamps) || !after.Agrees(true, stamps) {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
-	if before.Closed || before.Labels.Operators != "old" {
+	if before.Ineligible || before.Labels.Operators != "old" {
 		t.Errorf("what it was made from has changed: %+v", before)
 	}
 }

@@ -29,7 +29,7 @@ func TestAssignNeverOverCommits(t *testing.T) {
 			nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{
 				Slots: rapid.IntRange(1, 6).Draw(t, "slots"), CPU: rapid.Int64Range(0, 3).Draw(t, "cpu") * 500,
 			}}, Alive: true}
-			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
+			res := node.Reservation{Ineligible: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
 			for j := range rapid.IntRange(0, 3).Draw(t, "held") {
 				res.Claims[identity("other", j).String()] = node.Claim{Ports: []int{8080 + j}, CPU: 100}
 			}

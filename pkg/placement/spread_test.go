@@ -93,7 +93,7 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		for i := range rapid.IntRange(0, 8).Draw(t, "nodes") {
 			name := fmt.Sprintf("n%d", i)
 			nodes[name] = racked(name, rapid.SampledFrom(racks).Draw(t, "rack"), rapid.IntRange(1, 4).Draw(t, "slots"))
-			res := node.Reservation{Closed: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
+			res := node.Reservation{Ineligible: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
 			for j := range rapid.IntRange(0, 2).Draw(t, "held") {
 				res.Claims[identity("other", j).String()] = node.Claim{}
 			}

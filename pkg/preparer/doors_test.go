@@ -57,11 +57,11 @@ func TestShut(t *testing.T) {
 	digest := b.upload(b.sleeper("1"))
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
-	b.awaitDoors(node.AnonymousClosed, false)
+	b.awaitDoors(node.AnonymousSecured, false)
 	pid := b.pid(0)
 
 	d.set(nil, "write key rcfarm/intent/n1/x")
-	b.awaitDoors(node.AnonymousOpen, true)
+	b.awaitDoors(node.AnonymousUnsecured, true)
 	b.awaitLog("no new intents are taken")
 	b.awaitLog("write key rcfarm/intent/n1/x")
 	b.tell(intent(0, digest, pod.Stopped, 11))
@@ -90,7 +90,7 @@ func TestShut(t *testing.T) {
 	})
 	b.mustKeepPID(0, pid)
 	d.set(nil)
-	b.awaitDoors(node.AnonymousClosed, false)
+	b.awaitDoors(node.AnonymousSecured, false)
 	b.awaitState(0, pod.StateStopped, 11, "")
 	b.awaitReady(1, digest, 11)
 }
@@ -123,6 +123,6 @@ func TestOpenDoorsAreSaid(t *testing.T) {
 	digest := b.upload(b.sleeper("1"))
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
-	b.awaitDoors(node.AnonymousOpen, false)
+	b.awaitDoors(node.AnonymousUnsecured, false)
 	b.awaitLog("need no token to have any program started on this node")
 }

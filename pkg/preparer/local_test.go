@@ -271,7 +271,7 @@ func TestLocalRoom(t *testing.T) {
 	b.awaitClaims(identity(0), localPod("web", 0))
 	reserve(node.NewClaim(localPod("gone", 0), nil, 0, 1)) // what nothing explains
 	b.awaitClaims(localPod("web", 0))
-	data, err := json.Marshal(node.Reservation{Closed: true})
+	data, err := json.Marshal(node.Reservation{Ineligible: true})
 	if err != nil {
 		t.Fatal(err)
 	}

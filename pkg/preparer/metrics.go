@@ -9,11 +9,11 @@ import (
 
 // Metrics is what a preparer counts. Every label value exists from the start, and none names a pod.
 type Metrics struct {
-	pods                        *prometheus.GaugeVec
-	orphans, locked, connected  prometheus.Gauge
-	nameRefused, reserve, open  prometheus.Gauge
-	restarts, written, failures prometheus.Counter
-	hookFailures                prometheus.Counter
+	pods                            *prometheus.GaugeVec
+	orphans, locked, connected      prometheus.Gauge
+	nameRefused, reserve, unsecured prometheus.Gauge
+	restarts, written, failures     prometheus.Counter
+	hookFailures                    prometheus.Counter
 
 	artifactBytes                      prometheus.Gauge
 	artifactsPruned, artifactsRestored prometheus.Counter
@@ -34,7 +34,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		locked:      m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
 		connected:   m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
 		nameRefused: m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
-		open:        m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
+		unsecured:   m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
 		reserve:     m.Gauge("reserve_bytes", "What is set aside on the disk for records, should it be full: 1 MiB."),
 		restarts:    m.Counter("restarts_total", "Processes of pods that were started again after they had ended."),
 		written:     m.Counter("realities_written_total", "Reports about pods that were written to Consul."),
@@ -57,8 +57,8 @@ func (m *Metrics) stands(locked, known bool) {
 // refused publishes whether the node's name is another host's.
 func (m *Metrics) refused(yes bool) { m.nameRefused.Set(obs.Flag(yes)) }
 
-// opened publishes whether pods may do at Consul what they should not.
-func (m *Metrics) opened(yes bool) { m.open.Set(obs.Flag(yes)) }
+// unsecure publishes whether pods may do at Consul what they should not.
+func (m *Metrics) unsecure(yes bool) { m.unsecured.Set(obs.Flag(yes)) }
 
 // count publishes what the node has. The caller is in pods.do.
 func (p *Preparer) count() {

@@ -185,7 +185,7 @@ func New(cfg Config) (*Preparer, error) {
 	p.trouble = loop.NewTrouble(p.log)
 	p.processes = supervise.New(cfg.Runtime, cfg.Step)
 	p.exposure = &claim.Exposure{
-		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Trouble: p.trouble, Every: cfg.AskDoors, Again: cfg.AskAgain, Opened: cfg.Metrics.opened,
+		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Trouble: p.trouble, Every: cfg.AskDoors, Again: cfg.AskAgain, Unsecured: cfg.Metrics.unsecure,
 	}
 	var err error
 	if p.contact, err = claim.OpenContact(cfg.Dir, reserve); err != nil {

@@ -33,14 +33,14 @@ Examples:
 	})
 }
 
-func computeCordon(ops node.Ops, closed bool) nodeChange {
+func computeCordon(ops node.Ops, ineligible bool) nodeChange {
 	c := nodeChange{what: "cordon", ops: ops}
-	if !closed {
+	if !ineligible {
 		c.what = "uncordon"
 	}
-	if ops.Unschedulable != closed {
-		c.lines = []string{fmt.Sprintf("unschedulable: %t -> %t", ops.Unschedulable, closed)}
+	if ops.Unschedulable != ineligible {
+		c.lines = []string{fmt.Sprintf("unschedulable: %t -> %t", ops.Unschedulable, ineligible)}
 	}
-	c.ops.Unschedulable = closed
+	c.ops.Unschedulable = ineligible
 	return c
 }

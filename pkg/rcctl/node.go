@@ -103,7 +103,7 @@ func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
 	next := cur.reservation
 	next.Value = next.Value.Told(ops)
 	relabelled := !maps.Equal(cur.ops.Value.Labels, ops.Labels)
-	if !relabelled && cur.reservation.Value.Agrees(next.Value.Closed, next.Value.Labels) {
+	if !relabelled && cur.reservation.Value.Agrees(next.Value.Ineligible, next.Value.Labels) {
 		return nil
 	}
 	return &next

@@ -36,10 +36,10 @@ func TestDrainOfABusyNode(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var farm sync.WaitGroup
 	written := 0
-	farm.Go(func() { // reserves as owners do, and stops when it is told that the node is closed
+	farm.Go(func() { // reserves as owners do, and stops when it is told that the node is ineligible
 		for ctx.Err() == nil {
 			found, _, err := s.Reservations(ctx, []string{"n1"})
-			if err != nil || found["n1"].Value.Closed {
+			if err != nil || found["n1"].Value.Ineligible {
 				return
 			}
 			next := found["n1"].Value.Clone()
@@ -59,13 +59,13 @@ func TestDrainOfABusyNode(t *testing.T) {
 	if err != nil {
 		cancel()
 	}
-	farm.Wait() // it has seen that the node is closed; ended before that, it would not know of its last write
+	farm.Wait() // it has seen that the node is ineligible; ended before that, it would not know of its last write
 	cancel()
 	if err != nil {
 		t.Fatal(err)
 	}
 	found, _, err := s.Reservations(t.Context(), []string{"n1"})
-	if err != nil || !found["n1"].Value.Closed || len(found["n1"].Value.Claims) != written {
+	if err != nil || !found["n1"].Value.Ineligible || len(found["n1"].Value.Claims) != written {
 		t.Errorf("%d written, reservation %+v, %v", written, found["n1"].Value, err)
 	}
 	t.Logf("%d reservations came first", written)

@@ -64,7 +64,7 @@ func added(plan *reconcile.Plan) (names []string) {
 // last, then the one with the highest index.
 func TestWhichReplicaGoesFirst(t *testing.T) {
 	t.Parallel()
-	closed := func(s *reconcile.Snapshot, name string) { s.Nodes[name].Ops.Unschedulable = true }
+	drained := func(s *reconcile.Snapshot, name string) { s.Nodes[name].Ops.Unschedulable = true }
 	later := func(s *reconcile.Snapshot, i int, by time.Duration) {
 		s.Pods[i].ChangedAt = s.Pods[i].ChangedAt.Add(by)
 	}
@@ -76,8 +76,8 @@ func TestWhichReplicaGoesFirst(t *testing.T) {
 		"one was changed last":                 {func(s *reconcile.Snapshot) { later(s, 0, time.Second) }, "main.0"},
 		"two were":                             {func(s *reconcile.Snapshot) { later(s, 0, time.Second); later(s, 1, time.Second) }, "main.1"},
 		"one is not available":                 {func(s *reconcile.Snapshot) { sick(s, 1); later(s, 0, time.Second) }, "main.1"},
-		"one is on a closed node":              {func(s *reconcile.Snapshot) { closed(s, "n0"); sick(s, 1); later(s, 2, time.Second) }, "main.0"},
-		"two are, and one of them is not well": {func(s *reconcile.Snapshot) { closed(s, "n0"); closed(s, "n1"); sick(s, 0, 2) }, "main.0"},
+		"one is on a closed node":              {func(s *reconcile.Snapshot) { drained(s, "n0"); sick(s, 1); later(s, 2, time.Second) }, "main.0"},
+		"two are, and one of them is not well": {func(s *reconcile.Snapshot) { drained(s, "n0"); drained(s, "n1"); sick(s, 0, 2) }, "main.0"},
 		"one is on a node that does not match": {func(s *reconcile.Snapshot) {
 			s.RC.NodeSelector = "!old"
 			s.Nodes["n1"].Labels = map[string]string{"old": ""}
@@ -110,7 +110,7 @@ func TestScalingDownLeavesTheMinimum(t *testing.T) {
 		"to what is desired": {5, 2, 2, nil, []string{"main.2", "main.3", "main.4"}},
 		"to nothing":         {3, 0, 0, nil, []string{"main.0", "main.1", "main.2"}},
 		"one is enough":      {3, 3, 3, nil, nil},
-		// The nodes of main.0 and main.1 are closed, so that they would be the first to go.
+		// The nodes of main.0 and main.1 are drained, so that they would be the first to go.
 		"what is not available does not spare what is": {4, 2, 1, func(s *reconcile.Snapshot) {
 			s.Nodes["n0"].Ops.Unschedulable, s.Nodes["n1"].Ops.Unschedulable = true, true
 			sick(s, 2, 3)

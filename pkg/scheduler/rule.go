@@ -74,7 +74,7 @@ func (r *Rule) Excludes(v *node.View) Reason {
 		return NotAlive
 	case !v.Spoke(r.Nonce):
 		return NotSettled
-	case !v.Open():
+	case !v.Eligible():
 		return Drained
 	default:
 		return ""
@@ -121,9 +121,9 @@ func (r *Rule) Eligible(nodes map[string]*node.View) ([]string, Reasons) {
 	return names, excluded
 }
 
-// Closed reports whether operators keep new pods off a node: as they say, or as the reservation has it, which a farm meets
+// Ineligible reports whether operators keep new pods off a node: as they say, or as the reservation has it, which a farm meets
 // that has not heard of them yet.
-func Closed(v *node.View, res node.Reservation) bool { return res.Closed || !v.Open() }
+func Ineligible(v *node.View, res node.Reservation) bool { return res.Ineligible || !v.Eligible() }
 
 // Outdated reports whether the reservation was stamped for other labels than those of the view. Whoever adds a pod and finds it so
 // knows older labels than those of now; or somebody who changed them does not know stamps, and the reservation waits to be mended.
@@ -157,7 +157,7 @@ func Others(v *node.View, res node.Reservation, but pod.Identity) iter.Seq[node.
 
 // takenBesides is Fits, and returns the ports that others have.
 func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) (map[int]bool, Reason) {
-	if res.Closed {
+	if res.Ineligible {
 		return nil, Drained
 	}
 	slots, cpu, memory := 1, want.CPU, want.Memory

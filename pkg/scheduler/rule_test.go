@@ -32,7 +32,7 @@ func TestFits(t *testing.T) {
 		says scheduler.Reason
 	}{
 		"empty":                 {view, node.Reservation{}, node.Claim{CPU: 1000}, ""},
-		"closed":                {view, node.Reservation{Closed: true}, node.Claim{}, scheduler.Drained},
+		"closed":                {view, node.Reservation{Ineligible: true}, node.Claim{}, scheduler.Drained},
 		"port taken":            {view, claimed(node.Claim{Ports: []int{80}}), node.Claim{Ports: []int{80}}, scheduler.Ports},
 		"port free":             {view, claimed(node.Claim{Ports: []int{81}}), node.Claim{Ports: []int{80}}, ""},
 		"cpu":                   {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, scheduler.Resources},
@@ -101,7 +101,7 @@ func TestCheck(t *testing.T) {
 		}, scheduler.Selector},
 		"not settled":            {func(c *scheduler.Candidate) { c.View.Nonce = "before" }, scheduler.NotSettled},
 		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
-		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Closed = true }, scheduler.Drained},
+		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Ineligible = true }, scheduler.Drained},
 		"labels of now":          {func(c *scheduler.Candidate) { c.Reservation.Labels = c.View.Stamps }, ""},
 		"no stamps":              {func(c *scheduler.Candidate) { c.View.Stamps = node.Stamps{} }, ""},
 		"relabelled, not heard yet": {func(c *scheduler.Candidate) {

@@ -3,7 +3,7 @@
 //
 // A program that schedules for farms implements Scheduler and serves it with package remote; a farm of one's own, such as docs/examples/farm,
 // sets app.FarmConfig.Scheduler. Whatever a scheduler says is judged by the rule and by the nodes' reservations before anything is written, so that none can
-// overfill a node or use one that is closed. See ADR 20, and ADR 3 about schedulers that keep books.
+// overfill a node or use one that is drained. See ADR 20, and ADR 3 about schedulers that keep books.
 package scheduler
 
 import (

@@ -9,7 +9,7 @@ import (
 )
 
 // Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
-// comes back closed, so that nothing is placed there, and as an error under its name.
+// comes back ineligible, so that nothing is placed there, and as an error under its name.
 func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
 	found, err := s.c.GetMany(ctx, s.keys.Reservations.Keys(nodes), consul.Default)
 	if err != nil {
@@ -25,7 +25,7 @@ func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]
 	for _, name := range nodes {
 		rec, err := decodeFound[node.Reservation](s.keys, found, s.keys.Reservations.Key(name))
 		if err != nil {
-			corrupt[name], rec.Value = err, node.Reservation{Closed: true}
+			corrupt[name], rec.Value = err, node.Reservation{Ineligible: true}
 		}
 		out[name] = rec
 	}
@@ -78,7 +78,7 @@ func (t *FarmSession) MendReservation(ctx context.Context, name string) (mended 
 	stamps := node.NewView(record.Value, ops.Value, true).Stamps
 	next := res.Value.Told(ops.Value)
 	next.Labels = stamps
-	if res.Value.Agrees(next.Closed, stamps) {
+	if res.Value.Agrees(next.Ineligible, stamps) {
 		return false, nil
 	}
 	_, err = t.c.Commit(ctx, []consul.Op{
@@ -90,8 +90,8 @@ func (t *FarmSession) MendReservation(ctx context.Context, name string) (mended 
 
 // mendLines says what a mended reservation says that it did not say before.
 func mendLines(before, after node.Reservation) (lines []string) {
-	if before.Closed != after.Closed {
-		lines = append(lines, fmt.Sprintf("reservation.closed: %t -> %t, as the node's drain says", before.Closed, after.Closed))
+	if before.Ineligible != after.Ineligible {
+		lines = append(lines, fmt.Sprintf("reservation.closed: %t -> %t, as the node's drain says", before.Ineligible, after.Ineligible))
 	}
 	if !before.Labels.Accepts(after.Labels) {
 		lines = append(lines, "reservation.labels: those of the node, instead of others")

@@ -50,7 +50,7 @@ func TestReservationsAreListedOrAskedFor(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, d := range []Details{a, b} {
-		if len(d.Reservations) != wanted || len(d.Unreadable) != 1 || d.Unreadable[names[7]] == nil || !d.Reservations[names[7]].Value.Closed {
+		if len(d.Reservations) != wanted || len(d.Unreadable) != 1 || d.Unreadable[names[7]] == nil || !d.Reservations[names[7]].Value.Ineligible {
 			t.Errorf("%d reservations, unreadable: %v", len(d.Reservations), d.Unreadable)
 		}
 		if rec := d.Reservations[names[9]]; rec.Index == 0 || len(rec.Value.Claims) != 1 || d.Reservations[names[10]].Index != 0 {

@@ -50,7 +50,7 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 	if res := acquire(pool("a")); res.Value.Labels != (node.Stamps{Own: node.LabelStamp(pool("a"))}) {
 		t.Errorf("the first reservation is %+v", res)
 	}
-	full := node.Reservation{Closed: true, Labels: node.Stamps{Own: "old", Operators: "theirs"}, Claims: map[string]node.Claim{"web/main.0": {CPU: 5}}}
+	full := node.Reservation{Ineligible: true, Labels: node.Stamps{Own: "old", Operators: "theirs"}, Claims: map[string]node.Claim{"web/main.0": {CPU: 5}}}
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(full))}); err != nil {
 		t.Fatal(err)
 	}
@@ -211,10 +211,10 @@ func TestMendReservation(t *testing.T) {
 		"in line":               {before: &node.Reservation{Labels: both}, after: node.Reservation{Labels: both}},
 		"without stamps":        {before: &node.Reservation{Claims: claims}, after: node.Reservation{Claims: claims}},
 		"no reservation":        {},
-		"lost, and drained":     {drain: &node.Drain{}, mended: true, lines: 1, after: node.Reservation{Closed: true, Labels: both}},
+		"lost, and drained":     {drain: &node.Drain{}, mended: true, lines: 1, after: node.Reservation{Ineligible: true, Labels: both}},
 		"others' labels":        {before: &node.Reservation{Labels: node.Stamps{Operators: "x"}, Claims: claims}, mended: true, lines: 1, after: node.Reservation{Labels: both, Claims: claims}},
 		"other own labels":      {before: &node.Reservation{Labels: node.Stamps{Own: "x", Operators: theirs}}, mended: true, lines: 1, after: node.Reservation{Labels: both}},
-		"closed without reason": {before: &node.Reservation{Closed: true, Labels: node.Stamps{Own: "x"}}, mended: true, lines: 2, after: node.Reservation{Labels: both}},
+		"closed without reason": {before: &node.Reservation{Ineligible: true, Labels: node.Stamps{Own: "x"}}, mended: true, lines: 2, after: node.Reservation{Labels: both}},
 	} {
 		id := "n-" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
 		id = strings.ReplaceAll(id, "'", "")
@@ -229,7 +229,7 @@ func TestMendReservation(t *testing.T) {
 		if err != nil || mended != tt.mended || mended == (got.Index == index) {
 			t.Errorf("%s: mended %t, %v; index %d, then %d", name, mended, err, index, got.Index)
 		}
-		if got.Value.Closed != tt.after.Closed || got.Value.Labels != tt.after.Labels || len(got.Value.Claims) != len(tt.after.Claims) {
+		if got.Value.Ineligible != tt.after.Ineligible || got.Value.Labels != tt.after.Labels || len(got.Value.Claims) != len(tt.after.Claims) {
 			t.Errorf("%s: %+v, want %+v", name, got.Value, tt.after)
 		}
 		audit, _, err := farm.ListAudit(t.Context(), AuditFilter{Node: id})

@@ -19,17 +19,17 @@ type Doors interface {
 	OpenDoors(ctx context.Context, node string) ([]string, error)
 }
 
-var errOpen = errors.New("requests without a token may")
+var errUnsecured = errors.New("requests without a token may")
 
 // Exposure is what pods may do at Consul without a token, as was answered last.
 type Exposure struct {
-	Node    string
-	Doors   Doors // nil: nobody asks
-	Strict  bool  // no new intents while pods may do anything, or nobody knows
-	Trouble *loop.Trouble
-	Every   time.Duration // between two questions
-	Again   time.Duration // between two while nobody knows, or nothing is taken because of it
-	Opened  func(bool)    // is told each answer
+	Node      string
+	Doors     Doors // nil: nobody asks
+	Strict    bool  // no new intents while pods may do anything, or nobody knows
+	Trouble   *loop.Trouble
+	Every     time.Duration // between two questions
+	Again     time.Duration // between two while nobody knows, or nothing is taken because of it
+	Unsecured func(bool)    // is told each answer
 
 	mu   sync.Mutex
 	said string // as in the node's record; empty: nobody has answered
@@ -42,7 +42,7 @@ func (x *Exposure) Said() (anonymous string, shut bool) {
 	if x.Doors == nil {
 		return "", false
 	}
-	return cmp.Or(x.said, node.AnonymousUnknown), x.Strict && x.said != node.AnonymousClosed
+	return cmp.Or(x.said, node.AnonymousUnknown), x.Strict && x.said != node.AnonymousSecured
 }
 
 // Watch asks at the start and from time to time until ctx ends, and calls changed when the answer is another. What was answered last holds
@@ -74,19 +74,19 @@ func (x *Exposure) answered(open []string, err error) (said string, next time.Du
 	x.Trouble.Over(asking)
 	if len(open) == 0 {
 		x.Trouble.Over(doors)
-		return node.AnonymousClosed, x.Every
+		return node.AnonymousSecured, x.Every
 	}
 	message, next := "pods can reach Consul and need no token to have any program started on this node, as any user; see docs/security.md", x.Every
 	if x.Strict {
 		message += "; no new intents are taken"
 		next = x.Again
 	}
-	x.Trouble.Report(doors, message, errors.Join(errOpen, errors.New(strings.Join(open, ", "))))
-	return node.AnonymousOpen, next
+	x.Trouble.Report(doors, message, errors.Join(errUnsecured, errors.New(strings.Join(open, ", "))))
+	return node.AnonymousUnsecured, next
 }
 
 func (x *Exposure) set(said string) (changed bool) {
-	x.Opened(said == node.AnonymousOpen)
+	x.Unsecured(said == node.AnonymousUnsecured)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	changed, x.said = x.said != said, said

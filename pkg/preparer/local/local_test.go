@@ -326,7 +326,7 @@ func TestBookAgain(t *testing.T) {
 	if err != nil || second.Replicas[0].Ports["d0"] != 3-taken || !next.Wants() {
 		t.Errorf("%+v, %v after %d was taken", second, err, taken)
 	}
-	res.Closed = true
+	res.Ineligible = true
 	if _, err := book(res); !errors.Is(err, scale.ErrConflict) {
 		t.Errorf("on a drained node: %v", err)
 	}
