@@ -25,10 +25,10 @@ var phases = map[Phase]func(stage) bool{
 }
 
 // stage is a decision about a rollout that moves: its phases, and what ends one in another way.
-type stage struct{ *work }
+type stage struct{ *Work }
 
 // strategy returns the strategy of the record; Check has seen that there is one.
-func (w *work) strategy() strategy { return strategies[w.Record.Strategy] }
+func (w *Work) strategy() Strategy { return StrategyFor(w.Record.Strategy) }
 
 // advance does what follows now, and reports whether more does.
 func (w stage) advance() bool {
@@ -93,45 +93,40 @@ func (w stage) beforeStage() bool {
 }
 
 func (w stage) planStage() bool {
-	if !w.strategy().plan(w.work) {
+	if !w.strategy().Plan(w.Work) {
 		return w.timeout("there is no room for a stage: a pod has to go, or to become available, first")
 	}
 	w.enter(Moving)
-	w.Record.Progress = reached(w.In(Up), w.In(Down))
+	w.Record.Progress = w.reached(w.In(Up), w.In(Down))
 	return true
 }
 
 func (w stage) move() bool {
-	done, err := w.reconcile()
+	done, again, err := w.reconcile()
 	switch {
 	case err != nil:
 		return w.stageFailed(err.Error(), true)
 	case done:
 		return w.enter(AfterStage)
 	}
-	return w.timeout(lacks(w.work))
+	if again > 0 {
+		w.look(again)
+	}
+	return w.timeout(w.lacks())
 }
 
-// reconcile takes the steps of the stage in their order and halts at the first that is not done. It reports whether all are. An error says
-// why the stage never will be.
-func (w stage) reconcile() (done bool, err error) {
+func (w stage) reconcile() (bool, time.Duration, error) {
 	up, down := w.In(Up), w.In(Down)
-	for _, step := range w.strategy().steps() {
-		step.execute(w.work, up, down)
-		done, err = step.verify(up, down)
-		progress(w.work, up, down)
-		if err != nil || !done {
-			return false, err
-		}
-	}
-	return true, nil
+	done, again, err := w.strategy().Rollout().Reconcile(w.Work, up, down)
+	w.progress(up, down)
+	return done, again, err
 }
 
 func (w stage) afterStage() bool {
 	if !w.gates(w.Record.Update.Gates.AfterStage) {
 		return w.Record.State == RollingBack
 	}
-	next := w.strategy().next(w.work)
+	next := w.strategy().Next(w.Work)
 	if next == Moving {
 		next = Delaying
 	}
@@ -172,7 +167,7 @@ func (w stage) awaitPromote() bool {
 		w.audit("rollout %s of %s waits for promote", w.Record.ID, w.Record.Service)
 		return true
 	}
-	next := w.strategy().next(w.work)
+	next := w.strategy().Next(w.Work)
 	if next == Moving {
 		return w.nextStage()
 	}
@@ -190,14 +185,14 @@ func (w stage) autoPromote() bool {
 }
 
 func (w stage) joining() bool {
-	if !join(w.work) {
+	if !w.join() {
 		return w.timeout("not all nodes have registered the new pods under the service's name")
 	}
 	return w.enter(Leaving)
 }
 
 func (w stage) leaving() bool {
-	if !leave(w.work) {
+	if !w.leave() {
 		return w.timeout("not all nodes have taken the old pods out of the service's name")
 	}
 	w.enter(Keeping)
@@ -213,25 +208,25 @@ func (w stage) keep() bool {
 }
 
 func (w stage) ending() bool {
-	done, err := w.reconcile()
+	done, _, err := w.reconcile()
 	switch {
 	case err != nil:
 		return w.stageFailed(err.Error(), true)
 	case !done:
-		return w.timeout(lacks(w.work))
+		return w.timeout(w.lacks())
 	}
 	state, reason, up := Done, "", w.Upward()
 	if w.Record.State == RollingBack {
 		state, reason = Failed, w.Record.Reason+"; "+up.Name+" has all pods again"
 	}
 	w.dress()
-	w.strategy().finish(w.work)
+	w.strategy().Finish(w.Work)
 	w.end(state, reason, up.Rev)
 	return true
 }
 
 // reached returns how far the stage is, in pods: more is further.
-func reached(up, down []*member) int {
+func (w *Work) reached(up, down []*Member) int {
 	n := 0
 	for _, m := range up {
 		switch {
@@ -251,19 +246,19 @@ func reached(up, down []*member) int {
 }
 
 // progress notes that the stage got further than it ever was. What is unknown is no progress.
-func progress(w *work, up, down []*member) {
+func (w *Work) progress(up, down []*Member) {
 	for _, m := range append(slices.Clone(up), down...) {
 		if m.Status == nil {
 			return
 		}
 	}
-	if n := reached(up, down); n > w.Record.Progress {
+	if n := w.reached(up, down); n > w.Record.Progress {
 		w.Record.Progress, w.Record.ProgressAt = n, w.Now()
 	}
 }
 
 // lacks says what the stage waits for.
-func lacks(w *work) string {
+func (w *Work) lacks() string {
 	for _, m := range append(w.In(Up), w.In(Down)...) {
 		switch {
 		case m.Status == nil:
@@ -298,7 +293,7 @@ func (w stage) timeout(why string) bool {
 // stageFailed does what on_timeout says. Waiting on is no answer to what waiting does not help, so that pauses. It reports whether another phase begins.
 func (w stage) stageFailed(reason string, final bool) bool {
 	r := w.Record
-	noteFailures(w.work)
+	w.noteFailures()
 	for _, f := range r.Failures {
 		if !final {
 			reason += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
@@ -326,7 +321,7 @@ func (w stage) stageFailed(reason string, final bool) bool {
 	}
 }
 
-func noteFailures(w *work) {
+func (w *Work) noteFailures() {
 	w.Record.Failures = nil
 	for _, m := range w.In(Up) {
 		if m.Status == nil {
@@ -348,19 +343,19 @@ func (w stage) rollback(reason string) {
 		w.d.Delete = append(w.d.Delete, r.PreDeploy.RC)
 		r.PreDeploy = nil
 	}
-	if up == nil || !w.strategy().reverse(w.work) {
+	if up == nil || !w.strategy().Reverse(w.Work) {
 		w.end(Failed, reason+"; there is no revision to go back to", 0)
 		return
 	}
 	r.State, r.Resume, r.Reason = RollingBack, "", reason
-	backTo(w.work)
+	w.backTo()
 	w.audit("rollout %s of %s rolls back to %s: %s", r.ID, r.Service, w.Upward().Name, reason)
 	w.alert("the rollout of %s rolls back: %s", r.Service, reason)
 	w.nextStage()
 }
 
 // backTo makes what the old revision had the goal of the rollout, within the same bounds.
-func backTo(w *work) {
+func (w *Work) backTo() {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
 	if r.Strategy == InPlaceStrategy {

@@ -78,7 +78,7 @@ func begin(s Start, running *Record) (Started, error) {
 		p.Until = s.Now.Add(PreDeployTimeout)
 		rec.PreDeploy = &p
 	}
-	w := &work{Record: &rec, obs: Observed{Now: s.Now, Nonce: s.Nonce}}
+	w := &Work{Record: &rec, obs: Observed{Now: s.Now, Nonce: s.Nonce}}
 	if kind == InPlaceStrategy {
 		err = w.beginInPlace(s, running)
 	} else {
@@ -114,7 +114,7 @@ func (s *Start) nothingToUpgrade() bool {
 }
 
 // beginScaling makes the new controller with no pods, and lets all the others go down.
-func (w *work) beginScaling(s Start, running *Record, effect int64) error {
+func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 	all := 0
 	for _, o := range s.Old {
 		all += o.RC.Desired()
@@ -208,7 +208,7 @@ func inEffect(s Start, running *Record) int64 {
 }
 
 // beginInPlace changes the only controller of the service.
-func (w *work) beginInPlace(s Start, running *Record) error {
+func (w *Work) beginInPlace(s Start, running *Record) error {
 	if len(s.Old) != 1 || s.Old[0].RC.ID != s.New.ID {
 		var names []string
 		for _, o := range s.Old {
@@ -236,7 +236,7 @@ func (w *work) beginInPlace(s Start, running *Record) error {
 		next.MinAvailable = &least
 	}
 	m.Ctrl = next
-	w.Members = []*member{m}
+	w.Members = []*Member{m}
 	return nil
 }
 
@@ -303,7 +303,7 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 		return Started{}, err
 	}
 	w.Record.Groups, w.Record.Update = next, update
-	w.strategy().rescale(w)
+	w.strategy().Rescale(w)
 	w.dress()
 	w.audit("rollout %s of %s now ends with %d replicas, by %s", running.ID, running.Service, total(next), by)
 	return Started{Record: *w.Record, RCs: w.changed(), Audit: w.d.Audit}, w.Record.Check()

@@ -9,33 +9,34 @@ import (
 // blueGreen adds all new pods while they stand by, and then gives them the name of the service.
 type blueGreen struct{ rolling }
 
-func (b blueGreen) plan(w *work) bool {
+// Plan implements Strategy.
+func (b blueGreen) Plan(w *Work) bool {
 	up, downs := w.Upward(), w.In(Down)
 	if w.Record.State == RollingBack || !up.Standby {
-		return b.rolling.plan(w)
+		return b.rolling.Plan(w)
 	}
-	standing := slices.DeleteFunc(slices.Clone(downs), func(m *member) bool { return !m.Standby })
-	named := slices.DeleteFunc(downs, func(m *member) bool { return m.Standby })
+	standing := slices.DeleteFunc(slices.Clone(downs), func(m *Member) bool { return !m.Standby })
+	named := slices.DeleteFunc(downs, func(m *Member) bool { return m.Standby })
 	downs = append(standing, named...) // those in the name give way last
 	old := 0
 	for _, m := range downs {
 		old += m.takes()
 	}
 	n := w.Record.Total()
-	more := within0(n, w.Record.Max()-staying(w)-old, up.takes())
+	more := within0(n, w.Record.Max()-w.staying()-old, up.takes())
 	less := old
 	if more < n && more <= up.desired() {
 		if less = max(0, old-b.giveWay(w, downs)); less == old {
 			return false
 		}
 	}
-	setTargets(w, up, downs, more, less)
+	w.setTargets(up, downs, more, less)
 	return true
 }
 
 // giveWay returns how many old pods make room for the new ones: those that stand by for a rollout that was given up. Where such ones have to stay in the name, because
 // no more than the minimum serve, it is those that do not serve, of whichever revision. None do while something is unknown, or is on its way out already.
-func (blueGreen) giveWay(w *work, downs []*member) int {
+func (blueGreen) giveWay(w *Work, downs []*Member) int {
 	standing, idle, serving, stuck := 0, 0, 0, false
 	for _, m := range downs {
 		if m.Status == nil || m.living() > m.desired() {
@@ -70,11 +71,12 @@ func (r *Record) switched() bool {
 	return r.Strategy == BlueGreenStrategy && !r.goesBack() && r.Phase != Joining && up != nil && !up.Standby
 }
 
-func (b blueGreen) next(w *work) Phase {
+// Next implements Strategy.
+func (b blueGreen) Next(w *Work) Phase {
 	up := w.Upward()
 	switch {
 	case w.Record.State == RollingBack || !up.Standby:
-		return b.rolling.next(w)
+		return b.rolling.Next(w)
 	case *up.Target < w.Record.Total():
 		return Moving
 	case !w.Record.Promoted:
@@ -84,9 +86,9 @@ func (b blueGreen) next(w *work) Phase {
 	}
 }
 
-// reverse: The old revision takes the name back before any new pod goes: its pods that stand by are no progress.
-func (b blueGreen) reverse(w *work) bool {
-	if !b.rolling.reverse(w) {
+// Reverse implements Strategy. The old revision takes the name back before any new pod goes: its pods that stand by are no progress.
+func (b blueGreen) Reverse(w *Work) bool {
+	if !b.rolling.Reverse(w) {
 		return false
 	}
 	w.Upward().Standby = false
@@ -94,14 +96,14 @@ func (b blueGreen) reverse(w *work) bool {
 }
 
 // join takes the new revision into the service. Nothing restarts. It reports whether all nodes have confirmed it.
-func join(w *work) bool {
+func (w *Work) join() bool {
 	up := w.Upward()
 	up.Standby = false
 	return up.standbyAsRead(false) && IsStageScaleUpReady(up.up(), up.Revision)
 }
 
 // leave takes the old revisions out of it. It reports whether all nodes have confirmed it.
-func leave(w *work) bool {
+func (w *Work) leave() bool {
 	all := true
 	for _, m := range w.In(Down) {
 		m.Standby = true
@@ -111,6 +113,6 @@ func leave(w *work) bool {
 }
 
 // standbyAsRead reports whether the controller's status speaks of pods that stand by, or do not.
-func (m *member) standbyAsRead(standby bool) bool {
+func (m *Member) standbyAsRead(standby bool) bool {
 	return m.read.Service != nil && m.read.Service.Standby == standby
 }

@@ -34,7 +34,7 @@ func Decide(rec Record, obs Observed) Decision {
 }
 
 // finish collects the decision.
-func (w *work) finish(read *Record) Decision {
+func (w *Work) finish(read *Record) Decision {
 	w.d.Record = *w.Record
 	w.d.Ended = w.Record.State.Ended()
 	w.d.Write = w.d.Ended || !reflect.DeepEqual(*read, *w.Record)
@@ -49,7 +49,7 @@ func (w *work) finish(read *Record) Decision {
 }
 
 // end ends the rollout. inEffect is the revision whose pods make the service now, 0 for none.
-func (w *work) end(s State, reason string, inEffect int64) {
+func (w *Work) end(s State, reason string, inEffect int64) {
 	w.Record.State, w.Record.Reason, w.Record.Request, w.Record.Gate = s, reason, nil, nil
 	w.d.InEffect = inEffect
 	w.audit("rollout %s of %s: %s%s", w.Record.ID, w.Record.Service, s, after(": ", reason))
@@ -68,7 +68,7 @@ func after(mark, text string) string {
 	return mark + text
 }
 
-func (w *work) alert(format string, args ...any) {
+func (w *Work) alert(format string, args ...any) {
 	if w.d.Alert != "" {
 		w.d.Alert += "; "
 	}
@@ -76,7 +76,7 @@ func (w *work) alert(format string, args ...any) {
 }
 
 // answer carries out what an operator asks for.
-func (w *work) answer() {
+func (w *Work) answer() {
 	q, r := w.Record.Request, w.Record
 	if q == nil {
 		return
@@ -107,7 +107,7 @@ func (w *work) answer() {
 	w.audit("rollout %s of %s: %s by %s", r.ID, r.Service, q.Verb, q.By)
 }
 
-func (w *work) promote(why string) {
+func (w *Work) promote(why string) {
 	r := w.Record
 	r.State, r.Promoted, r.Reason, r.WaitingSince, r.ProgressAt = Progressing, true, why, nil, w.Now()
 	r.Phase = Promoting
@@ -115,7 +115,7 @@ func (w *work) promote(why string) {
 
 // adopt goes on in a world that has come back, although pods run as they were found: each controller gets another generation, which lets its owner treat them
 // as its own again.
-func (w *work) adopt() {
+func (w *Work) adopt() {
 	for _, m := range w.Members {
 		if m.raw == nil || m.raw.Nonce != w.obs.Nonce || m.raw.Is(rc.Holding) {
 			return
@@ -131,7 +131,7 @@ func (w *work) adopt() {
 }
 
 // holds reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
-func (w *work) holds() bool {
+func (w *Work) holds() bool {
 	why := w.gone()
 	r := w.Record
 	if r.State.Ended() {
@@ -153,7 +153,7 @@ func (w *work) holds() bool {
 }
 
 // otherWorld says why the store, which went back in time, cannot be trusted yet; "" once it can. Then the counts of the record are written again.
-func (w *work) otherWorld() string {
+func (w *Work) otherWorld() string {
 	for _, m := range w.Members {
 		switch {
 		case m.raw == nil || m.raw.Nonce != w.obs.Nonce:
@@ -169,7 +169,7 @@ func (w *work) otherWorld() string {
 }
 
 // gone leaves out revisions whose controllers do not exist any more, and names the first that cannot be read.
-func (w *work) gone() string {
+func (w *Work) gone() string {
 	var left []Revision
 	for i := range w.Record.Revisions {
 		v := w.Record.Revisions[i]
@@ -186,7 +186,7 @@ func (w *work) gone() string {
 	}
 	if len(left) < len(w.Record.Revisions) {
 		w.Record.Revisions = left
-		*w = work{Record: w.Record, obs: w.obs, d: w.d}
+		*w = Work{Record: w.Record, obs: w.obs, d: w.d}
 		again := newWork(*w.Record, w.obs)
 		w.Record, w.Members = again.Record, again.Members
 	}

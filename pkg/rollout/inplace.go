@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -10,13 +11,18 @@ import (
 // inPlace lets more and more pods of one controller run its new manifest.
 type inPlace struct{}
 
-func (inPlace) steps() []step { return []step{raiseLimit{}} }
+// Type implements Strategy.
+func (inPlace) Type() string { return InPlaceStrategy }
 
-func (inPlace) plan(w *work) bool {
+// Rollout implements Strategy.
+func (inPlace) Rollout() *Rollout { return &Rollout{[]RolloutStep{InPlaceStep{}}} }
+
+// Plan implements Strategy.
+func (inPlace) Plan(w *Work) bool {
 	m, n := w.Upward(), w.Record.Total()
 	target := n
 	if m.Ctrl.InPlace != nil {
-		target = min(n, m.Ctrl.InPlace.Limit+stageSize(w, nil))
+		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(nil))
 	}
 	percent := 100
 	if n > 0 {
@@ -26,15 +32,16 @@ func (inPlace) plan(w *work) bool {
 	return true
 }
 
-func (inPlace) next(w *work) Phase {
+// Next implements Strategy.
+func (inPlace) Next(w *Work) Phase {
 	if m := w.Upward(); m.Target != nil && *m.Target >= w.Record.Total() {
 		return Ending
 	}
 	return Moving
 }
 
-// reverse: The controller becomes what it was. Pods that run what it was go on; the limit says how many of the others follow.
-func (inPlace) reverse(w *work) bool {
+// Reverse implements Strategy. The controller becomes what it was. Pods that run what it was go on; the limit says how many of the others follow.
+func (inPlace) Reverse(w *Work) bool {
 	m, before := w.Upward(), w.Record.Before
 	if before == nil {
 		return false
@@ -52,7 +59,8 @@ func (inPlace) reverse(w *work) bool {
 	return true
 }
 
-func (inPlace) rescale(w *work) {
+// Rescale implements Strategy.
+func (inPlace) Rescale(w *Work) {
 	m, n := w.Upward(), w.Record.Total()
 	m.Ctrl.ReplicaGroups = inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups)
 	m.final(n)
@@ -65,15 +73,17 @@ func (inPlace) rescale(w *work) {
 	}
 }
 
-func (inPlace) finish(w *work) {
+// Finish implements Strategy.
+func (inPlace) Finish(w *Work) {
 	m := w.Upward()
 	m.Ctrl.Mutator, m.Ctrl.InPlace = "", nil
 }
 
-// raiseLimit raises the limit of an upgrade in place.
-type raiseLimit struct{}
+// InPlaceStep raises the limit of an upgrade in place.
+type InPlaceStep struct{}
 
-func (raiseLimit) execute(_ *work, up, _ []*member) {
+// Execute implements RolloutStep.
+func (InPlaceStep) Execute(_ *Work, up, _ []*Member) {
 	for _, m := range up {
 		if m.Ctrl.InPlace != nil {
 			m.Ctrl.InPlace.Limit = *m.Target
@@ -81,23 +91,27 @@ func (raiseLimit) execute(_ *work, up, _ []*member) {
 	}
 }
 
-func (raiseLimit) verify(up, _ []*member) (bool, error) {
+// Verify implements RolloutStep.
+func (InPlaceStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error) {
 	for _, m := range up {
 		if m.ahead() {
-			return false, nil
+			return false, 0, nil
 		}
 		if err := m.hopeless(); err != nil {
-			return false, err
+			return false, 0, err
 		}
 		if m.Status == nil || m.Status.UpdatedAvailable < *m.Target || m.living() > m.desired() {
-			return false, nil
+			return false, 0, nil
 		}
 	}
-	return true, nil
+	return true, 0, nil
 }
 
+// ModifyStatus implements RolloutStep.
+func (InPlaceStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, down) }
+
 // ahead reports whether the controller is about to change in what its status speaks of.
-func (m *member) ahead() bool {
+func (m *Member) ahead() bool {
 	a, b := m.Ctrl, m.read
 	if (a.InPlace == nil) != (b.InPlace == nil) || a.ManifestDigest != b.ManifestDigest || !m.caughtUp() {
 		return true

@@ -2,7 +2,6 @@ package rollout_test
 
 import (
 	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -238,7 +237,16 @@ func TestOldControllerStaysWhileMachinesAreLost(t *testing.T) {
 }
 
 func TestTheStrategiesAreAllThere(t *testing.T) {
-	if names := rollout.StrategyNames(); len(names) != 5 || !slices.IsSorted(names) {
-		t.Error(names)
+	all := rollout.NewRolloutStrategy()
+	for _, name := range rollout.StrategyNames() {
+		if s := rollout.StrategyFor(name); s == nil || s.Type() != name || all[name] == nil {
+			t.Error(name)
+		}
+	}
+	if _, up := all[rollout.AvailabilityStrategy].RolloutSteps[0].(rollout.ScaleUpStep); !up || len(all) != 5 {
+		t.Error("availability goes up first")
+	}
+	if down, ok := all[rollout.ResourceUtilStrategy].RolloutSteps[0].(rollout.ScaleDownStep); !ok || !down.First {
+		t.Error("resourceutil goes down first")
 	}
 }

@@ -62,7 +62,7 @@ const (
 type Record struct {
 	ID           string            `json:"id"` // ULID
 	Service      string            `json:"service"`
-	Strategy     string            `json:"strategy"` // one of StrategyNames
+	Strategy     string            `json:"strategy"` // a key of NewRolloutStrategy, or InPlaceStrategy, CanaryStrategy, BlueGreenStrategy
 	State        State             `json:"state"`
 	Resume       State             `json:"resume,omitempty"` // while paused: what it goes back to
 	Reason       string            `json:"reason,omitempty"` // why it is in this state; a sentence
@@ -173,7 +173,7 @@ func (r *Record) Check() error {
 	switch {
 	case r.ID == "" || r.Service == "":
 		return errors.New("the rollout has no id or no service")
-	case strategies[r.Strategy] == nil:
+	case StrategyFor(r.Strategy) == nil:
 		return fmt.Errorf("the rollout has the strategy %q; allowed: %s", r.Strategy, field.Few(StrategyNames(), 10, ", "))
 	case !slices.Contains([]State{Progressing, Paused, WaitingForPromote, RollingBack, Failed, Done, Aborted}, r.State):
 		return fmt.Errorf("the rollout has the state %q", r.State)

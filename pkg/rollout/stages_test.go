@@ -95,7 +95,10 @@ func shares(d rollout.Decision) string {
 
 // The answers that an operator can work out by hand, for both strategies that move counts.
 func TestStagesByRatio(t *testing.T) {
-	for _, name := range []string{rollout.AvailabilityStrategy, rollout.ResourceUtilStrategy} {
+	for name := range rollout.NewRolloutStrategy() {
+		if name != rollout.AvailabilityStrategy && name != rollout.ResourceUtilStrategy {
+			continue
+		}
 		for _, tt := range []struct {
 			ratio, n   int
 			old, young rev

@@ -2,91 +2,131 @@ package rollout
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// step is one part of a stage.
-type step interface {
-	// execute changes counts to what the targets of the stage ask for. It does nothing where that is so already.
-	execute(w *work, up, down []*member)
-	// verify reports whether the cluster is where execute wants it. An error is why it never will be.
-	verify(up, down []*member) (done bool, err error)
+// RolloutStep is one part of a stage.
+//
+//nolint:revive // Rollout.RolloutSteps is made of these, and the name of a step alone is that of a knob
+type RolloutStep interface {
+	// Execute changes counts to what the targets of the stage ask for. It does nothing where that is so already.
+	Execute(w *Work, up, down []*Member)
+	// Verify reports whether the cluster is where Execute wants it, and if not when to look again, 0 for when a bell rings. An error is why it never will be.
+	Verify(w *Work, up, down []*Member) (done bool, again time.Duration, err error)
+	// ModifyStatus writes into the record that the step is done.
+	ModifyStatus(w *Work, up, down []*Member)
 }
 
-// keepBounds gives a revision that has no bounds in this stage those of what it has.
-func (m *member) keepBounds() {
+// Rollout is the steps of a stage in their order.
+type Rollout struct {
+	RolloutSteps []RolloutStep
+}
+
+// Reconcile executes the steps in their order and halts at the first that is not ready. It reports whether all are.
+func (r *Rollout) Reconcile(w *Work, up, down []*Member) (done bool, again time.Duration, err error) {
+	for _, step := range r.RolloutSteps {
+		step.Execute(w, up, down)
+		done, again, err := step.Verify(w, up, down)
+		if err != nil || !done {
+			return false, again, err
+		}
+		step.ModifyStatus(w, up, down)
+	}
+	return true, 0, nil
+}
+
+// BaseScaleStep is what steps that scale have in common.
+type BaseScaleStep struct{}
+
+// CreateBaseBounds gives a revision that has no bounds in this stage those of what it has.
+func (BaseScaleStep) CreateBaseBounds(m *Member) {
 	if m.Bounds == nil {
 		b := bounds(m.desired(), m.desired())
 		m.Bounds = &b
 	}
 }
 
-// bind gives a revision other bounds, and returns how many pods follow from them.
-func (m *member) bind(b Bounds) int {
+// CreateOrUpdateBounds gives a revision the bounds that fn makes of those that it has, and returns how many pods follow from them.
+func (s BaseScaleStep) CreateOrUpdateBounds(m *Member, scaleUpReady bool, fn func(v *Revision, current Bounds, scaleUpReady bool) Bounds) int {
+	s.CreateBaseBounds(m)
+	b := fn(m.Revision, *m.Bounds, scaleUpReady)
 	m.Bounds = &b
 	return b.Count(m.Target, m.desired())
 }
 
-// scaleUp lets the new revision grow.
-type scaleUp struct{}
+// ScaleUpStep lets the new revision grow.
+type ScaleUpStep struct{ BaseScaleStep }
 
-func (scaleUp) execute(w *work, up, down []*member) {
+// Execute implements RolloutStep.
+func (s ScaleUpStep) Execute(w *Work, up, down []*Member) {
 	for _, m := range down {
-		m.keepBounds()
+		s.CreateBaseBounds(m)
 	}
 	for _, m := range up {
-		m.setCount(m.bind(BoundsForRevUp(m.Revision)), w.Record.Groups)
+		n := s.CreateOrUpdateBounds(m, true, func(v *Revision, _ Bounds, _ bool) Bounds { return BoundsForRevUp(v) })
+		m.setCount(n, w.Record.Groups)
 	}
 }
 
-func (scaleUp) verify(up, _ []*member) (bool, error) {
+// Verify implements RolloutStep.
+func (ScaleUpStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error) {
 	for _, m := range up {
 		if err := m.hopeless(); err != nil {
-			return false, err
+			return false, 0, err
 		}
 	}
 	for _, m := range up {
-		if !m.caughtUp() || !IsStageScaleUpReady(m.up(), m.Revision) {
-			return false, nil
+		if m.caughtUp() && IsStageScaleUpReady(m.up(), m.Revision) {
+			continue
 		}
+		return false, 0, nil
 	}
-	return true, nil
+	return true, 0, nil
 }
 
-// scaleDown lets the old revisions shrink.
-type scaleDown struct {
-	first bool // it comes before the new revision grows, which begins with nothing
+// ModifyStatus implements RolloutStep.
+func (ScaleUpStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, down) }
+
+// ScaleDownStep lets the old revisions shrink.
+type ScaleDownStep struct {
+	BaseScaleStep
+	First bool // it comes before the new revision grows, which begins with nothing
 }
 
-func (s scaleDown) execute(w *work, up, down []*member) {
+// Execute implements RolloutStep.
+func (s ScaleDownStep) Execute(w *Work, up, down []*Member) {
 	ready := true
 	for _, m := range up {
-		m.keepBounds()
-		ready = ready && (s.first || IsStageScaleUpReady(m.up(), m.Revision))
+		s.CreateBaseBounds(m)
+		ready = ready && (s.First || IsStageScaleUpReady(m.up(), m.Revision))
 	}
-	rebalance(w, down)
+	w.rebalance(down)
 	for _, m := range down {
-		m.keepBounds()
-		n := m.bind(BoundsForRevDown(m.Revision, *m.Bounds, ready))
+		n := s.CreateOrUpdateBounds(m, ready, BoundsForRevDown)
 		m.setCount(min(n, *m.Target), m.Before)
 	}
 }
 
-func (scaleDown) verify(_, down []*member) (bool, error) {
+// Verify implements RolloutStep.
+func (ScaleDownStep) Verify(_ *Work, _, down []*Member) (bool, time.Duration, error) {
 	for _, m := range down {
 		if !m.caughtUp() || !IsStageScaleDownReady(m.down(), m.Revision) {
-			return false, nil
+			return false, 0, nil
 		}
 	}
-	return true, nil
+	return true, 0, nil
 }
 
+// ModifyStatus implements RolloutStep.
+func (ScaleDownStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, down) }
+
 // caughtUp reports whether the controller was read with the counts that the stage asks for: a status of other counts says nothing about these.
-func (m *member) caughtUp() bool { return m.read.Desired() == m.Ctrl.Desired() }
+func (m *Member) caughtUp() bool { return m.read.Desired() == m.Ctrl.Desired() }
 
 // hopeless returns an error that names the pods of a revision for which waiting does not help, nil for none.
-func (m *member) hopeless() error {
+func (m *Member) hopeless() error {
 	if m.Status == nil {
 		return nil
 	}
@@ -104,7 +144,7 @@ func (m *member) hopeless() error {
 
 // rebalance moves what a stage takes from a revision whose pods all have to stay, because the minimum is reached, to one that has pods which do not serve: else
 // one pod short would stall the stage.
-func rebalance(w *work, down []*member) {
+func (w *Work) rebalance(down []*Member) {
 	serving := 0
 	for _, m := range w.Members {
 		if m.Status == nil {

@@ -17,57 +17,81 @@ const (
 	BlueGreenStrategy    = "blue-green"   // all new pods stand by, then the name is switched
 )
 
-// strategy is a way from one revision to the next. The runner knows none of them by name.
-type strategy interface {
-	// plan sets targets and shares of the next stage. It returns false, and changes nothing, if nothing can move now.
-	plan(w *work) bool
-	// steps returns the steps of a stage in their order.
-	steps() []step
-	// next returns the phase that follows a stage whose counts are reached, its gates and its delay apart: Moving for another stage.
-	next(w *work) Phase
-	// reverse turns the rollout round. It returns false if there is nothing to go back to.
-	reverse(w *work) bool
-	// rescale brings the targets of the stage under way to other groups, which the record has already.
-	rescale(w *work)
-	// finish writes the end of a rollout that is done into its controllers.
-	finish(w *work)
+// Strategy is a way from one revision to the next. The runner knows none of them by name.
+type Strategy interface {
+	// Type returns the name in documents and records.
+	Type() string
+	// Plan sets targets and shares of the next stage. It returns false, and changes nothing, if nothing can move now.
+	Plan(w *Work) bool
+	// Rollout returns the steps of a stage.
+	Rollout() *Rollout
+	// Next returns the phase that follows a stage whose counts are reached, its gates and its delay apart: Moving for another stage.
+	Next(w *Work) Phase
+	// Reverse turns the rollout round. It returns false if there is nothing to go back to.
+	Reverse(w *Work) bool
+	// Rescale brings the targets of the stage under way to other groups, which the record has already.
+	Rescale(w *Work)
+	// Finish writes the end of a rollout that is done into its controllers.
+	Finish(w *Work)
 }
 
-var strategies = map[string]strategy{
-	AvailabilityStrategy: rolling{},
-	ResourceUtilStrategy: rolling{downFirst: true},
-	CanaryStrategy:       canary{},
-	BlueGreenStrategy:    blueGreen{},
+var strategies = map[string]Strategy{
+	AvailabilityStrategy: rolling{name: AvailabilityStrategy},
+	ResourceUtilStrategy: rolling{name: ResourceUtilStrategy, downFirst: true},
+	CanaryStrategy:       canary{rolling{name: CanaryStrategy}},
+	BlueGreenStrategy:    blueGreen{rolling{name: BlueGreenStrategy}},
 	InPlaceStrategy:      inPlace{},
 }
 
 // StrategyNames returns what a document may say.
-func StrategyNames() []string { return slices.Sorted(maps.Keys(strategies)) }
-
-// rolling moves counts from the old revisions to the new one.
-type rolling struct{ downFirst bool }
-
-func (r rolling) steps() []step {
-	if r.downFirst {
-		return []step{scaleDown{first: true}, scaleUp{}}
-	}
-	return []step{scaleUp{}, scaleDown{}}
+func StrategyNames() []string {
+	return []string{AvailabilityStrategy, BlueGreenStrategy, CanaryStrategy, InPlaceStrategy, ResourceUtilStrategy}
 }
 
-func (r rolling) plan(w *work) bool { return r.planTo(w, w.Record.Total()) }
+// StrategyFor returns a strategy by its name, nil if there is none of that name.
+func StrategyFor(name string) Strategy { return strategies[name] }
+
+// NewRolloutStrategy returns the steps of a stage for each strategy.
+func NewRolloutStrategy() map[string]*Rollout {
+	all := make(map[string]*Rollout, len(strategies))
+	for name := range maps.Keys(strategies) {
+		all[name] = strategies[name].Rollout()
+	}
+	return all
+}
+
+// rolling moves counts from the old revisions to the new one.
+type rolling struct {
+	name      string
+	downFirst bool
+}
+
+// Type implements Strategy.
+func (r rolling) Type() string { return r.name }
+
+// Rollout implements Strategy.
+func (r rolling) Rollout() *Rollout {
+	if r.downFirst {
+		return &Rollout{[]RolloutStep{ScaleDownStep{First: true}, ScaleUpStep{}}}
+	}
+	return &Rollout{[]RolloutStep{ScaleUpStep{}, ScaleDownStep{}}}
+}
+
+// Plan implements Strategy.
+func (r rolling) Plan(w *Work) bool { return r.planTo(w, w.Record.Total()) }
 
 // planTo plans a stage in which the new revision gets no more than limit pods.
-func (r rolling) planTo(w *work, limit int) bool {
+func (r rolling) planTo(w *Work, limit int) bool {
 	up, downs := w.Upward(), w.In(Down)
 	n, u := w.Record.Total(), w.Record.Update
 	has, old := up.takes(), 0
 	for _, m := range downs {
 		old += m.takes()
 	}
-	if has+staying(w)+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
+	if has+w.staying()+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
 		has = up.placed()
 	}
-	grow := stageSize(w, downs)
+	grow := w.stageSize(downs)
 	if old == 0 {
 		grow = max(grow, u.First-has)
 	}
@@ -77,16 +101,16 @@ func (r rolling) planTo(w *work, limit int) bool {
 		less = min(old, max(0, n-has-min(grow, u.Unavailable)))
 		more = within0(limit, has+min(grow, w.Record.Max()-has-less), has)
 	} else {
-		more = within0(limit, has+min(grow, w.Record.Max()-has-staying(w)-old), has)
+		more = within0(limit, has+min(grow, w.Record.Max()-has-w.staying()-old), has)
 		less = min(old, max(0, n-more))
 	}
 	if more <= min(has, n) && less == old {
-		less = max(0, old-makeRoom(w, downs, grow, limit > has))
+		less = max(0, old-w.makeRoom(downs, grow, limit > has))
 	}
 	if more == up.desired() && less == old && !(old == 0 && more == n) {
 		return false
 	}
-	setTargets(w, up, downs, more, less)
+	w.setTargets(up, downs, more, less)
 	return true
 }
 
@@ -94,7 +118,7 @@ func (r rolling) planTo(w *work, limit int) bool {
 func within0(limit, n, has int) int { return max(min(has, limit), min(limit, n)) }
 
 // staying returns for how many pods those revisions take room that neither grow nor shrink.
-func staying(w *work) int {
+func (w *Work) staying() int {
 	n := 0
 	for _, m := range w.In(Stay) {
 		n += m.takes()
@@ -104,7 +128,7 @@ func staying(w *work) int {
 
 // makeRoom returns how many old pods go although nothing new can be added before: first those that do not serve, else as many as the minimum spares. Pods
 // beyond the count of a revision are on their way out already, and are waited for.
-func makeRoom(w *work, downs []*member, grow int, wanted bool) int {
+func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
 	idle, serving := 0, 0
 	for _, m := range w.Members {
 		if m.raw == nil || m.Direction == Down && m.living() > m.desired() {
@@ -125,7 +149,7 @@ func makeRoom(w *work, downs []*member, grow int, wanted bool) int {
 }
 
 // stageSize returns how many pods a stage moves. The gauge is what the old revisions have together, with the share that is theirs now.
-func stageSize(w *work, downs []*member) int {
+func (w *Work) stageSize(downs []*Member) int {
 	u := w.Record.Update
 	size := u.Step
 	if u.Ratio > 0 {
@@ -148,12 +172,12 @@ func stageSize(w *work, downs []*member) int {
 }
 
 // setTargets gives each revision its number and share of the stage.
-func setTargets(w *work, up *member, downs []*member, more, less int) {
+func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 	old := 0
 	for _, m := range downs {
 		old += m.takes()
 	}
-	take := taken(downs, old-less)
+	take := w.taken(downs, old-less)
 	moved := 0
 	for i, m := range downs {
 		replicas, share := m.takes(), 0
@@ -176,7 +200,7 @@ func setTargets(w *work, up *member, downs []*member, more, less int) {
 }
 
 // taken distributes over revisions that shrink how many pods each loses: first those that do not serve, then in the order in which revisions go.
-func taken(downs []*member, k int) []int {
+func (w *Work) taken(downs []*Member, k int) []int {
 	take := make([]int, len(downs))
 	for i, m := range downs {
 		take[i] = min(k, max(0, m.takes()-m.serving()))
@@ -193,15 +217,16 @@ func taken(downs []*member, k int) []int {
 	return take
 }
 
-func (rolling) next(w *work) Phase {
-	if final(w) {
+// Next implements Strategy.
+func (rolling) Next(w *Work) Phase {
+	if w.final() {
 		return Ending
 	}
 	return Moving
 }
 
 // final reports whether the targets of the stage are those of the end.
-func final(w *work) bool {
+func (w *Work) final() bool {
 	for _, m := range w.In(Down) {
 		if m.Target == nil || *m.Target > 0 {
 			return false
@@ -211,8 +236,8 @@ func final(w *work) bool {
 	return up != nil && up.Target != nil && *up.Target == w.Record.Total()
 }
 
-// reverse: The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
-func (rolling) reverse(w *work) bool {
+// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
+func (rolling) Reverse(w *Work) bool {
 	base := -1
 	for i := range w.Record.Revisions {
 		if v := &w.Record.Revisions[i]; v.Direction == Down && !v.Abandoned && total(v.Before) > 0 {
@@ -237,8 +262,8 @@ func (rolling) reverse(w *work) bool {
 // final notes what a revision has at the end, between which the steps choose nothing.
 func (v *Revision) final(n int) { v.Min, v.Max = &n, &n }
 
-// rescale: What changes at once is the old revision that the service came from: what waits or is judged now must not grow by it.
-func (rolling) rescale(w *work) {
+// Rescale implements Strategy. What changes at once is the old revision that the service came from: what waits or is judged now must not grow by it.
+func (rolling) Rescale(w *Work) {
 	up, downs := w.Upward(), w.In(Down)
 	n := w.Record.Total()
 	up.final(n)
@@ -247,7 +272,7 @@ func (rolling) rescale(w *work) {
 		up.Target, up.Bounds = &less, nil
 	}
 	up.setCount(min(up.desired(), n), w.Record.Groups)
-	downs = slices.DeleteFunc(downs, func(m *member) bool { return m.Abandoned && m.Standby }) // they are missed nowhere, and go as they were going
+	downs = slices.DeleteFunc(downs, func(m *Member) bool { return m.Abandoned && m.Standby }) // they are missed nowhere, and go as they were going
 	old := 0
 	for _, m := range downs {
 		old += m.desired()
@@ -293,10 +318,11 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 	return out
 }
 
-func (rolling) finish(w *work) {
+// Finish implements Strategy.
+func (rolling) Finish(w *Work) {
 	var left []string
 	for _, m := range w.In(Down) {
-		if !retire(w, m) {
+		if !w.retire(m) {
 			left = append(left, m.RC)
 		}
 	}
@@ -313,7 +339,7 @@ func (rolling) finish(w *work) {
 }
 
 // retire marks the controller of an old revision deleted, once nothing is left of it. It reports whether nothing is.
-func retire(w *work, m *member) bool {
+func (w *Work) retire(m *Member) bool {
 	empty := m.Status != nil && m.Status.Placed == 0 && m.Status.Stopping == 0 && m.Status.Ghosts == 0 && m.desired() == 0
 	switch {
 	case !empty:
@@ -330,17 +356,19 @@ func retire(w *work, m *member) bool {
 // canary is rolling that waits with a few pods for somebody to promote.
 type canary struct{ rolling }
 
-func (c canary) plan(w *work) bool {
+// Plan implements Strategy.
+func (c canary) Plan(w *Work) bool {
 	if w.Record.Promoted || w.Record.State == RollingBack {
-		return c.rolling.plan(w)
+		return c.rolling.Plan(w)
 	}
 	return c.planTo(w, w.Record.Update.CanaryPods)
 }
 
-func (c canary) next(w *work) Phase {
+// Next implements Strategy.
+func (c canary) Next(w *Work) Phase {
 	up := w.Upward()
 	if !w.Record.Promoted && w.Record.State == Progressing && up.Target != nil && *up.Target >= min(w.Record.Update.CanaryPods, w.Record.Total()) {
 		return Promoting
 	}
-	return c.rolling.next(w)
+	return c.rolling.Next(w)
 }

@@ -10,17 +10,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// work is a decision that is being made: steps and strategies change the record and the controllers in it.
-type work struct {
+// Work is a decision that is being made: steps and strategies change the record and the controllers in it.
+type Work struct {
 	Record  *Record
-	Members []*member // the revisions of the record whose controllers there are, in its order
+	Members []*Member // the revisions of the record whose controllers there are, in its order
 	obs     Observed
 	d       Decision
 	asked   bool // the answer of the gate has been used
 }
 
-// member is a revision with its controller.
-type member struct {
+// Member is a revision with its controller.
+type Member struct {
 	*Revision
 	Ctrl   rc.RC      // as it becomes
 	Status *rc.Status // nil unless it counts: of the controller's generation, of this nonce, and neither holding nor regressed
@@ -29,9 +29,9 @@ type member struct {
 	bump   bool       // it gets a new generation even if nothing else changes
 }
 
-func newWork(rec Record, obs Observed) *work {
+func newWork(rec Record, obs Observed) *Work {
 	next := field.Copy(rec)
-	w := &work{Record: &next, obs: obs}
+	w := &Work{Record: &next, obs: obs}
 	for i := range next.Revisions {
 		v := &next.Revisions[i]
 		if seen, ok := obs.Revisions[v.RC]; ok && seen.RC.ID != "" {
@@ -41,8 +41,8 @@ func newWork(rec Record, obs Observed) *work {
 	return w
 }
 
-func newMember(v *Revision, seen Seen, nonce string) *member {
-	m := &member{Revision: v, Ctrl: field.Copy(seen.RC), read: seen.RC}
+func newMember(v *Revision, seen Seen, nonce string) *Member {
+	m := &Member{Revision: v, Ctrl: field.Copy(seen.RC), read: seen.RC}
 	st := seen.Status
 	if st == nil || st.ObservedGeneration != seen.RC.Generation {
 		return m
@@ -55,18 +55,18 @@ func newMember(v *Revision, seen Seen, nonce string) *member {
 }
 
 // Now is the time of the decision.
-func (w *work) Now() time.Time { return w.obs.Now }
+func (w *Work) Now() time.Time { return w.obs.Now }
 
 // In returns the members that go in a direction: those that go down in the order in which they do.
-func (w *work) In(d Direction) []*member {
-	var in []*member
+func (w *Work) In(d Direction) []*Member {
+	var in []*Member
 	for _, m := range w.Members {
 		if m.Direction == d {
 			in = append(in, m)
 		}
 	}
 	if d == Down {
-		slices.SortStableFunc(in, func(a, b *member) int {
+		slices.SortStableFunc(in, func(a, b *Member) int {
 			switch {
 			case a.Abandoned != b.Abandoned && a.Abandoned:
 				return -1
@@ -83,7 +83,7 @@ func (w *work) In(d Direction) []*member {
 }
 
 // Upward returns the member that gets pods, nil if none does.
-func (w *work) Upward() *member {
+func (w *Work) Upward() *Member {
 	if up := w.In(Up); len(up) > 0 {
 		return up[0]
 	}
@@ -94,7 +94,7 @@ func (w *work) Upward() *member {
 func (r *Record) Max() int { return r.Total() + r.Update.Surge }
 
 // living returns how many pods a revision has that take room, those that stop included, those on lost machines not. Without a status that is what it asks for.
-func (m *member) living() int {
+func (m *Member) living() int {
 	if m.raw == nil {
 		return m.desired()
 	}
@@ -102,7 +102,7 @@ func (m *member) living() int {
 }
 
 // placed returns how many pods of a revision are meant to run, on machines that are not lost.
-func (m *member) placed() int {
+func (m *Member) placed() int {
 	if m.raw == nil {
 		return m.desired()
 	}
@@ -110,7 +110,7 @@ func (m *member) placed() int {
 }
 
 // desired returns how many pods a revision asks for.
-func (m *member) desired() int {
+func (m *Member) desired() int {
 	if m.Ctrl.DeletedAt != nil {
 		return 0
 	}
@@ -118,10 +118,10 @@ func (m *member) desired() int {
 }
 
 // takes returns for how many pods a revision takes room now or may before anything else is decided.
-func (m *member) takes() int { return max(m.desired(), m.living()) }
+func (m *Member) takes() int { return max(m.desired(), m.living()) }
 
 // serving returns how many pods count for the minimum of the service.
-func (m *member) serving() int {
+func (m *Member) serving() int {
 	if m.Status == nil {
 		return 0
 	}
@@ -129,7 +129,7 @@ func (m *member) serving() int {
 }
 
 // idle returns how many pods of a revision may go without being missed: they are asked for and do not serve. Nothing is known to be idle without a status.
-func (m *member) idle() int {
+func (m *Member) idle() int {
 	if m.Status == nil {
 		return 0
 	}
@@ -137,7 +137,7 @@ func (m *member) idle() int {
 }
 
 // up returns what IsStageScaleUpReady judges. Pods of nodes without a preparer are no progress, and neither are those that stand by where they should not.
-func (m *member) up() *Scale {
+func (m *Member) up() *Scale {
 	if m.Status == nil {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (m *member) up() *Scale {
 }
 
 // down returns what IsStageScaleDownReady judges.
-func (m *member) down() *Scale {
+func (m *Member) down() *Scale {
 	if m.Status == nil {
 		return nil
 	}
@@ -158,7 +158,7 @@ func (m *member) down() *Scale {
 
 // setCount gives a controller so many pods. One that grows fills its groups in their order, one that shrinks empties them in that order, so
 // that one role after the other changes over.
-func (m *member) setCount(n int, groups []rc.ReplicaGroup) {
+func (m *Member) setCount(n int, groups []rc.ReplicaGroup) {
 	m.Ctrl.ReplicaGroups = share(n, groups, m.Direction == Up)
 }
 
@@ -177,7 +177,7 @@ func share(n int, groups []rc.ReplicaGroup, fromFirst bool) []rc.ReplicaGroup {
 }
 
 // dress writes into each controller what it has while the rollout is in charge.
-func (w *work) dress() {
+func (w *Work) dress() {
 	for _, m := range w.Members {
 		if m.Ctrl.Service == nil {
 			m.Ctrl.Service = &rc.Service{}
@@ -195,7 +195,7 @@ func (w *work) dress() {
 }
 
 // changed returns the controllers that differ from what was read, each with its next generation.
-func (w *work) changed() []rc.RC {
+func (w *Work) changed() []rc.RC {
 	var out []rc.RC
 	for _, m := range w.Members {
 		released := m.read
@@ -216,12 +216,12 @@ func (w *work) changed() []rc.RC {
 	return out
 }
 
-func (w *work) audit(format string, args ...any) {
+func (w *Work) audit(format string, args ...any) {
 	w.d.Audit = append(w.d.Audit, fmt.Sprintf(format, args...))
 }
 
 // look makes the runner look again after d at the latest.
-func (w *work) look(d time.Duration) {
+func (w *Work) look(d time.Duration) {
 	if d = max(d, time.Millisecond); w.d.Again != 0 {
 		d = min(d, w.d.Again)
 	}
