@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,9 +71,7 @@ func New(cfg Config) (*ReplicationController, error) {
 	if cfg.RCID == "" {
 		return nil, errors.New("the owner of one controller needs the controller's id")
 	}
-	if cfg.Workers == 0 {
-		cfg.Workers = 1
-	}
+	cfg.Workers = cmp.Or(cfg.Workers, 1)
 	f := NewFarm(cfg)
 	return &ReplicationController{ID: cfg.RCID, kit: f.kit, log: f.log.WithField(obs.RCID, cfg.RCID), watch: f.Start}, nil
 }

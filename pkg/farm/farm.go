@@ -3,6 +3,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,20 +68,11 @@ func (c *Config) setDefaults() {
 	if c.Log == nil {
 		c.Log = obs.Discard()
 	}
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	def(&c.TTL, 2*time.Second)
-	def(&c.SweepEvery, 30*time.Second)
-	def(&c.DeepEvery, 10*time.Minute)
-	def(&c.StableAfter, 10*time.Second)
+	c.TTL, c.SweepEvery = cmp.Or(c.TTL, 2*time.Second), cmp.Or(c.SweepEvery, 30*time.Second)
+	c.DeepEvery, c.StableAfter = cmp.Or(c.DeepEvery, 10*time.Minute), cmp.Or(c.StableAfter, 10*time.Second)
+	c.Workers = cmp.Or(c.Workers, 64)
 	if c.RCSelector == nil {
 		c.RCSelector = labels.Everything()
-	}
-	if c.Workers == 0 {
-		c.Workers = 64
 	}
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(prometheus.NewRegistry()) // which nobody asks
@@ -96,9 +88,7 @@ type Session interface {
 	ReplicationControllerLocker
 	ReplicationControllerStore
 	ClusterReads
-	Settlement
-	Unowned
-	Incidents
+	Notices
 	// OnSpoiled has f told of each request that failed and was shared; see consul.Merger.
 	OnSpoiled(f func(kind string, parts int))
 }
@@ -124,11 +114,22 @@ type LockReads interface {
 	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
 }
 
-// ClusterReads are what Consul itself knows of nodes, and what mends their reservations.
+// ClusterReads are what Consul itself knows of nodes, what mends their reservations, and what the store knows of the end of a hold.
 type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
+	SettledNonce(ctx context.Context) (string, error)
+	MarkSettled(ctx context.Context, schema store.Rec[store.Schema]) error
+}
+
+// Notices are how the farm with the lowest id speaks for controllers that nobody owns, and where it keeps what it told about records that
+// belong to no controller.
+type Notices interface {
+	ReadUnowned(ctx context.Context, rcID string) (u store.Unowned, ok bool, err error)
+	ReportUnowned(ctx context.Context, u store.Unowned, st rc.Status) error
+	ReadIncidents(ctx context.Context) (store.Rec[store.Incidents], error)
+	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
 }
 
 // Farm owns controllers for as long as one session lives.

@@ -16,11 +16,12 @@ import (
 // ReplicationControllerStore is what a pass reads and writes.
 type ReplicationControllerStore interface {
 	Reads
-	EarlyReads
 	Lists
 	Writes
 	Tenancy
-	Tripper
+	// ReadEarly reads all that a pass expects to need in one round trip.
+	ReadEarly(ctx context.Context, e store.Expected) *store.Early
+	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
 // Reads are what a pass reads: the head, and then everything else together.
@@ -32,11 +33,6 @@ type Reads interface {
 	ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error)
 	// RolloutInCharge is how an owner learns of the rollout in charge of its controller (ADR 16).
 	RolloutInCharge(ctx context.Context, service string, consistent bool) (store.InCharge, error)
-}
-
-// EarlyReads is how a pass reads all that it expects to need in one round trip.
-type EarlyReads interface {
-	ReadEarly(ctx context.Context, e store.Expected) *store.Early
 }
 
 // Lists are what a pass looks at once more, where it must be sure.
@@ -64,11 +60,6 @@ type Tenancy interface {
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
 }
 
-// Tripper trips the mass-stop breaker.
-type Tripper interface {
-	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
-}
-
 // fleet is what a pass needs of the farms and their other controllers.
 type fleet interface {
 	// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
@@ -86,11 +77,15 @@ type kit struct {
 	onStatus func(service string, index uint64) // may be nil
 
 	reads  Reads
-	early  EarlyReads
 	lists  Lists
 	writes Writes
 	lock   Tenancy
-	trip   Tripper
+	early  interface {
+		ReadEarly(ctx context.Context, e store.Expected) *store.Early
+	}
+	trip interface {
+		TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
+	}
 
 	world      *world
 	fleet      fleet

@@ -187,12 +187,14 @@ type queueMetrics struct {
 	depth   prometheus.Gauge
 	delayed prometheus.Counter
 	wait    prometheus.Histogram
+	ignored prometheus.Gauge // of what nobody asks for
 }
 
 func newQueueMetrics(f obs.Meter) queueMetrics {
 	return queueMetrics{
 		depth:   f.Gauge("queue_depth", "Controllers that wait for a look."),
 		delayed: f.Counter("queue_delayed_total", "Looks that were asked for later, after a failure among others."),
+		ignored: prometheus.NewGauge(prometheus.GaugeOpts{}),
 		wait:    f.Histogram("queue_wait_seconds", "How long a controller waited for a look.", passBuckets),
 	}
 }
@@ -208,35 +210,25 @@ func newQueue(m *Metrics) workqueue.TypedRateLimitingInterface[string] {
 func (q queueMetrics) NewDepthMetric(string) workqueue.GaugeMetric { return q.depth }
 
 // NewAddsMetric reports nothing.
-func (q queueMetrics) NewAddsMetric(string) workqueue.CounterMetric { return ignored{} }
+func (q queueMetrics) NewAddsMetric(string) workqueue.CounterMetric { return q.ignored }
 
 // NewLatencyMetric reports the wait.
 func (q queueMetrics) NewLatencyMetric(string) workqueue.HistogramMetric { return q.wait }
 
 // NewWorkDurationMetric reports nothing: passes are timed by themselves.
-func (q queueMetrics) NewWorkDurationMetric(string) workqueue.HistogramMetric { return ignored{} }
+func (q queueMetrics) NewWorkDurationMetric(string) workqueue.HistogramMetric {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{})
+}
 
 // NewUnfinishedWorkSecondsMetric reports nothing.
 func (q queueMetrics) NewUnfinishedWorkSecondsMetric(string) workqueue.SettableGaugeMetric {
-	return ignored{}
+	return q.ignored
 }
 
 // NewLongestRunningProcessorSecondsMetric reports nothing.
 func (q queueMetrics) NewLongestRunningProcessorSecondsMetric(string) workqueue.SettableGaugeMetric {
-	return ignored{}
+	return q.ignored
 }
 
 // NewRetriesMetric counts what was asked for later.
 func (q queueMetrics) NewRetriesMetric(string) workqueue.CounterMetric { return q.delayed }
-
-// ignored takes what nobody asks for.
-type ignored struct{}
-
-// Inc implements workqueue.CounterMetric.
-func (ignored) Inc() {}
-
-// Set implements workqueue.SettableGaugeMetric.
-func (ignored) Set(float64) {}
-
-// Observe implements workqueue.HistogramMetric.
-func (ignored) Observe(float64) {}

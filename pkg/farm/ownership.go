@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
@@ -52,42 +50,22 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 	if f.cfg.RCID != "" && f.cfg.RCID != id {
 		return "", false, nil
 	}
-	contenders := f.world.now().able
-	only := "" // the controller of those that count, if it is their only one
-	if slices.ContainsFunc(contenders, func(m contender) bool { return m.rcID == id }) {
-		only = id
+	var candidates []string // those of which it is the only one
+	var others []looks.Contender
+	for _, m := range f.world.now().able {
+		switch m.rcID {
+		case id:
+			candidates = append(candidates, m.ID)
+		case "":
+			others = append(others, m.Contender)
+		}
 	}
-	var set labels.Set
-	read, exists := false, true
-	var candidates []string
-	for _, m := range contenders {
-		if m.rcID != only {
-			continue
-		}
-		if only == "" && !m.selector.Empty() && !read {
-			if set, exists, err = f.labelsOf(ctx, id); err != nil {
-				return "", false, err
-			}
-			read = true
-		}
-		if only != "" || m.selector.Matches(set) || !exists { // what one without a record left behind is anybody's
-			candidates = append(candidates, m.id)
+	if len(candidates) == 0 {
+		if candidates, err = looks.Matching(ctx, f.cfg.Store, others, id); err != nil {
+			return "", false, err
 		}
 	}
 	return placement.PreferredOwner(id, candidates), slices.Contains(candidates, f.cfg.ID), nil
-}
-
-// labelsOf reads a controller's labels, and whether there is one. One whose record cannot be read has none: a farm without a
-// selector owns it.
-func (f *Farm) labelsOf(ctx context.Context, id string) (set labels.Set, exists bool, err error) {
-	rec, err := f.cfg.Store.RC(ctx, id, false)
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return nil, false, nil
-	case store.IsCorrupt(err):
-		return nil, true, nil
-	}
-	return rec.Value.Labels, true, err
 }
 
 // isFree reports whether a controller lacks an owner, and with grace: still does some time after it was first seen. If it

@@ -11,12 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Settlement is what the store knows of the end of a hold.
-type Settlement interface {
-	SettledNonce(ctx context.Context) (string, error)
-	MarkSettled(ctx context.Context, schema store.Rec[store.Schema]) error
-}
-
 // settling is where the farm stands with the current cluster nonce (R1).
 type settling struct {
 	mu      sync.Mutex

@@ -15,12 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Unowned is how the farm with the lowest id speaks for controllers that nobody owns.
-type Unowned interface {
-	ReadUnowned(ctx context.Context, rcID string) (u store.Unowned, ok bool, err error)
-	ReportUnowned(ctx context.Context, u store.Unowned, st rc.Status) error
-}
-
 // unowned is what the sweeps know of controllers without an owner. Only the sweep loop uses it.
 type unowned struct {
 	free map[string]bool            // in the last sweep

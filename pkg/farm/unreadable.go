@@ -18,12 +18,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Incidents are where the farm with the lowest id keeps what it told about records that belong to no controller.
-type Incidents interface {
-	ReadIncidents(ctx context.Context) (store.Rec[store.Incidents], error)
-	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
-}
-
 // sayUnreadable says in the status of a controller that its record, or a placement, cannot be read, and alerts. Nothing else
 // is done about the controller until it can be.
 func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure error) error {

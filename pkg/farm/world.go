@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -312,9 +312,8 @@ func (w *world) members() []store.Member {
 
 // contender is a farm that may own the controllers that its selector matches.
 type contender struct {
-	id       string
-	selector labels.Selector
-	rcID     string // the only one that it may own; empty: those that the selector matches
+	looks.Contender
+	rcID string // the only one that it may own; empty: those that the selector matches
 }
 
 // contendersOf parses the selectors: every controller is compared with all of them whenever the members change.
@@ -322,7 +321,7 @@ func contendersOf(farms []store.Member) []contender {
 	var able []contender
 	for _, m := range farms {
 		if sel, err := rc.ParseSelector(m.RCSelector); err == nil {
-			able = append(able, contender{m.ID, sel, m.RCID})
+			able = append(able, contender{looks.Contender{ID: m.ID, Selector: sel}, m.RCID})
 		}
 	}
 	return able

@@ -22,10 +22,15 @@ type Question struct {
 // gate is the call of one rollout that is under way, or its answer. Calls run beside the steps: an operator can pause or abort
 // meanwhile.
 type gate struct {
-	mu      sync.Mutex
+	mu  sync.Mutex
+	now *asking // nil: nobody is asked
+}
+
+// asking is one call.
+type asking struct {
 	rollout string // id
 	call    *rollout.GateCall
-	got     *rollout.GateAnswer
+	got     *rollout.GateAnswer // nil: not yet
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when the call has ended
 }
@@ -34,29 +39,33 @@ type gate struct {
 func (g *gate) answer(rolloutID string) *rollout.GateAnswer {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rollout != rolloutID {
+	if g.now == nil || g.now.rollout != rolloutID {
 		return nil // it has been replaced meanwhile
 	}
-	return g.got
+	return g.now.got
 }
 
-// stop ends a call, and returns when it has ended.
-func (g *gate) stop() {
+// put replaces the call, and returns when that before has ended.
+func (g *gate) put(next *asking) {
 	g.mu.Lock()
-	cancel, done := g.cancel, g.done
-	g.call, g.got, g.cancel, g.done = nil, nil, nil, nil
+	before := g.now
+	g.now = nil
 	g.mu.Unlock()
-	if cancel != nil {
-		cancel()
-		<-done
+	if before != nil {
+		before.cancel()
+		<-before.done
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.now = next
 }
 
 // under reports whether the same call is being made.
 func (g *gate) under(rolloutID string, call *rollout.GateCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.rollout == rolloutID && g.call != nil && g.got == nil && g.call.Phase == call.Phase && g.call.Index == call.Index && g.call.Stage == call.Stage
+	a := g.now
+	return a != nil && a.rollout == rolloutID && a.got == nil && a.call.Phase == call.Phase && a.call.Index == call.Index && a.call.Stage == call.Stage
 }
 
 // ask makes the call that a decision asked for, and ends any other one. The decision has landed: what an answer to an earlier call said
@@ -65,19 +74,17 @@ func (r *Runner) ask(ctx context.Context, record *rollout.Record, c *carried, ca
 	if call != nil && c.gate.under(record.ID, call) {
 		return
 	}
-	c.gate.stop()
 	if call == nil {
+		c.gate.put(nil)
 		return
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	c.gate.mu.Lock()
-	c.gate.rollout, c.gate.call, c.gate.cancel, c.gate.done = record.ID, call, cancel, done
-	c.gate.mu.Unlock()
+	a := &asking{rollout: record.ID, call: call, done: make(chan struct{})}
+	ctx, a.cancel = context.WithCancel(ctx)
+	c.gate.put(a)
 	question := questionOf(record, call)
 	go func() {
-		defer close(done)
-		defer cancel()
+		defer close(a.done)
+		defer a.cancel()
 		err := r.cfg.Ask(ctx, call.Hook.URL, call.Timeout, question)
 		if ctx.Err() != nil {
 			return // nobody waits for it any more
@@ -88,9 +95,7 @@ func (r *Runner) ask(ctx context.Context, record *rollout.Record, c *carried, ca
 		}
 		r.cfg.Metrics.asked(err)
 		c.gate.mu.Lock()
-		if c.gate.done == done {
-			c.gate.got = got
-		}
+		a.got = got
 		c.gate.mu.Unlock()
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -115,6 +120,6 @@ func questionOf(record *rollout.Record, call *rollout.GateCall) Question {
 // stopGates ends all calls, when nothing else runs any more.
 func (r *Runner) stopGates() {
 	for _, c := range r.carried {
-		c.gate.stop()
+		c.gate.put(nil)
 	}
 }

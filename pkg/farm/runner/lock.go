@@ -6,8 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
+	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -62,43 +61,14 @@ const afterLeft = 50 * time.Millisecond
 // preferred returns the farm that should carry a rollout out, "" for none, and whether this farm may at all: a farm that works on all of
 // its controllers.
 func (r *Runner) preferred(ctx context.Context, record *rollout.Record) (owner string, mine bool, err error) {
-	var sets []labels.Set
-	read := false
-	var candidates []string
+	var farms []looks.Contender
 	for _, m := range r.cfg.Members() {
-		selector, err := rc.ParseSelector(m.RCSelector)
-		if err != nil {
-			continue
-		}
-		if !selector.Empty() && !read {
-			if sets, err = r.labelsOf(ctx, record); err != nil {
-				return "", false, err
-			}
-			read = true
-		}
-		if !slices.ContainsFunc(sets, func(set labels.Set) bool { return !selector.Matches(set) }) {
-			candidates = append(candidates, m.ID)
+		if selector, err := rc.ParseSelector(m.RCSelector); err == nil {
+			farms = append(farms, looks.Contender{ID: m.ID, Selector: selector})
 		}
 	}
-	return placement.PreferredOwner(record.Term(), candidates), slices.Contains(candidates, r.cfg.ID), nil
-}
-
-// labelsOf reads the labels of a rollout's controllers. Those that are gone are anybody's; one that cannot be read has none.
-func (r *Runner) labelsOf(ctx context.Context, record *rollout.Record) ([]labels.Set, error) {
-	var sets []labels.Set
-	for _, id := range store.RolloutRCs(record) {
-		rec, err := r.cfg.Store.RC(ctx, id, false)
-		switch {
-		case errors.Is(err, store.ErrNotFound):
-		case store.IsCorrupt(err):
-			sets = append(sets, nil)
-		case err != nil:
-			return nil, err
-		default:
-			sets = append(sets, rec.Value.Labels)
-		}
-	}
-	return sets, nil
+	candidates, err := looks.Matching(ctx, r.cfg.Store, farms, store.RolloutRCs(record)...)
+	return placement.PreferredOwner(record.Term(), candidates), slices.Contains(candidates, r.cfg.ID), err
 }
 
 // claim takes the lock. What is read under it first is consistent: the watch may be behind, and the rollout be over.
@@ -161,7 +131,7 @@ func (r *Runner) drop(service string) {
 	r.grace.Forget(service)
 	r.mu.Unlock()
 	if c != nil {
-		c.gate.stop()
+		c.gate.put(nil)
 	}
 	r.cfg.Metrics.carries(service, "")
 }

@@ -4,6 +4,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -51,11 +52,8 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
-	orDefault(&c.Workers, 16)
-	orDefault(&c.Grace, time.Second)
-	orDefault(&c.Look, 3*time.Second)
-	orDefault(&c.StableAfter, 10*time.Second)
-	orDefault(&c.Unclaimed, 30*time.Second)
+	c.Workers, c.Grace, c.Look = cmp.Or(c.Workers, 16), cmp.Or(c.Grace, time.Second), cmp.Or(c.Look, 3*time.Second)
+	c.StableAfter, c.Unclaimed = cmp.Or(c.StableAfter, 10*time.Second), cmp.Or(c.Unclaimed, 30*time.Second)
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(prometheus.NewRegistry()) // which nobody asks
 	}
@@ -67,13 +65,6 @@ func (c *Config) setDefaults() {
 	}
 	if c.Alerting == nil {
 		c.Alerting = func(string, []rc.ConditionType) {}
-	}
-}
-
-func orDefault[T comparable](value *T, def T) {
-	var zero T
-	if *value == zero {
-		*value = def
 	}
 }
 
