@@ -140,7 +140,7 @@ func (w *world) change(ctx context.Context, id string) (time.Duration, error) {
 
 // scale is the operator's write.
 func (w *world) scale(ctx context.Context, id string, n int) error {
-	rec, err := w.store.RC(ctx, id, true)
+	rec, err := w.store.RCs.Get(ctx, store.Consistent, id)
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) 
 	}
 	id := rcs[0].ID
 	err = every(ctx, 500*time.Millisecond, func() error {
-		st, err := w.store.Status(ctx, id)
+		st, err := w.store.Statuses.Get(ctx, store.Default, id)
 		if err == nil && (st.Value.Placed < b.onePods || st.Value.Available < healthy) {
 			err = fmt.Errorf("%d placed, %d available", st.Value.Placed, st.Value.Available)
 		}
@@ -100,7 +100,7 @@ func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) 
 
 // scaleTo changes how many replicas a controller has, as its operator would who means it.
 func (w *world) scaleTo(ctx context.Context, id string, replicas int) error {
-	rec, err := w.store.RC(ctx, id, true)
+	rec, err := w.store.RCs.Get(ctx, store.Consistent, id)
 	if err != nil {
 		return err
 	}
@@ -108,5 +108,5 @@ func (w *world) scaleTo(ctx context.Context, id string, replicas int) error {
 	r.Generation++
 	r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}
 	r.AllowMassStop = r.Generation
-	return w.store.ChangeRC(ctx, store.RCChange{RC: r, Index: rec.Index, Audit: store.NewAudit("bench", "scale", id, nil)})
+	return w.store.Operator.ChangeRC(ctx, store.RCChange{RC: r, Index: rec.Index, Audit: store.NewAudit("bench", "scale", id, nil)})
 }

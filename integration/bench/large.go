@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -140,7 +141,7 @@ func (w *world) owners(ctx context.Context) (map[string]string, error) {
 
 // ownedBy reports whether the status of a controller names a farm as its owner.
 func (w *world) ownedBy(ctx context.Context, id, farm string) bool {
-	st, err := w.store.Status(ctx, id)
+	st, err := w.store.Statuses.Get(ctx, store.Default, id)
 	return err == nil && st.Value.Owner == farm
 }
 

@@ -43,7 +43,7 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 	if err != nil {
 		return 0, 0, err
 	}
-	schema, err := fresh.store.Schema(ctx)
+	schema, err := fresh.store.Schema.Get(ctx, store.Default)
 	if err != nil {
 		return 0, 0, err
 	}

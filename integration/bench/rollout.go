@@ -142,7 +142,7 @@ func (w *world) serve(ctx context.Context, service string, rev int64, replicas i
 		return err
 	}
 	return sparingly(ctx, time.Now(), func() error {
-		st, err := w.store.Status(ctx, r.ID)
+		st, err := w.store.Statuses.Get(ctx, store.Default, r.ID)
 		if err == nil && st.Value.Available < replicas {
 			err = fmt.Errorf("%d of %d pods of %s are available", st.Value.Available, replicas, r.Name)
 		}
@@ -157,12 +157,12 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 		return 0, 0, err
 	}
 	began := time.Now()
-	if err := w.store.Deploy(ctx, d); err != nil {
+	if err := w.store.Deployments.Deploy(ctx, d); err != nil {
 		return 0, 0, err
 	}
 	stages = 1
 	err = sparingly(ctx, began, func() error {
-		rec, err := w.store.RolloutOf(ctx, service)
+		rec, err := w.store.Rollouts.Get(ctx, store.Consistent, service)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			took = time.Since(began)
@@ -184,7 +184,7 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 
 // rolled says what is wrong after a rollout has ended.
 func (w *world) rolled(ctx context.Context, d *store.Deploy, replicas int) error {
-	next, err := w.store.RC(ctx, d.RCs[len(d.RCs)-1].Value.ID, true)
+	next, err := w.store.RCs.Get(ctx, store.Consistent, d.RCs[len(d.RCs)-1].Value.ID)
 	if err == nil && (next.Value.Desired() != replicas || next.Value.Mutator != "") {
 		err = fmt.Errorf("after its rollout %s asks for %d replicas, and belongs to %q", next.Value.Name, next.Value.Desired(), next.Value.Mutator)
 	}
@@ -203,7 +203,7 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 	began := time.Now()
 	group, groupCtx := errgroup.WithContext(ctx)
 	for i := range begins {
-		group.Go(func() error { return w.store.Deploy(groupCtx, begins[i]) })
+		group.Go(func() error { return w.store.Deployments.Deploy(groupCtx, begins[i]) })
 	}
 	if err := group.Wait(); err != nil {
 		return 0, 0, err
@@ -234,7 +234,7 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 func (w *world) underWay(ctx context.Context, services []string) error {
 	var all []error
 	for _, service := range services {
-		if rec, err := w.store.RolloutOf(ctx, service); err == nil {
+		if rec, err := w.store.Rollouts.Get(ctx, store.Consistent, service); err == nil {
 			r := &rec.Value
 			all = append(all, fmt.Errorf("the rollout of %s is %s in stage %d of %d, phase %s: %s", service, r.State, r.Stage, r.Stages, r.Phase, r.Reason))
 		}
@@ -248,13 +248,13 @@ func (w *world) deployment(ctx context.Context, service string, rev int64, repli
 	if err != nil {
 		return store.Deploy{}, err
 	}
-	schema, err := w.store.Schema(ctx)
+	schema, err := w.store.Schema.Get(ctx, store.Default)
 	if err != nil {
 		return store.Deploy{}, err
 	}
 	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Nonce: schema.Value.Nonce, New: next}
 	indices := map[string]uint64{}
-	recs, _, err := w.store.ListRCs(ctx)
+	recs, _, err := w.store.RCs.List(ctx, store.Default)
 	if err != nil {
 		return store.Deploy{}, err
 	}

@@ -67,7 +67,7 @@ func stormBench(ctx context.Context, b *bench) error {
 
 // storm prepares the transactions: each node's record with a new label, each reality with another availability.
 func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err error) {
-	nodes, _, err := w.store.ListNodes(ctx)
+	nodes, _, err := w.store.Nodes.List(ctx, store.Default)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -78,7 +78,7 @@ func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err er
 		}
 		ops = append(ops, more...)
 	}
-	realities, _, err := w.store.AllRealities(ctx)
+	realities, _, err := w.store.Realities.List(ctx, store.Default)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -154,7 +154,7 @@ func (b *bench) weather(ctx context.Context, w *world, farm *process, link *prox
 func (w *world) current(ctx context.Context, probe string, over time.Time) (nodes, realities time.Duration, err error) {
 	const pace = 20 * time.Millisecond
 	err = every(ctx, pace, func() error {
-		recs, _, err := w.store.Placements(ctx, probe, false)
+		recs, _, err := w.store.Pods.List(ctx, store.Default, probe)
 		if err == nil && len(recs) == 0 {
 			err = errors.New("the node written last is not seen")
 		}
@@ -165,7 +165,7 @@ func (w *world) current(ctx context.Context, probe string, over time.Time) (node
 	}
 	nodes = time.Since(over)
 	err = every(ctx, pace, func() error {
-		recs, _, err := w.store.ListStatus(ctx)
+		recs, _, err := w.store.Statuses.List(ctx, store.Default)
 		if err != nil {
 			return err
 		}

@@ -243,7 +243,7 @@ func sparingly(ctx context.Context, began time.Time, condition func() error) err
 func (w *world) converged(ctx context.Context, n int) error {
 	const pace = 500 * time.Millisecond
 	return every(ctx, pace, func() error {
-		recs, _, err := w.store.ListStatus(ctx)
+		recs, _, err := w.store.Statuses.List(ctx, store.Default)
 		if err != nil {
 			return err
 		}

@@ -173,11 +173,11 @@ func (s *simulated) atEnd(out *events) error {
 // converged says what is not yet as controllers ask: in their statuses, and on the nodes.
 func (c *chaos) converged(ctx context.Context) error {
 	st := c.stores[rand.IntN(servers)]
-	recs, corrupt, err := st.ListRCs(ctx)
+	recs, corrupt, err := st.RCs.List(ctx, store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
-	statuses, _, err := st.ListStatus(ctx)
+	statuses, _, err := st.Statuses.List(ctx, store.Default)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (c *chaos) converged(ctx context.Context) error {
 }
 
 func (c *chaos) realitiesMatch(ctx context.Context, st *store.Store, known map[string]bool) error {
-	placed, corrupt, err := st.AllPlacements(ctx)
+	placed, corrupt, err := st.Pods.List(ctx, store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}

@@ -106,7 +106,7 @@ func (w *workload) relabel(ctx context.Context, rng *rand.Rand) (what string, er
 func (w *workload) open(ctx context.Context) error {
 	st := w.c.stores[rand.IntN(servers)]
 	for _, n := range w.c.nodes {
-		ops, err := st.NodeOps(ctx, n.Record.Name)
+		ops, err := st.NodeOps.Get(ctx, store.Consistent, n.Record.Name)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			continue
@@ -154,7 +154,7 @@ func (w *workload) attend(ctx context.Context, rng *rand.Rand) {
 func (c *chaos) tripped(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	b, err := c.stores[rand.IntN(servers)].ReadBreaker(ctx)
+	b, err := c.stores[rand.IntN(servers)].Breaker.Get(ctx, store.Consistent)
 	return err == nil && b.Value.Tripped, err
 }
 
@@ -177,7 +177,7 @@ func (c *chaos) dead() []string {
 // forget declares pods of machines that died as gone.
 func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) error {
 	dead := w.c.dead()
-	placed, corrupt, err := st.AllPlacements(ctx)
+	placed, corrupt, err := st.Pods.List(ctx, store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ const firstLeaked = 900
 func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *rand.Rand) error {
 	name := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name
 	id := pod.Identity{RCID: of.ID, Role: rc.DefaultRole, Index: firstLeaked + rng.IntN(100)}
-	found, unreadable, err := st.Reservations(ctx, []string{name})
+	found, unreadable, err := st.ReservationsOf(ctx, []string{name})
 	if err = errors.Join(err, unreadable[name]); err != nil {
 		return err
 	}
@@ -264,11 +264,11 @@ func (w *workload) sweep(ctx context.Context, rng *rand.Rand) error {
 // clean sweeps each node where something was leaked, or that has pods of a controller without a record, as after an older
 // snapshot that was taken in the middle of a sweep.
 func (w *workload) clean(ctx context.Context, st *store.Store) error {
-	placed, _, err := st.AllPlacements(ctx)
+	placed, _, err := st.Pods.List(ctx, store.Default)
 	if err != nil {
 		return err
 	}
-	ids, err := st.ListRCIDs(ctx)
+	ids, err := st.RCs.IDs(ctx)
 	if err != nil {
 		return err
 	}

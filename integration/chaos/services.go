@@ -88,7 +88,7 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 	n := leastPods + d.rng.IntN(mostPods-leastPods+1)
 	bad := d.rng.IntN(5) == 0
 	name := serviceName(i)
-	rec, err := d.c.stores[d.rng.IntN(servers)].RolloutOf(ctx, name)
+	rec, err := d.c.stores[d.rng.IntN(servers)].Rollouts.Get(ctx, store.Consistent, name)
 	none := errors.Is(err, store.ErrNotFound)
 	if err != nil && !none {
 		return "read a rollout", err
@@ -128,7 +128,7 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 // drain closes a node on which a rollout has pods, or opens one that is closed: its pods move while counts do.
 func (d *deployer) drain(ctx context.Context, r *rollout.Record) (what string, err error) {
 	of := r.Revisions[d.rng.IntN(len(r.Revisions))].RC
-	placed, _, err := d.c.stores[d.rng.IntN(servers)].Placements(ctx, of, false)
+	placed, _, err := d.c.stores[d.rng.IntN(servers)].Pods.List(ctx, store.Default, of)
 	if err != nil || len(placed) == 0 {
 		return "", err
 	}
@@ -224,7 +224,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 	var errs []error
 	for i := range serviceCount {
 		name := serviceName(i)
-		rec, err := d.c.stores[rand.IntN(servers)].RolloutOf(ctx, name)
+		rec, err := d.c.stores[rand.IntN(servers)].Rollouts.Get(ctx, store.Consistent, name)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			errs = append(errs, err)
 			continue
@@ -250,7 +250,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 // deleteLeftPreDeploys deletes the controllers of a pre_deploy whose rollout a wipe or a restore took away: no rollout ends them.
 func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
 	st := d.c.stores[rand.IntN(servers)]
-	recs, corrupt, err := st.ListRCs(ctx)
+	recs, corrupt, err := st.RCs.List(ctx, store.Default)
 	errs := append(corrupt, err)
 	for i := range recs {
 		r := &recs[i].Value
@@ -258,7 +258,7 @@ func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
 		if !strings.HasSuffix(r.Name, "-pre-deploy") || !found || r.DeletedAt != nil {
 			continue
 		}
-		switch _, err := st.RolloutOf(ctx, service); {
+		switch _, err := st.Rollouts.Get(ctx, store.Consistent, service); {
 		case errors.Is(err, store.ErrNotFound):
 			errs = append(errs, fmt.Errorf("%s is left without its rollout", r.Name), d.c.rcctl(ctx, "rc", "delete", r.Name, "--force", "--allow-mass-stop"))
 		case err != nil:
@@ -283,11 +283,11 @@ func (d *deployer) carryOn(ctx context.Context, r *rollout.Record) (err error) {
 // converged says why a service without a rollout is not at one revision.
 func (d *deployer) converged(ctx context.Context, name string) error {
 	st := d.c.stores[rand.IntN(servers)]
-	recs, corrupt, err := st.ListRCs(ctx)
+	recs, corrupt, err := st.RCs.List(ctx, store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
-	statuses, _, err := st.ListStatus(ctx)
+	statuses, _, err := st.Statuses.List(ctx, store.Default)
 	if err != nil {
 		return err
 	}

@@ -169,7 +169,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	_ = c.resume(ctx) // farms that may stop nothing are not busy
-	recs, _, err := c.stores[rng.IntN(servers)].ListRCs(ctx)
+	recs, _, err := c.stores[rng.IntN(servers)].RCs.List(ctx, store.Default)
 	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool {
 		return r.Value.Service != nil || r.Value.Mutator != "" // those are changed by rollouts
 	})
@@ -181,7 +181,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 		rng := newRand(rng.Int64(), 5)
 		all.Go(func() {
 			for ctx.Err() == nil {
-				rec, err := c.stores[server].RC(ctx, recs[rng.IntN(len(recs))].Value.ID, true)
+				rec, err := c.stores[server].RCs.Get(ctx, store.Consistent, recs[rng.IntN(len(recs))].Value.ID)
 				if err == nil && rec.Value.DeletedAt == nil {
 					slot, _ := strconv.Atoi(rec.Value.Labels["slot"]) // as create wrote it
 					rec.Value.ReplicaGroups = groups(slot, 1+rng.IntN(c.most(slot)))
@@ -201,7 +201,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 
 // find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
 func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.Rec[rc.RC], error) {
-	recs, corrupt, err := st.ListRCs(ctx)
+	recs, corrupt, err := st.RCs.List(ctx, store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return store.Rec[rc.RC]{}, err
 	}
@@ -314,7 +314,7 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	}
 	// The author names no farm, and the record no controller: what operators do is not judged as a farm's writes are.
 	change.Audit = store.NewAudit("operator", what, "", nil)
-	if err := st.ChangeRC(ctx, change); err != nil && !errors.Is(err, store.ErrConflict) {
+	if err := st.Operator.ChangeRC(ctx, change); err != nil && !errors.Is(err, store.ErrConflict) {
 		return err
 	}
 	return nil
@@ -349,7 +349,7 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 	call, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	st := w.c.stores[rand.IntN(servers)]
-	recs, corrupt, err := st.ListRCs(call)
+	recs, corrupt, err := st.RCs.List(call, store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
@@ -375,7 +375,7 @@ func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	st := w.c.stores[rand.IntN(servers)]
-	statuses, _, err := st.ListStatus(call)
+	statuses, _, err := st.Statuses.List(call, store.Default)
 	if err != nil {
 		return err
 	}
@@ -383,7 +383,7 @@ func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 		if !s.Value.Is(rc.Regressed) {
 			continue
 		}
-		rec, err := st.RC(call, s.Value.RCID, true)
+		rec, err := st.RCs.Get(call, store.Consistent, s.Value.RCID)
 		if err != nil {
 			return err
 		}

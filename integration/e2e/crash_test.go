@@ -10,6 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // promptly is how soon a wait must end that cannot succeed: a program that ends after 3 s has done so three times after 10.5 s. It
@@ -90,7 +91,7 @@ func (e *env) notesCrash(preparer *daemon) {
 	preparer.startAgain()
 	since := map[string]time.Time{}
 	e.within(limit, func() error {
-		recs, _, err := e.store.AllRealities(e.t.Context())
+		recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 		if err != nil {
 			return err
 		}
@@ -127,7 +128,7 @@ func (e *env) crashAlerts(raised, resolved int) error {
 // It fails the test where the status says that all is well.
 func (e *env) crashing(id string, pods, restarts int) error {
 	e.t.Helper()
-	st, err := e.store.Status(e.t.Context(), id)
+	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (e *env) crashing(id string, pods, restarts int) error {
 	if err := e.says(id, rc.CrashLooping, fmt.Sprintf("%d pods end again and again", pods)); err != nil {
 		return err
 	}
-	recs, _, err := e.store.AllRealities(e.t.Context())
+	recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 func (e *env) statusIs(id string, good func(*rc.Status) bool) {
 	e.t.Helper()
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !good(&st.Value) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}

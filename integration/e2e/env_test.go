@@ -526,7 +526,7 @@ func (e *env) sameProcesses(want map[string]int, when string) {
 // placements returns the controller's placements by role.index.
 func (e *env) placements(rcID string) map[string]store.Rec[pod.Placement] {
 	e.t.Helper()
-	recs, corrupt, err := e.store.Placements(e.t.Context(), rcID, true)
+	recs, corrupt, err := e.store.Pods.List(e.t.Context(), store.Consistent, rcID)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		e.t.Fatal(err)
 	}
@@ -540,7 +540,7 @@ func (e *env) placements(rcID string) map[string]store.Rec[pod.Placement] {
 // nodes returns the node records by name.
 func (e *env) nodes() map[string]store.Rec[node.Node] {
 	e.t.Helper()
-	recs, corrupt, err := e.store.ListNodes(e.t.Context())
+	recs, corrupt, err := e.store.Nodes.List(e.t.Context(), store.Default)
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		e.t.Fatal(err)
 	}

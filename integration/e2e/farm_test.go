@@ -82,7 +82,7 @@ func (e *env) writeRC(name string, replicas int, change func(*rc.RC)) string {
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}, Strategy: rc.Dynamic,
 	}
 	change(&r)
-	err = e.store.ChangeRC(e.t.Context(), store.RCChange{RC: r, Manifest: canonical, Audit: store.NewAudit("scenario", "create", r.ID, nil)})
+	err = e.store.Operator.ChangeRC(e.t.Context(), store.RCChange{RC: r, Manifest: canonical, Audit: store.NewAudit("scenario", "create", r.ID, nil)})
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func corruptNode(e *env) {
 		}
 	}
 	mended := func() error {
-		rec, err := e.store.Node(e.t.Context(), where)
+		rec, err := e.store.Nodes.Get(e.t.Context(), store.Consistent, where)
 		if err == nil && rec.Session == "" {
 			err = fmt.Errorf("%s has no lock", where)
 		}
@@ -314,7 +314,7 @@ func corruptNode(e *env) {
 
 // says reports whether a condition is true of a controller, for a reason that contains the text.
 func (e *env) says(rcID string, condition rc.ConditionType, why string) error {
-	st, err := e.store.Status(e.t.Context(), rcID)
+	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, rcID)
 	if err != nil {
 		return err
 	}
@@ -333,7 +333,7 @@ func firstPod(e *env) {
 	e.apply(e.hello(1, nil))
 	id := e.rcID("hello")
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -386,7 +386,7 @@ func breaker(e *env) {
 	e.apply(h)
 	id := e.rcID("hello")
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.BreakerTripped) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // What P8 allows. The numbers are those of the promise and of the table in docs/architecture.md, whatever the programs say.
@@ -54,7 +55,7 @@ func manyRCs(e *env) {
 	e.within(2*limit, func() error { return e.owned(map[string]int{"f1": rcs + 1}) })
 	e.t.Logf("%d controllers were owned after %s", rcs, time.Since(started).Round(time.Millisecond))
 	e.within(2*limit, func() error {
-		recs, _, err := e.store.ListStatus(e.t.Context())
+		recs, _, err := e.store.Statuses.List(e.t.Context(), store.Default)
 		for i := range recs {
 			if st := recs[i].Value; st.Available == 0 || !st.Is(rc.Converged) {
 				return fmt.Errorf("status %+v", st)

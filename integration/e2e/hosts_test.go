@@ -67,7 +67,7 @@ func twoHosts(e *env) {
 
 func (e *env) node(name string) store.Rec[node.Node] {
 	e.t.Helper()
-	rec, err := e.store.Node(e.t.Context(), name)
+	rec, err := e.store.Nodes.Get(e.t.Context(), store.Consistent, name)
 	if err != nil {
 		e.t.Fatal(err)
 	}

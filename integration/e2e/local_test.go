@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scale"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // curl runs a command line of curl in the scenario's directory and returns the status and the answer.
@@ -210,7 +211,7 @@ func (e *env) localClaims(n int, want ...string) {
 func (e *env) reservation(n int) node.Reservation {
 	e.t.Helper()
 	name := fmt.Sprintf("n%d", n)
-	found, bad, err := e.store.Reservations(e.t.Context(), []string{name})
+	found, bad, err := e.store.ReservationsOf(e.t.Context(), []string{name})
 	if err = errors.Join(err, bad[name]); err != nil {
 		e.t.Fatal(err)
 	}
@@ -329,7 +330,7 @@ func localService(e *env) {
 	}
 	e.awaitLocal(locals + 1)
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), e.rcID("hello"))
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, e.rcID("hello"))
 		if err == nil && (st.Value.Available != last-first+1-locals || !st.Value.Is(rc.InsufficientNodes)) {
 			err = fmt.Errorf("%d local pods, status %+v", locals, st.Value)
 		}
@@ -340,7 +341,7 @@ func localService(e *env) {
 	big := strings.Replace(cluster.HelloSpec(cluster.Hello{Name: "big", Replicas: 1, Port: 8090, Artifact: h.Artifact}), "stop_grace: 5s", "stop_grace: 5s\n    resources: {memory: 600Mi}", 1)
 	e.rcctl(big, "apply", "-f", "-")
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), e.rcID("big"))
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, e.rcID("big"))
 		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
 			err = fmt.Errorf("a pod that needs what local services have: %+v", st.Value)
 		}

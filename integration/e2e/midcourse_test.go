@@ -78,7 +78,7 @@ func (e *env) healthy(running map[string]int) (n int) {
 func (e *env) runner(besides ...string) (farm string) {
 	e.t.Helper()
 	e.within(limit, func() (err error) {
-		farm, err = e.store.RunnerOf(e.t.Context(), "web")
+		farm, err = e.store.Deployments.RunnerOf(e.t.Context(), "web")
 		if err == nil && (farm == "" || slices.Contains(besides, farm)) {
 			err = fmt.Errorf("farm %q carries the rollout out", farm)
 		}

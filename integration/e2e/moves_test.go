@@ -8,6 +8,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // pooled is a controller of three pods, one on a node, on the nodes of pool a. On n4 none becomes available.
@@ -136,7 +137,7 @@ func misplaced(e *env) {
 	e.sameProcesses(before, "while its node does not match")
 	e.rcctl("", "node", "label", "n1", "rack-")
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && st.Value.Is("Misplaced") {
 			err = fmt.Errorf("%+v", st.Value)
 		}

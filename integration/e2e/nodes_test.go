@@ -18,6 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // agent starts a Consul client agent on the machine of node number n and returns its HTTP address.
@@ -190,7 +191,7 @@ func (e *env) agentFailed(machine string) bool {
 
 // availableAll reports whether the status counts n available replicas.
 func (e *env) availableAll(id string, n int) error {
-	st, err := e.store.Status(e.t.Context(), id)
+	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 	if err == nil && st.Value.Available != n {
 		err = fmt.Errorf("status %+v", st.Value)
 	}
@@ -212,7 +213,7 @@ func preparerGone(e *env) {
 	processes := e.processes()
 	preparers[where].kill()
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && (!st.Value.Is(rc.NodeLost) || st.Value.Unmanaged != 1 || st.Value.Available != 1) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -325,7 +326,7 @@ func drain(e *env) {
 	h := e.hello(4, nil)
 	e.apply(h)
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
 			err = fmt.Errorf("a fourth pod found a node: %+v", st.Value)
 		}
@@ -393,7 +394,7 @@ func drainForce(e *env) {
 	}
 	e.rcctl("", "node", "drain", "n1", "--wait", "--timeout", limit.String())
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
 			err = fmt.Errorf("the pod found another node, or waits for nothing: %+v", st.Value)
 		}
@@ -413,11 +414,11 @@ func drainForce(e *env) {
 
 // blocked reports whether the owner says about the newest generation that a drain or an upgrade waits, and why.
 func (e *env) blocked(rcID, why string) error {
-	rec, err := e.store.RC(e.t.Context(), rcID, true)
+	rec, err := e.store.RCs.Get(e.t.Context(), store.Consistent, rcID)
 	if err != nil {
 		return err
 	}
-	st, err := e.store.Status(e.t.Context(), rcID)
+	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, rcID)
 	if err == nil && st.Value.ObservedGeneration != rec.Value.Generation {
 		err = fmt.Errorf("generation %d, status %+v", rec.Value.Generation, st.Value)
 	}
@@ -427,7 +428,7 @@ func (e *env) blocked(rcID, why string) error {
 // deadline is that of a node's drain.
 func (e *env) deadline(node string) time.Time {
 	e.t.Helper()
-	ops, err := e.store.NodeOps(e.t.Context(), node)
+	ops, err := e.store.NodeOps.Get(e.t.Context(), store.Consistent, node)
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // dynamicPorts: replicas of one program share machines, each on a number of its own from the machine's range, which its
@@ -50,7 +51,7 @@ func dynamicPorts(e *env) {
 	h.Replicas = 2*(last-first+1) + 1
 	e.apply(h)
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), e.rcID("hello"))
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, e.rcID("hello"))
 		if err == nil && (st.Value.Available != h.Replicas-1 || !st.Value.Is(rc.InsufficientNodes)) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}

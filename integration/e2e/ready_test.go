@@ -16,6 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // door is an address for Consul that is shut at first, and may keep requests of one kind waiting.
@@ -157,7 +158,7 @@ func unclaimed(e *env) {
 	}
 	// Two sweeps, 30 s, and one more sweep that tells.
 	e.within(4*limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.Unclaimed) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -169,7 +170,7 @@ func unclaimed(e *env) {
 	e.ownedBy(id, "f2", "", limit)
 	e.t.Logf("it ran %s after the farm was started", time.Since(asked).Round(time.Millisecond))
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && (st.Value.Is(rc.Unclaimed) || len(st.Value.Incidents) > 0) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}

@@ -90,7 +90,7 @@ func (e *env) restartWith(d *daemon, was, is string) {
 	d.startAgain()
 	key, value, _ := strings.Cut(is, "=")
 	e.within(limit, func() error {
-		rec, err := e.store.Node(e.t.Context(), d.name)
+		rec, err := e.store.Nodes.Get(e.t.Context(), store.Consistent, d.name)
 		if err == nil && (rec.Session == "" || rec.Value.Labels[key] != value) {
 			err = fmt.Errorf("%s does not say %s yet: %+v", d.name, is, rec.Value)
 		}
@@ -105,11 +105,11 @@ func (e *env) placedWhereLabelsMatched(id string) {
 	judged := 0
 	for key, rec := range e.placements(id) {
 		name := rec.Value.Node
-		record, err := e.store.Node(e.t.Context(), name)
+		record, err := e.store.Nodes.Get(e.t.Context(), store.Consistent, name)
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		ops, err := e.store.NodeOps(e.t.Context(), name)
+		ops, err := e.store.NodeOps.Get(e.t.Context(), store.Consistent, name)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			e.t.Fatal(err)
 		}

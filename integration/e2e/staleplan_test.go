@@ -51,7 +51,7 @@ func stalePlan(e *env) {
 func (e *env) released() {
 	e.t.Helper()
 	e.within(limit, func() error {
-		recs, corrupt, err := e.store.ListRCs(e.t.Context())
+		recs, corrupt, err := e.store.RCs.List(e.t.Context(), store.Default)
 		for i := range recs {
 			if r := &recs[i].Value; r.Mutator != "" {
 				err = errors.Join(err, fmt.Errorf("%s is held by %s", r.Name, r.Mutator))

@@ -20,11 +20,11 @@ type podPlacement = pod.Placement
 
 // converged reports whether the owner says that the newest generation has converged with n replicas.
 func (e *env) converged(rcID string, n int) error {
-	rec, err := e.store.RC(e.t.Context(), rcID, true)
+	rec, err := e.store.RCs.Get(e.t.Context(), store.Consistent, rcID)
 	if err != nil {
 		return err
 	}
-	st, err := e.store.Status(e.t.Context(), rcID)
+	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, rcID)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func restore(e *env) {
 	e.within(limit, func() error { return e.adopted(id, 4) })
 	e.t.Logf("all pods were adopted after %s", time.Since(restored).Round(time.Millisecond))
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && (!st.Value.Is(rc.Regressed) || st.Value.Available != 4) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -213,14 +213,14 @@ func restoreScale(e *env) {
 	processes := e.processes()
 	e.put("/v1/snapshot", snapshot)
 	e.within(limit, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && (len(e.placements(id)) != 4 || st.Value.Available != 4 || st.Value.Is(rc.Holding)) {
 			err = fmt.Errorf("%d placements, status %+v", len(e.placements(id)), st.Value)
 		}
 		return err
 	})
 	// Past the hold, and one more look at the controller.
-	bumped, err := e.store.RC(e.t.Context(), id, true)
+	bumped, err := e.store.RCs.Get(e.t.Context(), store.Consistent, id)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func changeManifest(e *env) {
 
 	e.apply(e.hello(3, map[string]string{"HELLO_FAIL": "1"}))
 	least = e.leastAvailable(id, func() error {
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.Blocked) {
 			err = fmt.Errorf("not blocked: %+v", st.Value)
 		}
@@ -297,7 +297,7 @@ func (e *env) leastAvailable(rcID string, condition func() error) int {
 	e.t.Helper()
 	least := 1 << 30
 	e.within(2*limit, func() error {
-		recs, _, err := e.store.AllRealities(e.t.Context())
+		recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 		if err != nil {
 			return err
 		}

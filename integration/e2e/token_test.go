@@ -112,7 +112,7 @@ func aclPolicies(e *env) {
 	e.oneCopyEach()
 
 	e.restartWith(p1, "rack=a", "rack=z")
-	found, _, err := e.store.Reservations(e.t.Context(), []string{"n1"})
+	found, _, err := e.store.ReservationsOf(e.t.Context(), []string{"n1"})
 	if err != nil || found["n1"].Value.Labels.Own != node.LabelStamp(map[string]string{"rack": "z"}) {
 		e.t.Errorf("reservation %+v, %v; its preparer was started with other labels", found["n1"].Value, err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // A node that trusts one signer runs what that one signed for this pod, and says of everything else why not and what to
@@ -179,7 +180,7 @@ func (e *env) applySigned(h cluster.Hello, key string) {
 func (e *env) distrusted(reason string) {
 	e.t.Helper()
 	e.within(2*limit, func() error { // a node tries again after a minute at the latest
-		recs, _, err := e.store.AllRealities(e.t.Context())
+		recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 		if err != nil {
 			return err
 		}

@@ -78,7 +78,7 @@ pod:
 	})
 	e.within(limit, func() error {
 		same()
-		st, err := e.store.Status(e.t.Context(), id)
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && (st.Value.Is(rc.Holding) || st.Value.Available != pods) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}

@@ -287,7 +287,7 @@ func (d *devCluster) waitNodes(ctx context.Context) error {
 	}
 	alive := 0
 	err = poll.PollUntilContextTimeout(ctx, devNodePollGap, devStartLimit, true, func(ctx context.Context) (bool, error) {
-		nodes, _, err := store.New(client, keys).ListNodes(ctx)
+		nodes, _, err := store.New(client, keys).Nodes.List(ctx, store.Default)
 		alive = len(slices.DeleteFunc(nodes, func(n store.Rec[node.Node]) bool { return n.Session == "" }))
 		return err == nil && alive == d.cfg.Nodes, nil
 	})

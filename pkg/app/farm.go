@@ -155,7 +155,7 @@ func (f *Farm) own(ctx context.Context) error {
 		})
 		defer f.readiness.begin(worker.Ready)()
 		cleaner := janitor.New(janitor.Config{
-			Records: f.store, Log: f.log,
+			Records: f.store.Leftovers, Log: f.log,
 			Chosen: func() bool { return worker.Ready() == nil && farm.IsLowest(f.cfg.ID, worker.Members()) },
 		})
 		return together(ctx, worker.Start, carrier.Start, cleaner.Run)

@@ -37,7 +37,7 @@ func (*Client) NewID() string { return store.NewID() }
 
 // Service implements plan.Client.
 func (c *Client) Service(ctx context.Context, name string) (*record.Service, error) {
-	svc, err := c.Store.Service(ctx, name)
+	svc, err := c.Store.Deployments.Service(ctx, name)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, nil
 	}
@@ -55,7 +55,7 @@ func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 		d.Rollout.Nonce = schema.Value.Nonce
 	}
 	lines := append([]string{fmt.Sprintf("service %s: revision %d", d.Service, d.Deployed.Revision)}, d.Audit...)
-	err := c.Store.DeployDraft(ctx, d, store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
+	err := c.Store.Deployments.DeployDraft(ctx, d, store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
 	var running *store.RunningError
 	switch {
 	case errors.As(err, &running):
@@ -88,14 +88,14 @@ func (c *Client) reached(ctx context.Context, g plan.Goal) (bool, error) {
 	if end != nil && end.State != rollout.Done {
 		return false, end
 	}
-	r, err := c.Store.RC(ctx, g.RC, false)
+	r, err := c.Store.RCs.Get(ctx, store.Default, g.RC)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return g.Reached != plan.Available, nil
 	case err != nil:
 		return false, err
 	}
-	st, err := c.Store.Status(ctx, g.RC)
+	st, err := c.Store.Statuses.Get(ctx, store.Default, g.RC)
 	if err != nil || st.Value.ObservedGeneration != r.Value.Generation {
 		if errors.Is(err, store.ErrNotFound) {
 			err = nil
@@ -118,7 +118,7 @@ func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutEr
 	if id == "" {
 		return nil, nil
 	}
-	rec, err := c.Store.RolloutOf(ctx, service)
+	rec, err := c.Store.Rollouts.Get(ctx, store.Consistent, service)
 	switch {
 	case err == nil && rec.Value.ID == id && !rec.Value.State.Ended():
 		return nil, nil
@@ -128,7 +128,7 @@ func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutEr
 		return nil, err
 	}
 	replaced := err == nil
-	entries, _, err := c.Store.History(ctx, service)
+	entries, _, err := c.Store.Deployments.History(ctx, service)
 	if err != nil {
 		return nil, err
 	}
@@ -146,17 +146,17 @@ func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutEr
 
 // State reads what a plan needs to see whether there is room. Records that cannot be read count as if they were not there, and are returned.
 func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []error, err error) {
-	schema, err := s.Schema(ctx)
+	schema, err := s.Schema.Get(ctx, store.Default)
 	if _, unreadable := errors.AsType[*store.CorruptError](err); unreadable {
 		corrupt = append(corrupt, err)
 	} else if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return nil, nil, fmt.Errorf("read schema: %w", err)
 	}
-	recs, badNodes, err := s.ListNodes(ctx)
+	recs, badNodes, err := s.Nodes.List(ctx, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}
-	ops, bad, err := s.ListNodeOps(ctx)
+	ops, bad, err := s.NodeOps.List(ctx, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}

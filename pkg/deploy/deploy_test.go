@@ -146,10 +146,10 @@ func TestDeployingTwice(t *testing.T) {
 	if svc, err = w.Service(t.Context(), "web"); err != nil || len(svc.Controllers) != 2 || len(svc.History) != 2 || svc.Deployed.Revision != 2 || svc.Rollout.ID != p.Rollout() {
 		t.Fatalf("%+v, %v", svc, err)
 	}
-	if names, err := w.Store.ListServices(t.Context()); err != nil || !slices.Equal(names, []string{"web"}) {
+	if names, err := w.Store.Deployments.ListServices(t.Context()); err != nil || !slices.Equal(names, []string{"web"}) {
 		t.Error(names, err)
 	}
-	recs, corrupt, err := w.Store.ListRollouts(t.Context())
+	recs, corrupt, err := w.Store.Deployments.ListRollouts(t.Context())
 	if err != nil || len(corrupt) != 0 || len(recs) != 1 || recs[0].Value.ID != p.Rollout() {
 		t.Error(recs, corrupt, err)
 	}
@@ -170,7 +170,7 @@ func TestDeployingBeforeTheFirstFarm(t *testing.T) {
 			if _, err := w.deployment(t, "a").Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			schema, err := w.Store.Schema(t.Context())
+			schema, err := w.Store.Schema.Get(t.Context(), store.Default)
 			if err != nil {
 				t.Fatal(err)
 			}

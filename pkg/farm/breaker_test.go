@@ -56,10 +56,10 @@ func TestTakingOverTripsNothing(t *testing.T) {
 			}
 			c.faultyFarm("f2", faults, nil)
 			consultest.Eventually(t, soon, func() error {
-				if b, err := c.store.ReadBreaker(t.Context()); err != nil || b.Value.Tripped {
+				if b, err := c.store.Breaker.Get(t.Context(), store.Consistent); err != nil || b.Value.Tripped {
 					t.Fatalf("breaker %+v, %v", b.Value, err)
 				}
-				_, err := c.store.RC(t.Context(), "small", true)
+				_, err := c.store.RCs.Get(t.Context(), store.Consistent, "small")
 				if errors.Is(err, store.ErrNotFound) {
 					return nil
 				}
@@ -83,12 +83,12 @@ func TestATrippedBreakerIsInTheAudit(t *testing.T) {
 	c.converged("web", 20)
 	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
 	consultest.Eventually(t, soon, func() error {
-		if b, err := c.store.ReadBreaker(t.Context()); err != nil || !b.Value.Tripped {
+		if b, err := c.store.Breaker.Get(t.Context(), store.Consistent); err != nil || !b.Value.Tripped {
 			return errors.Join(errors.New("the breaker has not tripped"), err)
 		}
 		return nil
 	})
-	breaker, err := c.store.ReadBreaker(t.Context())
+	breaker, err := c.store.Breaker.Get(t.Context(), store.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}

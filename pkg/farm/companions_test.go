@@ -37,11 +37,11 @@ func inCharge(change func(*rc.RC)) func(*rc.RC) {
 func (c *cluster) conditionIs(id string, t rc.ConditionType, want bool) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		rec, err := c.store.RC(c.t.Context(), id, true)
+		rec, err := c.store.RCs.Get(c.t.Context(), store.Consistent, id)
 		if err != nil {
 			return err
 		}
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err == nil && (st.Value.Is(t) != want || st.Value.ObservedGeneration != rec.Value.Generation) {
 			err = fmt.Errorf("%s: %+v", id, st.Value)
 		}
@@ -87,7 +87,7 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	waits := ""
 	consultest.Eventually(t, soon, func() error {
 		for _, id := range []string{"a", "b"} {
-			st, err := c.store.Status(t.Context(), id)
+			st, err := c.store.Statuses.Get(t.Context(), store.Default, id)
 			if err != nil {
 				return err
 			}

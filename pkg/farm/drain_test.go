@@ -18,13 +18,13 @@ import (
 func (c *cluster) force(name string, in time.Duration) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		rec, err := c.store.NodeOps(c.t.Context(), name)
+		rec, err := c.store.NodeOps.Get(c.t.Context(), store.Consistent, name)
 		if err != nil {
 			return err
 		}
 		deadline := time.Now().Add(in)
 		rec.Value.Drain = &node.Drain{Since: rec.Value.Drain.Since, Deadline: &deadline, Force: true}
-		return c.store.ChangeNode(c.t.Context(), store.NodeChange{Ops: rec.Value, Index: rec.Index, Audit: store.NewAudit("test", "drain", "", nil)})
+		return c.store.Operator.ChangeNode(c.t.Context(), store.NodeChange{Ops: rec.Value, Index: rec.Index, Audit: store.NewAudit("test", "drain", "", nil)})
 	})
 }
 
@@ -32,7 +32,7 @@ func (c *cluster) force(name string, in time.Duration) {
 func (c *cluster) empty(name string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		left, bad, err := c.store.ListIntents(c.t.Context(), name)
+		left, bad, err := c.store.Intents.List(c.t.Context(), store.Default, name)
 		if err = errors.Join(append(bad, err)...); err == nil && len(left) > 0 {
 			err = errors.New("intents are left")
 		}
@@ -78,7 +78,7 @@ func TestADrainAfterALossIsNotHeldUp(t *testing.T) {
 	c := newCluster(t)
 	rec := func(name string) string {
 		var n store.Rec[node.Node]
-		consultest.Eventually(t, soon, func() (err error) { n, err = c.store.Node(t.Context(), name); return err })
+		consultest.Eventually(t, soon, func() (err error) { n, err = c.store.Nodes.Get(t.Context(), store.Consistent, name); return err })
 		return n.Value.ConsulNode
 	}
 	stop := c.node("n1", nil, nil)
@@ -95,7 +95,7 @@ func TestADrainAfterALossIsNotHeldUp(t *testing.T) {
 	placedOn := func(name string) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
-			found, _, err := c.store.Placements(t.Context(), "web", true)
+			found, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if err == nil && (len(found) != 1 || found[0].Value.Node != name || len(found[0].Value.Ghosts) != 1 || found[0].Value.Ghosts[0].Node != "n1") {
 				err = errors.New(string(mustJSON(t, found)))
 			}

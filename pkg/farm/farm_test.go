@@ -33,7 +33,7 @@ func TestScaleUpAndDownAndDelete(t *testing.T) {
 	c.converged("web", 0)
 	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
 	consultest.Eventually(t, soon, func() error {
-		if _, err := c.store.RC(t.Context(), "web", true); !errors.Is(err, store.ErrNotFound) {
+		if _, err := c.store.RCs.Get(t.Context(), store.Consistent, "web"); !errors.Is(err, store.ErrNotFound) {
 			return fmt.Errorf("the record is still there: %w", err)
 		}
 		return nil
@@ -68,7 +68,7 @@ func TestStaticPortsAreNeverSharedAndShortageIsSaid(t *testing.T) {
 	c.farm("f1")
 	c.apply("web", testManifest("web", 8080), replicas(3))
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err != nil {
 			return err
 		}
@@ -139,7 +139,7 @@ func TestWipedRecordsStopNothingAndAreAdopted(t *testing.T) {
 		}
 	}
 	consultest.Eventually(t, soon, func() error {
-		placements, _, err := c.store.Placements(t.Context(), "web", true)
+		placements, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err != nil || len(placements) != 2 {
 			return fmt.Errorf("%d placements, %w", len(placements), err)
 		}
@@ -181,7 +181,7 @@ func TestChangedManifestUpgradesOneByOneAndHaltsAtTheFirstFailure(t *testing.T) 
 	c.converged("web", 3)
 	c.apply("web", bad, func(*rc.RC) {})
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err != nil || !st.Value.Is(rc.Blocked) || st.Value.Available != 2 {
 			return fmt.Errorf("status %+v, %w", st.Value, err)
 		}

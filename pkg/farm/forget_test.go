@@ -45,7 +45,7 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	stop := c.node("n1", nil, nil)
 	c.apply("web", testManifest("web", 8080), replicas(1))
 	c.converged("web", 1)
-	before, _, err := c.store.Placements(t.Context(), "web", true)
+	before, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 		return err
 	})
 	c.converged("web", 1)
-	after, _, err := c.store.Placements(t.Context(), "web", true)
+	after, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 	if err != nil || len(after) != 1 || after[0].Value.Revision != before[0].Value.Revision {
 		t.Errorf("P5: it was forgotten and placed again: %+v, %v", after, err)
 	}
@@ -84,7 +84,7 @@ func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 			stopFarm := c.farm("f1")
 			c.apply("web", testManifest("web", 0), func(*rc.RC) {})
 			c.converged("web", 1)
-			before, _, err := c.store.Placements(t.Context(), "web", true)
+			before, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -100,7 +100,7 @@ func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 			if done, err := c.answered("web", id); !done || err != nil {
 				t.Errorf("answered: %t, %v", done, err)
 			}
-			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if err != nil || len(recs) != 1 || recs[0].Value.Revision != before[0].Value.Revision || recs[0].Value.Node != "n1" {
 				t.Errorf("P5: placements %s, %v", mustJSON(t, recs), err)
 			}
@@ -136,7 +136,7 @@ func TestAForgetAboutANodeWithoutARecord(t *testing.T) {
 				}
 				return err
 			})
-			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if there := len(recs) == 1; err != nil || there != appears {
 				t.Errorf("placements %s, %v", mustJSON(t, recs), err)
 			}
@@ -156,7 +156,7 @@ func TestAskingToForgetDependsOnTheNode(t *testing.T) {
 	c.visit("n1")
 	for _, seen := range []uint64{index, 0} {
 		r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: "n1", Pod: pod.Identity{RCID: "web", Role: "main"}, NodeIndex: seen}
-		if err := c.store.Ask(t.Context(), r, store.NewAudit("operator", "forget", "web", nil)); !errors.Is(err, store.ErrConflict) {
+		if err := c.store.Operator.Ask(t.Context(), r, store.NewAudit("operator", "forget", "web", nil)); !errors.Is(err, store.ErrConflict) {
 			t.Errorf("asked about the record at %d: %v", seen, err)
 		}
 	}
@@ -212,7 +212,7 @@ func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 			id := pod.Identity{RCID: fmt.Sprintf("rc%d", i%controllers), Role: "main", Index: i}
 			requests[i] = store.Request{ID: store.NewID(), RCID: id.RCID, Kind: store.ForgetPod, Node: "n1", Pod: id, NodeIndex: index, By: "operator"}
 		}
-		_, err = c.store.AskForget(t.Context(), "n1", requests, func(_ []store.Request) store.Audit {
+		_, err = c.store.Operator.AskForget(t.Context(), "n1", requests, func(_ []store.Request) store.Audit {
 			audits++
 			return store.NewAudit("operator", "forget-node", "", nil).OnNodes("n1")
 		})

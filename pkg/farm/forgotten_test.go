@@ -168,7 +168,7 @@ func (c *cluster) faultyFarm(id string, faults *faulty, sched scheduler.Schedule
 func (c *cluster) short(id string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.InsufficientNodes) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -209,7 +209,7 @@ func TestANodeThatJoinsDuringAPassIsNotMissed(t *testing.T) {
 	c.node("n1", nil, nil)
 	var once sync.Once
 	c.faultyFarm("f1", &faulty{}, &late{before: func() {
-		placements, _, _ := c.store.Placements(context.Background(), "web", true)
+		placements, _, _ := c.store.Pods.List(context.Background(), store.Consistent, "web")
 		if len(placements) == 1 {
 			once.Do(func() {
 				c.node("n2", nil, nil)
@@ -304,7 +304,7 @@ func TestAnUnreadableReservationConcernsItsNodeOnly(t *testing.T) {
 	})
 	c.apply("web", testManifest("web", 0), func(r *rc.RC) { replicas(4)(r); five := 5; r.MaxSurge = &five })
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err != nil {
 			return err
 		}
@@ -324,7 +324,7 @@ func TestADeepCheckIsRepeatedUntilItIsDone(t *testing.T) {
 	c.apply("web", testManifest("web", 0), replicas(1))
 	c.converged("web", 1)
 	stop()
-	placements, _, err := c.store.Placements(t.Context(), "web", true)
+	placements, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 	if err != nil || len(placements) != 1 {
 		t.Fatal(placements, err)
 	}
@@ -347,7 +347,7 @@ func TestADeepCheckIsRepeatedUntilItIsDone(t *testing.T) {
 		return err
 	}}, nil)
 	consultest.Eventually(t, soon, func() error {
-		placements, _, err := c.store.Placements(t.Context(), "web", true)
+		placements, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err != nil {
 			return err
 		}
@@ -393,7 +393,7 @@ func TestACopiedPlacementIsNotActedOn(t *testing.T) {
 	reg, _ := c.watchedFarm("f1", &recorder{})
 	c.apply("web", testManifest("web", 0), replicas(1))
 	c.converged("web", 1)
-	placements, _, err := c.store.Placements(t.Context(), "web", true)
+	placements, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 	if err != nil || len(placements) != 1 {
 		t.Fatal(placements, err)
 	}
@@ -433,7 +433,7 @@ func TestADeletedControllerWithHiddenPlacementsIsNotForgotten(t *testing.T) {
 		}
 		return nil
 	})
-	if rec, err := c.store.RC(t.Context(), "web", true); err != nil || rec.Value.DeletedAt == nil {
+	if rec, err := c.store.RCs.Get(t.Context(), store.Consistent, "web"); err != nil || rec.Value.DeletedAt == nil {
 		t.Errorf("the record is %+v, %v", rec, err)
 	}
 	faults.hidden.Store(false)

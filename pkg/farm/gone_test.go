@@ -17,7 +17,7 @@ func (c *cluster) agentOf(name string) string {
 	c.t.Helper()
 	var agent string
 	consultest.Eventually(c.t, soon, func() error {
-		rec, err := c.store.Node(c.t.Context(), name)
+		rec, err := c.store.Nodes.Get(c.t.Context(), store.Consistent, name)
 		agent = rec.Value.ConsulNode
 		return err
 	})
@@ -40,7 +40,7 @@ func (c *cluster) lockedIs(name string, want bool) {
 func (c *cluster) runsAgain(id string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if got := c.running(id); err == nil && (!st.Value.Is(rc.Converged) || st.Value.Lost+st.Value.Unmanaged > 0 || len(got) != 1) {
 			err = fmt.Errorf("%v run, status %s", got, mustJSON(c.t, st.Value))
 		}
@@ -133,7 +133,7 @@ func (a *answers) wasAsked(times int) error {
 func (c *cluster) lookedAt(id string) {
 	c.t.Helper()
 	c.apply(id, testManifest("web", 0), func(*rc.RC) {})
-	rec, err := c.store.RC(c.t.Context(), id, true)
+	rec, err := c.store.RCs.Get(c.t.Context(), store.Consistent, id)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestALossIsNotWrittenAboutANodeThatReturned(t *testing.T) {
 			<-returned
 			c.runsAgain("web")
 			c.neverLost("web")
-			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if err != nil || len(recs) != 1 || recs[0].Value.Node != "n1" {
 				t.Errorf("placements %s, %v", mustJSON(t, recs), err)
 			}

@@ -10,13 +10,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // statusOf waits for a status that a test calls good.
 func (c *cluster) statusOf(id string, good func(*rc.Status) bool) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err == nil && !good(&st.Value) {
 			err = fmt.Errorf("status %s", mustJSON(c.t, st.Value))
 		}
@@ -35,7 +36,7 @@ func TestALostMachineStaysLost(t *testing.T) {
 			stopNode := c.node("n1", nil, nil)
 			rec := node.Node{}
 			consultest.Eventually(t, soon, func() error {
-				n, err := c.store.Node(t.Context(), "n1")
+				n, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n1")
 				rec = n.Value
 				return err
 			})
@@ -53,7 +54,7 @@ func TestALostMachineStaysLost(t *testing.T) {
 			stopNode()
 			c.statusOf("web", lost)
 			marked := func() error {
-				recs, _, err := c.store.Placements(t.Context(), "web", true)
+				recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 				if err == nil && (len(recs) != 1 || recs[0].Value.LostSince == nil || recs[0].Value.UnmanagedSince != nil || recs[0].Value.Node != "n1") {
 					err = fmt.Errorf("placements %s", mustJSON(t, recs))
 				}
@@ -95,7 +96,7 @@ func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 			stopNode := c.node("n1", nil, nil)
 			var rec node.Node
 			consultest.Eventually(t, soon, func() error {
-				n, err := c.store.Node(t.Context(), "n1")
+				n, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n1")
 				rec = n.Value
 				return err
 			})
@@ -111,7 +112,7 @@ func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 			stopNode()
 			var since time.Time
 			consultest.Eventually(t, soon, func() error {
-				recs, _, err := c.store.Placements(t.Context(), "web", true)
+				recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 				if err == nil && (len(recs) != 1 || recs[0].Value.LostSince == nil) {
 					return fmt.Errorf("placements %s", mustJSON(t, recs))
 				} else if err == nil {
@@ -126,7 +127,7 @@ func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 			second.agents.Store(&forgotten)
 			c.bookedFarm("f2", k, &recorder{}, second)
 			c.statusOf("web", func(st *rc.Status) bool { return st.Owner == "f2" && st.Lost == 1 })
-			recs, _, err := c.store.Placements(t.Context(), "web", true)
+			recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if err != nil || len(recs) != 1 || recs[0].Value.LostSince == nil || !recs[0].Value.LostSince.Equal(since) {
 				t.Errorf("placements %s, %v; it is lost since %s", mustJSON(t, recs), err, since)
 			}

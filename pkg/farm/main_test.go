@@ -138,7 +138,7 @@ func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
 		c.t.Fatal(err)
 	}
 	consultest.Eventually(c.t, soon, func() error {
-		rec, err := c.store.RC(c.t.Context(), id, true)
+		rec, err := c.store.RCs.Get(c.t.Context(), store.Consistent, id)
 		if errors.Is(err, store.ErrNotFound) {
 			one := 1
 			rec.Value = rc.RC{ID: id, Name: id, Strategy: rc.Dynamic, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
@@ -148,7 +148,7 @@ func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
 		rec.Value.Generation++
 		rec.Value.ManifestDigest = manifest.Digest(canonical)
 		change(&rec.Value)
-		return c.store.ChangeRC(c.t.Context(), store.RCChange{
+		return c.store.Operator.ChangeRC(c.t.Context(), store.RCChange{
 			RC: rec.Value, Index: rec.Index, Manifest: canonical, Audit: store.NewAudit("test", "apply", id, nil),
 		})
 	})
@@ -167,11 +167,11 @@ func (c *cluster) converged(id string, n int) {
 func (c *cluster) convergedWithin(limit time.Duration, id string, n int) {
 	c.t.Helper()
 	consultest.Eventually(c.t, limit, func() error {
-		rec, err := c.store.RC(c.t.Context(), id, true)
+		rec, err := c.store.RCs.Get(c.t.Context(), store.Consistent, id)
 		if err != nil {
 			return err
 		}
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err != nil {
 			return err
 		}

@@ -21,19 +21,19 @@ import (
 func (c *cluster) operate(name string, change func(*node.Ops)) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		rec, err := c.store.NodeOps(c.t.Context(), name)
+		rec, err := c.store.NodeOps.Get(c.t.Context(), store.Consistent, name)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
 		rec.Value.Name = name
 		change(&rec.Value)
-		found, _, err := c.store.Reservations(c.t.Context(), []string{name})
+		found, _, err := c.store.ReservationsOf(c.t.Context(), []string{name})
 		if err != nil {
 			return err
 		}
 		res := found[name]
 		res.Value = res.Value.Told(rec.Value)
-		return c.store.ChangeNode(c.t.Context(), store.NodeChange{
+		return c.store.Operator.ChangeNode(c.t.Context(), store.NodeChange{
 			Ops: rec.Value, Index: rec.Index, Reservation: &res, Audit: store.NewAudit("test", "operate", "", nil),
 		})
 	})
@@ -60,7 +60,7 @@ func (c *cluster) ineligible(name string, want bool) node.Reservation {
 	c.t.Helper()
 	var res node.Reservation
 	consultest.Eventually(c.t, soon, func() error {
-		found, corrupt, err := c.store.Reservations(c.t.Context(), []string{name})
+		found, corrupt, err := c.store.ReservationsOf(c.t.Context(), []string{name})
 		if err = errors.Join(err, corrupt[name]); err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func TestALostReservationIsRebuilt(t *testing.T) {
 				names = names[:last]
 			}
 			consultest.Eventually(t, soon, func() error {
-				found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+				found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
 				if err != nil {
 					return err
 				}
@@ -184,7 +184,7 @@ func TestPlacementsWithoutAController(t *testing.T) {
 		t.Errorf("running: %v", on)
 	}
 	id := pod.Identity{RCID: "web", Role: "main"}
-	err := c.store.Ask(t.Context(), store.Request{ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: "n1", Pod: id}, store.NewAudit("test", "sweep", "web", nil))
+	err := c.store.Operator.Ask(t.Context(), store.Request{ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: "n1", Pod: id}, store.NewAudit("test", "sweep", "web", nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestASweepOutlivesItsFarm(t *testing.T) {
 	stop := c.farm("f1")
 	c.askWeb(store.SweepOrphan, "n1", 1)
 	consultest.Eventually(t, soon, func() error {
-		recs, _, err := c.store.Placements(t.Context(), "web", true)
+		recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		for i := range recs {
 			if err == nil && recs[i].Value.RunState != pod.Stopped {
 				err = fmt.Errorf("%s is not told to stop", recs[i].Value.Identity)
@@ -284,7 +284,7 @@ func TestAnOlderReservationIsMended(t *testing.T) {
 	ports := func(want ...int) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
-			found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+			found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
 			if h := found["n1"].Value.Claims["web/main.0"]; err == nil && !slices.Equal(h.Ports, want) {
 				err = fmt.Errorf("%+v", h)
 			}

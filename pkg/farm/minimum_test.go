@@ -36,7 +36,7 @@ func stops(b *store.Batch) (ids []pod.Identity) {
 // amend changes what a node reports of a replica that is placed, and returns when that is reported, or that it
 // has stopped.
 func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
-	recs, _, err := c.store.Placements(context.Background(), id.RCID, true)
+	recs, _, err := c.store.Pods.List(context.Background(), store.Consistent, id.RCID)
 	if err != nil {
 		c.t.Error(err)
 		return
@@ -53,7 +53,7 @@ func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
 		return // it was told something else meanwhile
 	}
 	consultest.Eventually(c.t, soon, func() error {
-		got, _, err := c.store.Realities(context.Background(), []store.At{at}, true)
+		got, _, err := c.store.RealitiesAt(context.Background(), []store.At{at}, true)
 		if r, there := got[at]; err == nil && there && r.State != pod.StateStopped && (r.State != state || r.Available != available) {
 			err = fmt.Errorf("%s is reported as %s", id, r.State)
 		}
@@ -78,7 +78,7 @@ func replica(index int) pod.Identity { return pod.Identity{RCID: "web", Role: "m
 func (c *cluster) placed(n int) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		recs, _, err := c.store.AllRealities(context.Background())
+		recs, _, err := c.store.Realities.List(context.Background(), store.Default)
 		if err == nil && len(recs) != n {
 			err = fmt.Errorf("%d realities, want %d", len(recs), n)
 		}
@@ -219,7 +219,7 @@ func TestWhatTheMinimumDependsOn(t *testing.T) {
 			available := func(n int) {
 				t.Helper()
 				consultest.Eventually(t, soon, func() error {
-					status, err := c.store.Status(t.Context(), "web")
+					status, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 					if err == nil && (status.Value.Available != n || !status.Value.Is(rc.Converged)) {
 						err = fmt.Errorf("%+v", status.Value)
 					}
@@ -254,7 +254,7 @@ func (c *cluster) gone(t *testing.T, id string) {
 	now := time.Now()
 	c.apply(id, testManifest("web", 0), func(r *rc.RC) { r.DeletedAt, r.AllowMassStop = &now, r.Generation })
 	consultest.Eventually(t, soon, func() error {
-		_, err := c.store.RC(t.Context(), id, true)
+		_, err := c.store.RCs.Get(t.Context(), store.Consistent, id)
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}

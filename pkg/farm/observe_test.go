@@ -144,7 +144,7 @@ func TestAFarmCountsWhatItDoes(t *testing.T) {
 	}
 	metric(t, reg, "rcfarm_farm_corrupt_records", "", is(0))
 
-	recs, _, err := c.store.ListFarms(t.Context())
+	recs, _, err := c.store.Farms.List(t.Context(), store.Default)
 	if err != nil || len(recs) != 1 || recs[0].Value.Address != "127.0.0.1:7460" {
 		t.Errorf("members %+v, %v", recs, err)
 	}
@@ -166,7 +166,7 @@ func TestAlertsSurviveTheFarm(t *testing.T) {
 		if len(said.about("InsufficientNodes")) == 0 {
 			return errors.New("nothing was raised")
 		}
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err != nil {
 			return err
 		}
@@ -237,7 +237,7 @@ func TestUnclaimedControllersAreReported(t *testing.T) {
 	reported := func(want bool) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
-			st, err := c.store.Status(t.Context(), "web")
+			st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 			if err != nil || st.Value.Is(rc.Unclaimed) != want || want == (len(st.Value.Incidents) == 0) {
 				return fmt.Errorf("%+v, %w", st.Value, err)
 			}
@@ -279,7 +279,7 @@ func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
 	c.apply("web", m, replicas(1))
 	c.converged("web", 1)
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err != nil || st.Value.Is(rc.Unreadable) || len(st.Value.Incidents) != 0 || len(said.about("Unreadable")) != 2 {
 			return fmt.Errorf("%+v, said %v, %w", st.Value, said.about("Unreadable"), err)
 		}

@@ -190,7 +190,7 @@ func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Ale
 func (c *cluster) inBooks(k *keeper, id string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		placements, _, err := c.store.Placements(c.t.Context(), id, true)
+		placements, _, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func (c *cluster) inBooks(k *keeper, id string) {
 func (c *cluster) condition(id string, t rc.ConditionType, isTrue bool, text string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err != nil {
 			return err
 		}
@@ -285,7 +285,7 @@ func TestAFailingAllocationChangesNothing(t *testing.T) {
 				t.Errorf("it was asked %d times, want three tries in each of a few passes", n)
 			}
 			metric(t, reg, "rcfarm_farm_scheduler_errors_total", call, positive)
-			placements, _, err := c.store.Placements(t.Context(), "web", true)
+			placements, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 			if err != nil || len(placements) != 0 || len(c.running("web")) != 0 {
 				t.Errorf("placements %v, %v", placements, err)
 			}
@@ -351,7 +351,7 @@ func TestAHalfDoneTransferIsToldOnceAndDoneLater(t *testing.T) {
 func (c *cluster) alerted(id string, t rc.ConditionType) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err != nil || !slices.ContainsFunc(st.Value.Incidents, func(i rc.Incident) bool { return i.Type == t && i.AlertedAt != nil }) {
 			return fmt.Errorf("incidents %+v, %w", st.Value.Incidents, err)
 		}
@@ -371,7 +371,7 @@ func TestADeletionWaitsForTheBooks(t *testing.T) {
 	k.set(func() { k.failing["deallocate"] = errors.New("try later") })
 	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
 	c.condition("web", rc.BooksDiffer, true, "n1 is still allocated to main.0, which is gone")
-	if _, err := c.store.RC(t.Context(), "web", true); err != nil {
+	if _, err := c.store.RCs.Get(t.Context(), store.Consistent, "web"); err != nil {
 		t.Errorf("the record: %v", err)
 	}
 	k.set(func() { k.failing["deallocate"] = nil })
@@ -495,7 +495,7 @@ func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
 			for _, name := range []string{"n1", "n2", "n3"} {
 				c.node(name, nil, nil)
 			}
-			if err := c.store.ChangeNode(t.Context(), store.NodeChange{
+			if err := c.store.Operator.ChangeNode(t.Context(), store.NodeChange{
 				Ops: node.Ops{Name: "n3", Unschedulable: true}, Audit: store.NewAudit("test", "cordon", "", nil),
 			}); err != nil {
 				t.Fatal(err)

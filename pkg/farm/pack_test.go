@@ -30,7 +30,7 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 	c.arrived("web", pods)
 	stop()
 	c.condition("web", rc.NodeLost, true, fmt.Sprintf("%d on nodes without a preparer", pods))
-	placed, _, err := c.store.Placements(t.Context(), "web", true)
+	placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		left, _, err := c.store.Placements(t.Context(), "web", true)
+		left, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err == nil && len(asked)+len(left) > 0 {
 			err = fmt.Errorf("%d requests, %d placements", len(asked), len(left))
 		}
@@ -72,7 +72,7 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 func (c *cluster) arrived(id string, n int) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err == nil && (st.Value.Available != n || !st.Value.Is(rc.Converged)) {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -89,7 +89,7 @@ func TestAChangeThatNoTransactionTakesHoldsNothingUp(t *testing.T) {
 	c.farm("f1")
 	c.apply("web", testManifest("web", 0), replicas(2))
 	c.converged("web", 2)
-	placed, _, err := c.store.Placements(t.Context(), "web", true)
+	placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 	if err != nil || len(placed) != 2 {
 		t.Fatal(placed, err)
 	}
@@ -102,7 +102,7 @@ func TestAChangeThatNoTransactionTakesHoldsNothingUp(t *testing.T) {
 	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })
 	c.condition("web", rc.Blocked, true, "more than one transaction takes")
 	consultest.Eventually(t, soon, func() error {
-		left, _, err := c.store.Placements(t.Context(), "web", true)
+		left, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err == nil && (len(left) != 1 || left[0].Value.Index != 0) {
 			err = fmt.Errorf("placements %+v", left)
 		}
@@ -112,7 +112,7 @@ func TestAChangeThatNoTransactionTakesHoldsNothingUp(t *testing.T) {
 	c.put(key, mustJSON(t, p))
 	c.ring("web")
 	consultest.Eventually(t, soon, func() error {
-		left, _, err := c.store.Placements(t.Context(), "web", true)
+		left, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err == nil && (len(left) != 1 || left[0].Value.RunState != pod.Stopped) {
 			err = fmt.Errorf("placements %+v", left)
 		}

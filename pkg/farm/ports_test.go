@@ -9,6 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // portsOf returns, by node, which pod has which port, from the placements; no number is in use twice.
@@ -16,7 +17,7 @@ func (c *cluster) portsOf(ids ...string) map[string]map[int]string {
 	c.t.Helper()
 	used := map[string]map[int]string{}
 	for _, id := range ids {
-		recs, corrupt, err := c.store.Placements(c.t.Context(), id, true)
+		recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
 		if err != nil || len(corrupt) > 0 {
 			c.t.Fatal(err, corrupt)
 		}
@@ -69,7 +70,7 @@ func TestDynamicPorts(t *testing.T) {
 	// One port is left on each node, and none of these pods does with one.
 	c.apply("c", two, replicas(1))
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "c")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "c")
 		if err != nil {
 			return err
 		}

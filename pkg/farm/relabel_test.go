@@ -102,7 +102,7 @@ func (c *cluster) settled(names ...string) {
 	}
 	consultest.Eventually(c.t, soon, func() error {
 		for _, name := range names {
-			rec, err := c.store.Node(c.t.Context(), name)
+			rec, err := c.store.Nodes.Get(c.t.Context(), store.Consistent, name)
 			if err == nil && (rec.Session == "" || rec.Value.Nonce != schema.Value.Nonce) {
 				err = fmt.Errorf("record %+v", rec)
 			}
@@ -117,7 +117,7 @@ func (c *cluster) settled(names ...string) {
 // onNodes counts the controller's pods by node.
 func (c *cluster) onNodes(id string) map[string]int {
 	c.t.Helper()
-	recs, corrupt, err := c.store.Placements(c.t.Context(), id, true)
+	recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
 	if err != nil || len(corrupt) > 0 {
 		c.t.Fatal(err, corrupt)
 	}
@@ -188,7 +188,7 @@ func TestNoRoomWhereLabelsAreNotKnown(t *testing.T) {
 	c.relabel("n1", "rack", "r1") // does not matter to the controller, which the farm cannot know
 	c.apply("web", testManifest("web", 0), static("pool=a", 2))
 	c.is("web", rc.InsufficientNodes, 1)
-	st, err := c.store.Status(t.Context(), "web")
+	st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestStampsThatAreWrongAreMended(t *testing.T) {
 			c.relabel("n1", "rack", "r1")
 			c.apply("web", testManifest("web", 0), static("pool=a,rack=r1", 1))
 			c.converged("web", 1)
-			found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+			found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -234,7 +234,7 @@ func TestStampsThatAreWrongAreMended(t *testing.T) {
 			c.put(c.store.Keys().Reservations.Key("n1"), text)
 			c.apply("other", testManifest("other", 0), static("pool=a", 1))
 			c.converged("other", 1)
-			found, _, err = c.store.Reservations(t.Context(), []string{"n1"})
+			found, _, err = c.store.ReservationsOf(t.Context(), []string{"n1"})
 			want := node.Stamps{Own: node.LabelStamp(map[string]string{"pool": "a"}), Operators: node.LabelStamp(map[string]string{"rack": "r1"})}
 			if err != nil || found["n1"].Value.Labels != want || len(found["n1"].Value.Claims) != 2 {
 				t.Errorf("reservation %+v, %v", found["n1"].Value, err)

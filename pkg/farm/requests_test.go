@@ -23,7 +23,7 @@ func (c *cluster) ask(rcID string, kind store.RequestKind, nodeName string, id p
 	if r.NodeIndex, _, err = c.store.NodeLock(c.t.Context(), nodeName); err != nil {
 		c.t.Fatal(err)
 	}
-	if err := c.store.Ask(c.t.Context(), r, store.NewAudit("test", string(kind), rcID, nil)); err != nil {
+	if err := c.store.Operator.Ask(c.t.Context(), r, store.NewAudit("test", string(kind), rcID, nil)); err != nil {
 		c.t.Fatal(err)
 	}
 	return r.ID
@@ -48,7 +48,7 @@ func TestARequestOfAnUnknownKindStays(t *testing.T) {
 	c.converged("web", 1)
 	request := c.ask("web", "polish-pod", "n1", pod.Identity{RCID: "web", Role: "main"})
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err == nil && !strings.Contains(st.Value.LastError, "polish-pod") {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -74,7 +74,7 @@ func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 	id := pod.Identity{RCID: "web", Role: "main"}
 	requests := []string{c.ask("web", store.ForgetPod, "n1", id), c.ask("web", store.RepairReservation, "n1", pod.Identity{})}
 	consultest.Eventually(t, soon, func() error {
-		st, err := c.store.Status(t.Context(), "web")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err == nil && strings.Count(st.Value.LastError, "reservations/n1") < 2 {
 			err = fmt.Errorf("status %+v", st.Value)
 		}
@@ -93,7 +93,7 @@ func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 				return errors.Join(fmt.Errorf("request %s: answered %t", r, done), err)
 			}
 		}
-		placed, _, err := c.store.Placements(t.Context(), "web", true)
+		placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err == nil && len(placed) != 0 {
 			err = fmt.Errorf("placements %+v", placed)
 		}
@@ -119,7 +119,7 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	c.put(c.store.Keys().Reservations.Key("n2"), mustJSON(t, leaked))
 	r := c.ask("web", store.RepairReservation, "n2", pod.Identity{})
 	consultest.Eventually(t, soon, func() error {
-		found, _, err := c.store.Reservations(t.Context(), []string{"n1", "n2"})
+		found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1", "n2"})
 		if err != nil {
 			return err
 		}

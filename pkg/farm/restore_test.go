@@ -87,11 +87,11 @@ func testOldRestore(t *testing.T) {
 				t.Fatalf("%s ran on %v, now on %v", id, before[id], on)
 			}
 		}
-		schema, err := c.store.Schema(t.Context())
+		schema, err := c.store.Schema.Get(t.Context(), store.Default)
 		if err != nil || schema.Value.Nonce <= old.Nonce {
 			return fmt.Errorf("the nonce was not renewed: %w", err)
 		}
-		placements, corrupt, err := c.store.Placements(t.Context(), "web", true)
+		placements, corrupt, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err = errors.Join(append(corrupt, err)...); err != nil {
 			return err
 		}
@@ -162,7 +162,7 @@ func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 		t.Fatal("the controller was not removed")
 	}
 	c.nothingLeft("web")
-	found, _, err := c.store.Reservations(t.Context(), []string{"n1"})
+	found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
 	if err != nil || len(found["n1"].Value.Claims) != 0 {
 		t.Errorf("reservation %+v, %v", found["n1"], err)
 	}
@@ -221,7 +221,7 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 	c.farm("f1")
 	c.apply("web", testManifest("web", 0), replicas(1))
 	c.converged("web", 1)
-	schema, err := c.store.Schema(t.Context())
+	schema, err := c.store.Schema.Get(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 		c.commit(consul.Delete(c.store.Keys().Nodes.Key("n2")))
 		stop = c.replaced("n2")
 		consultest.Eventually(t, soon, func() error {
-			if rec, err := c.store.Node(t.Context(), "n2"); err != nil || rec.Value.Nonce != schema.Value.Nonce {
+			if rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n2"); err != nil || rec.Value.Nonce != schema.Value.Nonce {
 				return fmt.Errorf("n2 is not back with the nonce: %+v, %w", rec.Value, err)
 			}
 			return nil
@@ -242,7 +242,7 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 		c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.PodLabels = map[string]string{"round": store.NewID()} })
 		c.converged("web", 1)
 	}
-	after, err := c.store.Schema(t.Context())
+	after, err := c.store.Schema.Get(t.Context(), store.Default)
 	if err != nil || after.Index != schema.Index {
 		t.Errorf("the cluster's record was %+v, now %+v, %v", schema, after, err)
 	}

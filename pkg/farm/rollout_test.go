@@ -31,7 +31,7 @@ func (c *cluster) rollout(id string, state rollout.State) {
 // record reads a controller.
 func (c *cluster) record(id string) rc.RC {
 	c.t.Helper()
-	rec, err := c.store.RC(c.t.Context(), id, true)
+	rec, err := c.store.RCs.Get(c.t.Context(), store.Consistent, id)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestAPreDeployWithoutItsRolloutStartsNothing(t *testing.T) {
 		}
 		return nil
 	})
-	if placed, _, err := c.store.Placements(t.Context(), "web-r1-pre-deploy", true); err != nil || len(placed) > 0 {
+	if placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web-r1-pre-deploy"); err != nil || len(placed) > 0 {
 		t.Errorf("placed %+v, %v", placed, err)
 	}
 }
@@ -159,7 +159,7 @@ func TestStatusesTellTheRollout(t *testing.T) {
 	for _, n := range []int{1, 0} {
 		c.apply("web-r1", testManifest("web", 0), func(r *rc.RC) { r.ReplicaGroups[0].Count = &n })
 		c.converged("web-r1", n)
-		st, err := c.store.Status(t.Context(), "web-r1")
+		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web-r1")
 		if err != nil || st.Index != bell() || st.Index == 0 {
 			t.Errorf("the status is of %d, the bell of %d: %v", st.Index, bell(), err)
 		}
@@ -190,7 +190,7 @@ func TestInPlaceKeepsToItsLimit(t *testing.T) {
 	updated := func(total, want int) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
-			st, err := c.store.Status(t.Context(), "web-r1")
+			st, err := c.store.Statuses.Get(t.Context(), store.Default, "web-r1")
 			if s := st.Value; err == nil && (s.Updated != want || s.UpdatedAvailable != want || s.Available != total || !s.Is(rc.Converged)) {
 				err = fmt.Errorf("%+v", s)
 			}
@@ -262,7 +262,7 @@ func TestStandingBy(t *testing.T) {
 	standing := func(want int) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
-			st, err := c.store.Status(t.Context(), "web-r1")
+			st, err := c.store.Statuses.Get(t.Context(), store.Default, "web-r1")
 			if s := st.Value; err == nil && (s.StandingBy != want || s.Available != 3 || s.ObservedGeneration != c.record("web-r1").Generation) {
 				err = fmt.Errorf("%+v", s)
 			}

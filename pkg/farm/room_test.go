@@ -73,7 +73,7 @@ func sized(id string, port int, cpu manifest.Millicores) *manifest.Manifest {
 func (c *cluster) is(id string, t rc.ConditionType, generation int64) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		st, err := c.store.Status(c.t.Context(), id)
+		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
 		if err == nil && (!st.Value.Is(t) || st.Value.ObservedGeneration != generation) {
 			err = fmt.Errorf("not %s yet: %+v", t, st.Value)
 		}

@@ -48,17 +48,17 @@ func TestAHoldIsReleased(t *testing.T) {
 	c.farm("f1")
 	c.apply("web", testManifest("web", 0), replicas(2))
 	c.condition("web", rc.Holding, true, "what they run: n2 (for one that cannot: rcctl farm release-hold NODE)")
-	schema, err := c.store.Schema(t.Context())
+	schema, err := c.store.Schema.Get(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
 	release := func(index uint64, nonce string) uint64 {
 		t.Helper()
 		ops := node.Ops{Name: "n2", HoldReleased: nonce}
-		if err := c.store.ChangeNode(t.Context(), store.NodeChange{Ops: ops, Index: index, Audit: store.NewAudit("test", "release-hold", "", nil)}); err != nil {
+		if err := c.store.Operator.ChangeNode(t.Context(), store.NodeChange{Ops: ops, Index: index, Audit: store.NewAudit("test", "release-hold", "", nil)}); err != nil {
 			t.Fatal(err)
 		}
-		rec, err := c.store.NodeOps(t.Context(), "n2")
+		rec, err := c.store.NodeOps.Get(t.Context(), store.Consistent, "n2")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +84,7 @@ func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 	stop := c.farm("f1")
 	c.apply("web", testManifest("web", 0), replicas(1))
 	c.converged("web", 1)
-	schema, err := c.store.Schema(t.Context())
+	schema, err := c.store.Schema.Get(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // racks starts nodes by rack, "" for none, and waits for them.
@@ -26,7 +27,7 @@ func (c *cluster) racks(sizes map[string]int) (stop map[string]func()) {
 	}
 	for name := range stop {
 		consultest.Eventually(c.t, soon, func() error {
-			_, err := c.store.Node(c.t.Context(), name)
+			_, err := c.store.Nodes.Get(c.t.Context(), store.Consistent, name)
 			return err
 		})
 	}
@@ -36,7 +37,7 @@ func (c *cluster) racks(sizes map[string]int) (stop map[string]func()) {
 // placedIn returns the nodes where the pods of a controller are placed, by rack.
 func (c *cluster) placedIn(id string) map[string][]string {
 	c.t.Helper()
-	recs, corrupt, err := c.store.Placements(c.t.Context(), id, true)
+	recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
 	if err = errors.Join(append(corrupt, err)...); err != nil {
 		c.t.Fatal(err)
 	}

@@ -88,7 +88,7 @@ func TestTakeOverAsksOnce(t *testing.T) {
 	second, _ := start("f2")
 	_, stop := start("f3")
 	consultest.Eventually(t, soon, func() error {
-		members, _, err := c.store.ListFarms(t.Context())
+		members, _, err := c.store.Farms.List(t.Context(), store.Default)
 		if err == nil && len(members) < 3 {
 			err = fmt.Errorf("%d members", len(members))
 		}
@@ -101,7 +101,7 @@ func TestTakeOverAsksOnce(t *testing.T) {
 	owned := func(n int, by string) func() error {
 		return func() error {
 			got := 0
-			recs, _, err := c.store.ListStatus(t.Context())
+			recs, _, err := c.store.Statuses.List(t.Context(), store.Default)
 			for _, rec := range recs {
 				if rec.Value.Owner != "" && rec.Value.Owner != by {
 					got++
@@ -127,7 +127,7 @@ func TestTakeOverAsksOnce(t *testing.T) {
 	}
 	askedAbout("then")
 	stays := map[string]bool{} // with its owner
-	recs, _, err := c.store.ListStatus(t.Context())
+	recs, _, err := c.store.Statuses.List(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestTakeOverTakesManyLocksTogether(t *testing.T) {
 	}
 	owned := func(by string) func() error {
 		return func() error {
-			recs, _, err := c.store.ListStatus(t.Context())
+			recs, _, err := c.store.Statuses.List(t.Context(), store.Default)
 			got := 0
 			for _, rec := range recs {
 				if rec.Value.Owner == by && rec.Value.Is(rc.Converged) {
@@ -194,7 +194,7 @@ func TestTakeOverTakesManyLocksTogether(t *testing.T) {
 		return claims{session.(*store.FarmSession), together, alone}
 	})
 	consultest.Eventually(t, soon, func() error {
-		members, _, err := c.store.ListFarms(t.Context())
+		members, _, err := c.store.Farms.List(t.Context(), store.Default)
 		if err == nil && len(members) < 2 {
 			err = fmt.Errorf("%d members", len(members))
 		}

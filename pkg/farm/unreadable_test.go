@@ -69,7 +69,7 @@ func TestARemovedControllerHasNoIncidents(t *testing.T) {
 	c.ring("web")
 	said.once(t, "Unreadable")
 	consultest.Eventually(t, soon, func() error {
-		if _, err := c.store.Status(t.Context(), "web"); !errors.Is(err, store.ErrNotFound) {
+		if _, err := c.store.Statuses.Get(t.Context(), store.Default, "web"); !errors.Is(err, store.ErrNotFound) {
 			return fmt.Errorf("its status is left: %w", err)
 		}
 		return nil

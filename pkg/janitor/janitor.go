@@ -26,7 +26,7 @@ const (
 	DefaultMost          = 2_000
 )
 
-// Records is the janitor's side of the store; *store.Store has it.
+// Records is the janitor's side of the store; *store.Leftovers has it.
 type Records interface {
 	AuditIDs(ctx context.Context) ([]string, error)
 	DeleteAudit(ctx context.Context, ids []string) (int, error)

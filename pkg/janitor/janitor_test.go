@@ -63,12 +63,12 @@ func TestAuditGrowsNoFurther(t *testing.T) {
 		put(t, client, st.Keys().Audits.Key(idAt(now.Add(-time.Duration(i)*time.Hour))), "{}")
 	}
 	put(t, client, st.Keys().Audits.Key("by-hand"), "note")
-	j := janitor.New(janitor.Config{Records: st, Log: quiet(t), AuditKeep: 100, AuditAge: 50*time.Hour + time.Minute, Most: 90})
+	j := janitor.New(janitor.Config{Records: st.Leftovers, Log: quiet(t), AuditKeep: 100, AuditAge: 50*time.Hour + time.Minute, Most: 90})
 	for _, want := range []int{51, 51} { // in as many parts as it takes
 		if err := j.Round(t.Context(), now); err != nil {
 			t.Fatal(err)
 		}
-		ids, err := st.AuditIDs(t.Context())
+		ids, err := st.Leftovers.AuditIDs(t.Context())
 		if err != nil || len(ids) != want+1 || !slices.Contains(ids, "by-hand") {
 			t.Fatalf("%d records, want %d and one by hand: %v", len(ids), want, err)
 		}
@@ -104,13 +104,13 @@ func apply(t *testing.T, st *store.Store, id, version string) (digest string) {
 		t.Fatal(err)
 	}
 	one := 1
-	rec, err := st.RC(t.Context(), id, true)
+	rec, err := st.RCs.Get(t.Context(), store.Consistent, id)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		t.Fatal(err)
 	}
 	digest = manifest.Digest(canonical)
 	r := rc.RC{ID: id, Name: id, ManifestDigest: digest, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}, Generation: rec.Value.Generation + 1}
-	err = st.ChangeRC(t.Context(), store.RCChange{RC: r, Index: rec.Index, Manifest: canonical, Audit: store.NewAudit("test", "apply", id, nil)})
+	err = st.Operator.ChangeRC(t.Context(), store.RCChange{RC: r, Index: rec.Index, Manifest: canonical, Audit: store.NewAudit("test", "apply", id, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestManifestsThatAnythingNamesStay(t *testing.T) {
 		put(t, client, key, `{"half a record","digest":"`+named[key]+`"`)
 		put(t, client, k.Manifests.Key(named[key]), "{}")
 	}
-	j := janitor.New(janitor.Config{Records: st, Log: quiet(t), ManifestGrace: time.Hour})
+	j := janitor.New(janitor.Config{Records: st.Leftovers, Log: quiet(t), ManifestGrace: time.Hour})
 	now := time.Now()
 	for _, at := range []time.Time{now, now.Add(59 * time.Minute)} {
 		if err := j.Round(t.Context(), at); err != nil {
@@ -184,7 +184,7 @@ func TestAnApplyWinsTheRace(t *testing.T) {
 	old := apply(t, st, "web", "v1")
 	apply(t, st, "web", "v2")
 	applied := 0
-	j := janitor.New(janitor.Config{Log: quiet(t), Records: racing{st, func() { applied++; apply(t, st, "web", "v1") }}})
+	j := janitor.New(janitor.Config{Log: quiet(t), Records: racing{st.Leftovers, func() { applied++; apply(t, st, "web", "v1") }}})
 	now := time.Now()
 	for _, at := range []time.Time{now, now.Add(2 * time.Hour)} {
 		if err := j.Round(t.Context(), at); err != nil {

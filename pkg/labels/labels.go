@@ -41,16 +41,25 @@ type Labeler interface {
 	Nodes() LabelMatcher
 }
 
-// Records is what there is to find; *store.Store is one.
-type Records interface {
-	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
-	AllPlacements(ctx context.Context) ([]store.Rec[pod.Placement], []error, error)
-	ListNodes(ctx context.Context) ([]store.Rec[node.Node], []error, error)
-	ListNodeOps(ctx context.Context) ([]store.Rec[node.Ops], []error, error)
+// Lister reads records of one kind; *store.Records is one.
+type Lister[T any] interface {
+	List(ctx context.Context, level store.Level, below ...string) ([]store.Rec[T], []error, error)
 }
 
-// New returns what finds records by their labels.
-func New(records Records) Labeler { return labeler{records} }
+// Records is what there is to find.
+type Records struct {
+	Placements Lister[pod.Placement]
+	Nodes      Lister[node.Node]
+	NodeOps    Lister[node.Ops]
+}
+
+// New returns what finds the records of a store by their labels.
+func New(s *store.Store) Labeler {
+	return Of(Records{Placements: &s.Pods, Nodes: &s.Nodes, NodeOps: &s.NodeOps})
+}
+
+// Of returns what finds records by their labels.
+func Of(records Records) Labeler { return labeler{records} }
 
 type labeler struct{ records Records }
 
@@ -71,9 +80,9 @@ func (p pods) GetMatches(ctx context.Context, selector labels.Selector) ([]Label
 	var corrupt []error
 	var err error
 	if rcID := FixedRC(selector); rcID != "" {
-		found, corrupt, err = p.records.Placements(ctx, rcID, true)
+		found, corrupt, err = p.records.Placements.List(ctx, store.Consistent, rcID)
 	} else {
-		found, corrupt, err = p.records.AllPlacements(ctx)
+		found, corrupt, err = p.records.Placements.List(ctx, store.Default)
 	}
 	if err != nil {
 		return nil, err
@@ -92,11 +101,11 @@ type nodes struct{ records Records }
 
 // GetMatches implements LabelMatcher.
 func (n nodes) GetMatches(ctx context.Context, selector labels.Selector) ([]Labeled, error) {
-	found, corrupt, err := n.records.ListNodes(ctx)
+	found, corrupt, err := n.records.Nodes.List(ctx, store.Default)
 	if err != nil {
 		return nil, err
 	}
-	said, bad, err := n.records.ListNodeOps(ctx)
+	said, bad, err := n.records.NodeOps.List(ctx, store.Default)
 	if err != nil {
 		return nil, err
 	}

@@ -52,14 +52,18 @@ type counting struct {
 	read []string
 }
 
-func (c *counting) Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error) {
-	c.read = append(c.read, fmt.Sprintf("pods/%s consistent=%t", rcID, consistent))
-	return c.Store.Placements(ctx, rcID, consistent)
+// List notes that placements are read.
+func (c *counting) List(ctx context.Context, level store.Level, below ...string) ([]store.Rec[pod.Placement], []error, error) {
+	if len(below) == 0 {
+		c.read = append(c.read, "pods")
+	} else {
+		c.read = append(c.read, fmt.Sprintf("pods/%s consistent=%t", below[0], level == store.Consistent))
+	}
+	return c.Pods.List(ctx, level, below...)
 }
 
-func (c *counting) AllPlacements(ctx context.Context) ([]store.Rec[pod.Placement], []error, error) {
-	c.read = append(c.read, "pods")
-	return c.Store.AllPlacements(ctx)
+func (c *counting) labeler() labels.Labeler {
+	return labels.Of(labels.Records{Placements: c, Nodes: &c.Nodes, NodeOps: &c.NodeOps})
 }
 
 // cluster writes pods of three controllers on two nodes, as farms, preparers and operators do.
@@ -104,7 +108,7 @@ func cluster(t *testing.T) (records *counting, put func(key string, value any)) 
 func TestMatches(t *testing.T) {
 	t.Parallel()
 	records, _ := cluster(t)
-	finds := labels.New(records)
+	finds := records.labeler()
 	for _, tt := range []struct {
 		from                 labels.LabelMatcher
 		selector, want, read string
@@ -168,7 +172,7 @@ func TestUnreadableRecordsAreTold(t *testing.T) {
 	records, put := cluster(t)
 	put(records.Keys().Pods.Key(pod.Identity{RCID: "a", Role: "main", Index: 2}.String()), []byte("{"))
 	put(records.Keys().NodeOps.Key("n1"), []byte("{"))
-	for name, m := range map[string]labels.LabelMatcher{"pods": labels.New(records).Pods(), "nodes": labels.New(records).Nodes()} {
+	for name, m := range map[string]labels.LabelMatcher{"pods": records.labeler().Pods(), "nodes": records.labeler().Nodes()} {
 		found, err := m.GetMatches(t.Context(), kube.Everything())
 		var corrupt *store.CorruptError
 		if !errors.As(err, &corrupt) || len(found) < 2 {
@@ -177,7 +181,7 @@ func TestUnreadableRecordsAreTold(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if found, err := labels.New(records).Pods().GetMatches(ctx, kube.Everything()); err == nil || len(found) != 0 {
+	if found, err := records.labeler().Pods().GetMatches(ctx, kube.Everything()); err == nil || len(found) != 0 {
 		t.Errorf("without an answer: %v, %v", found, err)
 	}
 }

@@ -88,7 +88,7 @@ func (b *bench) awaitNoLocal(service string, index int) {
 
 func (b *bench) claims() map[string]node.Claim {
 	b.t.Helper()
-	found, bad, err := b.store.Reservations(b.t.Context(), []string{b.cfg.Node.Name})
+	found, bad, err := b.store.ReservationsOf(b.t.Context(), []string{b.cfg.Node.Name})
 	if err != nil || len(bad) > 0 {
 		b.t.Fatal(err, bad)
 	}

@@ -59,7 +59,7 @@ func badFlagError(c *cli.Context, flag string, err error) error {
 // empty is asked when there is nothing to list. It tells a cluster that has nothing from a prefix where nothing was
 // ever written, which it notes, and from one that the token may not read, which is an error.
 func (s *conn) empty(ctx context.Context, stderr io.Writer) error {
-	_, err := s.Schema(ctx)
+	_, err := s.Schema.Get(ctx, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
 		fmt.Fprintf(stderr, "rcctl: nothing is stored below %s yet (--prefix)\n", s.Keys().Prefix())
 		return nil
@@ -123,7 +123,7 @@ func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error
 	if found && len(ref) < idLength {
 		return named, nil
 	}
-	ids, err := s.ListRCIDs(ctx)
+	ids, err := s.RCs.IDs(ctx)
 	if err != nil {
 		return store.Rec[rc.RC]{}, err
 	}
@@ -135,14 +135,14 @@ func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error
 	case 0:
 		return store.Rec[rc.RC]{}, notFoundf("no rc has the name or id %q; rcctl rc list shows all", ref)
 	case 1:
-		rec, err := s.RC(ctx, ids[0], true)
+		rec, err := s.RCs.Get(ctx, store.Consistent, ids[0])
 		if err != nil {
 			return rec, fmt.Errorf("read rc %s: %w", ids[0], err)
 		}
 		return rec, nil
 	default:
 		return store.Rec[rc.RC]{}, ambiguous("REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
-			rec, err := s.RC(ctx, *id, false)
+			rec, err := s.RCs.Get(ctx, store.Default, *id)
 			if err != nil {
 				rec.Value.Name = "(unreadable)"
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // writer is a command that writes, on the cluster that aCluster makes.
@@ -189,7 +190,7 @@ func TestALostAnswerIsNoFailure(t *testing.T) {
 		if code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", "rc", "scale", "web", "7"); code != exitDone || errs != "" {
 			t.Errorf("exit code %d: %s", code, errs)
 		}
-		if rec, err := s.RC(t.Context(), r.ID, true); err != nil || rec.Value.Generation != 2 || rec.Value.Desired() != 7 {
+		if rec, err := s.RCs.Get(t.Context(), store.Consistent, r.ID); err != nil || rec.Value.Generation != 2 || rec.Value.Desired() != 7 {
 			t.Errorf("%+v, %v", rec.Value, err)
 		}
 	}

@@ -49,7 +49,7 @@ func runDescribe(c *cli.Context, std *stdio, s *conn, ref string) error {
 // podRecords reads what the list of pods does not hold. Records that cannot be read are left out and returned.
 func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspect.PodRecords, corrupt []error, err error) {
 	id, in := view.Identity(), &inspect.PodRecords{}
-	rec, err := s.Node(ctx, view.Node)
+	rec, err := s.Nodes.Get(ctx, store.Consistent, view.Node)
 	switch {
 	case isCorrupt(err):
 		corrupt = append(corrupt, err)
@@ -59,16 +59,16 @@ func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspec
 		in.Node = &rec
 	}
 	var bad []error
-	if in.Placements, bad, err = s.Placements(ctx, id.RCID, false); err != nil {
+	if in.Placements, bad, err = s.Pods.List(ctx, store.Default, id.RCID); err != nil {
 		return nil, nil, fmt.Errorf("read placements: %w", err)
 	}
 	corrupt = append(corrupt, bad...)
-	if in.Intents, bad, err = s.ListIntents(ctx, view.Node); err != nil {
+	if in.Intents, bad, err = s.Intents.List(ctx, store.Default, view.Node); err != nil {
 		return nil, nil, fmt.Errorf("read intents of node %s: %w", view.Node, err)
 	}
 	corrupt = append(corrupt, bad...)
 	at := store.At{Node: view.Node, Identity: id}
-	realities, bad, err := s.Realities(ctx, []store.At{at}, false)
+	realities, bad, err := s.RealitiesAt(ctx, []store.At{at}, false)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read reality: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func drainCommand() *cli.Command {
@@ -131,14 +132,14 @@ func computeUndrain(ops node.Ops) nodeChange {
 // leftOn says which pods are left on a node, and whether there are none: every intent on it is gone, which is when its owner has the
 // node's word that the pod stopped.
 func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, err error) {
-	recs, bad, err := s.ListIntents(ctx, name)
+	recs, bad, err := s.Intents.List(ctx, store.Default, name)
 	if err == nil {
 		err = errors.Join(bad...)
 	}
 	if err != nil {
 		return "", false, err
 	}
-	ops, err := s.NodeOps(ctx, name)
+	ops, err := s.NodeOps.Get(ctx, store.Consistent, name)
 	if err != nil {
 		return "", false, err
 	}

@@ -114,7 +114,7 @@ func changeElection(ctx context.Context, s *conn, name, what string, compute fun
 		if changed = len(ops) > 0; err != nil || !changed {
 			return err
 		}
-		err = s.CommitAudited(ctx, "election "+name, ops, store.NewAudit(by, what, "", []string{line}))
+		err = s.Operator.CommitAudited(ctx, "election "+name, ops, store.NewAudit(by, what, "", []string{line}))
 		if err := s.did(line, "rcctl audit --since 10m", err); err != nil {
 			return fmt.Errorf("%s %s: %w", what, name, err)
 		}

@@ -72,7 +72,7 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 		return nil, nil, err
 	}
 	sit.Owner = owners[r.ID]
-	breaker, err := s.ReadBreaker(ctx)
+	breaker, err := s.Breaker.Get(ctx, store.Consistent)
 	switch {
 	case err == nil:
 		sit.Breaker = &breaker.Value
@@ -85,7 +85,7 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 // podsOf reads the placements of a controller, and what the nodes where they are report. Records that cannot be read are left out and
 // returned.
 func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placement, realities map[store.At]pod.Reality, corrupt []error, err error) {
-	recs, corrupt, err := s.Placements(ctx, id, false)
+	recs, corrupt, err := s.Pods.List(ctx, store.Default, id)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -94,6 +94,6 @@ func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placemen
 	for i := range placements {
 		at[i] = store.At{Identity: placements[i].Identity, Node: placements[i].Node}
 	}
-	realities, bad, err := s.Realities(ctx, at, false)
+	realities, bad, err := s.RealitiesAt(ctx, at, false)
 	return placements, realities, append(corrupt, bad...), err
 }

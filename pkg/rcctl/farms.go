@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func farmsCommand() *cli.Command {
@@ -32,7 +33,7 @@ Examples:
 }
 
 func runFarms(c *cli.Context, std *stdio, s *conn) error {
-	members, corrupt, err := s.ListFarms(c.Context)
+	members, corrupt, err := s.Farms.List(c.Context, store.Default)
 	if err != nil {
 		return err
 	}
@@ -40,7 +41,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	ids, err := s.ListRCIDs(c.Context)
+	ids, err := s.RCs.IDs(c.Context)
 	if err != nil {
 		return err
 	}

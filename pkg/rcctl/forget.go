@@ -93,7 +93,7 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 // copiesOf returns every copy that a node has, or may still have: where a pod is placed and where its former copies are. They are of one
 // controller, or of all where none is named; keep chooses among them.
 func copiesOf(ctx context.Context, s *conn, rcID string, keep func(copyOf) bool) (found []copyOf, err error) {
-	recs, bad, err := s.placements(ctx, rcID, true)
+	recs, bad, err := s.placements(ctx, rcID, store.Consistent)
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return nil, fmt.Errorf("read placements: %w", err)
 	}
@@ -120,7 +120,7 @@ func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, requ
 		subject: "pod " + target.name, written: "the request is written", goal: "forgotten", hint: "rcctl pods --rc " + target.RCID,
 		done: fmt.Sprintf("%s on %s is forgotten", target.name, target.node),
 	}, limit, func(ctx context.Context) (string, bool, error) {
-		open, err := s.RequestOpen(ctx, target.RCID, request)
+		open, err := s.Requests.Exists(ctx, target.RCID, request)
 		if open || err != nil {
 			return "waiting for its owner", false, err
 		}

@@ -93,10 +93,10 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	if d.copies, err = copiesOn(ctx, s, name); err != nil {
 		return d, err
 	}
-	rec, err := s.Node(ctx, name)
+	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound) && len(d.copies) == 0:
-		_, opsErr := s.NodeOps(ctx, name)
+		_, opsErr := s.NodeOps.Get(ctx, store.Consistent, name)
 		if errors.Is(opsErr, store.ErrNotFound) {
 			return d, notFoundf("no node has the name %q; rcctl nodes shows all", name)
 		}
@@ -134,7 +134,7 @@ func askForgets(ctx context.Context, s *conn, d deadNode) (requests []store.Requ
 				By: by, At: time.Now().UTC(),
 			})
 		}
-		asked, err := s.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
+		asked, err := s.Operator.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
 			var lines []string
 			for _, r := range part {
 				lines = append(lines, fmt.Sprintf("forget %s (rc %s) on %s", names[r.Pod], r.RCID, d.name))
@@ -176,7 +176,7 @@ func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, ope
 			return "", false, err
 		}
 		for len(open) > 0 {
-			waits, err := s.RequestOpen(ctx, open[0].RCID, open[0].ID)
+			waits, err := s.Requests.Exists(ctx, open[0].RCID, open[0].ID)
 			if waits || err != nil {
 				return fmt.Sprintf("waiting for the owners of %s", field.Count(len(open), "pod")), false, err
 			}
@@ -196,11 +196,11 @@ func removeNode(ctx context.Context, s *conn, d deadNode) error {
 	if err != nil {
 		return err
 	}
-	taken, bad, err := s.Reservations(ctx, []string{d.name})
+	taken, bad, err := s.ReservationsOf(ctx, []string{d.name})
 	if err = errors.Join(err, bad[d.name]); err != nil {
 		return fmt.Errorf("read what is reserved on node %s: %w", d.name, err)
 	}
-	ops, err := s.NodeOps(ctx, d.name)
+	ops, err := s.NodeOps.Get(ctx, store.Consistent, d.name)
 	if err != nil && !errors.Is(err, store.ErrNotFound) && !isCorrupt(err) {
 		return fmt.Errorf("read what operators said about node %s: %w", d.name, err)
 	}
@@ -212,7 +212,7 @@ func removeNode(ctx context.Context, s *conn, d deadNode) error {
 		names := field.Each(left, func(there copyOf) string { return there.name })
 		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, field.Count(len(left), "pod"), field.Few(names, maxLeft, ", "))
 	}
-	err = s.RemoveNode(ctx, store.NodeRemoval{
+	err = s.Operator.RemoveNode(ctx, store.NodeRemoval{
 		Name: d.name, Node: d.index, Ops: ops.Index, Reservation: taken[d.name].Index,
 		Audit: store.NewAudit(author, "forget-node", "", []string{"remove node " + d.name + ": it is gone for good"}).OnNodes(d.name),
 	})

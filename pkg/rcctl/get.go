@@ -66,7 +66,7 @@ func runGet(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
 
 // farms reads the living farms.
 func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
-	recs, _, err := s.ListFarms(ctx)
+	recs, _, err := s.Farms.List(ctx, store.Default)
 	return values(recs), err
 }
 

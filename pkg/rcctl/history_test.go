@@ -80,7 +80,7 @@ func TestCommandsAfterARollback(t *testing.T) {
 	must("", "revision 1 -> document of revision 2", "diff", "web", "--to", "2")
 	must("", `"revision": 1`, "service", "list", "-o", "json")
 	must("", "2 -> 3", "scale", "web", "3", "--yes", "--detach")
-	svc, err := s.Service(t.Context(), "web")
+	svc, err := s.Deployments.Service(t.Context(), "web")
 	if err != nil || svc.Rollout != nil || svc.Deployed.Revision != 1 || svc.Controllers[0].RC.Desired() != 3 || svc.Controllers[1].RC.Desired() != 0 {
 		t.Errorf("after scaling: %+v, %v", svc, err)
 	}
@@ -89,7 +89,7 @@ func TestCommandsAfterARollback(t *testing.T) {
 // endRollout ends the rollout as its runner would, with such counts of the revisions.
 func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 	t.Helper()
-	svc, err := s.Service(t.Context(), "web")
+	svc, err := s.Deployments.Service(t.Context(), "web")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func listCommand() *cli.Command {
@@ -23,11 +24,11 @@ func listCommand() *cli.Command {
 }
 
 func runList(c *cli.Context, std *stdio, s *conn) error {
-	recs, corrupt, err := s.ListRCs(c.Context)
+	recs, corrupt, err := s.RCs.List(c.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	found, corruptStatus, err := s.ListStatus(c.Context)
+	found, corruptStatus, err := s.Statuses.List(c.Context, store.Default)
 	if err != nil {
 		return err
 	}

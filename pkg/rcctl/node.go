@@ -31,12 +31,12 @@ type operated struct {
 // of what operators said about it.
 func readNode(ctx context.Context, s *conn, name string) (operated, error) {
 	var o operated
-	_, err := s.Node(ctx, name)
+	_, err := s.Nodes.Get(ctx, store.Consistent, name)
 	known := err == nil || isCorrupt(err)
 	if !known && !errors.Is(err, store.ErrNotFound) {
 		return o, fmt.Errorf("read node %s: %w", name, err)
 	}
-	o.ops, err = s.NodeOps(ctx, name)
+	o.ops, err = s.NodeOps.Get(ctx, store.Consistent, name)
 	if errors.Is(err, store.ErrNotFound) {
 		if !known {
 			return o, notFoundf("no node has the name %q; rcctl nodes shows all", name)
@@ -45,7 +45,7 @@ func readNode(ctx context.Context, s *conn, name string) (operated, error) {
 	} else if err != nil {
 		return o, fmt.Errorf("read what operators said about node %s: %w", name, err)
 	}
-	found, bad, err := s.Reservations(ctx, []string{name})
+	found, bad, err := s.ReservationsOf(ctx, []string{name})
 	if err = errors.Join(err, bad[name]); err != nil {
 		return o, fmt.Errorf("read what is reserved on node %s: %w", name, err)
 	}
@@ -87,7 +87,7 @@ func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops)
 // changeNode writes a change of a node and notes how that ended.
 func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reservation *store.Rec[node.Reservation], by string) error {
 	name := c.ops.Name
-	err := s.ChangeNode(ctx, store.NodeChange{Ops: c.ops, Index: index, Reservation: reservation, Audit: store.NewAudit(by, c.what, "", c.lines).OnNodes(name)})
+	err := s.Operator.ChangeNode(ctx, store.NodeChange{Ops: c.ops, Index: index, Reservation: reservation, Audit: store.NewAudit(by, c.what, "", c.lines).OnNodes(name)})
 	switch err = s.did(fmt.Sprintf("node %s: %s", name, c.what), "rcctl audit --node "+name, err); {
 	case errors.Is(err, store.ErrConflict):
 		return fmt.Errorf("node %s: its records keep changing, %d tries; nothing was written: %w", name, maxNodeTries, err)

@@ -38,7 +38,7 @@ func TestDrainOfABusyNode(t *testing.T) {
 	written := 0
 	farm.Go(func() { // reserves as owners do, and stops when it is told that the node is ineligible
 		for ctx.Err() == nil {
-			found, _, err := s.Reservations(ctx, []string{"n1"})
+			found, _, err := s.ReservationsOf(ctx, []string{"n1"})
 			if err != nil || found["n1"].Value.Ineligible {
 				return
 			}
@@ -64,7 +64,7 @@ func TestDrainOfABusyNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, _, err := s.Reservations(t.Context(), []string{"n1"})
+	found, _, err := s.ReservationsOf(t.Context(), []string{"n1"})
 	if err != nil || !found["n1"].Value.Ineligible || len(found["n1"].Value.Claims) != written {
 		t.Errorf("%d written, reservation %+v, %v", written, found["n1"].Value, err)
 	}
@@ -244,7 +244,7 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	putRecord(t, s, s.Keys().Nodes.Key("n1"), `{"name":"n1"}`)
 	read := func() store.Rec[node.Reservation] {
 		t.Helper()
-		found, _, err := s.Reservations(t.Context(), []string{"n1"})
+		found, _, err := s.ReservationsOf(t.Context(), []string{"n1"})
 		if err != nil {
 			t.Fatal(err)
 		}

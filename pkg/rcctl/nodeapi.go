@@ -39,7 +39,7 @@ func withPreparer(c *cli.Context, std *stdio, ref string, run func(*inspect.PodV
 
 // nodeClient returns a client of the preparer of a node.
 func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi.Client, error) {
-	rec, err := s.Node(ctx, name)
+	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, notFoundf("node %s has no record; rcctl nodes shows all", name)

@@ -34,11 +34,11 @@ Examples:
 }
 
 func runNodes(c *cli.Context, std *stdio, s *conn) error {
-	recs, corrupt, err := s.ListNodes(c.Context)
+	recs, corrupt, err := s.Nodes.List(c.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	ops, badOps, err := s.ListNodeOps(c.Context)
+	ops, badOps, err := s.NodeOps.List(c.Context, store.Default)
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	var badPods []error
 	if slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) { // else there are no losses
 		var placements []store.Rec[pod.Placement]
-		if placements, badPods, err = s.AllPlacements(c.Context); err != nil {
+		if placements, badPods, err = s.Pods.List(c.Context, store.Default); err != nil {
 			return err
 		}
 		inspect.AddLosses(views, placements)

@@ -71,11 +71,11 @@ func ambiguousPod[V any](c *cli.Context, ref string, found []V, line func(*V) st
 }
 
 // placements reads those of one controller, or of all where none is named.
-func (s *conn) placements(ctx context.Context, rcID string, consistent bool) (recs []store.Rec[pod.Placement], corrupt []error, err error) {
+func (s *conn) placements(ctx context.Context, rcID string, level store.Level) (recs []store.Rec[pod.Placement], corrupt []error, err error) {
 	if rcID == "" {
-		return s.AllPlacements(ctx)
+		return s.Pods.List(ctx, store.Default)
 	}
-	return s.Placements(ctx, rcID, consistent)
+	return s.Pods.List(ctx, level, rcID)
 }
 
 // podViews joins what --rc, --node and --selector choose; the selector is one of pods. A command whose -l selects something else
@@ -85,11 +85,11 @@ func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	placements, badPlacements, err := s.placements(c.Context, rcID, false)
+	placements, badPlacements, err := s.placements(c.Context, rcID, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}
-	realities, badRealities, err := s.AllRealities(c.Context)
+	realities, badRealities, err := s.Realities.List(c.Context, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -82,7 +82,7 @@ func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, co
 		names, corrupt, err = s.allNames(c.Context)
 		return names, "", corrupt, err
 	}
-	rec, err := s.RC(c.Context, id, false)
+	rec, err := s.RCs.Get(c.Context, store.Default, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, id, nil, nil // its pods may be left
@@ -94,7 +94,7 @@ func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, co
 
 // allNames returns the names of all controllers by id.
 func (s *conn) allNames(ctx context.Context) (names map[string]string, corrupt []error, err error) {
-	recs, corrupt, err := s.ListRCs(ctx)
+	recs, corrupt, err := s.RCs.List(ctx, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -30,7 +30,7 @@ Examples:
 }
 
 func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
-	schema, err := s.Schema(c.Context)
+	schema, err := s.Schema.Get(c.Context, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
 		return refusedf("there is no cluster below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
 	}
@@ -46,7 +46,7 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 	}
 	var change nodeChange
 	err = s.writing(c.Context, maxNodeTries, func(ctx context.Context, by string) error {
-		ops, err := s.NodeOps(ctx, name)
+		ops, err := s.NodeOps.Get(ctx, store.Consistent, name)
 		if errors.Is(err, store.ErrNotFound) { // its preparer may not be able to write its record, either
 			ops.Value.Name, err = name, nil
 		}

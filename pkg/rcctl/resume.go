@@ -30,7 +30,7 @@ Examples:
 func runResume(c *cli.Context, std *stdio, s *conn) error {
 	var line string // what changed; empty: it is not tripped
 	err := s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
-		rec, err := s.ReadBreaker(ctx)
+		rec, err := s.Breaker.Get(ctx, store.Consistent)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			return refusedf("there is no breaker below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
@@ -44,7 +44,7 @@ func runResume(c *cli.Context, std *stdio, s *conn) error {
 		default:
 			line = fmt.Sprintf("breaker: tripped by %s since %s (%s) -> reset", rec.Value.By, rec.Value.Since.UTC().Format(time.RFC3339), rec.Value.Reason)
 		}
-		err = s.ResetBreaker(ctx, rec.Index, store.NewAudit(by, "resume", "", []string{line}))
+		err = s.Operator.ResetBreaker(ctx, rec.Index, store.NewAudit(by, "resume", "", []string{line}))
 		if err := s.did("the reset of the breaker", "rcctl audit --since 10m", err); err != nil {
 			return fmt.Errorf("resume: %w", err)
 		}

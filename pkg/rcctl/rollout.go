@@ -50,7 +50,7 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 		if up := r.Upward(); up != nil {
 			rcID = up.RC
 		}
-		err = s.AskRollout(ctx, store.RolloutAsk{
+		err = s.Operator.AskRollout(ctx, store.RolloutAsk{
 			Service: service, ID: r.ID, Request: rollout.Request{Verb: verb, By: by, At: time.Now().UTC()},
 			Audit: store.NewAudit(by, "rollout-"+string(verb), rcID, []string{fmt.Sprintf("service %s: rollout %s: %s", service, r.ID, verb)}),
 		})
@@ -67,7 +67,7 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 
 // rollout reads the rollout of a service, which must be under way.
 func (s *conn) rollout(ctx context.Context, service string) (*rollout.Record, error) {
-	rec, err := s.RolloutOf(ctx, service)
+	rec, err := s.Rollouts.Get(ctx, store.Consistent, service)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, noRollout(service)
 	}

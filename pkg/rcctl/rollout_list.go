@@ -22,14 +22,14 @@ func rolloutListCommand() *cli.Command {
 }
 
 func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
-	recs, corrupt, err := s.ListRollouts(c.Context)
+	recs, corrupt, err := s.Deployments.ListRollouts(c.Context)
 	if err != nil {
 		return err
 	}
 	views := make([]inspect.RolloutView, len(recs))
 	for i := range recs {
 		views[i] = *inspect.NewRolloutView(&recs[i].Value)
-		if views[i].Runner, err = s.RunnerOf(c.Context, views[i].Service); err != nil {
+		if views[i].Runner, err = s.Deployments.RunnerOf(c.Context, views[i].Service); err != nil {
 			return err
 		}
 	}

@@ -70,7 +70,7 @@ func viewRollout(ctx context.Context, s *conn, service string) (*inspect.Rollout
 		return nil, err
 	}
 	v := inspect.NewRolloutView(r)
-	if v.Runner, err = s.RunnerOf(ctx, service); err != nil {
+	if v.Runner, err = s.Deployments.RunnerOf(ctx, service); err != nil {
 		return nil, err
 	}
 	for i := range v.Revisions {
@@ -83,7 +83,7 @@ func viewRollout(ctx context.Context, s *conn, service string) (*inspect.Rollout
 
 // revisionPods adds what is known of a revision's pods, and the end of the log of one that fails.
 func revisionPods(ctx context.Context, s *conn, v *inspect.RolloutView, r *inspect.RevisionView) error {
-	rec, err := s.RC(ctx, r.RC, false)
+	rec, err := s.RCs.Get(ctx, store.Default, r.RC)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil
 	}

@@ -211,7 +211,7 @@ func checkService(c *cli.Context, name string) (string, error) {
 
 // service reads a service that must be there.
 func (s *conn) service(ctx context.Context, name string) (*record.Service, error) {
-	svc, err := s.Service(ctx, name)
+	svc, err := s.Deployments.Service(ctx, name)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, notFoundf("no service has the name %q; rcctl service list shows all", name)
 	}

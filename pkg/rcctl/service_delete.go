@@ -39,7 +39,7 @@ func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) (err err
 			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
 		}
 		audit := store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"})
-		return s.did("the deletion of service "+name, "rcctl service list", s.ForgetService(ctx, svc, c.Bool("allow-mass-stop"), audit))
+		return s.did("the deletion of service "+name, "rcctl service list", s.Deployments.ForgetService(ctx, svc, c.Bool("allow-mass-stop"), audit))
 	})
 	if err != nil {
 		return err

@@ -24,13 +24,13 @@ func serviceListCommand() *cli.Command {
 }
 
 func runServiceList(c *cli.Context, std *stdio, s *conn) error {
-	names, err := s.ListServices(c.Context)
+	names, err := s.Deployments.ListServices(c.Context)
 	if err != nil {
 		return err
 	}
 	views, corrupt := []inspect.ServiceView{}, []error{}
 	for _, name := range names {
-		svc, err := s.Service(c.Context, name)
+		svc, err := s.Deployments.Service(c.Context, name)
 		switch {
 		case errors.Is(err, store.ErrNotFound): // deleted meanwhile
 		case isCorrupt(err):

@@ -119,17 +119,17 @@ func takeInventory(ctx context.Context, s *conn, name string) (inventory, error)
 		return in, refusedf("node %s is writing the list of what it runs; try again, and if that is of no use, look at its preparer; nothing was written", name)
 	}
 	in.orphans, in.leftOut = rec.Value.Orphans, rec.Value.OrphansLeftOut
-	found, unreadable, err := s.Reservations(ctx, []string{name})
+	found, unreadable, err := s.ReservationsOf(ctx, []string{name})
 	if err = errors.Join(err, unreadable[name]); err != nil {
 		return in, fmt.Errorf("read what is reserved on node %s: %w", name, err)
 	}
 	in.claims = found[name].Value.Claims
-	placements, bad, err := s.AllPlacements(ctx)
+	placements, bad, err := s.Pods.List(ctx, store.Default)
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return in, fmt.Errorf("read placements: %w", err)
 	}
 	in.placements = values(placements)
-	ids, err := s.ListRCIDs(ctx)
+	ids, err := s.RCs.IDs(ctx)
 	for _, id := range ids {
 		in.rcs[id] = true
 	}
@@ -195,7 +195,7 @@ func leaveRequest(ctx context.Context, s *conn, r store.Request, line string) er
 		return err
 	}
 	r.ID, r.By, r.At = cmp.Or(r.ID, store.NewID()), author, time.Now().UTC()
-	err = s.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node))
+	err = s.Operator.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node))
 	_ = s.did("the request to "+line, "rcctl audit --node "+r.Node, err)
 	if errors.Is(err, store.ErrConflict) {
 		return refusedf("node %s: its preparer was back a moment ago, or its record was removed; nothing was written; look again", r.Node)

@@ -65,7 +65,7 @@ func waitOrSay(c *cli.Context, std *stdio, s *conn, done *change) error {
 
 func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, error) {
 	var o inspect.Observation
-	rec, err := s.RC(ctx, id, false)
+	rec, err := s.RCs.Get(ctx, store.Default, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return o, nil
@@ -73,7 +73,7 @@ func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, err
 		return o, fmt.Errorf("read rc %s: %w", id, err)
 	}
 	o.RC = &rec.Value
-	status, err := s.Status(ctx, id)
+	status, err := s.Statuses.Get(ctx, store.Default, id)
 	switch {
 	case err == nil:
 		o.Status = &status.Value

@@ -61,10 +61,10 @@ func (s *conn) write(ctx context.Context, compute compute) (c change, err error)
 		}
 		audit := store.NewAudit(by, c.what, c.rc.ID, c.lines)
 		if c.signOnly {
-			err = s.SignManifest(ctx, c.rc.ID, c.rc.ManifestDigest, c.manifest, c.signature, audit)
+			err = s.Operator.SignManifest(ctx, c.rc.ID, c.rc.ManifestDigest, c.manifest, c.signature, audit)
 		} else {
 			c.rc.ChangedBy = by
-			err = s.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifest: c.manifest, Signature: c.signature, Audit: audit})
+			err = s.Operator.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifest: c.manifest, Signature: c.signature, Audit: audit})
 		}
 		err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
 		switch {
@@ -90,7 +90,7 @@ func (s *conn) did(what, show string, err error) error {
 
 // ensureSchema makes the records that every cluster has where there are none yet.
 func (s *conn) ensureSchema(ctx context.Context) error {
-	_, err := s.Schema(ctx)
+	_, err := s.Schema.Get(ctx, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
 		_, err = s.EnsureSchema(ctx)
 		err = s.did("the records that a new cluster begins with", "rcctl rc list", err)
@@ -140,7 +140,7 @@ func readCurrent(ctx context.Context, s *conn, name string) (cur current, index 
 		return cur, 0, err
 	}
 	cur.next = cur.signature
-	st, err := s.Status(ctx, cur.rc.ID)
+	st, err := s.Statuses.Get(ctx, store.Default, cur.rc.ID)
 	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
 		return cur, rec.Index, nil
 	}
@@ -165,7 +165,7 @@ func isCorrupt(err error) bool {
 // writeTo changes the controller with an id.
 func (s *conn) writeTo(ctx context.Context, id string, compute func(rc.RC) (change, error)) (change, error) {
 	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
-		rec, err := s.RC(ctx, id, true)
+		rec, err := s.RCs.Get(ctx, store.Consistent, id)
 		if err != nil {
 			return change{}, 0, fmt.Errorf("read rc %s: %w", id, err)
 		}

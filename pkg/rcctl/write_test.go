@@ -73,7 +73,7 @@ func TestWriteGivesUp(t *testing.T) {
 	tries := 0
 	_, err := s.writeTo(t.Context(), r.ID, func(cur rc.RC) (change, error) {
 		tries++
-		other, err := s.RC(t.Context(), r.ID, true)
+		other, err := s.RCs.Get(t.Context(), store.Consistent, r.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestWriteGivesUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = s.ChangeRC(t.Context(), store.RCChange{RC: c.rc, Index: other.Index, Audit: store.NewAudit("other", "scale", r.ID, c.lines)})
+		err = s.Operator.ChangeRC(t.Context(), store.RCChange{RC: c.rc, Index: other.Index, Audit: store.NewAudit("other", "scale", r.ID, c.lines)})
 		if err != nil {
 			t.Fatal(err)
 		}

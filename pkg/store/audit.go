@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -10,7 +11,49 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
+
+// Audit says who changed what, at audit/<ulid>.
+type Audit struct {
+	ID      string    `json:"id"`
+	At      time.Time `json:"at"`
+	Who     string    `json:"who"`  // operator or farm id
+	What    string    `json:"what"` // the act, such as "scale" or "reconcile"
+	RCID    string    `json:"rc_id,omitempty"`
+	Nodes   []string  `json:"nodes,omitempty"` // that it was about, sorted, as many as changes
+	Changes []string  `json:"changes"`         // the difference, one line each
+}
+
+// MaxAuditChanges bounds the lines of one audit record; a last line says how many were left out. MaxAuditLine bounds each of them,
+// in bytes of JSON, and MaxAuditBytes is more than all of a record takes.
+const (
+	MaxAuditChanges = 50
+	MaxAuditLine    = 500
+	MaxAuditBytes   = 48 * 1024
+)
+
+// NewAudit returns an audit record of now.
+func NewAudit(who, what, rcID string, changes []string) Audit {
+	more := max(0, len(changes)-MaxAuditChanges)
+	changes = slices.Clone(changes[:len(changes)-more])
+	for i := range changes {
+		changes[i] = field.Cut(changes[i], MaxAuditLine)
+	}
+	return Audit{
+		ID: NewID(), At: time.Now().UTC(), Who: field.Cut(who, MaxAuditLine), What: field.Cut(what, MaxAuditLine), RCID: rcID, Changes: changes,
+	}.AndMore(more)
+}
+
+// AndMore returns a record, with no more lines than are allowed, that says how many more changes there were.
+func (a Audit) AndMore(n int) Audit {
+	if n > 0 {
+		a.Changes = append(a.Changes, fmt.Sprintf("and %d more", n))
+	}
+	return a
+}
+
+func (s *db) audit(a Audit) consul.Op { return consul.Set(s.keys.Audits.Key(a.ID), encode(a)) }
 
 // AuditFilter chooses audit records. Zero fields choose all.
 type AuditFilter struct {
@@ -49,8 +92,8 @@ func (a Audit) OnNodes(names ...string) Audit {
 
 // ListAudit returns the audit records that the filter chooses, oldest first, and one *CorruptError for each that cannot be
 // read. Only records of the time asked for are read.
-func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error, error) {
-	ids, err := s.AuditIDs(ctx)
+func (s *Views) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error, error) {
+	ids, err := s.Audits.IDs(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -71,7 +114,7 @@ func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 		if !ok {
 			continue // removed meanwhile
 		}
-		rec, err := decode[Audit](s.keys, pair)
+		rec, err := s.Audits.decode(pair)
 		switch {
 		case err != nil:
 			corrupt = append(corrupt, err)
@@ -83,18 +126,21 @@ func (s *Store) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 }
 
 // AuditIDs returns the ids of all audit records, oldest first.
-func (s *Store) AuditIDs(ctx context.Context) ([]string, error) {
+func (s *Leftovers) AuditIDs(ctx context.Context) ([]string, error) {
 	ids, err := s.ids(ctx, s.keys.Audits.Key())
 	slices.Sort(ids)
 	return ids, err
 }
+
+// Leftovers are records that nobody needs any more.
+type Leftovers struct{ *db }
 
 // deletesPerTxn bounds what is removed at once, so that others get their turn in between.
 const deletesPerTxn = 64
 
 // DeleteAudit removes audit records, if nobody has changed them since they are looked at, and returns how many. Those that
 // are gone already do not count.
-func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
+func (s *Leftovers) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 	n := 0
 	for chunk := range slices.Chunk(ids, deletesPerTxn) {
 		keys := s.keys.Audits.Keys(chunk)
@@ -121,6 +167,6 @@ func (s *Store) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 
 // CommitAudited carries operations out with the audit record of them. One of them must be refused once it has landed. ErrConflict says that
 // they were refused.
-func (s *Store) CommitAudited(ctx context.Context, what string, ops []consul.Op, a Audit) error {
+func (s *Operator) CommitAudited(ctx context.Context, what string, ops []consul.Op, a Audit) error {
 	return s.commitDefinitely(ctx, what, a.ID, append(ops, s.audit(a)))
 }

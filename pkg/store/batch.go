@@ -9,6 +9,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
+// Batches are the writes of passes over controllers.
+type Batches struct{ *underLock }
+
 // Batch is one write transaction of a controller's owner. It lands whole or not at all, and only while the fence holds and
 // the controller's record is the one that the batch was computed from.
 type Batch struct {
@@ -33,7 +36,7 @@ type Reported struct {
 }
 
 // ops lists the operations: conditions first, so that a refusal names the condition.
-func (t *FarmSession) ops(b *Batch) []consul.Op {
+func (t *Batches) ops(b *Batch) []consul.Op {
 	const besides = 3 // audit record, status, and the bell of a rollout
 	head, own := t.head(b), t.operations(b.RCID, &b.Part)
 	ops := append(make([]consul.Op, 0, len(head)+len(own)+besides), head...)
@@ -53,7 +56,7 @@ func (t *FarmSession) ops(b *Batch) []consul.Op {
 }
 
 // head is what every batch depends on.
-func (t *FarmSession) head(b *Batch) []consul.Op {
+func (t *Batches) head(b *Batch) []consul.Op {
 	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
 	if n := b.Newest; n != nil {
 		if _, twice := b.Reported[n.At]; !twice {
@@ -64,7 +67,7 @@ func (t *FarmSession) head(b *Batch) []consul.Op {
 }
 
 // sameRC is the condition that a controller's record is the one that was read (P2).
-func (t *FarmSession) sameRC(id string, index uint64) consul.Op {
+func (t *underLock) sameRC(id string, index uint64) consul.Op {
 	return sameRecord(t.keys.RCs.Key(id), index)
 }
 
@@ -77,7 +80,7 @@ var (
 
 // Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused, ErrDropped and ErrReported to
 // tell why) or ErrUnknown.
-func (t *FarmSession) Commit(ctx context.Context, b *Batch) error {
+func (t *Batches) Commit(ctx context.Context, b *Batch) error {
 	var err error
 	if ops := t.ops(b); b.Status == nil {
 		err = t.fenced(ctx, ops)
@@ -102,12 +105,12 @@ func (t *FarmSession) Commit(ctx context.Context, b *Batch) error {
 	return err
 }
 
-func (t *FarmSession) fenced(ctx context.Context, ops []consul.Op) error {
+func (t *underLock) fenced(ctx context.Context, ops []consul.Op) error {
 	return t.sess.Answered(time.Now(), t.merged.CommitBlind(ctx, ops))
 }
 
 // fencedIndices is fenced, and returns the indices of the keys that it wrote, too.
-func (t *FarmSession) fencedIndices(ctx context.Context, ops []consul.Op) (map[string]uint64, error) {
+func (t *underLock) fencedIndices(ctx context.Context, ops []consul.Op) (map[string]uint64, error) {
 	sent := time.Now()
 	written, err := t.merged.Commit(ctx, ops)
 	return written, t.sess.Answered(sent, err)
@@ -120,7 +123,7 @@ func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) 
 // its lock. It returns like Commit.
 // schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
 // neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
-func (t *FarmSession) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaIndex uint64, a Audit) error {
+func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaIndex uint64, a Audit) error {
 	id := rec.Value.ID
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), t.sameRC(id, rec.Index))
 	if rec.Index != 0 {
@@ -145,11 +148,11 @@ func (t *FarmSession) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schem
 }
 
 // RestoreBreaker creates the breaker record where it is missing: without it nothing may be stopped.
-func (t *FarmSession) RestoreBreaker(ctx context.Context) error {
+func (t *Duties) RestoreBreaker(ctx context.Context) error {
 	return t.create(ctx, t.keys.Breaker.Key(), encode(Breaker{}))
 }
 
 // Abandon removes the lock and the status of a controller whose record is gone.
-func (t *FarmSession) Abandon(ctx context.Context, rcID string, f Fence) error {
+func (t *Owners) Abandon(ctx context.Context, rcID string, f Fence) error {
 	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RCs.Key(rcID)), consul.Delete(t.keys.Statuses.Key(rcID)), consul.Delete(f.Key)))
 }

@@ -36,7 +36,7 @@ type Companion struct {
 
 // ReadCompanions reads a controller's own marks and its companions, all at one moment: what is read later is newer than the marks.
 // Of controllers with thousands of pods it reads as much as their own passes do.
-func (t *FarmSession) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (Marks, []Companion, error) {
+func (t *Passes) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (Marks, []Companion, error) {
 	found, below, err := t.merged.Read(ctx, t.companionKeys(rcID, ids), levelOf(consistent))
 	if err != nil {
 		return Marks{}, nil, err
@@ -44,7 +44,7 @@ func (t *FarmSession) ReadCompanions(ctx context.Context, rcID string, ids []str
 	return t.marksOf(rcID, found, below), t.companionsOf(ids, found, below), nil
 }
 
-func (t *FarmSession) companionKeys(rcID string, ids []string) consul.Reading {
+func (t *Passes) companionKeys(rcID string, ids []string) consul.Reading {
 	r := t.markKeys(append([]string{rcID}, ids...))
 	for _, id := range ids {
 		r.Keys = append(r.Keys, t.keys.RCs.Key(id), t.keys.Statuses.Key(id))
@@ -54,15 +54,15 @@ func (t *FarmSession) companionKeys(rcID string, ids []string) consul.Reading {
 }
 
 // companionsOf picks companions out of what was read.
-func (t *FarmSession) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
+func (t *Passes) companionsOf(ids []string, found map[string]consul.Pair, below []consul.Pair) []Companion {
 	companions := make([]Companion, len(ids))
 	for i, id := range ids {
-		r, err := recallFound[rc.RC](t.Store, found, t.keys.RCs.Key(id))
+		r, err := t.RCs.recallIn(found, t.keys.RCs.Key(id))
 		c := Companion{RCID: id, Marks: t.marksOf(id, found, below), Exists: r.Index != 0, Record: r.Index, Status: t.statusOf(found, id)}
 		if n := r.Value.Asks(); c.Exists && err == nil {
 			c.Asks = &n
 		}
-		c.Placements, c.Corrupt = recallAll[pod.Placement](t.Store, pairsUnder(below, []string{t.keys.Pods.Below(id)}))
+		c.Placements, c.Corrupt = each(pairsUnder(below, []string{t.keys.Pods.Below(id)}), t.Pods.recall)
 		companions[i] = c
 	}
 	return companions
@@ -79,7 +79,7 @@ func pairsUnder(pairs []consul.Pair, prefixes []string) []consul.Pair {
 	return some
 }
 
-func (s *Store) markKeys(ids []string) consul.Reading {
+func (s *db) markKeys(ids []string) consul.Reading {
 	var r consul.Reading
 	for _, id := range ids {
 		r.Keys = append(r.Keys, s.keys.Stops.Key(id), s.keys.Bells.Key(id), s.keys.Drops.Key(id))
@@ -88,7 +88,7 @@ func (s *Store) markKeys(ids []string) consul.Reading {
 	return r
 }
 
-func (s *Store) marksOf(id string, found map[string]consul.Pair, below []consul.Pair) Marks {
+func (s *db) marksOf(id string, found map[string]consul.Pair, below []consul.Pair) Marks {
 	return Marks{Stops: found[s.keys.Stops.Key(id)].ModifyIndex, Bell: found[s.keys.Bells.Key(id)].ModifyIndex, Drops: s.dropsOf(id, found, below)}
 }
 
@@ -109,7 +109,7 @@ func (d DropsBy) Since(before DropsBy) (drops int64, known bool) {
 }
 
 // DropsOf lists the drops of some controllers, at one moment.
-func (t *FarmSession) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
+func (t *Passes) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
 	var r consul.Reading
 	for _, id := range ids {
 		r.Keys = append(r.Keys, t.keys.Drops.Key(id))
@@ -128,7 +128,7 @@ func (t *FarmSession) DropsOf(ctx context.Context, ids []string) (DropsBy, error
 
 // MakeMarks makes what is missing of the keys that batches of a controller and its companions depend on. Whoever has looked before must
 // look again.
-func (s *Store) MakeMarks(ctx context.Context, drops, stops []string) error {
+func (s *db) MakeMarks(ctx context.Context, drops, stops []string) error {
 	for _, key := range slices.Concat(s.keys.Drops.Keys(drops), s.keys.Stops.Keys(stops)) {
 		if err := s.create(ctx, key, []byte(NewID())); err != nil {
 			return err
@@ -145,7 +145,7 @@ func (i CompanionIndices) with(other CompanionIndices) CompanionIndices {
 }
 
 // companionOps lists what a part depends on of other controllers, in a stable order.
-func (s *Store) companionOps(p *Part) []operation {
+func (s *db) companionOps(p *Part) []operation {
 	var ops []operation
 	check := func(key string, index uint64) {
 		if index != 0 {
@@ -170,7 +170,7 @@ type InCharge struct {
 }
 
 // RolloutInCharge reads which rollout a service has.
-func (t *FarmSession) RolloutInCharge(ctx context.Context, service string, consistent bool) (InCharge, error) {
+func (t *Passes) RolloutInCharge(ctx context.Context, service string, consistent bool) (InCharge, error) {
 	key := t.keys.Rollouts.Key(service)
 	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{key}}, levelOf(consistent))
 	if err != nil {
@@ -180,7 +180,7 @@ func (t *FarmSession) RolloutInCharge(ctx context.Context, service string, consi
 }
 
 // inChargeOf picks the rollout of a service out of what was read.
-func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharge {
+func (s *db) inChargeOf(service string, found map[string]consul.Pair) InCharge {
 	pair, ok := found[s.keys.Rollouts.Key(service)]
 	if !ok {
 		return InCharge{}
@@ -197,7 +197,7 @@ func (s *Store) inChargeOf(service string, found map[string]consul.Pair) InCharg
 // the record changes, nor does its generation: what was found running stays as it is (R2). A controller without a service is that of a
 // pre_deploy: it is disabled, so that its program, which may have run, does not run again; one that runs goes on to its end. It returns
 // like Commit.
-func (t *FarmSession) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
+func (t *Owners) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
 	next := rec.Value
 	next.Mutator, next.Disabled = "", next.Disabled || next.Service == nil
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), sameRecord(t.keys.Rollouts.Key(service), was.Index))
@@ -205,7 +205,7 @@ func (t *FarmSession) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC
 }
 
 // othersOf picks manifests out of what was read.
-func (s *Store) othersOf(found map[string]consul.Pair, digests []string) (map[string]*manifest.Manifest, map[string]error) {
+func (s *db) othersOf(found map[string]consul.Pair, digests []string) (map[string]*manifest.Manifest, map[string]error) {
 	manifests, errs := map[string]*manifest.Manifest{}, map[string]error{}
 	for _, digest := range digests {
 		if m, _, err := s.manifestOf(found, digest); err == nil {

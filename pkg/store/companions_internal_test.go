@@ -178,7 +178,7 @@ func TestStopsComeAndGo(t *testing.T) {
 	one := 1
 	for id, service := range map[string]*rc.Service{"a": {Name: "web", Revision: 1}, "b": nil} {
 		r := rc.RC{ID: id, Name: id, ManifestDigest: "m", Generation: 1, Service: service, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
-		if err := st.ChangeRC(t.Context(), RCChange{RC: r, Audit: NewAudit("t", "t", id, nil)}); err != nil {
+		if err := st.Operator.ChangeRC(t.Context(), RCChange{RC: r, Audit: NewAudit("t", "t", id, nil)}); err != nil {
 			t.Fatal(err)
 		}
 		if there, err := st.exists(t.Context(), st.keys.Stops.Key(id)); err != nil || there != (service != nil) {
@@ -186,7 +186,7 @@ func TestStopsComeAndGo(t *testing.T) {
 		}
 	}
 	write(t, st, consul.Delete(st.keys.RCs.Key("a")), consul.Delete(st.keys.Drops.Key("a")))
-	if n, err := st.SweepDrops(t.Context(), 9); n != 1 || err != nil {
+	if n, err := st.Leftovers.SweepDrops(t.Context(), 9); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 	if there, err := st.exists(t.Context(), st.keys.Stops.Key("a")); err != nil || there {
@@ -222,11 +222,11 @@ func TestReleaseMutator(t *testing.T) {
 		if err != nil || none != (InCharge{}) {
 			t.Errorf("%+v, %v", none, err)
 		}
-		rec, err := st.RC(ctx, "a", true)
+		rec, err := st.RCs.Get(ctx, Consistent, "a")
 		if err != nil {
 			t.Error(err)
 		}
-		schema, err := st.Schema(ctx)
+		schema, err := st.Schema.Get(ctx, Default)
 		if err != nil {
 			t.Error(err)
 		}
@@ -244,7 +244,7 @@ func TestReleaseMutator(t *testing.T) {
 		if err := release(other, schema.Index); err != nil {
 			t.Error(err)
 		}
-		if now, err := st.RC(ctx, "a", true); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil || now.Value.Disabled {
+		if now, err := st.RCs.Get(ctx, Consistent, "a"); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil || now.Value.Disabled {
 			t.Errorf("%+v, %v", now.Value, err)
 		}
 		if err := release(other, schema.Index); !errors.Is(err, ErrRefused) {

@@ -16,9 +16,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
+// Deployments are what is deployed of services, and how it changes.
+type Deployments struct{ *db }
+
 // Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a *CorruptError.
-func (s *Store) Service(ctx context.Context, name string) (*record.Service, error) {
-	deployed, err := s.Deployed(ctx, name)
+func (s *Deployments) Service(ctx context.Context, name string) (*record.Service, error) {
+	deployed, err := s.Deployed.Get(ctx, Consistent, name)
 	if err != nil {
 		return nil, err
 	}
@@ -37,13 +40,13 @@ func (s *Store) Service(ctx context.Context, name string) (*record.Service, erro
 	return svc, err
 }
 
-func (s *Store) readRollout(ctx context.Context, name string, svc *record.Service) error {
+func (s *Deployments) readRollout(ctx context.Context, name string, svc *record.Service) error {
 	found, err := s.c.GetMany(ctx, []string{s.keys.Rollouts.Key(name), s.keys.RolloutLocks.Key(name)}, consul.Consistent)
 	if err != nil {
 		return err
 	}
 	svc.LockOwner = ownerOf(found[s.keys.RolloutLocks.Key(name)])
-	rec, err := decodeFound[rollout.Record](s.keys, found, s.keys.Rollouts.Key(name))
+	rec, err := s.Rollouts.decodeIn(found, s.keys.Rollouts.Key(name))
 	if err == nil && rec.Index != 0 {
 		svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
 	}
@@ -51,7 +54,7 @@ func (s *Store) readRollout(ctx context.Context, name string, svc *record.Servic
 }
 
 // revisions reads the controllers of a service's revisions, the oldest first. They are found by their names.
-func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller, error) {
+func (s *Deployments) revisions(ctx context.Context, name string) ([]record.Controller, error) {
 	names, err := s.c.Keys(ctx, s.keys.Names.Key(name+"-r"))
 	if err != nil {
 		return nil, err
@@ -72,7 +75,7 @@ func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller
 	}
 	var all []record.Controller
 	for _, id := range ids {
-		rec, err := decodeFound[rc.RC](s.keys, found, s.keys.RCs.Key(string(id.Value)))
+		rec, err := s.RCs.decodeIn(found, s.keys.RCs.Key(string(id.Value)))
 		if err != nil {
 			return nil, err
 		}
@@ -85,7 +88,7 @@ func (s *Store) revisions(ctx context.Context, name string) ([]record.Controller
 }
 
 // DeployDraft writes a plan's draft in one transaction. Its errors are those of Deploy.
-func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) error {
+func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) error {
 	seen := record.Service{}
 	if d.Seen != nil {
 		seen = *d.Seen
@@ -94,16 +97,16 @@ func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) e
 	if err != nil {
 		return err
 	}
-	ops := []consul.Op{consul.CAS(s.keys.Deployed.Key(d.Service), encode(d.Deployed), seen.Index), consul.Set(s.keys.Deployments.Key(d.Service, "history", strconv.FormatInt(d.Deployed.Revision, 10)), encode(d.Entry))}
+	ops := []consul.Op{consul.CAS(s.keys.Deployed.Key(d.Service), encode(d.Deployed), seen.Index), consul.Set(s.keys.Entries.Key(d.Service, strconv.FormatInt(d.Deployed.Revision, 10)), encode(d.Entry))}
 	for _, rev := range d.Forget {
-		ops = append(ops, consul.Delete(s.keys.Deployments.Key(d.Service, "history", strconv.FormatInt(rev, 10))))
+		ops = append(ops, consul.Delete(s.keys.Entries.Key(d.Service, strconv.FormatInt(rev, 10))))
 	}
 	manifests := make([]DeployManifest, 0, len(d.Manifests))
 	for digest, canonical := range d.Manifests {
 		manifests = append(manifests, DeployManifest{Digest: digest, Canonical: canonical, Signature: d.Signatures[digest]})
 	}
 	if d.Rollout != nil {
-		schema, err := s.Schema(ctx)
+		schema, err := s.Schema.Get(ctx, Default)
 		if err != nil {
 			return fmt.Errorf("read schema: %w", err)
 		}
@@ -121,7 +124,7 @@ func (s *Store) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) e
 }
 
 // draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.
-func (s *Store) draftRCs(ctx context.Context, d *record.Draft, seen *record.Service, audit Audit) ([]Rec[rc.RC], error) {
+func (s *Deployments) draftRCs(ctx context.Context, d *record.Draft, seen *record.Service, audit Audit) ([]Rec[rc.RC], error) {
 	var rcs []Rec[rc.RC]
 	for _, r := range d.Create {
 		rcs = append(rcs, Rec[rc.RC]{Value: r})
@@ -134,7 +137,7 @@ func (s *Store) draftRCs(ctx context.Context, d *record.Draft, seen *record.Serv
 		rcs = append(rcs, Rec[rc.RC]{Value: r, Index: seen.Controllers[i].Index})
 	}
 	for _, id := range d.Delete {
-		rec, err := s.RC(ctx, id, true)
+		rec, err := s.RCs.Get(ctx, Consistent, id)
 		if errors.Is(err, ErrNotFound) || err == nil && rec.Value.DeletedAt != nil {
 			continue
 		}
@@ -153,7 +156,7 @@ func (s *Store) draftRCs(ctx context.Context, d *record.Draft, seen *record.Serv
 }
 
 // ListRollouts reads the rollouts under way, and one *CorruptError for each that cannot be read.
-func (s *Store) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], []error, error) {
+func (s *Deployments) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], []error, error) {
 	pairs, err := s.c.List(ctx, s.keys.Rollouts.Key(), consul.Default)
 	if err != nil {
 		return nil, nil, err
@@ -161,19 +164,14 @@ func (s *Store) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], []erro
 	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool {
 		return strings.Contains(strings.TrimPrefix(p.Key, s.keys.Rollouts.Key()), "/")
 	})
-	recs, corrupt := decodeAll[rollout.Record](s.keys, pairs)
+	recs, corrupt := each(pairs, s.Rollouts.decode)
 	return recs, corrupt, nil
 }
 
-// RolloutOf reads a service's rollout under way, or returns ErrNotFound.
-func (s *Store) RolloutOf(ctx context.Context, service string) (Rec[rollout.Record], error) {
-	return get[rollout.Record](ctx, s, s.keys.Rollouts.Key(service), consul.Consistent)
-}
-
 // ForgetService removes what is known of a service, and marks the controllers of its revisions for deletion, in one transaction.
-func (s *Store) ForgetService(ctx context.Context, svc *record.Service, massStop bool, audit Audit) error {
+func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, massStop bool, audit Audit) error {
 	name := svc.Deployed.Service
-	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Deployments.Below(name, "history")), consul.CheckMissing(s.keys.Rollouts.Key(name))}
+	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Entries.Below(name)), consul.CheckMissing(s.keys.Rollouts.Key(name))}
 	at := audit.At.Truncate(time.Second)
 	for _, c := range svc.Controllers {
 		if c.RC.DeletedAt != nil {
@@ -223,7 +221,7 @@ func (e *RunningError) Error() string {
 // is given besides. It returns ErrConflict when anything is not as it was read, with the keys in the text; *RunningError when a farm
 // holds the lock of a rollout of the service and keeps it for longer than one that finds no rollout does; ErrTooLarge; ErrUnknown when
 // the context ended before the outcome was known. A landing is told by its audit record.
-func (s *Store) Deploy(ctx context.Context, d Deploy) error {
+func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
 	service := d.Rollout.Value.Service
 	free, err := s.freeOfRunners(ctx, service, d.Rollout.Index != 0)
 	if err != nil {
@@ -238,7 +236,7 @@ func (s *Store) Deploy(ctx context.Context, d Deploy) error {
 }
 
 // deploy commits operations together with manifests and with controllers that are made or changed.
-func (s *Store) deploy(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
+func (s *Deployments) deploy(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
 	stored := map[string]bool{}
 	for _, m := range manifests {
 		if stored[m.Digest] {
@@ -263,7 +261,7 @@ const lockPatience = 5 * time.Second
 
 // freeOfRunners returns the condition that nobody carries out a rollout of a service. The runner of one that is replaced keeps its
 // lock: it finds the new record there.
-func (s *Store) freeOfRunners(ctx context.Context, service string, replaces bool) ([]consul.Op, error) {
+func (s *Deployments) freeOfRunners(ctx context.Context, service string, replaces bool) ([]consul.Op, error) {
 	if replaces {
 		return nil, nil
 	}
@@ -288,20 +286,15 @@ func (s *Store) freeOfRunners(ctx context.Context, service string, replaces bool
 	}
 }
 
-// Deployed reads the document of a service that is in effect, or on its way; or returns ErrNotFound.
-func (s *Store) Deployed(ctx context.Context, service string) (Rec[record.Deployed], error) {
-	return get[record.Deployed](ctx, s, s.keys.Deployed.Key(service), consul.Consistent)
-}
-
 // History reads what a service's revisions were, the oldest first, and one *CorruptError for each that cannot be read.
-func (s *Store) History(ctx context.Context, service string) ([]Rec[record.Entry], []error, error) {
-	recs, corrupt, err := list[record.Entry](ctx, s, s.keys.Deployments.Below(service, "history"), consul.Consistent)
+func (s *Deployments) History(ctx context.Context, service string) ([]Rec[record.Entry], []error, error) {
+	recs, corrupt, err := s.Entries.List(ctx, consul.Consistent, service)
 	slices.SortFunc(recs, func(a, b Rec[record.Entry]) int { return int(a.Value.Revision - b.Value.Revision) })
 	return recs, corrupt, err
 }
 
 // ListServices returns the names of all services that have been deployed, sorted.
-func (s *Store) ListServices(ctx context.Context) ([]string, error) {
+func (s *Deployments) ListServices(ctx context.Context) ([]string, error) {
 	keys, err := s.c.Children(ctx, s.keys.Deployments.Key())
 	var names []string
 	for _, key := range keys {

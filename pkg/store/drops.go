@@ -51,7 +51,7 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 }
 
 // dropsOf picks a controller's drops out of what was read.
-func (s *Store) dropsOf(rcID string, found map[string]consul.Pair, below []consul.Pair) Drops {
+func (s *db) dropsOf(rcID string, found map[string]consul.Pair, below []consul.Pair) Drops {
 	own := found[s.keys.Drops.Key(rcID)]
 	d := Drops{Index: own.ModifyIndex, Created: own.CreateIndex, Counts: map[string]DropCount{}}
 	for _, p := range below {
@@ -158,7 +158,7 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 
 // SweepDrops removes the drops and stops of controllers that have no record any more, at most so many controllers', and returns of how
 // many. A node whose machine was away for long reports after the controller's last transaction.
-func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
+func (s *Leftovers) SweepDrops(ctx context.Context, most int) (int, error) {
 	stray := map[string]bool{}
 	for _, prefix := range []string{s.keys.Drops.Key(), s.keys.Stops.Key()} {
 		keys, err := s.c.Children(ctx, prefix)
@@ -169,7 +169,7 @@ func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 			stray[strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/")] = true
 		}
 	}
-	ids, err := s.ListRCIDs(ctx) // later: whatever is created meanwhile is among them
+	ids, err := s.RCs.IDs(ctx) // later: whatever is created meanwhile is among them
 	if err != nil {
 		return 0, err
 	}
@@ -190,7 +190,7 @@ func (s *Store) SweepDrops(ctx context.Context, most int) (int, error) {
 	return removed, nil
 }
 
-func (s *Store) forgetDrops(rcID string) []consul.Op {
+func (s *db) forgetDrops(rcID string) []consul.Op {
 	return []consul.Op{consul.Delete(s.keys.Drops.Key(rcID)), consul.DeleteTree(s.keys.Drops.Below(rcID)), consul.Delete(s.keys.Stops.Key(rcID))}
 }
 

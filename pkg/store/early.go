@@ -30,13 +30,13 @@ type Early struct {
 	Companions []Companion // as of ReadCompanions
 	Rollout    InCharge
 
-	store *Store
+	store *db
 	found map[string]consul.Pair
 }
 
 // ReadEarly reads what is expected in one transaction. Where realities and reservations do not fit in they are left to ReadDetails. It returns nil where
 // the rest does not either, or where some of it cannot be read: who reads one thing after the other finds out which.
-func (t *FarmSession) ReadEarly(ctx context.Context, e Expected) *Early {
+func (t *Passes) ReadEarly(ctx context.Context, e Expected) *Early {
 	r := t.earlyKeys(&e)
 	if at := r.Operations() + len(e.Realities) + len(e.NodesFreed); at > consul.MaxTxnOps {
 		e.Realities, e.NodesFreed = nil, nil
@@ -49,7 +49,7 @@ func (t *FarmSession) ReadEarly(ctx context.Context, e Expected) *Early {
 	if err != nil {
 		return nil
 	}
-	early := &Early{Expected: e, store: t.Store, found: found}
+	early := &Early{Expected: e, store: t.db, found: found}
 	early.Head, early.HeadErr = t.headOf(e.RCID, found, pairsUnder(below, t.headKeys(e.RCID).Prefixes))
 	early.Drops = t.dropsOf(e.RCID, found, below)
 	if len(e.Companions) > 0 {
@@ -62,7 +62,7 @@ func (t *FarmSession) ReadEarly(ctx context.Context, e Expected) *Early {
 }
 
 // earlyKeys is what is expected, without realities.
-func (t *FarmSession) earlyKeys(e *Expected) consul.Reading {
+func (t *Passes) earlyKeys(e *Expected) consul.Reading {
 	r := t.headKeys(e.RCID)
 	switch {
 	case len(e.Companions) > 0:
@@ -92,7 +92,7 @@ func (e *Early) RealitiesOf(wanted []At) (d Details, rest []At) {
 			rest = append(rest, at)
 		}
 	}
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](e.store, e.found, here, e.store.keys.Realities)
+	d.Realities, d.Corrupt = e.store.Realities.recallAt(e.found, here)
 	d.Reported, d.Intents = reportedAt(e.store.keys, e.found, here), map[At]pod.Intent{}
 	d.Reservations, d.Unreadable = e.store.taken(e.found, e.NodesFreed)
 	return d, rest

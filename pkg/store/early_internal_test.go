@@ -60,7 +60,7 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 	same("realities", details.Realities, want.Realities, err)
 	same("their indices", details.Reported, want.Reported, err)
 	same("the rest", rest, at[2:], nil)
-	taken, unreadable, err := farm.Reservations(ctx, []string{"n1", "n2", "n3"})
+	taken, unreadable, err := farm.ReservationsOf(ctx, []string{"n1", "n2", "n3"})
 	same("what is taken", details.Reservations, taken, err)
 	same("what cannot be read of that", details.Unreadable, unreadable, nil)
 

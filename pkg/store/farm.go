@@ -21,9 +21,23 @@ import (
 // Fence proves the ownership of a controller in one tenure.
 type Fence = consul.Fence
 
-// FarmSession is what a farm may write under one session.
+// FarmSession is what a farm does under one session, one type for each task.
 type FarmSession struct {
-	*Store
+	*db
+	*underLock
+	*Views
+	*Watches
+	*Agents
+	*Owners
+	*Passes
+	*Batches
+	*Runs
+	*Duties
+}
+
+// underLock is what all that is done under one session of a farm has in common.
+type underLock struct {
+	*db
 	sess   *consul.Session
 	farmID string
 	merged *consul.Merger // what passes of many controllers read and write
@@ -31,8 +45,43 @@ type FarmSession struct {
 
 // FarmSession returns the writer for one farm under one session.
 func (s *Store) FarmSession(sess *consul.Session, farmID string) *FarmSession {
-	return &FarmSession{Store: s, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
+	u := &underLock{db: s.db, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
+	return &FarmSession{
+		db: s.db, underLock: u, Views: s.Views, Watches: s.Watches, Agents: s.Agents,
+		Owners: &Owners{u}, Passes: &Passes{u}, Batches: &Batches{u}, Runs: &Runs{u}, Duties: &Duties{u},
+	}
 }
+
+// RC reads one controller.
+func (t *underLock) RC(ctx context.Context, id string, consistent bool) (Rec[rc.RC], error) {
+	return t.RCs.Get(ctx, levelOf(consistent), id)
+}
+
+// Placements reads the placements of one controller.
+func (t *underLock) Placements(ctx context.Context, rcID string, consistent bool) ([]Rec[pod.Placement], []error, error) {
+	return t.Pods.List(ctx, levelOf(consistent), rcID)
+}
+
+// Owners is how a farm becomes and stops being the owner of controllers, and finds those without one.
+type Owners struct{ *underLock }
+
+// RCExists reports whether there is a record of a controller, readable or not.
+func (t *Owners) RCExists(ctx context.Context, rcID string) (bool, error) {
+	return t.RCs.Exists(ctx, rcID)
+}
+
+// ListReservedNodes returns the names of all nodes that have a reservation, readable or not.
+func (t *Owners) ListReservedNodes(ctx context.Context) ([]string, error) {
+	return t.Reservations.IDs(ctx)
+}
+
+// Ask leaves a request for a controller's owner, as Operator.Ask does.
+func (t *Owners) Ask(ctx context.Context, r Request, a Audit) error {
+	return (&Operator{t.db}).Ask(ctx, r, a)
+}
+
+// Passes are the reads of passes over controllers.
+type Passes struct{ *underLock }
 
 // Kinds of requests that passes share.
 const (
@@ -60,12 +109,12 @@ func ownerOf(lock consul.Pair) string {
 	return v.Farm
 }
 
-func (t *FarmSession) lockValue() []byte {
+func (t *underLock) lockValue() []byte {
 	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Stamp: NewID()})
 }
 
 // Join writes the member record. It vanishes with the session.
-func (t *FarmSession) Join(ctx context.Context, m Member) error {
+func (t *Owners) Join(ctx context.Context, m Member) error {
 	m.ID, m.Incarnation = t.farmID, t.sess.Incarnation
 	_, err := t.c.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
 	return err
@@ -80,7 +129,7 @@ type Claimed struct {
 
 // Claim takes the lock of a controller and reads its head with it: a farm that takes over claims thousands. It returns
 // *consul.LockedError (see LockedBy) when another farm holds the lock, ErrLost when the session is dead.
-func (t *FarmSession) Claim(ctx context.Context, rcID string) (Claimed, error) {
+func (t *Owners) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	sent := time.Now()
 	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Locks.Key(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
 	got := Claimed{Fence: f}
@@ -98,7 +147,7 @@ func (t *FarmSession) Claim(ctx context.Context, rcID string) (Claimed, error) {
 
 // ClaimAll takes the locks of several controllers and reads nothing. It returns the fences of those that it surely got; for the others,
 // and only for them, there is an error, and Claim tells what is true of each.
-func (t *FarmSession) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
+func (t *Owners) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
 	keys := t.keys.Locks.Keys(rcIDs)
 	sent := time.Now()
 	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
@@ -114,19 +163,19 @@ func (t *FarmSession) ClaimAll(ctx context.Context, rcIDs []string) (map[string]
 
 // Bump moves the fence, after which no transaction with the old one can land. Its errors are those of Claim; ErrLost also
 // when another farm holds the lock.
-func (t *FarmSession) Bump(ctx context.Context, f Fence) (Fence, error) {
+func (t *Owners) Bump(ctx context.Context, f Fence) (Fence, error) {
 	return t.c.Bump(ctx, f, t.lockValue)
 }
 
 // Release gives the lock of a controller up and rings its bell, so that others notice. It bears the whole fence: a release that
 // arrives late must not give up what the same session has taken again since.
-func (t *FarmSession) Release(ctx context.Context, rcID string, f Fence) error {
+func (t *Owners) Release(ctx context.Context, rcID string, f Fence) error {
 	_, err := t.c.Commit(ctx, append(f.Ops(), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(rcID)))
 	return err
 }
 
 // Ring rings the bell of a controller.
-func (s *Store) Ring(ctx context.Context, rcID string) error {
+func (s *db) Ring(ctx context.Context, rcID string) error {
 	_, err := s.c.Commit(ctx, []consul.Op{s.ring(rcID)})
 	return err
 }
@@ -135,7 +184,7 @@ func (s *Store) Ring(ctx context.Context, rcID string) error {
 type LockState map[string]bool
 
 // Locks reads which controllers other sessions than this one own.
-func (t *FarmSession) Locks(ctx context.Context) (LockState, error) {
+func (t *Owners) Locks(ctx context.Context) (LockState, error) {
 	pairs, err := t.c.List(ctx, t.keys.Locks.Key(), consul.Default)
 	if err != nil {
 		return nil, err
@@ -151,8 +200,8 @@ func (t *FarmSession) Locks(ctx context.Context) (LockState, error) {
 
 // SweepBells makes the bells that are missing and removes those whose controller is gone (R4). It returns the ids of all
 // controllers.
-func (t *FarmSession) SweepBells(ctx context.Context) ([]string, error) {
-	ids, err := t.ListRCIDs(ctx)
+func (t *Owners) SweepBells(ctx context.Context) ([]string, error) {
+	ids, err := t.RCs.IDs(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +217,7 @@ func (t *FarmSession) SweepBells(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-func (t *FarmSession) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
+func (t *Owners) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
 	have := map[string]uint64{}
 	for _, p := range bells {
 		have[p.Key] = p.ModifyIndex
@@ -212,7 +261,7 @@ type Head struct {
 // ReadHead reads a controller with its bell, the key of its drops, its status, its placements and what is asked of its owner. Everything that is
 // read later is at least as new as the bell. It returns ErrNotFound when there is no such controller, and *CorruptError when
 // its record cannot be read, both with the rest.
-func (t *FarmSession) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
+func (t *Passes) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
 	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), levelOf(consistent))
 	if err != nil {
 		return Head{}, err
@@ -220,7 +269,7 @@ func (t *FarmSession) ReadHead(ctx context.Context, rcID string, consistent bool
 	return t.headOf(rcID, found, below)
 }
 
-func (t *FarmSession) headKeys(rcID string) consul.Reading {
+func (t *underLock) headKeys(rcID string) consul.Reading {
 	return consul.Reading{
 		Keys:     []string{t.keys.Bells.Key(rcID), t.keys.RCs.Key(rcID), t.keys.Statuses.Key(rcID), t.keys.Drops.Key(rcID)},
 		Prefixes: []string{t.keys.Requests.Below(rcID), t.keys.Pods.Below(rcID)},
@@ -228,18 +277,18 @@ func (t *FarmSession) headKeys(rcID string) consul.Reading {
 }
 
 // headOf fills in what can be read, also when the record cannot be.
-func (t *FarmSession) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
+func (t *underLock) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
 	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods.Below(rcID)) })
 	if pods < 0 {
 		pods = len(below)
 	}
-	h.Requests, _ = decodeAll[Request](t.keys, below[:pods])
-	h.Placements, h.Corrupt = recallAll[pod.Placement](t.Store, below[pods:])
+	h.Requests, _ = each(below[:pods], t.Requests.decode)
+	h.Placements, h.Corrupt = each(below[pods:], t.Pods.recall)
 	h.BellIndex = found[t.keys.Bells.Key(rcID)].ModifyIndex
 	own := found[t.keys.Drops.Key(rcID)]
 	h.Drops = Drops{Index: own.ModifyIndex, Created: own.CreateIndex}
 	h.Status = t.statusOf(found, rcID)
-	if h.RC, err = recallFound[rc.RC](t.Store, found, t.keys.RCs.Key(rcID)); h.RC.Index == 0 {
+	if h.RC, err = t.RCs.recallIn(found, t.keys.RCs.Key(rcID)); h.RC.Index == 0 {
 		err = ErrNotFound
 	}
 	return h, err
@@ -284,7 +333,7 @@ type Details struct {
 }
 
 // ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
-func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
+func (t *Passes) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
 	var d Details
 	r := consul.Reading{Keys: slices.Concat(t.keys.Realities.KeysAt(w.Realities), t.keys.Intents.KeysAt(w.Intents))}
 	if w.Manifest != "" {
@@ -318,44 +367,29 @@ func (t *FarmSession) ReadDetails(ctx context.Context, w Wanted, consistent bool
 	}
 	d.Others, d.OthersErrs = t.othersOf(found, w.Others)
 	var corrupt []error
-	d.Realities, d.Corrupt = decodeAt[pod.Reality](t.Store, found, w.Realities, t.keys.Realities)
+	d.Realities, d.Corrupt = t.Realities.recallAt(found, w.Realities)
 	d.Reported = reportedAt(t.keys, found, w.Realities)
-	d.Intents, corrupt = decodeAt[pod.Intent](t.Store, found, w.Intents, t.keys.Intents)
+	d.Intents, corrupt = t.Intents.recallAt(found, w.Intents)
 	d.Corrupt = append(d.Corrupt, corrupt...)
 	return d, nil
 }
 
-// Realities reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
+// RealitiesAt reads what nodes did about identities; those without a reality are absent. Records that cannot be read are
 // absent too and come back as errors.
-func (s *Store) Realities(ctx context.Context, at []At, consistent bool) (map[At]pod.Reality, []error, error) {
+func (s *Views) RealitiesAt(ctx context.Context, at []At, consistent bool) (map[At]pod.Reality, []error, error) {
 	found, err := s.c.GetMany(ctx, s.keys.Realities.KeysAt(at), levelOf(consistent))
 	if err != nil {
 		return nil, nil, err
 	}
-	realities, corrupt := decodeAt[pod.Reality](s, found, at, s.keys.Realities)
+	realities, corrupt := s.Realities.recallAt(found, at)
 	return realities, corrupt, nil
 }
 
-func decodeAt[T any](s *Store, found map[string]consul.Pair, at []At, kind Kind) (map[At]T, []error) {
-	out := make(map[At]T, len(at))
-	var corrupt []error
-	for _, a := range at {
-		pair, ok := found[kind.At(a)]
-		if !ok {
-			continue
-		}
-		rec, err := recall[T](s, pair)
-		if err != nil {
-			corrupt = append(corrupt, err)
-			continue
-		}
-		out[a] = rec.Value
-	}
-	return out, corrupt
-}
+// Agents are what Consul itself knows of machines, and what daemons tell of themselves besides their records.
+type Agents struct{ *db }
 
 // Passing returns the names of the nodes whose preparers pass in Consul's catalog, which survives a wipe of the records.
-func (s *Store) Passing(ctx context.Context) ([]string, error) {
+func (s *Agents) Passing(ctx context.Context) ([]string, error) {
 	metas, err := s.c.Passing(ctx, consul.ServiceName("preparer"), prefixMeta, s.keys.Prefix())
 	return field.Each(metas, func(meta map[string]string) string { return meta[nodeMeta] }), err
 }
@@ -367,16 +401,16 @@ const (
 )
 
 // PreparerMeta returns the meta under which a preparer's liveness must be registered.
-func (s *Store) PreparerMeta(nodeName string) map[string]string {
+func (s *Agents) PreparerMeta(nodeName string) map[string]string {
 	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix()}
 }
 
 // IsLocked reports whether another session than this one owns a controller.
-func (t *FarmSession) IsLocked(ctx context.Context, rcID string) (bool, error) {
+func (t *Owners) IsLocked(ctx context.Context, rcID string) (bool, error) {
 	return t.lockedElsewhere(ctx, t.keys.Locks.Key(rcID))
 }
 
-func (t *FarmSession) lockedElsewhere(ctx context.Context, lock string) (bool, error) {
+func (t *underLock) lockedElsewhere(ctx context.Context, lock string) (bool, error) {
 	found, _, err := t.merged.Read(ctx, consul.Reading{Keys: []string{lock}}, consul.Default)
 	owner := found[lock].Session
 	return owner != "" && owner != t.sess.Releasing, err
@@ -384,7 +418,7 @@ func (t *FarmSession) lockedElsewhere(ctx context.Context, lock string) (bool, e
 
 // Unreserved returns what nodes have been told about and hold no claim for. It is a hint: what changes meanwhile may be
 // among it. A node whose reservation cannot be read is left out.
-func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
+func (t *Owners) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
 	if len(nodes) == 0 {
 		return nil, nil
 	}
@@ -404,7 +438,7 @@ func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, err
 	var missing []At
 	for _, p := range below {
 		name, _, _ := strings.Cut(p.Key[len(t.keys.Intents.Key()):], "/")
-		in, err := decode[pod.Intent](t.keys, p)
+		in, err := t.Intents.decode(p)
 		if err != nil || unreadable[name] != nil {
 			continue // also the marker
 		}
@@ -415,13 +449,8 @@ func (t *FarmSession) Unreserved(ctx context.Context, nodes []string) ([]At, err
 	return missing, nil
 }
 
-// RCExists reports whether there is a record of a controller, readable or not.
-func (s *Store) RCExists(ctx context.Context, rcID string) (bool, error) {
-	return s.exists(ctx, s.keys.RCs.Key(rcID))
-}
-
 // FailedAgents returns the names of the machines whose Consul agents have failed.
-func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
+func (s *Agents) FailedAgents(ctx context.Context) (map[string]bool, error) {
 	return s.c.FailedNodes(ctx)
 }
 
@@ -429,7 +458,7 @@ func (s *Store) FailedAgents(ctx context.Context) (map[string]bool, error) {
 // ErrConflict when it is not. It bears no fence, as it belongs to no controller: the index is enough. A farm that has lost everything
 // since, and whose write lands late, can only keep pods from being stopped, and no more once an operator has reset the
 // breaker, which moves the index.
-func (t *FarmSession) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
+func (t *Duties) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker.Key(), encode(b), index), t.audit(a)})
 	return conflictOn(err, t.keys.Breaker.Key())
 }

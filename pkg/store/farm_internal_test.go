@@ -50,7 +50,7 @@ func audited(t *testing.T, st *FarmSession) []Audit {
 func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
-	before, err := farm.ReadBreaker(t.Context())
+	before, err := farm.Breaker.Get(t.Context(), Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 	if err := farm.TripBreaker(t.Context(), before.Index, tripped, said); err != nil {
 		t.Fatal(err)
 	}
-	if now, err := farm.ReadBreaker(t.Context()); err != nil || now.Value != tripped {
+	if now, err := farm.Breaker.Get(t.Context(), Consistent); err != nil || now.Value != tripped {
 		t.Errorf("breaker %+v, %v", now.Value, err)
 	}
 	if err := farm.TripBreaker(t.Context(), before.Index, tripped, NewAudit("f0", "trip", "other", nil)); !errors.Is(err, ErrConflict) {
@@ -75,7 +75,7 @@ func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 	t.Parallel()
 	farms := sessions(t, 5)
-	before, err := farms[0].Schema(t.Context())
+	before, err := farms[0].Schema.Get(t.Context(), Default)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 		})
 	}
 	all.Wait()
-	after, err := farms[0].Schema(t.Context())
+	after, err := farms[0].Schema.Get(t.Context(), Default)
 	if err != nil || after.Value.Nonce <= before.Value.Nonce {
 		t.Fatalf("nonce %s after %s, %v", after.Value.Nonce, before.Value.Nonce, err)
 	}
@@ -107,7 +107,7 @@ func TestAnUnknownNonceIsRenewed(t *testing.T) {
 	farm := sessions(t, 1)[0]
 	nonce := func() string {
 		t.Helper()
-		rec, err := farm.Schema(t.Context())
+		rec, err := farm.Schema.Get(t.Context(), Default)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,8 +14,8 @@ type Incidents struct {
 }
 
 // ReadIncidents reads the incidents that belong to no controller. A record that is missing or cannot be read is an empty one.
-func (s *Store) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
-	rec, err := get[Incidents](ctx, s, s.keys.Incidents.Key(), consul.Consistent)
+func (s *Views) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
+	rec, err := s.Incidents.Get(ctx, consul.Consistent)
 	switch {
 	case IsCorrupt(err):
 		return Rec[Incidents]{Index: rec.Index}, nil
@@ -28,7 +28,7 @@ func (s *Store) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
 
 // WriteIncidents writes them, if they are as they were read; the key goes where there are none. It returns ErrConflict when
 // somebody else was first.
-func (t *FarmSession) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
+func (t *Duties) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
 	next := &rec.Value
 	if len(next.Records) == 0 {
 		next = nil
@@ -47,7 +47,7 @@ type RolloutTrouble struct {
 
 // WriteTrouble writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
 // returns ErrConflict when somebody else was first. It bears no fence: it says what has been told, and nothing is decided by it.
-func (t *FarmSession) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
+func (t *Runs) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
 	key := t.keys.RolloutTroubles.Key(service)
 	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, trouble, index)})
 	return conflictOn(err, key)
@@ -61,13 +61,13 @@ type Unowned struct {
 }
 
 // ReadUnowned reads a controller without an owner. ok is false when it has one, or is gone.
-func (t *FarmSession) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
+func (t *Duties) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
 	rcKey, statusKey, lockKey := t.keys.RCs.Key(rcID), t.keys.Statuses.Key(rcID), t.keys.Locks.Key(rcID)
 	found, err := t.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
 	if err != nil {
 		return u, false, err
 	}
-	u.RC, err = decodeFound[rc.RC](t.keys, found, rcKey)
+	u.RC, err = t.RCs.decodeIn(found, rcKey)
 	if u.RC.Index == 0 || found[lockKey].Session != "" {
 		return u, false, nil
 	}
@@ -77,7 +77,7 @@ func (t *FarmSession) ReadUnowned(ctx context.Context, rcID string) (u Unowned, 
 
 // ReportUnowned writes the status of a controller that still has no owner: there is no fence that could be held, so that
 // every condition for being allowed to is checked. It returns ErrRefused when the controller was claimed or changed.
-func (t *FarmSession) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
+func (t *Duties) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
 	id := u.RC.Value.ID
 	_, err := t.c.Commit(ctx, []consul.Op{
 		sameRecord(t.keys.Locks.Key(id), u.lockedIndex), // claiming moves it

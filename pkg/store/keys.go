@@ -5,15 +5,9 @@ package store
 import (
 	"crypto/sha256"
 	"fmt"
-	"strconv"
 	"strings"
 
-	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // DefaultPrefix is where everything lives unless a daemon is told otherwise.
@@ -25,7 +19,7 @@ const Shards = 16
 // Kind is where the records of one kind are.
 type Kind struct {
 	prefix  string
-	tail    string // of each key
+	tail    string // of the key after the first part of the id
 	sharded bool   // by the first part of the id
 }
 
@@ -40,7 +34,7 @@ func (k Kind) Key(id ...string) string {
 	case len(id) == 1:
 		return k.prefix + id[0] + k.tail
 	default:
-		return k.prefix + strings.Join(id, "/")
+		return k.prefix + id[0] + k.tail + "/" + strings.Join(id[1:], "/")
 	}
 }
 
@@ -49,8 +43,14 @@ func (k Kind) Keys(ids []string) []string {
 	return field.Each(ids, func(id string) string { return k.Key(id) })
 }
 
-// Below is the prefix, and the marker key, of the records whose ids begin with some parts.
-func (k Kind) Below(id ...string) string { return k.prefix + strings.Join(id, "/") + "/" }
+// Below is the prefix, and the marker key, of the records whose ids begin with a part.
+func (k Kind) Below(id string) string { return k.prefix + id + k.tail + "/" }
+
+// first returns the first part of the id that a key is made of.
+func (k Kind) first(key string) string {
+	id, _, _ := strings.Cut(strings.TrimPrefix(key, k.prefix), "/")
+	return id
+}
 
 // Shard is the prefix, and the marker key, of one shard.
 func (k Kind) Shard(n int) string { return fmt.Sprintf("%s%x/", k.prefix, n) }
@@ -79,7 +79,7 @@ type Keys struct {
 	Heard, HeardFarms, HeardNodes       Kind // all; by farm; by node
 	Rollouts, RolloutTroubles           Kind // by service
 	RolloutBells, RolloutLocks          Kind // by service; the bell is a hint without authority
-	Deployments, Deployed               Kind // all of services; the document of each
+	Deployments, Deployed, Entries      Kind // all of services; the document of each; by service and revision, what that was
 }
 
 // NewKeys returns the keys below a prefix. The prefix must end with a slash and not start with one.
@@ -103,50 +103,12 @@ func NewKeys(prefix string) (*Keys, error) {
 		Heard: at("heard/"), HeardFarms: at("heard/farms/"), HeardNodes: at("heard/nodes/"),
 		Rollouts: at("rollouts/"), RolloutTroubles: each("rollouts/", "/trouble"),
 		RolloutBells: each("rollouts/", "/bell"), RolloutLocks: at("locks/rollout/"),
-		Deployments: at("deployments/"), Deployed: each("deployments/", "/spec"),
+		Deployments: at("deployments/"), Deployed: each("deployments/", "/spec"), Entries: each("deployments/", "/history"),
 	}, nil
 }
 
 // Prefix returns the prefix that all keys share.
 func (k *Keys) Prefix() string { return k.prefix }
-
-// own returns an error unless a record belongs at the key where it was found. What names neither itself nor its node is
-// told by its identity alone.
-func (k *Keys) own(key string, value any) error {
-	home := key
-	switch r := value.(type) {
-	case *rc.RC:
-		home = k.RCs.Key(r.ID)
-	case *rc.Status:
-		home = k.Statuses.Key(r.RCID)
-	case *pod.Placement:
-		home = k.Pods.Key(r.Identity.String())
-	case *pod.Reality:
-		home = k.Realities.Key(r.Node, r.Identity.String())
-	case *pod.Intent:
-		if !strings.HasSuffix(key, "/"+r.Identity.String()) {
-			home = k.Intents.Key("NODE", r.Identity.String())
-		}
-	case *node.Node:
-		home = k.Nodes.Key(r.Name)
-	case *node.OrphanPage:
-		home = k.OrphanPages.Key(r.Node, strconv.Itoa(r.Page))
-	case *node.Ops:
-		home = k.NodeOps.Key(r.Name)
-	case *rollout.Record:
-		home = k.Rollouts.Key(r.Service)
-	case *Request:
-		home = k.Requests.Key(r.RCID, r.ID)
-	case *record.Deployed:
-		home = k.Deployed.Key(r.Service)
-	case *record.Entry:
-		home = k.Deployments.Key(r.Service, "history", strconv.FormatInt(r.Revision, 10))
-	}
-	if home != key {
-		return fmt.Errorf("its content belongs to %s", home)
-	}
-	return nil
-}
 
 // markers returns the marker keys that all daemons share. A watched prefix without any key would wake on every write
 // nearby.

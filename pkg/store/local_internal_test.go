@@ -58,7 +58,7 @@ func TestChangeReservation(t *testing.T) {
 		})
 	}
 	read := func() Rec[node.Reservation] {
-		found, bad, err := st.Reservations(t.Context(), []string{"n1"})
+		found, bad, err := st.ReservationsOf(t.Context(), []string{"n1"})
 		if err != nil || len(bad) > 0 {
 			t.Fatal(err, bad)
 		}

@@ -22,13 +22,13 @@ type storedManifest struct {
 
 // Manifest reads a manifest by its digest and proves that it is the one asked for. A record that is not comes back as a
 // *CorruptError.
-func (s *Store) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
+func (s *Views) Manifest(ctx context.Context, digest string) (*manifest.Manifest, error) {
 	m, _, err := s.SignedManifest(ctx, digest)
 	return m, err
 }
 
 // SignedManifest is Manifest with the signature, which may be empty and which nobody has verified.
-func (s *Store) SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error) {
+func (s *Views) SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error) {
 	key := s.keys.Manifests.Key(digest)
 	pair, err := s.c.Get(ctx, key, consul.Default)
 	if err != nil {
@@ -38,13 +38,13 @@ func (s *Store) SignedManifest(ctx context.Context, digest string) (m *manifest.
 }
 
 // manifestOf decodes a manifest and its signature, if it was found.
-func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, string, error) {
+func (s *db) manifestOf(found map[string]consul.Pair, digest string) (*manifest.Manifest, string, error) {
 	key := s.keys.Manifests.Key(digest)
 	pair, ok := found[key]
 	if !ok {
 		return nil, "", fmt.Errorf("read key %s: %w", key, ErrNotFound)
 	}
-	rec, err := decode[storedManifest](s.keys, pair)
+	rec, err := s.manifests.decode(pair)
 	if err != nil {
 		return nil, "", err
 	}
@@ -60,14 +60,14 @@ func (s *Store) manifestOf(found map[string]consul.Pair, digest string) (*manife
 
 // SignManifest stores a signature of a controller's manifest, and nothing else: the digest stays, so no pod changes.
 // Nodes that refused the manifest look at it again by themselves.
-func (s *Store) SignManifest(ctx context.Context, rcID, digest string, canonical []byte, signature string, audit Audit) error {
+func (s *Operator) SignManifest(ctx context.Context, rcID, digest string, canonical []byte, signature string, audit Audit) error {
 	ops := []consul.Op{s.audit(audit), s.ring(rcID)}
 	return s.withManifest(ctx, "manifest "+digest, audit.ID, DeployManifest{Digest: digest, Canonical: canonical, Signature: signature}, ops)
 }
 
 // withManifest commits a change together with its manifest. Somebody else may store the same manifest meanwhile, for
 // another controller and with another signature: then it is tried again.
-func (s *Store) withManifest(ctx context.Context, what, auditID string, m DeployManifest, ops []consul.Op) error {
+func (s *db) withManifest(ctx context.Context, what, auditID string, m DeployManifest, ops []consul.Op) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		store, err := s.storeManifest(ctx, m)
 		if err != nil {
@@ -83,10 +83,10 @@ func (s *Store) withManifest(ctx context.Context, what, auditID string, m Deploy
 }
 
 // storeManifest returns what stores a manifest without losing a signature.
-func (s *Store) storeManifest(ctx context.Context, m DeployManifest) ([]consul.Op, error) {
+func (s *db) storeManifest(ctx context.Context, m DeployManifest) ([]consul.Op, error) {
 	key := s.keys.Manifests.Key(m.Digest)
 	unchanged := consul.CheckMissing(key)
-	rec, err := get[storedManifest](ctx, s, key, consul.Consistent)
+	rec, err := s.manifests.Get(ctx, consul.Consistent, m.Digest)
 	switch {
 	case errors.Is(err, ErrNotFound):
 	case err != nil && !IsCorrupt(err): // what is corrupt is written anew
@@ -115,7 +115,7 @@ var digests = regexp.MustCompile(`[0-9a-f]{64}`)
 // damaged, or of a later version, keeps alive what it names. Others may begin to use a manifest at any time; see
 // DeleteManifest. Most calls read no more than names: what pods run is looked at only where a manifest exists that no
 // controller asks for.
-func (s *Store) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
+func (s *Leftovers) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
 	stored, err := s.ids(ctx, s.keys.Manifests.Key())
 	if err != nil || len(stored) == 0 {
 		return nil, err
@@ -156,7 +156,7 @@ func (s *Store) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
 }
 
 // dropUsed takes out what is named below a prefix.
-func (s *Store) dropUsed(ctx context.Context, unused map[string]bool, prefix string) error {
+func (s *Leftovers) dropUsed(ctx context.Context, unused map[string]bool, prefix string) error {
 	pairs, err := s.c.List(ctx, prefix, consul.Consistent)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (s *Store) dropUsed(ctx context.Context, unused map[string]bool, prefix str
 // DeleteManifest removes a manifest in exactly this version. It returns ErrRefused when an apply touched it meanwhile,
 // which then wins. It bears no fence, nor does the removal of audit records: a removal that lands late, or comes from two farms
 // that both think that it is theirs to do, removes the version that was found unused, or nothing; every apply moves that.
-func (s *Store) DeleteManifest(ctx context.Context, ref ManifestRef) error {
+func (s *Leftovers) DeleteManifest(ctx context.Context, ref ManifestRef) error {
 	_, err := s.c.Commit(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifests.Key(ref.Digest), ref.Index)})
 	return err
 }

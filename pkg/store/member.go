@@ -40,30 +40,30 @@ func heardNow(every time.Duration) []byte {
 
 // FarmHeard notes that a farm writes, as long as it is a member. The note vanishes with its session. It returns ErrRefused when it is
 // none.
-func (s *Store) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration) error {
+func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration) error {
 	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), heardNow(every), sess.Deleting))
 }
 
 // NodeHeard notes that a preparer writes, as long as it holds its node. The note stays. It returns ErrRefused when it does not.
-func (s *Store) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
+func (s *Agents) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
 	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), heardNow(every)))
 }
 
-func (s *Store) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {
+func (s *Agents) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {
 	sent := time.Now()
 	_, err := s.c.Commit(ctx, ops)
 	return sess.Answered(sent, err)
 }
 
 // HeardOf reads when each farm and each node was heard last, by their names. Notes that cannot be read are left out.
-func (s *Store) HeardOf(ctx context.Context) (farms, nodes map[string]Heard, err error) {
+func (s *Agents) HeardOf(ctx context.Context) (farms, nodes map[string]Heard, err error) {
 	pairs, err := s.c.List(ctx, s.keys.Heard.Key(), consul.Default)
 	if err != nil {
 		return nil, nil, err
 	}
 	farms, nodes = map[string]Heard{}, map[string]Heard{}
 	for _, p := range pairs {
-		rec, err := decode[Heard](s.keys, p)
+		rec, err := s.Heard.decode(p)
 		if err != nil {
 			continue
 		}

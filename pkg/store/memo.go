@@ -25,23 +25,24 @@ type decoded struct {
 const memoBytes = 4 << 20
 
 // recall is decode for who reads the same records again and again. Whoever gets a value may change it.
-func recall[T any](s *Store, p consul.Pair) (Rec[T], error) {
-	s.memo.mu.Lock()
-	was := s.memo.known[p.Key]
-	s.memo.mu.Unlock()
+func (r *Records[T]) recall(p consul.Pair) (Rec[T], error) {
+	memo := &r.db.memo
+	memo.mu.Lock()
+	was := memo.known[p.Key]
+	memo.mu.Unlock()
 	if value, ok := was.value.(*T); ok && bytes.Equal(was.from, p.Value) {
 		return Rec[T]{Value: field.Copy(*value), Index: p.ModifyIndex, Session: p.Session}, nil
 	}
-	rec, err := decode[T](s.keys, p)
+	rec, err := r.decode(p)
 	if err != nil {
 		return rec, err
 	}
 	own, size := field.Copy(rec.Value), len(p.Key)+len(p.Value)
-	s.memo.mu.Lock()
-	defer s.memo.mu.Unlock()
-	if s.memo.size += size; s.memo.known == nil || s.memo.size > memoBytes {
-		s.memo.known, s.memo.size = map[string]decoded{}, size
+	memo.mu.Lock()
+	defer memo.mu.Unlock()
+	if memo.size += size; memo.known == nil || memo.size > memoBytes {
+		memo.known, memo.size = map[string]decoded{}, size
 	}
-	s.memo.known[p.Key] = decoded{p.Value, &own}
+	memo.known[p.Key] = decoded{p.Value, &own}
 	return rec, nil
 }

@@ -43,7 +43,7 @@ func TestARecalledRecordIsNobodyElses(t *testing.T) {
 	t.Parallel()
 	st := New(nil, keysBelow(t, "p/"))
 	p := pairOf(st.keys, placed(1), 7)
-	want, err := decode[pod.Placement](st.keys, p)
+	want, err := st.Pods.decode(p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestARecalledRecordIsNobodyElses(t *testing.T) {
 	for range 4 {
 		readers.Go(func() {
 			for range 50 {
-				got, err := recall[pod.Placement](st, p)
+				got, err := st.Pods.recall(p)
 				if err != nil || !reflect.DeepEqual(got, want) {
 					t.Errorf("%v\n%+v, decoded\n%+v", err, got, want)
 				}
@@ -71,8 +71,8 @@ func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
 	one, other := placed(1), placed(1)
 	other.Node = "node-18"
 	for _, p := range []consul.Pair{pairOf(st.keys, one, 7), pairOf(st.keys, other, 7), pairOf(st.keys, one, 9), pairOf(st.keys, one, 7)} {
-		got, err := recall[pod.Placement](st, p)
-		want, _ := decode[pod.Placement](st.keys, p)
+		got, err := st.Pods.recall(p)
+		want, _ := st.Pods.decode(p)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%v\n%+v, decoded\n%+v", err, got, want)
 		}
@@ -81,7 +81,7 @@ func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
 	copied := consul.Pair{Key: st.keys.Pods.Key(placed(2).Identity.String()), Value: encode(one), ModifyIndex: 7}
 	for range 2 {
 		for _, p := range []consul.Pair{bad, copied, {Key: bad.Key}} {
-			if got, err := recall[pod.Placement](st, p); err == nil {
+			if got, err := st.Pods.recall(p); err == nil {
 				t.Errorf("%s is read: %+v", p.Key, got)
 			}
 		}
@@ -95,7 +95,7 @@ func TestTheMemoIsBounded(t *testing.T) {
 	var last consul.Pair
 	for i := range 5 * memoBytes / len(encode(placed(0))) {
 		last = pairOf(st.keys, placed(i), 1)
-		if _, err := recall[pod.Placement](st, last); err != nil {
+		if _, err := st.Pods.recall(last); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,10 +151,10 @@ func BenchmarkRecall(b *testing.B) {
 	r := pod.Reality{Identity: placed(1).Identity, Node: "n1", Digest: placed(1).Digest, Revision: 1795421473400, State: pod.StateReady, Available: true, Since: time.Now()}
 	pr := consul.Pair{Key: st.keys.Realities.Key(r.Node, r.Identity.String()), Value: encode(r), ModifyIndex: 7}
 	for name, read := range map[string]func() error{
-		"placement/decoded":  func() error { _, err := decode[pod.Placement](st.keys, p); return err },
-		"placement/recalled": func() error { _, err := recall[pod.Placement](st, p); return err },
-		"reality/decoded":    func() error { _, err := decode[pod.Reality](st.keys, pr); return err },
-		"reality/recalled":   func() error { _, err := recall[pod.Reality](st, pr); return err },
+		"placement/decoded":  func() error { _, err := st.Pods.decode(p); return err },
+		"placement/recalled": func() error { _, err := st.Pods.recall(p); return err },
+		"reality/decoded":    func() error { _, err := st.Realities.decode(pr); return err },
+		"reality/recalled":   func() error { _, err := st.Realities.recall(pr); return err },
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

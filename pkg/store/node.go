@@ -16,7 +16,8 @@ import (
 
 // NodeSession is what a preparer may write while its session holds its node's lock.
 type NodeSession struct {
-	*Store
+	*db
+	*Watches
 	sess *consul.Session
 	name string
 
@@ -28,7 +29,7 @@ type NodeSession struct {
 
 // NodeSession returns the writer for one node under one session. Nothing can be written before AcquireNode.
 func (s *Store) NodeSession(sess *consul.Session, name string) *NodeSession {
-	return &NodeSession{Store: s, sess: sess, name: name, drops: map[string]counter{}}
+	return &NodeSession{db: s.db, Watches: s.Watches, sess: sess, name: name, drops: map[string]counter{}}
 }
 
 // NameConflictError says that a node's name belongs to another machine, or to another data directory.
@@ -68,7 +69,7 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 	key := t.keys.Nodes.Key(t.name)
 	take := func(stamp bool) error {
 		return t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
-			before, unreadable := decode[node.Node](t.keys, present)
+			before, unreadable := t.Nodes.decode(present)
 			if unreadable == nil && present.Session != t.sess.Releasing && !takeOver {
 				if err := t.mayTake(ctx, before.Value, n); err != nil {
 					return nil, err
@@ -104,7 +105,7 @@ func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 // anything there. Where there is no reservation it is made if somebody may know other labels: a farm could make it.
 func (t *NodeSession) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
 	key := t.keys.Reservations.Key(t.name)
-	rec, err := get[node.Reservation](ctx, t.Store, key, consul.Consistent)
+	rec, err := t.Reservations.Get(ctx, consul.Consistent, t.name)
 	switch {
 	case errors.Is(err, ErrFiltered), errors.Is(err, ErrNotFound) && !known, IsCorrupt(err): // nothing is placed where it is corrupt
 		return nil, nil
@@ -225,10 +226,10 @@ func (t *NodeSession) commit(ctx context.Context, ops ...consul.Op) (map[string]
 
 // Reality reads one reality of the node, or ErrNotFound.
 func (t *NodeSession) Reality(ctx context.Context, id pod.Identity) (Rec[pod.Reality], error) {
-	return get[pod.Reality](ctx, t.Store, t.keys.Realities.Key(t.name, id.String()), consul.Consistent)
+	return t.Realities.Get(ctx, consul.Consistent, t.name, id.String())
 }
 
 // ListRealities reads every reality of the node.
 func (t *NodeSession) ListRealities(ctx context.Context) ([]Rec[pod.Reality], []error, error) {
-	return list[pod.Reality](ctx, t.Store, t.keys.Realities.Below(t.name), consul.Consistent)
+	return t.Realities.List(ctx, consul.Consistent, t.name)
 }

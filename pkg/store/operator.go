@@ -8,18 +8,11 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Schema reads the schema record, or returns ErrNotFound where rcfarm has never written. Unlike a list, which Consul
-// answers emptily to a request without a token, it fails when the key may not be read.
-func (s *Store) Schema(ctx context.Context) (Rec[Schema], error) {
-	return get[Schema](ctx, s, s.keys.Schema.Key(), consul.Default)
-}
-
 // ListReservations reads what is taken on all nodes, by node name.
-func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservation, []error, error) {
+func (s *Views) ListReservations(ctx context.Context) (map[string]node.Reservation, []error, error) {
 	pairs, err := s.c.List(ctx, s.keys.Reservations.Key(), consul.Default)
 	if err != nil {
 		return nil, nil, err
@@ -27,7 +20,7 @@ func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservati
 	taken := make(map[string]node.Reservation, len(pairs))
 	var corrupt []error
 	for _, p := range pairs {
-		rec, err := decode[node.Reservation](s.keys, p)
+		rec, err := s.Reservations.decode(p)
 		if err != nil {
 			corrupt = append(corrupt, err)
 			continue
@@ -37,10 +30,8 @@ func (s *Store) ListReservations(ctx context.Context) (map[string]node.Reservati
 	return taken, corrupt, nil
 }
 
-// ListFarms reads the member records: one for each living farm.
-func (s *Store) ListFarms(ctx context.Context) ([]Rec[Member], []error, error) {
-	return list[Member](ctx, s, s.keys.Farms.Key(), consul.Default)
-}
+// Views are reads that take more than one record.
+type Views struct{ *db }
 
 // UnnamedError says that a controller bears a name in its record while the key that reserves the name is missing, as
 // after a partial restore. Creating another controller of that name would run everything twice.
@@ -54,7 +45,7 @@ func (e *UnnamedError) Error() string {
 
 // FindRC reads, consistently, the controller with a name. It returns ErrNotFound when there is none, *UnnamedError when
 // there is one that the name does not lead to, or *CorruptError.
-func (s *Store) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
+func (s *Views) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
 	id, err := s.RCIDByName(ctx, name)
 	if errors.Is(err, ErrNotFound) {
 		if err := s.checkUnnamed(ctx, name); err != nil {
@@ -65,7 +56,7 @@ func (s *Store) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
 	if err != nil {
 		return Rec[rc.RC]{}, err
 	}
-	rec, err := s.RC(ctx, id, true)
+	rec, err := s.RCs.Get(ctx, Consistent, id)
 	if errors.Is(err, ErrNotFound) {
 		return rec, &CorruptError{Key: s.keys.Names.Key(name), Err: fmt.Errorf("it names the controller %s, which has no record", id)}
 	}
@@ -74,16 +65,16 @@ func (s *Store) FindRC(ctx context.Context, name string) (Rec[rc.RC], error) {
 
 // checkUnnamed looks for a controller whose name is not reserved. Names and records come and go together, so the
 // records are read only when the counts differ.
-func (s *Store) checkUnnamed(ctx context.Context, name string) error {
+func (s *Views) checkUnnamed(ctx context.Context, name string) error {
 	names, err := s.ids(ctx, s.keys.Names.Key())
 	if err != nil {
 		return err
 	}
-	ids, err := s.ListRCIDs(ctx)
+	ids, err := s.RCs.IDs(ctx)
 	if err != nil || len(ids) == len(names) {
 		return err
 	}
-	recs, _, err := s.ListRCs(ctx)
+	recs, _, err := s.RCs.List(ctx, Default)
 	if err != nil {
 		return err
 	}
@@ -102,7 +93,7 @@ func (s *Store) checkUnnamed(ctx context.Context, name string) error {
 
 // LockOwners reads which farm owns each controller that has an owner: farm ids by controller id. A lock whose value cannot
 // be read is owned by "".
-func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
+func (s *Views) LockOwners(ctx context.Context) (map[string]string, error) {
 	pairs, err := s.c.List(ctx, s.keys.Locks.Key(), consul.Default)
 	if err != nil {
 		return nil, err
@@ -114,21 +105,6 @@ func (s *Store) LockOwners(ctx context.Context) (map[string]string, error) {
 		}
 	}
 	return owners, nil
-}
-
-// Node reads one node's record, or returns ErrNotFound.
-func (s *Store) Node(ctx context.Context, name string) (Rec[node.Node], error) {
-	return get[node.Node](ctx, s, s.keys.Nodes.Key(name), consul.Consistent)
-}
-
-// NodeOps reads the operators' side of a node, or returns ErrNotFound.
-func (s *Store) NodeOps(ctx context.Context, name string) (Rec[node.Ops], error) {
-	return get[node.Ops](ctx, s, s.keys.NodeOps.Key(name), consul.Consistent)
-}
-
-// ListIntents reads what one node must do.
-func (s *Store) ListIntents(ctx context.Context, nodeName string) ([]Rec[pod.Intent], []error, error) {
-	return list[pod.Intent](ctx, s, s.keys.Intents.Below(nodeName), consul.Default)
 }
 
 // NodeChange is one operator act on one node.
@@ -143,7 +119,7 @@ type NodeChange struct {
 
 // ChangeNode writes a change of a node with its audit record. It returns ErrConflict when either record was changed by
 // somebody else, which for the reservation of a busy node is likely: read again, try again.
-func (s *Store) ChangeNode(ctx context.Context, c NodeChange) error {
+func (s *Operator) ChangeNode(ctx context.Context, c NodeChange) error {
 	ops := []consul.Op{consul.CAS(s.keys.NodeOps.Key(c.Ops.Name), encode(c.Ops), c.Index)}
 	if c.Reservation != nil {
 		ops = append(ops, consul.CAS(s.keys.Reservations.Key(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
@@ -151,13 +127,8 @@ func (s *Store) ChangeNode(ctx context.Context, c NodeChange) error {
 	return s.commitDefinitely(ctx, "node "+c.Ops.Name, c.Audit.ID, append(ops, s.audit(c.Audit)))
 }
 
-// ReadBreaker reads the mass-stop breaker, or returns ErrNotFound.
-func (s *Store) ReadBreaker(ctx context.Context) (Rec[Breaker], error) {
-	return get[Breaker](ctx, s, s.keys.Breaker.Key(), consul.Consistent)
-}
-
 // ResetBreaker lets farms stop pods again. index is that of the record as read, which may be one that cannot be read;
 // ErrConflict says that it changed meanwhile.
-func (s *Store) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
+func (s *Operator) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
 	return s.commitDefinitely(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker.Key(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
 }

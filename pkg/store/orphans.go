@@ -115,7 +115,7 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 // NodeOrphans reads a node's record together with its pages of orphans, at one moment, and fills Orphans in. complete is
 // false while the pages are not those that the record speaks of: the preparer is writing them, or was killed while it did.
 // It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read.
-func (s *Store) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
+func (s *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
 	key := s.keys.Nodes.Key(name)
 	found, below, err := s.c.Read(ctx, consul.Reading{Keys: []string{key}, Prefixes: []string{s.keys.OrphanPages.Below(name)}}, consul.Consistent)
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *Store) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node
 	if !ok {
 		return rec, false, fmt.Errorf("read key %s: %w", key, ErrNotFound)
 	}
-	if rec, err = decode[node.Node](s.keys, pair); err != nil {
+	if rec, err = s.Nodes.decode(pair); err != nil {
 		return rec, false, err
 	}
 	said := rec.Value.OrphanPages
@@ -142,7 +142,7 @@ func (s *Store) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node
 		if !ok {
 			return rec, false, nil
 		}
-		page, err := decode[node.OrphanPage](s.keys, pair)
+		page, err := s.OrphanPages.decode(pair)
 		if err != nil {
 			return rec, false, err
 		}

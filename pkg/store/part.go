@@ -162,7 +162,7 @@ func (o operation) op() consul.Op {
 }
 
 // operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
-func (t *FarmSession) operations(rcID string, p *Part) []operation {
+func (t *Batches) operations(rcID string, p *Part) []operation {
 	ops := make([]operation, 0, 5+4*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
 	check := func(key string, index uint64) {
 		ops = append(ops, operation{verb: checkIndex, key: key, index: index})
@@ -228,7 +228,7 @@ type keyBytes struct {
 }
 
 // LoadOf returns what a part takes of a batch of a controller.
-func (t *FarmSession) LoadOf(rcID string, p *Part) PartLoad {
+func (t *Batches) LoadOf(rcID string, p *Part) PartLoad {
 	l := PartLoad{}
 	for _, o := range t.operations(rcID, p) {
 		size := 0
@@ -257,7 +257,7 @@ type Load struct {
 
 // HeadLoad returns what a batch takes before it has any part: its conditions and, in the one that reports, an audit record and
 // a status.
-func (t *FarmSession) HeadLoad(b *Batch, reports bool) Load {
+func (t *Batches) HeadLoad(b *Batch, reports bool) Load {
 	head := t.head(b)
 	l := Load{shared: map[string]int{}, ops: len(head), bytes: consul.TxnBytes(head)}
 	if reports {

@@ -75,7 +75,7 @@ func (p *policy) add(kind, name, access string) {
 
 // OpenDoors returns, in words, what a request without a token may do at the local agent that would have something started on a node, or keep its
 // preparer from its work. Pods reach that agent. Nothing is written.
-func (s *Store) OpenDoors(ctx context.Context, node string) ([]string, error) {
+func (s *Agents) OpenDoors(ctx context.Context, node string) ([]string, error) {
 	agent, err := s.c.AgentNode(ctx)
 	if err != nil {
 		return nil, err

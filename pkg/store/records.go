@@ -5,17 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Sentinels that callers test for with errors.Is.
@@ -56,18 +52,22 @@ func Outcome(err error, good string) string {
 	}
 }
 
-// Store reads and writes typed records. It is safe for concurrent use.
-type Store struct {
-	c    *consul.Client
-	keys *Keys
-	memo memo // of what passes and runners read
+// Level chooses what a read may miss.
+type Level = consul.Consistency
+
+const (
+	// Default is answered by the leader; for a moment around an election it may be behind.
+	Default = consul.Default
+	// Consistent makes the leader prove its leadership first. The first read after a claim uses it.
+	Consistent = consul.Consistent
+)
+
+func levelOf(consistent bool) Level {
+	if consistent {
+		return Consistent
+	}
+	return Default
 }
-
-// New returns a store for the records below the keys' prefix.
-func New(c *consul.Client, keys *Keys) *Store { return &Store{c: c, keys: keys} }
-
-// Keys returns the key schema.
-func (s *Store) Keys() *Keys { return s.keys }
 
 // Rec is a record as read, with what a later write needs to be refused if the record changed.
 type Rec[T any] struct {
@@ -97,15 +97,56 @@ func IsCorrupt(err error) bool {
 // checker is a record that can tell whether it may be acted on.
 type checker interface{ Check() error }
 
+// Records are all records of one kind.
+type Records[T any] struct {
+	Kind
+	db   *db
+	home func(key string, value *T) string // where a record belongs that was found at a key; nil: it does not say
+}
+
+// Get reads one record, or returns ErrNotFound, or a *CorruptError. Unlike a list, which Consul answers emptily to a request without a token, it
+// fails when the key may not be read.
+func (r *Records[T]) Get(ctx context.Context, level Level, id ...string) (Rec[T], error) {
+	pair, err := r.db.c.Get(ctx, r.Key(id...), level)
+	if err != nil {
+		return Rec[T]{}, err
+	}
+	return r.decode(pair)
+}
+
+// List reads all records, or those whose ids begin with a part, and one *CorruptError for each that cannot be read.
+func (r *Records[T]) List(ctx context.Context, level Level, below ...string) ([]Rec[T], []error, error) {
+	prefix := r.Key()
+	if len(below) > 0 {
+		prefix = r.Below(below[0])
+	}
+	pairs, err := r.db.c.List(ctx, prefix, level)
+	if err != nil {
+		return nil, nil, err
+	}
+	recs, corrupt := each(pairs, r.decode)
+	return recs, corrupt, nil
+}
+
+// IDs returns the last parts of all ids, in the order of the keys, whether the records can be read or not.
+func (r *Records[T]) IDs(ctx context.Context) ([]string, error) { return r.db.ids(ctx, r.Key()) }
+
+// Exists reports whether there is a record, readable or not.
+func (r *Records[T]) Exists(ctx context.Context, id ...string) (bool, error) {
+	return r.db.exists(ctx, r.Key(id...))
+}
+
 // decode reads one record. One that says that it is another than its key does, as a copy would, is corrupt.
-func decode[T any](keys *Keys, p consul.Pair) (Rec[T], error) {
+func (r *Records[T]) decode(p consul.Pair) (Rec[T], error) {
 	rec := Rec[T]{Index: p.ModifyIndex, Session: p.Session}
 	err := json.Unmarshal(p.Value, &rec.Value)
 	if c, ok := any(&rec.Value).(checker); ok && err == nil {
 		err = c.Check()
 	}
-	if err == nil {
-		err = keys.own(p.Key, &rec.Value)
+	if err == nil && r.home != nil {
+		if home := r.home(p.Key, &rec.Value); home != p.Key {
+			err = fmt.Errorf("its content belongs to %s", home)
+		}
 	}
 	if err != nil {
 		return rec, &CorruptError{Key: p.Key, Err: err}
@@ -113,16 +154,37 @@ func decode[T any](keys *Keys, p consul.Pair) (Rec[T], error) {
 	return rec, nil
 }
 
-// decodeAll decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
-func decodeAll[T any](keys *Keys, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
-	return each(pairs, func(p consul.Pair) (Rec[T], error) { return decode[T](keys, p) })
+// decodeIn decodes one of the records that were found; a missing one has index zero.
+func (r *Records[T]) decodeIn(found map[string]consul.Pair, key string) (Rec[T], error) {
+	if pair, ok := found[key]; ok {
+		return r.decode(pair)
+	}
+	return Rec[T]{}, nil
 }
 
-// recallAll is decodeAll by way of the memo.
-func recallAll[T any](s *Store, pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
-	return each(pairs, func(p consul.Pair) (Rec[T], error) { return recall[T](s, p) })
+// recallIn is decodeIn by way of the memo.
+func (r *Records[T]) recallIn(found map[string]consul.Pair, key string) (Rec[T], error) {
+	if pair, ok := found[key]; ok {
+		return r.recall(pair)
+	}
+	return Rec[T]{}, nil
 }
 
+// recallAt recalls those of some records, each of a node and an identity, that were found, and returns a *CorruptError for each that cannot be read.
+func (r *Records[T]) recallAt(found map[string]consul.Pair, at []At) (map[At]T, []error) {
+	out := make(map[At]T, len(at))
+	var corrupt []error
+	for _, a := range at {
+		if rec, err := r.recallIn(found, r.At(a)); err != nil {
+			corrupt = append(corrupt, err)
+		} else if rec.Index != 0 {
+			out[a] = rec.Value
+		}
+	}
+	return out, corrupt
+}
+
+// each decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
 func each[T any](pairs []consul.Pair, decode func(consul.Pair) (Rec[T], error)) (recs []Rec[T], corrupt []error) {
 	for _, p := range pairs {
 		if strings.HasSuffix(p.Key, "/") {
@@ -136,57 +198,6 @@ func each[T any](pairs []consul.Pair, decode func(consul.Pair) (Rec[T], error)) 
 		recs = append(recs, rec)
 	}
 	return recs, corrupt
-}
-
-func get[T any](ctx context.Context, s *Store, key string, level consul.Consistency) (Rec[T], error) {
-	pair, err := s.c.Get(ctx, key, level)
-	if err != nil {
-		return Rec[T]{}, err
-	}
-	return decode[T](s.keys, pair)
-}
-
-func levelOf(consistent bool) consul.Consistency {
-	if consistent {
-		return consul.Consistent
-	}
-	return consul.Default
-}
-
-func list[T any](ctx context.Context, s *Store, prefix string, level consul.Consistency) ([]Rec[T], []error, error) {
-	pairs, err := s.c.List(ctx, prefix, level)
-	if err != nil {
-		return nil, nil, err
-	}
-	recs, corrupt := decodeAll[T](s.keys, pairs)
-	return recs, corrupt, nil
-}
-
-// decodeFound decodes one of the records that were found; a missing one has index zero.
-func decodeFound[T any](keys *Keys, found map[string]consul.Pair, key string) (Rec[T], error) {
-	pair, ok := found[key]
-	if !ok {
-		return Rec[T]{}, nil
-	}
-	return decode[T](keys, pair)
-}
-
-// recallFound is decodeFound by way of the memo.
-func recallFound[T any](s *Store, found map[string]consul.Pair, key string) (Rec[T], error) {
-	pair, ok := found[key]
-	if !ok {
-		return Rec[T]{}, nil
-	}
-	return recall[T](s, pair)
-}
-
-// statusOf picks a controller's status out of what was found: nil where there is none that can be read, which is written anew.
-func (s *Store) statusOf(found map[string]consul.Pair, rcID string) *rc.Status {
-	st, err := recallFound[rc.Status](s, found, s.keys.Statuses.Key(rcID))
-	if err != nil || st.Index == 0 {
-		return nil
-	}
-	return &st.Value
 }
 
 // sameRecord is the condition that a record is as it was read; zero: that there is none.
@@ -233,50 +244,3 @@ const usualBytes = 768
 
 // NewID returns a fresh random id: a ULID in lower case, which sorts by the time of its making.
 func NewID() string { return strings.ToLower(ulid.Make().String()) }
-
-// ring is the operation that rings a controller's bell. The value differs every time, because writing an identical value
-// wakes nobody.
-func (s *Store) ring(rcID string) consul.Op {
-	return consul.Set(s.keys.Bells.Key(rcID), []byte(NewID()))
-}
-
-// Audit says who changed what, at audit/<ulid>.
-type Audit struct {
-	ID      string    `json:"id"`
-	At      time.Time `json:"at"`
-	Who     string    `json:"who"`  // operator or farm id
-	What    string    `json:"what"` // the act, such as "scale" or "reconcile"
-	RCID    string    `json:"rc_id,omitempty"`
-	Nodes   []string  `json:"nodes,omitempty"` // that it was about, sorted, as many as changes
-	Changes []string  `json:"changes"`         // the difference, one line each
-}
-
-// MaxAuditChanges bounds the lines of one audit record; a last line says how many were left out. MaxAuditLine bounds each of them,
-// in bytes of JSON, and MaxAuditBytes is more than all of a record takes.
-const (
-	MaxAuditChanges = 50
-	MaxAuditLine    = 500
-	MaxAuditBytes   = 48 * 1024
-)
-
-// NewAudit returns an audit record of now.
-func NewAudit(who, what, rcID string, changes []string) Audit {
-	more := max(0, len(changes)-MaxAuditChanges)
-	changes = slices.Clone(changes[:len(changes)-more])
-	for i := range changes {
-		changes[i] = field.Cut(changes[i], MaxAuditLine)
-	}
-	return Audit{
-		ID: NewID(), At: time.Now().UTC(), Who: field.Cut(who, MaxAuditLine), What: field.Cut(what, MaxAuditLine), RCID: rcID, Changes: changes,
-	}.AndMore(more)
-}
-
-// AndMore returns a record, with no more lines than are allowed, that says how many more changes there were.
-func (a Audit) AndMore(n int) Audit {
-	if n > 0 {
-		a.Changes = append(a.Changes, fmt.Sprintf("and %d more", n))
-	}
-	return a
-}
-
-func (s *Store) audit(a Audit) consul.Op { return consul.Set(s.keys.Audits.Key(a.ID), encode(a)) }

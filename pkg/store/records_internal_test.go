@@ -13,10 +13,8 @@ import (
 // A record under another key than its own is a copy that somebody made by hand: it is reported, not acted on.
 func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 	t.Parallel()
-	k, err := NewKeys("x/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := keysBelow(t, "x/")
+	st := New(nil, k)
 	one := 1
 	id := pod.Identity{RCID: "rc", Role: "main", Index: 1}
 	placement := pod.Placement{Identity: id, Node: "n1", Digest: "d", RunState: pod.Running, Revision: 1}
@@ -28,14 +26,14 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 		home   string
 		copies []string
 	}{
-		"controller": {reading(k, controller), k.RCs.Key("rc"), []string{k.RCs.Key("rc2")}},
-		"status":     {reading(k, rc.Status{RCID: "rc"}), k.Statuses.Key("rc"), []string{k.Statuses.Key("rc2")}},
-		"placement":  {reading(k, placement), k.Pods.Key(id.String()), []string{k.Pods.Key(other.String()), k.Pods.Key(foreign.String())}},
-		"reality":    {reading(k, pod.Reality{Identity: id, Node: "n1"}), k.Realities.Key("n1", id.String()), []string{k.Realities.Key("n2", id.String()), k.Realities.Key("n1", other.String())}},
-		"intent":     {reading(k, pod.Intent{Identity: id}), k.Intents.Key("n1", id.String()), []string{k.Intents.Key("n1", other.String()), k.Intents.Key("n1", foreign.String())}},
-		"node":       {reading(k, node.Node{Name: "n1"}), k.Nodes.Key("n1"), []string{k.Nodes.Key("n10")}},
-		"operators":  {reading(k, node.Ops{Name: "n1"}), k.NodeOps.Key("n1"), []string{k.NodeOps.Key("n10")}},
-		"request":    {reading(k, Request{ID: "u", RCID: "rc"}), k.Requests.Key("rc", "u"), []string{k.Requests.Key("rc2", "u"), k.Requests.Key("rc", "v")}},
+		"controller": {reading(&st.RCs, controller), k.RCs.Key("rc"), []string{k.RCs.Key("rc2")}},
+		"status":     {reading(&st.Statuses, rc.Status{RCID: "rc"}), k.Statuses.Key("rc"), []string{k.Statuses.Key("rc2")}},
+		"placement":  {reading(&st.Pods, placement), k.Pods.Key(id.String()), []string{k.Pods.Key(other.String()), k.Pods.Key(foreign.String())}},
+		"reality":    {reading(&st.Realities, pod.Reality{Identity: id, Node: "n1"}), k.Realities.Key("n1", id.String()), []string{k.Realities.Key("n2", id.String()), k.Realities.Key("n1", other.String())}},
+		"intent":     {reading(&st.Intents, pod.Intent{Identity: id}), k.Intents.Key("n1", id.String()), []string{k.Intents.Key("n1", other.String()), k.Intents.Key("n1", foreign.String())}},
+		"node":       {reading(&st.Nodes, node.Node{Name: "n1"}), k.Nodes.Key("n1"), []string{k.Nodes.Key("n10")}},
+		"operators":  {reading(&st.NodeOps, node.Ops{Name: "n1"}), k.NodeOps.Key("n1"), []string{k.NodeOps.Key("n10")}},
+		"request":    {reading(&st.Requests, Request{ID: "u", RCID: "rc"}), k.Requests.Key("rc", "u"), []string{k.Requests.Key("rc2", "u"), k.Requests.Key("rc", "v")}},
 	} {
 		if err := tt.read(tt.home); err != nil {
 			t.Errorf("%s under its own key: %v", name, err)
@@ -50,9 +48,9 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 }
 
 // reading returns a function that reads a record under a key.
-func reading[T any](k *Keys, record T) func(string) error {
+func reading[T any](of *Records[T], record T) func(string) error {
 	return func(key string) error {
-		_, err := decode[T](k, consul.Pair{Key: key, Value: encode(record), ModifyIndex: 1})
+		_, err := of.decode(consul.Pair{Key: key, Value: encode(record), ModifyIndex: 1})
 		return err
 	}
 }

@@ -41,7 +41,7 @@ type Request struct {
 
 // NodeLock reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
 // there is none.
-func (s *Store) NodeLock(ctx context.Context, name string) (index uint64, locked bool, err error) {
+func (s *Views) NodeLock(ctx context.Context, name string) (index uint64, locked bool, err error) {
 	pair, err := s.c.Get(ctx, s.keys.Nodes.Key(name), consul.Consistent)
 	if errors.Is(err, ErrNotFound) {
 		return 0, false, nil
@@ -56,7 +56,7 @@ type NodeLock struct {
 }
 
 // NodeLocks is NodeLock for several nodes, in as few requests as Consul's limit allows.
-func (s *Store) NodeLocks(ctx context.Context, names []string) (map[string]NodeLock, error) {
+func (s *Views) NodeLocks(ctx context.Context, names []string) (map[string]NodeLock, error) {
 	found, err := s.c.GetMany(ctx, s.keys.Nodes.Keys(names), consul.Consistent)
 	if err != nil {
 		return nil, fmt.Errorf("read who holds %d nodes: %w", len(names), err)
@@ -71,7 +71,7 @@ func (s *Store) NodeLocks(ctx context.Context, names []string) (map[string]NodeL
 
 // Ask leaves a request for a controller's owner, with an audit record, and rings. It returns ErrConflict, and nothing is written,
 // where a pod is to be forgotten whose node's record is not the one that the request names.
-func (s *Store) Ask(ctx context.Context, r Request, a Audit) error {
+func (s *Operator) Ask(ctx context.Context, r Request, a Audit) error {
 	ops := []consul.Op{consul.Set(s.keys.Requests.Key(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID)}
 	if r.Kind == ForgetPod {
 		ops = append(ops, sameRecord(s.keys.Nodes.Key(r.Node), r.NodeIndex))
@@ -80,18 +80,13 @@ func (s *Store) Ask(ctx context.Context, r Request, a Audit) error {
 	return conflictOn(err, s.keys.Nodes.Key(r.Node))
 }
 
-// RequestOpen reports whether a request waits to be answered.
-func (s *Store) RequestOpen(ctx context.Context, rcID, id string) (bool, error) {
-	return s.exists(ctx, s.keys.Requests.Key(rcID, id))
-}
-
 // forgetsPerTxn leaves room for the condition, the audit record, and a bell for each request.
 const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
 
 // AskForget leaves requests to forget pods of one node, all about the same death, in as many transactions as it takes. Asking
 // again for what was asked does no harm. It returns how many of them, from the first, are written for certain, and ErrConflict where
 // the node's record is not the one that they name; then what was written before is void.
-func (s *Store) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
+func (s *Operator) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
 	for part := range slices.Chunk(requests, forgetsPerTxn) {
 		a := audit(part)
 		ops, rung := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex), s.audit(a)}, map[string]bool{}
@@ -120,7 +115,7 @@ type NodeRemoval struct {
 // RemoveNode removes all that the store has of a node: record, the operators' side, reservation, reports, intents, and lists of orphans. It returns
 // ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
 // that none names the node: a pod that is placed there since has changed the reservation.
-func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
+func (s *Operator) RemoveNode(ctx context.Context, r NodeRemoval) error {
 	ops := []consul.Op{sameRecord(s.keys.Nodes.Key(r.Name), r.Node), s.audit(r.Audit)}
 	for key, index := range map[string]uint64{
 		s.keys.Nodes.Key(r.Name): r.Node, s.keys.NodeOps.Key(r.Name): r.Ops, s.keys.Reservations.Key(r.Name): r.Reservation,
@@ -140,6 +135,6 @@ func (s *Store) RemoveNode(ctx context.Context, r NodeRemoval) error {
 }
 
 // AgentGone reports whether a machine's Consul agent has failed or left, or is not known.
-func (s *Store) AgentGone(ctx context.Context, consulNode string) (bool, error) {
+func (s *Agents) AgentGone(ctx context.Context, consulNode string) (bool, error) {
 	return s.c.AgentGone(ctx, consulNode)
 }

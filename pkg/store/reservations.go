@@ -8,9 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// Reservations reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
+// ReservationsOf reads what is taken on nodes. A node without a record comes back with index zero; one that cannot be read
 // comes back ineligible, so that nothing is placed there, and as an error under its name.
-func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
+func (s *Views) ReservationsOf(ctx context.Context, nodes []string) (map[string]Rec[node.Reservation], map[string]error, error) {
 	found, err := s.c.GetMany(ctx, s.keys.Reservations.Keys(nodes), consul.Default)
 	if err != nil {
 		return nil, nil, err
@@ -19,11 +19,11 @@ func (s *Store) Reservations(ctx context.Context, nodes []string) (map[string]Re
 	return out, corrupt, nil
 }
 
-func (s *Store) taken(found map[string]consul.Pair, nodes []string) (map[string]Rec[node.Reservation], map[string]error) {
+func (s *db) taken(found map[string]consul.Pair, nodes []string) (map[string]Rec[node.Reservation], map[string]error) {
 	out := make(map[string]Rec[node.Reservation], len(nodes))
 	corrupt := map[string]error{}
 	for _, name := range nodes {
-		rec, err := decodeFound[node.Reservation](s.keys, found, s.keys.Reservations.Key(name))
+		rec, err := s.Reservations.decodeIn(found, s.keys.Reservations.Key(name))
 		if err != nil {
 			corrupt[name], rec.Value = err, node.Reservation{Ineligible: true}
 		}
@@ -39,7 +39,7 @@ func (w *Wanted) listsReservations() bool {
 }
 
 // listTaken is Reservations by way of a list of all.
-func (s *Store) listTaken(ctx context.Context, nodes []string, level consul.Consistency) (map[string]Rec[node.Reservation], map[string]error, error) {
+func (s *db) listTaken(ctx context.Context, nodes []string, level consul.Consistency) (map[string]Rec[node.Reservation], map[string]error, error) {
 	pairs, err := s.c.List(ctx, s.keys.Reservations.Key(), level)
 	if err != nil {
 		return nil, nil, err
@@ -57,21 +57,21 @@ func (s *Store) listTaken(ctx context.Context, nodes []string, level consul.Cons
 // changed meanwhile, and *CorruptError when one cannot be read.
 // It bears no fence: whoever writes it, and however late, what it writes follows from those records alone, and all must be as they were
 // read.
-func (t *FarmSession) MendReservation(ctx context.Context, name string) (mended bool, err error) {
+func (t *Duties) MendReservation(ctx context.Context, name string) (mended bool, err error) {
 	opsKey, nodeKey, resKey := t.keys.NodeOps.Key(name), t.keys.Nodes.Key(name), t.keys.Reservations.Key(name)
 	found, err := t.c.GetMany(ctx, []string{opsKey, nodeKey, resKey}, consul.Consistent)
 	if err != nil {
 		return false, err
 	}
-	ops, err := decodeFound[node.Ops](t.keys, found, opsKey)
+	ops, err := t.NodeOps.decodeIn(found, opsKey)
 	if err != nil {
 		return false, err
 	}
-	record, err := decodeFound[node.Node](t.keys, found, nodeKey)
+	record, err := t.Nodes.decodeIn(found, nodeKey)
 	if err != nil {
 		return false, err
 	}
-	res, err := decodeFound[node.Reservation](t.keys, found, resKey)
+	res, err := t.Reservations.decodeIn(found, resKey)
 	if err != nil {
 		return false, err
 	}

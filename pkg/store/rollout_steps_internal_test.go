@@ -43,7 +43,7 @@ func rolloutOf(id string, revs ...rc.RC) rollout.Record {
 
 func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs ...Rec[rc.RC]) error {
 	t.Helper()
-	schema, err := st.Schema(t.Context())
+	schema, err := st.Schema.Get(t.Context(), Default)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,9 +51,9 @@ func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs 
 	entry := map[string]any{"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}}
 	var besides []consul.Op
 	if index == 0 {
-		besides = append(besides, consul.Set(st.keys.Deployments.Key("web", "history", "2"), encode(entry)))
+		besides = append(besides, consul.Set(st.keys.Entries.Key("web", "2"), encode(entry)))
 	}
-	return st.Deploy(t.Context(), Deploy{
+	return (&Deployments{st.db}).Deploy(t.Context(), Deploy{
 		Rollout: Rec[rollout.Record]{Value: r, Index: index}, RCs: recs, SchemaIndex: schema.Index,
 		Manifests: []DeployManifest{{Digest: "d2", Canonical: canonical}, {Digest: "d2", Canonical: canonical}},
 		Besides:   besides, Audit: NewAudit("op", "deploy", "id2", nil),
@@ -65,10 +65,10 @@ func begun(t *testing.T) (*FarmSession, Fence, RolloutView) {
 	t.Helper()
 	farm := farmSession(t, "f")
 	old := revision(1, 3)
-	if err := farm.ChangeRC(t.Context(), RCChange{RC: old, Audit: NewAudit("op", "create", old.ID, nil)}); err != nil {
+	if err := (&Operator{farm.db}).ChangeRC(t.Context(), RCChange{RC: old, Audit: NewAudit("op", "create", old.ID, nil)}); err != nil {
 		t.Fatal(err)
 	}
-	was, err := farm.RC(t.Context(), old.ID, true)
+	was, err := farm.RCs.Get(t.Context(), Consistent, old.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestADeploymentIsWhole(t *testing.T) {
 		t.Errorf("read %+v", v)
 	}
 	keys := farm.keys
-	for _, key := range []string{keys.Names.Key("web-r2"), keys.Bells.Key("id2"), keys.Drops.Key("id2"), keys.Stops.Key("id2"), keys.Manifests.Key("d2"), keys.RolloutBells.Key("web"), keys.Deployments.Key("web", "history", "2")} {
+	for _, key := range []string{keys.Names.Key("web-r2"), keys.Bells.Key("id2"), keys.Drops.Key("id2"), keys.Stops.Key("id2"), keys.Manifests.Key("d2"), keys.RolloutBells.Key("web"), keys.Entries.Key("web", "2")} {
 		if there, err := farm.exists(t.Context(), key); !there || err != nil {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}
@@ -123,7 +123,7 @@ func TestADeploymentIsRefused(t *testing.T) {
 	if err := deploy(t, farm, rolloutOf("two", third), 0, Rec[rc.RC]{Value: third}); !errors.Is(err, ErrConflict) {
 		t.Errorf("beside another rollout without a runner: %v", err)
 	}
-	if there, err := farm.RCExists(t.Context(), "id3"); there || err != nil {
+	if there, err := farm.RCs.Exists(t.Context(), "id3"); there || err != nil {
 		t.Errorf("it left its controller: %v, %v", there, err)
 	}
 	stale := v.RCs["id1"]
@@ -169,7 +169,7 @@ func TestAStepIsRefused(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, farm *FarmSession, f Fence, v *RolloutView) error{
 		"the rollout changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
-			return farm.AskRollout(t.Context(), RolloutAsk{Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "", nil)})
+			return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "", nil)})
 		},
 		"a controller that changes changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
 			t.Helper()
@@ -257,7 +257,7 @@ func TestTheEndOfARollout(t *testing.T) {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}
 	}
-	p, err := farm.c.Get(t.Context(), farm.keys.Deployments.Key("web", "history", "2"), consul.Consistent)
+	p, err := farm.c.Get(t.Context(), farm.keys.Entries.Key("web", "2"), consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestTheEndOfARollout(t *testing.T) {
 	if err := json.Unmarshal(p.Value, &entry); err != nil || entry["outcome"] != "failed" || entry["reason"] != ended.Reason || entry["ended_at"] == nil || entry["later"] == nil {
 		t.Errorf("history %s, %v", p.Value, err)
 	}
-	got, err := get[RolloutTrouble](t.Context(), farm.Store, farm.keys.RolloutTroubles.Key("web"), consul.Consistent)
+	got, err := farm.RolloutTroubles.Get(t.Context(), consul.Consistent, "web")
 	if err != nil || !reflect.DeepEqual(got.Value, trouble) {
 		t.Errorf("trouble %+v, %v", got.Value, err)
 	}
@@ -278,7 +278,7 @@ func TestWhatAnOperatorAsks(t *testing.T) {
 	t.Parallel()
 	farm, _, _ := begun(t)
 	ask := func(service, id string, verb rollout.Verb) error {
-		return farm.AskRollout(t.Context(), RolloutAsk{Service: service, ID: id, Request: rollout.Request{Verb: verb, By: "op"}, Audit: NewAudit("op", string(verb), "", nil)})
+		return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{Service: service, ID: id, Request: rollout.Request{Verb: verb, By: "op"}, Audit: NewAudit("op", string(verb), "", nil)})
 	}
 	if err := ask("api", "", rollout.PauseVerb); !errors.Is(err, ErrNotFound) {
 		t.Errorf("of no rollout: %v", err)

@@ -16,9 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// rolloutLocks is the part of the locks that belongs to rollouts.
-const rolloutLocks = "rollout/"
-
 // lockedRC returns the controller that a key below Locks is the lock of; ok is false for the lock of a rollout.
 func (k *Keys) lockedRC(key string) (rcID string, ok bool) {
 	rcID = strings.TrimPrefix(key, k.Locks.Key())
@@ -26,7 +23,7 @@ func (k *Keys) lockedRC(key string) (rcID string, ok bool) {
 }
 
 // RunnerOf returns the farm that carries a service's rollout out, "" when none does.
-func (s *Store) RunnerOf(ctx context.Context, service string) (farmID string, err error) {
+func (s *Deployments) RunnerOf(ctx context.Context, service string) (farmID string, err error) {
 	found, err := s.c.GetMany(ctx, []string{s.keys.RolloutLocks.Key(service)}, consul.Default)
 	if err != nil {
 		return "", err
@@ -35,12 +32,12 @@ func (s *Store) RunnerOf(ctx context.Context, service string) (farmID string, er
 }
 
 // ringRollout is the operation that rings the bell of a service's rollout.
-func (s *Store) ringRollout(service string) consul.Op {
+func (s *db) ringRollout(service string) consul.Op {
 	return consul.Set(s.keys.RolloutBells.Key(service), []byte(NewID()))
 }
 
 // SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
-func (t *FarmSession) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
+func (t *Runs) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
 	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollouts.Key(service)), consul.DeleteCAS(t.keys.RolloutBells.Key(service), index)})
 	return err
 }
@@ -57,9 +54,9 @@ type RolloutsSeen struct {
 }
 
 // WatchRollouts delivers all rollouts, and the index of each one's bell, by service. It returns like WatchBells.
-func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver func(RolloutsSeen) error) error {
-	prefix := s.keys.Rollouts.Key()
-	return s.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
+func (t *Runs) WatchRollouts(ctx context.Context, onError func(error), deliver func(RolloutsSeen) error) error {
+	prefix := t.keys.Rollouts.Key()
+	return t.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
 		seen := RolloutsSeen{
 			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Trouble: map[string]Rec[RolloutTrouble]{},
 			Regressed: snap.Regressed, MarkerMissing: markerMissing,
@@ -71,9 +68,9 @@ func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver 
 			case below && part == "bell":
 				seen.Bells[service] = p.ModifyIndex
 			case below && part == "trouble":
-				seen.Trouble[service], _ = decode[RolloutTrouble](s.keys, p)
+				seen.Trouble[service], _ = t.RolloutTroubles.decode(p)
 			case !below:
-				if rec, err := recall[rollout.Record](s, p); err != nil {
+				if rec, err := t.Rollouts.recall(p); err != nil {
 					seen.Corrupt[service] = err
 				} else {
 					seen.Recs = append(seen.Recs, rec)
@@ -84,24 +81,27 @@ func (s *Store) WatchRollouts(ctx context.Context, onError func(error), deliver 
 	})
 }
 
+// Runs is how a farm carries rollouts out.
+type Runs struct{ *underLock }
+
 // ClaimRollout takes the lock of a service's rollout, whether there is one or not. Its errors are those of Claim.
-func (t *FarmSession) ClaimRollout(ctx context.Context, service string) (Fence, error) {
+func (t *Runs) ClaimRollout(ctx context.Context, service string) (Fence, error) {
 	return t.c.Acquire(ctx, t.keys.RolloutLocks.Key(service), t.sess.Releasing, t.lockValue)
 }
 
 // IsRolloutLocked reports whether another session than this one carries a service's rollout out.
-func (t *FarmSession) IsRolloutLocked(ctx context.Context, service string) (bool, error) {
+func (t *Runs) IsRolloutLocked(ctx context.Context, service string) (bool, error) {
 	return t.lockedElsewhere(ctx, t.keys.RolloutLocks.Key(service))
 }
 
 // AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.
-func (t *FarmSession) AbandonRollout(ctx context.Context, service string, f Fence) error {
+func (t *Runs) AbandonRollout(ctx context.Context, service string, f Fence) error {
 	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.Rollouts.Key(service)), consul.Delete(f.Key)))
 }
 
 // ReleaseRollout gives a rollout up that another farm is to carry out, and rings its bell. It returns like Commit: refused also where
 // there is no rollout any more; see AbandonRollout.
-func (t *FarmSession) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
+func (t *Runs) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
 	return t.fenced(ctx, append(f.Ops(),
 		consul.CheckIndex(t.keys.Rollouts.Key(service), index), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ringRollout(service)))
 }
@@ -124,13 +124,13 @@ type RolloutView struct {
 // ReadRollout reads a service's rollout with its controllers, their statuses, schema and breaker. ids are the controllers that it was
 // known to have: where it has others by now all is read again. It returns ErrNotFound where there is no rollout, and
 // *CorruptError where it, or the schema, cannot be read.
-func (t *FarmSession) ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (v RolloutView, err error) {
+func (t *Runs) ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (v RolloutView, err error) {
 	for {
 		found, _, err := t.merged.Read(ctx, consul.Reading{Keys: t.rolloutKeys(service, ids)}, levelOf(consistent))
 		if err != nil {
 			return v, err
 		}
-		if v.Rollout, err = recallFound[rollout.Record](t.Store, found, t.keys.Rollouts.Key(service)); err != nil {
+		if v.Rollout, err = t.Rollouts.recallIn(found, t.keys.Rollouts.Key(service)); err != nil {
 			return v, err
 		}
 		if v.Rollout.Index == 0 {
@@ -156,7 +156,7 @@ func RolloutRCs(r *rollout.Record) []string {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-func (t *FarmSession) rolloutKeys(service string, ids []string) []string {
+func (t *Runs) rolloutKeys(service string, ids []string) []string {
 	keys := []string{t.keys.Rollouts.Key(service), t.keys.RolloutBells.Key(service), t.keys.RolloutTroubles.Key(service), t.keys.Schema.Key(), t.keys.Breaker.Key()}
 	for _, id := range ids {
 		keys = append(keys, t.keys.RCs.Key(id), t.keys.Statuses.Key(id))
@@ -164,13 +164,13 @@ func (t *FarmSession) rolloutKeys(service string, ids []string) []string {
 	return keys
 }
 
-func (t *FarmSession) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
-	if v.Schema, err = recallFound[Schema](t.Store, found, t.keys.Schema.Key()); err != nil {
+func (t *Runs) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
+	if v.Schema, err = t.Schema.recallIn(found, t.keys.Schema.Key()); err != nil {
 		return err
 	}
 	v.Bell = found[t.keys.RolloutBells.Key(v.Rollout.Value.Service)].ModifyIndex
-	v.Trouble, _ = recallFound[RolloutTrouble](t.Store, found, t.keys.RolloutTroubles.Key(v.Rollout.Value.Service)) // else it is written anew
-	v.Breaker, err = recallFound[Breaker](t.Store, found, t.keys.Breaker.Key())
+	v.Trouble, _ = t.RolloutTroubles.recallIn(found, t.keys.RolloutTroubles.Key(v.Rollout.Value.Service)) // else it is written anew
+	v.Breaker, err = t.Breaker.recallIn(found, t.keys.Breaker.Key())
 	switch {
 	case err != nil:
 		v.Breaker.Value = Breaker{Tripped: true, Reason: err.Error()}
@@ -181,13 +181,13 @@ func (t *FarmSession) fillRollout(v *RolloutView, found map[string]consul.Pair, 
 	for _, id := range ids {
 		record, status := t.keys.RCs.Key(id), t.keys.Statuses.Key(id)
 		v.Indices[record], v.Indices[status] = found[record].ModifyIndex, found[status].ModifyIndex
-		rec, err := recallFound[rc.RC](t.Store, found, record)
+		rec, err := t.RCs.recallIn(found, record)
 		if err != nil {
 			v.Corrupt = append(v.Corrupt, err)
 		} else {
 			v.RCs[id] = rec
 		}
-		if st, err := recallFound[rc.Status](t.Store, found, status); err == nil && st.Index != 0 {
+		if st, err := t.Statuses.recallIn(found, status); err == nil && st.Index != 0 {
 			v.Status[id] = st
 		}
 	}
@@ -210,7 +210,7 @@ type RolloutStep struct {
 
 // CommitRollout carries a step out, and returns the index at which its record, or else the first of its controllers, has landed. Its error matches ErrRefused (see
 // LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and nothing was sent.
-func (t *FarmSession) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
+func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
@@ -250,7 +250,7 @@ func (t *FarmSession) CommitRollout(ctx context.Context, s *RolloutStep) (index 
 
 // restRings rings for the controllers that a step leaves as they are when the rollout comes to rest: pods that had to stay where they are may
 // go now, and nothing else tells their owners.
-func (t *FarmSession) restRings(s *RolloutStep) (ops []consul.Op) {
+func (t *Runs) restRings(s *RolloutStep) (ops []consul.Op) {
 	if s.Record == nil || !s.Record.State.Rests() || s.View.Rollout.Value.State.Rests() {
 		return nil
 	}
@@ -264,7 +264,7 @@ func (t *FarmSession) restRings(s *RolloutStep) (ops []consul.Op) {
 }
 
 // rolloutConditions is what a step was decided from, besides what it writes.
-func (t *FarmSession) rolloutConditions(s *RolloutStep) []consul.Op {
+func (t *Runs) rolloutConditions(s *RolloutStep) []consul.Op {
 	ops := []consul.Op{sameRecord(t.keys.Schema.Key(), s.View.Schema.Index), sameRecord(t.keys.Breaker.Key(), s.View.Breaker.Index)}
 	written := map[string]bool{}
 	for i := range s.RCs {
@@ -291,12 +291,12 @@ var ErrAsked = errors.New("something else was asked, and not looked at yet")
 
 // AskRollout notes what an operator asks of a rollout, for its runner to carry out. It returns ErrNotFound where there is no rollout,
 // ErrConflict where it is another one than the operator has seen, or changes without end, ErrAsked, or *CorruptError.
-func (s *Store) AskRollout(ctx context.Context, a RolloutAsk) error {
+func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 	key := s.keys.Rollouts.Key(a.Service)
 	err := error(nil)
 	for range askTries {
 		var rec Rec[rollout.Record]
-		if rec, err = get[rollout.Record](ctx, s, key, consul.Consistent); err != nil {
+		if rec, err = s.Rollouts.Get(ctx, consul.Consistent, a.Service); err != nil {
 			return err
 		}
 		switch asked := rec.Value.Request; {
@@ -322,13 +322,13 @@ const askTries = 20
 
 // outcomeOps lists what writes how a rollout ended into the history of its service: into the entry of the revision that it was for. An
 // entry that is missing, or that cannot be read, keeps no rollout from ending.
-func (t *FarmSession) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
+func (t *Runs) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
 	r := &s.View.Rollout.Value
 	if s.Record != nil {
 		r = s.Record
 	}
 	keys := field.Each(r.Revisions, func(of rollout.Revision) string {
-		return t.keys.Deployments.Key(r.Service, "history", strconv.FormatInt(of.Rev, 10))
+		return t.keys.Entries.Key(r.Service, strconv.FormatInt(of.Rev, 10))
 	})
 	found, err := t.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {

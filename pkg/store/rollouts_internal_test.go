@@ -32,14 +32,14 @@ func TestLocksOfRolloutsAreNotThoseOfControllers(t *testing.T) {
 	if err != nil || !maps.Equal(owners, map[string]string{"a": "f"}) {
 		t.Errorf("owners %v, %v", owners, err)
 	}
-	locks, err := farm.Store.FarmSession(&consul.Session{}, "g").Locks(t.Context())
+	locks, err := New(farm.c, farm.keys).FarmSession(&consul.Session{}, "g").Locks(t.Context())
 	if err != nil || !slices.Equal(slices.Collect(maps.Keys(locks)), []string{"a"}) {
 		t.Errorf("locks %v, %v", locks, err)
 	}
-	if runner, err := farm.RunnerOf(t.Context(), "web"); runner != "f" || err != nil {
+	if runner, err := (&Deployments{farm.db}).RunnerOf(t.Context(), "web"); runner != "f" || err != nil {
 		t.Errorf("the runner is %q, %v", runner, err)
 	}
-	if runner, err := farm.RunnerOf(t.Context(), "api"); runner != "" || err != nil {
+	if runner, err := (&Deployments{farm.db}).RunnerOf(t.Context(), "api"); runner != "" || err != nil {
 		t.Errorf("the runner of no rollout is %q, %v", runner, err)
 	}
 }

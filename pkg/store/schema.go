@@ -58,14 +58,14 @@ func newSchema(above ...string) Schema {
 
 // EnsureSchema returns the schema record. When it is missing it is created, together with the breaker and the shared
 // marker keys that are missing, so that two first writers cannot both succeed.
-func (s *Store) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
+func (s *db) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
 	return backoff.Retry(ctx, func() (Rec[Schema], error) {
-		rec, err := get[Schema](ctx, s, s.keys.Schema.Key(), consul.Consistent)
+		rec, err := s.Schema.Get(ctx, consul.Consistent)
 		if errors.Is(err, ErrNotFound) {
 			if err = s.createSchema(ctx); err != nil && !again(err) {
 				return rec, permanent(err)
 			}
-			return get[Schema](ctx, s, s.keys.Schema.Key(), consul.Consistent)
+			return s.Schema.Get(ctx, consul.Consistent)
 		}
 		return rec, permanent(err)
 	}, tries()...)
@@ -90,7 +90,7 @@ func tries() []backoff.RetryOption {
 	return []backoff.RetryOption{backoff.WithBackOff(wait.NewPace(10*time.Millisecond, time.Second)), backoff.WithMaxElapsedTime(0)}
 }
 
-func (s *Store) createSchema(ctx context.Context) error {
+func (s *db) createSchema(ctx context.Context) error {
 	optional := append(s.keys.markers(), s.keys.Breaker.Key())
 	found, err := s.c.GetMany(ctx, optional, consul.Consistent)
 	if err != nil {
@@ -111,10 +111,13 @@ func (s *Store) createSchema(ctx context.Context) error {
 	return err
 }
 
+// Duties are what a farm does for the cluster as a whole.
+type Duties struct{ *underLock }
+
 // RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
 // before; a newer one in the store means that somebody else was first, and is left alone. A caller that does not know, because it
 // has only begun to look, has the present one replaced: it may be from before.
-func (t *FarmSession) RenewNonce(ctx context.Context, known string) error {
+func (t *Duties) RenewNonce(ctx context.Context, known string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		rec, err := t.EnsureSchema(ctx)
 		if err != nil || known != "" && rec.Value.Nonce > known {
@@ -139,8 +142,8 @@ type Settled struct {
 }
 
 // SettledNonce reads for which nonce the hold has ended, "" where no farm has said so, or what it said cannot be read.
-func (s *Store) SettledNonce(ctx context.Context) (string, error) {
-	rec, err := get[Settled](ctx, s, s.keys.Settled.Key(), consul.Consistent)
+func (s *Views) SettledNonce(ctx context.Context) (string, error) {
+	rec, err := s.Settled.Get(ctx, consul.Consistent)
 	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
 		return "", nil
 	}
@@ -149,7 +152,7 @@ func (s *Store) SettledNonce(ctx context.Context) (string, error) {
 
 // MarkSettled says that the hold has ended for the nonce of a schema record. It returns ErrRefused when that is not the
 // cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
-func (t *FarmSession) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
+func (t *Duties) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
 	_, err := t.c.Commit(ctx, []consul.Op{
 		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Settled.Key(), encode(Settled{Nonce: schema.Value.Nonce})),
 	})
@@ -158,7 +161,7 @@ func (t *FarmSession) MarkSettled(ctx context.Context, schema Rec[Schema]) error
 
 // create makes a key that nobody else has made meanwhile. Nothing rings when it could not, so it tries until the answer is
 // definite: the error is that of a missing permission, or of the context.
-func (s *Store) create(ctx context.Context, key string, value []byte) error {
+func (s *db) create(ctx context.Context, key string, value []byte) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, []consul.Op{consul.CAS(key, value, 0)})
 		switch {

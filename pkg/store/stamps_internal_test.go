@@ -19,9 +19,9 @@ import (
 
 func pool(value string) map[string]string { return map[string]string{"pool": value} }
 
-func (s *Store) reservation(t *testing.T, name string) Rec[node.Reservation] {
+func (s *Views) reservation(t *testing.T, name string) Rec[node.Reservation] {
 	t.Helper()
-	found, unreadable, err := s.Reservations(t.Context(), []string{name})
+	found, unreadable, err := s.ReservationsOf(t.Context(), []string{name})
 	if err != nil || len(unreadable) > 0 {
 		t.Fatal(err, unreadable)
 	}
@@ -38,7 +38,7 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 		if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: labels}, false); err != nil {
 			t.Fatal(err)
 		}
-		rec, err := st.Node(t.Context(), "n1")
+		rec, err := st.Nodes.Get(t.Context(), Consistent, "n1")
 		if err != nil || !maps.Equal(rec.Value.Labels, labels) {
 			t.Fatalf("record %+v, %v", rec, err)
 		}
@@ -72,7 +72,7 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 }
 
 // underSession does something under a preparer's session.
-func (s *Store) underSession(t *testing.T, name string, do func(*consul.Session)) {
+func (s *db) underSession(t *testing.T, name string, do func(*consul.Session)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -146,7 +146,7 @@ func TestAcquiringWithoutTheRightToStamp(t *testing.T) {
 					}
 				}
 			})
-			if rec, err := admin.Node(t.Context(), name); err != nil || rec.Value.Labels["pool"] != "b" {
+			if rec, err := admin.Nodes.Get(t.Context(), Consistent, name); err != nil || rec.Value.Labels["pool"] != "b" {
 				t.Errorf("record %+v, %v", rec, err)
 			}
 			if res := admin.reservation(t, name); (res.Value.Labels.Own == node.LabelStamp(pool("b"))) != (right == "write") {

@@ -19,16 +19,27 @@ type Seen[T any] struct {
 	MarkerMissing bool
 }
 
-func watch[T any](ctx context.Context, s *Store, prefix string, o consul.WatchOptions, deliver func(Seen[T]) error) error {
-	return s.watchPrefix(ctx, prefix, o, func(snap consul.Snapshot, markerMissing bool) error {
-		seen := Seen[T]{Regressed: snap.Regressed, MarkerMissing: markerMissing}
-		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
-		return deliver(seen)
+// seen is what a snapshot shows of these records.
+func (r *Records[T]) seen(snap consul.Snapshot, markerMissing bool) (s Seen[T]) {
+	s.Regressed, s.MarkerMissing = snap.Regressed, markerMissing
+	s.Recs, s.Corrupt = each(snap.Pairs, r.decode)
+	return s
+}
+
+// watch delivers the records below a prefix that has a marker key.
+func (r *Records[T]) watch(ctx context.Context, prefix string, o consul.WatchOptions, deliver func(Seen[T]) error) error {
+	return r.db.watchPrefix(ctx, prefix, o, func(snap consul.Snapshot, markerMissing bool) error {
+		return deliver(r.seen(snap, markerMissing))
 	})
 }
 
+// watchOne delivers one record; Recs is empty while it is missing.
+func (r *Records[T]) watchOne(ctx context.Context, o consul.WatchOptions, deliver func(Seen[T]) error, id ...string) error {
+	return r.db.c.WatchKey(ctx, r.Key(id...), o, func(snap consul.Snapshot) error { return deliver(r.seen(snap, false)) })
+}
+
 // watchPrefix watches what has a marker key, and makes the marker where it is missing.
-func (s *Store) watchPrefix(ctx context.Context, prefix string, o consul.WatchOptions, deliver func(snap consul.Snapshot, markerMissing bool) error) error {
+func (s *db) watchPrefix(ctx context.Context, prefix string, o consul.WatchOptions, deliver func(snap consul.Snapshot, markerMissing bool) error) error {
 	return s.c.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error {
 		missing := len(snap.Pairs) == 0 || snap.Pairs[0].Key != prefix // keys come sorted
 		if missing {
@@ -40,6 +51,10 @@ func (s *Store) watchPrefix(ctx context.Context, prefix string, o consul.WatchOp
 	})
 }
 
+// Watches are the standing queries. Each delivers at once, and whenever something has changed. It returns the context's cause or the
+// error of deliver.
+type Watches struct{ *db }
+
 // Bells is one delivery of a bell watch: the index of each bell by controller id.
 type Bells struct {
 	Index         map[string]uint64
@@ -49,7 +64,7 @@ type Bells struct {
 
 // WatchBells delivers the bells of one shard at once and whenever one changes. It returns the context's cause or the
 // error of deliver.
-func (s *Store) WatchBells(ctx context.Context, shard int, onError func(error), deliver func(Bells) error) error {
+func (s *Watches) WatchBells(ctx context.Context, shard int, onError func(error), deliver func(Bells) error) error {
 	prefix := s.keys.Bells.Shard(shard)
 	return s.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
 		bells := Bells{Index: make(map[string]uint64, len(snap.Pairs)), Regressed: snap.Regressed, MarkerMissing: markerMissing}
@@ -63,45 +78,42 @@ func (s *Store) WatchBells(ctx context.Context, shard int, onError func(error), 
 }
 
 // WatchNodes delivers the node records of one shard. A record's Session is empty while no preparer holds it.
-func (s *Store) WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(Seen[node.Node]) error) error {
-	return watch(ctx, s, s.keys.Nodes.Shard(shard), consul.WatchOptions{OnError: onError, Released: true}, deliver)
+func (s *Watches) WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(Seen[node.Node]) error) error {
+	return s.Nodes.watch(ctx, s.Nodes.Shard(shard), consul.WatchOptions{OnError: onError, Released: true}, deliver)
 }
 
 // WatchNodeOps delivers the operators' side of all nodes.
-func (s *Store) WatchNodeOps(ctx context.Context, onError func(error), deliver func(Seen[node.Ops]) error) error {
-	return watch(ctx, s, s.keys.NodeOps.Key(), consul.WatchOptions{OnError: onError}, deliver)
+func (s *Watches) WatchNodeOps(ctx context.Context, onError func(error), deliver func(Seen[node.Ops]) error) error {
+	return s.NodeOps.watch(ctx, s.NodeOps.Key(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchFarms delivers the member records.
-func (s *Store) WatchFarms(ctx context.Context, onError func(error), deliver func(Seen[Member]) error) error {
-	return watch(ctx, s, s.keys.Farms.Key(), consul.WatchOptions{OnError: onError}, deliver)
+func (s *Watches) WatchFarms(ctx context.Context, onError func(error), deliver func(Seen[Member]) error) error {
+	return s.Farms.watch(ctx, s.Farms.Key(), consul.WatchOptions{OnError: onError}, deliver)
 }
 
 // WatchIntents delivers what one node must do.
-func (s *Store) WatchIntents(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[pod.Intent]) error) error {
-	return watch(ctx, s, s.keys.Intents.Below(nodeName), consul.WatchOptions{OnError: onError}, deliver)
+func (s *Watches) WatchIntents(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[pod.Intent]) error) error {
+	return s.Intents.watch(ctx, s.Intents.Below(nodeName), consul.WatchOptions{OnError: onError}, deliver)
 }
 
-// WatchSchema delivers the schema record; Recs is empty while it is missing.
-func (s *Store) WatchSchema(ctx context.Context, onError func(error), deliver func(Seen[Schema]) error) error {
-	return watchKey(ctx, s, s.keys.Schema.Key(), consul.WatchOptions{OnError: onError}, deliver)
+// WatchSchema delivers the schema record.
+func (s *Watches) WatchSchema(ctx context.Context, onError func(error), deliver func(Seen[Schema]) error) error {
+	return s.Schema.watchOne(ctx, consul.WatchOptions{OnError: onError}, deliver)
 }
 
-// WatchBreaker delivers the breaker record; Recs is empty while it is missing.
-func (s *Store) WatchBreaker(ctx context.Context, onError func(error), deliver func(Seen[Breaker]) error) error {
-	return watchKey(ctx, s, s.keys.Breaker.Key(), consul.WatchOptions{OnError: onError}, deliver)
+// WatchBreaker delivers the breaker record.
+func (s *Watches) WatchBreaker(ctx context.Context, onError func(error), deliver func(Seen[Breaker]) error) error {
+	return s.Breaker.watchOne(ctx, consul.WatchOptions{OnError: onError}, deliver)
 }
 
-// WatchNode delivers the record of the caller's own node; Recs is empty while it is missing. Nobody else makes it: where it was
-// made anew while the session was lost, that is reported as a return in time.
-func (s *Store) WatchNode(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[node.Node]) error) error {
-	return watchKey(ctx, s, s.keys.Nodes.Key(nodeName), consul.WatchOptions{OnError: onError, Released: true, Own: true}, deliver)
+// WatchNode delivers the record of the caller's own node. Nobody else makes it: where it was made anew while the session was lost, that is
+// reported as a return in time.
+func (s *Watches) WatchNode(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[node.Node]) error) error {
+	return s.Nodes.watchOne(ctx, consul.WatchOptions{OnError: onError, Released: true, Own: true}, deliver, nodeName)
 }
 
-func watchKey[T any](ctx context.Context, s *Store, key string, o consul.WatchOptions, deliver func(Seen[T]) error) error {
-	return s.c.WatchKey(ctx, key, o, func(snap consul.Snapshot) error {
-		seen := Seen[T]{Regressed: snap.Regressed}
-		seen.Recs, seen.Corrupt = decodeAll[T](s.keys, snap.Pairs)
-		return deliver(seen)
-	})
+// Node reads the record of a node, or returns ErrNotFound.
+func (s *Watches) Node(ctx context.Context, name string) (Rec[node.Node], error) {
+	return s.Nodes.Get(ctx, Consistent, name)
 }

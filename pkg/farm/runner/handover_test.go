@@ -19,7 +19,7 @@ import (
 func (w *world) carriedBy(farmID string) {
 	w.t.Helper()
 	consultest.Eventually(w.t, soon, func() error {
-		by, err := w.RunnerOf(w.t.Context(), "web")
+		by, err := w.Deployments.RunnerOf(w.t.Context(), "web")
 		if by != farmID {
 			err = errors.Join(fmt.Errorf("%q carries it out", by), err)
 		}

@@ -163,7 +163,7 @@ func TestPreDeployEndsTheDeployment(t *testing.T) {
 				}
 			}
 			consultest.Eventually(t, soon, func() error {
-				_, err := w.RC(t.Context(), preDeployID, true)
+				_, err := w.RCs.Get(t.Context(), store.Consistent, preDeployID)
 				if errors.Is(err, store.ErrNotFound) {
 					return nil
 				}
@@ -191,7 +191,7 @@ func TestPreDeployInAnotherWorld(t *testing.T) {
 	if err := w.FarmSession(&consul.Session{}, "x").RenewNonce(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	schema, err := w.Schema(t.Context())
+	schema, err := w.Schema.Get(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestPreDeployInAnotherWorld(t *testing.T) {
 	}
 	w.only("id2", 3)
 	w.noStepTwice()
-	if now, err := w.Schema(t.Context()); err != nil || now.Index != schema.Index {
+	if now, err := w.Schema.Get(t.Context(), store.Default); err != nil || now.Index != schema.Index {
 		t.Errorf("the world changed again: %v", err)
 	}
 }

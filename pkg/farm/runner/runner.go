@@ -92,7 +92,7 @@ type Reads interface {
 	ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (store.RolloutView, error)
 	RC(ctx context.Context, id string, consistent bool) (store.Rec[rc.RC], error)
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
-	Realities(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Reality, []error, error)
+	RealitiesAt(ctx context.Context, at []store.At, consistent bool) (map[store.At]pod.Reality, []error, error)
 }
 
 // Runner carries rollouts out for as long as one session lives.

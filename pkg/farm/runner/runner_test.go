@@ -187,7 +187,7 @@ func TestOperators(t *testing.T) {
 	if outcome, _ := w.ended(3); outcome != string(rollout.Aborted) && outcome != string(rollout.Done) {
 		t.Error(outcome)
 	}
-	recs, _, err := w.ListRCs(t.Context())
+	recs, _, err := w.RCs.List(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -195,7 +195,7 @@ func (r *Runner) preDeployed(ctx context.Context, v *store.RolloutView, id strin
 	for i := range placed {
 		at = append(at, store.At{Node: placed[i].Value.Node, Identity: placed[i].Value.Identity})
 	}
-	realities, _, err := r.cfg.Store.Realities(ctx, at, false)
+	realities, _, err := r.cfg.Store.RealitiesAt(ctx, at, false)
 	if err != nil {
 		return nil, err
 	}

@@ -97,11 +97,11 @@ func (w *world) owners() {
 }
 
 func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
-	schema, err := w.Schema(ctx)
+	schema, err := w.Schema.Get(ctx, store.Default)
 	if err != nil {
 		return err
 	}
-	recs, _, err := w.ListRCs(ctx)
+	recs, _, err := w.RCs.List(ctx, store.Default)
 	if err != nil {
 		return err
 	}
@@ -181,11 +181,11 @@ func controller(rev int64, count int) rc.RC {
 func (w *world) deploy(rev int64, count int, change func(*rollout.Start)) rollout.Record {
 	w.t.Helper()
 	ctx := w.t.Context()
-	schema, err := w.Schema(ctx)
+	schema, err := w.Schema.Get(ctx, store.Default)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	recs, _, err := w.ListRCs(ctx)
+	recs, _, err := w.RCs.List(ctx, store.Default)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func (w *world) deploy(rev int64, count int, change func(*rollout.Start)) rollou
 		w.t.Fatal(err)
 	}
 	d.Besides = []consul.Op{consul.Set(w.entry(rev), entry)}
-	if err := w.Deploy(ctx, d); err != nil {
+	if err := w.Deployments.Deploy(ctx, d); err != nil {
 		w.t.Fatal(err)
 	}
 	return started.Record
@@ -229,7 +229,7 @@ func (w *world) entry(rev int64) string {
 func (w *world) running(count int) {
 	w.t.Helper()
 	first := controller(1, count)
-	if err := w.ChangeRC(w.t.Context(), store.RCChange{RC: first, Audit: store.NewAudit("op", "create", first.ID, nil)}); err != nil {
+	if err := w.Operator.ChangeRC(w.t.Context(), store.RCChange{RC: first, Audit: store.NewAudit("op", "create", first.ID, nil)}); err != nil {
 		w.t.Fatal(err)
 	}
 	w.mu.Lock()
@@ -378,7 +378,7 @@ func (w *world) ended(rev int64) (outcome, reason string) {
 func (w *world) only(id string, count int) {
 	w.t.Helper()
 	consultest.Eventually(w.t, soon, func() error {
-		recs, _, err := w.ListRCs(w.t.Context())
+		recs, _, err := w.RCs.List(w.t.Context(), store.Default)
 		if err != nil || len(recs) != 1 {
 			return fmt.Errorf("%d controllers, %w", len(recs), err)
 		}
@@ -401,7 +401,7 @@ func (w *world) record() (rollout.Record, error) {
 
 func (w *world) ask(verb rollout.Verb) {
 	w.t.Helper()
-	err := w.AskRollout(w.t.Context(), store.RolloutAsk{
+	err := w.Operator.AskRollout(w.t.Context(), store.RolloutAsk{
 		Service: "web", Request: rollout.Request{Verb: verb, By: "op", At: time.Now().UTC()}, Audit: store.NewAudit("op", string(verb), "", nil),
 	})
 	if err != nil {
