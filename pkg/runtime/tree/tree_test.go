@@ -16,12 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == tree.Arg {
-		tree.Exec()
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case oneshot.Arg:
+			oneshot.Exec()
+		case tree.Arg:
+			tree.Exec()
+		}
 	}
 	os.Exit(consultest.NoLeaks(m.Run()))
 }
