@@ -252,7 +252,7 @@ func (w *world) deployment(ctx context.Context, service string, rev int64, repli
 	if err != nil {
 		return store.Deploy{}, err
 	}
-	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Nonce: schema.Value.Nonce, New: next}
+	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Epoch: schema.Value.Epoch, New: next}
 	indices := map[string]uint64{}
 	recs, _, err := w.store.RCs.List(ctx, store.Default)
 	if err != nil {

@@ -42,7 +42,7 @@ type Result struct {
 	Entries      int            `json:"entries"`      // of the Raft log
 	Transactions int            `json:"transactions"` // that changed records of rcfarm
 	Restores     int            `json:"restores"`
-	RenewedAfter time.Duration  `json:"renewed_after,omitempty"` // the longest that a restored store kept its nonce, in nanoseconds
+	RenewedAfter time.Duration  `json:"renewed_after,omitempty"` // the longest that a restored store kept its epoch, in nanoseconds
 	Wipes        int            `json:"wipes"`                   // of the whole prefix
 	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"` // the longest that anything was found after a wipe, in nanoseconds
 	Trips        int            `json:"trips"`                   // of the mass-stop breaker
@@ -109,7 +109,7 @@ type judgement struct {
 	ordered map[string]asked // every intent ever written, by node, identity and revision
 	leaked  map[string]bool  // claims that the run itself gave to nobody, by node and identity
 
-	listed map[listedPage]string // nonces of the pages of orphans that were ever written
+	listed map[listedPage]string // epochs of the pages of orphans that were ever written
 
 	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
 	drains map[string]drained // the last drain of each node that was ended
@@ -128,8 +128,8 @@ type judgement struct {
 	restoredAt uint64               // index of the last restore
 	rewound    []span               // when each restore happened, as the log shows it
 	undone     *state               // what the last one took back
-	nonceAt    uint64               // index since which the cluster has its nonce
-	silent     map[checkName]string // preparers' checks that have passed ever since the nonce was made, whose nodes have not echoed it
+	epochAt    uint64               // index since which the cluster has its epoch
+	silent     map[checkName]string // preparers' checks that have passed ever since the epoch was made, whose nodes have not echoed it
 }
 
 // span is a time between two moments in unix nanoseconds.
@@ -244,11 +244,11 @@ func (j *judgement) remember(w *Write) {
 				j.ordered[key] = asked{state: in.State, at: w.At}
 			}
 		}
-		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Nonce != c.After.schema().Nonce) {
-			if j.restoredAt > j.nonceAt {
+		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Epoch != c.After.schema().Epoch) {
+			if j.restoredAt > j.epochAt {
 				j.result.RenewedAfter = max(j.result.RenewedAfter, time.Duration(w.At-j.rewound[len(j.rewound)-1].to))
 			}
-			j.nonceAt = w.Index
+			j.epochAt = w.Index
 			j.silent = j.state.passingPreparers()
 		}
 		if c.Key == keyBreaker && c.After.tripped() && !c.Before.tripped() {

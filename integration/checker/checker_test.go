@@ -383,7 +383,7 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 			w.txn(kv("set", "orphans/n2/1", fields{"page": 1, "edition": "e1", "nonce": "n0"}))
 			w.txn(kv("lock", "nodes/0/n2", record).by("s-n2"))
 		},
-		"R1 placed without the nonce": func(w *world) {
+		"R1 placed without the epoch": func(w *world) {
 			w.second("n2", kv("cas", "reservations/n2", holding("c/main.1")))
 		},
 		"final not converged":           func(*world) {},
@@ -417,7 +417,7 @@ func TestReplayDecidesAsConsulDoes(t *testing.T) {
 	}
 }
 
-// A restored snapshot rewinds the replay, and placing then waits for a new nonce. What was on its way lands.
+// A restored snapshot rewinds the replay, and placing then waits for a new epoch. What was on its way lands.
 func TestRestoredSnapshot(t *testing.T) {
 	t.Parallel()
 	for late, want := range map[time.Duration]int{0: 0, onItsWay - 100*time.Millisecond: 0, onItsWay: 1} {
@@ -434,14 +434,14 @@ func TestRestoredSnapshot(t *testing.T) {
 		if j.state.get(prefix+"names/late") != nil || j.result.Restores != 1 {
 			t.Errorf("%d restores; names/late is %v", j.result.Restores, j.state.get(prefix+"names/late"))
 		}
-		if counts := j.result.Count(); counts["R1 placed before the nonce was renewed"] != want {
+		if counts := j.result.Count(); counts["R1 placed before the epoch was renewed"] != want {
 			t.Errorf("%s late: found %v", late, counts)
 		}
 	}
 }
 
-// How long a restored store kept its nonce is told, by the longest time.
-func TestTheNonceAfterARestore(t *testing.T) {
+// How long a restored store kept its epoch is told, by the longest time.
+func TestTheEpochAfterARestore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for i, took := range []time.Duration{time.Second, 3 * time.Second, 2 * time.Second} {
@@ -511,7 +511,7 @@ func TestALostPodIsNotAvailable(t *testing.T) {
 	}
 }
 
-// Placing waits for each node that passes all the time until it has said, under the new nonce, what it runs.
+// Placing waits for each node that passes all the time until it has said, under the new epoch, what it runs.
 func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	t.Parallel()
 	const rule = "R1 placed before every node has spoken"
@@ -521,8 +521,8 @@ func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	machine := func(status string) fields {
 		return fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": status}}
 	}
-	echo := func(nonce string) Op {
-		return kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": nonce, "consul_node": "n2"})
+	echo := func(epoch string) Op {
+		return kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": epoch, "consul_node": "n2"})
 	}
 	for name, tt := range map[string]struct {
 		meanwhile func(w *world)

@@ -15,7 +15,7 @@ type orphanPages struct {
 type orphanPage struct {
 	Page    int        `json:"page"`
 	Edition string     `json:"edition"`
-	Nonce   string     `json:"nonce"`
+	Epoch   string     `json:"nonce"`
 	Orphans []identity `json:"orphans"`
 }
 
@@ -42,22 +42,22 @@ func (s *state) lists(node, id string) bool {
 	}
 }
 
-// echoes is R1 on the node's side: a record that bears a nonce leads to pages that were written before, and bear it too. They
+// echoes is R1 on the node's side: a record that bears an epoch leads to pages that were written before, and bear it too. They
 // may have been written over by then, where the record is one that its sender had given up on.
 func (j *judgement) echoes(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
 		if p := c.After.orphanPage(); p != nil {
-			j.listed[listedPage{nodeBelow(c.Key, "orphans/"), p.Edition, p.Page}] = p.Nonce
+			j.listed[listedPage{nodeBelow(c.Key, "orphans/"), p.Edition, p.Page}] = p.Epoch
 		}
 		n, before := c.After.nodeRecord(), c.Before.nodeRecord()
-		if n == nil || n.Pages == nil || before != nil && before.Pages != nil && *before.Pages == *n.Pages && before.Nonce == n.Nonce {
+		if n == nil || n.Pages == nil || before != nil && before.Pages != nil && *before.Pages == *n.Pages && before.Epoch == n.Epoch {
 			continue
 		}
 		j.looked("R1 echoed")
 		for page := range n.Pages.Count {
-			if nonce, written := j.listed[listedPage{n.Name, n.Pages.Edition, page}]; !written || nonce != n.Nonce {
-				j.violated("R1", "echoed before the pages of orphans", w.Index, "%s echoes %s and leads to %+v; page %d bears %q", n.Name, n.Nonce, *n.Pages, page, nonce)
+			if epoch, written := j.listed[listedPage{n.Name, n.Pages.Edition, page}]; !written || epoch != n.Epoch {
+				j.violated("R1", "echoed before the pages of orphans", w.Index, "%s echoes %s and leads to %+v; page %d bears %q", n.Name, n.Epoch, *n.Pages, page, epoch)
 			}
 		}
 	}

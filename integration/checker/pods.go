@@ -222,15 +222,15 @@ func (j *judgement) freed(w *Write, c *Change) {
 	}
 }
 
-// speak forgets the nodes that placing need not wait for any more: those that have said under the nonce what they run, and
+// speak forgets the nodes that placing need not wait for any more: those that have said under the epoch what they run, and
 // those whose preparers did not pass for a moment, which may have been the one in which a farm looked.
 func (j *judgement) speak() {
 	if len(j.silent) == 0 {
 		return
 	}
-	nonce := j.state.get(keySchema).schema().Nonce
+	epoch := j.state.get(keySchema).schema().Epoch
 	for check, name := range j.silent {
-		if n, _ := j.state.node(name); !j.state.passing(check) || n != nil && n.Nonce == nonce {
+		if n, _ := j.state.node(name); !j.state.passing(check) || n != nil && n.Epoch == epoch {
 			delete(j.silent, check)
 		}
 	}
@@ -253,7 +253,7 @@ func (j *judgement) elsewhere(w *Write, p *placement) {
 // its transaction depends on may be as it was in the snapshot, so that Consul refuses nothing.
 const onItsWay = 500 * time.Millisecond
 
-// settled is R1: after the store went back in time nothing is placed before the nonce is new and every node that was alive
+// settled is R1: after the store went back in time nothing is placed before the epoch is new and every node that was alive
 // then has said, under it, what it runs. Having said it once is enough: a preparer that starts again begins anew.
 func (j *judgement) settled(w *Write) {
 	for i := range w.Changes {
@@ -269,17 +269,17 @@ func (j *judgement) settled(w *Write) {
 			j.looked("R1 placed after a restore")
 		}
 		if !w.has(keySchema, "check-index") {
-			j.violated("R1", "placed without the nonce", w.Index, "%s on %s", p.id(), p.Node)
+			j.violated("R1", "placed without the epoch", w.Index, "%s on %s", p.id(), p.Node)
 		}
-		if j.restoredAt > j.nonceAt && w.At-j.rewound[len(j.rewound)-1].to <= int64(onItsWay) {
+		if j.restoredAt > j.epochAt && w.At-j.rewound[len(j.rewound)-1].to <= int64(onItsWay) {
 			continue
 		}
-		if j.restoredAt > j.nonceAt {
-			j.violated("R1", "placed before the nonce was renewed", w.Index, "%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)
+		if j.restoredAt > j.epochAt {
+			j.violated("R1", "placed before the epoch was renewed", w.Index, "%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Values(j.silent)) {
-			j.violated("R1", "placed before every node has spoken", w.Index, "%s on %s; %s has not echoed the nonce made at index %d", p.id(), p.Node, name, j.nonceAt)
+			j.violated("R1", "placed before every node has spoken", w.Index, "%s on %s; %s has not echoed the epoch made at index %d", p.id(), p.Node, name, j.epochAt)
 		}
 	}
 }

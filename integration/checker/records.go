@@ -154,7 +154,7 @@ type nodeRecord struct {
 		Max int `json:"max"`
 	} `json:"port_range"`
 	Labels     map[string]string `json:"labels"`
-	Nonce      string            `json:"nonce"`
+	Epoch      string            `json:"nonce"`
 	ConsulNode string            `json:"consul_node"`
 	Pages      *orphanPages      `json:"orphan_pages"`
 	Orphans    []identity        `json:"orphans"` // of older preparers
@@ -284,7 +284,7 @@ func (s *statusRecord) is(condition string) bool {
 }
 
 type schemaRecord struct {
-	Nonce string `json:"nonce"`
+	Epoch string `json:"nonce"`
 }
 
 // record decodes a key once. It returns nil for a key that does not exist, is in another group, is a marker, or cannot be

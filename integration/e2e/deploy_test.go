@@ -52,7 +52,7 @@ func (e *env) site(nodes, farms int) (all map[string]*daemon) {
 	e.within(limit, func() error {
 		living := 0
 		for _, rec := range e.nodes() {
-			if rec.Session != "" && rec.Value.Nonce != "" {
+			if rec.Session != "" && rec.Value.Epoch != "" {
 				living++
 			}
 		}

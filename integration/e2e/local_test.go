@@ -286,7 +286,7 @@ func localService(e *env) {
 	e.farm("f1", "")
 	e.farm("f2", "")
 	e.within(limit, func() error {
-		if e.nodes()["n1"].Value.Nonce == "" {
+		if e.nodes()["n1"].Value.Epoch == "" {
 			return errors.New("n1 is not there yet")
 		}
 		return nil

@@ -171,7 +171,7 @@ func restore(e *env) {
 	restored := time.Now()
 	e.within(limit/4, func() error {
 		now, err := e.store.EnsureSchema(e.t.Context())
-		if err == nil && now.Value.Nonce <= schema.Value.Nonce {
+		if err == nil && now.Value.Epoch <= schema.Value.Epoch {
 			err = errors.New("the farm has not renewed the nonce")
 		}
 		return err
@@ -351,8 +351,8 @@ func twoFirstFarms(e *env) {
 		e.t.Fatal(err)
 	}
 	for name, n := range e.nodes() {
-		if n.Value.Nonce != schema.Value.Nonce {
-			e.t.Errorf("%s has nonce %s, the cluster %s", name, n.Value.Nonce, schema.Value.Nonce)
+		if n.Value.Epoch != schema.Value.Epoch {
+			e.t.Errorf("%s has nonce %s, the cluster %s", name, n.Value.Epoch, schema.Value.Epoch)
 		}
 	}
 	e.oneCopyEach()

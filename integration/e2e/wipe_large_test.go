@@ -39,7 +39,7 @@ pod:
 	e.within(2*limit, func() error { return e.converged(id, pods) })
 	e.preparer(2, cheap...)
 	e.within(limit, func() error {
-		if n := e.nodes()["n2"]; n.Session == "" || n.Value.Nonce == "" {
+		if n := e.nodes()["n2"]; n.Session == "" || n.Value.Epoch == "" {
 			return fmt.Errorf("n2 has not reported: %+v", n.Value)
 		}
 		return nil

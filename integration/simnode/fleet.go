@@ -66,13 +66,13 @@ func (f *Fleet) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := t.acquire(ctx, schema.Value.Nonce); err != nil {
+		if err := t.acquire(ctx, schema.Value.Epoch); err != nil {
 			return err
 		}
 		if f.OnReady != nil {
 			f.OnReady()
 		}
-		return t.serve(ctx, schema.Value.Nonce)
+		return t.serve(ctx, schema.Value.Epoch)
 	})
 }
 
@@ -82,14 +82,14 @@ type fleetSession struct {
 	session *consul.Session
 }
 
-// acquire locks every record and writes it with the nonce, and makes the marker of each node's intents.
-func (t *fleetSession) acquire(ctx context.Context, nonce string) error {
+// acquire locks every record and writes it with the epoch, and makes the marker of each node's intents.
+func (t *fleetSession) acquire(ctx context.Context, epoch string) error {
 	keys := t.Store.Keys()
 	var ops []consul.Op
 	for i := range t.Size {
 		record := node.Node{
 			Name: t.NodeName(i), Capacity: node.Capacity{Slots: 100}, Address: "127.0.0.1",
-			ConsulNode: t.session.ConsulNode, Incarnation: t.session.Incarnation, Nonce: nonce,
+			ConsulNode: t.session.ConsulNode, Incarnation: t.session.Incarnation, Epoch: epoch,
 			CountsDrops: true, OrphanPages: &node.OrphanPages{},
 		}
 		if t.Prepare != nil {
@@ -122,17 +122,17 @@ func CommitAll(ctx context.Context, c *consul.Client, txns [][]consul.Op) error 
 	return group.Wait()
 }
 
-// serve follows the cluster's nonce and the intents.
-func (t *fleetSession) serve(ctx context.Context, nonce string) error {
+// serve follows the cluster's epoch and the intents.
+func (t *fleetSession) serve(ctx context.Context, epoch string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	ignore := func(error) {}
 	group.Go(func() error {
 		return t.Store.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
-			if len(s.Recs) == 0 || s.Recs[0].Value.Nonce == nonce {
+			if len(s.Recs) == 0 || s.Recs[0].Value.Epoch == epoch {
 				return nil
 			}
-			nonce = s.Recs[0].Value.Nonce
-			return t.acquire(ctx, nonce)
+			epoch = s.Recs[0].Value.Epoch
+			return t.acquire(ctx, epoch)
 		})
 	})
 	for g := range t.groups() {

@@ -35,7 +35,7 @@ type Node struct {
 	done    map[pod.Identity]pod.Reality // what came of it
 	journal *Journal
 	amended chan struct{} // something in done changed by itself
-	// newest is the newest nonce ever seen, regressed the newest when the store was last seen to go back in time.
+	// newest is the newest epoch ever seen, regressed the newest when the store was last seen to go back in time.
 	newest, regressed string
 }
 
@@ -119,7 +119,7 @@ type session struct {
 	acquiring sync.Mutex // while the record and its pages are written
 
 	mu      sync.Mutex
-	nonce   string
+	epoch   string
 	intents map[pod.Identity]pod.Intent
 	stops   map[pod.Identity]uint64 // indices of the intents that say `stopped`
 
@@ -136,8 +136,8 @@ func (t *session) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.nonce = schema.Value.Nonce
-	t.node.saw(t.nonce)
+	t.epoch = schema.Value.Epoch
+	t.node.saw(t.epoch)
 	// What has no intent is not known before the intents are.
 	if err := t.readIntents(ctx); err != nil {
 		return err
@@ -155,13 +155,13 @@ func (t *session) run(ctx context.Context) error {
 			if len(s.Recs) == 0 {
 				return nil
 			}
-			t.node.saw(s.Recs[0].Value.Nonce)
-			// The world may be another one. The nonce is echoed with orphans that follow from intents read after it (R1).
+			t.node.saw(s.Recs[0].Value.Epoch)
+			// The world may be another one. The epoch is echoed with orphans that follow from intents read after it (R1).
 			if err := t.readIntents(ctx); err != nil {
 				return err
 			}
 			t.mu.Lock()
-			t.nonce = s.Recs[0].Value.Nonce
+			t.epoch = s.Recs[0].Value.Epoch
 			t.mu.Unlock()
 			if err := t.tellAgain(ctx); err != nil {
 				return err
@@ -189,11 +189,11 @@ func (t *session) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// saw notes a cluster nonce. They sort by the time of their making.
-func (n *Node) saw(nonce string) {
+// saw notes a cluster epoch. They sort by the time of their making.
+func (n *Node) saw(epoch string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.newest = max(n.newest, nonce)
+	n.newest = max(n.newest, epoch)
 }
 
 // wentBack notes that the store went back in time, which the node's record tells the farms: they may have missed it.
@@ -204,11 +204,11 @@ func (n *Node) wentBack() error {
 	return store.ErrRegressed
 }
 
-// wentBackSince returns when the store was seen to go back, "" if a farm has answered that with a newer nonce.
-func (n *Node) wentBackSince(nonce string) string {
+// wentBackSince returns when the store was seen to go back, "" if a farm has answered that with a newer epoch.
+func (n *Node) wentBackSince(epoch string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if nonce > n.regressed {
+	if epoch > n.regressed {
 		return ""
 	}
 	return n.regressed
@@ -304,7 +304,7 @@ func (t *session) tell(ctx context.Context, id pod.Identity) error {
 	return t.write(ctx, r)
 }
 
-// acquire writes the node's record with the nonce of now, after the orphans of now, as a preparer does.
+// acquire writes the node's record with the epoch of now, after the orphans of now, as a preparer does.
 func (t *session) acquire(ctx context.Context) error {
 	t.acquiring.Lock()
 	defer t.acquiring.Unlock()
@@ -313,12 +313,12 @@ func (t *session) acquire(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		record := t.node.Record
-		nonce, orphans := t.orphans()
-		record.Regressed = t.node.wentBackSince(nonce)
-		pages, err := t.out.WriteOrphans(ctx, nonce, orphans, again)
+		epoch, orphans := t.orphans()
+		record.Regressed = t.node.wentBackSince(epoch)
+		pages, err := t.out.WriteOrphans(ctx, epoch, orphans, again)
 		switch {
 		case err == nil:
-			record.Nonce, record.OrphanPages = nonce, &pages
+			record.Epoch, record.OrphanPages = epoch, &pages
 			return t.out.AcquireNode(ctx, record, false)
 		case errors.Is(err, store.ErrLost): // the lock is not held yet, or its key has vanished
 			if err := t.out.AcquireNode(ctx, record, false); err != nil {
@@ -330,8 +330,8 @@ func (t *session) acquire(ctx context.Context) error {
 	}
 }
 
-// orphans returns what runs without a matching intent, and the nonce after which the intents were read.
-func (t *session) orphans() (nonce string, orphans []pod.Orphan) {
+// orphans returns what runs without a matching intent, and the epoch after which the intents were read.
+func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, in := range t.node.Running() {
@@ -351,7 +351,7 @@ func (t *session) orphans() (nonce string, orphans []pod.Orphan) {
 		})
 	}
 	slices.SortFunc(orphans, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })
-	return t.nonce, orphans
+	return t.epoch, orphans
 }
 
 func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) error {

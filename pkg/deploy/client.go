@@ -47,12 +47,12 @@ func (c *Client) Service(ctx context.Context, name string) (*record.Service, err
 // Commit implements plan.Client. Besides plan.ErrChanged an error matches those of store.DeployDraft.
 func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 	d.Signatures = c.Signatures
-	if d.Rollout != nil && d.Rollout.Nonce == "" { // the plan saw no cluster, or one without a first farm
+	if d.Rollout != nil && d.Rollout.Epoch == "" { // the plan saw no cluster, or one without a first farm
 		schema, err := c.Store.EnsureSchema(ctx)
 		if err != nil {
 			return fmt.Errorf("read schema: %w", err)
 		}
-		d.Rollout.Nonce = schema.Value.Nonce
+		d.Rollout.Epoch = schema.Value.Epoch
 	}
 	lines := append([]string{fmt.Sprintf("service %s: revision %d", d.Service, d.Deployed.Revision)}, d.Audit...)
 	err := c.Store.Deployments.DeployDraft(ctx, d, store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
@@ -165,7 +165,7 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 	for _, o := range ops {
 		byName[o.Value.Name] = o.Value
 	}
-	state = &plan.State{Nonce: schema.Value.Nonce, Nodes: map[string]*node.View{}}
+	state = &plan.State{Epoch: schema.Value.Epoch, Nodes: map[string]*node.View{}}
 	for _, rec := range recs {
 		if pages := rec.Value.OrphanPages; pages != nil && pages.Count > 0 {
 			// Whole or not: what the pages say by now is what counts against the node's room.

@@ -44,13 +44,13 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{Client: &deploy.Client{Store: store.New(client, keys), Who: "ann"}, consul: client}
-	if w.state, _, err = deploy.State(t.Context(), w.Store); err != nil || w.state.Nonce != "" {
+	if w.state, _, err = deploy.State(t.Context(), w.Store); err != nil || w.state.Epoch != "" {
 		t.Fatalf("a state of nothing: %+v, %v", w.state, err)
 	}
 	if _, err := w.Store.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if w.state, _, err = deploy.State(t.Context(), w.Store); err != nil || w.state.Nonce == "" {
+	if w.state, _, err = deploy.State(t.Context(), w.Store); err != nil || w.state.Epoch == "" {
 		t.Fatalf("%+v, %v", w.state, err)
 	}
 	return w
@@ -119,7 +119,7 @@ func TestDeployingTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if svc.Rollout == nil || svc.Rollout.ID != p.Rollout() || svc.Rollout.Nonce != w.state.Nonce || len(svc.Controllers) != 1 || len(svc.History) != 1 || svc.Deployed.Revision != 1 {
+	if svc.Rollout == nil || svc.Rollout.ID != p.Rollout() || svc.Rollout.Epoch != w.state.Epoch || len(svc.Controllers) != 1 || len(svc.History) != 1 || svc.Deployed.Revision != 1 {
 		t.Fatalf("%+v", svc)
 	}
 	r := svc.Controllers[0].RC
@@ -155,7 +155,7 @@ func TestDeployingTwice(t *testing.T) {
 	}
 }
 
-// A plan that saw no nonce, because it was made before the first farm or without the state of the cluster, takes the one that there is.
+// A plan that saw no epoch, because it was made before the first farm or without the state of the cluster, takes the one that there is.
 func TestDeployingBeforeTheFirstFarm(t *testing.T) {
 	t.Parallel()
 	for name, state := range map[string]*plan.State{"before": {}, "without": nil} {
@@ -174,7 +174,7 @@ func TestDeployingBeforeTheFirstFarm(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if svc, err := w.Service(t.Context(), "web"); err != nil || svc.Rollout.Nonce != schema.Value.Nonce {
+			if svc, err := w.Service(t.Context(), "web"); err != nil || svc.Rollout.Epoch != schema.Value.Epoch {
 				t.Errorf("%+v, %v", svc, err)
 			}
 		})
@@ -217,7 +217,7 @@ func TestDraftsThatAreRefused(t *testing.T) {
 		},
 		"the name is taken":         func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Names.Key("web-r1"), "x") },
 		"another rollout":           func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Rollouts.Key("web"), d.Rollout) },
-		"another nonce":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Nonce = "x" },
+		"another nonce":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Epoch = "x" },
 		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
 		"a lock is held": func(t *testing.T, w *world, _ *record.Draft) {
 			lock(t, w.Store.Keys().RolloutLocks.Key("web"))

@@ -24,7 +24,7 @@ type booking struct {
 
 // owner is on whose behalf an outside scheduler is asked in this pass.
 func (b *booking) owner() scheduler.Owner {
-	return scheduler.Owner{RCID: b.id, Term: fmt.Sprintf("%s/%020d", b.snapshot.Nonce, b.mem.fence.Index)}
+	return scheduler.Owner{RCID: b.id, Term: fmt.Sprintf("%s/%020d", b.snapshot.Epoch, b.mem.fence.Index)}
 }
 
 // balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say

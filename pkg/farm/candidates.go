@@ -224,7 +224,7 @@ func (f *finder) keep(d store.Details) {
 // is that of the snapshot's nodes; zero: not known.
 func candidatesOf(by *scheduler.ByLabel, farmID string, snap *reconcile.Snapshot, version uint64) (*candidates, error) {
 	e, err := by.Select(scheduler.Query{
-		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread, Nonce: snap.Nonce, Nodes: snap.Nodes, Version: version,
+		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread, Epoch: snap.Epoch, Nodes: snap.Nodes, Version: version,
 	})
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		said := func(change func(*rc.Status)) *rc.Status {
-			st := &rc.Status{RCID: "web", ObservedGeneration: 3, Desired: 4, Placed: 4, Nonce: "n"}
+			st := &rc.Status{RCID: "web", ObservedGeneration: 3, Desired: 4, Placed: 4, Epoch: "n"}
 			st.Conditions = rc.SetCondition(nil, rc.Converged, false, "0 of 4", time.Now())
 			if change != nil {
 				change(st)
@@ -38,7 +38,7 @@ func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
 			"all were there":              {said(is(rc.Converged)), two, false},
 			"it is the first":             {nil, two, false},
 			"it is of another generation": {said(func(st *rc.Status) { st.ObservedGeneration = 2 }), two, false},
-			"another world":               {said(func(st *rc.Status) { st.Nonce = "m" }), two, false},
+			"another world":               {said(func(st *rc.Status) { st.Epoch = "m" }), two, false},
 			"another number is desired":   {said(func(st *rc.Status) { st.Desired = 3 }), two, false},
 			"one fails":                   {said(nil), func(st *rc.Status) { st.Failing = []rc.PodFailure{{Pod: "main.0"}} }, false},
 			"one is lost":                 {said(nil), func(st *rc.Status) { st.Lost = 1 }, false},

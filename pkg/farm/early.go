@@ -21,7 +21,7 @@ type expects struct {
 // readEarly reads what the last look of the controller tells that this one will need. While nodes have still to say what they run it
 // reads nothing: then realities must be newer than the end of the hold.
 func (ps *reader) readEarly(ctx context.Context) {
-	if ps.mem.claimed != nil || ps.mem.consistent || ps.mem.recordless || ps.kit.settling.hold(ps.schema.Value.Nonce) != "" {
+	if ps.mem.claimed != nil || ps.mem.consistent || ps.mem.recordless || ps.kit.settling.hold(ps.schema.Value.Epoch) != "" {
 		return
 	}
 	ps.nodesBefore, ps.room.version = ps.kit.world.nodesAt()

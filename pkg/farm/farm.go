@@ -119,7 +119,7 @@ type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
-	SettledNonce(ctx context.Context) (string, error)
+	SettledEpoch(ctx context.Context) (string, error)
 	MarkSettled(ctx context.Context, schema store.Rec[store.Schema]) error
 }
 

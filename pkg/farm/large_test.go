@@ -62,7 +62,7 @@ func newJudged(t *testing.T, nodes int) *judged {
 	t.Cleanup(func() { _ = j.file.Close() })
 	j.events = json.NewEncoder(j.file)
 	j.put(j.store.Keys().Schema.Key(), mustJSON(t, store.Schema{
-		FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
+		FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
 	}))
 	for i := range nodes {
 		n := &simnode.Node{

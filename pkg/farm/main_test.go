@@ -92,7 +92,7 @@ func (c *cluster) connect() (*consul.Client, *store.Store) {
 
 func (c *cluster) farm(id string) (stop func()) { return c.patientFarm(id, 500*time.Millisecond) }
 
-// patientFarm is farm that waits for twice the given TTL after a new nonce.
+// patientFarm is farm that waits for twice the given TTL after a new epoch.
 func (c *cluster) patientFarm(id string, wait time.Duration) (stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {

@@ -60,7 +60,7 @@ func IsLowest(id string, members []string) bool {
 func (f *Farm) observe() {
 	breaker := f.world.now().breaker
 	f.cfg.Metrics.owned.Set(float64(len(f.roster.all())))
-	f.cfg.Metrics.settled.Set(obs.Flag(f.kit.settling.done(f.world.now().schema.Value.Nonce)))
+	f.cfg.Metrics.settled.Set(obs.Flag(f.kit.settling.done(f.world.now().schema.Value.Epoch)))
 	f.cfg.Metrics.tripped.Set(obs.Flag(breaker.Index == 0 || breaker.Value.Tripped))
 }
 

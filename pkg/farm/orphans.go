@@ -107,7 +107,7 @@ func (w *world) readPages(ctx context.Context, names []string) error {
 // that. A record that does not say, as of a preparer which has just begun, leaves what was said before. The caller holds the mutex.
 func (w *world) orphansOn(record *node.Node) (orphans []pod.Orphan, unread bool) {
 	switch said := record.OrphanPages; {
-	case said == nil && record.Nonce == "" && len(record.Orphans) == 0:
+	case said == nil && record.Epoch == "" && len(record.Orphans) == 0:
 		return w.listed[record.Name].orphans, false
 	case said == nil: // of an older preparer
 		return record.Orphans, record.OrphansLeftOut > 0

@@ -23,16 +23,16 @@ func TestOrphansOn(t *testing.T) {
 	}{
 		"a preparer that has just begun":              {record: node.Node{}, known: true},
 		"has just begun again":                        {record: node.Node{}, read: &orphanList{"e1", orphans(2)}, want: 2, known: true},
-		"nothing runs without an intent":              {record: node.Node{Nonce: "n", OrphanPages: pages("", 0)}, known: true},
-		"no more":                                     {record: node.Node{Nonce: "n", OrphanPages: pages("", 0)}, read: &orphanList{"e1", orphans(2)}, known: true},
-		"pages that were not read":                    {record: node.Node{Nonce: "n", OrphanPages: pages("e1", 1)}},
-		"pages that were read":                        {record: node.Node{Nonce: "n", OrphanPages: pages("e1", 1)}, read: &orphanList{"e1", orphans(2)}, want: 2, known: true},
-		"other pages than were read":                  {record: node.Node{Nonce: "n", OrphanPages: pages("e2", 1)}, read: &orphanList{"e1", orphans(2)}, want: 2},
-		"of an older preparer":                        {record: node.Node{Nonce: "n", Orphans: orphans(3)}, want: 3, known: true},
-		"of an older preparer, and not all of them":   {record: node.Node{Nonce: "n", Orphans: orphans(3), OrphansLeftOut: 1}, want: 3},
-		"of an older preparer, after one with pages":  {record: node.Node{Nonce: "n", Orphans: orphans(3)}, read: &orphanList{"e1", orphans(2)}, want: 3, known: true},
+		"nothing runs without an intent":              {record: node.Node{Epoch: "n", OrphanPages: pages("", 0)}, known: true},
+		"no more":                                     {record: node.Node{Epoch: "n", OrphanPages: pages("", 0)}, read: &orphanList{"e1", orphans(2)}, known: true},
+		"pages that were not read":                    {record: node.Node{Epoch: "n", OrphanPages: pages("e1", 1)}},
+		"pages that were read":                        {record: node.Node{Epoch: "n", OrphanPages: pages("e1", 1)}, read: &orphanList{"e1", orphans(2)}, want: 2, known: true},
+		"other pages than were read":                  {record: node.Node{Epoch: "n", OrphanPages: pages("e2", 1)}, read: &orphanList{"e1", orphans(2)}, want: 2},
+		"of an older preparer":                        {record: node.Node{Epoch: "n", Orphans: orphans(3)}, want: 3, known: true},
+		"of an older preparer, and not all of them":   {record: node.Node{Epoch: "n", Orphans: orphans(3), OrphansLeftOut: 1}, want: 3},
+		"of an older preparer, after one with pages":  {record: node.Node{Epoch: "n", Orphans: orphans(3)}, read: &orphanList{"e1", orphans(2)}, want: 3, known: true},
 		"of an older preparer, which has just begun":  {record: node.Node{Orphans: orphans(3)}, want: 3, known: true},
-		"nothing on an older one without its intents": {record: node.Node{Nonce: "n"}, known: true},
+		"nothing on an older one without its intents": {record: node.Node{Epoch: "n"}, known: true},
 	} {
 		w := emptyWorld()
 		tt.record.Name = "n1"
@@ -45,7 +45,7 @@ func TestOrphansOn(t *testing.T) {
 		}
 		w.records[0] = map[string]*node.View{"n1": {Node: tt.record, Alive: true}}
 		w.publish()
-		if v := w.views["n1"]; len(v.Orphans) != tt.want || v.Spoke("n") != (tt.known && tt.record.Nonce == "n") {
+		if v := w.views["n1"]; len(v.Orphans) != tt.want || v.Spoke("n") != (tt.known && tt.record.Epoch == "n") {
 			t.Errorf("%s: the view %+v", name, v)
 		}
 		ask := fmt.Sprint(w.unread())

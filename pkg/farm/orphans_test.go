@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A node that has echoed the nonce has not spoken before the pages are read that its record leads to: whatever keeps a farm
+// A node that has echoed the epoch has not spoken before the pages are read that its record leads to: whatever keeps a farm
 // from that, nothing is placed beside what runs.
 func TestNothingIsPlacedBeforeTheOrphansAreRead(t *testing.T) {
 	t.Parallel()

@@ -58,7 +58,7 @@ func placingPass(t testing.TB, pods, nodes int) *pass {
 	f := NewFarm(Config{ID: "f1", Store: store.New(client, keys).FarmSession(&consul.Session{}, "f1"), Log: log})
 	id := store.NewID()
 	s := &reconcile.Snapshot{
-		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Nonce: "n",
+		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Epoch: "n",
 		RC: rc.RC{ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}}},
 	}
 	ps := f.newController(id, store.Fence{}).newPass()
@@ -67,7 +67,7 @@ func placingPass(t testing.TB, pods, nodes int) *pass {
 	ps.room.nodes = newCandidates(s, nil, "")
 	for i := range nodes {
 		name := fmt.Sprintf("n-%x-%05d", i%16, i)
-		s.Nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 100}, Nonce: "n"}, node.Ops{}, true)
+		s.Nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 100}, Epoch: "n"}, node.Ops{}, true)
 		ps.room.reserved[name] = store.Rec[node.Reservation]{}
 		ps.room.nodes.guessed = append(ps.room.nodes.guessed, name)
 	}

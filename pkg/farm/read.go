@@ -38,11 +38,11 @@ func (ps *reader) read(ctx context.Context) error {
 		return err
 	}
 	// Before the orphans: what they say must be at least as new as what the hold ended for.
-	hold := ps.kit.settling.hold(ps.schema.Value.Nonce)
+	hold := ps.kit.settling.hold(ps.schema.Value.Epoch)
 	s := &reconcile.Snapshot{
 		Now: time.Now().UTC(), Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
 		Orphans: ps.kit.world.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
-		Nonce: ps.schema.Value.Nonce, Hold: hold, Breaker: breakerReason(ps.breaker),
+		Epoch: ps.schema.Value.Epoch, Hold: hold, Breaker: breakerReason(ps.breaker),
 	}
 	ps.snapshot, ps.drops = s, store.DropsBy{ps.id: ps.head.Drops}
 	if hold != "" || len(s.Orphans) > 0 {

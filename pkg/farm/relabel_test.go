@@ -93,7 +93,7 @@ func (c *cluster) lateFarm(id string, hears *hearing) (hear func()) {
 	return func() { close(hears.gate) }
 }
 
-// settled waits until nodes have said what they run under the nonce of now.
+// settled waits until nodes have said what they run under the epoch of now.
 func (c *cluster) settled(names ...string) {
 	c.t.Helper()
 	schema, err := c.store.EnsureSchema(c.t.Context())
@@ -103,7 +103,7 @@ func (c *cluster) settled(names ...string) {
 	consultest.Eventually(c.t, soon, func() error {
 		for _, name := range names {
 			rec, err := c.store.Nodes.Get(c.t.Context(), store.Consistent, name)
-			if err == nil && (rec.Session == "" || rec.Value.Nonce != schema.Value.Nonce) {
+			if err == nil && (rec.Session == "" || rec.Value.Epoch != schema.Value.Epoch) {
 				err = fmt.Errorf("record %+v", rec)
 			}
 			if err != nil {

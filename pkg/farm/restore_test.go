@@ -61,7 +61,7 @@ func (c *cluster) restored(err error) {
 }
 
 // A snapshot older than every living session: the sessions vanish with the restore, so that each daemon learns of it through
-// the loss of its session. The nonce is renewed (R1), and what runs is adopted where it runs, all the same.
+// the loss of its session. The epoch is renewed (R1), and what runs is adopted where it runs, all the same.
 func TestARestoreOlderThanTheSessions(t *testing.T) {
 	t.Parallel()
 	consultest.DespiteHangs(t, func() { testOldRestore(t) })
@@ -70,8 +70,8 @@ func TestARestoreOlderThanTheSessions(t *testing.T) {
 func testOldRestore(t *testing.T) {
 	t.Helper()
 	c := newOwnCluster(t)
-	old := store.Schema{FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
-	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the nonce is new
+	old := store.Schema{FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the epoch is new
 	c.apply("web", testManifest("web", 0), replicas(3))
 	snapshot := c.snapshot()
 	for i := range 6 {
@@ -88,7 +88,7 @@ func testOldRestore(t *testing.T) {
 			}
 		}
 		schema, err := c.store.Schema.Get(t.Context(), store.Default)
-		if err != nil || schema.Value.Nonce <= old.Nonce {
+		if err != nil || schema.Value.Epoch <= old.Epoch {
 			return fmt.Errorf("the nonce was not renewed: %w", err)
 		}
 		placements, corrupt, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
@@ -124,7 +124,7 @@ func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 	t.Helper()
 	c := newOwnCluster(t)
 	c.put(c.store.Keys().Schema.Key(), mustJSON(t, store.Schema{
-		FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
+		FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now().Add(-time.Hour),
 	}))
 	c.node("n1", nil, nil)
 	var once, again sync.Once
@@ -178,8 +178,8 @@ func TestAFarmWithoutAPast(t *testing.T) {
 func testFarmWithoutPast(t *testing.T) {
 	t.Helper()
 	c := newOwnCluster(t)
-	old := store.Schema{FormatVersion: store.FormatVersion, Nonce: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
-	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the nonce is new
+	old := store.Schema{FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the epoch is new
 	for i := range 6 {
 		c.node(fmt.Sprintf("n%d", i), nil, nil)
 	}
@@ -234,7 +234,7 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 		c.commit(consul.Delete(c.store.Keys().Nodes.Key("n2")))
 		stop = c.replaced("n2")
 		consultest.Eventually(t, soon, func() error {
-			if rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n2"); err != nil || rec.Value.Nonce != schema.Value.Nonce {
+			if rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n2"); err != nil || rec.Value.Epoch != schema.Value.Epoch {
 				return fmt.Errorf("n2 is not back with the nonce: %+v, %w", rec.Value, err)
 			}
 			return nil

@@ -16,7 +16,7 @@ type (
 	// nodesMoved: the nodes whose use for pods may have changed, and the controllers of orphans that came or went.
 	nodesMoved   struct{ changed, orphaned map[string]bool }
 	membersMoved struct{}
-	nonceMoved   struct{}
+	epochMoved   struct{}
 	breakerMoved struct{}
 	// recordsMissing: something vanished that should be there.
 	recordsMissing struct{}
@@ -54,7 +54,7 @@ func (f *Farm) route(e event) {
 		if f.cfg.OnMembers != nil {
 			f.cfg.OnMembers()
 		}
-	case nonceMoved: // nodes that have not said what they run have no room, and those that have may
+	case epochMoved: // nodes that have not said what they run have no room, and those that have may
 		f.kit.scarcity.with((*placement.Scarcity).Reset)
 	case breakerMoved:
 		f.enqueueOwned(func(*ReplicationController) bool { return true })

@@ -11,16 +11,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// settling is where the farm stands with the current cluster nonce (R1).
+// settling is where the farm stands with the current cluster epoch (R1).
 type settling struct {
 	mu      sync.Mutex
-	nonce   string    // that everything settled for; empty: none yet
+	epoch   string    // that everything settled for; empty: none yet
 	reason  string    // why it is not settled
 	current string    // that the reason is about
 	since   time.Time // by our own clock: when current was first seen
 }
 
-// settleEvery is how often the nodes' answers to a new nonce are looked at, at first and at last: a node that never
+// settleEvery is how often the nodes' answers to a new epoch are looked at, at first and at last: a node that never
 // answers must not keep every farm asking for all of them.
 const (
 	settleEvery    = 250 * time.Millisecond
@@ -33,38 +33,38 @@ const tellHoldEvery = 5 * time.Second
 // clockError is how far the clocks of the farms may be apart.
 const clockError = 10 * time.Second
 
-// settle finds out, for each new cluster nonce, when every living node has said what it runs. Until then nothing is added.
+// settle finds out, for each new cluster epoch, when every living node has said what it runs. Until then nothing is added.
 func (f *Farm) settle(ctx context.Context) error {
 	var next, toldAt time.Time
 	var gap time.Duration
 	told := ""   // why the controllers were last looked at
-	marked := "" // the nonce of which the store says that the hold has ended
+	marked := "" // the epoch of which the store says that the hold has ended
 	for {
 		rec := f.world.now().schema
 		schema := rec.Value
-		since, other := f.kit.settling.begin(schema.Nonce)
+		since, other := f.kit.settling.begin(schema.Epoch)
 		if other {
 			next, gap, told = time.Time{}, settleEvery, ""
 		}
-		done := f.kit.settling.done(schema.Nonce)
+		done := f.kit.settling.done(schema.Epoch)
 		if now := time.Now(); !done && !now.Before(next) {
 			if now.Sub(since) > 10*time.Second {
 				gap = min(2*gap, settleEveryMax)
 			}
 			next = now.Add(gap - settleEvery/2) // the tick that is due, not the one after
 			reason := f.unsettled(ctx, schema, since)
-			f.kit.settling.found(schema.Nonce, reason)
+			f.kit.settling.found(schema.Epoch, reason)
 			if reason != "" && reason != told && now.Sub(toldAt) >= tellHoldEvery {
 				told, toldAt = reason, now
 				f.enqueueOwned(func(*ReplicationController) bool { return true }) // their statuses say why they wait
 			}
 			if reason == "" {
-				f.log.WithField("nonce", schema.Nonce).Info("every living node has reported")
+				f.log.WithField("nonce", schema.Epoch).Info("every living node has reported")
 				f.enqueueOwned(func(*ReplicationController) bool { return true })
 			}
 		}
-		if done && marked != schema.Nonce && f.markSettled(ctx, rec) {
-			marked = schema.Nonce
+		if done && marked != schema.Epoch && f.markSettled(ctx, rec) {
+			marked = schema.Epoch
 		}
 		f.observe()
 		if err := wait.Pause(ctx, settleEvery); err != nil {
@@ -78,29 +78,29 @@ func (f *Farm) markSettled(ctx context.Context, schema store.Rec[store.Schema]) 
 	err := f.cfg.Store.MarkSettled(ctx, schema)
 	switch {
 	case err == nil, errors.Is(err, store.ErrRefused):
-		return true // refused: the nonce is another one by now, or the token may not, and then successors wait
+		return true // refused: the epoch is another one by now, or the token may not, and then successors wait
 	case ctx.Err() == nil:
 		f.log.WithError(err).Debug("cannot tell that the hold has ended; trying again")
 	}
 	return false
 }
 
-// unsettled says what is missing before pods may be added in a world with this nonce, "" when nothing is.
+// unsettled says what is missing before pods may be added in a world with this epoch, "" when nothing is.
 func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Time) string {
-	if schema.Nonce == "" {
+	if schema.Epoch == "" {
 		return "the cluster record is missing"
 	}
 	nodes, _ := f.world.nodesAt()
 	for _, v := range nodes {
-		if v.Alive && v.Regressed >= schema.Nonce {
+		if v.Alive && v.Regressed >= schema.Epoch {
 			f.startOver(f.world.regressedFrom(ctx, v.Regressed))
 			return "node " + v.Name + " saw the store go back in time"
 		}
 	}
-	// Our own clock counts. The other one only tells a nonce that is old beyond doubt.
+	// Our own clock counts. The other one only tells an epoch that is old beyond doubt.
 	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+clockError {
 		// Unless some farm has waited already. That spares the time only, not the answer of a single node.
-		if settled, err := f.cfg.Store.SettledNonce(ctx); err != nil || settled != schema.Nonce {
+		if settled, err := f.cfg.Store.SettledEpoch(ctx); err != nil || settled != schema.Epoch {
 			return "the records are new: waiting for nodes to report what they run"
 		}
 	}
@@ -108,7 +108,7 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Ti
 	if err != nil {
 		return "cannot tell which nodes are alive: " + err.Error()
 	}
-	silent, without := f.world.silent(passing, schema.Nonce)
+	silent, without := f.world.silent(passing, schema.Epoch)
 	if len(silent) > 0 {
 		const show = 5
 		more := ""
@@ -125,14 +125,14 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Ti
 }
 
 // silent returns which of the passing nodes have not said what they run, and apart those of them whose word operators do not
-// want to wait for under this nonce.
-func (w *world) silent(passing []string, nonce string) (silent, released []string) {
+// want to wait for under this epoch.
+func (w *world) silent(passing []string, epoch string) (silent, released []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range passing {
 		switch v := w.views[name]; {
-		case v != nil && v.Spoke(nonce):
-		case w.ops[name].HoldReleased == nonce:
+		case v != nil && v.Spoke(epoch):
+		case w.ops[name].HoldReleased == epoch:
 			released = append(released, name)
 		default:
 			silent = append(silent, name)
@@ -141,40 +141,40 @@ func (w *world) silent(passing []string, nonce string) (silent, released []strin
 	return silent, released
 }
 
-// begin is for a look at the nodes. It returns since when the nonce is known, by our own clock, and whether it is another one than before.
-func (s *settling) begin(nonce string) (since time.Time, other bool) {
+// begin is for a look at the nodes. It returns since when the epoch is known, by our own clock, and whether it is another one than before.
+func (s *settling) begin(epoch string) (since time.Time, other bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if other = s.current != nonce; other {
-		s.current, s.since, s.reason = nonce, time.Now(), ""
+	if other = s.current != epoch; other {
+		s.current, s.since, s.reason = epoch, time.Now(), ""
 	}
 	return s.since, other
 }
 
-// found notes why a nonce is not settled; empty: it is.
-func (s *settling) found(nonce, reason string) {
+// found notes why an epoch is not settled; empty: it is.
+func (s *settling) found(epoch, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reason = reason; reason == "" {
-		s.nonce = nonce
+		s.epoch = epoch
 	}
 }
 
-// done reports whether everything has settled for a nonce.
-func (s *settling) done(nonce string) bool {
+// done reports whether everything has settled for an epoch.
+func (s *settling) done(epoch string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return nonce != "" && s.nonce == nonce
+	return epoch != "" && s.epoch == epoch
 }
 
 // hold returns why nothing may be added now, "" when it may.
-func (s *settling) hold(nonce string) string {
+func (s *settling) hold(epoch string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case nonce != "" && s.nonce == nonce:
+	case epoch != "" && s.epoch == epoch:
 		return ""
-	case s.reason != "" && s.current == nonce:
+	case s.reason != "" && s.current == epoch:
 		return s.reason
 	default:
 		return "the cluster record is new: looking at the nodes"

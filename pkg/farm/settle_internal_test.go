@@ -12,9 +12,9 @@ import (
 type nobodyPasses struct{ Session }
 
 func (nobodyPasses) Passing(context.Context) ([]string, error)    { return nil, nil }
-func (nobodyPasses) SettledNonce(context.Context) (string, error) { return "", nil }
+func (nobodyPasses) SettledEpoch(context.Context) (string, error) { return "", nil }
 
-// The wait of R1 counts by this farm's own clock, whatever the clock says that stamped the nonce.
+// The wait of R1 counts by this farm's own clock, whatever the clock says that stamped the epoch.
 func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {
 	t.Parallel()
 	log, err := obs.NewLogger(discard{}, "error", "text")
@@ -35,7 +35,7 @@ func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {
 		"ahead, and seen long enough":     {-time.Hour, 4 * time.Second, false},
 		"old beyond doubt, just seen now": {time.Minute, 0, false},
 	} {
-		schema := store.Schema{Nonce: "n", CreatedAt: now.Add(-tt.stamped)}
+		schema := store.Schema{Epoch: "n", CreatedAt: now.Add(-tt.stamped)}
 		if reason := f.unsettled(t.Context(), schema, now.Add(-tt.seen)); (reason != "") != tt.waits {
 			t.Errorf("%s: %q", name, reason)
 		}

@@ -38,7 +38,7 @@ func (c *cluster) passing(names ...string) {
 }
 
 // A preparer that passes and cannot answer keeps everything waiting, and says so, until an operator releases the hold for it: for
-// the nonce of now, and no other.
+// the epoch of now, and no other.
 func TestAHoldIsReleased(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -52,9 +52,9 @@ func TestAHoldIsReleased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := func(index uint64, nonce string) uint64 {
+	release := func(index uint64, epoch string) uint64 {
 		t.Helper()
-		ops := node.Ops{Name: "n2", HoldReleased: nonce}
+		ops := node.Ops{Name: "n2", HoldReleased: epoch}
 		if err := c.store.Operator.ChangeNode(t.Context(), store.NodeChange{Ops: ops, Index: index, Audit: store.NewAudit("test", "release-hold", "", nil)}); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestAHoldIsReleased(t *testing.T) {
 		}
 		return rec.Index
 	}
-	index := release(0, "00"+schema.Value.Nonce[2:]) // what was said of other records
+	index := release(0, "00"+schema.Value.Epoch[2:]) // what was said of other records
 	for range 3 {
 		c.apply("web", testManifest("web", 0), replicas(2))
 		c.condition("web", rc.Holding, true, "n2")
@@ -72,7 +72,7 @@ func TestAHoldIsReleased(t *testing.T) {
 	if n := len(c.running("web")); n > 0 {
 		t.Fatalf("%d pods were placed in spite of the hold", n)
 	}
-	release(index, schema.Value.Nonce)
+	release(index, schema.Value.Epoch)
 	c.converged("web", 2)
 }
 
@@ -89,8 +89,8 @@ func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {
-		if nonce, err := c.store.SettledNonce(t.Context()); err != nil || nonce != schema.Value.Nonce {
-			return fmt.Errorf("settled for %q, %w; want %q", nonce, err, schema.Value.Nonce)
+		if epoch, err := c.store.SettledEpoch(t.Context()); err != nil || epoch != schema.Value.Epoch {
+			return fmt.Errorf("settled for %q, %w; want %q", epoch, err, schema.Value.Epoch)
 		}
 		return nil
 	})
@@ -104,8 +104,8 @@ func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 	c.converged("web", 2)
 }
 
-// A nonce for which nothing is settled is waited for, whatever was settled before.
-func TestASuccessorWaitsForAnotherNonce(t *testing.T) {
+// An epoch for which nothing is settled is waited for, whatever was settled before.
+func TestASuccessorWaitsForAnotherEpoch(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -123,7 +123,7 @@ func TestASuccessorWaitsForAnotherNonce(t *testing.T) {
 	}
 }
 
-// A mark that lands after the nonce was renewed is none.
+// A mark that lands after the epoch was renewed is none.
 func TestALateMarkIsRefused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -132,13 +132,13 @@ func TestALateMarkIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	session := c.store.FarmSession(&consul.Session{}, "f1")
-	if err := session.RenewNonce(t.Context(), schema.Value.Nonce); err != nil {
+	if err := session.RenewEpoch(t.Context(), schema.Value.Epoch); err != nil {
 		t.Fatal(err)
 	}
 	if err := session.MarkSettled(t.Context(), schema); !errors.Is(err, store.ErrRefused) {
 		t.Errorf("marked: %v", err)
 	}
-	if nonce, err := c.store.SettledNonce(t.Context()); err != nil || nonce != "" {
-		t.Errorf("settled for %q, %v", nonce, err)
+	if epoch, err := c.store.SettledEpoch(t.Context()); err != nil || epoch != "" {
+		t.Errorf("settled for %q, %v", epoch, err)
 	}
 }

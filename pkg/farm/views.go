@@ -22,7 +22,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	}
 	records := make(map[string]*node.View, len(s.Recs))
 	for _, rec := range s.Recs {
-		if known := w.now().schema.Value.Nonce; known != "" && rec.Session != "" && rec.Value.Regressed >= known {
+		if known := w.now().schema.Value.Epoch; known != "" && rec.Session != "" && rec.Value.Regressed >= known {
 			w.log.WithField(obs.Node, rec.Value.Name).Warn("a node saw the store go back in time")
 			return w.regressedFrom(ctx, rec.Value.Regressed)
 		}

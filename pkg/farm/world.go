@@ -35,7 +35,7 @@ type ClusterWatches interface {
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 	WatchBreaker(ctx context.Context, onError func(error), deliver func(store.Seen[store.Breaker]) error) error
 	EnsureSchema(ctx context.Context) (store.Rec[store.Schema], error)
-	RenewNonce(ctx context.Context, known string) error
+	RenewEpoch(ctx context.Context, known string) error
 	RestoreBreaker(ctx context.Context) error
 }
 
@@ -189,13 +189,13 @@ func (w *world) waitReady(ctx context.Context) error {
 
 // regressed makes the whole cluster start over after the store went back in time (R1, R5).
 func (w *world) regressed(ctx context.Context) error {
-	return w.regressedFrom(ctx, w.now().schema.Value.Nonce)
+	return w.regressedFrom(ctx, w.now().schema.Value.Epoch)
 }
 
-// regressedFrom is regressed for a store that went back from a time with the given nonce.
-func (w *world) regressedFrom(ctx context.Context, nonce string) error {
+// regressedFrom is regressed for a store that went back from a time with the given epoch.
+func (w *world) regressedFrom(ctx context.Context, epoch string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
-	if err := w.store.RenewNonce(ctx, nonce); err != nil {
+	if err := w.store.RenewEpoch(ctx, epoch); err != nil {
 		return errors.Join(store.ErrRegressed, store.ErrUnanswered, err)
 	}
 	return store.ErrRegressed
@@ -261,7 +261,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) erro
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
 	}
-	var rec store.Rec[store.Schema] // without a nonce nothing settles, so nothing is placed
+	var rec store.Rec[store.Schema] // without an epoch nothing settles, so nothing is placed
 	if len(s.Recs) == 0 && len(s.Corrupt) == 0 {
 		w.log.Warn("the cluster record is missing; creating it")
 		var err error
@@ -273,11 +273,11 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) erro
 		rec = s.Recs[0]
 	}
 	w.mu.Lock()
-	other := w.as.schema.Value.Nonce != rec.Value.Nonce
+	other := w.as.schema.Value.Epoch != rec.Value.Epoch
 	w.as.schema = rec
 	w.mu.Unlock()
 	if other {
-		w.emit(nonceMoved{})
+		w.emit(epochMoved{})
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ type Situation struct {
 	Realities  map[store.At]pod.Reality
 	Nodes      map[string]*node.View
 	Taken      map[string]node.Reservation
-	Nonce      string // of the cluster
+	Epoch      string // of the cluster
 	Farms      []store.Member
 	Owner      string         // farm that holds the lock; empty: none
 	Breaker    *store.Breaker // nil: missing or unreadable

@@ -195,11 +195,11 @@ func explainCases() map[string]struct {
 		},
 		"a node that has not spoken": {func(s *Situation) {
 			s.not(rc.InsufficientNodes, "x")
-			s.Nonce = "now"
+			s.Epoch = "now"
 			for _, v := range s.Nodes {
-				v.Nonce = "now"
+				v.Epoch = "now"
 			}
-			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, Nonce: "before"}, Alive: true}
+			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, Epoch: "before"}, Alive: true}
 		}, []string{"have not yet said what they run, since the store was new or went back: n3.", "look at the preparer"}, "there is room"},
 		"failed": {func(s *Situation) {
 			s.report(func(r *pod.Reality) {

@@ -51,7 +51,7 @@ func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason]
 		return reasons, nil
 	}
 	next := pod.Identity{RCID: s.RC.ID}
-	rule := scheduler.Rule{Selector: sel, Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode, Ask: node.Claim{Pod: next}}
+	rule := scheduler.Rule{Selector: sel, Epoch: s.Epoch, MaxPerNode: s.RC.MaxPerNode, Ask: node.Claim{Pod: next}}
 	if s.Manifest != nil {
 		res := s.Manifest.Resources()
 		rule.Ask = node.NewClaim(next, s.Manifest.PortMap(), res.CPU, res.Memory)

@@ -26,7 +26,7 @@ type Node struct {
 	Version     string            `json:"version"`        // of the preparer
 	API         string            `json:"api,omitempty"`  // URL of the preparer's HTTP API (logs, commands); empty: none
 	Incarnation string            `json:"incarnation"`    // of the preparer process
-	Nonce       string            `json:"nonce"`          // cluster nonce that it has seen (R1)
+	Epoch       string            `json:"nonce"`          // cluster epoch that it has seen (R1)
 	// CountsDrops: the preparer counts the copies that stop being available (ADR 11). While one does not, whatever its node reports
 	// may be a drop.
 	CountsDrops bool `json:"counts_drops,omitempty"`
@@ -38,8 +38,8 @@ type Node struct {
 	Anonymous string `json:"anonymous,omitempty"`
 	// Shut: the preparer takes no new intents because of that.
 	Shut bool `json:"shut,omitempty"`
-	// Regressed is the nonce that was current when the preparer saw the store go back in time. Farms that find it at or
-	// after the cluster's nonce renew that.
+	// Regressed is the epoch that was current when the preparer saw the store go back in time. Farms that find it at or
+	// after the cluster's epoch renew that.
 	Regressed string `json:"regressed,omitempty"`
 	// OrphanPages says where the pods are listed that run without a matching intent. Without it the record does not say, as
 	// when the preparer has not read its intents yet; or it is of an older preparer, which listed them in Orphans.
@@ -76,7 +76,7 @@ type Ops struct {
 	Labels        map[string]string `json:"labels,omitempty"` // override the node's own
 	Unschedulable bool              `json:"unschedulable,omitempty"`
 	Drain         *Drain            `json:"drain,omitempty"`
-	// HoldReleased is the cluster nonce for which farms do not wait until the node has said what it runs (R1).
+	// HoldReleased is the cluster epoch for which farms do not wait until the node has said what it runs (R1).
 	HoldReleased string `json:"hold_released,omitempty"`
 }
 
@@ -221,12 +221,12 @@ type OrphanPage struct {
 	Node    string       `json:"node"`
 	Page    int          `json:"page"`
 	Edition string       `json:"edition"`
-	Nonce   string       `json:"nonce"` // that the preparer had seen when it wrote the page
+	Epoch   string       `json:"nonce"` // that the preparer had seen when it wrote the page
 	Orphans []pod.Orphan `json:"orphans"`
 }
 
-// Spoke reports whether the node has said, under a cluster nonce, what it runs, and all of that is known (R1).
-func (v *View) Spoke(nonce string) bool { return v.Nonce == nonce && !v.OrphansUnread }
+// Spoke reports whether the node has said, under a cluster epoch, what it runs, and all of that is known (R1).
+func (v *View) Spoke(epoch string) bool { return v.Epoch == epoch && !v.OrphansUnread }
 
 // OrphanCount is how many pods the record says run without a matching intent.
 func (n *Node) OrphanCount() int {

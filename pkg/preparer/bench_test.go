@@ -338,21 +338,21 @@ func (b *bench) awaitNode(want string, ok func(n node.Node, session string) bool
 	return n
 }
 
-// nonce returns the cluster's.
-func (b *bench) nonce() string {
+// epoch returns the cluster's.
+func (b *bench) epoch() string {
 	b.t.Helper()
 	rec, err := b.store.EnsureSchema(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return rec.Value.Nonce
+	return rec.Value.Epoch
 }
 
 // awaitServing waits until the node holds its lock and has seen this world.
 func (b *bench) awaitServing() node.Node {
 	b.t.Helper()
-	nonce := b.nonce()
-	return b.awaitNode("lock and nonce", func(n node.Node, session string) bool { return session != "" && n.Nonce == nonce })
+	epoch := b.epoch()
+	return b.awaitNode("lock and nonce", func(n node.Node, session string) bool { return session != "" && n.Epoch == epoch })
 }
 
 // procs returns what the supervisor has of a pod.

@@ -46,7 +46,7 @@ func TestBlindToken(t *testing.T) {
 	b.start()
 	b.awaitLog("intents cannot be read; pods keep running as they are: the ACL token lacks a read permission")
 	b.awaitNode("the lock, and no claim to have seen this world", func(n node.Node, session string) bool {
-		return session != "" && n.Nonce == "" && len(n.Orphans) == 0
+		return session != "" && n.Epoch == "" && len(n.Orphans) == 0
 	})
 	b.awaitReady(0, digest, 10)
 	b.mustKeepPID(0, pid)

@@ -210,7 +210,7 @@ func TestNameTakenOver(t *testing.T) {
 	b.awaitReady(2, plain, 10)
 	b.awaitNamed()
 	a.stop()
-	release := b.otherHostAs(true, func(n *node.Node) { n.Nonce = b.nonce() })
+	release := b.otherHostAs(true, func(n *node.Node) { n.Epoch = b.epoch() })
 
 	a = b.start()
 	b.awaitLog("this node's name was taken over by another host")
@@ -280,15 +280,15 @@ func TestNameConflictStopsNothing(t *testing.T) {
 	}{
 		"an older record": {
 			note:   func(m map[string]any) { m["index"] = 1 << 50 },
-			record: func(b *bench, n *node.Node) { n.Nonce = b.nonce() },
+			record: func(b *bench, n *node.Node) { n.Epoch = b.epoch() },
 			why:    "older than this host's last",
 		},
 		"another world": {
-			record: func(_ *bench, n *node.Node) { n.Nonce = "another" },
+			record: func(_ *bench, n *node.Node) { n.Epoch = "another" },
 			why:    "wiped or restored",
 		},
 		"a world that went back": {
-			record: func(b *bench, n *node.Node) { n.Nonce, n.Regressed = b.nonce(), b.nonce() },
+			record: func(b *bench, n *node.Node) { n.Epoch, n.Regressed = b.epoch(), b.epoch() },
 			why:    "wiped or restored",
 		},
 		"it has read nothing": {
@@ -297,7 +297,7 @@ func TestNameConflictStopsNothing(t *testing.T) {
 		},
 		"another name's directory": {
 			note:   func(m map[string]any) { m["node"] = "other" },
-			record: func(b *bench, n *node.Node) { n.Nonce = b.nonce() },
+			record: func(b *bench, n *node.Node) { n.Epoch = b.epoch() },
 			why:    "has not held the name",
 		},
 	} {

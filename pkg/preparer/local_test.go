@@ -338,7 +338,7 @@ func TestLocalRefusals(t *testing.T) {
 		"labels":        {scale.New("web", 1).WithSpec(scale.Spec{Manifest: b.specOf(m).Manifest, Labels: map[string]string{"-": ""}}), scale.ErrInvalid, "spec.labels"},
 		"name":          {scale.New(strings.Repeat("w", 60), 1), scale.ErrInvalid, "at most 57"},
 		"one role":      {scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main"}, {Role: "default"}}), scale.ErrInvalid, "assignments[1].role"},
-		"with an epoch": {scale.Request{Service: "web", Epoch: &scale.Epoch{Nonce: "n", RCID: "r", Term: "t"}, Revision: 9}, scale.ErrUnavailable, "epoch"},
+		"with an epoch": {scale.Request{Service: "web", Epoch: &scale.Epoch{Cluster: "n", RCID: "r", Term: "t"}, Revision: 9}, scale.ErrUnavailable, "epoch"},
 	} {
 		if err := a.ask(t, c.r); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)

@@ -391,23 +391,23 @@ func (p *Preparer) bookAgain(ctx context.Context) error {
 	return err
 }
 
-// claimsFirst has the claims of local services reserved before the node says, under a new nonce, what it runs (R1): farms place there once it has.
+// claimsFirst has the claims of local services reserved before the node says, under a new epoch, what it runs (R1): farms place there once it has.
 type claimsFirst struct {
 	report.NodeWriter
 	book func(context.Context) error
 
-	nonce string // under which they were
+	epoch string // under which they were
 	done  bool
 }
 
 // WriteOrphans implements report.NodeWriter. Who may not reserve, or cannot read what is reserved, tells what runs all the same.
-func (s *claimsFirst) WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
-	if !s.done || s.nonce != nonce {
+func (s *claimsFirst) WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
+	if !s.done || s.epoch != epoch {
 		err := s.book(ctx)
 		if corrupt := (*store.CorruptError)(nil); err != nil && !store.Denied(err) && !errors.Is(err, store.ErrFiltered) && !errors.As(err, &corrupt) {
 			return node.OrphanPages{}, fmt.Errorf("reserve what local services take: %w", err)
 		}
-		s.nonce, s.done = nonce, true
+		s.epoch, s.done = epoch, true
 	}
-	return s.NodeWriter.WriteOrphans(ctx, nonce, orphans, again)
+	return s.NodeWriter.WriteOrphans(ctx, epoch, orphans, again)
 }

@@ -28,7 +28,7 @@ type pods struct {
 	all   map[pod.Identity]*entry
 	queue []*entry // that need a worker
 	world World    // of the session that there is
-	nonce string   // that belongs to world
+	epoch string   // that belongs to world
 	local desired  // what the node's own services shall be
 }
 

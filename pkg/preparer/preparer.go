@@ -66,7 +66,7 @@ const DefaultKeepStopped = 24 * time.Hour
 
 // Config is what New needs. Zero values mean the defaults that setDefaults has.
 type Config struct {
-	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, nonce and orphans are
+	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, epoch and orphans are
 	// filled in.
 	Node node.Node
 	install.Host

@@ -83,12 +83,12 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 // nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known.
 func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) {
 	n = p.cfg.Node
-	n.Nonce = ""
+	n.Epoch = ""
 	n.Anonymous, n.Shut = p.exposure.Said()
 	p.pods.do(func() {
-		n.Regressed = p.name.Regressed(p.pods.nonce)
+		n.Regressed = p.name.Regressed(p.pods.epoch)
 		if knows = p.contact.Informed(); knows {
-			n.Nonce, orphans = p.pods.nonce, p.pods.orphans()
+			n.Epoch, orphans = p.pods.epoch, p.pods.orphans()
 		}
 	})
 	return n, orphans, knows
@@ -114,8 +114,8 @@ func (p *Preparer) leave() {
 }
 
 // learn takes in what the intents say; the zero world for that nobody knows. The caller is in pods.do.
-func (k *kit) learn(world World, nonce string) {
-	k.pods.world, k.pods.nonce = world, nonce
+func (k *kit) learn(world World, epoch string) {
+	k.pods.world, k.pods.epoch = world, epoch
 	told := report.Told{Stops: world.Stops}
 	if world.Known && k.contact.Informed() {
 		told.Named = map[pod.Identity]bool{}
@@ -136,7 +136,7 @@ func (s *session) setLocked(locked bool) {
 		if !s.kit.contact.Lock(locked) {
 			return
 		}
-		s.kit.learn(World{}, s.kit.pods.nonce)
+		s.kit.learn(World{}, s.kit.pods.epoch)
 		s.kit.cfg.Metrics.stands(locked, false)
 		if locked {
 			s.epochs.renew()
@@ -148,7 +148,7 @@ func (s *session) setLocked(locked bool) {
 	}
 }
 
-// watchSchema follows the cluster nonce. A new nonce begins a new epoch of intents.
+// watchSchema follows the cluster epoch. With a new one the intents are read anew.
 func (s *session) watchSchema(ctx context.Context) error {
 	const key = "schema"
 	onError := func(err error) {
@@ -164,18 +164,18 @@ func (s *session) watchSchema(ctx context.Context) error {
 			return nil
 		}
 		s.kit.trouble.Over(key)
-		nonce := ""
+		epoch := ""
 		if len(seen.Recs) > 0 {
-			nonce = seen.Recs[0].Value.Nonce
+			epoch = seen.Recs[0].Value.Epoch
 		}
-		s.kit.name.SawNonce(nonce)
-		s.epochs.set(nonce)
+		s.kit.name.SawEpoch(epoch)
+		s.epochs.set(epoch)
 		return nil
 	})
 }
 
-// watchIntents follows what the node must do. A nonce is echoed only with orphans that follow from intents read after
-// the nonce was (R1), so that each new nonce makes it read them anew.
+// watchIntents follows what the node must do. An epoch is echoed only with orphans that follow from intents read after
+// the epoch was (R1), so that each new epoch makes it read them anew.
 func (s *session) watchIntents(ctx context.Context) error {
 	if !s.kit.awaitReady(ctx) {
 		return context.Cause(ctx)
@@ -186,19 +186,19 @@ func (s *session) watchIntents(ctx context.Context) error {
 		s.askedOnce.Do(func() { close(s.asked) })
 	}
 	for {
-		epoch, nonce, over, err := s.epochs.begin(ctx)
+		reading, epoch, over, err := s.epochs.begin(ctx)
 		if err != nil {
 			return err
 		}
-		err = s.kit.cfg.Store.WatchIntents(epoch, s.kit.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
+		err = s.kit.cfg.Store.WatchIntents(reading, s.kit.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
 			if seen.Regressed {
 				return s.kit.name.WentBack()
 			}
 			s.kit.trouble.Over(key)
-			s.sawIntents(epoch, seen, nonce)
+			s.sawIntents(reading, seen, epoch)
 			return nil
 		})
-		ended := errors.Is(context.Cause(epoch), errNewEpoch)
+		ended := errors.Is(context.Cause(reading), errNewEpoch)
 		over()
 		if !ended || ctx.Err() != nil || errors.Is(err, store.ErrRegressed) {
 			return err
@@ -206,21 +206,21 @@ func (s *session) watchIntents(ctx context.Context) error {
 	}
 }
 
-func (s *session) sawIntents(epoch context.Context, seen store.Seen[pod.Intent], nonce string) {
+func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent], epoch string) {
 	var problems []error
 	s.kit.pods.do(func() {
-		if epoch.Err() != nil {
+		if reading.Err() != nil {
 			return
 		}
 		var world World
 		world, problems = newWorld(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
 		s.kit.contact.Inform()
-		s.kit.learn(world, nonce)
+		s.kit.learn(world, epoch)
 		s.decide()
 		s.kit.cfg.Metrics.stands(s.kit.contact.Locked(), world.Known)
 	})
-	if epoch.Err() != nil {
-		return // read before what ended the epoch, or it ends now and all is read again
+	if reading.Err() != nil {
+		return // read before what ended this reading, or it ends now and all is read again
 	}
 	s.kit.trouble.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	if seen.MarkerMissing {
@@ -268,31 +268,31 @@ func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identi
 	return w, problems
 }
 
-var errNewEpoch = errors.New("the cluster has a new nonce, or the node's lock was taken anew")
+var errNewEpoch = errors.New("the cluster has a new epoch, or the node's lock was taken anew")
 
 // epochs divide the time of one session: intents are read anew with each, because what was read before says nothing of a cluster with
-// another nonce, nor of what others did before the node's lock was taken.
+// another epoch, nor of what others did before the node's lock was taken.
 type epochs struct {
-	known wait.Signal // raised when the nonce is known, or that it cannot be
+	known wait.Signal // raised when the epoch is known, or that it cannot be
 
 	mu    sync.Mutex
-	nonce string
-	tried bool // the nonce was read, or could not be
+	epoch string
+	tried bool // the epoch was read, or could not be
 	end   context.CancelCauseFunc
 }
 
-// set notes the cluster's nonce. A new one begins a new epoch.
-func (x *epochs) set(nonce string) {
+// set notes the cluster's epoch. With a new one the intents are read anew.
+func (x *epochs) set(epoch string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.end != nil && x.nonce != nonce {
+	if x.end != nil && x.epoch != epoch {
 		x.end(errNewEpoch)
 	}
-	x.nonce, x.tried = nonce, true
+	x.epoch, x.tried = epoch, true
 	x.known.Raise()
 }
 
-// miss notes that the nonce cannot be read. Intents can do without.
+// miss notes that the epoch cannot be read. Intents can do without.
 func (x *epochs) miss() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -300,7 +300,7 @@ func (x *epochs) miss() {
 	x.known.Raise()
 }
 
-// renew begins a new epoch with the same nonce.
+// renew has the intents read anew in the same epoch.
 func (x *epochs) renew() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -309,15 +309,15 @@ func (x *epochs) renew() {
 	}
 }
 
-// begin returns a context that ends with the epoch, its nonce, and what releases it.
-func (x *epochs) begin(ctx context.Context) (epoch context.Context, nonce string, over func(), err error) {
+// begin returns a context that ends when the intents are to be read anew, the epoch, and what releases it.
+func (x *epochs) begin(ctx context.Context) (reading context.Context, epoch string, over func(), err error) {
 	for {
 		x.mu.Lock()
 		if x.tried {
 			defer x.mu.Unlock()
-			epoch, x.end = context.WithCancelCause(ctx)
+			reading, x.end = context.WithCancelCause(ctx)
 			end := x.end
-			return epoch, x.nonce, func() { end(nil) }, nil
+			return reading, x.epoch, func() { end(nil) }, nil
 		}
 		x.mu.Unlock()
 		select {

@@ -45,9 +45,9 @@ func TestRestartKeepsPods(t *testing.T) {
 	registered := counted.registered.Load()
 
 	b.start()
-	nonce := b.nonce()
+	epoch := b.epoch()
 	b.awaitNode("the next incarnation", func(n node.Node, session string) bool {
-		return session != "" && n.Incarnation != before.Incarnation && n.Nonce == nonce && len(n.Orphans) == 0
+		return session != "" && n.Incarnation != before.Incarnation && n.Epoch == epoch && len(n.Orphans) == 0
 	})
 	b.tell(intent(2, digest, pod.Stopped, 5))
 	b.awaitState(2, pod.StateStopped, 5, "") // by now all realities have been compared
@@ -85,7 +85,7 @@ func (c *countedServices) RegisterService(ctx context.Context, s consul.Service)
 	return c.Services.RegisterService(ctx, s)
 }
 
-// Everything in Consul vanishes: no process notices. The orphans are told together with the new nonce, and a higher
+// Everything in Consul vanishes: no process notices. The orphans are told together with the new epoch, and a higher
 // revision adopts them.
 func TestWipe(t *testing.T) {
 	t.Parallel()
@@ -101,12 +101,12 @@ func TestWipe(t *testing.T) {
 	pids := []int{b.pid(0), b.pid(1)}
 
 	b.wipe()
-	nonce := b.nonce() // a new one
+	epoch := b.epoch() // a new one
 	n := b.awaitNode("two orphans", func(n node.Node, session string) bool {
-		if n.Nonce == nonce && len(n.Orphans) != 2 {
+		if n.Epoch == epoch && len(n.Orphans) != 2 {
 			t.Errorf("the nonce was echoed with the orphans %+v", n.Orphans)
 		}
-		return session != "" && n.Nonce == nonce
+		return session != "" && n.Epoch == epoch
 	})
 	want := pod.Orphan{Identity: identity(0), PodID: "web", Digest: digest, Revision: 10, CPU: 100, Memory: 1 << 20, Reason: pod.ReasonOrphaned}
 	if got := n.Orphans[0]; fmt.Sprint(got) != fmt.Sprint(want) {
@@ -266,9 +266,9 @@ func TestRegressedStore(t *testing.T) {
 	faulty.regress.Store(true)
 	b.forget(0)
 	b.awaitLog("session ended " + store.ErrRegressed.Error())
-	nonce := b.nonce()
+	epoch := b.epoch()
 	b.awaitNode("orphan under a new session", func(n node.Node, session string) bool {
-		return n.Incarnation != before.Incarnation && session != "" && n.Nonce == nonce && len(n.Orphans) == 1
+		return n.Incarnation != before.Incarnation && session != "" && n.Epoch == epoch && len(n.Orphans) == 1
 	})
 	b.mustKeepPID(0, pid)
 }

@@ -24,7 +24,7 @@ type Status struct {
 	Incidents          []Incident  `json:"incidents,omitempty"` // what somebody is, or has to be, alerted to
 
 	// What a rollout decides by (ADR 16).
-	Nonce              string       `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
+	Epoch              string       `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
 	Ghosts             int          `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
 	StoppingLost       int          `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
 	UnmanagedAvailable int          `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away

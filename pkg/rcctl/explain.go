@@ -66,7 +66,7 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	if err != nil {
 		return nil, nil, err
 	}
-	sit.Nonce, sit.Nodes, sit.Taken = state.Nonce, state.Nodes, state.Taken
+	sit.Epoch, sit.Nodes, sit.Taken = state.Epoch, state.Nodes, state.Taken
 	owners, err := s.LockOwners(ctx)
 	if err != nil {
 		return nil, nil, err

@@ -37,7 +37,7 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 	if err != nil {
 		return fmt.Errorf("read the cluster's record: %w", err)
 	}
-	waits, why, err := waitsFor(c, s, name, schema.Value.Nonce)
+	waits, why, err := waitsFor(c, s, name, schema.Value.Epoch)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 		if err != nil {
 			return fmt.Errorf("read what operators said about node %s: %w", name, err)
 		}
-		if change = computeRelease(ops.Value, schema.Value.Nonce); len(change.lines) == 0 {
+		if change = computeRelease(ops.Value, schema.Value.Epoch); len(change.lines) == 0 {
 			return nil
 		}
 		return changeNode(ctx, s, &change, ops.Index, nil, by)
@@ -64,8 +64,8 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 	return err
 }
 
-// waitsFor reports whether farms wait for a node under a nonce, and if not, why.
-func waitsFor(c *cli.Context, s *conn, name, nonce string) (waits bool, why string, err error) {
+// waitsFor reports whether farms wait for a node under an epoch, and if not, why.
+func waitsFor(c *cli.Context, s *conn, name, epoch string) (waits bool, why string, err error) {
 	passing, err := s.Passing(c.Context)
 	if err != nil {
 		return false, "", fmt.Errorf("read which preparers pass: %w", err)
@@ -79,18 +79,18 @@ func waitsFor(c *cli.Context, s *conn, name, nonce string) (waits bool, why stri
 		return true, "", nil // it cannot even write its record
 	case err != nil:
 		return false, "", fmt.Errorf("read node %s: %w", name, err)
-	case rec.Value.Nonce == nonce && complete && rec.Value.OrphansLeftOut == 0:
+	case rec.Value.Epoch == epoch && complete && rec.Value.OrphansLeftOut == 0:
 		return false, "it has said what it runs", nil
 	}
 	return true, "", nil
 }
 
-// computeRelease lets farms go on without the node under one nonce. A release for an earlier one is over.
-func computeRelease(ops node.Ops, nonce string) nodeChange {
+// computeRelease lets farms go on without the node under one epoch. A release for an earlier one is over.
+func computeRelease(ops node.Ops, epoch string) nodeChange {
 	c := nodeChange{what: "release-hold", ops: ops}
-	if ops.HoldReleased != nonce {
-		c.ops.HoldReleased = nonce
-		c.lines = []string{fmt.Sprintf("hold_released: %s -> %s", orNone(ops.HoldReleased, ops.HoldReleased != ""), nonce)}
+	if ops.HoldReleased != epoch {
+		c.ops.HoldReleased = epoch
+		c.lines = []string{fmt.Sprintf("hold_released: %s -> %s", orNone(ops.HoldReleased, ops.HoldReleased != ""), epoch)}
 	}
 	return c
 }

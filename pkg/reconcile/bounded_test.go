@@ -85,7 +85,7 @@ func TestAFullStatusIsBounded(t *testing.T) {
 	now, name, long := time.Unix(1_700_000_000, 123_456_789).UTC(), strings.Repeat("n", field.MaxName), strings.Repeat("x", rc.MaxReason+1)
 	st := rc.Status{
 		RCID: name, ObservedGeneration: math.MaxInt64, Desired: many, Placed: many, Available: many, Stopping: many, Lost: many, Unmanaged: many,
-		Owner: name, LastError: reconcile.Few(slices.Repeat([]string{long}, 10_000)), Nonce: name, Ghosts: many, StoppingLost: many,
+		Owner: name, LastError: reconcile.Few(slices.Repeat([]string{long}, 10_000)), Epoch: name, Ghosts: many, StoppingLost: many,
 		UnmanagedAvailable: many, Updated: many, UpdatedAvailable: many, StandingBy: many,
 		Failing: slices.Repeat([]rc.PodFailure{{Pod: name + ".2147483647", Node: name, Reason: field.Cut(long, rc.MaxReason), Hopeless: true}}, rc.MaxFailing),
 	}

@@ -78,7 +78,7 @@ func holdsUp(s *Snapshot, other *Companion) string {
 		return "waits for its nodes"
 	case st.Is(rc.Regressed):
 		return "has pods that were found running"
-	case st.Nonce != s.Nonce:
+	case st.Epoch != s.Epoch:
 		return "has not said what it runs since the records are what they are"
 	}
 	return ""

@@ -15,9 +15,9 @@ import (
 
 // besides gives a controller a companion with so many pods, which are as they should be, and the service's bounds.
 func besides(s *reconcile.Snapshot, pods, least, most int) *reconcile.Companion {
-	s.Nonce = "world"
+	s.Epoch = "world"
 	s.RC.Service = &rc.Service{Name: "web", Revision: 2, Companions: []string{"old"}, Min: least, Max: most}
-	other := reconcile.Companion{RCID: "old", Status: &rc.Status{RCID: "old", Nonce: "world"}}
+	other := reconcile.Companion{RCID: "old", Status: &rc.Status{RCID: "old", Epoch: "world"}}
 	for i := range pods {
 		p := running(i, fmt.Sprintf("n%d", i%4), 5, 0)
 		p.RCID, p.Reality.RCID = "old", "old"
@@ -252,8 +252,8 @@ func TestNothingIsAddedBesideACompanionThatHolds(t *testing.T) {
 		"as it should be":     {func(*reconcile.Companion) {}, ""},
 		"another condition":   {is(rc.Blocked), ""},
 		"no status":           {func(o *reconcile.Companion) { o.Status = nil }, "no status"},
-		"of another world":    {func(o *reconcile.Companion) { o.Status.Nonce = "before" }, "has not said"},
-		"of no world":         {func(o *reconcile.Companion) { o.Status.Nonce = "" }, "has not said"},
+		"of another world":    {func(o *reconcile.Companion) { o.Status.Epoch = "before" }, "has not said"},
+		"of no world":         {func(o *reconcile.Companion) { o.Status.Epoch = "" }, "has not said"},
 		"holding":             {is(rc.Holding), "waits for its nodes"},
 		"regressed":           {is(rc.Regressed), "found running"},
 		"regressed no longer": {func(o *reconcile.Companion) { is(rc.Regressed)(o); o.Status.Conditions[0].True = false }, ""},

@@ -278,7 +278,7 @@ func TestStatusOfARevision(t *testing.T) {
 	s.Pods[7].Reality.Hopeless, s.Pods[7].Reality.Message = true, "exits at once"
 	plan := reconcile.Compute(s)
 	st := plan.Status
-	if st.Nonce != "world" || st.Ghosts != 1 || st.StoppingLost != 1 || st.UnmanagedAvailable != 1 || st.Updated != 6 || st.UpdatedAvailable != 3 || st.StandingBy != 1 {
+	if st.Epoch != "world" || st.Ghosts != 1 || st.StoppingLost != 1 || st.UnmanagedAvailable != 1 || st.Updated != 6 || st.UpdatedAvailable != 3 || st.StandingBy != 1 {
 		t.Errorf("%+v", st)
 	}
 	if len(st.Failing) != 2 || st.Failing[0].Pod != "main.7" || !st.Failing[0].Hopeless || !strings.Contains(st.Failing[0].Reason, "exits at once") ||
@@ -302,7 +302,7 @@ func TestStatusOfARevision(t *testing.T) {
 		s := row(2, 3)
 		besides(s, 1, 0, 20)
 		change(s)
-		if plan := reconcile.Compute(s); plan.Status.Nonce != "" {
+		if plan := reconcile.Compute(s); plan.Status.Epoch != "" {
 			t.Errorf("%s: %+v", name, plan.Status)
 		}
 	}

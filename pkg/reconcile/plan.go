@@ -62,7 +62,7 @@ type Change struct {
 	NeedsCompanions bool
 	// Stamps: companions' owners must notice the change.
 	Stamps bool
-	// NeedsSchema: a pod is placed, so the cluster nonce must not change meanwhile (R1).
+	// NeedsSchema: a pod is placed, so the cluster epoch must not change meanwhile (R1).
 	NeedsSchema bool
 	// Answers are the requests that are carried out with this change: they go with it or stay.
 	Answers []string

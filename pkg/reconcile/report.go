@@ -232,7 +232,7 @@ func Few(errs []string) string {
 // progress fills in what a rollout decides by (ADR 16).
 func (c report) progress(st *rc.Status) {
 	if c.s.RC.Service != nil && c.settled() {
-		st.Nonce = c.s.Nonce
+		st.Epoch = c.s.Epoch
 	}
 	for p := range c.s.all() {
 		for _, g := range p.Placement.Ghosts {

@@ -117,7 +117,7 @@ func (w *serviceWorld) podsOf(id string) []reconcile.Pod {
 func (w *serviceWorld) read(id string) *reconcile.Plan {
 	r := w.rcs[id]
 	s := &reconcile.Snapshot{
-		Now: w.now, Owner: "f", RC: r, Nonce: "world", Nodes: map[string]*node.View{}, Pods: w.podsOf(id), Previous: w.status[id],
+		Now: w.now, Owner: "f", RC: r, Epoch: "world", Nodes: map[string]*node.View{}, Pods: w.podsOf(id), Previous: w.status[id],
 		Manifest: w.manifest(), Manifests: map[string]*manifest.Manifest{}, RolloutRests: true,
 	}
 	for name, v := range w.nodes {

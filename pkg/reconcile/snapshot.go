@@ -23,7 +23,7 @@ type Snapshot struct {
 	Pods     []Pod
 	Orphans  []Orphan              // of this controller, on nodes whose preparer is alive
 	Nodes    map[string]*node.View // by name
-	Nonce    string                // of the cluster: nodes that have not seen it take no pods (R1)
+	Epoch    string                // of the cluster: nodes that have not seen it take no pods (R1)
 	Hold     string                // why nothing may be added yet (R1); empty when it may
 	Breaker  string                // why nothing may be stopped (mass-stop breaker); empty when it may
 	Requests []Request             // what operators ask of the owner
@@ -233,7 +233,7 @@ func (s *Snapshot) aliveOn(name string) bool {
 // Rule returns which nodes may take pods of the controller. The error is that of its selector.
 func (s *Snapshot) Rule() (*scheduler.Rule, error) {
 	if s.rule == nil {
-		s.rule = &scheduler.Rule{Nonce: s.Nonce, MaxPerNode: s.RC.MaxPerNode}
+		s.rule = &scheduler.Rule{Epoch: s.Epoch, MaxPerNode: s.RC.MaxPerNode}
 		s.rule.Selector, s.ruleErr = s.RC.Selector()
 		if m := s.Placing(); m != nil {
 			s.rule.Ask, s.rule.Dynamic = NewClaim(s, pod.Identity{}), m.DynamicPorts()

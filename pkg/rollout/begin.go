@@ -70,7 +70,7 @@ func begin(s Start, running *Record) (Started, error) {
 		return Started{}, err
 	}
 	rec := Record{
-		ID: s.ID, Service: s.Service, Strategy: kind, State: Progressing, By: s.By, Nonce: s.Nonce, Groups: groups, Knobs: field.Copy(s.Knobs), Update: update,
+		ID: s.ID, Service: s.Service, Strategy: kind, State: Progressing, By: s.By, Epoch: s.Epoch, Groups: groups, Knobs: field.Copy(s.Knobs), Update: update,
 		Stages: forecast(kind, n, update), Phase: PreDeploying, StartedAt: s.Now, StageSince: s.Now, ProgressAt: s.Now, SkipGates: s.SkipGates,
 	}
 	if s.PreDeploy != nil {
@@ -78,7 +78,7 @@ func begin(s Start, running *Record) (Started, error) {
 		p.Until = s.Now.Add(PreDeployTimeout)
 		rec.PreDeploy = &p
 	}
-	w := &Work{Record: &rec, obs: Observed{Now: s.Now, Nonce: s.Nonce}}
+	w := &Work{Record: &rec, obs: Observed{Now: s.Now, Epoch: s.Epoch}}
 	if kind == InPlaceStrategy {
 		err = w.beginInPlace(s, running)
 	} else {
@@ -150,7 +150,7 @@ func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 		if i < len(s.Old) {
 			seen = s.Old[i]
 		}
-		w.Members = append(w.Members, newMember(&w.Record.Revisions[i], seen, s.Nonce))
+		w.Members = append(w.Members, newMember(&w.Record.Revisions[i], seen, s.Epoch))
 	}
 	up := w.Upward()
 	up.setCount(0, w.Record.Groups)
@@ -228,7 +228,7 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	}
 	w.Record.Before = &before
 	from, limit := pastUpgrade(&was, s.New.ManifestDigest)
-	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Nonce)
+	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Epoch)
 	next := field.Copy(s.New)
 	next.Generation, next.InPlace = was.Generation, &rc.InPlace{From: from, Limit: min(limit, w.Record.Total())}
 	if next.MinAvailable == nil && (s.Knobs.MinAvailable != nil || s.Knobs.MaxUnavailable != nil) {

@@ -14,7 +14,7 @@ import (
 // starting is the start of a rollout to n pods of web-r9, from controllers with so many pods.
 func starting(k rollout.Knobs, n int, old ...int) rollout.Start {
 	s := rollout.Start{
-		ID: "B", Service: "web", Now: t0, Nonce: "n1", Knobs: k,
+		ID: "B", Service: "web", Now: t0, Epoch: "n1", Knobs: k,
 		New: rc.RC{ID: "r9", Name: "web-r9", ManifestDigest: "d9", ReplicaGroups: groupsOf(n), Service: &rc.Service{Name: "web", Revision: 9}},
 	}
 	for i, n := range old {

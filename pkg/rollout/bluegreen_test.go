@@ -241,7 +241,7 @@ func TestBlueGreenLeavesTheNameToWhoHasIt(t *testing.T) {
 	w.old(2, 3)
 	w.rcs["r1"].Service.Standby = true
 	w.must(t, w.start(rollout.Start{
-		ID: "R3", Service: "web", By: "ann", Now: w.now, Nonce: w.nonce, Knobs: rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, InEffect: 1,
+		ID: "R3", Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, InEffect: 1,
 		New: rc.RC{
 			ID: "r3", Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(3), Strategy: rc.Dynamic, Generation: 1,
 			Service: &rc.Service{Name: "web", Revision: 3},

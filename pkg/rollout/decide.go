@@ -117,7 +117,7 @@ func (w *Work) promote(why string) {
 // as its own again.
 func (w *Work) adopt() {
 	for _, m := range w.Members {
-		if m.raw == nil || m.raw.Nonce != w.obs.Nonce || m.raw.Is(rc.Holding) {
+		if m.raw == nil || m.raw.Epoch != w.obs.Epoch || m.raw.Is(rc.Holding) {
 			return
 		}
 	}
@@ -127,7 +127,7 @@ func (w *Work) adopt() {
 			m.Status, m.raw = nil, nil
 		}
 	}
-	w.Record.Nonce = w.obs.Nonce
+	w.Record.Epoch = w.obs.Epoch
 }
 
 // holds reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
@@ -142,7 +142,7 @@ func (w *Work) holds() bool {
 		w.look(patience)
 	case w.obs.Breaker != "":
 		why = "the breaker is tripped: " + w.obs.Breaker
-	case w.obs.Nonce != r.Nonce:
+	case w.obs.Epoch != r.Epoch:
 		why = w.otherWorld()
 	}
 	if why == "" && r.Held != "" {
@@ -156,7 +156,7 @@ func (w *Work) holds() bool {
 func (w *Work) otherWorld() string {
 	for _, m := range w.Members {
 		switch {
-		case m.raw == nil || m.raw.Nonce != w.obs.Nonce:
+		case m.raw == nil || m.raw.Epoch != w.obs.Epoch:
 			return fmt.Sprintf("the store went back in time; waiting for the owner of %s to report", m.Name)
 		case m.raw.Is(rc.Holding):
 			return fmt.Sprintf("the store went back in time; the owner of %s waits for the nodes to speak", m.Name)
@@ -164,7 +164,7 @@ func (w *Work) otherWorld() string {
 			return fmt.Sprintf("the store went back in time, and pods of %s run as they were found: abort, or resume to treat them as its own", m.Name)
 		}
 	}
-	w.Record.Nonce = w.obs.Nonce
+	w.Record.Epoch = w.obs.Epoch
 	return ""
 }
 

@@ -317,7 +317,7 @@ func TestPreDeploy(t *testing.T) {
 		w := traced(t)
 		w.old(1, 2)
 		w.must(t, w.start(rollout.Start{
-			ID: "A", Service: "web", Now: w.now, Nonce: w.nonce, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
+			ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
 			New: rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
 		}))
 		w.now = w.now.Add(tt.after)
@@ -344,7 +344,7 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	n := desired(w.rcs["r2"])
 	r2 := w.rcs["r2"]
 	r2.ReplicaGroups, r2.Mutator = groupsOf(0), ""
-	w.rcs["r2"], w.nonce, w.holding["r1"] = r2, "n2", true
+	w.rcs["r2"], w.epoch, w.holding["r1"] = r2, "n2", true
 	if d := w.run(); !strings.Contains(d.Record.Held, "waiting for the owner of web-r1 to report") || len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
@@ -357,7 +357,7 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	delete(w.holding, "r1")
 	w.own("r1")
 	d := w.run()
-	if d.Record.Held != "" || d.Record.Nonce != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
+	if d.Record.Held != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
 		t.Errorf("%+v", d.Record)
 	}
 	if desired(w.rcs["r2"]) != n || w.rcs["r2"].Mutator != "web/R2" {

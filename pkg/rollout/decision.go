@@ -9,7 +9,7 @@ import (
 // Observed is what the runner has read before it asks Decide.
 type Observed struct {
 	Now     time.Time
-	Nonce   string // of the cluster
+	Epoch   string // of the cluster
 	Breaker string // why the breaker is tripped, "" if it is not
 	// Revisions are the controllers of the record's revisions by id. One that is known not to exist is there with an empty RC.ID; one that is
 	// missing cannot be read, and nothing moves meanwhile.
@@ -21,7 +21,7 @@ type Observed struct {
 // Seen is one controller as it was read.
 type Seen struct {
 	RC rc.RC
-	// Status is what its owner reports, nil if there is none. It counts only if it is of this generation and of this nonce.
+	// Status is what its owner reports, nil if there is none. It counts only if it is of this generation and of this epoch.
 	Status *rc.Status
 }
 
@@ -80,7 +80,7 @@ type Start struct {
 	Service string
 	By      string
 	Now     time.Time
-	Nonce   string
+	Epoch   string
 	Knobs   Knobs
 	New     rc.RC  // the new controller with its final counts, or in place the changed record of the one there is
 	Old     []Seen // all other controllers of the service that there are; in place: the one that New changes, as it is

@@ -115,14 +115,14 @@ func TestRetargetDeletesThePreDeployOfTheOther(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.start(rollout.Start{
-		ID: "A", Service: "web", Now: w.now, Nonce: w.nonce, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
+		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
 		New: rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
 	}))
 	if w.record.PreDeploy.Until != w.now.Add(rollout.PreDeployTimeout) {
 		t.Error(w.record.PreDeploy.Until)
 	}
 	started, err := rollout.Retarget(*w.record, rollout.Start{
-		ID: "B", Service: "web", Now: w.now, Nonce: w.nonce, Old: []rollout.Seen{{RC: w.rcs["r1"]}, {RC: w.rcs["r2"]}},
+		ID: "B", Service: "web", Now: w.now, Epoch: w.epoch, Old: []rollout.Seen{{RC: w.rcs["r1"]}, {RC: w.rcs["r2"]}},
 		New: rc.RC{ID: "r3", Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 3}},
 	})
 	if err != nil || !slices.Equal(started.Delete, []string{"pre"}) {
@@ -166,7 +166,7 @@ func (w *world) deployInPlace(k rollout.Knobs, digest string, change func(*rc.RC
 	if change != nil {
 		change(&next)
 	}
-	return w.start(rollout.Start{ID: "P" + digest, Service: "web", By: "ann", Now: w.now, Nonce: w.nonce, Knobs: k, New: next})
+	return w.start(rollout.Start{ID: "P" + digest, Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: k, New: next})
 }
 
 func (w *world) running(digest string) int {
@@ -286,8 +286,8 @@ func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
 		t.Fatal(w.record.Held)
 	}
 	w.ask(rollout.ResumeVerb)
-	if w.record.Held != "" || w.record.Nonce != w.nonce {
-		t.Errorf("%q, %s", w.record.Held, w.record.Nonce)
+	if w.record.Held != "" || w.record.Epoch != w.epoch {
+		t.Errorf("%q, %s", w.record.Held, w.record.Epoch)
 	}
 	w.settles(t, rollout.Done)
 	w.has(t, map[string]int{"r1": 0, "r2": 8})
@@ -349,7 +349,7 @@ func TestRefusals(t *testing.T) {
 		"knob":             {func(s *rollout.Start) { s.Knobs.Step = amount(0) }, []string{"step"}, rollout.ErrRefused},
 		"itself":           {func(s *rollout.Start) { s.New.ID = "r1" }, []string{"web-r1 is the new revision and an old one"}, rollout.ErrRefused},
 	} {
-		s := rollout.Start{ID: "A", Service: "web", Now: t0, Nonce: "n", New: next, Old: []rollout.Seen{old}}
+		s := rollout.Start{ID: "A", Service: "web", Now: t0, Epoch: "n", New: next, Old: []rollout.Seen{old}}
 		tt.change(&s)
 		_, err := rollout.Begin(s)
 		if !errors.Is(err, tt.is) {
@@ -367,7 +367,7 @@ func TestRefusals(t *testing.T) {
 func TestFirstDeploymentInPlace(t *testing.T) {
 	w := traced(t)
 	w.must(t, w.start(rollout.Start{
-		ID: "A", Service: "web", Now: w.now, Nonce: w.nonce, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(2)},
+		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(2)},
 		New: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", Strategy: rc.Static, ReplicaGroups: groupsOf(5), Service: &rc.Service{Name: "web", Revision: 1}},
 	}))
 	w.must(t, w.record.Check())

@@ -97,7 +97,7 @@ func TestInPlaceIsNotDoneWhileSomethingIsLeft(t *testing.T) {
 		func(s *rc.Status) { s.Ghosts++ },
 		func(s *rc.Status) { s.Stopping++ },
 		func(s *rc.Status) { s.ObservedGeneration-- },
-		func(s *rc.Status) { s.Nonce = "other" },
+		func(s *rc.Status) { s.Epoch = "other" },
 		func(s *rc.Status) {
 			s.Conditions = []rc.Condition{{Type: rc.Regressed, True: true}}
 		},

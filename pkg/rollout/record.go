@@ -67,7 +67,7 @@ type Record struct {
 	Resume       State             `json:"resume,omitempty"` // while paused: what it goes back to
 	Reason       string            `json:"reason,omitempty"` // why it is in this state; a sentence
 	By           string            `json:"by"`
-	Nonce        string            `json:"nonce"`          // of the cluster; the counts of the controllers are about that world
+	Epoch        string            `json:"nonce"`          // of the cluster; the counts of the controllers are about that world
 	Revisions    []Revision        `json:"revisions"`      // the oldest first; exactly one goes up while progressing
 	Groups       []rc.ReplicaGroup `json:"groups"`         // what the new revision has at the end, in the order in which they roll
 	Knobs        Knobs             `json:"knobs,omitzero"` // as the document names them

@@ -34,7 +34,7 @@ func fullRecord() rollout.Record {
 		Gates: rollout.Gates{BeforeStage: []rollout.Hook{hook}, AfterStage: []rollout.Hook{hook}}, GroupOrder: []string{"main"},
 	}
 	return rollout.Record{
-		ID: "01K", Service: "web", Strategy: "canary", State: rollout.Paused, Resume: rollout.Progressing, Reason: "paused by ann", By: "ann", Nonce: "n1",
+		ID: "01K", Service: "web", Strategy: "canary", State: rollout.Paused, Resume: rollout.Progressing, Reason: "paused by ann", By: "ann", Epoch: "n1",
 		Revisions: []rollout.Revision{
 			{RC: "a", Name: "web-r1", Rev: 1, Manifest: "d1", Direction: rollout.Down, Percent: ptr(60), Target: ptr(3), Min: ptr(5), Max: ptr(5), Bounds: &rollout.Bounds{Min: ptr(3), Max: ptr(3)}, Before: groupsOf(5), Abandoned: true, Standby: true},
 			{RC: "b", Name: "web-r2", Rev: 2, Manifest: "d2", Direction: rollout.Up, Percent: ptr(40), Target: ptr(2), Min: ptr(5), Max: ptr(5), Before: groupsOf(0)},

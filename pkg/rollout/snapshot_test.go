@@ -28,7 +28,7 @@ func (w *world) snapshot() snapshot { return snapshot{copied(*w.record), copied(
 
 // restore brings the records back. What runs stays: what they do not know is adopted and stays as it was found.
 func (w *world) restore(s snapshot) {
-	w.nonce += "'"
+	w.epoch += "'"
 	w.rcs, w.status = copied(s.rcs), map[string]*rc.Status{}
 	record := copied(s.record)
 	w.record = &record

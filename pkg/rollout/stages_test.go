@@ -38,10 +38,10 @@ func staged(strategy string, phase rollout.Phase, u rollout.Update, n int, revs 
 		u.OnTimeout = rollout.OnTimeoutPause
 	}
 	rec := rollout.Record{
-		ID: "A", Service: "web", Strategy: strategy, State: rollout.Progressing, Nonce: "n1", Groups: groupsOf(n), Update: u, Stage: 1, Stages: 1,
+		ID: "A", Service: "web", Strategy: strategy, State: rollout.Progressing, Epoch: "n1", Groups: groupsOf(n), Update: u, Stage: 1, Stages: 1,
 		Phase: phase, ProgressAt: t0, Progress: -100,
 	}
-	obs := rollout.Observed{Now: t0, Nonce: "n1", Revisions: map[string]rollout.Seen{}}
+	obs := rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{}}
 	for i, v := range revs {
 		if v.dir == "" {
 			v.dir = rollout.Down
@@ -62,12 +62,12 @@ func staged(strategy string, phase rollout.Phase, u rollout.Update, n int, revs 
 		placed := v.has + v.extra
 		if !v.unseen {
 			seen.Status = &rc.Status{
-				RCID: id, ObservedGeneration: 1, Nonce: "n1", Desired: v.has, Placed: placed, Available: placed - v.away - v.lost, Lost: v.lost, Stopping: v.stopping,
+				RCID: id, ObservedGeneration: 1, Epoch: "n1", Desired: v.has, Placed: placed, Available: placed - v.away - v.lost, Lost: v.lost, Stopping: v.stopping,
 				StandingBy: v.standing, UnmanagedAvailable: v.unmanaged, UpdatedAvailable: v.updated,
 			}
 		}
 		if v.other {
-			seen.Status.Nonce = "n0"
+			seen.Status.Epoch = "n0"
 		}
 		obs.Revisions[id] = seen
 	}

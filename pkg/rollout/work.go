@@ -23,7 +23,7 @@ type Work struct {
 type Member struct {
 	*Revision
 	Ctrl   rc.RC      // as it becomes
-	Status *rc.Status // nil unless it counts: of the controller's generation, of this nonce, and neither holding nor regressed
+	Status *rc.Status // nil unless it counts: of the controller's generation, of this epoch, and neither holding nor regressed
 	read   rc.RC
 	raw    *rc.Status // of the controller's generation, whatever else it says
 	bump   bool       // it gets a new generation even if nothing else changes
@@ -35,20 +35,20 @@ func newWork(rec Record, obs Observed) *Work {
 	for i := range next.Revisions {
 		v := &next.Revisions[i]
 		if seen, ok := obs.Revisions[v.RC]; ok && seen.RC.ID != "" {
-			w.Members = append(w.Members, newMember(v, seen, obs.Nonce))
+			w.Members = append(w.Members, newMember(v, seen, obs.Epoch))
 		}
 	}
 	return w
 }
 
-func newMember(v *Revision, seen Seen, nonce string) *Member {
+func newMember(v *Revision, seen Seen, epoch string) *Member {
 	m := &Member{Revision: v, Ctrl: field.Copy(seen.RC), read: seen.RC}
 	st := seen.Status
 	if st == nil || st.ObservedGeneration != seen.RC.Generation {
 		return m
 	}
 	m.raw = st
-	if st.Nonce == nonce && !st.Is(rc.Holding) && !st.Is(rc.Regressed) {
+	if st.Epoch == epoch && !st.Is(rc.Holding) && !st.Is(rc.Regressed) {
 		m.Status = st
 	}
 	return m

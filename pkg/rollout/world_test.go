@@ -15,7 +15,7 @@ import (
 type world struct {
 	rnd     *rand.Rand
 	now     time.Time
-	nonce   string
+	epoch   string
 	breaker string
 	rcs     map[string]rc.RC
 	status  map[string]*rc.Status
@@ -49,7 +49,7 @@ type simPod struct {
 
 func newWorld(seed int64) *world {
 	return &world{
-		rnd: rand.New(rand.NewSource(seed)), now: t0, nonce: "n1", rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
+		rnd: rand.New(rand.NewSource(seed)), now: t0, epoch: "n1", rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
 		holding: map[string]bool{},
 	}
 }
@@ -294,7 +294,7 @@ func (w *world) upgrade(id string, least int) {
 
 func (w *world) report(id string) {
 	r := w.rcs[id]
-	st := &rc.Status{RCID: id, ObservedGeneration: r.Generation, Desired: r.Desired(), Nonce: w.nonce}
+	st := &rc.Status{RCID: id, ObservedGeneration: r.Generation, Desired: r.Desired(), Epoch: w.epoch}
 	for _, p := range w.podsOf(id) {
 		if p.stopping {
 			st.Stopping++
@@ -355,7 +355,7 @@ func (w *world) nodes(share float64) {
 }
 
 func (w *world) observe() rollout.Observed {
-	obs := rollout.Observed{Now: w.now, Nonce: w.nonce, Breaker: w.breaker, Revisions: map[string]rollout.Seen{}, Gate: w.answer, PreDeploy: w.pre}
+	obs := rollout.Observed{Now: w.now, Epoch: w.epoch, Breaker: w.breaker, Revisions: map[string]rollout.Seen{}, Gate: w.answer, PreDeploy: w.pre}
 	for _, v := range w.record.Revisions {
 		obs.Revisions[v.RC] = rollout.Seen{RC: w.rcs[v.RC], Status: w.status[v.RC]}
 	}
@@ -437,7 +437,7 @@ func (w *world) counts() string {
 // deploy begins a rollout, or retargets the one under way.
 func (w *world) deploy(k rollout.Knobs, rev int64, counts ...int) error {
 	s := rollout.Start{
-		ID: fmt.Sprintf("R%d", rev), Service: "web", By: "ann", Now: w.now, Nonce: w.nonce, Knobs: k,
+		ID: fmt.Sprintf("R%d", rev), Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: k,
 		New: rc.RC{
 			ID: fmt.Sprintf("r%d", rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic,
 			Service: &rc.Service{Name: "web", Revision: rev}, Generation: 1,

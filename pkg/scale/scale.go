@@ -48,9 +48,9 @@ type Spec struct {
 // Epoch says in whose name a farm speaks. A request that bears one starts and upgrades what the cluster's records say, and stops nothing
 // by leaving it out.
 type Epoch struct {
-	Nonce string `json:"nonce"` // of the cluster, as in the record schema
-	RCID  string `json:"rc_id"`
-	Term  string `json:"term"` // of the controller's owner: later terms sort after earlier ones
+	Cluster string `json:"nonce"` // of the cluster, as in the record schema
+	RCID    string `json:"rc_id"`
+	Term    string `json:"term"` // of the controller's owner: later terms sort after earlier ones
 }
 
 // Response says what became of a request.

@@ -16,7 +16,7 @@ func whole() scale.Request {
 	r := scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main", Indices: []uint32{4}}}).WithSpec(scale.Spec{
 		Manifest: json.RawMessage(`{"version":1,"id":"web","launchables":[]}`), Signature: "-----BEGIN SSH SIGNATURE-----", Labels: map[string]string{"tier": "front"},
 	})
-	r.Epoch = &scale.Epoch{Nonce: "01jd8k3v9q6t2m5x7z0b4c1n8r", RCID: "01jd8k3v9q6t2m5x7z0b4c1n8s", Term: "00000000000000000042"}
+	r.Epoch = &scale.Epoch{Cluster: "01jd8k3v9q6t2m5x7z0b4c1n8r", RCID: "01jd8k3v9q6t2m5x7z0b4c1n8s", Term: "00000000000000000042"}
 	r.Revision = 1700000000001
 	return r
 }

@@ -26,7 +26,7 @@ func (r Request) Validate() error {
 		errs.Add("spec.manifest", nil, "a manifest")
 	}
 	if e := r.Epoch; e != nil {
-		for _, text := range []struct{ name, value string }{{"epoch.nonce", e.Nonce}, {"epoch.rc_id", e.RCID}, {"epoch.term", e.Term}} {
+		for _, text := range []struct{ name, value string }{{"epoch.nonce", e.Cluster}, {"epoch.rc_id", e.RCID}, {"epoch.term", e.Term}} {
 			if text.value == "" || len(text.value) > maxText {
 				errs.Add(text.name, field.Cut(text.value, maxText), fmt.Sprintf("1 to %d bytes", maxText))
 			}

@@ -22,7 +22,7 @@ type ByLabel struct {
 
 	mu    sync.Mutex
 	first func(name string) bool
-	nonce string // what found is about
+	epoch string // what found is about
 	found map[criteria]*remembered
 }
 
@@ -39,7 +39,7 @@ type remembered struct {
 // Query asks which nodes a controller may use.
 type Query struct {
 	Selector, Spread string
-	Nonce            string // of the cluster
+	Epoch            string // of the cluster
 	Nodes            map[string]*node.View
 	Version          uint64 // of the nodes; zero: not known
 }
@@ -76,8 +76,8 @@ func (b *ByLabel) First(nodeName string) bool {
 func (b *ByLabel) Select(q Query) (Selection, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.found == nil || b.nonce != q.Nonce || len(b.found) >= maxRemembered {
-		b.nonce, b.found = q.Nonce, map[criteria]*remembered{}
+	if b.found == nil || b.epoch != q.Epoch || len(b.found) >= maxRemembered {
+		b.epoch, b.found = q.Epoch, map[criteria]*remembered{}
 	}
 	by := criteria{q.Selector, q.Spread}
 	r := b.found[by]
@@ -117,7 +117,7 @@ func (b *ByLabel) since(r *remembered, version uint64) (now Selection, known boo
 	return r.after(r.selection, changes), true
 }
 
-// selectorFor makes a selector for the nonce and the preference of now. The caller holds the mutex.
+// selectorFor makes a selector for the epoch and the preference of now. The caller holds the mutex.
 func (b *ByLabel) selectorFor(by criteria) (selector, error) {
 	sel, err := labels.Parse(by.selector)
 	if err != nil {
@@ -127,6 +127,6 @@ func (b *ByLabel) selectorFor(by criteria) (selector, error) {
 	if first == nil {
 		first = func(string) bool { return false }
 	}
-	rule := Rule{Selector: sel, Nonce: b.nonce}
+	rule := Rule{Selector: sel, Epoch: b.epoch}
 	return selector{excludes: rule.Excludes, mine: first, spread: by.spread}, nil
 }

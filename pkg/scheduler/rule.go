@@ -51,7 +51,7 @@ func (r Reasons) String() string {
 // It is what a controller asks of the nodes for its pods. Its selector is parsed once, so that asking costs little.
 type Rule struct {
 	Selector   labels.Selector // see rc.ParseSelector; nil matches no node
-	Nonce      string          // of the cluster: what a node must have seen (R1)
+	Epoch      string          // of the cluster: what a node must have seen (R1)
 	MaxPerNode int             // pods of the controller; zero: no limit
 	Ask        node.Claim      // what each pod takes
 	Dynamic    []string        // names of the ports that a node is to give a number each, besides those of the claim
@@ -72,7 +72,7 @@ func (r *Rule) Excludes(v *node.View) Reason {
 		return Selector
 	case !v.Alive:
 		return NotAlive
-	case !v.Spoke(r.Nonce):
+	case !v.Spoke(r.Epoch):
 		return NotSettled
 	case !v.Eligible():
 		return Drained

@@ -54,7 +54,7 @@ func TestFits(t *testing.T) {
 func TestEligible(t *testing.T) {
 	t.Parallel()
 	view := func(change func(*node.View)) *node.View {
-		v := &node.View{Node: node.Node{Labels: map[string]string{"rack": "a"}, Nonce: "now"}, Alive: true}
+		v := &node.View{Node: node.Node{Labels: map[string]string{"rack": "a"}, Epoch: "now"}, Alive: true}
 		change(v)
 		return v
 	}
@@ -63,7 +63,7 @@ func TestEligible(t *testing.T) {
 		"overruled": view(func(v *node.View) { v.Labels["rack"] = "b"; v.Ops.Labels = map[string]string{"rack": "a"} }),
 		"other":     view(func(v *node.View) { v.Labels["rack"] = "b" }),
 		"dead":      view(func(v *node.View) { v.Alive = false }),
-		"silent":    view(func(v *node.View) { v.Nonce = "before" }),
+		"silent":    view(func(v *node.View) { v.Epoch = "before" }),
 		"closed":    view(func(v *node.View) { v.Ops.Unschedulable = true }),
 		"drained":   view(func(v *node.View) { v.Ops.Drain = &node.Drain{} }),
 	}
@@ -71,7 +71,7 @@ func TestEligible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rule := scheduler.Rule{Selector: sel, Nonce: "now"}
+	rule := scheduler.Rule{Selector: sel, Epoch: "now"}
 	names, others := rule.Eligible(nodes)
 	if !slices.Equal(names, []string{"good", "overruled"}) {
 		t.Errorf("eligible: %v", names)
@@ -88,7 +88,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := identity("rc", 0)
-	rule := scheduler.Rule{Selector: sel, Nonce: "now", MaxPerNode: 2, Ask: node.Claim{Ports: []int{80}}, Dynamic: []string{"admin"}}
+	rule := scheduler.Rule{Selector: sel, Epoch: "now", MaxPerNode: 2, Ask: node.Claim{Ports: []int{80}}, Dynamic: []string{"admin"}}
 	full := node.Reservation{Claims: map[string]node.Claim{identity("other", 1).String(): {}}}
 	for name, c := range map[string]struct {
 		change func(*scheduler.Candidate)
@@ -99,7 +99,7 @@ func TestCheck(t *testing.T) {
 			c.View.Ops.Labels = map[string]string{"disk": "old"}
 			c.View.Alive = false
 		}, scheduler.Selector},
-		"not settled":            {func(c *scheduler.Candidate) { c.View.Nonce = "before" }, scheduler.NotSettled},
+		"not settled":            {func(c *scheduler.Candidate) { c.View.Epoch = "before" }, scheduler.NotSettled},
 		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
 		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Ineligible = true }, scheduler.Drained},
 		"labels of now":          {func(c *scheduler.Candidate) { c.Reservation.Labels = c.View.Stamps }, ""},
@@ -114,7 +114,7 @@ func TestCheck(t *testing.T) {
 		"no dynamic port":           {func(c *scheduler.Candidate) { c.View.PortRange = node.PortRange{} }, scheduler.Ports},
 	} {
 		at := scheduler.Candidate{View: node.NewView(node.Node{
-			Name: "n", Nonce: "now", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, PortRange: node.PortRange{Min: 20000, Max: 20009},
+			Name: "n", Epoch: "now", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, PortRange: node.PortRange{Min: 20000, Max: 20009},
 		}, node.Ops{}, true)}
 		c.change(&at)
 		if got := rule.Check(at, id); got != c.says {

@@ -26,7 +26,7 @@ func selectorOf(spread string) (s selector, asked *int) {
 	asked = new(int)
 	sel := counted{labels.SelectorFromSet(labels.Set{"disk": "ssd"}), asked}
 	return selector{
-		excludes: (&Rule{Selector: sel, Nonce: "now"}).Excludes,
+		excludes: (&Rule{Selector: sel, Epoch: "now"}).Excludes,
 		mine: func(name string) bool {
 			h := fnv.New32a()
 			_, _ = h.Write([]byte(name))
@@ -64,7 +64,7 @@ func TestSelectionFollowsChanges(t *testing.T) {
 			after := maps.Clone(before)
 			var changes []NodeChange
 			for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom(names("n", 8)), rapid.ID).Draw(t, "changed") {
-				v := &node.View{Alive: rapid.IntRange(0, 3).Draw(t, "alive") > 0, Node: node.Node{Name: name, Nonce: "now", Labels: map[string]string{
+				v := &node.View{Alive: rapid.IntRange(0, 3).Draw(t, "alive") > 0, Node: node.Node{Name: name, Epoch: "now", Labels: map[string]string{
 					"disk": rapid.SampledFrom([]string{"ssd", "ssd", "hdd"}).Draw(t, "disk"), "rack": rapid.SampledFrom([]string{"a", "b", ""}).Draw(t, "rack"),
 				}}}
 				if after[name] = v; rapid.IntRange(0, 3).Draw(t, "leaves") == 0 {
@@ -101,7 +101,7 @@ func TestSelectionLooksAtWhatChanged(t *testing.T) {
 	nodes := map[string]*node.View{}
 	for i := range many {
 		name := fmt.Sprint("n", i)
-		nodes[name] = &node.View{Alive: true, Node: node.Node{Name: name, Nonce: "now", Labels: map[string]string{"disk": "ssd"}}}
+		nodes[name] = &node.View{Alive: true, Node: node.Node{Name: name, Epoch: "now", Labels: map[string]string{"disk": "ssd"}}}
 	}
 	before := s.all(nodes)
 	if *asked != many {
@@ -185,11 +185,11 @@ func TestSelectByVersion(t *testing.T) {
 	if e, err := b.Select(Query{Nodes: third, Version: v3}); err != nil || !slices.Equal(e.Groups[0].First, []string{"n2"}) || !b.First("n2") || b.First("n1") {
 		t.Errorf("n2 is not tried first: %+v, %v", e, err)
 	}
-	if e, err := b.Select(Query{Nonce: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSettled] != 2 {
+	if e, err := b.Select(Query{Epoch: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSettled] != 2 {
 		t.Errorf("nodes that have not seen the nonce: %+v, %v", e, err)
 	}
 	b.Between = nil
-	if e, err := b.Select(Query{Nonce: "next", Nodes: first, Version: v1}); err != nil || e.Others[NotSettled] != 2 {
+	if e, err := b.Select(Query{Epoch: "next", Nodes: first, Version: v1}); err != nil || e.Others[NotSettled] != 2 {
 		t.Errorf("without a history: %+v, %v", e, err)
 	}
 }

@@ -51,7 +51,7 @@ func TestReadCompanions(t *testing.T) {
 		t, st,
 		consul.Set(keys.Stops.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a", "n1"), []byte("3")),
 		consul.Set(keys.RCs.Key("b"), []byte("{")), consul.Set(keys.Stops.Key("b"), []byte("x")), consul.Set(keys.Bells.Key("b"), []byte("x")),
-		consul.Set(keys.Statuses.Key("b"), encode(rc.Status{RCID: "b", Nonce: "n"})), consul.Set(keys.Pods.Key(placed.Identity.String()), encode(placed)),
+		consul.Set(keys.Statuses.Key("b"), encode(rc.Status{RCID: "b", Epoch: "n"})), consul.Set(keys.Pods.Key(placed.Identity.String()), encode(placed)),
 		consul.Set(keys.Pods.Below("b")+"main.1", []byte("{")), consul.Set(keys.Statuses.Key("c"), []byte("{")), consul.Set(keys.Drops.Key("b"), []byte("x")),
 		consul.Set(keys.Drops.Key("b", "n1"), []byte("1")), consul.Set(keys.Drops.Key("b", "n2"), []byte("2")),
 		consul.Set(keys.Pods.Below("bb")+"main.1", []byte("{")), consul.Set(keys.Stops.Key("bb"), []byte("x")),
@@ -64,7 +64,7 @@ func TestReadCompanions(t *testing.T) {
 			t.Fatalf("%+v, %+v, %v", own, others, err)
 		}
 		b, c, d := others[0], others[1], others[2]
-		if !b.Exists || b.Record == 0 || b.Asks != nil || b.Marks.Stops == 0 || b.Marks.Bell == 0 || len(b.Marks.Drops.Counts) != 2 || b.Status == nil || b.Status.Nonce != "n" ||
+		if !b.Exists || b.Record == 0 || b.Asks != nil || b.Marks.Stops == 0 || b.Marks.Bell == 0 || len(b.Marks.Drops.Counts) != 2 || b.Status == nil || b.Status.Epoch != "n" ||
 			len(b.Placements) != 1 || b.Placements[0].Index == 0 || len(b.Corrupt) != 1 {
 			t.Errorf("%+v", b)
 		}

@@ -110,7 +110,7 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 		if err != nil {
 			return fmt.Errorf("read schema: %w", err)
 		}
-		if schema.Value.Nonce != d.Rollout.Nonce {
+		if schema.Value.Epoch != d.Rollout.Epoch {
 			return fmt.Errorf("service %s: the cluster has another nonce since the plan was made: %w", d.Service, ErrConflict)
 		}
 		return s.Deploy(ctx, Deploy{
@@ -194,7 +194,7 @@ type Deploy struct {
 	RCs []Rec[rc.RC]
 	// Unchanged are the indices of other controllers that the plan relies on, by id.
 	Unchanged map[string]uint64
-	// SchemaIndex is that of the schema whose nonce the rollout bears.
+	// SchemaIndex is that of the schema whose epoch the rollout bears.
 	SchemaIndex uint64
 	Manifests   []DeployManifest
 	// Besides writes what else belongs to it, each by cas: the service's document and its history.

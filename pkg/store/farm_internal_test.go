@@ -71,8 +71,8 @@ func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 	}
 }
 
-// Of all farms that see the store go back in time, one renews the nonce and says so.
-func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
+// Of all farms that see the store go back in time, one renews the epoch and says so.
+func TestOneFarmRenewsTheEpochAndLeavesAnAuditRecord(t *testing.T) {
 	t.Parallel()
 	farms := sessions(t, 5)
 	before, err := farms[0].Schema.Get(t.Context(), Default)
@@ -82,17 +82,17 @@ func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 	var all sync.WaitGroup
 	for _, farm := range farms {
 		all.Go(func() {
-			if err := farm.RenewNonce(t.Context(), before.Value.Nonce); err != nil {
+			if err := farm.RenewEpoch(t.Context(), before.Value.Epoch); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
 	after, err := farms[0].Schema.Get(t.Context(), Default)
-	if err != nil || after.Value.Nonce <= before.Value.Nonce {
-		t.Fatalf("nonce %s after %s, %v", after.Value.Nonce, before.Value.Nonce, err)
+	if err != nil || after.Value.Epoch <= before.Value.Epoch {
+		t.Fatalf("nonce %s after %s, %v", after.Value.Epoch, before.Value.Epoch, err)
 	}
-	want := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", before.Value.Nonce, after.Value.Nonce)
+	want := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", before.Value.Epoch, after.Value.Epoch)
 	got := audited(t, farms[0])
 	isFarm := func(f *FarmSession) bool { return f.farmID == got[0].Who }
 	if len(got) != 1 || got[0].What != "renew-nonce" || !slices.ContainsFunc(farms, isFarm) || !slices.Equal(got[0].Changes, []string{want}) {
@@ -100,29 +100,29 @@ func TestOneFarmRenewsTheNonceAndLeavesAnAuditRecord(t *testing.T) {
 	}
 }
 
-// A farm that has seen the store go back before it has seen the nonce replaces the one that it finds: it may be from before. One
-// that knows an older nonce has been forestalled.
-func TestAnUnknownNonceIsRenewed(t *testing.T) {
+// A farm that has seen the store go back before it has seen the epoch replaces the one that it finds: it may be from before. One
+// that knows an older epoch has been forestalled.
+func TestAnUnknownEpochIsRenewed(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
-	nonce := func() string {
+	epoch := func() string {
 		t.Helper()
 		rec, err := farm.Schema.Get(t.Context(), Default)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return rec.Value.Nonce
+		return rec.Value.Epoch
 	}
-	first := nonce()
-	if err := farm.RenewNonce(t.Context(), ""); err != nil {
+	first := epoch()
+	if err := farm.RenewEpoch(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	second := nonce()
+	second := epoch()
 	if second <= first {
 		t.Errorf("nonce %s after %s", second, first)
 	}
-	if err := farm.RenewNonce(t.Context(), first); err != nil || nonce() != second {
-		t.Errorf("nonce %s after %s, %v; want it left alone", nonce(), second, err)
+	if err := farm.RenewEpoch(t.Context(), first); err != nil || epoch() != second {
+		t.Errorf("nonce %s after %s, %v; want it left alone", epoch(), second, err)
 	}
 }
 

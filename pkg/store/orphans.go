@@ -24,20 +24,20 @@ const (
 type orphanPages struct {
 	mu      sync.Mutex
 	index   map[string]uint64 // of each page, by key; nil: not known
-	content string            // that was written, with the nonce
+	content string            // that was written, with the epoch
 	said    node.OrphanPages  // of the content
 }
 
-// WriteOrphans writes what the node runs without a matching intent, under the node's lock, in pages that bear the nonce. It
+// WriteOrphans writes what the node runs without a matching intent, under the node's lock, in pages that bear the epoch. It
 // returns what the record has to say to lead there: only a record that is written after the pages speaks for them. What is
 // there already is not written again; again says to ask Consul whether it is, because pages may have vanished.
 // It returns ErrLost when the lock is not held, and after ErrConflict or ErrUnknown some pages are of one edition and some of
 // another, which no reader takes for the list; the next call mends that.
-func (t *NodeSession) WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
+func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
 	p := &t.orphans
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	content := nonce + string(encode(orphans))
+	content := epoch + string(encode(orphans))
 	if p.index != nil && p.content == content && !(again && len(p.index) > 0) {
 		return p.said, nil
 	}
@@ -55,7 +55,7 @@ func (t *NodeSession) WriteOrphans(ctx context.Context, nonce string, orphans []
 		}
 		p.index = index
 	}
-	said, err := t.writePages(ctx, pagesOf(t.name, nonce, orphans))
+	said, err := t.writePages(ctx, pagesOf(t.name, epoch, orphans))
 	if err != nil {
 		p.index = nil
 		return node.OrphanPages{}, fmt.Errorf("write the pages of orphans: %w", err)
@@ -65,13 +65,13 @@ func (t *NodeSession) WriteOrphans(ctx context.Context, nonce string, orphans []
 }
 
 // pagesOf splits orphans into pages of a new edition.
-func pagesOf(name, nonce string, orphans []pod.Orphan) []node.OrphanPage {
+func pagesOf(name, epoch string, orphans []pod.Orphan) []node.OrphanPage {
 	edition, size := NewID(), 0
 	var pages []node.OrphanPage
 	for i := range orphans {
 		more := len(encode(orphans[i])) + 1
 		if len(pages) == 0 || size+more > orphanPageBytes {
-			pages, size = append(pages, node.OrphanPage{Node: name, Page: len(pages), Edition: edition, Nonce: nonce}), 0
+			pages, size = append(pages, node.OrphanPage{Node: name, Page: len(pages), Edition: edition, Epoch: epoch}), 0
 		}
 		last := &pages[len(pages)-1]
 		last.Orphans, size = append(last.Orphans, orphans[i]), size+more

@@ -25,13 +25,13 @@ func many(n int) []pod.Orphan {
 }
 
 // tell writes orphans and the record that leads to them.
-func tell(t *testing.T, session *NodeSession, nonce string, orphans []pod.Orphan) node.OrphanPages {
+func tell(t *testing.T, session *NodeSession, epoch string, orphans []pod.Orphan) node.OrphanPages {
 	t.Helper()
-	said, err := session.WriteOrphans(t.Context(), nonce, orphans, false)
+	said, err := session.WriteOrphans(t.Context(), epoch, orphans, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Nonce: nonce, OrphanPages: &said}, false); err != nil {
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Epoch: epoch, OrphanPages: &said}, false); err != nil {
 		t.Fatal(err)
 	}
 	return said
@@ -151,7 +151,7 @@ func TestOrphansNeedTheLock(t *testing.T) {
 func TestOrphansOfAnOlderPreparer(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
-	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Nonce: "n0", Orphans: many(2)}, false); err != nil {
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Epoch: "n0", Orphans: many(2)}, false); err != nil {
 		t.Fatal(err)
 	}
 	if got, complete := read(t, st); !complete || len(got) != 2 {

@@ -194,7 +194,7 @@ func TestAStepIsRefused(t *testing.T) {
 		},
 		"the nonce is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
 			t.Helper()
-			return farm.RenewNonce(t.Context(), v.Schema.Value.Nonce)
+			return farm.RenewEpoch(t.Context(), v.Schema.Value.Epoch)
 		},
 		"the fence moved": func(t *testing.T, farm *FarmSession, f Fence, _ *RolloutView) error {
 			t.Helper()

@@ -20,14 +20,14 @@ const FormatVersion = 1
 // Schema is the record at schema.
 type Schema struct {
 	FormatVersion int       `json:"format_version"`
-	Nonce         string    `json:"nonce"`      // ULID; replaced when the store went back in time (R1)
-	CreatedAt     time.Time `json:"created_at"` // of the nonce
+	Epoch         string    `json:"nonce"`      // ULID; replaced when the store went back in time (R1)
+	CreatedAt     time.Time `json:"created_at"` // of the epoch
 }
 
 // Check refuses a format that this build does not know.
 func (s *Schema) Check() error {
-	if s.FormatVersion != FormatVersion || s.Nonce == "" {
-		return fmt.Errorf("format version %d and nonce %q; this build knows version %d", s.FormatVersion, s.Nonce, FormatVersion)
+	if s.FormatVersion != FormatVersion || s.Epoch == "" {
+		return fmt.Errorf("format version %d and nonce %q; this build knows version %d", s.FormatVersion, s.Epoch, FormatVersion)
 	}
 	return nil
 }
@@ -40,17 +40,17 @@ type Breaker struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// newSchema returns a schema with a nonce above those given, whatever the clocks say: an older snapshot never holds a newer
-// nonce.
+// newSchema returns a schema with an epoch above those given, whatever the clocks say: an older snapshot never holds a newer
+// epoch.
 func newSchema(above ...string) Schema {
-	s := Schema{FormatVersion: FormatVersion, Nonce: NewID(), CreatedAt: time.Now().UTC()}
+	s := Schema{FormatVersion: FormatVersion, Epoch: NewID(), CreatedAt: time.Now().UTC()}
 	for _, old := range above {
 		id, err := ulid.ParseStrict(strings.ToUpper(old))
-		if err != nil || s.Nonce > old {
+		if err != nil || s.Epoch > old {
 			continue
 		}
 		if id.SetTime(id.Time()+1) == nil {
-			s.Nonce = strings.ToLower(id.String())
+			s.Epoch = strings.ToLower(id.String())
 		}
 	}
 	return s
@@ -114,17 +114,17 @@ func (s *db) createSchema(ctx context.Context) error {
 // Duties are what a farm does for the cluster as a whole.
 type Duties struct{ *underLock }
 
-// RenewNonce replaces the cluster nonce after the store went back in time. known is the nonce that the caller worked with
+// RenewEpoch replaces the cluster epoch after the store went back in time. known is the epoch that the caller worked with
 // before; a newer one in the store means that somebody else was first, and is left alone. A caller that does not know, because it
 // has only begun to look, has the present one replaced: it may be from before.
-func (t *Duties) RenewNonce(ctx context.Context, known string) error {
+func (t *Duties) RenewEpoch(ctx context.Context, known string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		rec, err := t.EnsureSchema(ctx)
-		if err != nil || known != "" && rec.Value.Nonce > known {
+		if err != nil || known != "" && rec.Value.Epoch > known {
 			return struct{}{}, permanent(err)
 		}
-		next := newSchema(known, rec.Value.Nonce)
-		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Nonce, next.Nonce)
+		next := newSchema(known, rec.Value.Epoch)
+		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Epoch, next.Epoch)
 		_, err = t.c.Commit(ctx, []consul.Op{
 			consul.CAS(t.keys.Schema.Key(), encode(next), rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
 		})
@@ -136,25 +136,25 @@ func (t *Duties) RenewNonce(ctx context.Context, known string) error {
 	return err
 }
 
-// Settled is the record at settled: for this nonce some farm has found that every living node had said what it runs (R1).
+// Settled is the record at settled: for this epoch some farm has found that every living node had said what it runs (R1).
 type Settled struct {
-	Nonce string `json:"nonce"`
+	Epoch string `json:"nonce"`
 }
 
-// SettledNonce reads for which nonce the hold has ended, "" where no farm has said so, or what it said cannot be read.
-func (s *Views) SettledNonce(ctx context.Context) (string, error) {
+// SettledEpoch reads for which epoch the hold has ended, "" where no farm has said so, or what it said cannot be read.
+func (s *Views) SettledEpoch(ctx context.Context) (string, error) {
 	rec, err := s.Settled.Get(ctx, consul.Consistent)
 	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
 		return "", nil
 	}
-	return rec.Value.Nonce, err
+	return rec.Value.Epoch, err
 }
 
-// MarkSettled says that the hold has ended for the nonce of a schema record. It returns ErrRefused when that is not the
+// MarkSettled says that the hold has ended for the epoch of a schema record. It returns ErrRefused when that is not the
 // cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
 func (t *Duties) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
 	_, err := t.c.Commit(ctx, []consul.Op{
-		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Settled.Key(), encode(Settled{Nonce: schema.Value.Nonce})),
+		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Settled.Key(), encode(Settled{Epoch: schema.Value.Epoch})),
 	})
 	return err
 }

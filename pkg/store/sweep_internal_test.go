@@ -50,11 +50,11 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	}
 }
 
-func TestANewNonceIsAboveTheOldOneWhateverTheClock(t *testing.T) {
+func TestANewEpochIsAboveTheOldOneWhateverTheClock(t *testing.T) {
 	t.Parallel()
-	ahead := "7zzzzzzzzz" + newSchema().Nonce[10:]
+	ahead := "7zzzzzzzzz" + newSchema().Epoch[10:]
 	ahead = "7" + "0" + ahead[2:]
-	if got := newSchema(ahead).Nonce; got <= ahead {
+	if got := newSchema(ahead).Epoch; got <= ahead {
 		t.Errorf("%s is not above %s", got, ahead)
 	}
 }

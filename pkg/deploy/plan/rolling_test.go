@@ -495,10 +495,10 @@ func TestPausedRolloutIsRescaled(t *testing.T) {
 
 // nodes is a state with some nodes of so many slots each.
 func nodes(slots ...int) *plan.State {
-	s := &plan.State{Nonce: "n", Nodes: map[string]*node.View{}, Taken: map[string]node.Reservation{}}
+	s := &plan.State{Epoch: "n", Nodes: map[string]*node.View{}, Taken: map[string]node.Reservation{}}
 	for i, n := range slots {
 		name := fmt.Sprintf("n%d", i)
-		s.Nodes[name] = node.NewView(node.Node{Name: name, Nonce: "n", Capacity: node.Capacity{Slots: n}, PortRange: node.PortRange{Min: 2000, Max: 2003}}, node.Ops{Name: name}, true)
+		s.Nodes[name] = node.NewView(node.Node{Name: name, Epoch: "n", Capacity: node.Capacity{Slots: n}, PortRange: node.PortRange{Min: 2000, Max: 2003}}, node.Ops{Name: name}, true)
 		s.Nodes[name].OrphanPages = &node.OrphanPages{}
 		s.Taken[name] = node.Reservation{Labels: s.Nodes[name].Stamps, Claims: map[string]node.Claim{}}
 	}

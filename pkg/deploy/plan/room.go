@@ -16,7 +16,7 @@ import (
 
 // State is the cluster as it is when a plan is made.
 type State struct {
-	Nonce string
+	Epoch string
 	Nodes map[string]*node.View
 	Taken map[string]node.Reservation
 }
@@ -36,7 +36,7 @@ func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 	}
 	usage := spec.Pod.Resources()
 	rule := scheduler.Rule{
-		Selector: selector, Nonce: s.Nonce, MaxPerNode: spec.MaxPerNode, Dynamic: spec.Pod.DynamicPorts(),
+		Selector: selector, Epoch: s.Epoch, MaxPerNode: spec.MaxPerNode, Dynamic: spec.Pod.DynamicPorts(),
 		Ask: node.NewClaim(pod.Identity{}, spec.Pod.PortMap(), usage.CPU, usage.Memory),
 	}
 	eligible, reasons := rule.Eligible(s.Nodes)

@@ -36,7 +36,7 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 		SkipGates: p.SkipGates || p.Rollback, PreDeploy: p.preDeploy,
 	}
 	if p.State != nil {
-		s.Nonce = p.State.Nonce
+		s.Epoch = p.State.Epoch
 	}
 	if svc != nil {
 		s.LockOwner = svc.LockOwner
@@ -48,7 +48,7 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 	}
 	switch {
 	case c == rescale:
-		seen := rollout.Observed{Now: s.Now, Nonce: s.Nonce, Revisions: map[string]rollout.Seen{}}
+		seen := rollout.Observed{Now: s.Now, Epoch: s.Epoch, Revisions: map[string]rollout.Seen{}}
 		for _, o := range s.Old {
 			seen.Revisions[o.RC.ID] = o
 		}

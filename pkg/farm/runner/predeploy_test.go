@@ -50,14 +50,14 @@ func (o *once) judge(t *testing.T, r *rc.RC) {
 }
 
 // runOnce does what owner and node do for the pod that runs once.
-func (w *world) runOnce(ctx context.Context, r *rc.RC, nonce string) error {
+func (w *world) runOnce(ctx context.Context, r *rc.RC, epoch string) error {
 	w.mu.Lock()
 	o := w.once
 	w.once.started = true
 	w.mu.Unlock()
 	id := pod.Identity{RCID: r.ID, Role: "main"}
 	st := o.status
-	st.RCID, st.ObservedGeneration, st.Nonce, st.Desired, st.Placed, st.Owner = r.ID, r.Generation, nonce, 1, 1, "sim"
+	st.RCID, st.ObservedGeneration, st.Epoch, st.Desired, st.Placed, st.Owner = r.ID, r.Generation, epoch, 1, 1, "sim"
 	values := map[string]any{
 		w.Keys().Pods.Key(id.String()): pod.Placement{Identity: id, Node: "n1", PodID: "web-pre-deploy", Digest: r.ManifestDigest, RunState: pod.Running, Revision: 1},
 		w.Keys().Statuses.Key(r.ID):    st,
@@ -188,7 +188,7 @@ func TestPreDeployInAnotherWorld(t *testing.T) {
 	w.runs(f, w.addr, nil)
 	w.deploy(2, 3, withPreDeploy)
 	w.onceStarted()
-	if err := w.FarmSession(&consul.Session{}, "x").RenewNonce(t.Context(), ""); err != nil {
+	if err := w.FarmSession(&consul.Session{}, "x").RenewEpoch(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	schema, err := w.Schema.Get(t.Context(), store.Default)

@@ -351,14 +351,14 @@ func TestGates(t *testing.T) {
 }
 
 // In another world nothing moves until the owners have reported about it.
-func TestANewNonce(t *testing.T) {
+func TestANewEpoch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.running(3)
 	w.deploy(2, 3, nil)
 	f := &farm{id: "f"}
 	w.runs(f, w.addr, nil)
-	if err := w.FarmSession(&consul.Session{}, "x").RenewNonce(t.Context(), ""); err != nil {
+	if err := w.FarmSession(&consul.Session{}, "x").RenewEpoch(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {

@@ -114,7 +114,7 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		slow := w.slow[r.ID]
 		w.mu.Unlock()
 		if r.ID == preDeployID && r.DeletedAt == nil {
-			if err := w.runOnce(ctx, r, schema.Value.Nonce); err != nil {
+			if err := w.runOnce(ctx, r, schema.Value.Epoch); err != nil {
 				return err
 			}
 			continue
@@ -130,7 +130,7 @@ func (w *world) pass(ctx context.Context, told map[string]rc.Status) error {
 		}
 		n := r.Desired()
 		st := rc.Status{
-			RCID: r.ID, ObservedGeneration: r.Generation, Nonce: schema.Value.Nonce, Desired: n, Placed: n, Available: n, Updated: n, UpdatedAvailable: n, Owner: "sim",
+			RCID: r.ID, ObservedGeneration: r.Generation, Epoch: schema.Value.Epoch, Desired: n, Placed: n, Available: n, Updated: n, UpdatedAvailable: n, Owner: "sim",
 		}
 		if sick || slow {
 			st.Available, st.UpdatedAvailable = 0, 0
@@ -190,7 +190,7 @@ func (w *world) deploy(rev int64, count int, change func(*rollout.Start)) rollou
 		w.t.Fatal(err)
 	}
 	indices := map[string]uint64{}
-	start := rollout.Start{ID: store.NewID(), Service: "web", By: "op", Now: time.Now().UTC(), Nonce: schema.Value.Nonce, New: controller(rev, count)}
+	start := rollout.Start{ID: store.NewID(), Service: "web", By: "op", Now: time.Now().UTC(), Epoch: schema.Value.Epoch, New: controller(rev, count)}
 	for i := range recs {
 		start.Old = append(start.Old, rollout.Seen{RC: recs[i].Value})
 		indices[recs[i].Value.ID] = recs[i].Index

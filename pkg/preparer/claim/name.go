@@ -30,23 +30,23 @@ const nameFile = "name.json"
 type note struct {
 	Node        string `json:"node"`
 	Incarnation string `json:"incarnation"`
-	Nonce       string `json:"nonce"` // of the cluster, as the record had it
+	Epoch       string `json:"nonce"` // of the cluster, as the record had it
 	Index       uint64 `json:"index"` // of the record, when it first said all this
 	// Lost is the host that has taken the name over; empty: none has.
 	Lost string `json:"lost,omitempty"`
 }
 
-// locked returns the note after the node's record was seen under our lock. Nothing changes while incarnation and nonce do not.
+// locked returns the note after the node's record was seen under our lock. Nothing changes while incarnation and epoch do not.
 func (n note) locked(rec store.Rec[node.Node]) note {
 	v := rec.Value
-	if v.Nonce == "" || n.Node == v.Name && n.Incarnation == v.Incarnation && n.Nonce == v.Nonce {
+	if v.Epoch == "" || n.Node == v.Name && n.Incarnation == v.Incarnation && n.Epoch == v.Epoch {
 		return n
 	}
-	return note{Node: v.Name, Incarnation: v.Incarnation, Nonce: v.Nonce, Index: rec.Index}
+	return note{Node: v.Name, Incarnation: v.Incarnation, Epoch: v.Epoch, Index: rec.Index}
 }
 
 // keeps returns why a record that belongs to another host does not end our pods, and nothing when it does. regressed is the
-// newest nonce when this preparer last saw the store go back in time.
+// newest epoch when this preparer last saw the store go back in time.
 func (n note) keeps(rec store.Rec[node.Node], host, regressed string) (why string) {
 	v := rec.Value
 	switch {
@@ -54,9 +54,9 @@ func (n note) keeps(rec store.Rec[node.Node], host, regressed string) (why strin
 		return "the record does not name another data directory"
 	case n.Node != v.Name:
 		return "this data directory has not held the name"
-	case v.Nonce == "":
+	case v.Epoch == "":
 		return "the other host has not read its intents yet"
-	case v.Nonce != n.Nonce, v.Regressed >= n.Nonce, regressed >= n.Nonce:
+	case v.Epoch != n.Epoch, v.Regressed >= n.Epoch, regressed >= n.Epoch:
 		return "the store was wiped or restored since this host held the name"
 	case rec.Index <= n.Index:
 		return "the record is older than this host's last one"
@@ -95,8 +95,8 @@ type Name struct {
 	takeOver  bool  // from whichever host has the name; false once it was done
 	rival     rival
 	kept      string // why pods keep running without the name, as last found
-	newest    string // the newest nonce ever seen
-	regressed string // the newest nonce when the store was last seen to go back in time
+	newest    string // the newest epoch ever seen
+	regressed string // the newest epoch when the store was last seen to go back in time
 }
 
 // OpenName reads what the data directory knows of the node's name. A note that is garbage is as none: then nothing tells that the name was
@@ -235,11 +235,11 @@ func (n *Name) takenOver(rec *store.Rec[node.Node], now time.Time, confirm time.
 // HostOf names the host whose record it is.
 func HostOf(n node.Node) string { return n.Host + " at agent " + n.ConsulNode }
 
-// SawNonce notes a cluster nonce. They sort by the time of their making.
-func (n *Name) SawNonce(nonce string) {
+// SawEpoch notes a cluster epoch. They sort by the time of their making.
+func (n *Name) SawEpoch(epoch string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.newest = max(n.newest, nonce)
+	n.newest = max(n.newest, epoch)
 }
 
 // WentBack notes that the store went back in time, which the node record tells the farms: they may have missed it.
@@ -250,11 +250,11 @@ func (n *Name) WentBack() error {
 	return store.ErrRegressed
 }
 
-// Regressed is what the node's record says of that, until a farm has answered with a newer nonce.
-func (n *Name) Regressed(nonce string) string {
+// Regressed is what the node's record says of that, until a farm has answered with a newer epoch.
+func (n *Name) Regressed(epoch string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if nonce > n.regressed {
+	if epoch > n.regressed {
 		return ""
 	}
 	return n.regressed

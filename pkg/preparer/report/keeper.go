@@ -32,7 +32,7 @@ type NodeReader interface {
 // NodeWriter is what a Keeper writes; *store.NodeSession is one.
 type NodeWriter interface {
 	AcquireNode(ctx context.Context, n node.Node, takeOver bool) error
-	WriteOrphans(ctx context.Context, nonce string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
+	WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
 }
 
 // Keeper holds the node's lock and keeps the record under it true, and the pages of orphans that it leads to. It writes only what differs.
@@ -118,7 +118,7 @@ func (k *Keeper) nextRecord(ctx context.Context, pause time.Duration) (must, aga
 	}
 }
 
-// told returns the record as it should be, after it has written the pages that the record leads to: whoever reads its nonce
+// told returns the record as it should be, after it has written the pages that the record leads to: whoever reads its epoch
 // can read all that the node runs (R1). Where the node does not know, or could not tell, the record says nothing about that.
 func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
 	const key = "orphans"
@@ -128,12 +128,12 @@ func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, acquireTimeout, errAcquireTimeout)
 	defer cancel()
-	pages, err := k.Writer.WriteOrphans(ctx, n.Nonce, orphans, again)
+	pages, err := k.Writer.WriteOrphans(ctx, n.Epoch, orphans, again)
 	if err != nil {
 		if !errors.Is(err, store.ErrLost) && ctx.Err() == nil {
 			k.Trouble.Report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
 		}
-		n.Nonce = ""
+		n.Epoch = ""
 		return n, err
 	}
 	k.Trouble.Over(key)
