@@ -177,6 +177,22 @@ func TestAStopOfALostPodDependsOnTheLoss(t *testing.T) {
 	}
 }
 
+// The pod of a node whose preparer is away is given another node only while that preparer stays away.
+func TestAMoveFromAnUnmanagedNodeDependsOnItsAbsence(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(1)
+	s.Nodes["n0"].Alive, s.Nodes["n0"].FreeIndex = false, 40
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
+	ch := reconcile.NewPlacer(s).On(s.Pods[0].Identity, "n1")
+	if ch.Action != reconcile.Move || !slices.Equal(ch.NeedsDead, []reconcile.DeadNode{{Name: "n0", Index: 40}}) {
+		t.Errorf("change %+v", ch)
+	}
+	delete(s.Nodes, "n0") // nobody can be asked whether it is back
+	if ch := reconcile.NewPlacer(s).On(s.Pods[0].Identity, "n1"); ch.Action != reconcile.Move || ch.NeedsDead != nil {
+		t.Errorf("change %+v", ch)
+	}
+}
+
 // A machine that never comes back keeps no controller from having converged: neither with a former copy nor with a pod that was to stop.
 // One that may run, because only its preparer is away, does; and a deleted controller is not done before the operator's word.
 func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {

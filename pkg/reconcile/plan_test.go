@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -89,5 +90,37 @@ func TestTheNextLookIsTheFirstThatIsNeeded(t *testing.T) {
 		if plan.Retry(); plan.Again != want {
 			t.Errorf("%s are left: again after %s, want %s", left, plan.Again, want)
 		}
+	}
+}
+
+// Where pods with several manifests are placed one manifest after the other, the status says in the end what any of them lacked.
+func TestALaterManifestThatFindsRoomHidesNoEarlierLack(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(2)
+	var plan reconcile.Plan
+	if got := plan.Lacking(); got != "" {
+		t.Errorf("before anything was looked for: %q", got)
+	}
+	plan.Fail("x") // a condition of another kind does not count
+	plan.Block(s.Now, "stays as it is")
+	if got := plan.Lacking(); got != "" {
+		t.Errorf("with another condition: %q", got)
+	}
+	plan.Short(s, []pod.Identity{{RCID: "rc", Role: "main"}}, "", time.Minute)
+	first := plan.Lacking()
+	if !strings.Contains(first, "1 of 0 replicas have no node") {
+		t.Errorf("after the first: %q", first)
+	}
+	plan.Short(s, nil, "", 0)
+	if got := plan.Lacking(); got != "" {
+		t.Errorf("after the second: %q", got)
+	}
+	plan.StillLacking(s.Now, "")
+	if plan.Status.Is(rc.InsufficientNodes) {
+		t.Error("nothing lacks, and the status says so")
+	}
+	plan.StillLacking(s.Now, first)
+	if plan.Lacking() != first {
+		t.Errorf("in the end: %q", plan.Lacking())
 	}
 }
