@@ -172,6 +172,7 @@ func TestRoomThatALookCouldNotSee(t *testing.T) {
 	} {
 		for _, before := range []int{0, 1} { // looks at all nodes
 			var s placement.Scarcity
+			s.Changed([]string{"n3"})
 			for range before {
 				s.Begin(big, now, s.Mark())
 				s.Short(big, now, s.Mark(), 3, nil)
