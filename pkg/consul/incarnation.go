@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,59 +14,59 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-func serviceID(cfg SessionConfig, incarnation string) string {
-	return fmt.Sprintf("rcfarm-%s-%s-%s", cfg.Kind, cfg.Name, incarnation)
+func (c *SessionConfig) serviceID(incarnation string) string {
+	return fmt.Sprintf("rcfarm-%s-%s-%s", c.Kind, c.Name, incarnation)
 }
 
 // ServiceName returns the Consul service under which daemons of a kind are registered.
 func ServiceName(kind string) string { return "rcfarm-" + kind }
 
-func checkID(cfg SessionConfig, incarnation string) string {
-	return serviceID(cfg, incarnation) + "-ttl"
+func (c *SessionConfig) checkID(incarnation string) string {
+	return c.serviceID(incarnation) + "-ttl"
 }
 
-func sessionName(cfg SessionConfig) string { return fmt.Sprintf("rcfarm/%s/%s", cfg.Kind, cfg.Name) }
+func (c *SessionConfig) sessionName() string { return fmt.Sprintf("rcfarm/%s/%s", c.Kind, c.Name) }
 
 // openSession registers the incarnation, where an agent vouches for it, and takes both sessions. The agent passes a new check on to the servers in its
 // own time, so that the first tries may find it missing.
-func (c *Client) openSession(ctx context.Context, cfg SessionConfig, s *Session) (err error) {
-	ctx, cancel := c.call(ctx)
+func (d *daemon) openSession(ctx context.Context, s *Session) (err error) {
+	ctx, cancel := d.call(ctx)
 	defer cancel()
-	if cfg.Mode == ByCheck {
-		if s.ConsulNode, err = c.AgentNode(ctx); err != nil {
+	if d.Mode == ByCheck {
+		if s.ConsulNode, err = d.AgentNode(ctx); err != nil {
 			return err
 		}
-		if err := c.vouch(ctx, cfg, s); err != nil {
+		if err := d.vouch(ctx, s); err != nil {
 			return err
 		}
 	}
-	if s.Releasing, err = c.createSession(ctx, cfg, s, api.SessionBehaviorRelease); err != nil {
+	if s.Releasing, err = d.createSession(ctx, s, api.SessionBehaviorRelease); err != nil {
 		return err
 	}
-	s.Deleting, err = c.createSession(ctx, cfg, s, api.SessionBehaviorDelete)
+	s.Deleting, err = d.createSession(ctx, s, api.SessionBehaviorDelete)
 	return err
 }
 
 // vouch registers the incarnation, unless that is done: the agent uses the token of the registration to tell the servers about the check,
 // so that another token needs another one. Under the same ids within the TTL it leaves check and sessions as they are.
-func (c *Client) vouch(ctx context.Context, cfg SessionConfig, s *Session) error {
-	token := c.TokenID()
+func (d *daemon) vouch(ctx context.Context, s *Session) error {
+	token := d.TokenID()
 	if s.vouched == token {
 		return nil
 	}
 	reg := &api.AgentServiceRegistration{
-		ID: serviceID(cfg, s.Incarnation), Name: ServiceName(cfg.Kind), Meta: cfg.Meta,
+		ID: d.serviceID(s.Incarnation), Name: ServiceName(d.Kind), Meta: d.Meta,
 		Check: &api.AgentServiceCheck{
-			CheckID: checkID(cfg, s.Incarnation), Name: "liveness of " + cfg.Kind + " " + cfg.Name,
-			TTL: cfg.TTL.String(), Status: api.HealthPassing,
+			CheckID: d.checkID(s.Incarnation), Name: "liveness of " + d.Kind + " " + d.Name,
+			TTL: d.TTL.String(), Status: api.HealthPassing,
 			DeregisterCriticalServiceAfter: "1m",
 		},
 	}
-	if err := c.live.Agent().ServiceRegisterOpts(reg, api.ServiceRegisterOpts{}.WithContext(ctx)); err != nil {
+	if err := d.live.Agent().ServiceRegisterOpts(reg, api.ServiceRegisterOpts{}.WithContext(ctx)); err != nil {
 		return fmt.Errorf("register %s: %w", reg.ID, err)
 	}
 	if s.vouched != "" {
-		cfg.OnEvent("registered with another token", s, nil)
+		d.OnEvent("registered with another token", s, nil)
 	}
 	s.vouched = token
 	return nil
@@ -73,14 +74,14 @@ func (c *Client) vouch(ctx context.Context, cfg SessionConfig, s *Session) error
 
 // createSession makes a session without checks where no agent vouches for it: that of the machine that happens to answer would say nothing
 // about us. Its name bears the incarnation then, so that the next start finds exactly its own (R11).
-func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Session, behavior string) (string, error) {
-	entry := &api.SessionEntry{Name: sessionName(cfg), Behavior: behavior, LockDelay: lockDelay, TTL: cfg.SessionTTL.String()}
-	create := c.live.Session().CreateNoChecks
-	if cfg.Mode == ByTTL {
+func (d *daemon) createSession(ctx context.Context, s *Session, behavior string) (string, error) {
+	entry := &api.SessionEntry{Name: d.sessionName(), Behavior: behavior, LockDelay: lockDelay, TTL: d.SessionTTL.String()}
+	create := d.live.Session().CreateNoChecks
+	if d.Mode == ByTTL {
 		entry.Name += "/" + s.Incarnation
 	} else {
-		entry.Node, entry.NodeChecks, entry.ServiceChecks = s.ConsulNode, []string{"serfHealth"}, []api.ServiceCheck{{ID: checkID(cfg, s.Incarnation)}}
-		create = c.live.Session().Create
+		entry.Node, entry.NodeChecks, entry.ServiceChecks = s.ConsulNode, []string{"serfHealth"}, []api.ServiceCheck{{ID: d.checkID(s.Incarnation)}}
+		create = d.live.Session().Create
 	}
 	for pace := wait.NewPace(5*time.Millisecond, 200*time.Millisecond); ; {
 		sent := time.Now()
@@ -97,14 +98,14 @@ func (c *Client) createSession(ctx context.Context, cfg SessionConfig, s *Sessio
 
 // readCreated asks when the session was made, before anything depends on it: once it has vanished nobody can tell which others of its
 // name are older.
-func (c *Client) readCreated(ctx context.Context, s *Session) error {
-	ctx, cancel := c.call(ctx)
+func (d *daemon) readCreated(ctx context.Context, s *Session) error {
+	ctx, cancel := d.call(ctx)
 	defer cancel()
 	for pace := wait.NewPace(5*time.Millisecond, 200*time.Millisecond); ; {
 		sent := time.Now()
-		entry, meta, err := c.live.Session().Info(s.Releasing, new(api.QueryOptions).WithContext(ctx))
+		entry, meta, err := d.live.Session().Info(s.Releasing, new(api.QueryOptions).WithContext(ctx))
 		switch {
-		case err == nil && entry == nil && c.hidden(meta):
+		case err == nil && entry == nil && d.hidden(meta):
 			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
 		case err == nil && entry == nil:
 			return &vanishedError{session: s.Releasing}
@@ -121,8 +122,8 @@ func (c *Client) readCreated(ctx context.Context, s *Session) error {
 
 // retire ends an incarnation: sessions first, so that locks are free at once, then the service. It works when ctx has
 // ended, for a bounded time; what is left over is retired by the next start from the journal.
-func (c *Client) retire(ctx context.Context, cfg SessionConfig, s *Session) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.timeout, cfg.TTL))
+func (d *daemon) retire(ctx context.Context, s *Session) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(d.timeout, d.TTL))
 	defer cancel()
 	opts := new(api.WriteOptions).WithContext(ctx)
 	destroyed := true
@@ -130,50 +131,54 @@ func (c *Client) retire(ctx context.Context, cfg SessionConfig, s *Session) {
 		if id == "" {
 			continue
 		}
-		if _, err := c.live.Session().Destroy(id, opts); err != nil {
+		if _, err := d.live.Session().Destroy(id, opts); err != nil {
 			destroyed = false
-			cfg.OnEvent("destroy session failed", s, err)
+			d.OnEvent("destroy session failed", s, err)
 		}
 	}
-	if cfg.Mode == ByTTL { // nothing is registered
-		if !destroyed {
-			return // the next start finds them by the journal
-		}
-		if err := cfg.Journal.Remove(s.Incarnation); err != nil {
-			cfg.OnEvent("incarnation journal failed", s, err)
-		}
-		return
+	if d.Mode == ByTTL && !destroyed {
+		return // the next start finds them by the journal
 	}
-	if err := c.deregister(ctx, cfg, s.Incarnation); err != nil {
-		cfg.OnEvent("deregister incarnation failed", s, err)
+	if err := d.forget(ctx, s.Incarnation); err != nil {
+		d.OnEvent("forget incarnation failed", s, err)
 	}
 }
 
-// retireIncarnations deregisters what earlier runs of this daemon left behind. Their sessions die with their checks, so
-// a daemon that was killed and restarted within the TTL gets its locks back at once.
-func (c *Client) retireIncarnations(ctx context.Context, cfg SessionConfig) error {
-	earlier, err := cfg.Journal.Incarnations()
+// retireIncarnations ends what earlier runs of this daemon left behind. Where they are registered, their sessions die with their checks, so
+// that a daemon that was killed and restarted within the TTL gets its locks back at once. Sessions with a TTL of their own are destroyed: nothing else
+// would end them for up to twice that. (What a run in the other mode left behind ends with its check.)
+func (d *daemon) retireIncarnations(ctx context.Context) error {
+	earlier, err := d.Journal.Incarnations()
 	if err != nil {
 		return &journalError{err}
 	}
-	if cfg.Mode == ByTTL {
-		return c.retireTTL(ctx, cfg, earlier)
+	if d.Mode == ByTTL && len(earlier) > 0 {
+		ours := func(entry *api.SessionEntry) bool {
+			incarnation, is := strings.CutPrefix(entry.Name, d.sessionName()+"/")
+			return is && slices.Contains(earlier, incarnation)
+		}
+		if err := d.destroySessions(ctx, ours); err != nil {
+			return err
+		}
 	}
-	ctx, cancel := c.call(ctx)
+	ctx, cancel := d.call(ctx)
 	defer cancel()
 	for _, incarnation := range earlier {
-		if err := c.deregister(ctx, cfg, incarnation); err != nil {
+		if err := d.forget(ctx, incarnation); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation string) error {
-	if err := deregister(ctx, c.live, serviceID(cfg, incarnation)); err != nil {
-		return err
+// forget deregisters an incarnation, where an agent vouches for it, and takes it out of the journal.
+func (d *daemon) forget(ctx context.Context, incarnation string) error {
+	if d.Mode == ByCheck {
+		if err := deregister(ctx, d.live, d.serviceID(incarnation)); err != nil {
+			return err
+		}
 	}
-	if err := cfg.Journal.Remove(incarnation); err != nil {
+	if err := d.Journal.Remove(incarnation); err != nil {
 		return &journalError{err}
 	}
 	return nil
@@ -181,9 +186,9 @@ func (c *Client) deregister(ctx context.Context, cfg SessionConfig, incarnation 
 
 // destroyNamed destroys every session that bears the daemon's name, in either mode, and was created before the index, whichever
 // incarnation made it.
-func (c *Client) destroyNamed(ctx context.Context, cfg SessionConfig, before uint64) error {
-	name := sessionName(cfg)
-	return c.destroySessions(ctx, func(entry *api.SessionEntry) bool {
+func (d *daemon) destroyNamed(ctx context.Context, before uint64) error {
+	name := d.sessionName()
+	return d.destroySessions(ctx, func(entry *api.SessionEntry) bool {
 		return (entry.Name == name || strings.HasPrefix(entry.Name, name+"/")) && entry.CreateIndex < before
 	})
 }
@@ -221,37 +226,37 @@ const MinSessionTTL = 10 * time.Second
 
 // renew keeps both sessions alive at the servers until ctx ends. What the servers answer confirms the session; one that
 // they do not know any more is found out by confirm, whose query ends when it vanishes.
-func (c *Client) renew(ctx context.Context, cfg SessionConfig, s *Session) {
-	every := cfg.renewEvery()
+func (d *daemon) renew(ctx context.Context, s *Session) {
+	every := d.renewEvery()
 	next := min(every/4, time.Second)
 	for wait.Pause(ctx, next) == nil {
 		next = every
-		if err := c.renewBoth(ctx, cfg, s); err != nil {
+		if err := d.renewBoth(ctx, s); err != nil {
 			next = every / 4
 			if ctx.Err() == nil && !errors.Is(err, ErrRefused) {
-				cfg.OnEvent("renewing the session failed", s, err)
+				d.OnEvent("renewing the session failed", s, err)
 			}
 		}
 	}
 }
 
-func (c *Client) renewBoth(ctx context.Context, cfg SessionConfig, s *Session) error {
+func (d *daemon) renewBoth(ctx context.Context, s *Session) error {
 	var group errgroup.Group
 	for _, id := range []string{s.Releasing, s.Deleting} {
-		group.Go(func() error { return c.renewOne(ctx, cfg, s, id) })
+		group.Go(func() error { return d.renewOne(ctx, s, id) })
 	}
-	if err := group.Wait(); err != nil || cfg.OnRenewed == nil {
+	if err := group.Wait(); err != nil || d.OnRenewed == nil {
 		return err
 	}
-	return cfg.OnRenewed(ctx, s, cfg.renewEvery())
+	return d.OnRenewed(ctx, s, d.renewEvery())
 }
 
-func (c *Client) renewOne(ctx context.Context, cfg SessionConfig, s *Session, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, min(c.timeout, cfg.renewEvery()))
+func (d *daemon) renewOne(ctx context.Context, s *Session, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, min(d.timeout, d.renewEvery()))
 	defer cancel()
-	client := c.api // a renewal that waits for the servers must not keep a heartbeat waiting
-	if cfg.Mode == ByTTL {
-		client = c.live
+	client := d.api // a renewal that waits for the servers must not keep a heartbeat waiting
+	if d.Mode == ByTTL {
+		client = d.live
 	}
 	sent := time.Now()
 	entry, _, err := client.Session().Renew(id, new(api.WriteOptions).WithContext(ctx))
@@ -266,33 +271,11 @@ func (c *Client) renewOne(ctx context.Context, cfg SessionConfig, s *Session, id
 	return nil
 }
 
-// retireTTL ends the sessions of earlier runs of this daemon: nothing else would for up to twice their TTL. (What a run in
-// the other mode left behind ends with its check.)
-func (c *Client) retireTTL(ctx context.Context, cfg SessionConfig, incarnations []string) error {
-	if len(incarnations) == 0 {
-		return nil
-	}
-	ours := map[string]bool{}
-	for _, incarnation := range incarnations {
-		ours[sessionName(cfg)+"/"+incarnation] = true
-	}
-	err := c.destroySessions(ctx, func(entry *api.SessionEntry) bool { return ours[entry.Name] })
-	if err != nil {
-		return err
-	}
-	for _, incarnation := range incarnations {
-		if err := cfg.Journal.Remove(incarnation); err != nil {
-			return &journalError{err}
-		}
-	}
-	return nil
-}
-
 // destroySessions destroys every session that is chosen.
-func (c *Client) destroySessions(ctx context.Context, chosen func(*api.SessionEntry) bool) error {
-	ctx, cancel := c.call(ctx)
+func (d *daemon) destroySessions(ctx context.Context, chosen func(*api.SessionEntry) bool) error {
+	ctx, cancel := d.call(ctx)
 	defer cancel()
-	sessions, _, err := c.live.Session().List(Consistent.options(ctx))
+	sessions, _, err := d.live.Session().List(Consistent.options(ctx))
 	if err != nil {
 		return fmt.Errorf("list sessions: %w", err)
 	}
@@ -300,7 +283,7 @@ func (c *Client) destroySessions(ctx context.Context, chosen func(*api.SessionEn
 		if !chosen(entry) {
 			continue
 		}
-		if _, err := c.live.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
+		if _, err := d.live.Session().Destroy(entry.ID, new(api.WriteOptions).WithContext(ctx)); err != nil {
 			return fmt.Errorf("destroy session %s: %w", entry.ID, err)
 		}
 	}

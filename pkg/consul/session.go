@@ -119,30 +119,15 @@ var ErrUnanswered = errors.New("not answered yet")
 // started must have stopped. When the role returns, the sessions are destroyed, which releases every lock at once.
 // RunSession returns the cause of ctx's end, or an error that another try cannot mend (the journal's, a wrong mode).
 func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(context.Context, *Session) error) error {
-	if cfg.TTL == 0 {
-		cfg.TTL = DefaultTTL
-	}
-	switch cfg.Mode {
-	case "":
-		cfg.Mode = ByCheck
-	case ByCheck:
-	case ByTTL:
-		cfg.TTL = max(cfg.TTL, MinSessionTTL)
-	default:
-		return fmt.Errorf("%w %q; allowed: %s or %s", errMode, cfg.Mode, ByCheck, ByTTL)
-	}
-	cfg.SessionTTL = max(cfg.SessionTTL, cfg.TTL, MinSessionTTL)
-	if cfg.Journal == nil {
-		cfg.Journal = noJournal{}
-	}
-	if cfg.OnEvent == nil {
-		cfg.OnEvent = func(string, *Session, error) {}
+	d, err := c.newDaemon(cfg)
+	if err != nil {
+		return err
 	}
 	pace := wait.NewPace(100*time.Millisecond, 5*time.Second)
 	var relics uint64 // sessions of this name that were created before this index are of the past
 	for ctx.Err() == nil {
 		started := time.Now()
-		taken, err := c.oneSession(ctx, cfg, relics, role)
+		taken, err := d.oneSession(ctx, relics, role)
 		if ctx.Err() != nil {
 			break
 		}
@@ -159,7 +144,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		case errors.As(err, &vanished):
 			relics = max(relics, vanished.created) // it may have vanished before anybody asked for the index
 		}
-		cfg.OnEvent("session ended", nil, err)
+		d.OnEvent("session ended", nil, err)
 		if time.Since(started) > pace.MaxInterval {
 			pace.Reset() // a tenure that lasted was not one more failed try
 		}
@@ -168,6 +153,35 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// daemon is a client that holds the sessions of one daemon.
+type daemon struct {
+	*Client
+	SessionConfig
+}
+
+func (c *Client) newDaemon(cfg SessionConfig) (*daemon, error) {
+	if cfg.TTL == 0 {
+		cfg.TTL = DefaultTTL
+	}
+	switch cfg.Mode {
+	case "":
+		cfg.Mode = ByCheck
+	case ByCheck:
+	case ByTTL:
+		cfg.TTL = max(cfg.TTL, MinSessionTTL)
+	default:
+		return nil, fmt.Errorf("%w %q; allowed: %s or %s", errMode, cfg.Mode, ByCheck, ByTTL)
+	}
+	cfg.SessionTTL = max(cfg.SessionTTL, cfg.TTL, MinSessionTTL)
+	if cfg.Journal == nil {
+		cfg.Journal = noJournal{}
+	}
+	if cfg.OnEvent == nil {
+		cfg.OnEvent = func(string, *Session, error) {}
+	}
+	return &daemon{c, cfg}, nil
 }
 
 type journalError struct{ err error }
@@ -191,44 +205,44 @@ func (e *vanishedError) Error() string {
 func (e *vanishedError) Is(target error) bool { return target == ErrLost }
 
 // oneSession runs the role in one tenure. taken says whether it came to that.
-func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, relics uint64, role func(context.Context, *Session) error) (taken bool, err error) {
-	if err := c.retireIncarnations(ctx, cfg); err != nil {
+func (d *daemon) oneSession(ctx context.Context, relics uint64, role func(context.Context, *Session) error) (taken bool, err error) {
+	if err := d.retireIncarnations(ctx); err != nil {
 		return false, err
 	}
 	if relics > 0 {
-		if err := c.destroyNamed(ctx, cfg, relics); err != nil {
+		if err := d.destroyNamed(ctx, relics); err != nil {
 			return false, err
 		}
 	}
 	s := &Session{Incarnation: strings.ToLower(ulid.Make().String())}
-	if err := cfg.Journal.Add(s.Incarnation); err != nil {
+	if err := d.Journal.Add(s.Incarnation); err != nil {
 		return false, &journalError{err}
 	}
-	defer c.retire(ctx, cfg, s)
-	if err := c.openSession(ctx, cfg, s); err != nil {
+	defer d.retire(ctx, s)
+	if err := d.openSession(ctx, s); err != nil {
 		return false, err
 	}
-	if err := c.readCreated(ctx, s); err != nil {
+	if err := d.readCreated(ctx, s); err != nil {
 		return false, err
 	}
-	cfg.OnEvent("session taken", s, nil)
+	d.OnEvent("session taken", s, nil)
 
 	// The heartbeat outlives the role: its locks must hold until its workers have stopped.
 	beatCtx, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	leaseCtx, endLease := context.WithCancelCause(ctx)
 	var side errgroup.Group
 	side.Go(func() error {
-		c.renew(beatCtx, cfg, s)
+		d.renew(beatCtx, s)
 		return nil
 	})
-	if cfg.Mode == ByCheck {
+	if d.Mode == ByCheck {
 		side.Go(func() error {
-			c.heartbeat(beatCtx, cfg, s)
+			d.heartbeat(beatCtx, s)
 			return nil
 		})
 	}
 	side.Go(func() error {
-		if err := c.confirm(leaseCtx, cfg, s); err != nil {
+		if err := d.confirm(leaseCtx, s); err != nil {
 			endLease(err)
 		}
 		return nil
@@ -244,18 +258,18 @@ func (c *Client) oneSession(ctx context.Context, cfg SessionConfig, relics uint6
 }
 
 // heartbeat keeps the check passing at the local agent. It proves nothing: see confirm.
-func (c *Client) heartbeat(ctx context.Context, cfg SessionConfig, s *Session) {
-	ticker := time.NewTicker(cfg.TTL / 4)
+func (d *daemon) heartbeat(ctx context.Context, s *Session) {
+	ticker := time.NewTicker(d.TTL / 4)
 	defer ticker.Stop()
 	for {
-		callCtx, cancel := context.WithTimeout(ctx, cfg.TTL)
-		err := c.vouch(callCtx, cfg, s)
+		callCtx, cancel := context.WithTimeout(ctx, d.TTL)
+		err := d.vouch(callCtx, s)
 		if err == nil {
-			err = c.live.Agent().UpdateTTLOpts(checkID(cfg, s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
+			err = d.live.Agent().UpdateTTLOpts(d.checkID(s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
 		}
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			cfg.OnEvent("heartbeat failed", s, err)
+			d.OnEvent("heartbeat failed", s, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -270,19 +284,19 @@ func lossAfter(ttl time.Duration) time.Duration { return ttl + ttl/2 }
 
 // confirm asks the servers for the session in a standing query. It returns nil when ctx ends, and ErrLost when the
 // session is gone or nobody confirmed it in time.
-func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) error {
+func (d *daemon) confirm(ctx context.Context, s *Session) error {
 	var index uint64
 	for {
-		deadline := s.lastConfirmed().Add(lossAfter(cfg.TTL))
+		deadline := s.lastConfirmed().Add(lossAfter(d.TTL))
 		queryCtx, cancel := context.WithDeadline(ctx, deadline)
-		opts := &api.QueryOptions{WaitIndex: index, WaitTime: cfg.TTL / 2}
+		opts := &api.QueryOptions{WaitIndex: index, WaitTime: d.TTL / 2}
 		sent := time.Now()
-		entry, meta, err := c.live.Session().Info(s.Releasing, opts.WithContext(queryCtx))
+		entry, meta, err := d.live.Session().Info(s.Releasing, opts.WithContext(queryCtx))
 		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // the end of ctx is no loss
-		case err == nil && entry == nil && c.hidden(meta):
+		case err == nil && entry == nil && d.hidden(meta):
 			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
 		case err == nil && entry == nil:
 			return &vanishedError{session: s.Releasing, created: s.created}
@@ -294,11 +308,11 @@ func (c *Client) confirm(ctx context.Context, cfg SessionConfig, s *Session) err
 			}
 			continue
 		}
-		if silent := time.Since(s.lastConfirmed()); silent >= lossAfter(cfg.TTL) {
+		if silent := time.Since(s.lastConfirmed()); silent >= lossAfter(d.TTL) {
 			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing, silent.Round(time.Millisecond), err)
 		}
 		index = 0
-		if wait.Pause(ctx, cfg.TTL/20) != nil {
+		if wait.Pause(ctx, d.TTL/20) != nil {
 			return nil //nolint:nilerr // the end of ctx is no loss
 		}
 	}
