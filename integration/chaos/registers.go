@@ -93,7 +93,7 @@ func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
 		}
 		r.read(ctx, name)
 	}
-	_ = r.client.Release(ctx, f, []byte(store.NewID())) // it ends with the session too
+	_ = r.client.Locks.Release(ctx, f, []byte(store.NewID())) // it ends with the session too
 	return nil
 }
 
@@ -113,7 +113,7 @@ func (r *registerClient) note(op checker.LockOp) {
 
 func (r *registerClient) acquire(ctx context.Context, name, lock, session string) (consul.Fence, error) {
 	op := checker.LockOp{Key: name, Op: checker.LockAcquire, Outcome: checker.LockDone, Call: time.Now().UnixNano()}
-	f, err := r.client.Acquire(ctx, lock, session, func() []byte { return []byte(store.NewID()) })
+	f, err := r.client.Locks.Acquire(ctx, lock, session, func() []byte { return []byte(store.NewID()) })
 	if err == nil {
 		op.Fence = f.Index
 		r.note(op)

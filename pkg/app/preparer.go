@@ -196,7 +196,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Doors: doors, Strict: cfg.Isolation == IsolationOn,
 		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Trust: policy},
 		Node: record, Store: b.store, Cache: artifacts, Runtime: pods,
-		Services: b.client, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
+		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver,
 	})
 	if err == nil {

@@ -70,16 +70,22 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 	return reg
 }
 
+// Services are those that the local agent has.
+type Services struct{ c *Client }
+
+// TokenID is that of the client.
+func (s *Services) TokenID() string { return s.c.TokenID() }
+
 // UpdateCheck tells the local agent the state of a service's TTL check.
-func (c *Client) UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error {
-	ctx, cancel := c.call(ctx)
+func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error {
+	ctx, cancel := a.c.call(ctx)
 	defer cancel()
 	status := api.HealthCritical
 	if passing {
 		status = api.HealthPassing
 	}
 	opts := new(api.QueryOptions).WithContext(ctx)
-	if err := c.api.Agent().UpdateTTLOpts(ServiceCheckID(serviceID), output, status, opts); err != nil {
+	if err := a.c.api.Agent().UpdateTTLOpts(ServiceCheckID(serviceID), output, status, opts); err != nil {
 		return fmt.Errorf("update check of service %s: %w", serviceID, err)
 	}
 	return nil
@@ -88,11 +94,11 @@ func (c *Client) UpdateCheck(ctx context.Context, serviceID string, passing bool
 // RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
 // starts critical, unless it is to begin as one that passes, except where name, address, port, tags and meta are those of the
 // service that was there: then its state stays, so that a restarted preparer does not take a healthy pod out of service.
-func (c *Client) RegisterService(ctx context.Context, s Service) error {
-	ctx, cancel := c.call(ctx)
+func (a *Services) RegisterService(ctx context.Context, s Service) error {
+	ctx, cancel := a.c.call(ctx)
 	defer cancel()
 	// Consul would hand the state of a check on to the one that replaces it, whatever that one looks at.
-	if err := c.deregisterOther(ctx, s); err != nil {
+	if err := a.deregisterOther(ctx, s); err != nil {
 		return err
 	}
 	reg := &api.AgentServiceRegistration{
@@ -102,15 +108,15 @@ func (c *Client) RegisterService(ctx context.Context, s Service) error {
 		reg.Check = s.Check.registration(&s)
 	}
 	opts := api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx)
-	if err := c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {
+	if err := a.c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {
 		return fmt.Errorf("register service %s: %w", s.ID, err)
 	}
 	return nil
 }
 
 // deregisterOther removes a service that has the id and is not the same.
-func (c *Client) deregisterOther(ctx context.Context, s Service) error {
-	old, _, err := c.api.Agent().Service(s.ID, Default.options(ctx))
+func (a *Services) deregisterOther(ctx context.Context, s Service) error {
+	old, _, err := a.c.api.Agent().Service(s.ID, Default.options(ctx))
 	switch {
 	case answered(err, http.StatusNotFound):
 		return nil
@@ -120,17 +126,17 @@ func (c *Client) deregisterOther(ctx context.Context, s Service) error {
 		slices.Equal(old.Tags, s.Tags) && maps.Equal(old.Meta, s.Meta):
 		return nil
 	}
-	return c.DeregisterService(ctx, s.ID)
+	return a.DeregisterService(ctx, s.ID)
 }
 
 // ServiceCheckID returns the id of the check that RegisterService makes for a service.
 func ServiceCheckID(serviceID string) string { return serviceID + "-health" }
 
 // DeregisterService removes a service from the local agent. One that is not there is fine.
-func (c *Client) DeregisterService(ctx context.Context, id string) error {
-	ctx, cancel := c.call(ctx)
+func (a *Services) DeregisterService(ctx context.Context, id string) error {
+	ctx, cancel := a.c.call(ctx)
 	defer cancel()
-	return deregister(ctx, c.api, id)
+	return deregister(ctx, a.c.api, id)
 }
 
 func deregister(ctx context.Context, at *api.Client, id string) error {
@@ -150,15 +156,15 @@ type Health struct {
 
 // LocalServices returns the services at the local agent whose meta has the value under the key, by their ids. A service
 // without a check passes.
-func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]Health, error) {
-	ctx, cancel := c.call(ctx)
+func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]Health, error) {
+	ctx, cancel := a.c.call(ctx)
 	defer cancel()
 	// The filter language knows no escapes in double quotes; in backticks everything but they stands for itself.
 	if strings.ContainsAny(metaKey+metaValue, "`\r") {
 		return nil, fmt.Errorf("read services of the local agent: a filter cannot hold meta %q=%q", metaKey, metaValue)
 	}
 	opts := Default.options(ctx)
-	services, err := c.api.Agent().ServicesWithFilterOpts(fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue), opts)
+	services, err := a.c.api.Agent().ServicesWithFilterOpts(fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue), opts)
 	if err != nil {
 		return nil, fmt.Errorf("read services of the local agent: %w", err)
 	}
@@ -166,7 +172,7 @@ func (c *Client) LocalServices(ctx context.Context, metaKey, metaValue string) (
 	if len(services) == 0 {
 		return health, nil
 	}
-	checks, err := c.api.Agent().ChecksWithFilterOpts("", opts)
+	checks, err := a.c.api.Agent().ChecksWithFilterOpts("", opts)
 	if err != nil {
 		return nil, fmt.Errorf("read checks of the local agent: %w", err)
 	}

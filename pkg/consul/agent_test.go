@@ -34,7 +34,7 @@ func TestAgentNode(t *testing.T) {
 func passing(t *testing.T, c *consul.Client, key, value string, want map[string]bool) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() error {
-		local, err := c.LocalServices(t.Context(), key, value)
+		local, err := c.Services.LocalServices(t.Context(), key, value)
 		got := map[string]bool{}
 		for id, health := range local {
 			got[id] = health.Passing
@@ -75,23 +75,23 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 		{ID: id("plain"), Name: "web", Meta: meta},
 		{ID: id("elsewhere"), Name: "web", Meta: map[string]string{"rcfarm-node_id": "node-1_a"}},
 	} {
-		if err := c.RegisterService(t.Context(), s); err != nil {
+		if err := c.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
+		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), s.ID) })
 	}
 	key, value := "rcfarm-node_id", meta["rcfarm-node_id"]
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
 	passing(t, c, key, "node-1_a", map[string]bool{id("elsewhere"): true})
 	passing(t, c, key, "nobody", map[string]bool{})
 	passing(t, c, "no-such_key", value, map[string]bool{})
-	if _, err := c.LocalServices(t.Context(), key, "`) or (ID matches `.*`"); err == nil {
+	if _, err := c.Services.LocalServices(t.Context(), key, "`) or (ID matches `.*`"); err == nil {
 		t.Error("a value became a part of the filter")
 	}
 
 	sick.Store(true)
 	passing(t, c, key, value, map[string]bool{id("http"): false, id("tcp"): true, id("plain"): true})
-	local, err := c.LocalServices(t.Context(), key, value)
+	local, err := c.Services.LocalServices(t.Context(), key, value)
 	if h := local[id("http")]; err != nil || h.Check != "health of web" || !strings.Contains(h.Output, "503 Service Unavailable Output: ") {
 		t.Errorf("the failing check is %+v (%v)", h, err) // pkg/health relies on the form
 	}
@@ -104,13 +104,13 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): false, id("plain"): true})
 
 	// Registering again replaces: the check that is gone must not count any more.
-	if err := c.RegisterService(t.Context(), consul.Service{ID: id("tcp"), Name: "web", Meta: meta}); err != nil {
+	if err := c.Services.RegisterService(t.Context(), consul.Service{ID: id("tcp"), Name: "web", Meta: meta}); err != nil {
 		t.Fatal(err)
 	}
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
 
 	for range 2 { // the second time it is not there
-		if err := c.DeregisterService(t.Context(), id("plain")); err != nil {
+		if err := c.Services.DeregisterService(t.Context(), id("plain")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -127,13 +127,13 @@ func TestAliasCheck(t *testing.T) {
 		{ID: main, Name: "web", Port: 80, Meta: meta, Check: &consul.Check{TTL: time.Hour}},
 		{ID: main + ".admin", Name: "web-admin", Port: 81, Meta: meta, Check: &consul.Check{Alias: main}},
 	} {
-		if err := c.RegisterService(t.Context(), s); err != nil {
+		if err := c.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
+		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), s.ID) })
 	}
 	for _, state := range []bool{false, true, false} {
-		if err := c.UpdateCheck(t.Context(), main, state, ""); err != nil {
+		if err := c.Services.UpdateCheck(t.Context(), main, state, ""); err != nil {
 			t.Fatal(err)
 		}
 		passing(t, c, "k", main, map[string]bool{main: state, main + ".admin": state})
@@ -149,11 +149,11 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 		ID: id, Name: "slow", Meta: map[string]string{"k": id},
 		Check: &consul.Check{TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second},
 	}
-	if err := c.RegisterService(t.Context(), s); err != nil {
+	if err := c.Services.RegisterService(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
-	if got := must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", id)); len(got) != 1 || got[id].Passing || got[id].Check != "health of slow" {
+	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
+	if got := must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", id)); len(got) != 1 || got[id].Passing || got[id].Check != "health of slow" {
 		t.Fatalf("got %v", got)
 	}
 
@@ -161,11 +161,11 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 	other.ID, other.Name, other.Meta = id+"-passes", "passes", map[string]string{"k": id + "-passes"}
 	check := *s.Check
 	check.Passing, other.Check = true, &check
-	if err := c.RegisterService(t.Context(), other); err != nil {
+	if err := c.Services.RegisterService(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), other.ID) })
-	if got := must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", other.ID)); !got[other.ID].Passing {
+	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), other.ID) })
+	if got := must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", other.ID)); !got[other.ID].Passing {
 		t.Errorf("one that is to begin as passing is %v", got)
 	}
 }
@@ -184,12 +184,12 @@ func TestRegisteringAgain(t *testing.T) {
 	}
 	register := func() bool {
 		t.Helper()
-		if err := c.RegisterService(t.Context(), s); err != nil {
+		if err := c.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		return must[map[string]consul.Health](t)(c.LocalServices(t.Context(), "k", id))[id].Passing
+		return must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", id))[id].Passing
 	}
-	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
+	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
 	register()
 	passing(t, c, "k", id, map[string]bool{id: true})
 	s.Check = &consul.Check{TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}
@@ -206,24 +206,24 @@ func TestPassingAsksTheCatalog(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	name := strings.TrimSuffix(prefix, "/")
-	if got := must[[]map[string]string](t)(c.Passing(t.Context(), name, "nonce", "n1")); len(got) != 0 {
+	if got := must[[]map[string]string](t)(c.Catalog.Passing(t.Context(), name, "nonce", "n1")); len(got) != 0 {
 		t.Fatalf("a service that does not exist: %v", got)
 	}
 	for i, check := range []*consul.Check{nil, nil, {TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}} {
 		s := consul.Service{ID: fmt.Sprint(name, i), Name: name, Meta: map[string]string{"nonce": fmt.Sprint("n", i)}, Check: check}
-		if err := c.RegisterService(t.Context(), s); err != nil {
+		if err := c.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = c.DeregisterService(context.Background(), s.ID) })
+		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), s.ID) })
 	}
 	consultest.Eventually(t, patience, func() error {
-		got, err := c.Passing(t.Context(), name, "nonce", "n1")
+		got, err := c.Catalog.Passing(t.Context(), name, "nonce", "n1")
 		if err == nil && (len(got) != 1 || got[0]["nonce"] != "n1") {
 			err = fmt.Errorf("got %v", got)
 		}
 		return err
 	})
-	if got, err := c.Passing(t.Context(), name, "nonce", "n2"); err != nil || len(got) != 0 {
+	if got, err := c.Catalog.Passing(t.Context(), name, "nonce", "n2"); err != nil || len(got) != 0 {
 		t.Errorf("Passing counts a critical instance: %v %v", got, err)
 	}
 }

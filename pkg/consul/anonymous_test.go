@@ -24,14 +24,14 @@ func TestAnonymous(t *testing.T) {
 		{Resource: "service", Segment: "web", Access: "write"},
 	}
 	open, _, _ := setup(t)
-	if got, err := open.Anonymous(t.Context(), rights); err != nil || !slices.Equal(got, rights) {
+	if got, err := open.ACL.Anonymous(t.Context(), rights); err != nil || !slices.Equal(got, rights) {
 		t.Errorf("without ACLs: %v, %v", got, err)
 	}
 	g := startGuarded(t)
 	c := clientOf(t, consul.Config{Address: g.addr, Token: managementToken})
 	var got []consul.Right
 	consultest.Eventually(t, patience, func() (err error) { // until there is an anonymous token
-		got, err = c.Anonymous(t.Context(), rights)
+		got, err = c.ACL.Anonymous(t.Context(), rights)
 		return err
 	})
 	if len(got) != 0 {
@@ -45,7 +45,7 @@ func TestAnonymous(t *testing.T) {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, patience, func() error {
-		if got, err = c.Anonymous(t.Context(), rights); err == nil && !slices.Equal(got, rights[:1]) {
+		if got, err = c.ACL.Anonymous(t.Context(), rights); err == nil && !slices.Equal(got, rights[:1]) {
 			err = fmt.Errorf("%v", got)
 		}
 		return err
@@ -53,7 +53,7 @@ func TestAnonymous(t *testing.T) {
 	if _, err := g.raw.Agent().UpdateDefaultACLToken(managementToken, nil); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := c.Anonymous(t.Context(), rights); err != nil || !slices.Equal(got, rights) {
+	if got, err := c.ACL.Anonymous(t.Context(), rights); err != nil || !slices.Equal(got, rights) {
 		t.Errorf("with a default token of the agent: %v, %v", got, err)
 	}
 	p := consultest.StartProxy(t, g.addr)
@@ -63,7 +63,7 @@ func TestAnonymous(t *testing.T) {
 		}
 		return consultest.CutBefore
 	})
-	if got, err := clientOf(t, consul.Config{Address: p.Addr, Token: managementToken}).Anonymous(t.Context(), rights); err == nil {
+	if got, err := clientOf(t, consul.Config{Address: p.Addr, Token: managementToken}).ACL.Anonymous(t.Context(), rights); err == nil {
 		t.Errorf("without an answer: %v", got)
 	}
 }

@@ -25,14 +25,14 @@ func TestThresholdsOfChecks(t *testing.T) {
 	web := httptest.NewServer(answers)
 	t.Cleanup(web.Close)
 	id := strings.TrimSuffix(prefix, "/")
-	err := c.RegisterService(t.Context(), consul.Service{
+	err := c.Services.RegisterService(t.Context(), consul.Service{
 		ID: id, Name: "web", Meta: map[string]string{"k": id},
 		Check: &consul.Check{HTTP: web.URL, Interval: time.Second, Timeout: patience, SuccessThreshold: 2, FailureThreshold: 3},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
+	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
 	passing(t, c, "k", id, map[string]bool{id: true})
 	if given := answers.given(); !strings.HasPrefix(given, toPassing) {
 		t.Errorf("passing after the answers %s, want two good ones in a row", given)
@@ -73,19 +73,19 @@ func TestTTLCheck(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	id := strings.TrimSuffix(prefix, "/")
-	err := c.RegisterService(t.Context(), consul.Service{
+	err := c.Services.RegisterService(t.Context(), consul.Service{
 		ID: id, Name: "script", Meta: map[string]string{"k": id}, Check: &consul.Check{TTL: 2 * time.Second},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.DeregisterService(context.Background(), id) })
+	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
 	passing(t, c, "k", id, map[string]bool{id: false})
 	consultest.Eventually(t, patience, func() error { // told again where the machine was too slow to look
-		if err := c.UpdateCheck(t.Context(), id, true, "all is well"); err != nil {
+		if err := c.Services.UpdateCheck(t.Context(), id, true, "all is well"); err != nil {
 			t.Fatal(err)
 		}
-		local, err := c.LocalServices(t.Context(), "k", id)
+		local, err := c.Services.LocalServices(t.Context(), "k", id)
 		checks, otherErr := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == `%s`", id))
 		if err = errors.Join(err, otherErr); err == nil && (!local[id].Passing || checks[consul.ServiceCheckID(id)].Output != "all is well") {
 			err = fmt.Errorf("services %v, checks %v", local, checks)
@@ -93,7 +93,7 @@ func TestTTLCheck(t *testing.T) {
 		return err
 	})
 	passing(t, c, "k", id, map[string]bool{id: false})
-	if err := c.UpdateCheck(t.Context(), id+"-other", true, ""); err == nil {
+	if err := c.Services.UpdateCheck(t.Context(), id+"-other", true, ""); err == nil {
 		t.Error("a check that is not there was updated")
 	}
 }

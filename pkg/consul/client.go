@@ -59,6 +59,11 @@ type Config struct {
 
 // Client talks to the local Consul agent. It is safe for concurrent use.
 type Client struct {
+	Locks    *Locks
+	Services *Services
+	Catalog  *Catalog
+	ACL      *ACL
+
 	api     *api.Client
 	live    *api.Client // for the liveness of the session
 	timeout time.Duration
@@ -78,6 +83,7 @@ func New(cfg Config) (*Client, error) {
 		cfg.CallTimeout = DefaultCallTimeout
 	}
 	c := &Client{timeout: cfg.CallTimeout, source: sourceOf(cfg)}
+	c.Locks, c.Services, c.Catalog, c.ACL = &Locks{c}, &Services{c}, &Catalog{c}, &ACL{c}
 	var err error
 	if c.api, err = c.dialer(cfg, cfg.MaxConns); err == nil {
 		c.live, err = c.dialer(cfg, LivenessConns)

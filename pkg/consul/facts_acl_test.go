@@ -81,7 +81,7 @@ func TestACL(t *testing.T) {
 	t.Run("lock", func(t *testing.T) { testLockRights(t, g, lock) })
 	t.Run("watch", func(t *testing.T) { testWatchFiltered(t, g) })
 	t.Run("catalog", func(t *testing.T) {
-		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).Passing(t.Context(), "consul", "version", "1")
+		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).Catalog.Passing(t.Context(), "consul", "version", "1")
 		if !errors.Is(err, consul.ErrFiltered) {
 			t.Errorf("Passing: %v, want ErrFiltered", err)
 		}
@@ -129,7 +129,7 @@ func testHidden(t *testing.T, g guarded) {
 	if err != nil || len(found) != 1 || string(found["open/a"].Value) != "v" {
 		t.Errorf("GetMany of what is allowed: %+v %v", found, err)
 	}
-	if name, err := c.TokenName(ctx); err != nil || !strings.HasPrefix(name, "token ") {
+	if name, err := c.ACL.TokenName(ctx); err != nil || !strings.HasPrefix(name, "token ") {
 		t.Errorf("TokenName: %q %v", name, err)
 	}
 	// A write without permission is refused, not unknown: nothing was written.
@@ -157,10 +157,10 @@ func testAnonymous(t *testing.T, g guarded) {
 	if _, err := c.GetMany(t.Context(), []string{"hidden/a"}, consul.Default); !errors.Is(err, consul.ErrFiltered) {
 		t.Errorf("GetMany: %v", err)
 	}
-	if _, err := c.Passing(t.Context(), "consul", "version", "1"); !errors.Is(err, consul.ErrFiltered) {
+	if _, err := c.Catalog.Passing(t.Context(), "consul", "version", "1"); !errors.Is(err, consul.ErrFiltered) {
 		t.Errorf("Passing: %v", err)
 	}
-	if name, err := c.TokenName(t.Context()); err != nil || name != "" {
+	if name, err := c.ACL.TokenName(t.Context()); err != nil || name != "" {
 		t.Errorf("TokenName without a token: %q %v", name, err)
 	}
 	// A token that Consul does not know, as after its deletion, is an error everywhere.
@@ -190,11 +190,11 @@ func testRuleKinds(t *testing.T, g guarded) {
 // Acquiring needs key:write and a session's id, no right on sessions.
 func testLockRights(t *testing.T, g guarded, session string) {
 	writer := g.client(t, `key_prefix "locks/" { policy = "write" }`)
-	f, err := writer.Acquire(t.Context(), "locks/a", session, differ("v"))
+	f, err := writer.Locks.Acquire(t.Context(), "locks/a", session, differ("v"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := writer.Bump(t.Context(), f, differ("w")); err != nil {
+	if _, err := writer.Locks.Bump(t.Context(), f, differ("w")); err != nil {
 		t.Fatal(err)
 	}
 	// A transaction leaves out what the token may not read, and says nothing: a key that was asked for by name is missed.
@@ -211,7 +211,7 @@ func testLockRights(t *testing.T, g guarded, session string) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it went on trying"))
 	defer cancel()
 	reader := g.client(t, `key_prefix "locks/" { policy = "read" } session_prefix "" { policy = "read" }`)
-	if _, err := reader.Acquire(ctx, "locks/b", session, differ("v")); !errors.Is(err, consul.ErrRefused) {
+	if _, err := reader.Locks.Acquire(ctx, "locks/b", session, differ("v")); !errors.Is(err, consul.ErrRefused) {
 		t.Fatalf("got %v, want a refusal", err)
 	}
 }

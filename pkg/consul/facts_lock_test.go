@@ -70,7 +70,7 @@ func TestFactFencedTransactionOfEarlierTenureIsRefused(t *testing.T) {
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
 	value := differ("v")
-	first := must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, value))
+	first := must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, mine, value))
 	write := func(f consul.Fence) error {
 		_, err := c.Commit(t.Context(), append(f.Ops(), consul.Set(prefix+"w", value())))
 		return err
@@ -79,20 +79,20 @@ func TestFactFencedTransactionOfEarlierTenureIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The same session, elected twice: the session matches, the index does not.
-	if err := c.Release(t.Context(), first, nil); err != nil {
+	if err := c.Locks.Release(t.Context(), first, nil); err != nil {
 		t.Fatal(err)
 	}
 	mustRefuse(t, write(first), 0)
-	second := must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, value))
+	second := must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, mine, value))
 	mustRefuse(t, write(first), 1)
 	if err := write(second); err != nil {
 		t.Fatal(err)
 	}
 	// Deposed: another session holds it.
-	if err := c.Release(t.Context(), second, nil); err != nil {
+	if err := c.Locks.Release(t.Context(), second, nil); err != nil {
 		t.Fatal(err)
 	}
-	must[consul.Fence](t)(c.Acquire(t.Context(), key, other, value))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, other, value))
 	mustRefuse(t, write(second), 0)
 }
 
@@ -109,7 +109,7 @@ func TestFactLockDelay(t *testing.T) {
 	} {
 		key := prefix + strings.ReplaceAll(tc.name, " ", "-")
 		mine, other := rawSession(t, raw, &api.SessionEntry{LockDelay: tc.delay}), rawSession(t, raw, nil)
-		must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, differ("v")))
+		must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, mine, differ("v")))
 		if _, err := raw.Session().Destroy(mine, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestFactBehaviorDeleteRemovesTheKeys(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	session := rawSession(t, raw, &api.SessionEntry{LockDelay: time.Millisecond, Behavior: api.SessionBehaviorDelete})
-	must[consul.Fence](t)(c.Acquire(t.Context(), prefix+"member", session, differ("v")))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), prefix+"member", session, differ("v")))
 	if _, err := raw.Session().Destroy(session, new(api.WriteOptions).WithContext(context.Background())); err != nil {
 		t.Fatal(err)
 	}

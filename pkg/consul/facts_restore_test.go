@@ -125,13 +125,13 @@ func testFactSessionReturns(t *testing.T, p *past) {
 	t.Helper()
 	c, raw := p.c, p.raw
 	past := rawSession(t, raw, nil)
-	must[consul.Fence](t)(c.Acquire(t.Context(), "s/lock", past, differ("v")))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), "s/lock", past, differ("v")))
 	snapshot := p.save(t)
 	if _, err := raw.Session().Destroy(past, nil); err != nil {
 		t.Fatal(err)
 	}
 	present := rawSession(t, raw, nil)
-	must[consul.Fence](t)(c.Acquire(t.Context(), "s/lock", present, differ("w")))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), "s/lock", present, differ("w")))
 	p.restore(t, snapshot)
 	sessionAlive(t, raw, past)
 	sessionGone(t, raw, present)
@@ -217,7 +217,7 @@ func testSessionAfterRestore(t *testing.T, p *past) {
 	held := make(chan consul.Fence, 10)
 	cfg := consul.SessionConfig{Kind: "farm", Name: "regress", TTL: 2 * busyTTL, Journal: &memJournal{}}
 	role := func(ctx context.Context, s *consul.Session) error {
-		f, err := c.Acquire(ctx, lock, s.Releasing, differ(s.Incarnation))
+		f, err := c.Locks.Acquire(ctx, lock, s.Releasing, differ(s.Incarnation))
 		if err != nil {
 			return err
 		}

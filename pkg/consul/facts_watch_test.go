@@ -136,7 +136,7 @@ func TestFactDeletionsMoveTheIndexForwards(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	session := rawSession(t, raw, nil)
-	must[consul.Fence](t)(c.Acquire(t.Context(), prefix+"d/k", session, differ("v")))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), prefix+"d/k", session, differ("v")))
 	locked := listIndex(t, raw, prefix+"d/")
 	if _, err := raw.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)

@@ -34,19 +34,22 @@ func (e *LockedError) Error() string {
 // lockPace is that of attempts to take a lock whose outcome stays unknown.
 func lockPace() *backoff.ExponentialBackOff { return wait.NewPace(50*time.Millisecond, 2*time.Second) }
 
+// Locks are keys that sessions hold.
+type Locks struct{ c *Client }
+
 // Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
 // index moves and an earlier tenure of the same session is fenced off. It returns *LockedError when another session holds
 // the lock, ErrLost when the session is dead, ErrRefused when the token may not write it, ErrFiltered when it may not
 // read who holds it, or the context's cause; whatever else goes wrong is tried again until the answer is definite (R9).
-func (c *Client) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
-	f, _, err := c.acquire(ctx, c.commit, key, session, value, nil)
+func (l *Locks) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
+	f, _, err := l.acquire(ctx, l.c.commit, key, session, value, nil)
 	return f, err
 }
 
 // sender carries out a transaction.
 type sender func(ctx context.Context, ops []Op) (*answer, error)
 
-func (c *Client) acquire(ctx context.Context, send sender, key, session string, value func() []byte, also []Op) (Fence, *answer, error) {
+func (l *Locks) acquire(ctx context.Context, send sender, key, session string, value func() []byte, also []Op) (Fence, *answer, error) {
 	if session == "" {
 		return Fence{}, nil, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
 	}
@@ -58,19 +61,19 @@ func (c *Client) acquire(ctx context.Context, send sender, key, session string, 
 			}
 			return Fence{Key: key, Session: session, Index: got.byKey[key].ModifyIndex}, got, nil
 		}
-		if err := c.beforeNext(ctx, pace, key, session, err); err != nil {
+		if err := l.beforeNext(ctx, pace, key, session, err); err != nil {
 			return Fence{}, nil, err
 		}
 	}
 }
 
 // beforeNext waits before the next attempt to take a lock, or returns why there shall be none.
-func (c *Client) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOff, key, session string, err error) error {
+func (l *Locks) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOff, key, session string, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, ErrRefused):
-		if definite, why := c.whyRefused(ctx, key, session, err); definite {
+		if definite, why := l.whyRefused(ctx, key, session, err); definite {
 			return why
 		}
 	case !errors.Is(err, ErrUnknown):
@@ -82,7 +85,7 @@ func (c *Client) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOf
 // AcquireAll takes several locks for a session, in as few transactions as that fits into, and returns the fences of those that it surely
 // got. One that somebody else holds keeps those of its transaction from being taken: whoever wants them takes them alone (Acquire),
 // which is also right where the outcome is not known. The error is why any are missing.
-func (c *Client) AcquireAll(ctx context.Context, keys []string, session string, value func() []byte) (map[string]Fence, error) {
+func (l *Locks) AcquireAll(ctx context.Context, keys []string, session string, value func() []byte) (map[string]Fence, error) {
 	fences := make(map[string]Fence, len(keys))
 	if session == "" {
 		return fences, fmt.Errorf("%w: %d locks without a session", ErrLost, len(keys))
@@ -93,7 +96,7 @@ func (c *Client) AcquireAll(ctx context.Context, keys []string, session string, 
 		for i, key := range some {
 			ops[i] = Lock(key, value(), session)
 		}
-		written, err := c.Commit(ctx, ops)
+		written, err := l.c.Commit(ctx, ops)
 		if ctx.Err() != nil {
 			return fences, context.Cause(ctx)
 		}
@@ -110,9 +113,9 @@ func (c *Client) AcquireAll(ctx context.Context, keys []string, session string, 
 // AcquireIf takes a lock for a session once may agrees to what is there, which is the zero Pair when nothing is. may is asked
 // for each attempt, and the lock is taken only over what it was asked about, together with what may wants done besides, or not at all.
 // Errors are those of Acquire and of may; ErrRefused also when the token may not do what is wanted besides.
-func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) (besides []Op, err error)) error {
+func (l *Locks) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) (besides []Op, err error)) error {
 	for pace := lockPace(); ; {
-		present, err := c.Get(ctx, key, Consistent)
+		present, err := l.c.Get(ctx, key, Consistent)
 		unchanged := CheckIndex(key, present.ModifyIndex)
 		if errors.Is(err, ErrNotFound) {
 			unchanged, err = CheckMissing(key), nil
@@ -122,12 +125,12 @@ func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byt
 			if no != nil {
 				return no
 			}
-			_, err = c.commit(ctx, append([]Op{unchanged, Lock(key, value, session)}, besides...))
+			_, err = l.c.commit(ctx, append([]Op{unchanged, Lock(key, value, session)}, besides...))
 		}
 		if err == nil {
 			return nil
 		}
-		if err := c.beforeNext(ctx, pace, key, session, err); err != nil {
+		if err := l.beforeNext(ctx, pace, key, session, err); err != nil {
 			return err
 		}
 	}
@@ -135,8 +138,8 @@ func (c *Client) AcquireIf(ctx context.Context, key, session string, value []byt
 
 // Bump moves the index of a lock that is held, after which no transaction with the old fence can land any more. Its
 // errors are those of Acquire, with ErrLost where somebody else holds the lock.
-func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {
-	next, err := c.Acquire(ctx, f.Key, f.Session, value)
+func (l *Locks) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {
+	next, err := l.Acquire(ctx, f.Key, f.Session, value)
 	if _, locked := errors.AsType[*LockedError](err); locked {
 		return Fence{}, fmt.Errorf("%w: %w", ErrLost, err)
 	}
@@ -146,11 +149,11 @@ func (c *Client) Bump(ctx context.Context, f Fence, value func() []byte) (Fence,
 // whyRefused tells a lock that is held from a session that is dead, and both from a refusal for want of rights. The
 // answer is not definite when none is so, as within the lock delay, or when the servers could not be asked: then trying
 // again is right.
-func (c *Client) whyRefused(ctx context.Context, key, session string, refused error) (definite bool, why error) {
+func (l *Locks) whyRefused(ctx context.Context, key, session string, refused error) (definite bool, why error) {
 	if r, is := errors.AsType[*RefusedError](refused); is && r.Denied() {
 		return true, refused
 	}
-	pair, err := c.Get(ctx, key, Consistent)
+	pair, err := l.c.Get(ctx, key, Consistent)
 	switch {
 	case errors.Is(err, ErrFiltered):
 		return true, err
@@ -159,7 +162,7 @@ func (c *Client) whyRefused(ctx context.Context, key, session string, refused er
 	case err == nil && pair.Session != "" && pair.Session != session:
 		return true, &LockedError{Key: key, Session: pair.Session, Value: pair.Value}
 	}
-	alive, err := c.sessionExists(ctx, session)
+	alive, err := l.sessionExists(ctx, session)
 	switch {
 	case err != nil:
 		return errors.Is(err, ErrFiltered), err
@@ -172,7 +175,7 @@ func (c *Client) whyRefused(ctx context.Context, key, session string, refused er
 
 // Release gives a lock up and leaves the value behind. It returns ErrRefused when the session did not hold the lock, and
 // ErrUnknown when it may or may not have worked.
-func (c *Client) Release(ctx context.Context, f Fence, value []byte) error {
-	_, err := c.Commit(ctx, []Op{Unlock(f.Key, value, f.Session)})
+func (l *Locks) Release(ctx context.Context, f Fence, value []byte) error {
+	_, err := l.c.Commit(ctx, []Op{Unlock(f.Key, value, f.Session)})
 	return err
 }

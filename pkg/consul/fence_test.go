@@ -19,13 +19,13 @@ func TestBumpFencesOffALateWrite(t *testing.T) {
 	spoilt, direct, p, prefix := throughProxy(t)
 	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
 	value := differ("v")
-	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), prefix+"lock", session, value))
+	f := must[consul.Fence](t)(spoilt.Locks.Acquire(t.Context(), prefix+"lock", session, value))
 	p.Set(consultest.OnTxn(consultest.HoldBack))
 	_, err := spoilt.Commit(t.Context(), append(f.Ops(), consul.Set(prefix+"late", nil)))
 	if !errors.Is(err, consul.ErrUnknown) {
 		t.Fatalf("the write that is held back: %v", err)
 	}
-	next := must[consul.Fence](t)(spoilt.Bump(t.Context(), f, value))
+	next := must[consul.Fence](t)(spoilt.Locks.Bump(t.Context(), f, value))
 	p.Release(t)
 	if _, err := direct.Get(t.Context(), prefix+"late", consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 		t.Fatalf("the late write landed: %v", err)
@@ -37,22 +37,22 @@ func TestAcquireHeldAndFree(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
-	f := must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, func() []byte { return []byte("mine") }))
+	f := must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, mine, func() []byte { return []byte("mine") }))
 	if got := get(t, c, key); f != (consul.Fence{Key: key, Session: mine, Index: got.ModifyIndex}) || got.Session != mine {
 		t.Fatalf("fence %+v, key %+v", f, got)
 	}
-	_, err := c.Acquire(t.Context(), key, other, differ("other"))
+	_, err := c.Locks.Acquire(t.Context(), key, other, differ("other"))
 	var held *consul.LockedError
 	if !errors.As(err, &held) || held.Key != key || held.Session != mine || string(held.Value) != "mine" || errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want HeldError", err)
 	}
-	if err := c.Release(t.Context(), consul.Fence{Key: key, Session: other}, nil); !errors.Is(err, consul.ErrRefused) {
+	if err := c.Locks.Release(t.Context(), consul.Fence{Key: key, Session: other}, nil); !errors.Is(err, consul.ErrRefused) {
 		t.Fatalf("release by another: %v", err)
 	}
-	if err := c.Release(t.Context(), f, []byte("bye")); err != nil {
+	if err := c.Locks.Release(t.Context(), f, []byte("bye")); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Release(t.Context(), f, nil); !errors.Is(err, consul.ErrRefused) {
+	if err := c.Locks.Release(t.Context(), f, nil); !errors.Is(err, consul.ErrRefused) {
 		t.Fatalf("second release: %v", err)
 	}
 	if got := get(t, c, key); string(got.Value) != "bye" || got.Session != "" {
@@ -64,18 +64,18 @@ func TestAcquireWithADeadSessionIsLost(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	session := rawSession(t, raw, nil)
-	f := must[consul.Fence](t)(c.Acquire(t.Context(), prefix+"lock", session, differ("v")))
+	f := must[consul.Fence](t)(c.Locks.Acquire(t.Context(), prefix+"lock", session, differ("v")))
 	if _, err := raw.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Acquire(t.Context(), prefix+"lock", session, differ("w")); !errors.Is(err, consul.ErrLost) {
+	if _, err := c.Locks.Acquire(t.Context(), prefix+"lock", session, differ("w")); !errors.Is(err, consul.ErrLost) {
 		t.Errorf("Acquire: %v", err)
 	}
-	if _, err := c.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
+	if _, err := c.Locks.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
 		t.Errorf("Bump: %v", err)
 	}
 	for _, empty := range []string{"", "no-uuid"} {
-		if _, err := c.Acquire(t.Context(), prefix+"lock", empty, differ("w")); !errors.Is(err, consul.ErrLost) {
+		if _, err := c.Locks.Acquire(t.Context(), prefix+"lock", empty, differ("w")); !errors.Is(err, consul.ErrLost) {
 			t.Errorf("session %q: %v", empty, err)
 		}
 	}
@@ -85,12 +85,12 @@ func TestBumpOfALockThatAnotherHoldsIsLost(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
-	f := must[consul.Fence](t)(c.Acquire(t.Context(), key, mine, differ("v")))
-	if err := c.Release(t.Context(), f, nil); err != nil {
+	f := must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, mine, differ("v")))
+	if err := c.Locks.Release(t.Context(), f, nil); err != nil {
 		t.Fatal(err)
 	}
-	must[consul.Fence](t)(c.Acquire(t.Context(), key, other, differ("o")))
-	_, err := c.Bump(t.Context(), f, differ("w"))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, other, differ("o")))
+	_, err := c.Locks.Bump(t.Context(), f, differ("w"))
 	var held *consul.LockedError
 	if !errors.Is(err, consul.ErrLost) || !errors.As(err, &held) || held.Session != other {
 		t.Fatalf("got %v, want ErrLost with the holder", err)
@@ -104,17 +104,17 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 	raw := rawAPI(t, consultest.Shared(t).Addr, "")
 	mine, other := rawSession(t, raw, nil), rawSession(t, raw, nil)
 	key, value := prefix+"lock", differ("v")
-	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), key, mine, value))
+	f := must[consul.Fence](t)(spoilt.Locks.Acquire(t.Context(), key, mine, value))
 	p.Set(consultest.OnTxn(consultest.CutBefore, consultest.CutAfter, consultest.Stall, consultest.CutAfter))
-	next := must[consul.Fence](t)(spoilt.Bump(t.Context(), f, value))
+	next := must[consul.Fence](t)(spoilt.Locks.Bump(t.Context(), f, value))
 	if got := get(t, direct, key); next.Index != got.ModifyIndex || next.Index <= f.Index {
 		t.Fatalf("fence %+v after %+v, key %+v", next, f, got)
 	}
 	// Definite also means that somebody else has it, where even the question who is fails at first.
-	if err := direct.Release(t.Context(), next, nil); err != nil {
+	if err := direct.Locks.Release(t.Context(), next, nil); err != nil {
 		t.Fatal(err)
 	}
-	must[consul.Fence](t)(direct.Acquire(t.Context(), key, other, differ("o")))
+	must[consul.Fence](t)(direct.Locks.Acquire(t.Context(), key, other, differ("o")))
 	spoil := 3
 	p.Set(func(r *http.Request) consultest.Verdict {
 		if r.Method == http.MethodGet && spoil > 0 {
@@ -123,7 +123,7 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 		}
 		return consultest.Forward
 	})
-	if _, err := spoilt.Bump(t.Context(), next, value); !errors.Is(err, consul.ErrLost) {
+	if _, err := spoilt.Locks.Bump(t.Context(), next, value); !errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want ErrLost", err)
 	}
 	p.Set(nil)
@@ -138,7 +138,7 @@ func TestBumpOfADeadSessionIsLostInTheEnd(t *testing.T) {
 	spoilt, _, p, prefix := throughProxy(t)
 	raw := rawAPI(t, consultest.Shared(t).Addr, "")
 	session := rawSession(t, raw, nil)
-	f := must[consul.Fence](t)(spoilt.Acquire(t.Context(), prefix+"lock", session, differ("v")))
+	f := must[consul.Fence](t)(spoilt.Locks.Acquire(t.Context(), prefix+"lock", session, differ("v")))
 	if _, err := raw.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestBumpOfADeadSessionIsLostInTheEnd(t *testing.T) {
 		}
 		return consultest.Forward
 	})
-	if _, err := spoilt.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
+	if _, err := spoilt.Locks.Bump(t.Context(), f, differ("w")); !errors.Is(err, consul.ErrLost) {
 		t.Fatalf("got %v, want ErrLost", err)
 	}
 	p.Set(nil)
@@ -166,7 +166,7 @@ func TestAcquireEndsWithItsContext(t *testing.T) {
 	p.Set(consultest.Always(consultest.CutBefore))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	tries := 0
-	_, err := spoilt.Acquire(ctx, prefix+"lock", session, func() []byte {
+	_, err := spoilt.Locks.Acquire(ctx, prefix+"lock", session, func() []byte {
 		if tries++; tries == 3 {
 			cancel(errTestDone)
 		}
@@ -187,7 +187,7 @@ func TestAcquireRace(t *testing.T) {
 		fences, errs := make([]consul.Fence, len(sessions)), make([]error, len(sessions))
 		var all sync.WaitGroup
 		for i, session := range sessions {
-			all.Go(func() { fences[i], errs[i] = c.Acquire(t.Context(), key, session, differ(session)) })
+			all.Go(func() { fences[i], errs[i] = c.Locks.Acquire(t.Context(), key, session, differ(session)) })
 		}
 		all.Wait()
 		winner := 0
@@ -238,7 +238,7 @@ func TestAcquireIf(t *testing.T) {
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
 	var judged []string
-	err := c.AcquireIf(t.Context(), key, mine, []byte("mine"), func(p consul.Pair) ([]consul.Op, error) {
+	err := c.Locks.AcquireIf(t.Context(), key, mine, []byte("mine"), func(p consul.Pair) ([]consul.Op, error) {
 		judged = append(judged, string(p.Value))
 		if len(judged) <= 2 { // somebody else writes while we decide
 			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Set(key, fmt.Append(nil, len(judged)))}))
@@ -252,11 +252,11 @@ func TestAcquireIf(t *testing.T) {
 		t.Errorf("done besides: %+v", got)
 	}
 	no := errors.New("no")
-	if err := c.AcquireIf(t.Context(), key, mine, []byte("again"), func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
+	if err := c.Locks.AcquireIf(t.Context(), key, mine, []byte("again"), func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
 		t.Errorf("not allowed: %v", err)
 	}
 	tries := 0
-	err = c.AcquireIf(t.Context(), key, mine, []byte("mine"), func(consul.Pair) ([]consul.Op, error) {
+	err = c.Locks.AcquireIf(t.Context(), key, mine, []byte("mine"), func(consul.Pair) ([]consul.Op, error) {
 		if tries++; tries > 1 {
 			return nil, no
 		}
@@ -267,13 +267,13 @@ func TestAcquireIf(t *testing.T) {
 	}
 	yes := func(consul.Pair) ([]consul.Op, error) { return nil, nil }
 	var held *consul.LockedError
-	if err := c.AcquireIf(t.Context(), key, other, []byte("other"), yes); !errors.As(err, &held) || held.Session != mine {
+	if err := c.Locks.AcquireIf(t.Context(), key, other, []byte("other"), yes); !errors.As(err, &held) || held.Session != mine {
 		t.Errorf("held: %v", err)
 	}
-	if err := c.AcquireIf(t.Context(), key, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.As(err, &held) {
+	if err := c.Locks.AcquireIf(t.Context(), key, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.As(err, &held) {
 		t.Errorf("held, by a session that does not exist: %v", err)
 	}
-	if err := c.AcquireIf(t.Context(), prefix+"free", "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.Is(err, consul.ErrLost) {
+	if err := c.Locks.AcquireIf(t.Context(), prefix+"free", "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.Is(err, consul.ErrLost) {
 		t.Errorf("by a session that does not exist: %v", err)
 	}
 	if got := get(t, c, key); string(got.Value) != "mine" {
@@ -286,7 +286,7 @@ func TestAgentGone(t *testing.T) {
 	c, _, _ := setup(t)
 	self := must[string](t)(c.AgentNode(t.Context()))
 	for name, want := range map[string]bool{self: false, "no-such-agent": true} {
-		if got, err := c.AgentGone(t.Context(), name); err != nil || got != want {
+		if got, err := c.Catalog.AgentGone(t.Context(), name); err != nil || got != want {
 			t.Errorf("%s is gone: %v, %v; want %v", name, got, err, want)
 		}
 	}

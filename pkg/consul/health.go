@@ -7,12 +7,15 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
+// Catalog is what the servers know of machines and services.
+type Catalog struct{ c *Client }
+
 // AgentGone reports whether a machine's agent has failed or left, or is not known in the catalog.
-func (c *Client) AgentGone(ctx context.Context, name string) (bool, error) {
-	ctx, cancel := c.call(ctx)
+func (h *Catalog) AgentGone(ctx context.Context, name string) (bool, error) {
+	ctx, cancel := h.c.call(ctx)
 	defer cancel()
-	checks, meta, err := c.api.Health().Node(name, Consistent.options(ctx))
-	if err := c.unread(err, meta); err != nil {
+	checks, meta, err := h.c.api.Health().Node(name, Consistent.options(ctx))
+	if err := h.c.unread(err, meta); err != nil {
 		return false, fmt.Errorf("read health of agent %s: %w", name, err)
 	}
 	for _, check := range checks {
@@ -25,13 +28,13 @@ func (c *Client) AgentGone(ctx context.Context, name string) (bool, error) {
 
 // FailedNodes returns the names of the machines whose agents the cluster considers failed at a moment after it was called: the
 // leader makes sure that it still is one.
-func (c *Client) FailedNodes(ctx context.Context) (map[string]bool, error) {
-	ctx, cancel := c.call(ctx)
+func (h *Catalog) FailedNodes(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := h.c.call(ctx)
 	defer cancel()
 	opts := Consistent.options(ctx)
 	opts.Filter = `CheckID == "serfHealth"`
-	checks, meta, err := c.api.Health().State(api.HealthCritical, opts)
-	if err := c.unread(err, meta); err != nil {
+	checks, meta, err := h.c.api.Health().State(api.HealthCritical, opts)
+	if err := h.c.unread(err, meta); err != nil {
 		return nil, fmt.Errorf("read failed agents: %w", err)
 	}
 	failed := make(map[string]bool, len(checks))
@@ -43,11 +46,11 @@ func (c *Client) FailedNodes(ctx context.Context) (map[string]bool, error) {
 
 // Passing returns the meta of every passing instance of a service in the servers' catalog whose meta has the given value
 // under the given key.
-func (c *Client) Passing(ctx context.Context, service, metaKey, metaValue string) ([]map[string]string, error) {
-	ctx, cancel := c.call(ctx)
+func (h *Catalog) Passing(ctx context.Context, service, metaKey, metaValue string) ([]map[string]string, error) {
+	ctx, cancel := h.c.call(ctx)
 	defer cancel()
-	entries, meta, err := c.api.Health().Service(service, "", true, Default.options(ctx))
-	if err := c.unread(err, meta); err != nil {
+	entries, meta, err := h.c.api.Health().Service(service, "", true, Default.options(ctx))
+	if err := h.c.unread(err, meta); err != nil {
 		return nil, fmt.Errorf("read passing instances of %s: %w", service, err)
 	}
 	var found []map[string]string

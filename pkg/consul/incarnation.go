@@ -194,14 +194,14 @@ func (d *daemon) destroyNamed(ctx context.Context, before uint64) error {
 }
 
 // sessionExists asks the servers, consistently.
-func (c *Client) sessionExists(ctx context.Context, id string) (bool, error) {
-	ctx, cancel := c.call(ctx)
+func (l *Locks) sessionExists(ctx context.Context, id string) (bool, error) {
+	ctx, cancel := l.c.call(ctx)
 	defer cancel()
-	entry, meta, err := c.api.Session().Info(id, Consistent.options(ctx))
+	entry, meta, err := l.c.api.Session().Info(id, Consistent.options(ctx))
 	if err == nil && entry != nil {
 		return true, nil
 	}
-	if err := c.unread(err, meta); err != nil {
+	if err := l.c.unread(err, meta); err != nil {
 		return false, fmt.Errorf("read session %s: %w", id, err)
 	}
 	return false, nil

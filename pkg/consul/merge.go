@@ -310,7 +310,7 @@ func (m *Merger) AcquireReading(ctx context.Context, key, session string, value 
 	send := func(ctx context.Context, ops []Op) (*answer, error) {
 		return m.commit(ctx, &m.locks, &writePart{ops: ops})
 	}
-	f, got, err := m.c.acquire(ctx, send, key, session, value, r.ops())
+	f, got, err := m.c.Locks.acquire(ctx, send, key, session, value, r.ops())
 	if err != nil {
 		return f, nil, nil, err
 	}

@@ -241,7 +241,7 @@ func TestMergedAcquisitions(t *testing.T) {
 		put(t, c, fmt.Sprint(prefix, "record/", i), fmt.Sprint(i))
 		put(t, c, fmt.Sprint(prefix, "below/", i, "/a"), fmt.Sprint(i))
 	}
-	must[consul.Fence](t)(c.Acquire(t.Context(), fmt.Sprint(prefix, "lock/", held), theirs, differ("x")))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), fmt.Sprint(prefix, "lock/", held), theirs, differ("x")))
 	var errs [n]error
 	g.rush(t, m, n, consul.MergedWrites, func(i int) {
 		r := consul.Reading{Keys: []string{fmt.Sprint(prefix, "record/", i)}, Prefixes: []string{fmt.Sprint(prefix, "below/", i, "/")}}

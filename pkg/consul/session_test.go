@@ -85,7 +85,7 @@ func startDaemon(t *testing.T, c *consul.Client, lock string, cfg consul.Session
 	d.cancel = cancel
 	d.all.Go(func() {
 		d.result = c.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-			fence, err := c.Acquire(ctx, lock, s.Releasing, differ(s.Incarnation))
+			fence, err := c.Locks.Acquire(ctx, lock, s.Releasing, differ(s.Incarnation))
 			if err != nil {
 				return err
 			}
@@ -137,13 +137,13 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 		t.Errorf("registered %v, journal %v", ids, d.journal.left())
 	}
 	consultest.Eventually(t, patience, func() error {
-		found, err := c.Passing(t.Context(), consul.ServiceName("farm"), "nonce", "n1")
+		found, err := c.Catalog.Passing(t.Context(), consul.ServiceName("farm"), "nonce", "n1")
 		if err == nil && len(found) == 0 {
 			err = errors.New("the catalog has no such instance")
 		}
 		return err
 	})
-	must[consul.Fence](t)(c.Acquire(t.Context(), prefix+"member", s.Deleting, differ("m")))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), prefix+"member", s.Deleting, differ("m")))
 
 	d.stop()
 	if !errors.Is(d.result, errTestDone) {
@@ -519,7 +519,7 @@ func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 	const ttl = busyTTL
 	cfg := consul.SessionConfig{Kind: "farm", Name: t.Name(), Journal: &memJournal{}, TTL: ttl}
 	err := c.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		f, err := c.Acquire(ctx, prefix+"lock", s.Releasing, differ("v"))
+		f, err := c.Locks.Acquire(ctx, prefix+"lock", s.Releasing, differ("v"))
 		if err != nil {
 			return err
 		}

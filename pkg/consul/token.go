@@ -23,12 +23,15 @@ import (
 // Source: https://developer.hashicorp.com/consul/docs/security/acl/tokens#anonymous-token
 const anonymousAccessor = "00000000-0000-0000-0000-000000000002"
 
+// ACL is what tokens may do.
+type ACL struct{ c *Client }
+
 // TokenName says for people whose ACL token the client uses: its description and accessor id, never the secret. It is
 // empty when ACLs are off or no valid token is used; then Consul refuses whatever the anonymous token may not do.
-func (c *Client) TokenName(ctx context.Context) (string, error) {
-	ctx, cancel := c.call(ctx)
+func (a *ACL) TokenName(ctx context.Context) (string, error) {
+	ctx, cancel := a.c.call(ctx)
 	defer cancel()
-	token, _, err := c.api.ACL().TokenReadSelf(Default.options(ctx))
+	token, _, err := a.c.api.ACL().TokenReadSelf(Default.options(ctx))
 	switch {
 	case answered(err, http.StatusUnauthorized), answered(err, http.StatusForbidden): // "ACL support disabled", "ACL not found"
 		return "", nil
@@ -178,18 +181,18 @@ const maxAuthorized = 1 << 20
 
 // Anonymous returns which of some rights a request to the local agent has that bears no token, as those of pods do. It writes nothing. Without
 // ACLs that is all of them. Consul's own pages ask in this way; no documentation tells of it, so that a test asks the real server.
-func (c *Client) Anonymous(ctx context.Context, rights []Right) (allowed []Right, err error) {
-	ctx, cancel := c.call(context.WithValue(ctx, withoutToken{}, true))
+func (a *ACL) Anonymous(ctx context.Context, rights []Right) (allowed []Right, err error) {
+	ctx, cancel := a.c.call(context.WithValue(ctx, withoutToken{}, true))
 	defer cancel()
 	body, err := json.Marshal(rights)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+"/v1/internal/acl/authorize", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.c.base+"/v1/internal/acl/authorize", bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.web.Do(req)
+	resp, err := a.c.web.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("ask what requests without a token may do: %w", err)
 	}

@@ -98,7 +98,7 @@ func TestWatchPrefixDeliversEachChange(t *testing.T) {
 	put(t, c, prefix+"w/a", "3")
 	want("a=3 b=2")
 	session := rawSession(t, raw, nil)
-	must[consul.Fence](t)(c.Acquire(t.Context(), prefix+"w/b", session, func() []byte { return []byte("held") }))
+	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), prefix+"w/b", session, func() []byte { return []byte("held") }))
 	if s := w.next(t); s.Pairs[1].Session != session {
 		t.Fatalf("the lock is not in %+v", s)
 	}

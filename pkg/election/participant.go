@@ -275,7 +275,7 @@ func (p *participant) dutyEnded(ctx context.Context) error {
 func (p *participant) acquire(ctx context.Context) error {
 	holder := ballot.Holder{ID: p.ID, Round: p.lease.Round.Nonce, Since: &ballot.Time{Time: time.Now()}}
 	p.taking = true
-	fence, err := p.Client.Acquire(ctx, p.holder(), p.Session.Releasing, func() []byte { return valueOf(holder) })
+	fence, err := p.Client.Locks.Acquire(ctx, p.holder(), p.Session.Releasing, func() []byte { return valueOf(holder) })
 	var other *consul.LockedError
 	switch {
 	case errors.As(err, &other):

@@ -87,7 +87,7 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 			Name: fmt.Sprintf("node-%x", sum), Address: fmt.Sprintf("127.%d.%d.%d", 2+sum>>16&0x7f, sum>>8&0xff, 1+sum%250),
 			Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 10},
 		},
-		Host: install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts}, Store: b.store, Runtime: b.runtime, Services: client, Log: log,
+		Host: install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts}, Store: b.store, Runtime: b.runtime, Services: client.Services, Log: log,
 		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
 	}
 	return b
@@ -393,7 +393,7 @@ func (b *bench) mustKeepPID(index, pid int) {
 // services returns the services of the node at the local agent, and whether they pass.
 func (b *bench) services() map[string]bool {
 	b.t.Helper()
-	local, err := b.client.LocalServices(b.t.Context(), register.MetaNode, b.cfg.Node.Name)
+	local, err := b.client.Services.LocalServices(b.t.Context(), register.MetaNode, b.cfg.Node.Name)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func TestBlindToken(t *testing.T) {
 
 // runAs makes the next preparer use this client for everything.
 func (b *bench) runAs(c *consul.Client) {
-	b.own, b.cfg.Store, b.cfg.Services = c, store.New(c, b.keys), c
+	b.own, b.cfg.Store, b.cfg.Services = c, store.New(c, b.keys), c.Services
 }
 
 // aclAPI is the part of Consul's API that no daemon of ours uses.

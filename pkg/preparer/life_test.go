@@ -276,11 +276,11 @@ func TestServicesAreKept(t *testing.T) {
 	foreign := consul.Service{ID: "foreign-" + b.cfg.Node.Name, Name: "web", Meta: map[string]string{register.MetaNode: "other-" + b.cfg.Node.Name}}
 	daemon := consul.Service{ID: "rcfarm-preparer-" + b.cfg.Node.Name, Name: "daemon", Meta: stray.Meta} // not a pod's
 	for _, s := range []consul.Service{stray, foreign, daemon} {
-		if err := b.client.RegisterService(t.Context(), s); err != nil {
+		if err := b.client.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.client.DeregisterService(t.Context(), id); err != nil {
+	if err := b.client.Services.DeregisterService(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	b.eventually(func() error {
@@ -290,7 +290,7 @@ func TestServicesAreKept(t *testing.T) {
 		return nil
 	})
 	b.awaitReady(0, digest, 10)
-	others, err := b.client.LocalServices(t.Context(), register.MetaNode, "other-"+b.cfg.Node.Name)
+	others, err := b.client.Services.LocalServices(t.Context(), register.MetaNode, "other-"+b.cfg.Node.Name)
 	if err != nil || len(others) != 1 {
 		t.Errorf("services of another node: %v (%v)", others, err)
 	}

@@ -112,7 +112,7 @@ func TestInitialDelay(t *testing.T) {
 func TestUnhealthySaysWhy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	counted := &countedServices{Services: b.client}
+	counted := &countedServices{Services: b.client.Services}
 	b.cfg.Services = counted
 	b.start()
 	m := b.server("1")
@@ -130,7 +130,7 @@ func TestUnhealthySaysWhy(t *testing.T) {
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	said := map[string]bool{}
 	b.eventually(func() error { // the check says something else each time
-		local, err := b.client.LocalServices(t.Context(), register.MetaNode, b.cfg.Node.Name)
+		local, err := b.client.Services.LocalServices(t.Context(), register.MetaNode, b.cfg.Node.Name)
 		if said[local[id].Output] = true; err == nil && len(said) < 4 {
 			err = fmt.Errorf("it said %v", said)
 		}

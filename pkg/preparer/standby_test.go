@@ -35,7 +35,7 @@ type saying struct {
 }
 
 func (t *told) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
-	local, err := t.b.client.LocalServices(ctx, register.MetaNode, t.b.cfg.Node.Name)
+	local, err := t.b.client.Services.LocalServices(ctx, register.MetaNode, t.b.cfg.Node.Name)
 	if err != nil {
 		return 0, err
 	}

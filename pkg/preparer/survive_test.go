@@ -27,7 +27,7 @@ import (
 func TestRestartKeepsPods(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	counted := &countedServices{Services: b.client}
+	counted := &countedServices{Services: b.client.Services}
 	b.cfg.Services = counted
 	a := b.start()
 	digest := b.upload(b.server("1"))
@@ -225,7 +225,7 @@ func TestRebootWithoutConsul(t *testing.T) {
 	}
 	t.Cleanup(gone.Close)
 	b.runtime = startSupervisor(t, filepath.Join(shortDir(t), "shim"))
-	b.cfg.Runtime, b.cfg.Services, b.cfg.Store = b.runtime, gone, store.New(gone, b.keys)
+	b.cfg.Runtime, b.cfg.Services, b.cfg.Store = b.runtime, gone.Services, store.New(gone, b.keys)
 	b.startAlone()
 	b.eventually(func() error {
 		procs := b.procs(0)
@@ -426,7 +426,7 @@ func TestFlakyNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &flaky{Runtime: b.runtime, State: disk, Services: b.client, artifacts: b.artifacts}
+	f := &flaky{Runtime: b.runtime, State: disk, Services: b.client.Services, artifacts: b.artifacts}
 	b.cfg.Runtime, b.cfg.State, b.cfg.Services, b.cfg.Artifacts = f, f, f, f
 	b.start()
 	digests := []string{b.upload(b.sleeper("1")), b.upload(b.sleeper("2"))}

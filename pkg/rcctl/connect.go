@@ -72,7 +72,7 @@ func (s *conn) close() { s.consul.Close() }
 
 // who says for the record who changes something: the owner of the ACL token, else the user of this machine.
 func (s *conn) who(ctx context.Context) (string, error) {
-	name, err := s.consul.TokenName(ctx)
+	name, err := s.consul.ACL.TokenName(ctx)
 	if err != nil || name != "" {
 		return name, err
 	}

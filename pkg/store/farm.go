@@ -116,7 +116,7 @@ func (t *underLock) lockValue() []byte {
 // Join writes the member record. It vanishes with the session.
 func (t *Owners) Join(ctx context.Context, m Member) error {
 	m.ID, m.Incarnation = t.farmID, t.sess.Incarnation
-	_, err := t.c.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
+	_, err := t.c.Locks.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
 	return err
 }
 
@@ -150,7 +150,7 @@ func (t *Owners) Claim(ctx context.Context, rcID string) (Claimed, error) {
 func (t *Owners) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
 	keys := t.keys.Locks.Keys(rcIDs)
 	sent := time.Now()
-	byKey, err := t.c.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
+	byKey, err := t.c.Locks.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
 	_ = t.sess.Answered(sent, err)
 	got := make(map[string]Fence, len(byKey))
 	for i, id := range rcIDs {
@@ -164,7 +164,7 @@ func (t *Owners) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence
 // Bump moves the fence, after which no transaction with the old one can land. Its errors are those of Claim; ErrLost also
 // when another farm holds the lock.
 func (t *Owners) Bump(ctx context.Context, f Fence) (Fence, error) {
-	return t.c.Bump(ctx, f, t.lockValue)
+	return t.c.Locks.Bump(ctx, f, t.lockValue)
 }
 
 // Release gives the lock of a controller up and rings its bell, so that others notice. It bears the whole fence: a release that
@@ -390,7 +390,7 @@ type Agents struct{ *db }
 
 // Passing returns the names of the nodes whose preparers pass in Consul's catalog, which survives a wipe of the records.
 func (s *Agents) Passing(ctx context.Context) ([]string, error) {
-	metas, err := s.c.Passing(ctx, consul.ServiceName("preparer"), prefixMeta, s.keys.Prefix())
+	metas, err := s.c.Catalog.Passing(ctx, consul.ServiceName("preparer"), prefixMeta, s.keys.Prefix())
 	return field.Each(metas, func(meta map[string]string) string { return meta[nodeMeta] }), err
 }
 
@@ -451,7 +451,7 @@ func (t *Owners) Unreserved(ctx context.Context, nodes []string) ([]At, error) {
 
 // FailedAgents returns the names of the machines whose Consul agents have failed.
 func (s *Agents) FailedAgents(ctx context.Context) (map[string]bool, error) {
-	return s.c.FailedNodes(ctx)
+	return s.c.Catalog.FailedNodes(ctx)
 }
 
 // TripBreaker trips the mass-stop breaker, if it is as it was read, and writes the audit record with it. It returns

@@ -68,7 +68,7 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
 	key := t.keys.Nodes.Key(t.name)
 	take := func(stamp bool) error {
-		return t.c.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
+		return t.c.Locks.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
 			before, unreadable := t.Nodes.decode(present)
 			if unreadable == nil && present.Session != t.sess.Releasing && !takeOver {
 				if err := t.mayTake(ctx, before.Value, n); err != nil {
@@ -94,7 +94,7 @@ func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 		return nil
 	}
 	if before.ConsulNode != "" {
-		if gone, err := t.c.AgentGone(ctx, before.ConsulNode); gone || err != nil {
+		if gone, err := t.c.Catalog.AgentGone(ctx, before.ConsulNode); gone || err != nil {
 			return err
 		}
 	}

@@ -87,6 +87,6 @@ func (s *Agents) OpenDoors(ctx context.Context, node string) ([]string, error) {
 	}
 	rights = append(rights, consul.Right{Resource: "acl", Access: "write"}, consul.Right{Resource: "session", Segment: agent, Access: "write"},
 		consul.Right{Resource: "service", Segment: consul.ServiceName("preparer"), Access: "write"})
-	allowed, err := s.c.Anonymous(ctx, rights)
+	allowed, err := s.c.ACL.Anonymous(ctx, rights)
 	return field.Each(allowed, consul.Right.String), err
 }

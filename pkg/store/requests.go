@@ -136,5 +136,5 @@ func (s *Operator) RemoveNode(ctx context.Context, r NodeRemoval) error {
 
 // AgentGone reports whether a machine's Consul agent has failed or left, or is not known.
 func (s *Agents) AgentGone(ctx context.Context, consulNode string) (bool, error) {
-	return s.c.AgentGone(ctx, consulNode)
+	return s.c.Catalog.AgentGone(ctx, consulNode)
 }

@@ -86,7 +86,7 @@ type Runs struct{ *underLock }
 
 // ClaimRollout takes the lock of a service's rollout, whether there is one or not. Its errors are those of Claim.
 func (t *Runs) ClaimRollout(ctx context.Context, service string) (Fence, error) {
-	return t.c.Acquire(ctx, t.keys.RolloutLocks.Key(service), t.sess.Releasing, t.lockValue)
+	return t.c.Locks.Acquire(ctx, t.keys.RolloutLocks.Key(service), t.sess.Releasing, t.lockValue)
 }
 
 // IsRolloutLocked reports whether another session than this one carries a service's rollout out.

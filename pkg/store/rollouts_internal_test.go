@@ -24,7 +24,7 @@ func TestLocksOfRolloutsAreNotThoseOfControllers(t *testing.T) {
 	farm := farmSession(t, "f")
 	keys := farm.Keys()
 	for _, key := range []string{keys.Locks.Key("a"), keys.RolloutLocks.Key("web")} {
-		if _, err := farm.c.Acquire(t.Context(), key, farm.sess.Releasing, farm.lockValue); err != nil {
+		if _, err := farm.c.Locks.Acquire(t.Context(), key, farm.sess.Releasing, farm.lockValue); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Services is the local Consul agent; *consul.Client is one.
+// Services is the local Consul agent; *consul.Services is one.
 type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
 	DeregisterService(ctx context.Context, id string) error
