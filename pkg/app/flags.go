@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -48,7 +47,7 @@ func flagsAlone(start func() error) cli.ActionFunc {
 // api completes what the flags say about the API. An empty address means nodeapi.Unix.
 func (c *PreparerConfig) api() nodeapi.Config {
 	api := c.API
-	api.Node, api.Addr, api.Advertise, api.Run = c.Node, cmp.Or(api.Addr, nodeapi.Unix), c.Address, oneshot.Runner{}.Run
+	api.Node, api.Addr, api.Advertise = c.Node, cmp.Or(api.Addr, nodeapi.Unix), c.Address
 	return api
 }
 

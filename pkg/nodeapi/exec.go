@@ -93,7 +93,7 @@ func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command
 		})
 	}
 	alive.Go(func() { keepAlive(out, done, cancel) })
-	exit, err := s.cfg.Run(ctx, command)
+	exit, err := oneshot.Run(ctx, command)
 	p.closeOurs() // what the program wrote is still read to its end
 	outputs.Wait()
 	close(done)

@@ -70,8 +70,6 @@ type Config struct {
 	KeyFile   string
 	Streams   int // requests served at once; zero: DefaultStreams
 	Log       obs.Logger
-	// Run runs a command to its end, as oneshot.Runner does.
-	Run func(ctx context.Context, c oneshot.Command) (oneshot.Exit, error)
 }
 
 // Server answers requests about the node's pods.

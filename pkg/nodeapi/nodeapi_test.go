@@ -99,7 +99,7 @@ func newNode(t *testing.T, change func(*Config)) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	cfg := Config{Node: "n1", Addr: Unix, Dir: dir, Log: log, Run: oneshot.Runner{}.Run}
+	cfg := Config{Node: "n1", Addr: Unix, Dir: dir, Log: log}
 	if change != nil {
 		change(&cfg)
 	}

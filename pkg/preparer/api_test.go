@@ -49,7 +49,7 @@ func TestLogsAndCommands(t *testing.T) {
 			defer out.Close()
 			command.Direct, command.Output = true, outEnd
 			var exit oneshot.Exit
-			exit, err = oneshot.Runner{}.Run(ctx, command)
+			exit, err = oneshot.Run(ctx, command)
 			outEnd.Close()
 			text, _ = io.ReadAll(out)
 			if err == nil && !exit.OK() {

@@ -32,7 +32,7 @@ func (b *bench) commandOf(index int) (pids []int, ended <-chan error) {
 		var err error
 		refused := b.current.RunIn(b.t.Context(), identity(index), "", stubborn, func(ctx context.Context, c oneshot.Command) {
 			c.Direct, c.Output = true, outEnd
-			_, err = oneshot.Runner{}.Run(ctx, c)
+			_, err = oneshot.Run(ctx, c)
 		})
 		done <- errors.Join(refused, err)
 	}()

@@ -199,23 +199,19 @@ func printable(text string) string {
 }
 
 func downMessage(status runtime.Status) string {
-	name, next := status.Spec.Name, "it is started again"
+	name, next := status.Spec.Name, "; it is started again"
 	if status.Phase == runtime.Exited {
-		next = "its restart policy leaves it at that"
+		next = "; its restart policy leaves it at that"
 	}
-	switch exit := status.LastExit; {
-	case status.Message != "" && status.Phase == runtime.Exited:
-		return name + ": " + status.Message + "; " + next
-	case status.Message != "":
+	switch {
+	case status.Message != "" && status.Phase != runtime.Exited:
 		return name + ": " + status.Message
-	case exit == nil:
-		return name + " does not run; " + next
-	case exit.Unknown:
-		return name + " ended in an unknown way; " + next
-	case exit.Signal != "":
-		return fmt.Sprintf("%s was ended by %s; %s", name, exit.Signal, next)
+	case status.Message != "":
+		return name + ": " + status.Message + next
+	case status.LastExit != nil:
+		return name + " " + status.LastExit.String() + next
 	default:
-		return fmt.Sprintf("%s ended with exit status %d; %s", name, exit.Code, next)
+		return name + " does not run" + next
 	}
 }
 

@@ -30,8 +30,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -143,12 +141,6 @@ func (c *Config) setDefaults() {
 	if c.Step == nil {
 		c.Step = func(string) {}
 	}
-	if c.Programs == nil {
-		c.Programs = oneshot.Runner{}
-	}
-	if c.Trees == nil {
-		c.Trees = tree.Runner{}
-	}
 }
 
 // Preparer is the agent of one node.
@@ -213,7 +205,7 @@ func New(cfg Config) (*Preparer, error) {
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
-		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Programs: cfg.Programs, Reserve: reserve, Trouble: p.trouble, Log: p.log,
+		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Reserve: reserve, Trouble: p.trouble, Log: p.log,
 		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {

@@ -17,7 +17,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
 // running is a logDir whose pod runs, so that its logs may grow.
@@ -42,7 +41,7 @@ func podWithLog(t *testing.T, s *conn, rcName, node string) (file string) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	api, err := nodeapi.New(ctx, nodeapi.Config{Node: node, Addr: nodeapi.Unix, Dir: dir, Log: log, Run: oneshot.Runner{}.Run})
+	api, err := nodeapi.New(ctx, nodeapi.Config{Node: node, Addr: nodeapi.Unix, Dir: dir, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ func serveNode(ts *testscript.TestScript, _ bool, args []string) {
 	dir, err := os.MkdirTemp("", "api") // short: a socket lives below it
 	ts.Check(err)
 	ts.Defer(func() { os.RemoveAll(dir) })
-	cfg := nodeapi.Config{Node: args[0], Addr: nodeapi.Unix, Dir: dir, Log: log, Run: oneshot.Runner{}.Run}
+	cfg := nodeapi.Config{Node: args[0], Addr: nodeapi.Unix, Dir: dir, Log: log}
 	if len(args) > 2 {
 		cfg.Addr, cfg.TokenFile = args[2], ts.MkAbs(args[3])
 	}

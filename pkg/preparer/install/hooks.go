@@ -185,7 +185,7 @@ func (v *Version) runHook(ctx context.Context, tell Progress, h *hook) error {
 	defer cancel()
 	defer tell.During(fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
 	v.n.cfg.Step("hook " + h.point)
-	exit, err := v.n.cfg.Programs.Run(limited, h.command)
+	exit, err := oneshot.Run(limited, h.command)
 	if err == nil && !exit.OK() {
 		err = errors.New(exit.String())
 	}

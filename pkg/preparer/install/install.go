@@ -22,7 +22,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -31,11 +30,6 @@ import (
 type Artifacts interface {
 	// Ensure returns an error that has a method Refused() bool, true, where asking again will not help by itself.
 	Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error)
-}
-
-// Programs runs hooks to their end; oneshot.Runner is one.
-type Programs interface {
-	Run(ctx context.Context, c oneshot.Command) (oneshot.Exit, error)
 }
 
 // Progress is told how far the work for one pod is.
@@ -54,11 +48,9 @@ type Host struct {
 	HooksDir  string // absolute: the node's own hooks; empty: it has none
 	Isolation Isolation
 	Artifacts Artifacts
-	Programs  Programs // runs hooks
-	Trees     Trees    // deletes what pods leave
-	Trust     Trust    // nil: every manifest may run
-	LogBytes  int64    // of one process before its log file is rotated
-	LogKeep   int      // rotated log files kept for each process
+	Trust     Trust // nil: every manifest may run
+	LogBytes  int64 // of one process before its log file is rotated
+	LogKeep   int   // rotated log files kept for each process
 
 	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
 	Step func(name string)

@@ -15,7 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
 )
 
 func TestUserRangeChoose(t *testing.T) {
@@ -208,7 +207,7 @@ func TestLookUp(t *testing.T) {
 // A directory that changes hands does so with everything in it, and with nothing outside.
 func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
-	p := &Node{cfg: Config{Host: Host{Trees: tree.Runner{}}}}
+	p := &Node{}
 	ownDir := func(dir string, owner *account.Account, takeOver bool) error {
 		return p.ownDir(t.Context(), dir, owner, takeOver)
 	}

@@ -21,12 +21,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Trees deletes what pods leave behind, and gives it to other users, without being led by it; tree.Runner is one.
-type Trees interface {
-	Delete(ctx context.Context, dir *os.File, as tree.Owner, limit time.Duration) (tree.Left, error)
-	Give(ctx context.Context, dir *os.File, from, to tree.Owner, limit time.Duration) error
-}
-
 // removedDir is below each kind of directories, and nobody but the preparer can enter it: what a pod left is moved there at
 // one stroke, and deleted when there is time.
 const removedDir = ".removed"
@@ -159,7 +153,7 @@ func (n *Node) deleteTree(ctx context.Context, kind, path string) error {
 				return err
 			}
 		}
-		left, err := n.cfg.Trees.Delete(ctx, dir, as, deleteSlice)
+		left, err := tree.Delete(ctx, dir, as, deleteSlice)
 		if err != nil {
 			return err
 		}
@@ -215,5 +209,5 @@ func (n *Node) giveDir(ctx context.Context, path string, owner *account.Account)
 		return dir.Chown(owner.UID, owner.GID)
 	}
 	from := tree.Owner{UID: int(st.Uid), GID: int(st.Gid)}
-	return n.cfg.Trees.Give(ctx, dir, from, tree.Owner{UID: owner.UID, GID: owner.GID}, giveLimit)
+	return tree.Give(ctx, dir, from, tree.Owner{UID: owner.UID, GID: owner.GID}, giveLimit)
 }

@@ -72,7 +72,6 @@ type Config struct {
 	Dir      string // the data directory
 	Services Services
 	Versions *install.Node
-	Programs install.Programs // runs health scripts
 	Reserve  *durable.Reserve
 	Trouble  *loop.Trouble
 	Log      obs.Logger

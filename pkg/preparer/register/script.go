@@ -136,7 +136,7 @@ func (r *Registrar) askScript(ctx context.Context, command oneshot.Command, time
 	command.Output = file
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
 	defer cancel()
-	exit, err := r.cfg.Programs.Run(ctx, command)
+	exit, err := oneshot.Run(ctx, command)
 	if err == nil && !exit.OK() {
 		err = fmt.Errorf("the health script %s", exit)
 	}

@@ -36,7 +36,7 @@ func TestDirect(t *testing.T) {
 	}()
 	c := script("/", "cat; echo trouble >&2; exit 3")
 	c.Direct, c.Input, c.Output, c.Errors, c.OutputBytes = true, in, outEnd, errsEnd, 1
-	exit, err := Runner{}.Run(t.Context(), c)
+	exit, err := Run(t.Context(), c)
 	if err != nil || exit.Code != 3 {
 		t.Errorf("%+v, %v", exit, err)
 	}
@@ -52,7 +52,7 @@ func TestDirect(t *testing.T) {
 	all, allEnd := pipe()
 	gotAll := read(all)
 	c.Direct, c.Output = true, allEnd
-	if exit, err := (Runner{}).Run(t.Context(), c); err != nil || !exit.OK() {
+	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Errorf("%+v, %v", exit, err)
 	}
 	allEnd.Close()

@@ -30,7 +30,7 @@ const (
 	lastKillGap = time.Second
 )
 
-// Exec is the whole life of a guard. A binary that uses Runner calls it first thing in main when os.Args[1] is Arg. It never returns.
+// Exec is the whole life of a guard. A binary that uses Run calls it first thing in main when os.Args[1] is Arg. It never returns.
 func Exec() {
 	runtime.LockOSThread()    // the kernel ties the program to the thread that starts it
 	_ = confine.CloseOnExec() // the stub does so too

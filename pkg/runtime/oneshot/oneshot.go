@@ -93,12 +93,9 @@ type result struct {
 	Error string `json:"error,omitempty"` // why the program was not started
 }
 
-// Runner runs programs. The zero value is ready to use in a binary whose main calls Exec.
-type Runner struct{}
-
 // Run runs the program and returns how it ended. When ctx ends first, everything of it is killed and the cause of ctx's
-// end comes back. Nothing of the program runs when Run returns, unless it returns ErrSurvived.
-func (Runner) Run(ctx context.Context, c Command) (Exit, error) {
+// end comes back. Nothing of the program runs when Run returns, unless it returns ErrSurvived. The binary's main calls Exec.
+func Run(ctx context.Context, c Command) (Exit, error) {
 	if err := c.validate(); err != nil {
 		return Exit{}, err
 	}

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		case Arg:
 			Exec()
 		case callerArg:
-			_, err := Runner{}.Run(context.Background(), script(os.Args[2], family))
+			_, err := Run(context.Background(), script(os.Args[2], family))
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -112,7 +112,7 @@ func TestExits(t *testing.T) {
 		"exit 7":        {Code: 7},
 		"kill -SEGV $$": {Code: -1, Signal: "SIGSEGV"},
 	} {
-		got, err := Runner{}.Run(t.Context(), script("/", text))
+		got, err := Run(t.Context(), script("/", text))
 		if err != nil || got != want {
 			t.Errorf("%s: %+v (%v), want %+v", text, got, err, want)
 		}
@@ -132,7 +132,7 @@ func TestEnvironmentAndOutput(t *testing.T) {
 	defer out.Close()
 	c := script(dir, `pwd; env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= | sort; echo oops >&2; ls /proc/self/fd | wc -l; cat`)
 	c.Output = out
-	if exit, err := (Runner{}).Run(t.Context(), c); err != nil || !exit.OK() {
+	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Fatal(exit, err)
 	}
 	text, err := os.ReadFile(out.Name())
@@ -145,7 +145,7 @@ func TestEnvironmentAndOutput(t *testing.T) {
 	}
 	c = script(dir, `head -c 3000000 /dev/zero | tr '\0' x`)
 	c.Output, c.OutputBytes = out, 1000
-	if exit, err := (Runner{}).Run(t.Context(), c); err != nil || !exit.OK() {
+	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Fatal(exit, err)
 	}
 	more, err := os.ReadFile(out.Name())
@@ -165,12 +165,12 @@ func TestNotStarted(t *testing.T) {
 		"working directory":              {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
 		"not below a mount of cgroup v2": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &rt.Isolation{Cgroup: "/no/such/cgroup"}},
 	} {
-		if _, err := (Runner{}).Run(t.Context(), c); !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), name) {
+		if _, err := Run(t.Context(), c); !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
 	for _, c := range []Command{{Dir: "/"}, {Argv: []string{"true"}, Dir: "/"}, {Argv: []string{"/bin/true"}, Dir: "x"}} {
-		if _, err := (Runner{}).Run(t.Context(), c); !errors.Is(err, ErrInvalid) {
+		if _, err := Run(t.Context(), c); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%+v: got %v", c, err)
 		}
 	}
@@ -180,7 +180,7 @@ func TestNotStarted(t *testing.T) {
 func TestLeftoversAreKilled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	exit, err := Runner{}.Run(t.Context(), script(dir, strings.TrimSuffix(family, "wait")))
+	exit, err := Run(t.Context(), script(dir, strings.TrimSuffix(family, "wait")))
 	if err != nil || !exit.OK() {
 		t.Fatal(exit, err)
 	}
@@ -195,7 +195,7 @@ func TestEndOfContextKillsEverything(t *testing.T) {
 	defer cancel(nil)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := Runner{}.Run(ctx, script(dir, "trap '' TERM INT HUP\n"+family))
+		_, err := Run(ctx, script(dir, "trap '' TERM INT HUP\n"+family))
 		ended <- err
 	}()
 	found := pids(t, dir)
@@ -209,7 +209,7 @@ func TestEndOfContextKillsEverything(t *testing.T) {
 		t.Errorf("got %v, want %v", err, late)
 	}
 	mustBeGone(t, found)
-	if _, err := (Runner{}).Run(ctx, script(dir, "touch started")); !errors.Is(err, late) {
+	if _, err := Run(ctx, script(dir, "touch started")); !errors.Is(err, late) {
 		t.Errorf("after the end: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "started")); err == nil {
@@ -262,7 +262,7 @@ func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := Runner{}.Run(t.Context(), c)
+		_, err := Run(t.Context(), c)
 		ended <- err
 	}()
 	var program, guard int

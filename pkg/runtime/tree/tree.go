@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
-// Arg is the first argument of a process that is to call Exec before anything else.
+// Arg is the first argument of a process that is to call Exec before anything else, as oneshot.Arg is.
 const Arg = "tree-exec"
 
 // killWait is how long, beyond its own limit, a child is given to say how far it came; then it is killed.
@@ -64,13 +64,10 @@ type answer struct {
 	Errno syscall.Errno `json:"errno,omitempty"` // behind Error, if there is one
 }
 
-// Runner starts the children. The zero value is ready to use in a binary whose main calls Exec, and oneshot.Exec.
-type Runner struct{}
-
 // Delete removes what is in dir, as that user and for so long, and says what it could not remove. The directory itself
 // stays; it must belong to the user. It returns ErrTime when the time is over; then it goes on where it was next time. What a
 // directory of another user holds stays, but is moved to where Delete as that other user finds it.
-func (Runner) Delete(ctx context.Context, dir *os.File, as Owner, limit time.Duration) (Left, error) {
+func Delete(ctx context.Context, dir *os.File, as Owner, limit time.Duration) (Left, error) {
 	a, err := run(ctx, dir, order{Op: opDelete, As: as, Limit: limit})
 	return a.Left, err
 }
@@ -78,7 +75,7 @@ func (Runner) Delete(ctx context.Context, dir *os.File, as Owner, limit time.Dur
 // Give gives the directory, and all in it that belongs to the one user, to the other one: also files with several names, if
 // all of these are in it. What belongs to somebody else, or has a name elsewhere, stays as it is. The directory itself
 // comes last, so that what was interrupted is done again. Only root can do that.
-func (Runner) Give(ctx context.Context, dir *os.File, from, to Owner, limit time.Duration) error {
+func Give(ctx context.Context, dir *os.File, from, to Owner, limit time.Duration) error {
 	_, err := run(ctx, dir, order{Op: opGive, As: from, To: to, Limit: limit})
 	return err
 }
@@ -101,7 +98,7 @@ func run(ctx context.Context, dir *os.File, o order) (a answer, err error) {
 	defer func() { _ = output.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, o.Limit+killWait)
 	defer cancel()
-	exit, err := oneshot.Runner{}.Run(ctx, oneshot.Command{
+	exit, err := oneshot.Run(ctx, oneshot.Command{
 		Argv: []string{"/proc/self/exe", Arg, string(input)}, Dir: "/", Direct: true, Input: dir, Output: outputEnd,
 	})
 	_ = outputEnd.Close()

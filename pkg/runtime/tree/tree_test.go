@@ -72,7 +72,7 @@ func newScene(t *testing.T) *scene {
 	t.Cleanup(func() {
 		root := open(t, base)
 		defer root.Close()
-		if left, err := (tree.Runner{}).Delete(context.Background(), root, self(), limit); err != nil || !left.Empty {
+		if left, err := tree.Delete(context.Background(), root, self(), limit); err != nil || !left.Empty {
 			t.Errorf("clear up: %+v, %v", left, err)
 		}
 		if err := os.Remove(base); err != nil {
@@ -131,7 +131,7 @@ func (s *scene) delete(as tree.Owner) (tree.Left, error) {
 	s.t.Helper()
 	home := open(s.t, s.home)
 	defer home.Close()
-	return tree.Runner{}.Delete(s.t.Context(), home, as, limit)
+	return tree.Delete(s.t.Context(), home, as, limit)
 }
 
 // deep makes directories below each other, each with a file, as the user that they are to be of.
@@ -247,13 +247,13 @@ func TestDeleteTakesItsTime(t *testing.T) {
 	s.deep(20_000, podUser())
 	home := open(t, s.home)
 	defer home.Close()
-	left, err := tree.Runner{}.Delete(t.Context(), home, podUser(), time.Nanosecond)
+	left, err := tree.Delete(t.Context(), home, podUser(), time.Nanosecond)
 	if !errors.Is(err, tree.ErrTime) {
 		t.Errorf("after its time: %+v, %v", left, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (tree.Runner{}).Delete(ctx, home, podUser(), limit); !errors.Is(err, context.Canceled) {
+	if _, err := tree.Delete(ctx, home, podUser(), limit); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if left, err := s.delete(podUser()); err != nil || !left.Empty {
@@ -266,7 +266,7 @@ func (s *scene) give(from, to int) error {
 	s.t.Helper()
 	home := open(s.t, s.home)
 	defer home.Close()
-	return tree.Runner{}.Give(s.t.Context(), home, tree.Owner{UID: from, GID: from}, tree.Owner{UID: to, GID: to}, limit)
+	return tree.Give(s.t.Context(), home, tree.Owner{UID: from, GID: from}, tree.Owner{UID: to, GID: to}, limit)
 }
 
 // A home changes hands with what is its owner's, and with nothing that has a name elsewhere.
@@ -343,14 +343,14 @@ func TestRefusesUnknownOrders(t *testing.T) {
 	if err := home.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (tree.Runner{}).Delete(t.Context(), home, self(), limit); err == nil {
+	if _, err := tree.Delete(t.Context(), home, self(), limit); err == nil {
 		t.Error("a closed directory was deleted")
 	}
 	file := s.path("file")
 	s.write(file)
 	f := open(t, file)
 	defer f.Close()
-	if left, err := (tree.Runner{}).Delete(t.Context(), f, self(), limit); err == nil {
+	if left, err := tree.Delete(t.Context(), f, self(), limit); err == nil {
 		t.Errorf("a file was taken for a directory: %+v", left)
 	}
 }
