@@ -1,24 +1,18 @@
 package shim
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"time"
+	"syscall"
 
-	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
+	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 )
 
-// spawnTimeout bounds how long starting a detached process may take on a loaded machine.
-const spawnTimeout = 10 * time.Second
-
-// Spawn starts a supervisor that outlives the caller: in a session of its own, a child of nobody, its output appended
-// to supervisor.log in dir. exe must import package stub. The supervisor's working directory is "/", so paths
-// in args must be absolute. Spawn returns when the process exists, not when it serves; starting one too many is
-// harmless, because it ends with ErrRunning.
+// Spawn starts a supervisor that outlives the caller: in a session of its own, its output appended to supervisor.log in dir. exe must
+// import package stub. The supervisor's working directory is "/", so paths in args must be absolute. Spawn returns when the process exists,
+// not when it serves; starting one too many is harmless, because it ends with ErrRunning.
 func Spawn(exe string, args []string, dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make supervisor directory: %w", err)
@@ -28,14 +22,15 @@ func Spawn(exe string, args []string, dir string) error {
 		return fmt.Errorf("open supervisor log: %w", err)
 	}
 	defer func() { _ = log.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), spawnTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, exe, append([]string{stub.Arg, stub.DetachArg, exe}, args...)...)
-	cmd.ExtraFiles = []*os.File{log}
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("start a supervisor: %w: %s", err, strings.TrimSpace(stderr.String()))
+	if err := confine.CloseOnExec(); err != nil { // what this process was started with is not for the supervisor
+		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
+	cmd := exec.Command(exe, args...) //nolint:noctx // it outlives this process
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start a supervisor: %w", err)
+	}
+	go func() { _ = cmd.Wait() }() // so that it is no zombie when it ends first
 	return nil
 }

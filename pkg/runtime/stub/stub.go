@@ -22,9 +22,6 @@ import (
 // Arg is the first argument of a stub.
 const Arg = "shim-exec"
 
-// DetachArg behind Arg asks the stub to start the command that follows, in a session of its own and as a child of nobody.
-const DetachArg = "detach"
-
 // Descriptors that a stub inherits besides 0 to 2.
 const (
 	orderFD  = 3 // read end: one order as JSON; closed without one when the supervisor died before recording the pid
@@ -44,13 +41,9 @@ type Order struct {
 }
 
 func init() {
-	if len(os.Args) < 2 || os.Args[1] != Arg {
-		return
+	if len(os.Args) > 1 && os.Args[1] == Arg {
+		become()
 	}
-	if len(os.Args) > 3 && os.Args[2] == DetachArg {
-		detach(os.Args[3:])
-	}
-	become()
 }
 
 // become is the life of a stub. It never returns.
@@ -100,22 +93,4 @@ func dieWith(parent int) {
 func report(format string, args ...any) {
 	_, _ = fmt.Fprintf(os.NewFile(resultFD, "result"), format, args...)
 	os.Exit(1)
-}
-
-// detach starts the command in a session of its own and exits, so that it becomes an orphan and nobody has to wait
-// for it. Descriptor 3 becomes its output.
-func detach(args []string) {
-	const output = 3
-	if err := confine.CloseOnExec(); err != nil {
-		fmt.Fprintf(os.Stderr, "close inherited descriptors: %v", err)
-		os.Exit(1)
-	}
-	_, err := syscall.ForkExec(args[0], args, &syscall.ProcAttr{
-		Dir: "/", Env: os.Environ(), Files: []uintptr{0, output, output}, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "start %s: %v", args[0], err)
-		os.Exit(1)
-	}
-	os.Exit(0)
 }
