@@ -3,17 +3,17 @@
 package listen
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 )
 
 // Limit returns a listener with at most so many connections open at once. One more closes the oldest on which nothing is being
 // served (Serving); where all are, the new one is closed. So who only connects makes room for who asks.
 func Limit(l net.Listener, most int) net.Listener {
-	return &limited{Listener: l, most: most, open: list.New()}
+	return &limited{Listener: l, most: most}
 }
 
 type limited struct {
@@ -21,17 +21,14 @@ type limited struct {
 	most int
 
 	mu   sync.Mutex
-	open *list.List // of *conn, the oldest first
+	open []*conn // the oldest first
 }
 
 // conn is a connection that is counted.
 type conn struct {
 	net.Conn
-	in *limited
-
-	// Guarded by in.mu.
-	at      *list.Element // nil once it is closed
-	serving int
+	in      *limited
+	serving int // guarded by in.mu
 }
 
 // Accept returns the next connection that there is room for.
@@ -56,25 +53,21 @@ func (l *limited) Accept() (net.Conn, error) {
 func (l *limited) add(c *conn) (victim *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c.at = l.open.PushBack(c)
-	if l.open.Len() <= l.most {
+	l.open = append(l.open, c)
+	if len(l.open) <= l.most {
 		return nil
 	}
-	for at := l.open.Front(); at != nil; at = at.Next() {
-		if victim = at.Value.(*conn); victim.serving == 0 {
-			break
-		}
+	victim = c
+	if i := slices.IndexFunc(l.open, func(c *conn) bool { return c.serving == 0 }); i >= 0 {
+		victim = l.open[i]
 	}
 	l.forget(victim)
 	return victim
 }
 
-// forget takes a connection out of the count. The caller holds l.mu.
+// forget takes a connection out of the count, if it is in it. The caller holds l.mu.
 func (l *limited) forget(c *conn) {
-	if c.at != nil {
-		l.open.Remove(c.at)
-		c.at = nil
-	}
+	l.open = slices.DeleteFunc(l.open, func(open *conn) bool { return open == c })
 }
 
 // Close closes the connection, and gives its place to another.
