@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"sync"
+	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/durable"
@@ -27,6 +28,9 @@ type reserver interface {
 
 // locals are the services that this node runs for itself (ADR 22). What they shall be is decided in package local; here is whose turn it is to change it.
 type locals struct {
+	*kit
+	decide func() // applies what the intents say; called in pods.do
+
 	wake wait.Signal // a pod of a local service has news
 	disk *durable.Files[local.Service]
 
@@ -34,16 +38,15 @@ type locals struct {
 	all   map[string]*local.Service // by name, as on the disk
 	dirty bool                      // the reservation may hold claims that nothing explains
 
-	mu      sync.Mutex
-	session reserver // nil without a session
+	session atomic.Pointer[reserver] // nil without a session
 }
 
-func openLocals(dir string, reserve *durable.Reserve, log obs.Logger) (*locals, error) {
-	disk, err := local.OpenDisk(dir, reserve)
+func openLocals(k *kit, decide func(), reserve *durable.Reserve) (*locals, error) {
+	disk, err := local.OpenDisk(filepath.Join(k.cfg.Dir, "local"), reserve)
 	if err != nil {
 		return nil, err
 	}
-	l := &locals{wake: wait.NewSignal(), disk: disk, turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true}
+	l := &locals{kit: k, decide: decide, wake: wait.NewSignal(), disk: disk, turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true}
 	services, bad, err := disk.Load()
 	if err != nil {
 		return nil, err
@@ -52,26 +55,18 @@ func openLocals(dir string, reserve *durable.Reserve, log obs.Logger) (*locals, 
 		l.all[services[i].Name] = &services[i]
 	}
 	for _, err := range bad {
-		log.WithField(obs.Error, err).Error("local service unreadable and set aside; its pods keep running")
+		l.log.WithField(obs.Error, err).Error("local service unreadable and set aside; its pods keep running")
 	}
 	return l, nil
 }
 
-// serve notes the session that there is; nil for none.
-func (l *locals) serve(t reserver) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.session = t
-}
-
 // reserver returns what the reservation may be changed with; nil while the node's lock is not held.
-func (p *Preparer) reserver() reserver {
-	p.locals.mu.Lock()
-	defer p.locals.mu.Unlock()
-	if !p.contact.Locked() {
+func (l *locals) reserver() reserver {
+	session := l.session.Load()
+	if session == nil || !l.contact.Locked() {
 		return nil
 	}
-	return p.locals.session
+	return *session
 }
 
 // take waits for the turn to change local services.
@@ -92,39 +87,39 @@ type desired struct {
 }
 
 // publish has the pods be what local services shall be now. The caller has the turn.
-func (p *Preparer) publish() {
+func (l *locals) publish() {
 	d := desired{world: World{Known: true, Intents: map[pod.Identity]pod.Intent{}}, specs: map[string]local.Spec{}, names: map[string]bool{}}
-	for name, s := range p.locals.all {
+	for name, s := range l.all {
 		d.names[name] = true
 		maps.Copy(d.specs, s.Specs)
 		for _, in := range s.Intents() {
 			d.world.Intents[in.Identity] = in
 		}
 	}
-	p.pods.do(func() {
-		former := p.pods.local
-		p.pods.local = d
-		for _, e := range p.pods.all { // whoever waits for a name
+	l.pods.do(func() {
+		former := l.pods.local
+		l.pods.local = d
+		for _, e := range l.pods.all { // whoever waits for a name
 			if id := e.accepted().Intent.PodID; former.names[id] && !d.names[id] {
 				e.wake.Raise()
 			}
 		}
-		p.decide()
+		l.decide()
 	})
 }
 
-// seenLocals returns what the node has of the pods of local services.
-func (p *Preparer) seenLocals() map[pod.Identity]local.Seen {
+// seen returns what the node has of the pods of local services.
+func (l *locals) seen() map[pod.Identity]local.Seen {
 	seen := map[pod.Identity]local.Seen{}
-	p.pods.do(func() {
-		for id, e := range p.pods.all {
+	l.pods.do(func() {
+		for id, e := range l.pods.all {
 			if !id.Local() {
 				continue
 			}
 			in := e.accepted().Intent
 			was := local.Seen{Revision: in.Revision}
 			if e.want == nil {
-				r, _ := p.board.Reality(id)
+				r, _ := l.board.Reality(id)
 				was.Stopped = e.rec.StoppedAt != nil
 				was.Settled = r.Revision == in.Revision && r.Digest == in.Digest && (r.Available || r.State == pod.StateEnded)
 			}
@@ -142,21 +137,21 @@ const bookWithin = 10 * time.Second
 
 // book has the node's reservation say what local services take; next, if it is not nil, is one that wants room. It returns that with the room that was found.
 // The caller has the turn.
-func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Service, error) {
-	session := p.reserver()
+func (l *locals) book(ctx context.Context, next *local.Service) (*local.Service, error) {
+	session := l.reserver()
 	if session == nil {
 		return nil, fmt.Errorf("%w: the preparer does not hold its node's lock in Consul, where room is reserved", scale.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, bookWithin)
 	defer cancel()
-	seen, view := p.seenLocals(), p.viewOfNode()
+	seen, view := l.seen(), l.view()
 	var found *local.Service
-	p.locals.dirty = true // until it is known what became of it
+	l.dirty = true // until it is known what became of it
 	err := session.ChangeReservation(ctx, func(res node.Reservation, exists bool) (node.Reservation, error) {
 		if !exists {
 			res = local.Rebuild(view)
 		}
-		all := maps.Clone(p.locals.all)
+		all := maps.Clone(l.all)
 		if next != nil {
 			found = next.Clone()
 			all[next.Name] = found
@@ -168,7 +163,7 @@ func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Servic
 	})
 	switch {
 	case err == nil, errors.Is(err, errNoClaims):
-		p.locals.dirty = next != nil // the file is still to be written
+		l.dirty = next != nil // the file is still to be written
 		return found, nil
 	case errors.Is(err, scale.ErrConflict):
 		return nil, err
@@ -177,11 +172,11 @@ func (p *Preparer) book(ctx context.Context, next *local.Service) (*local.Servic
 	}
 }
 
-// viewOfNode is the node with all pods of controllers that run there.
-func (p *Preparer) viewOfNode() *node.View {
-	view := node.NewView(p.cfg.Node, node.Ops{}, true)
-	p.pods.do(func() {
-		for _, e := range p.pods.all {
+// view is the node with all pods of controllers that run there.
+func (l *locals) view() *node.View {
+	view := node.NewView(l.cfg.Node, node.Ops{}, true)
+	l.pods.do(func() {
+		for _, e := range l.pods.all {
 			if o, runs := e.described(""); runs {
 				view.Orphans = append(view.Orphans, o)
 			}
@@ -190,103 +185,103 @@ func (p *Preparer) viewOfNode() *node.View {
 	return view
 }
 
-// Scale takes a request about a local service. When it returns, what the request says is on the disk, or nothing has changed. Its errors are those of package scale.
-func (p *Preparer) Scale(ctx context.Context, r scale.Request) (scale.Response, error) {
+// scale is Preparer.Scale.
+func (l *locals) scale(ctx context.Context, r scale.Request) (scale.Response, error) {
 	answer := scale.Response{Service: r.Service}
 	switch {
 	case r.Epoch != nil:
 		return answer, fmt.Errorf("%w: this preparer watches its intents, and takes no requests with an epoch", scale.ErrUnavailable)
-	case !p.allKnown():
+	case !l.allKnown():
 		return answer, fmt.Errorf("%w: %w", scale.ErrUnavailable, errNotReady)
 	}
 	spec, digest, err := local.Read(r)
 	if err == nil && digest != "" {
-		err = p.node.Trusted(spec.Parsed(), spec.Signature)
+		err = l.node.Trusted(spec.Parsed(), spec.Signature)
 	}
 	if err != nil {
 		return answer, fmt.Errorf("%w: %w", scale.ErrInvalid, err)
 	}
-	release, err := p.locals.take(ctx)
+	release, err := l.take(ctx)
 	if err != nil {
 		return answer, fmt.Errorf("%w: %w", scale.ErrUnavailable, err)
 	}
 	defer release()
-	before := p.locals.all[r.Service]
+	before := l.all[r.Service]
 	if before != nil {
 		answer.Replicas = uint32(before.Running())
 	}
-	next, err := local.Take(before, r, spec, digest, p.seenLocals(), time.Now())
+	next, err := local.Take(before, r, spec, digest, l.seen(), time.Now())
 	if err == nil && before == nil && next != nil {
-		err = p.claimName(r.Service)
+		err = l.claimName(r.Service)
 	}
 	if err == nil {
-		err = p.change(ctx, r.Service, next)
+		err = l.change(ctx, r.Service, next)
 	}
 	if err != nil {
-		p.publish() // a name that was claimed for nothing
+		l.publish() // a name that was claimed for nothing
 		return answer, err
 	}
 	answer.Success, answer.Replicas = true, 0
 	if next != nil {
 		answer.Replicas = uint32(next.Running())
 	}
-	p.log.WithFields(obs.Fields{obs.Service: r.Service, obs.Desired: answer.Replicas, fieldRevision: r.Revision}).Info("scale request taken")
+	l.log.WithFields(obs.Fields{obs.Service: r.Service, obs.Desired: answer.Replicas, fieldRevision: r.Revision}).Info("scale request taken")
 	return answer, nil
 }
 
 // change finds room for what a service shall be, writes it down, and has it carried out. The caller has the turn.
-func (p *Preparer) change(ctx context.Context, name string, next *local.Service) error {
+func (l *locals) change(ctx context.Context, name string, next *local.Service) error {
 	if next != nil && next.Wants() {
 		var err error
-		if next, err = p.book(ctx, next); err != nil {
+		if next, err = l.book(ctx, next); err != nil {
 			return err
 		}
-		p.cfg.Step("local booked")
+		l.cfg.Step("local booked")
 	}
-	if err := p.keepLocal(name, next); err != nil {
+	if err := l.keep(name, next); err != nil {
 		return err
 	}
-	p.publish()
-	p.locals.wake.Raise()
+	l.publish()
+	l.wake.Raise()
 	return nil
 }
 
-// keepLocal writes down what a service shall be; nil: it is forgotten.
-func (p *Preparer) keepLocal(name string, next *local.Service) error {
+// keep writes down what a service shall be; nil: it is forgotten.
+func (l *locals) keep(name string, next *local.Service) error {
 	if next == nil {
-		if err := p.locals.disk.Forget(name); err != nil {
+		if err := l.disk.Forget(name); err != nil {
 			return err
 		}
-		delete(p.locals.all, name)
+		delete(l.all, name)
 	} else {
-		if err := p.locals.disk.Save(*next); err != nil {
+		if err := l.disk.Save(*next); err != nil {
 			return err
 		}
-		p.locals.all[name] = next
+		l.all[name] = next
 	}
-	p.cfg.Step("local saved")
+	l.cfg.Step("local saved")
 	return nil
 }
 
 // claimName makes a name that of a local service, unless a controller's pod has it here, or is told to.
-func (p *Preparer) claimName(name string) (err error) {
-	p.pods.do(func() {
+func (l *locals) claimName(name string) (err error) {
+	l.pods.do(func() {
 		var intents []pod.Intent
-		for _, e := range p.pods.all {
+		for _, e := range l.pods.all {
 			intents = append(intents, e.accepted().Intent)
 		}
-		for _, in := range p.pods.world.Intents {
+		for _, in := range l.pods.world.Intents {
 			intents = append(intents, in)
 		}
 		if id, taken := local.Conflict(name, intents...); taken {
 			err = fmt.Errorf("%w: the name %q is that of pod %s, which a controller has on this node; use another name, or another node", scale.ErrConflict, name, id)
 			return
 		}
-		p.pods.local.names = maps.Clone(p.pods.local.names)
-		if p.pods.local.names == nil {
-			p.pods.local.names = map[string]bool{}
+		l.pods.local.names = maps.Clone(l.pods.local.names)
+		if l.pods.local.names == nil {
+			l.pods.local.names = map[string]bool{}
 		}
-		p.pods.local.names[name] = true
+		l.pods.local.names[name] = true
 	})
 	return err
 }
@@ -312,63 +307,57 @@ func (w *worker) localManifest(digest string) (m *manifest.Manifest, signature s
 	return m, signature, err
 }
 
-// buried decides anew, and looks after local services, as a stop was confirmed.
-func (p *Preparer) buried() {
-	p.reconsider()
-	p.locals.wake.Raise()
-}
-
-// watchLocals takes local services a step further whenever their pods have news, until ctx ends.
-func (p *Preparer) watchLocals(ctx context.Context) {
+// watch takes local services a step further whenever their pods have news, until ctx ends.
+func (l *locals) watch(ctx context.Context) {
 	const key = "local services"
-	if !p.awaitReady(ctx) {
+	if !l.awaitReady(ctx) {
 		return
 	}
-	pace := wait.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)
+	pace := wait.NewPace(l.cfg.RetryMin, l.cfg.RetryMax)
 	first := true
-	wait.Each(ctx, p.locals.wake, func() time.Duration {
-		err := p.stepLocals(ctx, first)
+	wait.Each(ctx, l.wake, func() time.Duration {
+		err := l.step(ctx, first)
 		first = false
-		if p.trouble.Saw(key, "local services cannot be brought further, trying again", err) {
+		if l.trouble.Saw(key, "local services cannot be brought further, trying again", err) {
 			return pace.NextBackOff()
 		}
 		pace.Reset()
-		return p.cfg.RelistEvery
+		return l.cfg.RelistEvery
 	})
 }
 
-// stepLocals takes every local service as far as its pods are, and has the reservation say what they take.
-func (p *Preparer) stepLocals(ctx context.Context, first bool) error {
-	release, err := p.locals.take(ctx)
+// step takes every local service as far as its pods are, and has the reservation say what they take.
+func (l *locals) step(ctx context.Context, first bool) error {
+	release, err := l.take(ctx)
 	if err != nil {
 		return nil
 	}
 	defer release()
-	seen, news := p.seenLocals(), first
+	seen, news := l.seen(), first
 	var errs []error
-	for _, name := range local.Names(p.locals.all) {
-		next, changed := p.locals.all[name].Next(seen, time.Now())
+	for _, name := range local.Names(l.all) {
+		next, changed := l.all[name].Next(seen, time.Now())
 		if !changed {
 			continue
 		}
 		news = true
-		errs = append(errs, p.keepLocal(name, next))
-		p.locals.dirty = true
+		errs = append(errs, l.keep(name, next))
+		l.dirty = true
 	}
 	if news {
-		p.publish()
+		l.publish()
 	}
-	return errors.Join(append(errs, p.tidyClaims(ctx))...)
+	return errors.Join(append(errs, l.tidy(ctx))...)
 }
 
-// tidyClaims has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
-func (p *Preparer) tidyClaims(ctx context.Context) error {
-	if p.reserver() == nil || len(p.locals.all) == 0 && !p.locals.dirty {
+// tidy has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
+func (l *locals) tidy(ctx context.Context) error {
+	if l.reserver() == nil || len(l.all) == 0 && !l.dirty {
 		return nil
 	}
-	_, err := p.book(ctx, nil)
-	if len(p.locals.all) == 0 && (store.Denied(err) || errors.Is(err, store.ErrFiltered)) {
-		p.locals.dirty = false
+	_, err := l.book(ctx, nil)
+	if len(l.all) == 0 && (store.Denied(err) || errors.Is(err, store.ErrFiltered)) {
+		l.dirty = false
 		return nil
 	}
 	if errors.Is(err, store.ErrLost) {
@@ -378,16 +367,16 @@ func (p *Preparer) tidyClaims(ctx context.Context) error {
 }
 
 // bookAgain has the claims of local services reserved, as the record of them may have been lost.
-func (p *Preparer) bookAgain(ctx context.Context) error {
-	release, err := p.locals.take(ctx)
+func (l *locals) bookAgain(ctx context.Context) error {
+	release, err := l.take(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if len(p.locals.all) == 0 {
+	if len(l.all) == 0 {
 		return nil
 	}
-	_, err = p.book(ctx, nil)
+	_, err = l.book(ctx, nil)
 	return err
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -212,7 +213,7 @@ func New(cfg Config) (*Preparer, error) {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
 	}
 	if err == nil {
-		p.locals, err = openLocals(filepath.Join(cfg.Dir, "local"), reserve, p.log)
+		p.locals, err = openLocals(&p.kit, p.decide, reserve)
 	}
 	return p, err
 }
@@ -233,7 +234,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { p.pruneArtifacts(ctx) })
 	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
-	parts.Go(func() { p.watchLocals(ctx) })
+	parts.Go(func() { p.locals.watch(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -252,6 +253,17 @@ func (p *Preparer) Run(ctx context.Context) error {
 
 // reconsider decides anew about the intents that are known.
 func (p *Preparer) reconsider() { p.pods.do(p.decide) }
+
+// buried decides anew, and looks after local services, as a stop was confirmed.
+func (p *Preparer) buried() {
+	p.reconsider()
+	p.locals.wake.Raise()
+}
+
+// Scale takes a request about a local service. When it returns, what the request says is on the disk, or nothing has changed. Its errors are those of package scale.
+func (p *Preparer) Scale(ctx context.Context, r scale.Request) (scale.Response, error) {
+	return p.locals.scale(ctx, r)
+}
 
 // decide compares the world with the local pods and applies every verdict. The caller is in pods.do.
 func (p *Preparer) decide() {

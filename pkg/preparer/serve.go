@@ -47,7 +47,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 		return wait.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
 	s.keeper = &report.Keeper{
-		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
 		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
@@ -57,8 +57,9 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	}
 	p.leave()
 	defer p.leave()
-	p.locals.serve(writes)
-	defer p.locals.serve(nil)
+	claims := reserver(writes)
+	p.locals.session.Store(&claims)
+	defer p.locals.session.Store(nil)
 	p.contact.Serve(p.name.Refusal() == nil)
 	defer p.contact.Serve(false)
 	parts, ctx := errgroup.WithContext(ctx)
