@@ -15,55 +15,58 @@ import (
 // minTombstone is how long a tombstone stays however many there are: a farm that is behind writes nothing this old.
 const minTombstone = 24 * time.Hour
 
-// collect removes, now and then until ctx ends, what stopped pods leave behind: first their directories, except for
+// collector removes what nobody needs any more: what stopped pods left, their tombstones, and artifacts.
+type collector struct{ *kit }
+
+// run removes, now and then until ctx ends, what stopped pods leave behind: first their directories, except for
 // volumes, then their tombstones.
-func (p *Preparer) collect(ctx context.Context) {
-	if !p.awaitReady(ctx) {
+func (c *collector) run(ctx context.Context) {
+	if !c.awaitReady(ctx) {
 		return
 	}
-	p.node.ReportStrangers(p.known())
+	c.node.ReportStrangers(c.known())
 	wait.Each(ctx, nil, func() time.Duration {
-		p.collectOnce(time.Now())
-		return p.cfg.CollectEvery
+		c.look(time.Now())
+		return c.cfg.CollectEvery
 	})
 }
 
-// collectOnce touches the disk while anybody may look at the pods, which everything that is reported needs.
-func (p *Preparer) collectOnce(now time.Time) {
-	stopped, old := p.collectable(now)
+// look touches the disk while anybody may look at the pods, which everything that is reported needs.
+func (c *collector) look(now time.Time) {
+	stopped, old := c.collectable(now)
 	for _, e := range stopped {
-		left := p.node.Left(e.id)
-		p.pods.do(func() {
+		left := c.node.Left(e.id)
+		c.pods.do(func() {
 			switch {
 			case left:
-				p.pods.enqueue(e) // its worker removes it, so that nothing is removed under a pod that starts again
+				c.pods.enqueue(e) // its worker removes it, so that nothing is removed under a pod that starts again
 			case e.state == Stopped:
-				p.pods.enter(e, Cleared)
+				c.pods.enter(e, Cleared)
 			}
 		})
 	}
 	var errs []error
 	for _, e := range old {
-		errs = append(errs, p.forget(e))
+		errs = append(errs, c.forget(e))
 	}
-	p.trouble.Saw("tombstones", "old tombstones cannot be removed", errors.Join(errs...))
-	p.node.ReleaseUsers(p.known)
+	c.trouble.Saw("tombstones", "old tombstones cannot be removed", errors.Join(errs...))
+	c.node.ReleaseUsers(c.known)
 }
 
 // collectable returns the pods that have been stopped for long enough, and those whose tombstones may go. Of these no worker
 // begins until forget is done.
-func (p *Preparer) collectable(now time.Time) (stopped, old []*entry) {
-	p.pods.do(func() {
-		for _, e := range p.pods.all {
+func (c *collector) collectable(now time.Time) (stopped, old []*entry) {
+	c.pods.do(func() {
+		for _, e := range c.pods.all {
 			switch {
 			case e.want != nil || e.working:
-			case e.state == Stopped && stoppedFor(&e.rec, p.began, now) >= p.cfg.KeepStopped:
+			case e.state == Stopped && stoppedFor(&e.rec, c.began, now) >= c.cfg.KeepStopped:
 				stopped = append(stopped, e)
-			case e.state == Collected && e.standing.verdict == Gone && p.board.Erased(e.id):
+			case e.state == Collected && e.standing.verdict == Gone && c.board.Erased(e.id):
 				old = append(old, e)
 			}
 		}
-		old = expired(&p.cfg, p.began, now, old)
+		old = expired(&c.cfg, c.began, now, old)
 		for _, e := range old {
 			e.working, e.again = true, false
 		}
@@ -72,19 +75,19 @@ func (p *Preparer) collectable(now time.Time) (stopped, old []*entry) {
 }
 
 // forget removes a tombstone. A pod that was told something meanwhile stays, and gets its worker.
-func (p *Preparer) forget(e *entry) error {
-	err := p.cfg.State.Forget(install.FileName(e.id))
-	p.pods.do(func() {
+func (c *collector) forget(e *entry) error {
+	err := c.cfg.State.Forget(install.FileName(e.id))
+	c.pods.do(func() {
 		e.working = false
 		switch {
 		case e.again || e.want != nil:
 			e.unsaved = true
-			p.pods.enqueue(e)
+			c.pods.enqueue(e)
 		case err == nil:
-			delete(p.pods.all, e.id)
-			p.board.Forget(e.id)
-			p.agent.Forget(e.id)
-			p.cfg.Step("tombstone removed")
+			delete(c.pods.all, e.id)
+			c.board.Forget(e.id)
+			c.agent.Forget(e.id)
+			c.cfg.Step("tombstone removed")
 		}
 	})
 	return err
@@ -114,10 +117,10 @@ func expired(cfg *Config, began, now time.Time, tombs []*entry) []*entry {
 }
 
 // known returns the identities of all pods that the node knows.
-func (p *Preparer) known() (known map[pod.Identity]bool) {
-	p.pods.do(func() {
-		known = make(map[pod.Identity]bool, len(p.pods.all))
-		for id := range p.pods.all {
+func (c *collector) known() (known map[pod.Identity]bool) {
+	c.pods.do(func() {
+		known = make(map[pod.Identity]bool, len(c.pods.all))
+		for id := range c.pods.all {
 			known[id] = true
 		}
 	})
@@ -126,10 +129,10 @@ func (p *Preparer) known() (known map[pod.Identity]bool) {
 
 // LiveArtifacts returns the digests of the artifacts that installed versions need, or one that is being installed. known is
 // false while they cannot all be told, because of a pod whose record was lost.
-func (p *Preparer) LiveArtifacts() (live map[string]bool, known bool) {
+func (k *kit) LiveArtifacts() (live map[string]bool, known bool) {
 	live, known = map[string]bool{}, true // whoever asks has awaited that all pods are known
-	p.pods.do(func() {
-		for _, e := range p.pods.all {
+	k.pods.do(func() {
+		for _, e := range k.pods.all {
 			versions := e.rec.versions()
 			if e.rec.Wanted != nil {
 				versions = append(versions, &install.Installed{Manifest: e.rec.Wanted})
@@ -165,27 +168,27 @@ const minPruneGap = 10 * time.Second
 
 // pruneArtifacts keeps the cache small until ctx ends: now and then, and when the pods need other artifacts than before or
 // one could not be fetched, which may be for lack of space.
-func (p *Preparer) pruneArtifacts(ctx context.Context) {
-	if p.cfg.Cache == nil || !p.awaitReady(ctx) {
+func (c *collector) pruneArtifacts(ctx context.Context) {
+	if c.cfg.Cache == nil || !c.awaitReady(ctx) {
 		return
 	}
 	for {
-		p.pruneOnce()
-		if wait.Pause(ctx, min(minPruneGap, p.cfg.PruneArtifacts)) != nil {
+		c.pruneOnce()
+		if wait.Pause(ctx, min(minPruneGap, c.cfg.PruneArtifacts)) != nil {
 			return
 		}
-		if _, err := wait.PauseUnless(ctx, p.prunable, p.cfg.PruneArtifacts); err != nil {
+		if _, err := wait.PauseUnless(ctx, c.prunable, c.cfg.PruneArtifacts); err != nil {
 			return
 		}
 	}
 }
 
-func (p *Preparer) pruneOnce() {
-	removed, left, err := p.cfg.Cache.Prune(p.LiveArtifacts)
-	p.cfg.Metrics.artifactsPruned.Add(float64(len(removed)))
-	p.cfg.Metrics.artifactBytes.Set(float64(left))
+func (c *collector) pruneOnce() {
+	removed, left, err := c.cfg.Cache.Prune(c.LiveArtifacts)
+	c.cfg.Metrics.artifactsPruned.Add(float64(len(removed)))
+	c.cfg.Metrics.artifactBytes.Set(float64(left))
 	for _, digest := range removed {
-		p.log.WithField(fieldDigest, install.Short(digest)).Info("artifact removed from the cache")
+		c.log.WithField(fieldDigest, install.Short(digest)).Info("artifact removed from the cache")
 	}
-	p.trouble.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
+	c.trouble.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
 }

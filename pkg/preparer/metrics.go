@@ -59,22 +59,3 @@ func (m *Metrics) refused(yes bool) { m.nameRefused.Set(obs.Flag(yes)) }
 
 // unsecure publishes whether pods may do at Consul what they should not.
 func (m *Metrics) unsecure(yes bool) { m.unsecured.Set(obs.Flag(yes)) }
-
-// count publishes what the node has. The caller is in pods.do.
-func (p *Preparer) count() {
-	states, restarts := p.board.Count()
-	orphans := 0
-	for _, e := range p.pods.all {
-		_, is := e.orphan()
-		if _, said := p.board.Reality(e.id); is && said {
-			orphans++
-		}
-	}
-	m := p.cfg.Metrics
-	for _, state := range podStates {
-		m.pods.WithLabelValues(string(state)).Set(float64(states[state]))
-	}
-	m.orphans.Set(float64(orphans))
-	m.restarts.Add(float64(restarts))
-	m.stands(p.contact.Locked(), p.contact.Informed())
-}

@@ -260,7 +260,7 @@ func TestMessagesAreBounded(t *testing.T) {
 // A change of one pod costs the others nothing, and what time alone changes is not missed.
 func TestObservesWhatChangedOrIsDue(t *testing.T) {
 	t.Parallel()
-	p := &Preparer{kit: kit{cfg: Config{Metrics: NewMetrics(prometheus.NewRegistry())}, log: quiet(t), pods: newPods(quiet(t)), agent: silentAgent(t), contact: &claim.Contact{}, board: report.NewBoard(), ready: make(chan struct{})}}
+	p := &observer{kit: &kit{cfg: Config{Metrics: NewMetrics(prometheus.NewRegistry())}, log: quiet(t), pods: newPods(quiet(t)), agent: silentAgent(t), contact: &claim.Contact{}, board: report.NewBoard(), ready: make(chan struct{})}}
 	close(p.ready)
 	for i := range 2 {
 		rec := sampleRecord(i)
@@ -277,7 +277,7 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 		t.Fatalf("looks again in %s, want %s; %+v", due.Sub(now), late.Sub(now), said(changed))
 	}
 	other.activity.message = "nobody was told of this"
-	(&worker{kit: &p.kit, e: changed}).At(pod.StateFailed, "port taken")
+	(&worker{kit: p.kit, e: changed}).At(pod.StateFailed, "port taken")
 	now = now.Add(time.Second)
 	p.observeDue(now)
 	if said(changed).Message != "port taken" || said(other).Message != "" {

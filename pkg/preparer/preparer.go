@@ -227,12 +227,12 @@ func (p *Preparer) Run(ctx context.Context) error {
 			p.agent.Run(ctx)
 		}
 	})
-	parts.Go(func() { p.watchPods(ctx) })
+	parts.Go(func() { (&observer{&p.kit, p.locals.wake}).run(ctx) })
 	parts.Go(func() { p.watchContact(ctx) })
-	parts.Go(func() { p.collect(ctx) })
+	parts.Go(func() { (&collector{&p.kit}).run(ctx) })
 	parts.Go(func() { p.node.DeleteRemoved(ctx, p.cfg.CollectEvery) })
 	parts.Go(func() { p.keepReserve(ctx) })
-	parts.Go(func() { p.pruneArtifacts(ctx) })
+	parts.Go(func() { (&collector{&p.kit}).pruneArtifacts(ctx) })
 	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
 	parts.Go(func() { p.locals.watch(ctx) })
 	for ctx.Err() == nil {
