@@ -13,7 +13,7 @@ import (
 func TestPlanView(t *testing.T) {
 	t.Parallel()
 	field := func(path, from, to string, secret bool) plan.FieldChange {
-		return plan.FieldChange{Path: path, From: from, To: to, Secret: secret, Kind: plan.NeedsUpdate, Why: "why"}
+		return plan.FieldChange{Path: path, From: plan.Leaf{Text: from, Secret: secret}, To: plan.Leaf{Text: to, Secret: secret}, Secret: secret, Kind: plan.NeedsUpdate, Why: "why"}
 	}
 	p := &plan.Plan{ServiceName: "web", Change: plan.SpecChange{Kind: plan.NeedsUpdate, Fields: []plan.FieldChange{
 		field("a", `2`, `"x"`, false),

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"encoding/json"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
@@ -34,60 +33,15 @@ func NewHistoryView(svc *record.Service, e *record.Entry) HistoryView {
 // PlanView is the plan of one service.
 type PlanView struct {
 	Service    string          `json:"service"`
-	Change     ChangeView      `json:"change"`
-	Operations []OperationView `json:"operations"`
+	Change     plan.SpecChange `json:"change"`
+	Operations []plan.Line     `json:"operations"` // in the order in which they are shown
 	Warnings   []string        `json:"warnings"`
 }
 
-// ChangeView is what differs between two documents of a service, and what that takes.
-type ChangeView struct {
-	Kind   plan.ChangeKind `json:"kind"`
-	Fields []FieldView     `json:"fields"` // by their paths
-}
-
-// FieldView is one field that differs.
-type FieldView struct {
-	Path   string          `json:"path"`
-	From   json.RawMessage `json:"from,omitempty"`   // left out where there was none, or where it may not be shown
-	To     json.RawMessage `json:"to,omitempty"`     // left out where there is none any more, or where it may not be shown
-	Secret bool            `json:"secret,omitempty"` // the values may not be shown
-	Kind   plan.ChangeKind `json:"kind"`
-	Why    string          `json:"why"`
-}
-
-// valueOf is one side of a change: a scalar as JSON, or the order of a list, which is text.
-func valueOf(text string) json.RawMessage {
-	if text == "" || json.Valid([]byte(text)) {
-		return json.RawMessage(text)
-	}
-	quoted, _ := json.Marshal(text) // text can be encoded
-	return quoted
-}
-
-// OperationView is one operation of a plan.
-type OperationView struct {
-	Sign  string `json:"sign"` // + - ~ or -/+
-	Depth int    `json:"depth"`
-	What  string `json:"what"`
-}
-
-// NewPlanView is a plan with its operations in the order in which they are shown.
+// NewPlanView is a plan as it is shown. Lists are never null.
 func NewPlanView(p *plan.Plan) PlanView {
-	v := PlanView{
-		Service: p.ServiceName, Change: ChangeView{Kind: p.Change.Kind, Fields: []FieldView{}},
-		Operations: []OperationView{}, Warnings: append([]string{}, p.Warnings...),
-	}
-	for _, f := range p.Change.Fields {
-		shown := FieldView{Path: f.Path, Secret: f.Secret, Kind: f.Kind, Why: f.Why}
-		if !f.Secret {
-			shown.From, shown.To = valueOf(f.From), valueOf(f.To)
-		}
-		v.Change.Fields = append(v.Change.Fields, shown)
-	}
-	for _, l := range p.Format(0) {
-		v.Operations = append(v.Operations, OperationView{Sign: string(l.Sign), Depth: l.Depth, What: l.Text})
-	}
-	return v
+	change := plan.SpecChange{Kind: p.Change.Kind, Fields: append([]plan.FieldChange{}, p.Change.Fields...)}
+	return PlanView{Service: p.ServiceName, Change: change, Operations: append([]plan.Line{}, p.Format(0)...), Warnings: append([]string{}, p.Warnings...)}
 }
 
 // ServiceView is one service.

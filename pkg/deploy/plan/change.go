@@ -24,11 +24,12 @@ const (
 
 // FieldChange is one field that differs.
 type FieldChange struct {
-	Path     string     `json:"path"`
-	From, To string     `json:"-"` // as JSON; empty: not there
-	Secret   bool       `json:"-"` // whether it changed may be said, what it is may not
-	Kind     ChangeKind `json:"kind"`
-	Why      string     `json:"why"`
+	Path   string     `json:"path"`
+	From   Leaf       `json:"from,omitzero"`
+	To     Leaf       `json:"to,omitzero"`
+	Secret bool       `json:"secret,omitempty"` // whether it changed may be said, what it is may not
+	Kind   ChangeKind `json:"kind"`
+	Why    string     `json:"why"`
 }
 
 // IsOrder reports whether it is no field that differs but the order of a list.
@@ -41,23 +42,7 @@ const whyRollouts = "it is about rollouts, no pod changes"
 
 // String shows the field on one line.
 func (f FieldChange) String() string {
-	return fmt.Sprintf("%s: %s -> %s", f.Path, f.shown(f.From), f.shown(f.To))
-}
-
-// maxShown bounds one side of a line, in characters.
-const maxShown = 80
-
-func (f FieldChange) shown(text string) string {
-	switch runes := []rune(text); {
-	case text == "":
-		return "(none)"
-	case f.Secret:
-		return "(not shown)"
-	case len(runes) > maxShown:
-		return string(runes[:maxShown]) + "..."
-	default:
-		return text
-	}
+	return fmt.Sprintf("%s: %s -> %s", f.Path, f.From, f.To)
 }
 
 // SpecChange is what differs between two documents, and what that takes.
@@ -87,10 +72,10 @@ func Differences(before, after map[string]Leaf) []FieldChange {
 	var fields []FieldChange
 	for _, path := range slices.Sorted(maps.Keys(either)) {
 		a, b := before[path], after[path]
-		if a.text == b.text || strings.HasSuffix(path, orderOf) && !slices.Equal(sortedNames(a.text), sortedNames(b.text)) {
+		if a.Text == b.Text || strings.HasSuffix(path, orderOf) && !slices.Equal(sortedNames(a.Text), sortedNames(b.Text)) {
 			continue
 		}
-		fields = append(fields, FieldChange{Path: path, From: a.text, To: b.text, Secret: a.secret || b.secret})
+		fields = append(fields, FieldChange{Path: path, From: a, To: b, Secret: a.Secret || b.Secret})
 	}
 	return fields
 }
@@ -125,10 +110,38 @@ func topOf(path string) string {
 	return path
 }
 
-// Leaf is one scalar of a document.
+// Leaf is one scalar of a document, or the order of a list.
 type Leaf struct {
-	text   string // as JSON
-	secret bool
+	Text   string // a scalar as JSON; empty: there is none
+	Secret bool
+}
+
+// maxShown bounds one side of a line, in characters.
+const maxShown = 80
+
+// String shows the leaf, unless it is secret.
+func (l Leaf) String() string {
+	switch runes := []rune(l.Text); {
+	case l.Text == "":
+		return "(none)"
+	case l.Secret:
+		return "(not shown)"
+	case len(runes) > maxShown:
+		return string(runes[:maxShown]) + "..."
+	default:
+		return l.Text
+	}
+}
+
+// IsZero leaves out of JSON what is not there, and what may not be shown.
+func (l Leaf) IsZero() bool { return l.Text == "" || l.Secret }
+
+// MarshalJSON implements json.Marshaler.
+func (l Leaf) MarshalJSON() ([]byte, error) {
+	if json.Valid([]byte(l.Text)) {
+		return []byte(l.Text), nil
+	}
+	return json.Marshal(l.Text)
 }
 
 // leavesOf returns the scalars of a document by their paths. What is empty has none.
@@ -167,7 +180,7 @@ func flattenValue(path string, value any, secret bool, into map[string]Leaf) {
 		flattenList(path, v, secret, into)
 	default:
 		text, _ := json.Marshal(v) // a scalar
-		into[path] = Leaf{text: string(text), secret: secret}
+		into[path] = Leaf{Text: string(text), Secret: secret}
 	}
 }
 
@@ -186,7 +199,7 @@ func flattenList(path string, list []any, secret bool, into map[string]Leaf) {
 		flattenValue(fmt.Sprintf("%s[%s]", path, name), inner, secret, into)
 	}
 	if len(names) > 0 && !slices.Contains(unordered, path) {
-		into[path+orderOf] = Leaf{text: strings.Join(names, ", ")}
+		into[path+orderOf] = Leaf{Text: strings.Join(names, ", ")}
 	}
 }
 

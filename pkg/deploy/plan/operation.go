@@ -21,9 +21,9 @@ const (
 
 // Line is one line of a plan.
 type Line struct {
-	Depth int // 0: at the top
-	Sign  Sign
-	Text  string
+	Sign  Sign   `json:"sign"`
+	Depth int    `json:"depth"` // 0: at the top
+	Text  string `json:"what"`
 }
 
 // Operation is one step of a plan.
