@@ -62,7 +62,7 @@ func onList(run func(*cli.Context, *stdio, *conn) error) cli.ActionFunc {
 
 // onRC is the action of a command about the one controller it names.
 func onRC(run func(*cli.Context, *stdio, *conn, store.Rec[rc.RC]) error) cli.ActionFunc {
-	return onConn(oneRef, func(c *cli.Context, std *stdio, s *conn, ref string) error {
+	return onConn(rcRef.only, func(c *cli.Context, std *stdio, s *conn, ref string) error {
 		found, err := s.find(c, ref)
 		if err != nil {
 			return err
@@ -73,7 +73,7 @@ func onRC(run func(*cli.Context, *stdio, *conn, store.Rec[rc.RC]) error) cli.Act
 
 // onService is the action of a command about the one service it names.
 func onService(run func(*cli.Context, *stdio, *conn, *record.Service) error) cli.ActionFunc {
-	return onConn(oneService, func(c *cli.Context, std *stdio, s *conn, name string) error {
+	return onConn(serviceName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
 		svc, err := s.service(c.Context, name)
 		if err != nil {
 			return err

@@ -92,23 +92,28 @@ func onlyArg(c *cli.Context, what string, check func(*cli.Context, string) (stri
 	return check(c, c.Args().First())
 }
 
-// checkName returns an argument or a flag that names something.
-func checkName(c *cli.Context, what, name, allowed string) (string, error) {
+// noun is an argument or a flag that names something.
+type noun struct{ what, allowed string }
+
+// What arguments name.
+var (
+	rcRef       = noun{"REF", "the name of an rc, its id, or a unique beginning of its id"}
+	nodeName      = noun{"NODE", "the name of a node; rcctl nodes lists them"}
+	serviceName   = noun{"SERVICE", "the name of a service; rcctl service list shows all"}
+	electionName = noun{"NAME", "the name of an election; rcctl election list shows all"}
+)
+
+// check returns a name, if it can be one.
+func (n noun) check(c *cli.Context, name string) (string, error) {
 	var errs field.Errors
 	if errs.CheckName("", name); name == "" || errs != nil {
-		return "", badFlag(c, what, name, allowed)
+		return "", badFlag(c, n.what, name, n.allowed)
 	}
 	return name, nil
 }
 
-// oneRef returns the only argument of a command, which names a controller.
-func oneRef(c *cli.Context) (string, error) { return onlyArg(c, "REF", checkRef) }
-
-const refAllowed = "the name of an rc, its id, or a unique beginning of its id"
-
-func checkRef(c *cli.Context, ref string) (string, error) {
-	return checkName(c, "REF", ref, refAllowed)
-}
+// only returns the only argument of a command, which is such a name.
+func (n noun) only(c *cli.Context) (string, error) { return onlyArg(c, n.what, n.check) }
 
 // idLength is how long the ids of controllers are: ULIDs.
 const idLength = 26

@@ -39,7 +39,7 @@ Examples:
 
 func readDrain(c *cli.Context) (want wantedDrain, err error) {
 	want = wantedDrain{now: time.Now().UTC().Truncate(time.Second), force: c.Bool("force")}
-	if want.name, err = oneNode(c); err != nil || !c.IsSet("deadline") {
+	if want.name, err = nodeName.only(c); err != nil || !c.IsSet("deadline") {
 		return want, err
 	}
 	d, err := time.ParseDuration(c.String("deadline"))

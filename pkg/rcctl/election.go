@@ -106,18 +106,13 @@ func runElectionShow(c *cli.Context, std *stdio, _ *conn, state *election.State)
 
 // onElection is the action of a command about the one election it names.
 func onElection(run func(*cli.Context, *stdio, *conn, *election.State) error) cli.ActionFunc {
-	read := func(c *cli.Context) (string, error) { return onlyArg(c, "NAME", checkElection) }
-	return onConn(read, func(c *cli.Context, std *stdio, s *conn, name string) error {
+	return onConn(electionName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
 		state, err := s.election(c.Context, name)
 		if err != nil {
 			return err
 		}
 		return run(c, std, s, state)
 	})
-}
-
-func checkElection(c *cli.Context, name string) (string, error) {
-	return checkName(c, "NAME", name, "the name of an election; rcctl election list shows all")
 }
 
 // election reads one election.

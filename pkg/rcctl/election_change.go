@@ -21,7 +21,7 @@ anew. To choose who leads: rcctl election pin.
 
 Examples:
   rcctl election yield nightly && rcctl election show nightly`,
-		Action: onConn(func(c *cli.Context) (string, error) { return onlyArg(c, "NAME", checkElection) }, runElectionYield),
+		Action: onConn(electionName.only, runElectionYield),
 	})
 }
 
@@ -59,7 +59,7 @@ Examples:
 }
 
 func readPin(c *cli.Context) (p pinning, err error) {
-	if p.name, err = checkElection(c, c.Args().First()); err != nil {
+	if p.name, err = electionName.check(c, c.Args().First()); err != nil {
 		return p, err
 	}
 	switch {
@@ -70,7 +70,7 @@ func readPin(c *cli.Context) (p pinning, err error) {
 	case c.NArg() > 2:
 		return p, usagef(c, "unexpected argument %q; allowed: NAME ID", c.Args().Get(2))
 	}
-	p.id, err = checkName(c, "ID", c.Args().Get(1), "the id of a candidate, or --clear; rcctl election show lists the candidates")
+	p.id, err = noun{"ID", "the id of a candidate, or --clear; rcctl election show lists the candidates"}.check(c, c.Args().Get(1))
 	return p, err
 }
 

@@ -33,7 +33,7 @@ Examples:
 			&cli.BoolFlag{Name: "force", Usage: "although the machine's Consul agent lives, or nobody can tell"},
 			timeoutFlag("`TIME` after which it waits no longer for the owners (exit code 5)"),
 		},
-		Action: onConn(oneNode, runForgetNode),
+		Action: onConn(nodeName.only, runForgetNode),
 	})
 }
 

@@ -40,7 +40,7 @@ type labelArgs struct {
 }
 
 func readLabels(c *cli.Context) (args labelArgs, err error) {
-	if args.name, err = checkNode(c, c.Args().First()); err == nil {
+	if args.name, err = nodeName.check(c, c.Args().First()); err == nil {
 		args.set, args.remove, err = parseLabels(c, c.Args().Tail())
 	}
 	return args, err

@@ -12,15 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-const nodeAllowed = "the name of a node; rcctl nodes lists them"
-
-// oneNode returns the only argument of a command, which names a node.
-func oneNode(c *cli.Context) (string, error) { return onlyArg(c, "NODE", checkNode) }
-
-func checkNode(c *cli.Context, name string) (string, error) {
-	return checkName(c, "NODE", name, nodeAllowed)
-}
-
 // operated is one machine as an operator's act finds it.
 type operated struct {
 	ops         store.Rec[node.Ops]
@@ -111,7 +102,7 @@ func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
 
 // onNode is the action of a command that changes the one node it names.
 func onNode(done string, compute func(node.Ops) nodeChange) cli.ActionFunc {
-	return onConn(oneNode, func(c *cli.Context, std *stdio, s *conn, name string) error {
+	return onConn(nodeName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
 		return actOnNode(c, std, s, name, done, compute)
 	})
 }

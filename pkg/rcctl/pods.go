@@ -57,12 +57,12 @@ func runPods(c *cli.Context, std *stdio, s *conn) error {
 
 func checkPodFlags(c *cli.Context) error {
 	if c.IsSet("rc") {
-		if _, err := checkName(c, "--rc", c.String("rc"), refAllowed); err != nil {
+		if _, err := (noun{"--rc", rcRef.allowed}).check(c, c.String("rc")); err != nil {
 			return err
 		}
 	}
 	if c.IsSet("node") && c.String("node") == "" {
-		return badFlag(c, "--node", "", nodeAllowed)
+		return badFlag(c, "--node", "", nodeName.allowed)
 	}
 	return nil
 }

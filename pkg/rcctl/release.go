@@ -25,7 +25,7 @@ a second time on other machines. When it answers after all, what it runs is adop
 Examples:
   rcctl rc explain web
   rcctl farm release-hold node-17`,
-		Action: onConn(oneNode, runReleaseHold),
+		Action: onConn(nodeName.only, runReleaseHold),
 	})
 }
 

@@ -28,7 +28,7 @@ func runRollback(c *cli.Context, std *stdio) error {
 	if err != nil {
 		return err
 	}
-	name, err := oneService(c)
+	name, err := serviceName.only(c)
 	if err != nil {
 		return err
 	}

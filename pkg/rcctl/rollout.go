@@ -88,7 +88,7 @@ func askCommand(verb rollout.Verb, usage, more string) *cli.Command {
 		Name: string(verb), Usage: usage,
 		UsageText:   fmt.Sprintf("rcctl rollout %s SERVICE", verb),
 		Description: fmt.Sprintf("%sThe request is recorded; the farm that carries the rollout out acts on it.\n\nExamples:\n  rcctl rollout %s web\n  rcctl rollout status web -w", more, verb),
-		Action: onConn(oneService, func(c *cli.Context, std *stdio, s *conn, service string) error {
+		Action: onConn(serviceName.only, func(c *cli.Context, std *stdio, s *conn, service string) error {
 			rec, err := askRollout(c.Context, s, service, verb)
 			if err != nil {
 				return err

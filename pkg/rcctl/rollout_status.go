@@ -31,7 +31,7 @@ Examples:
 }
 
 func runRolloutStatus(c *cli.Context, std *stdio) error {
-	service, err := oneService(c)
+	service, err := serviceName.only(c)
 	if err != nil {
 		return err
 	}

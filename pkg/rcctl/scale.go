@@ -22,7 +22,7 @@ Examples:
 			&cli.StringFlag{Name: "role", Usage: "`ROLE` whose replicas are counted (default: the only one)"},
 			massStopFlag(),
 		}, waitFlags("until the rc has converged")...),
-		Action: onConn(func(c *cli.Context) (newCount, error) { return readCount(c, "REF", checkRef) }, runScale),
+		Action: onConn(rcRef.count, runScale),
 	})
 }
 
@@ -32,12 +32,12 @@ type newCount struct {
 	count int
 }
 
-// readCount reads a name, which check looks at, and how many replicas it is to have.
-func readCount(c *cli.Context, what string, check func(*cli.Context, string) (string, error)) (n newCount, err error) {
+// count reads a name, and how many replicas what it names is to have.
+func (of noun) count(c *cli.Context) (n newCount, err error) {
 	if c.NArg() > 2 {
-		return n, usagef(c, "unexpected argument %q; allowed: %s and N", c.Args().Get(2), what)
+		return n, usagef(c, "unexpected argument %q; allowed: %s and N", c.Args().Get(2), of.what)
 	}
-	if n.name, err = check(c, c.Args().First()); err != nil {
+	if n.name, err = of.check(c, c.Args().First()); err != nil {
 		return n, err
 	}
 	text := c.Args().Get(1)

@@ -40,7 +40,7 @@ Examples:
   echo '{"service":"agent","replicas":0}' | rcctl scale-request node-17 -f -`,
 		Flags: []cli.Flag{fileFlag()},
 		Action: offline(func(c *cli.Context, std *stdio) error {
-			name, err := oneNode(c)
+			name, err := nodeName.only(c)
 			if err != nil {
 				return err
 			}

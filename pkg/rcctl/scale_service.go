@@ -22,7 +22,7 @@ Examples:
 }
 
 func runScaleService(c *cli.Context, std *stdio) error {
-	n, err := readCount(c, "SERVICE", checkService)
+	n, err := serviceName.count(c)
 	if err != nil {
 		return err
 	}

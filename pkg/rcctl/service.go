@@ -202,13 +202,6 @@ func refusedPlan(err error) error {
 	}
 }
 
-// oneService returns the only argument of a command, which names a service.
-func oneService(c *cli.Context) (string, error) { return onlyArg(c, "SERVICE", checkService) }
-
-func checkService(c *cli.Context, name string) (string, error) {
-	return checkName(c, "SERVICE", name, "the name of a service; rcctl service list shows all")
-}
-
 // service reads a service that must be there.
 func (s *conn) service(ctx context.Context, name string) (*record.Service, error) {
 	svc, err := s.Deployments.Service(ctx, name)

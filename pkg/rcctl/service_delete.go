@@ -22,7 +22,7 @@ Examples:
   rcctl scale web 0 --yes && rcctl service delete web
   rcctl service delete web --force`,
 		Flags:  []cli.Flag{&cli.BoolFlag{Name: "force", Usage: "delete even though replicas are asked for"}, massStopFlag()},
-		Action: onConn(oneService, runServiceDelete),
+		Action: onConn(serviceName.only, runServiceDelete),
 	})
 }
 

@@ -38,7 +38,7 @@ Examples:
 			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be asked"},
 			&cli.BoolFlag{Name: "force", Usage: "stop orphans although no controller has a record"},
 		},
-		Action: onConn(oneNode, runSweep),
+		Action: onConn(nodeName.only, runSweep),
 	})
 }
 
