@@ -23,6 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/trust"
 )
 
 // preparerConns is how many connections one node may take of its agent (P8).
@@ -228,4 +229,25 @@ func (p *Preparer) serve(ctx context.Context) error {
 	return p.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 		return p.agent.Serve(ctx, p.store.NodeSession(s, p.cfg.Node))
 	})
+}
+
+// trustPolicy returns what decides about manifests by the policy in a file, nil where no file is named. A policy that
+// cannot be read keeps new manifests out and no pod down, so it does not keep the preparer from starting either.
+func trustPolicy(file string, log obs.Logger) (install.Trust, error) {
+	if file == "" {
+		return nil, nil
+	}
+	absolute, err := filepath.Abs(file)
+	if err != nil {
+		return nil, fmt.Errorf("trust policy %s: %w", file, err)
+	}
+	node := trust.NewNode(absolute)
+	policy, err := node.Policy()
+	log = log.WithField("policy", absolute)
+	if err != nil {
+		log.WithField(obs.Error, err).Error("trust policy unreadable; no new manifest is run until it is mended")
+	} else {
+		log.WithFields(obs.Fields{"require_signature": *policy.RequireSignature, "rules": len(policy.Rules)}).Info("trust policy read")
+	}
+	return node, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -137,4 +138,210 @@ func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, requ
 		}
 		return "", true, nil
 	})
+}
+
+func forgetNodeCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "forget", Usage: "declare that a machine is gone for good, with all that it had",
+		UsageText: "rcctl node forget NODE [--dry-run] [--force] [--timeout TIME]",
+		Description: `Nothing can confirm that pods stopped whose machine is gone. This says in the machine's place that all of them
+stopped, as rcctl pod forget does for one: their owners give up what they have there, and are waited for; then the
+node's own records go. Be sure: if the machine is only cut off, its pods may still run, and second copies beside them.
+
+Refused while the node's preparer lives. While its Consul agent lives, or nobody can tell, --force is needed: then the
+machine is most likely well, and only its preparer is away. If the preparer comes back before all is carried out, the
+rest is void. Given again it goes on where it was.
+
+Examples:
+  rcctl node forget node-17 --dry-run
+  rcctl node forget node-17`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be forgotten"},
+			&cli.BoolFlag{Name: "force", Usage: "although the machine's Consul agent lives, or nobody can tell"},
+			timeoutFlag("`TIME` after which it waits no longer for the owners (exit code 5)"),
+		},
+		Action: onConn(nodeName.only, runForgetNode),
+	})
+}
+
+// deadNode is a machine as the one who forgets it finds it.
+type deadNode struct {
+	name    string
+	index   uint64 // of its record; zero: there is none
+	agent   string // why its Consul agent may live; empty: it does not
+	copies  []copyOf
+	orphans int
+}
+
+func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
+	dead, err := findDead(c.Context, s, name)
+	if err != nil {
+		return err
+	}
+	verb := "forgetting"
+	if c.Bool("dry-run") {
+		verb = "would forget"
+	}
+	for _, there := range dead.copies {
+		fmt.Fprintf(std.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
+	}
+	if dead.orphans > 0 {
+		fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
+	}
+	if c.Bool("dry-run") {
+		fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
+		if dead.agent != "" {
+			fmt.Fprintf(std.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
+		}
+		return nil
+	}
+	if dead.agent != "" && !c.Bool("force") {
+		return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
+	}
+	open, err := askForgets(c.Context, s, dead)
+	if err != nil {
+		return err
+	}
+	return waitNodeForgotten(c.Context, std, s, dead, open, limitOf(c))
+}
+
+// findDead reads what there is of a node that nobody holds. Its error says where there is nothing, and where its
+// preparer lives.
+func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
+	d := deadNode{name: name}
+	index, locked, err := s.NodeLock(ctx, name)
+	if err != nil {
+		return d, fmt.Errorf("read node %s: %w", name, err)
+	}
+	if locked {
+		return d, refusedf("node %s: its preparer lives; to empty it: rcctl node drain %s; nothing was written", name, name)
+	}
+	d.index = index
+	if d.copies, err = copiesOn(ctx, s, name); err != nil {
+		return d, err
+	}
+	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
+	switch {
+	case errors.Is(err, store.ErrNotFound) && len(d.copies) == 0:
+		_, opsErr := s.NodeOps.Get(ctx, store.Consistent, name)
+		if errors.Is(opsErr, store.ErrNotFound) {
+			return d, notFoundf("no node has the name %q; rcctl nodes shows all", name)
+		}
+		return d, opsErr
+	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
+		d.agent = "its record is missing or unreadable, so that nobody can tell whether its Consul agent lives"
+		return d, nil
+	case err != nil:
+		return d, fmt.Errorf("read node %s: %w", name, err)
+	}
+	d.orphans = len(rec.Value.Orphans) + rec.Value.OrphansLeftOut
+	gone, err := s.AgentGone(ctx, rec.Value.ConsulNode)
+	switch {
+	case err != nil:
+		d.agent = "cannot tell whether its Consul agent lives: " + err.Error()
+	case !gone:
+		d.agent = fmt.Sprintf("its Consul agent %s lives", rec.Value.ConsulNode)
+	}
+	return d, nil
+}
+
+// copiesOn returns every copy that a node has, or may still have.
+func copiesOn(ctx context.Context, s *conn, name string) ([]copyOf, error) {
+	return copiesOf(ctx, s, "", func(there copyOf) bool { return there.node == name })
+}
+
+// askForgets leaves a request for each copy, and returns them.
+func askForgets(ctx context.Context, s *conn, d deadNode) (requests []store.Request, err error) {
+	err = s.writing(ctx, 1, func(ctx context.Context, by string) error {
+		names := map[pod.Identity]string{}
+		for _, there := range d.copies {
+			names[there.Identity] = there.name
+			requests = append(requests, store.Request{
+				ID: store.NewID(), RCID: there.RCID, Kind: store.ForgetPod, Node: d.name, Pod: there.Identity, NodeIndex: d.index,
+				By: by, At: time.Now().UTC(),
+			})
+		}
+		asked, err := s.Operator.AskForget(ctx, d.name, requests, func(part []store.Request) store.Audit {
+			var lines []string
+			for _, r := range part {
+				lines = append(lines, fmt.Sprintf("forget %s (rc %s) on %s", names[r.Pod], r.RCID, d.name))
+			}
+			return store.NewAudit(by, "forget-node", "", lines).OnNodes(d.name)
+		})
+		what := func(n int) string {
+			return fmt.Sprintf("node %s: the requests to forget %s", d.name, field.Count(n, "pod"))
+		}
+		if asked > 0 {
+			_ = s.did(what(asked), "rcctl audit --node "+d.name, nil)
+		}
+		if asked < len(requests) {
+			_ = s.did(what(len(requests)-asked)+" more", "rcctl audit --node "+d.name, err)
+		}
+		if errors.Is(err, store.ErrConflict) {
+			return cameBack(d.name)
+		}
+		return err
+	})
+	return requests, err
+}
+
+func cameBack(name string) error {
+	return refusedf("node %s: its preparer was back meanwhile, or its record was removed; what the owners have not carried out is void; look again", name)
+}
+
+// waitNodeForgotten waits until every request is answered, and removes what is left of the node. It is refused where the node
+// came back.
+func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
+	return waitFor(ctx, std, pending{
+		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
+		done: fmt.Sprintf("node %s is forgotten, with %s", d.name, field.Count(len(d.copies), "pod")),
+	}, limit, func(ctx context.Context) (string, bool, error) {
+		if index, locked, err := s.NodeLock(ctx, d.name); err != nil || locked || index != d.index {
+			if err == nil {
+				err = cameBack(d.name)
+			}
+			return "", false, err
+		}
+		for len(open) > 0 {
+			waits, err := s.Requests.Exists(ctx, open[0].RCID, open[0].ID)
+			if waits || err != nil {
+				return fmt.Sprintf("waiting for the owners of %s", field.Count(len(open), "pod")), false, err
+			}
+			open = open[1:]
+		}
+		err := removeNode(ctx, s, d)
+		return "waiting for what is reserved there", err == nil, err
+	})
+}
+
+// maxLeft bounds how many pods are named that are there since.
+const maxLeft = 5
+
+// removeNode removes the records of a node that has no copies any more. It is refused where it has got some.
+func removeNode(ctx context.Context, s *conn, d deadNode) error {
+	author, err := s.who(ctx)
+	if err != nil {
+		return err
+	}
+	taken, bad, err := s.ReservationsOf(ctx, []string{d.name})
+	if err = errors.Join(err, bad[d.name]); err != nil {
+		return fmt.Errorf("read what is reserved on node %s: %w", d.name, err)
+	}
+	ops, err := s.NodeOps.Get(ctx, store.Consistent, d.name)
+	if err != nil && !errors.Is(err, store.ErrNotFound) && !isCorrupt(err) {
+		return fmt.Errorf("read what operators said about node %s: %w", d.name, err)
+	}
+	left, err := copiesOn(ctx, s, d.name)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		names := field.Each(left, func(there copyOf) string { return there.name })
+		return refusedf("node %s: %s are there since, or again: %s; give the command again", d.name, field.Count(len(left), "pod"), field.Few(names, maxLeft, ", "))
+	}
+	err = s.Operator.RemoveNode(ctx, store.NodeRemoval{
+		Name: d.name, Node: d.index, Ops: ops.Index, Reservation: taken[d.name].Index,
+		Audit: store.NewAudit(author, "forget-node", "", []string{"remove node " + d.name + ": it is gone for good"}).OnNodes(d.name),
+	})
+	return s.did("node "+d.name+": its removal", "rcctl audit --node "+d.name, err)
 }

@@ -8,8 +8,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 func historyCommand() *cli.Command {
@@ -74,4 +76,112 @@ func readRevision(c *cli.Context) (int64, error) {
 		return 0, badFlag(c, "--to", c.String("to"), "the number of a revision, 1 or more; rcctl history lists them")
 	}
 	return rev, nil
+}
+
+func rollbackCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "rollback", Usage: "deploy an earlier document of a service again",
+		UsageText: "rcctl rollback SERVICE [--to REV] [--yes] [--detach]",
+		Description: `What comes of it is a new revision with the old document, digests included. It is rolled out without canary, gates and delay, in larger
+steps, and never below the minimum. To take back a rollout that is under way: rcctl rollout rollback SERVICE.
+
+Examples:
+  rcctl rollback web            to the newest revision before that was done
+  rcctl rollback web --to 3`,
+		Flags:  append([]cli.Flag{revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")}, runFlags()...),
+		Action: offline(runRollback),
+	})
+}
+
+func runRollback(c *cli.Context, std *stdio) error {
+	rev, err := readRevision(c)
+	if err != nil {
+		return err
+	}
+	name, err := serviceName.only(c)
+	if err != nil {
+		return err
+	}
+	return redeploy(c, std, name, "rollback", func(svc *record.Service, d *deployer) (*record.ServiceSpec, error) {
+		if svc.Rollout != nil {
+			return nil, refusedf("service %s: a rollout is under way; take it back: rcctl rollout rollback %s, or wait: rcctl rollout status %s -w; nothing was written", name, name, name)
+		}
+		e, err := entry(svc, rev)
+		if err != nil {
+			return nil, err
+		}
+		d.rolling.Rollback = true
+		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision)
+		return &e.Spec, nil
+	})
+}
+
+func diffCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "diff", Usage: "show what differs: between revisions of a service, or between an rc and its document",
+		UsageText: "rcctl diff SERVICE [--to REV] | rcctl diff -f FILE",
+		Description: `With a SERVICE: what going back to a revision would change. With -f: what applying the document of an rc would change; exit code 6 says that
+something would. For the document of a service: rcctl plan -f. Nothing is written.
+
+Examples:
+  rcctl diff web                to the newest revision before that was done
+  rcctl diff web --to 3
+  rcctl diff -f rc.yaml`,
+		Flags:  []cli.Flag{fileFlag(), revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")},
+		Action: runDiff,
+	})
+}
+
+func runDiff(c *cli.Context) error {
+	if c.String("file") != "" {
+		if c.IsSet("to") {
+			return badFlag(c, "--to", c.String("to"), "nothing, with --file")
+		}
+		return onConn(readSpec, dryRun)(c)
+	}
+	rev, err := readRevision(c)
+	if err != nil {
+		return err
+	}
+	return onService(func(_ *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
+		return diffRevisions(std, svc, rev)
+	})(c)
+}
+
+func diffRevisions(std *stdio, svc *record.Service, rev int64) error {
+	e, err := entry(svc, rev)
+	if err != nil {
+		return err
+	}
+	effect := svc.InEffect()
+	change := plan.EvalSpecChange(&effect.Spec, &e.Spec)
+	fmt.Fprintf(std.out, "service %s: revision %d -> document of revision %d: %s\n", svc.Deployed.Service, effect.Revision, e.Revision, change.Kind)
+	for _, f := range change.Fields {
+		fmt.Fprintf(std.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
+	}
+	return nil
+}
+
+// dryRun shows what applying the document of a controller would change. exitChanges says that something would.
+func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
+	cur, _, err := readCurrent(c.Context, s, spec.Name)
+	if err != nil {
+		return err
+	}
+	done, err := computeApply(applyRequest{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
+	switch {
+	case err != nil:
+		return err
+	case done.none:
+		fmt.Fprintf(std.out, "rc %s: unchanged\n", done.rc.Name)
+		return nil
+	case cur.rc == nil:
+		fmt.Fprintf(std.out, "rc %s: would be created\n", done.rc.Name)
+	default:
+		fmt.Fprintf(std.out, "rc %s: would change from generation %d to %d\n", done.rc.Name, cur.rc.Generation, done.rc.Generation)
+	}
+	for _, line := range done.lines {
+		fmt.Fprintln(std.out, "  "+clean(forTerminal(line)))
+	}
+	return &codedError{code: exitChanges}
 }

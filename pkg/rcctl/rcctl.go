@@ -1,4 +1,4 @@
-// Package rcctl is the operators' command line: one file per command, or per command and opposite. action.go says how commands begin,
+// Package rcctl is the operators' command line: one file for a command, or for commands about one thing. action.go says how commands begin,
 // output.go how they print. What decides (change.go) is apart from what reads and writes (connect.go, write.go, wait.go);
 // what joins and explains the records that were read is in pkg/inspect.
 package rcctl

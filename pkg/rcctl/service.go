@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -209,4 +211,80 @@ func (s *conn) service(ctx context.Context, name string) (*record.Service, error
 		return nil, notFoundf("no service has the name %q; rcctl service list shows all", name)
 	}
 	return svc, err
+}
+
+func serviceListCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "list", Aliases: []string{"ls"}, Usage: "list the services that were deployed",
+		UsageText: "rcctl service list [-o table|json|yaml]",
+		Description: `Examples:
+  rcctl service list
+  rcctl service list -o json | jq -r '.[].service'`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: onList(runServiceList),
+	})
+}
+
+func runServiceList(c *cli.Context, std *stdio, s *conn) error {
+	names, err := s.Deployments.ListServices(c.Context)
+	if err != nil {
+		return err
+	}
+	views, corrupt := []inspect.ServiceView{}, []error{}
+	for _, name := range names {
+		svc, err := s.Deployments.Service(c.Context, name)
+		switch {
+		case errors.Is(err, store.ErrNotFound): // deleted meanwhile
+		case isCorrupt(err):
+			corrupt = append(corrupt, err)
+		case err != nil:
+			return err
+		default:
+			views = append(views, inspect.NewServiceView(svc))
+		}
+	}
+	tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
+	return printList(c, std, s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", tb, func(v *inspect.ServiceView) []string {
+		return []string{v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At)}
+	})
+}
+
+func serviceDeleteCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "delete", Usage: "delete a service: its document and history, and its revisions by mark",
+		UsageText: "rcctl service delete SERVICE [--force] [--allow-mass-stop]",
+		Description: `A service whose document asks for replicas is refused (exit code 4) unless --force is given, and so is one with a rollout under way. The farms
+stop the pods, wait until their nodes have confirmed that, then remove every record.
+
+Examples:
+  rcctl scale web 0 --yes && rcctl service delete web
+  rcctl service delete web --force`,
+		Flags:  []cli.Flag{&cli.BoolFlag{Name: "force", Usage: "delete even though replicas are asked for"}, massStopFlag()},
+		Action: onConn(serviceName.only, runServiceDelete),
+	})
+}
+
+func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) (err error) {
+	var svc *record.Service
+	err = s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
+		if svc, err = s.service(ctx, name); err != nil {
+			return err
+		}
+		if svc.Rollout != nil {
+			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
+		}
+		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !c.Bool("force") {
+			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
+		}
+		audit := store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"})
+		return s.did("the deletion of service "+name, "rcctl service list", s.Deployments.ForgetService(ctx, svc, c.Bool("allow-mass-stop"), audit))
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(std.out, "service %s is deleted; its farm stops the pods of %d revisions, waits for their nodes to confirm, then removes the records\n", name, len(svc.Controllers))
+	for _, one := range svc.Controllers {
+		fmt.Fprintf(std.out, "watch: rcctl pods --rc %s\n", one.RC.ID)
+	}
+	return nil
 }

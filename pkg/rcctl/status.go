@@ -1,8 +1,11 @@
 package rcctl
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -94,4 +97,119 @@ func yesNo(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// watching is what a command line says about a watch.
+type watching struct {
+	until string        // empty: until Ctrl-C
+	limit time.Duration // zero: none
+}
+
+// readWatch reads the flags of a watch: nil where none is asked for.
+func readWatch(c *cli.Context) (*watching, error) {
+	if !c.Bool("watch") {
+		for _, name := range []string{"until", "timeout"} {
+			if c.IsSet(name) {
+				return nil, badFlag(c, "--"+name, c.String(name), "together with --watch")
+			}
+		}
+		return nil, nil
+	}
+	if format := c.String("output"); format != formats[0] {
+		return nil, badFlag(c, "--output", format, "table, with --watch")
+	}
+	w := &watching{until: c.String("until")}
+	if c.IsSet("until") && !slices.Contains(inspect.Goals, w.until) {
+		return nil, badFlag(c, "--until", w.until, field.Or(inspect.Goals...))
+	}
+	if !c.IsSet("timeout") {
+		return w, nil
+	}
+	if w.until == "" {
+		return nil, badFlag(c, "--timeout", c.String("timeout"), "together with --until")
+	}
+	var err error
+	w.limit, err = timeout(c)
+	return w, err
+}
+
+// screen shows one state after the other: on a terminal each in the place of the last, elsewhere one line for each.
+type screen struct {
+	out      io.Writer
+	terminal bool
+	shown    *inspect.StatusView
+	said     string
+}
+
+// show shows a state if it differs from the one shown.
+func (s *screen) show(v inspect.StatusView, now time.Time) error {
+	if s.shown != nil && reflect.DeepEqual(*s.shown, v) {
+		return nil
+	}
+	s.shown = &v
+	if s.terminal {
+		// Home, and clear from there: what scrolled away stays readable.
+		fmt.Fprint(unguarded(s.out), "\x1b[H\x1b[2J")
+		fmt.Fprintf(s.out, "rc %s (%s), generation %d, at %s\n", v.Name, v.RCID, v.Generation, now.Format(time.TimeOnly))
+		return writeStatus(s.out, v, coloured(s.out), now)
+	}
+	return s.say(v.Line(), now)
+}
+
+// say writes a line that is not the same as the last.
+func (s *screen) say(line string, now time.Time) error {
+	if line == s.said {
+		return nil
+	}
+	s.said = line
+	_, err := fmt.Fprintf(s.out, "%s  %s\n", now.UTC().Format(time.RFC3339), clean(line))
+	return err
+}
+
+// follow shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
+// error and tried again.
+func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) error {
+	outer := ctx
+	if w.limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, w.limit, fmt.Errorf("not %s after %s", w.until, w.limit))
+		defer cancel()
+	}
+	sc := screen{out: std.out, terminal: terminal(std.out)}
+	for trouble := ""; ; {
+		o, err := s.observe(ctx, r.ID)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			if err.Error() != trouble {
+				trouble = err.Error()
+				fmt.Fprintf(std.err, "rcctl: rc %s: %s\n", r.Name, trouble)
+			}
+		case err == nil && o.RC == nil:
+			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {
+				return err
+			}
+			if w.until != "" {
+				return refusedf("rc %s was deleted before it was %s", r.Name, w.until)
+			}
+			return nil
+		case err == nil:
+			trouble = ""
+			if err := sc.show(inspect.NewStatusView(o.RC, o.Status, o.Farms), time.Now()); err != nil {
+				return err
+			}
+			if inspect.Reached(w.until, o) {
+				return nil
+			}
+		}
+		if err := rest(ctx, pollEvery); err != nil {
+			if w.until == "" && outer.Err() != nil {
+				return nil // Ctrl-C is how such a watch ends
+			}
+			seen := "nothing"
+			if sc.shown != nil {
+				seen = sc.shown.Line()
+			}
+			return waitEndedf("rc %s: %v; last seen: %s", r.Name, err, seen)
+		}
+	}
 }
