@@ -5,6 +5,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // keys names what an election keeps in Consul. docs/consul-keys.md describes each key.
@@ -54,9 +55,5 @@ func (k keys) recordsOf(pairs []consul.Pair) []record {
 }
 
 func candidatesOf(records []record) []ballot.Candidate {
-	found := make([]ballot.Candidate, len(records))
-	for i := range records {
-		found[i] = records[i].Candidate
-	}
-	return found
+	return field.Each(records, func(r record) ballot.Candidate { return r.Candidate })
 }

@@ -120,10 +120,8 @@ func ownership(s *Situation) []Cause {
 
 // at says where a farm's debug server is.
 func (s *Situation) at(farm string) string {
-	for _, m := range s.Farms {
-		if m.ID == farm && m.Address != "" {
-			return ", or at its debug server " + m.Address
-		}
+	if m := field.Find(s.Farms, func(m *store.Member) bool { return m.ID == farm && m.Address != "" }); m != nil {
+		return ", or at its debug server " + m.Address
 	}
 	return ""
 }
@@ -210,10 +208,8 @@ func held(s *Situation) []Cause {
 func (s *Situation) is(t rc.ConditionType) bool { return s.Status != nil && s.Status.Is(t) }
 
 func (s *Situation) why(t rc.ConditionType) string {
-	for _, c := range s.Status.Conditions {
-		if c.Type == t {
-			return strings.TrimSuffix(c.Reason, ".")
-		}
+	if c := field.Find(s.Status.Conditions, func(c *rc.Condition) bool { return c.Type == t }); c != nil {
+		return strings.TrimSuffix(c.Reason, ".")
 	}
 	return ""
 }

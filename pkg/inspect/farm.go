@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -11,9 +10,8 @@ import (
 // FarmView is one living farm.
 type FarmView struct {
 	store.Member
-	Heard  *time.Time `json:"heard,omitempty"`  // when it last wrote, by its own clock; an older one does not say
-	Silent bool       `json:"silent,omitempty"` // it should have written since
-	Owned  int        `json:"owned"`            // controllers
+	Hearing
+	Owned int `json:"owned"` // controllers
 	// OwnedRCs are these controllers, sorted by name.
 	OwnedRCs []OwnedRC `json:"owned_rcs"`
 }

@@ -13,10 +13,9 @@ import (
 
 // NodeView is one machine: what its preparer says, what operators say, what is reserved.
 type NodeView struct {
-	Name           string            `json:"name"`
-	Alive          bool              `json:"alive"`            // its preparer lives
-	Heard          *time.Time        `json:"heard,omitempty"`  // when its preparer last wrote, by its own clock; an older one does not say
-	Silent         bool              `json:"silent,omitempty"` // it should have written since
+	Name  string `json:"name"`
+	Alive bool   `json:"alive"` // its preparer lives
+	Hearing
 	Address        string            `json:"address"`
 	ConsulNode     string            `json:"consul_node"`
 	Labels         map[string]string `json:"labels"`                    // in effect: the node's own, operators' on top
@@ -42,13 +41,19 @@ type Usage struct {
 	Memory int64 `json:"memory"` // bytes
 }
 
-// HeardView returns when a daemon was heard last, nil where nothing says so, and whether it is silent although Consul takes it for alive.
-func HeardView(heard map[string]store.Heard, name string, alive bool, now time.Time) (at *time.Time, silent bool) {
+// Hearing is what a daemon tells by writing now and then.
+type Hearing struct {
+	Heard  *time.Time `json:"heard,omitempty"`  // when it last wrote, by its own clock; an older one does not say
+	Silent bool       `json:"silent,omitempty"` // it should have written since, and Consul takes it for alive
+}
+
+// HearingOf returns that of a daemon.
+func HearingOf(heard map[string]store.Heard, name string, alive bool, now time.Time) Hearing {
 	h, has := heard[name]
 	if !has {
-		return nil, false
+		return Hearing{}
 	}
-	return &h.At, alive && h.Silent(now)
+	return Hearing{Heard: &h.At, Silent: alive && h.Silent(now)}
 }
 
 func earlier(a, b *time.Time) *time.Time {

@@ -70,11 +70,11 @@ func TestHeard(t *testing.T) {
 	for name, tt := range map[string]struct{ alive, has, silent bool }{
 		"quick": {true, true, false}, "slow": {true, true, true}, "unknown": {true, false, false},
 	} {
-		if at, silent := HeardView(heard, name, tt.alive, now); (at != nil) != tt.has || silent != tt.silent {
-			t.Errorf("%s: %v, silent %t", name, at, silent)
+		if h := HearingOf(heard, name, tt.alive, now); (h.Heard != nil) != tt.has || h.Silent != tt.silent {
+			t.Errorf("%s: %v, silent %t", name, h.Heard, h.Silent)
 		}
 	}
-	if _, silent := HeardView(heard, "slow", false, now); silent {
+	if HearingOf(heard, "slow", false, now).Silent {
 		t.Error("one that Consul takes for dead is not silent")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -153,10 +154,7 @@ type RevisionView struct {
 
 // Line sums a revision up.
 func (r *RevisionView) Line() string {
-	states := make([]string, 0, len(r.Pods))
-	for _, state := range slices.Sorted(maps.Keys(r.Pods)) {
-		states = append(states, fmt.Sprintf("%d %s", r.Pods[state], state))
-	}
+	states := field.Each(slices.Sorted(maps.Keys(r.Pods)), func(state string) string { return fmt.Sprintf("%d %s", r.Pods[state], state) })
 	text := fmt.Sprintf("%s (%s): %d of %d available", r.Name, r.Direction, r.Available, r.Desired)
 	if len(states) > 0 {
 		text += "; " + strings.Join(states, ", ")

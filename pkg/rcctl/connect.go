@@ -97,9 +97,9 @@ type noun struct{ what, allowed string }
 
 // What arguments name.
 var (
-	rcRef       = noun{"REF", "the name of an rc, its id, or a unique beginning of its id"}
-	nodeName      = noun{"NODE", "the name of a node; rcctl nodes lists them"}
-	serviceName   = noun{"SERVICE", "the name of a service; rcctl service list shows all"}
+	rcRef        = noun{"REF", "the name of an rc, its id, or a unique beginning of its id"}
+	nodeName     = noun{"NODE", "the name of a node; rcctl nodes lists them"}
+	serviceName  = noun{"SERVICE", "the name of a service; rcctl service list shows all"}
 	electionName = noun{"NAME", "the name of an election; rcctl election list shows all"}
 )
 
@@ -118,8 +118,9 @@ func (n noun) only(c *cli.Context) (string, error) { return onlyArg(c, n.what, n
 // idLength is how long the ids of controllers are: ULIDs.
 const idLength = 26
 
-// resolve finds the controller that REF means. It returns notFoundf, or a *field.Error that lists the candidates.
-func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error) {
+// find finds the controller that REF means. It returns notFoundf, or a *usageError that lists the candidates.
+func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
+	ctx := c.Context
 	named, err := s.FindRC(ctx, ref)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return store.Rec[rc.RC]{}, err
@@ -146,7 +147,7 @@ func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error
 		}
 		return rec, nil
 	default:
-		return store.Rec[rc.RC]{}, ambiguous("REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
+		return store.Rec[rc.RC]{}, ambiguous(c, "REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
 			rec, err := s.RCs.Get(ctx, store.Default, *id)
 			if err != nil {
 				rec.Value.Name = "(unreadable)"
@@ -156,22 +157,16 @@ func (s *conn) resolve(ctx context.Context, ref string) (store.Rec[rc.RC], error
 	}
 }
 
-// find is resolve for a REF of the command line: a REF that is ambiguous is a usage error.
-func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
-	rec, err := s.resolve(c.Context, ref)
-	return rec, asUsage(c, err)
-}
-
 // maxCandidates bounds how many candidates an ambiguous name lists.
 const maxCandidates = 10
 
 // ambiguous is a name that means more than one thing: what would mean one, and the candidates, a line each.
-func ambiguous[V any](name, value, allowed string, found []V, line func(*V) string) error {
+func ambiguous[V any](c *cli.Context, name, value, allowed string, found []V, line func(*V) string) error {
 	for i := range found[:min(len(found), maxCandidates)] {
 		allowed += "\n  " + line(&found[i])
 	}
 	if left := len(found) - maxCandidates; left > 0 {
 		allowed += fmt.Sprintf("\n  and %d more", left)
 	}
-	return &field.Error{Field: name, Value: value, Allowed: allowed}
+	return badFlag(c, name, value, allowed)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -161,9 +162,6 @@ func exitText(e *pod.Exit) string {
 }
 
 func portsText(ports map[string]int) string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(ports)) {
-		all = append(all, name+"="+strconv.Itoa(ports[name]))
-	}
+	all := field.Each(slices.Sorted(maps.Keys(ports)), func(name string) string { return name + "=" + strconv.Itoa(ports[name]) })
 	return strings.Join(all, ",")
 }

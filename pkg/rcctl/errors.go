@@ -218,10 +218,7 @@ func inputLines(e *inputError) []string {
 	if !errors.As(e.err, &all) {
 		return []string{e.Error()}
 	}
-	lines := make([]string, 0, len(all))
-	for _, one := range all {
-		lines = append(lines, e.source+": "+one.Error())
-	}
+	lines := field.Each(all, func(one *field.Error) string { return e.source + ": " + one.Error() })
 	if len(lines) > maxErrorLines {
 		left := len(lines) - maxErrorLines
 		lines = append(lines[:maxErrorLines], fmt.Sprintf("%s: and %d more mistakes", e.source, left))

@@ -64,7 +64,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	views, free := inspect.JoinFarms(values(members), owners, ids, names)
 	now := time.Now()
 	for i := range views {
-		views[i].Heard, views[i].Silent = inspect.HeardView(heard, views[i].ID, true, now)
+		views[i].Hearing = inspect.HearingOf(heard, views[i].ID, true, now)
 	}
 	tb := table{header: []string{"ID", "HEARD", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
 	wide := c.String("output") == wideFormat
@@ -73,9 +73,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	}
 	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", tb, func(v *inspect.FarmView) []string { return farmRow(v, now, wide) })
 	for i := range views {
-		if views[i].Silent {
-			noteSilent(std, "farm "+views[i].ID, *views[i].Heard, now)
-		}
+		noteSilent(std, "farm "+views[i].ID, views[i].Hearing, now)
 	}
 	if free > 0 {
 		fmt.Fprintf(std.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))

@@ -53,8 +53,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	views := inspect.Selected(inspect.JoinNodes(recs, values(ops), taken), selectorOf(c), func(v *inspect.NodeView) map[string]string { return v.Labels })
 	now := time.Now()
 	for i := range views {
-		v := &views[i]
-		v.Heard, v.Silent = inspect.HeardView(heard, v.Name, v.Alive, now)
+		views[i].Hearing = inspect.HearingOf(heard, views[i].Name, views[i].Alive, now)
 	}
 	var badPods []error
 	if slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) { // else there are no losses
@@ -71,9 +70,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	}
 	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, func(v *inspect.NodeView) []string { return nodeRow(v, now) })
 	for i := range views {
-		if views[i].Silent {
-			noteSilent(std, "the preparer of node "+views[i].Name, *views[i].Heard, now)
-		}
+		noteSilent(std, "the preparer of node "+views[i].Name, views[i].Hearing, now)
 	}
 	return err
 }
@@ -86,8 +83,10 @@ func heardText(at *time.Time, now time.Time) string {
 	return max(now.Sub(*at), 0).Round(time.Second).String()
 }
 
-func noteSilent(std *stdio, who string, at, now time.Time) {
-	fmt.Fprintf(std.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(&at, now))
+func noteSilent(std *stdio, who string, h inspect.Hearing, now time.Time) {
+	if h.Silent {
+		fmt.Fprintf(std.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(h.Heard, now))
+	}
 }
 
 func nodeRow(v *inspect.NodeView, now time.Time) []string {

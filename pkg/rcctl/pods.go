@@ -198,7 +198,7 @@ func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
 
 // ambiguousPod is the name of more than one pod.
 func ambiguousPod[V any](c *cli.Context, ref string, found []V, line func(*V) string) error {
-	return asUsage(c, ambiguous("POD", ref, "what means one copy only, with --node or --rc; this means:", found, line))
+	return ambiguous(c, "POD", ref, "what means one copy only, with --node or --rc; this means:", found, line)
 }
 
 // placements reads those of one controller, or of all where none is named.

@@ -112,10 +112,7 @@ func group(name, usage string, commands ...*cli.Command) *cli.Command {
 
 // whichCommand is the action of what only has subcommands.
 func whichCommand(c *cli.Context) error {
-	known := make([]string, 0, len(c.Command.Subcommands))
-	for _, sub := range c.Command.Subcommands {
-		known = append(known, sub.Name)
-	}
+	known := field.Each(c.Command.Subcommands, func(sub *cli.Command) string { return sub.Name })
 	slices.Sort(known)
 	if c.Args().Present() {
 		return usagef(c, "%q is no command; allowed: %s", c.Args().First(), field.Or(known...))

@@ -294,11 +294,7 @@ func (p *planner) forgotten(number int64) []int64 {
 	if p.knobs.RevisionHistory != nil {
 		keep = *p.knobs.RevisionHistory
 	}
-	var all []int64
-	for i := range p.svc.History {
-		all = append(all, p.svc.History[i].Revision)
-	}
-	return rollout.Expired(all, number, keep)
+	return rollout.Expired(field.Each(p.svc.History, func(e record.Entry) int64 { return e.Revision }), number, keep)
 }
 
 // writes lists the operations that write, but the last of them.
