@@ -34,7 +34,7 @@ type ReplicationController struct {
 }
 
 // newController begins a tenure: the first read under its lock is consistent.
-func (f *Farm) newController(id string, fence store.Fence) *ReplicationController {
+func (f *core) newController(id string, fence store.Fence) *ReplicationController {
 	return &ReplicationController{ID: id, kit: f.kit, log: f.log.WithField(obs.RCID, id), memory: memory{fence: fence, consistent: true}}
 }
 

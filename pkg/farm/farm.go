@@ -17,6 +17,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
@@ -132,17 +133,28 @@ type Notices interface {
 	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
 }
 
+// core is what the parts of a farm share.
+type core struct {
+	cfg    Config
+	log    obs.Logger
+	queue  workqueue.TypedRateLimitingInterface[string]
+	world  *world
+	kit    *kit // of its passes
+	roster *roster
+}
+
+// members returns the ids of the living farms, as last seen.
+func (f *core) members() []string {
+	return field.Each(f.world.members(), func(m store.Member) string { return m.ID })
+}
+
+// leads reports whether this farm does what one farm at a time should do.
+func (f *core) leads() bool { return IsLowest(f.cfg.ID, f.members()) }
+
 // Farm owns controllers for as long as one session lives.
 type Farm struct {
-	cfg   Config
-	log   obs.Logger
-	queue workqueue.TypedRateLimitingInterface[string]
-	world *world
-	kit   *kit // of its passes
-
-	roster     *roster
-	unowned    unowned
-	unreadable unreadables
+	*core
+	speaker *speaker
 
 	fatal    chan error // capacity 1: why the farm must start over
 	sweepNow wait.Signal
@@ -163,14 +175,8 @@ const unownedGrace = time.Second
 // NewFarm returns a farm. It does nothing before Start, which says what the configuration lacks, and serves one session.
 func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
-	f := &Farm{
-		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
-		queue:    newQueue(cfg.Metrics),
-		roster:   newRoster(),
-		fatal:    make(chan error, 1),
-		sweepNow: wait.NewSignal(),
-		moved:    wait.NewSignal(),
-	}
+	c := &core{cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID), queue: newQueue(cfg.Metrics), roster: newRoster()}
+	f := &Farm{core: c, speaker: &speaker{core: c}, fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal()}
 	f.deepLeft.Store(deepAtOnce)
 	f.cfg.Metrics.reset()
 	f.world = newWorld(&f.cfg, f.log, f.route)
@@ -218,7 +224,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		group.Go(func() error { return f.takeOver(ctx) })
 		group.Go(func() error { return f.world.watchFailed(ctx) })
 		group.Go(func() error { return f.world.readOrphans(ctx) })
-		group.Go(func() error { return f.tellUnreadable(ctx) })
+		group.Go(func() error { return f.speaker.tellUnreadable(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	return group.Wait()

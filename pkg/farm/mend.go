@@ -13,9 +13,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// mender mends reservations that somebody has lost or written without knowing all.
+type mender struct{ *core }
+
 // mendClaims asks for a deep check of each controller that has pods on a node without a reservation, as where the record was
 // lost. The check reserves their claims again (P3).
-func (f *Farm) mendClaims(ctx context.Context) error {
+func (f mender) mendClaims(ctx context.Context) error {
 	owned := f.roster.all()
 	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
 	for i, c := range owned {
@@ -41,7 +44,7 @@ func (f *Farm) mendClaims(ctx context.Context) error {
 // mendFresh looks at nodes whose first reservation this farm has written. Where it was only the first after the record was
 // lost, claims of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
 // dies, the slow deep check of those others finds.
-func (f *Farm) mendFresh(ctx context.Context) error {
+func (f mender) mendFresh(ctx context.Context) error {
 	names := f.kit.fresh.take()
 	for len(names) > freshPerSweep {
 		f.kit.fresh.add(names[len(names)-1])
@@ -55,7 +58,7 @@ func (f *Farm) mendFresh(ctx context.Context) error {
 }
 
 // askForClaims asks the owners of what has no claim on some nodes.
-func (f *Farm) askForClaims(ctx context.Context, names []string) error {
+func (f mender) askForClaims(ctx context.Context, names []string) error {
 	missing, err := f.cfg.Store.Unreserved(ctx, names)
 	if err != nil {
 		return err
@@ -119,10 +122,10 @@ func disagrees(v *node.View, res node.Reservation) bool {
 // record was lost, or is an older one, or was written by somebody who does not know about the one or the other. Without it a farm that
 // has not heard of a drain yet could place there, and none where the labels are said to be others. Those of drained nodes are looked at
 // by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
-func (f *Farm) mendReservations(ctx context.Context) error {
+func (f mender) mendReservations(ctx context.Context) error {
 	names := f.kit.mismatched.take()
 	nodes, _ := f.world.nodesAt()
-	if IsLowest(f.cfg.ID, f.Members()) {
+	if f.leads() {
 		for name, v := range nodes {
 			if v.Ops.Drain != nil && !slices.Contains(names, name) {
 				names = append(names, name)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -28,9 +27,7 @@ func (f *Farm) Ready() error {
 }
 
 // Members returns the ids of the living farms, as last seen.
-func (f *Farm) Members() []string {
-	return field.Each(f.world.members(), func(m store.Member) string { return m.ID })
-}
+func (f *Farm) Members() []string { return f.members() }
 
 // MemberRecords returns the living farms, as last seen.
 func (f *Farm) MemberRecords() []store.Member { return f.world.members() }

@@ -62,19 +62,19 @@ func (f *Farm) route(e event) {
 		f.sweepNow.Raise()
 	case unreadableFound:
 		f.cfg.Metrics.unreadable(e.where, len(e.found))
-		f.unreadable.say(e.where, corruptKeys(e.found))
+		f.speaker.unreadable.say(e.where, corruptKeys(e.found))
 	}
 }
 
 // enqueue asks for a look at a controller soon, for another reason than its bell.
-func (f *Farm) enqueue(id string) {
+func (f *core) enqueue(id string) {
 	if c, _ := f.roster.get(id); c != nil {
 		c.standing.looks.Ask()
 	}
 	f.queue.Add(id)
 }
 
-func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
+func (f *core) enqueueOwned(which func(*ReplicationController) bool) {
 	for _, c := range f.roster.all() {
 		if which(c) {
 			c.standing.looks.Ask()
@@ -84,6 +84,6 @@ func (f *Farm) enqueueOwned(which func(*ReplicationController) bool) {
 }
 
 // roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
-func (f *Farm) roomFreed(rcID string) {
+func (f *core) roomFreed(rcID string) {
 	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.now().wantsNodes })
 }

@@ -26,6 +26,7 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 // sweep makes missing bells, removes stray ones, reports placements without a controller, mends reservations, and looks at
 // every controller that is not known to be in good hands.
 func (f *Farm) sweep(ctx context.Context) error {
+	mend := mender{f.core}
 	ids, err := f.cfg.Store.SweepBells(ctx)
 	if err != nil {
 		return err
@@ -34,14 +35,14 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.reportUnclaimed(ctx, ids, locks)
-	if err := f.reportStrays(ctx, ids); err != nil && ctx.Err() == nil {
+	f.speaker.reportUnclaimed(ctx, ids, locks)
+	if err := f.speaker.reportStrays(ctx, ids); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for placements without a controller")
 	}
-	if err := errors.Join(f.mendFresh(ctx), f.mendClaims(ctx)); err != nil && ctx.Err() == nil {
+	if err := errors.Join(mend.mendFresh(ctx), mend.mendClaims(ctx)); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for shares of nodes that are not reserved")
 	}
-	if err := f.mendReservations(ctx); err != nil && ctx.Err() == nil {
+	if err := mend.mendReservations(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
 	f.checkSome(time.Now())

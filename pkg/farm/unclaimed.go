@@ -15,31 +15,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// unowned is what the sweeps know of controllers without an owner. Only the sweep loop uses it.
-type unowned struct {
-	free map[string]bool            // in the last sweep
-	told map[string]map[string]bool // by controller, what was told and is not stored yet
-}
-
 // maxReports bounds how many controllers without an owner one sweep writes about.
 const maxReports = 100
 
 // reportUnclaimed counts the controllers that had no owner in this sweep and in the one before, and says so in their
 // statuses, where an owner finds what was told. The farm with the lowest id does it for all.
-func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.LockState) {
+func (f *speaker) reportUnclaimed(ctx context.Context, ids []string, locks store.LockState) {
 	free := map[string]bool{}
 	var unclaimed []string
 	for _, id := range ids {
 		if !locks[id] {
 			free[id] = true
-			if f.unowned.free[id] {
+			if f.free[id] {
 				unclaimed = append(unclaimed, id)
 			}
 		}
 	}
-	seen := f.unowned.free != nil // there was a sweep before
-	f.unowned.free = free
-	lowest := IsLowest(f.cfg.ID, f.Members())
+	seen := f.free != nil // there was a sweep before
+	f.free = free
+	lowest := f.leads()
 	if !lowest {
 		unclaimed = nil
 	}
@@ -54,7 +48,7 @@ func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.Lo
 		}
 		told[id] = pending
 	}
-	f.unowned.told = told
+	f.told = told
 	switch {
 	case !lowest:
 		f.unreadable.forget(unownedKind)
@@ -64,8 +58,8 @@ func (f *Farm) reportUnclaimed(ctx context.Context, ids []string, locks store.Lo
 }
 
 // reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.
-func (f *Farm) reportOne(ctx context.Context, id string) (told map[string]bool, err error) {
-	told = f.unowned.told[id]
+func (f *speaker) reportOne(ctx context.Context, id string) (told map[string]bool, err error) {
+	told = f.told[id]
 	u, ok, err := f.cfg.Store.ReadUnowned(ctx, id)
 	if err != nil || !ok {
 		return told, err
@@ -76,7 +70,7 @@ func (f *Farm) reportOne(ctx context.Context, id string) (told map[string]bool, 
 		st = *u.Status
 	}
 	st.Conditions = rc.SetCondition(append([]rc.Condition(nil), st.Conditions...), rc.Unclaimed, true,
-		fmt.Sprintf("none of the %d living farms works on it", len(f.Members())), now)
+		fmt.Sprintf("none of the %d living farms works on it", len(f.members())), now)
 	st.Owner = ""
 	quiet := record.Disabled || record.DeletedAt != nil
 	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Told: told})
@@ -93,8 +87,8 @@ const strayText = "the controller %s has placements on %s and no record; its pod
 
 // reportStrays alerts about placements of controllers that have no record. What they run runs on (P4): whether the record was
 // lost or the controller is gone is for an operator to say. The farm with the lowest id does it for all.
-func (f *Farm) reportStrays(ctx context.Context, ids []string) error {
-	if !IsLowest(f.cfg.ID, f.Members()) {
+func (f *speaker) reportStrays(ctx context.Context, ids []string) error {
+	if !f.leads() {
 		f.unreadable.forget(straysKind)
 		return nil
 	}
@@ -126,7 +120,7 @@ func (f *Farm) reportStrays(ctx context.Context, ids []string) error {
 }
 
 // placesOf names the nodes of a controller's placements, a few of them; "" when there are none.
-func (f *Farm) placesOf(ctx context.Context, id string) (string, error) {
+func (f *speaker) placesOf(ctx context.Context, id string) (string, error) {
 	const few = 3
 	recs, corrupt, err := f.cfg.Store.Placements(ctx, id, false)
 	if err != nil {

@@ -47,6 +47,16 @@ func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure er
 	return nil
 }
 
+// speaker tells, while the farm has the lowest id, what no owner can: controllers that nobody owns, placements without a controller, records
+// that cannot be read.
+type speaker struct {
+	*core
+	unreadable unreadables
+	// What the sweeps know of controllers without an owner; only their loop uses it.
+	free map[string]bool            // in the last sweep
+	told map[string]map[string]bool // by controller, what was told and is not stored yet
+}
+
 // unreadables are the records in the farm's view of the cluster that cannot be read.
 type unreadables struct {
 	mu      sync.Mutex
@@ -129,13 +139,13 @@ const unreadableEvery = time.Second
 
 // tellUnreadable alerts about records that belong to no controller: nodes, and those about the cluster. The farm with the
 // lowest id does it for all; what it told is kept in Consul, so that the next one neither repeats nor forgets it.
-func (f *Farm) tellUnreadable(ctx context.Context) error {
+func (f *speaker) tellUnreadable(ctx context.Context) error {
 	told := map[string]bool{}
 	due := true // this farm has not looked yet
 	for {
 		errs, changed := f.unreadable.all()
-		switch lowest := IsLowest(f.cfg.ID, f.Members()); {
-		case !lowest:
+		switch {
+		case !f.leads():
 			due = true
 			f.cfg.Metrics.Alerting(recordsName, nil)
 		case due || changed:
@@ -156,7 +166,7 @@ const recordsName = "records"
 
 // tellRecords stores where incidents stand, and then tells what has to be told. It returns what was told and is not stored
 // yet, and whether another look is due.
-func (f *Farm) tellRecords(ctx context.Context, errs map[string]string, told map[string]bool) (pending map[string]bool, due bool, err error) {
+func (f *speaker) tellRecords(ctx context.Context, errs map[string]string, told map[string]bool) (pending map[string]bool, due bool, err error) {
 	rec, err := f.cfg.Store.ReadIncidents(ctx)
 	if err != nil {
 		return told, true, err

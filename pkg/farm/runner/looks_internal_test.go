@@ -24,7 +24,7 @@ func TestALookThatWouldSeeTheSameIsSpared(t *testing.T) {
 			c := &carried{}
 			r := &Runner{
 				queue: queue, carried: map[string]*carried{"web": c},
-				records: map[string]*store.Rec[rollout.Record]{"web": {Index: 5}}, seen: store.RolloutsSeen{Bells: map[string]uint64{"web": 7}},
+				known: known{records: map[string]*store.Rec[rollout.Record]{"web": {Index: 5}}, RolloutsSeen: store.RolloutsSeen{Bells: map[string]uint64{"web": 7}}},
 			}
 			ended(c, 5, 7)
 			c.looks.Again(again)
@@ -42,7 +42,7 @@ func TestALookThatWouldSeeTheSameIsSpared(t *testing.T) {
 		expect("the record has changed", r, c, false, 0)
 		ended(c, 6, 7)
 		expect("the change was its own", r, c, true, 0)
-		r.seen.Bells["web"] = 8
+		r.Bells["web"] = 8
 		expect("the bell has rung", r, c, false, 0)
 		r, c = look(0)
 		r.Ring("web", 8)

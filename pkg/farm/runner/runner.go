@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -97,20 +98,16 @@ type Reads interface {
 
 // Runner carries rollouts out for as long as one session lives.
 type Runner struct {
-	cfg    Config
-	log    obs.Logger
-	queue  workqueue.TypedRateLimitingInterface[string]
-	wake   wait.Signal // troubles may have changed
-	grace  looks.Grace // of those without a runner
-	teller alert.Teller
+	cfg   Config
+	log   obs.Logger
+	queue workqueue.TypedRateLimitingInterface[string]
+	grace looks.Grace // of those without a runner
+	tells *incidents
 
 	mu      sync.Mutex
-	seen    store.RolloutsSeen
-	records map[string]*store.Rec[rollout.Record] // of seen, by service
-	carried map[string]*carried                   // by service: whose lock this farm holds
-	moved   time.Time                             // when the members changed last
-	lonely  map[string]time.Time                  // by service: no living farm has matched it since
-	told    map[string]*telling                   // by service; see trouble.go
+	known                       // but for lonely replaced as a whole
+	carried map[string]*carried // by service: whose lock this farm holds
+	moved   time.Time           // when the members changed last
 }
 
 // carried is a rollout whose lock this farm holds. Only the worker that has the service from the queue uses it, except the gate.
@@ -132,12 +129,20 @@ const (
 // New returns a runner. It does nothing before Start and serves one session.
 func New(cfg Config) *Runner {
 	cfg.setDefaults()
-	return &Runner{
+	r := &Runner{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
-		wake:  wait.NewSignal(), teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, carried: map[string]*carried{}, lonely: map[string]time.Time{},
-		told: map[string]*telling{},
+		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
+		carried: map[string]*carried{}, known: known{lonely: map[string]time.Time{}},
 	}
+	r.tells = &incidents{
+		cfg: &r.cfg, log: r.log, teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, wake: wait.NewSignal(), told: map[string]*telling{},
+		known: func() known {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return known{r.RolloutsSeen, r.records, maps.Clone(r.lonely)}
+		},
+	}
+	return r
 }
 
 // Start runs until ctx ends, and returns the context's cause, or what Regressed returned. When it returns nothing of it runs any more.
@@ -151,7 +156,7 @@ func (r *Runner) Start(ctx context.Context) error {
 		return context.Cause(ctx)
 	})
 	group.Go(func() error { return r.watch(ctx) })
-	group.Go(func() error { return r.tellTroubles(ctx) })
+	group.Go(func() error { return r.tells.run(ctx) })
 	for range r.cfg.Workers {
 		group.Go(func() error { looks.Work(r.queue, func(service string) { r.handle(ctx, service) }); return nil })
 	}
@@ -185,8 +190,8 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 		records[s.Recs[i].Value.Service] = &s.Recs[i]
 	}
 	r.mu.Lock()
-	before, bells := r.records, r.seen.Bells
-	r.seen, r.records = s, records
+	before, bells := r.records, r.Bells
+	r.RolloutsSeen, r.records = s, records
 	for service, rec := range records {
 		if was := before[service]; was == nil || was.Index != rec.Index || bells[service] != s.Bells[service] {
 			r.queue.Add(service)
@@ -200,7 +205,7 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 		}
 	}
 	r.mu.Unlock()
-	r.wake.Raise()
+	r.tells.wake.Raise()
 }
 
 // Ring asks for a look at a rollout whose bell has rung, at an index.
@@ -223,7 +228,18 @@ func (r *Runner) MembersChanged() {
 		r.queue.AddAfter(service, r.cfg.StableAfter)
 	}
 	r.mu.Unlock()
-	r.wake.Raise()
+	r.tells.wake.Raise()
+}
+
+// matched notes whether some living farm works on all controllers of a rollout.
+func (r *Runner) matched(service string, yes bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if yes {
+		delete(r.lonely, service)
+	} else if r.lonely[service].IsZero() {
+		r.lonely[service] = time.Now()
+	}
 }
 
 // want asks for a look at a rollout although its bell did not ring. The caller holds the mutex.
@@ -243,7 +259,7 @@ const (
 // idle reports whether a look now would see what the last one has seen, and then when one is due, zero for never.
 func (r *Runner) idle(service string, c *carried) (idle bool, left time.Duration) {
 	r.mu.Lock()
-	rec, bell := r.records[service], r.seen.Bells[service]
+	rec, bell := r.records[service], r.Bells[service]
 	r.mu.Unlock()
 	if rec == nil {
 		return false, 0

@@ -41,104 +41,74 @@ func newTrouble(before *store.RolloutTrouble, service, id, reason string, ended 
 
 const tellEvery = time.Second
 
-// matched notes whether some living farm works on all controllers of a rollout.
-func (r *Runner) matched(service string, yes bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, was := r.lonely[service]
-	switch {
-	case yes:
-		delete(r.lonely, service)
-	case !was:
-		r.lonely[service] = time.Now()
-	}
+// incidents tells what is wrong with rollouts, while this farm has the lowest id. Only its own loop uses it.
+type incidents struct {
+	cfg    *Config
+	log    obs.Logger
+	teller alert.Teller
+	wake   wait.Signal // incidents may have changed
+	known  func() known
+	told   map[string]*telling // by service
 }
 
-// tellTroubles tells what is wrong with rollouts, while this farm has the lowest id.
-func (r *Runner) tellTroubles(ctx context.Context) error {
+// known is what a runner has seen of all rollouts at one moment. Nobody changes it.
+type known struct {
+	store.RolloutsSeen
+	records map[string]*store.Rec[rollout.Record] // of those seen, by service
+	lonely  map[string]time.Time                  // by service: no living farm has matched it since
+}
+
+// run tells until ctx ends.
+func (t *incidents) run(ctx context.Context) error {
 	for {
-		if r.lowest() {
-			r.tellAll(ctx)
+		if t.lowest() {
+			t.tellAll(ctx)
 		} else {
-			r.forgetTold()
+			for service := range t.told {
+				t.forget(service)
+			}
 		}
-		if _, err := wait.PauseUnless(ctx, r.wake, tellEvery); err != nil {
+		if _, err := wait.PauseUnless(ctx, t.wake, tellEvery); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *Runner) lowest() bool {
-	members := r.cfg.Members()
-	return len(members) > 0 && !slices.ContainsFunc(members, func(m store.Member) bool { return m.ID < r.cfg.ID })
-}
-
-func (r *Runner) forgetTold() {
-	r.mu.Lock()
-	services := r.told
-	r.told = map[string]*telling{}
-	r.mu.Unlock()
-	for service := range services {
-		r.cfg.Alerting(service, nil)
-	}
+func (t *incidents) lowest() bool {
+	members := t.cfg.Members()
+	return len(members) > 0 && !slices.ContainsFunc(members, func(m store.Member) bool { return m.ID < t.cfg.ID })
 }
 
 // sweepBells removes the bells of rollouts that there are none of any more.
-func (r *Runner) sweepBells(ctx context.Context) {
-	r.mu.Lock()
-	stray := map[string]uint64{}
-	for service, index := range r.seen.Bells {
-		if r.records[service] == nil && r.seen.Corrupt[service] == nil {
-			stray[service] = index
+func (t *incidents) sweepBells(ctx context.Context, is known) {
+	for service, index := range is.Bells {
+		if is.records[service] != nil || is.Corrupt[service] != nil {
+			continue
 		}
-	}
-	r.mu.Unlock()
-	for service, index := range stray {
-		if err := r.cfg.Store.SweepRolloutBell(ctx, service, index); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrRefused) {
-			r.log.WithError(err).WithField(obs.Service, service).Warn("cannot remove the bell of a rollout that has ended")
+		if err := t.cfg.Store.SweepRolloutBell(ctx, service, index); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrRefused) {
+			t.log.WithError(err).WithField(obs.Service, service).Warn("cannot remove the bell of a rollout that has ended")
 		}
 	}
 }
 
-func (r *Runner) tellAll(ctx context.Context) {
-	now := time.Now().UTC()
-	r.sweepBells(ctx)
-	for service, f := range r.findings(now) {
-		if err := r.tellOne(ctx, service, f, now); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
-			r.log.WithError(err).WithField(obs.Service, service).Warn("cannot keep what was told about a rollout")
-		}
-	}
-}
-
-// finding is what is known of a service's trouble: what is stored, and what is the case.
-type finding struct {
-	stored store.Rec[store.RolloutTrouble] // index zero: nothing is
-	// now is what is the case, nil for nothing wrong.
-	now     *store.RolloutTrouble
-	telling *telling
-}
-
-// findings lists the services with which something is, or was, wrong.
-func (r *Runner) findings(now time.Time) map[string]finding {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	services := slices.Concat(keys(r.seen.Trouble), keys(r.seen.Corrupt), keys(r.lonely), keys(r.told))
-	out := map[string]finding{}
-	for _, service := range services {
-		f := finding{stored: r.seen.Trouble[service], telling: r.told[service]}
-		if f.telling == nil {
-			f.telling = &telling{}
-			r.told[service] = f.telling
-		}
-		lonely, is := r.lonely[service]
+// tellAll looks at each service with which something is, or was, wrong.
+func (t *incidents) tellAll(ctx context.Context) {
+	now, is := time.Now().UTC(), t.known()
+	t.sweepBells(ctx, is)
+	services := slices.Concat(keys(is.Trouble), keys(is.Corrupt), keys(is.lonely), keys(t.told))
+	slices.Sort(services)
+	for _, service := range slices.Compact(services) {
+		stored, since := is.Trouble[service], is.lonely[service]
 		var rec *rollout.Record
-		if known := r.records[service]; known != nil {
+		if known := is.records[service]; known != nil {
 			rec = &known.Value
 		}
-		f.now = troubleOf(service, &f.stored, rec, r.seen.Corrupt[service], is && now.Sub(lonely) >= r.cfg.Unclaimed, now)
-		out[service] = f
+		unclaimed := !since.IsZero() && now.Sub(since) >= t.cfg.Unclaimed
+		wrong := troubleOf(service, &stored, rec, is.Corrupt[service], unclaimed, now)
+		if err := t.tellOne(ctx, service, stored, wrong, now); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
+			t.log.WithError(err).WithField(obs.Service, service).Warn("cannot keep what was told about a rollout")
+		}
 	}
-	return out
 }
 
 func keys[V any](of map[string]V) []string { return slices.Collect(maps.Keys(of)) }
@@ -174,61 +144,58 @@ func troubleOf(service string, stored *store.Rec[store.RolloutTrouble], rec *rol
 	}
 }
 
-// tellOne moves the incident of one service, stores where it stands, and tells what has to be told.
-func (r *Runner) tellOne(ctx context.Context, service string, f finding, now time.Time) error {
-	t := f.telling
-	if f.stored.Index == 0 && f.now == nil {
-		r.removedByHand(ctx, service, t, now)
+// tellOne moves the incident of one service, stores where it stands, and tells what has to be told. What is stored has the index zero for
+// nothing; wrong is what is the case, nil for nothing.
+func (t *incidents) tellOne(ctx context.Context, service string, stored store.Rec[store.RolloutTrouble], wrong *store.RolloutTrouble, now time.Time) error {
+	of := t.told[service]
+	if of == nil {
+		of = &telling{}
+		t.told[service] = of
+	}
+	if stored.Index == 0 && wrong == nil {
+		if of.open != nil { // the record was removed by hand
+			over := of.open.Incident
+			over.ResolvedAt = &now
+			t.teller.One(ctx, "", alert.Tell{Incident: over, Resolved: true})
+		}
+		t.forget(service)
 		return nil
 	}
 	was, is := &rc.Status{RCID: service}, &rc.Status{RCID: service}
-	if f.stored.Index != 0 && f.stored.Value.Type == alert.RolloutTrouble {
-		was.Incidents = []rc.Incident{f.stored.Value.Incident}
+	if stored.Index != 0 && stored.Value.Type == alert.RolloutTrouble {
+		was.Incidents = []rc.Incident{stored.Value.Incident}
 	}
-	if f.now != nil {
-		is.Conditions = rc.SetCondition(nil, alert.RolloutTrouble, true, f.now.Reason, f.now.Since)
+	next := stored.Value
+	if wrong != nil {
+		is.Conditions = rc.SetCondition(nil, alert.RolloutTrouble, true, wrong.Reason, wrong.Since)
+		next = *wrong
 	}
-	is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: t.told})
-	next := f.stored.Value
-	if f.now != nil {
-		next = *f.now
-	}
+	is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: of.told})
 	var write *store.RolloutTrouble
 	if len(is.Incidents) > 0 {
 		next.Incident = is.Incidents[0]
 		write = &next
 	}
-	if f.stored.Index == 0 || write == nil || !reflect.DeepEqual(*write, f.stored.Value) {
-		if err := r.cfg.Store.WriteTrouble(ctx, service, f.stored.Index, write); err != nil {
+	if stored.Index == 0 || write == nil || !reflect.DeepEqual(*write, stored.Value) {
+		if err := t.cfg.Store.WriteTrouble(ctx, service, stored.Index, write); err != nil {
 			return err
 		}
 	}
-	t.told, _ = r.teller.Due(ctx, "", alert.Due(is, now), t.told)
-	t.open = nil
+	of.told, _ = t.teller.Due(ctx, "", alert.Due(is, now), of.told)
+	of.open = nil
 	active := alert.Active(is, now)
 	if len(active) > 0 {
-		t.open = &next
+		of.open = &next
 	}
-	r.cfg.Alerting(service, active)
+	t.cfg.Alerting(service, active)
 	if write == nil {
-		r.forgetOne(service)
+		delete(t.told, service)
 	}
 	return nil
 }
 
-// removedByHand tells the end of what was told, and whose record is gone.
-func (r *Runner) removedByHand(ctx context.Context, service string, t *telling, now time.Time) {
-	if t.open != nil {
-		over := t.open.Incident
-		over.ResolvedAt = &now
-		r.teller.One(ctx, "", alert.Tell{Incident: over, Resolved: true})
-	}
-	r.cfg.Alerting(service, nil)
-	r.forgetOne(service)
-}
-
-func (r *Runner) forgetOne(service string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.told, service)
+// forget is for a service with which nothing is wrong any more, or that is not this farm's to tell of.
+func (t *incidents) forget(service string) {
+	t.cfg.Alerting(service, nil)
+	delete(t.told, service)
 }
