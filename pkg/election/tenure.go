@@ -52,9 +52,7 @@ func (t *tenure) ending(why error) error {
 	return errors.Join(why, t.err)
 }
 
-// value returns what the lock is to say, another one each time.
-func (t *tenure) value() []byte { return valueOf(t.holder) }
-
+// valueOf returns what the lock is to say, another one each time.
 func valueOf(h ballot.Holder) []byte {
 	h.Stamp = nonce()
 	return encode(h)
@@ -108,7 +106,7 @@ func (t *tenure) bump(ctx context.Context, used consul.Fence) error {
 		return nil
 	}
 	for {
-		written, err := t.client.Commit(ctx, []consul.Op{consul.CheckSession(used.Key, used.Session), consul.Lock(used.Key, t.value(), used.Session)})
+		written, err := t.client.Commit(ctx, []consul.Op{consul.CheckSession(used.Key, used.Session), consul.Lock(used.Key, valueOf(t.holder), used.Session)})
 		switch {
 		case err == nil:
 			t.fence.Index = written[used.Key]

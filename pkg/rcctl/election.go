@@ -47,17 +47,9 @@ func runElectionList(c *cli.Context, std *stdio, s *conn) error {
 		}
 		views, corrupt = append(views, viewOf(state)), append(corrupt, state.Lease.Corrupt...)
 	}
-	return std.print(c, views, corrupt, func(w io.Writer) error {
-		if len(views) == 0 {
-			_, err := fmt.Fprintln(w, "no elections below "+s.Keys().Prefix())
-			return err
-		}
-		tb := table{header: []string{"NAME", "LEADER", "CANDIDATES", "STRATEGY", "CONDITIONS"}, paint: -1}
-		for i := range views {
-			v := &views[i]
-			tb.rows = append(tb.rows, []string{v.Name, v.Who(), fmt.Sprint(len(v.Candidates)), v.Strategy, v.Says()})
-		}
-		return tb.write(w, coloured(w))
+	tb := table{header: []string{"NAME", "LEADER", "CANDIDATES", "STRATEGY", "CONDITIONS"}, paint: -1}
+	return printTable(c, std, views, corrupt, "no elections below "+s.Keys().Prefix(), tb, func(v *inspect.ElectionView) []string {
+		return []string{v.Name, v.Who(), fmt.Sprint(len(v.Candidates)), v.Strategy, v.Says()}
 	})
 }
 

@@ -106,3 +106,40 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 	}
 	return writeStatus(w, st, colours, now)
 }
+
+func listCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "list", Aliases: []string{"ls"}, Usage: "list all rcs",
+		UsageText: "rcctl rc list [-l SELECTOR] [-o table|json|yaml]",
+		Description: `Examples:
+  rcctl rc list
+  rcctl rc list -l team=shop
+  rcctl rc list -o json | jq -r '.[] | select(.state != "Converged") | .name'`,
+		Flags:  []cli.Flag{selectorFlag("rcs"), outputFlag()},
+		Action: onList(runList),
+	})
+}
+
+func runList(c *cli.Context, std *stdio, s *conn) error {
+	recs, corrupt, err := s.RCs.List(c.Context, store.Default)
+	if err != nil {
+		return err
+	}
+	found, corruptStatus, err := s.Statuses.List(c.Context, store.Default)
+	if err != nil {
+		return err
+	}
+	farms, err := s.farms(c.Context)
+	if err != nil {
+		return err
+	}
+	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(c), func(v *inspect.RCView) map[string]string { return v.Labels })
+	return printList(c, std, s, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"),
+		table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}, func(v *inspect.RCView) []string {
+			available := "-"
+			if v.Status != nil {
+				available = fmt.Sprint(v.Status.Available)
+			}
+			return []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)}
+		})
+}

@@ -9,11 +9,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
-	"unicode"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -54,12 +53,9 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 	}
 	var token string
 	if dir := s.flags.String("node-token-dir"); dir != "" && target.Socket() == "" {
-		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(name))) // the name is from a record
-		words := strings.Fields(string(data))
-		if err != nil || len(words) != 1 || strings.ContainsFunc(words[0], unicode.IsControl) {
+		if token, err = field.ReadWord(filepath.Join(dir, filepath.Base(name))); err != nil { // the name is from a record
 			return nil, badFlag(s.flags, "--node-token-dir", dir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
 		}
-		token = words[0]
 	}
 	var roots *x509.CertPool
 	if file := s.flags.String("node-ca"); file != "" {

@@ -10,10 +10,12 @@ import (
 	"unicode"
 
 	"github.com/urfave/cli/v2"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -156,4 +158,61 @@ func (std *stdio) warn(corrupt []error) error {
 		return fmt.Errorf("the answer is incomplete: %d unreadable records", len(corrupt))
 	}
 	return nil
+}
+
+// printList is printTable for what there is of a cluster.
+func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
+	if len(views) == 0 {
+		if err := s.empty(c.Context, std.err); err != nil {
+			return err
+		}
+	}
+	return printTable(c, std, views, corrupt, none, tb, row)
+}
+
+// printTable prints what a command lists in the format that the command line asks for, and says what could not be read. none is the line of
+// an empty table, and row makes the cells of any other below the header of tb.
+func printTable[V any](c *cli.Context, std *stdio, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
+	return std.print(c, views, corrupt, func(w io.Writer) error {
+		if len(views) == 0 {
+			_, err := fmt.Fprintln(w, none)
+			return err
+		}
+		for i := range views {
+			tb.rows = append(tb.rows, row(&views[i]))
+		}
+		return tb.write(w, coloured(w))
+	})
+}
+
+const selectorAllowed = "a selector of labels in Kubernetes' syntax, such as app=web,tier in (a,b),!old"
+
+// selectorFlag chooses by labels what is listed. What is no selector is refused before anything else is looked at.
+func selectorFlag(what string) cli.Flag {
+	return &cli.StringFlag{
+		Name: "selector", Aliases: []string{"l"}, Usage: "only " + what + " whose labels this `SELECTOR` selects, in Kubernetes' syntax: app=web,tier in (a,b)",
+		Action: func(c *cli.Context, text string) error {
+			if _, err := rc.ParseSelector(text); err != nil {
+				return badFlag(c, "--selector", text, selectorAllowed)
+			}
+			return nil
+		},
+	}
+}
+
+// selectorOf is the selector of a command line; without one it selects everything.
+func selectorOf(c *cli.Context) labels.Selector {
+	sel, err := rc.ParseSelector(c.String("selector"))
+	if err != nil {
+		return labels.Nothing() // the flag has refused it
+	}
+	return sel
+}
+
+// none says that nothing is listed, and what to do about it; where a selector chose, it may be that.
+func none(what string, selected bool, next string) string {
+	if selected {
+		return "no " + what + " with such labels"
+	}
+	return "no " + what + "; " + next
 }
