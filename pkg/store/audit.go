@@ -168,5 +168,5 @@ func (s *Leftovers) DeleteAudit(ctx context.Context, ids []string) (int, error) 
 // CommitAudited carries operations out with the audit record of them. One of them must be refused once it has landed. ErrConflict says that
 // they were refused.
 func (s *Operator) CommitAudited(ctx context.Context, what string, ops []consul.Op, a Audit) error {
-	return s.commitDefinitely(ctx, what, a.ID, append(ops, s.audit(a)))
+	return s.commitDefinitely(ctx, what, a, ops...)
 }

@@ -120,7 +120,7 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 	if seen.Rollout == nil {
 		ops = append(ops, consul.CheckMissing(s.keys.Rollouts.Key(d.Service)))
 	}
-	return s.deploy(ctx, "service "+d.Service, ops, manifests, rcs, audit)
+	return s.change(ctx, "service "+d.Service, ops, manifests, rcs, audit)
 }
 
 // draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.
@@ -184,7 +184,7 @@ func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, ma
 		}
 		ops = append(ops, consul.CAS(s.keys.RCs.Key(c.RC.ID), encode(c.RC), c.Index), s.ring(c.RC.ID))
 	}
-	return s.commitDefinitely(ctx, "service "+name, audit.ID, append(ops, s.audit(audit)))
+	return s.commitDefinitely(ctx, "service "+name, audit, ops...)
 }
 
 // Deploy is the transaction that begins a rollout, or that replaces one under way.
@@ -232,27 +232,7 @@ func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
 	for id, index := range d.Unchanged {
 		ops = append(ops, sameRecord(s.keys.RCs.Key(id), index))
 	}
-	return s.deploy(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
-}
-
-// deploy commits operations together with manifests and with controllers that are made or changed.
-func (s *Deployments) deploy(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
-	stored := map[string]bool{}
-	for _, m := range manifests {
-		if stored[m.Digest] {
-			continue // one transaction writes a key once
-		}
-		stored[m.Digest] = true
-		some, err := s.storeManifest(ctx, m)
-		if err != nil {
-			return err
-		}
-		ops = append(ops, some...)
-	}
-	for i := range rcs {
-		ops = append(ops, s.rcOps(&rcs[i].Value, rcs[i].Index)...)
-	}
-	return s.commitDefinitely(ctx, what, a.ID, append(ops, s.audit(a)))
+	return s.change(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
 }
 
 // lockPatience is how long a deployment waits for a farm that holds the lock of a rollout that has ended: it has seen an old record,

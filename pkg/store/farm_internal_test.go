@@ -8,8 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
 // empty returns a store with nothing below its prefix.
@@ -161,5 +164,23 @@ func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	claim()
 	if err := farm.Release(t.Context(), "web", second); !LockRefused(err, second) || !locked() {
 		t.Errorf("the release of the tenure before: %v, the lock is held: %v", err, locked())
+	}
+}
+
+// Many deployments may bring the same manifest at once: none of them is told that something has changed.
+func TestChangesWithTheSameManifestDoNotConflict(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	canonical := []byte(`{"id":"web"}`)
+	m := DeployManifest{Digest: manifest.Digest(canonical), Canonical: canonical}
+	var group errgroup.Group
+	for i := range 8 {
+		group.Go(func() error {
+			own := consul.CAS(st.keys.Deployed.Key(fmt.Sprint("s", i)), []byte("{}"), 0)
+			return st.change(t.Context(), "service", []consul.Op{own}, []DeployManifest{m}, nil, NewAudit("op", "deploy", "", nil))
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
-
-	"github.com/cenkalti/backoff/v5"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -61,25 +60,24 @@ func (s *db) manifestOf(found map[string]consul.Pair, digest string) (*manifest.
 // SignManifest stores a signature of a controller's manifest, and nothing else: the digest stays, so no pod changes.
 // Nodes that refused the manifest look at it again by themselves.
 func (s *Operator) SignManifest(ctx context.Context, rcID, digest string, canonical []byte, signature string, audit Audit) error {
-	ops := []consul.Op{s.audit(audit), s.ring(rcID)}
-	return s.withManifest(ctx, "manifest "+digest, audit.ID, DeployManifest{Digest: digest, Canonical: canonical, Signature: signature}, ops)
+	m := DeployManifest{Digest: digest, Canonical: canonical, Signature: signature}
+	return s.change(ctx, "manifest "+digest, []consul.Op{s.ring(rcID)}, []DeployManifest{m}, nil, audit)
 }
 
-// withManifest commits a change together with its manifest. Somebody else may store the same manifest meanwhile, for
-// another controller and with another signature: then it is tried again.
-func (s *db) withManifest(ctx context.Context, what, auditID string, m DeployManifest, ops []consul.Op) error {
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		store, err := s.storeManifest(ctx, m)
+// storeManifests returns what stores manifests, each once, and their keys.
+func (s *db) storeManifests(ctx context.Context, manifests []DeployManifest) (ops []consul.Op, keys []string, err error) {
+	for _, m := range manifests {
+		key := s.keys.Manifests.Key(m.Digest)
+		if slices.Contains(keys, key) {
+			continue // one transaction writes a key once
+		}
+		some, err := s.storeManifest(ctx, m)
 		if err != nil {
-			return struct{}{}, permanent(err)
+			return nil, nil, err
 		}
-		err = s.commitDefinitely(ctx, what, auditID, append(store, ops...))
-		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, s.keys.Manifests.Key(m.Digest)) {
-			return struct{}{}, err
-		}
-		return struct{}{}, permanent(err)
-	}, tries()...)
-	return err
+		ops, keys = append(ops, some...), append(keys, key)
+	}
+	return ops, keys, nil
 }
 
 // storeManifest returns what stores a manifest without losing a signature.

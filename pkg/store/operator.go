@@ -124,11 +124,11 @@ func (s *Operator) ChangeNode(ctx context.Context, c NodeChange) error {
 	if c.Reservation != nil {
 		ops = append(ops, consul.CAS(s.keys.Reservations.Key(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
 	}
-	return s.commitDefinitely(ctx, "node "+c.Ops.Name, c.Audit.ID, append(ops, s.audit(c.Audit)))
+	return s.commitDefinitely(ctx, "node "+c.Ops.Name, c.Audit, ops...)
 }
 
 // ResetBreaker lets farms stop pods again. index is that of the record as read, which may be one that cannot be read;
 // ErrConflict says that it changed meanwhile.
 func (s *Operator) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
-	return s.commitDefinitely(ctx, "breaker", a.ID, []consul.Op{consul.CAS(s.keys.Breaker.Key(), encode(Breaker{By: a.Who, Since: a.At}), index), s.audit(a)})
+	return s.commitDefinitely(ctx, "breaker", a, consul.CAS(s.keys.Breaker.Key(), encode(Breaker{By: a.Who, Since: a.At}), index))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/cenkalti/backoff/v5"
 
@@ -56,12 +57,11 @@ type RCChange struct {
 // record, or on creation the name, was changed by somebody else. An unknown outcome is found out before it returns: the
 // audit record tells whether the change landed, and the index check keeps a second landing out.
 func (s *Operator) ChangeRC(ctx context.Context, c RCChange) error {
-	ops := append(s.rcOps(&c.RC, c.Index), s.audit(c.Audit))
-	what := "rc " + c.RC.Name
-	if c.Manifest == nil {
-		return s.commitDefinitely(ctx, what, c.Audit.ID, ops)
+	var manifests []DeployManifest
+	if c.Manifest != nil {
+		manifests = []DeployManifest{{Digest: c.RC.ManifestDigest, Canonical: c.Manifest, Signature: c.Signature}}
 	}
-	return s.withManifest(ctx, what, c.Audit.ID, DeployManifest{Digest: c.RC.ManifestDigest, Canonical: c.Manifest, Signature: c.Signature}, ops)
+	return s.change(ctx, "rc "+c.RC.Name, nil, manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
 }
 
 // rcOps lists what makes (index zero) or changes a controller.
@@ -76,10 +76,32 @@ func (s *db) rcOps(r *rc.RC, index uint64) []consul.Op {
 	return ops
 }
 
-// commitDefinitely commits a change that carries an audit record until its outcome is known. The change must hold a condition that
+// change commits operations together with manifests, with controllers that are made or changed, and with the audit record of it all. Somebody else may
+// store a manifest meanwhile, for another controller and with another signature: then it is tried again.
+func (s *db) change(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
+	var made []consul.Op
+	for i := range rcs {
+		made = append(made, s.rcOps(&rcs[i].Value, rcs[i].Index)...)
+	}
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		stored, keys, err := s.storeManifests(ctx, manifests)
+		if err != nil {
+			return struct{}{}, permanent(err)
+		}
+		err = s.commitDefinitely(ctx, what, a, slices.Concat(ops, stored, made)...)
+		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, keys...) {
+			return struct{}{}, err
+		}
+		return struct{}{}, permanent(err)
+	}, tries()...)
+	return err
+}
+
+// commitDefinitely commits a change with its audit record until its outcome is known. The change must hold a condition that
 // its own landing breaks, so that it cannot land twice. It returns ErrConflict when the change was refused, and ErrUnknown when
 // the context ended before the outcome was known. Any other error says that nothing was written.
-func (s *db) commitDefinitely(ctx context.Context, what, auditID string, ops []consul.Op) error {
+func (s *db) commitDefinitely(ctx context.Context, what string, a Audit, ops ...consul.Op) error {
+	ops = append(ops, s.audit(a))
 	open := false // some try may have landed, or may yet
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		_, err := s.c.Commit(ctx, ops)
@@ -87,7 +109,7 @@ func (s *db) commitDefinitely(ctx context.Context, what, auditID string, ops []c
 		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || Denied(err) {
 			return struct{}{}, permanent(err)
 		}
-		landed, readErr := s.exists(ctx, s.keys.Audits.Key(auditID))
+		landed, readErr := s.exists(ctx, s.keys.Audits.Key(a.ID))
 		switch {
 		case readErr == nil && landed:
 			return struct{}{}, nil

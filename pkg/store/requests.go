@@ -89,7 +89,7 @@ const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
 func (s *Operator) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
 	for part := range slices.Chunk(requests, forgetsPerTxn) {
 		a := audit(part)
-		ops, rung := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex), s.audit(a)}, map[string]bool{}
+		ops, rung := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex)}, map[string]bool{}
 		for _, r := range part {
 			ops = append(ops, consul.Set(s.keys.Requests.Key(r.RCID, r.ID), encode(r)))
 			if !rung[r.RCID] {
@@ -97,7 +97,7 @@ func (s *Operator) AskForget(ctx context.Context, nodeName string, requests []Re
 				ops = append(ops, s.ring(r.RCID))
 			}
 		}
-		if err := s.commitDefinitely(ctx, "node "+nodeName, a.ID, ops); err != nil {
+		if err := s.commitDefinitely(ctx, "node "+nodeName, a, ops...); err != nil {
 			return asked, err
 		}
 		asked += len(part)
@@ -116,7 +116,7 @@ type NodeRemoval struct {
 // ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
 // that none names the node: a pod that is placed there since has changed the reservation.
 func (s *Operator) RemoveNode(ctx context.Context, r NodeRemoval) error {
-	ops := []consul.Op{sameRecord(s.keys.Nodes.Key(r.Name), r.Node), s.audit(r.Audit)}
+	ops := []consul.Op{sameRecord(s.keys.Nodes.Key(r.Name), r.Node)}
 	for key, index := range map[string]uint64{
 		s.keys.Nodes.Key(r.Name): r.Node, s.keys.NodeOps.Key(r.Name): r.Ops, s.keys.Reservations.Key(r.Name): r.Reservation,
 	} {
@@ -131,7 +131,7 @@ func (s *Operator) RemoveNode(ctx context.Context, r NodeRemoval) error {
 	for _, below := range []string{s.keys.Realities.Below(r.Name), s.keys.Intents.Below(r.Name), s.keys.OrphanPages.Below(r.Name)} {
 		ops = append(ops, consul.DeleteTree(below))
 	}
-	return s.commitDefinitely(ctx, "node "+r.Name, r.Audit.ID, ops)
+	return s.commitDefinitely(ctx, "node "+r.Name, r.Audit, ops...)
 }
 
 // AgentGone reports whether a machine's Consul agent has failed or left, or is not known.

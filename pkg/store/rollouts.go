@@ -308,8 +308,7 @@ func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 			return ErrAsked
 		}
 		rec.Value.Request = &a.Request
-		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit.ID,
-			[]consul.Op{consul.CAS(key, encode(rec.Value), rec.Index), s.ringRollout(a.Service), s.audit(a.Audit)})
+		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit, consul.CAS(key, encode(rec.Value), rec.Index), s.ringRollout(a.Service))
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}
