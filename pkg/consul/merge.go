@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/consul/api"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -141,40 +140,15 @@ func (m *Merger) spoiled(kind string, parts int) {
 	}
 }
 
-// Read is like Client.Read, for any number of keys: only what fits into one transaction is read at one moment.
+// Read is like Client.Read.
 func (m *Merger) Read(ctx context.Context, r Reading, level Consistency) (map[string]Pair, []Pair, error) {
-	ops := r.ops()
-	if len(ops) == 0 {
-		return nil, nil, nil
-	}
-	var parts []*readPart
-	group, groupCtx := errgroup.WithContext(ctx)
-	for chunk := range slices.Chunk(ops, MaxTxnOps) {
-		p := &readPart{ops: chunk, level: level}
-		parts = append(parts, p)
-		group.Go(func() error {
-			if err := m.reads.do(groupCtx, p); err != nil {
-				return fmt.Errorf("read %d keys from %s: %w", len(p.ops), p.ops[0].Key(), err)
-			}
-			return p.err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, nil, err
-	}
-	return r.found(joined(parts))
-}
-
-func joined(parts []*readPart) *answer {
-	if len(parts) == 1 {
-		return parts[0].got
-	}
-	all := &answer{byKey: map[string]*api.KVPair{}}
-	for _, p := range parts {
-		maps.Copy(all.byKey, p.got.byKey)
-		all.pairs = append(all.pairs, p.got.pairs...)
-	}
-	return all
+	return r.by(ctx, -1, func(ctx context.Context, ops []Op) (*answer, error) {
+		p := &readPart{ops: ops, level: level}
+		if err := m.reads.do(ctx, p); err != nil {
+			return nil, fmt.Errorf("read %d keys from %s: %w", len(ops), ops[0].Key(), err)
+		}
+		return p.got, p.err
+	})
 }
 
 // writePart is what one caller writes.

@@ -333,13 +333,41 @@ func onceEach(pairs []Pair) []Pair {
 	return slices.CompactFunc(pairs, func(a, b Pair) bool { return a.Key == b.Key })
 }
 
-// Read reads keys and what is below prefixes at one moment.
+// Read reads keys and what is below prefixes, in as few transactions as Consul's limit allows, a few of them at once: only what fits into one is
+// read at one moment.
 func (c *Client) Read(ctx context.Context, r Reading, consistency Consistency) (map[string]Pair, []Pair, error) {
-	got, err := c.readTxn(ctx, r.ops(), consistency)
-	if err != nil {
+	return r.by(ctx, readsAtOnce, func(ctx context.Context, ops []Op) (*answer, error) { return c.readTxn(ctx, ops, consistency) })
+}
+
+// by reads with transactions, so many of them at once.
+func (r Reading) by(ctx context.Context, atOnce int, txn sender) (map[string]Pair, []Pair, error) {
+	chunks := slices.Collect(slices.Chunk(r.ops(), MaxTxnOps))
+	parts := make([]*answer, len(chunks))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for i, chunk := range chunks {
+		group.Go(func() (err error) {
+			parts[i], err = txn(ctx, chunk)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
 		return nil, nil, err
 	}
-	return r.found(got)
+	return r.found(joined(parts))
+}
+
+// joined returns what several transactions gave.
+func joined(parts []*answer) *answer {
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	all := &answer{byKey: map[string]*api.KVPair{}}
+	for _, p := range parts {
+		maps.Copy(all.byKey, p.byKey)
+		all.pairs = append(all.pairs, p.pairs...)
+	}
+	return all
 }
 
 // readTxn carries out a transaction of reads.
@@ -358,28 +386,13 @@ func (c *Client) readTxn(ctx context.Context, ops []Op, consistency Consistency)
 	return t.answer(resp), nil
 }
 
-// readsAtOnce is how many transactions of one GetMany are in flight.
+// readsAtOnce is how many transactions of one Read are in flight.
 const readsAtOnce = 4
 
-// GetMany reads keys by name, in as few read transactions as Consul's limit allows, a few of them at once: only keys that fit
-// into one are read at one moment. The answer has one entry per key; a missing key is absent from it. ErrFiltered says that
-// the token may not read one of them.
+// GetMany is Read for keys. The answer has one entry per key; a missing key is absent from it. ErrFiltered says that the token may not read one
+// of them.
 func (c *Client) GetMany(ctx context.Context, keys []string, consistency Consistency) (map[string]Pair, error) {
-	chunks := slices.Collect(slices.Chunk(keys, MaxTxnOps))
-	parts := make([]map[string]Pair, len(chunks))
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(readsAtOnce)
-	for i, chunk := range chunks {
-		group.Go(func() (err error) {
-			parts[i], _, err = c.Read(ctx, Reading{Keys: chunk}, consistency)
-			return err
-		})
-	}
-	err := group.Wait()
-	found := make(map[string]Pair, len(keys))
-	for _, part := range parts {
-		maps.Copy(found, part)
-	}
+	found, _, err := c.Read(ctx, Reading{Keys: keys}, consistency)
 	return found, err
 }
 
