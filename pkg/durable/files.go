@@ -121,13 +121,13 @@ func setAside(path string) error {
 
 // Save replaces the file of a record. When it returns nil, the record survives a power failure.
 func (f *Files[T]) Save(rec T) error {
-	path := f.Path(f.Name(&rec))
+	name := f.Name(&rec)
 	data, err := json.Marshal(rec)
 	if err == nil {
-		err = f.Reserve.WriteFile(path, data)
+		err = f.Reserve.WriteFile(f.Path(name), data)
 	}
 	if err != nil {
-		return fmt.Errorf("save %s %s: %w", f.What, path, err)
+		return fmt.Errorf("save %s %s: %w", f.What, name, err)
 	}
 	return nil
 }
