@@ -87,11 +87,16 @@ func (c *draft) mayStop() bool {
 	return false
 }
 
-// add plans a change. What is decided about a pod whose machine is taken for lost lands only while it is: back, it may be
-// available as it last said, which moves nothing else that the change depends on.
+// add plans a change. What is decided about a pod whose machine is taken for lost, and what stops a copy on such a machine, lands only
+// while it is: back, the copy may be available as it last said, which moves nothing else that the change depends on.
 func (c *draft) add(ch Change) {
 	if p := c.s.find(ch.Identity); p != nil && c.s.gone(p.Node) {
 		ch.needsDead(c.s.death(p.Node))
+	}
+	for _, in := range ch.Intents {
+		if in.Intent != nil && in.Intent.State == pod.Stopped && c.s.gone(in.Node) {
+			ch.needsDead(c.s.death(in.Node))
+		}
 	}
 	c.touched[ch.Identity] = true
 	c.plan.Changes = append(c.plan.Changes, ch)

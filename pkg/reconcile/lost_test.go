@@ -193,6 +193,23 @@ func TestAMoveFromAnUnmanagedNodeDependsOnItsAbsence(t *testing.T) {
 	}
 }
 
+// A pod whose new copy never became available goes first where there are too many. The former copy, on a lost machine, stops with it; back,
+// that one is available as it last said, so that the stop lands only while the machine is away (P6).
+func TestAStopOfAFormerCopyDependsOnItsLoss(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(1)
+	s.Nodes["n3"].Alive, s.Nodes["n3"].Gone, s.Nodes["n3"].FreeIndex = false, true, 40
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+	p := &s.Pods[0]
+	p.Placement.Ghosts = []pod.Ghost{{Node: "n3", Lost: true, Gone: true, DeadIndex: 40}}
+	p.Reality, p.Ghosts = nil, map[string]*pod.Reality{"n3": p.Reality}
+	plan := reconcile.Compute(s)
+	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || ch.Identity != p.Identity || len(ch.Intents) != 2 ||
+		!slices.Equal(ch.NeedsDead, []reconcile.DeadNode{{Name: "n3", Index: 40}}) {
+		t.Errorf("changes %+v", plan.Changes)
+	}
+}
+
 // A machine that never comes back keeps no controller from having converged: neither with a former copy nor with a pod that was to stop.
 // One that may run, because only its preparer is away, does; and a deleted controller is not done before the operator's word.
 func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {

@@ -412,6 +412,11 @@ func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
 	if placed && (w.gone(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
 		needs(was.Node)
 	}
+	for _, in := range ch.Intents {
+		if in.Intent != nil && in.Intent.State == pod.Stopped && w.gone(in.Node) {
+			needs(in.Node)
+		}
+	}
 	if next := ch.Placement; next != nil {
 		if placed && next.Node == was.Node && (next.LostSince != nil || next.UnmanagedSince != nil) && next.DeadIndex != was.DeadIndex {
 			needs(next.Node)
