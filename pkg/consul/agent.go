@@ -74,7 +74,7 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 type Services struct{ c *Client }
 
 // TokenID is that of the client.
-func (s *Services) TokenID() string { return s.c.TokenID() }
+func (a *Services) TokenID() string { return a.c.TokenID() }
 
 // UpdateCheck tells the local agent the state of a service's TTL check.
 func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error {
