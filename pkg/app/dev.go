@@ -269,7 +269,7 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 		}
 		d.cfg.Say(fmt.Sprintf("%s ended (%v); starting it again", name, err))
 		if wait.Pause(ctx, restartAfter) != nil {
-			return nil
+			return nil //nolint:nilerr // it is not started again because the cluster ends
 		}
 	}
 }

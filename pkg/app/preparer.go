@@ -151,7 +151,6 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
-	//nolint:contextcheck // what it starts outlives every context of ours
 	pods, err := openRuntime(b)
 	if err != nil {
 		return nil, err

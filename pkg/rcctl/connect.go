@@ -120,8 +120,7 @@ const idLength = 26
 
 // find finds the controller that REF means. It returns notFoundf, or a *usageError that lists the candidates.
 func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
-	ctx := c.Context
-	named, err := s.FindRC(ctx, ref)
+	named, err := s.FindRC(c.Context, ref)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return store.Rec[rc.RC]{}, err
 	}
@@ -129,7 +128,7 @@ func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
 	if found && len(ref) < idLength {
 		return named, nil
 	}
-	ids, err := s.RCs.IDs(ctx)
+	ids, err := s.RCs.IDs(c.Context)
 	if err != nil {
 		return store.Rec[rc.RC]{}, err
 	}
@@ -141,14 +140,14 @@ func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
 	case 0:
 		return store.Rec[rc.RC]{}, notFoundf("no rc has the name or id %q; rcctl rc list shows all", ref)
 	case 1:
-		rec, err := s.RCs.Get(ctx, store.Consistent, ids[0])
+		rec, err := s.RCs.Get(c.Context, store.Consistent, ids[0])
 		if err != nil {
 			return rec, fmt.Errorf("read rc %s: %w", ids[0], err)
 		}
 		return rec, nil
 	default:
 		return store.Rec[rc.RC]{}, ambiguous(c, "REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
-			rec, err := s.RCs.Get(ctx, store.Default, *id)
+			rec, err := s.RCs.Get(c.Context, store.Default, *id)
 			if err != nil {
 				rec.Value.Name = "(unreadable)"
 			}
