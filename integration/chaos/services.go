@@ -277,7 +277,7 @@ func (d *deployer) carryOn(ctx context.Context, r *rollout.Record) (err error) {
 	case r.State == rollout.WaitingForPromote:
 		err = d.c.rcctl(ctx, "rollout", "promote", r.Service)
 	}
-	return errors.Join(fmt.Errorf("the rollout of %s is %s in stage %d, %s: %s %s", r.Service, r.State, r.Stage, r.Phase, r.Reason, r.Held), err)
+	return errors.Join(fmt.Errorf("the rollout of %s is %s in stage %d, %s: %s %s", r.Service, r.State, r.Stage, r.Phase, r.Reason, r.BlockedReason), err)
 }
 
 // converged says why a service without a rollout is not at one revision.

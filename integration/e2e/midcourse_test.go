@@ -182,7 +182,7 @@ func restoreRollout(e *env) {
 	e.awaitRollout("is in its third stage", func(r *rollout.Record) bool { return r != nil && r.Stage >= 3 })
 	e.put("/v1/snapshot", snapshot)
 	e.awaitRollout("waits for somebody to say what becomes of the pods", func(r *rollout.Record) bool {
-		return r != nil && strings.Contains(r.Held, "abort, or resume")
+		return r != nil && strings.Contains(r.BlockedReason, "abort, or resume")
 	})
 	found := e.processes()
 	e.mustSay([]string{"went back in time", "abort, or resume"}, "rollout", "status", "web")

@@ -205,7 +205,7 @@ func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placeme
 		b.mem.booked = nil
 		return nil, err
 	}
-	eligible := setOf(slices.Collect(b.room.nodes.pool.Share.All()))
+	eligible := setOf(slices.Collect(b.room.nodes.pool.Preferred.All()))
 	var usable, back []scheduler.Allocation
 	var names []string
 	for _, a := range given {

@@ -93,24 +93,24 @@ func newCandidates(s *reconcile.Snapshot, others scheduler.Reasons, spread strin
 	return found
 }
 
-// inOrder makes candidates of the nodes of the farm's share and of the rest.
-func (n *candidates) inOrder(share, rest placement.Walk) {
-	n.pool = scheduler.Pool{Share: scheduler.Preference{Order: share}, Rest: scheduler.Preference{Order: rest}}
+// inOrder makes candidates of the nodes that the farm prefers and of the rest.
+func (n *candidates) inOrder(preferred, rest placement.Walk) {
+	n.pool = scheduler.Pool{Preferred: scheduler.Preference{Order: preferred}, Rest: scheduler.Preference{Order: rest}}
 	if len(n.perNode) == 0 {
 		return
 	}
 	// Nodes with few pods of this controller first: reading the others would be in vain.
-	for _, p := range []*scheduler.Preference{&n.pool.Share, &n.pool.Rest} {
+	for _, p := range []*scheduler.Preference{&n.pool.Preferred, &n.pool.Rest} {
 		names := slices.Collect(p.Order.All())
 		slices.SortStableFunc(names, func(a, b string) int { return n.perNode[a] - n.perNode[b] })
 		p.Order = placement.InOrder(names)
 	}
 }
 
-// spreadOver makes candidates of the nodes of some groups. Share and rest are not apart then: the emptiest group may have
-// nodes of the rest alone. Within a group those of the share come first.
+// spreadOver makes candidates of the nodes of some groups. Preferred ones and the rest are not apart then: the emptiest group may have
+// nodes of the rest alone. Within a group the preferred ones come first.
 func (n *candidates) spreadOver(groups []scheduler.Group, seed uint64) {
-	n.pool = scheduler.Pool{Share: scheduler.Preference{Turns: placement.NewSpread(groups, n.perGroup, n.perNode, seed)}}
+	n.pool = scheduler.Pool{Preferred: scheduler.Preference{Turns: placement.NewSpread(groups, n.perGroup, n.perNode, seed)}}
 }
 
 // stays reports whether a pod most likely needs no other node.

@@ -26,7 +26,7 @@ func BenchmarkPlacing(b *testing.B) {
 	for b.Loop() {
 		plan := reconcile.Compute(ps.snapshot)
 		names := ps.room.nodes.guessed
-		ps.room.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(names)}}
+		ps.room.nodes.pool = scheduler.Pool{Preferred: scheduler.Preference{Order: placement.InOrder(names)}}
 		if left, _, _, err := ps.room.search(b.Context(), &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
 			b.Fatal(len(left), err)
 		}
@@ -82,7 +82,7 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	const pods, slots, left = 500, 100, 2
 	ps := placingPass(t, pods, 100)
 	plan := reconcile.Compute(ps.snapshot)
-	ps.room.nodes.pool = scheduler.Pool{Share: scheduler.Preference{Order: placement.InOrder(ps.room.nodes.guessed)}}
+	ps.room.nodes.pool = scheduler.Pool{Preferred: scheduler.Preference{Order: placement.InOrder(ps.room.nodes.guessed)}}
 	if _, _, _, err := ps.room.search(t.Context(), &plan, placement.Look{All: true}); err != nil {
 		t.Fatal(err)
 	}

@@ -219,7 +219,7 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 		}
 		return nil
 	}
-	if err := look(&f.nodes.pool.Share, false); err != nil {
+	if err := look(&f.nodes.pool.Preferred, false); err != nil {
 		return nil, err
 	}
 	if err := look(&f.nodes.pool.Rest, true); err != nil {
@@ -228,14 +228,14 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 	for _, name := range fallback {
 		f.nodes.fallback[name] = true
 	}
-	f.kit.ledger.Hold(found)
+	f.kit.ledger.Reserve(found)
 	f.taken = append(f.taken, found...)
 	return found, nil
 }
 
 // only leaves the nodes that a look is about.
 func (n *candidates) only(look placement.Look) {
-	for _, p := range []*scheduler.Preference{&n.pool.Share, &n.pool.Rest} {
+	for _, p := range []*scheduler.Preference{&n.pool.Preferred, &n.pool.Rest} {
 		*p = scheduler.Preference{Order: placement.InOrder(look.Names(slices.Collect(p.All())))}
 	}
 }

@@ -94,14 +94,14 @@ func (f *Farm) checkSome(now time.Time) {
 	slices.SortFunc(due, func(a, b *ReplicationController) int {
 		return cmp.Or(last[a].Compare(last[b]), cmp.Compare(a.ID, b.ID))
 	})
-	due = due[:min(len(due), deepShare(len(owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
+	due = due[:min(len(due), deepQuota(len(owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
 	for i, c := range due {
 		c.standing.checkDeeply()
 		f.queue.AddAfter(c.ID, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))
 	}
 }
 
-// deepShare returns how many of some controllers a sweep checks deeply.
-func deepShare(owned int, sweepEvery, deepEvery time.Duration) int {
+// deepQuota returns how many of some controllers a sweep checks deeply.
+func deepQuota(owned int, sweepEvery, deepEvery time.Duration) int {
 	return max(deepAtOnce, int(2*float64(owned)*float64(sweepEvery)/float64(deepEvery)))
 }

@@ -50,7 +50,7 @@ func Explain(s *Situation) Explanation {
 	e := Explanation{RCID: s.RC.ID, Name: s.RC.Name, State: StateOf(&s.RC, s.Status, s.Farms), Causes: []Cause{}}
 	e.Summary = summary(s, e.State)
 	for _, look := range []func(*Situation) []Cause{
-		ownership, records, intended, held, shortage,
+		ownership, records, intended, withheld, shortage,
 		upgrade, troubledPods,
 	} {
 		e.Causes = append(e.Causes, look(s)...)
@@ -165,8 +165,8 @@ func count(n int, one, others string) string {
 	return fmt.Sprintf("%d %s", n, others)
 }
 
-// held looks at what keeps farms from acting at all.
-func held(s *Situation) []Cause {
+// withheld looks at what keeps farms from acting at all.
+func withheld(s *Situation) []Cause {
 	var causes []Cause
 	if s.Breaker == nil {
 		causes = append(causes, Cause{"The record of the mass-stop breaker is missing or unreadable, so that nothing is stopped.", "A running farm makes a missing one; where it is unreadable: rcctl farm resume"})

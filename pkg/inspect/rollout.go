@@ -35,7 +35,7 @@ func (v *RolloutView) Lines(now time.Time, columns, rows int) []string {
 	for _, r := range v.Revisions {
 		text = append(text, "  "+r.Line())
 	}
-	for _, reason := range []string{v.Reason, v.Held} {
+	for _, reason := range []string{v.Reason, v.BlockedReason} {
 		if reason != "" {
 			text = append(text, "  "+reason)
 		}
@@ -121,23 +121,23 @@ func WhyNot(r *rollout.Record, verb rollout.Verb) string {
 
 // RolloutView is a rollout under way.
 type RolloutView struct {
-	ID        string         `json:"id"`
-	Service   string         `json:"service"`
-	State     rollout.State  `json:"state"`
-	Reason    string         `json:"reason"`
-	Held      string         `json:"held"` // why nothing moves although it is not paused
-	Strategy  string         `json:"strategy"`
-	Stage     int            `json:"stage"`
-	Stages    int            `json:"stages"`
-	Phase     rollout.Phase  `json:"phase"`
-	By        string         `json:"by"`
-	Runner    string         `json:"runner"` // farm that carries it out
-	StartedAt time.Time      `json:"started_at"`
-	Request   string         `json:"request"` // what an operator asked for and is not carried out yet
-	Revisions []RevisionView `json:"revisions"`
-	Failures  []string       `json:"failures"`
-	Tail      []string       `json:"-"` // of the last failing pod's log
-	up        *RevisionView  // that goes up
+	ID            string         `json:"id"`
+	Service       string         `json:"service"`
+	State         rollout.State  `json:"state"`
+	Reason        string         `json:"reason"`
+	BlockedReason string         `json:"held"` // why nothing moves although it is not paused
+	Strategy      string         `json:"strategy"`
+	Stage         int            `json:"stage"`
+	Stages        int            `json:"stages"`
+	Phase         rollout.Phase  `json:"phase"`
+	By            string         `json:"by"`
+	Runner        string         `json:"runner"` // farm that carries it out
+	StartedAt     time.Time      `json:"started_at"`
+	Request       string         `json:"request"` // what an operator asked for and is not carried out yet
+	Revisions     []RevisionView `json:"revisions"`
+	Failures      []string       `json:"failures"`
+	Tail          []string       `json:"-"` // of the last failing pod's log
+	up            *RevisionView  // that goes up
 }
 
 // RevisionView is one revision that takes part in a rollout.
@@ -168,7 +168,7 @@ func (v *RolloutView) Line() string {
 	for i := range v.Revisions {
 		text += "; " + v.Revisions[i].Line()
 	}
-	for _, more := range append([]string{v.Reason, v.Held}, v.Failures...) {
+	for _, more := range append([]string{v.Reason, v.BlockedReason}, v.Failures...) {
 		if more != "" {
 			text += "; " + more
 		}
@@ -179,7 +179,7 @@ func (v *RolloutView) Line() string {
 // NewRolloutView is a rollout's record without what is known of its pods.
 func NewRolloutView(r *rollout.Record) *RolloutView {
 	v := &RolloutView{
-		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, Held: r.Held, Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
+		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, BlockedReason: r.BlockedReason, Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
 		Phase: r.Phase, By: r.By, StartedAt: r.StartedAt, Revisions: []RevisionView{}, Failures: []string{},
 	}
 	if r.Request != nil {

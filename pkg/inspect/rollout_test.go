@@ -17,7 +17,7 @@ import (
 func aRollout() *RolloutView {
 	two, none := 2, 0
 	v := NewRolloutView(&rollout.Record{
-		ID: "01", Service: "web", Strategy: "availability", State: rollout.Progressing, Stage: 2, Stages: 3, Phase: rollout.Moving, Held: "the breaker is tripped",
+		ID: "01", Service: "web", Strategy: "availability", State: rollout.Progressing, Stage: 2, Stages: 3, Phase: rollout.Moving, BlockedReason: "the breaker is tripped",
 		StartedAt: time.Unix(0, 0), Request: &rollout.Request{Verb: rollout.PauseVerb, By: "ann"},
 		Revisions: []rollout.Revision{{RC: "a", Name: "web-r1", Rev: 1, Direction: rollout.Down, Target: &none}, {RC: "b", Name: "web-r2", Rev: 2, Direction: rollout.Up, Target: &two}},
 		Failures:  []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit status 3"}}},

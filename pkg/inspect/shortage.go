@@ -97,15 +97,15 @@ var advice = []struct {
 // waiting nor another node helps.
 func refusedByScheduler(s *Situation, takes []string) (Cause, bool) {
 	_, counts, _ := strings.Cut(s.why(rc.InsufficientNodes), rc.TakeNone)
-	foreign := scheduler.ParseReasons(counts).Foreign()
-	if len(foreign) == 0 {
+	others := scheduler.ParseReasons(counts).Others()
+	if len(others) == 0 {
 		return Cause{}, false
 	}
 	what := "a reason of its own"
-	if len(foreign) > 1 {
+	if len(others) > 1 {
 		what = "reasons of its own"
 	}
-	cause := Cause{"Its scheduler refuses nodes by " + what + ": " + foreign.String() + ".", "Look at the scheduler: its log, and what it means by that."}
+	cause := Cause{"Its scheduler refuses nodes by " + what + ": " + others.String() + ".", "Look at the scheduler: its log, and what it means by that."}
 	if len(takes) > 0 {
 		cause.What += " By the farm's own rule there is room on " + SomeOf(takes) + "."
 	}

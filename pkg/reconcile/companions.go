@@ -21,13 +21,13 @@ type Companion struct {
 // changes.
 const companionRequeue = 2 * time.Second
 
-// shared reports whether minimum and bound are those of the service: other revisions may have pods.
-func (s *Snapshot) shared() bool {
+// hasCompanions reports whether minimum and bound are those of the service: other revisions may have pods.
+func (s *Snapshot) hasCompanions() bool {
 	return s.RC.Service != nil && (len(s.Companions) > 0 || s.CompanionsUnread)
 }
 
 // bounded reports whether the service says how many pods all its revisions may have.
-func (s *Snapshot) bounded() bool { return s.shared() && s.RC.Service.Max > 0 }
+func (s *Snapshot) bounded() bool { return s.hasCompanions() && s.RC.Service.Max > 0 }
 
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
 // operators changes the counts, and nobody brings minimum and bound to them.
@@ -53,7 +53,7 @@ type limits struct {
 
 // limitsOf returns the limits, of which the one follows the counts down and the other up.
 func limitsOf(s *Snapshot) limits {
-	if !s.shared() {
+	if !s.hasCompanions() {
 		return limits{least: s.RC.MinimumAvailable()}
 	}
 	l := limits{least: s.RC.Service.Min, bound: s.RC.Service.Max}
@@ -86,7 +86,7 @@ func holdsUp(s *Snapshot, other *Companion) string {
 
 // stamps reports whether a change takes a pod that counts, or adds a copy, as owners of other revisions count: they must notice.
 func stamps(s *Snapshot, p *Pod, ch *Change) bool {
-	if !s.shared() {
+	if !s.hasCompanions() {
 		return false
 	}
 	if p == nil {

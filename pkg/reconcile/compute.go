@@ -51,14 +51,14 @@ func Compute(s *Snapshot) Plan {
 
 // draft is a plan in the making, which one part of the decision after the other adds to.
 type draft struct {
-	s       *Snapshot
-	limits  limits
-	plan    Plan
-	touched map[pod.Identity]bool
-	stopped map[pod.Identity]bool // by this very plan
-	blocked string                // why a drain or an upgrade does not go on
-	held    int                   // pods that are not stopped because of the breaker
-	waiting bool                  // something is not done because of the hold
+	s        *Snapshot
+	limits   limits
+	plan     Plan
+	touched  map[pod.Identity]bool
+	stopped  map[pod.Identity]bool // by this very plan
+	blocked  string                // why a drain or an upgrade does not go on
+	withheld int                   // pods that are not stopped because of the breaker
+	waiting  bool                  // something is not done because of the hold
 
 	awaitsService string // what pods wait for because of the service's other revisions
 }
@@ -80,7 +80,7 @@ func (c *draft) mayStop() bool {
 	case c.s.Hold != "":
 		c.waiting = true
 	case c.s.Breaker != "":
-		c.held++
+		c.withheld++
 	default:
 		return true
 	}

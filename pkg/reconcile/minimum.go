@@ -66,7 +66,7 @@ func (c minimum) guard(counting []Copy) {
 			continue
 		case least == 0:
 			ch.NeedsMinimum = false
-			ch.NeedsCompanions = c.s.shared() && c.s.RC.Service.Min > 0 // their counts say that none has to stay
+			ch.NeedsCompanions = c.s.hasCompanions() && c.s.RC.Service.Min > 0 // their counts say that none has to stay
 		case !ch.Takes && len(counting) < least:
 			ch.NeedsMinimum = false
 			for _, in := range ch.Intents {

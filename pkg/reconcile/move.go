@@ -284,7 +284,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	}
 	ch := Change{
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
-		NeedsCompanions: s.shared(), Stamps: s.shared(),
+		NeedsCompanions: s.hasCompanions(), Stamps: s.hasCompanions(),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Claim: &claim, Dynamic: m.DynamicPorts()}},
 	}

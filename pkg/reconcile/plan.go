@@ -355,7 +355,7 @@ func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
 	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}
 	return Change{
-		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.shared(), Stamps: s.shared(),
+		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.hasCompanions(), Stamps: s.hasCompanions(),
 		Reason: pl.reason, Intents: made.intents[:1:1], Reserve: made.reserve[:1:1],
 	}
 }

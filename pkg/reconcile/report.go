@@ -110,7 +110,7 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	} else {
 		set(rc.RolloutGone, false, "")
 	}
-	set(rc.BreakerTripped, c.held > 0, s.Breaker)
+	set(rc.BreakerTripped, c.withheld > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(
 		"%d pods were found running and stay as they are until the controller is changed", adopted))
 	if st.Placed >= st.Desired {

@@ -48,7 +48,7 @@ func (c *room) most() int {
 // mayAdd reports whether companions let anything be added. One whose nodes have not said what they run in the present world, or that
 // has more than it should, may have pods that nobody counts yet.
 func (c *room) mayAdd() bool {
-	if !c.s.shared() {
+	if !c.s.hasCompanions() {
 		return true
 	}
 	if c.s.CompanionsUnread {

@@ -77,7 +77,7 @@ func (c *scaling) remove(pods []*Pod, n int, spare *int, reason string) {
 			continue
 		}
 		if c.touched[p.Identity] || r.counts && *spare <= 0 {
-			if r.counts && c.s.shared() {
+			if r.counts && c.s.hasCompanions() {
 				c.awaits(fmt.Sprintf("%s.%d is not stopped: of all revisions of %s %d pods must stay available", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.limits.least))
 			}
 			continue

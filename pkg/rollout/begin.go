@@ -130,18 +130,18 @@ func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 		if running != nil && !v.Abandoned {
 			v.Before = beforeIn(running, v)
 		}
-		share := 0
+		percent := 0
 		if all > 0 {
-			share = o.RC.Desired() * 100 / all
+			percent = o.RC.Desired() * 100 / all
 		}
-		v.Percent = &share
+		v.Percent = &percent
 		v.final(total(v.Before))
 		w.Record.Revisions = append(w.Record.Revisions, v)
 	}
 	none := 0
 	v := Revision{
 		RC: s.New.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Percent: &none,
-		Before: share(0, w.Record.Groups, true), Standby: w.Record.Strategy == BlueGreenStrategy,
+		Before: fill(0, w.Record.Groups, true), Standby: w.Record.Strategy == BlueGreenStrategy,
 	}
 	v.final(w.Record.Total())
 	w.Record.Revisions = append(w.Record.Revisions, v)

@@ -93,19 +93,19 @@ func IsStageScaleDownReady(has *Scale, v *Revision) bool {
 	return most == nil || has.Desired <= *most && has.Actual <= *most
 }
 
-// StageReplicas returns by how many replicas a stage changes a revision that has the given number of them and holds share percent of the service, where a
-// stage is ratio percent of the service. At least one; all of them where that is not a share.
-func StageReplicas(replicas, share, ratio int) int {
-	if share <= 0 {
+// StageReplicas returns by how many replicas a stage changes a revision that has the given number of them and holds percent of the service, where a
+// stage is ratio percent of the service. At least one; all of them where it holds nothing.
+func StageReplicas(replicas, percent, ratio int) int {
+	if percent <= 0 {
 		return max(1, replicas)
 	}
-	return max(1, replicas*ratio/share)
+	return max(1, replicas*ratio/percent)
 }
 
-// StageShare returns which share of the service, in percent, a stage of so many replicas moves away from a revision that holds share percent with its replicas.
-func StageShare(stage, replicas, share int) int {
+// StagePercent returns how many percent of the service a stage of so many replicas moves away from a revision that holds percent with its replicas.
+func StagePercent(stage, replicas, percent int) int {
 	if replicas <= 0 {
-		return share
+		return percent
 	}
-	return min(share, (stage*share+replicas-1)/replicas)
+	return min(percent, (stage*percent+replicas-1)/replicas)
 }

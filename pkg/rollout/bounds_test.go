@@ -174,7 +174,7 @@ func TestStageArithmetic(t *testing.T) {
 		if stage != tt.stage {
 			t.Errorf("%+v: a stage of %d", tt, stage)
 		}
-		if step := rollout.StageShare(stage, tt.replicas, tt.share); step != tt.step {
+		if step := rollout.StagePercent(stage, tt.replicas, tt.share); step != tt.step {
 			t.Errorf("%+v: a share of %d", tt, step)
 		}
 	}

@@ -19,7 +19,7 @@ func Decide(rec Record, obs Observed) Decision {
 	if !w.Record.State.Ended() {
 		w.answer()
 	}
-	if !w.Record.State.Ended() && !w.holds() {
+	if !w.Record.State.Ended() && !w.isBlocked() {
 		w.dress()
 		for range 32 { // phases that follow each other at once
 			if w.Record.State.Ended() || !(stage{w}.advance()) {
@@ -94,11 +94,11 @@ func (w *Work) answer() {
 		r.State, r.Reason, r.WaitingSince = Paused, "paused by "+q.By, nil
 	case q.Verb == ResumeVerb && r.State == Paused:
 		r.State, r.Resume, r.Reason, r.ProgressAt, r.Gate = r.Resume, "", "", w.Now(), nil
-	case q.Verb == ResumeVerb && r.Held != "":
+	case q.Verb == ResumeVerb && r.BlockedReason != "":
 		w.adopt()
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:
 		w.promote("promoted by " + q.By)
-	case q.Verb == RollbackVerb && r.State != RollingBack && r.Resume != RollingBack && r.Held == "":
+	case q.Verb == RollbackVerb && r.State != RollingBack && r.Resume != RollingBack && r.BlockedReason == "":
 		stage{w}.rollback("rolled back by " + q.By)
 	default:
 		w.audit("rollout %s of %s: %s asked to %s it, which means nothing while it is %s", r.ID, r.Service, q.By, q.Verb, r.State)
@@ -130,8 +130,8 @@ func (w *Work) adopt() {
 	w.Record.Epoch = w.obs.Epoch
 }
 
-// holds reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
-func (w *Work) holds() bool {
+// isBlocked reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
+func (w *Work) isBlocked() bool {
 	why := w.gone()
 	r := w.Record
 	if r.State.Ended() {
@@ -145,10 +145,10 @@ func (w *Work) holds() bool {
 	case w.obs.Epoch != r.Epoch:
 		why = w.otherWorld()
 	}
-	if why == "" && r.Held != "" {
+	if why == "" && r.BlockedReason != "" {
 		r.ProgressAt = w.Now() // what was lost of the timeout is given back
 	}
-	r.Held = why
+	r.BlockedReason = why
 	return why != ""
 }
 

@@ -345,19 +345,19 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	r2 := w.rcs["r2"]
 	r2.ReplicaGroups, r2.Mutator = groupsOf(0), ""
 	w.rcs["r2"], w.epoch, w.holding["r1"] = r2, "n2", true
-	if d := w.run(); !strings.Contains(d.Record.Held, "waiting for the owner of web-r1 to report") || len(d.RCs) > 0 {
+	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "waiting for the owner of web-r1 to report") || len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
 	w.own("r1")
 	w.own("r2")
-	if d := w.run(); !strings.Contains(d.Record.Held, "the owner of web-r1 waits for the nodes") || len(d.RCs) > 0 {
+	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "the owner of web-r1 waits for the nodes") || len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
 	w.now = w.now.Add(time.Hour)
 	delete(w.holding, "r1")
 	w.own("r1")
 	d := w.run()
-	if d.Record.Held != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
+	if d.Record.BlockedReason != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
 		t.Errorf("%+v", d.Record)
 	}
 	if desired(w.rcs["r2"]) != n || w.rcs["r2"].Mutator != "web/R2" {
@@ -371,7 +371,7 @@ func TestHeldByTheBreakerAndByWhatCannotBeRead(t *testing.T) {
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
 	w.breaker = "12 stops"
-	if d := w.run(); d.Record.Held != "the breaker is tripped: 12 stops" || len(d.RCs) > 0 {
+	if d := w.run(); d.Record.BlockedReason != "the breaker is tripped: 12 stops" || len(d.RCs) > 0 {
 		t.Errorf("%+v", d)
 	}
 	w.ask(rollout.RollbackVerb)
@@ -381,11 +381,11 @@ func TestHeldByTheBreakerAndByWhatCannotBeRead(t *testing.T) {
 	w.breaker = ""
 	obs := w.observe()
 	delete(obs.Revisions, "r1")
-	if d := rollout.Decide(*w.record, obs); d.Record.Held != "the controller of web-r1 cannot be read" || len(d.RCs) > 0 || d.Again != 5*time.Second {
+	if d := rollout.Decide(*w.record, obs); d.Record.BlockedReason != "the controller of web-r1 cannot be read" || len(d.RCs) > 0 || d.Again != 5*time.Second {
 		t.Errorf("%+v", d)
 	}
 	obs.Revisions["r1"] = rollout.Seen{}
-	if d := rollout.Decide(*w.record, obs); len(d.Record.Revisions) != 1 || d.Record.State != rollout.Progressing || d.Record.Held != "" {
+	if d := rollout.Decide(*w.record, obs); len(d.Record.Revisions) != 1 || d.Record.State != rollout.Progressing || d.Record.BlockedReason != "" {
 		t.Errorf("%+v", d.Record)
 	}
 	obs = w.observe()

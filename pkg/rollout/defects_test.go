@@ -256,8 +256,8 @@ func TestDeployAfterRestoreAndAbort(t *testing.T) {
 	for range 5 {
 		w.round()
 	}
-	if w.record.Held == "" || len(w.podsOf("r2")) < 4 {
-		t.Fatalf("held %q, %s", w.record.Held, w.counts())
+	if w.record.BlockedReason == "" || len(w.podsOf("r2")) < 4 {
+		t.Fatalf("held %q, %s", w.record.BlockedReason, w.counts())
 	}
 	w.ask(rollout.AbortVerb)
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 8))
@@ -282,12 +282,12 @@ func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
 	clear(w.holding)
 	w.round()
 	w.round()
-	if !strings.Contains(w.record.Held, "as they were found") {
-		t.Fatal(w.record.Held)
+	if !strings.Contains(w.record.BlockedReason, "as they were found") {
+		t.Fatal(w.record.BlockedReason)
 	}
 	w.ask(rollout.ResumeVerb)
-	if w.record.Held != "" || w.record.Epoch != w.epoch {
-		t.Errorf("%q, %s", w.record.Held, w.record.Epoch)
+	if w.record.BlockedReason != "" || w.record.Epoch != w.epoch {
+		t.Errorf("%q, %s", w.record.BlockedReason, w.record.Epoch)
 	}
 	w.settles(t, rollout.Done)
 	w.has(t, map[string]int{"r1": 0, "r2": 8})

@@ -60,34 +60,34 @@ const (
 
 // Record is a rollout under way, at rollouts/<service>.
 type Record struct {
-	ID           string            `json:"id"` // ULID
-	Service      string            `json:"service"`
-	Strategy     string            `json:"strategy"` // a key of NewRolloutStrategy, or InPlaceStrategy, CanaryStrategy, BlueGreenStrategy
-	State        State             `json:"state"`
-	Resume       State             `json:"resume,omitempty"` // while paused: what it goes back to
-	Reason       string            `json:"reason,omitempty"` // why it is in this state; a sentence
-	By           string            `json:"by"`
-	Epoch        string            `json:"nonce"`          // of the cluster; the counts of the controllers are about that world
-	Revisions    []Revision        `json:"revisions"`      // the oldest first; exactly one goes up while progressing
-	Groups       []rc.ReplicaGroup `json:"groups"`         // what the new revision has at the end, in the order in which they roll
-	Knobs        Knobs             `json:"knobs,omitzero"` // as the document names them
-	Update       Update            `json:"update"`
-	Stage        int               `json:"stage"`  // from 1; 0 before the first
-	Stages       int               `json:"stages"` // a forecast
-	Phase        Phase             `json:"phase"`
-	StartedAt    time.Time         `json:"started_at"`
-	StageSince   time.Time         `json:"stage_since"`
-	ProgressAt   time.Time         `json:"progress_at"`             // of the last progress; stage_timeout counts from here
-	Progress     int               `json:"progress"`                // the most that was reached in this stage, in pods
-	WaitingSince *time.Time        `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
-	Held         string            `json:"held,omitempty"`          // why nothing moves although the rollout is not paused: breaker, another world
-	Gate         *Gate             `json:"gate,omitempty"`          // the webhook that is asked now
-	SkipGates    bool              `json:"skip_gates,omitempty"`
-	PreDeploy    *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
-	Promoted     bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
-	Before       *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a rollback
-	Request      *Request          `json:"request,omitempty"`    // what an operator asks for, until it is carried out or refused
-	Failures     []Failure         `json:"failures,omitempty"`   // at most rc.MaxFailing
+	ID            string            `json:"id"` // ULID
+	Service       string            `json:"service"`
+	Strategy      string            `json:"strategy"` // a key of NewRolloutStrategy, or InPlaceStrategy, CanaryStrategy, BlueGreenStrategy
+	State         State             `json:"state"`
+	Resume        State             `json:"resume,omitempty"` // while paused: what it goes back to
+	Reason        string            `json:"reason,omitempty"` // why it is in this state; a sentence
+	By            string            `json:"by"`
+	Epoch         string            `json:"nonce"`          // of the cluster; the counts of the controllers are about that world
+	Revisions     []Revision        `json:"revisions"`      // the oldest first; exactly one goes up while progressing
+	Groups        []rc.ReplicaGroup `json:"groups"`         // what the new revision has at the end, in the order in which they roll
+	Knobs         Knobs             `json:"knobs,omitzero"` // as the document names them
+	Update        Update            `json:"update"`
+	Stage         int               `json:"stage"`  // from 1; 0 before the first
+	Stages        int               `json:"stages"` // a forecast
+	Phase         Phase             `json:"phase"`
+	StartedAt     time.Time         `json:"started_at"`
+	StageSince    time.Time         `json:"stage_since"`
+	ProgressAt    time.Time         `json:"progress_at"`             // of the last progress; stage_timeout counts from here
+	Progress      int               `json:"progress"`                // the most that was reached in this stage, in pods
+	WaitingSince  *time.Time        `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
+	BlockedReason string            `json:"held,omitempty"`          // why nothing moves although the rollout is not paused: breaker, another world
+	Gate          *Gate             `json:"gate,omitempty"`          // the webhook that is asked now
+	SkipGates     bool              `json:"skip_gates,omitempty"`
+	PreDeploy     *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
+	Promoted      bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
+	Before        *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a rollback
+	Request       *Request          `json:"request,omitempty"`    // what an operator asks for, until it is carried out or refused
+	Failures      []Failure         `json:"failures,omitempty"`   // at most rc.MaxFailing
 }
 
 // Revision is one controller that takes part in a rollout.

@@ -44,7 +44,7 @@ func fullRecord() rollout.Record {
 			Ratio: 20, Step: 1, Surge: 3, Unavailable: 1, Min: 4, First: 4, StageTimeout: field.Duration(time.Minute), OnTimeout: "pause", Delay: field.Duration(time.Second),
 			LeaveOld: true, CanaryPods: 2, AutoPromote: ptr(field.Duration(time.Hour)), KeepOld: field.Duration(time.Minute), Gates: knobs.Gates,
 		},
-		Stage: 2, Stages: 5, Phase: rollout.BeforeStage, StartedAt: t0, StageSince: t0, ProgressAt: t0, Progress: 3, WaitingSince: &t0, Held: "the breaker is tripped",
+		Stage: 2, Stages: 5, Phase: rollout.BeforeStage, StartedAt: t0, StageSince: t0, ProgressAt: t0, Progress: 3, WaitingSince: &t0, BlockedReason: "the breaker is tripped",
 		Gate: &rollout.Gate{Index: 1, Tries: 2, NextAt: &t0, Error: "503"}, SkipGates: true, PreDeploy: &rollout.PreDeploy{RC: "p", Name: "web-pre", Until: t0}, Promoted: true,
 		Before: &rc.RC{ID: "a"}, Request: &rollout.Request{Verb: rollout.PauseVerb, By: "ann", At: t0},
 		Failures: []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit 1", Hopeless: true}}},

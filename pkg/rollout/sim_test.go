@@ -107,7 +107,7 @@ func randomWorld(w *world) (*world, string) {
 		if round == at && w.record != nil && pick(3) == 0 {
 			w.restore(snapshot)
 		}
-		if round == 20 && w.record != nil && w.record.Held == "" && pick(4) == 0 {
+		if round == 20 && w.record != nil && w.record.BlockedReason == "" && pick(4) == 0 {
 			w.sick["d6"], newSick = newSick, false
 			if w.deploy(randomKnobs(w), 6, 1+pick(7), pick(3)) == nil {
 				w.sick["d6"] = false
@@ -148,7 +148,7 @@ func (w *world) push() {
 	switch {
 	case w.record.State == rollout.WaitingForPromote:
 		w.ask(rollout.PromoteVerb)
-	case w.record.State == rollout.Paused, strings.Contains(w.record.Held, "as they were found"):
+	case w.record.State == rollout.Paused, strings.Contains(w.record.BlockedReason, "as they were found"):
 		w.ask(rollout.ResumeVerb)
 	}
 }

@@ -21,7 +21,7 @@ const (
 type Strategy interface {
 	// Type returns the name in documents and records.
 	Type() string
-	// Plan sets targets and shares of the next stage. It returns false, and changes nothing, if nothing can move now.
+	// Plan sets targets and percents of the next stage. It returns false, and changes nothing, if nothing can move now.
 	Plan(w *Work) bool
 	// Rollout returns the steps of a stage.
 	Rollout() *Rollout
@@ -148,21 +148,21 @@ func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
 	return max(0, min(grow, serving-w.Record.Update.Min))
 }
 
-// stageSize returns how many pods a stage moves. The gauge is what the old revisions have together, with the share that is theirs now.
+// stageSize returns how many pods a stage moves. The gauge is what the old revisions have together, with the percent that is theirs now.
 func (w *Work) stageSize(downs []*Member) int {
 	u := w.Record.Update
 	size := u.Step
 	if u.Ratio > 0 {
-		replicas, share := 0, 0
+		replicas, percent := 0, 0
 		for _, m := range downs {
 			replicas += m.desired()
 			if m.Percent != nil {
-				share += *m.Percent
+				percent += *m.Percent
 			}
 		}
 		size = StageReplicas(w.Record.Total(), 100, u.Ratio)
-		if share > 0 {
-			size = max(size, StageReplicas(replicas, share, u.Ratio))
+		if percent > 0 {
+			size = max(size, StageReplicas(replicas, percent, u.Ratio))
 		}
 	}
 	if w.Record.State == RollingBack {
@@ -171,7 +171,7 @@ func (w *Work) stageSize(downs []*Member) int {
 	return size
 }
 
-// setTargets gives each revision its number and share of the stage.
+// setTargets gives each revision its number and percent of the stage.
 func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 	old := 0
 	for _, m := range downs {
@@ -180,23 +180,23 @@ func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 	take := w.taken(downs, old-less)
 	moved := 0
 	for i, m := range downs {
-		replicas, share := m.takes(), 0
+		replicas, has := m.takes(), 0
 		if m.Percent != nil {
-			share = *m.Percent
+			has = *m.Percent
 		}
-		step := StageShare(take[i], replicas, share)
+		step := StagePercent(take[i], replicas, has)
 		moved += step
-		target, percent := replicas-take[i], share-step
+		target, percent := replicas-take[i], has-step
 		m.Target, m.Percent, m.Bounds = &target, &percent, nil
 	}
-	share := moved
+	percent := moved
 	if up.Percent != nil {
-		share += *up.Percent
+		percent += *up.Percent
 	}
-	if share = min(share, 100); less == 0 && more == w.Record.Total() && len(w.In(Stay)) == 0 {
-		share = 100
+	if percent = min(percent, 100); less == 0 && more == w.Record.Total() && len(w.In(Stay)) == 0 {
+		percent = 100
 	}
-	up.Target, up.Percent, up.Bounds = &more, &share, nil
+	up.Target, up.Percent, up.Bounds = &more, &percent, nil
 }
 
 // taken distributes over revisions that shrink how many pods each loses: first those that do not serve, then in the order in which revisions go.
@@ -310,7 +310,7 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 	if same {
 		return field.Copy(groups)
 	}
-	out := share(n, before, true)
+	out := fill(n, before, true)
 	if short := n - total(out); short > 0 {
 		c := *out[0].Count + short
 		out[0].Count = &c

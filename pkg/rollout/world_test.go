@@ -372,7 +372,7 @@ func (w *world) run() rollout.Decision {
 	}
 	w.write(d)
 	if w.tracing && (d.Write || len(d.RCs) > 0) {
-		w.log("%s %s stage %d %s %q held %q: %s", before.State, d.Record.State, d.Record.Stage, d.Record.Phase, d.Record.Reason, d.Record.Held, w.counts())
+		w.log("%s %s stage %d %s %q held %q: %s", before.State, d.Record.State, d.Record.Stage, d.Record.Phase, d.Record.Reason, d.Record.BlockedReason, w.counts())
 	}
 	return d
 }

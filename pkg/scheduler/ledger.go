@@ -16,12 +16,12 @@ type Ledger struct {
 	freed chan struct{}  // closed when nodes are given back; nil while nobody waits for that
 }
 
-// Pool is what a pass may take nodes from, in the order of preference: the farm's own share of the nodes, and the rest, which
+// Pool is what a pass may take nodes from, in the order of preference: the nodes that the farm prefers, and the rest, which
 // other farms try first.
-type Pool struct{ Share, Rest Preference }
+type Pool struct{ Preferred, Rest Preference }
 
 // Empty reports whether there is nothing to take.
-func (p *Pool) Empty() bool { return p.Share.Left()+p.Rest.Left() == 0 }
+func (p *Pool) Empty() bool { return p.Preferred.Left()+p.Rest.Left() == 0 }
 
 // Preference is nodes in the order in which they are tried, without those that the pass has taken already. The zero Preference has none.
 type Preference struct {
@@ -104,12 +104,12 @@ const (
 	MinCandidates = 12
 	// perPod is how many nodes' reservations are read for each pod to be placed.
 	perPod = 3
-	// restEvery is how many nodes of the own share come with one of the rest, so that those are found where other farms
+	// restEvery is how many nodes of the preferred come with one of the rest, so that those are found where other farms
 	// have placed far less.
 	restEvery = 6
 	// A pass takes no more than this part of the free nodes, unless it needs more: others want some, too.
 	freePart = 4
-	// enoughPart is the part of its share that a pass waits for at the most. One with more pods begins with what is free.
+	// enoughPart is the part of the preferred ones that a pass waits for at the most. One with more pods begins with what is free.
 	enoughPart = 8
 	// nodesWait is how long a pass waits for nodes that others have. Then it takes those and may be refused.
 	nodesWait = 500 * time.Millisecond
@@ -119,17 +119,17 @@ const (
 // while until there are enough. Those taken must be given back after the writes. It returns the nodes, and those of them that
 // are of the rest.
 func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (some, fallback []string) {
-	n, enough := max(MinCandidates, perPod*pods), min(pods, max(MinCandidates, from.Share.Left()/enoughPart))
+	n, enough := max(MinCandidates, perPod*pods), min(pods, max(MinCandidates, from.Preferred.Left()/enoughPart))
 	var timeout <-chan time.Time
 	for {
 		l.mu.Lock()
 		most := n
-		if n < from.Share.Left() {
-			most = min(n, max(enough, (from.Share.Left()-len(l.busy))/freePart))
+		if n < from.Preferred.Left() {
+			most = min(n, max(enough, (from.Preferred.Left()-len(l.busy))/freePart))
 		}
-		free := l.free(&from.Share, most)
-		best := l.best(&from.Share, min(enough, MinCandidates))
-		if wait && (len(free) < enough && len(free) < from.Share.Left() || slices.ContainsFunc(best, l.isBusy)) {
+		free := l.free(&from.Preferred, most)
+		best := l.best(&from.Preferred, min(enough, MinCandidates))
+		if wait && (len(free) < enough && len(free) < from.Preferred.Left() || slices.ContainsFunc(best, l.isBusy)) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
 			}
@@ -202,17 +202,17 @@ func besides(all, some []string) []string {
 // takeNow takes the own ones given, a few of the rest, and if that is not enough those that others have. The caller holds the
 // mutex.
 func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, fallback []string) {
-	if from.Share.Left() == 0 {
+	if from.Preferred.Left() == 0 {
 		fallback = l.free(&from.Rest, n)
 	} else {
 		fallback = l.free(&from.Rest, n/restEvery)
 	}
-	from.Share.Take(own)
+	from.Preferred.Take(own)
 	from.Rest.Take(fallback)
 	// Those that are left and free were not wanted; what comes now is shared.
-	shared := first(enough-len(own)-len(fallback), from.Share.All())
+	shared := first(enough-len(own)-len(fallback), from.Preferred.All())
 	others := first(enough-len(own)-len(fallback)-len(shared), from.Rest.All())
-	from.Share.Take(shared)
+	from.Preferred.Take(shared)
 	from.Rest.Take(others)
 	some = slices.Concat(own, fallback, shared, others)
 	fallback = append(fallback, others...)
@@ -220,8 +220,8 @@ func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, fallbac
 	return some, fallback
 }
 
-// Hold takes nodes that were chosen in another way, whoever has them.
-func (l *Ledger) Hold(nodes []string) {
+// Reserve takes nodes that were chosen in another way, whoever has them.
+func (l *Ledger) Reserve(nodes []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.note(nodes)

@@ -33,7 +33,7 @@ func TestLedgerKeepsPassesApart(t *testing.T) {
 	var l scheduler.Ledger
 	taken := map[string]bool{}
 	for range 6 {
-		from := &scheduler.Pool{Share: listed(names("own", 40)), Rest: listed(names("rest", 40))}
+		from := &scheduler.Pool{Preferred: listed(names("own", 40)), Rest: listed(names("rest", 40))}
 		some, fallback := l.Take(t.Context(), from, 3, true)
 		for _, name := range some {
 			if taken[name] {
@@ -44,8 +44,8 @@ func TestLedgerKeepsPassesApart(t *testing.T) {
 		if len(fallback) > 2 || len(some)-len(fallback) < 3 {
 			t.Errorf("took %v, of others %v", some, fallback)
 		}
-		if from.Share.Left()+from.Rest.Left()+len(some) != 80 || slices.ContainsFunc(some, func(name string) bool { return has(&from.Share, name) }) {
-			t.Errorf("took %v and left %v and %v", some, slices.Collect(from.Share.All()), slices.Collect(from.Rest.All()))
+		if from.Preferred.Left()+from.Rest.Left()+len(some) != 80 || slices.ContainsFunc(some, func(name string) bool { return has(&from.Preferred, name) }) {
+			t.Errorf("took %v and left %v and %v", some, slices.Collect(from.Preferred.All()), slices.Collect(from.Rest.All()))
 		}
 	}
 }
@@ -58,18 +58,18 @@ func TestLedgerTakesWhatThereIs(t *testing.T) {
 	if some, fallback := l.Take(t.Context(), from, 3, true); len(some) != 12 || len(fallback) != 12 || from.Rest.Left() != 8 {
 		t.Errorf("took %v, of others %v", some, fallback)
 	}
-	large := &scheduler.Pool{Share: listed(names("own", 40)), Rest: listed(names("rest", 40))}
+	large := &scheduler.Pool{Preferred: listed(names("own", 40)), Rest: listed(names("rest", 40))}
 	if some, fallback := l.Take(t.Context(), large, 30, true); len(some) != 55 || len(fallback) != 15 {
 		t.Errorf("took %d nodes for 30 pods, %d of others; want all of the own share, and some of others", len(some), len(fallback))
 	}
 	l = scheduler.Ledger{}
 	small := names("own", 2)
 	for range 2 {
-		if some, _ := l.Take(t.Context(), &scheduler.Pool{Share: listed(small)}, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
+		if some, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(small)}, 3, false); !slices.Equal(slices.Sorted(slices.Values(some)), small) {
 			t.Errorf("took %v", some)
 		}
 	}
-	some, fallback := l.Take(t.Context(), &scheduler.Pool{Share: listed(small), Rest: listed(names("rest", 12))}, 4, false)
+	some, fallback := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(small), Rest: listed(names("rest", 12))}, 4, false)
 	if len(some) != 4 || len(fallback) != 2 {
 		t.Errorf("took %v, of others %v; all are busy", some, fallback)
 	}
@@ -81,19 +81,19 @@ func TestLedgerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l scheduler.Ledger
 		own := names("own", 4)
-		first, _ := l.Take(t.Context(), &scheduler.Pool{Share: listed(own)}, 3, true)
+		first, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(own)}, 3, true)
 		l.GiveBack(first[3:])
 		if len(first) < 3 {
 			t.Fatalf("took %v", first)
 		}
 		started := time.Now()
 		time.AfterFunc(scheduler.NodesWait/2, func() { l.GiveBack(first[:3]) })
-		second, _ := l.Take(t.Context(), &scheduler.Pool{Share: listed(own)}, 3, true)
+		second, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(own)}, 3, true)
 		if waited := time.Since(started); waited != scheduler.NodesWait/2 || len(second) < 3 {
 			t.Errorf("took %v after %s", second, waited)
 		}
 		started = time.Now()
-		third, _ := l.Take(t.Context(), &scheduler.Pool{Share: listed(own)}, 3, true)
+		third, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(own)}, 3, true)
 		if waited := time.Since(started); waited != scheduler.NodesWait || len(third) != 3 {
 			t.Errorf("took %v after %s", third, waited)
 		}
@@ -131,16 +131,16 @@ func TestLedgerSpreads(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var l scheduler.Ledger
-				l.Hold(tt.busy)
+				l.Reserve(tt.busy)
 				started := time.Now()
-				from := &scheduler.Pool{Share: racked(racks, tt.pods)}
+				from := &scheduler.Pool{Preferred: racked(racks, tt.pods)}
 				some, fallback := l.Take(t.Context(), from, 3, true)
 				if waited := time.Since(started); waited != tt.waited || len(fallback) > 0 {
 					t.Errorf("took %v after %s, want that after %s", some, waited, tt.waited)
 				}
 				perRack, seen := map[string]int{}, map[string]bool{}
 				for _, name := range some {
-					if seen[name] || has(&from.Share, name) {
+					if seen[name] || has(&from.Preferred, name) {
 						t.Errorf("took %v with %s twice, or left it", some, name)
 					}
 					seen[name] = true
@@ -151,8 +151,8 @@ func TestLedgerSpreads(t *testing.T) {
 						t.Errorf("took %v without %s", some, name)
 					}
 				}
-				if perRack["b"] == 0 || perRack["c"] == 0 || from.Share.Left() != 41-len(some) {
-					t.Errorf("took %v and left %d", some, from.Share.Left())
+				if perRack["b"] == 0 || perRack["c"] == 0 || from.Preferred.Left() != 41-len(some) {
+					t.Errorf("took %v and left %d", some, from.Preferred.Left())
 				}
 			})
 		})

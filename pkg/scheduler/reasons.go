@@ -23,8 +23,8 @@ func ParseReasons(text string) Reasons {
 	return r
 }
 
-// Foreign returns those reasons that are none of ours: a scheduler has them of its own.
-func (r Reasons) Foreign() Reasons {
+// Others returns those reasons that are none of ours: a scheduler has them of its own.
+func (r Reasons) Others() Reasons {
 	own := Reasons{}
 	for reason, n := range r {
 		if !slices.Contains(AllReasons, reason) {

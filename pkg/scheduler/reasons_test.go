@@ -70,8 +70,8 @@ func TestReasonsAreReadAsTheyAreWritten(t *testing.T) {
 		"somebody else's": {"kept free: 2, selector: 1, zone, not rack: a: 3", scheduler.Reasons{"kept free": 2, scheduler.Selector: 1, "zone, not rack: a": 3}, "kept free: 2, zone, not rack: a: 3"},
 	} {
 		got := scheduler.ParseReasons(tt.text)
-		if !maps.Equal(got, tt.r) || got.String() != tt.text || got.Foreign().String() != tt.foreign {
-			t.Errorf("%s: %q, of others %q", name, got, got.Foreign())
+		if !maps.Equal(got, tt.r) || got.String() != tt.text || got.Others().String() != tt.foreign {
+			t.Errorf("%s: %q, of others %q", name, got, got.Others())
 		}
 	}
 	for _, text := range []string{"kept free: 2, zo", "kept free: 2, zone: 99999999999999999999"} {

@@ -366,8 +366,8 @@ func TestANewEpoch(t *testing.T) {
 			return err
 		}
 		rec, err := w.record()
-		if err != nil || rec.Held == "" {
-			return fmt.Errorf("held %q, %w", rec.Held, err)
+		if err != nil || rec.BlockedReason == "" {
+			return fmt.Errorf("held %q, %w", rec.BlockedReason, err)
 		}
 		return nil
 	})
