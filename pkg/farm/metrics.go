@@ -9,6 +9,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/alert"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/reconcile"
@@ -66,7 +67,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		alerts:  obs.Gauges(f, "alerts_active", "Incidents of owned controllers that were raised and are not resolved; of the living farm with the lowest id also those that belong to no controller.", "condition", kinds...),
 		passes:  obs.Counters(f, "passes_total", "Looks at a controller, by how they ended: ok, refused (computed again), unknown (the fence is bumped first), error.", "outcome", append(store.Failures, "ok")...),
 		batches: obs.Counters(f, "batches_total", "Write transactions, by how Consul answered.", "outcome", append(store.Failures, "committed")...),
-		changes: obs.Counters(f, "pod_changes_total", "Changes of pods that were written.", "action", reconcile.AllActions...),
+		changes: obs.Counters(f, "pod_changes_total", "Changes of pods that were written.", "action", field.Each(reconcile.AllActions, reconcile.Action.Label)...),
 		watches: obs.Counters(f, "watch_errors_total", "Failed polls of standing queries.", "watch", watchKinds...),
 		scheduler: obs.Counters(f, "scheduler_errors_total",
 			"Failed calls of a scheduler that is not the built-in one, by call; answer counts nodes that it named and that are ignored, because they are unknown, repeated or not eligible.", "call", schedulerCalls...),
@@ -114,7 +115,7 @@ func (m *Metrics) committed(changes []reconcile.Action, err error) {
 		return
 	}
 	for _, action := range changes {
-		m.changes.WithLabelValues(string(action)).Inc()
+		m.changes.WithLabelValues(action.Label()).Inc()
 	}
 }
 

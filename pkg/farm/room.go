@@ -249,7 +249,7 @@ func frees(changes []reconcile.Change) bool {
 func freedBy(ch *reconcile.Change) []string {
 	var names []string
 	for _, r := range ch.Reserve {
-		if r.Claim == nil || ch.Action == reconcile.Shrink {
+		if r.Claim == nil || ch.Action == reconcile.FinishUpgrade {
 			names = append(names, r.Node)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -53,5 +54,18 @@ func TestAllActionsIsComplete(t *testing.T) {
 	}
 	if found != len(listed) {
 		t.Errorf("%d constants, %d in AllActions", found, len(listed))
+	}
+}
+
+// What dashboards and alerts select by stays as it is, whatever the audit trail calls an action.
+func TestLabelsOfActionsStay(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for _, a := range reconcile.AllActions {
+		got = append(got, a.Label())
+	}
+	slices.Sort(got)
+	if text := strings.Join(got, " "); text != "adopt expel mark move place release remove repair return shrink stop switch upgrade" {
+		t.Error(text)
 	}
 }

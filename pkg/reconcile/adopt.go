@@ -34,7 +34,7 @@ func (c adoption) adopt() {
 		case o.Revision > p.Revision:
 			c.adoptAs(o, p, "runs here at a higher revision than on "+p.Node)
 		default:
-			c.expel(o, p)
+			c.stopDuplicate(o, p)
 		}
 	}
 }
@@ -62,14 +62,14 @@ func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
 		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
 	}
 	if moved {
-		// The other copy is dismissed like that of a moved pod, once this one is known to be available.
+		// The other copy is stopped like that of a moved pod, once this one is known to be available.
 		next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Since: c.s.Now, Ports: p.Ports})
 	}
 	c.add(ch)
 }
 
-// expel stops the losing copy of an identity, once the winning one is available.
-func (c adoption) expel(o *Orphan, p *Pod) {
+// stopDuplicate stops the losing copy of an identity, once the winning one is available.
+func (c adoption) stopDuplicate(o *Orphan, p *Pod) {
 	isGhost := func(g pod.Ghost) bool { return g.Node == o.Node && g.Revision > o.Revision }
 	if !c.s.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
 		return
@@ -82,7 +82,7 @@ func (c adoption) expel(o *Orphan, p *Pod) {
 	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
 	stop, claim := next.GhostIntent(ghost), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
 	c.add(Change{
-		Action: Expel, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: true,
+		Action: StopDuplicate, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: true,
 		Reason:  fmt.Sprintf("a second copy runs on %s at a lower revision", o.Node),
 		Intents: []IntentChange{{Node: o.Node, Intent: &stop}},
 		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
@@ -103,7 +103,7 @@ func (c repairs) repair() {
 		var reserve []ReserveChange
 		switch {
 		case p.Switching && c.s.available(p) && c.s.ManifestOf(p.Digest) != nil:
-			c.shrink(p)
+			c.finishUpgrade(p)
 			continue
 		case p.Reality != nil && p.Reality.Revision > p.Revision:
 			if p.Reality.State == pod.StateStopped {
@@ -145,14 +145,14 @@ func (c repairs) repair() {
 	}
 }
 
-// shrink gives back what the former version of an upgraded pod held, now that the node runs the new one.
-func (c repairs) shrink(p *Pod) {
+// finishUpgrade gives back what the former version of an upgraded pod held, now that the node runs the new one.
+func (c repairs) finishUpgrade(p *Pod) {
 	next := p.Placement
 	next.Switching = false
 	res := c.s.ManifestOf(p.Digest).Resources()
 	claim := node.NewClaim(p.Identity, p.Ports, res.CPU, res.Memory)
 	c.add(Change{
-		Action: Shrink, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
+		Action: FinishUpgrade, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
 		Reserve: []ReserveChange{{Node: p.Node, Claim: &claim, Force: true}},
 	})
 }
@@ -196,7 +196,7 @@ func (c repairs) repairClaims(p *Pod) bool {
 		}
 		need := claimOfCopy(c.s, p, ports)
 		if has == nil || !covers(*has, need) {
-			// What is held besides may be that of a version that still runs; shrink gives it back.
+			// What is held besides may be that of a version that still runs; finishUpgrade gives it back.
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Claim: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest && c.s.ManifestOf(p.Digest) == nil})
 		}
 	}

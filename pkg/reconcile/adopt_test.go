@@ -24,8 +24,8 @@ func TestTheHigherRevisionIsAdopted(t *testing.T) {
 		"here, lower":       {orphan("n0", 0, 4), ""},
 		"here, the same":    {orphan("n0", 0, 5), ""},
 		"here, higher":      {orphan("n0", 0, 6), reconcile.Adopt},
-		"elsewhere, lower":  {orphan("n1", 0, 4), reconcile.Expel},
-		"elsewhere, same":   {orphan("n1", 0, 5), reconcile.Expel},
+		"elsewhere, lower":  {orphan("n1", 0, 4), reconcile.StopDuplicate},
+		"elsewhere, same":   {orphan("n1", 0, 5), reconcile.StopDuplicate},
 		"elsewhere, higher": {orphan("n1", 0, 6), reconcile.Adopt},
 		"without placement": {orphan("n1", 1, 3), reconcile.Adopt},
 	} {
@@ -89,7 +89,7 @@ func TestASecondCopyIsAskedToStopAboveItsRevision(t *testing.T) {
 			none(t, "asked at a higher revision", s)
 			continue
 		}
-		ch := only(t, s, reconcile.Expel)
+		ch := only(t, s, reconcile.StopDuplicate)
 		if len(ch.Placement.Ghosts) != 2 || ch.Placement.Ghosts[0].Node != "n2" || ch.Placement.Ghosts[1].Node != "n1" || ch.Placement.Ghosts[1].Revision <= 4 {
 			t.Errorf("asked at %d before: former copies %+v", asked, ch.Placement.Ghosts)
 		}

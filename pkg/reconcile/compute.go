@@ -33,7 +33,7 @@ func Compute(s *Snapshot) Plan {
 	case s.RC.Disabled:
 		draining.drainsWait()
 	default:
-		draining.force()
+		draining.evictAll()
 		moving.finishMoves()
 		lost.replaceLost()
 		(&scaling{room: room}).scale()

@@ -17,22 +17,22 @@ type drains struct {
 	awaited *string // see unconfirmed; nil: not yet looked for
 }
 
-// force stops what is left on nodes whose drain is forced, from its deadline on. That the operator said so outranks the
+// evictAll stops what is left on nodes whose drain is forced, from its deadline on. That the operator said so outranks the
 // minimum, the strategy and a rollout, and it asks for no manifest.
-func (c *drains) force() {
+func (c *drains) evictAll() {
 	for p := range c.openRunning() {
-		due := func(nodeName string) bool { return c.forcedOff(p, nodeName) }
+		due := func(nodeName string) bool { return c.evictionDue(p, nodeName) }
 		if due(p.Node) {
-			c.leave(p, due, "the drain of "+p.Node+" is forced", false)
+			c.evict(p, due, "the drain of "+p.Node+" is forced", false)
 			continue
 		}
-		c.dismiss(p, due, "the drain of the node that it leaves is forced", true)
+		c.stopFormerCopies(p, due, "the drain of the node that it leaves is forced", true)
 	}
 }
 
-// leave stops a pod where it is placed. A former copy that was left running is the pod again: its node is another one than that
+// evict stops a pod where it is placed. A former copy that was left running is the pod again: its node is another one than that
 // which must be left, and nobody asked it to stop (P4, P6), unless its node must be left, too.
-func (c *drains) leave(p *Pod, left func(nodeName string) bool, reason string, dependsOnOthers bool) {
+func (c *drains) evict(p *Pod, left func(nodeName string) bool, reason string, dependsOnOthers bool) {
 	others := slices.DeleteFunc(slices.Clone(p.Placement.Ghosts), func(g pod.Ghost) bool { return left(g.Node) })
 	if g, runs := formerCopy(c.s, p, others); runs {
 		c.comeBack(p, g, p.Avoid, reason, dependsOnOthers)
@@ -41,9 +41,9 @@ func (c *drains) leave(p *Pod, left func(nodeName string) bool, reason string, d
 	c.stop(p, reason, dependsOnOthers)
 }
 
-// forcedOff reports whether a drain stops what a node has of a pod. It asks for another look when the deadline comes.
-func (c *drains) forcedOff(p *Pod, nodeName string) bool {
-	d := forcing(c.s, p, nodeName)
+// evictionDue reports whether a drain stops what a node has of a pod. It asks for another look when the deadline comes.
+func (c *drains) evictionDue(p *Pod, nodeName string) bool {
+	d := evictionBy(c.s, p, nodeName)
 	if d == nil {
 		return false
 	}
@@ -54,9 +54,9 @@ func (c *drains) forcedOff(p *Pod, nodeName string) bool {
 	return true
 }
 
-// forcing returns the drain that stops what a living node has of a pod at its deadline, nil for none. What stays as it was
+// evictionBy returns the drain that stops what a living node has of a pod at its deadline, nil for none. What stays as it was
 // found is stopped only if the drain began after that: an older one may have come back with a restored store (P4, R2).
-func forcing(s *Snapshot, p *Pod, nodeName string) *node.Drain {
+func evictionBy(s *Snapshot, p *Pod, nodeName string) *node.Drain {
 	v := s.Nodes[nodeName]
 	if v == nil || !v.Alive || v.Ops.Drain == nil || !v.Ops.Drain.Force || s.stays(p) && !v.Ops.Drain.Since.After(p.ChangedAt) {
 		return nil
@@ -111,7 +111,7 @@ func (c *drains) transfer() {
 	case room:
 		c.placeElsewhere(p.Identity)
 	default:
-		c.leave(p, c.s.drained, "it must leave "+p.Node+", and there is no room for a second copy", true)
+		c.evict(p, c.s.drained, "it must leave "+p.Node+", and there is no room for a second copy", true)
 	}
 }
 
@@ -187,7 +187,7 @@ func (s *Snapshot) drained(nodeName string) bool {
 
 // waitsFor returns why a pod does not leave its drained node, "" when nothing but its turn is awaited.
 func (c *drains) waitsFor(p *Pod) string {
-	why, drain := kept(c.s, p), forcing(c.s, p, p.Node)
+	why, drain := kept(c.s, p), evictionBy(c.s, p, p.Node)
 	switch {
 	case why == "" && c.triedEnough(p):
 		return fmt.Sprintf("%s; it is tried again at %s", tried(c.s, p), c.s.RC.AvoidedUntil(c.s.RC.Avoided(&p.Placement, c.s.Now)[0]).UTC().Format(time.RFC3339))

@@ -178,7 +178,7 @@ func TestAFormerCopyGoesOnlyWithTheReportOfTheOther(t *testing.T) {
 		p.Ghosts = map[string]*pod.Reality{"n0": {Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}}
 		s.Pods = []reconcile.Pod{p}
 		plan := reconcile.Compute(s)
-		if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Expel || plan.Changes[0].NeedsMinimum || !slices.Equal(plan.Changes[0].NeedsReports, []string{"n1"}) {
+		if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.StopDuplicate || plan.Changes[0].NeedsMinimum || !slices.Equal(plan.Changes[0].NeedsReports, []string{"n1"}) {
 			t.Errorf("minimum %d: %+v", least, plan.Changes)
 		}
 	}

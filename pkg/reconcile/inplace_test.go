@@ -107,7 +107,7 @@ func TestAPodThatWentBackShrinks(t *testing.T) {
 	t.Parallel()
 	s := inPlace(1, 1, 0, 0)
 	s.Pods[0].Switching = true
-	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Shrink {
+	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.FinishUpgrade {
 		t.Errorf("%+v", plan.Changes)
 	}
 	s.Manifests = nil

@@ -166,13 +166,13 @@ func (c losses) replaceLost() {
 	}
 }
 
-// dismiss stops every former copy that still runs on one of some nodes. Whether it may depends on what is available unless
+// stopFormerCopies stops every former copy that still runs on one of some nodes. Whether it may depends on what is available unless
 // somebody said that they go in any case.
-func (c moves) dismiss(p *Pod, from func(nodeName string) bool, reason string, anyway bool) {
+func (c moves) stopFormerCopies(p *Pod, from func(nodeName string) bool, reason string, anyway bool) {
 	next := p.Placement
 	next.Ghosts = slices.Clone(next.Ghosts)
 	ch := Change{
-		Action: Expel, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: !anyway, Reason: reason,
+		Action: StopDuplicate, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: !anyway, Reason: reason,
 	}
 	for i := range next.Ghosts {
 		g := &next.Ghosts[i]

@@ -73,7 +73,7 @@ func (c moves) finishMoves() {
 	for p := range c.open() {
 		switch state, back, why := c.moveOf(p); {
 		case state == arrived:
-			c.dismiss(p, func(string) bool { return true }, "it is available on "+p.Node, false)
+			c.stopFormerCopies(p, func(string) bool { return true }, "it is available on "+p.Node, false)
 		case state == needless && back.Lost:
 			c.comeBack(p, *back, p.Avoid, "its lost node came back before the replacement on "+p.Node+" was available", true)
 		case state == needless:

@@ -364,10 +364,10 @@ func TestAChangeNamesItsNodes(t *testing.T) {
 		}
 	}
 	for action, want := range map[reconcile.Action]string{
-		reconcile.Move:   "move main.0 from n0 to n3: n0 may not keep it [n0 n3]",
-		reconcile.Return: "return main.0 from n3 to n0: it was moved in vain",
-		reconcile.Expel:  "expel main.0 from n0: it is available on n4 [n0 n4]",
-		reconcile.Remove: "remove main.0 from n3: the node confirmed the stop [n0 n3]",
+		reconcile.Move:          "move main.0 from n0 to n3: n0 may not keep it [n0 n3]",
+		reconcile.Return:        "return main.0 from n3 to n0: it was moved in vain",
+		reconcile.StopDuplicate: "stop-duplicate main.0 from n0: it is available on n4 [n0 n4]",
+		reconcile.Remove:        "remove main.0 from n3: the node confirmed the stop [n0 n3]",
 	} {
 		if !strings.HasPrefix(seen[action], want) {
 			t.Errorf("%s: %q, want %q", action, seen[action], want)

@@ -18,23 +18,35 @@ type Action string
 
 // The actions.
 const (
-	Adopt   Action = "adopt"   // take over a pod that runs without an intent
-	Repair  Action = "repair"  // write an intent or a reservation again that is missing or differs
-	Place   Action = "place"   // a new pod on a node
-	Upgrade Action = "upgrade" // a new manifest, in place
-	Stop    Action = "stop"    // ask for a stop
-	Remove  Action = "remove"  // forget a pod whose stop is confirmed
-	Expel   Action = "expel"   // stop a copy that the identity has elsewhere by now
-	Shrink  Action = "shrink"  // give back what only the former version of a pod needed
-	Mark    Action = "mark"    // note since when a node is lost, or that it is back
-	Move    Action = "move"    // another node, the old copy runs on until the new one is available
-	Return  Action = "return"  // back to a former node whose copy was left running
-	Switch  Action = "switch"  // into the service's name or out of it
-	Release Action = "release" // give back a claim that nobody uses
+	Adopt         Action = "adopt"          // take over a pod that runs without an intent
+	Repair        Action = "repair"         // write an intent or a reservation again that is missing or differs
+	Place         Action = "place"          // a new pod on a node
+	Upgrade       Action = "upgrade"        // a new manifest, in place
+	Stop          Action = "stop"           // ask for a stop
+	Remove        Action = "remove"         // forget a pod whose stop is confirmed
+	StopDuplicate Action = "stop-duplicate" // stop a copy that the identity has elsewhere by now
+	FinishUpgrade Action = "finish-upgrade" // give back what only the former version of a pod needed
+	Mark          Action = "mark"           // note since when a node is lost, or that it is back
+	Move          Action = "move"           // another node, the old copy runs on until the new one is available
+	Return        Action = "return"         // back to a former node whose copy was left running
+	Switch        Action = "switch"         // into the service's name or out of it
+	Release       Action = "release"        // give back a claim that nobody uses
 )
 
 // AllActions lists every action, for metrics.
-var AllActions = []Action{Adopt, Repair, Place, Upgrade, Stop, Remove, Expel, Mark, Move, Return, Release, Shrink, Switch}
+var AllActions = []Action{Adopt, Repair, Place, Upgrade, Stop, Remove, StopDuplicate, Mark, Move, Return, Release, FinishUpgrade, Switch}
+
+// Label is the action as metrics have it: two of them keep the word that dashboards and alerts know.
+func (a Action) Label() string {
+	switch a {
+	case StopDuplicate:
+		return "expel"
+	case FinishUpgrade:
+		return "shrink"
+	default:
+		return string(a)
+	}
+}
 
 // Change is what happens to one identity. All of it lands in one transaction or none.
 type Change struct {
@@ -143,7 +155,7 @@ func (c *Change) left() []string {
 	if ghosts := c.Placement.Ghosts; c.Action == Move {
 		return []string{ghosts[len(ghosts)-1].Node} // see move
 	}
-	if c.Action != Expel && c.Action != Return && c.Action != Remove {
+	if c.Action != StopDuplicate && c.Action != Return && c.Action != Remove {
 		return nil
 	}
 	var names []string

@@ -21,7 +21,7 @@ func TestAChangeIsOneLineOfTheAuditTrail(t *testing.T) {
 		"release main.3: n1 holds a share for a pod that is not there": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) {
 			s.Leaks = []reconcile.Leak{{Node: "n1", Pod: orphan("n1", 3, 5).Identity}}
 		}),
-		"expel main.0 from n1: a second copy runs on n1 at a lower revision": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) {
+		"stop-duplicate main.0 from n1: a second copy runs on n1 at a lower revision": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) {
 			s.Orphans = []reconcile.Orphan{orphan("n1", 0, 4)}
 		}),
 	} {

@@ -55,7 +55,7 @@ func TestUpgradeKeepsNumbers(t *testing.T) {
 	p = running(0, "n0", 5, 0)
 	p.Ports, p.Switching = map[string]int{"http": 20007, "admin": 9000}, true
 	s.Pods = []reconcile.Pod{p}
-	ch = only(t, s, reconcile.Shrink)
+	ch = only(t, s, reconcile.FinishUpgrade)
 	if h := ch.Reserve[0].Claim; !slices.Equal(h.Ports, []int{9000, 20007}) {
 		t.Errorf("P3: after the upgrade it holds %v, want its own two", h.Ports)
 	}

@@ -153,7 +153,7 @@ func (w *world) forced(p pod.Placement) bool {
 // isForced reports whether a change does what an operator forces.
 func (w *world) isForced(ch *reconcile.Change) bool {
 	was := w.pods[ch.Identity]
-	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) || ch.Action == reconcile.Expel && w.forcesGhost(was)
+	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) || ch.Action == reconcile.StopDuplicate && w.forcesGhost(was)
 }
 
 // forcesGhost is forced for a former copy of the pod.
@@ -350,7 +350,7 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 			t.Fatalf("%s is said to take what counts", ch)
 		}
 		w.checkReliance(t, plan, ch, writesStop && !forced && w.rc.DeletedAt == nil)
-		if ch.Action == reconcile.Expel && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) {
+		if ch.Action == reconcile.StopDuplicate && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) {
 			t.Fatalf("%s: the winning copy is not available", ch)
 		}
 		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
