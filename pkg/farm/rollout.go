@@ -21,7 +21,7 @@ func (ps *reader) readRollout(ctx context.Context) (err error) {
 		return err
 	}
 	if ps.rollout.Term == ps.head.RC.Value.Mutator {
-		ps.snapshot.RolloutRests = rollout.State(ps.rollout.State).Rests()
+		ps.snapshot.RolloutIdle = rollout.State(ps.rollout.State).Idle()
 	}
 	return nil
 }

@@ -90,11 +90,11 @@ func (c *draft) mayStop() bool {
 // add plans a change. What is decided about a pod whose machine is taken for lost, and what stops a copy on such a machine, lands only
 // while it is: back, the copy may be available as it last said, which moves nothing else that the change depends on.
 func (c *draft) add(ch Change) {
-	if p := c.s.find(ch.Identity); p != nil && c.s.gone(p.Node) {
+	if p := c.s.find(ch.Identity); p != nil && c.s.machineLost(p.Node) {
 		ch.needsDead(c.s.death(p.Node))
 	}
 	for _, in := range ch.Intents {
-		if in.Intent != nil && in.Intent.State == pod.Stopped && c.s.gone(in.Node) {
+		if in.Intent != nil && in.Intent.State == pod.Stopped && c.s.machineLost(in.Node) {
 			ch.needsDead(c.s.death(in.Node))
 		}
 	}

@@ -147,7 +147,7 @@ func formerCopy(s *Snapshot, p *Pod, ghosts []pod.Ghost) (best pod.Ghost, left b
 		return cmp.Or(
 			boolFirst(s.counts(p, a), s.counts(p, b)),
 			boolFirst(s.aliveOn(a.Node), s.aliveOn(b.Node)),
-			boolFirst(!s.gone(a.Node), !s.gone(b.Node)),
+			boolFirst(!s.machineLost(a.Node), !s.machineLost(b.Node)),
 			b.Since.Compare(a.Since),
 		)
 	}), true

@@ -68,10 +68,10 @@ func evictionBy(s *Snapshot, p *Pod, nodeName string) *node.Drain {
 // would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new
 // copy is placed first where there is room, otherwise the pod stops first.
 func (c *drains) transfer() {
-	available, counting, standing, busy := 0, len(c.beside), 0, false
+	available, counting, inUse, busy := 0, len(c.beside), 0, false
 	var leaving []*Pod
 	for p := range c.s.all() {
-		standing += copies(c.s, p)
+		inUse += copies(c.s, p)
 		_, occupied := c.occupied(p)
 		busy = busy || occupied
 		if p.RunState != pod.Running || c.touched[p.Identity] {
@@ -101,7 +101,7 @@ func (c *drains) transfer() {
 	p := slices.MinFunc(leaving, func(a, b *Pod) int {
 		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
-	room := standing+c.found()+len(c.plan.Adds) < c.most()
+	room := inUse+c.found()+len(c.plan.Adds) < c.most()
 	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
 	whole := available >= c.s.RC.Desired() && room
 	switch {
@@ -124,7 +124,7 @@ func misplaced(s *Snapshot, p *Pod) bool {
 // lingers tells a former copy that runs, or may, from one whose machine is lost. The latter is in nobody's way: if it comes
 // back it is told what to do then.
 func lingers(s *Snapshot, g pod.Ghost) bool {
-	return s.aliveOn(g.Node) || !g.Lost && !s.gone(g.Node)
+	return s.aliveOn(g.Node) || !g.Lost && !s.machineLost(g.Node)
 }
 
 // kept returns why a pod that must leave its node is not moved, "" when it may be.
@@ -136,7 +136,7 @@ func kept(s *Snapshot, p *Pod) string {
 		return "it was found running and stays as it is until the controller is changed"
 	case s.RC.Strategy == rc.Static:
 		return "its controller is static"
-	case s.RC.Mutator != "" && !s.RolloutRests:
+	case s.RC.Mutator != "" && !s.RolloutIdle:
 		return "rollout " + s.RC.Mutator + " is in charge of its controller"
 	case s.ManifestOf(s.digestFor(&p.Placement)) == nil:
 		return "the manifest that it would be placed with cannot be read"
@@ -151,7 +151,7 @@ func (c *drains) drainsWait() {
 			c.block(why)
 			continue
 		}
-		if misplaced(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutRests {
+		if misplaced(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutIdle {
 			c.requeueAfter(RoomRetry) // the rollout may rest by then
 		}
 		if misplaced(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") {

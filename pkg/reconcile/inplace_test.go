@@ -181,7 +181,7 @@ func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
 				toLost(s, &s.Pods[1])
 				s.Pods[1].LostSince = &long
 			} else {
-				s.RolloutRests = true
+				s.RolloutIdle = true
 				s.Nodes["n1"].Ops.Drain = &node.Drain{Since: s.Now}
 			}
 			c.change(s)

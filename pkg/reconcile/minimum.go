@@ -90,7 +90,7 @@ func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool
 		if name == p.Node {
 			r = p.Reality
 		}
-		return r != nil && r.Counts() && (digest == "" || r.Digest == digest) && !s.gone(name)
+		return r != nil && r.Counts() && (digest == "" || r.Digest == digest) && !s.machineLost(name)
 	}
 	if on(as.Node, as.Digest) {
 		return as.Node, true

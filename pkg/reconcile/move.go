@@ -21,7 +21,7 @@ func (c losses) markLost() {
 			continue
 		}
 		next := p.Placement
-		lost, unmanaged := c.s.gone(p.Node), !v.Alive && !c.s.gone(p.Node)
+		lost, unmanaged := c.s.machineLost(p.Node), !v.Alive && !c.s.machineLost(p.Node)
 		changed := next.DeadIndex != v.FreeIndex
 		if changed {
 			next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, v.FreeIndex
@@ -103,7 +103,7 @@ func (c losses) markInstead(ch Change) {
 
 // noteGone writes down whether the machine of a former copy, on a node that has a record, is lost. It reports whether that is new.
 func noteGone(s *Snapshot, g *pod.Ghost) (isNew bool) {
-	gone, death := s.gone(g.Node), uint64(0)
+	gone, death := s.machineLost(g.Node), uint64(0)
 	if gone {
 		death = s.death(g.Node).Index
 	}
@@ -225,7 +225,7 @@ func backOn(s *Snapshot, p *Pod, next pod.Placement, g pod.Ghost) pod.Placement 
 	next.Revision, next.ChangedAt = p.nextRevision(s.Now), s.Now
 	next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, 0
 	switch v := s.Nodes[g.Node]; {
-	case s.gone(g.Node):
+	case s.machineLost(g.Node):
 		next.LostSince, next.DeadIndex = lostSince(s, g), v.FreeIndex
 	case v != nil && !v.Alive:
 		next.UnmanagedSince, next.DeadIndex = lostSince(s, g), v.FreeIndex
@@ -237,7 +237,7 @@ func backOn(s *Snapshot, p *Pod, next pod.Placement, g pod.Ghost) pod.Placement 
 // (P7): other pods there say so, and a pod that was moved because of that had waited for as long as its controller says.
 func lostSince(s *Snapshot, g pod.Ghost) *time.Time {
 	since := s.Now
-	gone := s.gone(g.Node)
+	gone := s.machineLost(g.Node)
 	if g.Lost {
 		since = g.Since.Add(-grace(s, gone))
 	}

@@ -136,9 +136,9 @@ func (w *world) counts(id pod.Identity) bool { return w.countsAs(id, w.pods[id])
 // countsAs is counts for a pod whose placement is, or would be, the given one.
 func (w *world) countsAs(id pod.Identity, p pod.Placement) bool {
 	r := w.reality[at{p.Node, id}]
-	ok := r.Available && r.Digest == p.Digest && !w.gone(p.Node)
+	ok := r.Available && r.Digest == p.Digest && !w.machineLost(p.Node)
 	for _, g := range p.Ghosts {
-		ok = ok || g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.gone(g.Node)
+		ok = ok || g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.machineLost(g.Node)
 	}
 	return ok && p.RunState == pod.Running
 }
@@ -191,7 +191,7 @@ func without(p pod.Placement, nodeName string) pod.Placement {
 
 // gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back, whether or not
 // anybody saw it.
-func (w *world) gone(name string) bool {
+func (w *world) machineLost(name string) bool {
 	v := w.nodes[name]
 	remembered := func(p pod.Placement) bool {
 		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
@@ -252,11 +252,11 @@ func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
 			continue // something else comes first
 		}
 		late := w.now.Sub(p.ChangedAt) >= w.rc.Deadline() && p.AdoptedAtGeneration == 0 && p.RunState == pod.Running
-		if w.hold || w.breaker || w.rc.DeletedAt != nil || !late || r.Available && r.Digest == p.Digest && !w.gone(p.Node) {
+		if w.hold || w.breaker || w.rc.DeletedAt != nil || !late || r.Available && r.Digest == p.Digest && !w.machineLost(p.Node) {
 			continue
 		}
 		for _, g := range p.Ghosts {
-			if g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.gone(g.Node) {
+			if g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.machineLost(g.Node) {
 				t.Fatalf("%s is stuck on %s, and its copy on %s is not the pod again", id, p.Node, g.Node)
 			}
 		}
@@ -409,11 +409,11 @@ func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
 		}
 	}
 	was, placed := w.pods[ch.Identity]
-	if placed && (w.gone(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
+	if placed && (w.machineLost(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
 		needs(was.Node)
 	}
 	for _, in := range ch.Intents {
-		if in.Intent != nil && in.Intent.State == pod.Stopped && w.gone(in.Node) {
+		if in.Intent != nil && in.Intent.State == pod.Stopped && w.machineLost(in.Node) {
 			needs(in.Node)
 		}
 	}

@@ -43,7 +43,7 @@ func (c report) report() {
 			waitingFor = p
 		}
 		switch {
-		case s.gone(p.Node):
+		case s.machineLost(p.Node):
 			st.Lost++
 			lost[p.Node] = true
 		case !s.aliveOn(p.Node):
@@ -151,7 +151,7 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 func crashLoops(s *Snapshot) string {
 	var pods []string
 	for p := range s.running() {
-		if r := p.Reality; r != nil && r.State == pod.StateCrashLooping && !s.gone(p.Node) {
+		if r := p.Reality; r != nil && r.State == pod.StateCrashLooping && !s.machineLost(p.Node) {
 			text := fmt.Sprintf("%s.%d on %s", p.Role, p.Identity.Index, p.Node)
 			if r.LastExit != nil {
 				text += fmt.Sprintf(" (%s %s)", r.LastExit.Launchable, r.LastExit)
@@ -181,7 +181,7 @@ func leftBehind(s *Snapshot) (left *unconfirmedStop, dead []string) {
 	lost := map[string]bool{}
 	note := func(p *Pod, name string) {
 		switch {
-		case s.gone(name) && s.RC.DeletedAt == nil:
+		case s.machineLost(name) && s.RC.DeletedAt == nil:
 			lost[name] = true
 		case left == nil:
 			left = &unconfirmedStop{name, p.Identity}
@@ -236,12 +236,12 @@ func (c report) progress(st *rc.Status) {
 	}
 	for p := range c.s.all() {
 		for _, g := range p.Placement.Ghosts {
-			if !c.s.gone(g.Node) {
+			if !c.s.machineLost(g.Node) {
 				st.Ghosts++
 			}
 		}
 		if p.RunState == pod.Stopped {
-			if c.s.gone(p.Node) {
+			if c.s.machineLost(p.Node) {
 				st.StoppingLost++
 			}
 			continue

@@ -9,10 +9,10 @@ import (
 // room is how many copies there are and may be, and which pods of the service count as available.
 type room struct {
 	*draft
-	beside         []Copy         // pods of companions that count as available
-	standingBeside int            // copies of companions' pods that take room
-	over           map[string]int // pods beyond those that a role should have; nil: not yet reckoned
-	forLost        *int           // how many lost pods may be replaced besides; nil: not yet reckoned
+	beside      []Copy         // pods of companions that count as available
+	inUseBeside int            // copies of companions' pods that take room
+	over        map[string]int // pods beyond those that a role should have; nil: not yet reckoned
+	forLost     *int           // how many lost pods may be replaced besides; nil: not yet reckoned
 	// replaced counts the pods of lost machines that are: their new copies stand besides all that stands now.
 	replaced int
 }
@@ -22,10 +22,10 @@ func newRoom(d *draft) *room {
 	c := &room{draft: d}
 	for i := range c.s.Companions {
 		other := &c.s.Companions[i]
-		c.standingBeside += other.Unread
+		c.inUseBeside += other.Unread
 		for j := range other.Pods {
 			p := &other.Pods[j]
-			c.standingBeside += copies(c.s, p.withoutStopped())
+			c.inUseBeside += copies(c.s, p.withoutStopped())
 			if name, counts := c.s.countsOn(p, &p.Placement); counts {
 				c.beside = append(c.beside, Copy{Node: name, Identity: p.Identity})
 			}
@@ -40,7 +40,7 @@ func (c *room) most() int {
 	case c.s.CompanionsUnread:
 		return 0
 	case c.s.bounded():
-		return c.limits.bound - c.standingBeside
+		return c.limits.bound - c.inUseBeside
 	}
 	return c.s.RC.Desired() + c.s.RC.Surge()
 }
@@ -99,9 +99,9 @@ func (c *room) found() int {
 func copies(s *Snapshot, p *Pod) int {
 	n, mayRun := 0, s.aliveOn
 	if s.bounded() {
-		mayRun = func(name string) bool { return !s.gone(name) }
+		mayRun = func(name string) bool { return !s.machineLost(name) }
 	}
-	if p.RunState == pod.Running && !s.gone(p.Node) || p.RunState == pod.Stopped && mayRun(p.Node) {
+	if p.RunState == pod.Running && !s.machineLost(p.Node) || p.RunState == pod.Stopped && mayRun(p.Node) {
 		n++
 	}
 	for _, g := range p.Placement.Ghosts {
@@ -155,7 +155,7 @@ func (c *room) takeRoom(p *Pod) bool {
 		return false
 	}
 	*c.forLost -= takes
-	if c.s.gone(p.Node) {
+	if c.s.machineLost(p.Node) {
 		c.replaced++
 	}
 	return true
@@ -165,7 +165,7 @@ func (c *room) takeRoom(p *Pod) bool {
 // not known to be lost.
 func asGoodAsLost(s *Snapshot, p *Pod) bool {
 	v := s.Nodes[p.Node]
-	if p.RunState != pod.Running || v == nil || v.Alive || s.gone(p.Node) {
+	if p.RunState != pod.Running || v == nil || v.Alive || s.machineLost(p.Node) {
 		return false
 	}
 	since := s.Now

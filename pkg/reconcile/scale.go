@@ -19,13 +19,13 @@ type scaling struct {
 // scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
 // placed.
 func (c *scaling) scale() {
-	available, standing := 0, 0
+	available, inUse := 0, 0
 	for p := range c.s.all() {
 		if c.s.counting(p) && !c.touched[p.Identity] {
 			available++
 		}
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
-		standing += copies(c.s, p)
+		inUse += copies(c.s, p)
 	}
 	adopted := map[string]int{} // in this very plan, by role
 	for i := range c.plan.Changes {
@@ -37,9 +37,9 @@ func (c *scaling) scale() {
 			adopted[ch.Identity.Role]++
 		}
 	}
-	standing += c.found()
+	inUse += c.found()
 	spare := available + len(c.beside) - c.limits.least // how many available pods may be removed now (P6)
-	room := c.most() - standing - c.replaced
+	room := c.most() - inUse - c.replaced
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true

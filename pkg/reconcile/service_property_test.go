@@ -118,7 +118,7 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 	r := w.rcs[id]
 	s := &reconcile.Snapshot{
 		Now: w.now, Owner: "f", RC: r, Epoch: "world", Nodes: map[string]*node.View{}, Pods: w.podsOf(id), Previous: w.status[id],
-		Manifest: w.manifest(), Manifests: map[string]*manifest.Manifest{}, RolloutRests: true,
+		Manifest: w.manifest(), Manifests: map[string]*manifest.Manifest{}, RolloutIdle: true,
 	}
 	for name, v := range w.nodes {
 		one := *v
@@ -267,7 +267,7 @@ func (w *serviceWorld) counting(nodes map[string]*node.View) int {
 	for id, p := range w.pods {
 		on := func(name, digest string) bool {
 			r := w.reality[at{name, id}]
-			return r.Available && !r.Standby && (digest == "" || r.Digest == digest) && !w.gone(nodes, name)
+			return r.Available && !r.Standby && (digest == "" || r.Digest == digest) && !w.machineLost(nodes, name)
 		}
 		counts := on(p.Node, p.Digest)
 		for _, g := range p.Ghosts {
@@ -288,11 +288,11 @@ func (w *serviceWorld) standing(nodes map[string]*node.View) int {
 			r, ok := w.reality[at{name, id}]
 			return ok && r.State == pod.StateStopped && r.Revision >= revision
 		}
-		if !w.gone(nodes, p.Node) && (p.RunState == pod.Running || !stopped(p.Node, p.Revision)) {
+		if !w.machineLost(nodes, p.Node) && (p.RunState == pod.Running || !stopped(p.Node, p.Revision)) {
 			n++
 		}
 		for _, g := range p.Ghosts {
-			if !g.Lost && !w.gone(nodes, g.Node) && (g.Revision == 0 || !stopped(g.Node, g.Revision)) {
+			if !g.Lost && !w.machineLost(nodes, g.Node) && (g.Revision == 0 || !stopped(g.Node, g.Revision)) {
 				n++
 			}
 		}
@@ -301,7 +301,7 @@ func (w *serviceWorld) standing(nodes map[string]*node.View) int {
 }
 
 // gone reports whether a machine is lost, by what an owner read or a placement remembers.
-func (w *serviceWorld) gone(nodes map[string]*node.View, name string) bool {
+func (w *serviceWorld) machineLost(nodes map[string]*node.View, name string) bool {
 	v := nodes[name]
 	if v.Alive {
 		return false

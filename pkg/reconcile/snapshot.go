@@ -40,8 +40,8 @@ type Snapshot struct {
 	CompanionsUnread bool
 	// Manifests are those of other digests that pods may be placed with, by digest; see KeepsDigests.
 	Manifests map[string]*manifest.Manifest
-	// RolloutRests: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
-	RolloutRests bool
+	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
+	RolloutIdle bool
 
 	lost    map[DeadNode]bool       // deaths of nodes whose machines were lost when they were looked at last, as the placements say
 	rule    *scheduler.Rule         // made when it is first needed
@@ -96,7 +96,7 @@ func (p *Pod) arrived() bool {
 }
 
 // availableHere reports whether the pod counts as available where it is placed, so that its former copies may go.
-func (s *Snapshot) availableHere(p *Pod) bool { return p.arrived() && !s.gone(p.Node) }
+func (s *Snapshot) availableHere(p *Pod) bool { return p.arrived() && !s.machineLost(p.Node) }
 
 // available reports whether the pod counts as available: where it is placed, or while it moves where it comes from. On a
 // node that is gone nothing is available, whatever was reported last; on one without a preparer the last report counts.
@@ -107,14 +107,14 @@ func (s *Snapshot) available(p *Pod) bool {
 // counts reports whether a pod that is to run counts as available because of a former copy.
 func (s *Snapshot) counts(p *Pod, g pod.Ghost) bool {
 	r := p.Ghosts[g.Node]
-	return p.RunState == pod.Running && g.Revision == 0 && r != nil && r.Available && !s.gone(g.Node)
+	return p.RunState == pod.Running && g.Revision == 0 && r != nil && r.Available && !s.machineLost(g.Node)
 }
 
-// gone reports whether the machine is known to be lost. That stays so until a preparer holds the node again: Consul forgets a
+// machineLost reports whether the machine is known to be lost. That stays so until a preparer holds the node again: Consul forgets a
 // failed agent some day, and then knows no more of the machine than of one whose agent left in order. What placements say of an
 // earlier death does not count, though nobody may have seen the node alive in between. A node without a record is not lost:
 // records can vanish.
-func (s *Snapshot) gone(name string) bool {
+func (s *Snapshot) machineLost(name string) bool {
 	v := s.Nodes[name]
 	return v != nil && !v.Alive && (v.Gone || s.lost[s.death(name)])
 }

@@ -132,7 +132,7 @@ func (w *Work) adopt() {
 
 // isBlocked reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
 func (w *Work) isBlocked() bool {
-	why := w.gone()
+	why := w.leaveOutGone()
 	r := w.Record
 	if r.State.Ended() {
 		return true
@@ -168,8 +168,8 @@ func (w *Work) otherWorld() string {
 	return ""
 }
 
-// gone leaves out revisions whose controllers do not exist any more, and names the first that cannot be read.
-func (w *Work) gone() string {
+// leaveOutGone leaves out revisions whose controllers do not exist any more, and names the first that cannot be read.
+func (w *Work) leaveOutGone() string {
 	var left []Revision
 	for i := range w.Record.Revisions {
 		v := w.Record.Revisions[i]

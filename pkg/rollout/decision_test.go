@@ -37,7 +37,7 @@ func TestStatesThatRest(t *testing.T) {
 		rollout.Progressing: false, rollout.Paused: true, rollout.WaitingForPromote: true, rollout.RollingBack: false,
 		rollout.Failed: false, rollout.Done: false, rollout.Aborted: false,
 	} {
-		if got := state.Rests(); got != want {
+		if got := state.Idle(); got != want {
 			t.Errorf("%s: %t", state, got)
 		}
 	}

@@ -27,8 +27,8 @@ const (
 // Ended reports whether nothing follows the state.
 func (s State) Ended() bool { return s == Failed || s == Done || s == Aborted }
 
-// Rests reports whether nothing moves until somebody, or time, says so: owners may let pods leave their nodes meanwhile.
-func (s State) Rests() bool { return s == Paused || s == WaitingForPromote }
+// Idle reports whether nothing moves until somebody, or time, says so: owners may let pods leave their nodes meanwhile.
+func (s State) Idle() bool { return s == Paused || s == WaitingForPromote }
 
 // Direction says what happens to the pods of a revision.
 type Direction string

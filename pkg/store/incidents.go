@@ -37,19 +37,19 @@ func (t *Duties) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
 	return conflictOn(err, t.keys.Incidents.Key())
 }
 
-// RolloutTrouble is the record at rollouts/<service>/trouble: what somebody is, or has to be, alerted to about a service's rollout.
-type RolloutTrouble struct {
+// RolloutIncident is the record at rollouts/<service>/trouble: what somebody is, or has to be, alerted to about a service's rollout.
+type RolloutIncident struct {
 	rc.Incident
 	Rollout string `json:"rollout,omitempty"` // id; empty: the record of the rollout could not be read
 	// Ended: the rollout has ended and left this behind. It lasts until another rollout of the service begins.
 	Ended bool `json:"ended,omitempty"`
 }
 
-// WriteTrouble writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
+// WriteRolloutIncident writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
 // returns ErrConflict when somebody else was first. It bears no fence: it says what has been told, and nothing is decided by it.
-func (t *Runs) WriteTrouble(ctx context.Context, service string, index uint64, trouble *RolloutTrouble) error {
-	key := t.keys.RolloutTroubles.Key(service)
-	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, trouble, index)})
+func (t *Runs) WriteRolloutIncident(ctx context.Context, service string, index uint64, incident *RolloutIncident) error {
+	key := t.keys.RolloutIncidents.Key(service)
+	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, incident, index)})
 	return conflictOn(err, key)
 }
 

@@ -77,7 +77,7 @@ type Keys struct {
 	OrphanPages                         Kind // by node and number
 	Farms                               Kind // by farm
 	Heard, HeardFarms, HeardNodes       Kind // all; by farm; by node
-	Rollouts, RolloutTroubles           Kind // by service
+	Rollouts, RolloutIncidents          Kind // by service
 	RolloutBells, RolloutLocks          Kind // by service; the bell is a hint without authority
 	Deployments, Deployed, Entries      Kind // all of services; the document of each; by service and revision, what that was
 }
@@ -101,7 +101,7 @@ func NewKeys(prefix string) (*Keys, error) {
 		Nodes: sharded("nodes/"), NodeOps: sharded("nodeops/"), Reservations: at("reservations/"), OrphanPages: at("orphans/"),
 		Farms: at("farms/"),
 		Heard: at("heard/"), HeardFarms: at("heard/farms/"), HeardNodes: at("heard/nodes/"),
-		Rollouts: at("rollouts/"), RolloutTroubles: each("rollouts/", "/trouble"),
+		Rollouts: at("rollouts/"), RolloutIncidents: each("rollouts/", "/trouble"),
 		RolloutBells: each("rollouts/", "/bell"), RolloutLocks: at("locks/rollout/"),
 		Deployments: at("deployments/"), Deployed: each("deployments/", "/spec"), Entries: each("deployments/", "/history"),
 	}, nil

@@ -241,15 +241,15 @@ func touch(t *testing.T, farm *FarmSession, key string) error {
 	return err
 }
 
-// The last transaction leaves nothing of a rollout but its outcome in the history, and the trouble that outlives it.
+// The last transaction leaves nothing of a rollout but its outcome in the history, and the incident that outlives it.
 func TestTheEndOfARollout(t *testing.T) {
 	t.Parallel()
 	farm, fence, v := begun(t)
 	ended := v.Rollout.Value
 	ended.State, ended.Reason = rollout.Failed, "it did not get anywhere"
-	trouble := RolloutTrouble{Rollout: "one", Ended: true, Incident: rc.Incident{Key: "k", Reason: "look at it", Since: time.Now().UTC().Truncate(time.Second)}}
+	incident := RolloutIncident{Rollout: "one", Ended: true, Incident: rc.Incident{Key: "k", Reason: "look at it", Since: time.Now().UTC().Truncate(time.Second)}}
 	audit := NewAudit("f", "rollout-failed", "id2", nil)
-	if _, err := farm.CommitRollout(t.Context(), &RolloutStep{Fence: fence, View: &v, Record: &ended, Ended: true, Audit: &audit, Trouble: &trouble}); err != nil {
+	if _, err := farm.CommitRollout(t.Context(), &RolloutStep{Fence: fence, View: &v, Record: &ended, Ended: true, Audit: &audit, Incident: &incident}); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{farm.keys.Rollouts.Key("web"), farm.keys.RolloutBells.Key("web"), farm.keys.RolloutLocks.Key("web")} {
@@ -265,9 +265,9 @@ func TestTheEndOfARollout(t *testing.T) {
 	if err := json.Unmarshal(p.Value, &entry); err != nil || entry["outcome"] != "failed" || entry["reason"] != ended.Reason || entry["ended_at"] == nil || entry["later"] == nil {
 		t.Errorf("history %s, %v", p.Value, err)
 	}
-	got, err := farm.RolloutTroubles.Get(t.Context(), consul.Consistent, "web")
-	if err != nil || !reflect.DeepEqual(got.Value, trouble) {
-		t.Errorf("trouble %+v, %v", got.Value, err)
+	got, err := farm.RolloutIncidents.Get(t.Context(), consul.Consistent, "web")
+	if err != nil || !reflect.DeepEqual(got.Value, incident) {
+		t.Errorf("incident %+v, %v", got.Value, err)
 	}
 	if _, err := farm.ReadRollout(t.Context(), "web", nil, true); !errors.Is(err, ErrNotFound) {
 		t.Errorf("read %v", err)
@@ -331,23 +331,23 @@ func TestAStatusRingsForItsRollout(t *testing.T) {
 	}
 }
 
-// The watch tells rollouts, bells, troubles and garbage apart.
+// The watch tells rollouts, bells, incidents and garbage apart.
 func TestTheWatchOfRollouts(t *testing.T) {
 	t.Parallel()
 	farm, _, _ := begun(t)
-	trouble := RolloutTrouble{Rollout: "one", Incident: rc.Incident{Key: "k", Reason: "look at it"}}
-	if err := farm.WriteTrouble(t.Context(), "web", 0, &trouble); err != nil {
+	incident := RolloutIncident{Rollout: "one", Incident: rc.Incident{Key: "k", Reason: "look at it"}}
+	if err := farm.WriteRolloutIncident(t.Context(), "web", 0, &incident); err != nil {
 		t.Fatal(err)
 	}
-	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(encode(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutTroubles.Key("odd"): "{"} {
+	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(encode(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutIncidents.Key("odd"): "{"} {
 		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, []byte(value))}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stop := errors.New("seen enough")
 	err := farm.WatchRollouts(t.Context(), func(err error) { t.Error(err) }, func(s RolloutsSeen) error {
-		if len(s.Recs) != 1 || s.Recs[0].Value.ID != "one" || s.Bells["web"] == 0 || len(s.Bells) != 1 || s.Trouble["web"].Value.Reason != "look at it" ||
-			s.Trouble["odd"].Index == 0 || len(s.Corrupt) != 2 || s.Corrupt["bad"] == nil || s.Corrupt["copy"] == nil || s.MarkerMissing {
+		if len(s.Recs) != 1 || s.Recs[0].Value.ID != "one" || s.Bells["web"] == 0 || len(s.Bells) != 1 || s.Incidents["web"].Value.Reason != "look at it" ||
+			s.Incidents["odd"].Index == 0 || len(s.Corrupt) != 2 || s.Corrupt["bad"] == nil || s.Corrupt["copy"] == nil || s.MarkerMissing {
 			t.Errorf("seen %+v", s)
 		}
 		return stop

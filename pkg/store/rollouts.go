@@ -47,8 +47,8 @@ type RolloutsSeen struct {
 	Recs    []Rec[rollout.Record]
 	Corrupt map[string]error // by service: a *CorruptError for each record that cannot be read
 	Bells   map[string]uint64
-	// Trouble is what is wrong with rollouts, by service; what cannot be read has only its index.
-	Trouble map[string]Rec[RolloutTrouble]
+	// Incidents are what is wrong with rollouts, by service; what cannot be read has only its index.
+	Incidents map[string]Rec[RolloutIncident]
 	// Regressed and MarkerMissing are as of Seen.
 	Regressed, MarkerMissing bool
 }
@@ -58,7 +58,7 @@ func (t *Runs) WatchRollouts(ctx context.Context, onError func(error), deliver f
 	prefix := t.keys.Rollouts.Key()
 	return t.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
 		seen := RolloutsSeen{
-			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Trouble: map[string]Rec[RolloutTrouble]{},
+			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Incidents: map[string]Rec[RolloutIncident]{},
 			Regressed: snap.Regressed, MarkerMissing: markerMissing,
 		}
 		for _, p := range snap.Pairs {
@@ -68,7 +68,7 @@ func (t *Runs) WatchRollouts(ctx context.Context, onError func(error), deliver f
 			case below && part == "bell":
 				seen.Bells[service] = p.ModifyIndex
 			case below && part == "trouble":
-				seen.Trouble[service], _ = t.RolloutTroubles.decode(p)
+				seen.Incidents[service], _ = t.RolloutIncidents.decode(p)
 			case !below:
 				if rec, err := t.Rollouts.recall(p); err != nil {
 					seen.Corrupt[service] = err
@@ -115,10 +115,10 @@ type RolloutView struct {
 	RCs     map[string]Rec[rc.RC]     // by id; one that is not there has index zero, and one that cannot be read is left out
 	Status  map[string]Rec[rc.Status] // by id; those that are there and can be read
 	// Indices are those of all the keys of RCs and statuses that were read; one that is missing has none.
-	Indices map[string]uint64
-	Corrupt []error // of controllers, a *CorruptError each; a status that cannot be read counts as none
-	Trouble Rec[RolloutTrouble]
-	Bell    uint64 // index; zero: there is none. All else is as new as that
+	Indices  map[string]uint64
+	Corrupt  []error // of controllers, a *CorruptError each; a status that cannot be read counts as none
+	Incident Rec[RolloutIncident]
+	Bell     uint64 // index; zero: there is none. All else is as new as that
 }
 
 // ReadRollout reads a service's rollout with its controllers, their statuses, schema and breaker. ids are the controllers that it was
@@ -157,7 +157,7 @@ func RolloutRCs(r *rollout.Record) []string {
 }
 
 func (t *Runs) rolloutKeys(service string, ids []string) []string {
-	keys := []string{t.keys.Rollouts.Key(service), t.keys.RolloutBells.Key(service), t.keys.RolloutTroubles.Key(service), t.keys.Schema.Key(), t.keys.Breaker.Key()}
+	keys := []string{t.keys.Rollouts.Key(service), t.keys.RolloutBells.Key(service), t.keys.RolloutIncidents.Key(service), t.keys.Schema.Key(), t.keys.Breaker.Key()}
 	for _, id := range ids {
 		keys = append(keys, t.keys.RCs.Key(id), t.keys.Statuses.Key(id))
 	}
@@ -169,7 +169,7 @@ func (t *Runs) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []s
 		return err
 	}
 	v.Bell = found[t.keys.RolloutBells.Key(v.Rollout.Value.Service)].ModifyIndex
-	v.Trouble, _ = t.RolloutTroubles.recallIn(found, t.keys.RolloutTroubles.Key(v.Rollout.Value.Service)) // else it is written anew
+	v.Incident, _ = t.RolloutIncidents.recallIn(found, t.keys.RolloutIncidents.Key(v.Rollout.Value.Service)) // else it is written anew
 	v.Breaker, err = t.Breaker.recallIn(found, t.keys.Breaker.Key())
 	switch {
 	case err != nil:
@@ -204,8 +204,8 @@ type RolloutStep struct {
 	Ended  bool
 	RCs    []rc.RC // that change; others of the view must be as they were read
 	Audit  *Audit
-	// Trouble is what somebody has to be alerted to; nil leaves it as it is.
-	Trouble *RolloutTrouble
+	// Incident is what somebody has to be alerted to; nil leaves it as it is.
+	Incident *RolloutIncident
 }
 
 // CommitRollout carries a step out, and returns the index at which its record, or else the first of its controllers, has landed. Its error matches ErrRefused (see
@@ -232,8 +232,8 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 	default:
 		ops = append(ops, consul.CheckIndex(key, was))
 	}
-	if s.Trouble != nil {
-		ops = append(ops, consul.CAS(t.keys.RolloutTroubles.Key(service), encode(s.Trouble), s.View.Trouble.Index))
+	if s.Incident != nil {
+		ops = append(ops, consul.CAS(t.keys.RolloutIncidents.Key(service), encode(s.Incident), s.View.Incident.Index))
 	}
 	if s.Audit != nil {
 		ops = append(ops, t.audit(*s.Audit))
@@ -251,7 +251,7 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 // restRings rings for the controllers that a step leaves as they are when the rollout comes to rest: pods that had to stay where they are may
 // go now, and nothing else tells their owners.
 func (t *Runs) restRings(s *RolloutStep) (ops []consul.Op) {
-	if s.Record == nil || !s.Record.State.Rests() || s.View.Rollout.Value.State.Rests() {
+	if s.Record == nil || !s.Record.State.Idle() || s.View.Rollout.Value.State.Idle() {
 		return nil
 	}
 	for i := range s.Record.Revisions {

@@ -76,7 +76,7 @@ type Session interface {
 	Reads
 	CommitRollout(ctx context.Context, s *store.RolloutStep) (index uint64, err error)
 	SweepRolloutBell(ctx context.Context, service string, index uint64) error
-	WriteTrouble(ctx context.Context, service string, index uint64, trouble *store.RolloutTrouble) error
+	WriteRolloutIncident(ctx context.Context, service string, index uint64, incident *store.RolloutIncident) error
 }
 
 // Locks is how a farm becomes and stops being the one that carries a rollout out.
@@ -301,7 +301,7 @@ func (r *Runner) handle(ctx context.Context, service string) {
 	case store.Denied(err):
 		log.WithError(err).Warn("the token may not write what a rollout needs")
 	case store.IsCorrupt(err):
-		log.WithError(err).Error("rollout cannot be worked on") // and told: see trouble.go
+		log.WithError(err).Error("rollout cannot be worked on") // and told: see incidents.go
 		r.queue.AddAfter(service, retryMax)
 		return
 	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):

@@ -266,13 +266,13 @@ func TestARollbackIsTold(t *testing.T) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
 	w.only("id1", 3)
-	trouble := func(want ...string) {
+	alerts := func(want ...string) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error { return f.told.saidSo(want...) })
 	}
-	trouble("raise the rollout of web")
+	alerts("raise the rollout of web")
 	w.deploy(3, 3, nil)
-	trouble("raise the rollout of web", "resolve ")
+	alerts("raise the rollout of web", "resolve ")
 	if outcome, reason := w.ended(3); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}

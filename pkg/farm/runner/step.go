@@ -119,12 +119,12 @@ func stepOf(v *store.RolloutView, d *rollout.Decision, who string, now time.Time
 		s.Audit = &a
 	}
 	if d.Alert != "" {
-		var before *store.RolloutTrouble
-		if v.Trouble.Index != 0 {
-			before = &v.Trouble.Value
+		var before *store.RolloutIncident
+		if v.Incident.Index != 0 {
+			before = &v.Incident.Value
 		}
-		next := newTrouble(before, d.Record.Service, d.Record.ID, d.Alert, d.Ended, now)
-		s.Trouble = &next
+		next := newIncident(before, d.Record.Service, d.Record.ID, d.Alert, d.Ended, now)
+		s.Incident = &next
 	}
 	return s
 }

@@ -17,19 +17,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// What is wrong with a rollout stands at rollouts/<service>/trouble. Runners write it with the step that makes the trouble; the farm with
+// What is wrong with a rollout stands at rollouts/<service>/trouble. Runners write it with the step that makes the incident; the farm with
 // the lowest id tells it, finds what no runner can say, and notes there what was told, so that the next one neither repeats nor
 // forgets it.
 
-// telling is what the farm with the lowest id knows of one service's trouble.
+// telling is what the farm with the lowest id knows of one service's incident.
 type telling struct {
 	told map[string]bool       // not stored yet, by alert.Tell.ID
-	open *store.RolloutTrouble // that was told, and is not over
+	open *store.RolloutIncident // that was told, and is not over
 }
 
-// newTrouble returns what is wrong with a rollout now. One incident goes on while before is not resolved.
-func newTrouble(before *store.RolloutTrouble, service, id, reason string, ended bool, now time.Time) store.RolloutTrouble {
-	next := store.RolloutTrouble{Rollout: id, Ended: ended, Incident: rc.Incident{
+// newIncident returns what is wrong with a rollout now. One incident goes on while before is not resolved.
+func newIncident(before *store.RolloutIncident, service, id, reason string, ended bool, now time.Time) store.RolloutIncident {
+	next := store.RolloutIncident{Rollout: id, Ended: ended, Incident: rc.Incident{
 		Key: rc.IncidentKey(service, alert.RolloutTrouble, now), Type: alert.RolloutTrouble, Since: now,
 	}}
 	if before != nil && before.ResolvedAt == nil && before.Type == alert.RolloutTrouble {
@@ -95,16 +95,16 @@ func (t *incidents) sweepBells(ctx context.Context, is known) {
 func (t *incidents) tellAll(ctx context.Context) {
 	now, is := time.Now().UTC(), t.known()
 	t.sweepBells(ctx, is)
-	services := slices.Concat(keys(is.Trouble), keys(is.Corrupt), keys(is.lonely), keys(t.told))
+	services := slices.Concat(keys(is.Incidents), keys(is.Corrupt), keys(is.lonely), keys(t.told))
 	slices.Sort(services)
 	for _, service := range slices.Compact(services) {
-		stored, since := is.Trouble[service], is.lonely[service]
+		stored, since := is.Incidents[service], is.lonely[service]
 		var rec *rollout.Record
 		if known := is.records[service]; known != nil {
 			rec = &known.Value
 		}
 		unclaimed := !since.IsZero() && now.Sub(since) >= t.cfg.Unclaimed
-		wrong := troubleOf(service, &stored, rec, is.Corrupt[service], unclaimed, now)
+		wrong := incidentOf(service, &stored, rec, is.Corrupt[service], unclaimed, now)
 		if err := t.tellOne(ctx, service, stored, wrong, now); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
 			t.log.WithError(err).WithField(obs.Service, service).Warn("cannot keep what was told about a rollout")
 		}
@@ -115,15 +115,15 @@ func keys[V any](of map[string]V) []string { return slices.Collect(maps.Keys(of)
 
 const unclaimedText = "none of the living farms works on all of the rollout's controllers; start one whose --rc-selector matches them"
 
-// troubleOf returns what is wrong with a service's rollout, nil for nothing: its record cannot be read, no farm may carry it out, or
+// incidentOf returns what is wrong with a service's rollout, nil for nothing: its record cannot be read, no farm may carry it out, or
 // what its runner wrote is not over. That is so while the rollout is paused or rolls back, and where it has ended, until another one begins.
-func troubleOf(service string, stored *store.Rec[store.RolloutTrouble], rec *rollout.Record, corrupt error, unclaimed bool, now time.Time) *store.RolloutTrouble {
-	var before *store.RolloutTrouble
+func incidentOf(service string, stored *store.Rec[store.RolloutIncident], rec *rollout.Record, corrupt error, unclaimed bool, now time.Time) *store.RolloutIncident {
+	var before *store.RolloutIncident
 	if stored.Index != 0 {
 		before = &stored.Value
 	}
-	fresh := func(id, reason string) *store.RolloutTrouble {
-		next := newTrouble(before, service, id, reason, false, now)
+	fresh := func(id, reason string) *store.RolloutIncident {
+		next := newIncident(before, service, id, reason, false, now)
 		return &next
 	}
 	switch {
@@ -146,7 +146,7 @@ func troubleOf(service string, stored *store.Rec[store.RolloutTrouble], rec *rol
 
 // tellOne moves the incident of one service, stores where it stands, and tells what has to be told. What is stored has the index zero for
 // nothing; wrong is what is the case, nil for nothing.
-func (t *incidents) tellOne(ctx context.Context, service string, stored store.Rec[store.RolloutTrouble], wrong *store.RolloutTrouble, now time.Time) error {
+func (t *incidents) tellOne(ctx context.Context, service string, stored store.Rec[store.RolloutIncident], wrong *store.RolloutIncident, now time.Time) error {
 	of := t.told[service]
 	if of == nil {
 		of = &telling{}
@@ -171,13 +171,13 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 		next = *wrong
 	}
 	is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: of.told})
-	var write *store.RolloutTrouble
+	var write *store.RolloutIncident
 	if len(is.Incidents) > 0 {
 		next.Incident = is.Incidents[0]
 		write = &next
 	}
 	if stored.Index == 0 || write == nil || !reflect.DeepEqual(*write, stored.Value) {
-		if err := t.cfg.Store.WriteTrouble(ctx, service, stored.Index, write); err != nil {
+		if err := t.cfg.Store.WriteRolloutIncident(ctx, service, stored.Index, write); err != nil {
 			return err
 		}
 	}
